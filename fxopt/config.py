@@ -1,0 +1,33 @@
+"""What a user may choose. Every field has a default that is safe and fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+VERIFY_LEVELS = ("off", "first", "full")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of :func:`fxopt.optimize`.
+
+    Args:
+        verify: ``"first"`` compares the optimized graph with eager on the inputs of each capture;
+            ``"full"`` also compares gradients and further batch sizes; ``"off"`` trusts the rewrites.
+        disable: names of passes to leave out (see ``fxopt.rewrites.PASSES``).
+        max_rewrites: apply at most this many rewrites ("fuel"); used to bisect a wrong answer.
+        leaves: module paths, as in ``named_modules()``, that stay opaque.
+        max_captures: how many input signatures one model may capture before new ones run eagerly.
+    """
+
+    verify: str = "first"
+    disable: tuple[str, ...] = ()
+    max_rewrites: int | None = None
+    leaves: tuple[str, ...] = ()
+    max_captures: int = 16
+
+    def __post_init__(self) -> None:
+        if self.verify not in VERIFY_LEVELS:
+            raise ValueError(f"Config.verify: expected one of {VERIFY_LEVELS}, found {self.verify!r}")
+        if isinstance(self.disable, str):
+            raise TypeError(f"Config.disable: expected a tuple of pass names, found the string {self.disable!r}")

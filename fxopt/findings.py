@@ -1,0 +1,69 @@
+"""What fxopt did to a model, as plain data. Passes write it, `fxopt.report` shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node comes from: module path ("" is the root) and source line ("model.py:12" or "")."""
+
+    module: str = ""
+    line: str = ""
+
+    def __str__(self) -> str:
+        return " at ".join(part for part in (self.module, self.line) if part) or "the model's forward"
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Something that nearly matched. `reason` says what a user can do about it."""
+
+    pattern: str
+    reason: str
+    place: Place
+
+
+@dataclass(frozen=True)
+class Change:
+    """One committed rewrite: what it replaced, and why that is safe."""
+
+    site: str
+    what: str
+    why: str
+    place: Place
+
+
+@dataclass
+class PassFindings:
+    """One pass over one graph."""
+
+    name: str
+    changes: list[Change] = field(default_factory=list)
+    misses: list[Miss] = field(default_factory=list)
+    rolled_back: list[Change] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass
+class Findings:
+    """One capture of one model.
+
+    Attributes:
+        signature: the inputs it was captured for, readable ("f32[B, 13], i64[B, 26]; eval").
+        eager_reason: why the model stays eager for this signature ("" when it was optimized).
+        leaves: submodules that were kept opaque, with the reason and the line that stopped the capture.
+        operators_before / operators_after: calls of operators per forward.
+        max_error: largest absolute difference from eager seen by verification (None: not verified).
+        seconds: wall time by stage ("capture", "rewrite", "verify").
+    """
+
+    signature: str = ""
+    eager_reason: str = ""
+    leaves: list[Miss] = field(default_factory=list)
+    passes: list[PassFindings] = field(default_factory=list)
+    operators_before: int = 0
+    operators_after: int = 0
+    max_error: float | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
