@@ -1,0 +1,38 @@
+# `make test` and `make demo` need python3 (3.10 or newer), a C++ compiler and pip's network access; they create .venv themselves.
+#   TORCH   another build of PyTorch:  make test TORCH=torch==2.12.0
+#   PYTHON  another interpreter:       make test PYTHON=python3.12
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+RUN := .venv/bin/python
+
+# A stamp names everything the environment depends on, so a change of any of it installs again.
+KEY := $(shell { cat pyproject.toml Makefile .ci/setup; echo '$(CURDIR) $(PYTHON) $(TORCH)'; } | cksum | cut -d' ' -f1)
+BASE := .venv/.base-$(KEY)
+FULL := .venv/.full-$(KEY)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench clean
+
+help:
+	@echo 'make demo    train a DLRM, optimize it, show the report and the times before and after (2 minutes)'
+	@echo 'make test    ruff, mypy and pytest'
+	@echo 'make bench   embedding columns: eager, torch.compile, AOTInductor and fxopt'
+	@echo 'make clean   remove .venv, caches and generated data'
+
+demo: $(BASE)
+	@$(RUN) examples/dlrm/demo.py
+
+test: $(FULL)
+	@$(RUN) -m ruff check .
+	@$(RUN) -m mypy
+	@$(RUN) -m pytest
+
+bench: $(BASE)
+	@$(RUN) -m bench columns
+
+$(BASE) $(FULL): .venv/.%-$(KEY):
+	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' KEY='$(KEY)' .ci/setup $*
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis examples/dlrm/data examples/dlrm/runs
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
