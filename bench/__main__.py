@@ -1,0 +1,24 @@
+"""python -m bench NAME: one benchmark a module."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+BENCHMARKS = {
+    "columns": "RECom's models E and F, whole and up to the concat, against eager, torch.compile and AOTInductor",
+    "bags": "one large table of pooled bags, against F.embedding_bag and fbgemm_gpu",
+    "zoo": "third-party models against eager",
+}
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] not in BENCHMARKS:
+        print("usage: python -m bench NAME [options]\n")
+        print("\n".join(f"  {name:10s}{what}" for name, what in BENCHMARKS.items()))
+        return 0 if argv in (["-h"], ["--help"]) else 2
+    return importlib.import_module(f"bench.{argv[0]}").main(argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,97 @@
+"""Several callables timed in turns in one run, so that the noise of a shared machine hits all of them alike."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+SLICE = 0.02  # seconds a contender keeps the machine in one round
+MOST_CALLS = 200  # of one contender in one round
+FEWEST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call: the median of each round, and the fastest call of all."""
+
+    rounds: tuple[float, ...]
+    minimum: float
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+
+def ratio(base: Timing, other: Timing) -> float:
+    """base / other: above 1, `other` is the faster one. Paired by round, so slow drift cancels."""
+    return statistics.median(b / o for b, o in zip(base.rounds, other.rounds, strict=True))
+
+
+def measure(
+    contenders: Mapping[str, Callable[..., Any]],
+    inputs: Sequence[tuple],
+    seconds: float = 2.0,
+    fresh: Callable[[tuple], tuple] = lambda args: args,
+) -> dict[str, Timing]:
+    """Times `contender(*args)` for each contender, taking turns until `seconds` are over.
+
+    Args:
+        inputs: argument tuples, used in rotation (more than one keeps a big table out of the caches).
+        fresh: makes the arguments of each call from such a tuple, outside the timed region.
+    """
+    if not inputs:
+        raise ValueError("measure: expected at least one tuple of arguments, found none")
+    with torch.no_grad(), _no_gc():
+        turns = {name: _Turns(call, inputs, fresh) for name, call in contenders.items()}
+        deadline = time.perf_counter() + seconds
+        done = 0
+        while done < FEWEST_ROUNDS or time.perf_counter() < deadline:
+            order = list(turns.values())
+            for turn in order if done % 2 else reversed(order):
+                turn.round()
+            done += 1
+    return {name: Timing(tuple(turn.medians), turn.minimum) for name, turn in turns.items()}
+
+
+class _Turns:
+    """One contender's calls so far. The first calls, and the first of each round, are warm-up and not counted."""
+
+    def __init__(self, call: Callable[..., Any], inputs: Sequence[tuple], fresh: Callable[[tuple], tuple]) -> None:
+        self.call, self.inputs, self.fresh = call, inputs, fresh
+        self.medians: list[float] = []
+        self.minimum = float("inf")
+        self.next = 0
+        self.once()
+        self.calls = max(1, min(MOST_CALLS, int(SLICE / self.once())))
+
+    def once(self) -> float:
+        args = self.fresh(self.inputs[self.next % len(self.inputs)])
+        self.next += 1
+        start = time.perf_counter()
+        self.call(*args)
+        return time.perf_counter() - start
+
+    def round(self) -> None:
+        self.once()
+        times = [self.once() for _ in range(self.calls)]
+        self.medians.append(statistics.median(times))
+        self.minimum = min(self.minimum, *times)
+
+
+@contextmanager
+def _no_gc() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

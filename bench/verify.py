@@ -1,0 +1,87 @@
+"""No time for a wrong answer: what a contender must return before it is timed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+ROUNDING = 16  # units of roundoff: eager's own error may happen to be 0 in an output of one element
+
+
+class WrongAnswer(Exception):
+    """A contender's output is not eager's. The message says where and by how much."""
+
+
+class Judge:
+    """Compares with `model` on one input: same structure, shapes and dtypes; integers equal; the error of floats
+    against `model` in fp64 at most twice eager's own plus rounding.
+
+    Where the model cannot run in fp64, eager itself is the reference (`exact` is False).
+    """
+
+    def __init__(self, model: nn.Module, fresh: Callable[[tuple], tuple] = lambda args: args) -> None:
+        self.model, self.fresh = model, fresh
+        self.double = copy.deepcopy(model).double()
+        self.exact = True
+
+    def expect(self, args: tuple) -> Expected:
+        with torch.no_grad():
+            eager, spec = tree_flatten(self.model(*self.fresh(args)))
+            try:
+                reference = tree_flatten(self.double(*self.fresh(tree_map(_widen, args))))[0]
+            except (RuntimeError, TypeError):  # a model that makes fp32 tensors of its own
+                reference, self.exact = eager, False
+        return Expected(eager, reference, spec)
+
+
+class Expected:
+    def __init__(self, eager: list[Any], reference: list[Any], spec: Any) -> None:
+        self.eager, self.reference, self.spec = eager, reference, spec
+
+    def check(self, name: str, output: Any) -> float:
+        """The largest absolute error of `output`; WrongAnswer if it is beyond the budget."""
+        got, spec = tree_flatten(output)
+        if spec != self.spec:
+            raise WrongAnswer(f"{name}: expected an output of structure {self.spec}, found {spec}")
+        outputs = enumerate(zip(got, self.eager, self.reference, strict=True))
+        errors = [_error(f"{name}, output {i}", *output) for i, output in outputs]
+        return max(errors, default=0.0)
+
+
+def _error(where: str, got: Any, eager: Any, reference: Any) -> float:
+    if not isinstance(eager, Tensor):
+        if got != eager:
+            raise WrongAnswer(f"{where}: expected {eager!r}, found {got!r}")
+        return 0.0
+    if (got.shape, got.dtype) != (eager.shape, eager.dtype):
+        raise WrongAnswer(f"{where}: expected {eager.dtype} {[*eager.shape]}, found {got.dtype} {[*got.shape]}")
+    if not eager.is_floating_point():
+        if not torch.equal(got, eager):
+            raise WrongAnswer(f"{where}: integers differ from eager's")
+        return 0.0
+    if got.numel() == 0:
+        return 0.0
+    return _float_error(where, got.double(), eager.double(), reference.double(), torch.finfo(eager.dtype).eps)
+
+
+def _float_error(where: str, got: Tensor, eager: Tensor, reference: Tensor, eps: float) -> float:
+    if not torch.equal(got.isfinite(), eager.isfinite()) or not torch.equal(got.isnan(), eager.isnan()):
+        raise WrongAnswer(f"{where}: NaN or infinity where eager has none, or the other way round")
+    finite = eager.isfinite() & reference.isfinite()
+    got, eager, reference = got[finite], eager[finite], reference[finite]
+    if got.numel() == 0:
+        return 0.0
+    error, own = (float((x - reference).abs().max()) for x in (got, eager))
+    budget = 2 * own + ROUNDING * eps * float(reference.abs().max())
+    if error > budget:
+        raise WrongAnswer(f"{where}: error {error:.2e}, budget {budget:.2e} (eager's own error is {own:.2e})")
+    return error
+
+
+def _widen(x: Any) -> Any:
+    return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
