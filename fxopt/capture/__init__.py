@@ -1,0 +1,13 @@
+"""Front ends: from a module, an exported program or a Dynamo graph to the one IR (see `Capture`).
+
+Importing this package imports sympy and torch's tracing machinery: do it when the first capture happens.
+"""
+
+from fxopt.capture.errors import CaptureError
+from fxopt.capture.guards import Guards
+from fxopt.capture.inputs import TensorSpec
+from fxopt.capture.leaves import Leaf, LeafCall
+from fxopt.capture.model import Capture, capture
+from fxopt.capture.state import StateSlot
+
+__all__ = ["Capture", "CaptureError", "Guards", "Leaf", "LeafCall", "StateSlot", "TensorSpec", "capture"]

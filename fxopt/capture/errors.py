@@ -1,0 +1,14 @@
+"""Why a model, or a part of it, cannot become a graph."""
+
+from __future__ import annotations
+
+from fxopt.findings import Place
+
+
+class CaptureError(RuntimeError):
+    """The model stays eager. `reason` is for the user; `place` is the module and source line that stopped the capture."""
+
+    def __init__(self, reason: str, place: Place = Place()):
+        super().__init__(f"{place}: {reason}")
+        self.reason = reason
+        self.place = place

@@ -1,0 +1,124 @@
+"""What must hold of the input sizes for a graph to be valid: torch's ShapeEnv guards, compiled to Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.printers import PythonPrinter
+
+from fxopt.capture.inputs import Dim
+
+
+@dataclass(frozen=True)
+class Guards:
+    """Conditions on the sizes of the flat tensor inputs.
+
+    equal: groups of dims (tensor, dim) that have one size; static: dims with the size they must have;
+    relations: what remains, as Python text over symbol names; sources: where each symbol's value is read.
+    """
+
+    equal: tuple[tuple[Dim, ...], ...] = ()
+    static: tuple[tuple[Dim, int], ...] = ()
+    relations: tuple[str, ...] = ()
+    sources: tuple[tuple[str, Dim], ...] = ()
+    holds: Callable[[Sequence[Any]], bool] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "holds", self._compiled())
+
+    def describe(self) -> str:
+        """One condition per line, dims written as x3.shape[0]."""
+        lines = [" == ".join(map(_read, group)) for group in self.equal]
+        lines += [f"{_read(dim)} == {size}" for dim, size in self.static]
+        where = {name: _read(dim) for name, dim in self.sources}
+        lines += [_rename(text, where) for text in self.relations]
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple:
+        return Guards, (self.equal, self.static, self.relations, self.sources)
+
+    def _compiled(self) -> Callable[[Sequence[Any]], bool]:
+        body = [f"    {name} = {_read(dim, 't[{}]')}" for name, dim in self.sources]
+        for number, group in enumerate(self.equal):
+            body.append(f"    e{number} = {_read(group[0], 't[{}]')}")
+            for dim in group[1:]:
+                body.append(f"    if {_read(dim, 't[{}]')} != e{number}: return False")
+        body += [f"    if {_read(dim, 't[{}]')} != {size}: return False" for dim, size in self.static]
+        body += [f"    if not ({text}): return False" for text in self.relations]
+        namespace: dict[str, Any] = {"math": math}
+        exec("def holds(t):\n" + "\n".join([*body, "    return True"]), namespace)
+        return namespace["holds"]
+
+
+def guards_of(shape_env: ShapeEnv, sources: dict[str, list[Dim]], static: dict[Dim, int]) -> Guards:
+    """Sort the environment's guards into equalities, static sizes and other relations.
+
+    Args:
+        sources: symbol name to the dims it stands for. static: dims traced with a fixed size.
+    """
+    groups = _Groups(list(sources))
+    fixed: dict[str, int] = {}
+    others: list[sympy.Basic] = []
+    for guard in shape_env.guards:
+        expr = guard.expr
+        names = {str(s) for s in expr.free_symbols}
+        if not names or not names <= set(sources):
+            continue
+        if isinstance(expr, sympy.Eq) and expr.lhs.is_Symbol and expr.rhs.is_Symbol:
+            groups.join(str(expr.lhs), str(expr.rhs))
+        elif isinstance(expr, sympy.Eq) and expr.lhs.is_Symbol and expr.rhs.is_Integer:
+            fixed[str(expr.lhs)] = int(expr.rhs)
+        else:
+            others.append(expr)
+    equal: list[tuple[Dim, ...]] = []
+    for members in groups.all():
+        dims = tuple(dim for name in members for dim in sources[name])
+        size = next((fixed[name] for name in members if name in fixed), None)
+        if size is not None:
+            static = {**static, **dict.fromkeys(dims, size)}
+        elif len(dims) > 1:
+            equal.append(dims)
+    printer = PythonPrinter()
+    used = sorted({str(s) for expr in others for s in expr.free_symbols})
+    return Guards(
+        tuple(equal),
+        tuple(sorted(static.items())),
+        tuple(dict.fromkeys(printer.doprint(expr) for expr in others)),
+        tuple((name, sources[name][0]) for name in used),
+    )
+
+
+class _Groups:
+    """Union-find over names, in order of first appearance."""
+
+    def __init__(self, names: list[str]):
+        self._parent = {name: name for name in names}
+
+    def _root(self, name: str) -> str:
+        while self._parent[name] != name:
+            self._parent[name] = name = self._parent[self._parent[name]]
+        return name
+
+    def join(self, a: str, b: str) -> None:
+        self._parent[self._root(b)] = self._root(a)
+
+    def all(self) -> list[list[str]]:
+        groups: dict[str, list[str]] = {}
+        for name in self._parent:
+            groups.setdefault(self._root(name), []).append(name)
+        return list(groups.values())
+
+
+def _read(dim: Dim, tensor: str = "x{}") -> str:
+    return f"{tensor.format(dim[0])}.shape[{dim[1]}]"
+
+
+def _rename(text: str, where: dict[str, str]) -> str:
+    import re
+
+    return re.sub(r"\b[A-Za-z_]\w*\b", lambda m: where.get(m.group(), m.group()), text)

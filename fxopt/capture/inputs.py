@@ -1,0 +1,159 @@
+"""The inputs of a capture: which leaves are tensors, one symbol for each size, and fake tensors to trace with."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from fxopt.capture.errors import CaptureError
+
+Dim = tuple[int, int]  # (tensor leaf, dim)
+Shapes = tuple[tuple[int, ...], ...]
+
+CONSTANTS = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.layout)
+SHARED_FROM = 16  # sizes shared by this many float inputs get one symbol: 1000 columns trace in 2.3 s, not 6.6 s
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor input. dims: a static size, or the name of a symbol (equal names: equal sizes, see Guards)."""
+
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+    dims: tuple[int | str, ...]
+    requires_grad: bool = False
+
+    @property
+    def ndim(self) -> int:
+        return len(self.dims)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """(args, kwargs), flattened.
+
+    tensors: the tensor leaves in order; names: readable ("args[0]['C3']");
+    constants: (leaf index, value) of every other leaf; total: number of leaves.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    names: tuple[str, ...]
+    constants: tuple[tuple[int, Any], ...]
+    spec: pytree.TreeSpec
+    total: int
+
+    def unflatten(self, tensors: Sequence[Any]) -> tuple[tuple, dict]:
+        leaves: list[Any] = [None] * self.total
+        for index, value in self.constants:
+            leaves[index] = value
+        fixed = {index for index, _ in self.constants}
+        rest = iter(tensors)
+        for index in range(self.total):
+            if index not in fixed:
+                leaves[index] = next(rest)
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+def flatten(args: tuple, kwargs: dict) -> Inputs:
+    """Split the leaves of (args, kwargs) into tensors and constants.
+
+    Raises:
+        CaptureError: a leaf is neither a tensor nor a plain constant (a class that is no pytree).
+    """
+    with_paths, spec = pytree.tree_flatten_with_path((args, kwargs))
+    tensors, names, constants = [], [], []
+    for index, (path, leaf) in enumerate(with_paths):
+        name = ("args", "kwargs")[path[0].idx] + pytree.keystr(path[1:])
+        if isinstance(leaf, torch.Tensor):
+            if leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_nested:
+                raise CaptureError(f"{name}: expected a dense tensor, found layout {leaf.layout}")
+            tensors.append(leaf)
+            names.append(name)
+        elif isinstance(leaf, CONSTANTS) or isinstance(leaf, type):
+            constants.append((index, leaf))
+        else:
+            raise CaptureError(
+                f"{name}: expected tensors, constants or registered pytrees, found {type(leaf).__qualname__} "
+                "(torch.utils._pytree.register_dataclass makes a dataclass one)"
+            )
+    return Inputs(tuple(tensors), tuple(names), tuple(constants), spec, len(with_paths))
+
+
+class FakeInputs:
+    """Fake tensors for one trace: every dim its own symbol, except `static` ones.
+
+    Attributes:
+        shape_env, fake_mode: torch's symbol table and fake mode.
+        tensors: the fakes.
+        sources: symbol name to the dims it stands for; the first one is where its value is read.
+    """
+
+    def __init__(self, inputs: Inputs, shapes: Shapes, static: set[Dim]):
+        self.shape_env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+        self.fake_mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
+        self.sources: dict[str, list[Dim]] = {}
+        shared = Counter(s[0] for t, s in zip(inputs.tensors, shapes) if s and t.is_floating_point())
+        self._shared: dict[int, torch.SymInt] = {}
+        self.tensors: list[torch.Tensor] = []
+        self.specs: list[TensorSpec] = []
+        for i, (real, shape) in enumerate(zip(inputs.tensors, shapes)):
+            sizes: list[int | torch.SymInt] = []
+            for d, size in enumerate(shape):
+                if (i, d) in static:
+                    sizes.append(int(real.shape[d]))
+                elif d == 0 and real.is_floating_point() and shared[size] >= SHARED_FROM:
+                    sizes.append(self._shared_symbol(size, (i, d)))
+                else:
+                    sizes.append(self._symbol(size, (i, d)))
+            with self.fake_mode:
+                fake = torch.empty(sizes, dtype=real.dtype, device=real.device, requires_grad=real.requires_grad)
+            self.tensors.append(fake)
+            dims = tuple(s if isinstance(s, int) else str(s.node.expr) for s in sizes)
+            self.specs.append(TensorSpec(inputs.names[i], real.dtype, real.device, dims, real.requires_grad))
+
+    def symbol(self, size: int, name: str) -> torch.SymInt:
+        source = ConstantSource(name)
+        symbol = self.shape_env.create_symbol(size, source, DimDynamic.DYNAMIC, constraint_dim=None)
+        return self.shape_env.create_symintnode(symbol, hint=size, source=source)  # type: ignore[return-value]
+
+    def _symbol(self, size: int, dim: Dim) -> torch.SymInt:
+        made = self.symbol(size, f"x{dim[0]}_{dim[1]}")
+        self.sources[str(made.node.expr)] = [dim]
+        return made
+
+    def _shared_symbol(self, size: int, dim: Dim) -> torch.SymInt:
+        if size not in self._shared:
+            self._shared[size] = self._symbol(size, dim)
+        else:
+            self.sources[str(self._shared[size].node.expr)].append(dim)
+        return self._shared[size]
+
+
+def trace_shapes(tensors: Sequence[torch.Tensor]) -> list[Shapes]:
+    """Sizes to trace with, best first. Fakes have no data, so an example of size 0 or 1 need not specialize the graph:
+    batch 1 becomes 7 (and offsets of B+1 become 8); next, every dim 0 is scaled by 7 (lengths of F*B); the real sizes last.
+    """
+    real: Shapes = tuple(tuple(t.shape) for t in tensors)
+    first = [s[0] for s in real if s]
+    if not any(size < 2 for size in first):
+        return [real]
+
+    def swap(change: Callable[[torch.Tensor, int], int]) -> Shapes:
+        return tuple((change(t, s[0]), *s[1:]) if s else s for t, s in zip(tensors, real))
+
+    def batch_one(t: torch.Tensor, size: int) -> int:
+        if size < 2:
+            return 7
+        return 8 if size == 2 and t.ndim == 1 and not t.is_floating_point() else size
+
+    return [swap(batch_one), swap(lambda t, size: 7 * max(size, 1)), real]
