@@ -54,6 +54,9 @@ class Ready:
     seconds: float
     batches: tuple[int, ...] | None = None
 
+    def runs(self, batch: int) -> bool:
+        return self.batches is None or batch in self.batches
+
 
 @dataclass(frozen=True)
 class Skipped:
@@ -111,12 +114,10 @@ def _package(module: nn.Module, subject: Subject, batch: int, to: str) -> None:
 
 def _elsewhere(how: str, subject: Subject, batches: tuple[int, ...], limit: float, to: str) -> float | Skipped:
     """Seconds of compiling in another process, without its start, or why there is no result."""
-    order = (how, {**asdict(subject)}, batches, to)
+    order = (how, asdict(subject), batches, to, torch.get_num_threads())
     code = f"from bench import peers; peers._work(*{order!r})"
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=limit
-        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
         return Skipped(f"not done after {limit:.0f} s")
     if done.returncode:
@@ -124,7 +125,8 @@ def _elsewhere(how: str, subject: Subject, batches: tuple[int, ...], limit: floa
     return float(done.stdout.splitlines()[-1])
 
 
-def _work(how: str, subject: dict[str, Any], batches: tuple[int, ...], to: str) -> None:
+def _work(how: str, subject: dict[str, Any], batches: tuple[int, ...], to: str, threads: int) -> None:
+    torch.set_num_threads(threads)  # generated code has it built in
     it = Subject(**subject)
     module = it.of(ManyColumns(it.mix))
     start = time.perf_counter()

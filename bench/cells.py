@@ -1,0 +1,97 @@
+"""One cell of a benchmark: contenders on one input, verified, then timed in turns; and the table of many cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from bench.timing import Timing, measure, ratio
+from bench.verify import Expected, WrongAnswer
+
+
+@dataclass(frozen=True)
+class Cell:
+    """How each contender that was right performed, and what was wrong with the others.
+
+    labels: what the cell is ("whole", "64"). base: the contender the ratios refer to.
+    """
+
+    labels: tuple[str, ...]
+    base: str
+    timings: dict[str, Timing]
+    errors: dict[str, float]
+    refused: dict[str, str]
+
+    def ratio(self, name: str) -> float:
+        """base / name: above 1, `name` is the faster one."""
+        return ratio(self.timings[self.base], self.timings[name])
+
+    def as_dict(self) -> dict[str, Any]:
+        contenders = {
+            name: {
+                "median_s": timing.median,
+                "min_s": timing.minimum,
+                f"{self.base} / this": self.ratio(name),
+                "max_error": self.errors[name],
+            }
+            for name, timing in self.timings.items()
+        }
+        return {"labels": self.labels, "contenders": contenders, "refused": self.refused}
+
+
+def run_cell(
+    labels: tuple[str, ...],
+    contenders: Mapping[str, Callable[..., Any]],
+    inputs: Sequence[tuple],
+    expected: Sequence[Expected],
+    seconds: float,
+    fresh: Callable[[tuple], tuple] = lambda args: args,
+) -> Cell:
+    """Times what is right on every one of `inputs`; the first contender is the base and has to be right."""
+    errors: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    for name, call in contenders.items():
+        try:
+            with torch.no_grad():
+                found = [e.check(name, call(*fresh(args))) for args, e in zip(inputs, expected, strict=True)]
+            errors[name] = max(found)
+        except WrongAnswer as error:
+            refused[name] = str(error)
+    base = next(iter(contenders))
+    if base in refused:
+        raise WrongAnswer(f"the base of the comparison is wrong. {refused[base]}")
+    timings = measure({name: contenders[name] for name in errors}, inputs, seconds, fresh)
+    return Cell(labels, base, timings, errors, refused)
+
+
+def table(title: str, headings: Sequence[str], cells: Sequence[Cell]) -> Table:
+    base = cells[0].base
+    shown = Table(title=title, caption=f"{base} / this: above 1 is faster than {base}")
+    for heading in headings:
+        shown.add_column(heading)
+    shown.add_column("contender")
+    for heading in ("median ms", "fastest ms", f"{base} / this", "max error"):
+        shown.add_column(heading, justify="right")
+    for cell in cells:
+        labels: Sequence[str] = cell.labels
+        for name in (*cell.timings, *cell.refused):
+            shown.add_row(*labels, name, *_texts(cell, name))
+            labels = [""] * len(labels)
+        shown.add_section()
+    return shown
+
+
+def _texts(cell: Cell, name: str) -> list[str]:
+    if name in cell.refused:
+        return ["[red]wrong[/]", "", "", ""]
+    timing = cell.timings[name]
+    return [
+        f"{timing.median * 1e3:.3f}",
+        f"{timing.minimum * 1e3:.3f}",
+        f"[bold]{cell.ratio(name):.2f}[/]",
+        f"{cell.errors[name]:.1e}",
+    ]
