@@ -1,0 +1,167 @@
+"""From one call to the capture that serves it: match, capture under a lock, or run the model as it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxopt.config import Config
+from fxopt.findings import Findings
+from fxopt.runtime.context import ambient, is_traced
+from fxopt.runtime.executable import BAD_ID, Compile, Executable
+from fxopt.runtime.flatten import rebuilder
+from fxopt.runtime.signature import Signature, State, unsupported
+from fxopt.runtime.watch import Watch
+
+
+@dataclass
+class Entry:
+    """One signature: compiled, or (executable None) known to stay eager."""
+
+    signature: Signature
+    ambient: tuple
+    watch: Watch
+    findings: Findings
+    executable: Executable | None = None
+    state: State | None = None
+
+    def __post_init__(self) -> None:
+        if self.executable is not None:
+            self.run = self.executable.run
+            self.rebuild = rebuilder(self.executable.capture.out_spec)
+
+    def match(self, args: tuple, kwargs: dict, now: tuple) -> Sequence[Tensor] | None:
+        """State and inputs for `run`, or None when this entry does not serve the call."""
+        inputs = self.signature.bind(args, kwargs)
+        if inputs is None or self.ambient != now or not self.watch.holds():
+            return None
+        if self.state is None:
+            return inputs
+        state = self.state.read()
+        return None if state is None else [*state, *inputs]
+
+
+class Dispatcher:
+    """The runtime state of one optimized model. A known signature takes no lock.
+
+    Args:
+        original: the module to run eagerly and to compile.
+        compile: ``compile(model, args, kwargs)`` makes an Executable, or raises.
+
+    Attributes:
+        entries: the signatures seen, replaced as a whole when one is added.
+        refused: why calls ran eagerly without an entry, and how that reads in the report.
+    """
+
+    def __init__(self, original: nn.Module, compile: Compile, config: Config) -> None:
+        self.original = original
+        self.compile = compile
+        self.config = config
+        self.entries: tuple[Entry, ...] = ()
+        self.refused: dict[str, Findings] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def findings(self) -> list[Findings]:
+        return [*(entry.findings for entry in self.entries), *self.refused.values()]
+
+    def __call__(self, eager: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+        """One forward. `eager(*args, **kwargs)` is the original one, bound to the module that was called."""
+        if is_traced():
+            return eager(*args, **kwargs)
+        now = ambient()
+        for entry in self.entries:
+            tensors = entry.match(args, kwargs, now)
+            if tensors is not None:
+                return self._run(entry, tensors, eager, args, kwargs)
+        return self._miss(eager, args, kwargs, now)
+
+    def prepare(self, eager: Callable[..., Any], args: tuple, kwargs: dict) -> None:
+        """Capture for these inputs now, if no entry serves them. Raises what the eager model raises on them."""
+        now = ambient()
+        if not unsupported(args, kwargs):
+            with self._lock:
+                if self._find(args, kwargs, now) is None:
+                    self._add(eager, args, kwargs, now)
+
+    def _find(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry, Sequence[Tensor]] | None:
+        for entry in self.entries:
+            tensors = entry.match(args, kwargs, now)
+            if tensors is not None:
+                return entry, tensors
+        return None
+
+    def _miss(self, eager: Callable, args: tuple, kwargs: dict, now: tuple) -> Any:
+        refusal = unsupported(args, kwargs)
+        if not refusal:
+            with self._lock:
+                found = self._find(args, kwargs, now)  # another thread may have been first
+                if found is None:
+                    self.entries = tuple(entry for entry in self.entries if entry.watch.same_tree())
+                    if len(self.entries) < self.config.max_captures:
+                        return self._add(eager, args, kwargs, now)
+                    refusal = f"one signature more than Config.max_captures = {self.config.max_captures}"
+            if found is not None:
+                return self._run(*found, eager, args, kwargs)
+        self.refused.setdefault(refusal, Findings(eager_reason=refusal))
+        return eager(*args, **kwargs)
+
+    def _add(self, eager: Callable, args: tuple, kwargs: dict, now: tuple) -> Any:
+        """Compile, remember, run. Inputs that the eager model rejects leave no trace."""
+        before = Watch(self.original)
+        entry, failure = self._compiled(args, kwargs, now)
+        tensors = entry.match(args, kwargs, now) if entry is not None else None
+        if entry is not None and tensors is not None:
+            self.entries = (entry, *self.entries)
+            return self._run(entry, tensors, eager, args, kwargs)
+        result = eager(*args, **kwargs)
+        changing = frozenset(map(str, before.changed()))
+        watch = Watch(self.original, ignore=changing)
+        signature = Signature.of_call(args, kwargs)
+        self.entries = (*self.entries, Entry(signature, now, watch, Findings(eager_reason=failure)))
+        return result
+
+    def _compiled(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry | None, str]:
+        try:
+            with torch.random.fork_rng(devices=_cuda_devices()):
+                executable = self.compile(self.original, args, kwargs)
+        except Exception as error:
+            return None, str(error) or type(error).__name__
+        capture = executable.capture
+        watch = Watch(self.original, opaque=tuple(leaf.path for leaf in capture.leaves))
+        if watch.hooked:
+            return None, "a submodule has hooks, and an optimized graph would not call them"
+        state = State(self.original, capture.state)
+        entry = Entry(Signature.of_capture(capture), now, watch, executable.findings, executable, state)
+        return entry, "the capture does not fit the call that it was made from"
+
+    def _run(self, entry: Entry, tensors: Sequence[Tensor], eager: Callable, args: tuple, kwargs: dict) -> Any:
+        if entry.executable is None:
+            return eager(*args, **kwargs)
+        try:
+            flat = entry.run(*tensors)
+        except Exception as error:
+            failure = error
+        else:
+            return entry.rebuild(flat)
+        if isinstance(failure, RuntimeError) and str(failure).startswith(BAD_ID):
+            raise entry.executable.explain(failure) from None
+        return self._recover(entry, failure, eager, args, kwargs)
+
+    def _recover(self, entry: Entry, error: Exception, eager: Callable, args: tuple, kwargs: dict) -> Any:
+        """Eager raises its own error, from the user's own line. Where it does not, the graph is wrong and goes."""
+        result = eager(*args, **kwargs)
+        reason = f"the optimized graph raised {type(error).__name__} where eager does not: {error}"
+        plain = replace(entry, executable=None, state=None, findings=replace(entry.findings, eager_reason=reason))
+        with self._lock:
+            self.entries = tuple(plain if e is entry else e for e in self.entries)
+        return result
+
+
+def _cuda_devices() -> list[int]:
+    return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

@@ -1,0 +1,123 @@
+"""The drop-in module: the original's own state under a subclass whose forward dispatches to captures."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxopt.config import Config
+from fxopt.runtime.dispatch import Dispatcher
+from fxopt.runtime.executable import Compile
+
+
+class OptimizedMixin:
+    """Goes first in the bases of a class made for one model class. `_fxopt` holds what is not the model's own.
+
+    The instance shares its ``__dict__`` with the original, so parameters, buffers, submodules, hooks, the
+    training flag and plain attributes are one and the same on both, and the original still runs eagerly.
+    """
+
+    __slots__ = ()
+    _fxopt: Dispatcher
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Not the model class's own: a registry of models must not see this one."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple:
+        state = self._fxopt
+        return optimized, (state.original, state.compile, state.config)
+
+    def __copy__(self) -> nn.Module:
+        state = self._fxopt
+        return optimized(copy.copy(state.original), state.compile, state.config)
+
+    def __deepcopy__(self, memo: dict) -> nn.Module:
+        state = self._fxopt
+        memo[id(self)] = new = optimized(copy.deepcopy(state.original, memo), state.compile, state.config)
+        return new
+
+
+_DEFAULT = Config()
+
+
+def optimized(model: nn.Module, compile: Compile, config: Config = _DEFAULT) -> nn.Module:
+    """A drop-in for `model` that captures each input signature at its first call and runs the compiled graph.
+
+    Args:
+        model: any nn.Module; stays usable, and shares all of its state with the result.
+        compile: ``compile(model, args, kwargs)`` returns an Executable, or raises when the model has to stay eager.
+            A module-level function (or a partial of one) keeps the result picklable.
+
+    Raises:
+        TypeError: not an nn.Module, or a ScriptModule (its graph is not Python's to replace).
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(f"fxopt: expected an eager nn.Module, found {type(model).__name__}; optimize before scripting")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"fxopt: expected an nn.Module, found {type(model).__name__}")
+    if isinstance(model, OptimizedMixin):
+        model = model._fxopt.original
+    new: Any = object.__new__(_subclass(type(model)))
+    object.__setattr__(new, "__dict__", model.__dict__)
+    object.__setattr__(new, "_fxopt", Dispatcher(model, compile, config))
+    return new
+
+
+def dispatcher_of(model: nn.Module) -> Dispatcher:
+    """The runtime state of an optimized model.
+
+    Raises:
+        TypeError: the model was not optimized.
+    """
+    if not isinstance(model, OptimizedMixin):
+        raise TypeError(f"fxopt: expected a model returned by fxopt.optimize, found {type(model).__name__}")
+    return model._fxopt
+
+
+def _subclass(cls: type[nn.Module]) -> type:
+    """The one optimized subclass of `cls`. Python's own weak list of subclasses is the cache."""
+    for known in type.__subclasses__(cls):
+        if known.__mro__[1] is OptimizedMixin:
+            return known
+    name = f"Optimized{cls.__name__}"
+
+    @functools.wraps(cls.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        eager = functools.partial(cls.forward, self)
+        if torch.compiler.is_compiling():
+            return eager(*args, **kwargs)
+        try:
+            state = self._fxopt
+        except AttributeError:  # a replica that was made without __init__ (nn.DataParallel)
+            return eager(*args, **kwargs)
+        return state(eager, args, kwargs)
+
+    body = {
+        "__slots__": ("_fxopt",),
+        "__module__": cls.__module__,
+        "__qualname__": name,
+        "__doc__": cls.__doc__,
+        "forward": forward,
+        **{slot: _delegate(slot) for slot in _slots_of(cls)},
+    }
+    return types.new_class(name, (OptimizedMixin, cls), exec_body=lambda namespace: namespace.update(body))
+
+
+def _slots_of(cls: type) -> list[str]:
+    """Attributes that live outside of ``__dict__`` and so are not shared by sharing it."""
+    slots = (vars(base).get("__slots__", ()) for base in cls.__mro__)
+    names = [name for group in slots for name in ((group,) if isinstance(group, str) else group)]
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def _delegate(name: str) -> property:
+    return property(
+        lambda self: getattr(self._fxopt.original, name),
+        lambda self, value: setattr(self._fxopt.original, name, value),
+        lambda self: delattr(self._fxopt.original, name),
+    )

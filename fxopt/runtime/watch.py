@@ -1,0 +1,158 @@
+"""What a capture took from the module tree besides its tensors, and whether it still holds.
+
+A traced graph has Python attributes, train/eval flags, submodules and the absence of hooks baked in.
+`Watch` remembers them as (dict, key, value) triples, so that one call is a few C-speed passes over lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import compress
+from operator import getitem, is_, not_
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as nn_module
+from torch.utils.hooks import RemovableHandle
+
+from fxopt.runtime.flatten import same_value
+
+_BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = tuple(
+    value for name, value in vars(nn_module).items() if name.startswith("_global_") and name.endswith("_hooks")
+)
+
+# Types whose forward reads neither `training` nor an attribute that people change after construction.
+_QUIET_NAMES = """Embedding EmbeddingBag Linear Bilinear Identity Conv1d Conv2d LayerNorm RMSNorm Flatten Unflatten
+    ModuleList ModuleDict Sequential ReLU ReLU6 LeakyReLU PReLU ELU SELU CELU GELU GLU SiLU Mish Sigmoid LogSigmoid
+    Hardsigmoid Hardswish Hardtanh Tanh Softmax LogSoftmax Softplus Softsign CosineSimilarity"""
+_QUIET = frozenset(getattr(nn, name) for name in _QUIET_NAMES.split())
+
+
+@dataclass
+class Slot:
+    """One watched value: `where[key]`, an attribute, a submodule or a class's forward."""
+
+    path: str
+    where: Any
+    key: str
+    kind: str = "attribute"
+
+    def __str__(self) -> str:
+        return f"{self.path}.{self.key}".lstrip(".")
+
+
+class Watch:
+    """The module tree as it was when a capture began.
+
+    Args:
+        model: the root.
+        opaque: paths of submodules whose inside the capture does not depend on.
+        ignore: names of slots not to watch.
+    """
+
+    def __init__(self, model: nn.Module, opaque: tuple[str, ...] = (), ignore: frozenset[str] = frozenset()) -> None:
+        modules = [(p, m) for p, m in model.named_modules() if not _inside(p, opaque)]
+        slots = [slot for path, module in modules for slot in _slots(path, module)] + list(_forwards(modules))
+        self._slots = [slot for slot in slots if str(slot) not in ignore]
+        self._wheres = [slot.where for slot in self._slots]
+        self._keys = [slot.key for slot in self._slots]
+        self._values = list(map(getitem, self._wheres, self._keys))
+        containers = [(v, _copy(v)) for v in self._values if isinstance(v, (list, dict, set))]
+        self._containers = [v for v, _ in containers]
+        self._contents = [copy for _, copy in containers]
+        sized = [(path, d) for path, module in modules for d in _sized(module)]
+        self._sized = [d for _, d in sized]
+        self._sizes = list(map(len, self._sized))
+        self._known = [(path, d, frozenset(d)) for path, d in sized]
+        hooked = [m for p, m in modules if m is not model and p not in opaque]
+        self._hooks = [*_GLOBAL_HOOKS, *(vars(m)[name] for m in hooked for name in _HOOKS)]
+        self._hook_id = RemovableHandle.next_id
+        self.hooked = any(self._hooks)
+
+    def holds(self) -> bool:
+        """Whether nothing changed."""
+        try:
+            values = list(map(getitem, self._wheres, self._keys))
+        except KeyError:
+            return False
+        return (
+            (all(map(is_, values, self._values)) or self._equal(values))
+            and list(map(len, self._sized)) == self._sizes
+            and (not self._containers or same_value(self._containers, self._contents))
+            and ((RemovableHandle.next_id == self._hook_id and not self.hooked) or self._same_hooks())
+        )
+
+    def _equal(self, values: list[Any]) -> bool:
+        if not all(map(same_value, values, self._values)):
+            return False
+        self._values = values  # equal but new objects (`model.temperature = 0.5` at each step): quick again
+        return True
+
+    def _same_hooks(self) -> bool:
+        now = RemovableHandle.next_id
+        same = any(self._hooks) == self.hooked
+        if same:
+            self._hook_id = now
+        return same
+
+    def same_tree(self) -> bool:
+        """Whether the submodules are still the ones captured: if not, train() or an attribute cannot bring it back."""
+        return all(
+            slot.where.get(slot.key) is value
+            for slot, value in zip(self._slots, self._values, strict=True)
+            if slot.kind == "module"
+        )
+
+    def changed(self) -> list[Slot]:
+        """The watched values that differ now, and the new ones."""
+        now = [slot.where.get(slot.key, _MISSING) for slot in self._slots]
+        new = [Slot(path, where, key, "new") for path, where, known in self._known for key in where.keys() - known]
+        return [*compress(self._slots, map(not_, map(same_value, now, self._values))), *new]
+
+
+_MISSING = object()
+
+
+def _inside(path: str, opaque: tuple[str, ...]) -> bool:
+    return any(path.startswith(leaf + ".") for leaf in opaque)
+
+
+def _slots(path: str, module: nn.Module) -> Iterator[Slot]:
+    for name in module._modules:
+        yield Slot(path, module._modules, name, "module")
+    for name, value in module._parameters.items():
+        if value is None:  # a bias that may appear later
+            yield Slot(path, module._parameters, name)
+    if type(module) not in _QUIET:
+        attributes = vars(module)
+        yield Slot(path, attributes, "training")
+        for name in attributes.keys() - _BASE_ATTRIBUTES:
+            yield Slot(path, attributes, name)
+
+
+def _sized(module: nn.Module) -> Iterator[dict]:
+    """Dicts that a new attribute, tensor or submodule would enter."""
+    if module._modules:
+        yield module._modules
+    if type(module) not in _QUIET:
+        yield from (vars(module), module._parameters, module._buffers)
+
+
+def _forwards(modules: list[tuple[str, nn.Module]]) -> Iterator[Slot]:
+    """Each class's forward, wherever it is defined (GraphModule.recompile replaces it)."""
+    for kind in {type(module) for _, module in modules}:
+        owner = next((c for c in kind.__mro__ if "forward" in vars(c)), None)
+        if owner is not None:
+            yield Slot(kind.__name__, vars(owner), "forward", "class")
+
+
+def _copy(value: Any) -> Any:
+    """Containers copied, what they hold by reference."""
+    if isinstance(value, dict):
+        return type(value)({k: _copy(v) for k, v in value.items()}) if type(value) is dict else value.copy()
+    if type(value) is list:
+        return [_copy(v) for v in value]
+    return value.copy() if isinstance(value, (list, set)) else value
