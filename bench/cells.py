@@ -70,11 +70,11 @@ def run_cell(
 
 def table(title: str, headings: Sequence[str], cells: Sequence[Cell]) -> Table:
     base = cells[0].base
-    shown = Table(title=title, caption=f"{base} / this: above 1 is faster than {base}")
+    shown = Table(title=title, caption=f"ratio: {base} / this, above 1 is faster than {base}")
     for heading in headings:
         shown.add_column(heading)
-    shown.add_column("contender")
-    for heading in ("median ms", "fastest ms", f"{base} / this", "max error"):
+    shown.add_column("contender", no_wrap=True)
+    for heading in ("median ms", "fastest ms", "ratio", "max error"):
         shown.add_column(heading, justify="right")
     for cell in cells:
         labels: Sequence[str] = cell.labels
@@ -90,8 +90,8 @@ def _texts(cell: Cell, name: str) -> list[str]:
         return ["[red]wrong[/]", "", "", ""]
     timing = cell.timings[name]
     return [
-        f"{timing.median * 1e3:.3f}",
-        f"{timing.minimum * 1e3:.3f}",
+        f"{timing.median * 1e3:.4f}",
+        f"{timing.minimum * 1e3:.4f}",
         f"[bold]{cell.ratio(name):.2f}[/]",
         f"{cell.errors[name]:.1e}",
     ]
