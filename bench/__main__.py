@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 BENCHMARKS = {
@@ -17,6 +18,7 @@ def main(argv: list[str]) -> int:
         print("usage: python -m bench NAME [options]\n")
         print("\n".join(f"  {name:10s}{what}" for name, what in BENCHMARKS.items()))
         return 0 if argv in (["-h"], ["--help"]) else 2
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when torch is loaded: its profiler narrates every start
     return importlib.import_module(f"bench.{argv[0]}").main(argv[1:])
 
 

@@ -47,7 +47,7 @@ def make_inputs(batch: int, rows: int = ROWS, seed: int = 0) -> tuple[Tensor, Te
 
 
 def with_torch(model: OneBag) -> Ready:
-    weight, mode = model.table.weight, model.mode
+    weight, mode = model.table.weight.detach(), model.mode
     return Ready(lambda v, o: functional.embedding_bag(v, weight, o, mode=mode, include_last_offset=True), 0.0)
 
 
