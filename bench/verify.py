@@ -67,7 +67,8 @@ def _error(where: str, got: Any, eager: Any, reference: Any, rounding: int) -> f
             raise WrongAnswer(f"{where}: integers differ from eager's")
         return 0.0
     roundoff = rounding * torch.finfo(eager.dtype).eps
-    return _float_error(where, *(x.detach().double() for x in (got, eager, reference)), roundoff)
+    got, eager, reference = (x.detach().double() for x in (got, eager, reference))
+    return _float_error(where, got, eager, reference, roundoff)
 
 
 def _float_error(where: str, got: Tensor, eager: Tensor, reference: Tensor, roundoff: float) -> float:

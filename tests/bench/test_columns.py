@@ -9,17 +9,10 @@ import pytest
 import torch
 
 from bench import bags, columns, machine, peers
-from bench.models import E
 from bench.peers import Ready, Skipped, Subject
 from bench.verify import Judge
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def tiny(monkeypatch):
-    """Models of five narrow tables."""
-    monkeypatch.setattr(type(E), "bag_tables", property(lambda mix: [(50, 8)] * mix.bags + [(60, 32)] * mix.large_bags))
 
 
 def run(argv: list[str], capsys) -> tuple[int, str]:
@@ -27,7 +20,7 @@ def run(argv: list[str], capsys) -> tuple[int, str]:
     return status, capsys.readouterr().out
 
 
-def test_columns_end_to_end(tiny, capsys, tmp_path, monkeypatch):
+def test_columns_end_to_end(short_tables, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "with_fxopt", lambda module, args: Ready(module, 1.25))
     status, out = run(["--batches", "1,4", "--peers", "fxopt", "--json", str(tmp_path / "o.json")], capsys)
     assert status == 0 and "fxopt took 1.2 s to make" in out
@@ -37,7 +30,7 @@ def test_columns_end_to_end(tiny, capsys, tmp_path, monkeypatch):
     assert saved["machine"]["torch"] == torch.__version__
 
 
-def test_columns_names_a_wrong_contender_and_fails(tiny, capsys, monkeypatch):
+def test_columns_names_a_wrong_contender_and_fails(short_tables, capsys, monkeypatch):
     monkeypatch.setattr(peers, "with_fxopt", lambda module, args: Ready(lambda *x: module(*x) * 1.01, 0.0))
     status, out = run(["--batches", "4", "--peers", "fxopt"], capsys)
     assert status == 1 and "wrong" in out and "budget" in out

@@ -18,8 +18,8 @@ def tables(model: nn.Module) -> Counter:
     )
 
 
-@pytest.fixture(scope="module")
-def small() -> ManyColumns:
+@pytest.fixture
+def small(short_tables) -> ManyColumns:
     return ModelE(40)
 
 
