@@ -62,6 +62,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--packed", action="store_true", help="one float and one id matrix, not a tensor a column")
     parser.add_argument("--peers", type=_peers, default=PEERS, help=f"default: {','.join(PEERS)}")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds a compiler may take, default: 300")
+    parser.add_argument("--build", action="store_true", help="also the first build of fxopt's kernel library")
     parser.add_argument("--force", action="store_true", help=f"run compilers beyond {COMPILED_COLUMNS} columns")
     args = parser.parse_args(argv)
     args.columns = args.columns or peers.MIXES[args.model].columns
@@ -78,6 +79,10 @@ def _peers(text: str) -> tuple[str, ...]:
 def main(argv: list[str]) -> int:
     args = parse(argv)
     console = options.begin(args)
+    if args.build:
+        with console.status("building the kernel library"):
+            built = peers.first_build(args.limit)
+        console.print(f"first build: {built.reason if isinstance(built, Skipped) else f'{built:.1f} s'}")
     model = ManyColumns(peers.MIXES[args.model].scaled(args.columns))
     cells: list[Cell] = []
     neighbours = Neighbours()
