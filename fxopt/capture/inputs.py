@@ -12,9 +12,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from fxopt.capture.errors import CaptureError
+from fxopt.capture.shape_env import TraceShapeEnv
 
 Dim = tuple[int, int]  # (tensor leaf, dim)
 Shapes = tuple[tuple[int, ...], ...]
@@ -99,7 +100,7 @@ class FakeInputs:
     """
 
     def __init__(self, inputs: Inputs, shapes: Shapes, static: set[Dim]):
-        self.shape_env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+        self.shape_env = TraceShapeEnv(duck_shape=False, specialize_zero_one=False)
         self.fake_mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.sources: dict[str, list[Dim]] = {}
         shared = Counter(s[0] for t, s in zip(inputs.tensors, shapes) if s and t.is_floating_point())

@@ -36,7 +36,6 @@ class StateSlot:
         return f"{self.module}.{self.name}" if self.module else self.name
 
 
-_DICTS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -56,6 +55,7 @@ class ModelCopy:
     """
 
     def __init__(self, model: nn.Module, swap: Callable[[torch.Tensor, StateSlot], torch.Tensor]):
+        self._model = model
         self._swap = swap
         self._memo: dict[int, Any] = {}
         self._keep: list[Any] = []  # ids in the memo stay valid
@@ -109,15 +109,21 @@ class ModelCopy:
         self._keep.append(value)
         return copy
 
-    def changed_attribute(self) -> tuple[str, str] | None:
-        """(module path, attribute) that the forward assigned to something else, if any."""
+    def at(self, path: str) -> nn.Module:
+        """The copy of the submodule at `path`."""
+        return self._memo[id(self._model.get_submodule(path))]
+
+    def changed_attributes(self, ignore: set[str]) -> dict[str, str]:
+        """Path of each module whose forward assigned to an attribute, and that attribute; `ignore`: paths to skip."""
+        changed: dict[str, str] = {}
         for copy_id, module in self.originals.items():
-            copy = self._memo[id(module)]
-            for name in copy.__dict__.keys() | module.__dict__.keys():
-                before, after = module.__dict__.get(name, _MISSING), copy.__dict__.get(name, _MISSING)
-                if not self._same(before, after):
-                    return self.paths[copy_id], name
-        return None
+            path, after = self.paths[copy_id], self._memo[id(module)].__dict__
+            if path in ignore:
+                continue
+            for name in after.keys() | module.__dict__.keys():
+                if not self._same(module.__dict__.get(name, _MISSING), after.get(name, _MISSING)):
+                    changed[path] = name
+        return changed
 
     def _same(self, before: Any, after: Any) -> bool:
         if before is after:

@@ -1,53 +1,162 @@
-"""One trace of a function on fake tensors into a graph of ATen overloads before autograd."""
+"""One trace of a function on fake tensors into a graph of ATen overloads before autograd.
+
+The modes are those of torch's make_fx(pre_dispatch=True). make_fx itself is not used: its tracer patches nn.Module for
+the whole process while it runs, and other threads may be serving the model.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.fx.experimental._config as shape_config
 import torch.fx.experimental.proxy_tensor as proxy_tensor
+from torch import nn
+from torch._decomp.decompositions import sym_numel
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, is_accessor_node
+from torch.overrides import TorchFunctionMode
 
 from fxopt.capture.places import Places
+from fxopt.capture.shape_env import TraceShapeEnv
 
-TRACE_LOCK = threading.RLock()  # make_fx keeps its current tracer in a global
+TRACE_LOCK = threading.RLock()
+_DECOMPOSE = {torch.ops.aten.sym_numel.default: sym_numel}
+
+
+class Tracer(proxy_tensor.PythonKeyTracer):
+    """Records nodes with their places. Constants are interned once; one that is a known tensor is that placeholder."""
+
+    def __init__(self, places: Places, known: dict[int, torch.fx.Node]):
+        super().__init__()
+        self.root = nn.Module()
+        self.graph = torch.fx.Graph(tracer_cls=Tracer)
+        self.tensor_attrs: dict[Any, str] = {}
+        self.known = known
+        self._places = places
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, torch.Tensor):
+            if id(a) in self.known:
+                return self.known[id(a)]
+            if a not in self.tensor_attrs:
+                name = self.tensor_attrs[a] = f"_constant{len(self.tensor_attrs)}"
+                self.root.__dict__[name] = a
+            return self.create_node("get_attr", self.tensor_attrs[a], (), {})
+        return super().create_arg(a)
+
+    def create_node(self, kind: str, *args: Any, **kwargs: Any) -> torch.fx.Node:  # type: ignore[override]
+        node = super().create_node(kind, *args, **kwargs)
+        if kind == "call_function" or kind == "call_module":
+            node.meta["place"] = self._places.here()
+        return node
+
+
+class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
+    def __init__(self, tracer: Tracer, shape_env: TraceShapeEnv):
+        super().__init__(tracer, "real", pre_dispatch=True, decomposition_table=_DECOMPOSE)
+        self._shape_env = shape_env
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._shape_env.operator = func
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._shape_env.operator = None
 
 
 def trace(
-    run: Callable[[], Sequence[Any]],
+    run: Callable[[Tracer], Sequence[Any]],
     tensors: Sequence[torch.Tensor],
+    reals: Sequence[torch.Tensor | None],
     fake_mode: FakeTensorMode,
     places: Places,
+    modes: Sequence[TorchFunctionMode] = (),
 ) -> torch.fx.GraphModule:
-    """Record what `run()` does with `tensors`, which become the placeholders in order.
+    """Record what `run(tracer)` does with `tensors`, which become the placeholders in order.
 
-    `run` returns the flat outputs. Every call_function node gets meta["place"].
+    Args:
+        run: returns the flat outputs: tensors, SymInts, plain constants.
+        reals: per placeholder, the real tensor that stands for it when Python code reaches around the fakes.
+        modes: further function modes that see the user's calls.
     """
+    known: dict[int, torch.fx.Node] = {}
+    tracer = Tracer(places, known)
+    shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
+    with TRACE_LOCK, shape_config.patch(backed_size_oblivious=True), _no_tensor_metadata():
+        for number, (tensor, real) in enumerate(zip(tensors, reals)):
+            proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
+            proxy_tensor.track_tensor_tree(tensor, proxy, constant=None, tracer=tracer)
+            if real is not None:
+                known[id(real)] = proxy.node
+        with ExitStack() as stack:
+            stack.enter_context(fake_mode)
+            stack.enter_context(enable_python_dispatcher())
+            stack.enter_context(proxy_tensor.PreDispatchTorchFunctionMode(tracer))
+            for mode in modes:
+                stack.enter_context(mode)
+            stack.enter_context(_ProxyMode(tracer, shape_env))
+            stack.enter_context(proxy_tensor.disable_autocast_cache())
+            outputs = tuple(_proxy_of(value, tracer) for value in run(tracer))
+        tracer.create_node("output", "output", (tracer.create_arg(outputs),), {})
+    return _graph_module(tracer)
 
-    def traced(flat: list[torch.Tensor]) -> list[Any]:
-        _record_places(proxy_tensor.get_proxy_mode().tracer, places)
-        return list(run())
 
-    with (
-        TRACE_LOCK,
-        shape_config.patch(backed_size_oblivious=True),
-        mock.patch.object(proxy_tensor, "_extract_tensor_metadata", lambda tensor: None),  # 40% of the time, unused
-        fake_mode,
-    ):
-        return proxy_tensor.make_fx(traced, tracing_mode="real", pre_dispatch=True)(list(tensors))
+def _proxy_of(value: Any, tracer: Tracer) -> Any:
+    if isinstance(value, torch.Tensor):
+        return proxy_tensor.get_proxy_slot(value, tracer, value, lambda slot: slot.proxy)
+    if isinstance(value, proxy_tensor.py_sym_types):
+        return proxy_tensor.get_proxy_slot(value, tracer).force()
+    return value
 
 
-def _record_places(tracer: Any, places: Places) -> None:
-    create = tracer.create_node
+def _graph_module(tracer: Tracer) -> torch.fx.GraphModule:
+    constants = {n: tracer.root.__dict__.pop(n) for n in tracer.tensor_attrs.values()}
+    root = {**constants, **dict(tracer.root.named_children())}
+    module = torch.fx.GraphModule(root, tracer.graph, "Captured")
+    module.graph.eliminate_dead_code(lambda node: node.is_impure() or not _is_size(node))
+    _share_sizes(module.graph)
+    for name, tensor in constants.items():  # plain attributes: not in the state_dict, not moved, the very same tensor
+        module._parameters.pop(name, None)
+        module._buffers.pop(name, None)
+        module.__dict__[name] = tensor
+    return module
 
-    def create_node(kind: str, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        node = create(kind, *args, **kwargs)
-        if kind == "call_function" or kind == "call_module":
-            node.meta["place"] = places.here()
-        return node
 
-    tracer.create_node = create_node
+def _is_size(node: torch.fx.Node) -> bool:
+    """Reads a size, or computes with sizes only (an .item() is neither)."""
+    if is_accessor_node(node):
+        return True
+    symbolic = proxy_tensor.py_sym_types
+    return isinstance(node.meta.get("val"), symbolic) and all(
+        isinstance(a.meta.get("val"), symbolic) for a in node.all_input_nodes
+    )
+
+
+def _share_sizes(graph: torch.fx.Graph) -> None:
+    """One node for each distinct size expression."""
+    first: dict[Any, torch.fx.Node] = {}
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, torch.SymInt) and not free_unbacked_symbols(value):
+            kept = first.setdefault(value.node.expr, node)
+            if kept is not node:
+                node.replace_all_uses_with(kept)
+                graph.erase_node(node)
+
+
+@contextmanager
+def _no_tensor_metadata() -> Iterator[None]:
+    """meta["tensor_meta"] takes 40% of a trace and nobody here reads it. Other threads still get theirs."""
+    original, here = proxy_tensor._extract_tensor_metadata, threading.get_ident()
+
+    def extract(tensor: torch.Tensor, *args: Any) -> Any:
+        return None if threading.get_ident() == here else original(tensor, *args)
+
+    with mock.patch.object(proxy_tensor, "_extract_tensor_metadata", extract):
+        yield

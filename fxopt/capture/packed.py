@@ -1,0 +1,96 @@
+"""Dims that must be static: a packed matrix X[B, 43] read column by column.
+
+With a symbolic dim 1, `X[:, 3:4]` has size Max(0, Min(4, s1) - Min(3, s1)): the trace takes 8 s and later broadcasts
+fail on it. A dim that is cut at positive constants is a layout, not a length. `x[:, 0]`, `x[:, -1]`, `x[:, 1:]` leave it dynamic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fxopt.capture.inputs import Dim
+
+
+class MakeStatic(Exception):
+    """Start the trace again with these dims static."""
+
+    def __init__(self, dims: set[Dim]):
+        super().__init__(f"dims {sorted(dims)} are a layout")
+        self.dims = dims
+
+
+_BY_DIM = {
+    Tensor.split, torch.split, torch.functional.split, Tensor.chunk, torch.chunk, Tensor.unbind, torch.unbind,
+    Tensor.tensor_split, torch.tensor_split, Tensor.split_with_sizes, torch.split_with_sizes,
+}  # fmt: skip
+_UNBIND = {Tensor.unbind, torch.unbind}
+_SELECT = {Tensor.select, torch.select, Tensor.narrow, torch.narrow}
+
+
+class PackedDims(TorchFunctionMode):
+    """Raises `MakeStatic` at the first cut of a dim >= 1 of an input at a positive constant.
+
+    Args:
+        sources: symbol name to the input dims it stands for.
+    """
+
+    def __init__(self, sources: dict[str, list[Dim]]):
+        super().__init__()
+        self._sources = sources
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.__getitem__:
+            self._check(args[0], _cut_by_index(args[1]))
+        elif func in _SELECT:
+            dim, index = _argument(args, kwargs, 1, "dim"), _argument(args, kwargs, 2, "index", "start")
+            if isinstance(dim, int) and (_positive(index) or "arrow" in func.__name__):
+                self._check(args[0], [dim])
+        elif func in _BY_DIM:
+            dim = _argument(args, kwargs, 1 if func in _UNBIND else 2, "dim")
+            self._check(args[0], [dim or 0])
+        return func(*args, **kwargs)
+
+    def _check(self, tensor: Any, dims: Any) -> None:
+        if not isinstance(tensor, Tensor):
+            return
+        inputs = set()
+        for d in dims:
+            size = tensor.shape[d] if -tensor.ndim <= d < tensor.ndim else 0
+            if isinstance(size, torch.SymInt):
+                for symbol in size.node.expr.free_symbols:
+                    inputs |= {i for i, axis in self._sources.get(str(symbol), ()) if axis >= 1}
+        if inputs:
+            raise MakeStatic({dim for dims in self._sources.values() for dim in dims if dim[0] in inputs and dim[1] >= 1})
+
+
+def _argument(args: tuple, kwargs: dict, position: int, *names: str) -> Any:
+    if len(args) > position:
+        return args[position]
+    return next((kwargs[name] for name in names if name in kwargs), None)
+
+
+def _positive(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _cut_by_index(index: Any) -> Iterator[int]:
+    """The dims of a tensor that `tensor[index]` cuts at a positive constant."""
+    parts = index if isinstance(index, tuple) else (index,)
+    dim, after_ellipsis = 0, False
+    for number, part in enumerate(parts):
+        if part is Ellipsis:
+            dim, after_ellipsis = -sum(p is not None for p in parts[number + 1 :]), True
+        elif part is None or isinstance(part, bool):
+            continue
+        else:
+            if _positive(part) or (isinstance(part, slice) and _positive(part.stop)):
+                yield dim
+            dim += part.ndim if isinstance(part, Tensor) and part.dtype == torch.bool else 1
+            if after_ellipsis and dim == 0:
+                return
