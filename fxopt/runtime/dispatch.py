@@ -114,7 +114,7 @@ class Dispatcher:
     def _add(self, eager: Callable, args: tuple, kwargs: dict, now: tuple) -> Any:
         """Compile, remember, run. Inputs that the eager model rejects leave no trace."""
         before = Watch(self.original)
-        entry, failure = self._compiled(args, kwargs, now)
+        entry, failure = (None, _HOOKED) if before.hooked else self._compiled(args, kwargs, now)
         tensors = entry.match(args, kwargs, now) if entry is not None else None
         if entry is not None and tensors is not None:
             self.entries = (entry, *self.entries)
@@ -134,8 +134,6 @@ class Dispatcher:
             return None, str(error) or type(error).__name__
         capture = executable.capture
         watch = Watch(self.original, opaque=tuple(leaf.path for leaf in capture.leaves))
-        if watch.hooked:
-            return None, "a submodule has hooks, and an optimized graph would not call them"
         state = State(self.original, capture.state)
         entry = Entry(Signature.of_capture(capture), now, watch, executable.findings, executable, state)
         return entry, "the capture does not fit the call that it was made from"
@@ -161,6 +159,9 @@ class Dispatcher:
         with self._lock:
             self.entries = tuple(plain if e is entry else e for e in self.entries)
         return result
+
+
+_HOOKED = "a submodule has hooks, which an optimized graph would not call"
 
 
 def _cuda_devices() -> list[int]:

@@ -1,0 +1,98 @@
+"""The error budget: what a rewritten graph may change in a tensor.
+
+Index programs, lookups and copies are bit-exact. Reordered float arithmetic is judged against an fp64 reference:
+its error may be twice eager's, plus what rounding the inputs alone would do (the conditioning of the computation,
+measured by perturbing them: one lucky eager value must not forbid every other order of summation).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_EPS = 4  # relative difference, in eps of the dtype, that is rounding and nothing else
+_ROWS = 32  # from here on the error of each column of the last dim is judged by itself
+
+
+@dataclass(frozen=True)
+class Reference:
+    """fp64 values of one tensor: of the given inputs, and of inputs perturbed by one rounding each."""
+
+    exact: Tensor
+    perturbed: Tensor
+
+
+def largest_difference(a: Tensor, b: Tensor) -> float:
+    """Largest |a - b| where both are finite; 0 for empty tensors."""
+    difference = (a.double() - b.double()).abs() if not a.is_complex() else (a - b).abs()
+    difference = difference[difference.isfinite()]
+    return float(difference.max()) if difference.numel() else 0.0
+
+
+def within_budget(eager: Tensor, ours: Tensor, reference: Callable[[], Reference | None]) -> str:
+    """ "" when `ours` may stand for `eager`, else what is wrong. Same shape and dtype are the caller's check.
+
+    Args:
+        reference: computes the fp64 values; called only when the two differ by more than a few eps.
+    """
+    if not eager.is_floating_point():
+        different = (eager != ours) & ~((eager != eager) & (ours != ours))
+        return _worst(eager, ours, different.double()) if different.any() else ""
+    finite = eager.isfinite()
+    places = (
+        (finite != ours.isfinite()) | (eager.isnan() != ours.isnan()) | (~finite & ~eager.isnan() & (eager != ours))
+    )
+    if places.any():
+        return "NaN or infinity where the other has none: " + _worst(eager, ours, places.double())
+    a, b = (torch.where(finite, t.double(), 0.0) for t in (eager, ours))
+    rounding = _EPS * torch.finfo(eager.dtype).eps * torch.maximum(a.abs(), b.abs())
+    excess = (a - b).abs() - rounding
+    if not (excess > 0).any():
+        return ""
+    exact = reference()
+    if exact is None:
+        return "no fp64 reference for it: " + _worst(eager, ours, excess)
+    return _against(eager, ours, exact, finite, rounding)
+
+
+def _against(eager: Tensor, ours: Tensor, reference: Reference, finite: Tensor, rounding: Tensor) -> str:
+    ref, moved = (torch.where(finite, t.to(rounding), 0.0) for t in (reference.exact, reference.perturbed))
+    a, b = (torch.where(finite, t.double(), 0.0) for t in (eager, ours))
+    error = (a - ref).abs()
+    conditioning = torch.where(error > 0, (moved - ref).abs(), 0.0)  # where eager is exact there is nothing to excuse
+    allowed = 2 * _spread(error) + 4 * _spread(conditioning) + rounding
+    excess = (b - ref).abs() - allowed
+    if not (excess > 0).any():
+        return ""
+    at = int(excess.flatten().argmax())
+    limit = float(allowed.flatten()[at])
+    return f"{_worst(eager, ours, excess)}; fp64 says {float(ref.flatten()[at]):.9g}, budget {limit:.3g}"
+
+
+def explains(reference: Reference, eager: Tensor) -> bool:
+    """Whether eager is near enough to `reference` for it to be the same computation in fp64."""
+    if reference.exact.shape != eager.shape:
+        return False
+    error, moved = (largest_difference(t, reference.exact) for t in (eager, reference.perturbed))
+    size = largest_difference(reference.exact, torch.zeros_like(reference.exact))
+    return error <= 16 * (moved + torch.finfo(eager.dtype).eps * size)
+
+
+def _spread(error: Tensor) -> Tensor:
+    """The largest error of each column; of the whole tensor where there are too few rows to tell."""
+    if error.dim() >= 2 and error.numel() // error.shape[-1] >= _ROWS:
+        return error.flatten(0, -2).amax(0)
+    return error.max()
+
+
+def _worst(eager: Tensor, ours: Tensor, badness: Tensor) -> str:
+    at = int(badness.flatten().argmax())
+    index = [int(i) for i in torch.unravel_index(torch.tensor(at), badness.shape)]
+    count = int((badness > 0).sum())
+    values = [t.flatten()[at].item() for t in (eager, ours)]
+    shown = [f"{v:.9g}" if isinstance(v, float) and math.isfinite(v) else str(v) for v in values]
+    return f"{count} of {eager.numel()} differ, worst at {index}: eager {shown[0]}, optimized {shown[1]}"

@@ -1,0 +1,219 @@
+"""verify: eager, the rewritten graph, and (only when they differ) an fp64 reference, on the same inputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from fxopt.config import Config
+from fxopt.runtime.executable import BAD_ID, Executable
+from fxopt.verify.budget import Reference, explains, largest_difference, within_budget
+from fxopt.verify.reference import double_run, widen
+from fxopt.verify.trial import Setting, Trial, gradients, undisturbed, writes_parameters
+
+if TYPE_CHECKING:
+    pass
+
+_FURTHER_BATCHES = (0, 1, 3)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the optimized graph may stand for the eager model.
+
+    Attributes:
+        max_error: largest absolute difference from eager over all outputs (None: nothing was compared).
+        message: what is wrong and where; "" when ok.
+        capture_ok: False when already the unrewritten graph differs from eager: no rewrite is to blame.
+    """
+
+    ok: bool
+    max_error: float | None = None
+    message: str = ""
+    capture_ok: bool = True
+
+
+def verify(
+    executable: Executable, baseline: fx.GraphModule, model: nn.Module, args: tuple, kwargs: dict, config: Config
+) -> Verdict:
+    """Compare `executable` with `model` on these inputs, without side effects on either.
+
+    Outputs (values, shapes, dtypes, devices, contiguity, requires_grad) and whatever state and inputs the call
+    mutates must agree within the error budget; where eager raises, the same exception type must be raised. Level
+    "full" also compares gradients of every parameter and float input, and batch sizes 0, 1 and 3.
+
+    Args:
+        baseline: the captured graph before any rewrite: ``forward(*state, *inputs)``.
+    """
+    if config.verify == "off":
+        return Verdict(True)
+    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    full = config.verify == "full"
+    writes = writes_parameters(baseline)
+    verdict = _Comparison(executable, baseline, model, Setting(executable.capture, inputs, writes, full)).verdict()
+    for size in _FURTHER_BATCHES if full else ():
+        resized = _resized(inputs, size)
+        if not verdict.ok or resized is None or not executable.capture.guards.holds(resized):
+            continue
+        setting = Setting(executable.capture, resized, writes, True)
+        if setting.run_model(model).error is not None:
+            continue
+        other = _Comparison(executable, baseline, model, setting).verdict()
+        error = max(verdict.max_error or 0.0, other.max_error or 0.0)
+        message = f"at batch size {size}: {other.message}" if other.message else ""
+        verdict = Verdict(other.ok, error, message, other.capture_ok)
+    return verdict
+
+
+def bisect(compile_with_fuel: Callable[[int], Verdict], n: int) -> int:
+    """Index of the first bad one of `n` rewrites, in about log2(n) compilations.
+
+    Args:
+        compile_with_fuel: the verdict with only the first k rewrites applied. Fuel 0 is taken to be ok, fuel n not.
+    """
+    good, bad = 0, n
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if compile_with_fuel(middle).ok:
+            good = middle
+        else:
+            bad = middle
+    return bad - 1
+
+
+class _Comparison:
+    """Eager and optimized on one setting; the baseline graph explains a difference."""
+
+    def __init__(self, executable: Executable, baseline: fx.GraphModule, model: nn.Module, setting: Setting) -> None:
+        self.executable = executable
+        self.baseline = baseline
+        self.model = model
+        self.setting = setting
+
+        self.eager = setting.run_model(model)
+
+    def verdict(self) -> Verdict:
+        ours = self.setting.run_graph(self.executable.run, self.model)
+        error = _max_error(self.eager, ours)
+        message = self._difference(ours)
+        if not message:
+            return Verdict(True, error)
+        captured = self._difference(self._plain)
+        if captured:
+            return Verdict(False, error, f"the captured graph, before any rewrite: {captured}", capture_ok=False)
+        return Verdict(False, error, message)
+
+    @cached_property
+    def _plain(self) -> Trial:
+        return self.setting.run_graph(self.baseline, self.model)
+
+    def _difference(self, ours: Trial) -> str:
+        eager, out_spec = self.eager, self.executable.capture.out_spec
+        if eager.error is not None or ours.error is not None:
+            return self._different_errors(eager.error, ours.error)
+        if eager.structure != out_spec:
+            return f"expected a result of structure {eager.structure}, found {out_spec}"
+        if eager.values.keys() != ours.values.keys():
+            odd = sorted(eager.values.keys() ^ ours.values.keys())
+            return f"{', '.join(odd)}: only in {'eager' if odd[0] in eager.values else 'the optimized graph'}"
+        for name, expected in eager.values.items():
+            found = ours.values[name]
+            message = _different_form(expected, found) or within_budget(
+                expected.detach(), found.detach(), partial(self._reference, name)
+            )
+            if message:
+                return f"{name}: {message}"
+        return ""
+
+    def _different_errors(self, eager: Exception | None, ours: Exception | None) -> str:
+        if isinstance(ours, RuntimeError) and str(ours).startswith(BAD_ID):
+            ours = self.executable.explain(ours)
+        if type(eager) is type(ours):
+            return ""
+        expected, found = (f"{type(e).__name__}: {e}" if e is not None else "a result" for e in (eager, ours))
+        return f"expected {expected}, found {found}"
+
+    def _reference(self, name: str) -> Reference | None:
+        """The fp64 values, if there are any and they are those of what eager computes."""
+        if any(name not in values for values in self._wide):
+            return None
+        reference = Reference(*(values[name].detach() for values in self._wide))
+        eager, plain = self.eager.values[name].detach(), self._plain.values.get(name)
+        same = plain is not None and plain.shape == eager.shape and not within_budget(eager, plain.detach(), _none)
+        return reference if same or explains(reference, eager) else None
+
+    @cached_property
+    def _wide(self) -> list[dict[str, Tensor]]:
+        try:
+            return [self._wide_values(perturb) for perturb in (False, True)]
+        except Exception:  # an operator without a float64 kernel: no reference, the difference stands
+            return [{}]
+
+    def _wide_values(self, perturb: bool) -> dict[str, Tensor]:
+        """The values of the baseline graph in fp64, under the names that Trial uses."""
+        capture = self.executable.capture
+        state = [self.setting.fresh_state(slot.read(self.model), slot) for slot in capture.state]
+        tensors = [*state, *self.setting.fresh_inputs()]
+        wide = [_wide_leaf(t, perturb, seed) for seed, t in enumerate(tensors)]
+        before = [t._version for t in wide]
+        with undisturbed(self.model, capture), torch.set_grad_enabled(self.setting.gradients):
+            flat = double_run(self.baseline, tensors, wide)
+        values = {f"output {i}": leaf for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)}
+        outputs = list(values.values())
+        names = [*map(str, capture.state), *(spec.name for spec in capture.inputs)]
+        for name, tensor, version in zip(names, wide, before, strict=True):
+            if tensor._version != version:
+                values[f"{name} after the call"] = tensor
+        if self.setting.gradients:
+            values.update(gradients(outputs, names, wide))
+        return values
+
+
+def _none() -> None:
+    return None
+
+
+def _max_error(eager: Trial, ours: Trial) -> float:
+    pairs = [(value, ours.values[name]) for name, value in eager.values.items() if name in ours.values]
+    return max((largest_difference(a.detach(), b.detach()) for a, b in pairs if a.shape == b.shape), default=0.0)
+
+
+def _wide_leaf(tensor: Tensor, perturb: bool, seed: int) -> Tensor:
+    """A private fp64 leaf; perturbed, every value moves by up to one rounding of its own dtype."""
+    if not tensor.is_floating_point():
+        return tensor.clone()
+    wide = widen(tensor.detach()).clone()
+    if perturb:
+        noise = torch.rand(wide.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        wide *= 1 + torch.finfo(tensor.dtype).eps * (2 * noise.to(wide.device) - 1)
+    return wide.requires_grad_(tensor.requires_grad)
+
+
+def _different_form(expected: Tensor, found: Tensor) -> str:
+    """What of shape, dtype, device, contiguity or requires_grad differs."""
+    for what in ("shape", "dtype", "device", "requires_grad"):
+        a, b = getattr(expected, what), getattr(found, what)
+        if a != b:
+            return f"expected {what} {a}, found {b}"
+    if expected.is_contiguous() and not found.is_contiguous():
+        return f"expected a contiguous tensor, found strides {found.stride()} for shape {tuple(found.shape)}"
+    return ""
+
+
+def _resized(inputs: Sequence[Tensor], size: int) -> list[Tensor] | None:
+    """The inputs with `size` rows: those whose first dim is the most common one are cut, or their rows repeated."""
+    first = Counter(t.shape[0] for t in inputs if t.dim())
+    if not first:
+        return None
+    batch = first.most_common(1)[0][0]
+    if batch == 0:
+        return None
+    rows = [torch.arange(size, device=t.device) % batch if t.dim() and t.shape[0] == batch else None for t in inputs]
+    return [t if row is None else t.index_select(0, row) for t, row in zip(inputs, rows, strict=True)]

@@ -1,0 +1,255 @@
+"""Verification accepts reordered arithmetic, and rejects what is wrong, by name."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fxopt.capture import capture
+from fxopt.config import Config
+from fxopt.runtime import Executable
+from fxopt.verify import Verdict, bisect, verify
+from tests.runtime.models import Tower, tower_inputs
+
+FULL = Config(verify="full")
+FIRST = Config(verify="first")
+
+
+def judge(model, inputs, change=None, config=FULL, kwargs=None):
+    """Verify the captured graph after `change(graph)` edited it, or with `change` as a wrapper of run."""
+    captured = capture(model, inputs, kwargs or {})
+    baseline = captured.graph
+    edited = copy.deepcopy(baseline)
+    if change is not None:
+        change(edited)
+        edited.recompile()
+    return verify(Executable(captured, edited.forward), baseline, model, inputs, kwargs or {}, config)
+
+
+def wrapped(model, inputs, wrap, config=FULL, **options):
+    captured = capture(model, inputs)
+
+    def run(*tensors):
+        return wrap(captured.graph.forward, *tensors)
+
+    return verify(Executable(captured, run, **options), captured.graph, model, inputs, {}, config)
+
+
+def snapshot(model):
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("config", [FIRST, FULL])
+def test_an_unchanged_graph_passes_and_leaves_no_trace(training, config):
+    model = Tower().train(training)
+    before, rng = snapshot(model), torch.get_rng_state()
+    verdict = judge(model, tower_inputs(), config=config)
+    assert verdict == Verdict(True, 0.0)
+    torch.testing.assert_close(snapshot(model), before, rtol=0, atol=0)
+    assert all(p.grad is None for p in model.parameters())
+    assert model.training == training
+    del rng
+
+
+def test_rng_is_left_alone():
+    model, inputs = Tower(), tower_inputs()
+    captured = capture(model, inputs)
+    rng = torch.get_rng_state()
+    verify(Executable(captured, captured.graph.forward), captured.graph, model, inputs, {}, FULL)
+    assert torch.equal(rng, torch.get_rng_state())
+
+
+class Dot(nn.Module):
+    """A long dot product with cancellation: a reordered sum differs by many eps of the result."""
+
+    def __init__(self, n=2000):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(n))
+
+    def forward(self, x):
+        return (x * self.w).sum(-1)
+
+
+@pytest.mark.parametrize("batch", [1, 5, 200])
+@pytest.mark.parametrize("seed", range(5))
+def test_reordered_sums_pass(batch, seed):
+    torch.manual_seed(seed)
+    model = Dot().eval()
+    order = torch.randperm(2000)
+
+    def reordered(run, w, x):
+        return (torch.stack([(x * w)[:, o].sum(-1) for o in order.chunk(7)]).sum(0),)
+
+    verdict = wrapped(model, (torch.randn(batch, 2000),), reordered)
+    assert verdict.ok, verdict.message
+    assert verdict.max_error < 1e-3
+
+
+def test_lower_precision_fails():
+    torch.manual_seed(0)
+
+    def half(run, w, x):
+        return ((x.bfloat16() * w.bfloat16()).sum(-1).float(),)
+
+    verdict = wrapped(Dot(), (torch.randn(8, 2000),), half)
+    assert not verdict.ok and verdict.capture_ok
+    assert "output 0" in verdict.message and "budget" in verdict.message
+
+
+WRONG = {
+    "a value": (lambda out: out + 1e-3, "differ, worst at"),
+    "one element": (lambda out: out.index_add(0, torch.tensor([2]), torch.full((1, 1), 1e-3)), "worst at [2, 0]"),
+    "NaN": (lambda out: torch.where(out > out.median(), torch.nan, out), "NaN"),
+    "shape": (lambda out: out.squeeze(1), "shape"),
+    "dtype": (lambda out: out.double(), "dtype"),
+    "detached": (lambda out: out.detach(), "requires_grad"),
+    "strides": (lambda out: out.expand(-1, 2)[:, :1].expand(6, 1).as_strided((6, 1), (0, 1)), "expected"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_outputs_are_named(what):
+    change, message = WRONG[what]
+    verdict = wrapped(Tower().eval(), tower_inputs(), lambda run, *tensors: (change(run(*tensors)[0]),), FIRST)
+    assert not verdict.ok and verdict.capture_ok
+    assert verdict.message.startswith("output 0") and message in verdict.message
+
+
+def test_a_wrong_gradient_is_named():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g
+
+    def run(forward, *tensors):
+        return (Double.apply(forward(*tensors)[0]),)
+
+    model, inputs = Tower().eval(), tower_inputs()
+    assert wrapped(model, inputs, run, FIRST).ok
+    verdict = wrapped(model, inputs, run, FULL)
+    assert not verdict.ok and verdict.message.startswith("gradient of ")
+
+
+def test_other_batch_sizes_are_tried():
+    def run(forward, *tensors):
+        (out,) = forward(*tensors)
+        return (out if out.shape[0] != 3 else out + 1,)
+
+    model, inputs = Tower().eval(), tower_inputs()
+    assert wrapped(model, inputs, run, FIRST).ok
+    verdict = wrapped(model, inputs, run, FULL)
+    assert not verdict.ok and verdict.message.startswith("at batch size 3")
+
+
+def test_missing_state_updates_are_named():
+    def run(forward, *tensors):
+        return forward(*(t.detach().clone() if not t.requires_grad else t for t in tensors))
+
+    verdict = wrapped(Tower().train(), tower_inputs(), run, FIRST)
+    assert not verdict.ok and "after the call" in verdict.message
+
+
+def test_mutated_inputs_are_compared_and_kept():
+    class InPlace(nn.Module):
+        def forward(self, x):
+            return x.mul_(2) + 1
+
+    x = torch.randn(4)
+    kept = x.clone()
+    assert judge(InPlace(), (x,), config=FIRST).ok
+    assert not wrapped(InPlace(), (x,), lambda run, x: (x * 2 + 1,), FIRST).ok
+    assert torch.equal(x, kept)
+
+
+def test_exceptions_must_agree():
+    model = Tower().eval()
+    dense, ids = tower_inputs()
+    good = capture(model, (dense, ids))
+    bad = (dense, ids + 100)
+
+    def fails(*tensors):
+        raise RuntimeError("fxopt-bad-id: column 0")
+
+    same = verify(Executable(good, good.graph.forward), good.graph, model, bad, {}, FIRST)
+    assert same.ok
+    assert verify(Executable(good, fails), good.graph, model, bad, {}, FIRST).ok, "explain gives an IndexError"
+    silent = verify(Executable(good, lambda *t: (torch.zeros(6, 1),)), good.graph, model, bad, {}, FIRST)
+    assert not silent.ok and "expected IndexError" in silent.message
+    broken = verify(Executable(good, fails), good.graph, model, (dense, ids), {}, FIRST)
+    assert not broken.ok and "IndexError" in broken.message
+
+
+def test_a_wrong_capture_is_told_from_a_wrong_rewrite():
+    model, inputs = Tower().eval(), tower_inputs()
+    captured = capture(model, inputs)
+    with torch.no_grad():
+        model.scale = 2.0
+    verdict = verify(Executable(captured, captured.graph.forward), captured.graph, model, inputs, {}, FIRST)
+    assert not verdict.ok and not verdict.capture_ok
+    assert "before any rewrite" in verdict.message
+
+
+class Buckets(nn.Module):
+    """Discrete decisions on floats: the reference must take them as eager does."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("edges", torch.linspace(0, 1, 101))
+        self.table = nn.Embedding(1000, 3)
+        self.top = nn.Linear(3, 1)
+
+    def forward(self, x):
+        ids = torch.bucketize(x * 0.1 + x * 0.9, self.edges) + (x * 333.33).long()
+        return self.top(self.table(ids)).squeeze(-1)
+
+
+def test_a_wrong_row_is_never_rounding():
+    model = Buckets()
+    x = torch.rand(300)
+
+    def other_order(run, edges, table, w, b, x):
+        ids = torch.bucketize(x * 0.1 + x * 0.9, edges) + (x * 333.33).long()
+        return ((table[ids] * w).sum(-1) + b,)
+
+    def one_row_off(run, edges, table, w, b, x):
+        ids = torch.bucketize(x * 0.1 + x * 0.9, edges) + (x * 333.33).long()
+        ids = torch.where(torch.arange(len(ids)) == 7, ids + 1, ids)
+        return ((table[ids] * w).sum(-1) + b,)
+
+    names = [str(slot) for slot in capture(model, (x,)).state]
+    assert names == ["edges", "table.weight", "top.weight", "top.bias"] or names
+    run = {True: other_order, False: one_row_off}
+    order = [names.index(n) for n in ("edges", "table.weight", "top.weight", "top.bias")]
+    for ok, wrap in run.items():
+        verdict = wrapped(model, (x,), lambda f, *t, wrap=wrap: wrap(f, *(t[i] for i in order), t[-1]), FIRST)
+        assert verdict.ok == ok, verdict.message
+
+
+def test_integers_are_exact():
+    class Ids(nn.Module):
+        def forward(self, x):
+            return (x * 100).long()
+
+    assert judge(Ids(), (torch.rand(50),)).ok
+    verdict = wrapped(Ids(), (torch.rand(50),), lambda run, x: ((x * 100).round().long(),), FIRST)
+    assert not verdict.ok
+
+
+@pytest.mark.parametrize("first_bad", [0, 1, 5, 9])
+def test_bisect_finds_the_first_bad_rewrite(first_bad):
+    tried = []
+
+    def compile_with_fuel(k):
+        tried.append(k)
+        return Verdict(k <= first_bad)
+
+    assert bisect(compile_with_fuel, 10) == first_bad
+    assert len(tried) <= 4
