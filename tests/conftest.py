@@ -1,0 +1,26 @@
+"""Settings of every test: the same random numbers each time, and no GPU tests where there is no GPU."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+import torch
+
+# The first example of a property may build a kernel, and machines differ: time is no property.
+hypothesis.settings.register_profile(
+    "fxopt", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("fxopt")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,8 @@
+"""The example's scripts import each other by their bare names, as they do when they are run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "dlrm"))

@@ -1,0 +1,164 @@
+"""The house rules that a program can check: imports point downwards, one place edits graphs, no machine is named."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "fxopt"
+
+# Top to bottom. A module imports from its own layer and from those below it.
+LAYERS = (
+    {"fxopt", "__main__"},
+    {"cli"},
+    {"report"},
+    {"optimize", "integrations"},
+    {"verify"},
+    {"runtime"},
+    {"rewrites"},
+    {"patterns"},
+    {"normalize"},
+    {"shape"},
+    {"capture", "kernels"},
+    {"findings", "config"},
+)
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+# Narrower than the layers: all that these may import from the package.
+ONLY = {
+    "patterns": r"patterns|normalize|shape|findings|kernels\.\w+\.plan",
+    "kernels": r"kernels|findings|config",
+    "shape": r"shape|findings|config",
+    "capture": r"capture|findings|config",
+}
+EDITS = {
+    "create_node", "eliminate_dead_code", "erase_node", "inserting_after", "inserting_before", "replace_all_uses_with",
+    "replace_input_with", "update_arg", "update_kwarg",
+}  # fmt: skip
+EDITORS = r"rewrites\.core|normalize|capture(\..*)?"
+DRAWERS = {"utils", "util", "helpers", "common", "misc"}
+
+
+def modules() -> dict[str, str]:
+    """Dotted names without the leading "fxopt." (the package itself is "fxopt"), and the sources."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__") or "fxopt"] = path.read_text()
+    return found
+
+
+def layer_of(name: str) -> str:
+    return name.split(".")[0]
+
+
+def nodes_that_run(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those that only a type checker sees."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)):
+            yield from nodes_that_run(child)
+
+
+def imports(source: str) -> Iterator[str]:
+    """Dotted names of everything that is imported, inside functions too; `.plan` stays relative."""
+    for node in nodes_that_run(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = "." * node.level + (f"{node.module}." if node.module else "")
+            yield from (start + alias.name for alias in node.names)
+
+
+def inner_imports(source: str) -> Iterator[str]:
+    """The package's own modules that are imported; a name that the package's front defines is "fxopt"."""
+    for name in imports(source):
+        if name.split(".")[0] == "fxopt":
+            inner = name.removeprefix("fxopt").removeprefix(".")
+            yield inner if layer_of(inner) in RANK else "fxopt"
+
+
+def upward_imports(name: str, source: str) -> list[str]:
+    own = layer_of(name)
+    allowed = re.compile(rf"({ONLY.get(own, '.*')})(\.|$)")
+    return [
+        f"{name} imports {target}"
+        for target in inner_imports(source)
+        if RANK[layer_of(target)] < RANK[own] or not allowed.match(target)
+    ]
+
+
+def edits(name: str, source: str) -> list[str]:
+    return [
+        f"{name}, line {node.lineno}: {node.func.attr}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in EDITS
+    ]
+
+
+def test_every_module_has_a_layer() -> None:
+    assert not [name for name in modules() if layer_of(name) not in RANK], "give the new module a place in LAYERS"
+
+
+def test_imports_point_downwards() -> None:
+    assert not [line for name, source in modules().items() for line in upward_imports(name, source)]
+
+
+def test_relative_imports_stay_in_their_layer() -> None:
+    """So that the other rules, which read absolute names, see every import between layers."""
+    leaving = []
+    for name, source in modules().items():
+        if name == "fxopt":
+            continue
+        depth = name.count(".") + (PACKAGE / name.replace(".", "/")).is_dir()
+        leaving += [f"{name}: {found}" for found in imports(source) if len(found) - len(found.lstrip(".")) > depth]
+    assert not leaving
+
+
+def test_kernels_know_nothing_of_graphs() -> None:
+    assert not [name for name, source in modules().items() if layer_of(name) == "kernels" and "torch.fx" in source]
+
+
+def test_only_the_core_edits_graphs() -> None:
+    others = {name: source for name, source in modules().items() if not re.fullmatch(EDITORS, name)}
+    found = [line for name, source in others.items() for line in edits(name, source)]
+    assert not found, "leave the editing of graphs to fxopt/rewrites/core.py"
+
+
+def test_no_drawer_for_everything() -> None:
+    assert not [name for name in modules() if name.split(".")[-1] in DRAWERS]
+
+
+def test_no_machine_paths() -> None:
+    machine = re.compile(r"(?<![\w.])/(home|root|work|Users|opt|mnt)/\w")
+    files = [file for top in ("fxopt", "bench", "examples", "tests", ".ci") for file in (ROOT / top).rglob("*.*")]
+    files += [*ROOT.glob("*.md"), ROOT / "pyproject.toml", ROOT / "Makefile", ROOT / ".ci/setup", ROOT / ".ci/run"]
+    read = [file for file in files if file.suffix in {"", ".cpp", ".cu", ".cuh", ".h", ".md", ".py", ".toml"}]
+    assert not [file for file in read if machine.search(file.read_text())]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("shape.sizes", "from fxopt.patterns.core import Reject"),
+        ("shape.sizes", "def f():\n    import fxopt.patterns"),
+        ("patterns.pooling", "from fxopt.kernels.columns.op import columns"),
+        ("kernels.columns.op", "from fxopt.capture import Capture"),
+        ("runtime.module", "from fxopt import optimize"),
+    ],
+)
+def test_upward_imports_are_seen(name: str, source: str) -> None:
+    assert upward_imports(name, source)
+
+
+def test_allowed_imports_are_allowed() -> None:
+    source = "from fxopt.kernels.columns.plan import Plan\nif TYPE_CHECKING:\n    from fxopt.optimize import optimize"
+    assert not upward_imports("patterns.pooling", source)
+
+
+def test_edits_are_seen() -> None:
+    assert edits("patterns.pooling", "def f(graph, node):\n    graph.erase_node(node)")
