@@ -27,8 +27,9 @@ class Miss:
 
 @dataclass(frozen=True)
 class Change:
-    """One committed rewrite: what it replaced, and why that is safe."""
+    """One rewrite: what it replaced, and why that is safe (or, rolled back, why it was not)."""
 
+    number: int
     site: str
     what: str
     why: str
@@ -57,6 +58,7 @@ class Findings:
         operators_before / operators_after: calls of operators per forward.
         max_error: largest absolute difference from eager seen by verification (None: not verified).
         seconds: wall time by stage ("capture", "rewrite", "verify").
+        rewrites: how many rewrites were tried.
     """
 
     signature: str = ""
@@ -67,3 +69,8 @@ class Findings:
     operators_after: int = 0
     max_error: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    rewrites: int = 0
+
+    def blame(self, number: int) -> tuple[str, Change]:
+        """(pass, change) of a rewrite by its number."""
+        return next((ran.name, change) for ran in self.passes for change in ran.changes if change.number == number)

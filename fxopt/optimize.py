@@ -1,0 +1,131 @@
+"""The pipeline on one screen: capture > normalize > rewrite > verify > runtime."""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule
+
+from fxopt.capture import Capture, CaptureError, capture
+from fxopt.config import Config
+from fxopt.findings import Change, Findings, Miss
+from fxopt.normalize import normalize
+from fxopt.rewrites import PASSES
+from fxopt.rewrites.core import Fuel, apply
+from fxopt.runtime import Executable, dispatcher_of, optimized
+from fxopt.verify import Verdict, bisect, verify
+
+
+def optimize(model: nn.Module, example_inputs: tuple | None = None, config: Config = Config()) -> nn.Module:
+    """A drop-in for `model` that computes the same, faster.
+
+    Args:
+        model: any nn.Module, or an ``ExportedProgram``. It shares its parameters, buffers and attributes with the
+            result, and still runs eagerly by itself.
+        example_inputs: positional arguments to capture now; without them each input signature is captured at its
+            first call.
+        config: see :class:`fxopt.Config`.
+
+    Returns:
+        A module of a subclass of ``type(model)``. What cannot be optimized stays as it was; ``fxopt.report`` says why.
+
+    Raises:
+        TypeError: `model` is neither an nn.Module nor an ExportedProgram.
+    """
+    if isinstance(model, torch.export.ExportedProgram):
+        model = model.module()
+    result = optimized(model, functools.partial(compile, config), config)
+    if example_inputs is not None:
+        dispatcher_of(result).prepare(functools.partial(type(model).forward, model), example_inputs, {})
+    return result
+
+
+def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Executable:
+    """One input signature of one model, from capture to something that runs.
+
+    Raises:
+        CaptureError: the model stays eager for these inputs.
+    """
+    clock = _Clock()
+    captured = capture(model, args, kwargs, config)
+    clock.lap("capture")
+    executable = rewrite(captured, config, Fuel(config.max_rewrites))
+    clock.lap("rewrite")
+    if config.verify != "off":
+        executable = verified(executable, model, args, kwargs, config)
+    clock.lap("verify")
+    executable.findings.seconds = clock.laps
+    return executable
+
+
+def rewrite(captured: Capture, config: Config, fuel: Fuel) -> Executable:
+    """Normalize a copy of the captured graph and run the passes over it."""
+    module, inference = copied(captured.graph), not torch.is_grad_enabled()
+    findings = Findings(signature_of(captured), leaves=[Miss(leaf.path, leaf.reason, leaf.place) for leaf in captured.leaves])
+    findings.operators_before = operators(module.graph)
+    normalize(module)
+    for rewrite_pass in PASSES:
+        if rewrite_pass.name not in config.disable:
+            findings.passes.append(apply(rewrite_pass, module, fuel, inference))
+    findings.operators_after, findings.rewrites = operators(module.graph), fuel.used
+    module.recompile()
+    return Executable(captured, module, findings)
+
+
+def verified(executable: Executable, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config) -> Executable:
+    """`executable`, less the rewrites that change an answer beyond the error budget; each is named in the findings."""
+    captured, skip, wrong = executable.capture, frozenset[int](), list[tuple[str, Change]]()
+
+    def verdict_of(candidate: Executable) -> Verdict:
+        return verify(candidate, captured.graph, model, args, kwargs, config)
+
+    def verdict_with(limit: int) -> Verdict:
+        return verdict_of(rewrite(captured, config, Fuel(limit, skip)))
+
+    while not (verdict := verdict_of(executable)).ok:
+        if not verdict.capture_ok or not executable.findings.rewrites:
+            raise CaptureError(verdict.message)
+        number = bisect(verdict_with, executable.findings.rewrites)
+        name, change = executable.findings.blame(number)
+        wrong.append((name, replace(change, why=verdict.message)))
+        skip |= {number}
+        executable = rewrite(captured, config, Fuel(config.max_rewrites, skip))
+    for ran in executable.findings.passes:
+        ran.rolled_back.extend(change for name, change in wrong if name == ran.name)
+    executable.findings.max_error = verdict.max_error
+    return executable
+
+
+class _Clock:
+    """Wall time by stage."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.laps[stage], self._last = now - self._last, now
+
+
+def copied(module: GraphModule) -> GraphModule:
+    """The same graph module with a graph of its own; fake values and constants are shared."""
+    graph = Graph()
+    output = graph.graph_copy(module.graph, {}, return_output_node=True)
+    graph.output(output[0])
+    return GraphModule(module, graph)
+
+
+def signature_of(captured: Capture) -> str:
+    """The inputs as a person writes them: "float32[s0, 13], int64[s0, 26]"."""
+    return ", ".join(f"{str(spec.dtype).removeprefix('torch.')}[{', '.join(map(str, spec.dims))}]" for spec in captured.inputs)
+
+
+def operators(graph: Graph) -> int:
+    """Calls of operators per forward; sizes and list items are free."""
+    return sum(isinstance(node.target, torch._ops.OpOverload) for node in graph.nodes)

@@ -1,0 +1,66 @@
+"""Groups: matches that one call can replace together, and where in the graph that call can stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from torch.fx import Graph, Node
+
+from fxopt.shape.aliases import Aliases, is_pure
+
+
+class Member(Protocol):
+    """A match that can share a call: the node it replaces and the nodes its replacement reads."""
+
+    @property
+    def anchor(self) -> Node: ...
+
+    @property
+    def reads(self) -> list[Node]: ...
+
+
+M = TypeVar("M", bound=Member)
+
+
+def group(graph: Graph, members: Sequence[M], aliases: Aliases) -> list[list[M]]:
+    """As few groups as possible; within one, no member reads another, and one place suits them all."""
+    groups: list[list[M]] = []
+    for level in _levels(graph, members):
+        while level:
+            together = [member for member in level if hoisted(graph, level[0].anchor, member.reads, aliases) is not None]
+            groups.append(together or level[:1])
+            level = [member for member in level if member not in groups[-1]]
+    return groups
+
+
+def _levels(graph: Graph, members: Sequence[M]) -> list[list[M]]:
+    """Members by the longest chain of members before them. depth[n]: that chain's length at node n."""
+    by_anchor = {member.anchor: member for member in members}
+    depth: dict[Node, int] = {}
+    levels: list[list[M]] = []
+    for node in graph.nodes:
+        member = by_anchor.get(node)
+        reads = member.reads if member is not None else node.all_input_nodes
+        depth[node] = max((depth[read] for read in reads), default=0)
+        if member is not None:
+            while len(levels) <= depth[node]:
+                levels.append([])
+            levels[depth[node]].append(member)
+            depth[node] += 1
+    return levels
+
+
+def hoisted(graph: Graph, point: Node, reads: Sequence[Node], aliases: Aliases) -> list[Node] | None:
+    """The nodes that must move before `point` for a call there to read `reads`; None where one may not move."""
+    late = set()
+    unread = [node for node in reads if not node < point]
+    while unread:
+        node = unread.pop()
+        if node in late:
+            continue
+        if node is point or not is_pure(node) or aliases.edited(node):
+            return None
+        late.add(node)
+        unread.extend(needed for needed in node.all_input_nodes if not needed < point)
+    return sorted(late)

@@ -1,0 +1,137 @@
+"""Pooling of padded sequences: sum, mean and max over the lookups of one row, plain, masked or weighted.
+
+The spellings, for rows [B, L, D] = table[ids], mask [B, L, 1] (or repeated over D) and length [B, 1]:
+
+    rows.sum(1)    rows.mean(1)    rows.amax(1)    rows.max(1).values
+    (rows * mask).sum(1)           torch.bmm(mask, rows)  with mask [B, 1, L]
+    (rows * mask).sum(1) / length  (rows * mask).sum(1) / mask.sum(1)
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx import Node
+
+from fxopt.patterns.lookups import Lookup
+from fxopt.shape.sizes import same, shape_of, static, tensor_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """anchor = the lookup's rows pooled over its last id axis.
+
+    weights: a tensor [..., L] (or [..., L, 1], [..., 1, L]), one factor per id; divisor: one value per row.
+    """
+
+    anchor: Node
+    lookup: Lookup
+    mode: str
+    weights: Node | None = None
+    divisor: Node | None = None
+
+
+_REDUCTIONS = {aten.sum.dim_IntList: "sum", aten.mean.dim: "mean", aten.amax.default: "max"}
+
+
+def find_pooled(node: Node, lookups: dict[Node, Lookup]) -> Pooled | None:
+    """The pooling whose result `node` is, over one of the graph's `lookups`."""
+    if node.op != "call_function":
+        return None
+    if node.target in _REDUCTIONS:
+        return _reduced(node, node, _REDUCTIONS[node.target], lookups)
+    if node.target is operator.getitem and node.args[1] == 0:
+        call = node.args[0]
+        if isinstance(call, Node) and call.target is aten.max.dim and len(call.users) == 1:
+            return _reduced(node, call, "max", lookups)
+    if node.target in (aten.bmm.default, aten.matmul.default):
+        return _weighted_product(node, lookups)
+    if node.target in (aten.div.Tensor, aten.true_divide.Tensor):
+        return _divided(node, lookups)
+    return None
+
+
+def _reduced(anchor: Node, call: Node, mode: str, lookups: dict[Node, Lookup]) -> Pooled | None:
+    rows, dims = call.args[0], call.args[1] if len(call.args) > 1 else None
+    if not isinstance(rows, Node) or tensor_of(rows) is None or call.kwargs.get("dtype") is not None:
+        return None
+    rank = len(shape_of(rows))
+    dim = dims[0] if isinstance(dims, list | tuple) and len(dims) == 1 else dims
+    if not isinstance(dim, int) or rank < 3 or dim % rank != rank - 2:
+        return None
+    weights = None
+    if rows not in lookups and mode == "sum" and rows.target is aten.mul.Tensor:
+        rows, weights = _factors(rows, lookups)
+    lookup = lookups.get(rows) if rows is not None else None
+    return Pooled(anchor, lookup, mode, weights) if lookup and lookup.bag is None else None
+
+
+def _factors(product: Node, lookups: dict[Node, Lookup]) -> tuple[Node | None, Node | None]:
+    """rows * mask, in either order: (rows, the mask as one factor per id)."""
+    for rows, mask in (product.args[:2], product.args[1::-1]):
+        if isinstance(rows, Node) and rows in lookups and isinstance(mask, Node):
+            factor = _one_per_id(mask, rows)
+            return (rows, factor) if factor is not None else (None, None)
+    return None, None
+
+
+def _one_per_id(mask: Node, rows: Node) -> Node | None:
+    """`mask` without its repetition over D: a float tensor [..., L, 1] that `rows` [..., L, D] is multiplied by."""
+    while _repeats_last_axis(mask):
+        mask = mask.args[0]  # type: ignore[assignment]
+    if tensor_of(mask) is None or mask.meta["val"].dtype != rows.meta["val"].dtype:
+        return None
+    shape, full = shape_of(mask), shape_of(rows)
+    if len(shape) != len(full) or static(shape[-1]) != 1 or static(full[-1]) == 1:
+        return None
+    return mask if all(map(same, shape[:-1], full[:-1])) else None
+
+
+def _repeats_last_axis(mask: Node) -> bool:
+    source = mask.args[0] if mask.args else None
+    if not isinstance(source, Node) or tensor_of(source) is None or tensor_of(mask) is None:
+        return False
+    repeats = (aten.expand.default, aten.repeat.default, aten.repeat_interleave.self_int, aten.expand_as.default)
+    before, after = shape_of(source), shape_of(mask)
+    casts = (aten.to.dtype, aten._to_copy.default)
+    if mask.target in casts and source.meta["val"].dtype == mask.meta["val"].dtype:
+        return True
+    return (
+        mask.target in repeats
+        and len(before) == len(after)
+        and static(before[-1]) == 1
+        and all(map(same, before[:-1], after[:-1]))
+    )
+
+
+def _weighted_product(node: Node, lookups: dict[Node, Lookup]) -> Pooled | None:
+    """bmm(weights [B, 1, L], rows [B, L, D])."""
+    weights, rows = node.args[:2]
+    if not isinstance(rows, Node) or not isinstance(weights, Node) or rows not in lookups:
+        return None
+    shape, full = shape_of(weights), shape_of(rows)
+    if len(shape) != 3 or len(full) != 3 or static(shape[1]) != 1 or not same(shape[0], full[0]):
+        return None
+    if weights.meta["val"].dtype != rows.meta["val"].dtype or lookups[rows].bag is not None:
+        return None
+    return Pooled(node, lookups[rows], "sum", weights)
+
+
+def _divided(node: Node, lookups: dict[Node, Lookup]) -> Pooled | None:
+    """pooled / divisor, the divisor being one value per row."""
+    pooled, divisor = node.args[:2]
+    if not isinstance(pooled, Node) or not isinstance(divisor, Node) or tensor_of(divisor) is None:
+        return None
+    found = find_pooled(pooled, lookups)
+    if found is None or found.divisor is not None or len(pooled.users) > 1:
+        return None
+    shape, full = shape_of(divisor), shape_of(pooled)
+    if len(shape) != len(full) or static(shape[-1]) != 1 or static(full[-1]) == 1:
+        return None
+    if divisor.meta["val"].dtype != pooled.meta["val"].dtype or not all(map(same, shape[:-1], full[:-1])):
+        return None
+    return replace(found, anchor=node, divisor=divisor)

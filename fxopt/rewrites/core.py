@@ -1,0 +1,203 @@
+"""The one place that edits graphs: transactional rewrites with fuel.
+
+A replacement is inserted beside what it replaces, run on fake tensors and compared; only then do the users move.
+Any failure removes the inserted nodes again and gives a reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from fxopt.findings import Change, PassFindings
+from fxopt.normalize import remove_dead_code
+from fxopt.patterns.core import Match, Reject, place_of
+from fxopt.shape.sizes import same_shape, tensor_of
+
+
+class Rejected(Exception):
+    """A replacement that does not hold; its text is the reason."""
+
+
+@dataclass
+class Editor:
+    """Adds nodes to a graph before `point`, each with its fake value. It can only add."""
+
+    module: GraphModule
+    point: Node
+    added: list[Node] = field(default_factory=list)
+    moved: list[tuple[Node, Node]] = field(default_factory=list)
+
+    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        """A call of an operator, with its shape and dtype worked out on fake tensors."""
+        with self.module.graph.inserting_before(self.point):
+            node = self.module.graph.call_function(target, args, kwargs)
+        self.added.append(node)
+        node.meta["place"] = place_of(self.point)
+        fake_args = map_arg(args, lambda argument: argument.meta["val"])
+        with fake_mode_of(self.module):
+            node.meta["val"] = target(*fake_args, **map_arg(kwargs, lambda argument: argument.meta["val"]))
+        return node
+
+    def constant(self, name: str, tensor: torch.Tensor) -> Node:
+        """A tensor that belongs to the graph and not to the model's state."""
+        unique = next(n for n in _numbered(f"_{name}") if not hasattr(self.module, n))
+        setattr(self.module, unique, tensor)
+        with self.module.graph.inserting_before(self.point):
+            node = self.module.graph.get_attr(unique)
+        self.added.append(node)
+        mode = fake_mode_of(self.module)
+        node.meta["val"] = mode.from_tensor(tensor, static_shapes=True)
+        return node
+
+    def hoist(self, nodes: Sequence[Node]) -> None:
+        """Move pure nodes, in graph order, before the point."""
+        for node in nodes:
+            self.moved.append((node, node.next))
+            self.point.prepend(node)
+
+    def undo(self) -> None:
+        for node in reversed(self.added):
+            self.module.graph.erase_node(node)
+        for node, following in reversed(self.moved):
+            following.prepend(node)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What a rewrite did at one match: new values for old nodes, and the words for the report."""
+
+    values: dict[Node, Node]
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A named pass: find matches (or reasons why not), and replace each.
+
+    find: yields Match and Reject for a graph module; `inference` tells whether gradients are off.
+    replace: builds the replacement of one match through an Editor; raises Rejected where it does not hold.
+    why: the reason for its place in the order of passes.
+    """
+
+    name: str
+    find: Callable[[GraphModule, bool], Iterator[Match | Reject]]
+    replace: Callable[[Editor, Match], Replacement]
+    why: str
+
+
+@dataclass
+class Fuel:
+    """How many rewrites may be applied, and which ones (by number) are left out."""
+
+    limit: int | None = None
+    skip: frozenset[int] = frozenset()
+    used: int = 0
+
+    @property
+    def empty(self) -> bool:
+        return self.limit is not None and self.used >= self.limit
+
+    def take(self) -> int:
+        """The number of the next rewrite."""
+        self.used += 1
+        return self.used - 1
+
+
+def fake_mode_of(module: GraphModule) -> FakeTensorMode:
+    """The fake mode that a captured graph's values live in."""
+    for node in module.graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None:
+            return mode
+    return FakeTensorMode()
+
+
+def apply(rewrite: Rewrite, module: GraphModule, fuel: Fuel, inference: bool) -> PassFindings:
+    """Run one pass to its fixed point; every match is a transaction of its own."""
+    findings, started = PassFindings(rewrite.name), time.perf_counter()
+    refused: set[str] = set()
+    while True:
+        changed = False
+        rejects = []
+        for found in list(rewrite.find(module, inference)):
+            if isinstance(found, Reject):
+                rejects.append(found)
+                continue
+            if found.anchor.name in refused or not _alive(found, module):
+                continue
+            if fuel.empty:
+                break
+            number = fuel.take()
+            if number in fuel.skip or not _commit(rewrite, module, found, findings, number):
+                refused.add(found.anchor.name)
+                continue
+            changed = True
+        if not changed:
+            break
+        remove_dead_code(module)
+    misses = {(miss.reason, miss.place): miss for miss in (reject.miss(rewrite.name) for reject in rejects)}
+    findings.misses = list(misses.values())
+    findings.seconds = time.perf_counter() - started
+    return findings
+
+
+def _alive(match: Match, module: GraphModule) -> bool:
+    """Whether no earlier match of this round has replaced a node that this one speaks of."""
+    nodes: list[Node] = [match.anchor]
+    map_arg(match.bound.get("reads", ()), nodes.append)
+    return all(node.graph is module.graph and not node._erased and "replaced" not in node.meta for node in nodes)
+
+
+def _commit(rewrite: Rewrite, module: GraphModule, match: Match, findings: PassFindings, number: int) -> bool:
+    """Replace one match. False, with the reason in the findings, where the replacement does not hold."""
+    editor = Editor(module, match.anchor)
+    place = place_of(match.anchor)
+    try:
+        replacement = _checked(rewrite, editor, match)
+    except Exception as error:  # whatever it is, the graph stays as it was and the report says so
+        editor.undo()
+        reason = str(error) if isinstance(error, Rejected) else f"{type(error).__name__}: {error}"
+        findings.rolled_back.append(Change(number, match.anchor.name, rewrite.name, reason, place))
+        return False
+    for old, new in replacement.values.items():
+        old.meta["replaced"] = True
+        old.replace_all_uses_with(new)
+    findings.changes.append(Change(number, match.anchor.name, replacement.what, replacement.why, place))
+    return True
+
+
+def _checked(rewrite: Rewrite, editor: Editor, match: Match) -> Replacement:
+    guards = _guards(editor.module)
+    replacement = rewrite.replace(editor, match)
+    for old, new in replacement.values.items():
+        before, after = tensor_of(old), tensor_of(new)
+        if before is None or after is None:
+            raise Rejected(f"'{old.name}' is not a tensor")
+        if before.dtype != after.dtype or not same_shape(old, new):
+            raise Rejected(
+                f"'{old.name}': expected {before.dtype} {list(before.shape)}, found {after.dtype} {list(after.shape)}"
+            )
+    if _guards(editor.module) != guards:
+        raise Rejected("its replacement holds only for some input sizes")
+    return replacement
+
+
+def _guards(module: GraphModule) -> int:
+    environment = fake_mode_of(module).shape_env
+    return len(environment.guards) if environment is not None else 0
+
+
+def _numbered(stem: str) -> Iterator[str]:
+    number = 0
+    while True:
+        yield f"{stem}_{number}"
+        number += 1

@@ -1,0 +1,189 @@
+"""Embedding columns: every collector that one call can serve becomes one `fxopt::columns` operator."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxopt.kernels.columns.encode import encode
+from fxopt.kernels.columns.op import load
+from fxopt.kernels.columns.plan import Column, Instr, Offsets, Plan, Source
+from fxopt.normalize import switches_gradients
+from fxopt.patterns.columns import Columns, Placed
+from fxopt.patterns.core import Match, Reject, place_of
+from fxopt.patterns.embedding_columns import RESHAPES, Collector, Output, Piece, find_collectors
+from fxopt.patterns.groups import group, hoisted
+from fxopt.patterns.layout import Layout
+from fxopt.rewrites.core import Editor, Rejected, Replacement, Rewrite
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import Size, same, shape_of, static
+
+aten = torch.ops.aten
+
+
+def find(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """One match per group of collectors."""
+    graph = module.graph
+    if switches_gradients(graph) and not inference:
+        yield Reject("forward switches gradients on and off; optimized where they are off", next(iter(graph.nodes)))
+        return
+    aliases = Aliases(graph)
+    columns = Columns(graph, aliases, inference)
+    collectors = find_collectors(graph, columns)
+    for members in group(graph, collectors, aliases):
+        placed = [column for member in members for column in member.columns]
+        if len(placed) == 1 and placed[0].is_plain and len(members[0].pieces) == 1:
+            yield Reject("a single plain lookup is one operator already", members[0].anchor)
+            continue
+        reads = [read for member in members for read in member.reads]
+        yield Match(members[0].anchor, {"collectors": members, "reads": tuple(dict.fromkeys(reads)), "aliases": aliases})
+    yield from columns.rejects
+
+
+def replace_group(editor: Editor, match: Match) -> Replacement:
+    """One call for the group, then the views and shorter cats that put its outputs where they belong."""
+    collectors: list[Collector] = match.bound["collectors"]
+    late = hoisted(editor.module.graph, match.anchor, match.bound["reads"], match.bound["aliases"])
+    if late is None:
+        raise Rejected("a tensor it reads is made by an operator that may not move")
+    editor.hoist(late)
+    slots = _slots(collectors, match.bound["aliases"])
+    outputs = list({slot: output for output, slot in slots}.values())
+    builder = _PlanBuilder()
+    plan = builder.plan(outputs)
+    load()
+    call = editor.call(torch.ops.fxopt.columns.default, list(builder.tensors), list(builder.tables), editor.constant("plan", encode(plan)))
+    call.meta["plan"] = plan
+    written = iter([_shaped(editor, call, slot, output) for output, slot in slots])
+    values = {}
+    for collector in collectors:
+        parts = [next(written) if isinstance(part, Output) else part for part in collector.parts]
+        values[collector.anchor] = parts[0] if len(parts) == 1 else editor.call(aten.cat.default, parts, collector.dim)
+    count = len(plan.columns)
+    into = "tensor" if len(outputs) == 1 else "tensors"
+    what = f"{sum(column.table is not None for column in plan.columns)} columns into {len(outputs)} {into}, one call"
+    why = "same rows, same order; ids are checked inside the lookup"
+    return Replacement(values, what if count > 1 else "1 column with its index program, one call", why)
+
+
+def _slots(collectors: list[Collector], aliases: Aliases) -> list[tuple[Output, int]]:
+    """Every output with its number in the call; two that hold the same rows in other shapes share one."""
+    numbers: dict[object, int] = {}
+    slots = []
+    for collector in collectors:
+        shareable = not aliases.edited(collector.anchor) and not _returned(collector.anchor)
+        for output in collector.outputs:
+            key = (output.pieces, output.width, output.dtype) if shareable else id(output)
+            slots.append((output, numbers.setdefault(key, len(numbers))))
+    return slots
+
+
+def _returned(node: Node) -> bool:
+    """Whether a value, or a view of it, leaves the model: its memory must then be its own."""
+    return any(user.op == "output" or (user.target in RESHAPES and _returned(user)) for user in node.users)
+
+
+class _PlanBuilder:
+    """Numbers the tensors and tables of a call as its columns are written down."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[Node, int] = {}
+        self.tables: dict[Node, int] = {}
+
+    def plan(self, outputs: list[Output]) -> Plan:
+        columns = [
+            self._column(piece, index) for index, output in enumerate(outputs) for piece in output.pieces
+        ]
+        named = tuple(replace(column, name=f"column {index} ({column.name})") for index, column in enumerate(columns))
+        dtypes = tuple(str(output.dtype).removeprefix("torch.") for output in outputs)
+        return Plan(named, tuple(output.width for output in outputs), dtypes)
+
+    def _column(self, piece: Piece, output: int) -> Column:
+        if isinstance(piece.placed, Layout):
+            return Column(self._source(piece.placed), None, output, piece.offset, add=piece.add, name="copy")
+        placed = piece.placed
+        lookup, pooled = placed.column.lookup, placed.column.pooled
+        table = self.tables.setdefault(lookup.table, len(self.tables))
+        return Column(
+            source=self._source(placed.ids),
+            table=table,
+            output=output,
+            offset=piece.offset,
+            program=tuple(self._instruction(step.instr, step.operand) for step in placed.ids.value.program),
+            pool=placed.column.mode,
+            bag=self._offsets(placed),
+            weights=self._source(placed.weights) if placed.weights else None,
+            padding=lookup.padding,
+            divisor=self._source(placed.divisor) if placed.divisor else None,
+            empty_nan=pooled is not None and pooled.mode == "mean",
+            wrap_negative=lookup.wrap_negative,
+            add=piece.add,
+            name=place_of(lookup.anchor).module or lookup.anchor.name,
+            table_name=_table_name(lookup.table),
+        )
+
+    def _number(self, node: Node) -> int:
+        return self.tensors.setdefault(node, len(self.tensors))
+
+    def _source(self, layout: Layout) -> Source:
+        lane = layout.lane
+        return Source(
+            tensor=self._number(layout.value.base),
+            rows=tuple(part.dim for part in layout.rows),
+            lane=lane.dim if lane else None,
+            start=lane.start if lane else 0,
+            length=None if lane is None else static(lane.size),
+            fixed=layout.fixed,
+        )
+
+    def _instruction(self, instruction: Instr, operand: Node | None) -> Instr:
+        return instruction if operand is None else replace(instruction, tensor=self._number(operand))
+
+    def _offsets(self, placed: Placed) -> Offsets | None:
+        bag = placed.column.lookup.bag
+        if bag is None or bag.offsets is None:
+            return None
+        return Offsets(self._number(bag.offsets), bag.include_last)
+
+
+def _table_name(table: Node) -> str:
+    slot = table.meta.get("state")
+    return f"{slot.module}.{slot.name}".lstrip(".") if slot is not None else table.name
+
+
+def _shaped(editor: Editor, call: Node, index: int, output: Output) -> Node:
+    """The call's output [rows, width] in the shape its users expect."""
+    flat = editor.call(operator.getitem, call, index)
+    if len(output.shape) == 2 and len(output.rows) == 1:
+        return flat
+    sizes = [_size(editor, output, axis, size) for axis, size in enumerate(output.shape)]
+    if sum(isinstance(size, Node) for size in sizes) == 1:
+        sizes = [-1 if isinstance(size, Node) else size for size in sizes]
+    return editor.call(aten.view.default, flat, sizes)
+
+
+def _size(editor: Editor, output: Output, axis: int, size: Size) -> int | Node:
+    known = static(size)
+    return known if known is not None else editor.call(aten.sym_size.int, *_carrier(output, size))
+
+
+def _carrier(output: Output, size: Size) -> tuple[Node, int]:
+    """An input of the call, and its dim, that has this size."""
+    for piece in output.pieces:
+        for node in piece.placed.reads:
+            for dim, candidate in enumerate(shape_of(node)):
+                if same(candidate, size):
+                    return node, dim
+    raise Rejected(f"no input of the call has the size {size}")
+
+
+REWRITE = Rewrite(
+    "embedding_columns",
+    find,
+    replace_group,
+    why="first among the rewrites: it sees lookups as the model wrote them",
+)

@@ -1,0 +1,1 @@
+"""Facts about a graph: symbolic sizes, strided views, aliasing."""

@@ -1,0 +1,77 @@
+"""Which values share memory, and which of them are edited in place: the barrier every rewrite respects."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+# Return their input itself (in eval) although their schema does not say so.
+_PASS_THROUGH = {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout"}
+
+
+def mutates(node: Node) -> bool:
+    """Whether a node writes to one of its arguments."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def is_random(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def is_pure(node: Node) -> bool:
+    """Whether a node may be moved, merged with its twin, or dropped: an operator without effects."""
+    if node.op != "call_function":
+        return node.op == "get_attr"
+    return not (mutates(node) or is_random(node) or node.is_impure())
+
+
+class Aliases:
+    """Groups of nodes that may share memory, by operator schemas; `edited(node)` tells of in-place edits."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._parent: dict[Node, Node] = {}
+        edited = []
+        for node in graph.nodes:
+            self._parent[node] = node
+            for other in _aliased_arguments(node):
+                self._parent[self._root(other)] = self._root(node)
+            edited.extend(_written_arguments(node))
+        self._edited = {self._root(node) for node in edited}
+
+    def edited(self, node: Node) -> bool:
+        """Whether this value, or one that shares its memory, is edited in place anywhere in the graph."""
+        return self._root(node) in self._edited
+
+    def _root(self, node: Node) -> Node:
+        while (parent := self._parent[node]) is not node:
+            self._parent[node] = self._parent[parent]
+            node = parent
+        return node
+
+
+def _aliased_arguments(node: Node) -> list[Node]:
+    if node.op != "call_function":
+        return list(node.all_input_nodes) if node.op == "call_module" else []
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return list(node.all_input_nodes)  # getitem of a split, arithmetic on sizes
+    if node.target._schema.name in _PASS_THROUGH:
+        return list(node.all_input_nodes)
+    return _nodes_where(node, lambda argument: argument.alias_info is not None)
+
+
+def _written_arguments(node: Node) -> list[Node]:
+    if not mutates(node):
+        return []
+    return _nodes_where(node, lambda argument: argument.alias_info is not None and argument.alias_info.is_write)
+
+
+def _nodes_where(node: Node, keep) -> list[Node]:  # type: ignore[no-untyped-def]
+    assert isinstance(node.target, torch._ops.OpOverload)
+    found: list[Node] = []
+    for position, argument in enumerate(node.target._schema.arguments):
+        if not keep(argument):
+            continue
+        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        map_arg(value, found.append)
+    return found

@@ -1,0 +1,48 @@
+"""Sizes as facts: a size is an int or a SymInt, and two are the same only when that holds for every input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+Size = int | torch.SymInt
+
+
+def tensor_of(node: Node) -> torch.Tensor | None:
+    """The FakeTensor a node stands for, None where it is not one tensor."""
+    value = node.meta.get("val")
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def shape_of(node: Node) -> tuple[Size, ...]:
+    """The sizes of a tensor node."""
+    return tuple(node.meta["val"].shape)
+
+
+def static(size: Size) -> int | None:
+    """The size as an int when it is the same for every input, else None."""
+    if isinstance(size, int):
+        return size
+    expr = size.node.expr
+    return int(expr) if expr.is_number else None
+
+
+def same(left: Size, right: Size) -> bool:
+    """Whether two sizes are equal for every input this graph accepts."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left == right
+    return left is right or statically_known_true(left == right)
+
+
+def same_shape(left: Node, right: Node) -> bool:
+    """Whether two tensor nodes have equal sizes for every input this graph accepts."""
+    sizes, others = shape_of(left), shape_of(right)
+    return len(sizes) == len(others) and all(map(same, sizes, others))
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    return math.prod(sizes)

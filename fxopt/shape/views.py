@@ -1,0 +1,104 @@
+"""Strided views as data: which dims of a base tensor stand behind each axis of a chain of view operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from fxopt.shape.sizes import Size, product, same, static
+
+
+@dataclass(frozen=True)
+class Part:
+    """One dim of the base tensor, from `start` on. `whole`: it reaches to the end of that dim.
+
+    Sizes do not take part in `==`, which would ask the shape environment for a guard.
+    """
+
+    dim: int
+    start: int
+    size: Size = field(compare=False)
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of the view: the product of its parts, outermost first. No parts: a new axis of size 1."""
+
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def size(self) -> Size:
+        return product(part.size for part in self.parts)
+
+
+@dataclass(frozen=True)
+class View:
+    """A view of a base tensor. Every method gives the next view, or None where it is not a plain strided one.
+
+    axes: one per dim of the view.
+    fixed: (dim, index) of the base dims that a select, or a squeeze, has taken away.
+    """
+
+    axes: tuple[Axis, ...]
+    fixed: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, shape: Iterable[Size]) -> View:
+        return cls(tuple(Axis((Part(dim, 0, size),)) for dim, size in enumerate(shape)))
+
+    @property
+    def is_base(self) -> bool:
+        """Whether this is the base tensor itself."""
+        return not self.fixed and all(
+            len(axis.parts) == 1 and axis.parts[0].dim == dim and axis.parts[0].start == 0 and axis.parts[0].whole
+            for dim, axis in enumerate(self.axes)
+        )
+
+    def slice(self, dim: int, start: int, size: Size, to_end: bool) -> View | None:
+        axis = self.axes[dim]
+        if start == 0 and same(axis.size, size):
+            return self
+        if len(axis.parts) != 1 or start < 0:
+            return None
+        part = axis.parts[0]
+        cut = Part(part.dim, part.start + start, size, part.whole and to_end)
+        return self._with(dim, Axis((cut,)))
+
+    def select(self, dim: int, index: int) -> View | None:
+        axis = self.axes[dim]
+        size = static(axis.size)
+        if index < 0:
+            if size is None:
+                return None
+            index += size
+        if len(axis.parts) > 1:
+            return None
+        fixed = tuple((part.dim, part.start + index) for part in axis.parts)
+        return View(self.axes[:dim] + self.axes[dim + 1 :], self.fixed + fixed)
+
+    def unsqueeze(self, dim: int) -> View:
+        return View((*self.axes[:dim], Axis(), *self.axes[dim:]), self.fixed)
+
+    def permute(self, order: Sequence[int]) -> View:
+        return View(tuple(self.axes[dim] for dim in order), self.fixed)
+
+    def reshape(self, shape: Sequence[Size]) -> View | None:
+        """Merge, split back, add or drop axes; None where an axis would be cut anew."""
+        parts = [part for axis in self.axes for part in axis.parts]
+        ones = [part for part in parts if static(part.size) == 1]
+        rest = [part for part in parts if static(part.size) != 1]
+        axes = []
+        for size in shape:
+            taken: list[Part] = []
+            while not same(product(part.size for part in taken), size):
+                if not rest:
+                    return None
+                taken.append(rest.pop(0))
+            axes.append(Axis(tuple(taken)))
+        if rest:
+            return None
+        return View(tuple(axes), self.fixed + tuple((part.dim, part.start) for part in ones))
+
+    def _with(self, dim: int, axis: Axis) -> View:
+        return View((*self.axes[:dim], axis, *self.axes[dim + 1 :]), self.fixed)
