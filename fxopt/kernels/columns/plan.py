@@ -104,7 +104,8 @@ class Column:
     bag: jagged bags; the source is then 1-D, rows=(0,), and its flat position is the bag's.
     weights: one float per id, same layout as the ids (per-sample weights, or a padding mask), sum and mean only:
         sum of w * row; a mean divides by the number of ids, as torch does for a dense `.mean`.
-    padding: an id that is left out of its bag (EmbeddingBag's padding_idx; after the index program).
+    padding: an id that is left out of its bag (EmbeddingBag's padding_idx; after the index program);
+        with pool "none" it is looked up, and only its gradient is zero (Embedding's padding_idx).
     divisor: each row of the result is divided by this value (a masked mean's denominator).
     empty_nan: a mean over no ids is NaN (a dense `.mean(1)`); otherwise 0 (EmbeddingBag).
     wrap_negative: ids in [-R, -1] count from the end (weight[idx]); else they are errors (F.embedding).

@@ -1,0 +1,140 @@
+"""Compiles a kernel library on first use and caches it.
+
+A library's folder is named by a key (sources, flags, torch, CPU architecture) and by the compiler. It is built in a
+private folder under a flock and renamed into place, so a process killed at any moment leaves nothing half done: the
+kernel drops its lock, and the next builder clears its folder away. (The scheme of DeepGEMM's JIT cache.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+_BUILDING = ".building-"
+
+
+class BuildError(RuntimeError):
+    """A library that could not be compiled; the message says what is missing or what the compiler said."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """Sources of one shared library. Everything in `headers` takes part in the key."""
+
+    name: str
+    sources: tuple[Path, ...]
+    headers: tuple[Path, ...] = ()
+    cflags: tuple[str, ...] = ("-O2",)
+
+    @property
+    def key(self) -> str:
+        digest = hashlib.sha256()
+        for part in (self.name, *self.cflags, torch.__version__, str(torch._C._GLIBCXX_USE_CXX11_ABI), platform.machine()):
+            digest.update(part.encode() + b"\0")
+        for path in sorted(self.sources + self.headers):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        return digest.hexdigest()[:16]
+
+
+def cache_dir() -> Path:
+    """Where libraries are kept: FXOPT_CACHE, else TORCH_EXTENSIONS_DIR/fxopt, else XDG_CACHE_HOME/fxopt."""
+    if chosen := os.environ.get("FXOPT_CACHE"):
+        return Path(chosen)
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "fxopt"
+
+
+def find(library: Library) -> Path | None:
+    """The cached library for this compiler, or, on a machine without one, for any."""
+    compiler = _compiler_id()
+    found = sorted(cache_dir().glob(f"{library.name}-{library.key}-{compiler or '*'}/{library.name}.so"))
+    return found[0] if found else None
+
+
+def build(library: Library) -> Path:
+    """The path of the compiled library, compiling it when it is not cached.
+
+    Raises:
+        BuildError: no C++ compiler, no place to write, or the compiler failed.
+    """
+    if cached := find(library):
+        return cached
+    compiler = _compiler_id()
+    if compiler is None:
+        raise BuildError(f"no C++ compiler: {_compiler()!r} is not on PATH (install g++, or set CXX)")
+    target = cache_dir() / f"{library.name}-{library.key}-{compiler}"
+    try:
+        with _locked(library) as folder:
+            if not target.exists():
+                _compile(library, folder)
+                os.rename(folder, target)
+    except OSError as error:
+        raise BuildError(f"cannot write the kernel cache {cache_dir()} (FXOPT_CACHE chooses another): {error}") from error
+    return target / f"{library.name}.so"
+
+
+@contextlib.contextmanager
+def _locked(library: Library) -> Iterator[Path]:
+    """Holds the library's lock and gives a private folder. Folders of killed builders go: they held the lock."""
+    root = cache_dir()
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / f"{library.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        prefix = f"{_BUILDING}{library.name}-"
+        for left in root.glob(f"{prefix}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _compile(library: Library, folder: Path) -> None:
+    from torch.utils import cpp_extension  # pulls in setuptools: only a cold build pays for it
+
+    _find_ninja()
+    try:
+        cpp_extension.load(
+            library.name,
+            [str(path) for path in library.sources],
+            extra_cflags=list(library.cflags),
+            build_directory=str(folder),
+            is_python_module=False,
+        )
+    except (RuntimeError, OSError) as error:
+        raise BuildError(f"compiling {library.name} failed: {error}") from error
+
+
+def _find_ninja() -> None:
+    """cpp_extension runs `ninja` from PATH, where an environment that was not activated does not put it."""
+    if shutil.which("ninja") is None:
+        with contextlib.suppress(ImportError):
+            import ninja
+
+            os.environ["PATH"] = os.pathsep.join([ninja.BIN_DIR, os.environ.get("PATH", "")])
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX", "c++")
+
+
+def _compiler_id() -> str | None:
+    """Names the compiler by its file, because running it to ask for its version would slow every warm start."""
+    words = _compiler().split()
+    path = shutil.which(words[-1]) if words else None
+    if path is None:
+        return None
+    real = os.path.realpath(path)
+    stat = os.stat(real)
+    return hashlib.sha256(f"{_compiler()} {real} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:8]

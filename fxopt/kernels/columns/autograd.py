@@ -1,0 +1,150 @@
+"""Gradients of fxopt::columns: dense, deterministic, only where asked for.
+
+Sums, means and plain lookups scatter into dense table gradients in the kernel (`fxopt::columns_backward`).
+The rest, a few columns as a rule, differentiates the reference: weights, divisors, copied values, max pooling,
+half-precision tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from . import reference
+from .encode import encode, plan_of
+from .plan import Column, Op, Plan
+
+_KERNEL_DTYPES = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Which columns the kernel differentiates, and which the reference; `outputs` and `tables` are theirs."""
+
+    kernel: Tensor | None
+    kernel_outputs: tuple[int, ...]
+    kernel_tables: tuple[int, ...]
+    rest: Plan | None
+    rest_outputs: tuple[int, ...]
+
+
+_splits: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    tensors, tables, plan = inputs
+    ctx.save_for_backward(*tensors, *tables, plan)
+    ctx.n_tensors = len(tensors)
+
+
+def backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], list[Tensor | None], None]:
+    *inputs, plan = ctx.saved_tensors
+    tensors, tables = inputs[: ctx.n_tensors], inputs[ctx.n_tensors :]
+    needs_tensors, needs_tables, _ = ctx.needs_input_grad
+    by_kernel = tuple(bool(n) and t.dtype in _KERNEL_DTYPES for n, t in zip(needs_tables, tables))
+    split = _split(plan, tuple(map(bool, needs_tensors)), tuple(map(bool, needs_tables)), by_kernel)
+    tensor_grads: list[Tensor | None] = [None] * len(tensors)
+    table_grads_: list[Tensor | None] = [None] * len(tables)
+    if split.kernel is not None:
+        found = torch.ops.fxopt.columns_backward(
+            [grads[o].contiguous() for o in split.kernel_outputs],
+            tensors,
+            [tables[t] for t in split.kernel_tables],
+            split.kernel,
+        )
+        for index, grad in zip(split.kernel_tables, found):
+            table_grads_[index] = grad
+    if split.rest is not None:
+        chosen = [grads[o] for o in split.rest_outputs]
+        found = _differentiate(split.rest, chosen, tensors, tables, needs_tensors, needs_tables)
+        for sums, more in zip((tensor_grads, table_grads_), found):
+            for index, grad in enumerate(more):
+                sums[index] = grad if sums[index] is None else sums[index] if grad is None else sums[index] + grad
+    return tensor_grads, table_grads_, None
+
+
+def table_grads(grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Plan) -> list[Tensor]:
+    """What fxopt::columns_backward returns: the gradient of every table, by the reference."""
+    _, found = _differentiate(plan, grads, tensors, tables, [False] * len(tensors), [True] * len(tables))
+    return [torch.zeros_like(t, memory_format=torch.contiguous_format) if g is None else g for t, g in zip(tables, found)]
+
+
+def _differentiate(
+    plan: Plan,
+    grads: Sequence[Tensor],
+    tensors: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    needs_tensors: Sequence[bool],
+    needs_tables: Sequence[bool],
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """Gradients of the reference, recomputed; None where none is needed or none flows."""
+    inputs = [*tensors, *tables]
+    leaves = [t.detach().requires_grad_(bool(n)) for t, n in zip(inputs, (*needs_tensors, *needs_tables))]
+    rows = [grad.shape[0] for grad in grads]
+    with torch.enable_grad():
+        outputs = reference.columns(leaves[: len(tensors)], leaves[len(tensors) :], plan, rows=rows, check=False)
+    pairs = [(output, grad) for output, grad in zip(outputs, grads) if output.requires_grad]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    found: dict[int, Tensor | None] = {}
+    if pairs:
+        gradients = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+        found = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients)}
+    ordered = [found.get(id(leaf)) for leaf in leaves]
+    return ordered[: len(tensors)], ordered[len(tensors) :]
+
+
+def _split(plan_tensor: Tensor, needs_tensors: tuple, needs_tables: tuple, by_kernel: tuple) -> _Split:
+    cache = _splits.setdefault(plan_tensor, {})
+    key = needs_tensors, needs_tables, by_kernel
+    if key not in cache:
+        cache[key] = _make_split(plan_of(plan_tensor), *key)
+    return cache[key]
+
+
+def _make_split(plan: Plan, needs_tensors: tuple, needs_tables: tuple, by_kernel: tuple) -> _Split:
+    kernel, rest = [], []
+    for column in plan.columns:
+        fast = column.table is not None and by_kernel[column.table] and column.pool != "max"
+        fast = fast and bool(column.bag or column.source.rows)  # a kernel plan tells its rows by itself
+        values = any(needs_tensors[t] for t in _float_inputs(column))
+        if fast and not values:
+            kernel.append(column)
+        elif values or (column.table is not None and needs_tables[column.table]):
+            rest.append(column)
+    kernel_plan, kernel_outputs = _subplan(plan, kernel)
+    rest_plan, rest_outputs = _subplan(plan, rest)
+    tables = tuple(sorted({c.table for c in kernel if c.table is not None}))
+    if kernel_plan is not None:
+        numbered = {table: i for i, table in enumerate(tables)}
+        columns = tuple(replace(c, table=numbered[c.table]) for c in kernel_plan.columns if c.table is not None)
+        kernel_plan = replace(kernel_plan, columns=columns)
+    encoded = None if kernel_plan is None else encode(kernel_plan)
+    return _Split(encoded, kernel_outputs, tables, rest_plan, rest_outputs)
+
+
+def _float_inputs(column: Column) -> list[int]:
+    """Tensors that a column is differentiable in, when they require grad."""
+    sources = [s for s in (column.weights, column.divisor, column.source if column.table is None else None) if s]
+    added = [i.tensor for i in column.program if i.op == Op.ADD_TENSOR] if column.table is None else []
+    return [s.tensor for s in sources] + added
+
+
+def _subplan(plan: Plan, columns: list[Column]) -> tuple[Plan | None, tuple[int, ...]]:
+    """These columns alone, and the outputs they write. The first one left in a slot no longer adds to another."""
+    if not columns:
+        return None, ()
+    outputs = tuple(sorted({c.output for c in columns}))
+    numbered = {output: i for i, output in enumerate(outputs)}
+    kept: list[Column] = []
+    written = set()
+    for column in columns:
+        slot = (column.output, column.offset)
+        kept.append(replace(column, output=numbered[column.output], add=column.add and slot in written))
+        written.add(slot)
+    widths, dtypes = tuple(plan.widths[o] for o in outputs), tuple(plan.dtypes[o] for o in outputs)
+    return Plan(tuple(kept), widths, dtypes), outputs

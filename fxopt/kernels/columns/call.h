@@ -1,0 +1,51 @@
+// What one call hands to the work items, and how they report what is wrong.
+#pragma once
+#include <cstdarg>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+
+#include "layout.h"
+
+namespace fxopt {
+
+// The first problem of a work item. Bad ids carry numbers, so that Python can name the column and the table.
+struct Error {
+  int64_t column = INT64_MAX, row = 0;
+  char text[256] = "";
+
+  bool fail(int64_t at_column, int64_t at_row, const char* format, ...) __attribute__((format(printf, 4, 5))) {
+    column = at_column;
+    row = at_row;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    return false;
+  }
+  bool failed() const { return text[0] != 0; }
+  bool before(const Error& other) const { return column != other.column ? column < other.column : row < other.row; }
+};
+
+struct Call {
+  Plan plan;
+  const Array* tensors;
+  const Array* tables;
+  int64_t n_tensors, n_tables;
+  const OutputData* outputs;
+  char* (*scratch)(size_t bytes);  // per thread, grows, valid until the next request
+};
+
+// One instruction set's kernels. Both return false and fill `error` when something is wrong.
+struct Kernels {
+  // Rows [row0, row1) of the columns of a tile.
+  bool (*run_tile)(const Call&, const Tile&, int64_t row0, int64_t row1, Error&);
+  // Adds a column's share to rows [begin, end) of its table's gradient; the outputs hold their gradients.
+  bool (*run_scatter)(const Call&, int column, char* out, int64_t begin, int64_t end, Error&);
+};
+
+namespace avx512 { extern const Kernels kernels; }
+namespace avx2 { extern const Kernels kernels; }
+namespace scalar { extern const Kernels kernels; }
+
+}  // namespace fxopt

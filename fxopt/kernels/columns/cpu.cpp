@@ -1,0 +1,136 @@
+// fxopt::columns on the CPU: torch's stable ABI around the kernels of tile.h.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "entry.h"
+#include "gradient.h"
+#include "schedule.h"
+
+namespace fxopt {
+
+static_assert(int(torch::headeronly::ScalarType::Float) == kFloat && int(torch::headeronly::ScalarType::Bool) == kBool);
+static_assert(int(torch::headeronly::ScalarType::BFloat16) == kBFloat16 && int(torch::headeronly::ScalarType::Long) == kInt64);
+
+static const Kernels* pick(const char* limit) {
+#if defined(__x86_64__)
+  const std::string most = limit ? limit : "avx512";
+  __builtin_cpu_init();
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (most == "avx512" && has_avx512) return &avx512::kernels;
+  if (most != "scalar" && has_avx2) return &avx2::kernels;
+#endif
+  return &scalar::kernels;
+}
+
+static const Kernels* kernels = pick(std::getenv("FXOPT_ISA"));
+
+static char* scratch(size_t bytes) {
+  thread_local std::vector<char> memory;
+  if (memory.size() < bytes + 64) memory.resize(bytes + 64);
+  return memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
+}
+
+static void check_plan(const int64_t* words, int64_t n) {
+  constexpr int64_t kHeader = sizeof(Header) / sizeof(int64_t);
+  STD_TORCH_CHECK(n >= kHeader && words[0] == kVersion, "fxopt.columns: expected a plan tensor made by encode()");
+  const Plan plan(words);
+  const auto* end = reinterpret_cast<const int64_t*>(plan.tiles + plan.header->n_tiles);
+  STD_TORCH_CHECK(end - words <= n, "fxopt.columns: the plan tensor was cut off");
+}
+
+static void run(const Request& request) {
+  check_plan(request.words, request.n_words);
+  Call call{Plan(request.words), request.tensors, request.tables, request.n_tensors, request.n_tables, nullptr, scratch};
+  const int64_t n = call.plan.header->n_outputs;
+  thread_local std::vector<OutputData> outputs;
+  outputs.resize(n);
+  for (int64_t o = 0; o < n; o++) {
+    outputs[o] = measure(call, call.plan.outputs[o]);
+    outputs[o].data = request.allocate(request.context, outputs[o].rows, outputs[o].width, call.plan.outputs[o].dtype);
+  }
+  call.outputs = outputs.data();
+  Error error;
+  run_all(call, *kernels, error);
+  if (error.failed()) throw std::runtime_error(error.text);
+}
+
+using torch::stable::Tensor;
+
+static Array as_array(const Tensor& tensor) {
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  int32_t dtype;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return {static_cast<char*>(tensor.data_ptr()), sizes.data(), strides.data(), int32_t(sizes.size()), dtype};
+}
+
+static std::vector<Array> as_arrays(const std::vector<Tensor>& tensors) {
+  std::vector<Array> arrays;
+  arrays.reserve(tensors.size());
+  for (const Tensor& tensor : tensors) arrays.push_back(as_array(tensor));
+  return arrays;
+}
+
+static char* allocate(void* context, int64_t rows, int64_t width, int32_t dtype) {
+  const int64_t sizes[2] = {rows, width}, strides[2] = {width > 1 ? width : 1, 1};
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(2, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, &handle));
+  auto& results = *static_cast<std::vector<Tensor>*>(context);
+  results.emplace_back(handle);
+  return static_cast<char*>(results.back().data_ptr());
+}
+
+std::vector<Tensor> columns(const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan) {
+  const std::vector<Array> inputs = as_arrays(tensors), weights = as_arrays(tables);
+  const Array words = as_array(plan);
+  STD_TORCH_CHECK(words.dtype == kInt64 && words.dim == 1 && plan.is_contiguous(), "fxopt.columns: the plan must be a contiguous 1-D int64 tensor");
+  std::vector<Tensor> results;
+  run({inputs.data(), weights.data(), int64_t(inputs.size()), int64_t(weights.size()),
+       reinterpret_cast<const int64_t*>(words.data), words.sizes[0], allocate, &results});
+  return results;
+}
+
+// The gradients of all tables of a plan, dense and contiguous, from those of its outputs.
+std::vector<Tensor> columns_backward(
+    const std::vector<Tensor> grads, const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan) {
+  const std::vector<Array> inputs = as_arrays(tensors), weights = as_arrays(tables);
+  const Array words = as_array(plan);
+  check_plan(reinterpret_cast<const int64_t*>(words.data), words.sizes[0]);
+  Call call{Plan(reinterpret_cast<const int64_t*>(words.data)), inputs.data(), weights.data(), int64_t(inputs.size()),
+            int64_t(weights.size()), nullptr, scratch};
+  STD_TORCH_CHECK(int64_t(grads.size()) == call.plan.header->n_outputs, "fxopt.columns_backward: expected a gradient per output");
+  std::vector<OutputData> outputs;
+  for (size_t o = 0; o < grads.size(); o++) {
+    const Array grad = as_array(grads[o]);
+    STD_TORCH_CHECK(grad.dim == 2 && grad.dtype == call.plan.outputs[o].dtype && grads[o].is_contiguous(),
+                    "fxopt.columns_backward: gradient ", o, " must be contiguous, 2-D and of its output's dtype");
+    outputs.push_back({grad.data, grad.sizes[0], grad.sizes[1]});
+  }
+  call.outputs = outputs.data();
+  std::vector<Tensor> results;
+  std::vector<char*> data;
+  for (const Array& table : weights) {
+    STD_TORCH_CHECK(table.dim == 2, "fxopt.columns_backward: a table must be 2-D");
+    data.push_back(allocate(&results, table.sizes[0], table.sizes[1], table.dtype));
+  }
+  Error error;
+  scatter_all(call, *kernels, data, error);
+  if (error.failed()) throw std::runtime_error(error.text);
+  return results;
+}
+
+}  // namespace fxopt
+
+// For entry.cpp, which is another library, and for tests: which instruction set runs ("avx512", "avx2", "scalar").
+extern "C" void fxopt_columns_run(const fxopt::Request* request) { fxopt::run(*request); }
+extern "C" void fxopt_columns_isa(const char* limit) { fxopt::kernels = fxopt::pick(limit); }
+
+STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) {
+  m.impl("columns", TORCH_BOX(&fxopt::columns));
+  m.impl("columns_backward", TORCH_BOX(&fxopt::columns_backward));
+}

@@ -1,0 +1,264 @@
+"""A Plan as one int64 tensor, which the C++ kernel reads in place on every call, and back.
+
+The tensor holds little-endian records: layout.h overlays structs on it, so nothing is decoded per call.
+Names are left out: only error messages need them, and Python has the Plan.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import defaultdict
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .plan import Column, Compare, Instr, Offsets, Op, Plan, Source
+
+VERSION = 0x46584F50_0001  # "FXOP", layout 1: layout.h checks it
+TILE_COLUMNS = 16  # light columns of one work item: 8-64 wide each, they fill whole cache lines of an output row
+DTYPES = dict(uint8=0, int8=1, int16=2, int32=3, int64=4, float16=5, float32=6, float64=7, bool=11, bfloat16=15)
+POOLS = ("none", "sum", "mean", "max")
+
+# One format per struct of layout.h. Every record is a multiple of 8 bytes.
+HEADER = "<8q"
+SOURCE = "i4b3q"
+FORMATS = {
+    "columns": f"<{SOURCE}2iq2i4bi2q",
+    "extras": f"<{SOURCE}{SOURCE}4i",
+    "instrs": "<4Bi2q",
+    "fixed": "<2q",
+    "outputs": "<q4i",
+    "tiles": "<4i",
+}
+_NO_SOURCE = (-1, 0, 0, 0, 0, 0, 0, 0)
+_NAMES = {code: name for name, code in DTYPES.items()}
+
+_known: dict[int, Plan | None] = {}  # number of words -> its plan; None where two plans share a length
+_decoded: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def encode(plan: Plan) -> torch.Tensor:
+    """The plan as an int64 tensor on the CPU. Treat it as immutable.
+
+    Its length identifies the plan in this process, so that operators under fake tensors, which have sizes
+    but no data, still know it (:func:`plan_of`).
+    """
+    _check(plan)
+    records: dict[str, list[bytes]] = {name: [] for name in FORMATS}
+    order, tiles = _tiles(plan)
+    programs: dict[str, int] = {}
+    for index in order:
+        _add_column(records, programs, index, plan.columns[index])
+    measured = {plan.columns[index].output: at for at, index in reversed(list(enumerate(order))) if _has_rows(plan, index)}
+    for output, (width, dtype) in enumerate(zip(plan.widths, plan.dtypes)):
+        if output not in measured:
+            raise ValueError(f"plan: no column of output {output} tells its number of rows")
+        record = (-1 if width is None else width, DTYPES[dtype], measured[output], 0, 0)
+        records["outputs"].append(struct.pack(FORMATS["outputs"], *record))
+    records["tiles"] = [struct.pack(FORMATS["tiles"], *tile) for tile in tiles]
+    body = b"".join(b"".join(records[name]) for name in FORMATS)
+    data = struct.pack(HEADER, VERSION, *(len(records[name]) for name in FORMATS), 0) + body
+    words = _unique_length(len(data) // 8, zlib.crc32(data), plan)
+    tensor = torch.frombuffer(bytearray(data.ljust(words * 8, b"\0")), dtype=torch.int64).clone()
+    _decoded[tensor] = plan
+    return tensor
+
+
+def plan_of(tensor: torch.Tensor) -> Plan:
+    """The plan of an encoded tensor, real or fake.
+
+    Raises:
+        ValueError: not an encoded plan, or a fake tensor of a plan this process never saw.
+    """
+    plan = _decoded.get(tensor)
+    if plan is not None:
+        return plan
+    if type(tensor) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        plan = decode(tensor)
+        _remember(tensor.numel(), plan)
+        _decoded[tensor] = plan
+        return plan
+    words = tensor.shape[0]
+    known = _known.get(words if isinstance(words, int) else words.node.hint)
+    if known is None:
+        raise ValueError(f"fxopt.columns: no plan of {words} words is known here; call plan_of() on the real tensor")
+    return known
+
+
+def decode(tensor: torch.Tensor) -> Plan:
+    """The Plan in an encoded tensor, without names."""
+    if tensor.dtype != torch.int64 or tensor.dim() != 1 or tensor.numel() < struct.calcsize(HEADER) // 8:
+        raise ValueError(f"fxopt.columns: expected an encoded plan (int64, 1-D), found {tensor.dtype} {tuple(tensor.shape)}")
+    data = tensor.contiguous().numpy().tobytes()
+    version, *counts, _ = struct.unpack_from(HEADER, data)
+    if version != VERSION:
+        raise ValueError(f"fxopt.columns: expected plan version {VERSION:#x}, found {version:#x}")
+    records, at = {}, struct.calcsize(HEADER)
+    for name, count in zip(FORMATS, counts):
+        size = struct.calcsize(FORMATS[name])
+        records[name] = [struct.unpack_from(FORMATS[name], data, at + i * size) for i in range(count)]
+        at += count * size
+    columns = dict(_read_column(records, record) for record in records["columns"])
+    outputs = records["outputs"]
+    return Plan(
+        columns=tuple(columns[i] for i in range(len(columns))),
+        widths=tuple(None if record[0] < 0 else record[0] for record in outputs),
+        dtypes=tuple(_NAMES[record[1]] for record in outputs),
+    )
+
+
+def _check(plan: Plan) -> None:
+    written = set()
+    for i, column in enumerate(plan.columns):
+        slot = (column.output, column.offset)
+        if column.add and slot not in written:
+            raise ValueError(f"plan: column {i} adds to output {slot[0]} at {slot[1]}, which no earlier column wrote")
+        if column.table is None and (column.pool != "none" or column.bag or column.weights):
+            raise ValueError(f"plan: column {i} copies values, so it cannot pool them")
+        if column.weights and column.pool not in ("sum", "mean"):
+            raise ValueError(f"plan: column {i} has weights, which pool {column.pool!r} does not take")
+        if column.bag and (column.pool == "none" or column.source.lane is not None or column.source.rows != (0,)):
+            raise ValueError(f"plan: column {i}: a bag pools a 1-D source (rows=(0,), no lane)")
+        written.add(slot)
+
+
+def _has_rows(plan: Plan, index: int) -> bool:
+    return bool(plan.columns[index].bag or plan.columns[index].source.rows)
+
+
+def _tiles(plan: Plan) -> tuple[list[int], list[tuple[int, int, int, int]]]:
+    """The order of columns in the tensor, and work items (output, first, count, heavy): heavy ones first.
+
+    Columns that write one slot (`add`) stay in one tile, in plan order: a tile runs in one thread.
+    """
+    slots: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for i, column in enumerate(plan.columns):
+        slots[column.output, column.offset].append(i)
+    heavy, light = [], defaultdict(list)
+    for (output, _), members in slots.items():
+        if any(plan.columns[i].bag or plan.columns[i].source.lane is not None for i in members):
+            heavy.append((output, members))
+        else:
+            light[output].append(members)
+    groups = [(output, members, 1) for output, members in heavy]
+    for output, parts in light.items():
+        for at in range(0, len(parts), TILE_COLUMNS):
+            groups.append((output, [i for part in parts[at : at + TILE_COLUMNS] for i in part], 0))
+    order: list[int] = []
+    tiles = []
+    for output, members, is_heavy in groups:
+        tiles.append((output, len(order), len(members), is_heavy))
+        order += members
+    return order, tiles
+
+
+def _add_column(records: dict[str, list[bytes]], programs: dict[str, int], index: int, column: Column) -> None:
+    key = repr(column.program)  # tells 1 from 1.0 and 0.0 from -0.0
+    if key not in programs:
+        programs[key] = len(records["instrs"])
+        records["instrs"] += [_pack_instr(instr) for instr in column.program]
+    extra = -1
+    if column.bag or column.weights or column.divisor:
+        extra = len(records["extras"])
+        bag = column.bag or Offsets(-1)
+        ends = (bag.tensor, bag.include_last, bag.segment, bag.segments)
+        sources = (*_source(records, column.weights), *_source(records, column.divisor))
+        records["extras"].append(struct.pack(FORMATS["extras"], *sources, *ends))
+    flags = column.empty_nan | column.wrap_negative << 1 | column.add << 2 | (column.padding is not None) << 3
+    record = (
+        *_source(records, column.source),
+        *(-1 if column.table is None else column.table, column.output, column.offset),
+        *(programs[key], len(column.program)),
+        *(POOLS.index(column.pool), flags, column.bag is not None, 0, index, column.padding or 0, extra),
+    )
+    records["columns"].append(struct.pack(FORMATS["columns"], *record))
+
+
+def _source(records: dict[str, list[bytes]], source: Source | None) -> tuple[int, ...]:
+    if source is None:
+        return _NO_SOURCE
+    at = len(records["fixed"])
+    records["fixed"] += [struct.pack(FORMATS["fixed"], dim, index) for dim, index in source.fixed]
+    row0, row1 = (*source.rows, -1, -1)[:2]
+    lane = -1 if source.lane is None else source.lane
+    length = -1 if source.length is None else source.length
+    return source.tensor, row0, row1, lane, len(source.fixed), source.start, length, at
+
+
+def _read_source(records: dict, record: tuple[int, ...]) -> Source:
+    tensor, row0, row1, lane, n_fixed, start, length, at = record
+    return Source(
+        tensor,
+        rows=tuple(dim for dim in (row0, row1) if dim >= 0),
+        lane=None if lane < 0 else lane,
+        start=start,
+        length=None if length < 0 else length,
+        fixed=tuple(records["fixed"][at : at + n_fixed]),
+    )
+
+
+def _read_column(records: dict, record: tuple[int, ...]) -> tuple[int, Column]:
+    table, output, offset, at, steps, pool, flags, _, _, index, padding, extra = record[8:]
+    weights = divisor = bag = None
+    if extra >= 0:
+        ends = records["extras"][extra]
+        weights, divisor = (_read_source(records, s) if s[0] >= 0 else None for s in (ends[:8], ends[8:16]))
+        bag = Offsets(ends[16], bool(ends[17]), *ends[18:]) if ends[16] >= 0 else None
+    return index, Column(
+        source=_read_source(records, record[:8]),
+        table=None if table < 0 else table,
+        output=output,
+        offset=offset,
+        program=tuple(_read_instr(r) for r in records["instrs"][at : at + steps]),
+        pool=POOLS[pool],
+        bag=bag,
+        weights=weights,
+        padding=padding if flags & 8 else None,
+        divisor=divisor,
+        empty_nan=bool(flags & 1),
+        wrap_negative=bool(flags & 2),
+        add=bool(flags & 4),
+    )
+
+
+def _pack_instr(instr: Instr) -> bytes:
+    if instr.op in (Op.REMAINDER, Op.FMOD, Op.FLOOR_DIVIDE) and instr.a == 0:
+        raise ValueError(f"plan: {instr.op.name} by zero")
+    kinds = isinstance(instr.a, float) | isinstance(instr.b, float) << 1
+    a, b = _bits(instr.a), _bits(instr.b)
+    return struct.pack(FORMATS["instrs"], instr.op, DTYPES[instr.dtype], instr.compare, kinds, instr.tensor, a, b)
+
+
+def _read_instr(record: tuple[int, ...]) -> Instr:
+    op, dtype, compare, kinds, tensor, a, b = record
+    return Instr(Op(op), _NAMES[dtype], _number(a, kinds & 1), _number(b, kinds & 2), tensor, Compare(compare))
+
+
+def _bits(value: int | float) -> int:
+    return struct.unpack("<q", struct.pack("<d", value))[0] if isinstance(value, float) else int(value)
+
+
+def _number(bits: int, is_float: int) -> int | float:
+    return struct.unpack("<d", struct.pack("<q", bits))[0] if is_float else bits
+
+
+def _unique_length(words: int, checksum: int, plan: Plan) -> int:
+    """Pads by the content, so that lengths differ across processes too, and on until it is free here."""
+    words += checksum % 61
+    while words in _known and _known[words] != plan:
+        words += 1
+    _known[words] = plan
+    return words
+
+
+def _remember(words: int, plan: Plan) -> None:
+    known = _known.setdefault(words, plan)
+    if known is not None and known.columns != plan.columns and _unnamed(known) != plan:
+        _known[words] = None
+
+
+def _unnamed(plan: Plan) -> Plan:
+    from dataclasses import replace
+
+    return replace(plan, columns=tuple(replace(c, name="", table_name="") for c in plan.columns))

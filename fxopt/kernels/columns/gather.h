@@ -1,0 +1,88 @@
+// Lookups and copies that move bits: table rows, or plain values, straight into the output.
+#pragma once
+#include "job.h"
+
+namespace fxopt::FXOPT_ISA {
+
+template <int BYTES>
+inline void copy_rows(const Table& table, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t) {
+  if (table.prefetch) {
+    for (int k = 0; k < n; k++) __builtin_prefetch(table.data + ids[k] * table.row_stride);
+  }
+  for (int k = 0; k < n; k++) memcpy(out + k * out_stride, table.data + ids[k] * table.row_stride, BYTES);
+}
+
+inline void copy_rows_any(const Table& table, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t bytes) {
+  for (int k = 0; k < n; k++) {
+    if (table.prefetch && k + kAhead < n)
+      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(table.data + ids[k + kAhead] * table.row_stride + line);
+    memcpy(out + k * out_stride, table.data + ids[k] * table.row_stride, bytes);
+  }
+}
+
+inline void copy_rows(const Table& table, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t bytes) {
+  switch (bytes) {
+    case 4: return copy_rows<4>(table, ids, n, out, out_stride, bytes);
+    case 16: return copy_rows<16>(table, ids, n, out, out_stride, bytes);
+    case 32: return copy_rows<32>(table, ids, n, out, out_stride, bytes);
+    case 64: return copy_rows<64>(table, ids, n, out, out_stride, bytes);
+    case 128: return copy_rows_any(table, ids, n, out, out_stride, 128);
+    case 256: return copy_rows_any(table, ids, n, out, out_stride, 256);
+    default: return copy_rows_any(table, ids, n, out, out_stride, bytes);
+  }
+}
+
+// A lookup without pooling whose rows need no arithmetic.
+inline bool is_gather(const Job& job) {
+  return job.column->pool == kNone && job.table.dtype == job.out_dtype && !job.has(kAdd) && !job.divisor.data &&
+         (job.table.column_stride == element_size(job.out_dtype) || job.dim == 1);
+}
+
+inline bool gather(const Job& job, int64_t row0, int64_t row1, Error& error) {
+  const int64_t bytes = job.dim * element_size(job.out_dtype), lanes = job.lanes;
+  Value v;
+  for (int64_t position = row0 * lanes; position < row1 * lanes;) {
+    const int n = row1 * lanes - position < kTile ? int(row1 * lanes - position) : kTile;
+    if (!eval_ids(job, position, n, row0, row1, v, error)) return false;
+    if (lanes == 1) {
+      copy_rows(job.table, v.i, n, job.out + position * job.out_stride, job.out_stride, bytes);
+    } else {
+      int64_t row = position / lanes, lane = position % lanes;
+      for (int k = 0; k < n; row++, lane = 0) {
+        const int run = lanes - lane < n - k ? int(lanes - lane) : n - k;
+        copy_rows(job.table, v.i + k, run, job.out + row * job.out_stride + lane * bytes, bytes, bytes);
+        k += run;
+      }
+    }
+    position += n;
+  }
+  return true;
+}
+
+// A copy of values that needs neither a program nor a conversion.
+inline bool is_move(const Job& job) {
+  return job.program.size == 0 && job.ids.dtype == job.out_dtype && !job.has(kAdd) && !job.divisor.data;
+}
+
+inline void move_values(const Job& job, int64_t row0, int64_t row1) {
+  const View& view = job.ids;
+  const int size = element_size(job.out_dtype);
+  const int64_t lanes = job.lanes;
+  for (int64_t row = row0; row < row1; row++) {
+    char* out = job.out + row * job.out_stride;
+    for (int64_t lane = 0; lane < lanes;) {
+      const int64_t position = row * lanes + lane, i = position % view.n[2], j = position / view.n[2];
+      const int64_t left = view.n[2] - i, run = left < lanes - lane ? left : lanes - lane;
+      const char* from = view.data + (j / view.n[1]) * view.stride[0] + (j % view.n[1]) * view.stride[1] + i * view.stride[2];
+      if (view.stride[2] == size) {
+        memcpy(out, from, run * size);
+      } else {
+        for (int64_t k = 0; k < run; k++) memcpy(out + k * size, from + k * view.stride[2], size);
+      }
+      out += run * size;
+      lane += run;
+    }
+  }
+}
+
+}  // namespace fxopt::FXOPT_ISA

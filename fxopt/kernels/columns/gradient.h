@@ -1,0 +1,47 @@
+// The backward's work items: a range of rows of one table's gradient, and every column that reads the table.
+#pragma once
+#include <torch/csrc/stable/ops.h>
+
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "call.h"
+
+namespace fxopt {
+
+inline bool scatter_range(
+    const Call& call, const Kernels& kernels, const std::vector<int>& columns, char* out, const Array& table, int64_t begin, int64_t end, Error& error) {
+  const int64_t row_bytes = table.sizes[1] * (table.dtype == kDouble ? 8 : 4);
+  memset(out + begin * row_bytes, 0, (end - begin) * row_bytes);
+  for (int column : columns)
+    if (!kernels.run_scatter(call, column, out, begin, end, error)) return false;
+  return true;
+}
+
+inline void scatter_all(const Call& call, const Kernels& kernels, const std::vector<char*>& outs, Error& error) {
+  std::vector<std::vector<int>> columns(outs.size());
+  for (int64_t c = 0; c < call.plan.header->n_columns; c++) {
+    const int64_t table = call.plan.columns[c].table;
+    STD_TORCH_CHECK(table >= 0 && table < call.n_tables, "fxopt.columns_backward: column ", c, " has no table");
+    columns[table].push_back(int(c));
+  }
+  const int64_t threads = torch::stable::get_num_threads(), n_tables = int64_t(outs.size());
+  const int64_t shards = n_tables >= 4 * threads ? 1 : threads;  // few tables: split their rows, each shard scans all ids
+  std::atomic<int64_t> next{0};
+  std::mutex mutex;
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    for (int64_t item; (item = next.fetch_add(1)) < n_tables * shards;) {
+      const Array& table = call.tables[item / shards];
+      const int64_t rows = table.sizes[0], shard = item % shards;
+      Error here;
+      if (table.dtype != kFloat && table.dtype != kDouble) here.fail(0, 0, "fxopt.columns_backward: tables are float32 or float64");
+      else scatter_range(call, kernels, columns[item / shards], outs[item / shards], table, rows * shard / shards, rows * (shard + 1) / shards, here);
+      std::lock_guard<std::mutex> lock(mutex);
+      if (here.failed() && here.before(error)) error = here;
+    }
+  });
+}
+
+}  // namespace fxopt

@@ -1,0 +1,8 @@
+// The kernel for any CPU: 16-byte vectors, which every 64-bit CPU has.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#define FXOPT_ISA scalar
+#define FXOPT_VECTOR_BYTES 16
+#include "tile.h"

@@ -1,0 +1,155 @@
+// One column, resolved against the tensors of a call: everything a work item needs, on its stack.
+#pragma once
+#include "program.h"
+
+namespace fxopt::FXOPT_ISA {
+
+constexpr int kAhead = 12;               // rows of prefetch: 8-16 are equal, 4 and 32 are slower (mean 50 ids of 1M x 64)
+constexpr int64_t kCached = 256 * 1024;  // smaller tables stay in L2, where a prefetch only costs
+
+struct Table {
+  const char* data;
+  int64_t rows, dim, row_stride, column_stride;  // bytes
+  int dtype;
+  bool prefetch;
+};
+
+struct Job {
+  const Call* call;
+  const Column* column;
+  const Extra* extra;
+  View ids, weights, divisor;
+  Program program;
+  Table table;
+  int64_t lanes, dim;  // per row of the output (1 lane when pooled)
+  char* out;           // of row 0
+  int64_t out_stride;
+  int out_dtype;
+  const Array* offsets = nullptr;
+  int64_t first_bag = 0;
+
+  bool has(Flag flag) const { return column->flags & flag; }
+  bool fail(const char* what, Error& error) const { return error.fail(column->index, 0, "column %d: %s", column->index, what); }
+};
+
+inline int64_t offset_at(const Job& job, int64_t bag) {
+  const Array& o = *job.offsets;
+  const int64_t at = (job.first_bag + bag) * o.strides[0];
+  return o.dtype == kInt64 ? reinterpret_cast<const int64_t*>(o.data)[at] : reinterpret_cast<const int32_t*>(o.data)[at];
+}
+
+// Bag `row` of a jagged column: [begin, end) within the ids, checked.
+inline bool bag_range(const Job& job, int64_t row, int64_t& begin, int64_t& end, Error& error) {
+  const int64_t bag = job.first_bag + row, n = job.ids.rows;
+  begin = offset_at(job, row);
+  end = bag + 1 < job.offsets->sizes[0] ? offset_at(job, row + 1) : n;
+  if (begin < 0 || end < begin || end > n || (bag == 0 && begin != 0))
+    return error.fail(job.column->index, row, "column %d: offsets of bag %lld are [%lld, %lld), expected them to start at 0, "
+                      "to grow and to stay within %lld ids", job.column->index, (long long)row, (long long)begin, (long long)end, (long long)n);
+  return true;
+}
+
+inline bool resolve_bags(Job& job, int64_t rows, Error& error) {
+  const Extra& extra = *job.extra;
+  if (extra.bag >= job.call->n_tensors) return job.fail("no such offsets tensor", error);
+  const Array& offsets = job.call->tensors[extra.bag];
+  if (offsets.dim != 1 || (offsets.dtype != kInt64 && offsets.dtype != kInt32))
+    return job.fail("offsets must be a 1-D tensor of int32 or int64", error);
+  if ((offsets.sizes[0] - extra.include_last) / extra.segments != rows)
+    return job.fail("its offsets have another number of bags than the output has rows", error);
+  job.offsets = &offsets;
+  job.first_bag = extra.segment * rows;
+  return true;
+}
+
+inline bool resolve_table(Job& job, Error& error) {
+  const Column& column = *job.column;
+  if (column.table >= job.call->n_tables) return job.fail("no such table", error);
+  const Array& array = job.call->tables[column.table];
+  if (array.dim != 2 || !is_floating(array.dtype)) return job.fail("a table must be 2-D of float16, bfloat16, float32 or float64", error);
+  const int size = element_size(array.dtype);
+  job.table = {array.data, array.sizes[0], array.sizes[1], array.strides[0] * size, array.strides[1] * size, array.dtype, false};
+  job.table.prefetch = job.table.rows * job.table.dim * size > kCached;
+  job.dim = job.table.dim;
+  return true;
+}
+
+// A float per id or per row.
+inline bool resolve_factor(Job& job, const Source& source, int64_t rows, int64_t lanes, View& view, Error& error) {
+  if (!resolve(*job.call, *job.column, source, rows, view, error)) return false;
+  if (view.rows != rows || view.lanes != lanes) return job.fail("weights or divisor do not have the shape of the ids or rows", error);
+  return true;
+}
+
+inline bool resolve(const Call& call, const Column& column, Job& job, Error& error) {
+  const OutputData& output = call.outputs[column.output];
+  job.call = &call;
+  job.column = &column;
+  job.extra = column.extra < 0 ? nullptr : call.plan.extras + column.extra;
+  job.program = {&call, &column, &job.ids, call.plan.instrs + column.program_at, column.program_size};
+  job.dim = 1;
+  if (!resolve(call, column, column.source, output.rows, job.ids, error)) return false;
+  if (column.has_bag) {
+    if (!resolve_bags(job, output.rows, error)) return false;
+  } else if (job.ids.rows != output.rows) {
+    return error.fail(column.index, 0, "column %d has %lld rows, the output %lld", column.index, (long long)job.ids.rows, (long long)output.rows);
+  }
+  if (column.table >= 0 && !resolve_table(job, error)) return false;
+  if (job.extra && job.extra->weights.tensor >= 0 &&
+      !resolve_factor(job, job.extra->weights, job.ids.rows, job.ids.lanes, job.weights, error))
+    return false;
+  if (job.extra && job.extra->divisor.tensor >= 0 && !resolve_factor(job, job.extra->divisor, output.rows, 1, job.divisor, error))
+    return false;
+  job.lanes = column.pool == kNone ? job.ids.lanes : 1;
+  job.out_dtype = call.plan.outputs[column.output].dtype;
+  const int size = element_size(job.out_dtype);
+  job.out = output.data + column.offset * size;
+  job.out_stride = output.width * size;
+  if (column.offset < 0 || column.offset + job.lanes * job.dim > output.width)
+    return error.fail(column.index, 0, "column %d writes [%lld, %lld) of an output %lld wide", column.index, (long long)column.offset,
+                      (long long)(column.offset + job.lanes * job.dim), (long long)output.width);
+  return true;
+}
+
+// Which row and lane a bad id at `position` belongs to.
+inline bool bad_id(const Job& job, int64_t position, int64_t value, int64_t row0, int64_t row1, Error& error) {
+  int64_t row = row0, lane = 0;
+  if (job.offsets) {
+    int64_t begin = 0, end = 0;
+    for (; row < row1; row++) {
+      if (!bag_range(job, row, begin, end, error)) return false;
+      if (position < end) break;
+    }
+    lane = position - begin;
+  } else {
+    row = position / job.ids.lanes;
+    lane = position % job.ids.lanes;
+  }
+  return error.fail(job.column->index, row, "fxopt-bad-id column=%d row=%lld lane=%lld value=%lld rows=%lld", job.column->index,
+                    (long long)row, (long long)lane, (long long)value, (long long)job.table.rows);
+}
+
+// The ids of positions [position, position + n), in v.i, all within the table. Rows are for the error only.
+inline bool eval_ids(const Job& job, int64_t position, int n, int64_t row0, int64_t row1, Value& v, Error& error) {
+  if (!job.program.run(position, n, v, error)) return false;
+  if (!v.is_int()) return job.fail("ids must be integers after the program", error);
+  const int64_t rows = job.table.rows;
+  if (job.has(kWrapNegative)) {
+    uint64_t bad = 0;
+    for (int k = 0; k < n; k++) bad |= uint64_t(v.i[k] < -rows) | uint64_t(v.i[k] >= rows);
+    if (!bad) {
+      for (int k = 0; k < n; k++) v.i[k] += v.i[k] < 0 ? rows : 0;
+      return true;
+    }
+    for (int k = 0; k < n; k++)
+      if (v.i[k] < -rows || v.i[k] >= rows) return bad_id(job, position + k, v.i[k], row0, row1, error);
+  }
+  uint64_t bad = 0;
+  for (int k = 0; k < n; k++) bad |= uint64_t(uint64_t(v.i[k]) >= uint64_t(rows));
+  if (!bad) return true;
+  for (int k = 0; k < n; k++)
+    if (uint64_t(v.i[k]) >= uint64_t(rows)) return bad_id(job, position + k, v.i[k], row0, row1, error);
+  return true;
+}
+
+}  // namespace fxopt::FXOPT_ISA

@@ -1,0 +1,108 @@
+// The records of an encoded plan (encode.py writes them) and what a call hands to the kernel.
+#pragma once
+#include <cstdint>
+
+namespace fxopt {
+
+constexpr int64_t kVersion = 0x46584F500001;
+
+// Same codes as c10::ScalarType; op.cpp asserts it.
+enum DType : int32_t {
+  kUInt8 = 0, kInt8 = 1, kInt16 = 2, kInt32 = 3, kInt64 = 4, kHalf = 5, kFloat = 6, kDouble = 7, kBool = 11, kBFloat16 = 15,
+};
+
+struct Source {
+  int32_t tensor;
+  int8_t row0, row1, lane, n_fixed;  // dims, -1: none
+  int64_t start, length, fixed_at;   // length -1: to the end of the dim
+};
+
+enum Pool : int8_t { kNone, kSum, kMean, kMax };
+enum Flag : int8_t { kEmptyNan = 1, kWrapNegative = 2, kAdd = 4, kHasPadding = 8 };
+
+struct Column {
+  Source source;
+  int32_t table, output;  // table -1: a copy of values
+  int64_t offset;
+  int32_t program_at, program_size;
+  int8_t pool, flags, has_bag, unused;
+  int32_t index;  // in the Python plan
+  int64_t padding, extra;
+};
+
+struct Extra {
+  Source weights, divisor;
+  int32_t bag, include_last, segment, segments;
+};
+
+enum Op : uint8_t {
+  kCast = 1, kAddConstant, kMul, kRSub, kDiv, kRemainder, kFmod, kFloorDivide, kClampMin, kClampMax, kAnd, kAbs,
+  kFloor, kCeil, kSqrt, kBucketize, kAddTensor, kSave, kWhere, kTrunc,
+};
+
+struct Instr {
+  uint8_t op, dtype, compare, kinds;  // kinds: bit 0 a is a double, bit 1 b is
+  int32_t tensor;
+  int64_t a, b;
+};
+
+struct Fixed {
+  int64_t dim, index;
+};
+
+struct Output {
+  int64_t width;  // -1: lanes times dim
+  int32_t dtype, measured, unused[2];  // measured: the column that tells the number of rows
+};
+
+struct Tile {
+  int32_t output, first, count, heavy;
+};
+
+struct Header {
+  int64_t version, n_columns, n_extras, n_instrs, n_fixed, n_outputs, n_tiles, unused;
+};
+
+static_assert(sizeof(Source) == 32 && sizeof(Column) == 80 && sizeof(Extra) == 80 && sizeof(Instr) == 24);
+static_assert(sizeof(Output) == 24 && sizeof(Tile) == 16 && sizeof(Header) == 64);
+
+// The records of one plan, in the order of encode.py's FORMATS.
+struct Plan {
+  const Header* header;
+  const Column* columns;
+  const Extra* extras;
+  const Instr* instrs;
+  const Fixed* fixed;
+  const Output* outputs;
+  const Tile* tiles;
+
+  explicit Plan(const int64_t* words)
+      : header(reinterpret_cast<const Header*>(words)),
+        columns(reinterpret_cast<const Column*>(header + 1)),
+        extras(reinterpret_cast<const Extra*>(columns + header->n_columns)),
+        instrs(reinterpret_cast<const Instr*>(extras + header->n_extras)),
+        fixed(reinterpret_cast<const Fixed*>(instrs + header->n_instrs)),
+        outputs(reinterpret_cast<const Output*>(fixed + header->n_fixed)),
+        tiles(reinterpret_cast<const Tile*>(outputs + header->n_outputs)) {}
+};
+
+// A strided CPU tensor, borrowed.
+struct Array {
+  char* data;
+  const int64_t* sizes;
+  const int64_t* strides;
+  int32_t dim, dtype;
+};
+
+struct OutputData {
+  char* data;
+  int64_t rows, width;
+};
+
+struct Inputs {
+  const Array* tensors;
+  const Array* tables;
+  int64_t n_tensors, n_tables;
+};
+
+}  // namespace fxopt

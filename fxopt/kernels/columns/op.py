@@ -1,0 +1,104 @@
+"""fxopt::columns: all embedding columns of a model in one call."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..build import BuildError, Library, build
+from . import autograd, reference
+from .encode import plan_of
+from .plan import Plan
+
+_HERE = Path(__file__).parent
+_STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # torch 2.11
+KERNEL = Library(
+    "fxopt_columns",
+    sources=tuple(_HERE / f"{name}.cpp" for name in ("isa_avx512", "isa_avx2", "isa_scalar", "cpu")),
+    headers=tuple(sorted(_HERE.glob("*.h"))),
+    # No contraction: a program's float steps round one by one, and an FMA is only where the source says so.
+    cflags=("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", _STABLE_ABI),
+)
+_SCHEMAS = (
+    "columns(Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
+    "columns_backward(Tensor[] grads, Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
+)
+_library: torch.library.Library | None = None
+
+
+def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -> list[Tensor]:
+    """Every output of an encoded plan, each contiguous [rows, width].
+
+    Args:
+        tensors: ids, values, offsets, boundaries, weights, as the plan numbers them.
+        tables: [R, D] each, float16, bfloat16, float32 or float64.
+        plan: int64, 1-D, from :func:`~.encode.encode`; on the CPU on every device.
+
+    Raises:
+        RuntimeError: inputs that do not fit the plan; an id outside its table (:func:`explain_bad_id`).
+    """
+    load()
+    return torch.ops.fxopt.columns(tensors, tables, plan)
+
+
+def load() -> None:
+    """Defines the operator, once: with the compiled kernel, or with the reference where it cannot be compiled."""
+    global _library
+    if _library is not None:
+        return
+    library = torch.library.Library("fxopt", "FRAGMENT")
+    for schema in _SCHEMAS:
+        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl("columns", _columns_reference, "CompositeExplicitAutograd")
+    library.impl("columns_backward", _backward_reference, "CompositeExplicitAutograd")
+    torch.library.register_fake("fxopt::columns", _fake, lib=library)
+    torch.library.register_fake("fxopt::columns_backward", _fake_backward, lib=library)
+    torch.library.register_autograd("fxopt::columns", autograd.backward, setup_context=autograd.setup_context, lib=library)
+    try:
+        torch.ops.load_library(build(KERNEL))
+    except (BuildError, OSError) as error:
+        warnings.warn(f"fxopt: embedding columns run in PyTorch, without the compiled kernel: {error}", stacklevel=2)
+    _library = library
+
+
+def explain_bad_id(error: BaseException, plan: Plan) -> IndexError | None:
+    """The IndexError that names column, table, rows, value and position, when `error` is the kernel's about an id."""
+    found = re.search(r"fxopt-bad-id column=(\d+) row=(\d+) lane=(\d+) value=(-?\d+) rows=(\d+)", str(error))
+    if found is None:
+        return None
+    index, row, lane, value, rows = map(int, found.groups())
+    column = plan.columns[index]
+    name = column.name or f"column {index}"
+    table = f"table {column.table_name!r}" if column.table_name else f"table {column.table}"
+    single = column.bag is None and column.source.lane is None
+    place = f"row {row}" if single else f"row {row}, position {lane}"
+    return IndexError(f"{name}: id {value} at {place} is outside {table} with {rows} rows")
+
+
+def _columns_reference(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
+    return reference.columns(tensors, tables, plan_of(plan))
+
+
+def _backward_reference(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
+    return autograd.table_grads(grads, tensors, tables, plan_of(plan))
+
+
+def _fake(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
+    decoded = plan_of(plan)
+    device = tables[0].device if tables else tensors[0].device
+    results = []
+    for output, (width, dtype) in enumerate(zip(decoded.widths, decoded.dtypes)):
+        rows = reference.rows_of(tensors, decoded, output)
+        if width is None:
+            width = reference.width_of(tensors, tables, decoded, output)
+        results.append(torch.empty((rows, width), dtype=getattr(torch, dtype), device=device))
+    return results
+
+
+def _fake_backward(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
+    return [torch.empty_like(table, memory_format=torch.contiguous_format) for table in tables]

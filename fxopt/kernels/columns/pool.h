@@ -1,0 +1,224 @@
+// Pooled lookups: sum, mean and max over bags, and every lookup that needs arithmetic on its rows.
+#pragma once
+#include "accumulate.h"
+
+namespace fxopt::FXOPT_ISA {
+
+constexpr int kBlock = 16;  // a dense sum adds blocks of 16 rows: error grows with n / 16 + 16, not with n
+
+template <class A>
+struct Pooling {
+  const Job& job;
+  int64_t row0, row1;
+  A* acc;      // [dim]
+  A* block;    // [kBlock, dim], for rows that must be converted first
+  bool dense;  // a padded axis: sums may reorder, NaN wins a max
+  Mode mode;
+  bool direct;  // rows are contiguous and their dtype adds into A
+
+  int64_t begin = 0, end = 0;  // the window: evaluated ids and weights of these positions
+  Value v;
+  int64_t ids[kTile + kAhead];
+  alignas(64) A weights[kTile];
+
+  Pooling(const Job& job, int64_t row0, int64_t row1, A* acc, A* block, bool dense, Mode mode, bool direct)
+      : job(job), row0(row0), row1(row1), acc(acc), block(block), dense(dense), mode(mode), direct(direct) {}
+
+  bool evaluate(int64_t position, int64_t last, Error& error) {
+    const int n = last - position < kTile ? int(last - position) : kTile;
+    if (!eval_ids(job, position, n, row0, row1, v, error)) return false;
+    memcpy(ids, v.i, n * sizeof(int64_t));
+    for (int k = 0; k < kAhead; k++) ids[n + k] = ids[n - 1];
+    if (job.table.prefetch)
+      for (int k = 0; k < kAhead && k < n; k++)
+        for (int64_t line = 0; line < job.table.row_stride && line < 512; line += 64)
+          __builtin_prefetch(job.table.data + ids[k] * job.table.row_stride + line);
+    if (job.weights.data) {
+      load(job.weights, position, n, v);
+      for (int k = 0; k < n; k++) weights[k] = v.is_int() ? A(v.i[k]) : v.is_double() ? A(v.d[k]) : A(v.f[k]);
+    }
+    begin = position;
+    end = position + n;
+    return true;
+  }
+
+  // Leaves padding out, in place: positions of a window are used once.
+  int drop_padding(int64_t* bag, A* w, int n) {
+    int kept = 0;
+    for (int k = 0; k < n; k++) {
+      if (bag[k] == job.column->padding) continue;
+      bag[kept] = bag[k];
+      w[kept++] = w[k];
+    }
+    return kept;
+  }
+
+  template <class T>
+  void widen_row(int64_t id, A* out) {
+    const char* row = job.table.data + id * job.table.row_stride;
+    for (int64_t k = 0; k < job.dim; k++) out[k] = A(widen(*reinterpret_cast<const T*>(row + k * job.table.column_stride)));
+  }
+
+  void widen_row(int64_t id, A* out) {
+    switch (job.table.dtype) {
+      case kFloat: return widen_row<float>(id, out);
+      case kDouble: return widen_row<double>(id, out);
+      case kHalf: return widen_row<Half>(id, out);
+      default: return widen_row<BFloat16>(id, out);
+    }
+  }
+
+  void sum(const int64_t* bag, const A* w, int n) {
+    const int in_order = n > 0 ? n : 1;
+    if (direct) {
+      const int64_t prefetch = job.table.prefetch ? job.dim * element_size(job.table.dtype) : 0;
+      const Bag<A> rows = {job.table.data, job.table.row_stride, bag, w, n, dense ? kBlock : in_order, prefetch};
+      if constexpr (sizeof(A) == 4) {
+        if (job.table.dtype == kFloat) add_rows<float, A>(rows, job.dim, mode, acc);
+        else if (job.table.dtype == kHalf) add_rows<Half, A>(rows, job.dim, mode, acc);
+        else add_rows<BFloat16, A>(rows, job.dim, mode, acc);
+      } else {
+        add_rows<double, A>(rows, job.dim, mode, acc);
+      }
+      return;
+    }
+    static const int64_t kIdentity[kBlock + kAhead] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int at = 0; at < n; at += kBlock) {
+      const int m = n - at < kBlock ? n - at : kBlock;
+      for (int k = 0; k < m; k++) widen_row(bag[at + k], block + k * job.dim);
+      const Bag<A> rows = {reinterpret_cast<char*>(block), job.dim * int64_t(sizeof(A)), kIdentity, w + at, m, m, 0};
+      add_rows<A, A>(rows, job.dim, mode, acc);
+    }
+  }
+
+  void max(const int64_t* bag, int n, bool first) {
+    for (int k = 0; k < n; k++, first = false) {
+      A* row = first ? acc : block;
+      widen_row(bag[k], row);
+      if (first) continue;
+      if (dense) for (int64_t d = 0; d < job.dim; d++) acc[d] = (row[d] > acc[d] || row[d] != row[d]) && acc[d] == acc[d] ? row[d] : acc[d];
+      else for (int64_t d = 0; d < job.dim; d++) acc[d] = row[d] > acc[d] ? row[d] : acc[d];
+    }
+  }
+
+  // Positions [from, to) into acc; `last` is where evaluation may run ahead to. Returns how many ids counted.
+  bool reduce(int64_t from, int64_t to, int64_t last, int64_t& count, Error& error) {
+    for (int64_t d = 0; d < job.dim; d++) acc[d] = 0;
+    count = 0;
+    while (from < to) {
+      if ((from < begin || from >= end) && !evaluate(from, last, error)) return false;
+      const int at = int(from - begin);
+      int n = int((to < end ? to : end) - from);
+      from += n;
+      if (job.has(kHasPadding) && job.column->pool != kNone) n = drop_padding(ids + at, weights + at, n);
+      if (job.column->pool == kNone) widen_row(ids[at], acc);
+      else if (job.column->pool == kMax) max(ids + at, n, count == 0);
+      else sum(ids + at, weights + at, n);
+      count += n;
+    }
+    return true;
+  }
+
+  template <class O>
+  void write(int64_t row, int64_t lane, int64_t count) {
+    O* out = reinterpret_cast<O*>(job.out + row * job.out_stride) + lane * job.dim;
+    auto put = [](A x) { O y; narrow(x, y); return y; };
+    const bool mean = job.column->pool == kMean;
+    if (mean && count == 0) {
+      for (int64_t d = 0; d < job.dim; d++) acc[d] = job.has(kEmptyNan) ? A(NAN) : A(0);
+    } else if (mean) {
+      for (int64_t d = 0; d < job.dim; d++) acc[d] = A(widen(put(acc[d]))) / A(count);
+    }
+    if (job.divisor.data) {
+      load(job.divisor, row, 1, v);
+      const A by = v.is_int() ? A(v.i[0]) : v.is_double() ? A(v.d[0]) : A(v.f[0]);
+      for (int64_t d = 0; d < job.dim; d++) acc[d] = A(widen(put(acc[d]))) / by;
+    }
+    if (job.has(kAdd)) for (int64_t d = 0; d < job.dim; d++) out[d] = put(A(widen(out[d])) + A(widen(put(acc[d]))));
+    else for (int64_t d = 0; d < job.dim; d++) out[d] = put(acc[d]);
+  }
+
+  void write(int64_t row, int64_t lane, int64_t count) {
+    switch (job.out_dtype) {
+      case kFloat: return write<float>(row, lane, count);
+      case kDouble: return write<double>(row, lane, count);
+      case kHalf: return write<Half>(row, lane, count);
+      default: return write<BFloat16>(row, lane, count);
+    }
+  }
+
+  bool run(Error& error) {
+    int64_t first = 0, last = row1 * job.ids.lanes, count = 0;
+    if (job.offsets && !bag_range(job, row1 - 1, first, last, error)) return false;
+    for (int64_t row = row0; row < row1; row++) {
+      int64_t from = row * job.ids.lanes, to = from + job.ids.lanes;
+      if (job.offsets && !bag_range(job, row, from, to, error)) return false;
+      if (job.column->pool == kNone) {
+        for (int64_t lane = 0; lane < job.lanes; lane++) {
+          if (!reduce(from + lane, from + lane + 1, last, count, error)) return false;
+          write(row, lane, count);
+        }
+        continue;
+      }
+      if (dense && job.column->pool == kMax && to == from) return job.fail("max over no ids", error);
+      if (last < to) last = to;
+      if (!reduce(from, to, last, count, error)) return false;
+      write(row, 0, count);
+    }
+    return true;
+  }
+};
+
+template <class A>
+bool pool(const Job& job, int64_t row0, int64_t row1, Error& error) {
+  A* scratch = reinterpret_cast<A*>(job.call->scratch(job.dim * (kBlock + 1) * sizeof(A)));
+  const bool dense = !job.offsets && job.column->pool != kNone;
+  const bool fused = job.table.dtype == kFloat && job.offsets && !job.has(kHasPadding);
+  const Mode mode = !job.weights.data ? Mode::kPlain : fused ? Mode::kFma : Mode::kMultiply;
+  const bool direct = job.table.column_stride == element_size(job.table.dtype) && (sizeof(A) == 8) == (job.table.dtype == kDouble);
+  return Pooling<A>(job, row0, row1, scratch, scratch + job.dim, dense, mode, direct).run(error);
+}
+
+inline bool pool(const Job& job, int64_t row0, int64_t row1, Error& error) {
+  const bool wide = job.table.dtype == kDouble || job.out_dtype == kDouble || (job.weights.data && job.weights.dtype == kDouble);
+  return wide ? pool<double>(job, row0, row1, error) : pool<float>(job, row0, row1, error);
+}
+
+// Values through a program, a conversion, a division or an addition.
+template <class O>
+bool compute_values(const Job& job, int64_t row0, int64_t row1, Error& error) {
+  Value v, divisor;
+  for (int64_t position = row0 * job.lanes; position < row1 * job.lanes;) {
+    const int64_t row = position / job.lanes, lane = position % job.lanes;
+    const int n = job.lanes - lane < kTile ? int(job.lanes - lane) : kTile;
+    if (!job.program.run(position, n, v, error)) return false;
+    O* out = reinterpret_cast<O*>(job.out + row * job.out_stride) + lane;
+    cast(job.out_dtype, v, n);
+    if (job.divisor.data) {
+      load(job.divisor, row, 1, divisor);
+      cast(job.out_dtype, divisor, 1);
+      if (v.is_double()) each(v.d, n, [&](double x) { return x / divisor.d[0]; });
+      else each(v.f, n, [&](float x) { return x / divisor.f[0]; });
+      if (!v.is_double()) round_to(v.dtype, v.f, n);
+    }
+    for (int k = 0; k < n; k++) {
+      const double x = v.is_double() ? v.d[k] : v.f[k];
+      if (!job.has(kAdd)) narrow(x, out[k]);
+      else if (v.is_double()) narrow(double(widen(out[k])) + x, out[k]);
+      else narrow(float(widen(out[k])) + float(x), out[k]);
+    }
+    position += n;
+  }
+  return true;
+}
+
+inline bool compute_values(const Job& job, int64_t row0, int64_t row1, Error& error) {
+  switch (job.out_dtype) {
+    case kFloat: return compute_values<float>(job, row0, row1, error);
+    case kDouble: return compute_values<double>(job, row0, row1, error);
+    case kHalf: return compute_values<Half>(job, row0, row1, error);
+    default: return compute_values<BFloat16>(job, row0, row1, error);
+  }
+}
+
+}  // namespace fxopt::FXOPT_ISA

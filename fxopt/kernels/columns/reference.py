@@ -1,0 +1,279 @@
+"""The columns operator in PyTorch: its definition, its gradient where the kernel has none, and its stand-in
+on machines without a compiler or for other devices."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .plan import Column, Compare, Instr, Offsets, Op, Plan, Source
+
+_COMPARE: dict[Compare, Callable] = {
+    Compare.EQ: operator.eq, Compare.NE: operator.ne, Compare.LT: operator.lt,
+    Compare.LE: operator.le, Compare.GT: operator.gt, Compare.GE: operator.ge,
+}  # fmt: skip
+_STEPS: dict[Op, Callable[[Tensor, Instr], Tensor]] = {
+    Op.CAST: lambda v, i: v,
+    Op.ADD: lambda v, i: v + i.a,
+    Op.MUL: lambda v, i: v * i.a,
+    Op.RSUB: lambda v, i: i.a - v,
+    Op.DIV: lambda v, i: v / i.a,
+    Op.REMAINDER: lambda v, i: torch.remainder(v, i.a),
+    Op.FMOD: lambda v, i: torch.fmod(v, i.a),
+    Op.FLOOR_DIVIDE: lambda v, i: torch.floor_divide(v, i.a),
+    Op.CLAMP_MIN: lambda v, i: torch.clamp(v, min=i.a),
+    Op.CLAMP_MAX: lambda v, i: torch.clamp(v, max=i.a),
+    Op.AND: lambda v, i: v & i.a,
+    Op.ABS: lambda v, i: v.abs(),
+    Op.FLOOR: lambda v, i: v.floor(),
+    Op.CEIL: lambda v, i: v.ceil(),
+    Op.TRUNC: lambda v, i: v.trunc(),
+    Op.SQRT: lambda v, i: v.sqrt(),
+}
+
+
+def columns(
+    tensors: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    plan: Plan,
+    rows: Sequence[int] | None = None,
+    check: bool = True,
+) -> list[Tensor]:
+    """All outputs of the plan, each contiguous [rows, width].
+
+    Args:
+        rows: of each output; by default what the plan and the tensors say.
+        check: raise for an id outside its table, in the kernel's words (`explain_bad_id` reads them).
+            Off where ids are known to be good or have no values (fake tensors).
+    """
+    rows = rows or [rows_of(tensors, plan, output) for output in range(len(plan.widths))]
+    slots: list[dict[int, Tensor]] = [{} for _ in plan.widths]
+    for index, column in enumerate(plan.columns):
+        dtype = getattr(torch, plan.dtypes[column.output])
+        value = _column(tensors, tables, column, rows[column.output], dtype, index if check else None)
+        slot = slots[column.output]
+        slot[column.offset] = slot[column.offset] + value if column.add else value
+    return [_concatenate(*parts) for parts in zip(slots, rows, plan.widths)]
+
+
+def _concatenate(slots: dict[int, Tensor], rows: int, width: int | None) -> Tensor:
+    parts, at = [], 0
+    for offset, value in sorted(slots.items()):
+        if offset > at:
+            parts.append(value.new_zeros(rows, offset - at))
+        parts.append(value)
+        at = offset + value.shape[1]
+    if width is not None and width > at:
+        parts.append(parts[0].new_zeros(rows, width - at))
+    return torch.cat(parts, 1)
+
+
+def rows_of(tensors: Sequence[Tensor], plan: Plan, output: int) -> int:
+    """Rows of an output, from the first of its columns that tells; sizes may be symbolic."""
+    for column in plan.columns:
+        if column.output != output:
+            continue
+        if column.bag:
+            return bag_rows(tensors[column.bag.tensor].shape[0], column.bag)
+        if column.source.rows:
+            return source_rows(tensors[column.source.tensor].shape, column.source)
+    raise ValueError(f"plan: no column of output {output} tells its number of rows")
+
+
+def width_of(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Plan, output: int) -> int:
+    """Width of an output whose lanes are known only at run time."""
+    column = next(c for c in plan.columns if c.output == output)
+    dim = 1 if column.table is None else tables[column.table].shape[1]
+    if column.pool != "none" or column.source.lane is None:
+        return dim
+    shape, source = tensors[column.source.tensor].shape, column.source
+    return dim * (shape[source.lane] - source.start if source.length is None else source.length)
+
+
+def bag_rows(n_offsets: int, bag: Offsets) -> int:
+    return (n_offsets - bag.include_last) // bag.segments
+
+
+def source_rows(shape: Sequence[int], source: Source) -> int:
+    rows = shape[source.rows[0]]
+    return rows * shape[source.rows[1]] if len(source.rows) == 2 else rows
+
+
+def read(tensors: Sequence[Tensor], source: Source, rows: int) -> Tensor:
+    """The source as [rows, lanes]."""
+    t = tensors[source.tensor]
+    order = list(source.rows)
+    if source.lane is not None:
+        length = t.shape[source.lane] - source.start if source.length is None else source.length
+        t = t.narrow(source.lane, source.start, length)
+        order.append(source.lane)
+    fixed = dict(source.fixed)
+    if len(order) + len(fixed) != t.dim():
+        raise ValueError(f"plan: source {source} leaves dims of a {t.dim()}-D tensor open")
+    t = t.permute(*fixed, *order)
+    for index in fixed.values():
+        t = t[index]
+    lanes = t.shape[-1] if source.lane is not None else 1
+    n_rows = source_rows(tensors[source.tensor].shape, source) if source.rows else 1
+    t = t.reshape(n_rows, lanes)
+    return t if source.rows else t.expand(rows, lanes)
+
+
+def evaluate(tensors: Sequence[Tensor], column: Column, v: Tensor) -> Tensor:
+    """Runs the index program on [rows, lanes] values."""
+    saved = v
+    for instr in column.program:
+        if instr.op == Op.SAVE:
+            saved = v
+        elif instr.op == Op.BUCKETIZE:
+            boundaries = tensors[instr.tensor]
+            v = torch.bucketize(v.contiguous(), boundaries, right=bool(instr.a), out_int32=instr.dtype == "int32")
+        else:
+            v = v.to(getattr(torch, instr.dtype))
+            if instr.op == Op.WHERE:
+                v = v.masked_fill(_COMPARE[instr.compare](saved, instr.a), instr.b)
+            elif instr.op == Op.ADD_TENSOR:
+                v = v + _per_lane(tensors, instr.tensor, column.source).to(v.dtype)
+            else:
+                v = _STEPS[instr.op](v, instr)
+            v = v.to(getattr(torch, instr.dtype))
+    return v
+
+
+def _per_lane(tensors: Sequence[Tensor], index: int, source: Source) -> Tensor:
+    t = tensors[index]
+    if source.lane is not None:
+        return t
+    outer = tensors[source.tensor].shape[source.rows[0]]
+    return t.expand(outer, t.shape[0]).reshape(-1, 1)
+
+
+def _column(
+    tensors: Sequence[Tensor], tables: Sequence[Tensor], column: Column, rows: int, dtype: torch.dtype, check: int | None
+) -> Tensor:
+    source_shape = tensors[column.source.tensor].shape
+    n_ids = source_shape[0] if column.bag else rows
+    v = evaluate(tensors, column, read(tensors, column.source, n_ids))
+    if column.table is None:
+        result = v.to(dtype)
+    else:
+        result = _lookup(tensors, tables[column.table], column, v, rows, dtype, check).to(dtype)
+    if column.divisor is not None:
+        result = (result / read(tensors, column.divisor, rows).to(_at_least_float(dtype))).to(dtype)
+    return result
+
+
+def _at_least_float(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _lookup(
+    tensors: Sequence[Tensor], table: Tensor, column: Column, ids: Tensor, rows: int, dtype: torch.dtype, check: int | None
+) -> Tensor:
+    if check is not None and not column.bag:
+        check_ids(check, column, ids, table.shape[0])
+    if column.bag:
+        return _bag(tensors, table, column, ids.flatten(), rows, check)
+    kept = None if column.padding is None else ids != column.padding
+    if column.wrap_negative:
+        ids = torch.where(ids < 0, ids + table.shape[0], ids)
+    if column.pool == "none":
+        return F.embedding(ids.long(), table, padding_idx=column.padding).flatten(1)
+    embedded = F.embedding(ids.long(), table)  # [rows, L, D]
+    if column.pool == "max":
+        if kept is None:
+            return embedded.max(1).values
+        lowest = embedded.masked_fill(~kept.unsqueeze(-1), -torch.inf).max(1).values
+        return lowest.masked_fill(~kept.any(1, keepdim=True), 0)
+    if column.weights is not None:
+        embedded = embedded * read(tensors, column.weights, rows).unsqueeze(-1)
+    if kept is not None:
+        embedded = embedded.masked_fill(~kept.unsqueeze(-1), 0)
+    total = embedded.sum(1)
+    return total if column.pool == "sum" else _mean(total, column, ids.shape[1] if kept is None else kept.sum(1, keepdim=True))
+
+
+def _mean(total: Tensor, column: Column, count: int | Tensor) -> Tensor:
+    if column.empty_nan:
+        return total / count
+    return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
+
+
+def _bag(
+    tensors: Sequence[Tensor], table: Tensor, column: Column, ids: Tensor, rows: int, check: int | None
+) -> Tensor:
+    bag = column.bag
+    assert bag is not None
+    offsets = tensors[bag.tensor].long()
+    ends = offsets if bag.include_last else F.pad(offsets, (0, 1), value=ids.shape[0])
+    begins = ends[bag.segment * rows : (bag.segment + 1) * rows + 1]
+    if check is not None:
+        _check_offsets(check, begins, ids.shape[0], first=bag.segment == 0)
+    if rows == 0:
+        return table.new_zeros(0, table.shape[1]) + table[:0].sum(0)
+    position = torch.arange(ids.shape[0], device=ids.device)
+    mine = (position >= begins[0]) & (position < begins[-1])
+    if check is not None:
+        check_ids(check, column, torch.where(mine, ids, 0), table.shape[0], begins)
+    kept = mine if column.padding is None else mine & (ids != column.padding)
+    if column.wrap_negative:
+        ids = torch.where(ids < 0, ids + table.shape[0], ids)
+    ids = torch.where(mine, ids.long(), 0)
+    weights = None
+    if column.weights is not None:
+        weights = read(tensors, column.weights, ids.shape[0]).flatten().to(table.dtype)
+    return _bag_reduce(table, column, ids, begins, kept, weights)
+
+
+def _bag_reduce(
+    table: Tensor, column: Column, ids: Tensor, begins: Tensor, kept: Tensor, weights: Tensor | None
+) -> Tensor:
+    if begins.shape[0] == 1:
+        return table.new_zeros(0, table.shape[1])
+    # F.embedding_bag wants offsets from 0: what other features own before the first bag becomes a bag of its own.
+    offsets = F.pad(begins, (1, 0))
+    weighted_mean = weights is not None and column.pool == "mean"
+    result = F.embedding_bag(
+        ids,
+        table.float() if column.pool == "max" and table.element_size() == 2 else table,
+        offsets,
+        mode="sum" if weighted_mean else column.pool,
+        per_sample_weights=weights,
+        include_last_offset=True,
+        padding_idx=column.padding,
+    )[1:]
+    if column.pool == "mean" and (weighted_mean or column.empty_nan):
+        total = F.pad(kept.long().cumsum(0), (1, 0))
+        count = (total[begins[1:]] - total[begins[:-1]]).unsqueeze(1)
+        if weighted_mean:
+            result = result / count.clamp(min=1)
+        if column.empty_nan:
+            result = result.masked_fill(count == 0, torch.nan)
+    return result
+
+
+def _check_offsets(index: int, begins: Tensor, n: int, first: bool) -> None:
+    if (first and len(begins) and begins[0] != 0) or (begins.diff() < 0).any() or (begins < 0).any() or (begins > n).any():
+        raise RuntimeError(
+            f"column {index}: offsets must start at 0, grow and stay within {n} ids, found {begins.tolist()[:8]}..."
+        )
+
+
+def check_ids(index: int, column: Column, ids: Tensor, rows: int, begins: Tensor | None = None) -> None:
+    """Raises in the kernel's words for the first id outside the table."""
+    if ids.is_floating_point():
+        raise RuntimeError(f"column {index}: ids must be integers after the program")
+    bad = (ids >= rows) | (ids < (-rows if column.wrap_negative else 0))
+    if not bad.any():
+        return
+    row, lane = bad.nonzero()[0].tolist() if begins is None else (0, int(bad.flatten().nonzero()[0]))
+    value = int(ids[row, lane]) if begins is None else int(ids.flatten()[lane])
+    if begins is not None:
+        position = lane
+        row = int(torch.searchsorted(begins.contiguous(), position, right=True)) - 1
+        lane = position - int(begins[row])
+    raise RuntimeError(f"fxopt-bad-id column={index} row={row} lane={lane} value={value} rows={rows}")
