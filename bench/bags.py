@@ -51,6 +51,23 @@ def with_torch(model: OneBag) -> Ready:
     return Ready(lambda v, o: functional.embedding_bag(v, weight, o, mode=mode, include_last_offset=True), 0.0)
 
 
+def with_operator(model: OneBag) -> Ready | Skipped:
+    """fxopt's columns operator alone, on a plan of one column."""
+    try:
+        from fxopt.kernels.columns.encode import encode
+        from fxopt.kernels.columns.op import load
+        from fxopt.kernels.columns.plan import Column, Offsets, Plan, Source
+    except ImportError as error:
+        return Skipped(f"fxopt.kernels.columns cannot be imported: {error}")
+    load()
+    bag = Offsets(tensor=1, include_last=True)
+    column = Column(Source(tensor=0), table=0, output=0, offset=0, pool=model.mode, bag=bag)
+    weight = model.table.weight.detach()
+    plan = encode(Plan((column,), widths=(weight.shape[1],), dtypes=("float32",)))
+    operator = torch.ops.fxopt.columns.default
+    return Ready(lambda v, o: operator([v, o], [weight], plan)[0], 0.0)
+
+
 def with_fbgemm(model: OneBag) -> dict[str, Ready | Skipped]:
     """The inference operator of FBGEMM's table-batched embedding with fp32 rows, which is its fastest on CPU:
     its module takes 23 us at batch 1, SplitTableBatchedEmbeddingBagsCodegen 44; at batch 4096 they are equal.
@@ -103,8 +120,9 @@ def _table_batched(model: OneBag) -> tuple[nn.Module, Callable[..., Any]]:
 
 def run(console: Console, batches: tuple[int, ...], mode: str, seconds: float) -> list[Cell]:
     model = OneBag(mode=mode)
+    found: dict[str, Ready | Skipped]
     found = {"F.embedding_bag": with_torch(model), "nn.EmbeddingBag": Ready(model, 0.0), **with_fbgemm(model)}
-    found["fxopt"] = with_fxopt(model, make_inputs(CAPTURED_AT))
+    found |= {"fxopt": with_fxopt(model, make_inputs(CAPTURED_AT)), "fxopt operator": with_operator(model)}
     for name, it in found.items():
         if isinstance(it, Skipped):
             console.print(f"{name} left out: {it.reason}")

@@ -6,7 +6,9 @@ AOTInductor package); loading that here is quick. So a compiler that takes minut
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -102,7 +104,7 @@ def first_build(limit: float) -> float | Skipped:
 
 def with_compile(module: nn.Module, subject: Subject, batches: tuple[int, ...], limit: float) -> Ready | Skipped:
     """torch.compile as a user calls it: automatic dynamic shapes, one compile each for the first and second batch."""
-    cache = tempfile.mkdtemp(prefix="fxopt-bench-inductor-")
+    cache = _scratch()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
     seconds = _elsewhere("compile", subject, batches, limit, cache)
     if isinstance(seconds, Skipped):
@@ -112,7 +114,7 @@ def with_compile(module: nn.Module, subject: Subject, batches: tuple[int, ...], 
 
 def with_aoti(subject: Subject, batch: int, limit: float) -> dict[str, Ready | Skipped]:
     """The C++ package, called as a Python user would, and its runner alone (no pytree, the tensors already flat)."""
-    package = Path(tempfile.mkdtemp(prefix="fxopt-bench-aoti-")) / "model.pt2"
+    package = Path(_scratch()) / "model.pt2"
     seconds = _elsewhere("aoti", subject, (batch,), limit, str(package))
     if isinstance(seconds, Skipped):
         return {"aoti": seconds, "aoti runner": seconds}
@@ -123,6 +125,13 @@ def with_aoti(subject: Subject, batch: int, limit: float) -> dict[str, Ready | S
         return loaded.loader.boxed_run(list(flat))[0]  # it empties the list
 
     return {"aoti": Ready(loaded, seconds, (batch,)), "aoti runner": Ready(runner, seconds, (batch,))}
+
+
+def _scratch() -> str:
+    """A folder until this process ends: a package holds all tables."""
+    folder = tempfile.mkdtemp(prefix="fxopt-bench-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _compile(module: nn.Module, subject: Subject, batches: tuple[int, ...]) -> Callable[..., Any]:
