@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import torch
 from torch import _C
+from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 
 def is_traced() -> bool:
     """Whether someone watches or transforms the operators of this call, and must see the original forward:
-    torch.compile, torch.export, make_fx, functorch (vmap, grad), torch.jit.trace, a dispatch or function mode."""
+    torch.compile, torch.export, make_fx, functorch (vmap, grad), forward-mode
+    autograd, torch.jit.trace, a dispatch or function mode."""
     return bool(
         torch.compiler.is_compiling()
         or _C._len_torch_dispatch_stack()
         or _C._functorch.peek_interpreter_stack() is not None
         or _C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
         or (_C._len_torch_function_stack() and not _only_default_device())
     )
 
 
 def ambient() -> tuple:
-    """Global state that changes what operators compute; equal tuples allow the same capture."""
+    """Global state that changes what operators compute, or (grad mode) which rewrites are valid.
+
+    Equal tuples allow the same capture.
+    """
     return (
+        torch.is_grad_enabled(),
         torch.get_default_dtype(),
         _autocast() if _C._is_any_autocast_enabled() else None,
         torch.get_default_device() if _C._len_torch_function_stack() else None,

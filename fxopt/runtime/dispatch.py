@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from fxopt.config import Config
 from fxopt.findings import Findings
@@ -16,7 +17,7 @@ from fxopt.runtime.context import ambient, is_traced
 from fxopt.runtime.executable import BAD_ID, Compile, Executable
 from fxopt.runtime.flatten import rebuilder
 from fxopt.runtime.signature import Signature, State, unsupported
-from fxopt.runtime.watch import Watch
+from fxopt.runtime.watch import HOOKS, Watch
 
 
 @dataclass
@@ -81,13 +82,20 @@ class Dispatcher:
                 return self._run(entry, tensors, eager, args, kwargs)
         return self._miss(eager, args, kwargs, now)
 
-    def prepare(self, eager: Callable[..., Any], args: tuple, kwargs: dict) -> None:
+    def prepare(self, args: tuple, kwargs: dict | None = None) -> None:
         """Capture for these inputs now, if no entry serves them. Raises what the eager model raises on them."""
-        now = ambient()
-        if not unsupported(args, kwargs):
-            with self._lock:
-                if self._find(args, kwargs, now) is None:
-                    self._add(eager, args, kwargs, now)
+        kwargs, now = kwargs or {}, ambient()
+        refusal = unsupported(args, kwargs)
+        if refusal:
+            self._refuse(refusal)
+            return
+        with self._lock:
+            if self._find(args, kwargs, now) is None:
+                entry, failure = self._compiled(args, kwargs, now)
+                if entry is None:
+                    rehearse(self.original, args, kwargs)
+                    entry = self._eager_entry(args, kwargs, now, failure)
+                self.entries = (entry, *self.entries)
 
     def _find(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry, Sequence[Tensor]] | None:
         for entry in self.entries:
@@ -104,39 +112,48 @@ class Dispatcher:
                 if found is None:
                     self.entries = tuple(entry for entry in self.entries if entry.watch.same_tree())
                     if len(self.entries) < self.config.max_captures:
-                        return self._add(eager, args, kwargs, now)
+                        return self._first_call(eager, args, kwargs, now)
                     refusal = f"one signature more than Config.max_captures = {self.config.max_captures}"
             if found is not None:
                 return self._run(*found, eager, args, kwargs)
-        self.refused.setdefault(refusal, Findings(eager_reason=refusal))
+        self._refuse(refusal)
         return eager(*args, **kwargs)
 
-    def _add(self, eager: Callable, args: tuple, kwargs: dict, now: tuple) -> Any:
+    def _refuse(self, reason: str) -> None:
+        self.refused.setdefault(reason, Findings(eager_reason=reason))
+
+    def _first_call(self, eager: Callable, args: tuple, kwargs: dict, now: tuple) -> Any:
         """Compile, remember, run. Inputs that the eager model rejects leave no trace."""
         before = Watch(self.original)
-        entry, failure = (None, _HOOKED) if before.hooked else self._compiled(args, kwargs, now)
-        tensors = entry.match(args, kwargs, now) if entry is not None else None
-        if entry is not None and tensors is not None:
+        entry, failure = self._compiled(args, kwargs, now)
+        if entry is not None:
             self.entries = (entry, *self.entries)
-            return self._run(entry, tensors, eager, args, kwargs)
+            return self._run(entry, entry.match(args, kwargs, now) or (), eager, args, kwargs)
         result = eager(*args, **kwargs)
         changing = frozenset(map(str, before.changed()))
-        watch = Watch(self.original, ignore=changing)
-        signature = Signature.of_call(args, kwargs)
-        self.entries = (*self.entries, Entry(signature, now, watch, Findings(eager_reason=failure)))
+        self.entries = (*self.entries, self._eager_entry(args, kwargs, now, failure, changing))
         return result
 
+    def _eager_entry(
+        self, args: tuple, kwargs: dict, now: tuple, reason: str, changing: frozenset[str] = frozenset()
+    ) -> Entry:
+        watch = Watch(self.original, ignore=changing)
+        return Entry(Signature.of_call(args, kwargs), now, watch, Findings(eager_reason=reason))
+
     def _compiled(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry | None, str]:
+        """An entry that serves this call, or None and the reason."""
         try:
             with torch.random.fork_rng(devices=_cuda_devices()):
-                executable = self.compile(self.original, args, kwargs)
+                executable = self.compile(without_hooks(self.original), args, kwargs)
         except Exception as error:
             return None, str(error) or type(error).__name__
         capture = executable.capture
         watch = Watch(self.original, opaque=tuple(leaf.path for leaf in capture.leaves))
         state = State(self.original, capture.state)
         entry = Entry(Signature.of_capture(capture), now, watch, executable.findings, executable, state)
-        return entry, "the capture does not fit the call that it was made from"
+        if entry.match(args, kwargs, now) is None:
+            return None, "the capture does not fit the call that it was made from"
+        return entry, ""
 
     def _run(self, entry: Entry, tensors: Sequence[Tensor], eager: Callable, args: tuple, kwargs: dict) -> Any:
         if entry.executable is None:
@@ -161,8 +178,25 @@ class Dispatcher:
         return result
 
 
-_HOOKED = "a submodule has hooks, which an optimized graph would not call"
-
-
 def _cuda_devices() -> list[int]:
     return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+
+
+def without_hooks(model: nn.Module) -> nn.Module:
+    """`model`, or where hooks hang on it a stand-in that shares all but them: they run around the forward."""
+    hooks = {name: type(vars(model)[name])() for name in HOOKS if vars(model)[name]}
+    if not hooks:
+        return model
+    bare = object.__new__(type(model))
+    bare.__dict__.update(vars(model), **hooks)
+    return bare
+
+
+def rehearse(model: nn.Module, args: tuple, kwargs: dict) -> None:
+    """Run the model once and leave nothing behind. Raises what it raises."""
+    from fxopt.capture.state import ModelCopy  # the first capture has paid for this import
+
+    root = ModelCopy(model, lambda tensor, slot: tensor.detach().clone()).root
+    inputs, keywords = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), (args, kwargs))
+    with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices()):
+        type(root).forward(root, *inputs, **keywords)

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from fxopt.runtime.flatten import same_value
 
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(
     value for name, value in vars(nn_module).items() if name.startswith("_global_") and name.endswith("_hooks")
 )
@@ -67,10 +67,11 @@ class Watch:
         self._sized = [d for _, d in sized]
         self._sizes = list(map(len, self._sized))
         self._known = [(path, d, frozenset(d)) for path, d in sized]
-        hooked = [m for p, m in modules if m is not model and p not in opaque]
-        self._hooks = [*_GLOBAL_HOOKS, *(vars(m)[name] for m in hooked for name in _HOOKS)]
+        inside = [m for p, m in modules if m is not model]  # the root's own hooks run around the graph
+        hooks = [*_GLOBAL_HOOKS, *(vars(m)[name] for m in inside for name in HOOKS)]
+        self._present = [d for d in hooks if d]
+        self._absent = [d for d in hooks if not d]
         self._hook_id = RemovableHandle.next_id
-        self.hooked = any(self._hooks)
 
     def holds(self) -> bool:
         """Whether nothing changed."""
@@ -82,7 +83,8 @@ class Watch:
             (all(map(is_, values, self._values)) or self._equal(values))
             and list(map(len, self._sized)) == self._sizes
             and (not self._containers or same_value(self._containers, self._contents))
-            and ((RemovableHandle.next_id == self._hook_id and not self.hooked) or self._same_hooks())
+            and all(self._present)
+            and (RemovableHandle.next_id == self._hook_id or self._still_absent())
         )
 
     def _equal(self, values: list[Any]) -> bool:
@@ -91,12 +93,12 @@ class Watch:
         self._values = values  # equal but new objects (`model.temperature = 0.5` at each step): quick again
         return True
 
-    def _same_hooks(self) -> bool:
-        now = RemovableHandle.next_id
-        same = any(self._hooks) == self.hooked
-        if same:
-            self._hook_id = now
-        return same
+    def _still_absent(self) -> bool:
+        now = RemovableHandle.next_id  # every registration of any hook takes one
+        if any(self._absent):
+            return False
+        self._hook_id = now
+        return True
 
     def same_tree(self) -> bool:
         """Whether the submodules are still the ones captured: if not, train() or an attribute cannot bring it back."""

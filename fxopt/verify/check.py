@@ -47,7 +47,8 @@ def verify(
 
     Outputs (values, shapes, dtypes, devices, contiguity, requires_grad) and whatever state and inputs the call
     mutates must agree within the error budget; where eager raises, the same exception type must be raised. Level
-    "full" also compares gradients of every parameter and float input, and batch sizes 0, 1 and 3.
+    "full" also compares gradients (where grad mode is on) of every parameter and float input, and batch sizes 0, 1
+    and 3.
 
     Args:
         baseline: the captured graph before any rewrite: ``forward(*state, *inputs)``.
@@ -56,13 +57,16 @@ def verify(
         return Verdict(True)
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     full = config.verify == "full"
+    differentiate = full and torch.is_grad_enabled()  # a capture made without gradients need not have any
     writes = writes_parameters(baseline)
-    verdict = _Comparison(executable, baseline, model, Setting(executable.capture, inputs, writes, full)).verdict()
+    verdict = _Comparison(
+        executable, baseline, model, Setting(executable.capture, inputs, writes, differentiate)
+    ).verdict()
     for size in _FURTHER_BATCHES if full else ():
         resized = _resized(inputs, size)
         if not verdict.ok or resized is None or not executable.capture.guards.holds(resized):
             continue
-        setting = Setting(executable.capture, resized, writes, True)
+        setting = Setting(executable.capture, resized, writes, differentiate)
         if setting.run_model(model).error is not None:
             continue
         other = _Comparison(executable, baseline, model, setting).verdict()

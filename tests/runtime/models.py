@@ -12,7 +12,6 @@ from fxopt.config import Config
 from fxopt.findings import Findings
 from fxopt.runtime import Executable, optimized
 
-
 DEFAULT = Config()
 
 

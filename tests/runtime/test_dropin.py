@@ -282,12 +282,14 @@ def test_submodule_hooks_run(pair, kind):
     seen = []
     handle = getattr(model.top, f"register_{kind}_hook")(lambda *args: seen.append(kind))
     fast(*tower_inputs()).sum().backward()
-    assert seen == [kind]
-    fast(*tower_inputs()).sum().backward()
-    assert seen == [kind] * 2
+    assert set(seen) == {kind}, "at the capture the hooked submodule may be tried out"
+    before = len(seen)
+    for calls in (1, 2):
+        fast(*tower_inputs()).sum().backward()
+        assert len(seen) == before + calls
     handle.remove()
     check(*pair)
-    assert seen == [kind] * 2
+    assert len(seen) == before + 2
 
 
 def test_original_stays_eager_on_its_own(pair):
