@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.fx.experimental._config as symbolic_config
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
@@ -177,7 +178,8 @@ def _commit(rewrite: Rewrite, module: GraphModule, match: Match, findings: PassF
 
 def _checked(rewrite: Rewrite, editor: Editor, match: Match) -> Replacement:
     guards = _guards(editor.module)
-    replacement = rewrite.replace(editor, match)
+    with symbolic_config.patch(backed_size_oblivious=True):  # as in capture: sizes 0 and 1 are like any other
+        replacement = rewrite.replace(editor, match)
     for old, new in replacement.values.items():
         before, after = tensor_of(old), tensor_of(new)
         if before is None or after is None:
