@@ -1,0 +1,100 @@
+"""From the runtime state of an optimized model to a report, measured where inputs are given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.fx import GraphModule
+
+from fxopt.findings import Change, Findings, Miss, PassFindings, Place
+from fxopt.report.data import Note, Pass, Report, SignatureReport
+from fxopt.report.kinds import is_lookup
+from fxopt.report.machine import machine
+from fxopt.runtime import dispatcher_of
+
+if TYPE_CHECKING:
+    from fxopt.runtime.dispatch import Entry
+
+
+def _silent(step: str) -> None:
+    pass
+
+
+def report(
+    model: nn.Module, inputs: Mapping[int, tuple] | None = None, progress: Callable[[str], None] = _silent
+) -> Report:
+    """What fxopt found in a model, changed, did not change and why; with `inputs`, also what it gained.
+
+    Args:
+        model: returned by :func:`fxopt.optimize`. Without `inputs` the report covers the signatures seen so far.
+        inputs: batch size to positional arguments. Each is compared with eager, then timed in turns with it,
+            without gradients and in the mode (train or eval) that the model is in.
+        progress: called with a line before each step.
+
+    Raises:
+        TypeError: `model` was not optimized.
+        Exception: what the eager model raises on these inputs.
+    """
+    dispatcher = dispatcher_of(model)
+    measured: dict[int, list] = {}
+    for batch, args in (inputs or {}).items():
+        from fxopt.report.measure import measure
+
+        progress(f"measure batch {batch:,}")
+        findings, measurement = measure(model, batch, args)
+        measured.setdefault(id(findings), []).append(measurement)
+    entries = {id(entry.findings): entry for entry in dispatcher.entries}
+    signatures = [
+        replace(_signature(findings, entries.get(id(findings))), measurements=tuple(measured.get(id(findings), ())))
+        for findings in dispatcher.findings
+    ]
+    return Report(type(dispatcher.original).__name__, machine(), tuple(signatures))
+
+
+def _signature(findings: Findings, entry: Entry | None) -> SignatureReport:
+    executable = entry.executable if entry is not None else None
+    return SignatureReport(
+        signature=findings.signature,
+        eager_reason=findings.eager_reason,
+        leaves=notes(findings.leaves),
+        passes=tuple(map(_pass, findings.passes)),
+        operators_before=findings.operators_before,
+        operators_after=findings.operators_after,
+        lookups_before=_lookups(executable.capture.graph) if executable else 0,
+        lookups_after=_lookups(executable.run) if executable else 0,
+        max_error=findings.max_error,
+        seconds=dict(findings.seconds),
+    )
+
+
+def _lookups(graph: object) -> int:
+    return sum(map(is_lookup, graph.graph.nodes)) if isinstance(graph, GraphModule) else 0
+
+
+def _pass(found: PassFindings) -> Pass:
+    return Pass(found.name, notes(found.changes), notes(found.misses), notes(found.rolled_back), found.seconds)
+
+
+def notes(found: Sequence[Change] | Sequence[Miss]) -> tuple[Note, ...]:
+    """Findings that differ only in names and numbers as one note with a count, in order of first appearance."""
+    groups: dict[tuple[str, str], list[tuple[str, str, Place]]] = {}
+    for text, why, place in _texts(found):
+        groups.setdefault((_shape(text), _shape(why)), []).append((text, why, place))
+    return tuple(Note(*group[0][:2], len(group), group[0][2]) for group in groups.values())
+
+
+def _texts(found: Iterable[Change | Miss]) -> Iterable[tuple[str, str, Place]]:
+    for item in found:
+        if isinstance(item, Miss):
+            yield item.reason, "", item.place
+        else:
+            yield item.what, item.why, item.place
+
+
+def _shape(text: str) -> str:
+    """`text` without its names in quotes and its numbers."""
+    return re.sub(r"'[^']*'|\d+", "#", text)

@@ -1,0 +1,187 @@
+"""How a report reads, from 80 columns up: a headline, the times, where they go, what changed, what did not and why."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from fxopt.report.data import Measurement, Note, Report, SignatureReport
+from fxopt.report.units import count, error, percent, seconds, times
+
+_KIND_WIDTH = 20
+_BATCH_WIDTH = 28  # of one batch size in the table of where the time goes
+
+
+def plain(report: Report) -> str:
+    """The report without colors, as wide as the terminal (80 where there is none)."""
+    out = io.StringIO()
+    Console(file=out, width=shutil.get_terminal_size((80, 24)).columns, color_system=None).print(report)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def render(report: Report, width: int) -> Iterator[RenderableType]:
+    """The parts of the report from top to bottom, for a console `width` columns wide."""
+    machine = report.machine
+    yield Text.assemble("fxopt report: ", (report.model, "bold"))
+    yield Text(f"{machine.cpu}, {count(machine.threads, 'thread')}, torch {machine.torch}", "dim")
+    if not report.signatures:
+        yield Text("\nNothing captured yet. Call the model once, or pass inputs to fxopt.report.")
+    for number, found in enumerate(report.signatures, 1):
+        yield Text()
+        if len(report.signatures) > 1:
+            yield Text(f"Signature {number} of {len(report.signatures)}", "bold")
+        yield from _sections(found, width)
+
+
+def headline(found: SignatureReport) -> str:
+    """What was gained in one line: only what was counted or measured."""
+    if found.eager_reason:
+        return "Stays eager: nothing was changed"
+    parts = []
+    if found.lookups_after < found.lookups_before:
+        parts.append(f"{count(found.lookups_before, 'lookup')} in {count(found.lookups_after, 'call')}")
+    parts.append(f"{found.operators_before:,} -> {count(found.operators_after, 'operator')}")
+    gains = [f"{times(m.speedup)} at batch {m.batch:,}" for m in found.measurements if m.speedup is not None]
+    return "; ".join([*parts, ", ".join(gains)] if gains else parts)
+
+
+def _sections(found: SignatureReport, width: int) -> Iterator[RenderableType]:
+    yield Text(headline(found), "bold yellow" if found.eager_reason else "bold green")
+    if found.signature:
+        yield Text(found.signature, "dim")
+    if found.measurements:
+        yield from _section("Time per call", _times(found.measurements), *_remarks(found))
+    clocked = [m for m in found.measurements if m.spending]
+    if clocked:
+        yield from _section("Where the time goes", *_spending(clocked, width))
+    if any(item.changes for item in found.passes):
+        yield from _section("What changed, and why that is safe", _changes(found))
+    reasons = list(_reasons(found))
+    if reasons:
+        yield from _section("What did not change, and why", _grid(reasons))
+    if found.passes or found.seconds:
+        yield from _section("How it was done", _grid(list(_work(found))))
+
+
+def _section(title: str, *body: RenderableType) -> Iterator[RenderableType]:
+    yield Text(f"\n{title}", "bold")
+    for part in body:
+        yield Padding(part, (0, 0, 0, 2), expand=False)
+
+
+def _times(measurements: Sequence[Measurement]) -> RenderableType:
+    table = _table("batch", "eager", "fxopt", "speed-up", "largest error")
+    for m in measurements:
+        speed = "" if m.speedup is None else times(m.speedup)
+        style = "" if m.speedup is None else "green" if m.speedup >= 1.05 else "red" if m.speedup < 0.95 else ""
+        whole = _seconds(m.eager), _seconds(m.optimized)
+        table.add_row(f"{m.batch:,}", *whole, Text(speed, style), error(m.max_error))
+    return table
+
+
+def _remarks(found: SignatureReport) -> Iterator[RenderableType]:
+    """Why a batch size has no times, and what the times are."""
+    for m in found.measurements:
+        if m.problem and not found.eager_reason:
+            yield Text(f"batch {m.batch:,}: {m.problem}", "yellow")
+    if any(m.speedup is not None for m in found.measurements):
+        yield Text("medians of whole calls without gradients, in turns; results compared first", "dim")
+
+
+def _spending(clocked: Sequence[Measurement], width: int) -> Iterator[RenderableType]:
+    """Kinds of work down, batch sizes across, in as many tables as the width asks for."""
+    fit = max(1, (width - 2 - _KIND_WIDTH) // _BATCH_WIDTH)
+    for start in range(0, len(clocked), fit):
+        yield _spending_table(clocked[start : start + fit])
+        yield Text()
+    yield Text("each operator by itself; the Python between them comes on top", "dim")
+
+
+def _spending_table(clocked: Sequence[Measurement]) -> RenderableType:
+    table = _table("", *(part for m in clocked for part in (f"batch {m.batch:,}\neager", "\nshare", "\nfxopt")))
+    rows = [{spent.kind: spent for spent in m.spending} for m in clocked]
+    for kind in dict.fromkeys(kind for row in rows for kind in row):
+        found = [row.get(kind) for row in rows]
+        cells = [(seconds(s.before), percent(s.share), _seconds(s.after)) if s else ("", "", "") for s in found]
+        table.add_row(kind, *(cell for group in cells for cell in group))
+    totals = [(seconds(sum(s.before for s in m.spending)), "", _total_after(m)) for m in clocked]
+    table.add_row("all operators", *(cell for group in totals for cell in group))
+    return table
+
+
+def _total_after(m: Measurement) -> str:
+    after = [spent.after for spent in m.spending if spent.after is not None]
+    return seconds(sum(after)) if after else ""
+
+
+def _changes(found: SignatureReport) -> RenderableType:
+    rows = []
+    for item in found.passes:
+        for note in item.changes:
+            what = Text.assemble(note.text, (f" ({_where(note)})", "cyan"))
+            rows.append((item.name, what.append(f"\nsafe: {note.why}", "dim") if note.why else what))
+    return _grid(rows)
+
+
+def _reasons(found: SignatureReport) -> Iterator[tuple[str, Text]]:
+    """Near misses, rewrites taken back, opaque submodules, and what stopped the whole capture."""
+    if found.eager_reason:
+        yield "the model", Text(found.eager_reason)
+    for leaf in found.leaves:
+        yield "kept as it is", _sentence(leaf, leaf.text)
+    for item in found.passes:
+        for note in item.rolled_back:
+            yield item.name, _sentence(note, f"taken back: {note.why or note.text}")
+        for note in item.misses:
+            yield item.name, _sentence(note, note.text)
+
+
+def _work(found: SignatureReport) -> Iterator[tuple[str, Text]]:
+    """Passes that found nothing to do, and what each stage cost."""
+    idle = [item.name for item in found.passes if not (item.changes or item.misses or item.rolled_back)]
+    if idle:
+        yield "found no match", Text(", ".join(idle))
+    if found.seconds:
+        stages = ", ".join(f"{stage} {seconds(spent)}" for stage, spent in found.seconds.items())
+        yield "took", Text(f"{seconds(sum(found.seconds.values()))}: {stages}")
+    if found.max_error is not None:
+        yield "verified", Text(f"against eager when it was captured; largest error {error(found.max_error)}")
+
+
+def _sentence(note: Note, text: str) -> Text:
+    return Text.assemble((_where(note), "cyan"), ": ", text)
+
+
+def _where(note: Note) -> str:
+    """"tables.0 at model.py:64 and 879 more"."""
+    return f"{note.first} and {note.count - 1:,} more" if note.count > 1 else str(note.first)
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else seconds(value)
+
+
+def _grid(rows: Sequence[tuple[str, Text]]) -> RenderableType:
+    """A name, once for all its rows, beside text that wraps."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    last = ""
+    for name, text in rows:
+        grid.add_row("" if name == last else name, text)
+        last = name
+    return grid
+
+
+def _table(*headers: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    for index, header in enumerate(headers):
+        table.add_column(header, justify="right" if index else "left", no_wrap=True)
+    return table
