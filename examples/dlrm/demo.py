@@ -10,28 +10,27 @@ import fxopt
 from evaluate import show
 from generate import generate
 from model import DLRM, TABLE_ROWS
-from train import console, train
+from train import HERE, console, train
 
-ROWS = 400_000
+ROWS = 600_000
 TRAINING_SECONDS = 60.0
 
 
-def main() -> None:
-    path = Path(__file__).parent / "data" / f"generated_{ROWS}.tsv"
+def main(directory: Path = HERE / "data", rows: int = ROWS, seconds: float = TRAINING_SECONDS) -> None:
+    path = directory / f"generated_{rows}.tsv"
     if not path.exists():
-        console.rule(f"Generating {ROWS} rows in the Criteo format")
-        generate(path, ROWS)
+        console.rule(f"Generating {rows} rows in the Criteo format")
+        generate(path, rows)
     console.rule("Training a DLRM with 26 embedding tables, in eager PyTorch")
     torch.manual_seed(0)
     model = DLRM()
-    train(model, path, seconds=TRAINING_SECONDS)
+    train(model, path, seconds=seconds)
 
-    console.rule("model = fxopt.optimize(model)")
-    model.eval()
-    optimized = fxopt.optimize(model)
+    console.rule("optimized = fxopt.optimize(model)")
+    optimized = fxopt.optimize(model.eval())
     show({"eager": model, "optimized": optimized}, path, TABLE_ROWS, console)
 
-    console.rule("print(fxopt.report(model))")
+    console.rule("print(fxopt.report(optimized))")
     console.print(fxopt.report(optimized))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import gzip
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 import checkpoint
+import demo
+import fxopt
 import model as dlrm
 from criteo import read_batches
 from evaluate import predict
@@ -76,6 +79,23 @@ def test_the_planted_signal_is_learned_and_survives_the_checkpoint(data: Path, t
     assert torch.equal(predict(loaded, data, table_rows)[1], after)
 
 
+def test_the_optimized_model_trains_alike_and_shares_the_checkpoint(data: Path, tmp_path: Path) -> None:
+    eager = dlrm.DLRM()
+    reference = copy.deepcopy(eager)
+    optimized = fxopt.optimize(eager)
+    for model in (reference, optimized):
+        train(model, data, batch_size=256)
+    labels, expected = predict(reference, data, dlrm.TABLE_ROWS)
+    _, found = predict(optimized, data, dlrm.TABLE_ROWS)
+    # 43 steps of rounding differences, in float32, on logits of about 1.
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-3)
+    assert auc(labels, found) == pytest.approx(auc(labels, expected), abs=1e-3)
+
+    checkpoint.save(tmp_path / "dlrm.pt", optimized, dlrm.TABLE_ROWS)
+    loaded, _ = checkpoint.load(tmp_path / "dlrm.pt")
+    torch.testing.assert_close(predict(loaded, data, dlrm.TABLE_ROWS)[1], found, rtol=0.0, atol=1e-5)
+
+
 def test_training_stops_at_its_time(data: Path) -> None:
     assert train(dlrm.DLRM(), data, batch_size=64, seconds=0.0) == 64
 
@@ -85,6 +105,14 @@ def test_interleaved_medians_takes_turns() -> None:
     medians = interleaved_medians({"a": lambda: turns.append("a"), "b": lambda: turns.append("b")}, seconds=0.0)
     assert turns == ["a", "b"] * 7
     assert medians.keys() == {"a", "b"}
+
+
+def test_the_demo_shows_accuracy_times_and_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo.main(tmp_path, rows=3000)
+    shown = capsys.readouterr().out
+    assert "AUC" in shown
+    assert "Milliseconds per batch" in shown
+    assert "fxopt report" in shown
 
 
 @pytest.mark.parametrize("script", ["train.py", "evaluate.py", "generate.py"])
