@@ -13,6 +13,7 @@ from torch import nn
 from fxopt.config import Config
 from fxopt.runtime.dispatch import Dispatcher
 from fxopt.runtime.executable import Compile
+from fxopt.runtime.native import build_ahead
 
 
 class OptimizedMixin:
@@ -62,6 +63,7 @@ def optimized(model: nn.Module, compile: Compile, config: Config = _DEFAULT) -> 
         raise TypeError(f"fxopt: expected an nn.Module, found {type(model).__name__}")
     if isinstance(model, OptimizedMixin):
         model = model._fxopt.original
+    build_ahead()
     new: Any = object.__new__(_subclass(type(model)))
     object.__setattr__(new, "__dict__", model.__dict__)
     object.__setattr__(new, "_fxopt", Dispatcher(model, compile, config))

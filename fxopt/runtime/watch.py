@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import compress
-from operator import getitem, is_, not_
+from operator import getitem, not_
 from typing import Any
 
 from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
+from fxopt.runtime.checks import comparer, python_read
 from fxopt.runtime.flatten import same_value
 
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
@@ -60,6 +61,7 @@ class Watch:
         self._wheres = [slot.where for slot in self._slots]
         self._keys = [slot.key for slot in self._slots]
         self._values = list(map(getitem, self._wheres, self._keys))
+        self._unchanged = comparer()
         containers = [(v, _copy(v)) for v in self._values if isinstance(v, (list, dict, set))]
         self._containers = [v for v, _ in containers]
         self._contents = [copy for _, copy in containers]
@@ -75,22 +77,20 @@ class Watch:
 
     def holds(self) -> bool:
         """Whether nothing changed."""
-        try:
-            values = list(map(getitem, self._wheres, self._keys))
-        except KeyError:
-            return False
         return (
-            (all(map(is_, values, self._values)) or self._equal(values))
+            (self._unchanged(self._wheres, self._keys, self._values) or self._equal())
             and list(map(len, self._sized)) == self._sizes
             and (not self._containers or same_value(self._containers, self._contents))
             and all(self._present)
             and (RemovableHandle.next_id == self._hook_id or self._still_absent())
         )
 
-    def _equal(self, values: list[Any]) -> bool:
-        if not all(map(same_value, values, self._values)):
+    def _equal(self) -> bool:
+        """Equal but new objects (`model.temperature = 0.5` at each step); they are the ones to expect from now on."""
+        values = python_read(self._wheres, self._keys)
+        if values is None or not all(map(same_value, values, self._values)):
             return False
-        self._values = values  # equal but new objects (`model.temperature = 0.5` at each step): quick again
+        self._values = values
         return True
 
     def _still_absent(self) -> bool:

@@ -1,0 +1,102 @@
+"""What a call checks over thousands of tensors and attributes: in C++ where it was built, else in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, getitem, is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxopt.runtime.native import native
+
+PLAIN = frozenset((Tensor, nn.Parameter))
+_DTYPE, _SHAPE, _DEVICE, _LAYOUT = map(attrgetter, ("dtype", "shape", "device", "layout"))
+
+
+@dataclass(frozen=True)
+class TensorForm:
+    """What must hold of one tensor: dims are sizes, or symbols that must agree wherever they recur."""
+
+    dtype: torch.dtype
+    device: torch.device
+    dims: tuple[int | str, ...]
+
+
+def reader() -> Callable[[list, list], list | None]:
+    """``read(wheres, keys)``: ``where[key]`` for all pairs, or None when a key is absent."""
+    module = native()
+    return module.read if module else python_read
+
+
+def comparer() -> Callable[[list, list, list], bool]:
+    """``unchanged(wheres, keys, values)``: whether every ``where[key]`` still is that very value."""
+    module = native()
+    return module.unchanged if module else python_unchanged
+
+
+def tensor_check(forms: Sequence[TensorForm]) -> Callable[[Sequence[Any]], bool]:
+    """``check(tensors)``: a list or tuple of plain strided tensors of these forms."""
+    module = native()
+    if module is None:
+        return PythonTensorCheck(forms)
+    like = {(f.dtype, f.device): torch.empty(0, dtype=f.dtype, device=f.device) for f in forms}
+    symbols = {d: -1 - i for i, d in enumerate(dict.fromkeys(d for f in forms for d in f.dims if isinstance(d, str)))}
+    dims = [[d if isinstance(d, int) else symbols[d] for d in form.dims] for form in forms]
+    return module.TensorCheck([like[f.dtype, f.device] for f in forms], dims, len(symbols))
+
+
+def python_read(wheres: list, keys: list) -> list | None:
+    try:
+        return list(map(getitem, wheres, keys))
+    except KeyError:
+        return None
+
+
+def python_unchanged(wheres: list, keys: list, values: list) -> bool:
+    now = python_read(wheres, keys)
+    return now is not None and all(map(is_, now, values))
+
+
+class PythonTensorCheck:
+    """The same as signature.cpp's TensorCheck."""
+
+    def __init__(self, forms: Sequence[TensorForm]) -> None:
+        self._dtypes = [form.dtype for form in forms]
+        self._devices = [form.device for form in forms]
+        self._layouts = [torch.strided] * len(forms)
+        self._shapes = _shape_check([form.dims for form in forms])
+
+    def __call__(self, tensors: Sequence[Any]) -> bool:
+        return (
+            PLAIN.issuperset(map(type, tensors))
+            and list(map(_DTYPE, tensors)) == self._dtypes
+            and self._shapes(list(map(_SHAPE, tensors)))
+            and list(map(_DEVICE, tensors)) == self._devices
+            and list(map(_LAYOUT, tensors)) == self._layouts
+        )
+
+
+def _shape_check(dims: Sequence[tuple[int | str, ...]]) -> Callable[[list], bool]:
+    """A function that compares all shapes with one list, in which each symbol is read from its first tensor."""
+    if all(isinstance(d, int) for shape in dims for d in shape):
+        expected = [torch.Size(shape) for shape in dims]  # type: ignore[arg-type]
+        return expected.__eq__
+    symbols: dict[str, str] = {}
+    for i, shape in enumerate(dims):
+        for j, dim in enumerate(shape):
+            if isinstance(dim, str) and dim not in symbols:
+                symbols[dim] = f"s[{i}][{j}]"
+    local = {symbol: f"d{i}" for i, symbol in enumerate(symbols)}
+    distinct = {shape: f"t{i}" for i, shape in enumerate(dict.fromkeys(dims))}
+    lines = ["def check(s):", " try:"]
+    lines += [f"  {local[symbol]} = {where}" for symbol, where in symbols.items()]
+    lines += [" except IndexError: return False"]
+    for shape, name in distinct.items():
+        lines.append(f" {name} = ({''.join(f'{d if isinstance(d, int) else local[d]}, ' for d in shape)})")
+    lines.append(f" return s == [{', '.join(distinct[shape] for shape in dims)}]")
+    scope: dict[str, Any] = {}
+    exec("\n".join(lines), scope)  # only integers and the names made above
+    return scope["check"]

