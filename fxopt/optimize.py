@@ -15,7 +15,7 @@ from fxopt.capture import Capture, CaptureError, capture
 from fxopt.config import Config
 from fxopt.findings import Change, Findings, Miss
 from fxopt.normalize import normalize
-from fxopt.rewrites import PASSES
+from fxopt.rewrites import PASSES, embedding_columns
 from fxopt.rewrites.core import Fuel, apply
 from fxopt.runtime import Executable, dispatcher_of, optimized
 from fxopt.verify import Verdict, bisect, verify
@@ -41,7 +41,7 @@ def optimize(model: nn.Module, example_inputs: tuple | None = None, config: Conf
         model = model.module()
     result = optimized(model, functools.partial(compile, config), config)
     if example_inputs is not None:
-        dispatcher_of(result).prepare(functools.partial(type(model).forward, model), example_inputs, {})
+        dispatcher_of(result).prepare(example_inputs, {})
     return result
 
 
@@ -73,6 +73,7 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel) -> Executable:
         if rewrite_pass.name not in config.disable:
             findings.passes.append(apply(rewrite_pass, module, fuel, inference))
     findings.operators_after, findings.rewrites = operators(module.graph), fuel.used
+    embedding_columns.bind(module)
     module.recompile()
     return Executable(captured, module, findings)
 

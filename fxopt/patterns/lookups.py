@@ -33,6 +33,7 @@ class Lookup:
     ids: any integer tensor [...]; table [R, D]; anchor [..., D], or [B, D] with a bag.
     padding: the row whose gradient stays zero, and which a bag leaves out.
     wrap_negative: ids in [-R, -1] count from the end.
+    runtime_error: torch raises RuntimeError for an id outside the table.
     inference_only: its gradient has a form (sparse, scaled by frequency) that only eager gives.
     """
 
@@ -42,6 +43,7 @@ class Lookup:
     bag: Bag | None = None
     padding: int | None = None
     wrap_negative: bool = False
+    runtime_error: bool = False
     inference_only: str = ""
 
 
@@ -99,7 +101,8 @@ def _embedding(node: Node) -> Lookup | Reject | None:
     if not _is_table(table) or not _is_ids(ids):
         return None
     assert isinstance(table, Node) and isinstance(ids, Node) and isinstance(padding, int)
-    return Lookup(node, table, ids, None, None if padding < 0 else padding, False, _only_eager_grad(arguments, table))
+    padding = None if padding < 0 else padding
+    return Lookup(node, table, ids, padding=padding, inference_only=_only_eager_grad(arguments, table))
 
 
 def _embedding_bag(node: Node) -> Lookup | Reject | None:
@@ -126,7 +129,8 @@ def _embedding_bag(node: Node) -> Lookup | Reject | None:
     rows_of = _rows_of_2d(ids, offsets) if padding is None and bag.weights is None else None
     if rows_of is not None:
         ids, bag = rows_of, Bag(mode, None)
-    return _checked(Lookup(node, table, ids, bag, padding, False, _only_eager_grad(arguments, table)))
+    grad = _only_eager_grad(arguments, table)
+    return _checked(Lookup(node, table, ids, bag, padding, runtime_error=True, inference_only=grad))
 
 
 def _rows_of_2d(ids: Node, offsets: Node) -> Node | None:
@@ -175,7 +179,7 @@ def _one_hot(node: Node) -> Lookup | Reject | None:
     classes = hot.args[1] if len(hot.args) > 1 else -1
     if not isinstance(classes, int) or not same(shape_of(table)[0], classes):
         return Reject("one_hot without num_classes reads the ids first; give it the table's number of rows", node)
-    return Lookup(node, table, hot.args[0])
+    return Lookup(node, table, hot.args[0], runtime_error=True)
 
 
 _FINDERS: dict[object, Callable[[Node], Lookup | Reject | None]] = {

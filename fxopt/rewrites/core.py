@@ -52,7 +52,7 @@ class Editor:
         unique = next(n for n in _numbered(f"_{name}") if not hasattr(self.module, n))
         setattr(self.module, unique, tensor)
         with self.module.graph.inserting_before(self.point):
-            node = self.module.graph.get_attr(unique)
+            node = self.module.graph.create_node("get_attr", unique)
         self.added.append(node)
         mode = fake_mode_of(self.module)
         node.meta["val"] = mode.from_tensor(tensor, static_shapes=True)

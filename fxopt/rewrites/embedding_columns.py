@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.kernels.columns.encode import encode
+from fxopt.kernels.columns.errors import call_of
 from fxopt.kernels.columns.op import load
 from fxopt.kernels.columns.plan import Column, Instr, Offsets, Plan, Source
 from fxopt.normalize import switches_gradients
@@ -87,6 +88,13 @@ def _returned(node: Node) -> bool:
     return any(user.op == "output" or (user.target in RESHAPES and _returned(user)) for user in node.users)
 
 
+def bind(module: GraphModule) -> None:
+    """Last of all: each call goes to the kernel's own entry, and raises bad ids by its columns' names."""
+    for node in module.graph.nodes:
+        if "plan" in node.meta:
+            node.target = call_of(node.meta["plan"])
+
+
 class _PlanBuilder:
     """Numbers the tensors and tables of a call as its columns are written down."""
 
@@ -122,6 +130,7 @@ class _PlanBuilder:
             empty_nan=pooled is not None and pooled.mode == "mean",
             wrap_negative=lookup.wrap_negative,
             add=piece.add,
+            runtime_error=lookup.runtime_error,
             name=place_of(lookup.anchor).module or lookup.anchor.name,
             table_name=_table_name(lookup.table),
         )

@@ -110,6 +110,7 @@ class Column:
     empty_nan: a mean over no ids is NaN (a dense `.mean(1)`); otherwise 0 (EmbeddingBag).
     wrap_negative: ids in [-R, -1] count from the end (weight[idx]); else they are errors (F.embedding).
     add: accumulate onto what earlier columns wrote to this slot, in plan order (the wide part's sum).
+    runtime_error: torch raises RuntimeError for a bad id here (embedding_bag, one_hot), and not IndexError.
     name: what an error message calls it ("column 3 (emb.3)").
     """
 
@@ -126,6 +127,7 @@ class Column:
     empty_nan: bool = False
     wrap_negative: bool = False
     add: bool = False
+    runtime_error: bool = False
     name: str = ""
     table_name: str = ""
 

@@ -1,0 +1,48 @@
+"""What an id outside its table raises, and the call that raises it by its column's name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from .op import columns
+from .plan import Plan
+
+_BAD_ID = re.compile(r"fxopt-bad-id column=(\d+) row=(\d+) lane=(\d+) value=(-?\d+) rows=(\d+)")
+
+
+class BadId(IndexError):
+    """An id outside its table; the text names column, table, rows, value and position."""
+
+
+class BadBagId(BadId, RuntimeError):
+    """The same where torch raises RuntimeError (embedding_bag, one_hot), so that either `except` still works."""
+
+
+def explain(error: BaseException, plan: Plan) -> BadId | None:
+    """What to raise for the kernel's `error`; None when it is not about an id."""
+    found = _BAD_ID.search(str(error))
+    if found is None:
+        return None
+    index, row, lane, value, rows = map(int, found.groups())
+    column = plan.columns[index]
+    name = column.name or f"column {index}"
+    table = f"table {column.table_name!r}" if column.table_name else f"table {column.table}"
+    single = column.bag is None and column.source.lane is None
+    place = f"row {row}" if single else f"row {row}, position {lane}"
+    kind = BadBagId if column.runtime_error else BadId
+    return kind(f"{name}: id {value} at {place} is outside {table} with {rows} rows")
+
+
+def call_of(plan: Plan) -> Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], list[Tensor]]:
+    """`columns` for one plan, with its errors explained."""
+
+    def fxopt_columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], encoded: Tensor) -> list[Tensor]:
+        try:
+            return columns(tensors, tables, encoded)
+        except RuntimeError as error:
+            raise explain(error, plan) or error from None
+
+    return fxopt_columns
