@@ -7,8 +7,6 @@
 
 namespace fxopt::FXOPT_ISA {
 
-enum class Mode { kPlain, kMultiply, kFma };  // kFma: w * row + acc with one rounding, as FBGEMM's bags do
-
 template <class A, int BYTES>
 struct Vector {
   typedef A type __attribute__((vector_size(BYTES)));
@@ -17,33 +15,6 @@ template <class A>
 struct Vector<A, sizeof(A)> {
   typedef A type;
 };
-
-template <class V, class T>
-inline V load_vector(const T* from) {
-  V v;
-  if constexpr (sizeof(T) == 2) {
-    float widened[sizeof(V) / sizeof(float)];
-#if FXOPT_VECTOR_BYTES == 64
-    if constexpr (sizeof(V) == 64 && __is_same(T, Half)) {
-      __m512 w = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-      memcpy(&v, &w, sizeof v);
-      return v;
-    }
-#endif
-#if FXOPT_VECTOR_BYTES >= 32
-    if constexpr (sizeof(V) == 32 && __is_same(T, Half)) {
-      __m256 w = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-      memcpy(&v, &w, sizeof v);
-      return v;
-    }
-#endif
-    for (unsigned k = 0; k < sizeof(V) / sizeof(float); k++) widened[k] = widen(from[k]);
-    memcpy(&v, widened, sizeof v);
-  } else {
-    memcpy(&v, from, sizeof v);
-  }
-  return v;
-}
 
 #if FXOPT_VECTOR_BYTES >= 32
 typedef float F8 __attribute__((vector_size(32)));
@@ -71,12 +42,10 @@ inline V fma(V a, V b, V c) {
 }
 #endif
 
-template <class V, Mode MODE, class A>
-inline V add(V acc, V row, A weight) {
-  if constexpr (MODE == Mode::kPlain) return acc + row;
-  else if constexpr (MODE == Mode::kMultiply) return acc + row * weight;
-  else if constexpr (__is_same(V, A)) return fma(row, weight, acc);
-  else return fma(row, V{} + weight, acc);
+template <class V, class A>
+inline V add_weighted(V acc, V row, A weight, bool fused) {
+  if constexpr (__is_same(V, A)) return fused ? fma(row, weight, acc) : acc + row * weight;
+  else return fused ? fma(row, V{} + weight, acc) : acc + row * weight;
 }
 
 template <class A>
@@ -84,17 +53,17 @@ struct Bag {
   const char* table;
   int64_t row_stride;
   const int64_t* ids;  // kAhead more may be read, for prefetch only
-  const A* weights;
-  int n, block;         // rows summed before they join the accumulator; n: strictly in order
-  int64_t prefetch;     // bytes of each row to fetch ahead, 0: none
+  const A* weights;    // null: none
+  bool fused;          // w * row + acc with one rounding, as FBGEMM's bags do
+  int n, block;        // rows summed before they join the accumulator; n: strictly in order
+  int64_t prefetch;    // bytes of each row to fetch ahead, 0: none
 };
 
 // `acc` holds N vectors of BYTES that start at column `at` of the table.
-template <class T, class A, int BYTES, int N, Mode MODE>
+template <class A, int BYTES, int N, bool WEIGHTED>
 inline void add_block(const Bag<A>& bag, int64_t at, A* acc) {
   using V = typename Vector<A, BYTES>::type;
-  constexpr int kLanes = BYTES / sizeof(A);
-  const char* table = bag.table + at * sizeof(T);
+  const char* table = bag.table + at * sizeof(A);
   V total[N];
   memcpy(total, acc, sizeof total);
   for (int begin = 0; begin < bag.n; begin += bag.block) {
@@ -104,44 +73,38 @@ inline void add_block(const Bag<A>& bag, int64_t at, A* acc) {
     for (int k = begin; k < end; k++) {
       const char* ahead = bag.table + bag.ids[k + kAhead] * bag.row_stride;
       for (int64_t line = 0; line < bag.prefetch; line += 64) __builtin_prefetch(ahead + line);
-      const T* row = reinterpret_cast<const T*>(table + bag.ids[k] * bag.row_stride);
-      const A weight = MODE == Mode::kPlain ? A(1) : bag.weights[k];
-      for (int v = 0; v < N; v++) sum[v] = add<V, MODE, A>(sum[v], load_vector<V>(row + v * kLanes), weight);
+      V row[N];
+      memcpy(row, table + bag.ids[k] * bag.row_stride, sizeof row);
+      for (int v = 0; v < N; v++)
+        sum[v] = WEIGHTED ? add_weighted<V, A>(sum[v], row[v], bag.weights[k], bag.fused) : sum[v] + row[v];
     }
     for (int v = 0; v < N; v++) total[v] = bag.block < bag.n ? total[v] + sum[v] : sum[v];
   }
   memcpy(acc, total, sizeof total);
 }
 
-template <class T, class A, Mode MODE>
+template <class A, bool WEIGHTED>
 void add_rows(Bag<A> bag, int64_t dim, A* acc) {
-  constexpr int kBytes = FXOPT_VECTOR_BYTES, kLanes = kBytes / sizeof(A);
+  constexpr int kBytes = FXOPT_VECTOR_BYTES, kLanes = kBytes / sizeof(A), kSmall = 16 / sizeof(A);
   int64_t at = 0;
   auto advance = [&](int64_t lanes) {
     at += lanes;
     acc += lanes;
     bag.prefetch = 0;  // the first pass over the bag has fetched whole rows
   };
-  for (; dim - at >= 8 * kLanes; advance(8 * kLanes)) add_block<T, A, kBytes, 8, MODE>(bag, at, acc);
-  for (; dim - at >= 4 * kLanes; advance(4 * kLanes)) add_block<T, A, kBytes, 4, MODE>(bag, at, acc);
-  for (; dim - at >= 2 * kLanes; advance(2 * kLanes)) add_block<T, A, kBytes, 2, MODE>(bag, at, acc);
-  for (; dim - at >= kLanes; advance(kLanes)) add_block<T, A, kBytes, 1, MODE>(bag, at, acc);
+  for (; dim - at >= 4 * kLanes; advance(4 * kLanes)) add_block<A, kBytes, 4, WEIGHTED>(bag, at, acc);
+  for (; dim - at >= 2 * kLanes; advance(2 * kLanes)) add_block<A, kBytes, 2, WEIGHTED>(bag, at, acc);
+  for (; dim - at >= kLanes; advance(kLanes)) add_block<A, kBytes, 1, WEIGHTED>(bag, at, acc);
   if constexpr (kBytes > 32)
-    for (; dim - at >= kLanes / 2; advance(kLanes / 2)) add_block<T, A, kBytes / 2, 1, MODE>(bag, at, acc);
-  if constexpr (kBytes > 16) {
-    constexpr int kSmall = 16 / sizeof(A);
-    for (; dim - at >= kSmall; advance(kSmall)) add_block<T, A, 16, 1, MODE>(bag, at, acc);
-  }
-  for (; dim - at >= 1; advance(1)) add_block<T, A, sizeof(A), 1, MODE>(bag, at, acc);
+    for (; dim - at >= kLanes / 2; advance(kLanes / 2)) add_block<A, kBytes / 2, 1, WEIGHTED>(bag, at, acc);
+  if constexpr (kBytes > 16)
+    for (; dim - at >= kSmall; advance(kSmall)) add_block<A, 16, 1, WEIGHTED>(bag, at, acc);
+  for (; dim - at >= 1; advance(1)) add_block<A, sizeof(A), 1, WEIGHTED>(bag, at, acc);
 }
 
-template <class T, class A>
-void add_rows(const Bag<A>& bag, int64_t dim, Mode mode, A* acc) {
-  switch (mode) {
-    case Mode::kPlain: return add_rows<T, A, Mode::kPlain>(bag, dim, acc);
-    case Mode::kMultiply: return add_rows<T, A, Mode::kMultiply>(bag, dim, acc);
-    case Mode::kFma: return add_rows<T, A, Mode::kFma>(bag, dim, acc);
-  }
+template <class A>
+void add_rows(const Bag<A>& bag, int64_t dim, A* acc) {
+  bag.weights ? add_rows<A, true>(bag, dim, acc) : add_rows<A, false>(bag, dim, acc);
 }
 
 }  // namespace fxopt::FXOPT_ISA

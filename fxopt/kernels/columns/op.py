@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import re
+import sys
+import sysconfig
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -24,11 +30,19 @@ KERNEL = Library(
     # No contraction: a program's float steps round one by one, and an FMA is only where the source says so.
     cflags=("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", _STABLE_ABI),
 )
+ENTRY = Library(
+    "fxopt_columns_entry",
+    sources=(_HERE / "entry.cpp",),
+    headers=(_HERE / "entry.h", _HERE / "layout.h"),
+    cflags=("-O2", f"-I{sysconfig.get_path('include')}", f"-DFXOPT_PYTHON={sys.version_info.minor}"),
+)
 _SCHEMAS = (
     "columns(Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
     "columns_backward(Tensor[] grads, Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
 )
+_loading = threading.Lock()
 _library: torch.library.Library | None = None
+_entry: Callable | None = None
 
 
 def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -> list[Tensor]:
@@ -43,14 +57,26 @@ def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -
         RuntimeError: inputs that do not fit the plan; an id outside its table (:func:`explain_bad_id`).
     """
     load()
+    if _entry is not None:
+        outputs = _entry(tensors, tables, plan)
+        if outputs is not None:
+            return outputs
     return torch.ops.fxopt.columns(tensors, tables, plan)
 
 
 def load() -> None:
     """Defines the operator, once: with the compiled kernel, or with the reference where it cannot be compiled."""
-    global _library
+    global _library, _entry
     if _library is not None:
         return
+    with _loading:
+        if _library is None:
+            library = _define()
+            _entry = _load_kernel()
+            _library = library
+
+
+def _define() -> torch.library.Library:
     library = torch.library.Library("fxopt", "FRAGMENT")
     for schema in _SCHEMAS:
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -59,11 +85,24 @@ def load() -> None:
     torch.library.register_fake("fxopt::columns", _fake, lib=library)
     torch.library.register_fake("fxopt::columns_backward", _fake_backward, lib=library)
     torch.library.register_autograd("fxopt::columns", autograd.backward, setup_context=autograd.setup_context, lib=library)
+    return library
+
+
+def _load_kernel() -> Callable | None:
+    """Registers the compiled kernel and gives its entry from Python; None when there is no compiler."""
     try:
-        torch.ops.load_library(build(KERNEL))
-    except (BuildError, OSError) as error:
-        warnings.warn(f"fxopt: embedding columns run in PyTorch, without the compiled kernel: {error}", stacklevel=2)
-    _library = library
+        with ThreadPoolExecutor(2) as pool:  # two compilers side by side when both libraries are cold
+            kernel, entry = pool.map(build, (KERNEL, ENTRY))
+        torch.ops.load_library(kernel)
+        spec = importlib.util.spec_from_file_location(ENTRY.name, entry)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.bind(ctypes.cast(ctypes.CDLL(str(kernel)).fxopt_columns_run, ctypes.c_void_p).value)
+    except (BuildError, OSError, ImportError) as error:
+        warnings.warn(f"fxopt: embedding columns run in PyTorch, without the compiled kernel: {error}", stacklevel=4)
+        return None
+    return module.call
 
 
 def explain_bad_id(error: BaseException, plan: Plan) -> IndexError | None:

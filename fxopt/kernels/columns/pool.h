@@ -13,16 +13,16 @@ struct Pooling {
   A* acc;      // [dim]
   A* block;    // [kBlock, dim], for rows that must be converted first
   bool dense;  // a padded axis: sums may reorder, NaN wins a max
-  Mode mode;
-  bool direct;  // rows are contiguous and their dtype adds into A
+  bool fused;   // see Bag
+  bool direct;  // rows are contiguous and of type A
 
   int64_t begin = 0, end = 0;  // the window: evaluated ids and weights of these positions
   Value v;
   int64_t ids[kTile + kAhead];
   alignas(64) A weights[kTile];
 
-  Pooling(const Job& job, int64_t row0, int64_t row1, A* acc, A* block, bool dense, Mode mode, bool direct)
-      : job(job), row0(row0), row1(row1), acc(acc), block(block), dense(dense), mode(mode), direct(direct) {}
+  Pooling(const Job& job, int64_t row0, int64_t row1, A* acc, A* block, bool dense, bool fused, bool direct)
+      : job(job), row0(row0), row1(row1), acc(acc), block(block), dense(dense), fused(fused), direct(direct) {}
 
   bool evaluate(int64_t position, int64_t last, Error& error) {
     const int n = last - position < kTile ? int(last - position) : kTile;
@@ -56,6 +56,7 @@ struct Pooling {
   template <class T>
   void widen_row(int64_t id, A* out) {
     const char* row = job.table.data + id * job.table.row_stride;
+    if (job.table.column_stride == sizeof(T)) return widen_all(reinterpret_cast<const T*>(row), job.dim, out);
     for (int64_t k = 0; k < job.dim; k++) out[k] = A(widen(*reinterpret_cast<const T*>(row + k * job.table.column_stride)));
   }
 
@@ -69,25 +70,22 @@ struct Pooling {
   }
 
   void sum(const int64_t* bag, const A* w, int n) {
-    const int in_order = n > 0 ? n : 1;
+    if (!job.weights.data) w = nullptr;
+    const int64_t row_bytes = job.dim * element_size(job.table.dtype), prefetch = job.table.prefetch ? row_bytes : 0;
     if (direct) {
-      const int64_t prefetch = job.table.prefetch ? job.dim * element_size(job.table.dtype) : 0;
-      const Bag<A> rows = {job.table.data, job.table.row_stride, bag, w, n, dense ? kBlock : in_order, prefetch};
-      if constexpr (sizeof(A) == 4) {
-        if (job.table.dtype == kFloat) add_rows<float, A>(rows, job.dim, mode, acc);
-        else if (job.table.dtype == kHalf) add_rows<Half, A>(rows, job.dim, mode, acc);
-        else add_rows<BFloat16, A>(rows, job.dim, mode, acc);
-      } else {
-        add_rows<double, A>(rows, job.dim, mode, acc);
-      }
-      return;
+      const int block = dense ? kBlock : n + !n;
+      return add_rows<A>({job.table.data, job.table.row_stride, bag, w, fused, n, block, prefetch}, job.dim, acc);
     }
     static const int64_t kIdentity[kBlock + kAhead] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int at = 0; at < n; at += kBlock) {
       const int m = n - at < kBlock ? n - at : kBlock;
-      for (int k = 0; k < m; k++) widen_row(bag[at + k], block + k * job.dim);
-      const Bag<A> rows = {reinterpret_cast<char*>(block), job.dim * int64_t(sizeof(A)), kIdentity, w + at, m, m, 0};
-      add_rows<A, A>(rows, job.dim, mode, acc);
+      for (int k = 0; k < m; k++) {
+        for (int64_t line = 0; line < prefetch; line += 64)
+          __builtin_prefetch(job.table.data + bag[at + k + kAhead] * job.table.row_stride + line);
+        widen_row(bag[at + k], block + k * job.dim);
+      }
+      const char* rows = reinterpret_cast<char*>(block);
+      add_rows<A>({rows, job.dim * int64_t(sizeof(A)), kIdentity, w ? w + at : w, fused, m, m, 0}, job.dim, acc);
     }
   }
 
@@ -174,9 +172,8 @@ bool pool(const Job& job, int64_t row0, int64_t row1, Error& error) {
   A* scratch = reinterpret_cast<A*>(job.call->scratch(job.dim * (kBlock + 1) * sizeof(A)));
   const bool dense = !job.offsets && job.column->pool != kNone;
   const bool fused = job.table.dtype == kFloat && job.offsets && !job.has(kHasPadding);
-  const Mode mode = !job.weights.data ? Mode::kPlain : fused ? Mode::kFma : Mode::kMultiply;
   const bool direct = job.table.column_stride == element_size(job.table.dtype) && (sizeof(A) == 8) == (job.table.dtype == kDouble);
-  return Pooling<A>(job, row0, row1, scratch, scratch + job.dim, dense, mode, direct).run(error);
+  return Pooling<A>(job, row0, row1, scratch, scratch + job.dim, dense, fused, direct).run(error);
 }
 
 inline bool pool(const Job& job, int64_t row0, int64_t row1, Error& error) {

@@ -1,5 +1,8 @@
 // Element types and their conversions, as torch does them on this CPU. Compiled once per instruction set.
 #pragma once
+#if FXOPT_VECTOR_BYTES > 16
+#include <immintrin.h>
+#endif
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -67,6 +70,16 @@ inline int element_size(int dtype) {
     case kInt64: case kDouble: return 8;
     default: return 0;
   }
+}
+
+template <class T, class A>
+inline void widen_all(const T* from, int64_t n, A* to) {
+  int64_t k = 0;
+#if FXOPT_VECTOR_BYTES >= 32
+  if constexpr (__is_same(T, Half) && __is_same(A, float))
+    for (; k + 8 <= n; k += 8) _mm256_storeu_ps(to + k, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + k))));
+#endif
+  for (; k < n; k++) to[k] = A(widen(from[k]));
 }
 
 // Truncation as x86 converts: NaN and what does not fit give the smallest integer.
