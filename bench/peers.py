@@ -68,9 +68,9 @@ class Skipped:
 def with_fxopt(module: nn.Module, args: tuple) -> Ready | Skipped:
     """Seconds with the kernel library already built and loaded; `first_build` has the rest."""
     try:
-        from fxopt import optimize
+        from fxopt.optimize import optimize
     except ImportError as error:
-        return Skipped(f"fxopt.optimize cannot be imported: {error}")
+        return Skipped(f"fxopt cannot be imported: {error}")
     with torch.no_grad():
         optimize(_TwoColumns(), (torch.zeros(2, 2, dtype=torch.int64),))
         start = time.perf_counter()
