@@ -85,6 +85,10 @@ class State:
         tensors = self._read(self._wheres, self._keys)
         return tensors if tensors is not None and self._check(tensors) else None
 
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these tensors have the form of the state."""
+        return self._check(tensors)
+
 
 def unsupported(args: tuple, kwargs: dict) -> str:
     """Why no capture can serve these arguments ("" when one might)."""

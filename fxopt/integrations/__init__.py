@@ -1,0 +1,1 @@
+"""Where other systems meet fxopt."""
