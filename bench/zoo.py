@@ -130,7 +130,7 @@ def _refused(cells: tuple[Cell, ...]) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]
+    return (str(error).splitlines() or [""])[0][:300]
 
 
 def geometric_mean(ratios: list[float]) -> float:
@@ -163,17 +163,16 @@ def _shown(ratio: float | None) -> str:
     return f"[red]{ratio:.2f}[/]" if ratio < SLOWER else f"{ratio:.2f}"
 
 
-def notes(results: list[Result], batches: tuple[int, ...]) -> Iterator[str]:
+def notes(result: Result, batches: tuple[int, ...]) -> Iterator[str]:
     """What did not go well, a line each."""
-    for result in results:
-        if result.wrong:
-            yield f"[red]{result.name}: {result.wrong}[/]"
-        if result.left_out:
-            yield f"{result.name} left out: {result.left_out}"
-        for batch in batches:
-            ratio = result.ratio(batch)
-            if ratio is not None and ratio < SLOWER:
-                yield f"[red]{result.name}: slower than eager at batch {batch}: {ratio:.2f}[/]"
+    if result.wrong:
+        yield f"[red]{result.name}: {result.wrong}[/]"
+    if result.left_out:
+        yield f"{result.name} left out: {result.left_out}"
+    for batch in batches:
+        ratio = result.ratio(batch)
+        if ratio is not None and ratio < SLOWER:
+            yield f"[red]{result.name}: slower than eager at batch {batch}: {ratio:.2f}[/]"
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -196,9 +195,9 @@ def main(argv: list[str]) -> int:
         for i, entry in enumerate(entries):
             status.update(f"{i + 1} of {len(entries)}: {entry.name}")
             results.append(run_model(entry, args.batches, args.seconds))
+            for line in notes(results[-1], args.batches):
+                console.print(line)
     console.print(table(results, args.batches))
-    for line in notes(results, args.batches):
-        console.print(line)
     cells = [cell for result in results for cell in result.cells]
     status_of_cells = options.finish(args, console, "zoo", cells, neighbours)
     return 1 if any(result.wrong for result in results) else status_of_cells
