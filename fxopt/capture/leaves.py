@@ -1,14 +1,15 @@
 """Submodules that stay opaque: how their calls enter the graph, and how their output sizes are known.
 
-The real model runs once, on a copy, and `LeafTrial` records what each leaf returned. An output dim that equals an input
-dim of the same leaf is taken to follow it, any other is taken to be static. That is an assumption, so `LeafCall` checks
+The real model runs on a copy, on the example and (if it accepts that) on the example twice over, and `trial` records what
+each leaf returned. An output dim that equals an input dim of the same leaf in both runs is taken to follow it, any other
+is taken to be static. That is an assumption, so `LeafCall` checks
 it at every call and raises `LeafMismatch` before anything depends on it: the caller then runs the eager model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fxopt.capture.effects import make_write_first
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
-from fxopt.capture.state import ModelCopy
+from fxopt.capture.state import HOOKS, ModelCopy
 from fxopt.findings import Place
 
 
@@ -83,58 +85,115 @@ class LeafCall(nn.Module):
         return tuple(values)
 
 
-def trial(model: nn.Module, leaves: set[str], args: tuple, kwargs: dict) -> dict[str, list[Signature]]:
-    """Run a copy of the model once on real inputs; the signature of each call of each leaf, in order.
+@dataclass(frozen=True)
+class Trial:
+    """calls: leaf path to the signature of each of its calls, in order; assigns: attributes set inside leaves."""
 
-    Buffers, inputs and the random state are cloned or restored. Errors of the model pass through.
+    calls: dict[str, list[Signature]] = field(default_factory=dict)
+    assigns: dict[str, set[str]] = field(default_factory=dict)
+
+    def within_leaf(self, path: str) -> bool:
+        return any(path == leaf or path.startswith(leaf + ".") for leaf in self.calls)
+
+
+@dataclass(frozen=True)
+class _Record:
+    """One call in a trial run."""
+
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    arguments: list[Any]
+    values: list[Any]
+
+
+def trial(model: nn.Module, leaves: set[str], args: tuple, kwargs: dict) -> Trial:
+    """Run a copy of the model on real inputs and watch its leaves.
+
+    Buffers, inputs and the random state are cloned or restored. Errors of the model for these inputs pass through.
     """
+    records, assigns = _run(model, leaves, args, kwargs)
+    try:
+        twice = pytree.tree_map_only(torch.Tensor, lambda t: torch.cat([t, t]) if t.ndim else t, (args, kwargs))
+        again, _ = _run(model, leaves, *twice) if leaves else ({}, {})
+    except Exception:  # offsets cannot be doubled, for one: the first run has to do
+        again = {}
+    found = Trial({path: _signatures(calls, again.get(path, [])) for path, calls in records.items()})
+    found.assigns.update((path, names) for path, names in assigns.items() if found.within_leaf(path))
+    return found
+
+
+def _run(
+    model: nn.Module, leaves: set[str], args: tuple, kwargs: dict
+) -> tuple[dict[str, list[_Record]], dict[str, set[str]]]:
     copy = ModelCopy(model, lambda real, slot: real if slot.kind == "parameter" else real.clone())
-    calls: dict[str, list[Signature]] = {path: [] for path in leaves}
+    records: dict[str, list[_Record]] = {path: [] for path in leaves}
+    replaced = []
     for path in leaves:
-        leaf = copy.at(path)
-        leaf.__dict__["forward"] = _recording(leaf.forward, calls[path])
+        attributes = copy.at(path).__dict__
+        replaced.append((attributes, attributes.get("forward")))
+        attributes["forward"] = _recording(copy.at(path).forward, records[path])
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
     with torch.no_grad(), torch.random.fork_rng():
         copy.root(*args, **kwargs)
-    return calls
+    for attributes, forward in replaced:
+        attributes.pop("forward")
+        attributes.update({"forward": forward} if forward else {})
+    return records, copy.changed_attributes()
 
 
-def _recording(forward: Callable, calls: list[Signature]) -> Callable:
+def _recording(forward: Callable, records: list[_Record]) -> Callable:
     def record(*args: Any, **kwargs: Any) -> Any:
-        flat, in_spec = pytree.tree_flatten((args, kwargs))
+        arguments, in_spec = pytree.tree_flatten((args, kwargs))
         result = forward(*args, **kwargs)
         values, out_spec = pytree.tree_flatten(result)
-        calls.append(Signature(in_spec, out_spec, tuple(_output(value, flat) for value in values)))
+        records.append(_Record(in_spec, out_spec, arguments, values))
         return result
 
     return record
 
 
-def _output(value: Any, arguments: list[Any]) -> Output:
+def _signatures(calls: list[_Record], again: list[_Record]) -> list[Signature]:
+    same = [(c.in_spec, c.out_spec) for c in calls] == [(c.in_spec, c.out_spec) for c in again]
+    pairs = [[first, second] for first, second in zip(calls, again)] if same else [[first] for first in calls]
+    return [
+        Signature(runs[0].in_spec, runs[0].out_spec, tuple(_output(runs, i) for i in range(len(runs[0].values))))
+        for runs in pairs
+    ]
+
+
+def _output(runs: list[_Record], index: int) -> Output:
+    value = runs[0].values[index]
     if not isinstance(value, torch.Tensor):
         if not isinstance(value, CONSTANTS):
-            raise CaptureError(f"returns a {type(value).__qualname__}, which is no pytree of tensors")
+            raise CaptureError(f"a leaf returns a {type(value).__qualname__}, which is no pytree of tensors")
         return Output(constant=value)
-    dims: list[int | tuple[int, int]] = []
-    for d, size in enumerate(value.shape):
-        same = [
-            (i, j)
-            for i, x in enumerate(arguments)
-            if isinstance(x, torch.Tensor)
-            for j, n in enumerate(x.shape)
-            if n == size and (d == 0) == (j == 0)
-        ]
-        dims.append(min(same, key=lambda source: abs(source[1] - d), default=size))
-    return Output(dtype=value.dtype, device=value.device, dims=tuple(dims))
+    dims = tuple(_dim(runs, index, d) for d in range(value.ndim))
+    return Output(dtype=value.dtype, device=value.device, dims=dims)
 
 
-def install(copy: ModelCopy, model: nn.Module, calls: dict[str, list[Signature]], tracer: Any, mode: FakeTensorMode) -> None:
+def _dim(runs: list[_Record], index: int, d: int) -> int | tuple[int, int]:
+    sizes = [run.values[index].shape[d] for run in runs]
+    if len(runs) > 1 and sizes[0] == sizes[1]:
+        return sizes[0]
+    follows = [
+        (i, j)
+        for i, argument in enumerate(runs[0].arguments)
+        if isinstance(argument, torch.Tensor)
+        for j in range(argument.ndim)
+        if (d == 0) == (j == 0) and all(run.arguments[i].shape[j] == size for run, size in zip(runs, sizes))
+    ]
+    return min(follows, key=lambda source: abs(source[1] - d), default=sizes[0])
+
+
+def install(copy: ModelCopy, model: nn.Module, trial: Trial, tracer: Any, mode: FakeTensorMode) -> None:
     """Replace the forward of each leaf of the traced copy by one that records a call."""
-    for path, signatures in calls.items():
+    for path, signatures in trial.calls.items():
         stub = copy.at(path)
-        for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+        for hooks in HOOKS:
             stub.__dict__[hooks] = type(stub.__dict__[hooks])()
         stub.__dict__["forward"] = _stub(model.get_submodule(path), path, iter(signatures), tracer, mode)
+    for path, names in trial.assigns.items():  # the graph does not see what a leaf assigns: reading it must fail
+        make_write_first(copy.at(path), path, names)
 
 
 def _stub(module: nn.Module, path: str, signatures: Any, tracer: Any, mode: FakeTensorMode) -> Callable:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -14,10 +14,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 from fxopt.capture import leaves as opaque
+from fxopt.capture.effects import Attributes, make_write_first, record
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.guards import Guards, guards_of
 from fxopt.capture.inputs import Dim, FakeInputs, Inputs, Shapes, TensorSpec, flatten, trace_shapes
-from fxopt.capture.leaves import Leaf, Signature
+from fxopt.capture.leaves import Leaf, Trial
 from fxopt.capture.packed import MakeStatic, PackedDims
 from fxopt.capture.places import Places
 from fxopt.capture.state import ModelCopy, StateSlot, fake_state, has_hooks
@@ -62,8 +63,8 @@ class _Stopped(Exception):
 def capture(model: nn.Module, args: tuple = (), kwargs: dict | None = None, config: Config = Config()) -> Capture:
     """Capture `model(*args, **kwargs)` for every batch size and every multi-hot length.
 
-    Submodules that cannot be captured (config.leaves, hooks, TorchScript, data-dependent Python, attributes assigned in
-    forward) become leaves.
+    Submodules that cannot be captured (config.leaves, hooks, TorchScript, data-dependent Python, attributes that carry
+    values from call to call) become leaves.
 
     Raises:
         CaptureError: the model itself cannot be captured; names the line that stopped it.
@@ -77,8 +78,8 @@ def capture(model: nn.Module, args: tuple = (), kwargs: dict | None = None, conf
     leaves = _known_leaves(model, config)
     for _ in range(MAX_ROUNDS):
         try:
-            calls = opaque.trial(model, _outermost(leaves), args, kwargs) if leaves else {}
-            return _capture(model, inputs, leaves, calls)
+            trial = opaque.trial(model, _outermost(leaves), args, kwargs) if leaves else Trial()
+            return _Attempts(model, inputs, leaves, trial).first()
         except _Stopped as stop:
             leaves.update(stop.found)
             if "" in leaves:
@@ -111,99 +112,124 @@ def _outermost(leaves: dict[str, Leaf]) -> set[str]:
     return {path for path in leaves if not any(path != p and path.startswith(p + ".") for p in leaves)}
 
 
-def _capture(model: nn.Module, inputs: Inputs, leaves: dict[str, Leaf], calls: dict[str, list[Signature]]) -> Capture:
-    """The first attempt whose guards hold for the example."""
-    reason: _Stopped | None = None
-    for shapes, static in _attempts(inputs):
+@dataclass
+class _Attempts:
+    """Traces of one model with one set of leaves.
+
+    Attributes:
+        stores: attributes the forward assigns, learned from the first trace (see effects.py).
+    """
+
+    model: nn.Module
+    inputs: Inputs
+    leaves: dict[str, Leaf]
+    trial: Trial
+    stores: Attributes = field(default_factory=dict)
+
+    def first(self) -> Capture:
+        """The first attempt whose guards hold for the example."""
+        reason: _Stopped | None = None
+        for shapes, static in self._choices():
+            try:
+                found = self._settle(shapes, static)
+            except _Stopped as stop:
+                reason = stop
+                if isinstance(stop.__cause__, _DATA_DEPENDENT):
+                    break
+                continue
+            if found.guards.holds(self.inputs.tensors):
+                return found
+        raise reason or CaptureError("no graph found whose size conditions hold for these inputs")
+
+    def _choices(self) -> Iterator[tuple[Shapes, set[Dim]]]:
+        inner = {(i, d) for i, t in enumerate(self.inputs.tensors) for d in range(1, t.ndim)}
+        for shapes in trace_shapes(self.inputs.tensors):
+            yield shapes, set()
+            if inner:
+                yield shapes, inner
+
+    def _settle(self, shapes: Shapes, static: set[Dim]) -> Capture:
+        """Trace, again for as long as the trace asks for more static dims or attributes to store."""
+        while True:
+            try:
+                return self._trace(shapes, static)
+            except MakeStatic as found:
+                static = static | found.dims
+            except _MakeStores as found:
+                self.stores.update(found.stores)
+
+    def _trace(self, shapes: Shapes, static: set[Dim]) -> Capture:
+        fakes = FakeInputs(self.inputs, shapes, static)
+        copy = ModelCopy(self.model, fake_state(fakes.fake_mode))
+        places = Places({key: path for key, path in copy.paths.items() if path not in self.leaves})
+        out_spec: list[pytree.TreeSpec] = []
+
+        def run(tracer: Any) -> list[Any]:
+            opaque.install(copy, self.model, self.trial, tracer, fakes.fake_mode)
+            for path, names in self.stores.items():
+                make_write_first(copy.at(path), path, names)
+            args, kwargs = self.inputs.unflatten(fakes.tensors)
+            flat, spec = pytree.tree_flatten(copy.root(*args, **kwargs))
+            out_spec.append(spec)
+            for path, names in self.stores.items():
+                for name in sorted(names):
+                    record(copy.at(path), self.model.get_submodule(path), path, name, tracer)
+            return flat
+
+        slots, reals, news = zip(*copy.state) if copy.state else ((), (), ())
         try:
-            found = _settle(model, inputs, shapes, static, leaves, calls)
-        except _Stopped as stop:
-            reason = stop
-            if isinstance(stop.__cause__, _DATA_DEPENDENT):
-                break
-            continue
-        if found.guards.holds(inputs.tensors):
-            return found
-    raise reason or CaptureError("no graph found whose size conditions hold for these inputs")
+            graph = trace(
+                run,
+                [*news, *fakes.tensors],
+                [*reals, *[None] * len(fakes.tensors)],
+                fakes.fake_mode,
+                places,
+                [PackedDims(fakes.sources)],
+            )
+        except MakeStatic:
+            raise
+        except Exception as error:
+            raise _stopped(error, places) from error
+        self._check_effects(copy)
+        _demand_simple(fakes)
+        fixed = {dim: int(self.inputs.tensors[dim[0]].shape[dim[1]]) for dim in static}
+        return Capture(
+            graph,
+            _label(graph, slots, self.inputs.names),
+            tuple(fakes.specs),
+            self.inputs.constants,
+            self.inputs.spec,
+            out_spec[0],
+            guards_of(fakes.shape_env, fakes.sources, fixed),
+            tuple(leaf for path, leaf in self.leaves.items() if path in self.trial.calls),
+            fakes.fake_mode,
+            fakes.shape_env,
+        )
+
+    def _check_effects(self, copy: ModelCopy) -> None:
+        """Attributes assigned while tracing: to be stored by the graph, or else their module becomes a leaf."""
+        changed = {path: names for path, names in copy.changed_attributes().items() if not self.trial.within_leaf(path)}
+        fixed = {p: names & {"_parameters", "_modules", "_buffers"} for p, names in changed.items()}
+        stop = {p: Leaf(p, f"forward changes its {min(n)}", Place(p)) for p, n in fixed.items() if n}
+        if stop:
+            raise _Stopped(stop)
+        if any(names - self.stores.get(path, set()) for path, names in changed.items()):
+            raise _MakeStores({path: names | self.stores.get(path, set()) for path, names in changed.items()})
 
 
-def _attempts(inputs: Inputs) -> Iterator[tuple[Shapes, set[Dim]]]:
-    inner = {(i, d) for i, t in enumerate(inputs.tensors) for d in range(1, t.ndim)}
-    for shapes in trace_shapes(inputs.tensors):
-        yield shapes, set()
-        if inner:
-            yield shapes, inner
+class _MakeStores(Exception):
+    """Start the trace again: the forward assigns these attributes."""
 
-
-def _settle(
-    model: nn.Module,
-    inputs: Inputs,
-    shapes: Shapes,
-    static: set[Dim],
-    leaves: dict[str, Leaf],
-    calls: dict[str, list[Signature]],
-) -> Capture:
-    """Trace, again with more static dims for as long as the trace asks for it."""
-    while True:
-        try:
-            return _trace(model, inputs, shapes, static, leaves, calls)
-        except MakeStatic as found:
-            static = static | found.dims
-
-
-def _trace(
-    model: nn.Module,
-    inputs: Inputs,
-    shapes: Shapes,
-    static: set[Dim],
-    leaves: dict[str, Leaf],
-    calls: dict[str, list[Signature]],
-) -> Capture:
-    fakes = FakeInputs(inputs, shapes, static)
-    copy = ModelCopy(model, fake_state(fakes.fake_mode))
-    places = Places({key: path for key, path in copy.paths.items() if path not in leaves})
-    out_spec: list[pytree.TreeSpec] = []
-
-    def run(tracer: Any) -> list[Any]:
-        opaque.install(copy, model, calls, tracer, fakes.fake_mode)
-        args, kwargs = inputs.unflatten(fakes.tensors)
-        flat, spec = pytree.tree_flatten(copy.root(*args, **kwargs))
-        out_spec.append(spec)
-        return flat
-
-    state = [(real, new) for _, real, new in copy.state]
-    tensors = [new for _, new in state] + fakes.tensors
-    reals = [real for real, _ in state] + [None] * len(fakes.tensors)
-    try:
-        graph = trace(run, tensors, reals, fakes.fake_mode, places, [PackedDims(fakes.sources)])
-    except MakeStatic:
-        raise
-    except Exception as error:
-        raise _stopped(error, places) from error
-    changed = copy.changed_attributes(ignore=set(calls))
-    if changed:
-        raise _Stopped({p: Leaf(p, f"forward assigns its attribute {name!r}", Place(p)) for p, name in changed.items()})
-    _demand_simple(fakes)
-    fixed = {dim: int(inputs.tensors[dim[0]].shape[dim[1]]) for dim in static}
-    return Capture(
-        graph,
-        _label(graph, [slot for slot, _, _ in copy.state], inputs.names),
-        tuple(fakes.specs),
-        inputs.constants,
-        inputs.spec,
-        out_spec[0],
-        guards_of(fakes.shape_env, fakes.sources, fixed),
-        tuple(leaf for path, leaf in leaves.items() if path in calls),
-        fakes.fake_mode,
-        fakes.shape_env,
-    )
+    def __init__(self, stores: Attributes):
+        super().__init__(str(stores))
+        self.stores = stores
 
 
 def _stopped(error: Exception, places: Places) -> _Stopped:
     path, place, source = places.of_error(error)
     what = str(error).strip().split("\n")[0] or type(error).__name__
     why = "depends on data" if isinstance(error, _DATA_DEPENDENT[:3]) else what
-    reason = what if isinstance(error, CaptureError) else f"`{source}`: {why}" if source else why
+    reason = error.reason if isinstance(error, CaptureError) else f"`{source}`: {why}" if source else why
     return _Stopped({path: Leaf(path, reason, place)})
 
 
@@ -219,7 +245,7 @@ def _demand_simple(fakes: FakeInputs) -> None:
         raise MakeStatic(dims)
 
 
-def _label(gm: torch.fx.GraphModule, slots: list[StateSlot], names: tuple[str, ...]) -> tuple[StateSlot, ...]:
+def _label(gm: torch.fx.GraphModule, slots: Sequence[StateSlot], names: tuple[str, ...]) -> tuple[StateSlot, ...]:
     """Tell placeholders apart, and drop those of unused state."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     used = []

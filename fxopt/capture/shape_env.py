@@ -19,7 +19,6 @@ _SIZES_BY_EQUALITY = frozenset(
         aten.reshape, aten.view, aten.flatten, aten.contiguous, aten.clone,
     }
 )  # fmt: skip
-_INEQUALITIES = (sympy.Ne, sympy.StrictLessThan, sympy.StrictGreaterThan, sympy.LessThan, sympy.GreaterThan)
 
 
 class TraceShapeEnv(ShapeEnv):
@@ -32,11 +31,10 @@ class TraceShapeEnv(ShapeEnv):
     operator: Any = None
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
-        if (
-            getattr(self.operator, "overloadpacket", None) in _SIZES_BY_EQUALITY
-            and isinstance(orig_expr, _INEQUALITIES)
-            and not free_unbacked_symbols(orig_expr)
-        ):
+        if getattr(self.operator, "overloadpacket", None) in _SIZES_BY_EQUALITY and not free_unbacked_symbols(orig_expr):
             with self.suppress_guards():
-                return super().evaluate_expr(orig_expr, *args, **kwargs)
+                answer = super().evaluate_expr(orig_expr, *args, **kwargs)
+            equality = (isinstance(orig_expr, sympy.Eq) and answer) or (isinstance(orig_expr, sympy.Ne) and not answer)
+            if isinstance(orig_expr, sympy.core.relational.Relational) and not equality:
+                return answer
         return super().evaluate_expr(orig_expr, *args, **kwargs)

@@ -36,11 +36,11 @@ class StateSlot:
         return f"{self.module}.{self.name}" if self.module else self.name
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def has_hooks(module: nn.Module) -> bool:
-    return any(module.__dict__.get(name) for name in _HOOKS)
+    return any(module.__dict__.get(name) for name in HOOKS)
 
 
 class ModelCopy:
@@ -113,17 +113,23 @@ class ModelCopy:
         """The copy of the submodule at `path`."""
         return self._memo[id(self._model.get_submodule(path))]
 
-    def changed_attributes(self, ignore: set[str]) -> dict[str, str]:
-        """Path of each module whose forward assigned to an attribute, and that attribute; `ignore`: paths to skip."""
-        changed: dict[str, str] = {}
+    def changed_attributes(self) -> dict[str, set[str]]:
+        """Path of each module whose forward assigned other values to attributes or buffers, and their names."""
+        changed: dict[str, set[str]] = {}
         for copy_id, module in self.originals.items():
-            path, after = self.paths[copy_id], self._memo[id(module)].__dict__
-            if path in ignore:
-                continue
-            for name in after.keys() | module.__dict__.keys():
-                if not self._same(module.__dict__.get(name, _MISSING), after.get(name, _MISSING)):
-                    changed[path] = name
+            before, after = module.__dict__, self._memo[id(module)].__dict__
+            names = {name for name in after.keys() | before.keys() if not self._same_item(name, before, after)}
+            names.discard("_written")
+            if "_buffers" in names:
+                old, new = module._buffers, self._memo[id(module)]._buffers
+                changed_buffers = {name for name in old.keys() | new.keys() if not self._same_item(name, old, new)}
+                names = names - {"_buffers"} | (changed_buffers if old.keys() == new.keys() else {"_buffers"})
+            if names:
+                changed[self.paths[copy_id]] = names
         return changed
+
+    def _same_item(self, name: str, before: dict, after: dict) -> bool:
+        return self._same(before.get(name, _MISSING), after.get(name, _MISSING))
 
     def _same(self, before: Any, after: Any) -> bool:
         if before is after:

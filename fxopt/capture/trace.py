@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, is_accessor_node
 from torch.overrides import TorchFunctionMode
 
+from fxopt.capture.errors import CaptureError
 from fxopt.capture.places import Places
 from fxopt.capture.shape_env import TraceShapeEnv
 
@@ -70,6 +71,17 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
             self._shape_env.operator = None
 
 
+class _UserCalls(TorchFunctionMode):
+    """Calls that must not reach torch as they are."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.contiguous:  # Tensor.contiguous asks is_contiguous() first, which guards on size 1
+            return torch.ops.aten.contiguous.default(*args, **(kwargs or {}))
+        if func is torch.amp.autocast_mode._enter_autocast:
+            raise CaptureError("uses autocast")
+        return func(*args, **(kwargs or {}))
+
+
 def trace(
     run: Callable[[Tracer], Sequence[Any]],
     tensors: Sequence[torch.Tensor],
@@ -98,7 +110,7 @@ def trace(
             stack.enter_context(fake_mode)
             stack.enter_context(enable_python_dispatcher())
             stack.enter_context(proxy_tensor.PreDispatchTorchFunctionMode(tracer))
-            for mode in modes:
+            for mode in (_UserCalls(), *modes):
                 stack.enter_context(mode)
             stack.enter_context(_ProxyMode(tracer, shape_env))
             stack.enter_context(proxy_tensor.disable_autocast_cache())

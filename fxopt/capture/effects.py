@@ -1,0 +1,75 @@
+"""Attributes that a forward assigns (`self.scores = softmax(...)`), kept as nodes at the end of the graph.
+
+Only if the forward never reads the value of the last call: while tracing, such an attribute is write-only until it is
+written, so a counter, a cache or a moving average in plain Python stops the capture instead of being baked in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx.experimental.proxy_tensor as proxy_tensor
+import torch.utils._pytree as pytree
+from torch import nn
+
+from fxopt.capture.errors import CaptureError
+from fxopt.capture.inputs import CONSTANTS
+from fxopt.findings import Place
+
+Attributes = dict[str, set[str]]  # module path to attribute names
+
+
+class StoreAttribute(nn.Module):
+    """setattr(module, name, value) with the value's flat leaves as arguments. Not a child: `module` stays unregistered."""
+
+    _is_impure = True  # never dead code
+
+    def __init__(self, module: nn.Module, name: str, spec: pytree.TreeSpec):
+        super().__init__()
+        self.target = (module,)
+        self.name = name
+        self.spec = spec
+
+    def forward(self, *flat: Any) -> None:
+        setattr(self.target[0], self.name, pytree.tree_unflatten(flat, self.spec))
+
+
+class _WriteFirst:
+    """A data descriptor that raises when the attribute is read before it was written."""
+
+    def __init__(self, path: str, name: str):
+        self._path, self._name = path, name
+
+    def __set__(self, module: nn.Module, value: Any) -> None:
+        module.__dict__[self._name] = value
+        module.__dict__["_written"] = module.__dict__.get("_written", frozenset()) | {self._name}
+
+    def __get__(self, module: nn.Module | None, kind: type) -> Any:
+        if module is None:
+            return self
+        if self._name not in module.__dict__.get("_written", ()):
+            raise CaptureError(
+                f"the attribute {self._name!r} of {self._path or 'the model'} is assigned by the forward and read before that: "
+                "its value depends on earlier calls",
+                Place(self._path),
+            )
+        return module.__dict__[self._name]
+
+
+def make_write_first(copy: nn.Module, path: str, names: set[str]) -> None:
+    """Guard these attributes of a copied module (buffers need no guard: they are read from their placeholders)."""
+    descriptors = {name: _WriteFirst(path, name) for name in names if name not in copy._buffers}
+    copy.__class__ = type(type(copy).__name__, (type(copy),), descriptors)
+
+
+def record(copy: nn.Module, module: nn.Module, path: str, name: str, tracer: Any) -> None:
+    """Add the node that stores the attribute's traced value into the real module."""
+    flat, spec = pytree.tree_flatten(getattr(copy, name))
+    for value in flat:
+        if not isinstance(value, (torch.Tensor, *CONSTANTS, *proxy_tensor.py_sym_types)):
+            raise CaptureError(f"forward assigns a {type(value).__qualname__} to its attribute {name!r}", Place(path))
+    child = f"store{sum(isinstance(m, StoreAttribute) for m in tracer.root.children())}"
+    tracer.root.add_module(child, StoreAttribute(module, name, spec))
+    proxy = tracer.create_proxy("call_module", child, tuple(map(tracer.unwrap_proxy, flat)), {})
+    proxy.node.meta["val"] = None
