@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error, FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE
 
 
@@ -86,8 +89,10 @@ def _report(options: argparse.Namespace) -> None:
         out.write_text(result.to_json() + "\n")
     if options.json == "-":
         print(result.to_json())
-    else:
+    elif sys.stdout.isatty():
         Console().print(result)
+    else:
+        print(result)
 
 
 def _reported(target: str, batches: Sequence[int], step: Callable[[str], None]) -> Report:
@@ -139,9 +144,9 @@ def _progress(steps: int) -> Iterator[Callable[[str], None]]:
 def _build(options: argparse.Namespace) -> None:
     """Compiles every kernel now, so that no server does it at its first call. FXOPT_CACHE chooses the folder."""
     from fxopt.kernels.build import build, find
-    from fxopt.kernels.columns.op import KERNEL
+    from fxopt.kernels.columns.op import ENTRY, KERNEL
 
-    for library in (KERNEL,):
+    for library in (KERNEL, ENTRY):
         known, start = find(library) is not None, time.perf_counter()
         with Console(stderr=True).status(f"compiling {library.name}"):
             path = build(library)

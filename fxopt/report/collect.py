@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxopt.findings import Change, Findings, Miss, PassFindings, Place
-from fxopt.report.data import Note, Pass, Report, SignatureReport
+from fxopt.report.data import Measurement, Note, Pass, Report, SignatureReport
 from fxopt.report.kinds import is_lookup
 from fxopt.report.machine import machine
 from fxopt.runtime import dispatcher_of
@@ -40,19 +40,26 @@ def report(
         Exception: what the eager model raises on these inputs.
     """
     dispatcher = dispatcher_of(model)
-    measured: dict[int, list] = {}
-    for batch, args in (inputs or {}).items():
-        from fxopt.report.measure import measure
-
-        progress(f"measure batch {batch:,}")
-        findings, measurement = measure(model, batch, args)
-        measured.setdefault(id(findings), []).append(measurement)
+    measured = [_measured(model, batch, args, progress) for batch, args in (inputs or {}).items()]
     entries = {id(entry.findings): entry for entry in dispatcher.entries}
+    every = {id(findings): findings for findings in (*dispatcher.findings, *(findings for findings, _ in measured))}
     signatures = [
-        replace(_signature(findings, entries.get(id(findings))), measurements=tuple(measured.get(id(findings), ())))
-        for findings in dispatcher.findings
+        replace(
+            _signature(findings, entries.get(key)),
+            measurements=tuple(measurement for owner, measurement in measured if owner is findings),
+        )
+        for key, findings in every.items()
     ]
     return Report(type(dispatcher.original).__name__, machine(), tuple(signatures))
+
+
+def _measured(
+    model: nn.Module, batch: int, args: tuple, progress: Callable[[str], None]
+) -> tuple[Findings, Measurement]:
+    from fxopt.report.measure import measure  # imports what captures models, which findings alone do not need
+
+    progress(f"measure batch {batch:,}")
+    return measure(model, batch, args)
 
 
 def _signature(findings: Findings, entry: Entry | None) -> SignatureReport:

@@ -48,11 +48,11 @@ class Pass:
 
 @dataclass(frozen=True)
 class Spending:
-    """One kind of work at one batch size, each operator timed by itself.
+    """One kind of work at one batch size: the whole call's time, split as its operators by themselves take theirs.
 
     Attributes:
-        before: seconds per call in the captured graph; share: of all operators (0 to 1).
-        after: seconds per call in the optimized graph (None: it does not run node by node).
+        before: seconds of an eager call; share: of the whole call (0 to 1).
+        after: seconds of an optimized call (None: it does not run operator by operator).
     """
 
     kind: str
@@ -66,15 +66,16 @@ class Measurement:
     """One batch size. Seconds are medians of whole calls, taken in turns with eager; None: not measured.
 
     Attributes:
-        speedup: median over the turns of eager / optimized.
+        speedup: median over the turns of eager / optimized; quartiles: of the same, how far to trust it.
         max_error: largest absolute difference from eager on these inputs.
-        problem: why there is no time ("" when there is one).
+        problem: why there is no comparison ("" when there is one).
     """
 
     batch: int
     eager: float | None = None
     optimized: float | None = None
     speedup: float | None = None
+    quartiles: tuple[float, float] | None = None
     max_error: float | None = None
     problem: str = ""
     spending: tuple[Spending, ...] = ()

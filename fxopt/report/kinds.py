@@ -6,6 +6,8 @@ then given to what they prepare.
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
@@ -18,8 +20,7 @@ OPAQUE = "opaque submodules"
 OTHER = "other"
 KINDS = (COLUMNS, INDEX, MLP, INTERACTION, OPAQUE, OTHER)
 
-_BAGS = {"embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"}
-_LOOKUPS = _BAGS | {"embedding", "columns"}
+_LOOKUPS = {"embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"}
 _GATHERS = {"index_select", "index", "gather"}  # lookups where what they read is a table
 _DENSE = {"linear", "addmm", "mm", "addbmm", "baddbmm", "conv1d", "conv2d", "convolution"}
 _PRODUCTS = {"bmm", "matmul", "einsum", "outer", "dot", "softmax", "_softmax", "scaled_dot_product_attention"}
@@ -31,15 +32,14 @@ _CASTS = {"to", "_to_copy", "clone", "contiguous", "type_as"}
 
 
 def is_operator(node: Node) -> bool:
-    """A call of an operator: what eager launches. Sizes and list items are not."""
-    value = node.meta.get("val")
-    return isinstance(node.target, torch._ops.OpOverload) and isinstance(value, torch.Tensor | tuple | list)
+    """A call that computes tensors: what eager launches. Sizes and list items are not."""
+    return node.op == "call_function" and node.target is not operator.getitem and bool(_tensors(node))
 
 
 def is_lookup(node: Node) -> bool:
-    """Whether it reads rows of a table."""
+    """Whether it reads rows of a table, or (meta["plan"]) those of many."""
     name = _name(node)
-    return name in _LOOKUPS or (name in _GATHERS and bool(node.args) and _is_state(node.args[0]))
+    return "plan" in node.meta or name in _LOOKUPS or (name in _GATHERS and _is_state(node.args[0]))
 
 
 def kinds(graph: Graph) -> dict[Node, str]:
@@ -93,7 +93,7 @@ def _multiplies(node: Node, found: dict[Node, str]) -> bool:
 
 
 def _name(node: Node) -> str:
-    """"relu" for relu.default and relu_.default; "" where it is no operator."""
+    """The same for relu.default and relu_.default; "" where it is no call of an operator."""
     target = node.target
     return target.overloadpacket.__name__.rstrip("_") if isinstance(target, torch._ops.OpOverload) else ""
 

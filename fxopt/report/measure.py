@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from fxopt.config import Config
 from fxopt.findings import Findings
 from fxopt.report.data import Measurement
 from fxopt.report.spending import spending
-from fxopt.runtime import dispatcher_of
+from fxopt.runtime import Executable, dispatcher_of
 from fxopt.runtime.context import ambient
 from fxopt.runtime.dispatch import Dispatcher, Entry
 from fxopt.verify import verify
@@ -34,34 +35,37 @@ def measure(model: nn.Module, batch: int, args: tuple) -> tuple[Findings, Measur
         Exception: what the eager model raises on `args`.
     """
     dispatcher = dispatcher_of(model)
-    with torch.no_grad(), _buffers_kept(dispatcher.original):
+    with torch.no_grad(), _undisturbed(dispatcher.original):
         model(*args)  # captures where no capture serves these arguments
         entry, tensors = _serving(dispatcher, args)
-        if entry is None or entry.executable is None:
-            findings = entry.findings if entry is not None else dispatcher.findings[-1]
-            eager = statistics.median(_turns([lambda: dispatcher.original(*args)])[0])
-            return findings, Measurement(batch, eager, problem="stays eager")
-        return entry.findings, _compared(model, dispatcher.original, entry, tensors, batch, args)
+        if entry is None:
+            reason = next(reversed(dispatcher.refused), "no capture serves a second call with the same inputs")
+            return Findings(eager_reason=reason), Measurement(batch, problem="not captured")
+        if entry.executable is None:
+            return entry.findings, _timed(model, dispatcher.original, Measurement(batch, problem="stays eager"), args)
+        verdict = verify(entry.executable, entry.executable.capture.graph, dispatcher.original, args, {}, Config())
+        found = Measurement(batch, max_error=verdict.max_error)
+        if not verdict.ok:
+            return entry.findings, replace(found, problem=f"differs from eager: {verdict.message}")
+        return entry.findings, _broken_down(_timed(model, dispatcher.original, found, args), entry.executable, tensors)
 
 
-def _compared(
-    model: nn.Module, original: nn.Module, entry: Entry, tensors: Sequence[Tensor], batch: int, args: tuple
-) -> Measurement:
-    executable = entry.executable
-    assert executable is not None
-    verdict = verify(executable, executable.capture.graph, original, args, {}, Config())
-    if not verdict.ok:
-        return Measurement(batch, max_error=verdict.max_error, problem=f"differs from eager: {verdict.message}")
+def _timed(model: nn.Module, original: nn.Module, found: Measurement, args: tuple) -> Measurement:
     eager, optimized = _turns([lambda: original(*args), lambda: model(*args)])
-    after = executable.run if isinstance(executable.run, GraphModule) else None
-    return Measurement(
-        batch,
-        statistics.median(eager),
-        statistics.median(optimized),
-        statistics.median(e / o for e, o in zip(eager, optimized, strict=True)),
-        verdict.max_error,
-        spending=spending(executable.capture.graph, after, tensors),
+    low, speedup, high = statistics.quantiles([e / o for e, o in zip(eager, optimized, strict=True)], n=4)
+    return replace(
+        found,
+        eager=statistics.median(eager),
+        optimized=statistics.median(optimized),
+        speedup=speedup,
+        quartiles=(low, high),
     )
+
+
+def _broken_down(found: Measurement, executable: Executable, tensors: Sequence[Tensor]) -> Measurement:
+    assert found.eager is not None and found.optimized is not None
+    after = executable.run if isinstance(executable.run, GraphModule) else None
+    return replace(found, spending=spending(executable.capture.graph, found.eager, after, found.optimized, tensors))
 
 
 def _serving(dispatcher: Dispatcher, args: tuple) -> tuple[Entry | None, Sequence[Tensor]]:
@@ -93,7 +97,7 @@ def _time(call: Callable[[], Any]) -> float:
 
 
 @contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
+def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Measuring leaves buffers (batch norm's statistics in train mode) and the random state as they were."""
     kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with torch.random.fork_rng(devices=[]):

@@ -77,12 +77,13 @@ def _section(title: str, *body: RenderableType) -> Iterator[RenderableType]:
 
 
 def _times(measurements: Sequence[Measurement]) -> RenderableType:
-    table = _table("batch", "eager", "fxopt", "speed-up", "largest error")
+    table = _table("batch", "eager", "fxopt", "speed-up", "quartiles", "largest error")
     for m in measurements:
         speed = "" if m.speedup is None else times(m.speedup)
         style = "" if m.speedup is None else "green" if m.speedup >= 1.05 else "red" if m.speedup < 0.95 else ""
         whole = _seconds(m.eager), _seconds(m.optimized)
-        table.add_row(f"{m.batch:,}", *whole, Text(speed, style), error(m.max_error))
+        spread = " to ".join(map(times, m.quartiles)) if m.quartiles else ""
+        table.add_row(f"{m.batch:,}", *whole, Text(speed, style), spread, error(m.max_error))
     return table
 
 
@@ -101,7 +102,7 @@ def _spending(clocked: Sequence[Measurement], width: int) -> Iterator[Renderable
     for start in range(0, len(clocked), fit):
         yield _spending_table(clocked[start : start + fit])
         yield Text()
-    yield Text("each operator by itself; the Python between them comes on top", "dim")
+    yield Text("the whole call, split as its operators by themselves take their time", "dim")
 
 
 def _spending_table(clocked: Sequence[Measurement]) -> RenderableType:
@@ -112,7 +113,7 @@ def _spending_table(clocked: Sequence[Measurement]) -> RenderableType:
         cells = [(seconds(s.before), percent(s.share), _seconds(s.after)) if s else ("", "", "") for s in found]
         table.add_row(kind, *(cell for group in cells for cell in group))
     totals = [(seconds(sum(s.before for s in m.spending)), "", _total_after(m)) for m in clocked]
-    table.add_row("all operators", *(cell for group in totals for cell in group))
+    table.add_row("whole call", *(cell for group in totals for cell in group))
     return table
 
 
@@ -160,7 +161,7 @@ def _sentence(note: Note, text: str) -> Text:
 
 
 def _where(note: Note) -> str:
-    """"tables.0 at model.py:64 and 879 more"."""
+    """As in: tables.0 at model.py:64 and 879 more."""
     return f"{note.first} and {note.count - 1:,} more" if note.count > 1 else str(note.first)
 
 

@@ -15,7 +15,7 @@ def seconds(value: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """"1 lookup", "1,000 lookups"."""
+    """As in: 1 lookup; 1,000 lookups."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

@@ -1,0 +1,177 @@
+"""`python -m fxopt`: what a person sees, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import fxopt
+from fxopt import cli
+from fxopt.report import measure
+
+MODEL = """
+    import torch
+    from torch import nn
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tables = nn.ModuleList(nn.Embedding(10, 4) for _ in range(3))
+            self.top = nn.Linear(12, 1)
+
+        def forward(self, ids):
+            return self.top(torch.cat([table(ids[:, i]) for i, table in enumerate(self.tables)], dim=1))
+
+    def build_model():
+        return Model()
+
+    def other():
+        print("building the other one")
+        return nn.Linear(3, 1).double()
+
+    def no_model():
+        return 3
+
+    def example_inputs(batch_size):
+        return (torch.randint(0, 10, (batch_size, 3)),)
+"""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """run(source, *options): `fxopt report` of a file with that source. Exit code, stdout, stderr."""
+    monkeypatch.setattr(measure, "SECONDS", 0.02)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("COLUMNS", "100")
+    before = set(sys.modules)
+
+    def call(source: str, *options: str, factory: str = "") -> tuple[int, str, str]:
+        file = tmp_path / "model_for_cli.py"
+        file.write_text(textwrap.dedent(source))
+        code = cli.main(["report", f"{file}{factory}", *(options or ("--batch", "1,4"))])
+        return code, *capsys.readouterr()
+
+    yield call
+    for name in set(sys.modules) - before:
+        if name.startswith("model_for_cli"):
+            del sys.modules[name]
+
+
+def test_report(run: Run) -> None:
+    code, out, err = run(MODEL)
+    assert code == 0
+    assert err == ""  # no progress bar where stderr is no terminal
+    assert "fxopt report: Model" in out
+    assert "3 lookups in 1 call" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert [row[0] for row in rows if row[:1] in (["1"], ["4"])] == ["1", "4"]
+    assert "differs" not in out
+
+
+def test_json_to_a_file_beside_the_text(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run(MODEL, "--batch", "2", "--json", str(tmp_path / "report.json"))
+    assert code == 0 and "fxopt report" in out
+    data = json.loads((tmp_path / "report.json").read_text())
+    (found,) = data["signatures"]
+    assert [m["batch"] for m in found["measurements"]] == [2]
+    assert found["measurements"][0]["speedup"] > 0
+    assert sum(spent["share"] for spent in found["measurements"][0]["spending"]) == pytest.approx(1)
+
+
+def test_json_to_stdout_is_nothing_but_json(run: Run) -> None:
+    source = MODEL.replace("return Model()", "print('chatty'); return Model()")
+    code, out, err = run(source, "--json", "-", "--batch", "2")
+    assert code == 0 and "chatty" in err
+    assert json.loads(out)["model"] == "Model"
+
+
+def test_factory_and_a_model_that_rejects_the_inputs(run: Run) -> None:
+    code, out, err = run(MODEL, factory=":other")
+    assert code == 1
+    assert "the model raised RuntimeError" in err
+    assert "It was given example_inputs(1): int64 [1, 3]" in err
+    assert "building the other one" in out
+
+
+def test_a_model_that_raises_names_its_own_line(run: Run) -> None:
+    source = MODEL.replace("(0, 10,", "(10, 20,")
+    code, _, err = run(source)
+    assert code == 1
+    assert "the model raised IndexError: index out of range" in err
+    assert "model_for_cli.py:12, in" in err and "torch.cat([table(ids[:, i])" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("source", "factory", "code", "message"),
+    [
+        ("x = 1", "", 2, "has no build_model(), which builds the model: found no function at all"),
+        ("def make(): pass", "", 2, "found make(); model_for_cli.py:NAME uses another one"),
+        ("def build_model(): pass", "", 2, "has no example_inputs()"),
+        (MODEL, ":nope", 2, "has no nope()"),
+        (MODEL, ":", 2, "expected the name of a function after the colon, found ''"),
+        (MODEL, ":no_model", 2, "no_model() returned a int; expected an nn.Module"),
+        (MODEL.replace("(torch.randint(0, 10, (batch_size, 3)),)", "torch.ones(2)"), "", 2, "returned float32 [2]"),
+        (MODEL.replace("return Model()", "return 1 // 0"), "", 1, "build_model() raised ZeroDivisionError"),
+        (MODEL.replace("batch_size, 3", "batch_siz, 3"), "", 1, "example_inputs(1) raised NameError"),
+        ("import missing_package", "", 1, "model_for_cli.py:1, in <module>\n    import missing_package"),
+        ("def f(:\n  pass", "", 1, "importing it raised SyntaxError"),
+        ("raise SystemExit(3)", "", 1, "importing it raised SystemExit"),
+    ],
+)
+def test_what_is_wrong_with_the_file(run: Run, source: str, factory: str, code: int, message: str) -> None:
+    found, out, err = run(source, factory=factory)
+    assert found == code
+    assert message in err
+    assert out == "" and "Traceback" not in err
+
+
+def test_no_such_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["report", "nowhere/model.py"]) == 2
+    assert "no such file: nowhere/model.py" in capsys.readouterr().err
+    assert cli.main(["report", str(tmp_path)]) == 2
+    assert "is a folder; expected a Python file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sizes", ["", "0", "a", "1,,2", "-1", "1.5"])
+def test_bad_batch(sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["report", "model.py", f"--batch={sizes}"])
+    assert stopped.value.code == 2
+    assert "expected positive numbers" in capsys.readouterr().err
+
+
+def test_json_that_cannot_be_written_is_said_before_the_work(run: Run) -> None:
+    code, _, err = run("raise SystemExit", "--json", "/nowhere/report.json")
+    assert code == 2
+    assert "--json /nowhere/report.json: cannot write there" in err
+
+
+def test_build_says_where_the_kernels_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["build"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines and all(Path(line.split(": ", 1)[1]).exists() for line in lines)
+
+
+def test_build_without_a_compiler(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("FXOPT_CACHE", str(tmp_path))
+    assert cli.main(["build"]) == 1
+    assert "no C++ compiler" in capsys.readouterr().err
+
+
+def test_as_a_command() -> None:
+    found = subprocess.run([sys.executable, "-m", "fxopt", "--version"], capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, f"fxopt {fxopt.__version__}\n")
+    found = subprocess.run([sys.executable, "-m", "fxopt"], capture_output=True, text=True)
+    assert found.returncode == 2 and "COMMAND" in found.stderr
