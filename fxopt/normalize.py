@@ -91,9 +91,17 @@ def _same_as(node: Node, aliases: Aliases) -> Node | None:
         return None
     if node.target in _DROPOUTS:
         return source if node.args[2] is False else None
+    if node.target is aten.slice.Tensor and _is_whole(node) and all(user.op != "output" for user in node.users):
+        return source
     if node.target in _CASTS and tensor_of(source) is not None and not _copies(node):
         return source if _same_kind(source, node) else None
     return None
+
+
+def _is_whole(node: Node) -> bool:
+    """x[:], as the leading dims of x[:, i] are traced."""
+    start, stop, step = (*node.args[2:], *(None, None, 1)[len(node.args) - 2 :])
+    return start in (None, 0) and (stop is None or (isinstance(stop, int) and stop >= 2**62)) and step == 1
 
 
 def _copies(node: Node) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from fxopt.rewrites import embedding_columns
+from fxopt.rewrites import embedding_columns, field_index
 from fxopt.rewrites.core import Rewrite
 
-PASSES: tuple[Rewrite, ...] = (embedding_columns.REWRITE,)
+PASSES: tuple[Rewrite, ...] = (
+    embedding_columns.REWRITE,
+    field_index.REWRITE,
+)

@@ -1,0 +1,58 @@
+"""Advanced indexing of fields and of field pairs by constants, as interactions write it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.traced import Traced
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import shape_of, static
+
+
+def fields(x: Tensor, i: Tensor) -> Tensor:
+    """x [B, F, ...], i [K]: the K fields that i lists."""
+    return x[:, i]
+
+
+def pairs(z: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """z [B, F, G], i and j [K]: the triangle of a dot interaction."""
+    return z[:, i, j]
+
+
+_INDEX = torch.tensor([0, 1])
+FIELDS = Traced(fields, torch.zeros(2, 2, 2), _INDEX)
+PAIRS = Traced(pairs, torch.zeros(2, 2, 2), _INDEX, _INDEX)
+
+
+def find_field_index(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """Both forms, where the indices are constants of forward and lie inside the dims that they index."""
+    aliases = Aliases(module.graph)
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.index.Tensor):
+        bound = FIELDS.match(node, aliases) or PAIRS.match(node, aliases)
+        if bound is None:
+            continue
+        source, *indices = bound.values()
+        sizes = [static(size) for size in shape_of(source)[1 : 1 + len(indices)]]
+        flat = _flat(indices, sizes)
+        yield flat if isinstance(flat, Reject) else Match(node, {"source": source, "flat": flat, "pairs": len(indices) == 2})
+
+
+def _flat(indices: list[Node], sizes: list[int | None]) -> Tensor | Reject:
+    """The position of each index, or pair, in the flattened dims: int64 [K]."""
+    flat: Tensor | None = None
+    for index, size in zip(indices, sizes, strict=True):
+        if not index.meta.get("literal") or index.meta["val"].dim() != 1:
+            return Reject("its indices are not a constant list; index with a Python list or torch.tensor of one", index)
+        values = getattr(index.graph.owning_module, str(index.target))
+        if size is None or values.dtype != torch.int64 or not bool(((values >= -size) & (values < size)).all()):
+            return Reject("its indices may lie outside of the tensor", index)
+        if flat is not None and flat.shape != values.shape:
+            return Reject("its index lists have different lengths", index)
+        flat = values % size if flat is None else flat * size + values % size
+    assert flat is not None
+    return flat
