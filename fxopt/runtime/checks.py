@@ -51,7 +51,7 @@ def tensor_check(forms: Sequence[TensorForm]) -> Callable[[Sequence[Any]], bool]
 def python_read(wheres: list, keys: list) -> list | None:
     try:
         return list(map(getitem, wheres, keys))
-    except KeyError:
+    except LookupError:
         return None
 
 

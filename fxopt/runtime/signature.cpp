@@ -11,7 +11,7 @@ namespace {
 
 // ---- dicts: wheres[i][keys[i]] for all i ----------------------------------------------------------------------
 
-// Borrowed, or nullptr when absent. `where` may be a class's mappingproxy; then `hold` keeps the result alive.
+// Borrowed, or nullptr when absent. `where` may be a list or a class's mappingproxy; then `hold` keeps the result alive.
 PyObject* lookup(PyObject* where, PyObject* key, py::object& hold) {
   if (PyDict_Check(where)) {
     return PyDict_GetItemWithError(where, key);
@@ -45,7 +45,7 @@ PyObject* read(PyObject*, PyObject* args) {
     PyObject* value = lookup(PyList_GET_ITEM(wheres, i), PyList_GET_ITEM(keys, i), hold);
     if (value == nullptr) {
       Py_DECREF(values);
-      if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_KeyError)) {
+      if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_LookupError)) {
         return nullptr;
       }
       PyErr_Clear();
@@ -72,7 +72,7 @@ PyObject* unchanged(PyObject*, PyObject* args) {
     py::object hold;
     PyObject* value = lookup(PyList_GET_ITEM(wheres, i), PyList_GET_ITEM(keys, i), hold);
     if (value != PyList_GET_ITEM(values, i)) {
-      if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_KeyError)) {
+      if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_LookupError)) {
         return nullptr;
       }
       PyErr_Clear();

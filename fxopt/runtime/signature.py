@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fxopt.runtime.checks import PLAIN, TensorForm, reader, tensor_check
+from fxopt.runtime.checks import PLAIN, TensorForm, comparer, reader, tensor_check
 from fxopt.runtime.flatten import flattener, is_constant
 
 if TYPE_CHECKING:
@@ -67,6 +67,9 @@ class Signature:
 class State:
     """Reads parameters and buffers from the live modules at each call, so that whatever replaces them takes effect.
 
+    A tensor that the model also reaches by another name (tied weights, a list of tables) must stay the same under
+    both, because the graph reads it by one.
+
     Args:
         model: the root.
         slots: in the graph's order.
@@ -76,18 +79,47 @@ class State:
         modules = dict(model.named_modules(remove_duplicate=False))
         self._wheres = [getattr(modules[s.module], f"_{s.kind}s") for s in slots]
         self._keys = [s.name for s in slots]
-        self._read = reader()
+        self._read, self._unchanged = reader(), comparer()
         tensors = self._read(self._wheres, self._keys) or []
         self._check = tensor_check([TensorForm(t.dtype, t.device, tuple(t.shape)) for t in tensors])
+        own = set(zip(map(id, self._wheres), self._keys, strict=True))
+        aliases = [a for a in _aliases(model, tensors) if (id(a[0]), a[1]) not in own]
+        self._alias_wheres = [where for where, _, _ in aliases]
+        self._alias_keys = [key for _, key, _ in aliases]
+        self._alias_of = [index for _, _, index in aliases]
 
     def read(self) -> list[Tensor] | None:
-        """The state tensors now, or None when one is gone or changed its form."""
+        """The state tensors now, or None when one is gone, changed its form, or is no longer tied."""
         tensors = self._read(self._wheres, self._keys)
-        return tensors if tensors is not None and self._check(tensors) else None
+        if tensors is None or not self._check(tensors):
+            return None
+        if self._alias_of:
+            expected = [tensors[i] for i in self._alias_of]
+            if not self._unchanged(self._alias_wheres, self._alias_keys, expected):
+                return None
+        return tensors
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these tensors have the form of the state."""
         return self._check(tensors)
+
+
+def _aliases(model: nn.Module, tensors: Sequence[Tensor]) -> Iterator[tuple[Any, Any, int]]:
+    """(container, key, index) of every place in the module tree that holds ``tensors[index]``."""
+    index_of = {id(tensor): i for i, tensor in enumerate(tensors)}
+
+    def search(where: Any, items: Iterable[tuple[Any, Any]], depth: int) -> Iterator[tuple[Any, Any, int]]:
+        for key, value in items:
+            if isinstance(value, Tensor):
+                if id(value) in index_of:
+                    yield where, key, index_of[id(value)]
+            elif depth and isinstance(value, dict):
+                yield from search(value, value.items(), depth - 1)
+            elif depth and isinstance(value, (list, tuple)):
+                yield from search(value, enumerate(value), depth - 1)
+
+    for module in model.modules():
+        yield from search(vars(module), vars(module).items(), 3)
 
 
 def unsupported(args: tuple, kwargs: dict) -> str:

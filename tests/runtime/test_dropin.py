@@ -188,6 +188,42 @@ def test_replaced_submodule_and_dropout_rate(pair):
     assert not torch.equal(*outs)
 
 
+class Tied(nn.Module):
+    """One tensor under two names, and once more in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(5, 3)
+        self.out = nn.Linear(3, 5, bias=False)
+        self.out.weight = self.table.weight
+        self.listed = [[self.table.weight]]
+
+    def forward(self, ids):
+        return self.out(self.table(ids)) + self.listed[0][0].sum()
+
+
+def test_tied_weights_may_be_untied():
+    model = Tied()
+    fast, recorder = optimize(model)
+    ids = torch.tensor([0, 4, 2])
+    with torch.no_grad():
+        assert_same(fast(ids), model(ids))
+        model.table.weight.add_(1)
+        assert_same(fast(ids), model(ids))
+        assert recorder.captures == 1
+        for owner in (model.out, model.table):
+            owner.weight = nn.Parameter(torch.randn(5, 3))
+            assert_same(fast(ids), model(ids))
+        model.listed[0][0] = torch.ones(2)
+        assert_same(fast(ids), model(ids))
+        model.listed[0].pop()
+        model.listed[0].append(model.table.weight)
+        assert_same(fast(ids), model(ids))
+        model.listed = [[model.table.weight]]
+        assert_same(fast(ids), model(ids))
+    assert recorder.runs >= 6
+
+
 def test_functional_call_and_parametrization(pair):
     model, fast, recorder = pair
     check(*pair)
@@ -248,6 +284,16 @@ def test_torch_save_and_load(pair):
     torch.save(fast.state_dict(), file)
     file.seek(0)
     Tower().load_state_dict(torch.load(file, weights_only=True), strict=True)
+
+
+def test_a_forward_set_on_the_instance_is_the_users(pair):
+    model, fast, _ = pair
+    check(*pair)
+    model.forward = lambda dense, ids: dense + 41
+    dense, ids = tower_inputs()
+    assert_same(fast(dense, ids), dense + 41)
+    del model.forward
+    check(*pair)
 
 
 def test_optimizing_twice_and_type_errors(pair):
