@@ -72,13 +72,18 @@ def imports(source: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             start = "." * node.level + (f"{node.module}." if node.module else "")
             yield from (start + alias.name for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "fxopt":
+            yield f"fxopt.{node.attr}"  # what a bare `import fxopt` is for
 
 
 def inner_imports(source: str) -> Iterator[str]:
-    """The package's own modules that are imported; a name that the package's front defines is "fxopt"."""
+    """The package's own modules that are imported; a name that the package's front defines is "fxopt".
+
+    The package's file and version belong to no layer.
+    """
     for name in imports(source):
-        if name.split(".")[0] == "fxopt":
-            inner = name.removeprefix("fxopt").removeprefix(".")
+        if name.startswith("fxopt.") and not name.startswith("fxopt.__"):
+            inner = name.removeprefix("fxopt.")
             yield inner if layer_of(inner) in RANK else "fxopt"
 
 
@@ -149,6 +154,8 @@ def test_no_machine_paths() -> None:
         ("patterns.pooling", "from fxopt.kernels.columns.op import columns"),
         ("kernels.columns.op", "from fxopt.capture import Capture"),
         ("runtime.module", "from fxopt import optimize"),
+        ("runtime.module", "import fxopt\nfxopt.report(model)"),
+        ("runtime.module", "from fxopt import Config"),
     ],
 )
 def test_upward_imports_are_seen(name: str, source: str) -> None:
