@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import sys
 import time
@@ -102,7 +103,7 @@ def _reported(target: str, batches: Sequence[int], step: Callable[[str], None]) 
     from fxopt.report import report
     from fxopt.report.model_file import ModelFile
 
-    step(f"load {target}")
+    step(f"load {Path(target).name}")
     file = ModelFile(target)
     model = file.build()
     inputs = {batch: file.inputs(batch) for batch in batches}
@@ -137,8 +138,8 @@ def _progress(steps: int) -> Iterator[Callable[[str], None]]:
     text, steps_done = TextColumn("{task.description}"), MofNCompleteColumn()
     columns = (SpinnerColumn(), text, BarColumn(20), steps_done, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=steps, completed=-1)
-        yield lambda description: bar.update(task, description=description, advance=1)
+        task, done = bar.add_task("start", total=steps), itertools.count()
+        yield lambda description: bar.update(task, description=description, completed=next(done))
 
 
 def _build(options: argparse.Namespace) -> None:

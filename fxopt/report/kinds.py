@@ -93,9 +93,12 @@ def _multiplies(node: Node, found: dict[Node, str]) -> bool:
 
 
 def _name(node: Node) -> str:
-    """The same for relu.default and relu_.default; "" where it is no call of an operator."""
+    """The operator's name, the same for relu and relu_; that of our kernel behind a Python entry; else ""."""
     target = node.target
-    return target.overloadpacket.__name__.rstrip("_") if isinstance(target, torch._ops.OpOverload) else ""
+    if isinstance(target, torch._ops.OpOverload):
+        return target.overloadpacket.__name__.rstrip("_")
+    package, _, kernel = (getattr(target, "__module__", None) or "").partition(".kernels.")
+    return kernel.split(".")[0] if package == "fxopt" else ""
 
 
 def _is_integer(node: Node) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from fxopt.findings import Change, Miss, Place
 from fxopt.report.collect import notes
 from fxopt.report.data import Machine, Measurement, Note, Pass, Report, SignatureReport, Spending
-from fxopt.report.text import headline, plain
+from fxopt.report.text import headline, inputs, plain
 from fxopt.report.units import error, percent, seconds, times
 
 COLUMNS = Pass(
@@ -64,6 +64,19 @@ def test_headline_counts_and_gains() -> None:
 
 def test_headline_claims_no_gain_that_was_not_measured() -> None:
     assert headline(SignatureReport("f32[B]", operators_before=3, operators_after=3)) == "3 -> 3 operators"
+
+
+@pytest.mark.parametrize(
+    ("signature", "expected"),
+    [
+        ("f32[B, 13], i64[B, 26]; eval", "f32[B, 13], i64[B, 26]; eval"),
+        ("f32[s1, 13], i64[s1], i64[s1], i64[s4], i64[s1]; eval", "f32[B, 13], 3 x i64[B], i64[*]; eval"),
+        ("f32[], f32[2]", "f32[], f32[2]"),
+        ("", ""),
+    ],
+)
+def test_inputs_of_one_form_are_counted(signature: str, expected: str) -> None:
+    assert inputs(signature) == expected
 
 
 def test_everything_known_is_said(shown: str) -> None:
