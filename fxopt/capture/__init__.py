@@ -6,8 +6,8 @@ Importing this package imports sympy and torch's tracing machinery: do it when t
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.guards import Guards
 from fxopt.capture.inputs import TensorSpec
-from fxopt.capture.leaves import Leaf, LeafCall
+from fxopt.capture.leaves import Leaf, LeafCall, LeafMismatch
 from fxopt.capture.model import Capture, capture
 from fxopt.capture.state import StateSlot
 
-__all__ = ["Capture", "CaptureError", "Guards", "Leaf", "LeafCall", "StateSlot", "TensorSpec", "capture"]
+__all__ = ["Capture", "CaptureError", "Guards", "Leaf", "LeafCall", "LeafMismatch", "StateSlot", "TensorSpec", "capture"]

@@ -51,8 +51,7 @@ class _WriteFirst:
         if self._name not in module.__dict__.get("_written", ()):
             raise CaptureError(
                 f"the attribute {self._name!r} of {self._path or 'the model'} is assigned by the forward and read before that: "
-                "its value depends on earlier calls",
-                Place(self._path),
+                "its value depends on earlier calls"
             )
         return module.__dict__[self._name]
 

@@ -227,10 +227,12 @@ class _MakeStores(Exception):
 
 def _stopped(error: Exception, places: Places) -> _Stopped:
     path, place, source = places.of_error(error)
+    if isinstance(error, CaptureError):  # one with a place names the culprit
+        path = error.place.module or path
+        return _Stopped({path: Leaf(path, error.reason, error.place if error.place.module else place)})
     what = str(error).strip().split("\n")[0] or type(error).__name__
     why = "depends on data" if isinstance(error, _DATA_DEPENDENT[:3]) else what
-    reason = error.reason if isinstance(error, CaptureError) else f"`{source}`: {why}" if source else why
-    return _Stopped({path: Leaf(path, reason, place)})
+    return _Stopped({path: Leaf(path, f"`{source}`: {why}" if source else why, place)})
 
 
 def _demand_simple(fakes: FakeInputs) -> None:

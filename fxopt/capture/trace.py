@@ -6,6 +6,7 @@ the whole process while it runs, and other threads may be serving the model.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,15 +19,20 @@ import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import nn
 from torch._decomp.decompositions import sym_numel
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, is_accessor_node
 from torch.overrides import TorchFunctionMode
 
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.places import Places
 from fxopt.capture.shape_env import TraceShapeEnv
+from fxopt.findings import Place
 
 TRACE_LOCK = threading.RLock()
+_SQUEEZES = frozenset(getattr(torch.ops.aten.squeeze, name) for name in ("default", "dim", "dims")) | frozenset(
+    getattr(torch.ops.aten.squeeze_, name) for name in ("default", "dim", "dims")
+)
+_NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")  # they log what we handle
 _DECOMPOSE = {torch.ops.aten.sym_numel.default: sym_numel}
 
 
@@ -57,6 +63,9 @@ class Tracer(proxy_tensor.PythonKeyTracer):
             node.meta["place"] = self._places.here()
         return node
 
+    def here(self) -> Place:
+        return self._places.here()
+
 
 class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
     def __init__(self, tracer: Tracer, shape_env: TraceShapeEnv):
@@ -64,6 +73,8 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
         self._shape_env = shape_env
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _SQUEEZES:
+            _guard_squeeze(args)
         self._shape_env.operator = func
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -71,15 +82,24 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
             self._shape_env.operator = None
 
 
-class _UserCalls(TorchFunctionMode):
-    """Calls that must not reach torch as they are."""
+def _guard_squeeze(args: Any) -> None:
+    """Squeezing a symbolic dim gives another rank at size 1: make that a guard (torch assumes "not 1" silently)."""
+    tensor, *dims = args
+    chosen = range(tensor.ndim) if not dims else [dims[0]] if isinstance(dims[0], int) else dims[0]
+    for d in chosen:
+        if tensor.ndim:
+            bool(tensor.shape[d] != 1)
+
+
+class _FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
+    """Notes autocast regions. (Raising here would leave autocast on: its context manager has already switched it.)"""
+
+    autocast: Place | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.contiguous:  # Tensor.contiguous asks is_contiguous() first, which guards on size 1
-            return torch.ops.aten.contiguous.default(*args, **(kwargs or {}))
         if func is torch.amp.autocast_mode._enter_autocast:
-            raise CaptureError("uses autocast")
-        return func(*args, **(kwargs or {}))
+            self.autocast = self.autocast or self.tracer.here()  # type: ignore[union-attr]
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def trace(
@@ -100,7 +120,8 @@ def trace(
     known: dict[int, torch.fx.Node] = {}
     tracer = Tracer(places, known)
     shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
-    with TRACE_LOCK, shape_config.patch(backed_size_oblivious=True), _no_tensor_metadata():
+    functions = _FunctionMode(tracer)  # type: ignore[arg-type]
+    with TRACE_LOCK, shape_config.patch(backed_size_oblivious=True), _patched():
         for number, (tensor, real) in enumerate(zip(tensors, reals)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
             proxy_tensor.track_tensor_tree(tensor, proxy, constant=None, tracer=tracer)
@@ -109,13 +130,15 @@ def trace(
         with ExitStack() as stack:
             stack.enter_context(fake_mode)
             stack.enter_context(enable_python_dispatcher())
-            stack.enter_context(proxy_tensor.PreDispatchTorchFunctionMode(tracer))
-            for mode in (_UserCalls(), *modes):
+            stack.enter_context(functions)
+            for mode in modes:
                 stack.enter_context(mode)
             stack.enter_context(_ProxyMode(tracer, shape_env))
             stack.enter_context(proxy_tensor.disable_autocast_cache())
             outputs = tuple(_proxy_of(value, tracer) for value in run(tracer))
         tracer.create_node("output", "output", (tracer.create_arg(outputs),), {})
+    if functions.autocast is not None:
+        raise CaptureError("uses autocast", functions.autocast)
     return _graph_module(tracer)
 
 
@@ -163,12 +186,30 @@ def _share_sizes(graph: torch.fx.Graph) -> None:
 
 
 @contextmanager
-def _no_tensor_metadata() -> Iterator[None]:
-    """meta["tensor_meta"] takes 40% of a trace and nobody here reads it. Other threads still get theirs."""
+def _patched() -> Iterator[None]:
+    """Torch, for the time of a trace. Other threads see no difference.
+
+    - meta["tensor_meta"] takes 40% of a trace and nobody here reads it;
+    - Tensor.contiguous() asks is_contiguous() before it reaches a mode, which guards on sizes of 1.
+    """
     original, here = proxy_tensor._extract_tensor_metadata, threading.get_ident()
 
     def extract(tensor: torch.Tensor, *args: Any) -> Any:
         return None if threading.get_ident() == here else original(tensor, *args)
 
-    with mock.patch.object(proxy_tensor, "_extract_tensor_metadata", extract):
-        yield
+    loggers = [(logger, logger.level) for logger in map(logging.getLogger, _NOISY)]
+    with (
+        mock.patch.object(proxy_tensor, "_extract_tensor_metadata", extract),
+        mock.patch.object(FakeTensor, "contiguous", _contiguous, create=True),
+    ):
+        try:
+            for logger, _ in loggers:
+                logger.setLevel(logging.CRITICAL)
+            yield
+        finally:
+            for logger, level in loggers:
+                logger.setLevel(level)
+
+
+def _contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+    return torch.ops.aten.contiguous.default(self, memory_format=memory_format)

@@ -1,0 +1,207 @@
+"""What stops a capture stays opaque, and the rest of the model is captured around it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from fxopt.capture import CaptureError, LeafCall, LeafMismatch, capture
+from fxopt.config import Config
+
+
+class Wrapped(nn.Module):
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.before = nn.Linear(3, 4)
+        self.inner = inner
+        self.after = nn.Linear(4, 2)
+
+    def forward(self, x, *rest):
+        return self.after(self.inner(self.before(x).relu(), *rest)) + x.shape[0]
+
+
+class DataBranch(nn.Module):
+    def forward(self, x):
+        if x.sum() > 0:
+            return x * 2
+        return -x
+
+
+class Numpy(nn.Module):
+    def forward(self, x):
+        return x * float(x.detach().numpy().mean())
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(x.unsqueeze(1).expand(-1, 6, -1), lengths, batch_first=True, enforce_sorted=False)
+        return pad_packed_sequence(self.gru(packed)[0], batch_first=True, total_length=6)[0].sum(1)
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+class History(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(x)
+        return x * 2
+
+
+def leaf_calls(found) -> list[str]:
+    return [n.target for n in found.graph.graph.nodes if n.op == "call_module"]
+
+
+@pytest.mark.parametrize("example", [1, 8])
+@pytest.mark.parametrize("inner", [DataBranch, Numpy])
+def test_what_depends_on_data_becomes_a_leaf(check, inner, example):
+    model = Wrapped(inner()).requires_grad_(False)
+    found = capture(model, (torch.rand(example, 3),))
+    assert [leaf.path for leaf in found.leaves] == ["inner"]
+    assert found.leaves[0].place.line.startswith("test_leaves.py:")
+    (name,) = leaf_calls(found)
+    call = found.graph.get_submodule(name)
+    assert isinstance(call, LeafCall) and call.module is model.inner
+    assert sum("linear" in str(n.target) for n in found.graph.graph.nodes) == 2
+    for batch in (1, 2, 7):
+        check(found, model, torch.randn(batch, 3))
+
+
+@pytest.mark.parametrize("example", [1, 4])
+def test_packed_sequences(check, example):
+    model = Wrapped(Recurrent())
+    found = capture(model, (torch.rand(example, 3), torch.randint(1, 7, (example,))))
+    assert [leaf.path for leaf in found.leaves] == ["inner"]
+    for batch in (1, 4, 6, 9):
+        check(found, model, torch.rand(batch, 3), torch.randint(1, 7, (batch,)))
+
+
+def test_the_root_is_no_leaf():
+    with pytest.raises(CaptureError, match=r"test_leaves.py:\d+.*if x.sum\(\) > 0:.*depends on data"):
+        capture(DataBranch(), (torch.rand(4),))
+
+
+def test_leaves_named_by_the_user(check):
+    model = Wrapped(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    found = capture(model, (torch.rand(4, 3),), config=Config(leaves=("inner",)))
+    assert len(leaf_calls(found)) == 1
+    check(found, model, torch.rand(6, 3))
+    with pytest.raises(ValueError, match="missing"):
+        capture(model, (torch.rand(4, 3),), config=Config(leaves=("missing",)))
+
+
+def test_hooks_make_a_leaf_and_run(check):
+    model = Wrapped(nn.Linear(4, 4))
+    model.inner.register_forward_hook(lambda module, args, out: out * 2)
+    found = capture(model, (torch.rand(4, 3),))
+    assert [leaf.reason for leaf in found.leaves] == ["has forward or backward hooks"]
+    check(found, model, torch.rand(6, 3))
+
+
+@pytest.mark.parametrize("inner", [Counter, History])
+def test_attributes_that_carry_values_make_a_leaf(inner):
+    model, twin = Wrapped(inner()), Wrapped(inner())
+    twin.load_state_dict(model.state_dict())
+    found = capture(model, (torch.rand(4, 3),))
+    assert [leaf.path for leaf in found.leaves] == ["inner"]
+    assert next(iter(vars(inner()).keys() - vars(nn.Module()).keys())) in found.leaves[0].reason
+    assert not getattr(model.inner, "calls", 0) and not getattr(model.inner, "seen", [])
+    for batch in (5, 6):
+        x = torch.rand(batch, 3)
+        (got,) = found.graph(*[slot.read(model) for slot in found.state], x)
+        torch.testing.assert_close(got, twin(x))
+    with pytest.raises(CaptureError, match="calls|seen"):
+        capture(inner(), (torch.rand(4, 3),))
+
+
+def test_attributes_that_are_only_written_are_stored(check):
+    class Attention(nn.Module):
+        def forward(self, x):
+            self.scores = torch.softmax(x, -1)
+            return x * self.scores
+
+    model = Wrapped(Attention())
+    found = capture(model, (torch.rand(4, 3),))
+    assert not found.leaves and not hasattr(model.inner, "scores")
+    found.graph.graph.eliminate_dead_code()
+    x = torch.rand(6, 3)
+    check(found, model, x)
+    assert model.inner.scores.shape == (6, 4)
+
+
+def test_an_attribute_of_a_leaf_read_outside_stops_the_capture():
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.counter = Counter()
+
+        def forward(self, x):
+            return self.counter(x) + self.counter.calls
+
+    with pytest.raises(CaptureError, match="calls"):
+        capture(Reader(), (torch.rand(4),))
+
+
+def test_a_leaf_that_returns_another_size_says_so():
+    class Unique(nn.Module):
+        def forward(self, x):
+            return x[: max(1, int(x.sum()))] if x.sum() > 0 else x
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.unique = Unique()
+
+        def forward(self, x):
+            return self.unique(x) * 2
+
+    model = Model()
+    found = capture(model, (torch.ones(4),))
+    with pytest.raises(LeafMismatch, match="unique"):
+        found.graph(torch.full((4,), 0.5))
+
+
+def test_autocast_inside_makes_a_leaf_and_outside_is_refused(check):
+    class Auto(nn.Module):
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return (x @ x.t() @ x).float()
+
+    model = Wrapped(Auto())
+    found = capture(model, (torch.rand(4, 3),))
+    assert [leaf.reason for leaf in found.leaves] == ["uses autocast"]
+    assert not torch.is_autocast_enabled("cpu")
+    check(found, model, torch.rand(6, 3))
+    with torch.autocast("cpu"), pytest.raises(CaptureError, match="autocast"):
+        capture(model, (torch.rand(4, 3),))
+
+
+def test_a_leaf_may_be_called_twice(check):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.branch = DataBranch()
+
+        def forward(self, x):
+            return self.branch(x) + self.branch(-x)
+
+    model = Twice()
+    found = capture(model, (torch.rand(4, 3),))
+    assert len(leaf_calls(found)) == 2
+    check(found, model, torch.randn(6, 3))

@@ -1,0 +1,186 @@
+"""One capture serves every size; equal sizes stay independent unless the model ties them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fxopt.capture import capture
+
+BATCHES = (0, 1, 2, 7, 4096)
+
+
+class Columns(nn.Module):
+    def __init__(self, columns: int = 3):
+        super().__init__()
+        self.tables = nn.ModuleList([nn.Embedding(11, 4) for _ in range(columns)])
+        self.top = nn.Linear(4 * columns, 2)
+
+    def forward(self, xs):
+        return self.top(torch.cat([table((x * 10).long()) for table, x in zip(self.tables, xs)], -1)).relu()
+
+
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(50, 4, mode="sum")
+        self.dense = nn.Linear(3, 4)
+
+    def forward(self, dense, ids, offsets, weights):
+        return self.dense(dense) + self.bag(ids, offsets, weights)
+
+
+def bag_inputs(batch: int, count: int) -> tuple:
+    offsets = torch.sort(torch.randint(0, count + 1, (batch,)))[0]
+    offsets[:1] = 0
+    return torch.rand(batch, 3), torch.randint(0, 50, (count,)), offsets, torch.rand(count)
+
+
+@pytest.mark.parametrize("example", [1, 2, 64])
+def test_every_batch_size(check, example):
+    model = Columns()
+    found = capture(model, ([torch.rand(example) for _ in range(3)],))
+    for batch in BATCHES:
+        check(found, model, [torch.rand(batch) for _ in range(3)])
+
+
+@pytest.mark.parametrize("example", [(1, 1), (1, 2), (64, 64), (5, 0)])
+def test_every_multi_hot_length(check, example):
+    model = Bag()
+    found = capture(model, bag_inputs(*example))
+    for batch, count in [(1, 0), (1, 1), (7, 2), (64, 64), (3, 4096), (0, 0)]:
+        check(found, model, *bag_inputs(batch, count))
+
+
+def test_batch_equal_to_the_number_of_features_stays_symbolic(check):
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    found = capture(model, (torch.rand(32, 32),))
+    for batch in BATCHES:
+        check(found, model, torch.rand(batch, 32))
+
+
+def test_padded_length_stays_symbolic(check):
+    class Pool(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(20, 4, padding_idx=0)
+
+        def forward(self, ids):
+            mask = (ids != 0).unsqueeze(-1).float()
+            return (self.table(ids) * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+    model = Pool()
+    found = capture(model, (torch.randint(0, 20, (8, 8)),))
+    for shape in [(1, 1), (3, 50), (50, 3), (4, 0)]:
+        check(found, model, torch.randint(0, 20, shape))
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList([nn.Embedding(10, 4) for _ in range(5)])
+
+    def forward(self, x):
+        looked_up = [table(x[:, i : i + 1].long()).squeeze(1) for i, table in enumerate(self.tables)]
+        return torch.cat([*looked_up, x[:, 5:8] * looked_up[0].sum(1, keepdim=True)], -1)
+
+
+def test_columns_of_a_packed_matrix_are_static(check):
+    model = Packed()
+    found = capture(model, (torch.rand(1, 8),))
+    assert found.inputs[0].dims[1] == 8 and isinstance(found.inputs[0].dims[0], str)
+    assert not any("Max" in str(node.meta["val"]) for node in found.graph.graph.nodes if "val" in node.meta)
+    for batch in BATCHES:
+        check(found, model, torch.rand(batch, 8))
+    assert not found.guards.holds([torch.rand(4, 9)])
+
+
+def test_first_last_and_rest_leave_a_dim_symbolic(check):
+    class Ends(nn.Module):
+        def forward(self, x):
+            return x[:, 0] + x[:, -1] + x[:, 1:].sum(1)
+
+    found = capture(Ends(), (torch.rand(4, 9),))
+    assert isinstance(found.inputs[0].dims[1], str)
+    check(found, Ends(), torch.rand(3, 17))
+
+
+def test_a_branch_on_a_size_becomes_a_guard(check):
+    class Branch(nn.Module):
+        def forward(self, x):
+            return x * 2 if x.shape[0] > 10 else x + 1
+
+    found = capture(Branch(), (torch.rand(16, 3),))
+    check(found, Branch(), torch.rand(11, 3))
+    assert not found.guards.holds([torch.rand(10, 3)])
+    assert "x0.shape[0]" in found.guards.describe()
+    small = capture(Branch(), (torch.rand(1, 3),))
+    check(small, Branch(), torch.rand(10, 3))
+    assert not small.guards.holds([torch.rand(11, 3)])
+
+
+def test_a_branch_after_an_operator_whose_stride_questions_are_no_guards():
+    class Branch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv1d(4, 4, 1)
+
+        def forward(self, x):
+            y = self.conv(x)
+            return y * 2 if y.shape[0] > 12 else y
+
+    found = capture(Branch(), (torch.rand(16, 4, 5),))
+    assert found.guards.holds([torch.rand(13, 4, 5)])
+    assert not found.guards.holds([torch.rand(12, 4, 5)])
+
+
+def test_squeeze_of_the_batch_is_guarded(check):
+    class Squeeze(nn.Module):
+        def forward(self, x):
+            return (x * 2).squeeze()
+
+    found = capture(Squeeze(), (torch.rand(8, 1),))
+    assert not found.guards.holds([torch.rand(1, 1)])
+    check(found, Squeeze(), torch.rand(5, 1))
+    check(capture(Squeeze(), (torch.rand(1, 1),)), Squeeze(), torch.rand(1, 1))
+
+
+def test_tied_sizes_are_guarded():
+    class Add(nn.Module):
+        def forward(self, a, b):
+            return a + b
+
+    found = capture(Add(), (torch.rand(4, 3), torch.rand(4, 3)))
+    assert found.guards.holds([torch.rand(9, 3), torch.rand(9, 3)])
+    assert not found.guards.holds([torch.rand(9, 3), torch.rand(1, 3)])
+    assert not found.guards.holds([torch.rand(9, 3), torch.rand(8, 3)])
+    assert "x0.shape[0] == x1.shape[0]" in found.guards.describe()
+
+
+def test_broadcast_of_size_one_is_its_own_graph(check):
+    class Add(nn.Module):
+        def forward(self, a, b):
+            return a + b
+
+    found = capture(Add(), (torch.rand(4, 3), torch.rand(4, 1)))
+    check(found, Add(), torch.rand(5, 3), torch.rand(5, 1))
+    assert not found.guards.holds([torch.rand(5, 3), torch.rand(5, 3)])
+
+
+def test_many_float_inputs_share_a_symbol_under_a_guard():
+    model = Columns(20)
+    found = capture(model, ([torch.rand(4) for _ in range(20)],))
+    assert len({spec.dims for spec in found.inputs}) == 1
+    assert not found.guards.holds([torch.rand(4)] * 19 + [torch.rand(5)])
+
+
+def test_size_expressions_are_computed_once():
+    class Sizes(nn.Module):
+        def forward(self, x):
+            return [F.pad(x.reshape(x.shape[0] * x.shape[1]), (0, 1)) for _ in range(4)], x.shape[0] * x.shape[1]
+
+    found = capture(Sizes(), (torch.rand(4, 3),))
+    products = [n for n in found.graph.graph.nodes if isinstance(n.meta.get("val"), torch.SymInt)]
+    assert len(products) == len({n.meta["val"].node.expr for n in products})

@@ -1,0 +1,133 @@
+"""Any pytree in and out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+from fxopt.capture import CaptureError, capture
+from fxopt.capture.state import HOOKS
+
+
+class Pair(NamedTuple):
+    ids: torch.Tensor
+    scale: float
+
+
+@dataclass
+class Batch:
+    dense: torch.Tensor
+    ids: dict
+
+
+pytree.register_dataclass(Batch)
+
+
+class Structured(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 3)
+
+    def forward(self, batch, pair, *, extra=None, flag=True):
+        x = self.table(batch.ids["a"]) * pair.scale + batch.dense
+        y = x + self.table(pair.ids) if flag else x
+        again = y if extra is None else y + extra["e"][0]
+        return {"y": y, "same": y, "more": [None, 3, batch.dense, Pair(again, 2.0)], "batch": Batch(x, {"s": x.shape[0]})}
+
+
+def structured_inputs(batch: int) -> tuple[tuple, dict]:
+    ids = torch.randint(0, 10, (2, batch))
+    args = (Batch(torch.rand(batch, 3), {"a": ids[0]}), Pair(ids[1], 0.5))
+    return args, {"extra": {"e": [torch.rand(batch, 3)]}, "flag": True}
+
+
+def test_nested_inputs_and_outputs(check):
+    model = Structured()
+    args, kwargs = structured_inputs(1)
+    found = capture(model, args, kwargs)
+    assert [value for _, value in found.constants] == [0.5, True]
+    assert found.inputs[1].name == "args[0].ids['a']"
+    assert found.inputs[-1].name == "kwargs['extra']['e'][0]"
+    for batch in (0, 1, 5):
+        args, kwargs = structured_inputs(batch)
+        check(found, model, *args, **kwargs)
+
+
+def test_inputs_and_state_returned_as_they_are():
+    class Identity(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(2))
+
+        def forward(self, x):
+            return x, self.weight, x[1:], x
+
+    model = Identity()
+    found = capture(model, (torch.rand(4),))
+    x = torch.rand(5)
+    outputs = found.graph(*[slot.read(model) for slot in found.state], x)
+    assert outputs[0] is x and outputs[1] is model.weight and outputs[3] is x
+    assert outputs[2].data_ptr() == x[1:].data_ptr()
+
+
+def test_an_unregistered_class_is_refused():
+    class Holder:
+        x = torch.rand(3)
+
+    with pytest.raises(CaptureError, match=r"args\[0\].*Holder.*register_dataclass"):
+        capture(nn.Identity(), (Holder(),))
+
+
+def test_errors_of_the_model_are_the_models():
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        capture(nn.Linear(3, 2), (torch.rand(4, 5),))
+    with pytest.raises(TypeError, match="positional"):
+        capture(nn.Linear(3, 2), (torch.rand(4, 3), 1))
+
+
+def test_item_without_control_flow(check):
+    class Item(nn.Module):
+        def forward(self, x):
+            return x * x.sum().item()
+
+    found = capture(Item(), (torch.rand(4),))
+    check(found, Item(), torch.rand(7))
+
+
+def test_no_grad_inside(check):
+    class NoGrad(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x):
+            with torch.no_grad():
+                y = self.linear(x)
+            return y + self.linear(x)
+
+    model = NoGrad()
+    found = capture(model, (torch.rand(4, 3),))
+    check(found, model, torch.rand(5, 3))
+    twin = NoGrad()
+    twin.load_state_dict(model.state_dict())
+    x = torch.rand(2, 3)
+    twin(x).sum().backward()
+    found.graph(*[slot.read(model) for slot in found.state], x)[0].sum().backward()
+    torch.testing.assert_close(model.linear.weight.grad, twin.linear.weight.grad)
+
+
+def test_exported_program(check):
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
+    batch = torch.export.Dim("batch", min=2, max=512)
+    program = torch.export.export(model.eval(), (torch.rand(4, 4),), dynamic_shapes=({0: batch},))
+    unlifted = program.module()
+    for name in HOOKS:  # the input check runs around the forward
+        vars(unlifted)[name].clear()
+    found = capture(unlifted, (torch.rand(4, 4),))
+    assert {str(slot) for slot in found.state} <= set(model.state_dict())
+    check(found, unlifted, torch.rand(9, 4))
