@@ -10,4 +10,14 @@ from fxopt.capture.leaves import Leaf, LeafCall, LeafMismatch
 from fxopt.capture.model import Capture, capture
 from fxopt.capture.state import StateSlot
 
-__all__ = ["Capture", "CaptureError", "Guards", "Leaf", "LeafCall", "LeafMismatch", "StateSlot", "TensorSpec", "capture"]
+__all__ = [
+    "Capture",
+    "CaptureError",
+    "Guards",
+    "Leaf",
+    "LeafCall",
+    "LeafMismatch",
+    "StateSlot",
+    "TensorSpec",
+    "capture",
+]

@@ -21,7 +21,7 @@ Attributes = dict[str, set[str]]  # module path to attribute names
 
 
 class StoreAttribute(nn.Module):
-    """setattr(module, name, value) with the value's flat leaves as arguments. Not a child: `module` stays unregistered."""
+    """setattr(module, name, value), the value's flat leaves being the arguments. `module` is no child of this one."""
 
     _is_impure = True  # never dead code
 
@@ -50,7 +50,7 @@ class _WriteFirst:
             return self
         if self._name not in module.__dict__.get("_written", ()):
             raise CaptureError(
-                f"the attribute {self._name!r} of {self._path or 'the model'} is assigned by the forward and read before that: "
+                f"forward reads the attribute {self._name!r} of {self._path or 'the model'} and assigns it later: "
                 "its value depends on earlier calls"
             )
         return module.__dict__[self._name]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from fxopt.findings import Place
 
+_UNKNOWN = Place()
+
 
 class CaptureError(RuntimeError):
-    """The model stays eager. `reason` is for the user; `place` is the module and source line that stopped the capture."""
+    """The model stays eager. `reason` is for the user; `place` names the module and source line that stopped it."""
 
-    def __init__(self, reason: str, place: Place = Place()):
+    def __init__(self, reason: str, place: Place = _UNKNOWN):
         super().__init__(f"{place}: {reason}")
         self.reason = reason
         self.place = place

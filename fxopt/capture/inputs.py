@@ -74,13 +74,13 @@ def flatten(args: tuple, kwargs: dict) -> Inputs:
     with_paths, spec = pytree.tree_flatten_with_path((args, kwargs))
     tensors, names, constants = [], [], []
     for index, (path, leaf) in enumerate(with_paths):
-        name = ("args", "kwargs")[path[0].idx] + pytree.keystr(path[1:])
+        name = ("args" if path[0] == pytree.SequenceKey(0) else "kwargs") + pytree.keystr(path[1:])
         if isinstance(leaf, torch.Tensor):
             if leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_nested:
                 raise CaptureError(f"{name}: expected a dense tensor, found layout {leaf.layout}")
             tensors.append(leaf)
             names.append(name)
-        elif isinstance(leaf, CONSTANTS) or isinstance(leaf, type):
+        elif isinstance(leaf, (*CONSTANTS, type)):
             constants.append((index, leaf))
         else:
             raise CaptureError(
@@ -103,11 +103,11 @@ class FakeInputs:
         self.shape_env = TraceShapeEnv(duck_shape=False, specialize_zero_one=False)
         self.fake_mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.sources: dict[str, list[Dim]] = {}
-        shared = Counter(s[0] for t, s in zip(inputs.tensors, shapes) if s and t.is_floating_point())
+        shared = Counter(s[0] for t, s in zip(inputs.tensors, shapes, strict=True) if s and t.is_floating_point())
         self._shared: dict[int, torch.SymInt] = {}
         self.tensors: list[torch.Tensor] = []
         self.specs: list[TensorSpec] = []
-        for i, (real, shape) in enumerate(zip(inputs.tensors, shapes)):
+        for i, (real, shape) in enumerate(zip(inputs.tensors, shapes, strict=True)):
             sizes: list[int | torch.SymInt] = []
             for d, size in enumerate(shape):
                 if (i, d) in static:
@@ -142,7 +142,8 @@ class FakeInputs:
 
 def trace_shapes(tensors: Sequence[torch.Tensor]) -> list[Shapes]:
     """Sizes to trace with, best first. Fakes have no data, so an example of size 0 or 1 need not specialize the graph:
-    batch 1 becomes 7 (and offsets of B+1 become 8); next, every dim 0 is scaled by 7 (lengths of F*B); the real sizes last.
+    batch 1 becomes 7 (and offsets of B+1 become 8); next, every dim 0 is scaled by 7 (lengths of F*B); last, the real
+    sizes.
     """
     real: Shapes = tuple(tuple(t.shape) for t in tensors)
     first = [s[0] for s in real if s]
@@ -150,7 +151,7 @@ def trace_shapes(tensors: Sequence[torch.Tensor]) -> list[Shapes]:
         return [real]
 
     def swap(change: Callable[[torch.Tensor, int], int]) -> Shapes:
-        return tuple((change(t, s[0]), *s[1:]) if s else s for t, s in zip(tensors, real))
+        return tuple((change(t, s[0]), *s[1:]) if s else s for t, s in zip(tensors, real, strict=True))
 
     def batch_one(t: torch.Tensor, size: int) -> int:
         if size < 2:

@@ -1,14 +1,14 @@
 """Submodules that stay opaque: how their calls enter the graph, and how their output sizes are known.
 
-The real model runs on a copy, on the example and (if it accepts that) on the example twice over, and `trial` records what
-each leaf returned. An output dim that equals an input dim of the same leaf in both runs is taken to follow it, any other
-is taken to be static. That is an assumption, so `LeafCall` checks
-it at every call and raises `LeafMismatch` before anything depends on it: the caller then runs the eager model.
+The real model runs on a copy, on the example and (if it accepts that) on the example twice over, and `trial` records
+what each leaf returned. An output dim that equals an input dim of the same leaf in both runs is taken to follow it, any
+other is taken to be static. That is an assumption, so `LeafCall` checks it at every call and raises `LeafMismatch`
+before anything depends on it: the caller then runs the eager model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,12 +47,12 @@ class Output:
     device: torch.device | None = None
     dims: tuple[int | tuple[int, int], ...] = ()
 
-    def fits(self, value: Any, arguments: list[Any]) -> bool:
+    def fits(self, value: Any, arguments: Sequence[Any]) -> bool:
         if self.dtype is None:
             return not isinstance(value, torch.Tensor) and bool(value == self.constant)
         return isinstance(value, torch.Tensor) and value.dtype == self.dtype and value.shape == self.sizes(arguments)
 
-    def sizes(self, arguments: list[Any]) -> tuple[Any, ...]:
+    def sizes(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(d if isinstance(d, int) else arguments[d[0]].shape[d[1]] for d in self.dims)
 
 
@@ -80,7 +80,7 @@ class LeafCall(nn.Module):
         args, kwargs = pytree.tree_unflatten(flat, self.signature.in_spec)
         values, spec = pytree.tree_flatten(self.module(*args, **kwargs))
         expected = self.signature.outputs
-        if spec != self.signature.out_spec or not all(o.fits(v, flat) for o, v in zip(expected, values)):
+        if spec != self.signature.out_spec or not all(o.fits(v, flat) for o, v in zip(expected, values, strict=True)):
             raise LeafMismatch(f"{self.path}: expected {expected}, found {[getattr(v, 'shape', v) for v in values]}")
         return tuple(values)
 
@@ -154,14 +154,14 @@ def _recording(forward: Callable, records: list[_Record]) -> Callable:
 
 def _signatures(calls: list[_Record], again: list[_Record]) -> list[Signature]:
     same = [(c.in_spec, c.out_spec) for c in calls] == [(c.in_spec, c.out_spec) for c in again]
-    pairs = [[first, second] for first, second in zip(calls, again)] if same else [[first] for first in calls]
+    pairs = zip(calls, again, strict=True) if same else zip(calls, strict=True)
     return [
         Signature(runs[0].in_spec, runs[0].out_spec, tuple(_output(runs, i) for i in range(len(runs[0].values))))
         for runs in pairs
     ]
 
 
-def _output(runs: list[_Record], index: int) -> Output:
+def _output(runs: Sequence[_Record], index: int) -> Output:
     value = runs[0].values[index]
     if not isinstance(value, torch.Tensor):
         if not isinstance(value, CONSTANTS):
@@ -171,7 +171,7 @@ def _output(runs: list[_Record], index: int) -> Output:
     return Output(dtype=value.dtype, device=value.device, dims=dims)
 
 
-def _dim(runs: list[_Record], index: int, d: int) -> int | tuple[int, int]:
+def _dim(runs: Sequence[_Record], index: int, d: int) -> int | tuple[int, int]:
     sizes = [run.values[index].shape[d] for run in runs]
     if len(runs) > 1 and sizes[0] == sizes[1]:
         return sizes[0]
@@ -180,7 +180,7 @@ def _dim(runs: list[_Record], index: int, d: int) -> int | tuple[int, int]:
         for i, argument in enumerate(runs[0].arguments)
         if isinstance(argument, torch.Tensor)
         for j in range(argument.ndim)
-        if (d == 0) == (j == 0) and all(run.arguments[i].shape[j] == size for run, size in zip(runs, sizes))
+        if (d == 0) == (j == 0) and [run.arguments[i].shape[j] for run in runs] == sizes
     ]
     return min(follows, key=lambda source: abs(source[1] - d), default=sizes[0])
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
 import torch
 import torch.utils._pytree as pytree
+from sympy.core.relational import Relational
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
@@ -83,10 +83,10 @@ def capture(model: nn.Module, args: tuple = (), kwargs: dict | None = None, conf
         except _Stopped as stop:
             leaves.update(stop.found)
             if "" in leaves:
-                opaque.trial(model, set(), args, kwargs)  # inputs that do not fit: the model's own error is the better one
+                opaque.trial(model, set(), args, kwargs)  # if the inputs do not fit, the model's own error is better
                 raise CaptureError(leaves[""].reason, leaves[""].place) from stop.__cause__
     last = list(leaves.values())[-1]
-    raise CaptureError(f"more than {MAX_ROUNDS} submodules stop the capture, the last one because: {last.reason}", last.place)
+    raise CaptureError(f"more than {MAX_ROUNDS} submodules stop the capture, the last one: {last.reason}", last.place)
 
 
 def _known_leaves(model: nn.Module, config: Config) -> dict[str, Leaf]:
@@ -176,7 +176,7 @@ class _Attempts:
                     record(copy.at(path), self.model.get_submodule(path), path, name, tracer)
             return flat
 
-        slots, reals, news = zip(*copy.state) if copy.state else ((), (), ())
+        slots, reals, news = zip(*copy.state, strict=True) if copy.state else ((), (), ())
         try:
             graph = trace(
                 run,
@@ -240,7 +240,8 @@ def _demand_simple(fakes: FakeInputs) -> None:
     complicated: set[str] = set()
     for guard in fakes.shape_env.guards:
         expr = guard.expr
-        if not (isinstance(expr, sympy.core.relational.Relational) and all(a.is_Symbol or a.is_Number for a in expr.args)):
+        plain = isinstance(expr, Relational) and all(a.is_Symbol or a.is_Number for a in expr.args)
+        if not plain:
             complicated |= {str(s) for s in expr.free_symbols}
     dims = {dim for name in complicated for dim in fakes.sources.get(name, ()) if dim[1] >= 1}
     if dims:
@@ -251,13 +252,13 @@ def _label(gm: torch.fx.GraphModule, slots: Sequence[StateSlot], names: tuple[st
     """Tell placeholders apart, and drop those of unused state."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     used = []
-    for node, slot in zip(placeholders, slots):
+    for node, slot in zip(placeholders, slots, strict=False):
         node.meta["state"] = slot
         if node.users:
             used.append(slot)
         else:
             gm.graph.erase_node(node)
-    for node, name in zip(placeholders[len(slots) :], names):
+    for node, name in zip(placeholders[len(slots) :], names, strict=True):
         node.meta["input"] = name
     gm.recompile()
     return tuple(used)

@@ -1,7 +1,8 @@
 """Dims that must be static: a packed matrix X[B, 43] read column by column.
 
 With a symbolic dim 1, `X[:, 3:4]` has size Max(0, Min(4, s1) - Min(3, s1)): the trace takes 8 s and later broadcasts
-fail on it. A dim that is cut at positive constants is a layout, not a length. `x[:, 0]`, `x[:, -1]`, `x[:, 1:]` leave it dynamic.
+fail on it. A dim that is cut at positive constants is a layout, not a length. `x[:, 0]`, `x[:, -1]` and `x[:, 1:]`
+leave it dynamic.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class PackedDims(TorchFunctionMode):
                 for symbol in size.node.expr.free_symbols:
                     inputs |= {i for i, axis in self._sources.get(str(symbol), ()) if axis >= 1}
         if inputs:
-            raise MakeStatic({dim for dims in self._sources.values() for dim in dims if dim[0] in inputs and dim[1] >= 1})
+            every = (dim for dims in self._sources.values() for dim in dims)
+            raise MakeStatic({(i, axis) for i, axis in every if i in inputs and axis >= 1})
 
 
 def _argument(args: tuple, kwargs: dict, position: int, *names: str) -> Any:

@@ -10,8 +10,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbol
 
 aten = torch.ops.aten
 
-# Operators whose output sizes do not depend on which of two sizes is larger or whether one is 1. Inequalities that their
-# fake implementations ask about (which convolution backend, view or copy) choose strides only, and are not guards.
+# Operators whose output sizes do not depend on which of two sizes is larger or whether one is 1. Inequalities that
+# their fake implementations ask about (which convolution backend, view or copy) choose strides only, and are no guards.
 _SIZES_BY_EQUALITY = frozenset(
     {
         aten.linear, aten.matmul, aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.einsum, aten.tensordot,
@@ -31,7 +31,8 @@ class TraceShapeEnv(ShapeEnv):
     operator: Any = None
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self.operator, "overloadpacket", None) in _SIZES_BY_EQUALITY and not free_unbacked_symbols(orig_expr):
+        packet = getattr(self.operator, "overloadpacket", None)
+        if packet in _SIZES_BY_EQUALITY and not free_unbacked_symbols(orig_expr):
             with self.suppress_guards():
                 answer = super().evaluate_expr(orig_expr, *args, **kwargs)
             equality = (isinstance(orig_expr, sympy.Eq) and answer) or (isinstance(orig_expr, sympy.Ne) and not answer)

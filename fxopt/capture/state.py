@@ -95,13 +95,15 @@ class ModelCopy:
         if kind in (list, set, deque):
             return self._remember(value, kind(map(self.mirror, value)))
         if kind is defaultdict:
-            return self._remember(value, defaultdict(value.default_factory, {k: self.mirror(v) for k, v in value.items()}))
+            items = {k: self.mirror(v) for k, v in value.items()}
+            return self._remember(value, defaultdict(value.default_factory, items))
         if kind is tuple:
             return tuple(map(self.mirror, value))
         if kind is types.MethodType and id(value.__self__) in self._memo:
-            return types.MethodType(value.__func__, self._memo[id(value.__self__)])
+            return self._remember(value, types.MethodType(value.__func__, self._memo[id(value.__self__)]))
         if kind is functools.partial:
-            return functools.partial(self.mirror(value.func), *map(self.mirror, value.args), **value.keywords)
+            copy = functools.partial(self.mirror(value.func), *map(self.mirror, value.args), **value.keywords)
+            return self._remember(value, copy)
         return value
 
     def _remember(self, value: Any, copy: Any) -> Any:
@@ -132,13 +134,14 @@ class ModelCopy:
         return self._same(before.get(name, _MISSING), after.get(name, _MISSING))
 
     def _same(self, before: Any, after: Any) -> bool:
+        """Whether `after`, in the copy, is still what `before` was mirrored to, or equal to it."""
         if before is after:
             return True
         known = self._memo.get(id(before))
         if isinstance(before, (dict, list, tuple, set, deque)) and type(before) is type(after):
             if len(before) != len(after):
                 return False
-            if isinstance(before, dict):
+            if isinstance(before, dict) and isinstance(after, dict):
                 return all(k in after and self._same(v, after[k]) for k, v in before.items())
             if isinstance(before, set):
                 return before == after

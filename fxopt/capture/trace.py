@@ -121,8 +121,8 @@ def trace(
     tracer = Tracer(places, known)
     shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
     functions = _FunctionMode(tracer)  # type: ignore[arg-type]
-    with TRACE_LOCK, shape_config.patch(backed_size_oblivious=True), _patched():
-        for number, (tensor, real) in enumerate(zip(tensors, reals)):
+    with TRACE_LOCK, shape_config.patch(backed_size_oblivious=True), _patched():  # type: ignore[attr-defined]
+        for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
             proxy_tensor.track_tensor_tree(tensor, proxy, constant=None, tracer=tracer)
             if real is not None:

@@ -32,11 +32,10 @@ def check():
         torch.manual_seed(0)
         got = run(found, model, *args, **kwargs)
         assert pytree.tree_structure(got) == pytree.tree_structure(want)
-        for a, b in zip(pytree.tree_leaves(got), pytree.tree_leaves(want)):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6) if isinstance(b, torch.Tensor) else _same(a, b)
+        for a, b in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
+            if isinstance(b, torch.Tensor):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+            else:
+                assert a == b
 
     return check
-
-
-def _same(a: Any, b: Any) -> None:
-    assert a == b

@@ -126,7 +126,7 @@ def test_attributes_that_carry_values_make_a_leaf(inner):
         x = torch.rand(batch, 3)
         (got,) = found.graph(*[slot.read(model) for slot in found.state], x)
         torch.testing.assert_close(got, twin(x))
-    with pytest.raises(CaptureError, match="calls|seen"):
+    with pytest.raises(CaptureError, match=r"calls|seen"):
         capture(inner(), (torch.rand(4, 3),))
 
 

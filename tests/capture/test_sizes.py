@@ -19,7 +19,8 @@ class Columns(nn.Module):
         self.top = nn.Linear(4 * columns, 2)
 
     def forward(self, xs):
-        return self.top(torch.cat([table((x * 10).long()) for table, x in zip(self.tables, xs)], -1)).relu()
+        columns = [table((x * 10).long()) for table, x in zip(self.tables, xs, strict=True)]
+        return self.top(torch.cat(columns, -1)).relu()
 
 
 class Bag(nn.Module):

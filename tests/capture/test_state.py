@@ -54,7 +54,7 @@ def test_parameters_behind_plain_python_are_state(check):
     found = capture(model, (torch.rand(4, 3),))
     assert {str(s) for s in found.state} == {f"registered.{i}.{n}" for i in (0, 1) for n in ("weight", "bias")}
     constants = [n for n in found.graph.graph.nodes if n.op == "get_attr"]
-    assert [getattr(found.graph, n.target) for n in constants][0] is model.weights["w"]
+    assert next(getattr(found.graph, n.target) for n in constants) is model.weights["w"]
     check(found, model, torch.rand(2, 3))
 
 
@@ -88,7 +88,7 @@ def test_training_mode_updates_and_gradients(check):
     out.sum().backward()
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(tensor, twin.state_dict()[name])
-    for a, b in zip(model.parameters(), twin.parameters()):
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
 
 

@@ -37,7 +37,8 @@ class Structured(nn.Module):
         x = self.table(batch.ids["a"]) * pair.scale + batch.dense
         y = x + self.table(pair.ids) if flag else x
         again = y if extra is None else y + extra["e"][0]
-        return {"y": y, "same": y, "more": [None, 3, batch.dense, Pair(again, 2.0)], "batch": Batch(x, {"s": x.shape[0]})}
+        more = [None, 3, batch.dense, Pair(again, 2.0)]
+        return {"y": y, "same": y, "more": more, "batch": Batch(x, {"s": x.shape[0]})}
 
 
 def structured_inputs(batch: int) -> tuple[tuple, dict]:
