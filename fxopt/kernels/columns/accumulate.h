@@ -55,7 +55,7 @@ struct Bag {
   const int64_t* ids;  // kAhead more may be read, for prefetch only
   const A* weights;    // null: none
   bool fused;          // w * row + acc with one rounding, as FBGEMM's bags do
-  int n, block;        // rows summed before they join the accumulator; n: strictly in order
+  int n;
   int64_t prefetch;    // bytes of each row to fetch ahead, 0: none
 };
 
@@ -64,23 +64,17 @@ template <class A, int BYTES, int N, bool WEIGHTED>
 inline void add_block(const Bag<A>& bag, int64_t at, A* acc) {
   using V = typename Vector<A, BYTES>::type;
   const char* table = bag.table + at * sizeof(A);
-  V total[N];
-  memcpy(total, acc, sizeof total);
-  for (int begin = 0; begin < bag.n; begin += bag.block) {
-    const int end = bag.n - begin < bag.block ? bag.n : begin + bag.block;
-    V sum[N];
-    for (int v = 0; v < N; v++) sum[v] = bag.block < bag.n ? V{} : total[v];
-    for (int k = begin; k < end; k++) {
-      const char* ahead = bag.table + bag.ids[k + kAhead] * bag.row_stride;
-      for (int64_t line = 0; line < bag.prefetch; line += 64) __builtin_prefetch(ahead + line);
-      V row[N];
-      memcpy(row, table + bag.ids[k] * bag.row_stride, sizeof row);
-      for (int v = 0; v < N; v++)
-        sum[v] = WEIGHTED ? add_weighted<V, A>(sum[v], row[v], bag.weights[k], bag.fused) : sum[v] + row[v];
-    }
-    for (int v = 0; v < N; v++) total[v] = bag.block < bag.n ? total[v] + sum[v] : sum[v];
+  V sum[N];
+  memcpy(sum, acc, sizeof sum);
+  for (int k = 0; k < bag.n; k++) {
+    const char* ahead = bag.table + bag.ids[k + kAhead] * bag.row_stride;
+    for (int64_t line = 0; line < bag.prefetch; line += 64) __builtin_prefetch(ahead + line);
+    V row[N];
+    memcpy(row, table + bag.ids[k] * bag.row_stride, sizeof row);
+    for (int v = 0; v < N; v++)
+      sum[v] = WEIGHTED ? add_weighted<V, A>(sum[v], row[v], bag.weights[k], bag.fused) : sum[v] + row[v];
   }
-  memcpy(acc, total, sizeof total);
+  memcpy(acc, sum, sizeof sum);
 }
 
 template <class A, bool WEIGHTED>

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import reference
@@ -55,7 +56,7 @@ def backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], list[T
             [grads[o].contiguous() for o in split.kernel_outputs],
             tensors,
             [tables[t] for t in split.kernel_tables],
-            split.kernel,
+            torch.ops.aten.lift_fresh(split.kernel),  # a constant, also while someone traces this backward
         )
         for index, grad in zip(split.kernel_tables, found):
             table_grads_[index] = grad
@@ -66,6 +67,10 @@ def backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], list[T
             for index, grad in enumerate(more):
                 sums[index] = grad if sums[index] is None else sums[index] if grad is None else sums[index] + grad
     return tensor_grads, table_grads_, None
+
+
+def no_second_derivative(ctx: Any, grads: list[Tensor]) -> None:
+    raise RuntimeError("fxopt.columns: second derivatives are not implemented; run the model eagerly for them")
 
 
 def table_grads(grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Plan) -> list[Tensor]:
@@ -123,7 +128,8 @@ def _make_split(plan: Plan, needs_tensors: tuple, needs_tables: tuple, by_kernel
         numbered = {table: i for i, table in enumerate(tables)}
         columns = tuple(replace(c, table=numbered[c.table]) for c in kernel_plan.columns if c.table is not None)
         kernel_plan = replace(kernel_plan, columns=columns)
-    encoded = None if kernel_plan is None else encode(kernel_plan)
+    with _disable_current_modes():  # data, also while someone traces this backward with fake tensors
+        encoded = None if kernel_plan is None else encode(kernel_plan)
     return _Split(encoded, kernel_outputs, tables, rest_plan, rest_outputs)
 
 

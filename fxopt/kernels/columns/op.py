@@ -85,6 +85,7 @@ def _define() -> torch.library.Library:
     torch.library.register_fake("fxopt::columns", _fake, lib=library)
     torch.library.register_fake("fxopt::columns_backward", _fake_backward, lib=library)
     torch.library.register_autograd("fxopt::columns", autograd.backward, setup_context=autograd.setup_context, lib=library)
+    torch.library.register_autograd("fxopt::columns_backward", autograd.no_second_derivative, lib=library)
     return library
 
 

@@ -4,7 +4,8 @@
 
 namespace fxopt::FXOPT_ISA {
 
-constexpr int kBlock = 16;  // a dense sum adds blocks of 16 rows: error grows with n / 16 + 16, not with n
+constexpr int kBlock = 16;   // a dense sum adds blocks of 16 rows in order and the blocks pairwise, about as torch.sum:
+constexpr int kLevels = 48;  // its error grows with 16 + log2(n / 16), not with n
 
 template <class A>
 struct Pooling {
@@ -12,17 +13,19 @@ struct Pooling {
   int64_t row0, row1;
   A* acc;      // [dim]
   A* block;    // [kBlock, dim], for rows that must be converted first
+  A* levels;   // [kLevels, dim], partial sums
   bool dense;  // a padded axis: sums may reorder, NaN wins a max
   bool fused;   // see Bag
   bool direct;  // rows are contiguous and of type A
 
+  uint64_t n_blocks = 0;       // in `levels`
   int64_t begin = 0, end = 0;  // the window: evaluated ids and weights of these positions
   Value v;
   int64_t ids[kTile + kAhead];
   alignas(64) A weights[kTile];
 
-  Pooling(const Job& job, int64_t row0, int64_t row1, A* acc, A* block, bool dense, bool fused, bool direct)
-      : job(job), row0(row0), row1(row1), acc(acc), block(block), dense(dense), fused(fused), direct(direct) {}
+  Pooling(const Job& job, int64_t row0, int64_t row1, A* scratch, bool dense, bool fused, bool direct)
+      : job(job), row0(row0), row1(row1), acc(scratch), block(scratch + job.dim), levels(block + kBlock * job.dim), dense(dense), fused(fused), direct(direct) {}
 
   bool evaluate(int64_t position, int64_t last, Error& error) {
     const int n = last - position < kTile ? int(last - position) : kTile;
@@ -69,13 +72,10 @@ struct Pooling {
     }
   }
 
-  void sum(const int64_t* bag, const A* w, int n) {
-    if (!job.weights.data) w = nullptr;
+  // Adds rows to `to`, strictly in order.
+  void sum_in_order(const int64_t* bag, const A* w, int n, A* to) {
     const int64_t row_bytes = job.dim * element_size(job.table.dtype), prefetch = job.table.prefetch ? row_bytes : 0;
-    if (direct) {
-      const int block = dense ? kBlock : n + !n;
-      return add_rows<A>({job.table.data, job.table.row_stride, bag, w, fused, n, block, prefetch}, job.dim, acc);
-    }
+    if (direct) return add_rows<A>({job.table.data, job.table.row_stride, bag, w, fused, n, prefetch}, job.dim, to);
     static const int64_t kIdentity[kBlock + kAhead] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int at = 0; at < n; at += kBlock) {
       const int m = n - at < kBlock ? n - at : kBlock;
@@ -85,8 +85,36 @@ struct Pooling {
         widen_row(bag[at + k], block + k * job.dim);
       }
       const char* rows = reinterpret_cast<char*>(block);
-      add_rows<A>({rows, job.dim * int64_t(sizeof(A)), kIdentity, w ? w + at : w, fused, m, m, 0}, job.dim, acc);
+      add_rows<A>({rows, job.dim * int64_t(sizeof(A)), kIdentity, w ? w + at : w, fused, m, 0}, job.dim, to);
     }
+  }
+
+  void clear(A* to) {
+    for (int64_t d = 0; d < job.dim; d++) to[d] = 0;
+  }
+
+  void add_to(A* to, const A* from) {
+    for (int64_t d = 0; d < job.dim; d++) to[d] += from[d];
+  }
+
+  void sum(const int64_t* bag, const A* w, int n) {
+    if (!job.weights.data) w = nullptr;
+    if (!dense || job.ids.lanes <= kBlock) return sum_in_order(bag, w, n, acc);
+    for (int at = 0; at < n; at += kBlock) {
+      int level = 0;
+      A* part = levels;  // level l holds the sum of 2^l blocks where bit l of n_blocks is set
+      for (; n_blocks >> level & 1; level++) part += job.dim;
+      clear(part);
+      sum_in_order(bag + at, w ? w + at : w, n - at < kBlock ? n - at : kBlock, part);
+      for (int l = level - 1; l >= 0; l--) add_to(part, levels + l * job.dim);
+      n_blocks++;
+    }
+  }
+
+  void join_blocks() {
+    for (int level = 0; n_blocks >> level; level++)
+      if (n_blocks >> level & 1) add_to(acc, levels + level * job.dim);
+    n_blocks = 0;
   }
 
   void max(const int64_t* bag, int n, bool first) {
@@ -101,7 +129,7 @@ struct Pooling {
 
   // Positions [from, to) into acc; `last` is where evaluation may run ahead to. Returns how many ids counted.
   bool reduce(int64_t from, int64_t to, int64_t last, int64_t& count, Error& error) {
-    for (int64_t d = 0; d < job.dim; d++) acc[d] = 0;
+    clear(acc);
     count = 0;
     while (from < to) {
       if ((from < begin || from >= end) && !evaluate(from, last, error)) return false;
@@ -114,6 +142,7 @@ struct Pooling {
       else sum(ids + at, weights + at, n);
       count += n;
     }
+    join_blocks();
     return true;
   }
 
@@ -169,11 +198,12 @@ struct Pooling {
 
 template <class A>
 bool pool(const Job& job, int64_t row0, int64_t row1, Error& error) {
-  A* scratch = reinterpret_cast<A*>(job.call->scratch(job.dim * (kBlock + 1) * sizeof(A)));
+  A* scratch = reinterpret_cast<A*>(job.call->scratch(job.dim * (1 + kBlock + kLevels) * sizeof(A)));
   const bool dense = !job.offsets && job.column->pool != kNone;
-  const bool fused = job.table.dtype == kFloat && job.offsets && !job.has(kHasPadding);
-  const bool direct = job.table.column_stride == element_size(job.table.dtype) && (sizeof(A) == 8) == (job.table.dtype == kDouble);
-  return Pooling<A>(job, row0, row1, scratch, scratch + job.dim, dense, fused, direct).run(error);
+  // As F.embedding_bag: FBGEMM, which fuses, takes contiguous rows without padding.
+  const bool fused = job.table.dtype == kFloat && job.table.column_stride == 4 && job.offsets && !job.has(kHasPadding);
+  const bool direct = job.table.column_stride == element_size(job.table.dtype) && job.table.dtype == (sizeof(A) == 8 ? kDouble : kFloat);
+  return Pooling<A>(job, row0, row1, scratch, dense, fused, direct).run(error);
 }
 
 inline bool pool(const Job& job, int64_t row0, int64_t row1, Error& error) {

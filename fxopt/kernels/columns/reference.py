@@ -111,10 +111,8 @@ def read(tensors: Sequence[Tensor], source: Source, rows: int) -> Tensor:
         length = t.shape[source.lane] - source.start if source.length is None else source.length
         t = t.narrow(source.lane, source.start, length)
         order.append(source.lane)
-    fixed = dict(source.fixed)
-    if len(order) + len(fixed) != t.dim():
-        raise ValueError(f"plan: source {source} leaves dims of a {t.dim()}-D tensor open")
-    t = t.permute(*fixed, *order)
+    fixed = {dim: 0 for dim in range(t.dim()) if dim not in order} | dict(source.fixed)
+    t = t.permute([*fixed, *order])
     for index in fixed.values():
         t = t[index]
     lanes = t.shape[-1] if source.lane is not None else 1

@@ -1,0 +1,82 @@
+"""fxopt::linear: relu(x W^T + b) through oneDNN from a measured batch size on, through torch's BLAS below it."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PROBES = (8, 32, 128, 512)
+_NEVER = 1 << 62
+_LARGEST_PROBE = 3e8  # multiply-adds: 5-15 ms a run; a library that wins there wins above
+_MARGIN = 1.05  # timings here scatter by a few percent; a tie stays with torch
+_library: torch.library.Library | None = None
+
+
+def load() -> None:
+    """Defines the operator, once. It decomposes: what runs fast is :func:`call_of`."""
+    global _library
+    if _library is None:
+        _library = torch.library.Library("fxopt", "FRAGMENT")
+        _library.define("linear(Tensor x, Tensor weight, Tensor? bias, bool relu, SymInt threshold) -> Tensor")
+        _library.impl("linear", _decomposed, "CompositeImplicitAutograd")
+
+
+def _decomposed(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, threshold: int) -> Tensor:
+    y = F.linear(x, weight, bias)
+    return y.relu() if relu else y
+
+
+def available() -> bool:
+    """Whether this torch can call oneDNN on plain fp32 weights."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def call(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, threshold: int) -> Tensor:
+    """x [..., K], weight [N, K], bias [N]: float32 [..., N]. oneDNN's call has no gradient, so training stays with torch."""
+    rows = x.numel() // x.shape[-1] if x.dim() > 2 else x.shape[0]
+    if rows < threshold or (torch.is_grad_enabled() and _needs_grad(x, weight, bias)):
+        y = F.linear(x, weight, bias)
+        return y.relu_() if relu else y
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "relu" if relu else "none", [], "")
+
+
+def _needs_grad(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+
+
+@functools.cache
+def threshold(features: int, outputs: int, threads: int) -> int | None:
+    """The smallest probed batch size from which oneDNN is faster on this machine; None where it never is.
+
+    On an AVX-512 AMD with torch 2.13 (MKL takes its AVX2 path there): 2.2x at [256, 1024] x [1024, 1024], 2.4x at
+    [64, 8152] x [8152, 1024]; slower below 5 us of work, since the call itself costs 12 us more.
+    """
+    weight, bias = torch.randn(outputs, features), torch.randn(outputs)
+    first: int | None = None
+    affordable = [rows for rows in PROBES if rows * features * outputs <= _LARGEST_PROBE] or PROBES[:1]
+    for rows in reversed(affordable):
+        x = torch.randn(rows, features)
+        blas, onednn = _seconds(lambda x=x, start=start: call(x, weight, bias, True, start) for start in (_NEVER, 0))
+        if blas < onednn * _MARGIN:
+            break
+        first = rows
+    return first
+
+
+def _seconds(functions: Iterable[Callable[[], Tensor]], rounds: int = 5) -> list[float]:
+    """The fastest run of each, interleaved, after a warm-up."""
+    contenders = list(functions)
+    best = [float("inf")] * len(contenders)
+    with torch.no_grad():
+        for round in range(rounds + 1):
+            for index, function in enumerate(contenders):
+                started = time.perf_counter()
+                function()
+                if round:
+                    best[index] = min(best[index], time.perf_counter() - started)
+    return best

@@ -1,0 +1,242 @@
+"""Random plans with their tensors, and the kernel under every instruction set of this CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxopt.kernels.build import find
+from fxopt.kernels.columns import op
+from fxopt.kernels.columns.plan import Column, Compare, Instr, Offsets, Op, Plan, Source
+
+INTS = ("uint8", "int8", "int16", "int32", "int64", "bool")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+EXTREME_INTS = (0, 1, -1, 127, 128, 255, 2**31 - 1, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63), -(2**63) + 1)
+EXTREME_FLOATS = (0.0, -0.0, float("nan"), float("inf"), float("-inf"), 1e-42, 2.0**31, -(2.0**31), 2.0**63, 3e38, 0.5, -0.5)
+INT_STEPS = (Op.ADD, Op.MUL, Op.RSUB, Op.REMAINDER, Op.FMOD, Op.FLOOR_DIVIDE, Op.CLAMP_MIN, Op.CLAMP_MAX, Op.AND, Op.ABS)
+FLOAT_STEPS = (Op.ADD, Op.MUL, Op.RSUB, Op.DIV, Op.CLAMP_MIN, Op.CLAMP_MAX, Op.ABS, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.SQRT)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    return getattr(torch, name)
+
+
+@dataclass
+class RandomCall:
+    """Builds columns one by one over `rows` rows; `plan`, `tensors` and `tables` are the call."""
+
+    rng: random.Random
+    rows: int
+    tensors: list[Tensor] = field(default_factory=list)
+    tables: list[Tensor] = field(default_factory=list)
+    columns: list[Column] = field(default_factory=list)
+    width: int = 0
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(tuple(self.columns), (self.width,), (self.dtype,))
+
+    def start(self) -> RandomCall:
+        self.dtype = self.rng.choice(("float32", "float32", "float64", "float16", "bfloat16"))
+        return self
+
+    def add(self, tensor: Tensor) -> int:
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+    def strided(self, tensor: Tensor) -> Tensor:
+        """The same values behind other strides."""
+        kind = self.rng.randrange(4)
+        if kind == 0 or tensor.dim() == 0:
+            return tensor
+        if kind == 1:
+            return tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
+        padded = torch.stack([tensor, tensor], dim=-1)
+        return padded[..., 0]
+
+    def values(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        extremes = EXTREME_INTS if dtype in INTS else EXTREME_FLOATS
+        n = 1
+        for size in shape:
+            n *= size
+        picked = []
+        for _ in range(n):
+            if self.rng.random() < 0.3:
+                picked.append(self.rng.choice(extremes))
+            else:
+                picked.append(self.rng.randint(-300, 300) if dtype in INTS else self.rng.uniform(-300, 300))
+        base = torch.tensor(picked, dtype=torch.int64 if dtype in INTS else torch.float64)
+        return self.strided(base.reshape(shape).to(torch_dtype(dtype)))
+
+    def source(self, lanes: int | None, dtype: str) -> Source:
+        kind = self.rng.randrange(4)
+        rows, lane_dims = self.rows, () if lanes is None else (lanes,)
+        if kind == 0:  # one of several features
+            return Source(self.add(self.values((rows, 3, *lane_dims), dtype)), lane=None if lanes is None else 2, fixed=((1, 2),))
+        if kind == 1 and lanes is not None:  # a range of a wider tensor
+            return Source(self.add(self.values((rows, lanes + 3), dtype)), lane=1, start=2, length=lanes)
+        if kind == 2 and rows % 3 == 0 and rows:  # two row dims
+            tensor = self.values((rows // 3, 3, *lane_dims), dtype)
+            return Source(self.add(tensor), rows=(0, 1), lane=None if lanes is None else 2)
+        if kind == 3 and self.columns:  # shared by all rows
+            return Source(self.add(self.values(lane_dims, dtype)), rows=(), lane=None if lanes is None else 0)
+        return Source(self.add(self.values((rows, *lane_dims), dtype)), lane=None if lanes is None else 1)
+
+    def program(self, dtype: str, rows: int) -> tuple[Instr, ...]:
+        """Random steps, then what makes valid ids of anything."""
+        steps: list[Instr] = []
+        for _ in range(self.rng.randrange(4)):
+            steps += self.steps(dtype)
+            dtype = steps[-1].dtype
+        return (*steps, Instr(Op.CAST, "int64"), Instr(Op.REMAINDER, "int64", rows))
+
+    def steps(self, dtype: str) -> list[Instr]:
+        kind = self.rng.randrange(4)
+        if kind == 0:
+            return [Instr(Op.CAST, self.rng.choice(("int64", "int32", "float32", "float64")))]
+        if kind == 1 and dtype in ("float32", "float64", "int64", "int32", "float16"):
+            boundaries = self.values((self.rng.choice((0, 1, 5, 100, 300)),), dtype)
+            if self.rng.random() < 0.7:
+                boundaries = boundaries.sort().values
+            return [Instr(Op.BUCKETIZE, self.rng.choice(("int64", "int32")), self.rng.randrange(2), tensor=self.add(boundaries))]
+        if kind == 2:
+            compare = self.rng.choice(list(Compare))
+            a, b = (self.rng.randint(-5, 100), self.rng.randint(0, 100)) if dtype in INTS else (1.5, -3.25)
+            if dtype == "bool":
+                return [Instr(Op.CAST, "int64")]
+            if dtype == "uint8":
+                a = abs(a)
+            return [Instr(Op.SAVE, dtype), *self.arithmetic(dtype), Instr(Op.WHERE, dtype, a, b, compare=compare)]
+        return self.arithmetic(dtype)
+
+    def arithmetic(self, dtype: str) -> list[Instr]:
+        if dtype == "bool":
+            return [Instr(Op.CAST, "int32")]
+        if dtype in INTS:
+            op_ = self.rng.choice(INT_STEPS)
+            a = self.rng.choice((1, 2, 3, 7, 100, 1000003, -1, -7) if op_ != Op.AND else (1, 63, 255, -16))
+            if dtype in ("uint8", "int8", "int16"):
+                a = self.rng.choice((1, 2, 3, 7, 100))
+            return [Instr(op_, dtype, a)]
+        big = 1e30 if dtype in ("float32", "float64") else 1e3
+        return [Instr(self.rng.choice(FLOAT_STEPS), dtype, self.rng.choice((0.1, 3.0, -2.5, big, 0.0)))]
+
+    def table(self, rows: int, dim: int) -> int:
+        table = torch.randn(rows, dim, dtype=torch.float64).to(torch_dtype(self.dtype))
+        self.tables.append(self.strided(table))
+        return len(self.tables) - 1
+
+    def place(self, dim: int, lanes: int = 1) -> dict:
+        offset = self.width
+        self.width += dim * lanes
+        return {"output": 0, "offset": offset}
+
+    def factor(self, source: Source | None) -> Source | None:
+        """Weights or divisors: tame floats."""
+        if source is not None:
+            old = self.tensors[source.tensor]
+            self.tensors[source.tensor] = torch.rand(old.shape).add(0.5).to(torch_dtype(self.dtype))
+        return source
+
+    def lookup(self) -> None:
+        rows, dim = self.rng.choice((1, 7, 1000)), self.rng.choice((1, 3, 8, 16, 33, 64, 130))
+        dtype = self.rng.choice(INTS + FLOATS)
+        lanes = self.rng.choice((None, None, 1, 4, 300))
+        self.columns.append(
+            Column(
+                self.source(lanes, dtype),
+                self.table(rows, dim),
+                program=self.program(dtype, rows),
+                wrap_negative=self.rng.random() < 0.2,
+                **self.place(dim, lanes or 1),
+            )
+        )
+
+    def dense_pool(self) -> None:
+        rows, dim = self.rng.choice((1, 7, 1000)), self.rng.choice((1, 3, 8, 64, 130))
+        dtype, lanes, pool = self.rng.choice(INTS), self.rng.choice((1, 5, 17, 300)), self.rng.choice(("sum", "mean", "max"))
+        source = self.source(lanes, dtype)
+        weighted, divided = pool != "max" and self.rng.random() < 0.4, self.rng.random() < 0.3
+        self.columns.append(
+            Column(
+                source,
+                self.table(rows, dim),
+                program=self.program(dtype, rows),
+                pool=pool,
+                weights=self.factor(Source(self.add(torch.empty(self.rows, lanes)), lane=1)) if weighted else None,
+                divisor=self.factor(Source(self.add(torch.empty(self.rows)))) if divided else None,
+                padding=0 if self.rng.random() < 0.3 else None,
+                empty_nan=self.rng.random() < 0.5,
+                **self.place(dim),
+            )
+        )
+
+    def bag(self) -> None:
+        rows, dim = self.rng.choice((1, 7, 1000)), self.rng.choice((1, 3, 8, 32, 64, 130))
+        lengths = [self.rng.choice((0, 0, 1, 3, 40, 300)) for _ in range(self.rows)]
+        ends = torch.tensor([0, *lengths]).cumsum(0)
+        include_last = self.rng.random() < 0.5
+        offsets = (ends if include_last else ends[:-1]).to(self.rng.choice((torch.int64, torch.int32)))
+        dtype, pool = self.rng.choice(INTS), self.rng.choice(("sum", "mean", "max"))
+        n = int(ends[-1])
+        weighted = pool == "sum" and self.rng.random() < 0.5
+        self.columns.append(
+            Column(
+                Source(self.add(self.values((n,), dtype))),
+                self.table(rows, dim),
+                program=self.program(dtype, rows),
+                pool=pool,
+                bag=Offsets(self.add(self.strided(offsets)), include_last),
+                weights=self.factor(Source(self.add(torch.empty(n)))) if weighted else None,
+                padding=0 if self.rng.random() < 0.3 else None,
+                empty_nan=self.rng.random() < 0.2,
+                **self.place(dim),
+            )
+        )
+
+    def copy(self) -> None:
+        lanes = self.rng.choice((None, 1, 13))
+        dtype = self.rng.choice((self.dtype, "float32", "int64"))
+        program = tuple(self.steps(dtype)) if self.rng.random() < 0.3 else ()
+        self.columns.append(Column(self.source(lanes, dtype), None, program=program, **self.place(1, lanes or 1)))
+
+    def more(self) -> None:
+        """Adds one more lookup onto an earlier plain one."""
+        earlier = [c for c in self.columns if c.table is not None and c.pool == "none" and c.source.lane is None]
+        if earlier:
+            first = self.rng.choice(earlier)
+            rows, dim = 7, self.tables[first.table].shape[1]
+            source = Source(self.add(self.values((self.rows,), "int64")))
+            column = Column(source, self.table(rows, dim), 0, first.offset, self.program("int64", rows), add=True)
+            self.columns.append(column)
+
+
+@pytest.fixture
+def random_call() -> Callable[..., RandomCall]:
+    def make(seed: int, rows: int, n_columns: int, kinds: tuple[str, ...]) -> RandomCall:
+        torch.manual_seed(seed)
+        call = RandomCall(random.Random(seed), rows).start()
+        for _ in range(n_columns):
+            getattr(call, call.rng.choice(kinds))()
+        return call
+
+    return make
+
+
+@pytest.fixture(params=["avx512", "avx2", "scalar"])
+def isa(request):
+    """The compiled kernel, limited to an instruction set (a CPU without it runs the next lower one)."""
+    op.load()
+    path = find(op.KERNEL)
+    if path is None:
+        pytest.skip("no compiled kernel: no C++ compiler")
+    library = ctypes.CDLL(str(path))
+    library.fxopt_columns_isa(request.param.encode())
+    yield request.param
+    library.fxopt_columns_isa(None)

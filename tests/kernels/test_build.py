@@ -1,0 +1,143 @@
+"""The kernel cache survives kills and rivals; without a compiler the reference runs."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fxopt.kernels.build import BuildError, Library, build, find
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILDER = """
+import sys
+from pathlib import Path
+from fxopt.kernels.build import Library, build
+print(build(Library("tiny", (Path(sys.argv[1]),), cflags=("-O0",))))
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A library that compiles in a moment, and an empty cache."""
+    source = tmp_path / "tiny.cpp"
+    source.write_text('extern "C" int answer() { return 42; }\n')
+    monkeypatch.setenv("FXOPT_CACHE", str(tmp_path / "cache"))
+    return Library("tiny", (source,), cflags=("-O0",))
+
+
+def start(tiny):
+    command = [sys.executable, "-c", BUILDER, str(tiny.sources[0])]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def test_builds_once(tiny):
+    assert find(tiny) is None
+    path = build(tiny)
+    changed = path.stat().st_mtime_ns
+    assert build(tiny) == path == find(tiny) and path.stat().st_mtime_ns == changed
+    assert [p.name for p in path.parents[1].iterdir() if p.name.startswith(".")] == []
+
+
+def test_key_follows_the_sources(tiny):
+    before = tiny.key
+    tiny.sources[0].write_text("int other;\n")
+    assert tiny.key != before
+
+
+def test_survives_kills_by_four_at_once(tiny):
+    """20 SIGKILLs at random moments, four builders at a time: whatever is left, the next process copes."""
+    rng, killed = random.Random(0), 0
+    while killed < 20:
+        builders = [start(tiny) for _ in range(4)]
+        for builder in builders:
+            time.sleep(rng.uniform(0, 0.7))
+            os.killpg(builder.pid, signal.SIGKILL)
+            builder.communicate()
+            killed += 1
+        left = find(tiny)
+        assert left is None or "42" in call(left)
+        if left is not None and killed < 20:
+            shutil.rmtree(left.parent)
+    builders = [start(tiny) for _ in range(4)]
+    paths = {builder.communicate(timeout=60)[0].strip() for builder in builders}
+    assert paths == {str(find(tiny))}
+    assert "42" in call(find(tiny))
+    assert not list(Path(os.environ["FXOPT_CACHE"]).glob(".building-*"))
+
+
+def call(path):
+    code = f"import ctypes; print(ctypes.CDLL({str(path)!r}).answer())"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_lock_of_a_killed_process_is_free(tiny):
+    builder = start(tiny)
+    while not list(Path(os.environ["FXOPT_CACHE"]).glob("*.lock")) and builder.poll() is None:
+        time.sleep(0.01)
+    os.killpg(builder.pid, signal.SIGKILL)
+    builder.communicate()
+    assert build(tiny).exists()
+
+
+def test_without_a_compiler(tiny, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BuildError, match="no C\\+\\+ compiler: 'no-such-compiler'"):
+        build(tiny)
+
+
+def test_built_ahead_for_a_machine_without_a_compiler(tiny, monkeypatch):
+    path = build(tiny)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert build(tiny) == path
+
+
+def test_says_what_the_compiler_said(tiny):
+    tiny.sources[0].write_text("this is not C++\n")
+    with pytest.raises(BuildError, match="compiling tiny failed"):
+        build(tiny)
+
+
+def test_unwritable_cache(tiny, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FXOPT_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(BuildError, match="FXOPT_CACHE"):
+        build(tiny)
+
+
+FALLBACK = """
+import warnings, torch
+from fxopt.kernels.columns import op
+from fxopt.kernels.columns.encode import encode
+from fxopt.kernels.columns.plan import Column, Plan, Source
+ids, table = torch.tensor([3, 1]), torch.randn(5, 4, requires_grad=True)
+plan = Plan((Column(Source(0), 0, 0, 0),), (4,), ("float32",))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        (found,) = op.columns([ids], [table], encode(plan))
+assert found.equal(table[ids])
+assert [str(w.message) for w in caught if "without the compiled kernel" in str(w.message)].__len__() == 1, caught
+found.sum().backward()
+assert table.grad.sum() == 8
+try:
+    op.columns([ids + 3], [table], encode(plan))
+except RuntimeError as error:
+    print(op.explain_bad_id(error, plan))
+"""
+
+
+def test_reference_runs_without_a_compiler(tmp_path):
+    env = {**os.environ, "CXX": "no-such-compiler", "FXOPT_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", FALLBACK], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "column 0: id 6 at row 0 is outside table 0 with 5 rows"
