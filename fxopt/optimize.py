@@ -11,12 +11,14 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 
+from fxopt.callable_module import make_callable
 from fxopt.capture import Capture, CaptureError, capture
 from fxopt.config import Config
 from fxopt.findings import Change, Findings, Miss
 from fxopt.normalize import normalize
-from fxopt.rewrites import PASSES, embedding_columns
+from fxopt.rewrites import PASSES
 from fxopt.rewrites.core import Fuel, apply
+from fxopt.rewrites.direct import direct
 from fxopt.runtime import Executable, dispatcher_of, optimized
 from fxopt.verify import Verdict, bisect, verify
 
@@ -73,9 +75,10 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel) -> Executable:
         if rewrite_pass.name not in config.disable:
             findings.passes.append(apply(rewrite_pass, module, fuel, inference))
     findings.operators_after, findings.rewrites = operators(module.graph), fuel.used
-    embedding_columns.bind(module)
     module.recompile()
-    return Executable(captured, module, findings)
+    fast = copied(module)
+    direct(fast)
+    return Executable(captured, fast.forward, findings, module)
 
 
 def verified(executable: Executable, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config) -> Executable:
@@ -130,3 +133,6 @@ def signature_of(captured: Capture) -> str:
 def operators(graph: Graph) -> int:
     """Calls of operators per forward; sizes and list items are free."""
     return sum(isinstance(node.target, torch._ops.OpOverload) for node in graph.nodes)
+
+
+make_callable(__name__, optimize)

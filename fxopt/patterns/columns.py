@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.fx import Graph, Node
 
@@ -88,8 +88,8 @@ class Columns:
         for node in graph.nodes:
             if node in lookups:
                 self._add(Column(node, lookups[node], None))
-            elif (pooled := find_pooled(node, lookups)) is not None:
-                self._add(Column(node, pooled.lookup, pooled))
+            elif (pooled := find_pooled(node, lookups)) is not None and (padded := self._padded(pooled)) is not None:
+                self._add(Column(node, padded.lookup, padded))
 
     def _lookups(self, graph: Graph):  # type: ignore[no-untyped-def]
         for node in graph.nodes:
@@ -112,6 +112,19 @@ class Columns:
         if lookup.inference_only and not self._inference:
             return Reject(f"{lookup.inference_only}; optimized where gradients are off", lookup.anchor)
         return lookup
+
+    def _padded(self, pooled: Pooled) -> Pooled | None:
+        """`pooled` with nn.Embedding's padding_idx as the kernel knows it: a bag's padding is left out of the bag, this
+        one is a row like any other whose gradient stays zero.
+        """
+        lookup = pooled.lookup
+        if lookup.padding is None:
+            return pooled
+        if not self._inference and lookup.table.meta["val"].requires_grad:
+            reason = "the gradient of its padding_idx row must stay zero; its pooling is optimized where gradients are off"
+            self.rejects.append(Reject(reason, pooled.anchor))
+            return None
+        return replace(pooled, lookup=replace(lookup, padding=None))
 
     def _add(self, column: Column) -> None:
         pooled, bag = column.pooled, column.lookup.bag

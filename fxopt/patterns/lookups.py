@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.patterns.core import Reject
-from fxopt.shape.sizes import same, shape_of, static, tensor_of
+from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
 
 aten = torch.ops.aten
 TABLE_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -137,13 +137,16 @@ def _rows_of_2d(ids: Node, offsets: Node) -> Node | None:
     """ids [B, L] behind F.embedding_bag's own `ids.reshape(-1)` with offsets arange(0, B * L, L)."""
     if ids.target not in (aten.reshape.default, aten.view.default) or offsets.target is not aten.arange.start_step:
         return None
-    rows, step = ids.args[0], offsets.args[2]
-    if not isinstance(rows, Node) or len(shape_of(rows)) != 2 or offsets.args[0] != 0:
+    rows = ids.args[0]
+    if not isinstance(rows, Node) or len(shape_of(rows)) != 2:
         return None
-    length = step.meta["val"] if isinstance(step, Node) else step
-    stop = offsets.args[1].meta["val"] if isinstance(offsets.args[1], Node) else offsets.args[1]
+    start, stop, step = (_size(value) for value in (*offsets.args, 1)[:3])
     B, L = shape_of(rows)
-    return rows if same(L, length) and same(stop, B * L) else None
+    return rows if start == 0 and same(step, L) and same(stop, B * L) else None
+
+
+def _size(value: object) -> Size:
+    return value.meta["val"] if isinstance(value, Node) else value  # type: ignore[return-value]
 
 
 def _index(node: Node) -> Lookup | Reject | None:

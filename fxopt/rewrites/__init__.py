@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fxopt.rewrites import embedding_columns, field_index
+from fxopt.rewrites import embedding_columns, field_index, linear
 from fxopt.rewrites.core import Rewrite
 
 PASSES: tuple[Rewrite, ...] = (
     embedding_columns.REWRITE,
     field_index.REWRITE,
+    linear.REWRITE,
 )

@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from fxopt.findings import Change, PassFindings
+from fxopt.findings import Change, Miss, PassFindings, Place
 from fxopt.normalize import remove_dead_code
 from fxopt.patterns.core import Match, Reject, place_of
 from fxopt.shape.sizes import same_shape, tensor_of
@@ -129,7 +129,7 @@ def apply(rewrite: Rewrite, module: GraphModule, fuel: Fuel, inference: bool) ->
     while True:
         changed = False
         rejects = []
-        for found in list(rewrite.find(module, inference)):
+        for found in _found(rewrite, module, inference, findings):
             if isinstance(found, Reject):
                 rejects.append(found)
                 continue
@@ -145,10 +145,20 @@ def apply(rewrite: Rewrite, module: GraphModule, fuel: Fuel, inference: bool) ->
         if not changed:
             break
         remove_dead_code(module)
-    misses = {(miss.reason, miss.place): miss for miss in (reject.miss(rewrite.name) for reject in rejects)}
-    findings.misses = list(misses.values())
+    findings.misses = list(dict.fromkeys([*findings.misses, *(reject.miss(rewrite.name) for reject in rejects)]))
     findings.seconds = time.perf_counter() - started
     return findings
+
+
+def _found(
+    rewrite: Rewrite, module: GraphModule, inference: bool, findings: PassFindings
+) -> list[Match | Reject]:
+    """All matches; a pattern that fails costs its own pass and nothing else."""
+    try:
+        return list(rewrite.find(module, inference))
+    except Exception as error:
+        findings.misses.append(Miss(rewrite.name, f"the pattern itself failed, {type(error).__name__}: {error}", Place()))
+        return []
 
 
 def _alive(match: Match, module: GraphModule) -> bool:
@@ -164,9 +174,13 @@ def _commit(rewrite: Rewrite, module: GraphModule, match: Match, findings: PassF
     place = place_of(match.anchor)
     try:
         replacement = _checked(rewrite, editor, match)
+    except Rejected as error:
+        editor.undo()
+        findings.misses.append(Miss(rewrite.name, str(error), place))
+        return False
     except Exception as error:  # whatever it is, the graph stays as it was and the report says so
         editor.undo()
-        reason = str(error) if isinstance(error, Rejected) else f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
         findings.rolled_back.append(Change(number, match.anchor.name, rewrite.name, reason, place))
         return False
     for old, new in replacement.values.items():

@@ -58,7 +58,7 @@ def replace_group(editor: Editor, match: Match) -> Replacement:
     plan = builder.plan(outputs)
     load()
     call = editor.call(torch.ops.fxopt.columns.default, list(builder.tensors), list(builder.tables), editor.constant("plan", encode(plan)))
-    call.meta["plan"] = plan
+    call.meta["bound"] = call_of(plan)
     written = iter([_shaped(editor, call, slot, output) for output, slot in slots])
     values = {}
     for collector in collectors:
@@ -86,13 +86,6 @@ def _slots(collectors: list[Collector], aliases: Aliases) -> list[tuple[Output, 
 def _returned(node: Node) -> bool:
     """Whether a value, or a view of it, leaves the model: its memory must then be its own."""
     return any(user.op == "output" or (user.target in RESHAPES and _returned(user)) for user in node.users)
-
-
-def bind(module: GraphModule) -> None:
-    """Last of all: each call goes to the kernel's own entry, and raises bad ids by its columns' names."""
-    for node in module.graph.nodes:
-        if "plan" in node.meta:
-            node.target = call_of(node.meta["plan"])
 
 
 class _PlanBuilder:

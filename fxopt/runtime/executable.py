@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import fx, nn
 
 from fxopt.findings import Findings
 
@@ -28,12 +28,14 @@ class Executable:
         capture: the signature: state slots, inputs, constants, structures, guards.
         run: ``run(*state, *inputs)`` returns the flat outputs, in the order of ``capture.out_spec``.
         findings: what was done to it.
+        graph: the rewritten graph, as the report shows it (`run` calls the same operators by shorter ways).
         explain: turns a RuntimeError whose text starts with ``BAD_ID`` into the IndexError that eager would raise.
     """
 
     capture: Capture
     run: Callable[..., Sequence[Any]]
     findings: Findings = field(default_factory=Findings)
+    graph: fx.GraphModule | None = None
     explain: Callable[[RuntimeError], Exception] = explain_nothing
 
 
