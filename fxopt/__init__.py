@@ -1,7 +1,7 @@
 """fxopt: an FX graph-rewriting optimizer for DLRM-style recommendation models.
 
-    model = fxopt.optimize(model)
-    print(fxopt.report(model))
+model = fxopt.optimize(model)
+print(fxopt.report(model))
 """
 
 from __future__ import annotations

@@ -9,6 +9,6 @@ from typing import Any
 
 
 def make_callable(module: str, function: Callable[..., Any]) -> None:
-    """Calling `module` calls `function`. Importing a submodule rebinds its name in the package; both may be called then."""
+    """Calling `module` calls `function`, since importing a submodule rebinds its name in the package."""
     called = type("CallableModule", (ModuleType,), {"__call__": staticmethod(function), "__doc__": function.__doc__})
     sys.modules[module].__class__ = called

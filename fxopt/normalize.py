@@ -100,7 +100,8 @@ def _same_as(node: Node, aliases: Aliases) -> Node | None:
 
 def _is_whole(node: Node) -> bool:
     """x[:], as the leading dims of x[:, i] are traced."""
-    start, stop, step = (*node.args[2:], *(None, None, 1)[len(node.args) - 2 :])
+    arguments: tuple[Any, ...] = (*node.args[2:], *(None, None, 1)[len(node.args) - 2 :])
+    start, stop, step = arguments
     return start in (None, 0) and (stop is None or (isinstance(stop, int) and stop >= 2**62)) and step == 1
 
 

@@ -68,7 +68,9 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
 def rewrite(captured: Capture, config: Config, fuel: Fuel) -> Executable:
     """Normalize a copy of the captured graph and run the passes over it."""
     module, inference = copied(captured.graph), not torch.is_grad_enabled()
-    findings = Findings(signature_of(captured), leaves=[Miss(leaf.path, leaf.reason, leaf.place) for leaf in captured.leaves])
+    findings = Findings(
+        signature_of(captured), leaves=[Miss(leaf.path, leaf.reason, leaf.place) for leaf in captured.leaves]
+    )
     findings.operators_before = operators(module.graph)
     normalize(module)
     for rewrite_pass in PASSES:
@@ -81,7 +83,9 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel) -> Executable:
     return Executable(captured, fast.forward, findings, module)
 
 
-def verified(executable: Executable, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config) -> Executable:
+def verified(
+    executable: Executable, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config
+) -> Executable:
     """`executable`, less the rewrites that change an answer beyond the error budget; each is named in the findings."""
     captured, skip, wrong = executable.capture, frozenset[int](), list[tuple[str, Change]]()
 
@@ -120,14 +124,16 @@ class _Clock:
 def copied(module: GraphModule) -> GraphModule:
     """The same graph module with a graph of its own; fake values and constants are shared."""
     graph = Graph()
-    output = graph.graph_copy(module.graph, {}, return_output_node=True)
+    output: Any = graph.graph_copy(module.graph, {}, return_output_node=True)
     graph.output(output[0])
     return GraphModule(module, graph)
 
 
 def signature_of(captured: Capture) -> str:
     """The inputs as a person writes them: "float32[s0, 13], int64[s0, 26]"."""
-    return ", ".join(f"{str(spec.dtype).removeprefix('torch.')}[{', '.join(map(str, spec.dims))}]" for spec in captured.inputs)
+    return ", ".join(
+        f"{str(spec.dtype).removeprefix('torch.')}[{', '.join(map(str, spec.dims))}]" for spec in captured.inputs
+    )
 
 
 def operators(graph: Graph) -> int:

@@ -121,7 +121,9 @@ class Columns:
         if lookup.padding is None:
             return pooled
         if not self._inference and lookup.table.meta["val"].requires_grad:
-            reason = "the gradient of its padding_idx row must stay zero; its pooling is optimized where gradients are off"
+            reason = (
+                "the gradient of its padding_idx row must stay zero; its pooling is optimized where gradients are off"
+            )
             self.rejects.append(Reject(reason, pooled.anchor))
             return None
         return replace(pooled, lookup=replace(lookup, padding=None))

@@ -39,7 +39,11 @@ def find_field_index(module: GraphModule, inference: bool) -> Iterator[Match | R
         source, *indices = bound.values()
         sizes = [static(size) for size in shape_of(source)[1 : 1 + len(indices)]]
         flat = _flat(indices, sizes)
-        yield flat if isinstance(flat, Reject) else Match(node, {"source": source, "flat": flat, "pairs": len(indices) == 2})
+        yield (
+            flat
+            if isinstance(flat, Reject)
+            else Match(node, {"source": source, "flat": flat, "pairs": len(indices) == 2})
+        )
 
 
 def _flat(indices: list[Node], sizes: list[int | None]) -> Tensor | Reject:

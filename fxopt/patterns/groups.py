@@ -28,7 +28,9 @@ def group(graph: Graph, members: Sequence[M], aliases: Aliases) -> list[list[M]]
     groups: list[list[M]] = []
     for level in _levels(graph, members):
         while level:
-            together = [member for member in level if hoisted(graph, level[0].anchor, member.reads, aliases) is not None]
+            together = [
+                member for member in level if hoisted(graph, level[0].anchor, member.reads, aliases) is not None
+            ]
             groups.append(together or level[:1])
             level = [member for member in level if member not in groups[-1]]
     return groups

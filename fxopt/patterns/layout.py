@@ -60,5 +60,3 @@ def _parts(axes: tuple[Axis, ...]) -> tuple[list[Part], list[Part]]:
     parts = [part for axis in axes for part in axis.parts]
     ones = [part for part in parts if static(part.size) == 1]
     return [part for part in parts if static(part.size) != 1], ones
-
-

@@ -64,7 +64,9 @@ def _checked(lookup: Lookup) -> Lookup | Reject:
     if table.dtype not in TABLE_DTYPES:
         return Reject(f"its table is {table.dtype}; expected one of fp32, fp64, fp16, bf16", lookup.anchor)
     if table.device.type != "cpu" or table.layout != torch.strided:
-        return Reject(f"its table is a {table.layout} tensor on {table.device}; this build has CPU kernels", lookup.anchor)
+        return Reject(
+            f"its table is a {table.layout} tensor on {table.device}; this build has CPU kernels", lookup.anchor
+        )
     return lookup
 
 
@@ -82,7 +84,9 @@ def _arguments(node: Node) -> dict[str, object]:
     assert isinstance(node.target, torch._ops.OpOverload)
     values: dict[str, object] = {}
     for position, argument in enumerate(node.target._schema.arguments):
-        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+        given = (
+            node.args[position] if position < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+        )
         values[argument.name] = given
     return values
 
@@ -153,7 +157,7 @@ def _index(node: Node) -> Lookup | Reject | None:
     table, indices = node.args[:2]
     if not _is_table(table) or not isinstance(indices, list | tuple) or len(indices) != 1 or not _is_ids(indices[0]):
         return None
-    assert isinstance(table, Node)
+    assert isinstance(table, Node) and isinstance(indices[0], Node)
     return Lookup(node, table, indices[0], wrap_negative=True) if _is_weight(table) else None
 
 

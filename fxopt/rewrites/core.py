@@ -150,14 +150,14 @@ def apply(rewrite: Rewrite, module: GraphModule, fuel: Fuel, inference: bool) ->
     return findings
 
 
-def _found(
-    rewrite: Rewrite, module: GraphModule, inference: bool, findings: PassFindings
-) -> list[Match | Reject]:
+def _found(rewrite: Rewrite, module: GraphModule, inference: bool, findings: PassFindings) -> list[Match | Reject]:
     """All matches; a pattern that fails costs its own pass and nothing else."""
     try:
         return list(rewrite.find(module, inference))
     except Exception as error:
-        findings.misses.append(Miss(rewrite.name, f"the pattern itself failed, {type(error).__name__}: {error}", Place()))
+        findings.misses.append(
+            Miss(rewrite.name, f"the pattern itself failed, {type(error).__name__}: {error}", Place())
+        )
         return []
 
 
@@ -192,7 +192,7 @@ def _commit(rewrite: Rewrite, module: GraphModule, match: Match, findings: PassF
 
 def _checked(rewrite: Rewrite, editor: Editor, match: Match) -> Replacement:
     guards = _guards(editor.module)
-    with symbolic_config.patch(backed_size_oblivious=True):  # as in capture: sizes 0 and 1 are like any other
+    with symbolic_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]  # as in capture
         replacement = rewrite.replace(editor, match)
     for old, new in replacement.values.items():
         before, after = tensor_of(old), tensor_of(new)

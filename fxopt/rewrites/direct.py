@@ -17,12 +17,76 @@ from torch.fx import GraphModule, Node
 aten = torch.ops.aten
 
 # Their Python bindings take the overload's arguments in the overload's order.
-_FUNCTIONS = """add sub mul div pow neg abs exp log log1p expm1 sqrt rsqrt square reciprocal relu sigmoid tanh softmax
-    log_softmax cat stack select narrow unsqueeze squeeze transpose permute flatten reshape split chunk unbind sum mean amax
-    amin cumsum bmm mm matmul addmm einsum tensordot embedding index_select gather batch_norm layer_norm dropout prelu
-    where masked_fill eq ne lt le gt ge clamp bucketize remainder floor_divide conv1d conv2d topk""".split()
-_METHODS = "view expand repeat to contiguous add_ sub_ mul_ div_ relu_ masked_fill_".split()
-_NN = "linear gelu silu leaky_relu".split()
+_FUNCTIONS = [
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "pow",
+    "neg",
+    "abs",
+    "exp",
+    "log",
+    "log1p",
+    "expm1",
+    "sqrt",
+    "rsqrt",
+    "square",
+    "reciprocal",
+    "relu",
+    "sigmoid",
+    "tanh",
+    "softmax",
+    "log_softmax",
+    "cat",
+    "stack",
+    "select",
+    "narrow",
+    "unsqueeze",
+    "squeeze",
+    "transpose",
+    "permute",
+    "flatten",
+    "reshape",
+    "split",
+    "chunk",
+    "unbind",
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "cumsum",
+    "bmm",
+    "mm",
+    "matmul",
+    "addmm",
+    "einsum",
+    "tensordot",
+    "embedding",
+    "index_select",
+    "gather",
+    "batch_norm",
+    "layer_norm",
+    "dropout",
+    "prelu",
+    "where",
+    "masked_fill",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "clamp",
+    "bucketize",
+    "remainder",
+    "floor_divide",
+    "conv1d",
+    "conv2d",
+    "topk",
+]
+_METHODS = ["view", "expand", "repeat", "to", "contiguous", "add_", "sub_", "mul_", "div_", "relu_", "masked_fill_"]
+_NN = ["linear", "gelu", "silu", "leaky_relu"]
 
 
 def direct(module: GraphModule) -> None:

@@ -41,7 +41,9 @@ def find(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
             yield Reject("a single plain lookup is one operator already", members[0].anchor)
             continue
         reads = [read for member in members for read in member.reads]
-        yield Match(members[0].anchor, {"collectors": members, "reads": tuple(dict.fromkeys(reads)), "aliases": aliases})
+        yield Match(
+            members[0].anchor, {"collectors": members, "reads": tuple(dict.fromkeys(reads)), "aliases": aliases}
+        )
     yield from columns.rejects
 
 
@@ -57,7 +59,12 @@ def replace_group(editor: Editor, match: Match) -> Replacement:
     builder = _PlanBuilder()
     plan = builder.plan(outputs)
     load()
-    call = editor.call(torch.ops.fxopt.columns.default, list(builder.tensors), list(builder.tables), editor.constant("plan", encode(plan)))
+    call = editor.call(
+        torch.ops.fxopt.columns.default,
+        list(builder.tensors),
+        list(builder.tables),
+        editor.constant("plan", encode(plan)),
+    )
     call.meta["bound"] = call_of(plan)
     written = iter([_shaped(editor, call, slot, output) for output, slot in slots])
     values = {}
@@ -96,9 +103,7 @@ class _PlanBuilder:
         self.tables: dict[Node, int] = {}
 
     def plan(self, outputs: list[Output]) -> Plan:
-        columns = [
-            self._column(piece, index) for index, output in enumerate(outputs) for piece in output.pieces
-        ]
+        columns = [self._column(piece, index) for index, output in enumerate(outputs) for piece in output.pieces]
         named = tuple(replace(column, name=f"column {index} ({column.name})") for index, column in enumerate(columns))
         dtypes = tuple(str(output.dtype).removeprefix("torch.") for output in outputs)
         return Plan(named, tuple(output.width for output in outputs), dtypes)

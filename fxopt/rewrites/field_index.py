@@ -20,7 +20,9 @@ def replace_index(editor: Editor, match: Match) -> Replacement:
     if match.bound["pairs"]:
         source = editor.call(aten.flatten.using_ints, source, 1, 2)
     selected = editor.call(aten.index_select.default, source, 1, flat)
-    return Replacement({match.anchor: selected}, "advanced indexing into index_select", "constant indices, all in range")
+    return Replacement(
+        {match.anchor: selected}, "advanced indexing into index_select", "constant indices, all in range"
+    )
 
 
 REWRITE = Rewrite("field_index", find_field_index, replace_index, why="after the columns: lookups are indexing too")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,7 @@ def available() -> bool:
 
 
 def call(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, threshold: int) -> Tensor:
-    """x [..., K], weight [N, K], bias [N]: float32 [..., N]. oneDNN's call has no gradient, so training stays with torch."""
+    """x [..., K], weight [N, K], bias [N]: float32 [..., N]. Training stays with torch: oneDNN's call has no gradient."""
     rows = x.numel() // x.shape[-1] if x.dim() > 2 else x.shape[0]
     if rows < threshold or (torch.is_grad_enabled() and _needs_grad(x, weight, bias)):
         y = F.linear(x, weight, bias)
@@ -61,16 +61,15 @@ def threshold(features: int, outputs: int, threads: int) -> int | None:
     affordable = [rows for rows in PROBES if rows * features * outputs <= _LARGEST_PROBE] or PROBES[:1]
     for rows in reversed(affordable):
         x = torch.randn(rows, features)
-        blas, onednn = _seconds(lambda x=x, start=start: call(x, weight, bias, True, start) for start in (_NEVER, 0))
+        blas, onednn = _seconds([functools.partial(call, x, weight, bias, True, start) for start in (_NEVER, 0)])
         if blas < onednn * _MARGIN:
             break
         first = rows
     return first
 
 
-def _seconds(functions: Iterable[Callable[[], Tensor]], rounds: int = 5) -> list[float]:
+def _seconds(contenders: Sequence[Callable[[], Tensor]], rounds: int = 5) -> list[float]:
     """The fastest run of each, interleaved, after a warm-up."""
-    contenders = list(functions)
     best = [float("inf")] * len(contenders)
     with torch.no_grad():
         for round in range(rounds + 1):
