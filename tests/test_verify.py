@@ -253,3 +253,36 @@ def test_bisect_finds_the_first_bad_rewrite(first_bad):
 
     assert bisect(compile_with_fuel, 10) == first_bad
     assert len(tried) <= 4
+
+
+class Bags(nn.Module):
+    def __init__(self, mode, padding_idx):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(50, 8, mode=mode, padding_idx=padding_idx)
+        self.top = nn.Linear(8, 300)
+
+    def forward(self, ids, offsets):
+        return self.top(self.bag(ids, offsets)).sum(1)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding_idx", [None, 0, 7, -1])
+@pytest.mark.parametrize("config", [FIRST, FULL])
+def test_the_reference_of_a_bag_is_the_bag_in_double(mode, padding_idx, config):
+    """The sum in reverse order is rounding; the reference, made of the rows in use, must agree with both orders."""
+    torch.manual_seed(0)
+    model = Bags(mode, padding_idx)
+    inputs = (torch.randint(0, 50, (90,)), torch.tensor([0, 0, 30, 31, 60]))
+    order = torch.arange(299, -1, -1)
+
+    def reverse(forward, table, w, b, ids, offsets):
+        (out,) = forward(table, w[order], b[order], ids, offsets)
+        return (out,)
+
+    def wrong(forward, table, w, b, ids, offsets):
+        return forward(table, w, b, ids, offsets + (offsets == 31).long())
+
+    assert [str(s) for s in capture(model, inputs).state] == ["bag.weight", "top.weight", "top.bias"]
+    right = wrapped(model, inputs, reverse, config)
+    assert right.ok, right.message
+    assert not wrapped(model, inputs, wrong, config).ok

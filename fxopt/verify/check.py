@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from fxopt.config import Config
 from fxopt.runtime.executable import BAD_ID, Executable
 from fxopt.verify.budget import Reference, explains, largest_difference, within_budget
-from fxopt.verify.reference import double_run, widen
+from fxopt.verify.reference import double_run
 from fxopt.verify.trial import Setting, Trial, gradients, undisturbed, writes_parameters
 
 if TYPE_CHECKING:
@@ -146,38 +146,58 @@ class _Comparison:
 
     def _reference(self, name: str) -> Reference | None:
         """The fp64 values, if there are any and they are those of what eager computes."""
-        if any(name not in values for values in self._wide):
+        try:
+            exact = self._exact[name].detach()
+            reference = Reference(exact, lambda: self._perturbed[name].detach())
+            eager, plain = self.eager.values[name].detach(), self._plain.values.get(name)
+            same = plain is not None and plain.shape == eager.shape and not within_budget(eager, plain.detach(), _none)
+            return reference if same or explains(reference, eager) else None
+        except Exception:  # an operator without a float64 kernel: no reference, the difference stands
             return None
-        reference = Reference(*(values[name].detach() for values in self._wide))
-        eager, plain = self.eager.values[name].detach(), self._plain.values.get(name)
-        same = plain is not None and plain.shape == eager.shape and not within_budget(eager, plain.detach(), _none)
-        return reference if same or explains(reference, eager) else None
 
     @cached_property
-    def _wide(self) -> list[dict[str, Tensor]]:
-        try:
-            return [self._wide_values(perturb) for perturb in (False, True)]
-        except Exception:  # an operator without a float64 kernel: no reference, the difference stands
-            return [{}]
+    def _exact(self) -> dict[str, Tensor]:
+        return self._wide_values(perturb=False)
+
+    @cached_property
+    def _perturbed(self) -> dict[str, Tensor]:
+        return self._wide_values(perturb=True)
 
     def _wide_values(self, perturb: bool) -> dict[str, Tensor]:
         """The values of the baseline graph in fp64, under the names that Trial uses."""
-        capture = self.executable.capture
+        capture, differentiate = self.executable.capture, self.setting.gradients
         state = [self.setting.fresh_state(slot.read(self.model), slot) for slot in capture.state]
         tensors = [*state, *self.setting.fresh_inputs()]
-        wide = [_wide_leaf(t, perturb, seed) for seed, t in enumerate(tensors)]
-        before = [t._version for t in wide]
-        with undisturbed(self.model, capture), torch.set_grad_enabled(self.setting.gradients):
-            flat = double_run(self.baseline, tensors, wide)
+        widen = _Widen(perturb)
+        leaves: list[Tensor | None] = [None] * len(tensors)
+        if differentiate:  # gradients are taken with respect to whole leaves
+            leaves = [widen(t).requires_grad_(t.requires_grad) if t.is_floating_point() else None for t in tensors]
+        before = [t._version for t in tensors]
+        with undisturbed(self.model, capture), torch.set_grad_enabled(differentiate):
+            flat, wide = double_run(self.baseline, tensors, widen, leaves)
         values = {f"output {i}": leaf for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)}
         outputs = list(values.values())
         names = [*map(str, capture.state), *(spec.name for spec in capture.inputs)]
-        for name, tensor, version in zip(names, wide, before, strict=True):
+        for name, tensor, version, now in zip(names, tensors, before, wide, strict=True):
             if tensor._version != version:
-                values[f"{name} after the call"] = tensor
-        if self.setting.gradients:
-            values.update(gradients(outputs, names, wide))
+                values[f"{name} after the call"] = tensor if now is None else now
+        if differentiate:
+            values.update(gradients(outputs, names, leaves))
         return values
+
+
+class _Widen:
+    """Makes float64 copies; perturbed, every value moves by up to one rounding of its own dtype."""
+
+    def __init__(self, perturb: bool) -> None:
+        self.noise = torch.Generator().manual_seed(0) if perturb else None
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        wide = tensor.detach().to(torch.float64, copy=True)
+        if self.noise is not None:
+            noise = torch.rand(wide.shape, generator=self.noise).to(wide.device)
+            wide *= 1 + torch.finfo(tensor.dtype).eps * (2 * noise - 1)
+        return wide
 
 
 def _none() -> None:
@@ -187,17 +207,6 @@ def _none() -> None:
 def _max_error(eager: Trial, ours: Trial) -> float:
     pairs = [(value, ours.values[name]) for name, value in eager.values.items() if name in ours.values]
     return max((largest_difference(a.detach(), b.detach()) for a, b in pairs if a.shape == b.shape), default=0.0)
-
-
-def _wide_leaf(tensor: Tensor, perturb: bool, seed: int) -> Tensor:
-    """A private fp64 leaf; perturbed, every value moves by up to one rounding of its own dtype."""
-    if not tensor.is_floating_point():
-        return tensor.clone()
-    wide = widen(tensor.detach()).clone()
-    if perturb:
-        noise = torch.rand(wide.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        wide *= 1 + torch.finfo(tensor.dtype).eps * (2 * noise.to(wide.device) - 1)
-    return wide.requires_grad_(tensor.requires_grad)
 
 
 def _different_form(expected: Tensor, found: Tensor) -> str:

@@ -1,44 +1,57 @@
 """A graph in double precision, with its decisions as eager took them.
 
-Every node runs twice: as it is, and widened to float64. Integers and booleans (bucket numbers, masks, indices)
-always come from the first run, so that the reference never looks up another row than eager does.
+Nodes run twice: as they are, and with floats widened to float64. Integers and booleans (bucket numbers, masks,
+indices) always come from the first run, so that the reference never looks up another row than eager does. A table is
+widened row by row as it is looked up: a model's tables in float64 would not be worth the time, or the memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+aten = torch.ops.aten
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_COPIES = (aten.embedding.default, aten.index_select.default, aten.index.Tensor, aten.gather.default)
+_BAGS = (aten.embedding_bag.default, aten.embedding_bag.padding_idx)
+
+Widen = Callable[[Tensor], Tensor]
 
 
-def double_run(graph: fx.GraphModule, tensors: Sequence[Tensor], wide: Sequence[Tensor]) -> list[Any]:
-    """The flat outputs of `graph`, floats as float64.
+def double_run(
+    graph: fx.GraphModule, tensors: Sequence[Tensor], widen: Widen, known: Sequence[Tensor | None]
+) -> tuple[list[Any], list[Tensor | None]]:
+    """The flat outputs of `graph` with floats as float64, and the float64 forms of `tensors` afterwards.
 
     Args:
         tensors: state and inputs as they are (they are mutated where the graph mutates them).
-        wide: the same, floats in float64.
+        widen: makes a float64 copy of a tensor, or of some of its rows.
+        known: float64 forms that exist already.
     """
-    interpreter = _Twice(graph)
-    pairs = [_Pair(t, w) for t, w in zip(tensors, wide, strict=True)]
-    flat, _ = pytree.tree_flatten(interpreter.run(*pairs), is_leaf=_is_pair)
-    return [leaf.wide if _is_pair(leaf) else leaf for leaf in flat]
-
-
-def widen(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.dtype in _NARROW else tensor
+    pairs = [_Pair(t, k, widen) if t.is_floating_point() else t for t, k in zip(tensors, known, strict=True)]
+    flat, _ = pytree.tree_flatten(_Twice(graph).run(*pairs), is_leaf=_is_pair)
+    outputs = [leaf.wide if _is_pair(leaf) else leaf for leaf in flat]
+    return outputs, [pair.known if isinstance(pair, _Pair) else None for pair in pairs]
 
 
 class _Pair:
-    """A value as the graph computes it, and in double."""
+    """A float tensor as the graph computes it, and in double (made when it is first asked for)."""
 
-    def __init__(self, plain: Any, wide: Any) -> None:
+    def __init__(self, plain: Tensor, known: Tensor | None, widen: Widen) -> None:
         self.plain = plain
-        self.wide = wide
+        self.known = known
+        self.widen = widen
+
+    @property
+    def wide(self) -> Tensor:
+        if self.known is None:
+            self.known = self.widen(self.plain)
+        return self.known
 
 
 def _is_pair(value: Any) -> bool:
@@ -50,37 +63,68 @@ class _Twice(fx.Interpreter):
         if n.op in ("placeholder", "output"):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        plain_args, plain_kwargs = _take((args, kwargs), "plain")
-        random = _is_random(n)
-        before = torch.get_rng_state() if random else None
-        plain = getattr(self, n.op)(n.target, plain_args, plain_kwargs)
+        plain = partial(getattr(self, n.op), n.target, *_take((args, kwargs), "plain"))
+        if not _gives_floats(n):
+            return plain()
         if n.op != "call_function":  # an opaque submodule, or a constant: no double form of its own
-            return _pairs(plain, pytree.tree_map_only(Tensor, widen, plain))
-        if before is not None:
-            torch.set_rng_state(before)
-        wide_args, wide_kwargs = pytree.tree_map_only(torch.dtype, _wide_dtype, _take((args, kwargs), "wide"))
-        return _pairs(plain, self.call_function(n.target, wide_args, wide_kwargs))
+            return pytree.tree_map_only(Tensor, lambda t: _Pair(t, None, widened), plain())
+        table = args[0] if args and _is_pair(args[0]) and args[0].known is None else None
+        if table is not None and n.target in _COPIES:
+            rows = plain()
+            return _Pair(rows, table.widen(rows), table.widen)
+        if table is not None and n.target in _BAGS:
+            args = _rows_in_use(table, *args[1:])
+        wide = partial(self.call_function, n.target, *_widely(args, kwargs))  # made before `plain` writes to any
+        return _pairs(*_with_equal_randomness(n, plain, wide))
+
+
+def _with_equal_randomness(node: fx.Node, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
+    random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    before = torch.get_rng_state() if random else None
+    result = first()
+    if before is not None:
+        torch.set_rng_state(before)
+    return result, second()
+
+
+def _gives_floats(node: fx.Node) -> bool:
+    values = pytree.tree_leaves(node.meta.get("val", torch.empty(0)))
+    return any(isinstance(value, Tensor) and value.is_floating_point() for value in values)
+
+
+def widened(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.dtype in _NARROW else tensor
+
+
+def _rows_in_use(table: _Pair, indices: Any, *rest: Any) -> tuple:
+    """embedding_bag's arguments with a table of only the rows looked up. The last of nine is padding_idx."""
+    rows, inverse = _plain(indices).unique(return_inverse=True)
+    if len(rest) >= 7 and rest[6] is not None and rest[6] >= 0:
+        at = (rows == rest[6]).nonzero()
+        rest = (*rest[:6], int(at) if at.numel() else None, *rest[7:])
+    return (table.widen(table.plain[rows]), inverse, *rest)
+
+
+def _plain(value: Any) -> Any:
+    return value.plain if _is_pair(value) else value
 
 
 def _take(values: Any, which: str) -> Any:
     return pytree.tree_map(lambda v: getattr(v, which) if _is_pair(v) else v, values, is_leaf=_is_pair)
 
 
+def _widely(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    return pytree.tree_map_only(torch.dtype, _wide_dtype, _take((args, kwargs), "wide"))
+
+
 def _pairs(plain: Any, wide: Any) -> Any:
-    """Tensors of both runs side by side; whatever is no float is the plain run's."""
+    """Floats of both runs side by side; whatever is no float is the plain run's."""
 
     def pair(p: Any, w: Any) -> Any:
-        if not isinstance(p, Tensor):
-            return p
-        return _Pair(p, w if p.is_floating_point() or p.is_complex() else p)
+        return _Pair(p, w, widened) if isinstance(p, Tensor) and p.is_floating_point() else p
 
     return pytree.tree_map(pair, plain, wide)
 
 
 def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype in _NARROW else dtype
-
-
-def _is_random(node: fx.Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags

@@ -91,10 +91,11 @@ class Setting:
         return Trial(values, structure)
 
 
-def gradients(outputs: Sequence[Tensor], names: Sequence[str], leaves: Sequence[Tensor]) -> dict[str, Tensor]:
+def gradients(outputs: Sequence[Tensor], names: Sequence[str], leaves: Sequence[Tensor | None]) -> dict[str, Tensor]:
     """d(sum of cotangent * output) / d(leaf) by name, with the same random cotangents at every call."""
     outputs = [t for t in outputs if t.requires_grad]
-    wanted = {name: leaf for name, leaf in zip(names, leaves, strict=True) if leaf.requires_grad and leaf.is_leaf}
+    pairs = [(name, leaf) for name, leaf in zip(names, leaves, strict=True) if leaf is not None]
+    wanted = {name: leaf for name, leaf in pairs if leaf.requires_grad and leaf.is_leaf}
     if not outputs or not wanted:
         return {}
     generator = torch.Generator().manual_seed(0)
