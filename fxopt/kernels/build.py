@@ -114,6 +114,8 @@ def _compile(library: Library, folder: Path) -> None:
         )
     except (RuntimeError, OSError) as error:
         raise BuildError(f"compiling {library.name} failed: {error}") from error
+    (built,) = folder.glob("*.so")  # a second build in one process is called name_v1
+    built.rename(folder / f"{library.name}.so")
 
 
 def _find_ninja() -> None:

@@ -21,6 +21,7 @@ from .encode import encode, plan_of
 from .plan import Column, Op, Plan
 
 _KERNEL_DTYPES = (torch.float32, torch.float64)
+_BACKWARD = "fxopt::columns_backward"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], list[T
     *inputs, plan = ctx.saved_tensors
     tensors, tables = inputs[: ctx.n_tensors], inputs[ctx.n_tensors :]
     needs_tensors, needs_tables, _ = ctx.needs_input_grad
-    by_kernel = tuple(bool(n) and t.dtype in _KERNEL_DTYPES for n, t in zip(needs_tables, tables))
+    by_kernel = tuple(bool(need) and _has_kernel(table) for need, table in zip(needs_tables, tables))
     split = _split(plan, tuple(map(bool, needs_tensors)), tuple(map(bool, needs_tables)), by_kernel)
     tensor_grads: list[Tensor | None] = [None] * len(tensors)
     table_grads_: list[Tensor | None] = [None] * len(tables)
@@ -73,10 +74,9 @@ def no_second_derivative(ctx: Any, grads: list[Tensor]) -> None:
     raise RuntimeError("fxopt.columns: second derivatives are not implemented; run the model eagerly for them")
 
 
-def table_grads(grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Plan) -> list[Tensor]:
-    """What fxopt::columns_backward returns: the gradient of every table, by the reference."""
-    _, found = _differentiate(plan, grads, tensors, tables, [False] * len(tensors), [True] * len(tables))
-    return [torch.zeros_like(t, memory_format=torch.contiguous_format) if g is None else g for t, g in zip(tables, found)]
+def _has_kernel(table: Tensor) -> bool:
+    key = table.device.type.upper()
+    return table.dtype in _KERNEL_DTYPES and torch._C._dispatch_has_kernel_for_dispatch_key(_BACKWARD, key)
 
 
 def _differentiate(

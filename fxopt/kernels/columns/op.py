@@ -81,7 +81,6 @@ def _define() -> torch.library.Library:
     for schema in _SCHEMAS:
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("columns", _columns_reference, "CompositeExplicitAutograd")
-    library.impl("columns_backward", _backward_reference, "CompositeExplicitAutograd")
     torch.library.register_fake("fxopt::columns", _fake, lib=library)
     torch.library.register_fake("fxopt::columns_backward", _fake_backward, lib=library)
     torch.library.register_autograd("fxopt::columns", autograd.backward, setup_context=autograd.setup_context, lib=library)
@@ -122,10 +121,6 @@ def explain_bad_id(error: BaseException, plan: Plan) -> IndexError | None:
 
 def _columns_reference(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
     return reference.columns(tensors, tables, plan_of(plan))
-
-
-def _backward_reference(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
-    return autograd.table_grads(grads, tensors, tables, plan_of(plan))
 
 
 def _fake(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
