@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -42,14 +43,18 @@ def report(
     dispatcher = dispatcher_of(model)
     measured = [_measured(model, batch, args, progress) for batch, args in (inputs or {}).items()]
     entries = {id(entry.findings): entry for entry in dispatcher.entries}
-    every = {id(findings): findings for findings in (*dispatcher.findings, *(findings for findings, _ in measured))}
+    every: list[Findings] = []
+    for findings in (*dispatcher.findings, *(owner for owner, _ in measured)):
+        if findings not in every:
+            every.append(findings)
     signatures = [
         replace(
-            _signature(findings, entries.get(key)),
-            measurements=tuple(measurement for owner, measurement in measured if owner is findings),
+            _signature(findings, entries.get(id(findings))),
+            measurements=tuple(measurement for owner, measurement in measured if owner == findings),
         )
-        for key, findings in every.items()
+        for findings in every
     ]
+    signatures.sort(key=lambda found: min((m.batch for m in found.measurements), default=sys.maxsize))
     return Report(type(dispatcher.original).__name__, machine(), tuple(signatures))
 
 
@@ -72,14 +77,14 @@ def _signature(findings: Findings, entry: Entry | None) -> SignatureReport:
         operators_before=findings.operators_before,
         operators_after=findings.operators_after,
         lookups_before=_lookups(executable.capture.graph) if executable else 0,
-        lookups_after=_lookups(executable.run) if executable else 0,
+        lookups_after=_lookups(executable.graph) if executable else 0,
         max_error=findings.max_error,
         seconds=dict(findings.seconds),
     )
 
 
-def _lookups(graph: object) -> int:
-    return sum(map(is_lookup, graph.graph.nodes)) if isinstance(graph, GraphModule) else 0
+def _lookups(graph: GraphModule | None) -> int:
+    return sum(map(is_lookup, graph.graph.nodes)) if graph is not None else 0
 
 
 def _pass(found: PassFindings) -> Pass:

@@ -6,8 +6,6 @@ then given to what they prepare.
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
@@ -20,7 +18,7 @@ OPAQUE = "opaque submodules"
 OTHER = "other"
 KINDS = (COLUMNS, INDEX, MLP, INTERACTION, OPAQUE, OTHER)
 
-_LOOKUPS = {"embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"}
+_LOOKUPS = {"embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only", "columns"}
 _GATHERS = {"index_select", "index", "gather"}  # lookups where what they read is a table
 _DENSE = {"linear", "addmm", "mm", "addbmm", "baddbmm", "conv1d", "conv2d", "convolution"}
 _PRODUCTS = {"bmm", "matmul", "einsum", "outer", "dot", "softmax", "_softmax", "scaled_dot_product_attention"}
@@ -33,13 +31,13 @@ _CASTS = {"to", "_to_copy", "clone", "contiguous", "type_as"}
 
 def is_operator(node: Node) -> bool:
     """A call that computes tensors: what eager launches. Sizes and list items are not."""
-    return node.op == "call_function" and node.target is not operator.getitem and bool(_tensors(node))
+    return isinstance(node.target, torch._ops.OpOverload) and bool(_tensors(node))
 
 
 def is_lookup(node: Node) -> bool:
-    """Whether it reads rows of a table, or (meta["plan"]) those of many."""
+    """Whether it reads rows of a table, or of many in one call."""
     name = _name(node)
-    return "plan" in node.meta or name in _LOOKUPS or (name in _GATHERS and _is_state(node.args[0]))
+    return name in _LOOKUPS or (name in _GATHERS and _is_state(node.args[0]))
 
 
 def kinds(graph: Graph) -> dict[Node, str]:
@@ -93,12 +91,9 @@ def _multiplies(node: Node, found: dict[Node, str]) -> bool:
 
 
 def _name(node: Node) -> str:
-    """The operator's name, the same for relu and relu_; that of our kernel behind a Python entry; else ""."""
+    """The same for relu.default and relu_.default; "" where it is no call of an operator."""
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return target.overloadpacket.__name__.rstrip("_")
-    package, _, kernel = (getattr(target, "__module__", None) or "").partition(".kernels.")
-    return kernel.split(".")[0] if package == "fxopt" else ""
+    return target.overloadpacket.__name__.rstrip("_") if isinstance(target, torch._ops.OpOverload) else ""
 
 
 def _is_integer(node: Node) -> bool:

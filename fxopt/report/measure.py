@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 from fxopt.config import Config
 from fxopt.findings import Findings
@@ -64,8 +63,8 @@ def _timed(model: nn.Module, original: nn.Module, found: Measurement, args: tupl
 
 def _broken_down(found: Measurement, executable: Executable, tensors: Sequence[Tensor]) -> Measurement:
     assert found.eager is not None and found.optimized is not None
-    after = executable.run if isinstance(executable.run, GraphModule) else None
-    return replace(found, spending=spending(executable.capture.graph, found.eager, after, found.optimized, tensors))
+    before, after = executable.capture.graph, executable.graph
+    return replace(found, spending=spending(before, found.eager, after, found.optimized, tensors))
 
 
 def _serving(dispatcher: Dispatcher, args: tuple) -> tuple[Entry | None, Sequence[Tensor]]:

@@ -176,8 +176,8 @@ def _sentence(note: Note, text: str) -> Text:
 
 
 def _where(note: Note) -> str:
-    """As in: tables.0 at model.py:64 and 879 more."""
-    return f"{note.first} and {note.count - 1:,} more" if note.count > 1 else str(note.first)
+    """As in: tables.0 at model.py:64 and 879 like it."""
+    return f"{note.first} and {note.count - 1:,} like it" if note.count > 1 else str(note.first)
 
 
 def _seconds(value: float | None) -> str:

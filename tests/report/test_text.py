@@ -95,7 +95,7 @@ def test_everything_known_is_said(shown: str) -> None:
 
 
 def test_alike_misses_are_one_line(shown: str) -> None:
-    expected = "tables.0 at model.py:70 and 879 more: its table is edited in place"
+    expected = "tables.0 at model.py:70 and 879 like it: its table is edited in place"
     assert expected in words(shown)
 
 
