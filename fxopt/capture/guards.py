@@ -19,7 +19,8 @@ class Guards:
     """Conditions on the sizes of the flat tensor inputs.
 
     equal: groups of dims (tensor, dim) that have one size; static: dims with the size they must have;
-    relations: what remains, as Python text over symbol names; sources: where each symbol's value is read.
+    relations: what remains, as Python text over symbol names (sources: where each symbol's value is read) or over t,
+    the tensors.
     """
 
     equal: tuple[tuple[Dim, ...], ...] = ()
@@ -55,11 +56,14 @@ class Guards:
         return namespace["holds"]
 
 
-def guards_of(shape_env: ShapeEnv, sources: dict[str, list[Dim]], static: dict[Dim, int]) -> Guards:
+def guards_of(
+    shape_env: ShapeEnv, sources: dict[str, list[Dim]], static: dict[Dim, int], contiguous: Sequence[int] = ()
+) -> Guards:
     """Sort the environment's guards into equalities, static sizes and other relations.
 
     Args:
         sources: symbol name to the dims it stands for. static: dims traced with a fixed size.
+        contiguous: tensors that must be contiguous, because the traced code looked at strides.
     """
     groups = _Groups(list(sources))
     fixed: dict[str, int] = {}
@@ -88,7 +92,10 @@ def guards_of(shape_env: ShapeEnv, sources: dict[str, list[Dim]], static: dict[D
     return Guards(
         tuple(equal),
         tuple(sorted(static.items())),
-        tuple(dict.fromkeys(printer.doprint(expr) for expr in others)),
+        (
+            *dict.fromkeys(printer.doprint(expr) for expr in others),
+            *(f"t[{index}].is_contiguous()" for index in contiguous),
+        ),
         tuple((name, sources[name][0]) for name in used),
     )
 

@@ -133,12 +133,16 @@ def _run(
         replaced.append((attributes, attributes.get("forward")))
         attributes["forward"] = _recording(copy.at(path).forward, records[path])
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-    with torch.no_grad(), torch.random.fork_rng():
+    with torch.random.fork_rng(devices=_cuda_devices()):
         copy.root(*args, **kwargs)
     for attributes, forward in replaced:
         attributes.pop("forward")
         attributes.update({"forward": forward} if forward else {})
     return records, copy.changed_attributes()
+
+
+def _cuda_devices() -> list[int]:
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
 
 
 def _recording(forward: Callable, records: list[_Record]) -> Callable:

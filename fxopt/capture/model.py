@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,8 +161,6 @@ class _Attempts:
 
     def _trace(self, shapes: Shapes, static: set[Dim]) -> Capture:
         fakes = FakeInputs(self.inputs, shapes, static)
-        copy = ModelCopy(self.model, fake_state(fakes.fake_mode))
-        places = Places({key: path for key, path in copy.paths.items() if path not in self.leaves})
         out_spec: list[pytree.TreeSpec] = []
 
         def run(tracer: Any) -> list[Any]:
@@ -176,9 +175,13 @@ class _Attempts:
                     record(copy.at(path), self.model.get_submodule(path), path, name, tracer)
             return flat
 
-        slots, reals, news = zip(*copy.state, strict=True) if copy.state else ((), (), ())
+        places = Places({})
         try:
-            graph = trace(
+            copy = ModelCopy(self.model, fake_state(fakes.fake_mode, self.trial.within_leaf))
+            places = Places({key: path for key, path in copy.paths.items() if path not in self.leaves})
+            slots, reals, news = zip(*copy.state, strict=True) if copy.state else ((), (), ())
+            draws = random.getstate()
+            graph, strides_read = trace(
                 run,
                 [*news, *fakes.tensors],
                 [*reals, *[None] * len(fakes.tensors)],
@@ -190,6 +193,10 @@ class _Attempts:
             raise
         except Exception as error:
             raise _stopped(error, places) from error
+        if random.getstate() != draws:
+            raise _Stopped(
+                {"": Leaf("", "draws from Python's random module, which a graph would do only once", Place())}
+            )
         self._check_effects(copy)
         _demand_simple(fakes)
         fixed = {dim: int(self.inputs.tensors[dim[0]].shape[dim[1]]) for dim in static}
@@ -200,7 +207,7 @@ class _Attempts:
             self.inputs.constants,
             self.inputs.spec,
             out_spec[0],
-            guards_of(fakes.shape_env, fakes.sources, fixed),
+            guards_of(fakes.shape_env, fakes.sources, fixed, range(len(fakes.tensors)) if strides_read else ()),
             tuple(leaf for path, leaf in self.leaves.items() if path in self.trial.calls),
             fakes.fake_mode,
             fakes.shape_env,

@@ -51,7 +51,8 @@ class ModelCopy:
         swap: the replacement of a parameter or buffer (fake for tracing, a clone for a trial run).
 
     Attributes:
-        root: the copy. paths: id of each copied module to its path. state: slots in order, tied tensors once.
+        root: the copy. paths: id of each copied module to its path.
+        state: slot, tensor and replacement of what was replaced, in order, tied tensors once.
     """
 
     def __init__(self, model: nn.Module, swap: Callable[[torch.Tensor, StateSlot], torch.Tensor]):
@@ -78,7 +79,8 @@ class ModelCopy:
                 if tensor is not None and id(tensor) not in self._memo:
                     slot = StateSlot(path, name, kind)
                     self._memo[id(tensor)] = new = self._swap(tensor, slot)
-                    self.state.append((slot, tensor, new))
+                    if new is not tensor:
+                        self.state.append((slot, tensor, new))
 
     def _fill(self, module: nn.Module) -> None:
         self._memo[id(module)].__dict__.update({k: self.mirror(v) for k, v in module.__dict__.items()})
@@ -160,11 +162,15 @@ _MISSING = object()
 _ATOMS = {type(None), bool, int, float, str, torch.dtype, torch.device, types.FunctionType, type}
 
 
-def fake_state(fake_mode: FakeTensorMode) -> Callable[[torch.Tensor, StateSlot], torch.Tensor]:
-    """Fakes with the tensor's own sizes and strides, static."""
+def fake_state(
+    fake_mode: FakeTensorMode, within_leaf: Callable[[str], bool]
+) -> Callable[[torch.Tensor, StateSlot], torch.Tensor]:
+    """Fakes with the tensor's own sizes and strides, static. Leaves may have tensors of any kind."""
 
     def fake(real: torch.Tensor, slot: StateSlot) -> torch.Tensor:
         if type(real) not in (torch.Tensor, nn.Parameter, nn.Buffer) or real.layout is not torch.strided:
+            if within_leaf(slot.module):
+                return real
             raise CaptureError(f"{slot}: expected a dense tensor, found {type(real).__qualname__}", Place(slot.module))
         with fake_mode:
             new = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)

@@ -32,6 +32,17 @@ TRACE_LOCK = threading.RLock()
 _SQUEEZES = frozenset(getattr(torch.ops.aten.squeeze, name) for name in ("default", "dim", "dims")) | frozenset(
     getattr(torch.ops.aten.squeeze_, name) for name in ("default", "dim", "dims")
 )
+_STRIDES = frozenset({torch.Tensor.is_contiguous, torch.Tensor.stride, torch.Tensor.data_ptr})
+_GRADIENTS = frozenset(
+    {
+        torch.autograd.grad,
+        torch.autograd.backward,
+        torch.Tensor.backward,
+        torch.Tensor.register_hook,
+        torch.Tensor.retain_grad,
+        torch.Tensor.requires_grad_,
+    }
+)
 _NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")  # they log what we handle
 _DECOMPOSE = {torch.ops.aten.sym_numel.default: sym_numel}
 
@@ -92,13 +103,23 @@ def _guard_squeeze(args: Any) -> None:
 
 
 class _FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
-    """Notes autocast regions. (Raising here would leave autocast on: its context manager has already switched it.)"""
+    """Watches for what a graph cannot say.
+
+    Attributes:
+        autocast: where autocast was entered. (Raising there would leave it on: its context manager has switched it.)
+        strides_read: the user's code asked for strides, which the fakes of the inputs do not know.
+    """
 
     autocast: Place | None = None
+    strides_read = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.amp.autocast_mode._enter_autocast:
             self.autocast = self.autocast or self.tracer.here()  # type: ignore[union-attr]
+        elif func in _STRIDES:
+            self.strides_read = True
+        elif func in _GRADIENTS:
+            raise CaptureError(f"calls {func.__name__}, which a graph of the forward does not keep")
         return super().__torch_function__(func, types, args, kwargs)
 
 
@@ -109,13 +130,16 @@ def trace(
     fake_mode: FakeTensorMode,
     places: Places,
     modes: Sequence[TorchFunctionMode] = (),
-) -> torch.fx.GraphModule:
+) -> tuple[torch.fx.GraphModule, bool]:
     """Record what `run(tracer)` does with `tensors`, which become the placeholders in order.
 
     Args:
         run: returns the flat outputs: tensors, SymInts, plain constants.
         reals: per placeholder, the real tensor that stands for it when Python code reaches around the fakes.
         modes: further function modes that see the user's calls.
+
+    Returns:
+        The graph, and whether the user's code looked at strides.
     """
     known: dict[int, torch.fx.Node] = {}
     tracer = Tracer(places, known)
@@ -139,7 +163,7 @@ def trace(
         tracer.create_node("output", "output", (tracer.create_arg(outputs),), {})
     if functions.autocast is not None:
         raise CaptureError("uses autocast", functions.autocast)
-    return _graph_module(tracer)
+    return _graph_module(tracer), functions.strides_read
 
 
 def _proxy_of(value: Any, tracer: Tracer) -> Any:
@@ -190,17 +214,26 @@ def _patched() -> Iterator[None]:
     """Torch, for the time of a trace. Other threads see no difference.
 
     - meta["tensor_meta"] takes 40% of a trace and nobody here reads it;
-    - Tensor.contiguous() asks is_contiguous() before it reaches a mode, which guards on sizes of 1.
+    - Tensor.contiguous() asks is_contiguous() before it reaches a mode, which guards on sizes of 1;
+    - an autograd.Function would be inlined, and its backward lost: stop there.
     """
     original, here = proxy_tensor._extract_tensor_metadata, threading.get_ident()
 
     def extract(tensor: torch.Tensor, *args: Any) -> Any:
         return None if threading.get_ident() == here else original(tensor, *args)
 
+    apply = torch.autograd.Function.__dict__["apply"]
+
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == here and torch.is_grad_enabled():
+            raise CaptureError(f"{cls.__name__}.apply: a graph of the forward does not keep its backward")
+        return apply.__get__(None, cls)(*args, **kwargs)
+
     loggers = [(logger, logger.level) for logger in map(logging.getLogger, _NOISY)]
     with (
         mock.patch.object(proxy_tensor, "_extract_tensor_metadata", extract),
         mock.patch.object(FakeTensor, "contiguous", _contiguous, create=True),
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(refuse)),
     ):
         try:
             for logger, _ in loggers:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -205,3 +207,67 @@ def test_a_leaf_may_be_called_twice(check):
     found = capture(model, (torch.rand(4, 3),))
     assert len(leaf_calls(found)) == 2
     check(found, model, torch.randn(6, 3))
+
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -grad
+
+
+class Reversal(nn.Module):
+    def forward(self, x):
+        return Reverse.apply(x)
+
+
+def test_an_autograd_function_keeps_its_backward():
+    model = Wrapped(Reversal())
+    found = capture(model, (torch.rand(4, 3),))
+    assert [leaf.path for leaf in found.leaves] == ["inner"]
+    x = torch.rand(5, 3)
+    model(x).sum().backward()
+    want = model.before.weight.grad.clone()
+    model.zero_grad()
+    found.graph(*[slot.read(model) for slot in found.state], x)[0].sum().backward()
+    torch.testing.assert_close(model.before.weight.grad, want)
+    with torch.no_grad():
+        assert not capture(model, (x,)).leaves
+
+
+def test_a_gradient_hook_in_the_forward_makes_a_leaf():
+    class Hooked(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            y.register_hook(lambda grad: grad * 0)
+            return y
+
+    assert [leaf.path for leaf in capture(Wrapped(Hooked()), (torch.rand(4, 3),)).leaves] == ["inner"]
+
+
+def test_torchscript_and_unusual_state_make_leaves(check):
+    class Sparse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("matrix", torch.eye(4).to_sparse())
+
+        def forward(self, x):
+            return (self.matrix @ x.t()).t()
+
+    for inner in (torch.jit.script(nn.Linear(4, 4)), Sparse()):
+        model = Wrapped(inner)
+        found = capture(model, (torch.rand(4, 3),))
+        assert [leaf.path for leaf in found.leaves] == ["inner"]
+        check(found, model, torch.rand(6, 3))
+
+
+def test_python_random_numbers_stop_the_capture():
+    class Random(nn.Module):
+        def forward(self, x):
+            return x * random.random()
+
+    with pytest.raises(CaptureError, match="random"):
+        capture(Random(), (torch.rand(4, 3),))

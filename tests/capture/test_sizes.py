@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fxopt.capture import capture
+from fxopt.capture import CaptureError, capture
 
 BATCHES = (0, 1, 2, 7, 4096)
 
@@ -185,3 +185,17 @@ def test_size_expressions_are_computed_once():
     found = capture(Sizes(), (torch.rand(4, 3),))
     products = [n for n in found.graph.graph.nodes if isinstance(n.meta.get("val"), torch.SymInt)]
     assert len(products) == len({n.meta["val"].node.expr for n in products})
+
+
+def test_code_that_looks_at_strides_asks_for_contiguous_inputs(check):
+    class Strided(nn.Module):
+        def forward(self, x):
+            return x * 2 if x.is_contiguous() else x * 3
+
+    model = Strided()
+    found = capture(model, (torch.rand(4, 3),))
+    check(found, model, torch.rand(5, 3))
+    assert not found.guards.holds([torch.rand(3, 5).t()])
+    with pytest.raises(CaptureError):
+        capture(model, (torch.rand(3, 5).t(),))
+    assert capture(Columns(), ([torch.rand(8)[::2] for _ in range(3)],)).guards.relations == ()
