@@ -187,6 +187,26 @@ def test_exceptions_must_agree():
     assert not broken.ok and "IndexError" in broken.message
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("config", [FIRST, FULL])
+def test_every_grad_mode(mode, config):
+    with mode():
+        assert judge(Tower().eval(), tower_inputs(), config=config).ok
+        assert not wrapped(Tower().eval(), tower_inputs(), lambda f, *t: (f(*t)[0] + 1,), config).ok
+
+
+def test_inputs_keep_their_strides():
+    packed = torch.randn(5, 6)
+    seen = []
+
+    def run(forward, *tensors):
+        seen.append(tensors[-2].stride())
+        return forward(*tensors)
+
+    assert wrapped(Tower().eval(), (packed[:, ::2], torch.zeros(5, 2, dtype=torch.int64)), run).ok
+    assert seen[0] == (6, 2)
+
+
 def test_a_wrong_capture_is_told_from_a_wrong_rewrite():
     model, inputs = Tower().eval(), tower_inputs()
     captured = capture(model, inputs)

@@ -16,7 +16,7 @@ from fxopt.config import Config
 from fxopt.runtime.executable import BAD_ID, Executable
 from fxopt.verify.budget import Reference, explains, largest_difference, within_budget
 from fxopt.verify.reference import double_run
-from fxopt.verify.trial import Setting, Trial, gradients, undisturbed, writes_parameters
+from fxopt.verify.trial import Setting, Trial, gradients, undisturbed, writes_declared
 
 if TYPE_CHECKING:
     pass
@@ -56,12 +56,18 @@ def verify(
     if config.verify == "off":
         return Verdict(True)
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    full = config.verify == "full"
+    gradients_on = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients_on):
+        return _verify(executable, baseline, model, inputs, config.verify == "full")
+
+
+def _verify(
+    executable: Executable, baseline: fx.GraphModule, model: nn.Module, inputs: list[Tensor], full: bool
+) -> Verdict:
     differentiate = full and torch.is_grad_enabled()  # a capture made without gradients need not have any
-    writes = writes_parameters(baseline)
-    verdict = _Comparison(
-        executable, baseline, model, Setting(executable.capture, inputs, writes, differentiate)
-    ).verdict()
+    writes = writes_declared(baseline)
+    setting = Setting(executable.capture, inputs, writes, differentiate)
+    verdict = _Comparison(executable, baseline, model, setting).verdict()
     for size in _FURTHER_BATCHES if full else ():
         resized = _resized(inputs, size)
         if not verdict.ok or resized is None or not executable.capture.guards.holds(resized):

@@ -33,27 +33,30 @@ class Trial:
 
 
 class Setting:
-    """The tensors of one trial: private copies of the inputs and of what state the run may write to.
+    """The tensors of one trial: views of the inputs and the state, or copies of what the run may write to.
+
+    Inference tensors are copied too: they count no versions, and cannot become leaves.
 
     Args:
-        writes_parameters: the graph mutates more than buffers; then the parameters are copied too.
+        writes: the graph declares that it mutates something; then inputs and parameters are copied too.
         gradients: make every float tensor a leaf of its own, and differentiate.
     """
 
-    def __init__(self, capture: Capture, inputs: Sequence[Tensor], writes_parameters: bool, gradients: bool) -> None:
+    def __init__(self, capture: Capture, inputs: Sequence[Tensor], writes: bool, gradients: bool) -> None:
         self.capture = capture
         self.inputs = inputs
-        self.writes_parameters = writes_parameters
+        self.writes = writes
         self.gradients = gradients
 
     def fresh_inputs(self) -> list[Tensor]:
-        copies = [t.detach().clone(memory_format=torch.preserve_format) for t in self.inputs]
-        for copy, real in zip(copies, self.inputs, strict=True):
-            copy.requires_grad_((self.gradients and copy.is_floating_point()) or real.requires_grad)
-        return copies
+        private = [self.writes or t.is_inference() for t in self.inputs]
+        fresh = [t.detach().clone() if p else t.detach() for t, p in zip(self.inputs, private, strict=True)]
+        for new, real in zip(fresh, self.inputs, strict=True):
+            new.requires_grad_((self.gradients and new.is_floating_point()) or real.requires_grad)
+        return fresh
 
     def fresh_state(self, tensor: Tensor, slot: StateSlot) -> Tensor:
-        private = self.writes_parameters or slot.kind == "buffer"
+        private = self.writes or slot.kind == "buffer" or tensor.is_inference()
         copy = tensor.detach().clone() if private else tensor.detach()
         return nn.Parameter(copy, tensor.requires_grad) if slot.kind == "parameter" else copy
 
@@ -105,7 +108,7 @@ def gradients(outputs: Sequence[Tensor], names: Sequence[str], leaves: Sequence[
     return {f"gradient of {name}": grad.to_dense() if grad.is_sparse else grad for name, grad in dense.items()}
 
 
-def writes_parameters(graph: fx.GraphModule) -> bool:
+def writes_declared(graph: fx.GraphModule) -> bool:
     """Whether an operator of the graph declares that it writes to an argument."""
     schemas = (getattr(node.target, "_schema", None) for node in graph.graph.nodes if node.op == "call_function")
     return any(schema is not None and schema.is_mutable for schema in schemas)
