@@ -22,7 +22,7 @@ from fxopt.runtime.context import ambient
 from fxopt.runtime.dispatch import Dispatcher, Entry
 from fxopt.verify import verify
 
-SECONDS = 1.5  # of timing for a batch; on a noisy machine a second run then agrees within 5%
+SECONDS = 1.5  # of timing for one batch size
 FEWEST_ROUNDS = 5
 SLICE = 0.01  # seconds a contender keeps the machine in one round
 
@@ -37,11 +37,12 @@ def measure(model: nn.Module, batch: int, args: tuple) -> tuple[Findings, Measur
     with torch.no_grad(), _undisturbed(dispatcher.original):
         model(*args)  # captures where no capture serves these arguments
         entry, tensors = _serving(dispatcher, args)
-        if entry is None:
-            reason = next(reversed(dispatcher.refused), "no capture serves a second call with the same inputs")
-            return Findings(eager_reason=reason), Measurement(batch, problem="not captured")
-        if entry.executable is None:
-            return entry.findings, _timed(model, dispatcher.original, Measurement(batch, problem="stays eager"), args)
+        if entry is None and not dispatcher.refused:
+            reason = "no capture holds for a second call: forward changes what the capture depends on"
+            return Findings(eager_reason=reason), Measurement(batch, problem="captured anew at every call")
+        if entry is None or entry.executable is None:
+            findings = entry.findings if entry is not None else next(reversed(dispatcher.refused.values()))
+            return findings, _timed(model, dispatcher.original, Measurement(batch, problem="stays eager"), args)
         verdict = verify(entry.executable, entry.executable.capture.graph, dispatcher.original, args, {}, Config())
         found = Measurement(batch, max_error=verdict.max_error)
         if not verdict.ok:

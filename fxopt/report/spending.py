@@ -14,8 +14,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from fxopt.report.data import Spending
 from fxopt.report.kinds import KINDS, is_operator, kinds
 
-RUNS = 7  # medians of fewer jump by a third on a busy machine
-SECONDS = 1.0  # stop before that many runs, but not before two, when one takes long
+RUNS = 7
+SECONDS = 1.0  # a graph that takes long is run less often, at least twice
 
 
 def spending(

@@ -26,6 +26,10 @@ class ReadsData(Model):
         return super().forward(ids) if ids.sum().item() > -1 else super().forward(ids + 1)
 
 
+class Odd(torch.Tensor):
+    """A subclass, which no capture takes."""
+
+
 def ids(batch: int) -> tuple[Tensor]:
     return (torch.randint(0, 10, (batch, 3)),)
 
@@ -73,6 +77,14 @@ def test_what_stays_eager_is_compared_too() -> None:
     assert found.eager_reason
     assert found.measurements[0].problem == "stays eager"
     assert found.measurements[0].speedup
+
+
+def test_inputs_that_no_capture_serves() -> None:
+    model = optimize(Model().eval())
+    found = report(model, {2: (torch.randint(0, 10, (2, 3)).as_subclass(Odd),)})
+    (signature,) = found.signatures
+    assert "expected a plain strided tensor, found Odd" in signature.eager_reason
+    assert signature.measurements[0].speedup
 
 
 def test_a_wrong_answer_is_said_and_not_timed() -> None:
