@@ -120,7 +120,7 @@ class Columns:
         lookup = pooled.lookup
         if lookup.padding is None:
             return pooled
-        if not self._inference and lookup.table.meta["val"].requires_grad:
+        if not self._inference:
             reason = (
                 "the gradient of its padding_idx row must stay zero; its pooling is optimized where gradients are off"
             )

@@ -91,9 +91,8 @@ def _arguments(node: Node) -> dict[str, object]:
     return values
 
 
-def _only_eager_grad(arguments: dict[str, object], table: Node) -> str:
-    if not table.meta["val"].requires_grad:
-        return ""
+def _only_eager_grad(arguments: dict[str, object]) -> str:
+    """Whether the table is frozen does not matter: it may be trained again after the capture."""
     if arguments["sparse"]:
         return "sparse=True asks for a sparse gradient"
     return "scale_grad_by_freq=True asks for a scaled gradient" if arguments["scale_grad_by_freq"] else ""
@@ -106,7 +105,7 @@ def _embedding(node: Node) -> Lookup | Reject | None:
         return None
     assert isinstance(table, Node) and isinstance(ids, Node) and isinstance(padding, int)
     padding = None if padding < 0 else padding
-    return Lookup(node, table, ids, padding=padding, inference_only=_only_eager_grad(arguments, table))
+    return Lookup(node, table, ids, padding=padding, inference_only=_only_eager_grad(arguments))
 
 
 def _embedding_bag(node: Node) -> Lookup | Reject | None:
@@ -133,7 +132,7 @@ def _embedding_bag(node: Node) -> Lookup | Reject | None:
     rows_of = _rows_of_2d(ids, offsets) if padding is None and bag.weights is None else None
     if rows_of is not None:
         ids, bag = rows_of, Bag(mode, None)
-    grad = _only_eager_grad(arguments, table)
+    grad = _only_eager_grad(arguments)
     return _checked(Lookup(node, table, ids, bag, padding, runtime_error=True, inference_only=grad))
 
 

@@ -1,0 +1,59 @@
+"""At least 2,000 random models: the optimized one is the eager one, at every size, forward and backward."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+from fxopt.config import Config
+from fxopt.optimize import optimize
+from tests.properties.compare import assert_same, outcome
+from tests.properties.graphs import programs
+from tests.properties.inputs import Sizes
+from tests.properties.programs import Program
+
+OTHERS = (Sizes(0, 2), Sizes(1, 1), Sizes(2, 0), Sizes(7, 6))
+GRAPHS = 2000
+
+
+def rewrites(model: nn.Module) -> int:
+    """Calls of the columns operator in the one capture of an optimized model."""
+    (entry,) = model._fxopt.entries  # type: ignore[union-attr, misc]
+    assert entry.executable is not None, entry.findings.eager_reason
+    return sum(len(ran.changes) for ran in entry.findings.passes if ran.name == "embedding_columns")
+
+
+def check(program: Program, seen: Counter[str]) -> None:
+    """Eager against optimized at the captured sizes and at two others, with one capture for all of them."""
+    eager, model = program.model(), program.model()
+    with torch.set_grad_enabled(program.grad):
+        fast = optimize(model, program.arguments(program.sizes, 0), Config(verify="off"))
+    seen["graphs"] += 1
+    seen["optimized"] += rewrites(fast) > 0
+    first = seen["graphs"] % len(OTHERS)
+    for seed, sizes in enumerate((program.sizes, OTHERS[first], OTHERS[first - 1])):
+        arguments = program.arguments(sizes, seed)
+        expected = outcome(eager, arguments, program.grad)
+        assert_same(expected, outcome(fast, arguments, program.grad))
+        seen["runs"] += 1
+        seen["raised"] += expected.error is not None
+    rewrites(fast)  # still the one capture
+
+
+@pytest.mark.slow
+def test_random_models() -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=GRAPHS, derandomize=True)
+    @given(programs())
+    def run(program: Program) -> None:
+        check(program, seen)
+
+    run()
+    assert seen["graphs"] >= GRAPHS
+    assert seen["optimized"] > 0.9 * seen["graphs"], seen
+    assert seen["raised"] < 0.3 * seen["runs"], seen
