@@ -3,11 +3,12 @@
 Importing this package imports sympy and torch's tracing machinery: do it when the first capture happens.
 """
 
+from fxopt.capture.captured import Capture
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.guards import Guards
 from fxopt.capture.inputs import TensorSpec
 from fxopt.capture.leaves import Leaf, LeafCall, LeafMismatch
-from fxopt.capture.model import Capture, capture
+from fxopt.capture.model import capture
 from fxopt.capture.state import StateSlot
 
 __all__ = [

@@ -1,0 +1,196 @@
+"""Traces with other hints and static dims, until one stands whose guards the example fulfils."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from sympy.core.relational import Relational
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from fxopt.capture import leaves as opaque
+from fxopt.capture.captured import Capture
+from fxopt.capture.effects import Attributes, make_write_first, record
+from fxopt.capture.errors import CaptureError
+from fxopt.capture.guards import guards_of
+from fxopt.capture.inputs import Dim, FakeInputs, Inputs, Shapes, trace_shapes
+from fxopt.capture.leaves import Leaf, Trial
+from fxopt.capture.packed import MakeStatic, PackedDims
+from fxopt.capture.places import Places
+from fxopt.capture.state import ModelCopy, StateSlot, fake_state
+from fxopt.capture.trace import trace
+from fxopt.findings import Place
+
+_DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+_FINAL = (*_DATA_DEPENDENT, CaptureError)  # no other sizes would help
+
+
+class Stopped(Exception):
+    """A trace failed at one module."""
+
+    def __init__(self, found: dict[str, Leaf]):
+        self.found = found
+
+
+@dataclass
+class Attempts:
+    """Traces of one model with one set of leaves.
+
+    Attributes:
+        stores: attributes the forward assigns, learned from the first trace (see effects.py).
+    """
+
+    model: nn.Module
+    inputs: Inputs
+    leaves: dict[str, Leaf]
+    trial: Trial
+    stores: Attributes = field(default_factory=dict)
+
+    def first(self) -> Capture:
+        """The first attempt whose guards hold for the example."""
+        reason: Stopped | None = None
+        for shapes, static in self._choices():
+            try:
+                found = self._settle(shapes, static)
+            except Stopped as stop:
+                reason = stop
+                if stop.__cause__ is None or isinstance(stop.__cause__, _FINAL):
+                    break
+                continue
+            if found.guards.holds(self.inputs.tensors):
+                return found
+        raise reason or CaptureError("no graph found whose size conditions hold for these inputs")
+
+    def _choices(self) -> Iterator[tuple[Shapes, set[Dim]]]:
+        """Sizes to trace with and static dims, most general first."""
+        inner = {(i, d) for i, t in enumerate(self.inputs.tensors) for d in range(1, t.ndim)}
+        for static in (set(), inner) if inner else (set(),):
+            for shapes in trace_shapes(self.inputs.tensors):
+                yield shapes, static
+
+    def _settle(self, shapes: Shapes, static: set[Dim]) -> Capture:
+        """Trace, again for as long as the trace asks for more static dims or attributes to store."""
+        while True:
+            try:
+                return self._trace(shapes, static)
+            except MakeStatic as found:
+                static = static | found.dims
+            except _MakeStores as found:
+                self.stores.update(found.stores)
+
+    def _trace(self, shapes: Shapes, static: set[Dim]) -> Capture:
+        fakes = FakeInputs(self.inputs, shapes, static)
+        out_spec: list[pytree.TreeSpec] = []
+
+        def run(tracer: Any) -> list[Any]:
+            opaque.install(copy, self.model, self.trial, tracer, fakes.fake_mode)
+            for path, names in self.stores.items():
+                make_write_first(copy.at(path), path, names)
+            args, kwargs = self.inputs.unflatten(fakes.tensors)
+            flat, spec = pytree.tree_flatten(copy.root(*args, **kwargs))
+            out_spec.append(spec)
+            for path, names in self.stores.items():
+                for name in sorted(names):
+                    record(copy.at(path), self.model.get_submodule(path), path, name, tracer)
+            return flat
+
+        places = Places({})
+        try:
+            copy = ModelCopy(self.model, fake_state(fakes.fake_mode, self.trial.within_leaf))
+            places = Places({key: path for key, path in copy.paths.items() if path not in self.leaves})
+            slots, reals, news = zip(*copy.state, strict=True) if copy.state else ((), (), ())
+            draws = random.getstate()
+            graph, strides_read = trace(
+                run,
+                [*news, *fakes.tensors],
+                [*reals, *[None] * len(fakes.tensors)],
+                fakes.fake_mode,
+                places,
+                [PackedDims(fakes.sources)],
+            )
+        except MakeStatic:
+            raise
+        except Exception as error:
+            raise _stopped(error, places) from error
+        if random.getstate() != draws:
+            raise Stopped(
+                {"": Leaf("", "draws from Python's random module, which a graph would do only once", Place())}
+            )
+        self._check_effects(copy)
+        _demand_simple(fakes)
+        fixed = {dim: int(self.inputs.tensors[dim[0]].shape[dim[1]]) for dim in static}
+        return Capture(
+            graph,
+            _label(graph, slots, self.inputs.names),
+            tuple(fakes.specs),
+            self.inputs.constants,
+            self.inputs.spec,
+            out_spec[0],
+            guards_of(fakes.shape_env, fakes.sources, fixed, range(len(fakes.tensors)) if strides_read else ()),
+            tuple(leaf for path, leaf in self.leaves.items() if path in self.trial.calls),
+            fakes.fake_mode,
+            fakes.shape_env,
+        )
+
+    def _check_effects(self, copy: ModelCopy) -> None:
+        """Attributes assigned while tracing: to be stored by the graph, or else their module becomes a leaf."""
+        changed = {path: names for path, names in copy.changed_attributes().items() if not self.trial.within_leaf(path)}
+        fixed = {p: names & {"_parameters", "_modules", "_buffers"} for p, names in changed.items()}
+        stop = {p: Leaf(p, f"forward changes its {min(n)}", Place(p)) for p, n in fixed.items() if n}
+        if stop:
+            raise Stopped(stop)
+        if any(names - self.stores.get(path, set()) for path, names in changed.items()):
+            raise _MakeStores({path: names | self.stores.get(path, set()) for path, names in changed.items()})
+
+
+class _MakeStores(Exception):
+    """Start the trace again: the forward assigns these attributes."""
+
+    def __init__(self, stores: Attributes):
+        super().__init__(str(stores))
+        self.stores = stores
+
+
+def _stopped(error: Exception, places: Places) -> Stopped:
+    path, place, source = places.of_error(error)
+    if isinstance(error, CaptureError):  # one with a place names the culprit
+        path = error.place.module or path
+        return Stopped({path: Leaf(path, error.reason, error.place if error.place.module else place)})
+    what = str(error).strip().split("\n")[0] or type(error).__name__
+    why = "depends on data" if isinstance(error, _DATA_DEPENDENT) else what
+    return Stopped({path: Leaf(path, f"`{source}`: {why}" if source else why, place)})
+
+
+def _demand_simple(fakes: FakeInputs) -> None:
+    """Dims >= 1 under anything but plain comparisons are better static: layouts, not lengths."""
+    complicated: set[str] = set()
+    for guard in fakes.shape_env.guards:
+        expr = guard.expr
+        plain = isinstance(expr, Relational) and all(a.is_Symbol or a.is_Number for a in expr.args)
+        if not plain:
+            complicated |= {str(s) for s in expr.free_symbols}
+    dims = {dim for name in complicated for dim in fakes.sources.get(name, ()) if dim[1] >= 1}
+    if dims:
+        raise MakeStatic(dims)
+
+
+def _label(gm: torch.fx.GraphModule, slots: Sequence[StateSlot], names: tuple[str, ...]) -> tuple[StateSlot, ...]:
+    """Tell placeholders apart, and drop those of unused state."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    used = []
+    for node, slot in zip(placeholders, slots, strict=False):
+        node.meta["state"] = slot
+        if node.users:
+            used.append(slot)
+        else:
+            gm.graph.erase_node(node)
+    for node, name in zip(placeholders[len(slots) :], names, strict=True):
+        node.meta["input"] = name
+    gm.recompile()
+    return tuple(used)

@@ -1,0 +1,39 @@
+"""The one IR: what every front end produces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fxopt.capture.guards import Guards
+from fxopt.capture.inputs import TensorSpec
+from fxopt.capture.leaves import Leaf
+from fxopt.capture.state import StateSlot
+
+
+@dataclass
+class Capture:
+    """A model as a graph.
+
+    graph: forward(*state, *inputs) -> flat tuple of outputs. meta["val"] on every node; meta["place"] on calls;
+        meta["state"] (StateSlot) or meta["input"] (readable name) on placeholders.
+    state: the parameters and buffers it reads; inputs: every tensor leaf of (args, kwargs); constants: the other
+        leaves, (index, value), which the graph has baked in; in_spec, out_spec: pytree specs;
+    guards: what must hold of the input sizes; leaves: submodules that stay opaque.
+    """
+
+    graph: torch.fx.GraphModule
+    state: tuple[StateSlot, ...]
+    inputs: tuple[TensorSpec, ...]
+    constants: tuple[tuple[int, Any], ...]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    guards: Guards
+    leaves: tuple[Leaf, ...]
+    fake_mode: FakeTensorMode
+    shape_env: ShapeEnv
