@@ -36,6 +36,7 @@ def measure(model: nn.Module, batch: int, args: tuple) -> tuple[Findings, Measur
     dispatcher = dispatcher_of(model)
     with torch.no_grad(), _undisturbed(dispatcher.original):
         model(*args)  # captures where no capture serves these arguments
+        dispatcher.original(*args)  # may change what the capture depends on, and would at every turn
         entry, tensors = _serving(dispatcher, args)
         if entry is None and not dispatcher.refused:
             reason = "no capture holds for a second call: forward changes what the capture depends on"
