@@ -88,8 +88,8 @@ class Columns:
         for node in graph.nodes:
             if node in lookups:
                 self._add(Column(node, lookups[node], None))
-            elif (pooled := find_pooled(node, lookups)) is not None and (padded := self._padded(pooled)) is not None:
-                self._add(Column(node, padded.lookup, padded))
+            elif (pooled := find_pooled(node, lookups)) is not None and (usable := self._usable_pooling(pooled)) is not None:
+                self._add(Column(node, usable.lookup, usable))
 
     def _lookups(self, graph: Graph):  # type: ignore[no-untyped-def]
         for node in graph.nodes:
@@ -113,18 +113,13 @@ class Columns:
             return Reject(f"{lookup.inference_only}; optimized where gradients are off", lookup.anchor)
         return lookup
 
-    def _padded(self, pooled: Pooled) -> Pooled | None:
-        """`pooled` with nn.Embedding's padding_idx as the kernel knows it: a bag's padding is left out of the bag, this
-        one is a row like any other whose gradient stays zero.
-        """
-        lookup = pooled.lookup
-        if lookup.padding is None:
-            return pooled
-        if not self._inference:
-            reason = (
-                "the gradient of its padding_idx row must stay zero; its pooling is optimized where gradients are off"
-            )
-            self.rejects.append(Reject(reason, pooled.anchor))
+    def _usable_pooling(self, pooled: Pooled) -> Pooled | None:
+        """`pooled` as the kernel knows it: a bag's padding is left out of it, nn.Embedding's is a row without gradient."""
+        lookup, reason = pooled.lookup, pooled.inference_only
+        if lookup.padding is not None:
+            reason = "its padding_idx row must get no gradient"
+        if reason and not self._inference:
+            self.rejects.append(Reject(f"{reason}; its pooling is optimized where gradients are off", pooled.anchor))
             return None
         return replace(pooled, lookup=replace(lookup, padding=None))
 

@@ -26,6 +26,7 @@ class Pooled:
     """anchor = the lookup's rows pooled over its last id axis.
 
     weights: a tensor [..., L] (or [..., L, 1], [..., 1, L]), one factor per id; divisor: one value per row.
+    inference_only: its gradient has a form that only eager gives.
     """
 
     anchor: Node
@@ -33,6 +34,7 @@ class Pooled:
     mode: str
     weights: Node | None = None
     divisor: Node | None = None
+    inference_only: str = ""
 
 
 _REDUCTIONS = {aten.sum.dim_IntList: "sum", aten.mean.dim: "mean", aten.amax.default: "max"}
@@ -67,7 +69,10 @@ def _reduced(anchor: Node, call: Node, mode: str, lookups: dict[Node, Lookup]) -
     if rows not in lookups and mode == "sum" and rows.target is aten.mul.Tensor:
         rows, weights = _factors(rows, lookups)
     lookup = lookups.get(rows) if rows is not None else None
-    return Pooled(anchor, lookup, mode, weights) if lookup and lookup.bag is None else None
+    if lookup is None or lookup.bag is not None:
+        return None
+    eager_grad = "amax shares its gradient among equal maxima" if call.target is aten.amax.default else ""
+    return Pooled(anchor, lookup, mode, weights, inference_only=eager_grad)
 
 
 def _factors(product: Node, lookups: dict[Node, Lookup]) -> tuple[Node | None, Node | None]:

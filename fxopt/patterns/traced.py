@@ -33,7 +33,8 @@ class Traced:
 
     @cached_property
     def _anchor(self) -> Node:
-        traced = make_fx(self.function, pre_dispatch=True)(*self.examples)
+        distinct = [example.clone() for example in self.examples]  # one tensor twice would be one argument
+        traced = make_fx(self.function, pre_dispatch=True)(*distinct)
         normalize(traced)
         placeholders = traced.graph.find_nodes(op="placeholder")
         for name, node in zip(self.names, placeholders, strict=True):
