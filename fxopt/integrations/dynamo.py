@@ -17,8 +17,9 @@ from torch import Tensor, fx, nn
 
 from fxopt.config import Config
 from fxopt.optimize import compile
-from fxopt.runtime import BAD_ID, Executable
+from fxopt.runtime import Executable
 from fxopt.runtime.context import ambient, is_traced
+from fxopt.runtime.executable import run_eagerly
 from fxopt.runtime.flatten import rebuilder, same_value
 from fxopt.runtime.signature import Signature, State
 
@@ -148,9 +149,7 @@ class _Compiled:
             return entry.run(tensors)
         except Exception as error:
             failure = error
-        if isinstance(failure, RuntimeError) and str(failure).startswith(BAD_ID):
-            raise entry.executable.explain(failure) from None
-        return self.gm(*args)  # raises its own error, or is right where the capture was not
+        return run_eagerly(failure, self.gm, args, {})
 
     def _find(self, args: Sequence[Any]) -> tuple[_Entry, list[Tensor]] | None:
         for entry in self.entries:

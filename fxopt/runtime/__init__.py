@@ -1,6 +1,6 @@
 """The drop-in module and the dispatch of its calls to captures."""
 
-from fxopt.runtime.executable import BAD_ID, Compile, Executable
+from fxopt.runtime.executable import Compile, Executable
 from fxopt.runtime.module import OptimizedMixin, dispatcher_of, optimized
 
-__all__ = ["BAD_ID", "Compile", "Executable", "OptimizedMixin", "dispatcher_of", "optimized"]
+__all__ = ["Compile", "Executable", "OptimizedMixin", "dispatcher_of", "optimized"]

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from fxopt.config import Config
 from fxopt.findings import Findings
 from fxopt.runtime.context import ambient, is_traced
-from fxopt.runtime.executable import BAD_ID, Compile, Executable
+from fxopt.runtime.executable import Compile, Executable, run_eagerly
 from fxopt.runtime.flatten import rebuilder
 from fxopt.runtime.signature import Signature, State, unsupported
 from fxopt.runtime.watch import HOOKS, Watch
@@ -164,13 +164,11 @@ class Dispatcher:
             failure = error
         else:
             return entry.rebuild(flat)
-        if isinstance(failure, RuntimeError) and str(failure).startswith(BAD_ID):
-            raise entry.executable.explain(failure) from None
         return self._recover(entry, failure, eager, args, kwargs)
 
     def _recover(self, entry: Entry, error: Exception, eager: Callable, args: tuple, kwargs: dict) -> Any:
-        """Eager raises its own error, from the user's own line. Where it does not, the graph is wrong and goes."""
-        result = eager(*args, **kwargs)
+        """An error of the call stays an error; where eager has none, the graph is wrong and goes."""
+        result = run_eagerly(error, eager, args, kwargs)
         reason = f"the optimized graph raised {type(error).__name__} where eager does not: {error}"
         plain = replace(entry, executable=None, state=None, findings=replace(entry.findings, eager_reason=reason))
         with self._lock:

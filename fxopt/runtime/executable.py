@@ -13,12 +13,6 @@ from fxopt.findings import Findings
 if TYPE_CHECKING:
     from fxopt.capture import Capture
 
-BAD_ID = "fxopt-bad-id"
-
-
-def explain_nothing(error: RuntimeError) -> Exception:
-    return IndexError(str(error))
-
 
 @dataclass
 class Executable:
@@ -29,14 +23,26 @@ class Executable:
         run: ``run(*state, *inputs)`` returns the flat outputs, in the order of ``capture.out_spec``.
         findings: what was done to it.
         graph: the rewritten graph, as the report shows it (`run` calls the same operators by shorter ways).
-        explain: turns a RuntimeError whose text starts with ``BAD_ID`` into the IndexError that eager would raise.
     """
 
     capture: Capture
     run: Callable[..., Sequence[Any]]
     findings: Findings = field(default_factory=Findings)
     graph: fx.GraphModule | None = None
-    explain: Callable[[RuntimeError], Exception] = explain_nothing
 
 
 Compile = Callable[[nn.Module, tuple, dict], Executable]
+
+
+def run_eagerly(failure: Exception, eager: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    """What to do after a graph raised `failure`: eager decides whether the call is an error, and of which kind.
+
+    Returns eager's result. Raises eager's own error, from the user's own line; or `failure` where that is a more
+    special kind of the same error (an id outside its table, by the name of its column).
+    """
+    try:
+        return eager(*args, **kwargs)
+    except Exception as own:
+        if type(failure) is not type(own) and isinstance(failure, type(own)):
+            raise failure from None
+        raise

@@ -17,7 +17,9 @@ LIBRARY = Library(f"fxopt_signature_{sys.implementation.cache_tag}", (Path(__fil
 
 @functools.cache
 def native() -> ModuleType | None:
-    """The extension module, built at its first use (12 s), or None where there is no working compiler."""
+    """The extension module, built at its first use (12 s), or None: no working compiler, or a Python without GIL."""
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return None
     try:
         loader = ExtensionFileLoader("fxopt_signature", str(build(LIBRARY)))
         spec = importlib.util.spec_from_loader("fxopt_signature", loader)

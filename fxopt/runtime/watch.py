@@ -62,11 +62,12 @@ class Watch:
         self._keys = [slot.key for slot in self._slots]
         self._values = list(map(getitem, self._wheres, self._keys))
         self._unchanged = comparer()
-        containers = [(v, _copy(v)) for v in self._values if isinstance(v, (list, dict, set))]
+        held = [v for v in self._values if isinstance(v, (list, dict, set))]
+        containers = [(v, _copy(v)) for v in held if _size(v) <= _LARGE]
         self._containers = [v for v, _ in containers]
         self._contents = [copy for _, copy in containers]
         sized = [(path, d) for path, module in modules for d in _sized(module)]
-        self._sized = [d for _, d in sized]
+        self._sized = [*(d for _, d in sized), *(v for v in held if _size(v) > _LARGE)]
         self._sizes = list(map(len, self._sized))
         self._known = [(path, d, frozenset(d)) for path, d in sized]
         inside = [m for p, m in modules if m is not model]  # the root's own hooks run around the graph
@@ -116,6 +117,7 @@ class Watch:
 
 
 _MISSING = object()
+_LARGE = 1000  # comparing a dict costs 20 ns an entry: of a vocabulary only the length is watched
 
 
 def _inside(path: str, opaque: tuple[str, ...]) -> bool:
@@ -149,6 +151,11 @@ def _forwards(modules: list[tuple[str, nn.Module]]) -> Iterator[Slot]:
         owner = next((c for c in kind.__mro__ if "forward" in vars(c)), None)
         if owner is not None:
             yield Slot(kind.__name__, vars(owner), "forward", "class")
+
+
+def _size(value: Any) -> int:
+    children = value.values() if isinstance(value, dict) else value
+    return len(value) + sum(_size(child) for child in children if isinstance(child, (list, dict, set)))
 
 
 def _copy(value: Any) -> Any:

@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxopt.config import Config
-from fxopt.findings import Findings
 from fxopt.runtime import Executable, dispatcher_of, optimized
 from tests.runtime.models import Recorder, Tower, assert_same, optimize, tower_inputs
 
@@ -191,7 +190,7 @@ class ById(nn.Module):
 
     def forward(self, x):
         for factor in getattr(self, "factors", []):
-            x = x * factor
+            x = x if factor == 1 else x * factor
         if getattr(self, "shift", None) is not None:
             x = x + self.shift
         return x
@@ -216,6 +215,17 @@ def test_containers_and_tensors_as_attributes_are_watched():
     assert_same(fast(x), x + 5)
     del model.shift
     assert_same(fast(x), x)
+
+
+def test_large_containers_are_watched_by_length():
+    model = ById("factors", [1] * 5000)
+    fast, recorder = optimize(model)
+    x = torch.arange(3.0)
+    model.shift = torch.zeros(1)
+    assert_same(fast(x), x)
+    model.factors.append(3)
+    assert_same(fast(x), x * 3)
+    assert recorder.captures == 2
 
 
 class Counting(nn.Module):
@@ -314,23 +324,29 @@ def test_exceptions_are_those_of_eager():
         fast(x)
 
 
-def test_bad_ids_are_explained():
+class BadId(IndexError):
+    pass
+
+
+def test_a_more_special_error_than_eagers_is_raised():
     def compile(model, args, kwargs):
         recorded = Recorder()(model, args, kwargs)
 
         def run(*tensors):
             if (tensors[-1] > 10).any():
-                raise RuntimeError("fxopt-bad-id 3 99")
+                raise BadId("column 3: id 99")
             return recorded.run(*tensors)
 
-        return Executable(recorded.capture, run, Findings(), lambda error: IndexError(f"column 3: {error}"))
+        return Executable(recorded.capture, run)
 
     fast = optimized(Tower().eval(), compile)
     dense, ids = tower_inputs()
     fast(dense, ids)
-    with pytest.raises(IndexError, match="column 3: fxopt-bad-id 3 99") as caught:
+    with pytest.raises(BadId, match="column 3: id 99") as caught:
         fast(dense, ids + 11)
     assert caught.value.__suppress_context__
+    assert_same(fast(dense, ids), dispatcher_of(fast).original(dense, ids))
+    assert dispatcher_of(fast).entries[0].executable is not None
 
 
 def test_a_graph_that_fails_where_eager_does_not_is_dropped():
