@@ -138,7 +138,8 @@ def signature_of(captured: Capture) -> str:
 
 def operators(graph: Graph) -> int:
     """Calls of operators per forward; sizes and list items are free."""
-    return sum(isinstance(node.target, torch._ops.OpOverload) for node in graph.nodes)
+    calls = (node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload))
+    return sum(not isinstance(node.meta.get("val"), torch.SymInt | int) for node in calls)
 
 
 make_callable(__name__, optimize)

@@ -1,0 +1,129 @@
+"""Every listed pass: fires on its own models and not on its near misses, with eager's numbers forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fxopt import Config, optimize
+from fxopt.rewrites import PASSES, linear
+
+
+class Columns(nn.Module):
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(10, 4, dtype=dtype) for _ in range(3))
+
+    def ids(self, x: Tensor) -> list[Tensor]:
+        return list((x.abs() * 1000).long().remainder(10).unbind(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([table(ids) for table, ids in zip(self.tables, self.ids(x), strict=True)], 1)
+
+
+class ColumnsOnRows(Columns):
+    """A cat of batches is no concat of columns; every lookup alone has a plain program, so only the cat stays."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.tables[0].weight.mul_(1.0)  # an edit in place: nothing may move across it
+        return self.tables[0](self.ids(x)[0])
+
+
+class Triangle(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.unsqueeze(2) * self.scale
+        return torch.bmm(z, z.transpose(1, 2))[:, [1, 2, 2], [0, 0, 1]]
+
+
+class ByAnInput(Triangle):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.unsqueeze(2) * self.scale)[:, (x[0] * 0).long()]
+
+
+class Tower(nn.Module):
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.dense = nn.Linear(3, 5, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.dense(x.to(self.dense.weight.dtype)))
+
+
+@dataclass(frozen=True)
+class Example:
+    fires: Callable[[], nn.Module]
+    misses: Callable[[], nn.Module]
+
+
+CATALOGUE = {
+    "embedding_columns": Example(Columns, ColumnsOnRows),
+    "field_index": Example(Triangle, ByAnInput),
+    "linear": Example(Tower, lambda: Tower(torch.float64)),
+}
+
+
+@pytest.fixture(autouse=True)
+def onednn_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "threshold", lambda features, outputs, threads: 2)
+    monkeypatch.setattr(linear, "available", lambda: True)
+
+
+def applied(model: nn.Module, name: str) -> int:
+    (findings,) = model._fxopt.findings
+    assert not findings.eager_reason
+    assert not any(ran.rolled_back for ran in findings.passes)
+    return sum(len(ran.changes) for ran in findings.passes if ran.name == name)
+
+
+def test_every_pass_has_its_example() -> None:
+    assert {rewrite.name for rewrite in PASSES} == set(CATALOGUE)
+    assert all(rewrite.why for rewrite in PASSES), "the reason for its place in the order"
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_fires_and_gives_eagers_numbers(name: str) -> None:
+    model = CATALOGUE[name].fires()
+    fast = optimize(model, (torch.randn(6, 3),), Config(verify="full"))
+    assert applied(fast, name)
+    for batch in (0, 1, 2, 7):
+        x = torch.randn(batch, 3)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
+        expected, found = (torch.autograd.grad(net(x).square().sum(), list(model.parameters())) for net in (model, fast))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert len(fast._fxopt.entries) == 1
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_leaves_its_near_miss_alone(name: str) -> None:
+    model = CATALOGUE[name].misses()
+    fast = optimize(model, (torch.randn(6, 3),))
+    assert not applied(fast, name)
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(fast(x), model(x))
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_can_be_switched_off(name: str) -> None:
+    fast = optimize(CATALOGUE[name].fires(), (torch.randn(6, 3),), Config(disable=(name,)))
+    assert not applied(fast, name)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_replacements_have_the_shapes_they_claim(name: str) -> None:
+    fast = optimize(CATALOGUE[name].fires(), (torch.randn(6, 3),))
+    executable = fast._fxopt.entries[0].executable
+    (output,) = executable.graph.graph.find_nodes(op="output")
+    claimed = output.args[0][0].meta["val"]
+    found = fast(torch.randn(6, 3))
+    assert claimed.dtype == found.dtype and claimed.dim() == found.dim()
+    assert [int(size) for size in claimed.shape[1:]] == list(found.shape[1:])
