@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,7 +44,8 @@ class Signature:
 
     @classmethod
     def of_capture(cls, capture: Capture) -> Signature:
-        holds = capture.guards.holds if capture.guards.relations else None
+        guards = replace(capture.guards, equal=(), static=())  # those are in the forms
+        holds = guards.holds if guards.relations else None
         return cls(capture.in_spec, forms_of(capture), dict(capture.constants), holds)
 
     @classmethod

@@ -117,6 +117,7 @@ class Watch:
 
 
 _MISSING = object()
+_DEPTH = 3
 _LARGE = 1000  # comparing a dict costs 20 ns an entry: of a vocabulary only the length is watched
 
 
@@ -153,15 +154,17 @@ def _forwards(modules: list[tuple[str, nn.Module]]) -> Iterator[Slot]:
             yield Slot(kind.__name__, vars(owner), "forward", "class")
 
 
-def _size(value: Any) -> int:
+def _size(value: Any, depth: int = _DEPTH) -> int:
+    """Number of entries, down to `_DEPTH` containers in containers (a cycle is no problem then)."""
     children = value.values() if isinstance(value, dict) else value
-    return len(value) + sum(_size(child) for child in children if isinstance(child, (list, dict, set)))
+    inner = (child for child in children if depth and isinstance(child, (list, dict, set)))
+    return len(value) + sum(_size(child, depth - 1) for child in inner)
 
 
-def _copy(value: Any) -> Any:
-    """Containers copied, what they hold by reference."""
-    if isinstance(value, dict):
-        return type(value)({k: _copy(v) for k, v in value.items()}) if type(value) is dict else value.copy()
-    if type(value) is list:
-        return [_copy(v) for v in value]
-    return value.copy() if isinstance(value, (list, set)) else value
+def _copy(value: Any, depth: int = _DEPTH) -> Any:
+    """Containers copied down to the same depth, what they hold by reference."""
+    if depth and type(value) is dict:
+        return {k: _copy(v, depth - 1) for k, v in value.items()}
+    if depth and type(value) is list:
+        return [_copy(v, depth - 1) for v in value]
+    return value.copy() if isinstance(value, (list, dict, set)) else value

@@ -217,6 +217,17 @@ def test_containers_and_tensors_as_attributes_are_watched():
     assert_same(fast(x), x)
 
 
+def test_a_container_may_hold_itself():
+    factors: list = [[2]]
+    factors[0].append(factors)
+    model = ById("note", factors)
+    fast, recorder = optimize(model)
+    x = torch.arange(3.0)
+    for _ in range(3):
+        assert_same(fast(x), x)
+    assert recorder.captures <= 1
+
+
 def test_large_containers_are_watched_by_length():
     model = ById("factors", [1] * 5000)
     fast, recorder = optimize(model)
