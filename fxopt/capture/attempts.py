@@ -70,7 +70,8 @@ class Attempts:
     def _choices(self) -> Iterator[tuple[Shapes, set[Dim]]]:
         """Sizes to trace with and static dims, most general first."""
         inner = {(i, d) for i, t in enumerate(self.inputs.tensors) for d in range(1, t.ndim)}
-        for static in (set(), inner) if inner else (set(),):
+        empty = {(i, d) for i, d in inner if self.inputs.tensors[i].shape[d] == 0}
+        for static in (empty, inner) if inner else (set(),):
             for shapes in trace_shapes(self.inputs.tensors):
                 yield shapes, static
 

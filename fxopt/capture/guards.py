@@ -75,8 +75,13 @@ def guards_of(
             continue
         if isinstance(expr, sympy.Eq) and expr.lhs.is_Symbol and expr.rhs.is_Symbol:
             groups.join(str(expr.lhs), str(expr.rhs))
-        elif isinstance(expr, sympy.Eq) and expr.lhs.is_Symbol and expr.rhs.is_Integer:
-            fixed[str(expr.lhs)] = int(expr.rhs)
+        elif (
+            isinstance(expr, sympy.Eq)
+            and {expr.lhs.is_Symbol, expr.rhs.is_Symbol} == {True, False}
+            and (expr.lhs.is_Integer or expr.rhs.is_Integer)
+        ):
+            symbol, size = (expr.lhs, expr.rhs) if expr.lhs.is_Symbol else (expr.rhs, expr.lhs)
+            fixed[str(symbol)] = int(size)
         else:
             others.append(expr)
     equal: list[tuple[Dim, ...]] = []
@@ -87,13 +92,16 @@ def guards_of(
             static = {**static, **dict.fromkeys(dims, size)}
         elif len(dims) > 1:
             equal.append(dims)
+    settled = {dim for dim, _ in static.items()}
+    positive = [name for name, dims in sources.items() if dims[0][1] >= 1 and dims[0] not in settled]
     printer = PythonPrinter()
-    used = sorted({str(s) for expr in others for s in expr.free_symbols})
+    used = sorted({str(s) for expr in others for s in expr.free_symbols} | set(positive))
     return Guards(
         tuple(equal),
         tuple(sorted(static.items())),
         (
             *dict.fromkeys(printer.doprint(expr) for expr in others),
+            *(f"{name} >= 1" for name in positive),
             *(f"t[{index}].is_contiguous()" for index in contiguous),
         ),
         tuple((name, sources[name][0]) for name in used),

@@ -13,6 +13,8 @@ import torch.utils._pytree as pytree
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.shape_env import TraceShapeEnv
@@ -123,15 +125,16 @@ class FakeInputs:
             dims = tuple(s if isinstance(s, int) else str(s.node.expr) for s in sizes)
             self.specs.append(TensorSpec(inputs.names[i], real.dtype, real.device, dims, real.requires_grad))
 
-    def symbol(self, size: int, name: str) -> torch.SymInt:
-        source = ConstantSource(name)
-        symbol = self.shape_env.create_symbol(size, source, DimDynamic.DYNAMIC, constraint_dim=None)
-        return self.shape_env.create_symintnode(symbol, hint=size, source=source)  # type: ignore[return-value]
-
     def _symbol(self, size: int, dim: Dim) -> torch.SymInt:
-        made = self.symbol(size, f"x{dim[0]}_{dim[1]}")
-        self.sources[str(made.node.expr)] = [dim]
-        return made
+        """A size: at least 0 in dim 0, at least 1 in the others (`x[:, 1:]` is then one term, not a Max)."""
+        source = ConstantSource(f"x{dim[0]}_{dim[1]}")
+        # positive=None: torch's default declares sizes positive, and answers `if x.shape[0] == 0` without a guard.
+        positive = True if dim[1] else None
+        symbol = self.shape_env.create_symbol(size, source, DimDynamic.DYNAMIC, None, positive=positive)
+        if not positive:
+            self.shape_env.var_to_range[symbol] = ValueRanges(0, int_oo)
+        self.sources[str(symbol)] = [dim]
+        return self.shape_env.create_symintnode(symbol, hint=size, source=source)  # type: ignore[return-value]
 
     def _shared_symbol(self, size: int, dim: Dim) -> torch.SymInt:
         if size not in self._shared:

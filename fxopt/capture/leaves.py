@@ -184,7 +184,7 @@ def _dim(runs: Sequence[_Record], index: int, d: int) -> int | tuple[int, int]:
         for i, argument in enumerate(runs[0].arguments)
         if isinstance(argument, torch.Tensor)
         for j in range(argument.ndim)
-        if (d == 0) == (j == 0) and [run.arguments[i].shape[j] for run in runs] == sizes
+        if (len(runs) > 1 or (d == 0) == (j == 0)) and [run.arguments[i].shape[j] for run in runs] == sizes
     ]
     return min(follows, key=lambda source: abs(source[1] - d), default=sizes[0])
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.core.relational import Relational
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
 aten = torch.ops.aten
@@ -16,13 +17,17 @@ _SIZES_BY_EQUALITY = frozenset(
     {
         aten.linear, aten.matmul, aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.einsum, aten.tensordot,
         aten.conv1d, aten.conv2d, aten.convolution, aten.scaled_dot_product_attention,
-        aten.reshape, aten.view, aten.flatten, aten.contiguous, aten.clone,
+        aten.batch_norm, aten.gru, aten.lstm, aten.reshape, aten.view, aten.flatten, aten.contiguous, aten.clone,
     }
 )  # fmt: skip
 
 
+_SIZES_BY_EMPTINESS = frozenset({aten.cat, aten.stack, aten.squeeze, aten.squeeze_})
+
+
 class TraceShapeEnv(ShapeEnv):
-    """Answers an inequality asked inside an operator of `_SIZES_BY_EQUALITY` from the hints, without a guard.
+    """Answers some questions of fake implementations from the hints, without a guard: inequalities asked inside an
+    operator of `_SIZES_BY_EQUALITY`, and whether something is empty, which elsewhere decides about strides and errors.
 
     Attributes:
         operator: the overload whose fake implementation runs now, None in the user's code.
@@ -32,10 +37,19 @@ class TraceShapeEnv(ShapeEnv):
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
         packet = getattr(self.operator, "overloadpacket", None)
-        if packet in _SIZES_BY_EQUALITY and not free_unbacked_symbols(orig_expr):
+        by_equality = packet in _SIZES_BY_EQUALITY
+        by_emptiness = packet is None or packet in _SIZES_BY_EMPTINESS
+        if (
+            isinstance(orig_expr, Relational)
+            and (
+                by_equality
+                or (not by_emptiness and isinstance(orig_expr, (sympy.Eq, sympy.Ne)) and 0 in orig_expr.args)
+            )
+            and not free_unbacked_symbols(orig_expr)
+        ):
             with self.suppress_guards():
                 answer = super().evaluate_expr(orig_expr, *args, **kwargs)
-            equality = (isinstance(orig_expr, sympy.Eq) and answer) or (isinstance(orig_expr, sympy.Ne) and not answer)
-            if isinstance(orig_expr, sympy.core.relational.Relational) and not equality:
+            equal = (isinstance(orig_expr, sympy.Eq) and answer) or (isinstance(orig_expr, sympy.Ne) and not answer)
+            if not equal:
                 return answer
         return super().evaluate_expr(orig_expr, *args, **kwargs)

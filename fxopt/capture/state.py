@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ class ModelCopy:
             return tuple(map(self.mirror, value))
         if kind is types.MethodType and id(value.__self__) in self._memo:
             return self._remember(value, types.MethodType(value.__func__, self._memo[id(value.__self__)]))
+        if kind is weakref.ReferenceType and id(value()) in self._memo:
+            return self._remember(value, weakref.ref(self._memo[id(value())]))
         if kind is functools.partial:
             copy = functools.partial(self.mirror(value.func), *map(self.mirror, value.args), **value.keywords)
             return self._remember(value, copy)

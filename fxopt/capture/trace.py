@@ -62,6 +62,8 @@ class Tracer(proxy_tensor.PythonKeyTracer):
         if isinstance(a, torch.Tensor):
             if id(a) in self.known:
                 return self.known[id(a)]
+            if isinstance(a, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(a):
+                raise CaptureError("uses a tensor that the trace has not seen (a function transform such as vmap?)")
             if a not in self.tensor_attrs:
                 name = self.tensor_attrs[a] = f"_constant{len(self.tensor_attrs)}"
                 self.root.__dict__[name] = a
@@ -116,7 +118,7 @@ class _FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.amp.autocast_mode._enter_autocast:
             self.autocast = self.autocast or self.tracer.here()  # type: ignore[union-attr]
-        elif func in _STRIDES:
+        elif func in _STRIDES and not isinstance(args[0], nn.Parameter):
             self.strides_read = True
         elif func in _GRADIENTS:
             raise CaptureError(f"calls {func.__name__}, which a graph of the forward does not keep")
@@ -163,7 +165,18 @@ def trace(
         tracer.create_node("output", "output", (tracer.create_arg(outputs),), {})
     if functions.autocast is not None:
         raise CaptureError("uses autocast", functions.autocast)
+    _refuse_transforms(tracer.graph)
     return _graph_module(tracer), functions.strides_read
+
+
+def _refuse_transforms(graph: torch.fx.Graph) -> None:
+    """vmap, jvp and operators with subgraphs leave nodes that are no operators, and do not run again."""
+    for node in graph.nodes:
+        if node.op != "call_function" or isinstance(node.target, torch._ops.OpOverload):
+            continue
+        plain = getattr(node.target, "__module__", "") in ("_operator", "math", "torch")
+        if not plain and node.target is not torch._C._set_grad_enabled:
+            raise CaptureError(f"uses {getattr(node.target, '__name__', node.target)}", node.meta["place"])
 
 
 def _proxy_of(value: Any, tracer: Tracer) -> Any:

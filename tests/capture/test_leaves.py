@@ -271,3 +271,30 @@ def test_python_random_numbers_stop_the_capture():
 
     with pytest.raises(CaptureError, match="random"):
         capture(Random(), (torch.rand(4, 3),))
+
+
+def test_function_transforms_make_a_leaf(check):
+    class Mapped(nn.Module):
+        def forward(self, x):
+            return torch.vmap(lambda row: row * row.sum())(x)
+
+    model = Wrapped(Mapped())
+    found = capture(model, (torch.rand(4, 3),))
+    assert [leaf.path for leaf in found.leaves] == ["inner"]
+    check(found, model, torch.rand(6, 3))
+
+
+def test_recurrent_modules(check):
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(3, 4, batch_first=True)
+
+        def forward(self, x):
+            out, hidden = self.gru(x)
+            return out[:, -1] + hidden[0]
+
+    model = Last()
+    found = capture(model, (torch.rand(1, 5, 3),))
+    for batch in (1, 2, 7):
+        check(found, model, torch.rand(batch, 5, 3))

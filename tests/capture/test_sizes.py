@@ -74,7 +74,7 @@ def test_padded_length_stays_symbolic(check):
 
     model = Pool()
     found = capture(model, (torch.randint(0, 20, (8, 8)),))
-    for shape in [(1, 1), (3, 50), (50, 3), (4, 0)]:
+    for shape in [(1, 1), (3, 50), (50, 3), (0, 4)]:
         check(found, model, torch.randint(0, 20, shape))
 
 
@@ -199,3 +199,14 @@ def test_code_that_looks_at_strides_asks_for_contiguous_inputs(check):
     with pytest.raises(CaptureError):
         capture(model, (torch.rand(3, 5).t(),))
     assert capture(Columns(), ([torch.rand(8)[::2] for _ in range(3)],)).guards.relations == ()
+
+
+@pytest.mark.parametrize("example", [0, 1, 4])
+def test_a_branch_on_an_empty_batch_is_a_guard(check, example):
+    class Empty(nn.Module):
+        def forward(self, x):
+            return x.sum() + 5 if x.shape[0] == 0 else x / max(x.shape[0], 1)
+
+    found = capture(Empty(), (torch.rand(example, 3),))
+    check(found, Empty(), torch.rand(example, 3))
+    assert not found.guards.holds([torch.rand(4 if example == 0 else 0, 3)])
