@@ -101,6 +101,10 @@ def find_collectors(graph: Graph, columns: Columns) -> list[Collector]:
 def _alone(column: Column, columns: Columns, collectors: dict[Node, Collector]) -> None:
     rows = column.rows_shape
     placed = columns.place(column, product(rows))
+    if len(rows) > 1 and isinstance(placed, Placed) and placed.is_plain:  # a cut axis can be lanes, but not rows
+        in_lanes = columns.place(column, rows[0])
+        if isinstance(in_lanes, Placed) and not in_lanes.is_plain:
+            rows, placed = rows[:1], in_lanes
     if isinstance(placed, Reject):
         columns.rejects.append(placed)
         return

@@ -150,8 +150,10 @@ def _add_offsets(programs: IndexPrograms, node: Node) -> IndexValue | None:
     if dtype.is_floating_point or offsets.meta["val"].dtype != dtype or not shape_of(node):
         return None
     vector = programs.describe(offsets)
+    if vector.program:  # torch.arange(F) * rows: computed by torch, once per call
+        vector = IndexValue(offsets, View.of(shape_of(offsets)))
     fields = static(shape_of(node)[-1])
-    if vector.program or len(shape_of(vector.base)) != 1 or fields is None or not vector.view.axes:
+    if len(shape_of(vector.base)) != 1 or fields is None or not vector.view.axes:
         return None
     if not vector.view.axes[-1].parts or static(shape_of(vector.base)[0]) != fields:
         return None

@@ -82,7 +82,7 @@ def source(w: Writer, one_dim: bool, wild: bool) -> Value:
         written = w.line(w.pick(("{x}[:, 2:5]", "{x}[:, :4]", "{x}[:, 3:]", "{x}.narrow(1, 1, 3)", "{x}.split(3, 1)[1]")).format(x=packed.name))
         assert written is not None
         return written
-    kind = w.pick(("own", "own", "column", "packed", "fields", "one"))
+    kind = w.pick(("own", "own", "column", "packed", "one"))
     if kind == "own":
         return w.input(dims=("B",), **options)
     if kind == "one":

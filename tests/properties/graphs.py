@@ -107,14 +107,14 @@ def _collector(w: Writer, kind: str, together: list[Value]) -> list[Value]:
 def _flat(w: Writer, value: Value) -> Value:
     if value.sample.dim() < 3:
         return value
-    ways = ("{x}.flatten(1)", "{x}.reshape({x}.shape[0], -1)", "{x}.view({x}.size(0), -1)", "torch.flatten({x}, start_dim=1)")
+    ways = ("{x}.flatten(1)", "{x}.reshape({x}.shape[0], -1)", "{x}.reshape({x}.size(0), -1)", "torch.flatten({x}, start_dim=1)")
     return w.line(w.pick(ways).format(x=value.name)) or value
 
 
 def _reshaped(w: Writer, value: Value) -> Value:
     if w.chance(70):
         return value
-    ways = ("{x}.flatten(1)", "{x}.unsqueeze(1)", "{x} * 2", "{x}.transpose(0, 1)", "{x}.view(-1, {x}.shape[-1])", "torch.relu({x})")
+    ways = ("{x}.flatten(1)", "{x}.unsqueeze(1)", "{x} * 2", "{x}.transpose(0, 1)", "{x}.reshape(-1, {x}.shape[-1])", "torch.relu({x})")
     return w.line(w.pick(ways).format(x=value.name)) or value
 
 
