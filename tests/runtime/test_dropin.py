@@ -325,6 +325,7 @@ def test_root_hooks_run_around_the_graph(pair):
 def test_submodule_hooks_run(pair, kind):
     model, fast, _ = pair
     check(*pair)
+    fast(*tower_inputs())  # a capture with gradients on, as below
     seen = []
     handle = getattr(model.top, f"register_{kind}_hook")(lambda *args: seen.append(kind))
     fast(*tower_inputs()).sum().backward()
