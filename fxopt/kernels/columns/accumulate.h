@@ -55,26 +55,44 @@ struct Bag {
   const int64_t* ids;  // kAhead more may be read, for prefetch only
   const A* weights;    // null: none
   bool fused;          // w * row + acc with one rounding, as FBGEMM's bags do
-  int n;
-  int64_t prefetch;    // bytes of each row to fetch ahead, 0: none
+  int64_t n;
+  bool prefetch;       // each block fetches its own columns ahead
 };
 
-// `acc` holds N vectors of BYTES that start at column `at` of the table.
+template <class V>
+inline V load_vector(const void* from) {
+  V v;
+  memcpy(&v, from, sizeof v);
+  return v;
+}
+
+// `acc` holds one vector of BYTES for each I, from column `at` of the table. Indices are constants (I, not a loop), so
+// that the sums are registers: GCC keeps a looped-over array of vectors in memory, at twice the time.
+template <class A, int BYTES, bool WEIGHTED, int... I>
+inline void add_block(const Bag<A>& bag, int64_t at, A* acc, std::integer_sequence<int, I...>) {
+  using V = typename Vector<A, BYTES>::type;
+  constexpr int kLanes = BYTES / sizeof(A), kLine = BYTES < 64 ? 64 / BYTES : 1;  // vectors in a cache line
+  const char* table = bag.table + at * sizeof(A);
+  V sum[sizeof...(I)] = {load_vector<V>(acc + I * kLanes)...};
+  for (int64_t k = 0; k < bag.n; k++) {
+    if (bag.prefetch) {
+      const char* ahead = table + bag.ids[k + kAhead] * bag.row_stride;
+      ((I % kLine == 0 ? __builtin_prefetch(ahead + I * BYTES) : void()), ...);
+    }
+    const char* row = table + bag.ids[k] * bag.row_stride;
+    if constexpr (WEIGHTED) {
+      const A weight = bag.weights[k];
+      ((sum[I] = add_weighted<V, A>(sum[I], load_vector<V>(row + I * BYTES), weight, bag.fused)), ...);
+    } else {
+      ((sum[I] += load_vector<V>(row + I * BYTES)), ...);
+    }
+  }
+  (memcpy(acc + I * kLanes, &sum[I], sizeof(V)), ...);
+}
+
 template <class A, int BYTES, int N, bool WEIGHTED>
 inline void add_block(const Bag<A>& bag, int64_t at, A* acc) {
-  using V = typename Vector<A, BYTES>::type;
-  const char* table = bag.table + at * sizeof(A);
-  V sum[N];
-  memcpy(sum, acc, sizeof sum);
-  for (int k = 0; k < bag.n; k++) {
-    const char* ahead = bag.table + bag.ids[k + kAhead] * bag.row_stride;
-    for (int64_t line = 0; line < bag.prefetch; line += 64) __builtin_prefetch(ahead + line);
-    V row[N];
-    memcpy(row, table + bag.ids[k] * bag.row_stride, sizeof row);
-    for (int v = 0; v < N; v++)
-      sum[v] = WEIGHTED ? add_weighted<V, A>(sum[v], row[v], bag.weights[k], bag.fused) : sum[v] + row[v];
-  }
-  memcpy(acc, sum, sizeof sum);
+  add_block<A, BYTES, WEIGHTED>(bag, at, acc, std::make_integer_sequence<int, N>());
 }
 
 template <class A, bool WEIGHTED>
@@ -84,7 +102,6 @@ void add_rows(Bag<A> bag, int64_t dim, A* acc) {
   auto advance = [&](int64_t lanes) {
     at += lanes;
     acc += lanes;
-    bag.prefetch = 0;  // the first pass over the bag has fetched whole rows
   };
   for (; dim - at >= 4 * kLanes; advance(4 * kLanes)) add_block<A, kBytes, 4, WEIGHTED>(bag, at, acc);
   for (; dim - at >= 2 * kLanes; advance(2 * kLanes)) add_block<A, kBytes, 2, WEIGHTED>(bag, at, acc);

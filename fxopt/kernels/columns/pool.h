@@ -16,33 +16,62 @@ struct Pooling {
   A* levels;   // [kLevels, dim], partial sums
   bool dense;  // a padded axis: sums may reorder, NaN wins a max
   bool fused;   // see Bag
-  bool direct;  // rows are contiguous and of type A
+  bool direct;    // rows are contiguous and of type A
+  bool in_place;  // the output's row is the accumulator
 
   uint64_t n_blocks = 0;       // in `levels`
   int64_t begin = 0, end = 0;  // the window: evaluated ids and weights of these positions
+  const int64_t* raw = nullptr;  // ids of positions [first of row0, raw_end), where they need no evaluation
+  const A* raw_weights = nullptr;
+  int64_t raw_end = 0;
   Value v;
   int64_t ids[kTile + kAhead];
   alignas(64) A weights[kTile];
 
   Pooling(const Job& job, int64_t row0, int64_t row1, A* scratch, bool dense, bool fused, bool direct)
-      : job(job), row0(row0), row1(row1), acc(scratch), block(scratch + job.dim), levels(block + kBlock * job.dim), dense(dense), fused(fused), direct(direct) {}
+      : job(job), row0(row0), row1(row1), acc(scratch), block(scratch + job.dim), levels(block + kBlock * job.dim), dense(dense), fused(fused), direct(direct),
+        in_place(job.out_dtype == (sizeof(A) == 8 ? kDouble : kFloat) && !job.has(kAdd) && job.column->pool != kNone) {}
 
+  // Slides the window to `position`: what was evaluated ahead stays, the rest is filled up to `last`.
   bool evaluate(int64_t position, int64_t last, Error& error) {
-    const int n = last - position < kTile ? int(last - position) : kTile;
-    if (!eval_ids(job, position, n, row0, row1, v, error)) return false;
-    memcpy(ids, v.i, n * sizeof(int64_t));
-    for (int k = 0; k < kAhead; k++) ids[n + k] = ids[n - 1];
-    if (job.table.prefetch)
+    const int kept = position >= begin && position < end ? int(end - position) : 0;
+    memmove(ids, ids + (position - begin) * (kept > 0), kept * sizeof(int64_t));
+    memmove(weights, weights + (position - begin) * (kept > 0), kept * sizeof(A));
+    const int n = last - position < kTile ? int(last - position) - kept : kTile - kept;
+    if (!eval_ids(job, position + kept, n, row0, row1, v, error)) return false;
+    memcpy(ids + kept, v.i, n * sizeof(int64_t));
+    for (int k = 0; k < kAhead; k++) ids[kept + n + k] = ids[kept + n - 1];
+    if (job.table.prefetch && !kept)
       for (int k = 0; k < kAhead && k < n; k++)
         for (int64_t line = 0; line < job.table.row_stride && line < 512; line += 64)
           __builtin_prefetch(job.table.data + ids[k] * job.table.row_stride + line);
     if (job.weights.data) {
-      load(job.weights, position, n, v);
-      for (int k = 0; k < n; k++) weights[k] = v.is_int() ? A(v.i[k]) : v.is_double() ? A(v.d[k]) : A(v.f[k]);
+      load(job.weights, position + kept, n, v);
+      for (int k = 0; k < n; k++) weights[kept + k] = v.is_int() ? A(v.i[k]) : v.is_double() ? A(v.d[k]) : A(v.f[k]);
     }
     begin = position;
-    end = position + n;
+    end = position + kept + n;
     return true;
+  }
+
+  // Ids that need no evaluation are read where they lie, once checked: up to `raw_end`, behind which only a window can
+  // serve the prefetch.
+  bool find_raw(int64_t first, int64_t last, Error& error) {
+    const View& view = job.ids;
+    const bool plain = job.program.size == 0 && view.dtype == kInt64 && view.n[2] == view.rows * view.lanes &&
+                       view.stride[2] == 8 && !job.has(kWrapNegative) && !job.has(kHasPadding) && job.column->pool != kNone;
+    const View& w = job.weights;
+    const bool plain_weights = !w.data || (w.dtype == (sizeof(A) == 8 ? kDouble : kFloat) && w.stride[2] == sizeof(A) && w.n[2] == view.n[2]);
+    if (!plain || !plain_weights || last - first <= kAhead) return true;
+    raw = reinterpret_cast<const int64_t*>(view.data);
+    raw_weights = reinterpret_cast<const A*>(w.data);
+    raw_end = last - kAhead;
+    uint64_t bad = 0;
+    for (int64_t k = first; k < raw_end; k++) bad |= uint64_t(uint64_t(raw[k]) >= uint64_t(job.table.rows));
+    if (!bad) return true;
+    int64_t at = first;
+    while (uint64_t(raw[at]) < uint64_t(job.table.rows)) at++;
+    return bad_id(job, at, raw[at], row0, row1, error);
   }
 
   // Leaves padding out, in place: positions of a window are used once.
@@ -73,19 +102,19 @@ struct Pooling {
   }
 
   // Adds rows to `to`, strictly in order.
-  void sum_in_order(const int64_t* bag, const A* w, int n, A* to) {
-    const int64_t row_bytes = job.dim * element_size(job.table.dtype), prefetch = job.table.prefetch ? row_bytes : 0;
-    if (direct) return add_rows<A>({job.table.data, job.table.row_stride, bag, w, fused, n, prefetch}, job.dim, to);
+  void sum_in_order(const int64_t* bag, const A* w, int64_t n, A* to) {
+    if (direct) return add_rows<A>({job.table.data, job.table.row_stride, bag, w, fused, n, job.table.prefetch}, job.dim, to);
     static const int64_t kIdentity[kBlock + kAhead] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int at = 0; at < n; at += kBlock) {
-      const int m = n - at < kBlock ? n - at : kBlock;
+    const int64_t prefetch = job.table.prefetch ? job.dim * element_size(job.table.dtype) : 0;
+    for (int64_t at = 0; at < n; at += kBlock) {
+      const int64_t m = n - at < kBlock ? n - at : kBlock;
       for (int k = 0; k < m; k++) {
         for (int64_t line = 0; line < prefetch; line += 64)
           __builtin_prefetch(job.table.data + bag[at + k + kAhead] * job.table.row_stride + line);
         widen_row(bag[at + k], block + k * job.dim);
       }
       const char* rows = reinterpret_cast<char*>(block);
-      add_rows<A>({rows, job.dim * int64_t(sizeof(A)), kIdentity, w ? w + at : w, fused, m, 0}, job.dim, to);
+      add_rows<A>({rows, job.dim * int64_t(sizeof(A)), kIdentity, w ? w + at : w, fused, m, false}, job.dim, to);
     }
   }
 
@@ -97,10 +126,10 @@ struct Pooling {
     for (int64_t d = 0; d < job.dim; d++) to[d] += from[d];
   }
 
-  void sum(const int64_t* bag, const A* w, int n) {
+  void sum(const int64_t* bag, const A* w, int64_t n) {
     if (!job.weights.data) w = nullptr;
     if (!dense || job.ids.lanes <= kBlock) return sum_in_order(bag, w, n, acc);
-    for (int at = 0; at < n; at += kBlock) {
+    for (int64_t at = 0; at < n; at += kBlock) {
       int level = 0;
       A* part = levels;  // level l holds the sum of 2^l blocks where bit l of n_blocks is set
       for (; n_blocks >> level & 1; level++) part += job.dim;
@@ -117,8 +146,8 @@ struct Pooling {
     n_blocks = 0;
   }
 
-  void max(const int64_t* bag, int n, bool first) {
-    for (int k = 0; k < n; k++, first = false) {
+  void max(const int64_t* bag, int64_t n, bool first) {
+    for (int64_t k = 0; k < n; k++, first = false) {
       A* row = first ? acc : block;
       widen_row(bag[k], row);
       if (first) continue;
@@ -131,10 +160,19 @@ struct Pooling {
   bool reduce(int64_t from, int64_t to, int64_t last, int64_t& count, Error& error) {
     clear(acc);
     count = 0;
+    if (from < raw_end) {
+      const int64_t n = (to < raw_end ? to : raw_end) - from;
+      if (job.column->pool == kMax) max(raw + from, n, true);
+      else sum(raw + from, raw_weights + from, n);
+      count += n;
+      from += n;
+    }
     while (from < to) {
-      if ((from < begin || from >= end) && !evaluate(from, last, error)) return false;
+      const bool outside = from < begin || from >= end, more = end < last;
+      if ((outside || (more && end - from <= kAhead)) && !evaluate(from, last, error)) return false;
       const int at = int(from - begin);
-      int n = int((to < end ? to : end) - from);
+      const int64_t ready = end < last ? end - kAhead : end;  // the rest serves prefetch until the window slides
+      int n = int((to < ready ? to : ready) - from);
       from += n;
       if (job.has(kHasPadding) && job.column->pool != kNone) n = drop_padding(ids + at, weights + at, n);
       if (job.column->pool == kNone) widen_row(ids[at], acc);
@@ -162,7 +200,7 @@ struct Pooling {
       for (int64_t d = 0; d < job.dim; d++) acc[d] = A(widen(put(acc[d]))) / by;
     }
     if (job.has(kAdd)) for (int64_t d = 0; d < job.dim; d++) out[d] = put(A(widen(out[d])) + A(widen(put(acc[d]))));
-    else for (int64_t d = 0; d < job.dim; d++) out[d] = put(acc[d]);
+    else if (!in_place) for (int64_t d = 0; d < job.dim; d++) out[d] = put(acc[d]);
   }
 
   void write(int64_t row, int64_t lane, int64_t count) {
@@ -176,7 +214,13 @@ struct Pooling {
 
   bool run(Error& error) {
     int64_t first = 0, last = row1 * job.ids.lanes, count = 0;
-    if (job.offsets && !bag_range(job, row1 - 1, first, last, error)) return false;
+    if (job.offsets) {
+      int64_t unused;
+      if (!bag_range(job, row0, first, unused, error) || !bag_range(job, row1 - 1, unused, last, error)) return false;
+    } else {
+      first = row0 * job.ids.lanes;
+    }
+    if (!find_raw(first, last, error)) return false;
     for (int64_t row = row0; row < row1; row++) {
       int64_t from = row * job.ids.lanes, to = from + job.ids.lanes;
       if (job.offsets && !bag_range(job, row, from, to, error)) return false;
@@ -189,6 +233,7 @@ struct Pooling {
       }
       if (dense && job.column->pool == kMax && to == from) return job.fail("max over no ids", error);
       if (last < to) last = to;
+      if (in_place) acc = reinterpret_cast<A*>(job.out + row * job.out_stride);
       if (!reduce(from, to, last, count, error)) return false;
       write(row, 0, count);
     }

@@ -2,6 +2,7 @@
 #pragma once
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <vector>
@@ -12,7 +13,7 @@ namespace fxopt {
 
 // Tuned at 1000 columns of dim 8 (2 threads, AVX-512): 64 to 512 rows are within 5%, 16 and 2048 cost 20%.
 constexpr int64_t kLightItem = 2048;  // lookups in a work item of single-id columns
-constexpr int64_t kHeavyItem = 16384; // floats read in a work item of a pooled column
+constexpr int64_t kHeavyItem = 262144;  // floats read in a work item of a pooled column: each starts with cold rows
 constexpr double kParallelNs = 30000; // less estimated work than this runs on the calling thread
 
 struct Work {
@@ -82,7 +83,7 @@ inline void plan_work(const Call& call, Work& work) {
     int64_t item;
     if (tile.heavy) {
       const double cost = row_cost(call, call.plan.columns[tile.first], rows) * tile.count;
-      item = int64_t(kHeavyItem / (cost + 1));
+      item = std::min(int64_t(kHeavyItem / (cost + 1)), rows / (4 * int64_t(torch::stable::get_num_threads())));
       work.nanoseconds += 0.2 * cost * rows;
     } else {
       item = kLightItem / tile.count;

@@ -6,6 +6,9 @@
 
 namespace fxopt::FXOPT_ISA {
 
+constexpr int64_t kFewRows = 32;
+constexpr int kColumnsAhead = 6;
+
 inline bool run_column(const Job& job, int64_t row0, int64_t row1, Error& error) {
   if (job.column->table < 0) {
     if (!is_move(job)) return compute_values(job, row0, row1, error);
@@ -15,8 +18,24 @@ inline bool run_column(const Job& job, int64_t row0, int64_t row1, Error& error)
   return is_gather(job) ? gather(job, row0, row1, error) : pool(job, row0, row1, error);
 }
 
+// Starts the loads of a column's values and boundaries while earlier columns compute: with few rows, a call is
+// bound by the latency of touching a thousand small arrays.
+inline void prefetch_inputs(const Call& call, const Column& column) {
+  if (uint64_t(column.source.tensor) < uint64_t(call.n_tensors)) __builtin_prefetch(call.tensors[column.source.tensor].data);
+  for (int s = column.program_at; s < column.program_at + column.program_size; s++) {
+    const int64_t tensor = call.plan.instrs[s].tensor;
+    if (uint64_t(tensor) >= uint64_t(call.n_tensors)) continue;
+    const Array& array = call.tensors[tensor];
+    if (array.dim != 1) continue;
+    const int64_t bytes = array.sizes[0] * element_size(array.dtype);
+    for (int64_t line = 0; line < bytes && line < 512; line += 64) __builtin_prefetch(array.data + line);
+  }
+}
+
 static bool run_tile(const Call& call, const Tile& tile, int64_t row0, int64_t row1, Error& error) {
+  const bool few = row1 - row0 <= kFewRows;
   for (int c = tile.first; c < tile.first + tile.count; c++) {
+    if (few && c + kColumnsAhead < call.plan.header->n_columns) prefetch_inputs(call, call.plan.columns[c + kColumnsAhead]);
     Job job;
     if (!resolve(call, call.plan.columns[c], job, error)) return false;
     if (row0 < row1 && !run_column(job, row0, row1, error)) return false;
