@@ -1,1 +1,1 @@
-"""Operators: one folder each, with schema, fake, reference, autograd and compiled kernels. They know nothing of graphs."""
+"""Operators, one folder each: schema, fake, reference, autograd, compiled kernels. They know nothing of graphs."""

@@ -39,7 +39,8 @@ class Library:
     @property
     def key(self) -> str:
         digest = hashlib.sha256()
-        for part in (self.name, *self.cflags, torch.__version__, str(torch._C._GLIBCXX_USE_CXX11_ABI), platform.machine()):
+        abi = str(torch._C._GLIBCXX_USE_CXX11_ABI)
+        for part in (self.name, *self.cflags, torch.__version__, abi, platform.machine()):
             digest.update(part.encode() + b"\0")
         for path in sorted(self.sources + self.headers):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -79,7 +80,8 @@ def build(library: Library) -> Path:
                 _compile(library, folder)
                 os.rename(folder, target)
     except OSError as error:
-        raise BuildError(f"cannot write the kernel cache {cache_dir()} (FXOPT_CACHE chooses another): {error}") from error
+        message = f"cannot write the kernel cache {cache_dir()} (FXOPT_CACHE chooses another): {error}"
+        raise BuildError(message) from error
     return target / f"{library.name}.so"
 
 

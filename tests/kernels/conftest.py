@@ -18,9 +18,11 @@ from fxopt.kernels.columns.plan import Column, Compare, Instr, Offsets, Op, Plan
 INTS = ("uint8", "int8", "int16", "int32", "int64", "bool")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 EXTREME_INTS = (0, 1, -1, 127, 128, 255, 2**31 - 1, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63), -(2**63) + 1)
-EXTREME_FLOATS = (0.0, -0.0, float("nan"), float("inf"), float("-inf"), 1e-42, 2.0**31, -(2.0**31), 2.0**63, 3e38, 0.5, -0.5)
-INT_STEPS = (Op.ADD, Op.MUL, Op.RSUB, Op.REMAINDER, Op.FMOD, Op.FLOOR_DIVIDE, Op.CLAMP_MIN, Op.CLAMP_MAX, Op.AND, Op.ABS)
-FLOAT_STEPS = (Op.ADD, Op.MUL, Op.RSUB, Op.DIV, Op.CLAMP_MIN, Op.CLAMP_MAX, Op.ABS, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.SQRT)
+NAN, INF = float("nan"), float("inf")
+EXTREME_FLOATS = (0.0, -0.0, NAN, INF, -INF, 1e-42, 2.0**31, -(2.0**31), 2.0**63, 3e38, 0.5, -0.5)
+BOTH_STEPS = (Op.ADD, Op.MUL, Op.RSUB, Op.CLAMP_MIN, Op.CLAMP_MAX, Op.ABS)
+INT_STEPS = (*BOTH_STEPS, Op.REMAINDER, Op.FMOD, Op.FLOOR_DIVIDE, Op.AND)
+FLOAT_STEPS = (*BOTH_STEPS, Op.DIV, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.SQRT)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -78,7 +80,8 @@ class RandomCall:
         kind = self.rng.randrange(4)
         rows, lane_dims = self.rows, () if lanes is None else (lanes,)
         if kind == 0:  # one of several features
-            return Source(self.add(self.values((rows, 3, *lane_dims), dtype)), lane=None if lanes is None else 2, fixed=((1, 2),))
+            lane = None if lanes is None else 2
+            return Source(self.add(self.values((rows, 3, *lane_dims), dtype)), lane=lane, fixed=((1, 2),))
         if kind == 1 and lanes is not None:  # a range of a wider tensor
             return Source(self.add(self.values((rows, lanes + 3), dtype)), lane=1, start=2, length=lanes)
         if kind == 2 and rows % 3 == 0 and rows:  # two row dims
@@ -104,7 +107,8 @@ class RandomCall:
             boundaries = self.values((self.rng.choice((0, 1, 5, 100, 300)),), dtype)
             if self.rng.random() < 0.7:
                 boundaries = boundaries.sort().values
-            return [Instr(Op.BUCKETIZE, self.rng.choice(("int64", "int32")), self.rng.randrange(2), tensor=self.add(boundaries))]
+            result, right = self.rng.choice(("int64", "int32")), self.rng.randrange(2)
+            return [Instr(Op.BUCKETIZE, result, right, tensor=self.add(boundaries))]
         if kind == 2:
             compare = self.rng.choice(list(Compare))
             a, b = (self.rng.randint(-5, 100), self.rng.randint(0, 100)) if dtype in INTS else (1.5, -3.25)
@@ -160,7 +164,8 @@ class RandomCall:
 
     def dense_pool(self) -> None:
         rows, dim = self.rng.choice((1, 7, 1000)), self.rng.choice((1, 3, 8, 64, 130))
-        dtype, lanes, pool = self.rng.choice(INTS), self.rng.choice((1, 5, 17, 300)), self.rng.choice(("sum", "mean", "max"))
+        dtype, lanes = self.rng.choice(INTS), self.rng.choice((1, 5, 17, 300))
+        pool = self.rng.choice(("sum", "mean", "max"))
         source = self.source(lanes, dtype)
         weighted, divided = pool != "max" and self.rng.random() < 0.4, self.rng.random() < 0.3
         self.columns.append(

@@ -116,7 +116,7 @@ def test_unwritable_cache(tiny, monkeypatch, tmp_path):
 
 FALLBACK = """
 import warnings, torch
-from fxopt.kernels.columns import op
+from fxopt.kernels.columns import errors, op
 from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.plan import Column, Plan, Source
 ids, table = torch.tensor([3, 1]), torch.randn(5, 4, requires_grad=True)
@@ -132,7 +132,7 @@ assert table.grad.sum() == 8
 try:
     op.columns([ids + 3], [table], encode(plan))
 except RuntimeError as error:
-    print(op.explain_bad_id(error, plan))
+    print(errors.explain(error, plan))
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxopt.kernels.columns import op, reference
+from fxopt.kernels.columns import errors, op, reference
 from fxopt.kernels.columns.encode import decode, encode
 from fxopt.kernels.columns.plan import Column, Instr, Offsets, Op, Plan, Source
 
@@ -33,8 +33,9 @@ def test_bad_id(isa, bad):
     ids = torch.randint(0, 100, (9, 3))
     ids[5, 2] = bad
     column = Column(Source(0, fixed=((1, 2),)), 0, 0, 0, name="column 3 (emb.3)", table_name="emb.3.weight")
-    error, plan = both_fail(f"^fxopt-bad-id column=0 row=5 lane=0 value={bad} rows=100", [ids], [torch.randn(100, 8)], column)
-    explained = op.explain_bad_id(error, plan)
+    match = f"^fxopt-bad-id column=0 row=5 lane=0 value={bad} rows=100"
+    error, plan = both_fail(match, [ids], [torch.randn(100, 8)], column)
+    explained = errors.explain(error, plan)
     assert isinstance(explained, IndexError)
     assert str(explained) == f"column 3 (emb.3): id {bad} at row 5 is outside table 'emb.3.weight' with 100 rows"
 
@@ -44,7 +45,7 @@ def test_bad_id_in_a_bag(isa):
     ids[302] = 10
     column = Column(Source(0), 0, 0, 0, pool="mean", bag=Offsets(1), name="tags")
     error, plan = both_fail("column=0 row=2 lane=2 value=10 rows=10", [ids, offsets], [torch.randn(10, 8)], column)
-    assert str(op.explain_bad_id(error, plan)) == "tags: id 10 at row 2, position 2 is outside table 0 with 10 rows"
+    assert str(errors.explain(error, plan)) == "tags: id 10 at row 2, position 2 is outside table 0 with 10 rows"
 
 
 def test_bad_id_among_lanes(isa):
@@ -71,7 +72,7 @@ def test_wrapped_ids(isa):
 
 
 def test_other_errors_are_not_about_ids():
-    assert op.explain_bad_id(RuntimeError("something else"), Plan((), (), ())) is None
+    assert errors.explain(RuntimeError("something else"), Plan((), (), ())) is None
 
 
 @pytest.mark.parametrize("offsets", [[1, 2], [0, 4, 2], [0, 11], [0, -1], [-3, 2]])

@@ -82,7 +82,7 @@ def test_gradients_equal_the_references(dtype, tensor_indices):
     wanted = differentiable(tensors, tables, tensor_indices)
     expected = grads_of(reference.columns, tensors, tables, plan, wanted)
     found = grads_of(op.columns, tensors, tables, encode(plan), wanted)
-    for a, b in zip(found, expected):
+    for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -95,7 +95,7 @@ def test_random_table_gradients(isa, random_call, seed):
     wide = Plan(call.plan.columns, call.plan.widths, ("float64",))
     tables = [table.detach().double().requires_grad_() for table in call.tables]
     exact = grads_of(reference.columns, call.tensors, tables, wide, tables)
-    for ours, eager, c in zip(found, expected, exact):
+    for ours, eager, c in zip(found, expected, exact, strict=True):
         assert ours.dtype == eager.dtype
         bound = 4 * (eager - c).abs().max() + 32 * torch.finfo(ours.dtype).eps * (c.abs().max() + 1)
         assert (ours - c).abs().max() <= bound

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -34,7 +36,7 @@ def test_kernel_equals_reference(isa, random_call, seed, rows):
     (expected,) = reference.columns(call.tensors, call.tables, call.plan)
     (found,) = op.columns(call.tensors, call.tables, plan)
     assert found.shape == expected.shape == (rows, call.width) and found.dtype == expected.dtype
-    for (column, a), (_, b) in zip(slots(call, found), slots(call, expected)):
+    for (column, a), (_, b) in zip(slots(call, found), slots(call, expected), strict=True):
         if column.bag is None and column.pool in ("sum", "mean"):
             continue  # reordered sums: test_error_of_sums
         if column.bag and found.dtype == torch.bfloat16:
@@ -52,7 +54,7 @@ def test_error_of_sums(isa, random_call, seed):
     wide = call.plan.__class__(call.plan.columns, call.plan.widths, ("float64",))
     (exact,) = reference.columns(call.tensors, [t.double() for t in call.tables], wide)
     rounding = torch.finfo(found.dtype).eps
-    for (column, a), (_, b), (_, c) in zip(slots(call, found), slots(call, eager), slots(call, exact)):
+    for (column, a), (_, b), (_, c) in zip(slots(call, found), slots(call, eager), slots(call, exact), strict=True):
         assert (a.isnan() == c.isnan()).all(), column
         ok = ~c.isnan()
         if not ok.any():
@@ -65,8 +67,11 @@ def test_error_of_sums(isa, random_call, seed):
 @pytest.mark.parametrize("seed", range(30))
 def test_encoding_round_trip(random_call, seed):
     plan = random_call(seed, 6, 10, KINDS).plan
-    assert decode(encode(plan)) == plan
-    assert plan_of(encode(plan).clone()) == plan
+    named = replace(plan, columns=tuple(replace(c, name="x", table_name="t", runtime_error=True) for c in plan.columns))
+    assert decode(encode(named)) == plan
+    assert plan_of(encode(named)) == named
+    assert plan_of(encode(named).clone()) == plan
+    assert len(encode(named)) == len(encode(plan))
 
 
 def test_threads_give_the_same_bits(random_call):

@@ -48,7 +48,7 @@ def backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], list[T
     *inputs, plan = ctx.saved_tensors
     tensors, tables = inputs[: ctx.n_tensors], inputs[ctx.n_tensors :]
     needs_tensors, needs_tables, _ = ctx.needs_input_grad
-    by_kernel = tuple(bool(need) and _has_kernel(table) for need, table in zip(needs_tables, tables))
+    by_kernel = tuple(bool(need) and _has_kernel(table) for need, table in zip(needs_tables, tables, strict=True))
     split = _split(plan, tuple(map(bool, needs_tensors)), tuple(map(bool, needs_tables)), by_kernel)
     tensor_grads: list[Tensor | None] = [None] * len(tensors)
     table_grads_: list[Tensor | None] = [None] * len(tables)
@@ -59,14 +59,13 @@ def backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], list[T
             [tables[t] for t in split.kernel_tables],
             torch.ops.aten.lift_fresh(split.kernel),  # a constant, also while someone traces this backward
         )
-        for index, grad in zip(split.kernel_tables, found):
+        for index, grad in zip(split.kernel_tables, found, strict=True):
             table_grads_[index] = grad
     if split.rest is not None:
         chosen = [grads[o] for o in split.rest_outputs]
         found = _differentiate(split.rest, chosen, tensors, tables, needs_tensors, needs_tables)
-        for sums, more in zip((tensor_grads, table_grads_), found):
-            for index, grad in enumerate(more):
-                sums[index] = grad if sums[index] is None else sums[index] if grad is None else sums[index] + grad
+        for sums, more in zip((tensor_grads, table_grads_), found, strict=True):
+            sums[:] = [b if a is None else a if b is None else a + b for a, b in zip(sums, more, strict=True)]
     return tensor_grads, table_grads_, None
 
 
@@ -89,16 +88,16 @@ def _differentiate(
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:
     """Gradients of the reference, recomputed; None where none is needed or none flows."""
     inputs = [*tensors, *tables]
-    leaves = [t.detach().requires_grad_(bool(n)) for t, n in zip(inputs, (*needs_tensors, *needs_tables))]
+    leaves = [t.detach().requires_grad_(bool(n)) for t, n in zip(inputs, (*needs_tensors, *needs_tables), strict=True)]
     rows = [grad.shape[0] for grad in grads]
     with torch.enable_grad():
         outputs = reference.columns(leaves[: len(tensors)], leaves[len(tensors) :], plan, rows=rows, check=False)
-    pairs = [(output, grad) for output, grad in zip(outputs, grads) if output.requires_grad]
+    pairs = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if output.requires_grad]
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     found: dict[int, Tensor | None] = {}
     if pairs:
         gradients = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-        found = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients)}
+        found = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients, strict=True)}
     ordered = [found.get(id(leaf)) for leaf in leaves]
     return ordered[: len(tensors)], ordered[len(tensors) :]
 

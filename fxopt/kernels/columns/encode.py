@@ -1,7 +1,7 @@
 """A Plan as one int64 tensor, which the C++ kernel reads in place on every call, and back.
 
 The tensor holds little-endian records: layout.h overlays structs on it, so nothing is decoded per call.
-Names are left out: only error messages need them, and Python has the Plan.
+Names and `runtime_error` are left out: only error messages need them, and Python has the Plan.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import defaultdict
+from dataclasses import replace
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -17,7 +18,10 @@ from .plan import Column, Compare, Instr, Offsets, Op, Plan, Source
 
 VERSION = 0x46584F50_0001  # "FXOP", layout 1: layout.h checks it
 TILE_COLUMNS = 16  # light columns of one work item: 8-64 wide each, they fill whole cache lines of an output row
-DTYPES = dict(uint8=0, int8=1, int16=2, int32=3, int64=4, float16=5, float32=6, float64=7, bool=11, bfloat16=15)
+DTYPES = {
+    "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5,
+    "float32": 6, "float64": 7, "bool": 11, "bfloat16": 15,
+}  # fmt: skip
 POOLS = ("none", "sum", "mean", "max")
 
 # One format per struct of layout.h. Every record is a multiple of 8 bytes.
@@ -50,8 +54,11 @@ def encode(plan: Plan) -> torch.Tensor:
     programs: dict[str, int] = {}
     for index in order:
         _add_column(records, programs, index, plan.columns[index])
-    measured = {plan.columns[index].output: at for at, index in reversed(list(enumerate(order))) if _has_rows(plan, index)}
-    for output, (width, dtype) in enumerate(zip(plan.widths, plan.dtypes)):
+    measured: dict[int, int] = {}
+    for at, index in enumerate(order):
+        if _has_rows(plan, index):
+            measured.setdefault(plan.columns[index].output, at)
+    for output, (width, dtype) in enumerate(zip(plan.widths, plan.dtypes, strict=True)):
         if output not in measured:
             raise ValueError(f"plan: no column of output {output} tells its number of rows")
         record = (-1 if width is None else width, DTYPES[dtype], measured[output], 0, 0)
@@ -89,13 +96,14 @@ def plan_of(tensor: torch.Tensor) -> Plan:
 def decode(tensor: torch.Tensor) -> Plan:
     """The Plan in an encoded tensor, without names."""
     if tensor.dtype != torch.int64 or tensor.dim() != 1 or tensor.numel() < struct.calcsize(HEADER) // 8:
-        raise ValueError(f"fxopt.columns: expected an encoded plan (int64, 1-D), found {tensor.dtype} {tuple(tensor.shape)}")
+        found = f"{tensor.dtype} {tuple(tensor.shape)}"
+        raise ValueError(f"fxopt.columns: expected an encoded plan (int64, 1-D), found {found}")
     data = tensor.contiguous().numpy().tobytes()
     version, *counts, _ = struct.unpack_from(HEADER, data)
     if version != VERSION:
         raise ValueError(f"fxopt.columns: expected plan version {VERSION:#x}, found {version:#x}")
     records, at = {}, struct.calcsize(HEADER)
-    for name, count in zip(FORMATS, counts):
+    for name, count in zip(FORMATS, counts, strict=True):
         size = struct.calcsize(FORMATS[name])
         records[name] = [struct.unpack_from(FORMATS[name], data, at + i * size) for i in range(count)]
         at += count * size
@@ -246,19 +254,22 @@ def _number(bits: int, is_float: int) -> int | float:
 def _unique_length(words: int, checksum: int, plan: Plan) -> int:
     """Pads by the content, so that lengths differ across processes too, and on until it is free here."""
     words += checksum % 61
-    while words in _known and _known[words] != plan:
+    while words in _known and not _same(_known[words], plan):
         words += 1
     _known[words] = plan
     return words
 
 
 def _remember(words: int, plan: Plan) -> None:
-    known = _known.setdefault(words, plan)
-    if known is not None and known.columns != plan.columns and _unnamed(known) != plan:
+    if not _same(_known.setdefault(words, plan), plan):
         _known[words] = None
 
 
-def _unnamed(plan: Plan) -> Plan:
-    from dataclasses import replace
+def _same(known: Plan | None, plan: Plan) -> bool:
+    return known is not None and (known == plan or _unnamed(known) == _unnamed(plan))
 
-    return replace(plan, columns=tuple(replace(c, name="", table_name="") for c in plan.columns))
+
+def _unnamed(plan: Plan) -> Plan:
+    """As :func:`decode` gives it: without what only error messages need."""
+    columns = (replace(c, name="", table_name="", runtime_error=False) for c in plan.columns)
+    return replace(plan, columns=tuple(columns))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import re
 import sys
 import sysconfig
 import threading
@@ -19,7 +18,6 @@ from torch import Tensor
 from ..build import BuildError, Library, build
 from . import autograd, reference
 from .encode import plan_of
-from .plan import Plan
 
 _HERE = Path(__file__).parent
 _STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # torch 2.11
@@ -54,7 +52,7 @@ def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -
         plan: int64, 1-D, from :func:`~.encode.encode`; on the CPU on every device.
 
     Raises:
-        RuntimeError: inputs that do not fit the plan; an id outside its table (:func:`explain_bad_id`).
+        RuntimeError: inputs that do not fit the plan; an id outside its table (:func:`.errors.explain`).
     """
     load()
     if _entry is not None:
@@ -83,7 +81,9 @@ def _define() -> torch.library.Library:
     library.impl("columns", _columns_reference, "CompositeExplicitAutograd")
     torch.library.register_fake("fxopt::columns", _fake, lib=library)
     torch.library.register_fake("fxopt::columns_backward", _fake_backward, lib=library)
-    torch.library.register_autograd("fxopt::columns", autograd.backward, setup_context=autograd.setup_context, lib=library)
+    torch.library.register_autograd(
+        "fxopt::columns", autograd.backward, setup_context=autograd.setup_context, lib=library
+    )
     torch.library.register_autograd("fxopt::columns_backward", autograd.no_second_derivative, lib=library)
     return library
 
@@ -105,20 +105,6 @@ def _load_kernel() -> Callable | None:
     return module.call
 
 
-def explain_bad_id(error: BaseException, plan: Plan) -> IndexError | None:
-    """The IndexError that names column, table, rows, value and position, when `error` is the kernel's about an id."""
-    found = re.search(r"fxopt-bad-id column=(\d+) row=(\d+) lane=(\d+) value=(-?\d+) rows=(\d+)", str(error))
-    if found is None:
-        return None
-    index, row, lane, value, rows = map(int, found.groups())
-    column = plan.columns[index]
-    name = column.name or f"column {index}"
-    table = f"table {column.table_name!r}" if column.table_name else f"table {column.table}"
-    single = column.bag is None and column.source.lane is None
-    place = f"row {row}" if single else f"row {row}, position {lane}"
-    return IndexError(f"{name}: id {value} at {place} is outside {table} with {rows} rows")
-
-
 def _columns_reference(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
     return reference.columns(tensors, tables, plan_of(plan))
 
@@ -127,7 +113,7 @@ def _fake(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Ten
     decoded = plan_of(plan)
     device = tables[0].device if tables else tensors[0].device
     results = []
-    for output, (width, dtype) in enumerate(zip(decoded.widths, decoded.dtypes)):
+    for output, (width, dtype) in enumerate(zip(decoded.widths, decoded.dtypes, strict=True)):
         rows = reference.rows_of(tensors, decoded, output)
         if width is None:
             width = reference.width_of(tensors, tables, decoded, output)

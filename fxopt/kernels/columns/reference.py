@@ -47,7 +47,7 @@ def columns(
 
     Args:
         rows: of each output; by default what the plan and the tensors say.
-        check: raise for an id outside its table, in the kernel's words (`explain_bad_id` reads them).
+        check: raise for an id outside its table, in the kernel's words (`errors.explain` reads them).
             Off where ids are known to be good or have no values (fake tensors).
     """
     rows = rows or [rows_of(tensors, plan, output) for output in range(len(plan.widths))]
@@ -57,7 +57,7 @@ def columns(
         value = _column(tensors, tables, column, rows[column.output], dtype, index if check else None)
         slot = slots[column.output]
         slot[column.offset] = slot[column.offset] + value if column.add else value
-    return [_concatenate(*parts) for parts in zip(slots, rows, plan.widths)]
+    return [_concatenate(*parts) for parts in zip(slots, rows, plan.widths, strict=True)]
 
 
 def _concatenate(slots: dict[int, Tensor], rows: int, width: int | None) -> Tensor:
@@ -88,10 +88,11 @@ def width_of(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Plan, ou
     """Width of an output whose lanes are known only at run time."""
     column = next(c for c in plan.columns if c.output == output)
     dim = 1 if column.table is None else tables[column.table].shape[1]
-    if column.pool != "none" or column.source.lane is None:
+    source = column.source
+    if column.pool != "none" or source.lane is None:
         return dim
-    shape, source = tensors[column.source.tensor].shape, column.source
-    return dim * (shape[source.lane] - source.start if source.length is None else source.length)
+    available = tensors[source.tensor].shape[source.lane] - source.start
+    return dim * (available if source.length is None else source.length)
 
 
 def bag_rows(n_offsets: int, bag: Offsets) -> int:
@@ -151,7 +152,12 @@ def _per_lane(tensors: Sequence[Tensor], index: int, source: Source) -> Tensor:
 
 
 def _column(
-    tensors: Sequence[Tensor], tables: Sequence[Tensor], column: Column, rows: int, dtype: torch.dtype, check: int | None
+    tensors: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    column: Column,
+    rows: int,
+    dtype: torch.dtype,
+    check: int | None,
 ) -> Tensor:
     source_shape = tensors[column.source.tensor].shape
     n_ids = source_shape[0] if column.bag else rows
@@ -159,7 +165,7 @@ def _column(
     if column.table is None:
         result = v.to(dtype)
     else:
-        result = _lookup(tensors, tables[column.table], column, v, rows, dtype, check).to(dtype)
+        result = _lookup(tensors, tables[column.table], column, v, rows, check).to(dtype)
     if column.divisor is not None:
         result = (result / read(tensors, column.divisor, rows).to(_at_least_float(dtype))).to(dtype)
     return result
@@ -170,7 +176,7 @@ def _at_least_float(dtype: torch.dtype) -> torch.dtype:
 
 
 def _lookup(
-    tensors: Sequence[Tensor], table: Tensor, column: Column, ids: Tensor, rows: int, dtype: torch.dtype, check: int | None
+    tensors: Sequence[Tensor], table: Tensor, column: Column, ids: Tensor, rows: int, check: int | None
 ) -> Tensor:
     if check is not None and not column.bag:
         check_ids(check, column, ids, table.shape[0])
@@ -192,7 +198,9 @@ def _lookup(
     if kept is not None:
         embedded = embedded.masked_fill(~kept.unsqueeze(-1), 0)
     total = embedded.sum(1)
-    return total if column.pool == "sum" else _mean(total, column, ids.shape[1] if kept is None else kept.sum(1, keepdim=True))
+    if column.pool == "sum":
+        return total
+    return _mean(total, column, ids.shape[1] if kept is None else kept.sum(1, keepdim=True))
 
 
 def _mean(total: Tensor, column: Column, count: int | Tensor) -> Tensor:
@@ -201,9 +209,7 @@ def _mean(total: Tensor, column: Column, count: int | Tensor) -> Tensor:
     return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
 
 
-def _bag(
-    tensors: Sequence[Tensor], table: Tensor, column: Column, ids: Tensor, rows: int, check: int | None
-) -> Tensor:
+def _bag(tensors: Sequence[Tensor], table: Tensor, column: Column, ids: Tensor, rows: int, check: int | None) -> Tensor:
     bag = column.bag
     assert bag is not None
     offsets = tensors[bag.tensor].long()
@@ -255,7 +261,8 @@ def _bag_reduce(
 
 
 def _check_offsets(index: int, begins: Tensor, n: int, first: bool) -> None:
-    if (first and len(begins) and begins[0] != 0) or (begins.diff() < 0).any() or (begins < 0).any() or (begins > n).any():
+    starts = not first or len(begins) == 0 or begins[0] == 0
+    if not starts or (begins.diff() < 0).any() or (begins < 0).any() or (begins > n).any():
         raise RuntimeError(
             f"column {index}: offsets must start at 0, grow and stay within {n} ids, found {begins.tolist()[:8]}..."
         )
