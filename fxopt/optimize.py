@@ -96,8 +96,8 @@ def verified(
         return verdict_of(rewrite(captured, config, Fuel(limit, skip)))
 
     while not (verdict := verdict_of(executable)).ok:
-        if not verdict.capture_ok or not executable.findings.rewrites:
-            raise CaptureError(verdict.message)
+        if not verdict.capture_ok or not verdict_with(0).ok:
+            raise CaptureError(verdict.message)  # no rewrite is to blame
         number = bisect(verdict_with, executable.findings.rewrites)
         name, change = executable.findings.blame(number)
         wrong.append((name, replace(change, why=verdict.message)))

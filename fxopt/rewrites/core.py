@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.fx.node import map_arg
 from fxopt.findings import Change, Miss, PassFindings, Place
 from fxopt.normalize import remove_dead_code
 from fxopt.patterns.core import Match, Reject, place_of
+from fxopt.shape.aliases import mutates
 from fxopt.shape.sizes import same_shape, tensor_of
 
 
@@ -153,7 +155,8 @@ def apply(rewrite: Rewrite, module: GraphModule, fuel: Fuel, inference: bool) ->
 def _found(rewrite: Rewrite, module: GraphModule, inference: bool, findings: PassFindings) -> list[Match | Reject]:
     """All matches; a pattern that fails costs its own pass and nothing else."""
     try:
-        return list(rewrite.find(module, inference))
+        with no_new_guards(module):
+            return list(rewrite.find(module, inference))
     except Exception as error:
         findings.misses.append(
             Miss(rewrite.name, f"the pattern itself failed, {type(error).__name__}: {error}", Place())
@@ -186,13 +189,14 @@ def _commit(rewrite: Rewrite, module: GraphModule, match: Match, findings: PassF
     for old, new in replacement.values.items():
         old.meta["replaced"] = True
         old.replace_all_uses_with(new)
+        if mutates(old):  # its effect is part of what was replaced, and would keep it alive
+            module.graph.erase_node(old)
     findings.changes.append(Change(number, match.anchor.name, replacement.what, replacement.why, place))
     return True
 
 
 def _checked(rewrite: Rewrite, editor: Editor, match: Match) -> Replacement:
-    guards = _guards(editor.module)
-    with symbolic_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]  # as in capture
+    with no_new_guards(editor.module):
         replacement = rewrite.replace(editor, match)
     for old, new in replacement.values.items():
         before, after = tensor_of(old), tensor_of(new)
@@ -202,14 +206,29 @@ def _checked(rewrite: Rewrite, editor: Editor, match: Match) -> Replacement:
             raise Rejected(
                 f"'{old.name}': expected {before.dtype} {list(before.shape)}, found {after.dtype} {list(after.shape)}"
             )
-    if _guards(editor.module) != guards:
-        raise Rejected("its replacement holds only for some input sizes")
     return replacement
 
 
-def _guards(module: GraphModule) -> int:
-    environment = fake_mode_of(module).shape_env
-    return len(environment.guards) if environment is not None else 0
+@contextmanager
+def no_new_guards(module: GraphModule) -> Iterator[None]:
+    """Refuses, when it ends, what only holds for some input sizes. A guard added after the capture would be no condition
+    of the graph, and its consequence (s0 is 5) would reach every later rewrite.
+    """
+    environment: Any = fake_mode_of(module).shape_env
+    asked: list[Any] = []
+
+    def suppress(expr: Any, value: Any) -> None:  # called before a guard is added
+        if not environment._suppress_guards_tls():
+            asked.append(expr)
+            suppressed.enter_context(environment.suppress_guards())
+
+    with ExitStack() as suppressed, symbolic_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        if environment is not None:
+            environment._check_frozen = suppress
+            suppressed.callback(delattr, environment, "_check_frozen")
+        yield
+    if asked:
+        raise Rejected("it holds only for some input sizes")
 
 
 def _numbered(stem: str) -> Iterator[str]:

@@ -7,7 +7,9 @@ spelling costs, and the difference between as fast as eager and slower. Operator
 
 from __future__ import annotations
 
+import functools
 import operator
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -16,78 +18,18 @@ from torch.fx import Graph, GraphModule, Node
 
 aten = torch.ops.aten
 _MANY = 64
+_IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType)
 
-# Their Python bindings take the overload's arguments in the overload's order.
-_FUNCTIONS = [
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "pow",
-    "neg",
-    "abs",
-    "exp",
-    "log",
-    "log1p",
-    "expm1",
-    "sqrt",
-    "rsqrt",
-    "square",
-    "reciprocal",
-    "relu",
-    "sigmoid",
-    "tanh",
-    "softmax",
-    "log_softmax",
-    "cat",
-    "stack",
-    "select",
-    "narrow",
-    "unsqueeze",
-    "squeeze",
-    "transpose",
-    "permute",
-    "flatten",
-    "reshape",
-    "split",
-    "chunk",
-    "unbind",
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "cumsum",
-    "bmm",
-    "mm",
-    "matmul",
-    "addmm",
-    "einsum",
-    "tensordot",
-    "embedding",
-    "index_select",
-    "gather",
-    "batch_norm",
-    "layer_norm",
-    "dropout",
-    "prelu",
-    "where",
-    "masked_fill",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "clamp",
-    "bucketize",
-    "remainder",
-    "floor_divide",
-    "conv1d",
-    "conv2d",
-    "topk",
-]
-_METHODS = ["view", "expand", "repeat", "to", "contiguous", "add_", "sub_", "mul_", "div_", "relu_", "masked_fill_"]
-_NN = ["linear", "gelu", "silu", "leaky_relu"]
+# Operators whose Python binding takes the overload's arguments in the overload's order, by where the binding lives.
+# Only bindings in C count: torch.einsum, torch.split and their kin are Python functions with arguments of their own.
+_HOMES = {
+    torch: "add sub mul div pow neg abs exp log log1p expm1 sqrt rsqrt square reciprocal relu sigmoid tanh softmax "
+    "log_softmax cat stack select narrow unsqueeze squeeze transpose permute flatten reshape sum mean amax amin cumsum "
+    "bmm mm matmul addmm embedding index_select gather batch_norm layer_norm dropout prelu where masked_fill "
+    "eq ne lt le gt ge clamp bucketize remainder floor_divide conv1d conv2d",
+    torch.Tensor: "view expand repeat contiguous add_ sub_ mul_ div_ relu_ masked_fill_",
+    torch._C._nn: "linear gelu silu leaky_relu",
+}
 
 
 def direct(module: GraphModule) -> None:
@@ -98,8 +40,10 @@ def direct(module: GraphModule) -> None:
             node.target = node.meta["bound"]
         elif node.target is aten.slice.Tensor:
             _as_indexing(node)
-        elif isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
-            node.target = _BINDINGS.get(node.target.overloadpacket, node.target)
+        elif node.target in (aten.to.dtype, aten.to.device):
+            node.target = torch.Tensor.to
+        elif isinstance(node.target, torch._ops.OpOverload):
+            node.target = _bindings().get(node.target.overloadpacket, node.target)
     module.recompile()
 
 
@@ -147,9 +91,7 @@ def _as_indexing(node: Node) -> None:
     node.target, node.args = operator.getitem, (source, index)
 
 
+@functools.cache
 def _bindings() -> dict[Any, Callable[..., Any]]:
-    homes = ((torch, _FUNCTIONS), (torch.Tensor, _METHODS), (torch._C._nn, _NN))
-    return {getattr(aten, name): getattr(home, name) for home, names in homes for name in names}
-
-
-_BINDINGS = _bindings()
+    found = {getattr(aten, name): getattr(home, name) for home, names in _HOMES.items() for name in names.split()}
+    return {packet: binding for packet, binding in found.items() if isinstance(binding, _IN_C)}
