@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,10 +147,12 @@ def _build(options: argparse.Namespace) -> None:
     """Compiles every kernel now, so that no server does it at its first call. FXOPT_CACHE chooses the folder."""
     from fxopt.kernels.build import build, find
     from fxopt.kernels.columns.op import ENTRY, KERNEL
+    from fxopt.runtime.native import LIBRARY
 
-    for library in (KERNEL, ENTRY):
-        known, start = find(library) is not None, time.perf_counter()
-        with Console(stderr=True).status(f"compiling {library.name}"):
-            path = build(library)
-        how = "was built already" if known else f"built in {time.perf_counter() - start:.1f} s"
-        print(f"{library.name} {how}: {path}")
+    libraries = (KERNEL, ENTRY, LIBRARY)
+    known, start = [find(library) is not None for library in libraries], time.perf_counter()
+    with Console(stderr=True).status("compiling"), ThreadPoolExecutor(len(libraries)) as pool:
+        paths = list(pool.map(build, libraries))
+    for library, path, before in zip(libraries, paths, known, strict=True):
+        print(f"{library.name} {'was built already' if before else 'built'}: {path}")
+    print(f"{time.perf_counter() - start:.1f} s")

@@ -157,8 +157,9 @@ def test_json_that_cannot_be_written_is_said_before_the_work(run: Run) -> None:
 
 def test_build_says_where_the_kernels_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["build"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines and all(Path(line.split(": ", 1)[1]).exists() for line in lines)
+    *libraries, seconds = capsys.readouterr().out.splitlines()
+    assert libraries and all(Path(line.split(": ", 1)[1]).exists() for line in libraries)
+    assert seconds.endswith(" s")
 
 
 def test_build_without_a_compiler(

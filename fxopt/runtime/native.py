@@ -10,14 +10,18 @@ from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
 
-from fxopt.kernels.build import BuildError, Library, build
+from fxopt.kernels.build import PYTHON_TENSOR, BuildError, Library, build, readable
 
-LIBRARY = Library(f"fxopt_signature_{sys.implementation.cache_tag}", (Path(__file__).with_name("signature.cpp"),))
+LIBRARY = Library(
+    f"fxopt_signature_{sys.implementation.cache_tag}",
+    sources=(Path(__file__).with_name("signature.cpp"),),
+    headers=(PYTHON_TENSOR,),
+)
 
 
 @functools.cache
 def native() -> ModuleType | None:
-    """The extension module, built at its first use (12 s), or None: no working compiler, or a Python without GIL."""
+    """The extension module, built at its first use (3 s), or None: no working compiler, or a Python without GIL."""
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
     try:
@@ -27,7 +31,7 @@ def native() -> ModuleType | None:
         loader.exec_module(module)
     except (BuildError, ImportError):
         return None
-    return module
+    return module if readable(module) else None
 
 
 @functools.cache

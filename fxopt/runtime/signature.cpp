@@ -1,23 +1,30 @@
 // The per-call checks of a signature at C speed: dict reads and tensor metadata, without a Python object for either.
 // signature.py and watch.py hold the same functions in Python; a test compares them.
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <vector>
+
+#include "../kernels/python_tensor.h"
 
 namespace {
 
 // ---- dicts: wheres[i][keys[i]] for all i ----------------------------------------------------------------------
 
+// A reference that goes with its scope.
+struct Held {
+  PyObject* object = nullptr;
+  ~Held() { Py_XDECREF(object); }
+};
+
 // Borrowed, or nullptr when absent. `where` may be a list or a class's mappingproxy; then `hold` keeps the result alive.
-PyObject* lookup(PyObject* where, PyObject* key, py::object& hold) {
+PyObject* lookup(PyObject* where, PyObject* key, Held& hold) {
   if (PyDict_Check(where)) {
     return PyDict_GetItemWithError(where, key);
   }
-  hold = py::reinterpret_steal<py::object>(PyObject_GetItem(where, key));
-  return hold.ptr();
+  hold.object = PyObject_GetItem(where, key);
+  return hold.object;
 }
 
 bool take_lists(PyObject* args, const char* format, PyObject** a, PyObject** b, PyObject** c) {
@@ -41,7 +48,7 @@ PyObject* read(PyObject*, PyObject* args) {
     return nullptr;
   }
   for (Py_ssize_t i = 0; i < n; ++i) {
-    py::object hold;
+    Held hold;
     PyObject* value = lookup(PyList_GET_ITEM(wheres, i), PyList_GET_ITEM(keys, i), hold);
     if (value == nullptr) {
       Py_DECREF(values);
@@ -69,7 +76,7 @@ PyObject* unchanged(PyObject*, PyObject* args) {
     return nullptr;
   }
   for (Py_ssize_t i = 0; i < n; ++i) {
-    py::object hold;
+    Held hold;
     PyObject* value = lookup(PyList_GET_ITEM(wheres, i), PyList_GET_ITEM(keys, i), hold);
     if (value != PyList_GET_ITEM(values, i)) {
       if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_LookupError)) {
@@ -99,7 +106,7 @@ struct Forms {
 
   bool hold(PyObject* const* tensors, Py_ssize_t n, std::vector<int64_t>& sizes) const {
     for (Py_ssize_t i = 0; i < n; ++i) {
-      if (!THPVariable_CheckExact(tensors[i]) || !holds(forms[i], THPVariable_Unpack(tensors[i]), sizes)) {
+      if (!fxopt::is_plain(tensors[i]) || !holds(forms[i], fxopt::tensor_of(tensors[i]), sizes)) {
         return false;
       }
     }
@@ -157,11 +164,11 @@ PyObject* check_new(PyTypeObject* type, PyObject* args, PyObject*) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(like); ++i) {
     PyObject* item = PyList_GET_ITEM(like, i);
     PyObject* shape = i < PyList_GET_SIZE(dims) ? PyList_GET_ITEM(dims, i) : nullptr;
-    if (!THPVariable_CheckExact(item) || shape == nullptr || !PyList_Check(shape)) {
+    if (!fxopt::is_plain(item) || shape == nullptr || !PyList_Check(shape)) {
       PyErr_SetString(PyExc_TypeError, "TensorCheck: expected a list of tensors and a list of lists of ints");
       return nullptr;
     }
-    const at::Tensor& tensor = THPVariable_Unpack(item);
+    const at::Tensor& tensor = fxopt::tensor_of(item);
     const auto begin = static_cast<uint32_t>(forms->dims.size());
     for (Py_ssize_t d = 0; d < PyList_GET_SIZE(shape); ++d) {
       const int64_t dim = PyLong_AsLongLong(PyList_GET_ITEM(shape, d));
@@ -216,6 +223,7 @@ PyType_Spec check_spec = {"fxopt_signature.TensorCheck", sizeof(TensorCheck), 0,
 PyMethodDef functions[] = {
     {"read", read, METH_VARARGS, nullptr},
     {"unchanged", unchanged, METH_VARARGS, nullptr},
+    {"readable", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fxopt::readable)), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fxopt_signature", nullptr, -1, functions};

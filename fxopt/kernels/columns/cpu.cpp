@@ -127,8 +127,9 @@ std::vector<Tensor> columns_backward(
 }  // namespace fxopt
 
 // For entry.cpp, which is another library, and for tests: which instruction set runs ("avx512", "avx2", "scalar").
-extern "C" void fxopt_columns_run(const fxopt::Request* request) { fxopt::run(*request); }
-extern "C" void fxopt_columns_isa(const char* limit) { fxopt::kernels = fxopt::pick(limit); }
+#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
+FXOPT_EXPORT void fxopt_columns_run(const fxopt::Request* request) { fxopt::run(*request); }
+FXOPT_EXPORT void fxopt_columns_isa(const char* limit) { fxopt::kernels = fxopt::pick(limit); }
 
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) {
   m.impl("columns", TORCH_BOX(&fxopt::columns));

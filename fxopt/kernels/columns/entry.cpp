@@ -1,18 +1,17 @@
 // Python's own way into the kernel, past the dispatcher: boxing 2000 tensors costs it about 650 us, this 20.
 // It takes plain CPU tensors with nothing to record, and answers None for everything else.
-#include <Python.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "../python_tensor.h"
 #include "entry.h"
 
 namespace {
@@ -32,8 +31,8 @@ bool undisturbed() {
 }
 
 bool append(PyObject* item, bool grad_mode, std::vector<fxopt::Array>& arrays) {
-  if (!THPVariable_CheckExact(item)) return false;
-  const at::Tensor& tensor = THPVariable_Unpack(item);
+  if (!fxopt::is_plain(item)) return false;
+  const at::Tensor& tensor = fxopt::tensor_of(item);
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if ((impl->key_set().raw_repr() & ~kPlain) != 0 || (grad_mode && impl->requires_grad())) return false;
   const auto sizes = impl->sizes();
@@ -44,13 +43,13 @@ bool append(PyObject* item, bool grad_mode, std::vector<fxopt::Array>& arrays) {
 
 // The dependent loads from list to storage, started early: they are most of what unpacking 2000 tensors costs.
 void prefetch(PyObject** items, Py_ssize_t k, Py_ssize_t n) {
-  if (k + 12 < n) __builtin_prefetch(reinterpret_cast<THPVariable*>(items[k + 12]));
-  if (k + 8 < n && THPVariable_CheckExact(items[k + 8])) {
-    const char* impl = reinterpret_cast<const char*>(THPVariable_Unpack(items[k + 8]).unsafeGetTensorImpl());
+  if (k + 12 < n) __builtin_prefetch(reinterpret_cast<fxopt::PythonTensor*>(items[k + 12]));
+  if (k + 8 < n && fxopt::is_plain(items[k + 8])) {
+    const char* impl = reinterpret_cast<const char*>(fxopt::tensor_of(items[k + 8]).unsafeGetTensorImpl());
     for (size_t line = 0; line < sizeof(c10::TensorImpl); line += 64) __builtin_prefetch(impl + line);
   }
-  if (k + 4 < n && THPVariable_CheckExact(items[k + 4])) {
-    const c10::TensorImpl* impl = THPVariable_Unpack(items[k + 4]).unsafeGetTensorImpl();
+  if (k + 4 < n && fxopt::is_plain(items[k + 4])) {
+    const c10::TensorImpl* impl = fxopt::tensor_of(items[k + 4]).unsafeGetTensorImpl();
     if ((impl->key_set().raw_repr() & ~kPlain) == 0) __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
   }
 }
@@ -129,6 +128,7 @@ PyObject* bind(PyObject*, PyObject* address) {
 PyMethodDef methods[] = {
     {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call)), METH_FASTCALL, nullptr},
     {"bind", &bind, METH_O, nullptr},
+    {"readable", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fxopt::readable)), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "fxopt_columns_entry", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

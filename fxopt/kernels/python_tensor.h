@@ -1,0 +1,38 @@
+// Python tensors from C++, without torch/csrc/autograd/python_variable.h: that header brings pybind11 and costs 10
+// CPU-seconds a file, these lines 1.4. What they take on trust, `readable` checks before a library is used.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <Python.h>
+
+extern PyObject* THPVariableClass;
+extern PyObject* ParameterClass;
+PyObject* THPVariable_Wrap(const at::TensorBase& tensor);
+
+namespace fxopt {
+
+// The head of torch's THPVariable.
+struct PythonTensor {
+  PyObject_HEAD
+  at::Tensor tensor;
+};
+static_assert(sizeof(at::Tensor) == sizeof(void*), "a tensor is one pointer");
+
+// A torch.Tensor or torch.nn.Parameter, and no subclass, whose semantics could differ.
+inline bool is_plain(PyObject* object) {
+  return Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(THPVariableClass) ||
+         Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(ParameterClass);
+}
+
+inline const at::Tensor& tensor_of(PyObject* plain) { return reinterpret_cast<PythonTensor*>(plain)->tensor; }
+
+// readable(tensor, tensor._cdata): whether this Python's tensors look as assumed here. Reads the pointer, never follows it.
+inline PyObject* readable(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2 || !is_plain(arguments[0])) Py_RETURN_FALSE;
+  const void* expected = PyLong_AsVoidPtr(arguments[1]);
+  if (PyErr_Occurred()) return nullptr;
+  const auto* words = reinterpret_cast<void* const*>(reinterpret_cast<PythonTensor*>(arguments[0]) + 1);
+  return PyBool_FromLong(words[-1] == expected);
+}
+
+}  // namespace fxopt
