@@ -94,7 +94,7 @@ class Attempts:
             for path, names in self.stores.items():
                 make_write_first(copy.at(path), path, names)
             args, kwargs = self.inputs.unflatten(fakes.tensors)
-            flat, spec = pytree.tree_flatten(copy.root(*args, **kwargs))
+            flat, spec = pytree.tree_flatten(type(copy.root).forward(copy.root, *args, **kwargs))
             out_spec.append(spec)
             for path, names in self.stores.items():
                 for name in sorted(names):

@@ -6,6 +6,7 @@ written, so a counter, a cache or a moving average in plain Python stops the cap
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,6 +34,11 @@ class StoreAttribute(nn.Module):
 
     def forward(self, *flat: Any) -> None:
         setattr(self.target[0], self.name, pytree.tree_unflatten(flat, self.spec))
+
+
+def stores_of(graph: nn.Module) -> Iterator[StoreAttribute]:
+    """The stores of a captured graph."""
+    return (child for child in graph.children() if isinstance(child, StoreAttribute))
 
 
 class _WriteFirst:

@@ -134,7 +134,7 @@ def _run(
         attributes["forward"] = _recording(copy.at(path).forward, records[path])
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
     with torch.random.fork_rng(devices=_cuda_devices()):
-        copy.root(*args, **kwargs)
+        type(copy.root).forward(copy.root, *args, **kwargs)
     for attributes, forward in replaced:
         attributes.pop("forward")
         attributes.update({"forward": forward} if forward else {})

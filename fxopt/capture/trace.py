@@ -44,7 +44,6 @@ _GRADIENTS = frozenset(
     }
 )
 _NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")  # they log what we handle
-_DECOMPOSE = {torch.ops.aten.sym_numel.default: sym_numel}
 
 
 class Tracer(proxy_tensor.PythonKeyTracer):
@@ -82,10 +81,13 @@ class Tracer(proxy_tensor.PythonKeyTracer):
 
 class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
     def __init__(self, tracer: Tracer, shape_env: TraceShapeEnv):
-        super().__init__(tracer, "real", pre_dispatch=True, decomposition_table=_DECOMPOSE)
+        super().__init__(tracer, "real", pre_dispatch=True)
         self._shape_env = shape_env
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.sym_numel.default:  # as a product of sizes
+            with self:
+                return sym_numel(*args)
         if func in _SQUEEZES:
             _guard_squeeze(args)
         self._shape_env.operator = func

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,9 @@ from fxopt.runtime.executable import Compile, Executable, run_eagerly
 from fxopt.runtime.flatten import rebuilder
 from fxopt.runtime.signature import Signature, State, unsupported
 from fxopt.runtime.watch import HOOKS, Watch
+
+if TYPE_CHECKING:
+    from fxopt.capture import Capture
 
 
 @dataclass
@@ -138,17 +143,20 @@ class Dispatcher:
         self, args: tuple, kwargs: dict, now: tuple, reason: str, changing: frozenset[str] = frozenset()
     ) -> Entry:
         watch = Watch(self.original, ignore=changing)
-        return Entry(Signature.of_call(args, kwargs), now, watch, Findings(eager_reason=reason))
+        findings = Findings(described(self.original, args, kwargs), eager_reason=reason)
+        return Entry(Signature.of_call(args, kwargs), now, watch, findings)
 
     def _compiled(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry | None, str]:
         """An entry that serves this call, or None and the reason."""
         try:
+            bare = without_hooks(self.original)
             with torch.random.fork_rng(devices=_cuda_devices()):
-                executable = self.compile(without_hooks(self.original), args, kwargs)
+                executable = self.compile(bare, args, kwargs)
         except Exception as error:
-            return None, str(error) or type(error).__name__
+            return None, reason_of(error)
         capture = executable.capture
-        watch = Watch(self.original, opaque=tuple(leaf.path for leaf in capture.leaves))
+        stored = stored_by(capture, bare, self.original)
+        watch = Watch(self.original, tuple(leaf.path for leaf in capture.leaves), stored=stored)
         state = State(self.original, capture.state)
         entry = Entry(Signature.of_capture(capture), now, watch, executable.findings, executable, state)
         if entry.match(args, kwargs, now) is None:
@@ -188,6 +196,36 @@ def without_hooks(model: nn.Module) -> nn.Module:
     bare = object.__new__(type(model))
     bare.__dict__.update(vars(model), **hooks)
     return bare
+
+
+def reason_of(error: Exception) -> str:
+    """A failed compile for the report: a CaptureError says where by itself, any other error gets its last line."""
+    from fxopt.capture import CaptureError
+
+    if isinstance(error, CaptureError):
+        return str(error)
+    *_, last = traceback.extract_tb(error.__traceback__)
+    message = f"{type(error).__name__}: {error}".rstrip(": ")
+    return f"the capture failed in {last.name} at {'/'.join(Path(last.filename).parts[-2:])}:{last.lineno}: {message}"
+
+
+def described(model: nn.Module, args: tuple, kwargs: dict) -> str:
+    """The inputs of one call as a person writes them: "float32[64, 13], int64[64, 26]; eval"."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    inputs = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
+    return f"{inputs}; {'train' if model.training else 'eval'}"
+
+
+def stored_by(capture: Capture, stand_in: nn.Module, original: nn.Module) -> dict[nn.Module, set[str]]:
+    """The attributes that a capture assigns, by module; what it would store in the stand-in goes to the original."""
+    from fxopt.capture.effects import stores_of  # the capture has paid for this import
+
+    stored: dict[nn.Module, set[str]] = {}
+    for store in stores_of(capture.graph):
+        if store.target[0] is stand_in:
+            store.target = (original,)
+        stored.setdefault(store.target[0], set()).add(store.name)
+    return stored
 
 
 def rehearse(model: nn.Module, args: tuple, kwargs: dict) -> None:

@@ -6,10 +6,11 @@ A traced graph has Python attributes, train/eval flags, submodules and the absen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import compress
 from operator import getitem, not_
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -52,12 +53,20 @@ class Watch:
         model: the root.
         opaque: paths of submodules whose inside the capture does not depend on.
         ignore: names of slots not to watch.
+        stored: attributes that the capture assigns itself at each call, by module.
     """
 
-    def __init__(self, model: nn.Module, opaque: tuple[str, ...] = (), ignore: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        opaque: tuple[str, ...] = (),
+        ignore: frozenset[str] = frozenset(),
+        stored: Mapping[nn.Module, set[str]] = MappingProxyType({}),
+    ) -> None:
         modules = [(p, m) for p, m in model.named_modules() if not _inside(p, opaque)]
         slots = [slot for path, module in modules for slot in _slots(path, module)] + list(_forwards(modules))
-        self._slots = [slot for slot in slots if str(slot) not in ignore]
+        assigned = {(id(vars(module)), name) for module, names in stored.items() for name in names}
+        self._slots = [s for s in slots if str(s) not in ignore and (id(s.where), s.key) not in assigned]
         self._wheres = [slot.where for slot in self._slots]
         self._keys = [slot.key for slot in self._slots]
         self._values = list(map(getitem, self._wheres, self._keys))
@@ -66,7 +75,10 @@ class Watch:
         containers = [(v, _copy(v)) for v in held if _size(v) <= _LARGE]
         self._containers = [v for v, _ in containers]
         self._contents = [copy for _, copy in containers]
-        sized = [(path, d) for path, module in modules for d in _sized(module)]
+        self._stored = [(vars(module), names) for module, names in stored.items()]
+        open_ended = {id(attributes) for attributes, _ in self._stored}
+        sized = [(path, d) for path, module in modules for d in _sized(module) if id(d) not in open_ended]
+        self._others = [attributes.keys() - names for attributes, names in self._stored]
         self._sized = [*(d for _, d in sized), *(v for v in held if _size(v) > _LARGE)]
         self._sizes = list(map(len, self._sized))
         self._known = [(path, d, frozenset(d)) for path, d in sized]
@@ -82,6 +94,7 @@ class Watch:
             (self._unchanged(self._wheres, self._keys, self._values) or self._equal())
             and list(map(len, self._sized)) == self._sizes
             and (not self._containers or same_value(self._containers, self._contents))
+            and (not self._stored or [d.keys() - names for d, names in self._stored] == self._others)
             and all(self._present)
             and (RemovableHandle.next_id == self._hook_id or self._still_absent())
         )
