@@ -51,7 +51,7 @@ def _free() -> Iterator[None]:
     gc.collect()
 
 
-@pytest.mark.parametrize("entry", _cases())
+@pytest.mark.parametrize("entry", list(_cases()))
 def test_model(entry: Any) -> None:
     model = entry.make_model()
     judge = Judge(model, entry.fresh)
