@@ -1,31 +1,36 @@
 """fxopt: an FX graph-rewriting optimizer for DLRM-style recommendation models.
 
-model = fxopt.optimize(model)
-print(fxopt.report(model))
+    model = fxopt.optimize(model)
+    print(fxopt.report(model))
+
+Importing it costs a millisecond over torch; the tracing machinery (sympy, 1 s) is imported at the first use.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torch import nn
 
 from fxopt.config import Config
 
 if TYPE_CHECKING:
-    from fxopt.optimize import optimize
-    from fxopt.report import report
+    from fxopt.report.data import Report
 
 __version__ = "0.1.0"
 __all__ = ["Config", "optimize", "report"]
 
 
-def __getattr__(name: str) -> Any:
-    """Tracing machinery is imported with the first use: `import fxopt` costs next to nothing over torch."""
-    if name == "optimize":
-        from fxopt.optimize import optimize
+def optimize(model: nn.Module, example_inputs: tuple | None = None, config: Config = Config()) -> nn.Module:
+    """A drop-in for `model` that computes the same, faster: see :func:`fxopt.optimize.optimize`."""
+    from fxopt.optimize import optimize
 
-        return optimize
-    if name == "report":
-        from fxopt.report import report
+    return optimize(model, example_inputs, config)
 
-        return report
-    raise AttributeError(f"module 'fxopt' has no attribute {name!r}")
+
+def report(model: nn.Module, inputs: Mapping[int, tuple] | None = None) -> Report:
+    """What was done to an optimized model, and, on `inputs` (batch size to arguments), what it gained."""
+    from fxopt.report.collect import report
+
+    return report(model, inputs)

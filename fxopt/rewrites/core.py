@@ -168,7 +168,7 @@ def _found(rewrite: Rewrite, module: GraphModule, inference: bool, findings: Pas
 def _alive(match: Match, module: GraphModule) -> bool:
     """Whether no earlier match of this round has replaced a node that this one speaks of."""
     nodes: list[Node] = [match.anchor]
-    map_arg(match.bound.get("reads", ()), nodes.append)
+    map_arg(tuple(match.bound.values()), nodes.append)
     return all(node.graph is module.graph and not node._erased and "replaced" not in node.meta for node in nodes)
 
 

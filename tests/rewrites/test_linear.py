@@ -80,6 +80,23 @@ def test_a_linear_read_twice_keeps_its_own_value() -> None:
         torch.testing.assert_close(optimize(model)(x), model(x))
 
 
+@needs_onednn
+@pytest.mark.parametrize("relu", [False, True])
+def test_the_operator_by_itself(relu: bool) -> None:
+    op.load()
+    x, weight, bias = (torch.randn(size, requires_grad=True) for size in ((3, 4, 5), (6, 5), (6,)))
+    for bias_or_none in (bias, None):
+        torch.library.opcheck(torch.ops.fxopt.linear.default, (x, weight, bias_or_none, relu, 4))
+    leaves = (x, weight, bias)
+    expected = torch.nn.functional.linear(*leaves)
+    expected = expected.relu() if relu else expected
+    found = torch.ops.fxopt.linear(*leaves, relu, 4)
+    cotangent = torch.randn_like(found)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, leaves, cotangent), torch.autograd.grad(expected, leaves, cotangent)
+    )
+
+
 def test_threshold_is_a_probe_or_never() -> None:
     assert op.threshold(32, 16, torch.get_num_threads()) in (None, *op.PROBES)
 

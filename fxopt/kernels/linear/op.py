@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,17 +19,38 @@ _library: torch.library.Library | None = None
 
 
 def load() -> None:
-    """Defines the operator, once. It decomposes: what runs fast is :func:`call_of`."""
+    """Defines the operator, once. A graph that runs calls :func:`call` instead, past the dispatcher."""
     global _library
-    if _library is None:
-        _library = torch.library.Library("fxopt", "FRAGMENT")
-        _library.define("linear(Tensor x, Tensor weight, Tensor? bias, bool relu, SymInt threshold) -> Tensor")
-        _library.impl("linear", _decomposed, "CompositeImplicitAutograd")
+    if _library is not None:
+        return
+    library = torch.library.Library("fxopt", "FRAGMENT")
+    library.define("linear(Tensor x, Tensor weight, Tensor? bias, bool relu, int threshold) -> Tensor")
+    library.impl("linear", call, "CompositeExplicitAutograd")
+    torch.library.register_fake("fxopt::linear", _fake, lib=library)
+    torch.library.register_autograd("fxopt::linear", _backward, setup_context=_setup_context, lib=library)
+    _library = library
 
 
-def _decomposed(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, threshold: int) -> Tensor:
-    y = F.linear(x, weight, bias)
-    return y.relu() if relu else y
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, threshold: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    x, weight, _, ctx.relu, _ = inputs
+    ctx.save_for_backward(x, weight, output)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, output = ctx.saved_tensors
+    grad = grad * (output > 0) if ctx.relu else grad
+    rows, needs = grad.flatten(0, -2), ctx.needs_input_grad
+    return (
+        grad @ weight if needs[0] else None,
+        rows.T @ x.flatten(0, -2) if needs[1] else None,
+        rows.sum(0) if needs[2] else None,
+        None,
+        None,
+    )
 
 
 def available() -> bool:
