@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
 import torch.utils._pytree as pytree
 from sympy.core.relational import Relational
@@ -18,10 +19,10 @@ from fxopt.capture import leaves as opaque
 from fxopt.capture.captured import Capture
 from fxopt.capture.effects import Attributes, make_write_first, record
 from fxopt.capture.errors import CaptureError
-from fxopt.capture.guards import guards_of
-from fxopt.capture.inputs import Dim, FakeInputs, Inputs, Shapes, trace_shapes
+from fxopt.capture.guards import conditions, guards_of
+from fxopt.capture.inputs import Dim, FakeInputs, Inputs, Shapes, filled, trace_shapes
 from fxopt.capture.leaves import Leaf, Trial
-from fxopt.capture.packed import MakeStatic, PackedDims
+from fxopt.capture.packed import MakePositive, MakeStatic, PackedDims
 from fxopt.capture.places import Places
 from fxopt.capture.state import ModelCopy, StateSlot, fake_state
 from fxopt.capture.trace import trace
@@ -71,22 +72,28 @@ class Attempts:
         """Sizes to trace with and static dims, most general first."""
         inner = {(i, d) for i, t in enumerate(self.inputs.tensors) for d in range(1, t.ndim)}
         empty = {(i, d) for i, d in inner if self.inputs.tensors[i].shape[d] == 0}
+        if empty:
+            for shapes in trace_shapes(self.inputs.tensors):
+                yield filled(shapes), set()
         for static in (empty, inner) if inner else (set(),):
             for shapes in trace_shapes(self.inputs.tensors):
                 yield shapes, static
 
     def _settle(self, shapes: Shapes, static: set[Dim]) -> Capture:
-        """Trace, again for as long as the trace asks for more static dims or attributes to store."""
+        """Trace, again for as long as the trace asks for more static or positive dims, or attributes to store."""
+        positive: set[Dim] = set()
         while True:
             try:
-                return self._trace(shapes, static)
+                return self._trace(shapes, static, positive)
             except MakeStatic as found:
                 static = static | found.dims
+            except MakePositive as found:
+                positive = positive | found.dims
             except _MakeStores as found:
                 self.stores.update(found.stores)
 
-    def _trace(self, shapes: Shapes, static: set[Dim]) -> Capture:
-        fakes = FakeInputs(self.inputs, shapes, static)
+    def _trace(self, shapes: Shapes, static: set[Dim], positive: set[Dim]) -> Capture:
+        fakes = FakeInputs(self.inputs, shapes, static, positive)
         out_spec: list[pytree.TreeSpec] = []
 
         def run(tracer: Any) -> list[Any]:
@@ -113,9 +120,9 @@ class Attempts:
                 [*reals, *[None] * len(fakes.tensors)],
                 fakes.fake_mode,
                 places,
-                [PackedDims(fakes.sources)],
+                [PackedDims(fakes.sources, positive)],
             )
-        except MakeStatic:
+        except (MakeStatic, MakePositive):
             raise
         except Exception as error:
             raise _stopped(error, places) from error
@@ -133,7 +140,13 @@ class Attempts:
             self.inputs.constants,
             self.inputs.spec,
             out_spec[0],
-            guards_of(fakes.shape_env, fakes.sources, fixed, range(len(fakes.tensors)) if strides_read else ()),
+            guards_of(
+                fakes.shape_env,
+                fakes.sources,
+                fixed,
+                positive - static,
+                range(len(fakes.tensors)) if strides_read else (),
+            ),
             tuple(leaf for path, leaf in self.leaves.items() if path in self.trial.calls),
             fakes.fake_mode,
             fakes.shape_env,
@@ -171,14 +184,17 @@ def _stopped(error: Exception, places: Places) -> Stopped:
 def _demand_simple(fakes: FakeInputs) -> None:
     """Dims >= 1 under anything but plain comparisons are better static: layouts, not lengths."""
     complicated: set[str] = set()
-    for guard in fakes.shape_env.guards:
-        expr = guard.expr
-        plain = isinstance(expr, Relational) and all(a.is_Symbol or a.is_Number for a in expr.args)
-        if not plain:
+    for expr in conditions(fakes.shape_env):
+        if not (isinstance(expr, Relational) and all(map(_is_plain, expr.args))):
             complicated |= {str(s) for s in expr.free_symbols}
     dims = {dim for name in complicated for dim in fakes.sources.get(name, ()) if dim[1] >= 1}
     if dims:
         raise MakeStatic(dims)
+
+
+def _is_plain(side: sympy.Basic) -> bool:
+    """A size, a number, or a size plus a number (offsets of B + 1)."""
+    return side.is_Number or (side - next(iter(side.free_symbols))).is_Number
 
 
 def _label(gm: torch.fx.GraphModule, slots: Sequence[StateSlot], names: tuple[str, ...]) -> tuple[StateSlot, ...]:

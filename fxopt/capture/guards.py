@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
+from sympy.core.relational import Relational
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -57,19 +58,24 @@ class Guards:
 
 
 def guards_of(
-    shape_env: ShapeEnv, sources: dict[str, list[Dim]], static: dict[Dim, int], contiguous: Sequence[int] = ()
+    shape_env: ShapeEnv,
+    sources: dict[str, list[Dim]],
+    static: dict[Dim, int],
+    positive: set[Dim],
+    contiguous: Sequence[int] = (),
 ) -> Guards:
     """Sort the environment's guards into equalities, static sizes and other relations.
 
     Args:
         sources: symbol name to the dims it stands for. static: dims traced with a fixed size.
+        positive: dims that were taken to be at least 1.
         contiguous: tensors that must be contiguous, because the traced code looked at strides.
     """
     groups = _Groups(list(sources))
     fixed: dict[str, int] = {}
     others: list[sympy.Basic] = []
-    for guard in shape_env.guards:
-        expr = guard.expr
+    at_least = {name: int(dims[0] in positive) for name, dims in sources.items()}
+    for expr in conditions(shape_env):
         names = {str(s) for s in expr.free_symbols}
         if not names or not names <= set(sources):
             continue
@@ -82,6 +88,8 @@ def guards_of(
         ):
             symbol, size = (expr.lhs, expr.rhs) if expr.lhs.is_Symbol else (expr.rhs, expr.lhs)
             fixed[str(symbol)] = int(size)
+        elif (bound := _lower_bound(expr)) is not None:
+            at_least[bound[0]] = max(bound[1], at_least[bound[0]])
         else:
             others.append(expr)
     equal: list[tuple[Dim, ...]] = []
@@ -93,19 +101,35 @@ def guards_of(
         elif len(dims) > 1:
             equal.append(dims)
     settled = {dim for dim, _ in static.items()}
-    positive = [name for name, dims in sources.items() if dims[0][1] >= 1 and dims[0] not in settled]
+    bounds = {name: bound for name, bound in at_least.items() if bound > 0 and sources[name][0] not in settled}
     printer = PythonPrinter()
-    used = sorted({str(s) for expr in others for s in expr.free_symbols} | set(positive))
+    used = sorted({str(s) for expr in others for s in expr.free_symbols} | set(bounds))
     return Guards(
         tuple(equal),
         tuple(sorted(static.items())),
         (
             *dict.fromkeys(printer.doprint(expr) for expr in others),
-            *(f"{name} >= 1" for name in positive),
+            *(f"{name} >= {bound}" for name, bound in bounds.items()),
             *(f"t[{index}].is_contiguous()" for index in contiguous),
         ),
         tuple((name, sources[name][0]) for name in used),
     )
+
+
+def conditions(shape_env: ShapeEnv) -> Iterator[sympy.Basic]:
+    """The environment's guards, one term of a conjunction at a time."""
+    for guard in shape_env.guards:
+        yield from guard.expr.args if isinstance(guard.expr, sympy.And) else (guard.expr,)
+
+
+def _lower_bound(expr: sympy.Basic) -> tuple[str, int] | None:
+    """(symbol, smallest value) of conditions that say just this of a size, which is a natural number."""
+    if not isinstance(expr, Relational) or not (expr.lhs.is_Symbol and expr.rhs.is_Integer):
+        return None
+    symbol, number = str(expr.lhs), int(expr.rhs)
+    if isinstance(expr, sympy.StrictGreaterThan) or (isinstance(expr, sympy.Ne) and number <= 0):
+        return symbol, number + 1
+    return (symbol, number) if isinstance(expr, sympy.GreaterThan) else None
 
 
 class _Groups:

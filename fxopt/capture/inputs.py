@@ -94,7 +94,7 @@ def flatten(args: tuple, kwargs: dict) -> Inputs:
 
 
 class FakeInputs:
-    """Fake tensors for one trace: every dim its own symbol, except `static` ones.
+    """Fake tensors for one trace: every dim its own symbol, except `static` ones; at least 1 if it is in `positive`.
 
     Attributes:
         shape_env, fake_mode: torch's symbol table and fake mode.
@@ -102,10 +102,11 @@ class FakeInputs:
         sources: symbol name to the dims it stands for; the first one is where its value is read.
     """
 
-    def __init__(self, inputs: Inputs, shapes: Shapes, static: set[Dim]):
+    def __init__(self, inputs: Inputs, shapes: Shapes, static: set[Dim], positive: set[Dim]):
         self.shape_env = TraceShapeEnv(duck_shape=False, specialize_zero_one=False)
         self.fake_mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.sources: dict[str, list[Dim]] = {}
+        self._positive = positive
         shared = Counter(s[0] for t, s in zip(inputs.tensors, shapes, strict=True) if s and t.is_floating_point())
         self._shared: dict[int, torch.SymInt] = {}
         self.tensors: list[torch.Tensor] = []
@@ -126,10 +127,10 @@ class FakeInputs:
             self.specs.append(TensorSpec(inputs.names[i], real.dtype, real.device, dims, real.requires_grad))
 
     def _symbol(self, size: int, dim: Dim) -> torch.SymInt:
-        """A size: at least 0 in dim 0, at least 1 in the others (`x[:, 1:]` is then one term, not a Max)."""
+        """A size, which may be 0 and 1."""
         source = ConstantSource(f"x{dim[0]}_{dim[1]}")
         # positive=None: torch's default declares sizes positive, and answers `if x.shape[0] == 0` without a guard.
-        positive = True if dim[1] else None
+        positive = True if dim in self._positive else None
         symbol = self.shape_env.create_symbol(size, source, DimDynamic.DYNAMIC, None, positive=positive)
         if not positive:
             self.shape_env.var_to_range[symbol] = ValueRanges(0, int_oo)
@@ -146,8 +147,8 @@ class FakeInputs:
 
 def trace_shapes(tensors: Sequence[torch.Tensor]) -> list[Shapes]:
     """Sizes to trace with, best first. Fakes have no data, so an example of size 0 or 1 need not specialize the graph:
-    batch 1 becomes 7 (and offsets of B+1 become 8); next, every dim 0 is scaled by 7 (lengths of F*B); last, the real
-    sizes.
+    batch 0 or 1 becomes 7 (and offsets of B+1 become 8); next, every dim 0 is scaled by 7 (lengths of F*B); last, the
+    real sizes.
     """
     real: Shapes = tuple(tuple(t.shape) for t in tensors)
     first = [s[0] for s in real if s]
@@ -157,9 +158,17 @@ def trace_shapes(tensors: Sequence[torch.Tensor]) -> list[Shapes]:
     def swap(change: Callable[[torch.Tensor, int], int]) -> Shapes:
         return tuple((change(t, s[0]), *s[1:]) if s else s for t, s in zip(tensors, real, strict=True))
 
+    plain = [t.shape[0] for t in tensors if t.ndim and (t.ndim > 1 or t.is_floating_point())]
+    batch = 0 if 0 in first and 1 not in plain else 1
+
     def batch_one(t: torch.Tensor, size: int) -> int:
-        if size < 2:
-            return 7
-        return 8 if size == 2 and t.ndim == 1 and not t.is_floating_point() else size
+        if size == batch + 1 and t.ndim == 1 and not t.is_floating_point():
+            return 8
+        return 7 if size < 2 else size
 
     return [swap(batch_one), swap(lambda t, size: 7 * max(size, 1)), real]
+
+
+def filled(shapes: Shapes) -> Shapes:
+    """Shapes to trace with for an example with empty inner dims (a padded length of 0, or a transposed batch): those become 7."""
+    return tuple((*shape[:1], *(size or 7 for size in shape[1:])) for shape in shapes)

@@ -7,7 +7,7 @@ leave it dynamic.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,14 @@ class MakeStatic(Exception):
         self.dims = dims
 
 
+class MakePositive(Exception):
+    """Start the trace again with these dims at least 1: `x[:, 1:]` is then one term, not a Max."""
+
+    def __init__(self, dims: set[Dim]):
+        super().__init__(f"dims {sorted(dims)} have a first or last item")
+        self.dims = dims
+
+
 _BY_DIM = {
     Tensor.split, torch.split, torch.functional.split, Tensor.chunk, torch.chunk, Tensor.unbind, torch.unbind,
     Tensor.tensor_split, torch.tensor_split, Tensor.split_with_sizes, torch.split_with_sizes,
@@ -34,41 +42,53 @@ _SELECT = {Tensor.select, torch.select, Tensor.narrow, torch.narrow}
 
 
 class PackedDims(TorchFunctionMode):
-    """Raises `MakeStatic` at the first cut of a dim >= 1 of an input at a positive constant.
+    """Raises `MakeStatic` at the first cut of a dim >= 1 of an input at a positive constant, and `MakePositive` where
+    its first or last items are taken.
 
     Args:
         sources: symbol name to the input dims it stands for.
+        positive: dims that are known to be at least 1.
     """
 
-    def __init__(self, sources: dict[str, list[Dim]]):
+    def __init__(self, sources: dict[str, list[Dim]], positive: set[Dim]):
         super().__init__()
         self._sources = sources
+        self._positive = positive
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is Tensor.__getitem__:
-            self._check(args[0], _cut_by_index(args[1]))
+            self._check(args[0], _cut_by_index(args[1], _is_cut))
+            self._demand_items(args[0], _cut_by_index(args[1], _has_end))
         elif func in _SELECT:
             dim, index = _argument(args, kwargs, 1, "dim"), _argument(args, kwargs, 2, "index", "start")
             if isinstance(dim, int) and (_positive(index) or "arrow" in func.__name__):
                 self._check(args[0], [dim])
+            elif isinstance(dim, int):
+                self._demand_items(args[0], [dim])
         elif func in _BY_DIM:
             dim = _argument(args, kwargs, 1 if func in _UNBIND else 2, "dim")
             self._check(args[0], [dim or 0])
         return func(*args, **kwargs)
 
-    def _check(self, tensor: Any, dims: Any) -> None:
-        if not isinstance(tensor, Tensor):
-            return
-        inputs = set()
-        for d in dims:
-            size = tensor.shape[d] if -tensor.ndim <= d < tensor.ndim else 0
-            if isinstance(size, torch.SymInt):
-                for symbol in size.node.expr.free_symbols:
-                    inputs |= {i for i, axis in self._sources.get(str(symbol), ()) if axis >= 1}
+    def _check(self, tensor: Any, dims: Iterable[int]) -> None:
+        inputs = {i for i, _ in self._dims_of(tensor, dims)}
         if inputs:
             every = (dim for dims in self._sources.values() for dim in dims)
             raise MakeStatic({(i, axis) for i, axis in every if i in inputs and axis >= 1})
+
+    def _demand_items(self, tensor: Any, dims: Iterable[int]) -> None:
+        found = self._dims_of(tensor, dims) - self._positive
+        if found:
+            raise MakePositive(found)
+
+    def _dims_of(self, tensor: Any, dims: Iterable[int]) -> set[Dim]:
+        """The input dims >= 1 that the sizes of `tensor` in `dims` depend on."""
+        if not isinstance(tensor, Tensor):
+            return set()
+        sizes = [tensor.shape[d] for d in dims if -tensor.ndim <= d < tensor.ndim]
+        symbols = {s for size in sizes if isinstance(size, torch.SymInt) for s in size.node.expr.free_symbols}
+        return {dim for s in symbols for dim in self._sources.get(str(s), ()) if dim[1] >= 1}
 
 
 def _argument(args: tuple, kwargs: dict, position: int, *names: str) -> Any:
@@ -81,8 +101,19 @@ def _positive(value: Any) -> bool:
     return type(value) is int and value >= 1
 
 
-def _cut_by_index(index: Any) -> Iterator[int]:
-    """The dims of a tensor that `tensor[index]` cuts at a positive constant."""
+def _is_cut(part: Any) -> bool:
+    return _positive(part) or (isinstance(part, slice) and _positive(part.stop))
+
+
+def _has_end(part: Any) -> bool:
+    """Whether an index counts from an end: 0, -1, `1:` or `:-1`."""
+    if isinstance(part, slice):
+        return part.start not in (None, 0) or (isinstance(part.stop, int) and part.stop < 0)
+    return type(part) is int
+
+
+def _cut_by_index(index: Any, cuts: Callable[[Any], bool]) -> Iterator[int]:
+    """The dims of a tensor that `tensor[index]` cuts by parts for which `cuts` holds."""
     parts = index if isinstance(index, tuple) else (index,)
     dim, after_ellipsis = 0, False
     for number, part in enumerate(parts):
@@ -91,7 +122,7 @@ def _cut_by_index(index: Any) -> Iterator[int]:
         elif part is None or isinstance(part, bool):
             continue
         else:
-            if _positive(part) or (isinstance(part, slice) and _positive(part.stop)):
+            if cuts(part):
                 yield dim
             dim += part.ndim if isinstance(part, Tensor) and part.dtype == torch.bool else 1
             if after_ellipsis and dim == 0:

@@ -22,7 +22,16 @@ _SIZES_BY_EQUALITY = frozenset(
 )  # fmt: skip
 
 
-_SIZES_BY_EMPTINESS = frozenset({aten.cat, aten.stack, aten.squeeze, aten.squeeze_})
+# Operators for which it matters whether a size is 0: they give other sizes, or an error that a rewrite might not give.
+_SIZES_BY_EMPTINESS = frozenset(
+    {
+        aten.cat, aten.stack, aten.squeeze, aten.squeeze_, aten.arange,
+        aten.amax, aten.amin, aten.max, aten.min, aten.argmax, aten.argmin, aten.aminmax, aten.median,
+    }
+)  # fmt: skip
+
+# Operators that ask whether a size is 1 only to choose strides.
+_STRIDES_BY_ONE = frozenset({aten.embedding_bag, aten._embedding_bag})
 
 
 class TraceShapeEnv(ShapeEnv):
@@ -37,14 +46,9 @@ class TraceShapeEnv(ShapeEnv):
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
         packet = getattr(self.operator, "overloadpacket", None)
-        by_equality = packet in _SIZES_BY_EQUALITY
-        by_emptiness = packet is None or packet in _SIZES_BY_EMPTINESS
         if (
             isinstance(orig_expr, Relational)
-            and (
-                by_equality
-                or (not by_emptiness and isinstance(orig_expr, (sympy.Eq, sympy.Ne)) and 0 in orig_expr.args)
-            )
+            and _is_about_strides(packet, orig_expr)
             and not free_unbacked_symbols(orig_expr)
         ):
             with self.suppress_guards():
@@ -53,3 +57,13 @@ class TraceShapeEnv(ShapeEnv):
             if not equal:
                 return answer
         return super().evaluate_expr(orig_expr, *args, **kwargs)
+
+
+def _is_about_strides(packet: Any, question: Relational) -> bool:
+    if packet in _SIZES_BY_EQUALITY:
+        return True
+    if packet is None or not isinstance(question, (sympy.Eq, sympy.Ne)):
+        return False
+    if 0 in question.args:
+        return packet not in _SIZES_BY_EMPTINESS
+    return 1 in question.args and packet in _STRIDES_BY_ONE

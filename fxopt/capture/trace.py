@@ -20,7 +20,7 @@ from torch import nn
 from torch._decomp.decompositions import sym_numel
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, is_accessor_node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, is_accessor_node, statically_known_true
 from torch.overrides import TorchFunctionMode
 
 from fxopt.capture.errors import CaptureError
@@ -92,9 +92,20 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
             _guard_squeeze(args)
         self._shape_env.operator = func
         try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            out = super().__torch_dispatch__(func, types, args, kwargs)
         finally:
             self._shape_env.operator = None
+        return self._divided(out, *args) if func is torch.ops.aten.arange.start_step else out
+
+    def _divided(self, out: torch.Tensor, start: Any, end: Any, step: Any = 1) -> torch.Tensor:
+        """arange(0, B * L, L), as F.embedding_bag counts its bags, has B items; its own rule says (B*L + L - 1) // L."""
+        if not isinstance(step, torch.SymInt) or not statically_known_true((end - start) % step == 0):
+            return out
+        proxy = proxy_tensor.get_proxy_slot(out, self.tracer).proxy
+        with proxy_tensor.disable_proxy_modes_tracing():
+            exact = torch.empty((end - start) // step, dtype=out.dtype, device=out.device)
+        proxy_tensor.track_tensor_tree(exact, proxy, constant=None, tracer=self.tracer)
+        return exact
 
 
 def _guard_squeeze(args: Any) -> None:

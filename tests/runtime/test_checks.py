@@ -102,7 +102,7 @@ def test_the_model_works_without_a_compiler(monkeypatch):
     monkeypatch.setattr(checks, "native", lambda: None)
     model = Tower().eval()
     fast, recorder = optimize(model)
-    for batch in (4, 7, 1):
+    for batch in (4, 0, 1):
         inputs = tower_inputs(batch)
         assert_same(fast(*inputs), model(*inputs))
     model.double()
