@@ -170,5 +170,5 @@ def trace_shapes(tensors: Sequence[torch.Tensor]) -> list[Shapes]:
 
 
 def filled(shapes: Shapes) -> Shapes:
-    """Shapes to trace with for an example with empty inner dims (a padded length of 0, or a transposed batch): those become 7."""
+    """Shapes to trace with for empty inner dims (a padded length of 0, or a transposed batch): those become 7."""
     return tuple((*shape[:1], *(size or 7 for size in shape[1:])) for shape in shapes)

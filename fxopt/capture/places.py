@@ -15,9 +15,11 @@ from torch import nn
 
 from fxopt.findings import Place
 
-_NOT_USER = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__, linecache.__file__)
-)
+_OWN = os.path.dirname(os.path.abspath(__file__))
+_ABOVE = os.path.join(_OWN, "attempts.py")  # calls the model: frames further out are not the model's
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_PACKAGE = os.path.dirname(_OWN) + os.sep
+_PYTHON = os.path.dirname(os.path.abspath(linecache.__file__)) + os.sep
 _is_user: dict[CodeType, bool] = {}
 
 
@@ -26,8 +28,8 @@ def is_user_code(code: CodeType) -> bool:
     known = _is_user.get(code)
     if known is None:
         name = code.co_filename
-        installed = "site-packages" in name and not name.startswith(_NOT_USER[0])
-        known = _is_user[code] = not name.startswith("<") and (installed or not name.startswith(_NOT_USER))
+        python = name.startswith(_PYTHON) and "site-packages" not in name
+        known = _is_user[code] = not python and not name.startswith(("<", _TORCH, _PACKAGE))
     return known
 
 
@@ -54,7 +56,7 @@ class Places:
     def here(self, depth: int = 2) -> Place:
         module = line = None
         frame: FrameType | None = sys._getframe(depth)
-        while frame is not None and (module is None or line is None):
+        while frame is not None and (module is None or line is None) and frame.f_code.co_filename != _ABOVE:
             if module is None:
                 owner = module_of(frame)
                 if owner is not None:

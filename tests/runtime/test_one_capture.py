@@ -121,7 +121,9 @@ def test_every_size(kind, example):
     assert [f.eager_reason for f in dispatcher_of(fast).findings] == [""]
 
 
-@pytest.mark.parametrize("kind", [kind for kind, (_, sizes) in MODELS.items() if sizes is SIZES], ids=lambda k: k.__name__)
+@pytest.mark.parametrize(
+    "kind", [kind for kind, (_, sizes) in MODELS.items() if sizes is SIZES], ids=lambda k: k.__name__
+)
 def test_a_length_that_eager_refuses_stays_an_error(kind):
     make, _ = MODELS[kind]
     model = kind().eval()
