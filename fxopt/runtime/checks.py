@@ -37,6 +37,12 @@ def comparer() -> Callable[[list, list, list], bool]:
     return module.unchanged if module else python_unchanged
 
 
+def length_check() -> Callable[[list, list], bool]:
+    """``lengths(containers, expected)``: whether every container still has as many entries as expected."""
+    module = native()
+    return module.lengths if module else python_lengths
+
+
 def tensor_check(forms: Sequence[TensorForm]) -> Callable[[Sequence[Any]], bool]:
     """``check(tensors)``: a list or tuple of plain strided tensors of these forms."""
     module = native()
@@ -46,6 +52,10 @@ def tensor_check(forms: Sequence[TensorForm]) -> Callable[[Sequence[Any]], bool]
     symbols = {d: -1 - i for i, d in enumerate(dict.fromkeys(d for f in forms for d in f.dims if isinstance(d, str)))}
     dims = [[d if isinstance(d, int) else symbols[d] for d in form.dims] for form in forms]
     return module.TensorCheck([like[f.dtype, f.device] for f in forms], dims, len(symbols))
+
+
+def python_lengths(containers: list, expected: list[int]) -> bool:
+    return list(map(len, containers)) == expected
 
 
 def python_read(wheres: list, keys: list) -> list | None:

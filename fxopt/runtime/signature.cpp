@@ -107,6 +107,33 @@ PyObject* unchanged(PyObject*, PyObject* args) {
   Py_RETURN_TRUE;
 }
 
+// lengths(containers, expected) -> bool: every dict, list or set still has as many entries as expected.
+PyObject* lengths(PyObject*, PyObject* args) {
+  PyObject *containers, *expected;
+  if (!take_lists(args, "O!O!", &containers, &expected, nullptr)) {
+    return nullptr;
+  }
+  const Py_ssize_t n = PyList_GET_SIZE(containers);
+  if (PyList_GET_SIZE(expected) != n) {
+    PyErr_SetString(PyExc_ValueError, "lengths: expected two lists of one length");
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    if (i + kFar < n) {
+      __builtin_prefetch(PyList_GET_ITEM(containers, i + kFar));
+    }
+    PyObject* container = PyList_GET_ITEM(containers, i);
+    const Py_ssize_t length = PyDict_Check(container) ? PyDict_Size(container) : PyObject_Size(container);
+    if (length < 0) {
+      return nullptr;
+    }
+    if (length != PyLong_AsSsize_t(PyList_GET_ITEM(expected, i))) {
+      Py_RETURN_FALSE;
+    }
+  }
+  Py_RETURN_TRUE;
+}
+
 // ---- tensors ----------------------------------------------------------------------------------------------------
 
 struct Form {
@@ -247,6 +274,7 @@ PyType_Spec check_spec = {"fxopt_signature.TensorCheck", sizeof(TensorCheck), 0,
 PyMethodDef functions[] = {
     {"read", read, METH_VARARGS, nullptr},
     {"unchanged", unchanged, METH_VARARGS, nullptr},
+    {"lengths", lengths, METH_VARARGS, nullptr},
     {"readable", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fxopt::readable)), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

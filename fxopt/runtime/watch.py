@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
-from fxopt.runtime.checks import comparer, python_read
+from fxopt.runtime.checks import comparer, length_check, python_read
 from fxopt.runtime.flatten import same_value
 
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
@@ -70,7 +70,7 @@ class Watch:
         self._wheres = [slot.where for slot in self._slots]
         self._keys = [slot.key for slot in self._slots]
         self._values = list(map(getitem, self._wheres, self._keys))
-        self._unchanged = comparer()
+        self._unchanged, self._lengths = comparer(), length_check()
         held = [v for v in self._values if isinstance(v, (list, dict, set))]
         containers = [(v, _copy(v)) for v in held if _size(v) <= _LARGE]
         self._containers = [v for v, _ in containers]
@@ -92,7 +92,7 @@ class Watch:
         """Whether nothing changed."""
         return (
             (self._unchanged(self._wheres, self._keys, self._values) or self._equal())
-            and list(map(len, self._sized)) == self._sizes
+            and self._lengths(self._sized, self._sizes)
             and (not self._containers or same_value(self._containers, self._contents))
             and (not self._stored or [d.keys() - names for d, names in self._stored] == self._others)
             and all(self._present)

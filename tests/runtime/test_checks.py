@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fxopt.runtime.checks import PythonTensorCheck, TensorForm, python_read, python_unchanged, tensor_check
+from fxopt.runtime.checks import PythonTensorCheck, TensorForm, python_lengths, python_read, python_unchanged, tensor_check
 from fxopt.runtime.native import native
 
 needs_native = pytest.mark.skipif(native() is None, reason="no C++ compiler")
@@ -82,6 +82,28 @@ def test_dict_reads_agree():
         module.unchanged([where], ["a"], (value,))
     with pytest.raises(TypeError):
         tensor_check(FORMS[:1])(iter(POOL))
+
+
+@needs_native
+def test_lengths_agree():
+    containers = [{}, {"a": 1}, [1, 2, 3], {4}]
+    for expected in ([0, 1, 3, 1], [0, 1, 3, 2], [1, 1, 3, 1]):
+        assert native().lengths(containers, expected) is python_lengths(containers, expected)
+    with pytest.raises(ValueError, match="one length"):
+        native().lengths(containers, [])
+    with pytest.raises(TypeError):
+        native().lengths([3], [1])
+
+
+@needs_native
+def test_dicts_are_read_far_ahead_and_at_the_end():
+    """The prefetches look up to 16 dicts ahead: shared keys, own keys, and nothing beyond the list."""
+    objects = [type("Module", (), {})() for _ in range(50)]
+    for number, item in enumerate(objects):
+        item.number = number
+    wheres = [vars(item) if number % 3 else {"number": number} for number, item in enumerate(objects)]
+    for n in (1, 7, 8, 9, 15, 16, 17, 50):
+        assert native().read(wheres[:n], ["number"] * n) == list(range(n))
 
 
 @needs_native
