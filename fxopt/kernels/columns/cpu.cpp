@@ -65,7 +65,7 @@ using torch::stable::Tensor;
 static Array as_array(const Tensor& tensor) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   int32_t dtype;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
   return {static_cast<char*>(tensor.data_ptr()), sizes.data(), strides.data(), int32_t(sizes.size()), dtype};
 }
 
@@ -79,7 +79,7 @@ static std::vector<Array> as_arrays(const std::vector<Tensor>& tensors) {
 static char* allocate(void* context, int64_t rows, int64_t width, int32_t dtype) {
   const int64_t sizes[2] = {rows, width}, strides[2] = {width > 1 ? width : 1, 1};
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(2, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(2, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, &handle));
   auto& results = *static_cast<std::vector<Tensor>*>(context);
   results.emplace_back(handle);
   return static_cast<char*>(results.back().data_ptr());
