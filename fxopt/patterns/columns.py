@@ -88,8 +88,8 @@ class Columns:
         for node in graph.nodes:
             if node in lookups:
                 self._add(Column(node, lookups[node], None))
-            elif (pooled := find_pooled(node, lookups)) is not None and (usable := self._usable_pooling(pooled)) is not None:
-                self._add(Column(node, usable.lookup, usable))
+            elif (pooled := self._pooled(node, lookups)) is not None:
+                self._add(Column(node, pooled.lookup, pooled))
 
     def _lookups(self, graph: Graph):  # type: ignore[no-untyped-def]
         for node in graph.nodes:
@@ -113,8 +113,11 @@ class Columns:
             return Reject(f"{lookup.inference_only}; optimized where gradients are off", lookup.anchor)
         return lookup
 
-    def _usable_pooling(self, pooled: Pooled) -> Pooled | None:
-        """`pooled` as the kernel knows it: a bag's padding is left out of it, nn.Embedding's is a row without gradient."""
+    def _pooled(self, node: Node, lookups: dict[Node, Lookup]) -> Pooled | None:
+        """A pooling as the kernel knows it: a bag leaves its padding out, nn.Embedding's is a row without gradient."""
+        pooled = find_pooled(node, lookups)
+        if pooled is None:
+            return None
         lookup, reason = pooled.lookup, pooled.inference_only
         if lookup.padding is not None:
             reason = "its padding_idx row must get no gradient"

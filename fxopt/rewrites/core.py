@@ -212,8 +212,8 @@ def _checked(rewrite: Rewrite, editor: Editor, match: Match) -> Replacement:
 
 @contextmanager
 def no_new_guards(module: GraphModule) -> Iterator[None]:
-    """Refuses, when it ends, what only holds for some input sizes. A guard added after the capture would be no condition
-    of the graph, and its consequence (s0 is 5) would reach every later rewrite.
+    """Refuses, when it ends, what only holds for some input sizes. A guard added after the capture would be no
+    condition of the graph, and its consequence (s0 is 5) would reach every later rewrite.
     """
     environment: Any = fake_mode_of(module).shape_env
     asked: list[Any] = []

@@ -81,7 +81,11 @@ PARTLY: dict[str, tuple[int, Forward, tuple[Tensor, ...]]] = {
     "mixed dtypes": (2, lambda m, i: cat(m.e(i % 20), F.embedding(i % 7, m.w.double())), (IDS,)),
     "the mask edited": (0, edited_mask, (ROWS, MASK)),
     "a condition on another tensor": (1, lambda m, i, j: m.e(torch.where(j > 3, 0, i) % 20), (IDS, IDS)),
-    "a condition on floats, negated": (1, lambda m, x: m.e(torch.where(~(x < 0), x, 0.0).long() % 20), (torch.randn(6),)),
+    "a condition on floats, negated": (
+        1,
+        lambda m, x: m.e(torch.where(~(x < 0), x, 0.0).long() % 20),
+        (torch.randn(6),),
+    ),
     "remainder of a float": (1, lambda m, x: m.e((x % 3).long() + 3), (torch.randn(6),)),
     "alpha": (1, lambda m, i: m.e(torch.add(i, 3, alpha=2) % 20), (IDS,)),
 }

@@ -169,7 +169,10 @@ def test_what_may_pass_its_input_on_shares_memory() -> None:
 
 def test_pure_operators() -> None:
     _, nodes = build(
-        (aten.mul.Tensor, "0", 2), (aten.add_.Tensor, "0", 1), (aten.dropout.default, "0", 0.5, True), (aten.rand_like.default, "0")
+        (aten.mul.Tensor, "0", 2),
+        (aten.add_.Tensor, "0", 1),
+        (aten.dropout.default, "0", 0.5, True),
+        (aten.rand_like.default, "0"),
     )
     assert [is_pure(node) for node in nodes[2:]] == [True, False, False, False]
     assert [mutates(node) for node in nodes[2:]] == [False, True, False, False]

@@ -64,7 +64,10 @@ PROGRAMS: dict[str, tuple[Forward, tuple[Tensor, ...]]] = {
     "bag": (lambda m, i, o: m.bag(i, o), (FLAT, OFFSETS)),
     "bag mean": (lambda m, i, o: F.embedding_bag(i, m.w, o, mode="mean"), (FLAT, OFFSETS)),
     "bag max": (lambda m, i, o: F.embedding_bag(i, m.w, o, mode="max"), (FLAT, OFFSETS)),
-    "bag, last offset": (lambda m, i, o: F.embedding_bag(i, m.w, o, mode="sum", include_last_offset=True), (FLAT, OFFSETS)),
+    "bag, last offset": (
+        lambda m, i, o: F.embedding_bag(i, m.w, o, mode="sum", include_last_offset=True),
+        (FLAT, OFFSETS),
+    ),
     "bag, padding": (lambda m, i, o: F.embedding_bag(i, m.w, o, mode="sum", padding_idx=3), (FLAT, OFFSETS)),
     "bag of rows": (lambda m, i: m.bag(i), (ROWS,)),
     "weighted bag": (
@@ -122,7 +125,11 @@ COLLECTED: dict[str, tuple[int, Forward, tuple[Tensor, ...]]] = {
     ),
     "a dropped lookup": (2, lambda m, i, j: (m.e(j), cat(m.e(i), m.f(j)))[1], (IDS, IDS)),
     "tied tables": (2, lambda m, i, j: cat(m.e(i), m.e(j)), (IDS, IDS)),
-    "a table that a Linear uses too": (2, lambda m, i, x: (cat(m.e(i), m.w[i]), F.linear(x, m.e.weight)), (IDS, torch.randn(B, 4))),
+    "a table that a Linear uses too": (
+        2,
+        lambda m, i, x: (cat(m.e(i), m.w[i]), F.linear(x, m.e.weight)),
+        (IDS, torch.randn(B, 4)),
+    ),
 }
 
 

@@ -49,11 +49,26 @@ _ANY_STEPS = (
     "torch.where({x} {compare} {c}, {x}, {x} % 5)",
 )
 _INT_STEPS = ("{x} & {c}", "{x} & 7", "torch.bitwise_and({x}, {c})", "{x} ^ {c}", "{x} << 1", "{x}.remainder({c})")
-_FLOAT_STEPS = ("{x}.floor()", "{x}.ceil()", "torch.trunc({x})", "{x}.sqrt()", "torch.log1p({x}.abs())", "{x}.nan_to_num()")
+_FLOAT_STEPS = (
+    "{x}.floor()",
+    "{x}.ceil()",
+    "torch.trunc({x})",
+    "{x}.sqrt()",
+    "torch.log1p({x}.abs())",
+    "{x}.nan_to_num()",
+)
 _COMPARES = ("==", "!=", "<", "<=", ">", ">=")
 _CONSTANTS = (1, 2, 3, 4, 7, 0, -1, -3, 11, 100, 2**31 - 1, -(2**63), 2**40)
 _FLOAT_CONSTANTS = (1, 2, 0.5, -1.5, 0.1, 0, -0.0, 3.0, 100, 1e10, 1e39, 16777217)
-_CASTS = ("torch.int64", "torch.int64", "torch.int32", "torch.float32", "torch.float64", "torch.float16", "torch.bfloat16")
+_CASTS = (
+    "torch.int64",
+    "torch.int64",
+    "torch.int32",
+    "torch.float32",
+    "torch.float64",
+    "torch.float16",
+    "torch.bfloat16",
+)
 _SMALL_INTS = ("torch.int16", "torch.int8", "torch.uint8")
 
 _LANDINGS = (
@@ -79,7 +94,11 @@ def source(w: Writer, one_dim: bool, wild: bool) -> Value:
         if w.chance(70):
             return w.input(dims=("B", w.pick(("L", "L", 1, 3))), **options)
         packed = w.input(dims=("B", 7), **options)
-        written = w.line(w.pick(("{x}[:, 2:5]", "{x}[:, :4]", "{x}[:, 3:]", "{x}.narrow(1, 1, 3)", "{x}.split(3, 1)[1]")).format(x=packed.name))
+        written = w.line(
+            w.pick(("{x}[:, 2:5]", "{x}[:, :4]", "{x}[:, 3:]", "{x}.narrow(1, 1, 3)", "{x}.split(3, 1)[1]")).format(
+                x=packed.name
+            )
+        )
         assert written is not None
         return written
     kind = w.pick(("own", "own", "column", "packed", "one"))
@@ -92,7 +111,14 @@ def source(w: Writer, one_dim: bool, wild: bool) -> Value:
         ways = ("{x}[:, {i}:{j}]", "{x}.narrow(1, {i}, 1)", "{x}.split(1, 1)[{i}]", "{x}[:, {i}:{j}].squeeze(1)")
         x = w.input(dims=("B", 5), **options)
     elif kind == "packed":
-        ways = ("{x}[:, {i}]", "{x}.select(1, {i})", "{x}.unbind(1)[{i}]", "{x}.t()[{i}]", "{x}[:, -1]", "{x}[..., {i}]")
+        ways = (
+            "{x}[:, {i}]",
+            "{x}.select(1, {i})",
+            "{x}.unbind(1)[{i}]",
+            "{x}.t()[{i}]",
+            "{x}[:, -1]",
+            "{x}[..., {i}]",
+        )
         x = w.input(dims=("B", 5), **options)
     else:
         ways = ("{x}[{i}]", "{x}.t()[:, {i}]", "{x}.unbind(0)[{i}]", "{x}.transpose(0, 1)[:, {i}:{j}]")
@@ -150,7 +176,7 @@ def ids(w: Writer, rows: int, one_dim: bool) -> Value:
     """int32 or int64 ids for a table."""
     wild = w.chance(40)
     x = source(w, one_dim, wild)
-    count = w.pick((0, 0, 1, 1, 2, 3, 4, 5, 6))
+    count = w.pick((0, 0, 0, 1, 1, 1, 2, 2, 3, 6))
     for _ in range(count):
         x = step(w, x)
     if x.floats or w.chance(95 if wild or count else 50):
@@ -187,7 +213,12 @@ def looked_up(w: Writer, kind: str, made: Table, name: str, x: Value) -> Value |
         "functional": "F.embedding({x}, {t}" + padding + ")",
         "index": "{t}[{x}]",
         "select": w.pick(("{t}.index_select(0, {x})", "torch.index_select({t}, 0, {x})")),
-        "one_hot": w.pick(("F.one_hot({x}.long(), {r}).to({d}) @ {t}", "torch.matmul(F.one_hot({x}.long(), num_classes={r}).to({d}), {t})")),
+        "one_hot": w.pick(
+            (
+                "F.one_hot({x}.long(), {r}).to({d}) @ {t}",
+                "torch.matmul(F.one_hot({x}.long(), num_classes={r}).to({d}), {t})",
+            )
+        ),
     }
     return w.line(ways[kind].format(t=name, x=x.name, r=made.rows, d=made.dtype), torch.zeros(shape, dtype=made.dtype))
 
@@ -228,12 +259,24 @@ def bag(w: Writer, dtype: torch.dtype, dim: int) -> Value | None:
         x = w.line(f"{x.name}.to({offsets.dtype})") or x
     options += ", include_last_offset=True" if include_last else ""
     weights = f", per_sample_weights={factors.name}" if weighted else ""
-    return w.line(_bag_call(w, made, f"{x.name}, offsets={offsets.name}" if not as_module else f"{x.name}, {offsets.name}", weights, options, as_module), sample)
+    return w.line(
+        _bag_call(
+            w,
+            made,
+            f"{x.name}, offsets={offsets.name}" if not as_module else f"{x.name}, {offsets.name}",
+            weights,
+            options,
+            as_module,
+        ),
+        sample,
+    )
 
 
 def _bag_call(w: Writer, made: Table, arguments: str, weights: str, options: str, as_module: bool) -> str:
     if as_module:
-        name = w.table(Table(made.rows, made.dim, made.dtype, f"EmbeddingBag({made.rows}, {made.dim}{options})", made.special))
+        name = w.table(
+            Table(made.rows, made.dim, made.dtype, f"EmbeddingBag({made.rows}, {made.dim}{options})", made.special)
+        )
         return f"{name}({arguments}{weights})"
     first, *rest = arguments.split(", ")
     return f"F.embedding_bag({', '.join([first, w.table(made), *rest])}{weights}{options})"
@@ -275,7 +318,10 @@ def pooled(w: Writer, dtype: torch.dtype, dim: int) -> Value | None:
     rows = looked_up(w, "module" if made.module else w.pick(("functional", "index")), made, w.table(made), x)
     if rows is None or w.chance(40):
         return rows and w.line(w.pick(_POOLINGS).format(e=rows.name))
-    mask = w.line(w.pick(("({x} != 0)", "({x} > 2)", "(torch.arange({x}.shape[1]) < {x}.amax(1, keepdim=True))")).format(x=x.name) + f".to({dtype})")
+    mask = w.line(
+        w.pick(("({x} != 0)", "({x} > 2)", "(torch.arange({x}.shape[1]) < {x}.amax(1, keepdim=True))")).format(x=x.name)
+        + f".to({dtype})"
+    )
     return mask and w.line(w.pick(_MASKED).format(e=rows.name, m=mask.name, d=dim))
 
 

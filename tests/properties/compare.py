@@ -46,7 +46,9 @@ def assert_same(eager: Outcome, ours: Outcome) -> None:
         return  # .view(0, -1), where a graph may know the size
     if eager.error is not None:
         assert ours.error is not None, f"eager raises {eager.error!r}, the optimized model nothing"
-        assert isinstance(ours.error, type(eager.error)), f"eager raises {eager.error!r}, the optimized model {ours.error!r}"
+        assert isinstance(ours.error, type(eager.error)), (
+            f"eager raises {eager.error!r}, the optimized model {ours.error!r}"
+        )
         return
     if ours.error is not None:
         raise AssertionError("only the optimized model raises") from ours.error

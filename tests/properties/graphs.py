@@ -17,7 +17,7 @@ CAPTURED = (Sizes(5, 3), Sizes(1, 1), Sizes(2, 4), Sizes(8, 5))
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
-    """A model of one to four columns."""
+    """A model of one to three columns."""
     return random_program(lambda options: options[draw(st.integers(0, len(options) - 1))])
 
 
@@ -29,7 +29,7 @@ def random_program(pick: Callable[[Sequence[Any]], Any]) -> Program:
     w.program.sizes = w.pick(CAPTURED)
     dtype, dim = w.pick(columns.TABLES), w.pick(columns.DIMS)
     found = []
-    for _ in range(w.pick((1, 2, 2, 3, 3, 4))):
+    for _ in range(w.pick((1, 1, 1, 2, 2, 3))):
         own = w.pick(columns.TABLES) if w.chance(5) else dtype
         value = _column(w, own, w.pick(columns.DIMS) if w.chance(30) else dim)
         if value is not None:
@@ -69,7 +69,9 @@ def _collected(w: Writer, found: list[Value], dtype: torch.dtype) -> str:
         while left and w.chance(80):
             together.append(left.pop(0))
         if kind in ("cat", "cat last") and w.chance(25):
-            dense = w.input(dims=("B", w.pick((1, 4))), dtype=dtype, layout=w.pick(LAYOUTS), grad=w.program.grad and w.chance(60))
+            dense = w.input(
+                dims=("B", w.pick((1, 4))), dtype=dtype, layout=w.pick(LAYOUTS), grad=w.program.grad and w.chance(60)
+            )
             together.insert(w.pick(range(len(together) + 1)), dense)
         made = _collector(w, kind, together)
         outputs.extend(made)
@@ -107,14 +109,26 @@ def _collector(w: Writer, kind: str, together: list[Value]) -> list[Value]:
 def _flat(w: Writer, value: Value) -> Value:
     if value.sample.dim() < 3:
         return value
-    ways = ("{x}.flatten(1)", "{x}.reshape({x}.shape[0], -1)", "{x}.reshape({x}.size(0), -1)", "torch.flatten({x}, start_dim=1)")
+    ways = (
+        "{x}.flatten(1)",
+        "{x}.reshape({x}.shape[0], -1)",
+        "{x}.reshape({x}.size(0), -1)",
+        "torch.flatten({x}, start_dim=1)",
+    )
     return w.line(w.pick(ways).format(x=value.name)) or value
 
 
 def _reshaped(w: Writer, value: Value) -> Value:
     if w.chance(70):
         return value
-    ways = ("{x}.flatten(1)", "{x}.unsqueeze(1)", "{x} * 2", "{x}.transpose(0, 1)", "{x}.reshape(-1, {x}.shape[-1])", "torch.relu({x})")
+    ways = (
+        "{x}.flatten(1)",
+        "{x}.unsqueeze(1)",
+        "{x} * 2",
+        "{x}.transpose(0, 1)",
+        "{x}.reshape(-1, {x}.shape[-1])",
+        "torch.relu({x})",
+    )
     return w.line(w.pick(ways).format(x=value.name)) or value
 
 

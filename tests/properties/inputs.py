@@ -9,8 +9,39 @@ import torch
 from torch import Tensor
 
 LAYOUTS = ("contiguous", "every other", "transposed")
-_EXTREME_FLOATS = (torch.nan, torch.inf, -torch.inf, -0.0, 0.5, 1e-40, 3e38, -3e38, 1e10, 16777217.0, -1.5, 2.5, 9.3e18, -1e19)
-_EXTREME_INTS = (-1, 0, 1, 7, 100, 2**31 - 1, 2**31, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63), -(2**63) + 1, -7, 127, -128)
+_EXTREME_FLOATS = (
+    torch.nan,
+    torch.inf,
+    -torch.inf,
+    -0.0,
+    0.5,
+    1e-40,
+    3e38,
+    -3e38,
+    1e10,
+    16777217.0,
+    -1.5,
+    2.5,
+    9.3e18,
+    -1e19,
+)
+_EXTREME_INTS = (
+    -1,
+    0,
+    1,
+    7,
+    100,
+    2**31 - 1,
+    2**31,
+    -(2**31),
+    2**53 + 1,
+    2**63 - 1,
+    -(2**63),
+    -(2**63) + 1,
+    -7,
+    127,
+    -128,
+)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class Program:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     training: bool = False
     grad: bool = True
-    sizes: Sizes = Sizes(5, 3)
+    sizes: Sizes = field(default_factory=lambda: Sizes(5, 3))
 
     def source(self) -> str:
         names = ", ".join(["self", *(given.name for given in self.inputs)])
@@ -118,7 +118,11 @@ class Writer:
     def bag(self, **options: Any) -> tuple[Value, ...]:
         """ids [N], offsets and weights [N] of one jagged feature."""
         family, found = self.fresh("bag"), []
-        for role, dtype in (("ids", options["dtype"]), ("offsets", options.pop("offsets")), ("weights", options.pop("floats"))):
+        for role, dtype in (
+            ("ids", options["dtype"]),
+            ("offsets", options.pop("offsets")),
+            ("weights", options.pop("floats")),
+        ):
             given = Input(f"{family}_{role}", role=role, **{**options, "dtype": dtype})
             self.program.inputs.append(given)
             found.append(self._bound(given.name, given.make(Sizes(B, L), 0)))

@@ -28,7 +28,7 @@ def rewrites(model: nn.Module) -> int:
 
 
 def check(program: Program, seen: Counter[str]) -> None:
-    """Eager against optimized at the captured sizes and at two others, with one capture for all batches but an empty one."""
+    """Eager against optimized at the captured sizes and at two others; one capture serves all but an empty batch."""
     eager, model = program.model(), program.model()
     with torch.set_grad_enabled(program.grad):
         fast = optimize(model, program.arguments(program.sizes, 0), Config(verify="off"))

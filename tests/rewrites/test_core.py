@@ -53,7 +53,9 @@ def rewrite(replace: Callable[[Editor, Match], Replacement] = as_clamp, name: st
     return Rewrite(name, relus, replace, why="a test")
 
 
-def run(replace: Callable[[Editor, Match], Replacement], fuel: Fuel | None = None) -> tuple[GraphModule, PassFindings, str]:
+def run(
+    replace: Callable[[Editor, Match], Replacement], fuel: Fuel | None = None
+) -> tuple[GraphModule, PassFindings, str]:
     module = graph()
     before = str(module.graph)
     return module, apply(rewrite(replace), module, fuel or Fuel(), True), before
@@ -223,7 +225,6 @@ def test_a_wrong_rewrite_is_rolled_back_and_named(monkeypatch: pytest.MonkeyPatc
 
 def right_but_second() -> Rewrite:
     """Leaves a ReLU for the wrong rewrite to find."""
-
 
     def first(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
         yield from (match for match in relus(module, inference) if match.anchor.name == "relu")  # type: ignore[union-attr]
