@@ -218,7 +218,8 @@ def _stub(module: nn.Module, path: str, signatures: Any, tracer: Any, mode: Fake
                 o.constant if o.dtype is None else torch.empty(o.sizes(flat), dtype=o.dtype, device=o.device)
                 for o in signature.outputs
             ]
-        proxy_tensor.track_tensor_tree(tuple(outputs), proxy, constant=None, tracer=tracer)
+        with torch._C.DisableTorchFunction():
+            proxy_tensor.track_tensor_tree(tuple(outputs), proxy, constant=None, tracer=tracer)
         return pytree.tree_unflatten(outputs, signature.out_spec)
 
     return call

@@ -70,7 +70,8 @@ class Tracer(proxy_tensor.PythonKeyTracer):
         return super().create_arg(a)
 
     def create_node(self, kind: str, *args: Any, **kwargs: Any) -> torch.fx.Node:  # type: ignore[override]
-        node = super().create_node(kind, *args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            node = super().create_node(kind, *args, **kwargs)
         if kind == "call_function" or kind == "call_module":
             node.meta["place"] = self._places.here()
         return node
@@ -91,11 +92,12 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
         if func in _SQUEEZES:
             _guard_squeeze(args)
         self._shape_env.operator = func
-        try:
-            out = super().__torch_dispatch__(func, types, args, kwargs)
-        finally:
-            self._shape_env.operator = None
-        return self._divided(out, *args) if func is torch.ops.aten.arange.start_step else out
+        with torch._C.DisableTorchFunction():  # recording reads strides, but not for the user
+            try:
+                out = super().__torch_dispatch__(func, types, args, kwargs)
+            finally:
+                self._shape_env.operator = None
+            return self._divided(out, *args) if func is torch.ops.aten.arange.start_step else out
 
     def _divided(self, out: torch.Tensor, start: Any, end: Any, step: Any = 1) -> torch.Tensor:
         """arange(0, B * L, L), as F.embedding_bag counts its bags, has B items, not (B*L + L - 1) // L."""

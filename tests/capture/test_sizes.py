@@ -210,3 +210,34 @@ def test_a_branch_on_an_empty_batch_is_a_guard(check, example):
     found = capture(Empty(), (torch.rand(example, 3),))
     check(found, Empty(), torch.rand(example, 3))
     assert not found.guards.holds([torch.rand(4 if example == 0 else 0, 3)])
+
+
+def test_strides_that_only_the_trace_reads_ask_nothing_of_the_inputs(check):
+    class Constants(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.leaf = nn.Linear(3, 3)
+            self.leaf.register_forward_hook(lambda module, args, out: None)
+            self.plain = torch.rand(3)
+
+        def forward(self, x):
+            y = self.leaf(x) + self.plain + torch.tensor([1.0, 2.0, 3.0])
+            return y[torch.arange(x.shape[0])], torch.as_tensor(2.5) * y.new_tensor([1.0])
+
+    model = Constants()
+    found = capture(model, (torch.rand(3, 5).t(),))
+    assert found.guards.relations == ()
+    check(found, model, torch.rand(7, 3))
+
+
+def test_conditions_that_always_hold_or_follow_from_others_are_dropped():
+    class Rows(nn.Module):
+        def forward(self, x):
+            for size in (0, 1, 2):
+                assert x.shape[0] > size
+            assert x.shape[0] >= 0
+            return x[2] + x[1]
+
+    found = capture(Rows(), (torch.rand(5, 3),))
+    assert found.guards.relations == ("s10 >= 3",)
+    assert not found.guards.holds([torch.rand(2, 3)]) and found.guards.holds([torch.rand(3, 3)])
