@@ -30,7 +30,7 @@ PAIRS = Traced(pairs, torch.zeros(2, 2, 2), _INDEX, _INDEX)
 
 
 def find_field_index(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """Both forms, where the indices are constants of forward and lie inside the dims that they index."""
+    """Both forms with constants that lie inside the dims they index; pairs also with tensors (a buffer of triu_indices)."""
     aliases = Aliases(module.graph)
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.index.Tensor):
         bound = FIELDS.match(node, aliases) or PAIRS.match(node, aliases)
@@ -38,22 +38,27 @@ def find_field_index(module: GraphModule, inference: bool) -> Iterator[Match | R
             continue
         source, *indices = bound.values()
         sizes = [static(size) for size in shape_of(source)[1 : 1 + len(indices)]]
-        flat = _flat(indices, sizes)
-        yield (
-            flat
-            if isinstance(flat, Reject)
-            else Match(node, {"source": source, "flat": flat, "pairs": len(indices) == 2})
-        )
+        if all(index.meta.get("literal") for index in indices):
+            flat = _flat(indices, sizes)
+            pairs = len(indices) == 2
+            yield flat if isinstance(flat, Reject) else Match(node, {"source": source, "flat": flat, "pairs": pairs})
+        elif len(indices) == 2 and all(map(_is_list, indices)):
+            yield Match(node, {"source": source, "live": tuple(indices)})
+        else:
+            yield Reject("its index is not a constant list; index with a Python list or torch.tensor of one", indices[0])
+
+
+def _is_list(index: Node) -> bool:
+    value = index.meta["val"]
+    return value.dim() == 1 and value.dtype == torch.int64
 
 
 def _flat(indices: list[Node], sizes: list[int | None]) -> Tensor | Reject:
     """The position of each index, or pair, in the flattened dims: int64 [K]."""
     flat: Tensor | None = None
     for index, size in zip(indices, sizes, strict=True):
-        if not index.meta.get("literal") or index.meta["val"].dim() != 1:
-            return Reject("its indices are not a constant list; index with a Python list or torch.tensor of one", index)
         values = getattr(index.graph.owning_module, str(index.target))
-        if size is None or values.dtype != torch.int64 or not bool(((values >= -size) & (values < size)).all()):
+        if not _is_list(index) or size is None or not bool(((values >= -size) & (values < size)).all()):
             return Reject("its indices may lie outside of the tensor", index)
         if flat is not None and flat.shape != values.shape:
             return Reject("its index lists have different lengths", index)

@@ -31,6 +31,18 @@ class NegativeFields(Fields):
         return z[:, [0, -1, 3, -7, 0]] * z[:, torch.tensor([1, 2, 3, 4, 5])]
 
 
+class LivePairs(Fields):
+    """The triangle in a buffer, as torchrec keeps it; negative indices count from the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("pairs", torch.tensor([LI, [j - 7 for j in LJ]]))
+
+    def forward(self, z: Tensor) -> Tensor:
+        z = z * self.scale
+        return torch.bmm(z, z.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
+
+
 class AnyNumberOfFields(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         return z[:, [0, 2]] + 1
@@ -50,7 +62,7 @@ def rewrites(model: nn.Module) -> list[str]:
     return [change.what for ran in findings.passes if ran.name == "field_index" for change in ran.changes]
 
 
-@pytest.mark.parametrize(("model", "count"), [(Pairs(), 1), (NegativeFields(), 2), (Buffer(), 0), (AnyNumberOfFields(), 0)])
+@pytest.mark.parametrize(("model", "count"), [(Pairs(), 1), (NegativeFields(), 2), (LivePairs(), 1), (Buffer(), 0), (AnyNumberOfFields(), 0)])
 def test_values_and_gradients_are_eagers(model: nn.Module, count: int) -> None:
     fast = optimize(model, (torch.randn(5, 7, 4),))
     assert len(rewrites(fast)) == count
@@ -70,3 +82,20 @@ def test_an_index_out_of_range_raises_as_eager_does() -> None:
     fast = optimize(Outside())
     with pytest.raises(IndexError):
         fast(torch.randn(2, 7, 4))
+
+
+def test_live_indices_may_change() -> None:
+    model = LivePairs()
+    z = torch.randn(40, 7, 4)
+    fast = optimize(model, (z,))
+    assert torch.equal(fast(z), model(z))
+    for pairs in ([[1, 2, 2], [0, 0, 1]], [[-1], [6]], [[], []]):
+        model.pairs = torch.tensor(pairs, dtype=torch.int64)
+        assert torch.equal(fast(z), model(z))
+    model.pairs = torch.tensor([[1, 2], [3, 4]])
+    assert torch.equal(fast(z), model(z))
+    model.pairs[0, 1] = 5
+    assert torch.equal(fast(z), model(z))
+    model.pairs[0, 1] = 7
+    with pytest.raises(IndexError):
+        fast(z)

@@ -1,0 +1,1 @@
+"""Pairs of fields picked by index tensors."""

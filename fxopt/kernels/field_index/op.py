@@ -1,0 +1,52 @@
+"""fxopt::pair_select: z[:, i, j] through one index_select, where the indices are tensors that seldom change.
+
+Advanced indexing walks B x K pairs one by one; index_select copies row by row from a flat position list: 3.3 ms against
+0.40 ms for the triangle of [4096, 27, 27] on one core. The list is kept, and compared with the indices at every call,
+2 us each; below 16 rows that costs more than it saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+FEWEST_ROWS = 16
+_library: torch.library.Library | None = None
+
+
+def load() -> None:
+    """Defines the operator, once: what eager writes. A graph that runs goes to :func:`call_of` instead."""
+    global _library
+    if _library is None:
+        _library = torch.library.Library("fxopt", "FRAGMENT")
+        _library.define("pair_select(Tensor z, Tensor i, Tensor j) -> Tensor")
+        _library.impl("pair_select", _pair_select, "CompositeImplicitAutograd")
+
+
+def _pair_select(z: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return z[:, i, j]
+
+
+def call_of() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """pair_select for one place in a graph. z [B, F, G], i and j int64 [K]: [B, K], any dtype."""
+    kept: tuple[Tensor, Tensor, torch.Size, Tensor] | None = None
+
+    def pair_select(z: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        nonlocal kept
+        if z.shape[0] < FEWEST_ROWS:
+            return z[:, i, j]
+        known = kept
+        if known is None or known[2] != z.shape[1:] or not (torch.equal(known[0], i) and torch.equal(known[1], j)):
+            if i.shape != j.shape or not (_inside(i, z.shape[1]) and _inside(j, z.shape[2])):
+                return z[:, i, j]  # broadcast, or raise, as eager does
+            flat = i.remainder(z.shape[1]) * z.shape[2] + j.remainder(z.shape[2])
+            kept = known = (i.clone(), j.clone(), z.shape[1:], flat)
+        return z.flatten(1, 2).index_select(1, known[3])
+
+    return pair_select
+
+
+def _inside(index: Tensor, size: int) -> bool:
+    return bool(((index >= -size) & (index < size)).all())
