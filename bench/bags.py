@@ -55,17 +55,15 @@ def with_operator(model: OneBag) -> Ready | Skipped:
     """fxopt's columns operator alone, on a plan of one column."""
     try:
         from fxopt.kernels.columns.encode import encode
-        from fxopt.kernels.columns.op import load
+        from fxopt.kernels.columns.op import columns
         from fxopt.kernels.columns.plan import Column, Offsets, Plan, Source
     except ImportError as error:
         return Skipped(f"fxopt.kernels.columns cannot be imported: {error}")
-    load()
     bag = Offsets(tensor=1, include_last=True)
     column = Column(Source(tensor=0), table=0, output=0, offset=0, pool=model.mode, bag=bag)
     weight = model.table.weight.detach()
     plan = encode(Plan((column,), widths=(weight.shape[1],), dtypes=("float32",)))
-    operator = torch.ops.fxopt.columns.default
-    return Ready(lambda v, o: operator([v, o], [weight], plan)[0], 0.0)
+    return Ready(lambda v, o: columns((v, o), (weight,), plan)[0], 0.0)
 
 
 def with_fbgemm(model: OneBag) -> dict[str, Ready | Skipped]:

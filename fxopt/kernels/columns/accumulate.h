@@ -52,12 +52,14 @@ template <class A>
 struct Bag {
   const char* table;
   int64_t row_stride;
-  const int64_t* ids;  // kAhead more may be read, for prefetch only
-  const A* weights;    // null: none
-  bool fused;          // w * row + acc with one rounding, as FBGEMM's bags do
+  const int64_t* ids;
+  const A* weights;  // null: none
+  bool fused;        // w * row + acc with one rounding, as FBGEMM's bags do
   int64_t n;
-  bool prefetch;       // each block fetches its own columns ahead
+  int64_t fetched;   // ids of this and the next bags, to fetch each block's own columns ahead; 0: no prefetch
 };
+
+inline int64_t id_ahead(const int64_t* ids, int64_t k, int64_t n) { return ids[k < n ? k : n - 1]; }
 
 template <class V>
 inline V load_vector(const void* from) {
@@ -75,9 +77,10 @@ inline void add_block(const Bag<A>& bag, int64_t at, A* acc, std::integer_sequen
   const char* table = bag.table + at * sizeof(A);
   V sum[sizeof...(I)] = {load_vector<V>(acc + I * kLanes)...};
   for (int64_t k = 0; k < bag.n; k++) {
-    if (bag.prefetch) {
-      const char* ahead = table + bag.ids[k + kAhead] * bag.row_stride;
-      ((I % kLine == 0 ? __builtin_prefetch(ahead + I * BYTES) : void()), ...);
+    if (bag.fetched) {
+      const char* far = table + id_ahead(bag.ids, k + kFarAhead, bag.fetched) * bag.row_stride;
+      const char* near = table + id_ahead(bag.ids, k + kAhead, bag.fetched) * bag.row_stride;
+      ((I % kLine == 0 ? __builtin_prefetch((I ? near : far) + I * BYTES) : void()), ...);
     }
     const char* row = table + bag.ids[k] * bag.row_stride;
     if constexpr (WEIGHTED) {

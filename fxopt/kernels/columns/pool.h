@@ -21,11 +21,12 @@ struct Pooling {
 
   uint64_t n_blocks = 0;       // in `levels`
   int64_t begin = 0, end = 0;  // the window: evaluated ids and weights of these positions
-  const int64_t* raw = nullptr;  // ids of positions [first of row0, raw_end), where they need no evaluation
+  const int64_t* raw = nullptr;  // all ids, where they need no evaluation
   const A* raw_weights = nullptr;
-  int64_t raw_end = 0;
+  int64_t raw_begin = 0, raw_end = 0;  // positions of `raw` that were checked
+  const int64_t* readable = nullptr;   // where the ids end that may be prefetched
   Value v;
-  int64_t ids[kTile + kAhead];
+  int64_t ids[kTile];
   alignas(64) A weights[kTile];
 
   Pooling(const Job& job, int64_t row0, int64_t row1, A* scratch, bool dense, bool fused, bool direct)
@@ -40,11 +41,7 @@ struct Pooling {
     const int n = last - position < kTile ? int(last - position) - kept : kTile - kept;
     if (!eval_ids(job, position + kept, n, row0, row1, v, error)) return false;
     memcpy(ids + kept, v.i, n * sizeof(int64_t));
-    for (int k = 0; k < kAhead; k++) ids[kept + n + k] = ids[kept + n - 1];
-    if (job.table.prefetch && !kept)
-      for (int k = 0; k < kAhead && k < n; k++)
-        for (int64_t line = 0; line < job.table.row_stride && line < 512; line += 64)
-          __builtin_prefetch(job.table.data + ids[k] * job.table.row_stride + line);
+    if (!kept) prefetch_rows(ids, n);
     if (job.weights.data) {
       load(job.weights, position + kept, n, v);
       for (int k = 0; k < n; k++) weights[kept + k] = v.is_int() ? A(v.i[k]) : v.is_double() ? A(v.d[k]) : A(v.f[k]);
@@ -54,24 +51,40 @@ struct Pooling {
     return true;
   }
 
-  // Ids that need no evaluation are read where they lie, once checked: up to `raw_end`, behind which only a window can
-  // serve the prefetch.
-  bool find_raw(int64_t first, int64_t last, Error& error) {
-    const View& view = job.ids;
+  // The rows that no earlier bag fetches ahead.
+  void prefetch_rows(const int64_t* first, int64_t n) {
+    if (!job.table.prefetch) return;
+    for (int64_t k = 0; k < n && k < kFarAhead; k++)
+      for (int64_t line = 0; line < job.table.row_stride && line < 512; line += 64)
+        __builtin_prefetch(job.table.data + first[k] * job.table.row_stride + line);
+  }
+
+  // Ids that need no evaluation are read where they lie.
+  void find_raw(int64_t first) {
+    const View &view = job.ids, &w = job.weights;
     const bool plain = job.program.size == 0 && view.dtype == kInt64 && view.n[2] == view.rows * view.lanes &&
                        view.stride[2] == 8 && !job.has(kWrapNegative) && !job.has(kHasPadding) && job.column->pool != kNone;
-    const View& w = job.weights;
     const bool plain_weights = !w.data || (w.dtype == (sizeof(A) == 8 ? kDouble : kFloat) && w.stride[2] == sizeof(A) && w.n[2] == view.n[2]);
-    if (!plain || !plain_weights || last - first <= kAhead) return true;
+    if (!plain || !plain_weights) return;
     raw = reinterpret_cast<const int64_t*>(view.data);
     raw_weights = reinterpret_cast<const A*>(w.data);
-    raw_end = last - kAhead;
+    raw_begin = raw_end = first;
+  }
+
+  // Checks raw ids up to `to`, and those that are prefetched meanwhile.
+  bool check_raw(int64_t to, int64_t last, Error& error) {
+    const int64_t begin = raw_end, end = last - to < kFarAhead ? last : to + kFarAhead;
     uint64_t bad = 0;
-    for (int64_t k = first; k < raw_end; k++) bad |= uint64_t(uint64_t(raw[k]) >= uint64_t(job.table.rows));
-    if (!bad) return true;
-    int64_t at = first;
-    while (uint64_t(raw[at]) < uint64_t(job.table.rows)) at++;
-    return bad_id(job, at, raw[at], row0, row1, error);
+    for (int64_t k = begin; k < end; k++) bad |= uint64_t(uint64_t(raw[k]) >= uint64_t(job.table.rows));
+    if (bad) {
+      int64_t at = begin;
+      while (uint64_t(raw[at]) < uint64_t(job.table.rows)) at++;
+      return bad_id(job, at, raw[at], row0, row1, error);
+    }
+    raw_end = end > begin ? end : begin;
+    if (begin == raw_begin) prefetch_rows(raw + begin, raw_end - begin);
+    readable = raw + raw_end;
+    return true;
   }
 
   // Leaves padding out, in place: positions of a window are used once.
@@ -103,18 +116,18 @@ struct Pooling {
 
   // Adds rows to `to`, strictly in order.
   void sum_in_order(const int64_t* bag, const A* w, int64_t n, A* to) {
-    if (direct) return add_rows<A>({job.table.data, job.table.row_stride, bag, w, fused, n, job.table.prefetch}, job.dim, to);
-    static const int64_t kIdentity[kBlock + kAhead] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    if (direct) return add_rows<A>({job.table.data, job.table.row_stride, bag, w, fused, n, job.table.prefetch ? readable - bag : 0}, job.dim, to);
+    static const int64_t kIdentity[kBlock] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int64_t prefetch = job.table.prefetch ? job.dim * element_size(job.table.dtype) : 0;
     for (int64_t at = 0; at < n; at += kBlock) {
       const int64_t m = n - at < kBlock ? n - at : kBlock;
       for (int k = 0; k < m; k++) {
         for (int64_t line = 0; line < prefetch; line += 64)
-          __builtin_prefetch(job.table.data + bag[at + k + kAhead] * job.table.row_stride + line);
+          __builtin_prefetch(job.table.data + id_ahead(bag, at + k + kAhead, readable - bag) * job.table.row_stride + line);
         widen_row(bag[at + k], block + k * job.dim);
       }
       const char* rows = reinterpret_cast<char*>(block);
-      add_rows<A>({rows, job.dim * int64_t(sizeof(A)), kIdentity, w ? w + at : w, fused, m, false}, job.dim, to);
+      add_rows<A>({rows, job.dim * int64_t(sizeof(A)), kIdentity, w ? w + at : w, fused, m, 0}, job.dim, to);
     }
   }
 
@@ -160,20 +173,21 @@ struct Pooling {
   bool reduce(int64_t from, int64_t to, int64_t last, int64_t& count, Error& error) {
     clear(acc);
     count = 0;
-    if (from < raw_end) {
-      const int64_t n = (to < raw_end ? to : raw_end) - from;
-      if (job.column->pool == kMax) max(raw + from, n, true);
-      else sum(raw + from, raw_weights + from, n);
-      count += n;
-      from += n;
+    if (raw) {
+      if (!check_raw(to, last, error)) return false;
+      count = to - from;
+      if (job.column->pool == kMax) max(raw + from, count, true);
+      else sum(raw + from, raw_weights + from, count);
+      from = to;
     }
     while (from < to) {
       const bool outside = from < begin || from >= end, more = end < last;
-      if ((outside || (more && end - from <= kAhead)) && !evaluate(from, last, error)) return false;
+      if ((outside || (more && end - from <= kFarAhead)) && !evaluate(from, last, error)) return false;
       const int at = int(from - begin);
-      const int64_t ready = end < last ? end - kAhead : end;  // the rest serves prefetch until the window slides
+      const int64_t ready = end < last ? end - kFarAhead : end;  // the rest serves prefetch until the window slides
       int n = int((to < ready ? to : ready) - from);
       from += n;
+      readable = ids + (end - begin);
       if (job.has(kHasPadding) && job.column->pool != kNone) n = drop_padding(ids + at, weights + at, n);
       if (job.column->pool == kNone) widen_row(ids[at], acc);
       else if (job.column->pool == kMax) max(ids + at, n, count == 0);
@@ -220,7 +234,7 @@ struct Pooling {
     } else {
       first = row0 * job.ids.lanes;
     }
-    if (!find_raw(first, last, error)) return false;
+    find_raw(first);
     for (int64_t row = row0; row < row1; row++) {
       int64_t from = row * job.ids.lanes, to = from + job.ids.lanes;
       if (job.offsets && !bag_range(job, row, from, to, error)) return false;

@@ -13,7 +13,7 @@ namespace fxopt {
 
 // Tuned at 1000 columns of dim 8 (2 threads, AVX-512): 64 to 512 rows are within 5%, 16 and 2048 cost 20%.
 constexpr int64_t kLightItem = 2048;  // lookups in a work item of single-id columns
-constexpr int64_t kHeavyItem = 262144;  // floats read in a work item of a pooled column: each starts with cold rows
+constexpr int64_t kHeavyItem = 1 << 20;  // floats read in a work item of a pooled column: each starts with cold rows
 constexpr double kParallelNs = 30000; // less estimated work than this runs on the calling thread
 
 struct Work {
@@ -68,7 +68,7 @@ inline double row_cost(const Call& call, const Column& column, int64_t rows) {
 }
 
 inline void plan_work(const Call& call, Work& work) {
-  const int64_t n = call.plan.header->n_tiles;
+  const int64_t n = call.plan.header->n_tiles, threads = int64_t(torch::stable::get_num_threads());
   work.first_item.assign(n + 1, 0);
   work.rows.assign(n, 0);
   work.nanoseconds = 0;
@@ -83,7 +83,7 @@ inline void plan_work(const Call& call, Work& work) {
     int64_t item;
     if (tile.heavy) {
       const double cost = row_cost(call, call.plan.columns[tile.first], rows) * tile.count;
-      item = std::min(int64_t(kHeavyItem / (cost + 1)), rows / (4 * int64_t(torch::stable::get_num_threads())));
+      item = std::min(int64_t(kHeavyItem / (cost + 1)), threads > 1 ? rows / (4 * threads) : rows);
       work.nanoseconds += 0.2 * cost * rows;
     } else {
       item = kLightItem / tile.count;

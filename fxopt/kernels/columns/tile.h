@@ -1,6 +1,7 @@
 // One work item: the columns of a tile over a range of rows.
 #pragma once
 #include "backward.h"
+#include "bags.h"
 #include "gather.h"
 #include "pool.h"
 
@@ -15,6 +16,7 @@ inline bool run_column(const Job& job, int64_t row0, int64_t row1, Error& error)
     move_values(job, row0, row1);
     return true;
   }
+  if (is_plain_bags(job)) return sum_plain_bags(job, row0, row1, error);
   return is_gather(job) ? gather(job, row0, row1, error) : pool(job, row0, row1, error);
 }
 

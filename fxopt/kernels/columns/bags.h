@@ -1,0 +1,99 @@
+// Plain bags: sums and means of contiguous float rows, whose ids are used as they are. All bags of a work item are one
+// loop over ids, in which an id is checked when its row is fetched ahead. 1M x 64, 50 ids a bag: 7.0 ns an id; checked
+// bag by bag 7.5, as Pooling does it 8.5, F.embedding_bag 9.2.
+#pragma once
+#include "accumulate.h"
+
+namespace fxopt::FXOPT_ISA {
+
+constexpr int kMostVectors = 8;  // sums that stay in registers
+
+inline bool is_plain_bags(const Job& job) {
+  const View& ids = job.ids;
+  const int64_t id_size = ids.dtype == kInt64 ? 8 : ids.dtype == kInt32 ? 4 : 0, vectors = job.dim * 4 / FXOPT_VECTOR_BYTES;
+  const bool power = vectors > 0 && vectors <= kMostVectors && !(vectors & (vectors - 1));
+  const bool in_registers = job.dim == 8 || (power && job.dim * 4 == vectors * FXOPT_VECTOR_BYTES);
+  return job.offsets && (job.column->pool == kSum || job.column->pool == kMean) && job.program.size == 0 && !job.weights.data &&
+         !job.divisor.data && !job.has(kWrapNegative) && !job.has(kHasPadding) && !job.has(kAdd) && id_size &&
+         (ids.stride[2] == id_size || ids.rows <= 1) && ids.n[2] == ids.rows && job.out_dtype == kFloat &&
+         job.table.dtype == kFloat && job.table.column_stride == 4 && in_registers;
+}
+
+template <class Id>
+struct PlainBags {
+  const Job& job;
+  const Id* ids;
+  int64_t row0, row1, first, last;  // rows, and the ids of all their bags
+
+  bool bad(int64_t k) const { return uint64_t(ids[k]) >= uint64_t(job.table.rows); }
+  bool fail(int64_t k, Error& error) const { return bad_id(job, k, ids[k], row0, row1, error); }
+  const char* row_of(int64_t k) const { return job.table.data + int64_t(ids[k]) * job.table.row_stride; }
+  int64_t ahead(int64_t k) const { return k < last ? k : last - 1; }
+
+  bool start(Error& error) const {
+    for (int64_t k = first; k < last && k < first + kFarAhead; k++) {
+      if (bad(k)) return fail(k, error);
+      for (int64_t line = 0; job.table.prefetch && line < job.dim * 4; line += 64) __builtin_prefetch(row_of(k) + line);
+    }
+    return true;
+  }
+
+  // `sum` is one vector of BYTES for each I.
+  template <int BYTES, int... I>
+  bool run(std::integer_sequence<int, I...>, Error& error) const {
+    using V = typename Vector<float, BYTES>::type;
+    constexpr int kLine = BYTES < 64 ? 64 / BYTES : 1;  // vectors in a cache line
+    const bool mean = job.column->pool == kMean, prefetch = job.table.prefetch;
+    if (!start(error)) return false;
+    for (int64_t row = row0; row < row1; row++) {
+      int64_t from, to;
+      if (!bag_range(job, row, from, to, error)) return false;
+      if (to > last) to = last;  // then a later bag shrinks, which fails the call
+      V sum[sizeof...(I)] = {};
+      for (int64_t k = from; k < to; k++) {
+        const int64_t next = ahead(k + kFarAhead);
+        if (__builtin_expect(bad(next), false)) return fail(next, error);
+        if (prefetch) {
+          const char *far = row_of(next), *near = row_of(ahead(k + kAhead));
+          ((I % kLine == 0 ? __builtin_prefetch((I ? near : far) + I * BYTES) : void()), ...);
+        }
+        const char* from_row = row_of(k);
+        ((sum[I] += load_vector<V>(from_row + I * BYTES)), ...);
+      }
+      if (mean) {
+        const float n = from == to && !job.has(kEmptyNan) ? 1 : float(to - from);
+        ((sum[I] /= V{} + n), ...);
+      }
+      char* out = job.out + row * job.out_stride;
+      (memcpy(out + I * BYTES, &sum[I], BYTES), ...);
+    }
+    return true;
+  }
+
+  template <int BYTES, int N>
+  bool run(Error& error) const { return run<BYTES>(std::make_integer_sequence<int, N>(), error); }
+
+  bool run(Error& error) const {
+    constexpr int kBytes = FXOPT_VECTOR_BYTES;
+    switch (job.dim * 4 / kBytes) {
+      case 0: return run<kBytes / 2, 1>(error);
+      case 1: return run<kBytes, 1>(error);
+      case 2: return run<kBytes, 2>(error);
+      case 4: return run<kBytes, 4>(error);
+      default: return run<kBytes, kMostVectors>(error);
+    }
+  }
+};
+
+template <class Id>
+bool sum_plain_bags(const Job& job, int64_t row0, int64_t row1, Error& error) {
+  int64_t first, last, unused;
+  if (!bag_range(job, row0, first, unused, error) || !bag_range(job, row1 - 1, unused, last, error)) return false;
+  return PlainBags<Id>{job, reinterpret_cast<const Id*>(job.ids.data), row0, row1, first, last}.run(error);
+}
+
+inline bool sum_plain_bags(const Job& job, int64_t row0, int64_t row1, Error& error) {
+  return job.ids.dtype == kInt64 ? sum_plain_bags<int64_t>(job, row0, row1, error) : sum_plain_bags<int32_t>(job, row0, row1, error);
+}
+
+}  // namespace fxopt::FXOPT_ISA

@@ -1,0 +1,102 @@
+"""Bags whose ids need no program: bit for bit F.embedding_bag, in any shape, and safe for any id and any offsets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fxopt.kernels.columns import op, reference
+from fxopt.kernels.columns.encode import encode
+from fxopt.kernels.columns.plan import Column, Offsets, Plan, Source
+
+DIMS = (4, 8, 10, 16, 32, 48, 64, 96, 128, 256)
+LENGTHS = (0, 1, 47, 48, 49, 0, 300, 5, 0)  # around the distance of the prefetch
+
+
+def call_of(table, ids, offsets, pool="sum", **more):
+    column = Column(Source(0), 0, 0, 0, pool=pool, bag=Offsets(1, True), **more)
+    plan = Plan((column,), (table.shape[1],), ("float32",))
+    return [ids, offsets], [table], plan
+
+
+def run(*args, **more):
+    tensors, tables, plan = call_of(*args, **more)
+    return op.columns(tensors, tables, encode(plan))[0]
+
+
+def bags(lengths, rows, dtype=torch.int64):
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    return torch.randint(0, rows, (int(offsets[-1]),)).to(dtype), offsets.to(dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 50_000])  # within the cache, and prefetched
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("pool", ["sum", "mean"])
+@pytest.mark.parametrize("dim", DIMS)
+def test_bits_of_embedding_bag(isa, dim, pool, dtype, rows):
+    table = torch.randn(rows, dim)
+    for lengths in ((), (0,), (3,), LENGTHS, LENGTHS[::-1]):
+        ids, offsets = bags(lengths, rows, dtype)
+        found = run(table, ids, offsets, pool)
+        expected = F.embedding_bag(ids, table, offsets, mode=pool, include_last_offset=True)
+        if pool == "sum":
+            assert found.equal(expected)
+        torch.testing.assert_close(found, expected)
+        assert found.equal(reference.columns(*call_of(table, ids, offsets, pool))[0])
+
+
+@pytest.mark.parametrize("dim", [10, 64, 128])
+def test_weights_and_strides(isa, dim):
+    wide = torch.randn(50_000, 2 * dim)
+    ids, offsets = bags(LENGTHS, 50_000)
+    weights = torch.rand(len(ids))
+    for table in (wide[:, :dim], wide[:, ::2]):
+        assert run(table, ids, offsets).equal(F.embedding_bag(ids, table, offsets, mode="sum", include_last_offset=True))
+        assert run(table, ids.repeat_interleave(2)[::2], offsets).equal(run(table, ids, offsets))
+    table = wide[:, :dim].contiguous()
+    expected = F.embedding_bag(ids, table, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True)
+    column = Column(Source(0), 0, 0, 0, pool="sum", bag=Offsets(1, True), weights=Source(2))
+    plan = encode(Plan((column,), (dim,), ("float32",)))
+    assert op.columns([ids, offsets, weights], [table], plan)[0].equal(expected)
+
+
+def test_mean_of_nothing(isa):
+    ids, offsets = bags((0, 2), 5)
+    assert run(torch.randn(5, 64), ids, offsets, "mean")[0].eq(0).all()
+    assert run(torch.randn(5, 64), ids, offsets, "mean", empty_nan=True)[0].isnan().all()
+
+
+@pytest.mark.parametrize("segment", [0, 1, 2])
+def test_features_back_to_back(isa, segment):
+    """KeyedJaggedTensor's layout; a bad id of another feature is none of this one's."""
+    ids, offsets = bags(LENGTHS, 50_000)
+    table, rows = torch.randn(50_000, 64), len(LENGTHS) // 3
+    mine = offsets[segment * rows : (segment + 1) * rows + 1]
+    ids[: mine[0]] = -1
+    ids[mine[-1] :] = 2**40
+    expected = F.embedding_bag(ids[mine[0] : mine[-1]], table, mine - mine[0], mode="sum", include_last_offset=True)
+    column = Column(Source(0), 0, 0, 0, pool="sum", bag=Offsets(1, True, segment, 3))
+    (found,) = op.columns([ids, offsets], [table], encode(Plan((column,), (64,), ("float32",))))
+    assert found.equal(expected)
+
+
+@pytest.mark.parametrize("bad", [50_000, -1, 2**62, -(2**63)])
+@pytest.mark.parametrize("dim", [8, 48, 64])
+@pytest.mark.parametrize("position", [0, 1, 47, 48, 49, 100, 448, 449])
+def test_bad_ids(isa, dim, position, bad):
+    ids, offsets = bags(LENGTHS, 50_000)
+    ids[position] = bad
+    tensors, tables, plan = call_of(torch.randn(50_000, dim), ids, offsets)
+    with pytest.raises(RuntimeError) as expected:
+        reference.columns(tensors, tables, plan)
+    with pytest.raises(RuntimeError) as found:
+        op.columns(tensors, tables, encode(plan))
+    assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("offsets", [[0, 60, 50, 100], [0, 200, 300], [0, 100, 99], [0, 100, -1, 100], [5, 10, 20]])
+def test_bad_offsets(isa, offsets):
+    tensors, tables, plan = call_of(torch.randn(9, 64), torch.randint(0, 9, (100,)), torch.tensor(offsets))
+    with pytest.raises(RuntimeError, match="offsets"):
+        op.columns(tensors, tables, encode(plan))
