@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from torch.fx import Graph, Node
 
 from fxopt.patterns.core import Reject
-from fxopt.patterns.index_program import IndexPrograms, IndexValue
+from fxopt.patterns.index_program import IndexPrograms
+from fxopt.patterns.index_value import IndexValue
 from fxopt.patterns.layout import Layout, laid_out, split_rows
 from fxopt.patterns.lookups import Lookup, find_lookup
 from fxopt.patterns.pooling import Pooled, find_pooled

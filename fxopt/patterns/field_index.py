@@ -30,7 +30,7 @@ PAIRS = Traced(pairs, torch.zeros(2, 2, 2), _INDEX, _INDEX)
 
 
 def find_field_index(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """Both forms with constants that lie inside the dims they index; pairs also with tensors (a buffer of triu_indices)."""
+    """Both forms with constants that lie inside the dims they index; pairs also with tensors (triu_indices)."""
     aliases = Aliases(module.graph)
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.index.Tensor):
         bound = FIELDS.match(node, aliases) or PAIRS.match(node, aliases)
@@ -45,7 +45,9 @@ def find_field_index(module: GraphModule, inference: bool) -> Iterator[Match | R
         elif len(indices) == 2 and all(map(_is_list, indices)):
             yield Match(node, {"source": source, "live": tuple(indices)})
         else:
-            yield Reject("its index is not a constant list; index with a Python list or torch.tensor of one", indices[0])
+            yield Reject(
+                "its index is not a constant list; index with a Python list or torch.tensor of one", indices[0]
+            )
 
 
 def _is_list(index: Node) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from fxopt.patterns.index_program import IndexValue
+from fxopt.patterns.index_value import IndexValue
 from fxopt.shape.sizes import Size, product, same, shape_of, static
 from fxopt.shape.views import Axis, Part, View
 

@@ -98,7 +98,9 @@ def test_fires_and_gives_eagers_numbers(name: str) -> None:
     for batch in (0, 1, 2, 7):
         x = torch.randn(batch, 3)
         torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
-        expected, found = (torch.autograd.grad(net(x).square().sum(), list(model.parameters())) for net in (model, fast))
+        expected, found = (
+            torch.autograd.grad(net(x).square().sum(), list(model.parameters())) for net in (model, fast)
+        )
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert len(fast._fxopt.entries) == 1
 

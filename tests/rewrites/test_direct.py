@@ -26,7 +26,9 @@ def test_bindings_take_the_overloads_arguments() -> None:
     expected = module(*tensors)
     direct.direct(module)
     left = {str(node.target) for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
-    assert left == {"aten.split.Tensor", "aten.einsum.default", "aten.tensordot.default"}, "only these have Python bindings"
+    assert left == {"aten.split.Tensor", "aten.einsum.default", "aten.tensordot.default"}, (
+        "only these have Python bindings"
+    )
     for one, other in zip(module(*tensors), expected, strict=True):
         assert torch.equal(one, other) and one.dtype == other.dtype
 

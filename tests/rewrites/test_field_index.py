@@ -62,7 +62,9 @@ def rewrites(model: nn.Module) -> list[str]:
     return [change.what for ran in findings.passes if ran.name == "field_index" for change in ran.changes]
 
 
-@pytest.mark.parametrize(("model", "count"), [(Pairs(), 1), (NegativeFields(), 2), (LivePairs(), 1), (Buffer(), 0), (AnyNumberOfFields(), 0)])
+@pytest.mark.parametrize(
+    ("model", "count"), [(Pairs(), 1), (NegativeFields(), 2), (LivePairs(), 1), (Buffer(), 0), (AnyNumberOfFields(), 0)]
+)
 def test_values_and_gradients_are_eagers(model: nn.Module, count: int) -> None:
     fast = optimize(model, (torch.randn(5, 7, 4),))
     assert len(rewrites(fast)) == count

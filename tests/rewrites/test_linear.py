@@ -20,7 +20,9 @@ def from_batch_4(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(13, 64), nn.ReLU(inplace=True), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 3, bias=False))
+    return nn.Sequential(
+        nn.Linear(13, 64), nn.ReLU(inplace=True), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 3, bias=False)
+    )
 
 
 needs_onednn = pytest.mark.skipif(not op.available(), reason="this torch has no oneDNN linear")
@@ -34,7 +36,9 @@ def test_no_further_from_fp64_than_eager(shape: tuple[int, ...]) -> None:
     fast = optimize(model, (torch.randn(shape),))
     (ran,) = [ran for ran in fast._fxopt.findings[0].passes if ran.name == "linear"]
     assert len(ran.changes) == 3
-    left = {str(node.target) for node in fast._fxopt.entries[0].executable.graph.graph.nodes if node.op == "call_function"}
+    left = {
+        str(node.target) for node in fast._fxopt.entries[0].executable.graph.graph.nodes if node.op == "call_function"
+    }
     assert left == {"fxopt.linear.default"}, "neither a linear nor an in-place relu stays behind"
     x = torch.randn(shape)
     with torch.no_grad():

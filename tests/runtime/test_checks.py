@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from fxopt.runtime.checks import PythonTensorCheck, TensorForm, python_lengths, python_read, python_unchanged, tensor_check
+from fxopt.runtime.checks import (
+    PythonTensorCheck,
+    TensorForm,
+    python_lengths,
+    python_read,
+    python_unchanged,
+    tensor_check,
+)
 from fxopt.runtime.native import native
 
 needs_native = pytest.mark.skipif(native() is None, reason="no C++ compiler")

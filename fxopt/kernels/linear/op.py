@@ -59,7 +59,7 @@ def available() -> bool:
 
 
 def call(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, threshold: int) -> Tensor:
-    """x [..., K], weight [N, K], bias [N]: float32 [..., N]. Training stays with torch: oneDNN's call has no gradient."""
+    """x [..., K], weight [N, K], bias [N]: float32 [..., N]. Training stays with torch: oneDNN has no gradient."""
     rows = x.numel() // x.shape[-1] if x.dim() > 2 else x.shape[0]
     if rows < threshold or (torch.is_grad_enabled() and _needs_grad(x, weight, bias)):
         y = F.linear(x, weight, bias)
