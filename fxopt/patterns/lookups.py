@@ -129,7 +129,8 @@ def _embedding_bag(node: Node) -> Lookup | Reject | None:
         rows = static(shape_of(table)[0])
         padding = None if rows is None else padding + rows
     bag = Bag(mode, offsets, bool(arguments["include_last_offset"]), weights if isinstance(weights, Node) else None)
-    rows_of = _rows_of_2d(ids, offsets) if padding is None and bag.weights is None else None
+    by_rows = padding is None and bag.weights is None and mode != "max"  # a bag's max passes over NaN, a row's does not
+    rows_of = _rows_of_2d(ids, offsets) if by_rows else None
     if rows_of is not None:
         ids, bag = rows_of, Bag(mode, None)
     grad = _only_eager_grad(arguments)

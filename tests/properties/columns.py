@@ -101,7 +101,7 @@ def source(w: Writer, one_dim: bool, wild: bool) -> Value:
         )
         assert written is not None
         return written
-    kind = w.pick(("own", "own", "column", "packed", "one"))
+    kind = w.pick(("own", "own", "column", "packed", "fields", "one"))
     if kind == "own":
         return w.input(dims=("B",), **options)
     if kind == "one":
@@ -232,7 +232,7 @@ def bag(w: Writer, dtype: torch.dtype, dim: int) -> Value | None:
     as_module = w.chance(50)
     include_last = w.chance(40)
     options = f", mode='{mode}'" + (f", padding_idx={padding}" if padding is not None else "")
-    if w.chance(0):
+    if w.chance(35):
         x = ids(w, made.rows, one_dim=False)
         sample = torch.zeros(x.sample.shape[0], dim, dtype=dtype)
         weights = ""
@@ -303,6 +303,8 @@ _MASKED = (
     "({e} * {m}.unsqueeze(-1).repeat(1, 1, {d})).sum(dim=1)",
     "({e} * torch.repeat_interleave({m}.unsqueeze(-1), {d}, dim=-1)).sum(1)",
     "({e} * {m}.unsqueeze(-1).expand_as({e})).sum(1)",
+    "torch.bmm({m}.unsqueeze(1), {e}).squeeze(1)",
+    "torch.matmul({m}.unsqueeze(1), {e}).squeeze(1)",
     "({e} * {m}.unsqueeze(-1)).mean(1)",
     "({e} - (1 - {m}.unsqueeze(-1)) * 1e4).max(1).values",
     "{e}.masked_fill({m}.unsqueeze(-1) == 0, 0).sum(1)",
