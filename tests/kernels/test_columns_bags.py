@@ -52,7 +52,9 @@ def test_weights_and_strides(isa, dim):
     ids, offsets = bags(LENGTHS, 50_000)
     weights = torch.rand(len(ids))
     for table in (wide[:, :dim], wide[:, ::2]):
-        assert run(table, ids, offsets).equal(F.embedding_bag(ids, table, offsets, mode="sum", include_last_offset=True))
+        assert run(table, ids, offsets).equal(
+            F.embedding_bag(ids, table, offsets, mode="sum", include_last_offset=True)
+        )
         assert run(table, ids.repeat_interleave(2)[::2], offsets).equal(run(table, ids, offsets))
     table = wide[:, :dim].contiguous()
     expected = F.embedding_bag(ids, table, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True)
