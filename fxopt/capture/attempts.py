@@ -32,6 +32,9 @@ _DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, Dy
 _FINAL = (*_DATA_DEPENDENT, CaptureError)  # no other sizes would help
 
 
+PATIENCE = 4  # traces that ask for the dims of one input after the other, before inputs alike are treated alike
+
+
 class Stopped(Exception):
     """A trace failed at one module."""
 
@@ -82,15 +85,23 @@ class Attempts:
     def _settle(self, shapes: Shapes, static: set[Dim]) -> Capture:
         """Trace, again for as long as the trace asks for more static or positive dims, or attributes to store."""
         positive: set[Dim] = set()
+        traces = 0
         while True:
+            traces += 1
             try:
                 return self._trace(shapes, static, positive)
             except MakeStatic as found:
-                static = static | found.dims
+                static = static | (found.dims if traces < PATIENCE else self._alike(found.dims))
             except MakePositive as found:
-                positive = positive | found.dims
+                positive = positive | (found.dims if traces < PATIENCE else self._alike(found.dims))
             except _MakeStores as found:
                 self.stores.update(found.stores)
+
+    def _alike(self, dims: set[Dim]) -> set[Dim]:
+        """These dims of every input of the same dtype and inner sizes: hundreds of them need no trace each."""
+        forms = [(t.dtype, tuple(t.shape[1:])) for t in self.inputs.tensors]
+        axes = {(forms[i], d) for i, d in dims}
+        return {(i, d) for i, form in enumerate(forms) for d in range(1, len(form[1]) + 1) if (form, d) in axes}
 
     def _trace(self, shapes: Shapes, static: set[Dim], positive: set[Dim]) -> Capture:
         fakes = FakeInputs(self.inputs, shapes, static, positive)

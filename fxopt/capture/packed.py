@@ -86,7 +86,7 @@ class PackedDims(TorchFunctionMode):
         """The input dims >= 1 that the sizes of `tensor` in `dims` depend on."""
         if not isinstance(tensor, Tensor):
             return set()
-        sizes = [tensor.shape[d] for d in dims if -tensor.ndim <= d < tensor.ndim]
+        sizes: list[Any] = [tensor.shape[d] for d in dims if -tensor.ndim <= d < tensor.ndim]
         symbols = {s for size in sizes if isinstance(size, torch.SymInt) for s in size.node.expr.free_symbols}
         return {dim for s in symbols for dim in self._sources.get(str(s), ()) if dim[1] >= 1}
 

@@ -99,7 +99,7 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
                 self._shape_env.operator = None
             return self._divided(out, *args) if func is torch.ops.aten.arange.start_step else out
 
-    def _divided(self, out: torch.Tensor, start: Any, end: Any, step: Any = 1) -> torch.Tensor:
+    def _divided(self, out: Any, start: Any, end: Any, step: Any = 1) -> torch.Tensor:
         """arange(0, B * L, L), as F.embedding_bag counts its bags, has B items, not (B*L + L - 1) // L."""
         if not isinstance(step, torch.SymInt) or not statically_known_true((end - start) % step == 0):
             return out

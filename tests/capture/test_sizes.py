@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fxopt.capture import CaptureError, capture
+from fxopt.capture import CaptureError, attempts, capture
+from fxopt.capture.trace import trace
 
 BATCHES = (0, 1, 2, 7, 4096)
 
@@ -241,3 +242,17 @@ def test_conditions_that_always_hold_or_follow_from_others_are_dropped():
     found = capture(Rows(), (torch.rand(5, 3),))
     assert found.guards.relations == ("s10 >= 3",)
     assert not found.guards.holds([torch.rand(2, 3)]) and found.guards.holds([torch.rand(3, 3)])
+
+
+@pytest.mark.parametrize("forward", [lambda x: x[:, 1], lambda x: x[:, 0] + x[:, 1:].sum(1)], ids=["packed", "ends"])
+def test_many_inputs_alike_need_few_traces(check, monkeypatch, forward):
+    class Each(nn.Module):
+        def forward(self, xs, length):
+            return torch.stack([forward(x) for x in xs], 1), length.sum(1)
+
+    traces = []
+    monkeypatch.setattr(attempts, "trace", lambda *args: traces.append(1) or trace(*args))
+    inputs = [torch.rand(4, 6) for _ in range(50)], torch.rand(4, 7)
+    found = capture(Each(), inputs)
+    assert len(traces) <= 6
+    check(found, Each(), [torch.rand(9, 6) for _ in range(50)], torch.rand(9, 0))
