@@ -29,7 +29,7 @@ def random_program(pick: Callable[[Sequence[Any]], Any]) -> Program:
     w.program.sizes = w.pick(CAPTURED)
     dtype, dim = w.pick(columns.TABLES), w.pick(columns.DIMS)
     found = []
-    for _ in range(w.pick((1, 1, 1, 2, 2, 3))):
+    for _ in range(w.pick((1, 1, 2, 2, 2, 3))):
         own = w.pick(columns.TABLES) if w.chance(5) else dtype
         value = _column(w, own, w.pick(columns.DIMS) if w.chance(30) else dim)
         if value is not None:
