@@ -121,7 +121,7 @@ def source(w: Writer, one_dim: bool, wild: bool) -> Value:
         )
         x = w.input(dims=("B", 5), **options)
     else:
-        ways = ("{x}[{i}]", "{x}.t()[:, {i}]", "{x}.unbind(0)[{i}]", "{x}.transpose(0, 1)[:, {i}:{j}]")
+        ways = ("{x}[{i}]", "{x}.t()[:, {i}]", "{x}.unbind(0)[{i}]")
         x = w.input(dims=(5, "B"), **options)
     written = w.line(w.pick(ways).format(x=x.name, i=i, j=i + 1))
     assert written is not None
