@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..build import PYTHON_TENSOR, BuildError, Library, build, readable
-from . import autograd, reference
+from . import autograd, grouped, reference
 from .encode import plan_of
 
 _HERE = Path(__file__).parent
@@ -66,7 +66,7 @@ def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -
 
 
 def load() -> None:
-    """Defines the operator, once: with the compiled kernel, or with the reference where it cannot be compiled."""
+    """Defines the operator, once: with the compiled kernel, or with grouped PyTorch where it cannot be compiled."""
     global _library, _entry
     if _library is not None:
         return
@@ -81,7 +81,7 @@ def _define() -> torch.library.Library:
     library = torch.library.Library("fxopt", "FRAGMENT")
     for schema in _SCHEMAS:
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl("columns", _columns_reference, "CompositeExplicitAutograd")
+    library.impl("columns", _columns_grouped, "CompositeExplicitAutograd")
     torch.library.register_fake("fxopt::columns", _fake, lib=library)
     torch.library.register_fake("fxopt::columns_backward", _fake_backward, lib=library)
     torch.library.register_autograd(
@@ -108,8 +108,8 @@ def _load_kernel() -> Callable | None:
     return module.call if readable(module) else None
 
 
-def _columns_reference(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
-    return reference.columns(tensors, tables, plan_of(plan))
+def _columns_grouped(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
+    return grouped.columns(tensors, tables, plan_of(plan))
 
 
 def _fake(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:

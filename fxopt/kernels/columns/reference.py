@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .plan import Column, Compare, Instr, Offsets, Op, Plan, Source
 
+Bucketize = Callable[[Tensor, int, Instr], Tensor]  # (values, step of the program, its instruction)
 _COMPARE: dict[Compare, Callable] = {
     Compare.EQ: operator.eq, Compare.NE: operator.ne, Compare.LT: operator.lt,
     Compare.LE: operator.le, Compare.GT: operator.gt, Compare.GE: operator.ge,
@@ -51,10 +52,14 @@ def columns(
             Off where ids are known to be good or have no values (fake tensors).
     """
     rows = rows or [rows_of(tensors, plan, output) for output in range(len(plan.widths))]
+    values = [column(tensors, tables, plan, index, rows, check) for index in range(len(plan.columns))]
+    return assemble(plan, values, rows)
+
+
+def assemble(plan: Plan, values: Sequence[Tensor], rows: Sequence[int]) -> list[Tensor]:
+    """The outputs from the values of each column, [rows, lanes * D]."""
     slots: list[dict[int, Tensor]] = [{} for _ in plan.widths]
-    for index, column in enumerate(plan.columns):
-        dtype = getattr(torch, plan.dtypes[column.output])
-        value = _column(tensors, tables, column, rows[column.output], dtype, index if check else None)
+    for column, value in zip(plan.columns, values, strict=True):
         slot = slots[column.output]
         slot[column.offset] = slot[column.offset] + value if column.add else value
     return [_concatenate(*parts) for parts in zip(slots, rows, plan.widths, strict=True)]
@@ -122,12 +127,16 @@ def read(tensors: Sequence[Tensor], source: Source, rows: int) -> Tensor:
     return t if source.rows else t.expand(rows, lanes)
 
 
-def evaluate(tensors: Sequence[Tensor], column: Column, v: Tensor) -> Tensor:
-    """Runs the index program on [rows, lanes] values."""
+def evaluate(
+    tensors: Sequence[Tensor], column: Column, v: Tensor, bucketize: Bucketize | None = None
+) -> Tensor:
+    """Runs the index program on [rows, lanes] values; `bucketize` takes over where boundaries differ by row."""
     saved = v
-    for instr in column.program:
+    for step, instr in enumerate(column.program):
         if instr.op == Op.SAVE:
             saved = v
+        elif instr.op == Op.BUCKETIZE and bucketize:
+            v = bucketize(v, step, instr)
         elif instr.op == Op.BUCKETIZE:
             boundaries = tensors[instr.tensor]
             v = torch.bucketize(v.contiguous(), boundaries, right=bool(instr.a), out_int32=instr.dtype == "int32")
@@ -151,21 +160,24 @@ def _per_lane(tensors: Sequence[Tensor], index: int, source: Source) -> Tensor:
     return t.expand(outer, t.shape[0]).reshape(-1, 1)
 
 
-def _column(
+def column(
     tensors: Sequence[Tensor],
     tables: Sequence[Tensor],
-    column: Column,
-    rows: int,
-    dtype: torch.dtype,
-    check: int | None,
+    plan: Plan,
+    index: int,
+    rows_of_outputs: Sequence[int],
+    check: bool = True,
 ) -> Tensor:
+    """The values of one column, [rows, lanes * D]."""
+    column = plan.columns[index]
+    rows, dtype = rows_of_outputs[column.output], getattr(torch, plan.dtypes[column.output])
     source_shape = tensors[column.source.tensor].shape
     n_ids = source_shape[0] if column.bag else rows
     v = evaluate(tensors, column, read(tensors, column.source, n_ids))
     if column.table is None:
         result = v.to(dtype)
     else:
-        result = _lookup(tensors, tables[column.table], column, v, rows, check).to(dtype)
+        result = _lookup(tensors, tables[column.table], column, v, rows, index if check else None).to(dtype)
     if column.divisor is not None:
         result = (result / read(tensors, column.divisor, rows).to(_at_least_float(dtype))).to(dtype)
     return result
