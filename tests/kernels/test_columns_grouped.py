@@ -74,6 +74,17 @@ def test_plain_bags(pool, include_last):
         assert str(found.value) == str(expected.value)
 
 
+def test_constants_that_only_compare_equal():
+    def program(k):
+        by = (0.0, -0.0)[k % 2]
+        steps = Instr(Op.DIV, "float32", by), Instr(Op.CLAMP_MIN, "float32", 0.0), Instr(Op.CLAMP_MAX, "float32", 5.0)
+        return (*steps, Instr(Op.CAST, "int64"))
+
+    tables, plan = many(4, 3, program)
+    values = torch.rand(3, 4) + 1
+    assert same(grouped.columns([values], tables, plan)[0], reference.columns([values], tables, plan)[0])
+
+
 def test_float_ids_are_an_error():
     tables, plan = many(2, 3)
     with pytest.raises(RuntimeError, match="column 0: ids must be integers"):

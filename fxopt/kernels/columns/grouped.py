@@ -2,7 +2,7 @@
 
 Their values are stacked as [columns, rows], so a program costs as many calls as one column's; what is left per column
 is its lookup, and a bag of plain ids is F.embedding_bag. Everything else, and every error, is the reference's.
-1 thread, 200 columns of RECom's model E and no MLP, batch 1: 0.92 ms, where the reference takes 3.5 and eager 1.4.
+1 thread, 200 columns of RECom's model E and no MLP, batch 1: 0.92 ms, where the reference takes 3.3 and eager 1.4.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def _classify(plan: Plan) -> _Groupings:
         boundaries = [i.tensor for i in c.program if i.op == Op.BUCKETIZE]
         simple = c.table is not None and c.source.rows == (0,) and c.source.lane is None and c.divisor is None
         if simple and c.pool == "none" and all(i.op != Op.ADD_TENSOR for i in program):
-            number = numbers.setdefault((program, c.wrap_negative), len(numbers))
+            key = repr(program), c.wrap_negative  # 0.0 == -0.0, but x / 0.0 is not x / -0.0
+            number = numbers.setdefault(key, len(numbers))
             found.single.append((index, number, c.source, boundaries))
         else:
             found.rest.append(index)
