@@ -67,7 +67,11 @@ def _pick_long_lists(graph: Graph) -> None:
 
 def _picked(graph: Graph, node: Node, argument: Any, values: Node, position: dict[Node, int]) -> Any:
     """`argument`, or where it is a long list of nodes, one call that picks it from `values` and the others."""
-    if not isinstance(argument, list | tuple) or len(argument) < _MANY or not all(isinstance(n, Node) for n in argument):
+    if (
+        not isinstance(argument, list | tuple)
+        or len(argument) < _MANY
+        or not all(isinstance(n, Node) for n in argument)
+    ):
         return argument
     others = [item for item in dict.fromkeys(argument) if item not in position]
     place = position | {item: len(position) + number for number, item in enumerate(others)}
