@@ -26,6 +26,9 @@ from fxopt.shape.aliases import mutates
 from fxopt.shape.sizes import same_shape, tensor_of
 
 
+_MOST_ROUNDS = 100  # matches that wait for one another need two or three; a rewrite that makes its own pattern, for ever
+
+
 class Rejected(Exception):
     """A replacement that does not hold; its text is the reason."""
 
@@ -129,7 +132,7 @@ def apply(rewrite: Rewrite, module: GraphModule, fuel: Fuel, inference: bool) ->
     """Run one pass to its fixed point; every match is a transaction of its own."""
     findings, started = PassFindings(rewrite.name), time.perf_counter()
     refused: set[str] = set()
-    while True:
+    for _ in range(_MOST_ROUNDS):
         changed = False
         rejects = []
         for found in _found(rewrite, module, inference, findings):
