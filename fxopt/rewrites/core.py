@@ -25,7 +25,7 @@ from fxopt.patterns.core import Match, Reject, place_of
 from fxopt.shape.aliases import mutates
 from fxopt.shape.sizes import same_shape, tensor_of
 
-_MOST_ROUNDS = 100  # matches that wait for one another need two or three; a rewrite that makes its own pattern, for ever
+_MOST_ROUNDS = 100  # matches that wait for one another need two or three; one that makes its own pattern, all of them
 
 
 class Rejected(Exception):

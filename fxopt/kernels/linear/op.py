@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PROBES = (8, 32, 128, 512)
+PROBES = (1, 8, 32, 128, 512)  # 1: MKL's matrix-vector product runs on one thread, oneDNN's on all (1.1 and 0.55 ms)
 _NEVER = 1 << 62
 _LARGEST_PROBE = 3e8  # multiply-adds: 5-15 ms a run; a library that wins there wins above
 _MARGIN = 1.25  # on a busy machine one timing in five is off by more than a tenth; real wins are 1.5-2.4x
