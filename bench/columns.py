@@ -89,4 +89,4 @@ def main(argv: list[str]) -> int:
     for part in PARTS:
         cells += run_part(args, console, Subject(args.model, args.columns, part, args.packed), model)
     console.print(table(f"model {args.model.upper()}, {args.columns} columns", ("part", "batch"), cells))
-    return options.finish(args, console, "columns", cells, neighbours)
+    return options.finish(args, console, f"columns_{args.model}{args.columns}", cells, neighbours)
