@@ -84,7 +84,7 @@ inline void plan_work(const Call& call, Work& work) {
     int64_t item;
     if (tile.heavy) {
       const double cost = row_cost(call, call.plan.columns[tile.first], rows) * tile.count;
-      item = std::min(int64_t(kHeavyItem / (cost + 1)), threads > 1 ? rows / (4 * threads) : rows);
+      item = std::min(int64_t(kHeavyItem / (cost + 1)), threads > 1 ? rows / (2 * threads) : rows);
       work.nanoseconds += 0.2 * cost * rows;
     } else {
       item = kLightItem / tile.count;
