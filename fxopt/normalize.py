@@ -7,17 +7,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from fxopt.shape.aliases import Aliases, is_pure, mutates
+from fxopt.shape.aliases import DROPOUTS, Aliases, is_pure, mutates
 from fxopt.shape.sizes import tensor_of
 
 aten = torch.ops.aten
 
-_DROPOUTS = {
-    aten.dropout.default,
-    aten.feature_dropout.default,
-    aten.alpha_dropout.default,
-    aten.feature_alpha_dropout.default,
-}
 _KEPT = ("placeholder", "output", "call_module")
 _CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other, aten.type_as.default}
 
@@ -89,7 +83,7 @@ def _same_as(node: Node, aliases: Aliases) -> Node | None:
     source = node.args[0] if node.op == "call_function" and node.args else None
     if not isinstance(source, Node) or aliases.edited(node):
         return None
-    if node.target in _DROPOUTS:
+    if node.target in DROPOUTS:
         return source if node.args[2] is False else None
     if node.target is aten.slice.Tensor and _is_whole(node) and all(user.op != "output" for user in node.users):
         return source

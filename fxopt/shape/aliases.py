@@ -7,7 +7,12 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 # Return their input itself (in eval) although their schema does not say so.
-_PASS_THROUGH = {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout"}
+DROPOUTS = {
+    torch.ops.aten.dropout.default,
+    torch.ops.aten.feature_dropout.default,
+    torch.ops.aten.alpha_dropout.default,
+    torch.ops.aten.feature_alpha_dropout.default,
+}
 
 
 def mutates(node: Node) -> bool:
@@ -55,7 +60,7 @@ def _aliased_arguments(node: Node) -> list[Node]:
         return list(node.all_input_nodes) if node.op == "call_module" else []
     if not isinstance(node.target, torch._ops.OpOverload):
         return list(node.all_input_nodes)  # getitem of a split, arithmetic on sizes
-    if node.target._schema.name in _PASS_THROUGH:
+    if node.target in DROPOUTS:
         return list(node.all_input_nodes)
     return _nodes_where(node, lambda argument: argument.alias_info is not None)
 
