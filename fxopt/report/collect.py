@@ -9,11 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.fx import GraphModule
 
 from fxopt.findings import Change, Findings, Miss, PassFindings, Place
+from fxopt.report.census import census
 from fxopt.report.data import Measurement, Note, Pass, Report, SignatureReport
-from fxopt.report.kinds import is_lookup
 from fxopt.report.machine import machine
 from fxopt.runtime import dispatcher_of
 
@@ -76,15 +75,10 @@ def _signature(findings: Findings, entry: Entry | None) -> SignatureReport:
         passes=tuple(map(_pass, findings.passes)),
         operators_before=findings.operators_before,
         operators_after=findings.operators_after,
-        lookups_before=_lookups(executable.capture.graph) if executable else 0,
-        lookups_after=_lookups(executable.graph) if executable else 0,
+        roles=census(executable.capture.graph.graph, executable.graph.graph) if executable and executable.graph else (),
         max_error=findings.max_error,
         seconds=dict(findings.seconds),
     )
-
-
-def _lookups(graph: GraphModule | None) -> int:
-    return sum(map(is_lookup, graph.graph.nodes)) if graph is not None else 0
 
 
 def _pass(found: PassFindings) -> Pass:

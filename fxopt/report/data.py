@@ -82,11 +82,20 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class Tally:
+    """How many operators of one role a call runs, as captured (`before`) and now; one call for many columns is one."""
+
+    role: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
 class SignatureReport:
     """One input signature of the model; see `fxopt.findings.Findings` for what the names mean.
 
     Attributes:
-        lookups_before, lookups_after: table lookups per call, where one call that serves many columns counts once.
+        roles: the operators of a call by what they are there for (empty: the model stays eager).
     """
 
     signature: str
@@ -95,8 +104,7 @@ class SignatureReport:
     passes: tuple[Pass, ...] = ()
     operators_before: int = 0
     operators_after: int = 0
-    lookups_before: int = 0
-    lookups_after: int = 0
+    roles: tuple[Tally, ...] = ()
     max_error: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     measurements: tuple[Measurement, ...] = ()

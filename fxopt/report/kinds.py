@@ -36,7 +36,7 @@ def is_operator(node: Node) -> bool:
 
 def is_lookup(node: Node) -> bool:
     """Whether it reads rows of a table, or of many in one call."""
-    name = _name(node)
+    name = name_of(node)
     return name in _LOOKUPS or (name in _GATHERS and _is_state(node.args[0]))
 
 
@@ -51,14 +51,14 @@ def kinds(graph: Graph) -> dict[Node, str]:
 
 
 def _kind(node: Node, found: dict[Node, str]) -> str:
-    name, computed = _name(node), {found[n] for n in node.all_input_nodes}
+    name, computed = name_of(node), {found[n] for n in node.all_input_nodes}
     if node.op == "call_module":
         return OPAQUE
     if node.op in ("placeholder", "get_attr", "output"):
         return OTHER
     if is_lookup(node):
         return COLUMNS
-    if _is_integer(node):
+    if is_integer(node):
         return INDEX
     if name in _DENSE or (name in _PRODUCTS and any(map(_is_state, node.all_input_nodes))):
         return MLP
@@ -73,8 +73,8 @@ def _kind(node: Node, found: dict[Node, str]) -> str:
 def _given_to_users(node: Node, found: dict[Node, str]) -> str:
     """A view, a cast or a weight's transpose belongs to what alone uses it; so does a sum of columns to its square."""
     kind, users = found[node], {found[user] for user in node.users if user.op != "output"}
-    prepares = kind == OTHER and (_is_view(node) or _name(node) in _CASTS)
-    reduces = kind == COLUMNS and _name(node) in _REDUCTIONS and users == {INTERACTION}
+    prepares = kind == OTHER and (is_view(node) or name_of(node) in _CASTS)
+    reduces = kind == COLUMNS and name_of(node) in _REDUCTIONS and users == {INTERACTION}
     if len(users) != 1 or not (prepares or reduces):
         return kind
     return INDEX if prepares and users == {COLUMNS} else next(iter(users))
@@ -82,7 +82,7 @@ def _given_to_users(node: Node, found: dict[Node, str]) -> str:
 
 def _multiplies(node: Node, found: dict[Node, str]) -> bool:
     """A product of two computed values, or a square: not a mask, a weight, or an activation of an MLP's own output."""
-    name = _name(node)
+    name = name_of(node)
     factors = [found.get(n, OTHER) for n in node.args[:2] if isinstance(n, Node) and not _is_state(n)]
     if name in ("pow", "square"):
         return found.get(node.args[0], OTHER) in (COLUMNS, INTERACTION)  # type: ignore[arg-type]
@@ -90,13 +90,13 @@ def _multiplies(node: Node, found: dict[Node, str]) -> bool:
     return name == "mul" and len(values) == 2 and values != [MLP, MLP]
 
 
-def _name(node: Node) -> str:
+def name_of(node: Node) -> str:
     """The same for relu.default and relu_.default; "" where it is no call of an operator."""
     target = node.target
     return target.overloadpacket.__name__.rstrip("_") if isinstance(target, torch._ops.OpOverload) else ""
 
 
-def _is_integer(node: Node) -> bool:
+def is_integer(node: Node) -> bool:
     tensors = _tensors(node)
     return bool(tensors) and not any(t.is_floating_point() or t.is_complex() for t in tensors)
 
@@ -107,12 +107,12 @@ def _tensors(node: Node) -> list[torch.Tensor]:
 
 def _is_state(node: object) -> bool:
     """A parameter, or a view of one."""
-    while isinstance(node, Node) and _is_view(node):
+    while isinstance(node, Node) and is_view(node):
         node = node.all_input_nodes[0]
     return isinstance(node, Node) and "state" in node.meta
 
 
-def _is_view(node: Node) -> bool:
+def is_view(node: Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload) or not node.all_input_nodes:
         return False
     return any(r.alias_info is not None and not r.alias_info.is_write for r in node.target._schema.returns)

@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fxopt.report.census import LOOKUP
 from fxopt.report.data import Measurement, Note, Report, SignatureReport
 from fxopt.report.units import count, error, percent, seconds, times
 
@@ -47,8 +48,9 @@ def headline(found: SignatureReport) -> str:
     if found.eager_reason:
         return "Stays eager: nothing was changed"
     parts = []
-    if found.lookups_after < found.lookups_before:
-        parts.append(f"{count(found.lookups_before, 'lookup')} in {count(found.lookups_after, 'call')}")
+    lookups = next((tally for tally in found.roles if tally.role == LOOKUP), None)
+    if lookups is not None and lookups.after < lookups.before:
+        parts.append(f"{count(lookups.before, 'lookup')} in {count(lookups.after, 'call')}")
     parts.append(f"{found.operators_before:,} -> {count(found.operators_after, 'operator')}")
     gains = [f"{times(m.speedup)} at batch {m.batch:,}" for m in found.measurements if m.speedup is not None]
     return "; ".join([*parts, ", ".join(gains)] if gains else parts)
@@ -75,6 +77,8 @@ def _sections(found: SignatureReport, width: int) -> Iterator[RenderableType]:
     clocked = [m for m in found.measurements if m.spending]
     if clocked:
         yield from _section("Where the time goes", *_spending(clocked, width))
+    if found.roles:
+        yield from _section("Operators per call", _roles(found))
     if any(item.changes for item in found.passes):
         yield from _section("What changed, and why that is safe", _changes(found))
     reasons = list(_reasons(found))
@@ -135,6 +139,13 @@ def _spending_table(clocked: Sequence[Measurement]) -> RenderableType:
 def _total_after(m: Measurement) -> str:
     after = [spent.after for spent in m.spending if spent.after is not None]
     return seconds(sum(after)) if after else ""
+
+
+def _roles(found: SignatureReport) -> RenderableType:
+    table = _table("", "captured", "now")
+    for tally in found.roles:
+        table.add_row(tally.role, f"{tally.before:,}", f"{tally.after:,}")
+    return table
 
 
 def _changes(found: SignatureReport) -> RenderableType:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from fxopt.findings import Change, Miss, Place
 from fxopt.report.collect import notes
-from fxopt.report.data import Machine, Measurement, Note, Pass, Report, SignatureReport, Spending
+from fxopt.report.data import Machine, Measurement, Note, Pass, Report, SignatureReport, Spending, Tally
 from fxopt.report.text import headline, inputs, plain
 from fxopt.report.units import error, percent, seconds, times
 
@@ -30,8 +31,7 @@ FOUND = SignatureReport(
     passes=(COLUMNS, Pass("dot_interaction")),
     operators_before=1297,
     operators_after=31,
-    lookups_before=26,
-    lookups_after=1,
+    roles=(Tally("table lookups", 26, 1), Tally("checks of ids", 52, 0), Tally("everything else", 80, 30)),
     max_error=2.98e-8,
     seconds={"capture": 0.41, "rewrite": 0.12},
     measurements=MEASURED,
@@ -60,6 +60,10 @@ def shown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 def test_headline_counts_and_gains() -> None:
     expected = "26 lookups in 1 call; 1,297 -> 31 operators; 3.1x at batch 1, 0.94x at batch 256"
     assert headline(FOUND) == expected
+
+
+def test_operators_by_role(shown: str) -> None:
+    assert "captured now table lookups 26 1 checks of ids 52 0 everything else 80 30" in re.sub(r"[\s─]+", " ", shown)
 
 
 def test_headline_claims_no_gain_that_was_not_measured() -> None:
