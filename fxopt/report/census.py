@@ -15,13 +15,41 @@ SHAPE = "shape operators"
 COMPUTE = "everything else"
 ROLES = (LOOKUP, CHECK, SHAPE, COMPUTE)
 
-_COMPARES = set("eq ne lt le gt ge logical_and logical_or logical_not bitwise_not isnan isfinite".split())
-_BOUNDS = set("clamp clip clamp_min clamp_max where masked_fill remainder fmod abs relu".split())
-_FILTERS = set("masked_select nonzero nonzero_numpy unique_dim _unique2 unique_consecutive all any".split())
-_GUARDS = set("_assert_async _assert_scalar _assert_tensor_metadata nan_to_num".split())
-_MOVES = set("cat concat stack hstack vstack dstack column_stack repeat tile clone contiguous chunk split copy".split())
-_CASTS = set("to _to_copy type_as lift_fresh_copy reshape flatten".split())
-_FRESH = set("zeros ones full empty new_zeros new_ones new_full zeros_like ones_like arange".split())
+_COMPARES = {
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "logical_and",
+    "logical_or",
+    "logical_not",
+    "bitwise_not",
+    "isnan",
+    "isfinite",
+}
+_BOUNDS = {"clamp", "clip", "clamp_min", "clamp_max", "where", "masked_fill", "remainder", "fmod", "abs", "relu"}
+_FILTERS = {"masked_select", "nonzero", "nonzero_numpy", "unique_dim", "_unique2", "unique_consecutive", "all", "any"}
+_GUARDS = {"_assert_async", "_assert_scalar", "_assert_tensor_metadata", "nan_to_num"}
+_MOVES = {
+    "cat",
+    "concat",
+    "stack",
+    "hstack",
+    "vstack",
+    "dstack",
+    "column_stack",
+    "repeat",
+    "tile",
+    "clone",
+    "contiguous",
+    "chunk",
+    "split",
+    "copy",
+}
+_CASTS = {"to", "_to_copy", "type_as", "lift_fresh_copy", "reshape", "flatten"}
+_FRESH = {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "arange"}
 
 
 def census(before: Graph, after: Graph) -> tuple[Tally, ...]:
