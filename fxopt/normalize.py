@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from fxopt.shape.aliases import DROPOUTS, Aliases, is_pure, mutates
+from fxopt.shape.aliases import DROPOUTS, Aliases, has_effects, is_pure
 from fxopt.shape.sizes import tensor_of
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ def normalize(module: GraphModule) -> None:
 
 def remove_dead_code(module: GraphModule) -> None:
     """Drop what no output needs; in-place edits and opaque submodules stay."""
-    module.graph.eliminate_dead_code(lambda node: node.op in _KEPT or mutates(node) or node.is_impure())
+    module.graph.eliminate_dead_code(lambda node: node.op in _KEPT or has_effects(node))
 
 
 def switches_gradients(graph: Graph) -> bool:

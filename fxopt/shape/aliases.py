@@ -24,11 +24,16 @@ def is_random(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
+def has_effects(node: Node) -> bool:
+    """Whether a call does more than give its value: it writes, raises on a condition, or advances a random state."""
+    return mutates(node) or node.is_impure() or node.target is torch.ops.aten._assert_async.default  # unknown to fx
+
+
 def is_pure(node: Node) -> bool:
     """Whether a node may be moved, merged with its twin, or dropped: an operator without effects."""
     if node.op != "call_function":
         return node.op == "get_attr"
-    return not (mutates(node) or is_random(node) or node.is_impure())
+    return not (has_effects(node) or is_random(node))
 
 
 class Aliases:
