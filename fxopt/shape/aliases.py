@@ -37,21 +37,30 @@ def is_pure(node: Node) -> bool:
 
 
 class Aliases:
-    """Groups of nodes that may share memory, by operator schemas; `edited(node)` tells of in-place edits."""
+    """Groups of nodes that may share memory, by operator schemas."""
 
     def __init__(self, graph: Graph) -> None:
         self._parent: dict[Node, Node] = {}
-        edited = []
+        edited, leaving = [], []
         for node in graph.nodes:
             self._parent[node] = node
             for other in _aliased_arguments(node):
                 self._parent[self._root(other)] = self._root(node)
             edited.extend(_written_arguments(node))
+            if node.op in ("output", "call_module"):
+                leaving.extend(node.all_input_nodes)
         self._edited = {self._root(node) for node in edited}
+        self._leaving = {self._root(node) for node in leaving}
 
     def edited(self, node: Node) -> bool:
         """Whether this value, or one that shares its memory, is edited in place anywhere in the graph."""
         return self._root(node) in self._edited
+
+    def leaves(self, node: Node) -> bool:
+        """Whether this value, or one that shares its memory, reaches code that may edit it: returned, or handed to an
+        opaque module.
+        """
+        return self._root(node) in self._leaving
 
     def _root(self, node: Node) -> Node:
         while (parent := self._parent[node]) is not node:
