@@ -1,10 +1,14 @@
-"""Sizes as facts: a size is an int or a SymInt, and two are the same only when that holds for every input."""
+"""Sizes as facts: a size is an int or a SymInt; `same`, `divides` and `at_most` hold for every input or are False.
+
+None of them adds a guard, and a False may just mean "not known".
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
+import sympy
 import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -23,6 +27,11 @@ def shape_of(node: Node) -> tuple[Size, ...]:
     return tuple(node.meta["val"].shape)
 
 
+def expression(size: Size) -> sympy.Expr:
+    """The size as a term over the symbols of the trace; equal terms are equal sizes."""
+    return sympy.Integer(size) if isinstance(size, int) else size.node.expr
+
+
 def static(size: Size) -> int | None:
     """The size as an int when it is the same for every input, else None."""
     if isinstance(size, int):
@@ -35,7 +44,17 @@ def same(left: Size, right: Size) -> bool:
     """Whether two sizes are equal for every input this graph accepts."""
     if isinstance(left, int) and isinstance(right, int):
         return left == right
-    return left is right or statically_known_true(left == right)
+    return left is right or expression(left) == expression(right) or statically_known_true(left == right)
+
+
+def divides(divisor: int, size: Size) -> bool:
+    """Whether a size is a multiple of `divisor` > 0 for every input this graph accepts."""
+    return divisor == 1 or statically_known_true(size % divisor == 0)
+
+
+def at_most(left: Size, right: Size) -> bool:
+    """Whether `left` is never larger than `right`, for every input this graph accepts."""
+    return left is right or statically_known_true(left <= right)
 
 
 def same_shape(left: Node, right: Node) -> bool:
