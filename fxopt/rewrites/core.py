@@ -7,7 +7,7 @@ Any failure removes the inserted nodes again and gives a reason.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,14 +16,15 @@ import torch
 import torch.fx.experimental._config as symbolic_config
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.fx.node import map_arg
 
 from fxopt.findings import Change, Miss, PassFindings, Place
 from fxopt.normalize import remove_dead_code
 from fxopt.patterns.core import Match, Reject, place_of
 from fxopt.shape.aliases import mutates
-from fxopt.shape.sizes import same_shape, tensor_of
+from fxopt.shape.expressions import is_size
+from fxopt.shape.sizes import Size, same, same_shape, tensor_of
 
 _MOST_ROUNDS = 100  # matches that wait for one another need two or three; one that makes its own pattern, all of them
 
@@ -52,6 +53,14 @@ class Editor:
             node.meta["val"] = target(*fake_args, **map_arg(kwargs, lambda argument: argument.meta["val"]))
         return node
 
+    def respelled(self, node: Node, args: tuple[Any, ...]) -> Node:
+        """The same call with arguments that mean the same, in front of it; nothing is left to work out."""
+        with self.module.graph.inserting_before(node):
+            twin = self.module.graph.call_function(node.target, args, node.kwargs)  # type: ignore[arg-type]
+        self.added.append(twin)
+        twin.meta = dict(node.meta)
+        return twin
+
     def constant(self, name: str, tensor: torch.Tensor) -> Node:
         """A tensor that belongs to the graph and not to the model's state."""
         unique = next(n for n in _numbered(f"_{name}") if not hasattr(self.module, n))
@@ -78,11 +87,16 @@ class Editor:
 
 @dataclass(frozen=True)
 class Replacement:
-    """What a rewrite did at one match: new values for old nodes, and the words for the report."""
+    """What a rewrite did at one match: new values for old nodes, and the words for the report.
 
-    values: dict[Node, Node]
+    values: None stands for a node without a value, whose effect never happens.
+    equal: sizes that depend on data, each with the size that it is proven to have.
+    """
+
+    values: Mapping[Node, Node | None]
     what: str
     why: str
+    equal: tuple[tuple[Size, Size], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -191,8 +205,9 @@ def _commit(rewrite: Rewrite, module: GraphModule, match: Match, findings: PassF
         return False
     for old, new in replacement.values.items():
         old.meta["replaced"] = True
-        old.replace_all_uses_with(new)
-        if mutates(old):  # its effect is part of what was replaced, and would keep it alive
+        if new is not None:
+            old.replace_all_uses_with(new)
+        if new is None or mutates(old):  # its effect is part of what was replaced, and would keep it alive
             module.graph.erase_node(old)
     findings.changes.append(Change(number, match.anchor.name, replacement.what, replacement.why, place))
     return True
@@ -201,15 +216,29 @@ def _commit(rewrite: Rewrite, module: GraphModule, match: Match, findings: PassF
 def _checked(rewrite: Rewrite, editor: Editor, match: Match) -> Replacement:
     with no_new_guards(editor.module):
         replacement = rewrite.replace(editor, match)
+    for unknown, known in replacement.equal:
+        _learn(unknown, known)
     for old, new in replacement.values.items():
-        before, after = tensor_of(old), tensor_of(new)
+        if new is None and not old.users:
+            continue
+        if new is not None and is_size(old) and is_size(new) and same(old.meta["val"], new.meta["val"]):
+            continue
+        before, after = tensor_of(old), tensor_of(new) if new is not None else None
         if before is None or after is None:
             raise Rejected(f"'{old.name}' is not a tensor")
-        if before.dtype != after.dtype or not same_shape(old, new):
+        if before.dtype != after.dtype or not same_shape(old, new):  # type: ignore[arg-type]
             raise Rejected(
                 f"'{old.name}': expected {before.dtype} {list(before.shape)}, found {after.dtype} {list(after.shape)}"
             )
     return replacement
+
+
+def _learn(unknown: Size, known: Size) -> None:
+    """Tell the shape environment a proven fact: every shape downstream then says `known`."""
+    if not same(unknown, known):
+        if not free_unbacked_symbols(unknown):
+            raise Rejected(f"expected a size that depends on data to be {known}, found {unknown}")
+        torch._check(unknown == known)
 
 
 @contextmanager

@@ -1,0 +1,45 @@
+"""Dead checks removed: what stood behind a check takes its place."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from fxopt.patterns.core import Match
+from fxopt.patterns.dead_check import Dead
+from fxopt.patterns.dead_checks import find_dead_checks
+from fxopt.patterns.dead_unique import Deduplicated
+from fxopt.rewrites.core import Editor, Replacement, Rewrite
+from fxopt.shape.range_operation import arguments_of
+
+aten = torch.ops.aten
+
+
+def replace_check(editor: Editor, match: Match) -> Replacement:
+    anchor = match.anchor
+    if "unique" in match.bound:
+        return _all_rows(editor, anchor, match.bound["unique"])
+    dead: Dead = match.bound["dead"]
+    return Replacement({anchor: _kept(editor, anchor, dead)}, dead.what, dead.why, dead.equal)
+
+
+def _kept(editor: Editor, anchor: Node, dead: Dead) -> Node | None:
+    if not dead.keeps:
+        return None
+    kept = arguments_of(anchor)[dead.keeps]  # read now: earlier removals may have moved it
+    assert isinstance(kept, Node)
+    if dead.merged:
+        kept = editor.call(aten.flatten.using_ints, kept, *dead.merged)
+    return kept if dead.copied is None else editor.call(aten.clone.default, kept, memory_format=dead.copied)
+
+
+def _all_rows(editor: Editor, anchor: Node, found: Deduplicated) -> Replacement:
+    given = list(found.lookup.args)
+    given[2 if found.lookup.target is aten.index_select.default else 1] = found.ids
+    rows = editor.call(found.lookup.target, *given, **found.lookup.kwargs)  # type: ignore[arg-type]
+    return Replacement({anchor: rows}, "unique around a lookup removed", "the inverse gives every id its own row again")
+
+
+REWRITE = Rewrite(
+    "dead_checks", find_dead_checks, replace_check, why="first: everything after it sees plainer ids and known sizes"
+)
