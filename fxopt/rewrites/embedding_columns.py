@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.errors import call_of
 from fxopt.kernels.columns.op import load
-from fxopt.kernels.columns.plan import Column, Instr, Offsets, Plan, Source
+from fxopt.kernels.columns.plan import Column, Instr, Offsets, PerRow, Plan, Source
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.columns import Columns, Placed
 from fxopt.patterns.core import Match, Reject, place_of
@@ -123,8 +123,9 @@ class _PlanBuilder:
             pool=placed.column.mode,
             bag=self._offsets(placed),
             weights=self._source(placed.weights) if placed.weights else None,
-            padding=lookup.padding,
-            divisor=self._source(placed.divisor) if placed.divisor else None,
+            padding=lookup.padding if lookup.bag else None,
+            frozen=None if lookup.bag else lookup.padding,
+            divisor=PerRow(self._source(placed.divisor)) if placed.divisor else None,
             empty_nan=pooled is not None and pooled.mode == "mean",
             wrap_negative=lookup.wrap_negative,
             add=piece.add,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fxopt.kernels.build import find
 from fxopt.kernels.columns import op
-from fxopt.kernels.columns.plan import Column, Compare, Instr, Offsets, Op, Plan, Source
+from fxopt.kernels.columns.plan import Column, Compare, Instr, Offsets, Op, PerRow, Plan, Source
 
 INTS = ("uint8", "int8", "int16", "int32", "int64", "bool")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -175,12 +175,64 @@ class RandomCall:
                 program=self.program(dtype, rows),
                 pool=pool,
                 weights=self.factor(Source(self.add(torch.empty(self.rows, lanes)), lane=1)) if weighted else None,
-                divisor=self.factor(Source(self.add(torch.empty(self.rows)))) if divided else None,
+                divisor=self.divisor() if divided else None,
                 padding=0 if self.rng.random() < 0.3 else None,
                 empty_nan=self.rng.random() < 0.5,
                 **self.place(dim),
             )
         )
+
+    def divisor(self) -> PerRow:
+        source = self.factor(Source(self.add(torch.empty(self.rows))))
+        return PerRow(source, (Instr(Op.ADD, "float32", 0.5),) if self.rng.random() < 0.3 else ())
+
+    def masked(self) -> None:
+        """A padded row of which some lanes count: by a length, by a compare in the program, or both."""
+        rows, dim = self.rng.choice((1, 7, 1000)), self.rng.choice((1, 3, 8, 64, 130))
+        dtype, lanes = self.rng.choice(INTS + FLOATS), self.rng.choice((1, 5, 17, 300))
+        pool = self.rng.choice(("sum", "mean", "max"))
+        kinds = ("filled", "lowered") if pool == "max" and self.dtype in ("float32", "float64") else ("filled",)
+        source, table = self.source(lanes, dtype), self.table(rows, dim)
+        program, lengths = list(self.program(dtype, rows)), None
+        by_ids, by_length = self.rng.choice(((True, False), (False, True), (True, True)))
+        if by_ids:
+            after, seen = self.rng.choice(((0, dtype), (len(program), "int64")))
+            compare = self.rng.choice(list(Compare))
+            a = self.rng.randint(0, 3) if seen in INTS else 0.5
+            a = min(a, 1) if seen == "bool" else a
+            program.insert(after, Instr(Op.KEEP, seen, a, compare=compare))
+        if by_length:
+            lengths = self.lengths(lanes)
+        divisors = (None, PerRow(None, (Instr(Op.CAST, "float32"), Instr(Op.ADD, "float32", 0.5))), self.divisor())
+        values = (1.0, -2.0, 1e9 if "lowered" in kinds else 1e4)
+        masked = self.rng.choice(kinds if pool == "max" else ("filled", "scaled"))
+        if self.rng.random() < 0.3:
+            self.tables[table][self.rng.randrange(rows), self.rng.randrange(dim)] = self.rng.choice((NAN, INF, -INF))
+        self.columns.append(
+            Column(
+                source,
+                table,
+                program=tuple(program),
+                pool=pool,
+                lengths=lengths,
+                masked=masked,
+                masked_value=self.rng.choice(values) if pool == "max" else 0.0,
+                divisor=self.rng.choice(divisors) if pool == "sum" else None,
+                empty_nan=self.rng.random() < 0.5,
+                **self.place(dim),
+            )
+        )
+
+    def lengths(self, lanes: int) -> PerRow:
+        dtype = self.rng.choice(("int64", "int32", "uint8", "float32", "float64"))
+        values = [self.rng.choice((0, 1, lanes // 2, lanes, lanes + 1, 200)) for _ in range(self.rows)]
+        if dtype != "uint8":
+            values = [self.rng.choice((v, v, -1, -(2**31), 2**31 - 1)) for v in values]
+        if dtype in FLOATS:
+            values = [self.rng.choice((v, v, v + 0.5, NAN, INF, -INF)) for v in values]
+        source = Source(self.add(self.strided(torch.tensor(values).to(torch_dtype(dtype)))))
+        steps = (Instr(Op.CAST, "int64"), Instr(Op.ADD, "int64", 1)) if dtype == "int32" else ()
+        return PerRow(source, steps)
 
     def bag(self) -> None:
         rows, dim = self.rng.choice((1, 7, 1000)), self.rng.choice((1, 3, 8, 32, 64, 130))

@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxopt.kernels.columns import op, reference
 from fxopt.kernels.columns.encode import encode
-from fxopt.kernels.columns.plan import Column, Instr, Offsets, Op, Plan, Source
+from fxopt.kernels.columns.plan import Column, Instr, Offsets, Op, PerRow, Plan, Source
 
 
 def small_call(dtype=torch.float64):
@@ -33,12 +33,12 @@ def small_call(dtype=torch.float64):
         Column(Source(0, fixed=((1, 1),)), 0, 0, 0, program=(Instr(Op.BUCKETIZE, "int64", tensor=1),)),
         Column(jagged, 1, 0, 2, pool="sum", bag=Offsets(4), weights=Source(5)),
         Column(jagged, 1, 0, 5, pool="mean", bag=Offsets(4), padding=3),
-        Column(padded, 1, 0, 8, pool="sum", weights=Source(6, lane=1), divisor=Source(7)),
+        Column(padded, 1, 0, 8, pool="sum", weights=Source(6, lane=1), divisor=PerRow(Source(7))),
         Column(padded, 1, 0, 11, pool="max"),
         Column(Source(0, lane=1), None, 0, 14),
         Column(Source(2, fixed=((1, 0),)), 1, 0, 17),
         Column(Source(2, fixed=((1, 2),)), 1, 0, 17, add=True),
-        Column(padded, 1, 1, 0, padding=2),
+        Column(padded, 1, 1, 0, frozen=2),
     )
     name = str(dtype).removeprefix("torch.")
     return tensors, tables, Plan(columns, (20, None), (name, name))
@@ -62,8 +62,8 @@ def grads_of(function, tensors, tables, plan, wanted):
 def test_gradcheck():
     op.load()
     tensors, tables, plan = small_call()
-    columns = tuple(replace(c, padding=None) if c.pool == "none" else c for c in plan.columns)
-    encoded = encode(replace(plan, columns=columns))  # a lookup's padding is left out of the gradient alone
+    columns = tuple(replace(c, frozen=None) for c in plan.columns)
+    encoded = encode(replace(plan, columns=columns))  # a frozen row has a gradient that autograd is not told
     wanted = differentiable(tensors, tables)
 
     def function(values, weights, mask, divisors, *tables):
@@ -88,7 +88,7 @@ def test_gradients_equal_the_references(dtype, tensor_indices):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_table_gradients(isa, random_call, seed):
-    call = random_call(seed, 30, 8, ("lookup", "dense_pool", "bag", "more"))
+    call = random_call(seed, 30, 8, ("lookup", "dense_pool", "bag", "more", "masked"))
     wanted = [table.requires_grad_() for table in call.tables]
     expected = grads_of(reference.columns, call.tensors, call.tables, call.plan, wanted)
     found = grads_of(op.columns, call.tensors, call.tables, encode(call.plan), wanted)

@@ -48,6 +48,23 @@ inline V add_weighted(V acc, V row, A weight, bool fused) {
   else return fused ? fma(row, V{} + weight, acc) : acc + row * weight;
 }
 
+template <class T, class A>
+inline void widen_row_of(const Table& table, int64_t id, A* out) {
+  const char* row = table.data + id * table.row_stride;
+  if (table.column_stride == sizeof(T)) return widen_all(reinterpret_cast<const T*>(row), table.dim, out);
+  for (int64_t k = 0; k < table.dim; k++) out[k] = A(widen(*reinterpret_cast<const T*>(row + k * table.column_stride)));
+}
+
+template <class A>
+inline void widen_row(const Table& table, int64_t id, A* out) {
+  switch (table.dtype) {
+    case kFloat: return widen_row_of<float>(table, id, out);
+    case kDouble: return widen_row_of<double>(table, id, out);
+    case kHalf: return widen_row_of<Half>(table, id, out);
+    default: return widen_row_of<BFloat16>(table, id, out);
+  }
+}
+
 template <class A>
 struct Bag {
   const char* table;

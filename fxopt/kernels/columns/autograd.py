@@ -134,7 +134,8 @@ def _make_split(plan: Plan, needs_tensors: tuple, needs_tables: tuple, by_kernel
 
 def _float_inputs(column: Column) -> list[int]:
     """Tensors that a column is differentiable in, when they require grad."""
-    sources = [s for s in (column.weights, column.divisor, column.source if column.table is None else None) if s]
+    divisor = column.divisor.source if column.divisor else None
+    sources = [s for s in (column.weights, divisor, column.source if column.table is None else None) if s]
     added = [i.tensor for i in column.program if i.op == Op.ADD_TENSOR] if column.table is None else []
     return [s.tensor for s in sources] + added
 

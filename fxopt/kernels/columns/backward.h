@@ -12,6 +12,7 @@ struct Scatter {
   A* out;  // [rows, dim], contiguous
   int64_t begin, end;
   Value v, w;
+  uint8_t counts[kTile];
 
   static A value_at(const Value& x, int k) { return x.is_int() ? A(x.i[k]) : x.is_double() ? A(x.d[k]) : A(x.f[k]); }
 
@@ -35,43 +36,58 @@ struct Scatter {
     }
   }
 
-  // What a row of the result was divided by: the mean's count and the divisor.
-  bool row_scale(int64_t row, int64_t from, int64_t to, A& scale, Error& error) {
-    scale = 1;
-    if (job.column->pool == kMean) {
-      int64_t count = to - from;
-      if (job.has(kHasPadding)) {
-        for (int64_t at = from; at < to; at += kTile) {
-          const int n = to - at < kTile ? int(to - at) : kTile;
-          if (!eval_ids(job, at, n, row, row + 1, v, error)) return false;
-          for (int k = 0; k < n; k++) count -= v.i[k] == job.column->padding;
-        }
-      }
-      scale /= A(count ? count : 1);
-    }
-    if (job.divisor.data) {
-      load(job.divisor, row, 1, w);
-      scale /= value_at(w, 0);
+  // How many of the lanes [from, to) count: all but masked lanes, or all but padding.
+  bool count_lanes(int64_t row, int64_t from, int64_t to, int64_t& masked, int64_t& padding, Error& error) {
+    masked = padding = 0;
+    for (int64_t at = from; at < to; at += kTile) {
+      const int n = to - at < kTile ? int(to - at) : kTile;
+      if (!eval_masked(job, at, n, row, row + 1, v, counts, error)) return false;
+      for (int k = 0; k < n; k++) masked += !counts[k];
+      for (int k = 0; k < n && job.has(kHasPadding); k++) padding += v.i[k] == job.column->padding;
     }
     return true;
   }
 
+  // What a row of the result was divided by: the mean's count and the divisor.
+  bool row_scale(int64_t row, int64_t from, int64_t to, A& scale, Error& error) {
+    int64_t masked = 0, padding = 0;
+    scale = 1;
+    if ((job.has(kCounted) || job.has(kHasPadding)) && !count_lanes(row, from, to, masked, padding, error)) return false;
+    if (job.column->pool == kMean) scale /= A(to - from == padding ? 1 : to - from - padding);
+    A by = 1;
+    if (job.divides() && !divisor_of(job, row, to - from - masked, by, error)) return false;
+    scale /= by;
+    return true;
+  }
+
+  // Whether 0 * grad is not zero somewhere, so that eager gives NaN to the rows of lanes it multiplied by 0.
+  bool zero_times_grad_is_nan(int64_t row, A scale) const {
+    A sum = 0;
+    for (int64_t d = 0; d < job.dim; d++) sum += 0 * (scale * grad_at(row, d));
+    return sum != 0;
+  }
+
+  bool without_gradient(int64_t id) const {
+    return id < begin || id >= end || (job.has(kHasPadding) && id == job.column->padding) || (job.has(kHasFrozen) && id == job.extra->frozen);
+  }
+
   bool run(int64_t rows, Error& error) {
-    const bool lookup = job.column->pool == kNone, scaled = job.column->pool == kMean || job.divisor.data;
-    if (!job.offsets && !scaled && !job.weights.data && job.ids.lanes == 1) return run_single(rows, error);
+    const bool lookup = job.column->pool == kNone, scaled = job.column->pool == kMean || job.divides(), masked = job.has(kIsMasked);
+    if (!job.offsets && !scaled && !masked && !job.weights.data && job.ids.lanes == 1) return run_single(rows, error);
     for (int64_t row = 0; row < rows; row++) {
       int64_t from = row * job.ids.lanes, to = from + job.ids.lanes;
       if (job.offsets && !bag_range(job, row, from, to, error)) return false;
       A scale = 1;
       if (scaled && !row_scale(row, from, to, scale, error)) return false;
+      const bool all = masked && job.column->masked == kScaled && zero_times_grad_is_nan(row, scale);
       for (int64_t at = from; at < to; at += kTile) {
         const int n = to - at < kTile ? int(to - at) : kTile;
-        if (!eval_ids(job, at, n, row, row + 1, v, error)) return false;
+        if (!(masked ? eval_masked(job, at, n, row, row + 1, v, counts, error) : eval_ids(job, at, n, row, row + 1, v, error))) return false;
         if (job.weights.data) load(job.weights, at, n, w);
         for (int k = 0; k < n; k++) {
-          const int64_t id = v.i[k];
-          if (id < begin || id >= end || (job.has(kHasPadding) && id == job.column->padding)) continue;
-          add(id, row, lookup ? at - from + k : 0, job.weights.data ? scale * value_at(w, k) : scale);
+          const bool left_out = masked && !counts[k];
+          if (without_gradient(v.i[k]) || (left_out && !all)) continue;
+          add(v.i[k], row, lookup ? at - from + k : 0, job.weights.data ? scale * value_at(w, k) : left_out ? scale * 0 : scale);
         }
       }
     }
@@ -84,8 +100,7 @@ struct Scatter {
       const int n = rows - at < kTile ? int(rows - at) : kTile;
       if (!eval_ids(job, at, n, at, at + n, v, error)) return false;
       for (int k = 0; k < n; k++) {
-        const int64_t id = v.i[k];
-        if (id >= begin && id < end && !(job.has(kHasPadding) && id == job.column->padding)) add(id, at + k, 0, A(1));
+        if (!without_gradient(v.i[k])) add(v.i[k], at + k, 0, A(1));
       }
     }
     return true;
@@ -96,9 +111,9 @@ static bool run_scatter(const Call& call, int column, char* out, int64_t begin, 
   Job job;
   if (!resolve(call, call.plan.columns[column], job, error)) return false;
   const int64_t rows = call.outputs[job.column->output].rows;
-  if (job.table.dtype == kDouble) return Scatter<double>{job, reinterpret_cast<double*>(out), begin, end, {}, {}}.run(rows, error);
+  if (job.table.dtype == kDouble) return Scatter<double>{job, reinterpret_cast<double*>(out), begin, end, {}, {}, {}}.run(rows, error);
   if (job.table.dtype != kFloat) return job.fail("table gradients are float32 or float64", error);
-  return Scatter<float>{job, reinterpret_cast<float*>(out), begin, end, {}, {}}.run(rows, error);
+  return Scatter<float>{job, reinterpret_cast<float*>(out), begin, end, {}, {}, {}}.run(rows, error);
 }
 
 }  // namespace fxopt::FXOPT_ISA

@@ -14,7 +14,7 @@ inline bool is_plain_bags(const Job& job) {
   const bool power = vectors > 0 && vectors <= kMostVectors && !(vectors & (vectors - 1));
   const bool in_registers = job.dim == 8 || (power && job.dim * 4 == vectors * FXOPT_VECTOR_BYTES);
   return job.offsets && (job.column->pool == kSum || job.column->pool == kMean) && job.program.size == 0 && !job.weights.data &&
-         !job.divisor.data && !job.has(kWrapNegative) && !job.has(kHasPadding) && !job.has(kAdd) && id_size &&
+         !job.divides() && !job.has(kWrapNegative) && !job.has(kHasPadding) && !job.has(kAdd) && id_size &&
          (ids.stride[2] == id_size || ids.rows <= 1) && ids.n[2] == ids.rows && job.out_dtype == kFloat &&
          job.table.dtype == kFloat && job.table.column_stride == 4 && in_registers;
 }

@@ -10,26 +10,31 @@ import struct
 import zlib
 from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .plan import Column, Compare, Instr, Offsets, Op, Plan, Source
+from .plan import Column, Compare, Instr, Offsets, Op, PerRow, Plan, Source
 
-VERSION = 0x46584F50_0001  # "FXOP", layout 1: layout.h checks it
+VERSION = 0x46584F50_0002  # "FXOP", layout 2: layout.h checks it
 TILE_COLUMNS = 16  # light columns of one work item: 8-64 wide each, they fill whole cache lines of an output row
 DTYPES = {
     "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5,
     "float32": 6, "float64": 7, "bool": 11, "bfloat16": 15,
 }  # fmt: skip
 POOLS = ("none", "sum", "mean", "max")
+MASKED = ("scaled", "filled", "lowered")
+FLAGS = (
+    "empty_nan", "wrap_negative", "add", "padding", "bag", "masked", "frozen", "counted", "shared_grad",
+)  # fmt: skip
 
 # One format per struct of layout.h. Every record is a multiple of 8 bytes.
 HEADER = "<8q"
 SOURCE = "i4b3q"
 FORMATS = {
-    "columns": f"<{SOURCE}2iq2i4bi2q",
-    "extras": f"<{SOURCE}{SOURCE}4i",
+    "columns": f"<{SOURCE}2iq2i2bhi2q",
+    "extras": f"<{SOURCE}{SOURCE}{SOURCE}8iqd",
     "instrs": "<4Bi2q",
     "fixed": "<2q",
     "outputs": "<q4i",
@@ -128,7 +133,27 @@ def _check(plan: Plan) -> None:
             raise ValueError(f"plan: column {i} has weights, which pool {column.pool!r} does not take")
         if column.bag and (column.pool == "none" or column.source.lane is not None or column.source.rows != (0,)):
             raise ValueError(f"plan: column {i}: a bag pools a 1-D source (rows=(0,), no lane)")
+        if column.is_masked:
+            _check_masked(i, column)
+        if column.frozen is not None and column.bag:
+            raise ValueError(f"plan: column {i} is a bag, which leaves padding out instead of freezing it")
+        if column.divisor and column.divisor.source is None and not column.is_masked:
+            raise ValueError(f"plan: column {i} divides by the number of lanes that count, and none are masked")
+        for value in filter(None, (column.lengths, column.divisor)):
+            if any(instr.op in (Op.KEEP, Op.ADD_TENSOR) for instr in value.program):
+                raise ValueError(f"plan: column {i}: KEEP and ADD_TENSOR are for lanes, not for one value a row")
         written.add(slot)
+
+
+def _check_masked(i: int, column: Column) -> None:
+    if column.table is None or column.bag or column.pool == "none" or column.weights or column.padding is not None:
+        raise ValueError(f"plan: column {i} is masked: expected dense pooling without weights and padding")
+    if column.lengths and column.lengths.source is None:
+        raise ValueError(f"plan: column {i} has lengths without a source")
+    allowed = ("filled", "lowered") if column.pool == "max" else ("scaled", "filled")
+    value = column.masked_value
+    if column.masked not in allowed or (column.pool != "max" and value) or (column.masked == "lowered" and value - value):
+        raise ValueError(f"plan: column {i}, {column.pool}: masked lanes are {column.masked!r} by {value}")
 
 
 def _has_rows(plan: Plan, index: int) -> bool:
@@ -162,25 +187,52 @@ def _tiles(plan: Plan) -> tuple[list[int], list[tuple[int, int, int, int]]]:
 
 
 def _add_column(records: dict[str, list[bytes]], programs: dict[str, int], index: int, column: Column) -> None:
-    key = repr(column.program)  # tells 1 from 1.0 and 0.0 from -0.0
-    if key not in programs:
-        programs[key] = len(records["instrs"])
-        records["instrs"] += [_pack_instr(instr) for instr in column.program]
-    extra = -1
-    if column.bag or column.weights or column.divisor:
-        extra = len(records["extras"])
-        bag = column.bag or Offsets(-1)
-        ends = (bag.tensor, bag.include_last, bag.segment, bag.segments)
-        sources = (*_source(records, column.weights), *_source(records, column.divisor))
-        records["extras"].append(struct.pack(FORMATS["extras"], *sources, *ends))
-    flags = column.empty_nan | column.wrap_negative << 1 | column.add << 2 | (column.padding is not None) << 3
+    flags = {
+        "empty_nan": column.empty_nan,
+        "wrap_negative": column.wrap_negative,
+        "add": column.add,
+        "padding": column.padding is not None,
+        "bag": column.bag is not None,
+        "masked": column.is_masked,
+        "frozen": column.frozen is not None,
+        "counted": column.divisor is not None and column.divisor.source is None,
+        "shared_grad": column.shared_grad,
+    }
     record = (
         *_source(records, column.source),
         *(-1 if column.table is None else column.table, column.output, column.offset),
-        *(programs[key], len(column.program)),
-        *(POOLS.index(column.pool), flags, column.bag is not None, 0, index, column.padding or 0, extra),
+        *_program(records, programs, column.program),
+        *(POOLS.index(column.pool), MASKED.index(column.masked), sum(flags[f] << k for k, f in enumerate(FLAGS))),
+        *(index, column.padding or 0, _extra(records, programs, column)),
     )
     records["columns"].append(struct.pack(FORMATS["columns"], *record))
+
+
+def _program(records: dict[str, list[bytes]], programs: dict[str, int], program: tuple[Instr, ...]) -> tuple[int, int]:
+    """Where its instructions are, and how many; equal programs are stored once."""
+    key = repr(program)  # tells 1 from 1.0 and 0.0 from -0.0
+    if key not in programs:
+        programs[key] = len(records["instrs"])
+        records["instrs"] += [_pack_instr(instr) for instr in program]
+    return programs[key], len(program)
+
+
+def _extra(records: dict[str, list[bytes]], programs: dict[str, int], column: Column) -> int:
+    """The number of the record with what few columns have; -1 where it has none of it."""
+    divisor, lengths = column.divisor or PerRow(None), column.lengths or PerRow(None)
+    rare = (column.bag, column.weights, column.divisor, column.lengths, column.frozen)
+    if all(part is None for part in rare) and not column.is_masked:
+        return -1
+    bag = column.bag or Offsets(-1)
+    record = (
+        *(number for part in (column.weights, divisor.source, lengths.source) for number in _source(records, part)),
+        *(bag.tensor, bag.include_last, bag.segment, bag.segments),
+        *_program(records, programs, divisor.program),
+        *_program(records, programs, lengths.program),
+        *(column.frozen or 0, column.masked_value),
+    )
+    records["extras"].append(struct.pack(FORMATS["extras"], *record))
+    return len(records["extras"]) - 1
 
 
 def _source(records: dict[str, list[bytes]], source: Source | None) -> tuple[int, ...]:
@@ -206,28 +258,42 @@ def _read_source(records: dict, record: tuple[int, ...]) -> Source:
     )
 
 
+def _read_program(records: dict, at: int, steps: int) -> tuple[Instr, ...]:
+    return tuple(_read_instr(record) for record in records["instrs"][at : at + steps])
+
+
 def _read_column(records: dict, record: tuple[int, ...]) -> tuple[int, Column]:
-    table, output, offset, at, steps, pool, flags, _, _, index, padding, extra = record[8:]
-    weights = divisor = bag = None
-    if extra >= 0:
-        ends = records["extras"][extra]
-        weights, divisor = (_read_source(records, s) if s[0] >= 0 else None for s in (ends[:8], ends[8:16]))
-        bag = Offsets(ends[16], bool(ends[17]), *ends[18:]) if ends[16] >= 0 else None
+    table, output, offset, at, steps, pool, masked, bits, index, padding, extra = record[8:]
+    flags = {name: bool(bits >> k & 1) for k, name in enumerate(FLAGS)}
     return index, Column(
         source=_read_source(records, record[:8]),
         table=None if table < 0 else table,
         output=output,
         offset=offset,
-        program=tuple(_read_instr(r) for r in records["instrs"][at : at + steps]),
+        program=_read_program(records, at, steps),
         pool=POOLS[pool],
-        bag=bag,
-        weights=weights,
-        padding=padding if flags & 8 else None,
-        divisor=divisor,
-        empty_nan=bool(flags & 1),
-        wrap_negative=bool(flags & 2),
-        add=bool(flags & 4),
+        masked=MASKED[masked],
+        padding=padding if flags["padding"] else None,
+        shared_grad=flags["shared_grad"],
+        empty_nan=flags["empty_nan"],
+        wrap_negative=flags["wrap_negative"],
+        add=flags["add"],
+        **({} if extra < 0 else _read_extra(records, records["extras"][extra], flags)),
     )
+
+
+def _read_extra(records: dict, record: tuple, flags: dict[str, bool]) -> dict[str, Any]:
+    weights, divisor, lengths = (_read_source(records, s) if s[0] >= 0 else None for s in (record[:8], record[8:16], record[16:24]))
+    bag, include_last, segment, segments, divide_at, divide_steps, length_at, length_steps, frozen, value = record[24:]
+    divided = PerRow(divisor, _read_program(records, divide_at, divide_steps))
+    return {
+        "weights": weights,
+        "divisor": divided if divisor or flags["counted"] else None,
+        "lengths": PerRow(lengths, _read_program(records, length_at, length_steps)) if lengths else None,
+        "bag": Offsets(bag, bool(include_last), segment, segments) if flags["bag"] else None,
+        "frozen": frozen if flags["frozen"] else None,
+        "masked_value": value,
+    }
 
 
 def _pack_instr(instr: Instr) -> bytes:

@@ -34,7 +34,7 @@ inline void copy_rows(const Table& table, const int64_t* ids, int n, char* out, 
 
 // A lookup without pooling whose rows need no arithmetic.
 inline bool is_gather(const Job& job) {
-  return job.column->pool == kNone && job.table.dtype == job.out_dtype && !job.has(kAdd) && !job.divisor.data &&
+  return job.column->pool == kNone && job.table.dtype == job.out_dtype && !job.has(kAdd) && !job.divides() &&
          (job.table.column_stride == element_size(job.out_dtype) || job.dim == 1);
 }
 
@@ -61,7 +61,7 @@ inline bool gather(const Job& job, int64_t row0, int64_t row1, Error& error) {
 
 // A copy of values that needs neither a program nor a conversion.
 inline bool is_move(const Job& job) {
-  return job.program.size == 0 && job.ids.dtype == job.out_dtype && !job.has(kAdd) && !job.divisor.data;
+  return job.program.size == 0 && job.ids.dtype == job.out_dtype && !job.has(kAdd) && !job.divides();
 }
 
 inline void move_values(const Job& job, int64_t row0, int64_t row1) {

@@ -97,7 +97,8 @@ def _ids(
 ) -> Tensor | None:
     """[columns, rows] int64 within the tables; None where one is not."""
     column = members[0]
-    ids = reference.evaluate(tensors, column, torch.stack(sources), partial(_bucketize, tensors, members))
+    bucketize = partial(_bucketize, tensors, members)
+    ids, _ = reference.evaluate(tensors, column.program, column.source, torch.stack(sources), bucketize)
     if ids.is_floating_point():
         return None
     ids = ids.long()

@@ -1,5 +1,7 @@
 // One column, resolved against the tensors of a call: everything a work item needs, on its stack.
 #pragma once
+#include <algorithm>
+
 #include "program.h"
 
 namespace fxopt::FXOPT_ISA {
@@ -16,11 +18,19 @@ struct Table {
   bool prefetch;
 };
 
+// One value a row: a divisor, or how many lanes count.
+struct PerRow {
+  View view;
+  Program program;
+  bool given = false;
+};
+
 struct Job {
   const Call* call;
   const Column* column;
   const Extra* extra;
-  View ids, weights, divisor;
+  View ids, weights;
+  PerRow divisor, lengths;
   Program program;
   Table table;
   int64_t lanes, dim;  // per row of the output (1 lane when pooled)
@@ -30,7 +40,8 @@ struct Job {
   const Array* offsets = nullptr;
   int64_t first_bag = 0;
 
-  bool has(Flag flag) const { return column->flags & flag; }
+  bool has(Flag flag) const { return column->has(flag); }
+  bool divides() const { return divisor.given || has(kCounted); }
   bool fail(const char* what, Error& error) const { return error.fail(column->index, 0, "column %d: %s", column->index, what); }
 };
 
@@ -83,6 +94,19 @@ inline bool resolve_factor(Job& job, const Source& source, int64_t rows, int64_t
   return true;
 }
 
+inline bool resolve_per_row(Job& job, const Source& source, int at, int size, int64_t rows, PerRow& value, Error& error) {
+  value.program = {job.call, job.column, &value.view, job.call->plan.instrs + at, size};
+  value.given = source.tensor >= 0;
+  return !value.given || resolve_factor(job, source, rows, 1, value.view, error);
+}
+
+inline bool resolve_extra(Job& job, int64_t rows, Error& error) {
+  const Extra& extra = *job.extra;
+  if (extra.weights.tensor >= 0 && !resolve_factor(job, extra.weights, job.ids.rows, job.ids.lanes, job.weights, error)) return false;
+  return resolve_per_row(job, extra.divisor, extra.divisor_at, extra.divisor_size, rows, job.divisor, error) &&
+         resolve_per_row(job, extra.lengths, extra.lengths_at, extra.lengths_size, rows, job.lengths, error);
+}
+
 inline bool resolve(const Call& call, const Column& column, Job& job, Error& error) {
   const OutputData& output = call.outputs[column.output];
   job.call = &call;
@@ -91,17 +115,13 @@ inline bool resolve(const Call& call, const Column& column, Job& job, Error& err
   job.program = {&call, &column, &job.ids, call.plan.instrs + column.program_at, column.program_size};
   job.dim = 1;
   if (!resolve(call, column, column.source, output.rows, job.ids, error)) return false;
-  if (column.has_bag) {
+  if (column.has(kHasBag)) {
     if (!resolve_bags(job, output.rows, error)) return false;
   } else if (job.ids.rows != output.rows) {
     return error.fail(column.index, 0, "column %d has %lld rows, the output %lld", column.index, (long long)job.ids.rows, (long long)output.rows);
   }
   if (column.table >= 0 && !resolve_table(job, error)) return false;
-  if (job.extra && job.extra->weights.tensor >= 0 &&
-      !resolve_factor(job, job.extra->weights, job.ids.rows, job.ids.lanes, job.weights, error))
-    return false;
-  if (job.extra && job.extra->divisor.tensor >= 0 && !resolve_factor(job, job.extra->divisor, output.rows, 1, job.divisor, error))
-    return false;
+  if (job.extra && !resolve_extra(job, output.rows, error)) return false;
   job.lanes = column.pool == kNone ? job.ids.lanes : 1;
   job.out_dtype = call.plan.outputs[column.output].dtype;
   const int size = element_size(job.out_dtype);
@@ -132,8 +152,9 @@ inline bool bad_id(const Job& job, int64_t position, int64_t value, int64_t row0
 }
 
 // The ids of positions [position, position + n), in v.i, all within the table. Rows are for the error only.
-inline bool eval_ids(const Job& job, int64_t position, int n, int64_t row0, int64_t row1, Value& v, Error& error) {
-  if (!job.program.run(position, n, v, error)) return false;
+// `counts` as in Program::run.
+inline bool eval_ids(const Job& job, int64_t position, int n, int64_t row0, int64_t row1, Value& v, Error& error, uint8_t* counts = nullptr) {
+  if (!job.program.run(position, n, v, error, counts)) return false;
   if (!v.is_int()) return job.fail("ids must be integers after the program", error);
   const int64_t rows = job.table.rows;
   if (job.has(kWrapNegative)) {
@@ -151,6 +172,45 @@ inline bool eval_ids(const Job& job, int64_t position, int n, int64_t row0, int6
   if (!bad) return true;
   for (int k = 0; k < n; k++)
     if (uint64_t(v.i[k]) >= uint64_t(rows)) return bad_id(job, position + k, v.i[k], row0, row1, error);
+  return true;
+}
+
+// How many of `lanes` lanes l have l < length, for each row's length.
+inline void lanes_below(Value& v, int n, int64_t lanes) {
+  auto below = [&](auto x) { return x > 0 ? (x < lanes ? int64_t(std::ceil(x)) : lanes) : 0; };  // NaN: none
+  alignas(64) int64_t found[kTile];
+  for (int k = 0; k < n; k++) found[k] = v.is_int() ? std::min(std::max(v.i[k], int64_t(0)), lanes) : v.is_double() ? below(v.d[k]) : below(v.f[k]);
+  memcpy(v.i, found, n * sizeof(int64_t));
+}
+
+// eval_ids of a masked column: counts[k] tells whether that lane counts.
+inline bool eval_masked(const Job& job, int64_t position, int n, int64_t row0, int64_t row1, Value& v, uint8_t* counts, Error& error) {
+  memset(counts, 1, n);
+  if (!eval_ids(job, position, n, row0, row1, v, error, counts)) return false;
+  if (!job.lengths.given) return true;
+  const int64_t lanes = job.ids.lanes, first = position / lanes, last = (position + n - 1) / lanes;
+  Value lengths;
+  if (!job.lengths.program.run(first, int(last - first + 1), lengths, error)) return false;
+  lanes_below(lengths, int(last - first + 1), lanes);
+  for (int64_t row = first; row <= last; row++) {
+    const int64_t begin = std::max(row * lanes + lengths.i[row - first], position), end = std::min((row + 1) * lanes, position + n);
+    for (int64_t at = begin; at < end; at++) counts[at - position] = 0;
+  }
+  return true;
+}
+
+// The divisor of one row, of whose lanes `kept` count.
+template <class A>
+inline bool divisor_of(const Job& job, int64_t row, int64_t kept, A& by, Error& error) {
+  Value v;
+  if (job.has(kCounted)) {
+    v.dtype = kInt64;
+    v.i[0] = kept;
+    if (!job.divisor.program.apply(row, 1, v, error)) return false;
+  } else if (!job.divisor.program.run(row, 1, v, error)) {
+    return false;
+  }
+  by = v.is_int() ? A(v.i[0]) : v.is_double() ? A(v.d[0]) : A(v.f[0]);
   return true;
 }
 

@@ -4,7 +4,7 @@
 
 namespace fxopt {
 
-constexpr int64_t kVersion = 0x46584F500001;
+constexpr int64_t kVersion = 0x46584F500002;
 
 // Same codes as c10::ScalarType; op.cpp asserts it.
 enum DType : int32_t {
@@ -18,26 +18,36 @@ struct Source {
 };
 
 enum Pool : int8_t { kNone, kSum, kMean, kMax };
-enum Flag : int8_t { kEmptyNan = 1, kWrapNegative = 2, kAdd = 4, kHasPadding = 8 };
+enum Masked : int8_t { kScaled, kFilled, kLowered };
+enum Flag : int16_t {
+  kEmptyNan = 1, kWrapNegative = 2, kAdd = 4, kHasPadding = 8, kHasBag = 16, kIsMasked = 32, kHasFrozen = 64, kCounted = 128,
+  kSharedGrad = 256,
+};
 
 struct Column {
   Source source;
   int32_t table, output;  // table -1: a copy of values
   int64_t offset;
   int32_t program_at, program_size;
-  int8_t pool, flags, has_bag, unused;
+  int8_t pool, masked;
+  int16_t flags;
   int32_t index;  // in the Python plan
   int64_t padding, extra;
+
+  bool has(Flag flag) const { return flags & flag; }
 };
 
 struct Extra {
-  Source weights, divisor;
+  Source weights, divisor, lengths;
   int32_t bag, include_last, segment, segments;
+  int32_t divisor_at, divisor_size, lengths_at, lengths_size;  // programs
+  int64_t frozen;
+  double masked_value;
 };
 
 enum Op : uint8_t {
   kCast = 1, kAddConstant, kMul, kRSub, kDiv, kRemainder, kFmod, kFloorDivide, kClampMin, kClampMax, kAnd, kAbs,
-  kFloor, kCeil, kSqrt, kBucketize, kAddTensor, kSave, kWhere, kTrunc,
+  kFloor, kCeil, kSqrt, kBucketize, kAddTensor, kSave, kWhere, kTrunc, kKeep,
 };
 
 struct Instr {
@@ -63,7 +73,7 @@ struct Header {
   int64_t version, n_columns, n_extras, n_instrs, n_fixed, n_outputs, n_tiles, unused;
 };
 
-static_assert(sizeof(Source) == 32 && sizeof(Column) == 80 && sizeof(Extra) == 80 && sizeof(Instr) == 24);
+static_assert(sizeof(Source) == 32 && sizeof(Column) == 80 && sizeof(Extra) == 144 && sizeof(Instr) == 24);
 static_assert(sizeof(Output) == 24 && sizeof(Tile) == 16 && sizeof(Header) == 64);
 
 // The records of one plan, in the order of encode.py's FORMATS.

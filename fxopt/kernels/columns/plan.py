@@ -58,6 +58,7 @@ class Op(IntEnum):
     SAVE = 18  # saved = v
     WHERE = 19  # v = b if compare(saved, a) else v; saved is the value at the last SAVE
     TRUNC = 20
+    KEEP = 21  # a lane counts only if compare(v, a) here: the mask of a padded row. v itself passes on
 
 
 class Compare(IntEnum):
@@ -79,6 +80,14 @@ class Instr:
     b: int | float = 0
     tensor: int = -1
     compare: Compare = Compare.EQ
+
+
+@dataclass(frozen=True)
+class PerRow:
+    """One number a row: `program` on the source's value, or where that is None on how many of its lanes count (int64)."""
+
+    source: Source | None
+    program: tuple[Instr, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,9 +113,14 @@ class Column:
     bag: jagged bags; the source is then 1-D, rows=(0,), and its flat position is the bag's.
     weights: one float per id, same layout as the ids (per-sample weights, or a padding mask), sum and mean only:
         sum of w * row; a mean divides by the number of ids, as torch does for a dense `.mean`.
-    padding: an id that is left out of its bag (EmbeddingBag's padding_idx; after the index program);
-        with pool "none" it is looked up, and only its gradient is zero (Embedding's padding_idx).
+    padding: an id that is left out of its bag (EmbeddingBag's padding_idx; after the index program). Pooling only.
+    frozen: a row that is read as any other and whose gradient stays zero (Embedding's padding_idx). Not of bags.
+    lengths: of a padded row, lane l counts only if l < length; any integer or float dtype.
+    masked: what a lane gives that does not count, by `lengths` or a KEEP of the program: "scaled", its row * 0 (sum and
+        mean, which stays one over all lanes); "filled", masked_value (0 in sums); "lowered", its row - masked_value (max).
+        Its id is checked like any other; its row need not be read where it cannot change the result. Dense pooling only.
     divisor: each row of the result is divided by this value (a masked mean's denominator).
+    shared_grad: equal maxima share the gradient (amax), and not the first takes it (max).
     empty_nan: a mean over no ids is NaN (a dense `.mean(1)`); otherwise 0 (EmbeddingBag).
     wrap_negative: ids in [-R, -1] count from the end (weight[idx]); else they are errors (F.embedding).
     add: accumulate onto what earlier columns wrote to this slot, in plan order (the wide part's sum).
@@ -123,13 +137,22 @@ class Column:
     bag: Offsets | None = None
     weights: Source | None = None
     padding: int | None = None
-    divisor: Source | None = None
+    frozen: int | None = None
+    lengths: PerRow | None = None
+    masked: str = "scaled"
+    masked_value: float = 0.0
+    divisor: PerRow | None = None
+    shared_grad: bool = False
     empty_nan: bool = False
     wrap_negative: bool = False
     add: bool = False
     runtime_error: bool = False
     name: str = ""
     table_name: str = ""
+
+    @property
+    def is_masked(self) -> bool:
+        return self.lengths is not None or any(instr.op is Op.KEEP for instr in self.program)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 // Pooled lookups: sum, mean and max over bags, and every lookup that needs arithmetic on its rows.
 #pragma once
-#include "accumulate.h"
+#include "masked.h"
 
 namespace fxopt::FXOPT_ISA {
 
@@ -25,20 +25,32 @@ struct Pooling {
   const A* raw_weights = nullptr;
   int64_t raw_begin = 0, raw_end = 0;  // positions of `raw` that were checked
   const int64_t* readable = nullptr;   // where the ids end that may be prefetched
-  Value v;
+  int64_t kept = 0;  // lanes of the last row that count
+  Value v, w;
   int64_t ids[kTile];
   alignas(64) A weights[kTile];
 
+  // Where some lanes may not count, the window's `ids` and `weights` are those that do, and `others` those that give
+  // something all the same. upto[p]: how many of each lie before the window's position p.
+  struct Upto { uint16_t ids, others; };
+  bool selective;
+  LeftOut<A> left_out;
+  int64_t others[kTile];
+  Upto upto[kTile + 1];
+
   Pooling(const Job& job, int64_t row0, int64_t row1, A* scratch, bool dense, bool fused, bool direct)
       : job(job), row0(row0), row1(row1), acc(scratch), block(scratch + job.dim), levels(block + kBlock * job.dim), dense(dense), fused(fused), direct(direct),
-        in_place(job.out_dtype == (sizeof(A) == 8 ? kDouble : kFloat) && !job.has(kAdd) && job.column->pool != kNone) {}
+        in_place(job.out_dtype == (sizeof(A) == 8 ? kDouble : kFloat) && !job.has(kAdd) && job.column->pool != kNone),
+        selective((dense && (job.has(kIsMasked) || job.weights.data)) || (job.has(kHasPadding) && job.column->pool != kNone)),
+        left_out(job, dense && job.weights.data, block) {}
 
   // Slides the window to `position`: what was evaluated ahead stays, the rest is filled up to `last`.
   bool evaluate(int64_t position, int64_t last, Error& error) {
     const int kept = position >= begin && position < end ? int(end - position) : 0;
+    const int n = last - position < kTile ? int(last - position) - kept : kTile - kept;
+    if (selective) return select(position, kept, n, error);
     memmove(ids, ids + (position - begin) * (kept > 0), kept * sizeof(int64_t));
     memmove(weights, weights + (position - begin) * (kept > 0), kept * sizeof(A));
-    const int n = last - position < kTile ? int(last - position) - kept : kTile - kept;
     if (!eval_ids(job, position + kept, n, row0, row1, v, error)) return false;
     memcpy(ids + kept, v.i, n * sizeof(int64_t));
     if (!kept) prefetch_rows(ids, n);
@@ -49,6 +61,40 @@ struct Pooling {
     begin = position;
     end = position + kept + n;
     return true;
+  }
+
+  // The same where some lanes may not count.
+  bool select(int64_t position, int stays, int n, Error& error) {
+    uint8_t counts[kTile];
+    slide(stays ? int(position - begin) : 0, stays);
+    if (!eval_masked(job, position + stays, n, row0, row1, v, counts, error)) return false;
+    if (job.weights.data) load(job.weights, position + stays, n, w);
+    const bool padded = job.has(kHasPadding), weighted = job.weights.data, gives = left_out.how != LeftOut<A>::kNothing;
+    Upto to = upto[stays];
+    for (int k = 0; k < n; k++) {
+      const int64_t id = v.i[k];
+      const A weight = !weighted ? A(1) : w.is_int() ? A(w.i[k]) : w.is_double() ? A(w.d[k]) : A(w.f[k]);
+      const bool real = !padded || id != job.column->padding, in = real && counts[k] && (!dense || weight != 0);
+      ids[to.ids] = others[to.others] = id;
+      weights[to.ids] = weight;
+      if (!in && real && gives) left_out.prefetch(id);
+      to.ids += in;
+      to.others += real && !in && gives;
+      upto[stays + k + 1] = to;
+    }
+    if (!stays) prefetch_rows(ids, to.ids);
+    begin = position;
+    end = position + stays + n;
+    return true;
+  }
+
+  // Moves the window's positions [from, from + n) to its begin.
+  void slide(int from, int n) {
+    const Upto first = n ? upto[from] : Upto{0, 0};
+    for (int p = 0; p <= n; p++) upto[p] = n ? Upto{uint16_t(upto[from + p].ids - first.ids), uint16_t(upto[from + p].others - first.others)} : first;
+    memmove(ids, ids + first.ids, upto[n].ids * sizeof(int64_t));
+    memmove(weights, weights + first.ids, upto[n].ids * sizeof(A));
+    memmove(others, others + first.others, upto[n].others * sizeof(int64_t));
   }
 
   // The rows that no earlier bag fetches ahead.
@@ -63,7 +109,7 @@ struct Pooling {
   void find_raw(int64_t first) {
     const View &view = job.ids, &w = job.weights;
     const bool plain = job.program.size == 0 && view.dtype == kInt64 && view.n[2] == view.rows * view.lanes &&
-                       view.stride[2] == 8 && !job.has(kWrapNegative) && !job.has(kHasPadding) && job.column->pool != kNone;
+                       view.stride[2] == 8 && !job.has(kWrapNegative) && !selective && job.column->pool != kNone;
     const bool plain_weights = !w.data || (w.dtype == (sizeof(A) == 8 ? kDouble : kFloat) && w.stride[2] == sizeof(A) && w.n[2] == view.n[2]);
     if (!plain || !plain_weights) return;
     raw = reinterpret_cast<const int64_t*>(view.data);
@@ -87,33 +133,6 @@ struct Pooling {
     return true;
   }
 
-  // Leaves padding out, in place: positions of a window are used once.
-  int drop_padding(int64_t* bag, A* w, int n) {
-    int kept = 0;
-    for (int k = 0; k < n; k++) {
-      if (bag[k] == job.column->padding) continue;
-      bag[kept] = bag[k];
-      w[kept++] = w[k];
-    }
-    return kept;
-  }
-
-  template <class T>
-  void widen_row(int64_t id, A* out) {
-    const char* row = job.table.data + id * job.table.row_stride;
-    if (job.table.column_stride == sizeof(T)) return widen_all(reinterpret_cast<const T*>(row), job.dim, out);
-    for (int64_t k = 0; k < job.dim; k++) out[k] = A(widen(*reinterpret_cast<const T*>(row + k * job.table.column_stride)));
-  }
-
-  void widen_row(int64_t id, A* out) {
-    switch (job.table.dtype) {
-      case kFloat: return widen_row<float>(id, out);
-      case kDouble: return widen_row<double>(id, out);
-      case kHalf: return widen_row<Half>(id, out);
-      default: return widen_row<BFloat16>(id, out);
-    }
-  }
-
   // Adds rows to `to`, strictly in order.
   void sum_in_order(const int64_t* bag, const A* w, int64_t n, A* to) {
     if (direct) return add_rows<A>({job.table.data, job.table.row_stride, bag, w, fused, n, job.table.prefetch ? readable - bag : 0}, job.dim, to);
@@ -124,7 +143,7 @@ struct Pooling {
       for (int k = 0; k < m; k++) {
         for (int64_t line = 0; line < prefetch; line += 64)
           __builtin_prefetch(job.table.data + id_ahead(bag, at + k + kAhead, readable - bag) * job.table.row_stride + line);
-        widen_row(bag[at + k], block + k * job.dim);
+        widen_row(job.table, bag[at + k], block + k * job.dim);
       }
       const char* rows = reinterpret_cast<char*>(block);
       add_rows<A>({rows, job.dim * int64_t(sizeof(A)), kIdentity, w ? w + at : w, fused, m, 0}, job.dim, to);
@@ -162,7 +181,7 @@ struct Pooling {
   void max(const int64_t* bag, int64_t n, bool first) {
     for (int64_t k = 0; k < n; k++, first = false) {
       A* row = first ? acc : block;
-      widen_row(bag[k], row);
+      widen_row(job.table, bag[k], row);
       if (first) continue;
       if (dense) for (int64_t d = 0; d < job.dim; d++) acc[d] = (row[d] > acc[d] || row[d] != row[d]) && acc[d] == acc[d] ? row[d] : acc[d];
       else for (int64_t d = 0; d < job.dim; d++) acc[d] = row[d] > acc[d] ? row[d] : acc[d];
@@ -172,7 +191,7 @@ struct Pooling {
   // Positions [from, to) into acc; `last` is where evaluation may run ahead to. Returns how many ids counted.
   bool reduce(int64_t from, int64_t to, int64_t last, int64_t& count, Error& error) {
     clear(acc);
-    count = 0;
+    count = kept = 0;
     if (raw) {
       if (!check_raw(to, last, error)) return false;
       count = to - from;
@@ -185,11 +204,14 @@ struct Pooling {
       if ((outside || (more && end - from <= kFarAhead)) && !evaluate(from, last, error)) return false;
       const int at = int(from - begin);
       const int64_t ready = end < last ? end - kFarAhead : end;  // the rest serves prefetch until the window slides
-      int n = int((to < ready ? to : ready) - from);
+      const int n = int((to < ready ? to : ready) - from);
       from += n;
-      readable = ids + (end - begin);
-      if (job.has(kHasPadding) && job.column->pool != kNone) n = drop_padding(ids + at, weights + at, n);
-      if (job.column->pool == kNone) widen_row(ids[at], acc);
+      readable = ids + (selective ? upto[end - begin].ids : end - begin);
+      if (selective) {
+        reduce_selected(upto[at], upto[at + n], n, count);
+        continue;
+      }
+      if (job.column->pool == kNone) widen_row(job.table, ids[at], acc);
       else if (job.column->pool == kMax) max(ids + at, n, count == 0);
       else sum(ids + at, weights + at, n);
       count += n;
@@ -198,8 +220,21 @@ struct Pooling {
     return true;
   }
 
+  void reduce_selected(Upto from, Upto to, int lanes, int64_t& count) {
+    const int n = to.ids - from.ids, n_others = to.others - from.others;
+    if (job.column->pool == kMax) {
+      max(ids + from.ids, n, count == 0);
+      if (n_others) left_out.max(others + from.others, n_others, acc, count + n > 0);
+    } else {
+      sum(ids + from.ids, weights + from.ids, n);
+      if (n_others) left_out.add(others + from.others, n_others, acc);
+    }
+    kept += n;
+    count += job.has(kHasPadding) ? n + n_others : lanes;
+  }
+
   template <class O>
-  void write(int64_t row, int64_t lane, int64_t count) {
+  void write(int64_t row, int64_t lane, int64_t count, A by) {
     O* out = reinterpret_cast<O*>(job.out + row * job.out_stride) + lane * job.dim;
     auto put = [](A x) { O y; narrow(x, y); return y; };
     const bool mean = job.column->pool == kMean;
@@ -208,22 +243,23 @@ struct Pooling {
     } else if (mean) {
       for (int64_t d = 0; d < job.dim; d++) acc[d] = A(widen(put(acc[d]))) / A(count);
     }
-    if (job.divisor.data) {
-      load(job.divisor, row, 1, v);
-      const A by = v.is_int() ? A(v.i[0]) : v.is_double() ? A(v.d[0]) : A(v.f[0]);
+    if (job.divides()) {
       for (int64_t d = 0; d < job.dim; d++) acc[d] = A(widen(put(acc[d]))) / by;
     }
     if (job.has(kAdd)) for (int64_t d = 0; d < job.dim; d++) out[d] = put(A(widen(out[d])) + A(widen(put(acc[d]))));
     else if (!in_place) for (int64_t d = 0; d < job.dim; d++) out[d] = put(acc[d]);
   }
 
-  void write(int64_t row, int64_t lane, int64_t count) {
+  bool write(int64_t row, int64_t lane, int64_t count, Error& error) {
+    A by = 1;
+    if (job.divides() && !divisor_of(job, row, kept, by, error)) return false;
     switch (job.out_dtype) {
-      case kFloat: return write<float>(row, lane, count);
-      case kDouble: return write<double>(row, lane, count);
-      case kHalf: return write<Half>(row, lane, count);
-      default: return write<BFloat16>(row, lane, count);
+      case kFloat: write<float>(row, lane, count, by); break;
+      case kDouble: write<double>(row, lane, count, by); break;
+      case kHalf: write<Half>(row, lane, count, by); break;
+      default: write<BFloat16>(row, lane, count, by);
     }
+    return true;
   }
 
   bool run(Error& error) {
@@ -240,16 +276,14 @@ struct Pooling {
       if (job.offsets && !bag_range(job, row, from, to, error)) return false;
       if (job.column->pool == kNone) {
         for (int64_t lane = 0; lane < job.lanes; lane++) {
-          if (!reduce(from + lane, from + lane + 1, last, count, error)) return false;
-          write(row, lane, count);
+          if (!reduce(from + lane, from + lane + 1, last, count, error) || !write(row, lane, count, error)) return false;
         }
         continue;
       }
       if (dense && job.column->pool == kMax && to == from) return job.fail("max over no ids", error);
       if (last < to) last = to;
       if (in_place) acc = reinterpret_cast<A*>(job.out + row * job.out_stride);
-      if (!reduce(from, to, last, count, error)) return false;
-      write(row, 0, count);
+      if (!reduce(from, to, last, count, error) || !write(row, 0, count, error)) return false;
     }
     return true;
   }
@@ -280,8 +314,8 @@ bool compute_values(const Job& job, int64_t row0, int64_t row1, Error& error) {
     if (!job.program.run(position, n, v, error)) return false;
     O* out = reinterpret_cast<O*>(job.out + row * job.out_stride) + lane;
     cast(job.out_dtype, v, n);
-    if (job.divisor.data) {
-      load(job.divisor, row, 1, divisor);
+    if (job.divides()) {
+      if (!job.divisor.program.run(row, 1, divisor, error)) return false;
       cast(job.out_dtype, divisor, 1);
       if (v.is_double()) each(v.d, n, [&](double x) { return x / divisor.d[0]; });
       else each(v.f, n, [&](float x) { return x / divisor.f[0]; });

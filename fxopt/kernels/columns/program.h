@@ -150,12 +150,23 @@ inline void put_where(const uint8_t* mask, T b, T* v, int n) {
   for (int k = 0; k < n; k++) v[k] = mask[k] ? b : v[k];
 }
 
+inline void compare(const Instr& instr, const Value& v, int n, uint8_t* out) {
+  const bool is_float = instr.kinds & 1;
+  if (v.is_int()) compare(instr.compare, v.i, as_int(instr.a, is_float), n, out);
+  else if (v.is_double()) compare(instr.compare, v.d, as_double(instr.a, is_float), n, out);
+  else compare(instr.compare, v.f, float(as_double(instr.a, is_float)), n, out);
+}
+
+inline void keep(const Instr& instr, const Value& v, int n, uint8_t* counts) {
+  uint8_t holds[kTile];
+  compare(instr, v, n, holds);
+  for (int k = 0; k < n; k++) counts[k] &= holds[k];
+}
+
 inline void where(const Instr& instr, const Value& saved, Value& v, int n) {
   uint8_t mask[kTile];
-  const bool a_float = instr.kinds & 1, b_float = instr.kinds & 2;
-  if (saved.is_int()) compare(instr.compare, saved.i, as_int(instr.a, a_float), n, mask);
-  else if (saved.is_double()) compare(instr.compare, saved.d, as_double(instr.a, a_float), n, mask);
-  else compare(instr.compare, saved.f, float(as_double(instr.a, a_float)), n, mask);
+  const bool b_float = instr.kinds & 2;
+  compare(instr, saved, n, mask);
   if (v.is_int()) {
     put_where(mask, wrap(as_int(instr.b, b_float), v.dtype), v.i, n);
   } else if (v.is_double()) {
@@ -238,9 +249,13 @@ struct Program {
     return true;
   }
 
-  // The values of positions [position, position + n) after the program.
-  bool run(int64_t position, int n, Value& v, Error& error) const {
+  // The values of positions [position, position + n) after the program. `counts` starts as ones, and KEEP clears lanes.
+  bool run(int64_t position, int n, Value& v, Error& error, uint8_t* counts = nullptr) const {
     load(*view, position, n, v);
+    return apply(position, n, v, error, counts);
+  }
+
+  bool apply(int64_t position, int n, Value& v, Error& error, uint8_t* counts = nullptr) const {
     if (size == 0) return true;
     Value saved;
     saved.dtype = kInt64;
@@ -252,6 +267,7 @@ struct Program {
         case kBucketize:
           if (!bucketize_step(instr, v, n, error)) return false;
           continue;
+        case kKeep: if (counts) keep(instr, v, n, counts); continue;
         default: cast(instr.dtype, v, n);
       }
       if (instr.op == kWhere) where(instr, saved, v, n);

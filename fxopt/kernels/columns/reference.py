@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .plan import Column, Compare, Instr, Offsets, Op, Plan, Source
+from .plan import Column, Compare, Instr, Offsets, Op, PerRow, Plan, Source
 
 Bucketize = Callable[[Tensor, int, Instr], Tensor]  # (values, step of the program, its instruction)
 _COMPARE: dict[Compare, Callable] = {
@@ -128,13 +128,19 @@ def read(tensors: Sequence[Tensor], source: Source, rows: int) -> Tensor:
 
 
 def evaluate(
-    tensors: Sequence[Tensor], column: Column, v: Tensor, bucketize: Bucketize | None = None
-) -> Tensor:
-    """Runs the index program on [rows, lanes] values; `bucketize` takes over where boundaries differ by row."""
-    saved = v
-    for step, instr in enumerate(column.program):
+    tensors: Sequence[Tensor], program: Sequence[Instr], source: Source, v: Tensor, bucketize: Bucketize | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Runs a program on [rows, lanes] values: (values, which lanes its KEEPs keep or None for all).
+
+    `bucketize` takes over where boundaries differ by row.
+    """
+    saved, kept = v, None
+    for step, instr in enumerate(program):
         if instr.op == Op.SAVE:
             saved = v
+        elif instr.op == Op.KEEP:
+            holds = _COMPARE[instr.compare](v, instr.a)
+            kept = holds if kept is None else kept & holds
         elif instr.op == Op.BUCKETIZE and bucketize:
             v = bucketize(v, step, instr)
         elif instr.op == Op.BUCKETIZE:
@@ -145,11 +151,19 @@ def evaluate(
             if instr.op == Op.WHERE:
                 v = v.masked_fill(_COMPARE[instr.compare](saved, instr.a), instr.b)
             elif instr.op == Op.ADD_TENSOR:
-                v = v + _per_lane(tensors, instr.tensor, column.source).to(v.dtype)
+                v = v + _per_lane(tensors, instr.tensor, source).to(v.dtype)
             else:
                 v = _STEPS[instr.op](v, instr)
             v = v.to(getattr(torch, instr.dtype))
-    return v
+    return v, kept
+
+
+def per_row(tensors: Sequence[Tensor], value: PerRow, rows: int, kept: Tensor | None = None) -> Tensor:
+    """[rows, 1]; `kept` [rows, L] tells the lanes that count."""
+    if value.source is None:
+        assert kept is not None
+        return evaluate(tensors, value.program, Source(-1), kept.sum(1, keepdim=True))[0]
+    return evaluate(tensors, value.program, value.source, read(tensors, value.source, rows))[0]
 
 
 def _per_lane(tensors: Sequence[Tensor], index: int, source: Source) -> Tensor:
@@ -173,13 +187,17 @@ def column(
     rows, dtype = rows_of_outputs[column.output], getattr(torch, plan.dtypes[column.output])
     source_shape = tensors[column.source.tensor].shape
     n_ids = source_shape[0] if column.bag else rows
-    v = evaluate(tensors, column, read(tensors, column.source, n_ids))
+    v, kept = evaluate(tensors, column.program, column.source, read(tensors, column.source, n_ids))
+    if column.lengths is not None:
+        counts = torch.arange(v.shape[1], device=v.device) < per_row(tensors, column.lengths, rows)
+        kept = counts if kept is None else kept & counts
     if column.table is None:
         result = v.to(dtype)
     else:
-        result = _lookup(tensors, tables[column.table], column, v, rows, index if check else None).to(dtype)
+        result = _lookup(tensors, tables[column.table], column, v, kept, rows, index if check else None).to(dtype)
     if column.divisor is not None:
-        result = (result / read(tensors, column.divisor, rows).to(_at_least_float(dtype))).to(dtype)
+        lanes = torch.ones_like(v, dtype=torch.bool) if kept is None else kept
+        result = (result / per_row(tensors, column.divisor, rows, lanes).to(_at_least_float(dtype))).to(dtype)
     return result
 
 
@@ -188,31 +206,48 @@ def _at_least_float(dtype: torch.dtype) -> torch.dtype:
 
 
 def _lookup(
-    tensors: Sequence[Tensor], table: Tensor, column: Column, ids: Tensor, rows: int, check: int | None
+    tensors: Sequence[Tensor],
+    table: Tensor,
+    column: Column,
+    ids: Tensor,
+    kept: Tensor | None,
+    rows: int,
+    check: int | None,
 ) -> Tensor:
     if check is not None and not column.bag:
         check_ids(check, column, ids, table.shape[0])
     if column.bag:
         return _bag(tensors, table, column, ids.flatten(), rows, check)
-    kept = None if column.padding is None else ids != column.padding
+    real = None if column.padding is None else (ids != column.padding).unsqueeze(-1)
     if column.wrap_negative:
         ids = torch.where(ids < 0, ids + table.shape[0], ids)
+    embedded = F.embedding(ids.long(), table, padding_idx=column.frozen)  # [rows, L, D]
     if column.pool == "none":
-        return F.embedding(ids.long(), table, padding_idx=column.padding).flatten(1)
-    embedded = F.embedding(ids.long(), table)  # [rows, L, D]
-    if column.pool == "max":
-        if kept is None:
-            return embedded.max(1).values
-        lowest = embedded.masked_fill(~kept.unsqueeze(-1), -torch.inf).max(1).values
-        return lowest.masked_fill(~kept.any(1, keepdim=True), 0)
+        return embedded.flatten(1)
     if column.weights is not None:
         embedded = embedded * read(tensors, column.weights, rows).unsqueeze(-1)
     if kept is not None:
-        embedded = embedded.masked_fill(~kept.unsqueeze(-1), 0)
-    total = embedded.sum(1)
+        embedded = _masked(column, embedded, kept.unsqueeze(-1))
+    if column.pool == "max":
+        return _max(embedded, column, real)
+    total = (embedded if real is None else embedded.masked_fill(~real, 0)).sum(1)
     if column.pool == "sum":
         return total
-    return _mean(total, column, ids.shape[1] if kept is None else kept.sum(1, keepdim=True))
+    return _mean(total, column, ids.shape[1] if real is None else real.sum(1))
+
+
+def _masked(column: Column, embedded: Tensor, kept: Tensor) -> Tensor:
+    if column.masked == "filled":
+        return embedded.masked_fill(~kept, column.masked_value)
+    ones = kept.to(embedded.dtype)
+    return embedded * ones if column.masked == "scaled" else embedded - (1 - ones) * column.masked_value
+
+
+def _max(embedded: Tensor, column: Column, real: Tensor | None) -> Tensor:
+    if real is not None:
+        embedded = embedded.masked_fill(~real, -torch.inf)
+    largest = embedded.amax(1) if column.shared_grad else embedded.max(1).values
+    return largest if real is None else largest.masked_fill(~real.any(1), 0)
 
 
 def _mean(total: Tensor, column: Column, count: int | Tensor) -> Tensor:

@@ -47,7 +47,7 @@ inline OutputData measure(const Call& call, const Output& output) {
   const Column& column = call.plan.columns[output.measured];
   const Array& array = tensor_at(call, column.source.tensor);
   OutputData result{nullptr, 0, output.width};
-  if (column.has_bag) {
+  if (column.has(kHasBag)) {
     const Extra& extra = call.plan.extras[column.extra];
     const int64_t rows = size_of(tensor_at(call, extra.bag), 0) - extra.include_last;
     STD_TORCH_CHECK(rows >= 0 && rows % extra.segments == 0, "fxopt.columns: ", rows, " offsets for ", extra.segments, " features");
@@ -63,7 +63,7 @@ inline OutputData measure(const Call& call, const Output& output) {
 // Average floats read per row of a pooled or many-lane column.
 inline double row_cost(const Call& call, const Column& column, int64_t rows) {
   double ids = 1;
-  if (column.has_bag) ids = double(size_of(tensor_at(call, column.source.tensor), 0)) / double(rows);
+  if (column.has(kHasBag)) ids = double(size_of(tensor_at(call, column.source.tensor), 0)) / double(rows);
   else ids = double(lanes_of(call, column.source));
   return ids * double(dim_of(call, column) + 16);
 }

@@ -1,0 +1,180 @@
+// The host side of a launch: images that stay on the device, launch parameters, and what the device reported.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "image.h"
+
+namespace fxopt::cuda {
+
+constexpr size_t kKeptBytes = 64 << 20;  // of images; more of them are uploaded for one call at a time
+
+inline void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) fail("fxopt.columns: %s: %s", what, cudaGetErrorString(error));
+}
+
+// Allows what a capture in this thread forbids by default: allocation, and waiting for a stream of our own.
+struct Relaxed {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  Relaxed() { check(cudaThreadExchangeStreamCaptureMode(&mode), "capture mode"); }
+  ~Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode); }
+};
+
+struct Kept {
+  std::string bytes;
+  char* device;
+};
+
+struct Device {
+  int index, processors = 0;
+  Errors* errors = nullptr;    // on the device
+  Failure* report = nullptr;   // on the host, which the device can write
+  cudaStream_t stream = nullptr;
+  size_t kept_bytes = 0;
+  std::unordered_map<size_t, std::vector<Kept>> images;
+  std::mutex mutex;
+
+  explicit Device(int index) : index(index) {
+    Relaxed relaxed;
+    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, index), "multiprocessors");
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    check(cudaHostAlloc(reinterpret_cast<void**>(&report), sizeof(Failure), cudaHostAllocMapped | cudaHostAllocPortable), "host memory");
+    memset(report, 0, sizeof *report);
+    check(cudaMalloc(reinterpret_cast<void**>(&errors), sizeof(Errors)), "device memory");
+    Errors first{};
+    check(cudaHostGetDevicePointer(reinterpret_cast<void**>(&first.report), report, 0), "mapped memory");
+    upload(errors, &first, sizeof first);
+  }
+
+  void upload(void* to, const void* from, size_t bytes) {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "upload");
+    check(cudaStreamSynchronize(stream), "upload");
+  }
+
+  // Where these bytes are on the device for good; null when the room for that is used up and nobody captures.
+  char* keep(const std::string& bytes, bool capturing) {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto& same_hash = images[std::hash<std::string>()(bytes)];
+    for (const Kept& kept : same_hash)
+      if (kept.bytes == bytes) return kept.device;
+    if (kept_bytes + bytes.size() > kKeptBytes && !capturing) return nullptr;
+    Relaxed relaxed;
+    char* device;
+    check(cudaMalloc(reinterpret_cast<void**>(&device), bytes.size()), "device memory");
+    upload(device, bytes.data(), bytes.size());
+    same_hash.push_back({bytes, device});
+    kept_bytes += bytes.size();
+    return device;
+  }
+};
+
+inline Device& device_of(int index) {
+  static std::mutex mutex;
+  static std::unordered_map<int, std::unique_ptr<Device>> devices;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto& device = devices[index];
+  if (!device) device = std::make_unique<Device>(index);
+  return *device;
+}
+
+inline int mode = kRaise;        // for bad ids
+inline int blocks_per_processor = 8;  // of the grid at most; 4 run at a time
+
+template <class T>
+inline size_t append(std::string& bytes, const std::vector<T>& items) {
+  bytes.resize((bytes.size() + 15) / 16 * 16);
+  const size_t at = bytes.size();
+  bytes.append(reinterpret_cast<const char*>(items.data()), items.size() * sizeof(T));
+  return at;
+}
+
+const void* kernel();
+
+inline void launch(Device& device, const Request& request, const Image& image, cudaStream_t stream, bool capturing) {
+  if (image.items == 0) return;
+  std::string bytes;
+  const size_t records = append(bytes, image.records), extras = append(bytes, image.extras), steps = append(bytes, image.steps);
+  bytes.resize(bytes.size() + 16);
+  const char* data = device.keep(bytes, capturing);
+  if (!data) {
+    char* scratch = request.allocate(request.context, 1, int64_t(bytes.size()), kUInt8);
+    check(cudaMemcpyAsync(scratch, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream), "upload");
+    data = scratch;
+  }
+  thread_local Launch<kManyWords> parameters;
+  parameters.head = {reinterpret_cast<const Record*>(data + records), reinterpret_cast<const Extras*>(data + extras),
+                     reinterpret_cast<const Step*>(data + steps), device.errors, request.n_words, mode, int32_t(image.items),
+                     int32_t(image.segments.size()), 0, {}};
+  std::copy(image.segments.begin(), image.segments.end(), parameters.head.segments);
+  std::copy(image.words.begin(), image.words.end(), parameters.words);
+  const int64_t most = int64_t(device.processors) * blocks_per_processor, blocks = (image.items + kWarps - 1) / kWarps;
+  void* arguments[] = {&parameters};
+  check(cudaLaunchKernel(kernel(), dim3(unsigned(std::min(most, blocks))), dim3(kWarps * 32), arguments, 0, stream), "launch");
+}
+
+inline void run(const Request& request, cudaStream_t stream, int index) {
+  const Plan plan(request.words);
+  if (request.n_words < int64_t(sizeof(Header) / 8) || plan.header->version != kVersion) fail("fxopt.columns: expected a plan tensor made by encode()");
+  if (reinterpret_cast<const int64_t*>(plan.tiles + plan.header->n_tiles) - request.words > request.n_words) fail("fxopt.columns: the plan tensor was cut off");
+  Device& device = device_of(index);
+  cudaStreamCaptureStatus status;
+  check(cudaStreamIsCapturing(stream, &status), "stream");
+  std::vector<OutputData> outputs;
+  for (int64_t o = 0; o < plan.header->n_outputs; o++) {
+    const OutputShape shape = measure(request, plan, plan.outputs[o]);
+    outputs.push_back({request.allocate(request.context, shape.rows, shape.width, plan.outputs[o].dtype), shape.rows, shape.width});
+  }
+  for (int next = 0; next < plan.header->n_columns;)
+    launch(device, request, Builder(request, outputs.data(), device.processors * 32).build(next), stream, status != cudaStreamCaptureStatusNone);
+}
+
+// Takes the failure that the device reported, if any. Waits for the device only when there is one.
+inline bool take(Device& device, Failure& failure) {
+  if (reinterpret_cast<volatile Failure*>(device.report)->kind == 0) return false;
+  check(cudaDeviceSynchronize(), "synchronize");
+  failure = *device.report;
+  memset(device.report, 0, sizeof failure);
+  const unsigned long long none = 0;
+  device.upload(&device.errors->key, &none, sizeof none);
+  return true;
+}
+
+}  // namespace fxopt::cuda
+
+#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Launches a call on `stream` of the current device. False: `text` (256 bytes) says what is wrong. What it allocates
+// after the outputs is scratch, to be freed in stream order.
+FXOPT_EXPORT bool fxopt_cuda_columns(const fxopt::Request* request, void* stream, int device, char* text) {
+  try {
+    fxopt::cuda::run(*request, static_cast<cudaStream_t>(stream), device);
+    return true;
+  } catch (const std::exception& error) {
+    snprintf(text, 256, "%s", error.what());
+    return false;
+  }
+}
+
+// True when a launch since the last question met a bad id or offset; `text` says which.
+FXOPT_EXPORT bool fxopt_cuda_failure(int index, char* text) {
+  try {
+    fxopt::cuda::Failure f;
+    if (!fxopt::cuda::take(fxopt::cuda::device_of(index), f)) return false;
+    if (f.kind == fxopt::cuda::kBadId)
+      snprintf(text, 256, "fxopt-bad-id column=%d row=%lld lane=%lld value=%lld rows=%lld plan=%lld", f.column, (long long)f.row,
+               (long long)f.lane, (long long)f.value, (long long)f.rows, (long long)f.plan);
+    else
+      snprintf(text, 256, "column %d: offsets of bag %lld are [%lld, %lld), expected them to start at 0, to grow and to stay within the ids",
+               f.column, (long long)f.row, (long long)f.value, (long long)f.rows);
+  } catch (const std::exception& error) {
+    snprintf(text, 256, "%s", error.what());
+  }
+  return true;
+}
+
+FXOPT_EXPORT void fxopt_cuda_mode(int mode) { fxopt::cuda::mode = mode; }
+FXOPT_EXPORT void fxopt_cuda_blocks(int per_processor) { fxopt::cuda::blocks_per_processor = per_processor; }

@@ -1,0 +1,202 @@
+// Host side of a call: checks a plan against its tensors and writes what the device reads. No CUDA, no torch.
+#pragma once
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "../entry.h"
+#include "record.h"
+
+namespace fxopt::cuda {
+
+template <class... T>
+[[noreturn]] inline void fail(const char* format, T... values) {
+  char text[256];
+  snprintf(text, sizeof text, format, values...);
+  throw std::runtime_error(text);
+}
+
+inline int bytes_of(int dtype) {
+  switch (dtype) {
+    case kUInt8: case kInt8: case kBool: return 1;
+    case kInt16: case kHalf: case kBFloat16: return 2;
+    case kInt32: case kFloat: return 4;
+    case kInt64: case kDouble: return 8;
+    default: return 0;
+  }
+}
+inline bool floats(int dtype) { return dtype == kHalf || dtype == kFloat || dtype == kDouble || dtype == kBFloat16; }
+
+inline int64_t narrowed(int64_t x, int dtype) {
+  switch (dtype) {
+    case kUInt8: return uint8_t(x);
+    case kInt8: return int8_t(x);
+    case kInt16: return int16_t(x);
+    case kInt32: return int32_t(x);
+    case kBool: return x != 0;
+    default: return x;
+  }
+}
+
+template <class To, class From>
+inline To bits_as(From from) {
+  To to{};
+  memcpy(&to, &from, sizeof from < sizeof to ? sizeof from : sizeof to);
+  return to;
+}
+
+// An operand (int64 or double bits, as `is_double` says) in the type in which a step of `dtype` uses it.
+inline int64_t operand(int64_t bits, bool is_double, int dtype) {
+  const double value = is_double ? bits_as<double>(bits) : double(bits);
+  if (!floats(dtype)) return narrowed(is_double ? int64_t(value) : bits, dtype);
+  return dtype == kDouble ? bits_as<int64_t>(value) : bits_as<int64_t>(float(value));
+}
+
+// Numbers the pointers and sizes that a launch carries.
+struct Words {
+  std::vector<int64_t> values;
+  std::vector<int32_t> of_tensor, of_output;
+
+  Words(const Request& request, int64_t n_outputs) : of_tensor(request.n_tensors, -1), of_output(n_outputs, -1) {}
+  int32_t add(int64_t value) {
+    values.push_back(value);
+    return int32_t(values.size() - 1);
+  }
+  int32_t tensor(const Request& request, int64_t index) {
+    if (of_tensor[index] < 0) of_tensor[index] = add(reinterpret_cast<int64_t>(request.tensors[index].data));
+    return of_tensor[index];
+  }
+  int32_t output(int64_t index, const char* data) {
+    if (of_output[index] < 0) of_output[index] = add(reinterpret_cast<int64_t>(data));
+    return of_output[index];
+  }
+};
+
+struct Resolved {
+  View view;
+  int64_t rows, lanes;
+};
+
+struct Resolver {
+  const Request& request;
+  Plan plan;
+  Words words;
+
+  Resolver(const Request& request) : request(request), plan(request.words), words(request, plan.header->n_outputs) {}
+
+  const Array& tensor(const Column& column, int64_t index) const {
+    if (index < 0 || index >= request.n_tensors) fail("column %d: tensor %lld of %lld", column.index, (long long)index, (long long)request.n_tensors);
+    const Array& array = request.tensors[index];
+    if (!bytes_of(array.dtype)) fail("column %d: tensor %lld has an unknown dtype", column.index, (long long)index);
+    return array;
+  }
+
+  // `rows` is the number that a Source without row dims repeats over.
+  Resolved source(const Column& column, const Source& source, int64_t rows) {
+    const Array& array = tensor(column, source.tensor);
+    const int size = bytes_of(array.dtype);
+    if (source.row0 >= array.dim || source.row1 >= array.dim || source.lane >= array.dim)
+      fail("column %d: tensor %d has %d dims, which its source does not fit", column.index, source.tensor, array.dim);
+    Resolved found{{words.tensor(request, source.tensor), array.dtype, 0, 0, 0, 0, 0}, rows, 1};
+    View& view = found.view;
+    for (int k = 0; k < source.n_fixed; k++) {
+      const Fixed& fixed = plan.fixed[source.fixed_at + k];
+      if (fixed.dim >= array.dim || fixed.index < 0 || fixed.index >= array.sizes[fixed.dim])
+        fail("column %d: index %lld of dim %lld is outside tensor %d", column.index, (long long)fixed.index, (long long)fixed.dim, source.tensor);
+      view.offset += fixed.index * array.strides[fixed.dim] * size;
+    }
+    if (source.row0 >= 0) {
+      found.rows = array.sizes[source.row0];
+      view.row_stride = array.strides[source.row0] * size;
+    }
+    if (source.row1 >= 0) {
+      view.inner = array.sizes[source.row1];
+      view.inner_stride = array.strides[source.row1] * size;
+      found.rows *= view.inner;
+      if (view.inner * view.inner_stride == view.row_stride && !added_by_row(column)) {
+        view.row_stride = view.inner_stride;
+        view.inner = 0;
+      }
+    }
+    if (source.lane >= 0) {
+      const int64_t available = array.sizes[source.lane] - source.start;
+      found.lanes = source.length < 0 ? available : source.length;
+      if (source.start < 0 || found.lanes < 0 || found.lanes > available)
+        fail("column %d: lanes [%lld, %lld) are outside dim %d of tensor %d", column.index, (long long)source.start,
+             (long long)(source.start + found.lanes), source.lane, source.tensor);
+      view.lane_stride = array.strides[source.lane] * size;
+      view.offset += source.start * view.lane_stride;
+    }
+    return found;
+  }
+
+  bool added_by_row(const Column& column) const {
+    bool any = false;
+    for (int s = 0; s < column.program_size; s++) any |= plan.instrs[column.program_at + s].op == kAddTensor;
+    return any && column.source.lane < 0;
+  }
+
+  // Appends the column's program and gives the dtype of its values; `inner` is what ADD_TENSOR's k runs over.
+  int program(const Column& column, int dtype, int64_t inner, std::vector<Step>& steps, int& edges) {
+    int saved = dtype;
+    for (int s = 0; s < column.program_size; s++) {
+      const Instr& instr = plan.instrs[column.program_at + s];
+      Step step{};
+      step.op = instr.op;
+      step.dtype = instr.dtype;
+      step.compare = instr.compare;
+      if (instr.op == kSave) {
+        saved = dtype;
+        step.dtype = uint8_t(dtype);
+      } else if (instr.op == kBucketize) {
+        const Array& edge = boundaries(column, instr, dtype);
+        step.word = words.tensor(request, instr.tensor);
+        step.tensor_dtype = uint8_t(edge.dtype);
+        step.a = operand(instr.a, instr.kinds & 1, kInt64);
+        step.n = edge.sizes[0];
+        step.stride = edge.strides[0] * bytes_of(edge.dtype);
+        if (edges < 0 && edge.dtype == kFloat && step.n * 4 <= kEdgeBytes) edges = s;
+      } else if (instr.op == kWhere) {
+        step.a = operand(instr.a, instr.kinds & 1, saved);
+        step.b = operand(instr.b, instr.kinds & 2, instr.dtype);
+      } else if (instr.op == kAddTensor) {
+        const Array& added = tensor(column, instr.tensor);
+        if (added.dim != 1 || added.sizes[0] != inner) fail("column %d: the added tensor must be 1-D with one value per lane", column.index);
+        step.word = words.tensor(request, instr.tensor);
+        step.tensor_dtype = uint8_t(added.dtype);
+        step.stride = added.strides[0] * bytes_of(added.dtype);
+        step.b = column.source.lane < 0 && column.source.row1 >= 0;
+      } else {
+        constants(instr, step);
+      }
+      dtype = step.dtype;
+      steps.push_back(step);
+    }
+    return dtype;
+  }
+
+ private:
+  const Array& boundaries(const Column& column, const Instr& instr, int dtype) const {
+    const Array& edge = tensor(column, instr.tensor);
+    if (edge.dim != 1 || edge.dtype != dtype) fail("column %d: boundaries must be 1-D and of the dtype of the values", column.index);
+    if (edge.sizes[0] > INT32_MAX) fail("column %d: too many boundaries", column.index);
+    return edge;
+  }
+
+  static void constants(const Instr& instr, Step& step) {
+    step.a = operand(instr.a, instr.kinds & 1, instr.dtype);
+    if (instr.op == kDiv) step.a = reciprocal(step.a, instr.dtype);
+    if (instr.op != kRemainder && instr.op != kFmod && instr.op != kFloorDivide) return;
+    const uint64_t a = step.a < 0 ? 0 - uint64_t(step.a) : uint64_t(step.a);
+    if (a == 0) fail("division by zero in an index program");
+    step.magic = a == 1 ? ~uint64_t(0) : uint64_t((static_cast<unsigned __int128>(1) << 64) / a);
+  }
+
+  static int64_t reciprocal(int64_t bits, int dtype) {
+    if (dtype == kDouble) return bits_as<int64_t>(1.0 / bits_as<double>(bits));
+    return bits_as<int64_t>(1.0f / bits_as<float>(int32_t(bits)));
+  }
+};
+
+}  // namespace fxopt::cuda
