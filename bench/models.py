@@ -7,6 +7,7 @@ Letters: B batch, F features of one kind, N ids of one multi-hot feature, R rows
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -78,8 +79,8 @@ class Bucketize(nn.Module):
         self.register_buffer("boundaries", torch.rand(BOUNDARIES).sort().values)
         self.table = nn.Embedding(BOUNDARIES + 1, dim)
 
-    def forward(self, values: Tensor) -> Tensor:
-        return self.table(torch.bucketize(values, self.boundaries))
+    def ids(self, values: Tensor) -> Tensor:
+        return torch.bucketize(values, self.boundaries)
 
 
 class Hash(nn.Module):
@@ -89,12 +90,19 @@ class Hash(nn.Module):
         super().__init__()
         self.table = nn.Embedding(rows, dim)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.table(torch.remainder(ids, self.table.num_embeddings))
+    def ids(self, ids: Tensor) -> Tensor:
+        return torch.remainder(ids, self.table.num_embeddings)
+
+
+def guarded(ids: Tensor, rows: int) -> Tensor:
+    """ids [N] in [0, rows) behind the checks that production graphs carry, none of which changes one: [N, 1]."""
+    ids = ids.clamp(0, rows - 1)
+    ids = torch.where(ids < 0, torch.zeros_like(ids), ids)
+    return (ids % rows % rows).reshape(-1, 1)
 
 
 class Columns(nn.Module):
-    """Every embedding column and the dense features, concatenated.
+    """Every embedding column and the dense features, concatenated. guarded: with redundant checks around every column.
 
     forward(dense, floats, ids, bags) -> [B, width]
         dense: float [B, DENSE].
@@ -102,6 +110,8 @@ class Columns(nn.Module):
         ids: a list of int64 [B], any value, one per hash column (int_hash first); packed: one int64 [B, F].
         bags: a list of (values int64 [N], offsets int64 [B]), values in [0, R).
     """
+
+    guarded = False
 
     def __init__(self, mix: Mix) -> None:
         super().__init__()
@@ -115,10 +125,17 @@ class Columns(nn.Module):
     def forward(self, dense: Tensor, floats: Feature, ids: Feature, bags: Bags) -> Tensor:
         floats, ids = _per_column(floats), _per_column(ids)
         parts = [torch.relu(self.dense(dense))]
-        parts += [column(x) for column, x in zip(self.floats, floats, strict=True)]
-        parts += [column(x) for column, x in zip(self.ids, ids, strict=True)]
-        parts += [bag(values, offsets) for bag, (values, offsets) in zip(self.bags, bags, strict=True)]
-        return torch.cat(parts, dim=1)
+        parts += [self._rows(column, x) for column, x in zip(self.floats, floats, strict=True)]
+        parts += [self._rows(column, x) for column, x in zip(self.ids, ids, strict=True)]
+        parts += [self._pooled(bag, *bagged) for bag, bagged in zip(self.bags, bags, strict=True)]
+        return torch.cat(parts, dim=1).flatten(1) if self.guarded else torch.cat(parts, dim=1)
+
+    def _rows(self, column: nn.Module, feature: Tensor) -> Tensor:
+        ids, table = column.ids(feature), column.table
+        return table(guarded(ids, table.num_embeddings)).squeeze(1) if self.guarded else table(ids)
+
+    def _pooled(self, bag: nn.EmbeddingBag, values: Tensor, offsets: Tensor) -> Tensor:
+        return bag(guarded(values, bag.num_embeddings).squeeze(1) if self.guarded else values, offsets)
 
 
 class ManyColumns(nn.Module):
@@ -138,6 +155,13 @@ class ManyColumns(nn.Module):
 
     def forward(self, dense: Tensor, floats: Feature, ids: Feature, bags: Bags) -> Tensor:
         return self.top(self.columns(dense, floats, ids, bags))
+
+    def with_guards(self) -> ManyColumns:
+        """The same parameters, with redundant checks around every column."""
+        twin, columns = copy(self), copy(self.columns)
+        columns.guarded = True
+        twin._modules = {**self._modules, "columns": columns}
+        return twin
 
 
 def make_inputs(mix: Mix, batch_size: int, packed: bool = False, seed: int = 0) -> Inputs:
