@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from fxopt.rewrites import embedding_columns, field_index, linear
+from fxopt.rewrites import dead_checks, embedding_columns, field_index, linear, sized_constants, sizes, views
 from fxopt.rewrites.core import Rewrite
 
 PASSES: tuple[Rewrite, ...] = (
+    dead_checks.REWRITE,
+    views.REWRITE,
+    sizes.REWRITE,
     embedding_columns.REWRITE,
+    sized_constants.REWRITE,
     field_index.REWRITE,
     linear.REWRITE,
 )

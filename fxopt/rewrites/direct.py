@@ -26,8 +26,9 @@ _HOMES = {
     torch: "add sub mul div pow neg abs exp log log1p expm1 sqrt rsqrt square reciprocal relu sigmoid tanh softmax "
     "log_softmax cat stack select narrow unsqueeze squeeze transpose permute flatten reshape sum mean amax amin cumsum "
     "bmm mm matmul addmm embedding index_select gather batch_norm layer_norm dropout prelu where masked_fill "
-    "eq ne lt le gt ge clamp bucketize remainder floor_divide conv1d conv2d",
-    torch.Tensor: "view expand repeat contiguous add_ sub_ mul_ div_ relu_ masked_fill_",
+    "eq ne lt le gt ge clamp bucketize remainder floor_divide conv1d conv2d "
+    "zeros ones full zeros_like ones_like full_like arange",
+    torch.Tensor: "view expand repeat contiguous new_zeros new_ones new_full add_ sub_ mul_ div_ relu_ masked_fill_",
     torch._C._nn: "linear gelu silu leaky_relu",
 }
 
@@ -40,6 +41,10 @@ def direct(module: GraphModule) -> None:
             node.target = node.meta["bound"]
         elif node.target is aten.slice.Tensor:
             _as_indexing(node)
+        elif node.target is aten.sym_size.int:
+            _as_attribute(node)
+        elif node.target is aten.sym_numel.default:
+            node.target = torch.Tensor.numel
         elif node.target in (aten.to.dtype, aten.to.device):
             node.target = torch.Tensor.to
         elif isinstance(node.target, torch._ops.OpOverload):
@@ -93,6 +98,14 @@ def _as_indexing(node: Node) -> None:
     stop = None if isinstance(stop, int) and stop >= 2**62 else stop
     index = (*(slice(None),) * dim, slice(start, stop, None if step == 1 else step))
     node.target, node.args = operator.getitem, (source, index)
+
+
+def _as_attribute(node: Node) -> None:
+    """sym_size(x, 0) as x.shape[0]: 0.07 us, as x.size(0) 0.13 us, by its name 0.8 us."""
+    source, dim = node.args
+    with node.graph.inserting_before(node):
+        shape = node.graph.call_function(getattr, (source, "shape"))
+    node.target, node.args = operator.getitem, (shape, dim)
 
 
 @functools.cache

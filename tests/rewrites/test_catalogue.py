@@ -50,6 +50,18 @@ class ByAnInput(Triangle):
         return (x.unsqueeze(2) * self.scale)[:, (x[0] * 0).long()]
 
 
+class Guarded(Columns):
+    def ids(self, x: Tensor) -> list[Tensor]:
+        return [ids.clamp(0, 9).remainder(10) for ids in super().ids(x)]
+
+
+class GuardedTooLow(Columns):
+    """A clamp that changes ids."""
+
+    def ids(self, x: Tensor) -> list[Tensor]:
+        return [ids.clamp(0, 8) for ids in super().ids(x)]
+
+
 class Tower(nn.Module):
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -59,6 +71,34 @@ class Tower(nn.Module):
         return F.relu(self.dense(x.to(self.dense.weight.dtype)))
 
 
+class Mask(Tower):
+    """Sizes and a mask that depend on the batch alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        some = (torch.arange(5).repeat(y.size(0), 1) < 3).to(y.dtype)
+        return (y * some).view(y.size(0), 5)
+
+
+class OnePerRow(Tower):
+    """Its one size is needed and an input's; what it makes leaves the model."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_ones(x.size(0), 3)
+
+
+class Unsqueezed(Tower):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense(x.unsqueeze(1).transpose(1, 2).flatten(1))
+
+
+class EditedCopy(Tower):
+    def forward(self, x: Tensor) -> Tensor:
+        first = x[:, :1].expand(-1, 3).clone()
+        first[:, 1] += x[:, 2]
+        return self.dense(first)
+
+
 @dataclass(frozen=True)
 class Example:
     fires: Callable[[], nn.Module]
@@ -66,9 +106,13 @@ class Example:
 
 
 CATALOGUE = {
+    "dead_checks": Example(Guarded, GuardedTooLow),
     "embedding_columns": Example(Columns, ColumnsOnRows),
     "field_index": Example(Triangle, ByAnInput),
+    "sized_constants": Example(Mask, OnePerRow),
+    "sizes": Example(Mask, OnePerRow),
     "linear": Example(Tower, lambda: Tower(torch.float64)),
+    "views": Example(Unsqueezed, EditedCopy),
 }
 
 
