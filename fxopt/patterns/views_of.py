@@ -15,7 +15,7 @@ aten = torch.ops.aten
 Change = Callable[[View], View | None]
 Viewed = tuple[Node, Change]
 
-_RESHAPES = {
+RESHAPES = {
     aten.view.default,
     aten.reshape.default,
     aten.flatten.using_ints,
@@ -28,7 +28,7 @@ _RESHAPES = {
     aten._unsafe_view.default,
     aten.ravel.default,
 }
-_SAME = {
+SAME = {
     aten.contiguous.default,
     aten.clone.default,
     aten.alias.default,
@@ -43,9 +43,9 @@ def through(node: Node) -> Viewed | None:
     if not node.args or not isinstance(node.args[0], Node) or tensor_of(node.args[0]) is None:
         return None
     source = node.args[0]
-    if node.target in _SAME:
+    if node.target in SAME:
         return source, lambda view: view
-    if node.target in _RESHAPES:
+    if node.target in RESHAPES:
         shape = shape_of(node)
         return source, lambda view: view.reshape(shape)
     change = _CHANGES.get(node.target)

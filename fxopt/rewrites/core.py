@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.fx.node import map_arg
 
+from fxopt.capture.shape_env import TraceShapeEnv
 from fxopt.findings import Change, Miss, PassFindings, Place
 from fxopt.normalize import remove_dead_code
 from fxopt.patterns.core import Match, Reject, place_of
@@ -49,7 +50,7 @@ class Editor:
         self.added.append(node)
         node.meta["place"] = place_of(self.point)
         fake_args = map_arg(args, lambda argument: argument.meta["val"])
-        with fake_mode_of(self.module):
+        with fake_mode_of(self.module) as mode, _asking(mode, target):
             node.meta["val"] = target(*fake_args, **map_arg(kwargs, lambda argument: argument.meta["val"]))
         return node
 
@@ -262,6 +263,20 @@ def no_new_guards(module: GraphModule) -> Iterator[None]:
     if asked:
         ShapeEnv._inner_evaluate_expr.cache_clear()  # the answers, without their guards
         raise Rejected("it holds only for some input sizes")
+
+
+@contextmanager
+def _asking(mode: FakeTensorMode, target: Any) -> Iterator[None]:
+    """As in the capture, what this operator's fake implementation asks about strides alone is no guard."""
+    environment: Any = mode.shape_env
+    if not isinstance(environment, TraceShapeEnv):
+        yield
+        return
+    environment.operator = target
+    try:
+        yield
+    finally:
+        environment.operator = None
 
 
 def _numbered(stem: str) -> Iterator[str]:

@@ -23,13 +23,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of the view: the product of its parts, outermost first. No parts: a new axis of size 1."""
+    """One axis of the view: the product of its parts, outermost first. No parts: a new axis of size 1.
+
+    spread: the size that an axis of size 1 was expanded to.
+    """
 
     parts: tuple[Part, ...] = ()
+    spread: Size | None = field(default=None, compare=False)
 
     @property
     def size(self) -> Size:
-        return product(part.size for part in self.parts)
+        return product(part.size for part in self.parts) if self.spread is None else self.spread
 
 
 @dataclass(frozen=True)
@@ -50,16 +54,35 @@ class View:
     @property
     def is_base(self) -> bool:
         """Whether this is the base tensor itself."""
-        return not self.fixed and all(
-            len(axis.parts) == 1 and axis.parts[0].dim == dim and axis.parts[0].start == 0 and axis.parts[0].whole
-            for dim, axis in enumerate(self.axes)
+        return (
+            not self.fixed
+            and all(
+                len(axis.parts) == 1 and axis.parts[0].dim == dim and axis.parts[0].start == 0 and axis.parts[0].whole
+                for dim, axis in enumerate(self.axes)
+            )
+            and not self.is_expanded
+        )
+
+    @property
+    def is_expanded(self) -> bool:
+        return any(axis.spread is not None for axis in self.axes)
+
+    def is_reshape(self, base: Sequence[Size]) -> bool:
+        """Whether these are all elements of a base of that shape, in their order."""
+        parts = [part for axis in self.axes for part in axis.parts]
+        dims = [part.dim for part in parts if static(part.size) != 1]
+        return (
+            dims == sorted(dims)
+            and not self.is_expanded
+            and all(part.start == 0 and part.whole for part in parts)
+            and all(static(base[dim]) == 1 for dim, _ in self.fixed)
         )
 
     def slice(self, dim: int, start: int, size: Size, to_end: bool) -> View | None:
         axis = self.axes[dim]
         if start == 0 and same(axis.size, size):
             return self
-        if len(axis.parts) != 1 or start < 0:
+        if len(axis.parts) != 1 or start < 0 or axis.spread is not None:
             return None
         part = axis.parts[0]
         cut = Part(part.dim, part.start + start, size, part.whole and to_end)
@@ -83,8 +106,18 @@ class View:
     def permute(self, order: Sequence[int]) -> View:
         return View(tuple(self.axes[dim] for dim in order), self.fixed)
 
+    def expand(self, shape: Sequence[Size]) -> View:
+        """Axes of size 1 become those of `shape`, and new ones come first."""
+        axes = (*(Axis() for _ in range(len(shape) - len(self.axes))), *self.axes)
+        spread = (
+            axis if same(axis.size, size) else Axis(axis.parts, size) for axis, size in zip(axes, shape, strict=True)
+        )
+        return View(tuple(spread), self.fixed)
+
     def reshape(self, shape: Sequence[Size]) -> View | None:
         """Merge, split back, add or drop axes; None where an axis would be cut anew."""
+        if self.is_expanded:
+            return None
         parts = [part for axis in self.axes for part in axis.parts]
         ones = [part for part in parts if static(part.size) == 1]
         rest = [part for part in parts if static(part.size) != 1]

@@ -1,0 +1,168 @@
+"""Chains of view operators that fewer of them, or none at all, would make."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from fxopt.normalize import switches_gradients
+from fxopt.patterns import views_of
+from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.views_of import RESHAPES, SAME, Viewed
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import same_shape, shape_of
+from fxopt.shape.strides import Layout, Strides, looks_contiguous, reads_once
+from fxopt.shape.view_steps import Contiguous, Reshape, Step, steps_of
+from fxopt.shape.views import View
+
+aten = torch.ops.aten
+_REORDER_NOTHING = RESHAPES | SAME | {aten.unsqueeze.default, aten.detach.default}
+_MAY_COPY = {
+    aten.reshape.default, aten.flatten.using_ints, aten.reshape_as.default, aten.ravel.default,
+    aten.contiguous.default,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A node as a view of `base`. root: the farthest tensor that it is a mere reshape of. copies: how many operators
+    on the way here may have copied."""
+
+    base: Node
+    view: View
+    root: Node
+    copies: int = 0
+
+    @classmethod
+    def of(cls, node: Node, root: Node | None = None, copies: int = 0) -> Seen:
+        return cls(node, View.of(shape_of(node)), root or node, copies)
+
+
+class ViewChains:
+    """Every tensor of a graph as a view of another one."""
+
+    def __init__(self, graph: Graph, aliases: Aliases, inference: bool) -> None:
+        self.aliases = aliases
+        self.strides = Strides(graph)
+        self._inference = inference
+        self._opaque = bool(graph.find_nodes(op="call_module"))
+        self._seen: dict[Node, Seen] = {}
+        self._sources: dict[Node, Node] = {}
+        for node in graph.nodes:
+            self._add(node)
+
+    def of(self, node: Node) -> Seen:
+        return self._seen.get(node) or Seen.of(node)
+
+    def matches(self) -> Iterator[Match]:
+        """The last node of a chain first: what it frees is no match of its own."""
+        freed: set[Node] = set()
+        for node in reversed(self._sources):
+            if node in freed:
+                continue
+            found = self._best(node)
+            if found is not None:
+                freed.update(found.bound["freed"])
+                yield found
+
+    def _best(self, node: Node) -> Match | None:
+        """The way that saves the most operators, if one does."""
+        best, most = None, 0
+        for source, steps in self._ways(node):
+            dead = self.freed(node, source)
+            if not self._may_become(node, source, steps):
+                steps = [*steps, Contiguous()]
+            if len(dead) - len(steps) > most and self._may_become(node, source, steps):
+                best = Match(node, {"source": source, "steps": steps, "freed": tuple(reversed(dead))})
+                most = len(dead) - len(steps)
+        return best
+
+    def _ways(self, node: Node) -> Iterator[tuple[Node, list[Step]]]:
+        """(tensor, operators) that give `node`, other than `node` itself."""
+        seen = self.of(node)
+        if seen.root is not node:
+            yield seen.root, [] if same_shape(seen.root, node) else [Reshape(shape_of(node))]
+        if seen.base is not node:
+            steps = steps_of(seen.view, shape_of(seen.base))
+            if steps is not None:
+                yield seen.base, steps
+
+    def freed(self, node: Node, source: Node) -> list[Node]:
+        """The operators between `source` and `node` that nothing else needs, `node` first."""
+        dead = []
+        while True:
+            via = node
+            if node.target is operator.getitem:
+                via = node.args[0]  # type: ignore[assignment]
+                if len(via.users) > 1:
+                    return dead
+            dead.append(via)
+            before = self._sources[node]
+            if before is source or len(before.users) > 1:
+                return dead
+            node = before
+
+    def _add(self, node: Node) -> None:
+        if node.op != "call_function" or node.meta.get("val") is None or self.aliases.edited(node):
+            return
+        viewed = self._through(node)
+        if viewed is None or not isinstance(node.meta["val"], torch.Tensor):
+            return
+        source, change = viewed
+        before = self.of(source)
+        copies = before.copies + self._may_copy(node, source)
+        base, view = before.base, change(before.view)
+        if view is None:
+            base, view = source, change(View.of(shape_of(source)))
+        in_order = node.target in _REORDER_NOTHING
+        if view is None:
+            seen = Seen.of(node, before.root if in_order else None, copies)
+        elif in_order:
+            seen = Seen(base, view, before.root, copies)
+        else:
+            root = self.of(base).root if view.is_reshape(shape_of(base)) else node
+            seen = Seen(base, view, root, copies)
+        self._seen[node], self._sources[node] = seen, source
+
+    def _through(self, node: Node) -> Viewed | None:
+        if node.target is aten.expand.default or (node.target is aten.detach.default and self._inference):
+            source, shape = node.args[0], shape_of(node)
+            assert isinstance(source, Node)
+            return source, (lambda view: view.expand(shape) if node.target is aten.expand.default else view)
+        return views_of.through(node)
+
+    def _may_copy(self, node: Node, source: Node) -> bool:
+        if node.target is aten.clone.default:
+            return True
+        return node.target in _MAY_COPY and self.strides.known(source) is not Layout.CONTIGUOUS
+
+    def _may_become(self, node: Node, source: Node, steps: list[Step]) -> bool:
+        """Whether nothing but the time that it takes tells the shorter way from the longer one."""
+        if self.aliases.edited(source):
+            return False
+        handed_out = any(user.op != "call_function" for user in node.users)
+        if handed_out and not steps and source.op != "call_function":
+            return False  # a view of an input is another tensor object than the input
+        if self.of(node).copies == self.of(source).copies:
+            return True
+        if self.aliases.leaves(node) or (self._opaque and self.aliases.leaves(source)):
+            return False
+        if steps and isinstance(steps[-1], Contiguous):
+            return self.strides.known(node) is Layout.CONTIGUOUS
+        moved = any(not isinstance(step, Reshape) for step in steps)
+        known = Layout.ANY if moved else self.strides.known(source)
+        if self.strides.asked(node) > min(self.strides.known(node), known):
+            return False
+        copies_itself = bool(steps) and not moved
+        return copies_itself or (not moved and looks_contiguous(source)) or all(map(reads_once, node.users))
+
+
+def find_views(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """Chains that become shorter, in graphs whose gradients are not switched on their way."""
+    if switches_gradients(module.graph) and not inference:
+        return
+    yield from ViewChains(module.graph, Aliases(module.graph), inference).matches()

@@ -1,0 +1,101 @@
+"""Redundant view operators: a chain of them becomes the fewest that give the same tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Node
+
+from fxopt.patterns.core import Match
+from fxopt.patterns.view_chains import find_views
+from fxopt.rewrites.core import Editor, Rejected, Replacement, Rewrite
+from fxopt.shape.sizes import Size, product, same, shape_of, static
+from fxopt.shape.view_steps import Contiguous, Expand, Permute, Reshape, Select, Slice, Step
+
+aten = torch.ops.aten
+
+
+def replace_views(editor: Editor, match: Match) -> Replacement:
+    source, steps, freed = match.bound["source"], match.bound["steps"], match.bound["freed"]
+    value = made(editor, source, steps)
+    _keep_strides(match.anchor, value)
+    names = [name_of(node) for node in freed]
+    what = f"{', '.join(names)} -> {', '.join(type(step).__name__.lower() for step in steps) or 'nothing'}"
+    return Replacement({match.anchor: value}, what, "the same elements of the same tensor, in the same order")
+
+
+def made(editor: Editor, source: Node, steps: Sequence[Step]) -> Node:
+    """`source` through `steps`."""
+    value = source
+    for step in steps:
+        value = _applied(editor, value, step)
+    return value
+
+
+def name_of(node: Node) -> str:
+    return str(node.target).split(".")[-2]
+
+
+def _applied(editor: Editor, value: Node, step: Step) -> Node:
+    match step:
+        case Slice(dim, start, stop):
+            return editor.call(aten.slice.Tensor, value, dim, start, 2**63 - 1 if stop is None else stop)
+        case Select(dim, index):
+            return editor.call(aten.select.int, value, dim, index)
+        case Permute(order):
+            return editor.call(aten.permute.default, value, list(order))
+        case Reshape(shape):
+            return editor.call(aten.reshape.default, value, _written(editor, value, shape))
+        case Expand(shape):
+            new = len(shape) - len(shape_of(value))
+            kept = [index >= new and same(size, shape_of(value)[index - new]) for index, size in enumerate(shape)]
+            return editor.call(aten.expand.default, value, _spread(editor, value, shape, kept))
+        case Contiguous():
+            return editor.call(aten.contiguous.default, value)
+    raise AssertionError(step)
+
+
+def _written(editor: Editor, value: Node, shape: Sequence[Size]) -> list[int | Node]:
+    """A shape as arguments: one size may be -1, the others are ints or sizes of `value`."""
+    unknown = [index for index, size in enumerate(shape) if static(size) is None]
+    if len(unknown) == 1 and static(product(size for size in shape if static(size) is not None)) != 0:
+        return [-1 if index in unknown else _known(size) for index, size in enumerate(shape)]
+    return [_size(editor, value, size) for size in shape]
+
+
+def _spread(editor: Editor, value: Node, shape: Sequence[Size], kept: Sequence[bool]) -> list[int | Node]:
+    return [-1 if stays else _size(editor, value, size) for size, stays in zip(shape, kept, strict=True)]
+
+
+def _size(editor: Editor, value: Node, size: Size) -> int | Node:
+    if static(size) is not None:
+        return _known(size)
+    for tensor in (value, *editor.point.all_input_nodes):
+        if isinstance(tensor.meta["val"], torch.SymInt) and same(tensor.meta["val"], size):
+            return tensor
+        if isinstance(tensor.meta["val"], torch.Tensor):
+            for dim, own in enumerate(shape_of(tensor)):
+                if same(own, size):
+                    return editor.call(aten.sym_size.int, tensor, dim)
+    raise Rejected(f"no tensor at hand has the size {size}")
+
+
+def _known(size: Size) -> int:
+    known = static(size)
+    assert known is not None
+    return known
+
+
+def _keep_strides(old: Node, new: Node) -> None:
+    """What leaves the model leaves with its strides."""
+    if all(user.op == "call_function" for user in old.users):
+        return
+    before, after = old.meta["val"].stride(), new.meta["val"].stride()
+    if not all(map(same, before, after)):
+        raise Rejected(f"it leaves the model with strides {list(before)}, and would have {list(after)}")
+
+
+REWRITE = Rewrite(
+    "views", find_views, replace_views, why="first of the shape passes: the others see through fewer views"
+)

@@ -1,0 +1,158 @@
+"""What is known of a tensor's strides whatever the inputs' are, and what the graph asks of them."""
+
+from __future__ import annotations
+
+import operator
+from enum import IntEnum
+
+import torch
+from torch.fx import Graph, Node
+
+from fxopt.shape.sizes import product, same, shape_of, static, tensor_of
+
+aten = torch.ops.aten
+
+
+class Layout(IntEnum):
+    """How much of the strides. ORDERED: an outer axis never has the smaller stride, so that what is computed pointwise
+    is contiguous; a slice of a contiguous tensor is.
+    """
+
+    ANY = 0
+    ORDERED = 1
+    CONTIGUOUS = 2
+
+
+_FRESH = {
+    aten.linear.default, aten.mm.default, aten.bmm.default, aten.addmm.default, aten.embedding.default,
+    aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.zeros.default, aten.ones.default,
+    aten.full.default, aten.arange.default, aten.arange.start, aten.arange.start_step, aten.cumsum.default,
+}  # fmt: skip
+_JOINS = {aten.cat.default, aten.stack.default}
+# The result's strides follow from its shape, and nothing but the values of the arguments is read.
+_STRIDE_BLIND = _FRESH | {
+    aten.matmul.default, aten.einsum.default, aten.tensordot.default, aten.contiguous.default, aten.one_hot.default,
+    aten.item.default, aten.sym_size.int, aten.sym_numel.default, aten.embedding_bag.padding_idx,
+    aten.embedding_bag.default,
+}  # fmt: skip
+_RESHAPES = {
+    aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int, aten.squeeze.default,
+    aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
+}  # fmt: skip
+_CUTS = {
+    aten.slice.Tensor, aten.narrow.default, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default,
+    aten.chunk.default, aten.unbind.int,
+}  # fmt: skip
+_REDUCTIONS = {
+    aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.amax.default, aten.amin.default,
+}  # fmt: skip
+# These fail, warn or read other memory where the strides of their argument are not what they were.
+_STRICT = {
+    aten.view.default, aten.view.dtype, aten._unsafe_view.default, aten.unflatten.int, aten.view_as.default,
+    aten.as_strided.default, aten.view_as_complex.default, aten.sym_stride.int, aten.bucketize.Tensor,
+    aten.searchsorted.Tensor,
+}  # fmt: skip
+
+
+class Strides:
+    """Strides of one graph's tensors."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._known: dict[Node, Layout] = {}
+        self._asked: dict[Node, Layout] = {}
+        for node in graph.nodes:
+            self._known[node] = self._known_of(node)
+        for node in reversed(graph.nodes):
+            self._asked[node] = max((self._asked_by(user) for user in node.users), default=Layout.ANY)
+
+    def known(self, node: Node) -> Layout:
+        """What holds whatever the strides of the model's inputs and parameters are."""
+        return self._known[node]
+
+    def asked(self, node: Node) -> Layout:
+        """What must stay as it is, because an operator depends on the strides, or they leave the model."""
+        return self._asked[node]
+
+    def may_become(self, node: Node, other: Node) -> bool:
+        """Whether nothing can tell the strides of `node` from those of `other`, a tensor of the same values."""
+        return self._asked[node] <= min(self._known[node], self._known[other])
+
+    def _known_of(self, node: Node) -> Layout:
+        if tensor_of(node) is None:
+            return self._known_of_pieces(node)
+        rank = sum(static(size) != 1 for size in shape_of(node))
+        least = Layout.ORDERED if rank <= 1 else Layout.ANY
+        if node.op != "call_function":
+            return least
+        return max(least, self._known_of_call(node))
+
+    def _known_of_pieces(self, node: Node) -> Layout:
+        if node.target in _CUTS:
+            return min(self._known[node.args[0]], Layout.ORDERED)  # type: ignore[index]
+        return Layout.CONTIGUOUS if _is_ours(node) else Layout.ANY
+
+    def _known_of_call(self, node: Node) -> Layout:
+        source = node.args[0] if node.args else None
+        if node.target is operator.getitem:
+            return self._known[source]  # type: ignore[index]
+        if node.target in _FRESH or _is_ours(node):
+            return Layout.CONTIGUOUS
+        if node.target in _JOINS and len(shape_of(node)) < 4:  # of 4 or 5 axes, channels may come last
+            return Layout.CONTIGUOUS
+        if not isinstance(source, Node) or node.kwargs.get("memory_format") is not None:
+            return Layout.ANY
+        if node.target is aten.contiguous.default:
+            return Layout.CONTIGUOUS
+        if node.target in _RESHAPES:
+            return self._known[source]
+        if node.target in _CUTS:
+            return min(self._known[source], Layout.ORDERED)
+        if node.target in _REDUCTIONS:
+            return Layout.CONTIGUOUS if self._known[source] is Layout.CONTIGUOUS else Layout.ANY
+        if _is_pointwise(node):
+            tensors = [argument for argument in node.all_input_nodes if tensor_of(argument) is not None]
+            ordered = all(self._known[argument] >= Layout.ORDERED for argument in tensors)
+            return Layout.CONTIGUOUS if tensors and ordered else Layout.ANY
+        return Layout.ANY
+
+    def _asked_by(self, user: Node) -> Layout:
+        if user.op != "call_function" or user.target in _STRICT:
+            return Layout.CONTIGUOUS
+        if not isinstance(user.target, torch._ops.OpOverload):
+            return self._asked[user]
+        if user.target in _STRIDE_BLIND or _is_ours(user):
+            return Layout.ANY
+        if user.target in _JOINS and len(shape_of(user)) < 4:
+            return Layout.ANY
+        if user.target.namespace != "aten":  # a kernel we do not know may insist on what it gets
+            return Layout.CONTIGUOUS
+        if _is_pointwise(user):
+            return min(self._asked[user], Layout.ORDERED)
+        if user.target in _RESHAPES:
+            return self._asked[user]
+        return Layout.CONTIGUOUS if self._asked[user] else Layout.ANY
+
+
+def looks_contiguous(node: Node) -> bool:
+    """Whether it is contiguous where the model's inputs are."""
+    value, expected = node.meta["val"], product(())
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if static(size) == 1:
+            continue
+        if not same(stride, expected):
+            return False
+        expected = expected * size
+    return True
+
+
+def reads_once(node: Node) -> bool:
+    """Whether a node passes over its arguments once, so that their strides cost it next to nothing."""
+    return _is_pointwise(node) or node.target in _JOINS
+
+
+def _is_pointwise(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+
+
+def _is_ours(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "fxopt"
