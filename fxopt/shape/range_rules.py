@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
 
 import torch
+from torch.fx import Node
 
-from fxopt.shape.range_algebra import cast
-from fxopt.shape.range_operation import Known, Operation
+from fxopt.shape import (
+    range_rules_arithmetic,
+    range_rules_bits,
+    range_rules_bounds,
+    range_rules_conditions,
+    range_rules_indices,
+    range_rules_movement,
+    range_rules_reduce,
+)
+from fxopt.shape.range_operation import Known, Operation, Rule
 from fxopt.shape.values import Values
 
 aten = torch.ops.aten
-Rule = Callable[[Operation], Known | None]
 
 
 def _attribute(op: Operation) -> Known | None:
@@ -22,70 +30,40 @@ def _attribute(op: Operation) -> Known | None:
     if tensor.is_complex() or tensor.layout is not torch.strided:
         return None
     numbers = tensor.detach().cpu().flatten().unique().tolist()
-    return Known(Values.only(*(int(n) if n is True or n is False else n for n in numbers)), "a constant of forward")
+    return Known(Values.only(*(int(n) if tensor.dtype == torch.bool else n for n in numbers)), "a constant of forward")
 
 
-def _search(boundaries: str) -> Rule:
-    def rule(op: Operation) -> Known | None:
-        edges = op[boundaries].meta["val"].shape[-1]  # type: ignore[attr-defined]
-        if not isinstance(edges, int) or op.dtype is None or edges > torch.iinfo(op.dtype).max:
-            return None
-        return Known(Values.between(0, edges), f"bucketize over {edges} edges")
-
-    return rule
-
-
-def _remainder(op: Operation) -> Known | None:
-    divisor = op.operand("other").values
-    assert op.dtype is not None
-    if op.dtype.is_floating_point or len(divisor.intervals) != 1 or divisor.min != divisor.max or divisor.min == 0:
+def _part(op: Operation) -> Known | None:
+    """One tensor of several: of a split, its source's elements; else what the operator says of that output."""
+    source, position = op.node.args
+    if not (isinstance(source, Node) and isinstance(position, int)) or source.op != "call_function":
         return None
-    d = divisor.min
-    values = op.operand("self").values
-    reduced = Values.between(0, d - 1) if d > 0 else Values.between(d + 1, 0)
-    return op.known("self") if values.within(reduced) else Known(reduced, f"remainder by {d}")
+    inner = Operation(op.ranges, source)
+    inner.dtype = op.dtype
+    packet = getattr(source.target, "overloadpacket", None)
+    if packet in range_rules_movement.SPLITS:
+        return inner.known("self")
+    if packet in range_rules_movement.LISTS:
+        return inner.tensors("tensors")[position]
+    parts = range_rules_indices.PARTS.get(packet, ())
+    return parts[position](inner) if 0 <= position < len(parts) else None
 
 
-def _clamp(op: Operation) -> Known | None:
-    source = op.operand("self")
-    if not source.values.intervals:
-        return source
-    low, high = source.values.min, source.values.max
-    if op["min"] is not None:
-        bound = op.operand("min").values
-        if bound.nan or not bound.intervals:
-            return None
-        low, high = max(low, bound.min), max(high, bound.max)
-    if op["max"] is not None:
-        bound = op.operand("max").values
-        if bound.nan or not bound.intervals:
-            return None
-        low, high = min(low, bound.min), min(high, bound.max)
-    values = Values(((low, high),), source.values.nan)
-    if source.values.within(values):
-        return source
-    return Known(values, f"clamped to {values}")
-
-
-def _cast(op: Operation) -> Known | None:
-    source = op.known("self")
-    return Known(cast(source.values, op.dtype), source.because) if op.dtype is not None else None
-
+ELEMENTWISE: dict[object, Rule] = {
+    **range_rules_arithmetic.RULES,
+    **range_rules_bits.RULES,
+    **range_rules_bounds.ELEMENTWISE,
+    **range_rules_movement.CASTS,
+}
+"""An element of the output depends on the elements of the arguments at its position."""
 
 RULES: dict[object, Rule] = {
     "get_attr": _attribute,
-    aten.bucketize.Tensor: _search("boundaries"),
-    aten.searchsorted.Tensor: _search("sorted_sequence"),
-    aten.remainder.Scalar: _remainder,
-    aten.remainder.Tensor: _remainder,
-    aten.clamp.default: _clamp,
-    aten.clip.default: _clamp,
-    aten.clamp_min.default: _clamp,
-    aten.clamp_max.default: _clamp,
-    aten.to.dtype: _cast,
-    aten.to.dtype_layout: _cast,
-    aten.to.device: _cast,
-    aten.to.other: _cast,
-    aten._to_copy.default: _cast,
-    aten.type_as.default: _cast,
+    operator.getitem: _part,
+    **ELEMENTWISE,
+    **range_rules_bounds.SUBSTITUTIONS,
+    **range_rules_conditions.RULES,
+    **range_rules_indices.RULES,
+    **range_rules_movement.RULES,
+    **range_rules_reduce.RULES,
 }

@@ -10,8 +10,10 @@ import torch
 from torch.fx import Graph, Node
 
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.range_operation import Known, Operation
-from fxopt.shape.range_rules import RULES
+from fxopt.shape.range_algebra import size_values
+from fxopt.shape.range_operation import Known, Operation, Rule
+from fxopt.shape.range_rules import ELEMENTWISE, RULES
+from fxopt.shape.range_rules_movement import MOVES
 from fxopt.shape.values import Values
 
 
@@ -44,31 +46,59 @@ class Ranges:
             return Known(Values.only(value), "")
         return Known(Values.of_dtype(torch.float64), "")
 
+    def elementwise(self, node: Node) -> Rule | None:
+        """The rule of a node whose elements depend on those of its arguments at their position."""
+        return ELEMENTWISE.get(_packet(node)) if node.op == "call_function" else None
+
+    def moves(self, node: Node) -> bool:
+        """Whether a node only moves the elements of its first argument."""
+        return _packet(node) in MOVES
+
     def _work_out(self, node: Node) -> Known:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             anything = Known(Values.of_dtype(value.dtype), f"any {str(value.dtype).removeprefix('torch.')}")
-            if self.aliases.edited(node):
-                return anything
+        elif isinstance(value, torch.SymInt | int):
+            anything = Known(size_values(value), "a size")
         else:
-            anything = Known(Values.of_dtype(torch.float64), "")
-        rule = RULES.get(node.target if node.op == "call_function" else node.op)
-        found = rule(Operation(self, node)) if rule else None
-        if found is None or (not found.values.within(anything.values)):
+            anything = Known(Values.of_dtype(torch.float64), "any number")
+        rule = rule_of(node)
+        if rule is None or _is_complex(node) or self.aliases.edited(node):
             return anything
-        return anything if found.values == anything.values else found
+        found = rule(Operation(self, node))
+        if found is None:
+            return anything
+        values = found.values & anything.values
+        return anything if values == anything.values else Known(values, found.because)
+
+
+def rule_of(node: Node) -> Rule | None:
+    """By the operator, or by one overload of it."""
+    if node.op != "call_function":
+        return RULES.get(node.op)
+    return RULES.get(node.target) or RULES.get(_packet(node))
+
+
+def _packet(node: Node) -> object:
+    return getattr(node.target, "overloadpacket", None)
+
+
+def _is_complex(node: Node) -> bool:
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    return any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
 
 
 def _unseen_inputs(node: Node, seen: dict[Node, Known]) -> list[Node]:
     """`node` and what it is computed from, inputs first, less what is seen."""
     order: list[Node] = []
-    stack, entered = [node], set(seen)
+    stack: list[Node] = [node]
+    entered: set[Node] = set()
     while stack:
         top = stack[-1]
         if top in entered:
             stack.pop()
             continue
-        waiting = [i for i in top.all_input_nodes if i not in entered]
+        waiting = [i for i in top.all_input_nodes if i not in entered and i not in seen]
         if waiting:
             stack.extend(waiting)
         else:
