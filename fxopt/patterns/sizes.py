@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import mutates
 from fxopt.shape.expressions import Computed, Sources, is_size, sizes_in
-from fxopt.shape.sizes import Size, at_most, expression, product, same, shape_of, static, tensor_of
+from fxopt.shape.sizes import Size, at_most, expression, same, same_count, shape_of, static, tensor_of
 
 aten = torch.ops.aten
 Arguments = tuple[Any, ...]
@@ -96,7 +96,7 @@ def _view(node: Node) -> Arguments:
     source, sizes = node.args[0], shape_of(node)
     assert isinstance(source, Node)
     shape = _inferred(sizes)
-    return (source, shape) if shape and same(product(shape_of(source)), product(sizes)) else node.args
+    return (source, shape) if shape and same_count(shape_of(source), sizes) else node.args
 
 
 def _unflatten(node: Node) -> Arguments:
@@ -106,7 +106,7 @@ def _unflatten(node: Node) -> Arguments:
     start = dim % rank
     cut = shape_of(node)[start : start + len(sizes)]
     shape = _inferred(cut)
-    return (source, dim, shape) if shape and same(shape_of(source)[start], product(cut)) else node.args
+    return (source, dim, shape) if shape and same_count(shape_of(source)[start : start + 1], cut) else node.args
 
 
 def _inferred(sizes: tuple[Size, ...]) -> list[int] | None:
