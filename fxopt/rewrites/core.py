@@ -18,6 +18,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.fx.node import map_arg
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from fxopt.capture.shape_env import TraceShapeEnv
 from fxopt.findings import Change, Miss, PassFindings, Place
@@ -239,6 +241,9 @@ def _learn(unknown: Size, known: Size) -> None:
     if not same(unknown, known):
         if not free_unbacked_symbols(unknown):
             raise Rejected(f"expected a size that depends on data to be {known}, found {unknown}")
+        environment, symbol = unknown.node.shape_env, unknown.node.expr  # type: ignore[union-attr]
+        if symbol in environment.var_to_range:  # a bound of int64 on 5 * s0 would be rounded, and asserted not to be
+            environment.var_to_range[symbol] = ValueRanges(0, int_oo)
         torch._check(unknown == known)
 
 
