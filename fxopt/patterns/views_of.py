@@ -150,7 +150,7 @@ def _piece(node: Node) -> Viewed | None:
     if many.target is aten.unbind.int:
         dim = _dim(many, 1, rank)
         return source, lambda view: view.select(dim, index)
-    if many.target not in _SPLITS:
+    if many.target not in SPLITS:
         return None
     dim = _dim(many, 2, rank)
     sizes = [shape[dim] for shape in (piece.shape for piece in many.meta["val"])]
@@ -161,7 +161,7 @@ def _piece(node: Node) -> Viewed | None:
     return source, _sliced(source, dim, start, None if index == len(sizes) - 1 else 0, sizes[index])
 
 
-_SPLITS = {
+SPLITS = {
     aten.split.Tensor,
     aten.split_with_sizes.default,
     aten.chunk.default,

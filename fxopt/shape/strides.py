@@ -130,7 +130,7 @@ class Strides:
             return min(self._asked[user], Layout.ORDERED)
         if user.target in _RESHAPES:
             return self._asked[user]
-        return Layout.CONTIGUOUS if self._asked[user] else Layout.ANY
+        return Layout.CONTIGUOUS if self._asked[user] and not _is_scalar(user) else Layout.ANY
 
 
 def looks_contiguous(node: Node) -> bool:
@@ -148,6 +148,11 @@ def looks_contiguous(node: Node) -> bool:
 def reads_once(node: Node) -> bool:
     """Whether a node passes over its arguments once, so that their strides cost it next to nothing."""
     return _is_pointwise(node) or node.target in _JOINS
+
+
+def _is_scalar(node: Node) -> bool:
+    value = tensor_of(node)
+    return value is not None and value.dim() == 0
 
 
 def _is_pointwise(node: Node) -> bool:

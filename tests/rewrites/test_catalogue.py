@@ -99,6 +99,16 @@ class EditedCopy(Tower):
         return self.dense(first)
 
 
+class SlicedAndJoined(Tower):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense(torch.cat([x[:, i : i + 1] for i in range(3)], 1))
+
+
+class JoinedOutOfOrder(Tower):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense(torch.cat([x[:, i : i + 1] for i in (1, 0, 2)], 1))
+
+
 @dataclass(frozen=True)
 class Example:
     fires: Callable[[], nn.Module]
@@ -112,6 +122,7 @@ CATALOGUE = {
     "sized_constants": Example(Mask, OnePerRow),
     "sizes": Example(Mask, OnePerRow),
     "linear": Example(Tower, lambda: Tower(torch.float64)),
+    "cats": Example(SlicedAndJoined, JoinedOutOfOrder),
     "views": Example(Unsqueezed, EditedCopy),
 }
 
