@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from torch.fx import Graph, Node
 
+from fxopt.kernels.columns.plan import Instr, Op
 from fxopt.patterns.core import Reject
 from fxopt.patterns.index_program import IndexPrograms
-from fxopt.patterns.index_value import IndexValue
+from fxopt.patterns.index_value import IndexValue, Step, name_of
 from fxopt.patterns.layout import Layout, laid_out, split_rows
 from fxopt.patterns.lookups import Lookup, find_lookup
 from fxopt.patterns.pooling import Pooled, find_pooled
@@ -44,13 +45,26 @@ class Column:
     @property
     def interior(self) -> tuple[Node, ...]:
         """What the replacement computes too: the values no in-place edit may touch."""
-        return (self.lookup.anchor,) if self.pooled else ()
+        return (self.lookup.anchor, *self.pooled.inner) if self.pooled else ()
 
     @property
     def dim(self) -> int:
         dim = static(shape_of(self.lookup.table)[1])
         assert dim is not None
         return dim
+
+
+@dataclass(frozen=True)
+class PerRow:
+    """One value a row: `steps` on the layout's value, or where that is None on the number of lanes that count."""
+
+    layout: Layout | None
+    steps: tuple[Step, ...]
+
+    @property
+    def reads(self) -> list[Node]:
+        base = [] if self.layout is None else [self.layout.value.base]
+        return base + [step.operand for step in self.steps if step.operand is not None]
 
 
 @dataclass(frozen=True)
@@ -61,12 +75,13 @@ class Placed:
     ids: Layout
     width: int | None
     weights: Layout | None = None
-    divisor: Layout | None = None
+    divisor: PerRow | None = None
+    lengths: PerRow | None = None
 
     @property
     def reads(self) -> list[Node]:
         bag = self.column.lookup.bag
-        layouts = [layout for layout in (self.ids, self.weights, self.divisor) if layout is not None]
+        layouts = [read for read in (self.ids, self.weights, self.divisor, self.lengths) if read is not None]
         offsets = [bag.offsets] if bag and bag.offsets is not None else []
         return [self.column.lookup.table, *offsets, *(node for layout in layouts for node in layout.reads)]
 
@@ -89,7 +104,7 @@ class Columns:
         for node in graph.nodes:
             if node in lookups:
                 self._add(Column(node, lookups[node], None))
-            elif (pooled := self._pooled(node, lookups)) is not None:
+            elif (pooled := find_pooled(node, lookups, self.programs.describe)) is not None:
                 self._add(Column(node, pooled.lookup, pooled))
 
     def _lookups(self, graph: Graph):  # type: ignore[no-untyped-def]
@@ -114,23 +129,10 @@ class Columns:
             return Reject(f"{lookup.inference_only}; optimized where gradients are off", lookup.anchor)
         return lookup
 
-    def _pooled(self, node: Node, lookups: dict[Node, Lookup]) -> Pooled | None:
-        """A pooling as the kernel knows it: a bag leaves its padding out, nn.Embedding's is a row without gradient."""
-        pooled = find_pooled(node, lookups)
-        if pooled is None:
-            return None
-        lookup, reason = pooled.lookup, pooled.inference_only
-        if lookup.padding is not None:
-            reason = "its padding_idx row must get no gradient"
-        if reason and not self._inference:
-            self.rejects.append(Reject(f"{reason}; its pooling is optimized where gradients are off", pooled.anchor))
-            return None
-        return replace(pooled, lookup=replace(lookup, padding=None))
-
     def _add(self, column: Column) -> None:
         pooled, bag = column.pooled, column.lookup.bag
         reads = [bag.offsets, bag.weights] if bag else []
-        reads += [pooled.weights, pooled.divisor] if pooled else []
+        reads += [pooled.weights, pooled.divided_by] if pooled else []
         edited = [node for node in (*column.interior, *reads) if node is not None and self.aliases.edited(node)]
         if edited:
             self.rejects.append(Reject(f"'{edited[0].name}' is edited in place", column.anchor))
@@ -147,13 +149,20 @@ class Columns:
             return Reject("its ids have no layout with one or two row dims and one id dim", column.anchor)
         lanes = static(product(column.rows_shape[axes:]))
         width = column.dim * lanes if lanes is not None else None
-        weights, divisor = self._weights(column, axes), self._divisor(column, rows)
-        if isinstance(weights, Reject) or isinstance(divisor, Reject):
-            return weights if isinstance(weights, Reject) else divisor  # type: ignore[return-value]
-        return Placed(column, ids, width, weights, divisor)
+        weights = self._weights(column, axes)
+        divisor, lengths = self._divisor(column, rows), self._lengths(column, rows)
+        for part in (weights, divisor, lengths):
+            if isinstance(part, Reject):
+                return part
+        return Placed(column, ids, width, weights, divisor, lengths)  # type: ignore[arg-type]
 
     def _ids(self, column: Column, axes: int) -> Layout | None:
-        value, node = self.programs.describe(column.lookup.ids), column.lookup.ids
+        node = column.lookup.ids
+        if column.pooled and column.pooled.masking:
+            value = column.pooled.masking.ids
+            layout = laid_out(value, node, axes)
+            return layout if layout is not None and layout.value is value else None
+        value = self.programs.describe(node)
         if column.lookup.bag is None or column.lookup.bag.offsets is None:
             return laid_out(value, node, axes)
         layout = laid_out(value, node, 1)
@@ -171,13 +180,30 @@ class Columns:
             return Reject("its weights have no plain layout; make them contiguous", column.anchor)
         return layout
 
-    def _divisor(self, column: Column, rows: Size) -> Layout | Reject | None:
-        node = column.pooled.divisor if column.pooled else None
-        if node is None:
+    def _divisor(self, column: Column, rows: Size) -> PerRow | Reject | None:
+        pooled = column.pooled
+        if pooled is None or pooled.divisor is None or pooled.divided_by is None:
             return None
-        axes = split_rows(shape_of(node), rows)
-        layout = None if axes is None else laid_out(self._view_only(node), node, axes)
-        return layout or Reject("its divisor is not one value per row", column.anchor)
+        if pooled.counted:
+            count = pooled.divisor.base.meta["val"].dtype
+            cast = (Step(Instr(Op.CAST, name_of(count))),) if count.is_floating_point else ()
+            return PerRow(None, cast + pooled.divisor.program)
+        found = self._per_row(pooled.divided_by, rows)
+        return found or Reject("its divisor is not one value per row", column.anchor)
+
+    def _lengths(self, column: Column, rows: Size) -> PerRow | Reject | None:
+        masking = column.pooled.masking if column.pooled else None
+        if masking is None or masking.prefix is None:
+            return None
+        found, first = self._per_row(masking.prefix.lengths, rows), masking.prefix.first
+        if found is None or abs(first) >= _FAR:
+            return Reject("its lengths are not one value per row", column.anchor)
+        return replace(found, steps=found.steps + _shifted(first))
+
+    def _per_row(self, node: Node, rows: Size) -> PerRow | None:
+        axes, value = split_rows(shape_of(node), rows), self.programs.describe(node)
+        layout = None if axes is None else laid_out(_itself(node) if value.per_lane else value, node, axes)
+        return None if layout is None or layout.lane is not None else PerRow(layout, layout.value.program)
 
     def _view_only(self, node: Node) -> IndexValue:
         """Weights and copies are read as they are: a view of a tensor, without a program."""
@@ -192,6 +218,17 @@ class Columns:
         if self.aliases.edited(value.base):
             return None
         return laid_out(value, node, rows_axes)
+
+
+_FAR = 2**40  # beyond any number of lanes
+
+
+def _shifted(first: int) -> tuple[Step, ...]:
+    """l + first < n as l < n - first, which no n makes overflow."""
+    if first == 0:
+        return ()
+    ops = ((Op.CAST, 0), (Op.CLAMP_MIN, -2 * _FAR), (Op.CLAMP_MAX, 2 * _FAR), (Op.ADD, -first))
+    return tuple(Step(Instr(op, "int64", a)) for op, a in ops)
 
 
 def _itself(node: Node) -> IndexValue:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-_COMPARES = {
+COMPARES = {
     aten.eq.Scalar: Compare.EQ,
     aten.ne.Scalar: Compare.NE,
     aten.lt.Scalar: Compare.LT,
@@ -26,7 +26,7 @@ _COMPARES = {
     aten.gt.Scalar: Compare.GT,
     aten.ge.Scalar: Compare.GE,
 }
-_INVERSE = {
+INVERSE = {
     Compare.EQ: Compare.NE,
     Compare.NE: Compare.EQ,
     Compare.LT: Compare.GE,
@@ -43,18 +43,18 @@ def _condition(node: object, inverted: bool) -> tuple[Node, Compare, Number] | N
     if node.target in (aten.logical_not.default, aten.bitwise_not.default):
         return _condition(node.args[0], not inverted)
     source = node.args[0] if node.args else None
-    if node.target not in _COMPARES or not isinstance(source, Node):
+    if node.target not in COMPARES or not isinstance(source, Node):
         return None
     dtype = source.meta["val"].dtype
     number = constant_of(node.args[1])
     constant = operand(dtype, number) if number is not None else None
-    compare = _COMPARES[node.target]
+    compare = COMPARES[node.target]
     if constant is None or not same_shape(source, node):
         return None
     if inverted:  # not (NaN < c) holds and NaN >= c does not
         if dtype.is_floating_point and compare not in (Compare.EQ, Compare.NE):
             return None
-        compare = _INVERSE[compare]
+        compare = INVERSE[compare]
     return source, compare, constant
 
 

@@ -15,6 +15,7 @@ from fxopt.kernels.columns.op import load
 from fxopt.kernels.columns.plan import Column, Instr, Offsets, PerRow, Plan, Source
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.columns import Columns, Placed
+from fxopt.patterns.columns import PerRow as Value
 from fxopt.patterns.core import Match, Reject, place_of
 from fxopt.patterns.embedding_columns import RESHAPES, Collector, Output, Piece, find_collectors
 from fxopt.patterns.groups import group, hoisted
@@ -113,6 +114,7 @@ class _PlanBuilder:
             return Column(self._source(piece.placed), None, output, piece.offset, add=piece.add, name="copy")
         placed = piece.placed
         lookup, pooled = placed.column.lookup, placed.column.pooled
+        masking = pooled.masking if pooled else None
         table = self.tables.setdefault(lookup.table, len(self.tables))
         return Column(
             source=self._source(placed.ids),
@@ -125,7 +127,11 @@ class _PlanBuilder:
             weights=self._source(placed.weights) if placed.weights else None,
             padding=lookup.padding if lookup.bag else None,
             frozen=None if lookup.bag else lookup.padding,
-            divisor=PerRow(self._source(placed.divisor)) if placed.divisor else None,
+            divisor=self._per_row(placed.divisor),
+            lengths=self._per_row(placed.lengths),
+            masked=masking.how if masking else "scaled",
+            masked_value=masking.value if masking else 0.0,
+            shared_grad=pooled is not None and pooled.shared_grad,
             empty_nan=pooled is not None and pooled.mode == "mean",
             wrap_negative=lookup.wrap_negative,
             add=piece.add,
@@ -147,6 +153,12 @@ class _PlanBuilder:
             length=None if lane is None else static(lane.size),
             fixed=layout.fixed,
         )
+
+    def _per_row(self, value: Value | None) -> PerRow | None:
+        if value is None:
+            return None
+        source = None if value.layout is None else self._source(value.layout)
+        return PerRow(source, tuple(self._instruction(step.instr, step.operand) for step in value.steps))
 
     def _instruction(self, instruction: Instr, operand: Node | None) -> Instr:
         return instruction if operand is None else replace(instruction, tensor=self._number(operand))
