@@ -72,7 +72,7 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel) -> Executable:
         signature_of(captured), leaves=[Miss(leaf.path, leaf.reason, leaf.place) for leaf in captured.leaves]
     )
     findings.operators_before = operators(module.graph)
-    normalize(module)
+    findings.passes.append(normalize(module, inference))
     for rewrite_pass in PASSES:
         if rewrite_pass.name not in config.disable:
             findings.passes.append(apply(rewrite_pass, module, fuel, inference))

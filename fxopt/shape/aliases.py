@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
@@ -15,9 +17,20 @@ DROPOUTS = {
 }
 
 
+_CASTS = frozenset(getattr(torch.ops.aten.to, name) for name in ("dtype", "device", "dtype_layout", "other"))
+_NORMS = frozenset({torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default})
+
+
 def mutates(node: Node) -> bool:
     """Whether a node writes to one of its arguments."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return bool(_written(node.target)) or _updates_statistics(node)
+
+
+def _updates_statistics(node: Node) -> bool:
+    """A batch norm in training writes running_mean and running_var; its schema does not say so."""
+    return node.target in _NORMS and bool(node.args[5]) and isinstance(node.args[3], Node)
 
 
 def is_random(node: Node) -> bool:
@@ -26,7 +39,16 @@ def is_random(node: Node) -> bool:
 
 def has_effects(node: Node) -> bool:
     """Whether a call does more than give its value: it writes, raises on a condition, or advances a random state."""
-    return mutates(node) or node.is_impure() or node.target is torch.ops.aten._assert_async.default  # unknown to fx
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.is_impure()
+    return _updates_statistics(node) or _is_impure(node.target)
+
+
+@functools.cache
+def _is_impure(operator: torch._ops.OpOverload) -> bool:
+    if operator is torch.ops.aten._assert_async.default:  # unknown to fx
+        return True
+    return operator._schema.is_mutable or Graph().call_function(operator).is_impure()
 
 
 def is_pure(node: Node) -> bool:
@@ -37,30 +59,63 @@ def is_pure(node: Node) -> bool:
 
 
 class Aliases:
-    """Groups of nodes that may share memory, by operator schemas."""
+    """Groups of nodes that may share memory: by operator schemas, and by what the fake values themselves share."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph | None = None) -> None:
         self._parent: dict[Node, Node] = {}
-        edited, leaving = [], []
-        for node in graph.nodes:
-            self._parent[node] = node
-            for other in _aliased_arguments(node):
-                self._parent[self._root(other)] = self._root(node)
-            edited.extend(_written_arguments(node))
-            if node.op in ("output", "call_module"):
-                leaving.extend(node.all_input_nodes)
-        self._edited = {self._root(node) for node in edited}
-        self._leaving = {self._root(node) for node in leaving}
+        self._members: dict[Node, list[Node]] = {}  # by root
+        self._edits: dict[Node, list[int]] = {}  # by root, places in the graph
+        self._places: dict[Node, int] = {}
+        self._leaving: set[Node] = set()
+        for node in graph.nodes if graph is not None else ():
+            self.add(node)
+
+    def add(self, node: Node) -> None:
+        """The next node in graph order."""
+        self._parent[node], self._members[node] = node, [node]
+        self._places[node] = len(self._places)
+        for other in _aliased_arguments(node):
+            self.join(node, other)
+        for written in _written_arguments(node):
+            self._edits.setdefault(self._root(written), []).append(self._places[node])
+        if node.op in ("output", "call_module"):
+            self._leaving.update(map(self._root, node.all_input_nodes))
+
+    def join(self, left: Node, right: Node) -> None:
+        """These two share memory from now on."""
+        root, child = self._root(left), self._root(right)
+        if root is child:
+            return
+        if len(self._members[root]) < len(self._members[child]):
+            root, child = child, root
+        self._parent[child] = root
+        self._members[root] += self._members.pop(child)
+        if child in self._edits:
+            self._edits.setdefault(root, []).extend(self._edits.pop(child))
+        if child in self._leaving:
+            self._leaving.add(root)
 
     def edited(self, node: Node) -> bool:
         """Whether this value, or one that shares its memory, is edited in place anywhere in the graph."""
-        return self._root(node) in self._edited
+        return self._root(node) in self._edits
+
+    def edited_after(self, node: Node, place: Node) -> bool:
+        """Whether the memory of `node` is edited later than at `place`: from there on, is its value what it was?"""
+        return any(edit > self._places[place] for edit in self._edits.get(self._root(node), ()))
 
     def leaves(self, node: Node) -> bool:
         """Whether this value, or one that shares its memory, reaches code that may edit it: returned, or handed to an
         opaque module.
         """
         return self._root(node) in self._leaving
+
+    def owned(self, node: Node) -> bool:
+        """Whether the graph made this memory: no input, no state, no constant, nothing an opaque module has seen."""
+        return all(member.op == "call_function" for member in self.sharing(node))
+
+    def sharing(self, node: Node) -> list[Node]:
+        """All nodes that may share memory with `node`, itself included."""
+        return self._members[self._root(node)]
 
     def _root(self, node: Node) -> Node:
         while (parent := self._parent[node]) is not node:
@@ -76,21 +131,56 @@ def _aliased_arguments(node: Node) -> list[Node]:
         return list(node.all_input_nodes)  # getitem of a split, arithmetic on sizes
     if node.target in DROPOUTS:
         return list(node.all_input_nodes)
-    return _nodes_where(node, lambda argument: argument.alias_info is not None)
+    declared = _nodes_at(node, _aliased(node.target))
+    if node.target in _CASTS and declared and _is_new(node, declared[0]):
+        return []
+    return declared + [argument for argument in node.all_input_nodes if _share_storage(node, argument)]
+
+
+def _is_new(cast: Node, source: Node) -> bool:
+    """A cast to another dtype has memory of its own, whatever its schema allows for."""
+    before, after = source.meta.get("val"), cast.meta.get("val")
+    return isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.dtype != after.dtype
+
+
+def _share_storage(left: Node, right: Node) -> bool:
+    """Whether two fake values are views of one: einsum, meshgrid and others give views without declaring it.
+
+    meta["edited"] of a functional operator is the value that it had as an edit, and that the capture made views of.
+    """
+    return _is_view_of(left.meta.get("val"), right.meta.get("val")) or (
+        "edited" in right.meta and _is_view_of(left.meta.get("val"), right.meta["edited"])
+    )
+
+
+def _is_view_of(value: object, other: object) -> bool:
+    if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    return torch._C._is_alias_of(value, other)  # type: ignore[attr-defined]
 
 
 def _written_arguments(node: Node) -> list[Node]:
-    if not mutates(node):
-        return []
-    return _nodes_where(node, lambda argument: argument.alias_info is not None and argument.alias_info.is_write)
+    if _updates_statistics(node):
+        return [argument for argument in node.args[3:5] if isinstance(argument, Node)]
+    return _nodes_at(node, _written(node.target)) if isinstance(node.target, torch._ops.OpOverload) else []
 
 
-def _nodes_where(node: Node, keep) -> list[Node]:  # type: ignore[no-untyped-def]
-    assert isinstance(node.target, torch._ops.OpOverload)
+@functools.cache
+def _aliased(operator: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
+    """Position and name of the arguments that the result may share memory with, by the schema."""
+    arguments = enumerate(operator._schema.arguments)
+    return tuple((at, argument.name) for at, argument in arguments if argument.alias_info is not None)
+
+
+@functools.cache
+def _written(operator: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
+    """Position and name of the arguments that are edited."""
+    aliases = [argument.alias_info for argument in operator._schema.arguments]
+    return tuple((at, name) for at, name in _aliased(operator) if aliases[at].is_write)  # type: ignore[union-attr]
+
+
+def _nodes_at(node: Node, arguments: tuple[tuple[int, str], ...]) -> list[Node]:
     found: list[Node] = []
-    for position, argument in enumerate(node.target._schema.arguments):
-        if not keep(argument):
-            continue
-        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        map_arg(value, found.append)
+    for position, name in arguments:
+        map_arg(node.args[position] if position < len(node.args) else node.kwargs.get(name), found.append)
     return found

@@ -1,0 +1,162 @@
+"""In-place edits as functional operators: `x.op_(args)` becomes `y = op(x, args)`, and later uses of x read y.
+
+The same values where the graph made x's memory itself and nothing else that shares it is read after the edit. What
+does not qualify stays an edit, and a barrier to every rewrite. (The idea is torch's functionalization; this one needs
+no retracing and leaves what is cheaper in place, such as a write to a slice.)
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from fxopt.findings import Change
+from fxopt.normalize.changes import change
+from fxopt.normalize.gradients import gradient_switches
+from fxopt.normalize.keys import form, frozen
+from fxopt.shape.aliases import Aliases, is_random, mutates
+from fxopt.shape.sizes import same, tensor_of
+
+aten = torch.ops.aten
+
+
+def make_functional(module: GraphModule, inference: bool) -> list[Change]:
+    """Replace the edits of `module`'s graph that provably can be. `inference`: forward runs with gradients off."""
+    if not any(map(mutates, module.graph.nodes)):
+        return []
+    return _Functional(module.graph, inference).run()
+
+
+class _Functional:
+    """One walk in graph order. A functional result is memory of its own, so one edit replaced frees the next."""
+
+    def __init__(self, graph: Graph, inference: bool) -> None:
+        self.graph = graph
+        self.aliases = Aliases()
+        self.places = {node: place for place, node in enumerate(graph.nodes)}
+        self.last_use = {node: max(map(self.places.__getitem__, node.users), default=-1) for node in graph.nodes}
+        self.values = _Values()
+        self.switches = gradient_switches(graph)
+        self.history = not inference or any(self.switches.values())  # an edit under no_grad leaves no trace in it
+
+    def run(self) -> list[Change]:
+        changes, recorded = [], True
+        for node in list(self.graph.nodes):
+            recorded = self.switches.get(node, recorded)
+            keeps_history = recorded or not self.history or node.target is aten.detach_.default
+            new = self._functional(node) if mutates(node) and keeps_history else None
+            if new is None:
+                self.aliases.add(node)
+                continue
+            changes.append(change(node, f"in-place {_name(node)}", "nothing else reads the memory it edits"))
+            self._replace(node, new)
+        return changes
+
+    def _functional(self, edit: Node) -> Node | None:
+        """The functional operator, inserted before the edit; None where the edit has to stay."""
+        operator = functional_overload(edit.target) if not is_random(edit) else None
+        source = edit.args[0] if edit.args else None
+        if operator is None or not isinstance(source, Node) or not self._is_private(source, self.places[edit]):
+            return None
+        value = self.values.of(operator, edit)
+        if value is None:
+            return None
+        with self.graph.inserting_before(edit):
+            new = self.graph.call_function(operator, edit.args, edit.kwargs)
+        new.meta = {**edit.meta, "val": value, "edited": edit.meta["val"]}
+        return new
+
+    def _is_private(self, source: Node, place: int) -> bool:
+        """Whether no one else can tell if the memory of `source` is edited at `place`."""
+        others = (node for node in self.aliases.sharing(source) if node is not source)
+        return self.aliases.owned(source) and all(self.last_use[other] <= place for other in others)
+
+    def _replace(self, edit: Node, new: Node) -> None:
+        source, place = edit.args[0], self.places[edit]
+        assert isinstance(source, Node)
+        self.places[new], self.last_use[new] = place, max(self.last_use[source], self.last_use[edit])
+        self.last_use[source] = place
+        self.aliases.add(new)
+        edit.replace_all_uses_with(new)
+        source.replace_all_uses_with(new, delete_user_cb=lambda user: self.places[user] > place)
+        self.graph.erase_node(edit)
+
+
+@functools.cache
+def functional_overload(target: Any) -> OpOverload | None:
+    """The operator that returns what `target` writes into its first argument: of the same arguments, none written."""
+    schema = target._schema
+    written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+    namespace, name = schema.name.split("::")
+    if not written[0] or any(written[1:]) or not name.endswith("_") or len(schema.returns) != 1:
+        return None
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    for overload in packet.overloads() if packet is not None else ():
+        operator = getattr(packet, overload)
+        if not operator._schema.is_mutable and _signature(operator) == _signature(target):
+            return operator if _has_derivative(operator) else None
+    return None
+
+
+def _signature(operator: OpOverload) -> list[tuple]:
+    arguments = operator._schema.arguments
+    returns = [str(result.type) for result in operator._schema.returns]
+    return [(a.name, str(a.type), a.kwarg_only, a.default_value) for a in arguments] + [("", *returns)]
+
+
+def _has_derivative(operator: OpOverload) -> bool:
+    return operator is not aten.copy.default  # "derivative for aten::copy is not implemented"
+
+
+class _Values:
+    """Fake results of functional operators, worked out once for arguments of the same sizes, strides and dtypes."""
+
+    def __init__(self) -> None:
+        self._fits: dict[Any, bool] = {}
+
+    def of(self, operator: OpOverload, edit: Node) -> torch.Tensor | None:
+        """None where dtype, sizes or strides are not those of the edited tensor."""
+        before = tensor_of(edit)
+        if before is None:
+            return None
+        key = operator, frozen(map_arg((edit.args, edit.kwargs), lambda node: form(node.meta["val"])))
+        mode: Any = getattr(before, "fake_mode", None)
+        with mode or nullcontext():
+            if key not in self._fits:
+                self._fits[key] = _fits(operator, edit, before, getattr(mode, "shape_env", None))
+            if not self._fits[key]:
+                return None
+            return torch.empty_strided(before.shape, before.stride(), dtype=before.dtype, device=before.device)
+
+
+def _fits(operator: OpOverload, edit: Node, before: torch.Tensor, environment: Any) -> bool:
+    args, kwargs = map_arg((edit.args, edit.kwargs), lambda node: node.meta["val"])
+    with environment.suppress_guards() if environment else nullcontext():
+        after = operator(*args, **kwargs)  # asks no more about sizes than the edit itself did
+    if before.dtype != after.dtype or before.ndim != after.ndim or not _is_dense(before):
+        return False
+    sizes = zip((*before.shape, *before.stride()), (*after.shape, *after.stride()), strict=True)
+    return all(same(left, right) for left, right in sizes)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the axes in some order are those of contiguous memory: operators keep no other strides."""
+    axes, expected = list(zip(tensor.shape, tensor.stride(), strict=True)), 1
+    while axes:
+        axis = next((axis for axis in axes if same(axis[1], expected) or same(axis[0], 1)), None)
+        if axis is None:
+            return False
+        axes = [other for other in axes if other is not axis]
+        expected = expected * axis[0]
+    return True
+
+
+def _name(edit: Node) -> str:
+    assert isinstance(edit.target, OpOverload)
+    return edit.target._schema.name.split("::")[1]

@@ -1,0 +1,16 @@
+"""Where forward turns gradients on or off on its way."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph, Node
+
+
+def gradient_switches(graph: Graph) -> dict[Node, bool]:
+    """The nodes that switch, and what they switch to."""
+    return {node: bool(node.args[0]) for node in graph.nodes if node.target is torch._C._set_grad_enabled}
+
+
+def switches_gradients(graph: Graph) -> bool:
+    """Whether forward turns gradients on or off at all."""
+    return bool(gradient_switches(graph))

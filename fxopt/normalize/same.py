@@ -1,0 +1,153 @@
+"""Operators that pass their argument on, as it is, as a view of the same form, or as a copy that nobody tells apart."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from fxopt.findings import Change
+from fxopt.normalize.changes import change
+from fxopt.normalize.gradients import switches_gradients
+from fxopt.shape.aliases import DROPOUTS, Aliases
+from fxopt.shape.sizes import same, same_shape, static, tensor_of
+from fxopt.shape.strides import Layout, Strides
+
+aten = torch.ops.aten
+
+_DROPOUTS = DROPOUTS | {getattr(aten, f"{operator._schema.name[6:]}_").default for operator in DROPOUTS}
+_CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other, aten.type_as.default}
+_BY_STRIDES = {aten.as_strided.default, aten._reshape_alias.default, aten.contiguous.default}  # not by sizes alone
+
+
+def remove_identities(module: GraphModule, inference: bool) -> list[Change]:
+    """Let users read what such an operator was given."""
+    identities = _Identities(module, inference and not switches_gradients(module.graph))
+    changes = []
+    for node in list(module.graph.nodes):
+        found = identities.find(node)
+        if found is None:
+            continue
+        source, what, why = found
+        changes.append(change(node, what, why))
+        identities.aliases.join(node, source)
+        node.replace_all_uses_with(source)
+        module.graph.erase_node(node)
+    return changes
+
+
+Identity = tuple[Node, str, str]  # what is passed on; what goes, and why
+
+
+class _Identities:
+    def __init__(self, module: GraphModule, inference: bool) -> None:
+        self.aliases = Aliases(module.graph)
+        self.inference = inference
+        self._graph = module.graph
+
+    @functools.cached_property
+    def strides(self) -> Strides:
+        return Strides(self._graph)  # of no use to most models
+
+    def find(self, node: Node) -> Identity | None:
+        if not isinstance(node.target, OpOverload) or not node.args:
+            return None
+        return self._itself(node) or self._view(node) or self._copy(node)
+
+    def _itself(self, node: Node) -> Identity | None:
+        """Eager returns the argument itself, so its users may even edit it."""
+        source = node.args[0]
+        if not isinstance(source, Node):
+            return None
+        if node.target in _DROPOUTS:
+            _, p, training = node.args
+            return (source, "dropout", "eval" if not training else "p = 0") if training is False or p == 0 else None
+        if is_plain_cast(node):
+            return source, "cast", "the tensor has this dtype already"
+        if node.target is aten.contiguous.default and len(node.args) == 1 and not node.kwargs:
+            contiguous = self.strides.known(source) is Layout.CONTIGUOUS
+            return (source, "contiguous", "the tensor is contiguous already") if contiguous else None
+        return None
+
+    def _view(self, node: Node) -> Identity | None:
+        """A view of the same sizes and strides; it stays where someone could tell two tensor objects apart."""
+        source = node.args[0]
+        if not isinstance(source, Node) or not _is_view(node) or self.aliases.edited(node) or _is_taken(node):
+            return None
+        if node.target is aten.detach.default:
+            return (source, "detach", "gradients are off") if self.inference else None
+        return (source, "view", "of the same shape") if _same_form(node, source) else None
+
+    def _copy(self, node: Node) -> Identity | None:
+        """A copy whose original nobody edits afterwards, and that neither is edited nor leaves the model."""
+        source, what = _copied(node)
+        if source is None or self.aliases.edited(node) or self.aliases.leaves(node):
+            return None
+        if self.aliases.edited_after(source, node) or not (self.inference or self.aliases.owned(source)):
+            return None
+        if not _same_sizes(node, source) or not self.strides.may_become(node, source):
+            return None
+        return source, what, "nothing edits the copy or the original"
+
+
+def is_plain_cast(node: Node) -> bool:
+    """A cast that returns its argument itself."""
+    if node.target not in _CASTS or tensor_of(node) is None:
+        return False
+    before, after = tensor_of(node.args[0]), tensor_of(node)  # type: ignore[arg-type]
+    if before is None or after is None or _copies(node):
+        return False
+    return (before.dtype, before.device, before.layout) == (after.dtype, after.device, after.layout)
+
+
+def _copies(node: Node) -> bool:
+    assert isinstance(node.target, OpOverload)
+    names = [argument.name for argument in node.target._schema.arguments]
+    values = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return bool(values.get("copy")) or values.get("memory_format") not in (None, torch.preserve_format)
+
+
+def _is_view(node: Node) -> bool:
+    """One tensor, declared a view of the first argument, by sizes and not by strides."""
+    assert isinstance(node.target, OpOverload)
+    schema = node.target._schema
+    if schema.is_mutable or len(schema.returns) != 1 or node.target in _CASTS | _BY_STRIDES:
+        return False
+    return schema.returns[0].alias_info is not None and schema.arguments[0].alias_info is not None
+
+
+def _is_taken(node: Node) -> bool:
+    """By the caller or an opaque module, as a tensor object of its own."""
+    return any(user.op in ("output", "call_module") for user in node.users)
+
+
+def _same_sizes(node: Node, source: Node) -> bool:
+    """Equal dtype and sizes, for every input."""
+    before, after = tensor_of(source), tensor_of(node)
+    return before is not None and after is not None and before.dtype == after.dtype and same_shape(source, node)
+
+
+def _same_form(node: Node, source: Node) -> bool:
+    """Equal dtype, sizes and strides, for every input."""
+    if not _same_sizes(node, source):
+        return False
+    before, after = source.meta["val"], node.meta["val"]
+    strides = zip(before.shape, before.stride(), after.stride(), strict=True)
+    return all(static(size) == 1 or same(left, right) for size, left, right in strides)
+
+
+def _copied(node: Node) -> tuple[Node | None, str]:
+    """What `node` is a copy of, as far as its arguments tell (sizes are compared elsewhere)."""
+    source: Any = node.args[0]
+    if node.target is aten.clone.default:
+        return source, "clone"
+    if node.target in _CASTS and isinstance(source, Node):
+        return source, "copy"
+    if node.target in (aten.repeat.default, aten.tile.default):
+        return source, "repeat"
+    if node.target in (aten.cat.default, aten.concat.default) and isinstance(source, list | tuple) and len(source) == 1:
+        return source[0], "cat of one"
+    return None, ""
