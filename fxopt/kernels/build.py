@@ -83,7 +83,7 @@ def build(library: Library) -> Path:
         raise BuildError(f"no C++ compiler: {_compiler()!r} is not on PATH (install g++, or set CXX)")
     target = cache_dir() / f"{library.name}-{library.key}-{compiler}"
     try:
-        with _locked(library) as folder:
+        with locked(library.name) as folder:
             if not target.exists():
                 _compile(library, folder)
                 os.rename(folder, target)
@@ -94,13 +94,13 @@ def build(library: Library) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(library: Library) -> Iterator[Path]:
+def locked(name: str) -> Iterator[Path]:
     """Holds the library's lock and gives a private folder. Folders of killed builders go: they held the lock."""
     root = cache_dir()
     root.mkdir(parents=True, exist_ok=True)
-    with open(root / f"{library.name}.lock", "w") as lock:
+    with open(root / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        prefix = f"{_BUILDING}{library.name}-"
+        prefix = f"{_BUILDING}{name}-"
         for left in root.glob(f"{prefix}*"):
             shutil.rmtree(left, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))

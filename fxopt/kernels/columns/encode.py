@@ -98,6 +98,11 @@ def plan_of(tensor: torch.Tensor) -> Plan:
     return known
 
 
+def known_plan(words: int) -> Plan | None:
+    """The plan whose encoding has this many words in this process."""
+    return _known.get(words)
+
+
 def decode(tensor: torch.Tensor) -> Plan:
     """The Plan in an encoded tensor, without names."""
     if tensor.dtype != torch.int64 or tensor.dim() != 1 or tensor.numel() < struct.calcsize(HEADER) // 8:

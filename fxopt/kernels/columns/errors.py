@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from . import cuda
+from .encode import known_plan
 from .op import columns
 from .plan import Plan
 
-_BAD_ID = re.compile(r"fxopt-bad-id column=(\d+) row=(\d+) lane=(\d+) value=(-?\d+) rows=(\d+)")
+_BAD_ID = re.compile(r"fxopt-bad-id column=(\d+) row=(\d+) lane=(\d+) value=(-?\d+) rows=(\d+)(?: plan=(\d+))?")
+_NO_PLAN = Plan((), (), ())
 
 
 class BadId(IndexError):
@@ -26,7 +29,9 @@ def explain(error: BaseException, plan: Plan) -> BadId | None:
     found = _BAD_ID.search(str(error))
     if found is None:
         return None
-    index, row, lane, value, rows = map(int, found.groups())
+    index, row, lane, value, rows = map(int, found.groups()[:5])
+    if found[6]:  # on CUDA it may be an earlier call's, of another plan
+        plan = known_plan(int(found[6])) or plan
     column = plan.columns[index]
     name = column.name or f"column {index}"
     table = f"table {column.table_name!r}" if column.table_name else f"table {column.table}"
@@ -34,6 +39,17 @@ def explain(error: BaseException, plan: Plan) -> BadId | None:
     place = f"row {row}" if single else f"row {row}, position {lane}"
     kind = BadBagId if column.runtime_error else BadId
     return kind(f"{name}: id {value} at {place} is outside {table} with {rows} rows")
+
+
+def check(device: int = 0) -> None:
+    """Waits for a CUDA device and raises BadId if a call of `columns` met a bad id there since the last look.
+
+    A bad id on CUDA is otherwise raised by the next call of `columns`; until then its rows are NaN.
+    """
+    text = cuda.failure(device)
+    if text:
+        error = RuntimeError(text)
+        raise explain(error, _NO_PLAN) or error
 
 
 def call_of(plan: Plan) -> Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], list[Tensor]]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..build import PYTHON_TENSOR, BuildError, Library, build, readable
-from . import autograd, grouped, reference
+from . import autograd, cuda, grouped, reference
 from .encode import plan_of
 
 _HERE = Path(__file__).parent
@@ -74,6 +74,7 @@ def load() -> None:
         if _library is None:
             library = _define()
             _entry = _load_kernel()
+            _load_cuda()
             _library = library
 
 
@@ -106,6 +107,16 @@ def _load_kernel() -> Callable | None:
         warnings.warn(f"fxopt: embedding columns run in PyTorch, without the compiled kernel: {error}", stacklevel=4)
         return None
     return module.call if readable(module) else None
+
+
+def _load_cuda() -> None:
+    """Registers the CUDA kernel on a machine that has a device and nvcc, or a library built before."""
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        return
+    try:
+        cuda.load()
+    except (BuildError, OSError) as error:
+        warnings.warn(f"fxopt: embedding columns on CUDA run in PyTorch, without the CUDA kernel: {error}", stacklevel=4)
 
 
 def _columns_grouped(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:

@@ -81,7 +81,8 @@ inline Device& device_of(int index) {
   return *device;
 }
 
-inline int mode = kRaise;        // for bad ids
+inline int mode = kRaise;      // for bad ids
+inline bool blocking = false;  // wait for every launch, as CUDA_LAUNCH_BLOCKING=1 asks
 inline int blocks_per_processor = 8;  // of the grid at most; 4 run at a time
 
 template <class T>
@@ -92,12 +93,12 @@ inline size_t append(std::string& bytes, const std::vector<T>& items) {
   return at;
 }
 
-const void* kernel();
+__global__ void columns_kernel(const __grid_constant__ Launch launch);
 
 inline void launch(Device& device, const Request& request, const Image& image, cudaStream_t stream, bool capturing) {
   if (image.items == 0) return;
   std::string bytes;
-  const size_t records = append(bytes, image.records), extras = append(bytes, image.extras), steps = append(bytes, image.steps);
+  const size_t records = append(bytes, image.records), rares = append(bytes, image.rares), steps = append(bytes, image.steps);
   bytes.resize(bytes.size() + 16);
   const char* data = device.keep(bytes, capturing);
   if (!data) {
@@ -105,15 +106,50 @@ inline void launch(Device& device, const Request& request, const Image& image, c
     check(cudaMemcpyAsync(scratch, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream), "upload");
     data = scratch;
   }
-  thread_local Launch<kManyWords> parameters;
-  parameters.head = {reinterpret_cast<const Record*>(data + records), reinterpret_cast<const Extras*>(data + extras),
-                     reinterpret_cast<const Step*>(data + steps), device.errors, request.n_words, mode, int32_t(image.items),
-                     int32_t(image.segments.size()), 0, {}};
-  std::copy(image.segments.begin(), image.segments.end(), parameters.head.segments);
+  thread_local Launch parameters;
+  parameters.records = reinterpret_cast<const Record*>(data + records);
+  parameters.rares = reinterpret_cast<const Rare*>(data + rares);
+  parameters.steps = reinterpret_cast<const Step*>(data + steps);
+  parameters.errors = device.errors;
+  parameters.plan = request.n_words;
+  parameters.mode = mode;
+  parameters.items = int32_t(image.items);
+  parameters.n_segments = int32_t(image.segments.size());
+  std::copy(image.segments.begin(), image.segments.end(), parameters.segments);
   std::copy(image.words.begin(), image.words.end(), parameters.words);
   const int64_t most = int64_t(device.processors) * blocks_per_processor, blocks = (image.items + kWarps - 1) / kWarps;
-  void* arguments[] = {&parameters};
-  check(cudaLaunchKernel(kernel(), dim3(unsigned(std::min(most, blocks))), dim3(kWarps * 32), arguments, 0, stream), "launch");
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(std::min(most, blocks)));
+  config.blockDim = dim3(kWarps * 32);
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, columns_kernel, parameters), "launch");
+}
+
+inline std::string describe(const Failure& f) {
+  char text[256];
+  if (f.kind == kBadId)
+    snprintf(text, sizeof text, "fxopt-bad-id column=%d row=%lld lane=%lld value=%lld rows=%lld plan=%lld", f.column, (long long)f.row,
+             (long long)f.lane, (long long)f.value, (long long)f.rows, (long long)f.plan);
+  else
+    snprintf(text, sizeof text, "column %d: offsets of bag %lld are [%lld, %lld), expected them to start at 0, to grow and to stay within the ids",
+             f.column, (long long)f.row, (long long)f.value, (long long)f.rows);
+  return text;
+}
+
+// Takes the failure that the device reported, "" for none. Waits for the device only when there is one.
+inline std::string take(Device& device) {
+  if (reinterpret_cast<volatile Failure*>(device.report)->kind == 0) return "";
+  check(cudaDeviceSynchronize(), "synchronize");
+  const std::string text = describe(*device.report);
+  memset(device.report, 0, sizeof *device.report);
+  const unsigned long long none = 0;
+  device.upload(&device.errors->key, &none, sizeof none);
+  return text;
+}
+
+inline void raise(Device& device) {
+  const std::string text = take(device);
+  if (!text.empty()) throw std::runtime_error(text);
 }
 
 inline void run(const Request& request, cudaStream_t stream, int index) {
@@ -123,24 +159,18 @@ inline void run(const Request& request, cudaStream_t stream, int index) {
   Device& device = device_of(index);
   cudaStreamCaptureStatus status;
   check(cudaStreamIsCapturing(stream, &status), "stream");
+  const bool capturing = status != cudaStreamCaptureStatusNone;
+  if (!capturing) raise(device);  // of an earlier call
   std::vector<OutputData> outputs;
   for (int64_t o = 0; o < plan.header->n_outputs; o++) {
     const OutputShape shape = measure(request, plan, plan.outputs[o]);
     outputs.push_back({request.allocate(request.context, shape.rows, shape.width, plan.outputs[o].dtype), shape.rows, shape.width});
   }
   for (int next = 0; next < plan.header->n_columns;)
-    launch(device, request, Builder(request, outputs.data(), device.processors * 32).build(next), stream, status != cudaStreamCaptureStatusNone);
-}
-
-// Takes the failure that the device reported, if any. Waits for the device only when there is one.
-inline bool take(Device& device, Failure& failure) {
-  if (reinterpret_cast<volatile Failure*>(device.report)->kind == 0) return false;
-  check(cudaDeviceSynchronize(), "synchronize");
-  failure = *device.report;
-  memset(device.report, 0, sizeof failure);
-  const unsigned long long none = 0;
-  device.upload(&device.errors->key, &none, sizeof none);
-  return true;
+    launch(device, request, Builder(request, outputs.data(), device.processors * 32).build(next), stream, capturing);
+  if (!blocking || capturing) return;
+  check(cudaStreamSynchronize(stream), "synchronize");
+  raise(device);
 }
 
 }  // namespace fxopt::cuda
@@ -160,21 +190,24 @@ FXOPT_EXPORT bool fxopt_cuda_columns(const fxopt::Request* request, void* stream
 }
 
 // True when a launch since the last question met a bad id or offset; `text` says which.
-FXOPT_EXPORT bool fxopt_cuda_failure(int index, char* text) {
+FXOPT_EXPORT bool fxopt_cuda_failure(int device, char* text) {
   try {
-    fxopt::cuda::Failure f;
-    if (!fxopt::cuda::take(fxopt::cuda::device_of(index), f)) return false;
-    if (f.kind == fxopt::cuda::kBadId)
-      snprintf(text, 256, "fxopt-bad-id column=%d row=%lld lane=%lld value=%lld rows=%lld plan=%lld", f.column, (long long)f.row,
-               (long long)f.lane, (long long)f.value, (long long)f.rows, (long long)f.plan);
-    else
-      snprintf(text, 256, "column %d: offsets of bag %lld are [%lld, %lld), expected them to start at 0, to grow and to stay within the ids",
-               f.column, (long long)f.row, (long long)f.value, (long long)f.rows);
+    const std::string found = fxopt::cuda::take(fxopt::cuda::device_of(device));
+    snprintf(text, 256, "%s", found.c_str());
+    return !found.empty();
   } catch (const std::exception& error) {
     snprintf(text, 256, "%s", error.what());
+    return true;
   }
-  return true;
+}
+
+// How many ids the mode "clamp" has moved; waits for the device. -1: it cannot be read.
+FXOPT_EXPORT long long fxopt_cuda_clamped(int device) {
+  unsigned long long count;
+  const void* from = &fxopt::cuda::device_of(device).errors->clamped;
+  return cudaMemcpy(&count, from, sizeof count, cudaMemcpyDeviceToHost) == cudaSuccess ? static_cast<long long>(count) : -1;
 }
 
 FXOPT_EXPORT void fxopt_cuda_mode(int mode) { fxopt::cuda::mode = mode; }
 FXOPT_EXPORT void fxopt_cuda_blocks(int per_processor) { fxopt::cuda::blocks_per_processor = per_processor; }
+FXOPT_EXPORT void fxopt_cuda_blocking(bool blocking) { fxopt::cuda::blocking = blocking; }

@@ -10,7 +10,7 @@ namespace fxopt::cuda {
 
 struct Image {
   std::vector<Record> records;
-  std::vector<Extras> extras;
+  std::vector<Rare> rares;
   std::vector<Step> steps;
   std::vector<Segment> segments;
   std::vector<int64_t> words;
@@ -30,7 +30,7 @@ inline OutputShape measure(const Request& request, const Plan& plan, const Outpu
     return request.tensors[tensor].sizes[dim];
   };
   OutputShape shape{0, output.width};
-  if (column.has_bag) {
+  if (column.has(kHasBag)) {
     const Extra& extra = plan.extras[column.extra];
     shape.rows = (size(extra.bag, 0) - extra.include_last) / extra.segments;
     if (shape.rows < 0) fail("column %d: an empty offsets tensor", column.index);
@@ -62,8 +62,8 @@ struct Builder {
     while (next < plan.header->n_columns && int(classes.size()) < kSegments) {
       const int end = slot_end(next);
       size_t words = resolver.words.values.size();
-      for (int c = next; c < end; c++) words += size_t(plan.columns[c].program_size) + 6;
-      if (words > kManyWords) {
+      for (int c = next; c < end; c++) words += 8;
+      if (words > kWords) {
         if (classes.empty()) fail("column %d: its slot needs more tensors than a launch carries", plan.columns[next].index);
         break;
       }
@@ -99,7 +99,7 @@ struct Builder {
     if (!bags) return lanes ? 32 : 0;
     if (chain.size() > 1 || chain[0].kind == kBagsAny) return 32;
     const Record& r = chain[0];
-    const int64_t ids = r.flags & kDense ? r.lanes * rows : resolver.words.values[image.extras[r.extra].bounds_word];
+    const int64_t ids = r.flags & kDense ? r.lanes * rows : resolver.words.values[image.rares[r.extra].bounds_word];
     int width = std::max(4, 1 << r.group_log2);
     while (width < 32 && width * rows < ids) width *= 2;
     return width;
@@ -135,32 +135,27 @@ struct Builder {
     const OutputData& output = outputs[column.output];
     const int out_dtype = plan.outputs[column.output].dtype, out_size = bytes_of(out_dtype);
     const Resolved ids = resolver.source(column, column.source, output.rows);
+    const Array& array = resolver.request.tensors[column.source.tensor];
+    const int64_t inner = column.source.lane >= 0 ? ids.lanes : column.source.row1 >= 0 ? array.sizes[column.source.row1] : 1;
     Record r{};
-    r.ids = ids.view;
+    r.ids = resolver.values(column, ids.view, column.program_at, column.program_size, inner, false, image.steps);
     r.lanes = ids.lanes;
     r.dim = 1;
     r.index = column.index;
-    r.next = r.extra = r.edges = -1;
-    r.flags = uint8_t(column.flags);
+    r.next = r.extra = -1;
+    r.flags = column.flags;
     r.pool = column.pool;
+    r.masked = column.masked;
     r.padding = column.padding;
     r.out_dtype = uint8_t(out_dtype);
     r.out_word = resolver.words.output(column.output, output.data);
     r.out_offset = column.offset * out_size;
     r.out_stride = output.width * out_size;
-    if (!column.has_bag && ids.rows != output.rows)
+    if (!column.has(kHasBag) && ids.rows != output.rows)
       fail("column %d has %lld rows, the output %lld", column.index, (long long)ids.rows, (long long)output.rows);
-    if (column.has_bag || column.extra >= 0) add_extras(column, ids, output.rows, r);
-    const int64_t inner = column.source.lane >= 0 ? ids.lanes : column.source.row1 >= 0 ? resolver.request.tensors[column.source.tensor].sizes[column.source.row1] : 1;
-    r.steps_at = int32_t(image.steps.size());
-    const int dtype = resolver.program(column, ids.view.dtype, inner, image.steps, r.edges);
-    r.n_steps = int32_t(image.steps.size()) - r.steps_at;
     bool wide = out_dtype == kDouble;
-    if (column.table >= 0) {
-      if (floats(dtype)) fail("column %d: ids must be integers after the program", column.index);
-      wide |= table(column, r);
-    }
-    if (r.extra >= 0) wide |= image.extras[r.extra].weights.word >= 0 && image.extras[r.extra].weights.dtype == kDouble;
+    if (column.extra >= 0) wide |= rare(column, ids, output.rows, r);
+    if (column.table >= 0) wide |= table(column, r);
     r.flags |= wide ? kAccurate : 0;
     choose_kind(column, r);
     const int64_t width = (column.pool == kNone ? ids.lanes : 1) * r.dim;
@@ -170,6 +165,7 @@ struct Builder {
   }
 
   bool table(const Column& column, Record& r) {
+    if (floats(r.ids.dtype)) fail("column %d: ids must be integers after the program", column.index);
     if (column.table >= resolver.request.n_tables) fail("column %d: no such table", column.index);
     const Array& array = resolver.request.tables[column.table];
     if (array.dim != 2 || !floats(array.dtype)) fail("column %d: a table must be 2-D of float16, bfloat16, float32 or float64", column.index);
@@ -183,38 +179,55 @@ struct Builder {
     return array.dtype == kDouble;
   }
 
-  void add_extras(const Column& column, const Resolved& ids, int64_t rows, Record& r) {
+  // True when it brings fp64 weights.
+  bool rare(const Column& column, const Resolved& ids, int64_t rows, Record& r) {
     const Extra& extra = resolver.plan.extras[column.extra];
-    Extras e{};
-    e.weights.word = e.divisor.word = e.offsets_word = e.bounds_word = -1;
+    Rare e{};
     auto factor = [&](const Source& source, int64_t n, int64_t lanes) {
       const Resolved found = resolver.source(column, source, n);
-      if (found.rows != n || found.lanes != lanes) fail("column %d: weights or divisor do not have the shape of the ids or rows", column.index);
+      if (found.rows != n || found.lanes != lanes) fail("column %d: weights, lengths or divisor do not have the shape of the ids or rows", column.index);
       return found.view;
     };
-    if (extra.weights.tensor >= 0) e.weights = factor(extra.weights, ids.rows, ids.lanes);
-    if (extra.divisor.tensor >= 0) e.divisor = factor(extra.divisor, rows, 1);
-    if (column.has_bag) {
-      const Array& offsets = resolver.tensor(column, extra.bag);
-      if (offsets.dim != 1 || (offsets.dtype != kInt64 && offsets.dtype != kInt32)) fail("column %d: offsets must be a 1-D tensor of int32 or int64", column.index);
-      if ((offsets.sizes[0] - extra.include_last) / extra.segments != rows) fail("column %d: its offsets have another number of bags than the output has rows", column.index);
-      e.offsets_word = resolver.words.tensor(resolver.request, extra.bag);
-      e.offsets_dtype = offsets.dtype;
-      e.offsets_stride = offsets.strides[0] * bytes_of(offsets.dtype);
-      e.segment = extra.segment;
-      e.bounds_word = resolver.words.add(ids.rows);
-      resolver.words.add(offsets.sizes[0]);
+    auto per_row = [&](const Source& source, int at, int size, bool counted) {
+      return resolver.values(column, counted ? View{} : factor(source, rows, 1), at, size, 1, counted, image.steps);
+    };
+    e.masked_value = extra.masked_value;
+    if (extra.weights.tensor >= 0) {
+      e.weights = factor(extra.weights, ids.rows, ids.lanes);
+      r.flags |= kHasWeights;
     }
-    r.extra = int32_t(image.extras.size());
-    image.extras.push_back(e);
+    if (column.has(kCounted) || extra.divisor.tensor >= 0) {
+      e.divisor = per_row(extra.divisor, extra.divisor_at, extra.divisor_size, column.has(kCounted));
+      r.flags |= kDivides;
+    }
+    if (extra.lengths.tensor >= 0) {
+      e.lengths = per_row(extra.lengths, extra.lengths_at, extra.lengths_size, false);
+      r.flags |= kHasLengths;
+    }
+    if (column.has(kHasBag)) offsets(column, extra, ids.rows, rows, e);
+    r.extra = int32_t(image.rares.size());
+    image.rares.push_back(e);
+    return extra.weights.tensor >= 0 && e.weights.dtype == kDouble;
+  }
+
+  void offsets(const Column& column, const Extra& extra, int64_t n_ids, int64_t rows, Rare& e) {
+    const Array& array = resolver.tensor(column, extra.bag);
+    if (array.dim != 1 || (array.dtype != kInt64 && array.dtype != kInt32)) fail("column %d: offsets must be a 1-D tensor of int32 or int64", column.index);
+    if (array.sizes[0] - extra.include_last != rows * extra.segments) fail("column %d: its offsets have another number of bags than the output has rows", column.index);
+    e.offsets_word = resolver.words.tensor(resolver.request, extra.bag);
+    e.offsets_dtype = array.dtype;
+    e.offsets_stride = array.strides[0] * bytes_of(array.dtype);
+    e.segment = extra.segment;
+    e.bounds_word = resolver.words.add(n_ids);
+    resolver.words.add(array.sizes[0]);
   }
 
   // The widest chunks that fit a row, its table and its place in the output, and the way that uses them.
   void choose_kind(const Column& column, Record& r) {
     const int size = column.table < 0 ? bytes_of(r.out_dtype) : bytes_of(r.table_dtype);
     const bool contiguous = r.column_stride == size || r.dim == 1, bags = column.pool != kNone;
-    const bool divided = r.extra >= 0 && image.extras[r.extra].divisor.word >= 0, plain = r.table_dtype == r.out_dtype && !(r.flags & kAdd) && !divided;
-    if (bags && !column.has_bag) {
+    const bool plain = r.table_dtype == r.out_dtype && !(r.flags & (kAdd | kDivides));
+    if (bags && !column.has(kHasBag)) {
       r.flags |= kDense;
       if (column.pool == kMax && r.lanes == 0) fail("column %d: max over no ids", column.index);
     }
@@ -226,7 +239,7 @@ struct Builder {
       return out % bytes == 0 && r.out_offset % bytes == 0 && r.out_stride % bytes == 0;
     };
     if (column.table < 0) {
-      r.kind = kValues;
+      r.kind = kCopy;
     } else if (bags) {
       const bool fast = contiguous && column.pool != kMax && !(r.flags & kAccurate) && r.dim > 0 && fits(16);
       r.kind = fast ? kBags : kBagsAny;

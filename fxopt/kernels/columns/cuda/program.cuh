@@ -6,8 +6,8 @@ namespace fxopt::cuda {
 
 // torch's own search, so that unsorted boundaries give the same place too; NaN gives n.
 template <class T, bool RIGHT, class Load>
-FXOPT_DEVICE int64_t search(int64_t n, T value, Load load) {
-  int start = 0, end = int(n);
+FXOPT_DEVICE int64_t search(int n, T value, Load load) {
+  int start = 0, end = n;
   while (start < end) {
     const int middle = start + ((end - start) >> 1);
     const T boundary = load(middle);
@@ -18,21 +18,19 @@ FXOPT_DEVICE int64_t search(int64_t n, T value, Load load) {
 }
 
 template <class T, class Load>
-FXOPT_DEVICE int64_t search(bool right, int64_t n, T value, Load load) {
+FXOPT_DEVICE int64_t search(bool right, int n, T value, Load load) {
   return right ? search<T, true>(n, value, load) : search<T, false>(n, value, load);
 }
 
 // `edges` are the boundaries in shared memory, or null.
-FXOPT_DEVICE int64_t bucketize(const Step& step, const char* boundaries, const char* edges, Value v) {
+FXOPT_DEVICE int64_t bucketize(const Step& step, const char* edges, Value v) {
+  const char* from = step.tensor;
   const int64_t stride = step.stride;
-  if (edges && step.tensor_dtype == kFloat)
-    return search(step.a, step.n, v.f, [&](int k) { return reinterpret_cast<const float*>(edges)[k]; });
-  switch (step.tensor_dtype) {
-    case kFloat: case kHalf: case kBFloat16:
-      return search(step.a, step.n, v.f, [&](int k) { return load_value(boundaries + k * stride, step.tensor_dtype).f; });
-    case kDouble: return search(step.a, step.n, v.d, [&](int k) { return load_as<double>(boundaries + k * stride); });
-    default: return search(step.a, step.n, v.i, [&](int k) { return load_value(boundaries + k * stride, step.tensor_dtype).i; });
-  }
+  const int dtype = step.tensor_dtype;
+  if (edges) return search(step.a, step.n, v.f, [&](int k) { return reinterpret_cast<const float*>(edges)[k]; });
+  if (dtype == kDouble) return search(step.a, step.n, v.d, [&](int k) { return load_as<double>(from + k * stride); });
+  if (is_floating(dtype)) return search(step.a, step.n, v.f, [&](int k) { return load_value(from + k * stride, dtype).f; });
+  return search(step.a, step.n, v.i, [&](int k) { return load_value(from + k * stride, dtype).i; });
 }
 
 // Quotient and remainder by a constant: the product with floor(2^64 / |a|) is off by at most one.
@@ -104,6 +102,9 @@ FXOPT_DEVICE Value number(int64_t bits) {
   return v;
 }
 
+// Operands of half precision are floats.
+FXOPT_DEVICE int operand_dtype(int dtype) { return is_floating(dtype) && dtype != kDouble ? kFloat : dtype; }
+
 FXOPT_DEVICE bool holds(const Step& step, Value saved, int dtype) {
   const Value a = number(step.a);
   if (!is_floating(dtype)) return compare(step.compare, saved.i, a.i);
@@ -124,36 +125,41 @@ FXOPT_DEVICE Value add(Value v, Value more, int dtype) {
   return v;
 }
 
-// The value at (row, lane) after the program; `dtype` becomes its dtype.
-template <class L>
-FXOPT_DEVICE Value evaluate(const L& launch, const Record& record, const char* edges, int64_t row, int64_t lane, int& dtype) {
-  Value v = load(launch, record.ids, row, lane), saved = v;
-  dtype = record.ids.dtype;
+struct Outcome {
+  Value v;
+  bool counts;  // false: a KEEP says that the lane does not
+};
+
+// Runs a program on one value. `k` is the lane, or the inner row, that ADD_TENSOR reads.
+__device__ __noinline__ Outcome run_steps(const Step* steps, int n, Value v, int dtype, int64_t k, const char* edges, int edges_step) {
+  Value saved = v;
   int saved_dtype = dtype;
-  for (int s = 0; s < record.n_steps; s++) {
-    const Step& step = launch.head.steps[record.steps_at + s];
-    if (step.op == kSave) {
-      saved = v;
-      saved_dtype = dtype;
-      continue;
-    }
-    if (step.op == kBucketize) {
-      v.i = bucketize(step, reinterpret_cast<const char*>(launch.words[step.word]), s == record.edges ? edges : nullptr, v);
-    } else {
-      v = cast(v, dtype, step.dtype);
-      if (step.op == kWhere) {
-        if (holds(step, saved, saved_dtype)) v = number(step.b);
-      } else if (step.op == kAddTensor) {
-        const int64_t k = step.b ? row % record.ids.inner : lane;  // one value a row of the inner dim, or a lane
-        const char* from = reinterpret_cast<const char*>(launch.words[step.word]) + k * step.stride;
-        v = add(v, cast(load_value(from, step.tensor_dtype), step.tensor_dtype, step.dtype), step.dtype);
-      } else if (step.op != kCast) {
-        v = arithmetic(step, v);
-      }
+  bool counts = true;
+  for (int s = 0; s < n; s++) {
+    const Step& step = steps[s];
+    switch (step.op) {
+      case kSave:
+        saved = v;
+        saved_dtype = dtype;
+        continue;
+      case kKeep: counts &= holds(step, v, dtype); continue;
+      case kBucketize: v.i = bucketize(step, s == edges_step ? edges : nullptr, v); break;
+      default:
+        v = cast(v, dtype, step.dtype);
+        if (step.op == kWhere) v = holds(step, saved, saved_dtype) ? cast(number(step.b), operand_dtype(step.dtype), step.dtype) : v;
+        else if (step.op == kAddTensor) v = add(v, cast(load_value(step.tensor + k * step.stride, step.tensor_dtype), step.tensor_dtype, step.dtype), step.dtype);
+        else if (step.op != kCast) v = arithmetic(step, v);
     }
     dtype = step.dtype;
   }
-  return v;
+  return {v, counts};
+}
+
+FXOPT_DEVICE Outcome evaluate(const Launch& launch, const Values& values, const char* edges, int64_t row, int64_t lane) {
+  const Value v = load(launch, values.view, row, lane);
+  if (values.n_steps == 0) return {v, true};
+  const int64_t k = values.view.inner ? row % values.view.inner : lane;
+  return run_steps(launch.steps + values.steps_at, values.n_steps, v, values.view.dtype, k, edges, values.edges);
 }
 
 }  // namespace fxopt::cuda

@@ -6,58 +6,71 @@
 
 namespace fxopt::cuda {
 
-// value(row, lane) of a Source. `word` is where the launch holds its tensor's pointer; strides are in bytes.
+// value(row, lane) of a Source. `word` is where the launch holds its tensor's pointer, -1: none. Strides are in bytes.
 struct View {
   int32_t word, dtype;
   int64_t offset;
   int64_t row_stride, inner_stride, lane_stride;
-  int64_t inner;  // rows = (row / inner, row % inner); 0: one row dim
+  int64_t inner;  // row = (row / inner, row % inner); 0: one row dim
 };
 
-enum Kind : int8_t { kValues, kRows, kConvert, kBags, kBagsAny };  // see gather.cuh and pool.cuh
-enum RecordFlag : uint8_t {  // beyond layout.h's, which keep their bits
-  kAccurate = 16,  // sums in fp64
-  kDense = 32,     // a padded bag: NaN wins a maximum
+// A source and an index program over it.
+struct Values {
+  View view;
+  int32_t steps_at, n_steps;
+  int32_t edges;  // the step whose boundaries a warp keeps in shared memory, -1: none
+  int32_t dtype;  // of the result
+};
+
+enum Kind : int8_t { kCopy, kRows, kConvert, kBags, kBagsAny };  // see gather.cuh and pool.cuh
+enum RecordFlag : int32_t {  // beyond layout.h's, which keep their bits
+  kAccurate = 1 << 16,  // arithmetic in fp64
+  kDense = 1 << 17,     // a padded bag: NaN wins a maximum
+  kDivides = 1 << 18,
+  kHasLengths = 1 << 19,
+  kHasWeights = 1 << 20,
 };
 
 // One column. Those of one output slot follow each other by `next`, in plan order.
 struct Record {
-  View ids;
+  Values ids;
   const char* table;
   int64_t table_rows, table_stride, column_stride;
   int64_t dim, lanes, padding;
   int64_t out_offset, out_stride;  // bytes
-  int32_t out_word, steps_at, n_steps, index, next, extra;
-  int32_t edges;                // the step whose boundaries a warp keeps in shared memory, -1: none
-  uint32_t chunks, chunk_magic;  // per table row, and ceil(2^32 / chunks)
-  uint8_t chunk_bytes, table_dtype, out_dtype, flags;
-  int8_t kind, pool, group_log2, unused;  // kBags: 2^group_log2 lanes cover a row
+  int32_t out_word, flags, index, next, extra;
+  uint32_t chunks, chunk_magic;  // chunks of a table row, and ceil(2^32 / chunks)
+  uint8_t chunk_bytes, table_dtype, out_dtype, group_log2;  // kBags: 2^group_log2 lanes cover a row
+  int8_t kind, pool, masked, unused[5];
 };
 
-struct Extras {
-  View weights, divisor;                       // word -1: none
-  int64_t offsets_stride;                      // bytes
+// What few columns have.
+struct Rare {
+  View weights;
+  Values divisor, lengths;
+  double masked_value;
+  int64_t offsets_stride;  // bytes
   int32_t offsets_word, offsets_dtype, segment, bounds_word;  // words [bounds] number of ids, [bounds + 1] of offsets
 };
 
 // An instruction with its operands in the type they are used in: int64, float bits or double bits.
 struct Step {
   uint8_t op, dtype, compare, tensor_dtype;
-  int32_t word;    // of boundaries or of an added tensor
-  int64_t a, b;
-  uint64_t magic;  // floor(2^64 / |a|) of an integer division
-  int64_t stride, n;
+  int32_t n;           // boundaries
+  const char* tensor;  // boundaries, or what ADD_TENSOR adds
+  int64_t stride, a, b;
+  uint64_t magic;      // floor(2^64 / |a|) of an integer division
 };
 
 // Units (chains of records) that share their number of rows and the way warps cover them: items [first_item, ...).
 struct Segment {
-  int64_t rows, positions;  // positions = rows * lanes, of columns without a bag
+  int64_t rows, positions;  // positions = rows * lanes; 0: bags
   int32_t first_item, first_unit, units;
-  int32_t span;  // positions an item covers, a multiple of 32; or lanes of a warp that cover a bag
+  int32_t span;  // positions an item covers, a multiple of 32; or lanes of a warp that share a bag
 };
 
 enum Mode : int32_t { kRaise, kClamp, kUnchecked };
-enum FailureKind : int32_t { kNone_, kBadId, kBadOffsets };
+enum FailureKind : int32_t { kNoFailure, kBadId, kBadOffsets };
 
 struct Failure {
   int32_t kind, column;
@@ -66,30 +79,25 @@ struct Failure {
 
 // In device memory; `report` is in host memory that the device can write.
 struct Errors {
-  unsigned long long key;  // the smallest (column, row) reported so far, plus 1; 0: none
-  unsigned int lock;
+  unsigned long long key;  // of the first (column, row) reported so far, plus 1; 0: none
   unsigned long long clamped;
   Failure* report;
+  unsigned int lock;
 };
 
 constexpr int kSegments = 12, kWarps = 8, kEdgeBytes = 1024;
-constexpr int kFewWords = 384, kManyWords = 3968;  // launch parameters of under 4 KB and under 32 KB
+constexpr int kWords = 3968;  // launch parameters end at 32,764 bytes
 
-struct LaunchHead {
+struct Launch {
   const Record* records;
-  const Extras* extras;
+  const Rare* rares;
   const Step* steps;
   Errors* errors;
   int64_t plan;
   int32_t mode, items, n_segments, unused;
   Segment segments[kSegments];
+  int64_t words[kWords];  // pointers of inputs and outputs, sizes of bags
 };
-
-template <int WORDS>
-struct Launch {
-  LaunchHead head;
-  int64_t words[WORDS];  // pointers of tensors and outputs, sizes of bags
-};
-static_assert(sizeof(Launch<kFewWords>) <= 4096 && sizeof(Launch<kManyWords>) <= 32764);
+static_assert(sizeof(Launch) <= 32764);
 
 }  // namespace fxopt::cuda

@@ -114,7 +114,7 @@ struct Resolver {
       view.inner = array.sizes[source.row1];
       view.inner_stride = array.strides[source.row1] * size;
       found.rows *= view.inner;
-      if (view.inner * view.inner_stride == view.row_stride && !added_by_row(column)) {
+      if (view.inner * view.inner_stride == view.row_stride && !adds(column)) {
         view.row_stride = view.inner_stride;
         view.inner = 0;
       }
@@ -131,66 +131,59 @@ struct Resolver {
     return found;
   }
 
-  bool added_by_row(const Column& column) const {
-    bool any = false;
-    for (int s = 0; s < column.program_size; s++) any |= plan.instrs[column.program_at + s].op == kAddTensor;
-    return any && column.source.lane < 0;
+  bool adds(const Column& column) const {
+    for (int s = 0; s < column.program_size; s++)
+      if (plan.instrs[column.program_at + s].op == kAddTensor) return true;
+    return false;
   }
 
-  // Appends the column's program and gives the dtype of its values; `inner` is what ADD_TENSOR's k runs over.
-  int program(const Column& column, int dtype, int64_t inner, std::vector<Step>& steps, int& edges) {
-    int saved = dtype;
-    for (int s = 0; s < column.program_size; s++) {
-      const Instr& instr = plan.instrs[column.program_at + s];
+  // A source with its program, whose steps are appended. `counted`: the value is a count of lanes, and has no source.
+  Values values(const Column& column, const View& view, int at, int size, int64_t inner, bool counted, std::vector<Step>& steps) {
+    Values found{view, int32_t(steps.size()), size, -1, counted ? kInt64 : view.dtype};
+    int saved = found.dtype;
+    for (int s = 0; s < size; s++) {
+      const Instr& instr = plan.instrs[at + s];
       Step step{};
       step.op = instr.op;
-      step.dtype = instr.dtype;
+      step.dtype = instr.op == kSave || instr.op == kKeep ? uint8_t(found.dtype) : instr.dtype;
       step.compare = instr.compare;
+      step.a = operand(instr.a, instr.kinds & 1, instr.op == kBucketize ? kInt64 : instr.op == kWhere ? saved : step.dtype);
       if (instr.op == kSave) {
-        saved = dtype;
-        step.dtype = uint8_t(dtype);
-      } else if (instr.op == kBucketize) {
-        const Array& edge = boundaries(column, instr, dtype);
-        step.word = words.tensor(request, instr.tensor);
-        step.tensor_dtype = uint8_t(edge.dtype);
-        step.a = operand(instr.a, instr.kinds & 1, kInt64);
-        step.n = edge.sizes[0];
-        step.stride = edge.strides[0] * bytes_of(edge.dtype);
-        if (edges < 0 && edge.dtype == kFloat && step.n * 4 <= kEdgeBytes) edges = s;
+        saved = found.dtype;
       } else if (instr.op == kWhere) {
-        step.a = operand(instr.a, instr.kinds & 1, saved);
         step.b = operand(instr.b, instr.kinds & 2, instr.dtype);
+      } else if (instr.op == kBucketize) {
+        const Array& edges = vector(column, instr.tensor, step);
+        if (edges.dtype != found.dtype) fail("column %d: values and boundaries must have one dtype", column.index);
+        if (found.edges < 0 && edges.dtype == kFloat && step.n * 4 <= kEdgeBytes) found.edges = s;
       } else if (instr.op == kAddTensor) {
-        const Array& added = tensor(column, instr.tensor);
-        if (added.dim != 1 || added.sizes[0] != inner) fail("column %d: the added tensor must be 1-D with one value per lane", column.index);
-        step.word = words.tensor(request, instr.tensor);
-        step.tensor_dtype = uint8_t(added.dtype);
-        step.stride = added.strides[0] * bytes_of(added.dtype);
-        step.b = column.source.lane < 0 && column.source.row1 >= 0;
-      } else {
-        constants(instr, step);
+        if (vector(column, instr.tensor, step).sizes[0] != inner) fail("column %d: the added tensor must have one value per lane", column.index);
+      } else if (instr.op == kDiv) {
+        step.a = reciprocal(step.a, instr.dtype);
+      } else if (instr.op == kRemainder || instr.op == kFmod || instr.op == kFloorDivide) {
+        step.magic = magic(column, step.a);
       }
-      dtype = step.dtype;
+      found.dtype = step.dtype;
       steps.push_back(step);
     }
-    return dtype;
+    return found;
   }
 
  private:
-  const Array& boundaries(const Column& column, const Instr& instr, int dtype) const {
-    const Array& edge = tensor(column, instr.tensor);
-    if (edge.dim != 1 || edge.dtype != dtype) fail("column %d: boundaries must be 1-D and of the dtype of the values", column.index);
-    if (edge.sizes[0] > INT32_MAX) fail("column %d: too many boundaries", column.index);
-    return edge;
+  const Array& vector(const Column& column, int64_t index, Step& step) const {
+    const Array& array = tensor(column, index);
+    if (array.dim != 1 || array.sizes[0] > INT32_MAX) fail("column %d: tensor %lld must be 1-D", column.index, (long long)index);
+    step.tensor = array.data;
+    step.tensor_dtype = uint8_t(array.dtype);
+    step.n = int32_t(array.sizes[0]);
+    step.stride = array.strides[0] * bytes_of(array.dtype);
+    return array;
   }
 
-  static void constants(const Instr& instr, Step& step) {
-    step.a = operand(instr.a, instr.kinds & 1, instr.dtype);
-    if (instr.op == kDiv) step.a = reciprocal(step.a, instr.dtype);
-    if (instr.op != kRemainder && instr.op != kFmod && instr.op != kFloorDivide) return;
-    const uint64_t a = step.a < 0 ? 0 - uint64_t(step.a) : uint64_t(step.a);
-    if (a == 0) fail("division by zero in an index program");
-    step.magic = a == 1 ? ~uint64_t(0) : uint64_t((static_cast<unsigned __int128>(1) << 64) / a);
+  static uint64_t magic(const Column& column, int64_t signed_a) {
+    const uint64_t a = signed_a < 0 ? 0 - uint64_t(signed_a) : uint64_t(signed_a);
+    if (a == 0) fail("column %d: division by zero", column.index);
+    return a == 1 ? ~uint64_t(0) : uint64_t((static_cast<unsigned __int128>(1) << 64) / a);
   }
 
   static int64_t reciprocal(int64_t bits, int dtype) {

@@ -20,6 +20,7 @@ struct Value {
 
 __host__ FXOPT_DEVICE bool is_floating(int dtype) { return dtype == kFloat || dtype == kDouble || dtype == kHalf || dtype == kBFloat16; }
 
+#ifdef __CUDACC__
 FXOPT_DEVICE float half_to_float(uint16_t bits) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
@@ -30,12 +31,13 @@ FXOPT_DEVICE uint16_t float_to_half(float x) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
   return bits;
 }
-FXOPT_DEVICE float bfloat16_to_float(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
 FXOPT_DEVICE uint16_t float_to_bfloat16(float x) {
   uint16_t bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
   return bits;
 }
+#endif
+FXOPT_DEVICE float bfloat16_to_float(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
 
 template <class T>
 FXOPT_DEVICE T load_as(const char* from) { return __ldg(reinterpret_cast<const T*>(from)); }
@@ -154,16 +156,11 @@ __host__ FXOPT_DEVICE int size_of(int dtype) {
   }
 }
 
-template <class L>
-FXOPT_DEVICE const char* address(const L& launch, const View& view, int64_t row, int64_t lane) {
+FXOPT_DEVICE Value load(const Launch& launch, const View& view, int64_t row, int64_t lane) {
   const char* data = reinterpret_cast<const char*>(launch.words[view.word]) + view.offset + lane * view.lane_stride;
-  if (view.inner == 0) return data + row * view.row_stride;
-  return data + (row / view.inner) * view.row_stride + (row % view.inner) * view.inner_stride;
-}
-
-template <class L>
-FXOPT_DEVICE Value load(const L& launch, const View& view, int64_t row, int64_t lane) {
-  return load_value(address(launch, view, row, lane), view.dtype);
+  if (view.inner) data += (row / view.inner) * view.row_stride + (row % view.inner) * view.inner_stride;
+  else data += row * view.row_stride;
+  return load_value(data, view.dtype);
 }
 
 }  // namespace fxopt::cuda

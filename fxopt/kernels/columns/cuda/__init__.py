@@ -1,0 +1,81 @@
+"""fxopt::columns for CUDA tensors: loading, and what happens to ids outside their table.
+
+The kernel never follows a bad id and never asserts. "raise" (the default) writes a row of NaN and a note of the first
+bad id, which the next call of fxopt::columns on that device, or :func:`check`, raises as the CPU would have; "clamp"
+takes the nearest row and counts; "unchecked" trusts the ids, and is for ids that are proved good.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import torch
+
+from ...build import Library
+from ...build import build as build_cpp
+from ...cuda_build import CudaLibrary, arch_of, build
+
+_HERE = Path(__file__).parent
+_SHARED = (_HERE.parent / "layout.h", _HERE.parent / "entry.h")
+KERNEL = CudaLibrary(
+    "fxopt_columns_cuda",
+    source=_HERE / "columns.cu",
+    headers=(*sorted((*_HERE.glob("*.cuh"), *_HERE.glob("*.h"))), *_SHARED),
+    flags=("-fmad=false",),  # a program's float steps round one by one; an FMA is only where the source says so
+)
+WRAPPER = Library(
+    "fxopt_columns_torch_cuda",
+    sources=(_HERE / "torch.cpp",),
+    headers=_SHARED,
+    cflags=("-O2", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020b000000000000"),
+)
+MODES = ("raise", "clamp", "unchecked")
+_kernel: ctypes.CDLL | None = None
+
+
+def load() -> None:
+    """Builds where needed, and registers the kernel of the current device's architecture.
+
+    Raises:
+        BuildError, OSError: there is no nvcc, or a library cannot be made or loaded.
+    """
+    global _kernel
+    if _kernel is not None:
+        return
+    kernel = ctypes.CDLL(str(build(KERNEL, arch_of(torch.cuda.get_device_capability()))))
+    wrapper_path = build_cpp(WRAPPER)
+    torch.ops.load_library(wrapper_path)
+    torch_cuda = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+    kernel.fxopt_cuda_failure.restype = ctypes.c_bool
+    addresses = (kernel.fxopt_cuda_columns, kernel.fxopt_cuda_failure, torch_cuda.aoti_torch_get_current_cuda_stream)
+    ctypes.CDLL(str(wrapper_path)).fxopt_cuda_bind(*(ctypes.cast(f, ctypes.c_void_p) for f in addresses))
+    kernel.fxopt_cuda_blocking(os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
+    _kernel = kernel
+
+
+def bad_ids(mode: str) -> None:
+    """What calls from now on do with a bad id: "raise", "clamp" or "unchecked"."""
+    if mode not in MODES:
+        raise ValueError(f"bad_ids: expected one of {MODES}, found {mode!r}")
+    load()
+    assert _kernel is not None
+    _kernel.fxopt_cuda_mode(MODES.index(mode))
+
+
+def clamped(device: int = 0) -> int:
+    """How many ids "clamp" has moved so far. Waits for the device."""
+    load()
+    assert _kernel is not None
+    _kernel.fxopt_cuda_clamped.restype = ctypes.c_longlong
+    return int(_kernel.fxopt_cuda_clamped(device))
+
+
+def failure(device: int = 0) -> str | None:
+    """Takes what the last launches reported, in the kernel's words; waits for the device."""
+    if _kernel is None:
+        return None
+    torch.cuda.synchronize(device)
+    text = ctypes.create_string_buffer(256)
+    return text.value.decode() if _kernel.fxopt_cuda_failure(device, text) else None

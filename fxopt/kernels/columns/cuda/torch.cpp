@@ -1,0 +1,83 @@
+// fxopt::columns for CUDA tensors, through torch's stable ABI. The kernels are in another library, which nvcc makes: it
+// is handed over by `fxopt_cuda_bind`, so that this file compiles and loads without CUDA.
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "../entry.h"
+
+namespace fxopt {
+
+struct Bound {
+  bool (*columns)(const Request*, void* stream, int device, char* text) = nullptr;
+  bool (*failure)(int device, char* text) = nullptr;
+  AOTITorchError (*current_stream)(int32_t device, void** stream) = nullptr;
+};
+static Bound bound;
+
+using torch::stable::Tensor;
+
+struct Results {
+  std::vector<Tensor> tensors;
+  int device;
+};
+
+static Array as_array(const Tensor& tensor) {
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  int32_t dtype;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return {static_cast<char*>(tensor.data_ptr()), sizes.data(), strides.data(), int32_t(sizes.size()), dtype};
+}
+
+static std::vector<Array> as_arrays(const std::vector<Tensor>& tensors, int device) {
+  std::vector<Array> arrays;
+  arrays.reserve(tensors.size());
+  for (const Tensor& tensor : tensors) {
+    STD_TORCH_CHECK(tensor.get_device_index() == device, "fxopt.columns: tensors on several devices: cuda:", device, " and ", tensor.get_device_index());
+    arrays.push_back(as_array(tensor));
+  }
+  return arrays;
+}
+
+static char* allocate(void* context, int64_t rows, int64_t width, int32_t dtype) {
+  auto& results = *static_cast<Results*>(context);
+  const int64_t sizes[2] = {rows, width}, strides[2] = {width > 1 ? width : 1, 1};
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(2, sizes, strides, dtype, aoti_torch_device_type_cuda(), results.device, &handle));
+  results.tensors.emplace_back(handle);
+  return static_cast<char*>(results.tensors.back().data_ptr());
+}
+
+std::vector<Tensor> columns(const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan) {
+  STD_TORCH_CHECK(bound.columns != nullptr, "fxopt.columns: no CUDA library was bound");
+  Results results{{}, tables.empty() ? tensors.at(0).get_device_index() : tables[0].get_device_index()};
+  const int device = results.device;
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  const std::vector<Array> inputs = as_arrays(tensors, device), weights = as_arrays(tables, device);
+  const Array words = as_array(plan);
+  STD_TORCH_CHECK(plan.is_cpu() && words.dtype == kInt64 && words.dim == 1 && plan.is_contiguous(),
+                  "fxopt.columns: the plan must be a contiguous 1-D int64 tensor on the CPU");
+  void* stream;
+  TORCH_ERROR_CODE_CHECK(bound.current_stream(device, &stream));
+  const Request request{inputs.data(), weights.data(), int64_t(inputs.size()), int64_t(weights.size()),
+                        reinterpret_cast<const int64_t*>(words.data), words.sizes[0], allocate, &results};
+  char text[256];
+  if (!bound.columns(&request, stream, device, text)) throw std::runtime_error(text);
+  results.tensors.erase(results.tensors.begin() + reinterpret_cast<const Header*>(words.data)->n_outputs, results.tensors.end());
+  return std::move(results.tensors);
+}
+
+}  // namespace fxopt
+
+#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
+FXOPT_EXPORT void fxopt_cuda_bind(void* columns, void* failure, void* current_stream) {
+  fxopt::bound.columns = reinterpret_cast<decltype(fxopt::Bound::columns)>(columns);
+  fxopt::bound.failure = reinterpret_cast<decltype(fxopt::Bound::failure)>(failure);
+  fxopt::bound.current_stream = reinterpret_cast<decltype(fxopt::Bound::current_stream)>(current_stream);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(fxopt, CUDA, m) { m.impl("columns", TORCH_BOX(&fxopt::columns)); }

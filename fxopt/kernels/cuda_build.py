@@ -1,0 +1,98 @@
+"""Compiles a CUDA library with nvcc and caches it, next to the C++ libraries and by the same scheme (build.py).
+
+Its sources include no torch header: 5 CPU-seconds an architecture, where one such header costs 60.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from .build import BuildError, cache_dir, locked
+
+_FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-shared", "--cudart=static")
+
+
+@dataclass(frozen=True)
+class CudaLibrary:
+    """One .cu file and what it includes."""
+
+    name: str
+    source: Path
+    headers: tuple[Path, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    def key(self, arch: str, compiler: str) -> str:
+        digest = hashlib.sha256()
+        for part in (self.name, arch, compiler, *_FLAGS, *self.flags):
+            digest.update(part.encode() + b"\0")
+        for path in sorted((self.source, *self.headers)):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        return digest.hexdigest()[:16]
+
+
+def arch_of(capability: tuple[int, int]) -> str:
+    """nvcc's name of a device: (8, 0) is sm_80, and (9, 0) sm_90a, with the instructions only Hopper has."""
+    major, minor = capability
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
+@functools.cache
+def nvcc() -> Path | None:
+    """CUDACXX, else CUDA_HOME's, else the one on PATH, else the usual place."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    places = (os.environ.get("CUDACXX"), home and f"{home}/bin/nvcc", "nvcc", "/usr/local/cuda/bin/nvcc")
+    found = next((path for place in places if place and (path := shutil.which(place))), None)
+    return Path(found).resolve() if found else None
+
+
+def command(library: CudaLibrary, arch: str, output: Path, *more: str) -> list[str]:
+    """The compiler's command line.
+
+    Raises:
+        BuildError: there is no nvcc.
+    """
+    compiler = nvcc()
+    if compiler is None:
+        raise BuildError("no CUDA compiler: nvcc is not on PATH (set CUDA_HOME or CUDACXX)")
+    number = arch.removeprefix("sm_")
+    target = f"-gencode=arch=compute_{number},code={arch}"  # -arch=sm_90a would also make a plain sm_90
+    return [str(compiler), *_FLAGS, *library.flags, target, *more, "-o", str(output), str(library.source)]
+
+
+def build(library: CudaLibrary, arch: str) -> Path:
+    """The path of the compiled library, compiling it when it is not cached.
+
+    Raises:
+        BuildError: no nvcc, no place to write, or nvcc failed.
+    """
+    compiler = nvcc()
+    if compiler is None:
+        prebuilt = sorted(cache_dir().glob(f"{library.name}-{arch}-*/{library.name}.so"))
+        if prebuilt:
+            return prebuilt[0]
+    stat = compiler.stat() if compiler else None
+    identity = f"{compiler} {stat.st_size} {stat.st_mtime_ns}" if stat else ""
+    target = cache_dir() / f"{library.name}-{arch}-{library.key(arch, identity)}"
+    built = target / f"{library.name}.so"
+    if built.exists():
+        return built
+    try:
+        with locked(library.name) as folder:
+            if not target.exists():
+                _run(command(library, arch, folder / built.name))
+                os.rename(folder, target)
+    except OSError as error:
+        raise BuildError(f"cannot write the kernel cache {cache_dir()}: {error}") from error
+    return built
+
+
+def _run(words: list[str]) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(f"nvcc failed: {' '.join(words)}\n{done.stdout}{done.stderr}")

@@ -1,0 +1,221 @@
+// CUDA on the CPU, for tests: a .cu compiled as C++ with this header in place of CUDA's.
+//
+// A CUDA thread is a fiber, a block is run at a time. Warp collectives and barriers rendezvous: a fiber that reaches one
+// waits until all that must take part are there, and threads at different ones, or some that never come, stop the run
+// with a message. Which fiber runs next is drawn from a seed, so an order that only works by luck fails for some seed.
+// Loads through __ldg must lie within memory that the test named, and fresh memory holds poison.
+#pragma once
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#define __device__
+#define __host__
+#define __global__
+#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
+#define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+struct uint4 { unsigned x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct dim3 {
+  unsigned x, y = 1, z = 1;
+  dim3(unsigned x = 1) : x(x) {}
+};
+
+namespace shim {
+
+inline std::map<const char*, size_t> named;  // memory that may be read
+inline std::string problem;                  // the first one of a run
+inline uint64_t seed = 0;
+
+inline void complain(const std::string& what) {
+  if (problem.empty()) problem = what;
+}
+
+inline bool readable(const void* at, size_t bytes) {
+  auto after = named.upper_bound(static_cast<const char*>(at));
+  if (after == named.begin()) return false;
+  --after;
+  return static_cast<const char*>(at) + bytes <= after->first + after->second;
+}
+
+enum State { kReady, kAtWarp, kAtBlock, kDone };
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  State state;
+  const char* where;  // the collective it waits at
+  uint64_t given, taken[32];
+};
+
+struct Scheduler {
+  static constexpr size_t kStack = 256 * 1024;
+  std::vector<Fiber> fibers;
+  ucontext_t main;
+  int current = 0;
+  std::mt19937_64 random;
+  std::function<void()> body;
+
+  static Scheduler& it() {
+    static Scheduler scheduler;
+    return scheduler;
+  }
+
+  static void enter() {
+    Scheduler& s = it();
+    s.body();
+    s.fibers[s.current].state = kDone;
+    swapcontext(&s.fibers[s.current].context, &s.main);
+  }
+
+  void run_block(int threads) {
+    while (int(fibers.size()) < threads) {
+      fibers.emplace_back();
+      fibers.back().stack.reset(new char[kStack]);
+    }
+    for (int t = 0; t < threads; t++) {
+      getcontext(&fibers[t].context);
+      fibers[t].context.uc_stack = {fibers[t].stack.get(), 0, kStack};
+      fibers[t].context.uc_link = &main;
+      makecontext(&fibers[t].context, &enter, 0);
+      fibers[t].state = kReady;
+    }
+    std::vector<int> ready;
+    for (;;) {
+      ready.clear();
+      int done = 0;
+      for (int t = 0; t < threads; t++) {
+        if (fibers[t].state == kReady) ready.push_back(t);
+        done += fibers[t].state == kDone;
+      }
+      if (done == threads || !problem.empty()) return;
+      if (ready.empty()) return complain("deadlock: threads wait for others that never come");
+      std::shuffle(ready.begin(), ready.end(), random);
+      for (int t : ready) {
+        if (fibers[t].state != kReady) continue;
+        current = t;
+        swapcontext(&main, &fibers[t].context);
+        release(threads);
+        if (!problem.empty()) return;
+      }
+    }
+  }
+
+  // Lets go whoever is complete: a warp at one collective, or a block at one barrier.
+  void release(int threads) {
+    const int warp = current / 32 * 32;
+    if (fibers[current].state == kAtWarp) {
+      for (int t = warp; t < warp + 32; t++)
+        if (fibers[t].state != kAtWarp) return;
+      for (int t = warp; t < warp + 32; t++)
+        if (strcmp(fibers[t].where, fibers[warp].where)) return complain(std::string("threads of a warp at ") + fibers[t].where + " and " + fibers[warp].where);
+      for (int t = warp; t < warp + 32; t++)
+        for (int k = 0; k < 32; k++) fibers[t].taken[k] = fibers[warp + k].given;
+      for (int t = warp; t < warp + 32; t++) fibers[t].state = kReady;
+    } else if (fibers[current].state == kAtBlock) {
+      for (int t = 0; t < threads; t++)
+        if (fibers[t].state != kAtBlock) return;
+      for (int t = 0; t < threads; t++) fibers[t].state = kReady;
+    }
+  }
+
+  const uint64_t* meet(State at, const char* where, uint64_t given) {
+    Fiber& fiber = fibers[current];
+    fiber.state = at;
+    fiber.where = where;
+    fiber.given = given;
+    swapcontext(&fiber.context, &main);
+    return fiber.taken;
+  }
+};
+
+template <class T>
+inline uint64_t bits(T x) {
+  uint64_t b = 0;
+  memcpy(&b, &x, sizeof x);
+  return b;
+}
+template <class T>
+inline T from_bits(uint64_t b) {
+  T x;
+  memcpy(&x, &b, sizeof x);
+  return x;
+}
+
+struct ThreadIndex {
+  operator unsigned() const { return unsigned(Scheduler::it().current); }
+};
+struct Index {
+  ThreadIndex x;
+};
+
+}  // namespace shim
+
+inline shim::Index threadIdx;
+inline dim3 blockIdx, gridDim;
+
+inline const uint64_t* shim_warp(unsigned mask, const char* where, uint64_t given) {
+  if (mask != 0xffffffffu) shim::complain("a collective of part of a warp");
+  return shim::Scheduler::it().meet(shim::kAtWarp, where, given);
+}
+inline int shim_lane() { return shim::Scheduler::it().current & 31; }
+
+template <class T>
+T __shfl_sync(unsigned mask, T x, int from, int width = 32) {
+  const int lane = (shim_lane() & ~(width - 1)) | (from & (width - 1));
+  return shim::from_bits<T>(shim_warp(mask, "shfl", shim::bits(x))[lane]);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T x, int with) {
+  return shim::from_bits<T>(shim_warp(mask, "shfl_xor", shim::bits(x))[shim_lane() ^ with]);
+}
+inline unsigned __ballot_sync(unsigned mask, bool x) {
+  const uint64_t* all = shim_warp(mask, "ballot", x);
+  unsigned votes = 0;
+  for (int k = 0; k < 32; k++) votes |= unsigned(all[k] != 0) << k;
+  return votes;
+}
+inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
+inline void __syncwarp() { shim_warp(0xffffffffu, "syncwarp", 0); }
+inline void __syncthreads() { shim::Scheduler::it().meet(shim::kAtBlock, "syncthreads", 0); }
+
+template <class T>
+T __ldg(const T* from) {
+  if (shim::readable(from, sizeof(T))) return *from;
+  shim::complain("a load outside every tensor");
+  return T{};
+}
+
+// Fibers change places only at collectives, so plain reads and writes between two are atomic.
+template <class T>
+T atomicAdd(T* at, T x) { T old = *at; *at += x; return old; }
+template <class T>
+T atomicCAS(T* at, T expected, T x) { T old = *at; if (old == expected) *at = x; return old; }
+template <class T>
+T atomicExch(T* at, T x) { T old = *at; *at = x; return old; }
+inline void __threadfence() {}
+inline void __threadfence_system() {}
+
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return uint64_t(static_cast<unsigned __int128>(a) * b >> 64); }
+inline float __uint_as_float(unsigned x) { return shim::from_bits<float>(x); }
+
+#include "half.h"
+#include "host_api.h"

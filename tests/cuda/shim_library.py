@@ -1,0 +1,130 @@
+"""The CUDA kernel compiled for the CPU (shim/), and calls of it on ordinary tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fxopt.kernels.columns.encode import DTYPES, encode
+from fxopt.kernels.columns.plan import Plan
+
+CUDA = Path(__file__).resolve().parents[2] / "fxopt/kernels/columns/cuda"
+SHIM = Path(__file__).with_name("shim")
+GUARD = 64  # bytes around every output that nobody may write
+POISON = 0xC7
+_NAMES = {code: getattr(torch, name) for name, code in DTYPES.items()}
+
+
+class Array(ctypes.Structure):
+    """layout.h's Array."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("dim", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+    ]
+
+
+ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
+
+
+class Request(ctypes.Structure):
+    """entry.h's Request."""
+
+    _fields_ = [
+        ("tensors", ctypes.POINTER(Array)),
+        ("tables", ctypes.POINTER(Array)),
+        ("n_tensors", ctypes.c_int64),
+        ("n_tables", ctypes.c_int64),
+        ("words", ctypes.c_void_p),
+        ("n_words", ctypes.c_int64),
+        ("allocate", ALLOCATE),
+        ("context", ctypes.c_void_p),
+    ]
+
+
+class ShimError(Exception):
+    """What the shim found: a load outside every tensor, a deadlock, a write outside an output, a byte nobody wrote."""
+
+
+def compile_shim(folder: Path, source: Path = CUDA / "columns.cu") -> Path:
+    """Builds `source` with the host compiler, with shim/ in place of CUDA's headers."""
+    output = folder / "shim.so"
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fvisibility=hidden"]
+    subprocess.run(["c++", *flags, f"-I{SHIM}", "-o", str(output), "-x", "c++", str(source)], check=True)
+    return output
+
+
+class Shim:
+    """One compiled library. `run` raises ShimError for what a GPU would not have told."""
+
+    def __init__(self, path: Path) -> None:
+        self.library = ctypes.CDLL(str(path))
+        self.library.fxopt_cuda_columns.restype = ctypes.c_bool
+        self.library.fxopt_cuda_failure.restype = ctypes.c_bool
+        self.library.fxopt_cuda_clamped.restype = ctypes.c_longlong
+
+    def run(self, tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Plan, seed: int = 0) -> list[Tensor]:
+        words, keep = encode(plan), list[object]()
+        memory: list[tuple[Tensor, tuple[int, int], torch.dtype]] = []
+
+        def allocate(_: object, rows: int, width: int, dtype: int) -> int:
+            size = rows * width * _NAMES[dtype].itemsize
+            memory.append((torch.full((size + 2 * GUARD,), POISON, dtype=torch.uint8), (rows, width), _NAMES[dtype]))
+            return memory[-1][0].data_ptr() + GUARD
+
+        named = [self._name(t) for t in (*tensors, *tables)]
+        callback = ALLOCATE(allocate)
+        request = Request(
+            *(_arrays(group, keep) for group in (tensors, tables)), len(tensors), len(tables),
+            words.data_ptr(), words.numel(), callback, None,
+        )  # fmt: skip
+        self.library.shim_seed(ctypes.c_uint64(seed))
+        text = ctypes.create_string_buffer(256)
+        ok = self.library.fxopt_cuda_columns(ctypes.byref(request), None, 0, text)
+        for pointer in named:
+            self.library.shim_forget(pointer)
+        if not ok:
+            raise RuntimeError(text.value.decode())
+        self.library.shim_problem(text)
+        if text.value:
+            raise ShimError(text.value.decode())
+        return [_checked(*one) for one in memory[: len(plan.widths)]]
+
+    def failure(self) -> str:
+        text = ctypes.create_string_buffer(256)
+        self.library.fxopt_cuda_failure(0, text)
+        return text.value.decode()
+
+    def mode(self, number: int) -> None:
+        self.library.fxopt_cuda_mode(number)
+
+    def _name(self, tensor: Tensor) -> ctypes.c_void_p:
+        storage = tensor.untyped_storage()
+        pointer = ctypes.c_void_p(storage.data_ptr())
+        if storage.nbytes():
+            self.library.shim_name(pointer, ctypes.c_size_t(storage.nbytes()))
+        return pointer
+
+
+def _arrays(tensors: Sequence[Tensor], keep: list[object]) -> ctypes.Array:
+    found = []
+    for t in tensors:
+        sizes, strides = ((ctypes.c_int64 * max(1, t.dim()))(*values) for values in (t.shape, t.stride()))
+        keep += [sizes, strides]
+        dtype = DTYPES[str(t.dtype).removeprefix("torch.")]
+        found.append(Array(t.data_ptr(), ctypes.addressof(sizes), ctypes.addressof(strides), t.dim(), dtype))
+    return (Array * max(1, len(found)))(*found)
+
+
+def _checked(memory: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    if (memory[:GUARD] != POISON).any() or (memory[-GUARD:] != POISON).any():
+        raise ShimError("a write outside the output")
+    return memory[GUARD:-GUARD].view(dtype).reshape(shape) if memory.numel() > 2 * GUARD else torch.empty(shape, dtype=dtype)

@@ -1,0 +1,146 @@
+"""The columns operator on a GPU, against the reference on the same GPU."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fxopt.kernels.columns import cuda, reference
+from fxopt.kernels.columns.encode import encode
+from fxopt.kernels.columns.errors import BadId, call_of, check
+from fxopt.kernels.columns.op import columns
+from fxopt.kernels.columns.plan import Column, Offsets, Plan, Source
+from tests.kernels.conftest import RandomCall
+from tests.kernels.test_columns_random import same_bits, slots
+
+pytestmark = pytest.mark.gpu
+KINDS = ("lookup", "lookup", "dense_pool", "bag", "copy", "more", "masked")
+RELATIVE = {torch.float32: 2e-5, torch.float64: 1e-12, torch.float16: 4e-3, torch.bfloat16: 4e-2}
+
+
+def on_gpu(seed: int, rows: int, n_columns: int = 12) -> RandomCall:
+    torch.manual_seed(seed)
+    call = RandomCall(random.Random(seed), rows).start()
+    for _ in range(n_columns):
+        getattr(call, call.rng.choice(KINDS))()
+    call.tensors = [t.cuda() for t in call.tensors]
+    call.tables = [t.cuda() for t in call.tables]
+    return call
+
+
+def assert_close(column, found, expected):
+    """Bits, or for reordered sums an error relative to the size of the values."""
+    if column.pool not in ("sum", "mean"):
+        assert same_bits(found, expected), column
+        return
+    assert (found.isnan() == expected.isnan()).all() and (found.isinf() == expected.isinf()).all(), column
+    error = (found.double() - expected.double()).abs() / (expected.double().abs() + 1)
+    assert not (error[error.isfinite()] > RELATIVE[found.dtype]).any(), column
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 21, 70, 600])
+@pytest.mark.parametrize("seed", range(20))
+def test_kernel_equals_reference(seed, rows):
+    call = on_gpu(seed * 1000 + rows, rows)
+    (expected,) = reference.columns(call.tensors, call.tables, call.plan)
+    (found,) = columns(call.tensors, call.tables, encode(call.plan))
+    check()
+    assert found.shape == expected.shape and found.dtype == expected.dtype and found.is_cuda
+    for (column, a), (_, b) in zip(slots(call, found), slots(call, expected), strict=True):
+        assert_close(column, a, b)
+
+
+def lookup(ids, table, **more):
+    plan = Plan((Column(Source(0), 0, 0, 0, name="column 0 (emb)", table_name="emb.weight", **more),), (table.shape[1],), ("float32",))
+    return columns([ids], [table], encode(plan)), plan
+
+
+def test_a_bad_id_is_named_and_the_device_lives_on():
+    table, ids = torch.randn(7, 8, device="cuda"), torch.randint(0, 7, (300,), device="cuda")
+    ids[[41, 290]] = torch.tensor([7, -1], device="cuda")
+    (out,), plan = lookup(ids, table)
+    with pytest.raises(BadId, match=r"column 0 \(emb\): id 7 at row 41 is outside table 'emb.weight' with 7 rows"):
+        check()
+    assert out[41].isnan().all() and out[290].isnan().all() and not out[40].isnan().any()
+    check()
+    lookup(ids, table)
+    torch.cuda.synchronize()
+    with pytest.raises(BadId, match="id 7 at row 41"):
+        call_of(plan)([ids.clamp(0, 6)], [table], encode(plan))
+    (again,), _ = lookup(ids.clamp(0, 6), table)
+    check()
+    assert torch.equal(again, table[ids.clamp(0, 6)])
+
+
+def test_clamp_counts():
+    table, ids = torch.randn(7, 8, device="cuda"), torch.tensor([3, 9, -2, 6], device="cuda")
+    before = cuda.clamped()
+    cuda.bad_ids("clamp")
+    try:
+        (out,), _ = lookup(ids, table)
+    finally:
+        cuda.bad_ids("raise")
+    check()
+    assert torch.equal(out, table[[3, 6, 0, 6]]) and cuda.clamped() - before == 2
+
+
+def test_broken_offsets_are_reported():
+    table, ids = torch.randn(7, 8, device="cuda"), torch.randint(0, 7, (30,), device="cuda")
+    plan = Plan((Column(Source(0), 0, 0, 0, pool="sum", bag=Offsets(1)),), (8,), ("float32",))
+    columns([ids, torch.tensor([0, 20, 10], device="cuda")], [table], encode(plan))
+    with pytest.raises(RuntimeError, match=r"offsets of bag 1 are \[20, 10\)"):
+        check()
+
+
+def test_graph_replays_new_inputs_and_new_weights():
+    call = on_gpu(5, 70)
+    plan = encode(call.plan)
+    columns(call.tensors, call.tables, plan)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (out,) = columns(call.tensors, call.tables, plan)
+    for t in call.tables:
+        t.copy_(torch.randn_like(t))
+    for t in call.tensors:
+        if t.dtype == torch.float32:
+            t.copy_(torch.rand_like(t) + 0.5)
+    graph.replay()
+    (expected,) = reference.columns(call.tensors, call.tables, call.plan)
+    for (column, a), (_, b) in zip(slots(call, out), slots(call, expected), strict=True):
+        assert_close(column, a, b)
+
+
+def test_streams_and_many_shapes():
+    calls = [on_gpu(s, rows) for s, rows in enumerate((1, 21, 70, 300, 600))]
+    streams = [torch.cuda.Stream() for _ in calls]
+    torch.cuda.synchronize()
+    outs = {}
+    for _ in range(3):
+        for k, (call, stream) in enumerate(zip(calls, streams, strict=True)):
+            with torch.cuda.stream(stream):
+                outs[k] = columns(call.tensors, call.tables, encode(call.plan))[0]
+    check()
+    for k, call in enumerate(calls):
+        (expected,) = reference.columns(call.tensors, call.tables, call.plan)
+        for (column, a), (_, b) in zip(slots(call, outs[k]), slots(call, expected), strict=True):
+            assert_close(column, a, b)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gradients_equal_the_references(seed):
+    call = on_gpu(seed, 21)
+    tables = [t.detach().clone().requires_grad_() for t in call.tables]
+    plan = replace(call.plan)
+    (found,) = columns(call.tensors, tables, encode(plan))
+    grad = torch.rand_like(found)
+    got = torch.autograd.grad(found, tables, grad)
+    again = torch.autograd.grad(columns(call.tensors, tables, encode(plan))[0], tables, grad)
+    (expected,) = reference.columns(call.tensors, tables, plan)
+    want = torch.autograd.grad(expected, tables, grad)
+    for a, b, c in zip(got, want, again, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
+        assert torch.equal(a.nan_to_num(), c.nan_to_num())
