@@ -214,25 +214,24 @@ def _keeps(dtype: torch.dtype, promoted: torch.dtype) -> bool:
 
 def same_value(left: object, right: object, ranges: Ranges) -> bool:
     """Whether two nodes are one value: the same node, or the same operator over the same value."""
-    if not (isinstance(left, Node) and isinstance(right, Node)) or ranges.aliases.edited(left):
+    if not (isinstance(left, Node) and isinstance(right, Node)):
+        return False
+    if ranges.aliases.edited(left) or ranges.aliases.edited(right):
         return False
     if left is right:
         return True
-    return (
-        bool(left.args)
-        and is_pure(left)
-        and _same_call(left, right)
-        and same_value(left.args[0], right.args[0], ranges)
-    )
+    if not left.args or not is_pure(left) or not _same_call(left, right):
+        return False
+    return same_value(left.args[0], right.args[0], ranges)
 
 
 def _same_call(left: Node, right: Node) -> bool:
-    """Equal but for the first argument."""
+    """Equal but for the first argument; the texts also tell 1 from 1.0 and 0.0 from -0.0."""
     return (
         left.op == right.op == "call_function"
         and left.target == right.target
-        and left.args[1:] == right.args[1:]
-        and left.kwargs == right.kwargs
+        and repr(left.args[1:]) == repr(right.args[1:])
+        and repr(left.kwargs) == repr(right.kwargs)
     )
 
 

@@ -20,6 +20,7 @@ from fxopt.shape.range_operation import Known, Operation, Rule
 from fxopt.shape.values import Values
 
 aten = torch.ops.aten
+_FEW = 1024  # elements of a constant that are told apart
 
 
 def _attribute(op: Operation) -> Known | None:
@@ -29,8 +30,14 @@ def _attribute(op: Operation) -> Known | None:
     tensor = getattr(op.node.graph.owning_module, str(op.node.target))
     if tensor.is_complex() or tensor.layout is not torch.strided:
         return None
-    numbers = tensor.detach().cpu().flatten().unique().tolist()
-    return Known(Values.only(*(int(n) if tensor.dtype == torch.bool else n for n in numbers)), "a constant of forward")
+    because = "a constant of forward"
+    numbers = tensor.detach().cpu().flatten()
+    if tensor.dtype == torch.bool:
+        return Known(Values.only(*map(int, numbers.unique().tolist())), because)
+    if numbers.numel() <= _FEW:
+        return Known(Values.only(*numbers.unique().tolist()), because)
+    low, high = (end.item() for end in torch.aminmax(numbers.nan_to_num(0.0, torch.inf, -torch.inf)))
+    return Known(Values(((low, high),), bool(numbers.isnan().any())), because)
 
 
 def _part(op: Operation) -> Known | None:

@@ -14,6 +14,7 @@ from fxopt.shape.range_algebra import size_values
 from fxopt.shape.range_operation import Known, Operation, Rule
 from fxopt.shape.range_rules import ELEMENTWISE, RULES
 from fxopt.shape.range_rules_movement import MOVES
+from fxopt.shape.sizes import tensor_of
 from fxopt.shape.values import Values
 
 
@@ -33,8 +34,10 @@ class Ranges:
 
     def condition(self, node: Node) -> bool | None:
         """True, or False, where a bool tensor is that in every element for every input; why: of(node).because."""
-        values = self.of(node).values
-        return bool(values.min) if len(values.intervals) == 1 and values.min == values.max else None
+        tensor, values = tensor_of(node), self.of(node).values
+        if tensor is None or tensor.dtype != torch.bool or not values or values.min != values.max:
+            return None
+        return bool(values.min)
 
     def of_value(self, value: object) -> Known:
         """Of an argument: a node or a Python number."""
@@ -62,7 +65,7 @@ class Ranges:
             anything = Known(size_values(value), "a size")
         else:
             anything = Known(Values.of_dtype(torch.float64), "any number")
-        rule = rule_of(node)
+        rule = rule_of(node) if value is not None and not isinstance(value, list | tuple) else None
         if rule is None or _is_complex(node) or self.aliases.edited(node):
             return anything
         found = rule(Operation(self, node))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -92,8 +91,11 @@ class Values:
         return " or ".join(parts + ["NaN"] * self.nan) or "nothing"
 
 
-def _tidy(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+def _tidy(intervals: tuple[Interval, ...]) -> tuple[Interval, ...]:
     """Ascending, touching ones merged; beyond the limit those with the least gaps merge too."""
+    if len(intervals) == 1:
+        ((low, high),) = intervals
+        return ((low + 0, high + 0),)
     merged: list[Interval] = []
     for low, high in sorted((low + 0, high + 0) for low, high in intervals):  # -0.0 + 0 is 0.0
         if merged and low <= merged[-1][1] + (isinstance(low, int) and isinstance(merged[-1][1], int)):
