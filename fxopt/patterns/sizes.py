@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ Arguments = tuple[Any, ...]
 
 def find_sizes(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """At most two matches: calls that need fewer sizes when they are spelled otherwise ("spelled": node to its new
-    arguments), and sizes to compute anew ("sizes": nodes; "sources")."""
+    arguments), and sizes to compute anew ("sizes": nodes; "counts": before and after; "sources")."""
     spelled = {node: arguments for node in module.graph.nodes if (arguments := respelled(node)) is not None}
     if spelled:
         yield Match(next(iter(spelled)), {"spelled": tuple(spelled.items())})
@@ -27,15 +28,16 @@ def find_sizes(module: GraphModule, inference: bool) -> Iterator[Match | Reject]
     needed = [node for node in sizes_in(module.graph) if _is_needed(node, spelled, sources)]
     before, after = _computation(needed), count(needed, sources)
     if after < len(before) or any(_asks_a_value(node) for node in before):
-        yield Match(needed[0], {"sizes": tuple(needed), "before": len(before), "sources": sources})
+        yield Match(needed[0], {"sizes": tuple(needed), "counts": (len(before), after), "sources": sources})
 
 
 def count(needed: list[Node], sources: Sources) -> int:
     """How many nodes compute these sizes from the inputs."""
-    names: Computed[object] = Computed(sources, lambda node, dim: object(), lambda *call: object())
+    numbers = itertools.count()
+    names: Computed[int] = Computed(sources, lambda node, dim: next(numbers), lambda *call: next(numbers))
     for node in needed:
         names.of(expression(node.meta["val"]))
-    return len(names.known)
+    return next(numbers)
 
 
 def _is_needed(node: Node, spelled: dict[Node, Arguments], sources: Sources) -> bool:

@@ -42,7 +42,7 @@ def replace_sizes(editor: Editor, match: Match) -> Replacement:
         return _spelled(editor, match)
     sizes = computed(editor, match.bound["sources"], reuse=False)
     values = {node: sizes.of(expression(node.meta["val"])) for node in match.bound["sizes"]}
-    what = f"{match.bound['before']} sizes into {len(sizes.known)}"
+    what = "{} sizes into {}".format(*match.bound["counts"])
     return Replacement(values, what, f"read from inputs: {', '.join(map(str, sizes.known))}")  # type: ignore[arg-type]
 
 
