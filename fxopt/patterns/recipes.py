@@ -86,8 +86,9 @@ class Writer:
             self._names.append(node.target._opname)
         if is_filled(node):
             return self._filled(node)
-        args, kwargs = (map_aggregate(given, self._stand_in) for given in (node.args, node.kwargs))
-        return self._step(node.target, *args, **kwargs)  # type: ignore[misc]
+        args: Any = map_aggregate(node.args, self._stand_in)
+        kwargs: Any = map_aggregate(node.kwargs, self._stand_in)
+        return self._step(node.target, *args, **kwargs)
 
     def _filled(self, node: Node) -> Slot:
         """zeros_like and its kin, with the strides that they take over."""

@@ -133,7 +133,8 @@ def _expand(node: Node) -> Arguments:
 
 def _slice(node: Node) -> Arguments:
     """slice(x, 0, 0, n) of an x that never has more than n rows goes to the end."""
-    source, dim, start, stop, step = (*node.args, *(None, 0, None, None, 1)[len(node.args) :])
+    arguments: Arguments = (*node.args, *(None, 0, None, None, 1)[len(node.args) :])
+    source, dim, start, stop, step = arguments
     assert isinstance(source, Node) and isinstance(dim, int)
     if not isinstance(stop, Node) or not at_most(shape_of(source)[dim], stop.meta["val"]):
         return node.args

@@ -23,22 +23,20 @@ from fxopt.shape.sizes import Size
 _KEPT_SIZES = 8  # a server's batch buckets, or full batches and the last one
 
 
-def made(recipe: Recipe, *sizes: int) -> Tensor:
+def made(recipe: Callable[..., Tensor], *sizes: int) -> Tensor:
     """A tensor that any later call may read, whatever mode this one is in."""
     with torch.inference_mode(False), torch.no_grad():
         return recipe(*sizes)
 
 
-def kept_by_size(recipe: Recipe) -> Callable[..., Tensor]:
+def kept_by_size(recipe: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`recipe` that remembers the last few sizes. Reading takes no lock."""
     kept: dict[tuple[int, ...], Tensor] = {}
     lock = threading.Lock()
 
     def constant(*sizes: int) -> Tensor:
-        try:
-            return kept[sizes]
-        except KeyError:
-            return keep(sizes, made(recipe, *sizes))
+        tensor = kept.get(sizes)
+        return keep(sizes, made(recipe, *sizes)) if tensor is None else tensor
 
     def keep(sizes: tuple[int, ...], tensor: Tensor) -> Tensor:
         room = KEPT_BYTES - tensor.untyped_storage().nbytes()

@@ -116,7 +116,9 @@ def test_each_expression_once_and_from_inputs() -> None:
     nodes = list(sizes_in(graph_of(fast)))
     terms = [node.meta["val"].node.expr for node in nodes]
     assert len(set(terms)) == len(terms)
-    assert all(a.op == "placeholder" for node in nodes if node.target is aten.sym_size.int for a in node.all_input_nodes)
+    assert all(
+        a.op == "placeholder" for node in nodes if node.target is aten.sym_size.int for a in node.all_input_nodes
+    )
     assert any(" sizes into " in what for what in changes(fast))
 
 
@@ -154,7 +156,9 @@ def test_a_batch_that_does_not_fit_raises_as_eager_does() -> None:
 
 
 def test_gradients_are_eagers() -> None:
-    model = Spelling(lambda m, x, ids: (m.table(ids).view(x.size(0), 2, 2) * x.view(-1, x.size(0) * 4 // 4, 2, 2)).sum(0))
+    model = Spelling(
+        lambda m, x, ids: (m.table(ids).view(x.size(0), 2, 2) * x.view(-1, x.size(0) * 4 // 4, 2, 2)).sum(0)
+    )
     fast = optimize(model, (torch.randn(6, 4), torch.randint(0, 10, (6,))), ALONE)
     for batch in (1, 5):
         args = torch.randn(batch, 4), torch.randint(0, 10, (batch,))

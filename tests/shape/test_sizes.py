@@ -95,7 +95,7 @@ def test_expressions_are_computed_from_inputs(captured: Capture, symbols: list[t
         expr = expression(term(*symbols))
         assert sources.has(expr)
         for sizes in ACCEPTED:
-            value = {name: size for name, size in zip(names, sizes, strict=True)}
+            value = dict(zip(names, sizes, strict=True))
             computed: Computed[int] = Computed(
                 sources, lambda node, dim, value=value: value[str(node.meta["val"].shape[dim])], lambda op, *a: op(*a)
             )
@@ -111,7 +111,7 @@ def test_what_no_input_has_is_unknown(captured: Capture) -> None:
 
 
 def test_each_distinct_term_once(captured: Capture, symbols: list[torch.SymInt]) -> None:
-    b, n, k = symbols
+    b, _, k = symbols
     calls: list[str] = []
 
     def read(node: object, dim: int) -> str:
