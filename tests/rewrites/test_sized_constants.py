@@ -84,7 +84,7 @@ MADE_ONCE: dict[str, tuple[Callable[..., Tensor], int, int]] = {
     "linspace": (lambda m, x: torch.bucketize(x * m.weight, torch.linspace(-1, 1, 11)), 0, 1),
     "literal, repeated": (lambda m, x: x * m.weight - torch.tensor([1.0, 2, 3, 4]).repeat(x.size(0), 1), 1, 0),
     "two of one kind": (lambda m, x: torch.ones_like(x) * m.weight + torch.ones_like(x + 1) * m.weight[0], 1, 0),
-    "two sizes": (lambda m, x: m.weight - torch.zeros(x.size(0) * 2, x.size(1))[: x.size(0)] - _square(x)[:, :1], 2, 0),
+    "two sizes": (lambda m, x: m.weight - torch.zeros(x.size(0) * 2, x.size(1))[: x.size(0)] - _square(x).sum(1, True), 2, 0),
     "parts of one": (lambda m, x: x * m.weight - torch.arange(8.0).view(2, 4).unbind(0)[1], 0, 1),
     "infinity": (lambda m, x: torch.minimum(x * m.weight, torch.full_like(x, float("inf"))), 1, 0),
     "no-grad in between": (lambda m, x: x * m.weight - _without_grad(x), 1, 0),
