@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from fxopt.rewrites import cats, dead_checks, embedding_columns, field_index, linear, sized_constants, sizes, views
+from fxopt.rewrites import (
+    cats,
+    dead_checks,
+    embedding_columns,
+    field_index,
+    identities,
+    linear,
+    sized_constants,
+    sizes,
+    views,
+)
 from fxopt.rewrites.core import Rewrite
 
 PASSES: tuple[Rewrite, ...] = (
     dead_checks.REWRITE,
     views.REWRITE,
     cats.REWRITE,
+    identities.REWRITE,
     sizes.REWRITE,
     embedding_columns.REWRITE,
     sized_constants.REWRITE,

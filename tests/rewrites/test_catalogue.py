@@ -109,6 +109,16 @@ class JoinedOutOfOrder(Tower):
         return self.dense(torch.cat([x[:, i : i + 1] for i in (1, 0, 2)], 1))
 
 
+class FromZero(Tower):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.new_zeros(x.shape[0], 5) + self.dense(x)).sigmoid()
+
+
+class MinusZero(Tower):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (x[:, :1] + 0.0)
+
+
 @dataclass(frozen=True)
 class Example:
     fires: Callable[[], nn.Module]
@@ -123,6 +133,7 @@ CATALOGUE = {
     "sizes": Example(Mask, OnePerRow),
     "linear": Example(Tower, lambda: Tower(torch.float64)),
     "cats": Example(SlicedAndJoined, JoinedOutOfOrder),
+    "identities": Example(FromZero, MinusZero),
     "views": Example(Unsqueezed, EditedCopy),
 }
 
