@@ -28,6 +28,8 @@ def merge_twins(module: GraphModule) -> list[Change]:
         twin = seen.setdefault((recorded, _key(module, node)), node)
         if twin is node or (aliases.leaves(node) and aliases.leaves(twin)):
             continue
+        if any(aliases.edited_after(read, twin) for read in node.all_input_nodes):
+            continue
         if node.op == "call_function":
             changes.append(change(node, "duplicate", "another operator computes the same"))
         aliases.join(twin, node)
