@@ -11,7 +11,7 @@ from torch.fx import Node
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.dead_check import CASTS, Checks, Dead
 from fxopt.shape.range_operation import arguments_of
-from fxopt.shape.sizes import Size, same, same_shape, shape_of, static, tensor_of
+from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
 
 aten = torch.ops.aten
 _BAGS = (aten.embedding_bag.padding_idx, aten.embedding_bag.default)
@@ -44,13 +44,13 @@ def _repaired(checks: Checks, node: Node, kept: str, mask: Node, full: bool) -> 
     bag = arguments_of(node)[kept]
     if not _is_bag(bag) or not isinstance(bag, Node):
         return None
-    test = _per_row(mask, shape_of(bag)[0])
-    if test is None or any(checks.aliases.edited(one) for one in (node, bag, mask, test)):
+    found = _per_row(mask, shape_of(bag)[0], full)
+    if found is None or any(checks.aliases.edited(one) for one in (node, bag, mask, found[0])):
         return None
-    count = _counted(checks, test, full)
+    count = _counted(checks, *found)
     call = bag.args[0]
     assert isinstance(call, Node)
-    if count is None or not _counts_bags(_uncast(count), arguments_of(call)):
+    if count is None or not _counts_bags(_uncast(count), arguments_of(call)) or checks.aliases.edited(count):
         return None
     return checks.pass_on(node, kept, _WHY, "the repair of empty bags", float_gradient=True)
 
@@ -62,42 +62,55 @@ def _is_bag(node: object) -> bool:
 
 
 def _uncast(node: Node) -> Node:
-    while node.target in CASTS and isinstance(node.args[0], Node):
-        node = node.args[0]
+    """The counts, or bools, that were cast to a dtype in which none but 0 becomes 0."""
+    while node.target in CASTS and isinstance(source := node.args[0], Node):
+        into, bools = node.meta["val"].dtype, source.meta["val"].dtype == torch.bool
+        if not (bools or into.is_floating_point or into == torch.int64) or source.meta["val"].is_floating_point():
+            break
+        node = source
     return node
 
 
-def _per_row(mask: Node, rows: Size) -> Node | None:
-    """The [B] tensor behind a mask [B, 1] or [B, D] that says the same for a whole row."""
-    while tensor_of(mask) is not None and len(shape_of(mask)) == 2:
-        source = mask.args[0] if mask.args else None
-        if not isinstance(source, Node) or tensor_of(source) is None:
-            return None
-        shape, before = shape_of(mask), shape_of(source)
-        widened = mask.target in (aten.expand.default, aten.expand_as.default) and len(before) == 2
-        columned = mask.target in _COLUMNS and len(before) == 1 and static(shape[1]) == 1
-        inner = mask.target in (*CASTS, *_NOTS)
-        if not (widened and static(before[1]) == 1 and same(before[0], shape[0])) and not columned and not inner:
-            return _compared_rows(mask, rows)
-        if inner:
-            return None
-        mask = source
-    return mask if len(shape_of(mask)) == 1 and same(shape_of(mask)[0], rows) else None
+def _per_row(mask: Node, rows: Size, full: bool) -> tuple[Node, bool] | None:
+    """The test of counts [B], or [B, 1], behind a mask [B, 1] or [B, D], and whether it holds where a bag has ids."""
+    while mask.args and isinstance(source := mask.args[0], Node) and tensor_of(source) is not None:
+        if mask.target in _NOTS:
+            mask, full = source, not full
+        elif _is_wider(mask, source, rows):
+            mask = source
+        elif mask.target in _COLUMNS and len(shape_of(source)) == 1 and _is_column(mask, rows):
+            return _test(_uncast(source), full)
+        else:
+            break
+    return _test(mask, full) if _is_column(mask, rows) else None
 
 
-_COLUMNS = (aten.unsqueeze.default, aten.view.default, aten.reshape.default)
+def _is_wider(mask: Node, source: Node, rows: Size) -> bool:
+    """A mask that was cast, or expanded from [B, 1]."""
+    if mask.target in CASTS:
+        return source.meta["val"].dtype == torch.bool
+    return mask.target in _EXPANDS and _is_column(source, rows)
+
+
 _NOTS = (aten.logical_not.default, aten.bitwise_not.default)
+_EXPANDS = (aten.expand.default, aten.expand_as.default)
+_COLUMNS = (aten.unsqueeze.default, aten.view.default, aten.reshape.default)
 
 
-def _compared_rows(mask: Node, rows: Size) -> Node | None:
-    """count.unsqueeze(1) == 0: the comparison itself, of [B, 1]."""
-    return mask if static(shape_of(mask)[1]) == 1 and same(shape_of(mask)[0], rows) else None
+def _is_column(node: Node, rows: Size) -> bool:
+    """[B, 1]."""
+    shape = shape_of(node)
+    return len(shape) == 2 and same(shape[0], rows) and static(shape[1]) == 1
+
+
+def _test(test: Node, full: bool) -> tuple[Node, bool]:
+    while test.target in _NOTS and isinstance(test.args[0], Node):
+        test, full = test.args[0], not full
+    return test, full
 
 
 def _counted(checks: Checks, test: Node, full: bool) -> Node | None:
     """The count that a test compares with 0, or with 1."""
-    if test.target in _NOTS:
-        return _counted(checks, test.args[0], not full)  # type: ignore[arg-type]
     if not isinstance(test.target, torch._ops.OpOverload) or not test.args or not isinstance(test.args[0], Node):
         return None
     count, name = test.args[0], test.target._schema.name
@@ -107,15 +120,16 @@ def _counted(checks: Checks, test: Node, full: bool) -> Node | None:
     natural = checks.values(count).intervals != () and checks.values(count).min >= 0
     if found != exact and not (natural and found in ordered):
         return None
-    if len(shape_of(count)) == 2:
-        return _per_row(count, shape_of(count)[0])
-    return count
+    count = _uncast(count)
+    return count.args[0] if count.target in _COLUMNS else count  # type: ignore[return-value]
 
 
 def _counts_bags(count: Node, bag: dict[str, object]) -> bool:
     """Whether `count` [B] is 0 only for bags without ids."""
     ids, offsets, ends = bag["indices"], bag["offsets"], bool(bag["include_last_offset"])
     assert isinstance(ids, Node) and isinstance(offsets, Node)
+    if ends and _is_cumulated(offsets, count):
+        return True
     if count.target is aten.diff.default:
         diff = arguments_of(count)
         if diff["self"] is not offsets or diff["n"] != 1 or diff["dim"] not in (-1, 0) or diff["prepend"] is not None:
@@ -124,9 +138,7 @@ def _counts_bags(count: Node, bag: dict[str, object]) -> bool:
     if count.target is aten.sub.Tensor and ends:
         after, before = count.args[:2]
         return _is_slice(after, offsets, 1, None) and _is_slice(before, offsets, 0, -1) and not count.kwargs
-    if offsets.target is aten.cat.default and ends:
-        return _is_cumulated(offsets, count)
-    return _counts_padded(count, ids, bag.get("padding_idx"))
+    return _counts_padded(count, ids, offsets, bag.get("padding_idx"))
 
 
 def _is_number_of(ids: Node, tensor: object) -> bool:
@@ -152,7 +164,7 @@ def _is_slice(node: object, source: Node, start: int, stop: int | None) -> bool:
 
 def _is_cumulated(offsets: Node, lengths: Node) -> bool:
     """cat([zeros(1), cumsum(lengths)])."""
-    parts = offsets.args[0]
+    parts = offsets.args[0] if offsets.target is aten.cat.default else None
     if not isinstance(parts, list | tuple) or len(parts) != 2:
         return False
     zero, sums = parts
@@ -161,14 +173,23 @@ def _is_cumulated(offsets: Node, lengths: Node) -> bool:
     return isinstance(sums, Node) and sums.target is aten.cumsum.default and sums.args[0] is lengths
 
 
-def _counts_padded(count: Node, ids: Node, padding: object) -> bool:
-    """(rows != padding).sum(1), where the ids are those rows [B, L] one after the other, or the rows themselves."""
+def _counts_padded(count: Node, ids: Node, offsets: Node, padding: object) -> bool:
+    """(rows != padding).sum(1), where the bags are those rows [B, L], one after the other."""
     if count.target is not aten.sum.dim_IntList or padding is None or count.args[1] not in ([1], [-1]):
         return False
     mask = _uncast(count.args[0])  # type: ignore[arg-type]
     if mask.target not in (aten.ne.Scalar, aten.ne.Tensor) or constant_of(mask.args[1]) != padding:
         return False
     rows = mask.args[0]
-    if ids.target in (aten.reshape.default, aten.view.default):
-        ids = ids.args[0]  # type: ignore[assignment]
-    return rows is ids and isinstance(rows, Node) and len(shape_of(rows)) == 2 and same_shape(mask, rows)
+    if ids.target not in (aten.reshape.default, aten.view.default) or rows is not ids.args[0]:
+        return False
+    return isinstance(rows, Node) and len(shape_of(rows)) == 2 and _starts_of_rows(offsets, rows)
+
+
+def _starts_of_rows(offsets: Node, rows: Node) -> bool:
+    """arange(0, B * L, L), as F.embedding_bag makes it for ids [B, L]."""
+    if offsets.target is not aten.arange.start_step or len(offsets.args) != 3 or offsets.args[0] != 0:
+        return False
+    B, L = shape_of(rows)
+    step = offsets.args[2]
+    return same(shape_of(offsets)[0], B) and same(step.meta["val"] if isinstance(step, Node) else step, L)  # type: ignore[arg-type]

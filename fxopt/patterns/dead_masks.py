@@ -54,9 +54,11 @@ def _neutral(keeping: bool) -> Handler:
 
     def handle(checks: Checks, node: Node) -> Verdict:
         arguments = arguments_of(node)
+        if node.meta["val"].dtype != torch.bool or checks.ranges.condition(node) is not None:
+            return None  # what is constant itself goes with those who read it
         for kept, other in (("self", "other"), ("other", "self")):
             mask = arguments[other]
-            if node.meta["val"].dtype != torch.bool or not isinstance(mask, Node):
+            if not isinstance(mask, Node):
                 continue
             if checks.ranges.condition(mask) is keeping and mask.meta["val"].dtype == torch.bool:
                 what = f"{'and' if keeping else 'or'} {told(mask)}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from fxopt import Config, optimize
 from fxopt.rewrites import PASSES
@@ -48,9 +49,17 @@ class Done:
     @property
     def operators(self) -> set[str]:
         """Names of the operators that are left."""
-        (entry,) = self.fast._fxopt.entries  # type: ignore[union-attr]
-        targets = (node.target for node in entry.executable.graph.graph.nodes)
-        return {t.overloadpacket.__name__ for t in targets if isinstance(t, torch._ops.OpOverload)}
+        return _operators(self.fast._fxopt.entries[0].executable.graph)  # type: ignore[union-attr, index]
+
+    @property
+    def gone(self) -> set[str]:
+        """Names of the operators of which none is left."""
+        return _operators(self.fast._fxopt.entries[0].executable.capture.graph) - self.operators  # type: ignore[union-attr, index]
+
+
+def _operators(module: GraphModule) -> set[str]:
+    targets = (node.target for node in module.graph.nodes)
+    return {t.overloadpacket.__name__ for t in targets if isinstance(t, torch._ops.OpOverload)}
 
 
 def floats(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
