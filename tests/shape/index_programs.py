@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
 
 aten = torch.ops.aten
@@ -42,6 +43,8 @@ class Programs:
     graph: Graph = field(default_factory=Graph)
     values: dict[Node, torch.Tensor] = field(default_factory=dict)
     literals: dict[str, torch.Tensor] = field(default_factory=dict)
+    fakes: dict[Any, torch.Tensor] = field(default_factory=dict)
+    mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -73,8 +76,15 @@ class Programs:
     def _note(self, node: Node, value: Any) -> Node:
         self.values[node] = value
         if isinstance(value, torch.Tensor):
-            node.meta["val"] = value.to("meta")
+            node.meta["val"] = self._fake(value)
         return node
+
+    def _fake(self, value: torch.Tensor) -> torch.Tensor:
+        kind = (tuple(value.shape), value.dtype)
+        if kind not in self.fakes:
+            with self.mode:
+                self.fakes[kind] = torch.empty(value.shape, dtype=value.dtype)
+        return self.fakes[kind]
 
     def grow(
         self, steps: int, sources: list[Node], operations: list[Callable[[Programs, list[Node]], Node | None]]
