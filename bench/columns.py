@@ -37,14 +37,20 @@ def contenders(args: argparse.Namespace, subject: Subject, module: nn.Module) ->
     return found | (peers.with_aoti(subject, AOTI_BATCH, args.limit) if compiles else {"aoti": too_many})
 
 
+def guarded(subject: Subject, model: ManyColumns) -> dict[str, Ready | Skipped]:
+    """fxopt on the model, and on the model with redundant checks around every column."""
+    twins = {"fxopt": model, "fxopt guarded": model.with_guards()}
+    return {name: peers.with_fxopt(subject.of(twin), subject.inputs(CAPTURED_AT)) for name, twin in twins.items()}
+
+
 def run_part(args: argparse.Namespace, console: Console, subject: Subject, model: ManyColumns) -> list[Cell]:
     module = subject.of(model)
     with console.status(f"{subject.part}: compiling"):
-        found = contenders(args, subject, module)
+        found = guarded(subject, model) if args.guarded else contenders(args, subject, module)
     for name, it in found.items():
         if name != "eager":
             made = f"left out: {it.reason}" if isinstance(it, Skipped) else f"took {it.seconds:.1f} s to make"
-            console.print(f"{subject.part}: {name} {made}")
+            console.print(f"{subject.part}: {name} {made}{_operators(it)}")
     judge, cells = Judge(module), []
     for batch in args.batches:
         inputs = subject.inputs(batch)
@@ -55,10 +61,19 @@ def run_part(args: argparse.Namespace, console: Console, subject: Subject, model
     return cells
 
 
+def _operators(it: Ready | Skipped) -> str:
+    """Calls of operators per forward, where fxopt counted them."""
+    captures = getattr(getattr(it, "call", None), "_fxopt", None)
+    if captures is None:
+        return ""
+    return f", {captures.findings[0].operators_before:,} operators into {captures.findings[0].operators_after}"
+
+
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = options.parser("columns", __doc__, batches=(1, 64, 256, 1024), seconds=3.0)
     parser.add_argument("--model", choices=peers.MIXES, default="e")
     parser.add_argument("--columns", type=int, help="default: all, 1000 in E and 1200 in F")
+    parser.add_argument("--guarded", action="store_true", help="fxopt alone, without and with redundant checks")
     parser.add_argument("--packed", action="store_true", help="one float and one id matrix, not a tensor a column")
     parser.add_argument("--peers", type=_peers, default=PEERS, help=f"default: {','.join(PEERS)}")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds a compiler may take, default: 300")
@@ -89,4 +104,5 @@ def main(argv: list[str]) -> int:
     for part in PARTS:
         cells += run_part(args, console, Subject(args.model, args.columns, part, args.packed), model)
     console.print(table(f"model {args.model.upper()}, {args.columns} columns", ("part", "batch"), cells))
-    return options.finish(args, console, f"columns_{args.model}{args.columns}", cells, neighbours)
+    name = "guarded" if args.guarded else "columns"
+    return options.finish(args, console, f"{name}_{args.model}{args.columns}", cells, neighbours)

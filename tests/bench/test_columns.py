@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bench import bags, columns, machine, peers
+from bench.models import ManyColumns, make_inputs
 from bench.peers import Ready, Skipped, Subject
 from bench.verify import Judge
 
@@ -28,6 +29,25 @@ def test_columns_end_to_end(short_tables, capsys, tmp_path, monkeypatch):
     assert [cell["labels"] for cell in saved["cells"]] == [[p, b] for p in ("whole", "columns") for b in ("1", "4")]
     assert all(set(cell["contenders"]) == {"eager", "fxopt"} for cell in saved["cells"])
     assert saved["machine"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_checks_around_every_column_leave_no_operator(short_tables, packed):
+    model = ManyColumns(peers.E.scaled(8), columns_only=True)
+    twins = columns.guarded(Subject("e", 8, packed=packed), model)
+    plain, guarded = (it.call._fxopt.findings[0] for it in twins.values())
+    assert guarded.operators_before > 2 * plain.operators_before
+    assert guarded.operators_after == plain.operators_after
+    with torch.no_grad():
+        for batch in (0, 1, 33):
+            inputs = make_inputs(model.mix, batch, packed)
+            assert torch.equal(twins["fxopt guarded"].call(*inputs), model(*inputs))
+
+
+def test_guarded_end_to_end(short_tables, capsys, monkeypatch):
+    monkeypatch.setattr(peers, "with_fxopt", lambda module, args: Ready(module, 1.25))
+    status, out = run(["--batches", "4", "--guarded"], capsys)
+    assert status == 0 and "fxopt guarded took 1.2 s to make" in out
 
 
 def test_columns_names_a_wrong_contender_and_fails(short_tables, capsys, monkeypatch):
