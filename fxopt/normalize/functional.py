@@ -20,8 +20,8 @@ from fxopt.findings import Change
 from fxopt.normalize.changes import change
 from fxopt.normalize.gradients import gradient_switches
 from fxopt.normalize.keys import form, frozen
-from fxopt.shape.aliases import Aliases, is_random, mutates
-from fxopt.shape.sizes import same, tensor_of
+from fxopt.shape.aliases import Aliases, is_random, mutates, written_arguments
+from fxopt.shape.sizes import Size, same, tensor_of
 
 aten = torch.ops.aten
 
@@ -43,25 +43,36 @@ class _Functional:
         self.last_use = {node: max(map(self.places.__getitem__, node.users), default=-1) for node in graph.nodes}
         self.values = _Values()
         self.switches = gradient_switches(graph)
-        self.history = not inference or any(self.switches.values())  # an edit under no_grad leaves no trace in it
+        self.history = not inference or any(self.switches.values())
 
     def run(self) -> list[Change]:
         changes, recorded = [], True
         for node in list(self.graph.nodes):
             recorded = self.switches.get(node, recorded)
-            keeps_history = recorded or not self.history or node.target is aten.detach_.default
-            new = self._functional(node) if mutates(node) and keeps_history else None
-            if new is None:
+            if not mutates(node) or is_random(node):
                 self.aliases.add(node)
-                continue
-            changes.append(change(node, f"in-place {_name(node)}", "nothing else reads the memory it edits"))
-            self._replace(node, new)
+            elif self._is_dead(node):
+                changes.append(change(node, f"in-place {_name(node)}", "nothing reads the memory it edits"))
+                self.graph.erase_node(node)
+            elif (new := self._functional(node, recorded)) is not None:
+                changes.append(change(node, f"in-place {_name(node)}", "nothing else reads the memory it edits"))
+                self._replace(node, new)
+            else:
+                self.aliases.add(node)
         return changes
 
-    def _functional(self, edit: Node) -> Node | None:
+    def _is_dead(self, edit: Node) -> bool:
+        place = self.places[edit]
+        return not edit.users and all(
+            self._is_private(node, place) and self.last_use[node] <= place for node in written_arguments(edit)
+        )
+
+    def _functional(self, edit: Node, recorded: bool) -> Node | None:
         """The functional operator, inserted before the edit; None where the edit has to stay."""
-        operator = functional_overload(edit.target) if not is_random(edit) else None
+        operator = functional_overload(edit.target)
         source = edit.args[0] if edit.args else None
+        if self.history and not self._keeps_history(edit, recorded):
+            return None
         if operator is None or not isinstance(source, Node) or not self._is_private(source, self.places[edit]):
             return None
         value = self.values.of(operator, edit)
@@ -71,6 +82,11 @@ class _Functional:
             new = self.graph.call_function(operator, edit.args, edit.kwargs)
         new.meta = {**edit.meta, "val": value, "edited": edit.meta["val"]}
         return new
+
+    @staticmethod
+    def _keeps_history(edit: Node, recorded: bool) -> bool:
+        """Whether gradients go the same way. Under no_grad an edit leaves no trace; aten::copy has no derivative."""
+        return edit.target is aten.detach_.default or (recorded and edit.target is not aten.copy_.default)
 
     def _is_private(self, source: Node, place: int) -> bool:
         """Whether no one else can tell if the memory of `source` is edited at `place`."""
@@ -100,7 +116,7 @@ def functional_overload(target: Any) -> OpOverload | None:
     for overload in packet.overloads() if packet is not None else ():
         operator = getattr(packet, overload)
         if not operator._schema.is_mutable and _signature(operator) == _signature(target):
-            return operator if _has_derivative(operator) else None
+            return operator
     return None
 
 
@@ -108,10 +124,6 @@ def _signature(operator: OpOverload) -> list[tuple]:
     arguments = operator._schema.arguments
     returns = [str(result.type) for result in operator._schema.returns]
     return [(a.name, str(a.type), a.kwarg_only, a.default_value) for a in arguments] + [("", *returns)]
-
-
-def _has_derivative(operator: OpOverload) -> bool:
-    return operator is not aten.copy.default  # "derivative for aten::copy is not implemented"
 
 
 class _Values:
@@ -141,20 +153,24 @@ def _fits(operator: OpOverload, edit: Node, before: torch.Tensor, environment: A
         after = operator(*args, **kwargs)  # asks no more about sizes than the edit itself did
     if before.dtype != after.dtype or before.ndim != after.ndim or not _is_dense(before):
         return False
-    sizes = zip((*before.shape, *before.stride()), (*after.shape, *after.stride()), strict=True)
-    return all(same(left, right) for left, right in sizes)
+    return all(map(same, before.shape, after.shape)) and all(map(_same_stride, before.stride(), after.stride()))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether the axes in some order are those of contiguous memory: operators keep no other strides."""
     axes, expected = list(zip(tensor.shape, tensor.stride(), strict=True)), 1
     while axes:
-        axis = next((axis for axis in axes if same(axis[1], expected) or same(axis[0], 1)), None)
+        axis = next((axis for axis in axes if _same_stride(axis[1], expected) or same(axis[0], 1)), None)
         if axis is None:
             return False
         axes = [other for other in axes if other is not axis]
         expected = expected * axis[0]
     return True
+
+
+def _same_stride(left: Size, right: Size) -> bool:
+    """Strides are at least 1, which is written Max(1, s0), or not, where only an empty tensor knows the difference."""
+    return same(left, right) or same(torch.sym_max(1, left), torch.sym_max(1, right))
 
 
 def _name(edit: Node) -> str:

@@ -46,6 +46,7 @@ class _Identities:
     def __init__(self, module: GraphModule, inference: bool) -> None:
         self.aliases = Aliases(module.graph)
         self.inference = inference
+        self.reshapes_in_place = any(map(_reshapes_in_place, module.graph.nodes))  # the one object, but not the other
         self._graph = module.graph
 
     @functools.cached_property
@@ -75,7 +76,9 @@ class _Identities:
     def _view(self, node: Node) -> Identity | None:
         """A view of the same sizes and strides; it stays where someone could tell two tensor objects apart."""
         source = node.args[0]
-        if not isinstance(source, Node) or not _is_view(node) or self.aliases.edited(node) or _is_taken(node):
+        if not isinstance(source, Node) or not _is_view(node) or _is_taken(node):
+            return None
+        if self.reshapes_in_place and self.aliases.edited(node):
             return None
         if node.target is aten.detach.default:
             return (source, "detach", "gradients are off") if self.inference else None
@@ -117,6 +120,10 @@ def _is_view(node: Node) -> bool:
     if schema.is_mutable or len(schema.returns) != 1 or node.target in _CASTS | _BY_STRIDES:
         return False
     return schema.returns[0].alias_info is not None and schema.arguments[0].alias_info is not None
+
+
+def _reshapes_in_place(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and torch.Tag.inplace_view in node.target.tags
 
 
 def _is_taken(node: Node) -> bool:

@@ -76,7 +76,7 @@ class Aliases:
         self._places[node] = len(self._places)
         for other in _aliased_arguments(node):
             self.join(node, other)
-        for written in _written_arguments(node):
+        for written in written_arguments(node):
             self._edits.setdefault(self._root(written), []).append(self._places[node])
         if node.op in ("output", "call_module"):
             self._leaving.update(map(self._root, node.all_input_nodes))
@@ -159,7 +159,8 @@ def _is_view_of(value: object, other: object) -> bool:
     return torch._C._is_alias_of(value, other)  # type: ignore[attr-defined]
 
 
-def _written_arguments(node: Node) -> list[Node]:
+def written_arguments(node: Node) -> list[Node]:
+    """What a call edits in place."""
     if _updates_statistics(node):
         return [argument for argument in node.args[3:5] if isinstance(argument, Node)]
     return _nodes_at(node, _written(node.target)) if isinstance(node.target, torch._ops.OpOverload) else []
