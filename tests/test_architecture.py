@@ -23,8 +23,9 @@ LAYERS = (
     {"rewrites"},
     {"patterns"},
     {"normalize"},
+    {"capture"},
     {"shape"},
-    {"capture", "kernels"},
+    {"kernels"},
     {"findings", "config", "callable_module"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
@@ -33,7 +34,7 @@ ONLY = {
     "patterns": r"patterns|normalize|shape|findings|kernels\.\w+\.plan",
     "kernels": r"kernels|findings|config",
     "shape": r"shape|findings|config",
-    "capture": r"capture|findings|config",
+    "capture": r"capture|shape|findings|config",
 }
 EDITS = {
     "create_node", "eliminate_dead_code", "erase_node", "inserting_after", "inserting_before", "replace_all_uses_with",

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.places import Places
+from fxopt.capture.proofs import ITEMS, Proofs
 from fxopt.capture.shape_env import TraceShapeEnv
 from fxopt.findings import Place
 
@@ -81,14 +82,17 @@ class Tracer(proxy_tensor.PythonKeyTracer):
 
 
 class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
-    def __init__(self, tracer: Tracer, shape_env: TraceShapeEnv):
+    def __init__(self, tracer: Tracer, shape_env: TraceShapeEnv, proofs: Proofs):
         super().__init__(tracer, "real", pre_dispatch=True)
         self._shape_env = shape_env
+        self._proofs = proofs
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.sym_numel.default:  # as a product of sizes
             with self:
                 return sym_numel(*args)
+        if func in ITEMS and (number := self._proofs.number(args[0])) is not None:
+            return number
         if func in _SQUEEZES:
             _guard_squeeze(args)
         self._shape_env.operator = func
@@ -97,6 +101,8 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
                 out = super().__torch_dispatch__(func, types, args, kwargs)
             finally:
                 self._shape_env.operator = None
+            if func in ITEMS and isinstance(out, torch.SymInt):
+                self._proofs.bound(out, args[0])
             return self._divided(out, *args) if func is torch.ops.aten.arange.start_step else out
 
     def _divided(self, out: Any, start: Any, end: Any, step: Any = 1) -> torch.Tensor:
@@ -130,6 +136,10 @@ class _FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
     autocast: Place | None = None
     strides_read = False
 
+    def __init__(self, tracer: Tracer, proofs: Proofs):
+        super().__init__(tracer)  # type: ignore[arg-type]
+        self._proofs = proofs
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.amp.autocast_mode._enter_autocast:
             self.autocast = self.autocast or self.tracer.here()  # type: ignore[union-attr]
@@ -137,7 +147,18 @@ class _FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
             self.strides_read = True
         elif func in _GRADIENTS:
             raise CaptureError(f"calls {func.__name__}, which a graph of the forward does not keep")
+        elif func is torch._assert and self._asserts(*args, **(kwargs or {})):
+            return None
         return super().__torch_function__(func, types, args, kwargs)
+
+    def _asserts(self, condition: Any, message: str) -> bool:
+        """An assert about data stays in the graph, in its place and with its error; a proved one goes."""
+        node = self._proofs.node_of(condition) if isinstance(condition, FakeTensor) else None
+        if node is None:
+            return False
+        if self._proofs.number(condition) is None:
+            self.tracer.create_node("call_function", torch._assert, (node, message), {})
+        return self._proofs.number(condition) != 0
 
 
 def trace(
@@ -161,7 +182,8 @@ def trace(
     known: dict[int, torch.fx.Node] = {}
     tracer = Tracer(places, known)
     shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
-    functions = _FunctionMode(tracer)  # type: ignore[arg-type]
+    proofs = Proofs(tracer)
+    functions = _FunctionMode(tracer, proofs)
     with TRACE_LOCK, shape_config.patch(backed_size_oblivious=True), _patched():  # type: ignore[attr-defined]
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
@@ -174,7 +196,7 @@ def trace(
             stack.enter_context(functions)
             for mode in modes:
                 stack.enter_context(mode)
-            stack.enter_context(_ProxyMode(tracer, shape_env))
+            stack.enter_context(_ProxyMode(tracer, shape_env, proofs))
             stack.enter_context(proxy_tensor.disable_autocast_cache())
             outputs = tuple(_proxy_of(value, tracer) for value in run(tracer))
         tracer.create_node("output", "output", (tracer.create_arg(outputs),), {})

@@ -85,7 +85,7 @@ def decide(symbol: str, left: Values, right: Values) -> bool | None:
     if not numbers or (symbol == "==" and not (left & right).intervals):
         return False
     if symbol == "==":
-        return True if left.min == left.max == right.min == right.max and not nan else None
+        return True if left.number is not None and left.number == right.number else None
     never, always = (left.min >= right.max, left.max < right.min)
     if symbol == "<=":
         never, always = (left.min > right.max, left.max <= right.min)
@@ -181,7 +181,7 @@ def _down(number: float) -> float:
 
 def _where_true(symbol: str, right: Values) -> Values:
     if symbol == "!=":
-        return ANYTHING if right.nan or right.min != right.max else ANYTHING.without(Values(right.intervals))
+        return ANYTHING if right.number is None else ANYTHING.without(right)
     if not right.intervals:
         return Values()
     if symbol == "==":
@@ -240,9 +240,8 @@ def describe(ranges: Ranges, condition: object) -> str:
     comparison = Comparison.of(condition) if isinstance(condition, Node) else None
     if comparison is None:
         return "a mask"
-    right = ranges.of_value(comparison.right).values
-    single = len(right.intervals) == 1 and right.min == right.max
-    return f"{comparison.symbol} {right.min}" if single else f"{comparison.symbol} a tensor"
+    number = ranges.of_value(comparison.right).values.number
+    return f"{comparison.symbol} {'a tensor' if number is None else number}"
 
 
 def _sample(operand: object) -> Any:

@@ -135,7 +135,7 @@ def _fmod(op: Operation) -> Known | None:
 
 
 def _divisor(divisor: Values) -> str:
-    return str(divisor.min) if divisor.min == divisor.max else str(divisor)
+    return str(divisor if divisor.number is None else divisor.number)
 
 
 def _unary(compute: Callable[[Operation, Values], Values | None], step: str) -> Rule:

@@ -58,7 +58,7 @@ def _mask(ends: _Ends, exact: Callable[[int, int], int], step: str) -> Rule:
         values = Values(tuple(combine(a, b) for a, b in product(left.values.intervals, right.values.intervals)))
         if values == left.values:
             return left
-        return Known(values, f"{step} {right.values if right.values.min == right.values.max else left.values}")
+        return Known(values, f"{step} {right.values if right.values.number is not None else left.values}")
 
     return rule
 

@@ -45,8 +45,8 @@ def _clamp(low: str | None, high: str | None) -> Rule:
 def _end(op: Operation, name: str | None, unbounded: str) -> str:
     if name is None or op[name] is None:
         return unbounded
-    values = op.operand(name).values
-    return f"{values.min:.9g}" if len(values.intervals) == 1 and values.min == values.max else "a tensor"
+    number = op.operand(name).values.number
+    return "a tensor" if number is None else f"{number:.9g}"
 
 
 def _constants(low: Number | None, high: Number | None) -> Rule:

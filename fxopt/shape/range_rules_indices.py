@@ -20,7 +20,7 @@ def _search(boundaries: str) -> Rule:
 
     def rule(op: Operation) -> Known | None:
         edges = size_values(op.tensor(boundaries).shape[-1])
-        text = f"{edges.max} edges" if edges.min == edges.max else "its edges"
+        text = "its edges" if edges.number is None else f"{edges.number} edges"
         return _integers(op, Values.between(0, edges.max), f"bucketize over {text}")
 
     return rule
@@ -36,7 +36,7 @@ def _position(step: str, dim: str | None = "dim") -> Rule:
 
     def rule(op: Operation) -> Known | None:
         size = op.size("self", op[dim] if dim else None)
-        text = f"{step} of {size.max}" if size.min == size.max else step
+        text = step if size.number is None else f"{step} of {size.number}"
         return _integers(op, Values.between(0, max(0, size.max - 1)), text)
 
     return rule
@@ -66,16 +66,16 @@ def _bag(op: Operation) -> Known | None:
 def _arange(op: Operation) -> Known | None:
     start = op.known("start").values if op["start"] is not None else Values.only(0)
     end, step = op.known("end").values, op.known("step").values if op["step"] is not None else Values.only(1)
-    if op.dtype is None or op.dtype == torch.bool or step.min != step.max or step.min == 0:
+    if op.dtype is None or op.dtype == torch.bool or not step.number:
         return None
     numbers = [n for values in (start, end, step) for n in (values.min, values.max)]
     if not all(isinstance(number, int) for number in numbers):
         return None
-    low, high = (start.min, end.max - 1) if step.min > 0 else (end.min + 1, start.max)
+    low, high = (start.min, end.max - 1) if step.number > 0 else (end.min + 1, start.max)
     values = Values.between(low, high)
     if op.dtype.is_floating_point and not values.within(Values.between(-_EXACT, _EXACT)):
         return None
-    return Known(cast(values, op.dtype), f"arange to {end.max}" if end.min == end.max else "arange")
+    return Known(cast(values, op.dtype), "arange" if end.number is None else f"arange to {end.number}")
 
 
 def _flags(step: str) -> Rule:

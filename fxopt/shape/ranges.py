@@ -34,10 +34,8 @@ class Ranges:
 
     def condition(self, node: Node) -> bool | None:
         """True, or False, where a bool tensor is that in every element for every input; why: of(node).because."""
-        tensor, values = tensor_of(node), self.of(node).values
-        if tensor is None or tensor.dtype != torch.bool or not values or values.min != values.max:
-            return None
-        return bool(values.min)
+        tensor, number = tensor_of(node), self.of(node).values.number
+        return bool(number) if tensor is not None and tensor.dtype == torch.bool and number is not None else None
 
     def of_value(self, value: object) -> Known:
         """Of an argument: a node or a Python number."""

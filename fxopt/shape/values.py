@@ -52,6 +52,11 @@ class Values:
         return self.intervals[-1][1]
 
     @property
+    def number(self) -> Number | None:
+        """The one number that all of them are, None where there are more, or none, or NaN."""
+        return self.min if len(self.intervals) == 1 and self.min == self.max and not self.nan else None
+
+    @property
     def hull(self) -> Values:
         """One interval around all of them."""
         return Values(((self.min, self.max),), self.nan) if len(self.intervals) > 1 else self
