@@ -74,12 +74,18 @@ class ViewChains:
         best, most = None, 0
         for source, steps in self._ways(node):
             dead = self.freed(node, source)
-            if not self._may_become(node, source, steps):
+            if self._copies(node, source) and not self._may_become(node, source, steps):
                 steps = [*steps, Contiguous()]
             if len(dead) - len(steps) > most and self._may_become(node, source, steps):
-                best = Match(node, {"source": source, "steps": steps, "freed": tuple(reversed(dead))})
+                best = self._match(node, source, steps, dead)
                 most = len(dead) - len(steps)
         return best
+
+    def _match(self, node: Node, source: Node, steps: list[Step], dead: list[Node]) -> Match:
+        """exact: even the strides of axes of size 1 count, as they do where operators look for channels that come last."""
+        exact = self.strides.asked(node) is Layout.CONTIGUOUS and len(shape_of(node)) > 3
+        bound = {"source": source, "steps": steps, "freed": tuple(reversed(dead)), "exact": exact}
+        return Match(node, bound)
 
     def _ways(self, node: Node) -> Iterator[tuple[Node, list[Step]]]:
         """(tensor, operators) that give `node`, other than `node` itself."""
@@ -140,6 +146,10 @@ class ViewChains:
             return True
         return node.target in _MAY_COPY and self.strides.known(source) is not Layout.CONTIGUOUS
 
+    def _copies(self, node: Node, source: Node) -> bool:
+        """Whether an operator between the two may have copied."""
+        return self.of(node).copies != self.of(source).copies
+
     def _may_become(self, node: Node, source: Node, steps: list[Step]) -> bool:
         """Whether nothing but the time that it takes tells the shorter way from the longer one."""
         if self.aliases.edited(source):
@@ -147,7 +157,7 @@ class ViewChains:
         handed_out = any(user.op != "call_function" for user in node.users)
         if handed_out and not steps and source.op != "call_function":
             return False  # a view of an input is another tensor object than the input
-        if self.of(node).copies == self.of(source).copies:
+        if not self._copies(node, source):
             return True
         if self.aliases.leaves(node) or (self._opaque and self.aliases.leaves(source)):
             return False

@@ -121,6 +121,18 @@ def _t(node: Node) -> Change:
     return lambda view: view.permute(order)
 
 
+def _movedim(node: Node) -> Change:
+    rank = len(shape_of(node))
+    source, target = (
+        [int(dim) % rank for dim in (dims if isinstance(dims, list | tuple) else [dims])]  # type: ignore[arg-type]
+        for dims in node.args[1:3]
+    )
+    order = [dim for dim in range(rank) if dim not in source]
+    for place, dim in sorted(zip(target, source, strict=True)):
+        order.insert(place, dim)
+    return lambda view: view.permute(order)
+
+
 def _permute(node: Node) -> Change:
     rank = len(shape_of(node))
     order = [int(dim) % rank for dim in node.args[1]]  # type: ignore[union-attr, arg-type]
@@ -133,7 +145,12 @@ _CHANGES: dict[object, Callable[[Node], Change]] = {
     aten.select.int: _select,
     aten.unsqueeze.default: _unsqueeze,
     aten.transpose.int: _transpose,
+    aten.swapaxes.default: _transpose,
+    aten.swapdims.default: _transpose,
+    aten.movedim.int: _movedim,
+    aten.movedim.intlist: _movedim,
     aten.t.default: _t,
+    aten.numpy_T.default: _t,
     aten.permute.default: _permute,
 }
 

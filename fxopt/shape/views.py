@@ -97,7 +97,8 @@ class View:
             index += size
         if len(axis.parts) > 1:
             return None
-        fixed = tuple((part.dim, part.start + index) for part in axis.parts)
+        at = index if axis.spread is None else 0
+        fixed = tuple((part.dim, part.start + at) for part in axis.parts)
         return View(self.axes[:dim] + self.axes[dim + 1 :], self.fixed + fixed)
 
     def unsqueeze(self, dim: int) -> View:
