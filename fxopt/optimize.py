@@ -79,7 +79,7 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel) -> Executable:
     findings.operators_after, findings.rewrites = operators(module.graph), fuel.used
     module.recompile()
     fast = copied(module)
-    direct(fast)
+    direct(fast, inference)
     return Executable(captured, fast.forward, findings, module)
 
 

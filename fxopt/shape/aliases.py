@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from operator import getitem
 
 import torch
 from torch.fx import Graph, Node
@@ -111,7 +112,10 @@ class Aliases:
 
     def owned(self, node: Node) -> bool:
         """Whether the graph made this memory: no input, no state, no constant, nothing an opaque module has seen."""
-        return all(member.op == "call_function" for member in self.sharing(node))
+        return all(
+            isinstance(member.target, torch._ops.OpOverload) or member.target is getitem
+            for member in self.sharing(node)
+        )
 
     def sharing(self, node: Node) -> list[Node]:
         """All nodes that may share memory with `node`, itself included."""
