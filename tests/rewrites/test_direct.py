@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxopt import optimize
@@ -31,6 +32,67 @@ def test_bindings_take_the_overloads_arguments() -> None:
     )
     for one, other in zip(module(*tensors), expected, strict=True):
         assert torch.equal(one, other) and one.dtype == other.dtype
+
+
+class Makers(nn.Module):
+    def forward(self, x: Tensor) -> list[Tensor]:
+        B, count = x.size(0), x.numel()
+        top, index = x.topk(2)
+        plain = [torch.zeros(B, 3), torch.ones(2, B, dtype=torch.int32), torch.full((B,), 2.5), torch.full((B,), True)]
+        counted = [torch.arange(count), torch.arange(1, B + 1, dtype=torch.float32), torch.arange(0, 2 * B, 2)]
+        new = [x.new_zeros(B, 2), x.new_ones(3), x.new_full((B, 1), 7), x.new_zeros((2, B), dtype=torch.bool)]
+        like = [torch.zeros_like(x.t()), torch.ones_like(x, dtype=torch.int64), torch.full_like(x, 3)]
+        return [*plain, *counted, *new, *like, top, index, torch.maximum(x, x.neg()), torch.minimum(x, x.abs())]
+
+
+def test_makers_and_sizes() -> None:
+    model = Makers()
+    fast = optimize(model, (torch.randn(5, 3),))
+    left = [node.target for node in executed(fast) if isinstance(node.target, torch._ops.OpOverload)]
+    assert not left
+    for batch in (5, 2, 0, 1):
+        x = torch.randn(batch, 3)
+        for found, expected in zip(fast(x), model(x), strict=True):
+            assert torch.equal(found, expected) and found.dtype == expected.dtype
+    assert len(fast._fxopt.entries) == 1
+
+
+def executed(model: nn.Module) -> list[Node]:
+    return list(model._fxopt.entries[0].executable.run.__self__.graph.nodes)
+
+
+class Lengths(nn.Module):
+    """Values by feature, as a jagged batch splits them."""
+
+    def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
+        return torch.stack([part.sum() for part in values.split(lengths.tolist())])
+
+
+class EditedLengths(nn.Module):
+    """The lengths change between the first reading and the last."""
+
+    def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
+        first, second = lengths.unbind()
+        before = first.item()
+        lengths.add_(1)
+        return values.sum() * before + values.sum() * second.item()
+
+
+def test_sizes_in_a_tensor_are_read_at_once() -> None:
+    model = Lengths()
+    fast = optimize(model, (torch.randn(6), torch.tensor([1, 2, 3])))
+    targets = [node.target for node in executed(fast)]
+    assert torch.Tensor.tolist in targets and torch.Tensor.item not in targets and torch.unbind not in targets
+    for lengths in ([4, 0, 3], [0, 0, 0], [1, 2, 3]):
+        values = torch.randn(sum(lengths))
+        assert torch.equal(fast(values, torch.tensor(lengths)), model(values, torch.tensor(lengths)))
+
+
+def test_sizes_that_are_edited_meanwhile_are_read_one_by_one() -> None:
+    model = EditedLengths()
+    fast = optimize(model, (torch.ones(6), torch.tensor([1, 2])))
+    for lengths in ([4, 0], [1, 2]):
+        assert torch.equal(fast(torch.ones(3), torch.tensor(lengths)), model(torch.ones(3), torch.tensor(lengths)))
 
 
 def test_many_arguments_arrive_in_order() -> None:
