@@ -52,7 +52,7 @@ class Editor:
         self.added.append(node)
         node.meta["place"] = place_of(self.point)
         fake_args = map_arg(args, lambda argument: argument.meta["val"])
-        with fake_mode_of(self.module) as mode, _asking(mode, target):
+        with fake_mode_of(self.module) as mode, _asking(mode, target), _as_captured():
             node.meta["val"] = target(*fake_args, **map_arg(kwargs, lambda argument: argument.meta["val"]))
         return node
 
@@ -175,7 +175,7 @@ def apply(rewrite: Rewrite, module: GraphModule, fuel: Fuel, inference: bool) ->
 def _found(rewrite: Rewrite, module: GraphModule, inference: bool, findings: PassFindings) -> list[Match | Reject]:
     """All matches; a pattern that fails costs its own pass and nothing else."""
     try:
-        with no_new_guards(module):
+        with no_new_guards(module), _as_captured():
             return list(rewrite.find(module, inference))
     except Exception as error:
         findings.misses.append(
@@ -260,7 +260,7 @@ def no_new_guards(module: GraphModule) -> Iterator[None]:
             asked.append(expr)
             suppressed.enter_context(environment.suppress_guards())
 
-    with ExitStack() as suppressed, symbolic_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+    with ExitStack() as suppressed:
         if environment is not None:
             environment._check_frozen = suppress
             suppressed.callback(delattr, environment, "_check_frozen")
@@ -268,6 +268,11 @@ def no_new_guards(module: GraphModule) -> Iterator[None]:
     if asked:
         ShapeEnv._inner_evaluate_expr.cache_clear()  # the answers, without their guards
         raise Rejected("it holds only for some input sizes")
+
+
+def _as_captured() -> Any:
+    """Sizes are not 0 or 1 by accident. Not for every match: torch takes 0.1 ms to change a setting."""
+    return symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
 
 
 @contextmanager

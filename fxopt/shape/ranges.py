@@ -99,7 +99,8 @@ def _unseen_inputs(node: Node, seen: dict[Node, Known]) -> list[Node]:
         if top in entered:
             stack.pop()
             continue
-        waiting = [i for i in top.all_input_nodes if i not in entered and i not in seen]
+        read = top.all_input_nodes if rule_of(top) else ()  # what has no rule asks for nothing
+        waiting = [i for i in read if i not in entered and i not in seen]
         if waiting:
             stack.extend(waiting)
         else:
