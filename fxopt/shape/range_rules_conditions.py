@@ -68,13 +68,18 @@ def _kind(numbers: Values) -> Rule:
 
 
 def _isin(op: Operation) -> Known | None:
-    elements = op.known("elements" if op["elements"] is not None else "element")
-    tested = op.known("test_elements" if op["test_elements"] is not None else "test_element")
-    if not isinstance(op["elements"], Node) or not elements.values or (elements.values & tested.values):
+    """Only where elements and tested ones have one dtype: a number wraps around into it."""
+    if not isinstance(op["elements"], Node):
         return None
-    if elements.values.nan or not elements.values.intervals:
+    elements, dtype = op.known("elements"), op.tensor("elements").dtype
+    name = "test_element" if op["test_element"] is not None else "test_elements"
+    if isinstance(op[name], Node) and op.tensor(name).dtype != dtype:
         return None
-    return Known(Values.only(int(bool(op["invert"]))), f"{elements.values} ({elements.because}) has none of those")
+    tested = cast(op.known(name).values, dtype)
+    if not elements.values.intervals or elements.values.nan or elements.values & tested:
+        return None
+    because = f"{elements.values} ({elements.because}) has none of those"
+    return Known(Values.only(int(bool(op["invert"]))), because)
 
 
 def _quantified(empty: int) -> Rule:

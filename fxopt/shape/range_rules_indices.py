@@ -101,17 +101,23 @@ def _element(op: Operation) -> Known | None:
     return op.known("self")
 
 
+def _typical(op: Operation) -> Known | None:
+    """One of the elements; of nothing, torch.median makes up a number."""
+    return op.known("self") if op.size("self", op["dim"]).min >= 1 else None
+
+
 _UNIQUE = (_element, _position("inverse of unique"), _ones_of)
 _BY_DIM = (_element, _position("position"))
+_TYPICAL = (_typical, _position("position"))
 
 PARTS: dict[object, Sequence[Part]] = {
     aten.max: _BY_DIM,
     aten.min: _BY_DIM,
     aten.sort: _BY_DIM,
     aten.topk: _BY_DIM,
-    aten.kthvalue: _BY_DIM,
-    aten.median: _BY_DIM,
-    aten.mode: _BY_DIM,
+    aten.kthvalue: _TYPICAL,
+    aten.median: _TYPICAL,
+    aten.mode: _TYPICAL,
     aten.cummax: _BY_DIM,
     aten.cummin: _BY_DIM,
     aten.aminmax: (_element, _element),
@@ -141,7 +147,7 @@ RULES: dict[object, Rule] = {
     aten.randint: _randint,
     aten.max.default: _element,
     aten.min.default: _element,
-    aten.median.default: _element,
+    aten.median.default: _typical,
     aten.amax: _element,
     aten.amin: _element,
 }

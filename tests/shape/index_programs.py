@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 aten = torch.ops.aten
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-FLOATS = (torch.float32, torch.float64)
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 DTYPES = (*INTEGERS, torch.bool, *FLOATS)
 _LARGEST_NUMEL = 20_000
 
@@ -262,8 +262,13 @@ def _reduce(p: Programs, pool: list[Node]) -> Node | None:
 def _part(p: Programs, pool: list[Node]) -> Node | None:
     """One output of an operator with several."""
     target, *args = p.random.choice(
-        [(aten.sort.default,), (aten.topk.default, 2), (aten.max.dim, 0), (aten._unique2.default, True, True, True)]
-    )
+        [
+            (aten.sort.default,), (aten.topk.default, 2), (aten.max.dim, 0), (aten._unique2.default, True, True, True),
+            (aten.unique_consecutive.default, True, True), (aten.median.dim, 0), (aten.kthvalue.default, 2),
+            (aten.cummax.default, 0), (aten.aminmax.default,), (aten.split.Tensor, 50), (aten.mode.default, 0),
+            (aten.where.default,), (aten.unique_dim.default, 0, True, True, True),
+        ]
+    )  # fmt: skip
     both = p.call(target, p.pick(pool), *args)
     if both is None:
         return None
@@ -282,6 +287,54 @@ def _divide(p: Programs, pool: list[Node]) -> Node | None:
 def _shift(p: Programs, pool: list[Node]) -> Node | None:
     target = p.random.choice([aten.bitwise_left_shift, aten.bitwise_right_shift]).Tensor_Scalar
     return p.call(target, p.pick(pool), p.random.randint(-1, 9))
+
+
+def _pick_rows(p: Programs, pool: list[Node]) -> Node | None:
+    """Elements of one value at positions given by another."""
+    position = p.call(aten.remainder.Scalar, p.pick(pool), 7)
+    index = p.call(aten.to.dtype, position, torch.int64) if position is not None else None
+    if index is None:
+        return None
+    form = p.random.randrange(4)
+    if form == 0:
+        return p.call(aten.gather.default, p.pick(pool), 0, index)
+    if form == 1:
+        return p.call(aten.index_select.default, p.pick(pool), 0, index)
+    if form == 2:
+        return p.call(aten.scatter.value, p.pick(pool), 0, index, p.number())
+    return p.call(aten.one_hot.default, index, 7)
+
+
+def _filter(p: Programs, pool: list[Node]) -> Node | None:
+    mask = _compare(p, pool)
+    if mask is None:
+        return None
+    if p.random.random() < 0.5:
+        return p.call(aten.masked_select.default, mask.args[0], mask)
+    return p.call(aten.index.Tensor, mask.args[0], [mask])
+
+
+def _create(p: Programs, pool: list[Node]) -> Node | None:
+    dtype = p.random.choice(DTYPES)
+    form = p.random.randrange(4)
+    if form == 0:
+        ends = p.random.randint(-60, 60), p.random.randint(-60, 60)  # not 2**31: that takes memory
+        return p.call(aten.arange.start_step, *ends, p.random.choice([1, 2, -1, 7]), dtype=dtype)
+    if form == 1:
+        return p.call(aten.full_like.default, p.pick(pool), p.number(), dtype=dtype)
+    if form == 2:
+        return p.call(p.random.choice([aten.zeros_like, aten.ones_like]).default, p.pick(pool), dtype=dtype)
+    return p.call(aten.new_full.default, p.pick(pool), [3], p.number(), dtype=dtype)
+
+
+def _membership(p: Programs, pool: list[Node]) -> Node | None:
+    if p.random.random() < 0.5:
+        return p.call(aten.isin.Tensor_Scalar, p.pick(pool), p.number(), invert=p.random.random() < 0.5)
+    return p.call(aten.isin.Tensor_Tensor, p.pick(pool), p.pick(pool))
+
+
+def _count(p: Programs, pool: list[Node]) -> Node | None:
+    return p.call(p.random.choice([aten.count_nonzero.default, aten.median.default]), p.pick(pool))
 
 
 def _nan_to_num(p: Programs, pool: list[Node]) -> Node | None:
@@ -303,5 +356,5 @@ OPERATIONS = [
     _unary(aten.isnan.default, aten.isinf.default, aten.isfinite.default, aten.logical_not.default),
     _cast, _cast, _clamp, _clamp, _clamp_tensor, _compare, _where, _where, _where, _where_derived, _where_derived,
     _logic, _bit_logic, _bucketize, _table, _move, _move, _join, _position, _reduce, _part, _divide, _shift,
-    _nan_to_num,
+    _nan_to_num, _pick_rows, _filter, _create, _membership, _count,
 ]  # fmt: skip
