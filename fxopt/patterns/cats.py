@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.freshness import Freshness
 from fxopt.patterns.pieces import Run, merged, pieces_of, whole_split
 from fxopt.patterns.view_chains import ViewChains
 from fxopt.patterns.views_of import RESHAPES
@@ -70,7 +71,7 @@ def find_cats(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
 
 class _Cats:
     def __init__(self, aliases: Aliases, chains: ViewChains) -> None:
-        self.aliases, self.chains = aliases, chains
+        self.aliases, self.chains, self.fresh = aliases, chains, Freshness(aliases)
 
     def joined(self, join: Join) -> Match | None:
         """Inner cats written out, empty inputs left out, neighbours read as one slice."""
@@ -133,12 +134,10 @@ class _Cats:
     def _may_become(self, node: Node, source: Node, steps: Sequence[Step]) -> bool:
         """Whether nothing can tell a fresh tensor from this view of `source`."""
         strides = self.chains.strides
-        if self.aliases.leaves(node) or self.aliases.edited(node) or self.aliases.edited(source):
-            return False
         known = min([strides.known(source), *map(_kept_by, steps)])
         if any(isinstance(step, Permute) for step in steps) and not all(map(reads_once, node.users)):
             return False  # the copy that the cat makes is worth its time
-        return strides.asked(node) <= min(strides.known(node), known)
+        return strides.asked(node) <= min(strides.known(node), known) and self.fresh.survives(node, source)
 
     def _written_out(self, join: Join) -> tuple[list[Node], list[Node]]:
         """(what nothing else needs, all the inputs)."""

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.freshness import Freshness
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.signed_zeros import SignedZeros
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
@@ -38,14 +39,15 @@ def find_identities(module: GraphModule, inference: bool) -> Iterator[Match | Re
     if not found:
         return
     aliases, strides, zeros = Aliases(graph), Strides(graph), SignedZeros(graph)
+    fresh = Freshness(aliases)
     for node, kept in found:
         source = kept.source
-        if aliases.edited(node) or aliases.edited(source) or any(map(aliases.edited, node.all_input_nodes)):
+        if any(map(aliases.edited, node.all_input_nodes)):
             continue
         if kept.plus_zero and zeros.matters(node) and not zeros.never_minus(source):
             yield Reject("x + 0.0 turns minus zero into zero, and the model's result may show it", node)
             continue
-        if not aliases.leaves(node) and strides.may_become(node, source):
+        if strides.may_become(node, source) and fresh.survives(node, source):
             yield Match(node, {"source": source, "why": kept.why})
 
 

@@ -92,7 +92,10 @@ class ViewChains:
         seen = self.of(node)
         if seen.root is not node:
             yield seen.root, [] if same_shape(seen.root, node) else [Reshape(shape_of(node))]
-        if seen.base is not node:
+        if seen.base is self._sources[node]:
+            if seen.view.is_base:
+                yield seen.base, []
+        elif seen.base is not node:
             steps = steps_of(seen.view, shape_of(seen.base))
             if steps is not None:
                 yield seen.base, steps

@@ -77,4 +77,12 @@ def _factors(sizes: Sequence[Size]) -> tuple[int, list[sympy.Expr]]:
 
 
 def product(sizes: Iterable[Size]) -> Size:
-    return math.prod(sizes)
+    known, unknown = 1, None
+    for size in sizes:  # a multiplication of a SymInt by 1 costs 50 us
+        if isinstance(size, int):
+            known *= size
+        else:
+            unknown = size if unknown is None else unknown * size
+    if unknown is None:
+        return known
+    return unknown if known == 1 else unknown * known

@@ -27,6 +27,7 @@ _FRESH = {
     aten.linear.default, aten.mm.default, aten.bmm.default, aten.addmm.default, aten.embedding.default,
     aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.zeros.default, aten.ones.default,
     aten.full.default, aten.arange.default, aten.arange.start, aten.arange.start_step, aten.cumsum.default,
+    aten.repeat.default,
 }  # fmt: skip
 _JOINS = {aten.cat.default, aten.stack.default}
 # The result's strides follow from its shape, and nothing but the values of the arguments is read.
@@ -156,7 +157,15 @@ def _is_scalar(node: Node) -> bool:
 
 
 def _is_pointwise(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    """A cast to another dtype is one too; an edit in place has the strides of what it edits."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+        return False
+    return torch.Tag.pointwise in node.target.tags or (node.target is aten.to.dtype and _is_new(node))
+
+
+def _is_new(cast: Node) -> bool:
+    source = cast.args[0]
+    return isinstance(source, Node) and cast.meta["val"].dtype != source.meta["val"].dtype
 
 
 def _is_ours(node: Node) -> bool:

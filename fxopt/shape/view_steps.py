@@ -49,9 +49,13 @@ Step = Slice | Select | Permute | Reshape | Expand | Contiguous
 
 def steps_of(view: View, base: Sequence[Size]) -> list[Step] | None:
     """The operators that make `view` out of a tensor of shape `base`; None where these kinds do not suffice."""
-    spellings = (view, _kept_ones(view, base))
-    ways = [way for spelled in spellings for ones in (False, True) if (way := _steps(spelled, base, ones)) is not None]
-    return min(ways, key=len, default=None)
+    views = [view]
+    if any(static(base[dim]) != 1 for dim, _ in view.fixed):
+        views.append(_kept_ones(view, base))
+    ways = [_steps(each, base, select_ones=False) for each in views]
+    if any(_is_cut_to_one(part, base) for axis in view.axes for part in axis.parts):
+        ways.append(_steps(view, base, select_ones=True))
+    return min((way for way in ways if way is not None), key=len, default=None)
 
 
 def _kept_ones(view: View, base: Sequence[Size]) -> View:
