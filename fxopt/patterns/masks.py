@@ -81,7 +81,7 @@ class Mask:
         moved = [axes(atom.axes) for atom in self.atoms]
         if any(new is None for new in moved):
             return None
-        atoms = tuple(replace(atom, axes=new) for atom, new in zip(self.atoms, moved, strict=True))
+        atoms = tuple(replace(atom, axes=new) for atom, new in zip(self.atoms, moved, strict=True))  # type: ignore[arg-type]
         return Mask(atoms, self.inverted, self.nodes | {node})
 
 
@@ -110,8 +110,8 @@ def _fits(atom: Atom, ids: Node, axes: tuple[int | None, ...]) -> bool:
         return False
     if given[axes.index(lane)] != _LANE:
         return False
-    counted = [have for have, _ in rows if have is not None]
-    return counted == sorted(counted) and all(same(sizes[h], shape[w]) for h, w in rows if h is not None and w is not None)
+    counted = [(have, want) for have, want in rows if have is not None and want is not None]
+    return counted == sorted(counted) and all(same(sizes[have], shape[want]) for have, want in counted)
 
 
 def mask_of(node: Node) -> Mask | None:
@@ -141,14 +141,10 @@ def _complement(node: Node) -> Mask | None:
     source, constant = mask_of(first) if isinstance(first, Node) else None, constant_of(second)
     if source is None or constant not in (0, 1):
         return None
-    compare = COMPARES.get(node.target)
-    inverts = constant == 1
-    if compare is not None:
-        inverts = (compare, constant) in ((Compare.EQ, 0), (Compare.NE, 1), (Compare.LT, 1), (Compare.LE, 0))
-        if not inverts and (compare, constant) not in ((Compare.EQ, 1), (Compare.NE, 0), (Compare.GT, 0), (Compare.GE, 1)):
-            return None
-    elif not inverts:
+    how = COMPARES.get(node.target), constant  # type: ignore[arg-type, call-overload]
+    if how not in (*_SAYS_ONE, *_SAYS_ZERO):
         return None
+    inverts = how in _SAYS_ZERO
     result = source.through(node, lambda axes: (None,) * (len(shape_of(node)) - len(axes)) + axes)
     return result.invert() if inverts and result else result
 
@@ -170,10 +166,11 @@ def _compared(node: Node) -> Mask | None:
     """ids != 0, or arange < lengths."""
     left, right = node.args[0], node.args[1] if len(node.args) > 1 else None
     if node.target in _ORDERS and isinstance(right, Node):
-        found = _prefix(node, left, right, _ORDERS[node.target]) or _prefix(node, right, left, _FLIPPED[_ORDERS[node.target]])
+        order = _ORDERS[node.target]
+        found = _prefix(node, left, right, order) or _prefix(node, right, left, _FLIPPED[order])
         if found is not None:
             return found
-    compare = COMPARES.get(node.target)
+    compare = COMPARES.get(node.target)  # type: ignore[call-overload]
     if compare is None or not isinstance(left, Node) or tensor_of(left) is None:
         return None
     number = constant_of(right)
@@ -285,6 +282,8 @@ _VIEWS = (
 )  # fmt: skip
 _AND = (aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor, aten.mul.Tensor)
 _OR = (aten.logical_or.default, aten.bitwise_or.Tensor, aten.__or__.Tensor)
+_SAYS_ZERO = ((None, 1), (Compare.EQ, 0), (Compare.NE, 1), (Compare.LT, 1), (Compare.LE, 0))  # None: constant - mask
+_SAYS_ONE = ((Compare.EQ, 1), (Compare.NE, 0), (Compare.GT, 0), (Compare.GE, 1))
 _ORDERS = {
     aten.lt.Tensor: Compare.LT,
     aten.le.Tensor: Compare.LE,

@@ -87,9 +87,7 @@ def find_pooled(node: Node, lookups: dict[Node, Lookup], describe: Describe) -> 
     return None
 
 
-def _reduced(
-    anchor: Node, call: Node, mode: str, lookups: dict[Node, Lookup], describe: Describe
-) -> Pooled | None:
+def _reduced(anchor: Node, call: Node, mode: str, lookups: dict[Node, Lookup], describe: Describe) -> Pooled | None:
     rows, dims = call.args[0], call.args[1] if len(call.args) > 1 else None
     if not isinstance(rows, Node) or tensor_of(rows) is None or call.kwargs.get("dtype") is not None:
         return None
@@ -319,23 +317,27 @@ def _divides_exactly(divisor: Node, pooled: Node) -> bool:
     return by == dtype or dtype in (torch.float32, torch.float64)
 
 
+_COUNTS = (aten.sum.dim_IntList, aten.count_nonzero.dim_IntList)
+
+
 def _counts(value: IndexValue, pooled: Pooled) -> bool:
     """Whether `value` starts from the number of lanes that count: mask.sum(1)."""
     call = value.base
-    if call.target not in (aten.sum.dim_IntList, aten.count_nonzero.dim_IntList) or call.kwargs.get("dtype") is not None:
+    if call.target not in _COUNTS or call.kwargs.get("dtype") is not None:
         return False
     mask = mask_of(call.args[0]) if isinstance(call.args[0], Node) else None
     dims = call.args[1]
     if mask is None or call.meta["val"].dtype.itemsize < 4 or not isinstance(dims, list | tuple) or len(dims) != 1:
         return False
     assert pooled.masking is not None
+    summed = int(dims[0])  # type: ignore[arg-type]
     ids, rank = pooled.lookup.ids, len(shape_of(call.args[0]))  # type: ignore[arg-type]
     lane = len(shape_of(ids)) - 1
     moved = [part.dim for axis in value.view.axes for part in axis.parts]
     if any(part.start or not part.whole for axis in value.view.axes for part in axis.parts):
         return False
     for axes in ((*range(lane + 1),), (*range(lane + 1), None), (*range(lane), None, lane)):
-        if len(axes) == rank and axes[int(dims[0]) % rank] == lane and moved == sorted(moved):
+        if len(axes) == rank and axes[summed % rank] == lane and moved == sorted(moved):
             atoms = counting(mask, ids, axes)
             if atoms is not None and set(map(_condition, atoms)) == set(map(_condition, pooled.masking.atoms)):
                 return True

@@ -1,4 +1,4 @@
-"""Masked pooling of padded sequences: every spelling becomes one column without a mask, and the numbers stay eager's."""
+"""Masked pooling of padded rows: every spelling becomes one column without a mask, and the numbers stay eager's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.patterns.found import Spelling, assert_eager, executable, findings, p
 
 B, L, D = 6, 7, 4
 Forward = Callable[..., Any]
-IDS = torch.tensor([[5, 3, 0, 0, 0, 0, 0], [0] * 7, [1, 2, 3, 4, 5, 6, 7], [0, 0, 9, 9, 0, 1, 0], [8] + [0] * 6, [0, 19] * 3 + [1]])
+ROWS = ([5, 3, 0, 0, 0, 0, 0], [0] * 7, [1, 2, 3, 4, 5, 6, 7], [0, 0, 9, 9, 0, 1, 0], [8] + [0] * 6, [0, 19] * 3 + [1])
+IDS = torch.tensor(ROWS)
 LENGTHS = torch.tensor([[2], [0], [7], [9], [-3], [4]])
 
 
@@ -40,6 +41,10 @@ def deepctr_lengths(n: Tensor) -> Tensor:
     return torch.transpose(mask, 1, 2)
 
 
+def _over_d(mask: Tensor) -> Tensor:
+    return mask.repeat_interleave(D, 2).float()
+
+
 BY_LENGTH: dict[str, Callable[[Tensor], Tensor]] = {
     "<": lambda n: arange() < n,
     "flipped": lambda n: n > arange(),
@@ -61,7 +66,7 @@ BY_LENGTH: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", BY_LENGTH)
 def test_masks_from_lengths(name: str) -> None:
     if name == "deepctr":
-        column = _one(lambda m, i, n: (m.e(i) * deepctr_lengths(n).repeat_interleave(D, 2).float()).sum(1), IDS, LENGTHS)
+        column = _one(lambda m, i, n: (m.e(i) * _over_d(deepctr_lengths(n))).sum(1), IDS, LENGTHS)
     else:
         column = _one(lambda m, i, n: sum_(m, i, BY_LENGTH[name](n).float()), IDS, LENGTHS)
     assert column.lengths is not None and column.weights is None and column.masked == "scaled"

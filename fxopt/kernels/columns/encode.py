@@ -6,6 +6,7 @@ Names and `runtime_error` are left out: only error messages need them, and Pytho
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections import defaultdict
@@ -157,7 +158,8 @@ def _check_masked(i: int, column: Column) -> None:
         raise ValueError(f"plan: column {i} has lengths without a source")
     allowed = ("filled", "lowered") if column.pool == "max" else ("scaled", "filled")
     value = column.masked_value
-    if column.masked not in allowed or (column.pool != "max" and value) or (column.masked == "lowered" and value - value):
+    fits = {"scaled": value == 0, "filled": column.pool == "max" or value == 0, "lowered": math.isfinite(value)}
+    if column.masked not in allowed or not fits[column.masked]:
         raise ValueError(f"plan: column {i}, {column.pool}: masked lanes are {column.masked!r} by {value}")
 
 
@@ -288,7 +290,8 @@ def _read_column(records: dict, record: tuple[int, ...]) -> tuple[int, Column]:
 
 
 def _read_extra(records: dict, record: tuple, flags: dict[str, bool]) -> dict[str, Any]:
-    weights, divisor, lengths = (_read_source(records, s) if s[0] >= 0 else None for s in (record[:8], record[8:16], record[16:24]))
+    sources = record[:8], record[8:16], record[16:24]
+    weights, divisor, lengths = (_read_source(records, s) if s[0] >= 0 else None for s in sources)
     bag, include_last, segment, segments, divide_at, divide_steps, length_at, length_steps, frozen, value = record[24:]
     divided = PerRow(divisor, _read_program(records, divide_at, divide_steps))
     return {

@@ -1,5 +1,5 @@
-// Lanes that do not count: masked ones, and those of weight zero. What they give is nothing in almost every case, so
-// a row is read only to see that, and its id is remembered: padding repeats one id, which then costs no row at all.
+// Masked lanes. What they give is nothing in almost every case, so a row is read only to see that, and its id is
+// remembered: padding repeats one id, which then costs no row at all.
 //
 // Leaving a row out unread would be wrong for a row with an infinity or NaN: 0 * inf is NaN in eager. Reading it once
 // keeps the answer exact for every table, and no state about tables outlives a work item.
@@ -17,39 +17,36 @@ struct LeftOut {
   How how;
   A* row;  // [dim], scratch
   int64_t harmless[kRemembered];  // ids whose rows give nothing, at their low bits
+  int64_t last = -1;              // the latest of them
 
-  LeftOut(const Job& job, bool weighted, A* scratch) : job(job), how(how_of(job, weighted)), row(scratch) {
+  LeftOut(const Job& job, A* scratch) : job(job), how(how_of(job)), row(scratch) {
     for (int64_t& id : harmless) id = -1;
   }
 
-  static How how_of(const Job& job, bool weighted) {
-    if (!job.has(kIsMasked)) return weighted ? kTimesZero : kNothing;
+  static How how_of(const Job& job) {
+    if (!job.has(kIsMasked)) return kNothing;
     if (job.column->masked == kScaled) return kTimesZero;
     if (job.column->masked == kLowered) return kLower;
     return job.column->pool == kMax ? kFill : kNothing;
   }
 
   bool known(int64_t id) const { return harmless[id % kRemembered] == id; }
-  void remember(int64_t id) { harmless[id % kRemembered] = id; }
+  void remember(int64_t id) { last = harmless[id % kRemembered] = id; }
 
-  void prefetch(int64_t id) const {
-    if (!job.table.prefetch || how == kFill || known(id)) return;
-    const char* data = job.table.data + id * job.table.row_stride;
-    for (int64_t line = 0; line < job.table.row_stride && line < 512; line += 64) __builtin_prefetch(data + line);
+  bool any_unknown(const int64_t* ids, int n) const {
+    bool unknown = false;
+    for (int k = 0; k < n; k++) unknown |= !known(ids[k]);
+    return unknown;
   }
 
-  // Adds 0 * row for each.
-  void add(const int64_t* ids, int n, A* acc) {
-    for (int k = 0; k < n; k++) {
-      if (known(ids[k])) continue;
-      widen_row(job.table, ids[k], row);
-      A zeros = 0;
-      for (int64_t d = 0; d < job.dim; d++) {
-        zeros += row[d] * 0;
-        acc[d] += row[d] * 0;
-      }
-      if (zeros == 0) remember(ids[k]);
+  // Adds the sum of 0 * row, which is in `row`.
+  void join_zeros(const int64_t* ids, int n, A* acc) {
+    A any = 0;
+    for (int64_t d = 0; d < job.dim; d++) {
+      any += row[d];
+      acc[d] += row[d];
     }
+    for (int k = 0; k < n && any == 0; k++) remember(ids[k]);
   }
 
   // The maximum with a constant, or with row - value for each; `started` tells whether acc holds anything yet.

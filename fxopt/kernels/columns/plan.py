@@ -84,7 +84,7 @@ class Instr:
 
 @dataclass(frozen=True)
 class PerRow:
-    """One number a row: `program` on the source's value, or where that is None on how many of its lanes count (int64)."""
+    """One number a row: `program` on the source's value, or with no source on how many lanes count (int64)."""
 
     source: Source | None
     program: tuple[Instr, ...] = ()
@@ -116,9 +116,10 @@ class Column:
     padding: an id that is left out of its bag (EmbeddingBag's padding_idx; after the index program). Pooling only.
     frozen: a row that is read as any other and whose gradient stays zero (Embedding's padding_idx). Not of bags.
     lengths: of a padded row, lane l counts only if l < length; any integer or float dtype.
-    masked: what a lane gives that does not count, by `lengths` or a KEEP of the program: "scaled", its row * 0 (sum and
-        mean, which stays one over all lanes); "filled", masked_value (0 in sums); "lowered", its row - masked_value (max).
-        Its id is checked like any other; its row need not be read where it cannot change the result. Dense pooling only.
+    masked: what a lane gives that does not count, by `lengths` or a KEEP of the program: "scaled", its row * 0 (sum
+        and mean, which stays one over all lanes); "filled", masked_value (0 in sums); "lowered", its row - masked_value
+        (max; fp32 and fp64 tables). Its id is checked like any other, and its row need not be read where it cannot
+        change the result (a row that is not finite does: 0 * inf is NaN). Pooling of padded rows only.
     divisor: each row of the result is divided by this value (a masked mean's denominator).
     shared_grad: equal maxima share the gradient (amax), and not the first takes it (max).
     empty_nan: a mean over no ids is NaN (a dense `.mean(1)`); otherwise 0 (EmbeddingBag).

@@ -26,12 +26,12 @@ struct Pooling {
   int64_t raw_begin = 0, raw_end = 0;  // positions of `raw` that were checked
   const int64_t* readable = nullptr;   // where the ids end that may be prefetched
   int64_t kept = 0;  // lanes of the last row that count
-  Value v, w;
+  Value v;
   int64_t ids[kTile];
   alignas(64) A weights[kTile];
 
-  // Where some lanes may not count, the window's `ids` and `weights` are those that do, and `others` those that give
-  // something all the same. upto[p]: how many of each lie before the window's position p.
+  // Where some lanes may not count, the window's `ids` are those that do, and `others` those that give something all the
+  // same. upto[p]: how many of each lie before the window's position p.
   struct Upto { uint16_t ids, others; };
   bool selective;
   LeftOut<A> left_out;
@@ -41,8 +41,7 @@ struct Pooling {
   Pooling(const Job& job, int64_t row0, int64_t row1, A* scratch, bool dense, bool fused, bool direct)
       : job(job), row0(row0), row1(row1), acc(scratch), block(scratch + job.dim), levels(block + kBlock * job.dim), dense(dense), fused(fused), direct(direct),
         in_place(job.out_dtype == (sizeof(A) == 8 ? kDouble : kFloat) && !job.has(kAdd) && job.column->pool != kNone),
-        selective((dense && (job.has(kIsMasked) || job.weights.data)) || (job.has(kHasPadding) && job.column->pool != kNone)),
-        left_out(job, dense && job.weights.data, block) {}
+        selective(job.has(kIsMasked)), left_out(job, levels + kLevels * job.dim) {}
 
   // Slides the window to `position`: what was evaluated ahead stays, the rest is filled up to `last`.
   bool evaluate(int64_t position, int64_t last, Error& error) {
@@ -63,23 +62,18 @@ struct Pooling {
     return true;
   }
 
-  // The same where some lanes may not count.
+  // The same where some lanes may not count. Without branches: masks may look random.
   bool select(int64_t position, int stays, int n, Error& error) {
     uint8_t counts[kTile];
     slide(stays ? int(position - begin) : 0, stays);
     if (!eval_masked(job, position + stays, n, row0, row1, v, counts, error)) return false;
-    if (job.weights.data) load(job.weights, position + stays, n, w);
-    const bool padded = job.has(kHasPadding), weighted = job.weights.data, gives = left_out.how != LeftOut<A>::kNothing;
+    const int64_t harmless = left_out.how == LeftOut<A>::kTimesZero ? left_out.last : -1;
+    const bool gives = left_out.how != LeftOut<A>::kNothing;
     Upto to = upto[stays];
     for (int k = 0; k < n; k++) {
-      const int64_t id = v.i[k];
-      const A weight = !weighted ? A(1) : w.is_int() ? A(w.i[k]) : w.is_double() ? A(w.d[k]) : A(w.f[k]);
-      const bool real = !padded || id != job.column->padding, in = real && counts[k] && (!dense || weight != 0);
-      ids[to.ids] = others[to.others] = id;
-      weights[to.ids] = weight;
-      if (!in && real && gives) left_out.prefetch(id);
-      to.ids += in;
-      to.others += real && !in && gives;
+      ids[to.ids] = others[to.others] = v.i[k];
+      to.ids += counts[k];
+      to.others += gives & !counts[k] & (v.i[k] != harmless);
       upto[stays + k + 1] = to;
     }
     if (!stays) prefetch_rows(ids, to.ids);
@@ -91,9 +85,9 @@ struct Pooling {
   // Moves the window's positions [from, from + n) to its begin.
   void slide(int from, int n) {
     const Upto first = n ? upto[from] : Upto{0, 0};
-    for (int p = 0; p <= n; p++) upto[p] = n ? Upto{uint16_t(upto[from + p].ids - first.ids), uint16_t(upto[from + p].others - first.others)} : first;
+    upto[0] = {0, 0};
+    for (int p = 1; p <= n; p++) upto[p] = {uint16_t(upto[from + p].ids - first.ids), uint16_t(upto[from + p].others - first.others)};
     memmove(ids, ids + first.ids, upto[n].ids * sizeof(int64_t));
-    memmove(weights, weights + first.ids, upto[n].ids * sizeof(A));
     memmove(others, others + first.others, upto[n].others * sizeof(int64_t));
   }
 
@@ -109,7 +103,7 @@ struct Pooling {
   void find_raw(int64_t first) {
     const View &view = job.ids, &w = job.weights;
     const bool plain = job.program.size == 0 && view.dtype == kInt64 && view.n[2] == view.rows * view.lanes &&
-                       view.stride[2] == 8 && !job.has(kWrapNegative) && !selective && job.column->pool != kNone;
+                       view.stride[2] == 8 && !job.has(kWrapNegative) && !job.has(kHasPadding) && !selective && job.column->pool != kNone;
     const bool plain_weights = !w.data || (w.dtype == (sizeof(A) == 8 ? kDouble : kFloat) && w.stride[2] == sizeof(A) && w.n[2] == view.n[2]);
     if (!plain || !plain_weights) return;
     raw = reinterpret_cast<const int64_t*>(view.data);
@@ -131,6 +125,17 @@ struct Pooling {
     if (begin == raw_begin) prefetch_rows(raw + begin, raw_end - begin);
     readable = raw + raw_end;
     return true;
+  }
+
+  // Leaves padding out, in place: positions of a window are used once.
+  int drop_padding(int64_t* bag, A* w, int n) {
+    int real = 0;
+    for (int k = 0; k < n; k++) {
+      if (bag[k] == job.column->padding) continue;
+      bag[real] = bag[k];
+      w[real++] = w[k];
+    }
+    return real;
   }
 
   // Adds rows to `to`, strictly in order.
@@ -204,13 +209,14 @@ struct Pooling {
       if ((outside || (more && end - from <= kFarAhead)) && !evaluate(from, last, error)) return false;
       const int at = int(from - begin);
       const int64_t ready = end < last ? end - kFarAhead : end;  // the rest serves prefetch until the window slides
-      const int n = int((to < ready ? to : ready) - from);
+      int n = int((to < ready ? to : ready) - from);
       from += n;
       readable = ids + (selective ? upto[end - begin].ids : end - begin);
       if (selective) {
         reduce_selected(upto[at], upto[at + n], n, count);
         continue;
       }
+      if (job.has(kHasPadding) && job.column->pool != kNone) n = drop_padding(ids + at, weights + at, n);
       if (job.column->pool == kNone) widen_row(job.table, ids[at], acc);
       else if (job.column->pool == kMax) max(ids + at, n, count == 0);
       else sum(ids + at, weights + at, n);
@@ -221,16 +227,25 @@ struct Pooling {
   }
 
   void reduce_selected(Upto from, Upto to, int lanes, int64_t& count) {
-    const int n = to.ids - from.ids, n_others = to.others - from.others;
+    const int64_t* rest = others + from.others;
+    const int n = to.ids - from.ids, n_rest = to.others - from.others;
     if (job.column->pool == kMax) {
       max(ids + from.ids, n, count == 0);
-      if (n_others) left_out.max(others + from.others, n_others, acc, count + n > 0);
+      if (n_rest) left_out.max(rest, n_rest, acc, count + n > 0);
     } else {
-      sum(ids + from.ids, weights + from.ids, n);
-      if (n_others) left_out.add(others + from.others, n_others, acc);
+      sum(ids + from.ids, nullptr, n);
+      if (left_out.any_unknown(rest, n_rest)) add_left_out(rest, n_rest);
     }
     kept += n;
-    count += job.has(kHasPadding) ? n + n_others : lanes;
+    count += lanes;
+  }
+
+  void add_left_out(const int64_t* rest, int n) {
+    static const A kZeros[kTile] = {};
+    clear(left_out.row);
+    readable = others + upto[end - begin].others;
+    sum_in_order(rest, kZeros, n, left_out.row);
+    left_out.join_zeros(rest, n, acc);
   }
 
   template <class O>
@@ -291,7 +306,7 @@ struct Pooling {
 
 template <class A>
 bool pool(const Job& job, int64_t row0, int64_t row1, Error& error) {
-  A* scratch = reinterpret_cast<A*>(job.call->scratch(job.dim * (1 + kBlock + kLevels) * sizeof(A)));
+  A* scratch = reinterpret_cast<A*>(job.call->scratch(job.dim * (2 + kBlock + kLevels) * sizeof(A)));
   const bool dense = !job.offsets && job.column->pool != kNone;
   // As F.embedding_bag: FBGEMM, which fuses, takes contiguous rows without padding.
   const bool fused = job.table.dtype == kFloat && job.table.column_stride == 4 && job.offsets && !job.has(kHasPadding);
