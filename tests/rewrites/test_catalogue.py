@@ -50,6 +50,26 @@ class ByAnInput(Triangle):
         return (x.unsqueeze(2) * self.scale)[:, (x[0] * 0).long()]
 
 
+class Products(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3, 2))
+
+    def weight(self, i: int, j: int) -> float:
+        return 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.unsqueeze(2) * self.scale
+        return torch.stack([z[:, i] * z[:, j] * self.weight(i, j) for i in range(3) for j in range(i + 1)], 1)
+
+
+class ProductsOfTheirOwn(Products):
+    """No two pairs are computed alike."""
+
+    def weight(self, i: int, j: int) -> float:
+        return 1 + i + j / 4
+
+
 class Guarded(Columns):
     def ids(self, x: Tensor) -> list[Tensor]:
         return [ids.clamp(0, 9).remainder(10) for ids in super().ids(x)]
@@ -134,6 +154,7 @@ CATALOGUE = {
     "linear": Example(Tower, lambda: Tower(torch.float64)),
     "cats": Example(SlicedAndJoined, JoinedOutOfOrder),
     "identities": Example(FromZero, MinusZero),
+    "repeated": Example(Products, ProductsOfTheirOwn),
     "views": Example(Unsqueezed, EditedCopy),
 }
 

@@ -1,0 +1,77 @@
+"""Repeated computations: lanes that compute alike become calls over one more axis.
+
+The products of the 325 pairs of 26 fields, dim 16, by a loop of 650 selects, 325 muls and a stack, against two
+index_selects and one mul: 1.0 ms against 4 us at batch 1, 1.4 ms against 0.4 ms at 256.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from fxopt.patterns.core import Match
+from fxopt.patterns.lanes import leaves_of
+from fxopt.patterns.repeated import Collector, Run, find_repeated, freed
+from fxopt.rewrites.core import Editor, Rejected, Replacement, Rewrite
+from fxopt.rewrites.packed import Packer, moved
+from fxopt.shape.sizes import same, shape_of
+
+aten = torch.ops.aten
+
+
+def replace_repeated(editor: Editor, match: Match) -> Replacement:
+    collector, parts = match.bound["collector"], match.bound["parts"]
+    runs = [part for part in parts if isinstance(part, Run)]
+    packer = Packer(editor, list(leaves_of([run.tree for run in runs])))
+    collected = [_collected(packer, part, collector) for part in parts]
+    value = collected[0]
+    if len(collected) > 1:
+        value = editor.call(aten.cat.default, collected, collector.dim)
+    value = _like(editor, match.anchor, value)
+    before = freed(editor.module.graph, match.anchor)
+    after = sum(node.op == "call_function" for node in editor.added) - packer.columns
+    if 2 * before < 3 * after:
+        raise Rejected(f"{after} operators would take the place of {before}, whose results nobody else needs")
+    lanes = sum(len(run.lanes) for run in runs)
+    why = "the same computation on slices, lookups or weights of its own"
+    return Replacement({match.anchor: value}, f"{lanes} times {_name(runs[0])}: {before} operators -> {after}", why)
+
+
+def _collected(packer: Packer, part: Run | Node, collector: Collector) -> Node:
+    """A part of the collector as an input of a cat."""
+    call = packer.editor.call
+    if isinstance(part, Node):
+        return part if collector.kind == "cat" else call(aten.unsqueeze.default, part, collector.dim)
+    packed = packer.packed(part.tree)
+    assert packed.dim is not None
+    if collector.kind == "sum":
+        return call(aten.sum.dim_IntList, packed.node, [packed.dim])
+    dim = collector.dim
+    lanes = moved(packer.editor, packed, dim).node
+    return lanes if collector.kind == "stack" else call(aten.flatten.using_ints, lanes, dim, dim + 1)
+
+
+def _like(editor: Editor, old: Node, new: Node) -> Node:
+    """With the strides that the model's own collector has: its users may take views."""
+
+    def alike(node: Node) -> bool:
+        strides = zip(shape_of(old), old.meta["val"].stride(), node.meta["val"].stride(), strict=True)
+        return all(same(size, 1) or same(before, after) for size, before, after in strides)
+
+    if not alike(new):
+        new = editor.call(aten.contiguous.default, new)
+    if not alike(new):
+        raise Rejected("its strides would differ")
+    return new
+
+
+def _name(run: Run) -> str:
+    return str(run.lanes[0].target).removeprefix("aten.").split(".")[0]
+
+
+REWRITE = Rewrite(
+    "repeated",
+    find_repeated,
+    replace_repeated,
+    why="before the columns, which then write straight into what the lanes read",
+)
