@@ -34,6 +34,36 @@ def test_an_assert_that_always_holds_goes(name: str, message: tuple[str, ...]) -
     assert "_assert_async" in done.gone
 
 
+def by_torch_assert(i: Tensor) -> None:
+    torch._assert((i >= 0).all(), "a negative id")
+
+
+def by_assert(i: Tensor) -> None:
+    assert bool((i >= 0).all()) and i.min() >= 0
+
+
+def by_raise(i: Tensor) -> None:
+    if i.max() > 100 or (i < 0).any():
+        raise ValueError(f"{i.max()} is too large")
+
+
+@pytest.mark.parametrize("asserts", [by_torch_assert, by_assert, by_raise])
+def test_what_python_asks_leaves_no_operator(asserts: Callable[[Tensor], None]) -> None:
+    def asserted(m: Guarded, x: Tensor) -> Tensor:
+        i = m.bucket(x)
+        asserts(i)
+        return m.emb(i)
+
+    model = Guarded(asserted).eval()
+    with torch.no_grad():
+        fast = optimize(model, (floats(6),))
+        for batch in (1, 2, 40):
+            x = floats(batch)
+            assert torch.equal(fast(x), model(x))  # type: ignore[arg-type]
+    (findings,) = fast._fxopt.findings
+    assert not findings.eager_reason and findings.operators_after == 1
+
+
 @pytest.mark.parametrize("message", [(), ("an id above 100",)])
 def test_an_assert_that_may_fail_raises_as_eager_does(message: tuple[str, ...]) -> None:
     def asserted(m: Guarded, x: Tensor) -> Tensor:
