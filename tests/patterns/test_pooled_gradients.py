@@ -1,0 +1,87 @@
+"""Gradients through pooled columns: eager's, for the rows that padding freezes, masks, ties and attention too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.patterns.found import Spelling, _state, executable, plans
+from tests.patterns.test_masks import IDS, LENGTHS, POOLINGS, B, L, arange, max_, mean_, sum_
+
+Forward = Callable[..., Any]
+
+
+def assert_eager_gradients(model: nn.Module, args: tuple[Tensor, ...], scale: float = 1.0) -> None:
+    """Of every parameter and every float argument, in one columns call."""
+    args = tuple(arg.requires_grad_() if arg.is_floating_point() else arg for arg in args)
+    made = executable(model, args, grad=True)
+    (plan,) = plans(made)
+    assert any(column.pool != "none" for column in plan.columns)
+    leaves = [*model.parameters(), *(arg for arg in args if arg.requires_grad)]
+    expected, (found,) = model(*args), made.run(*_state(made, model), *args)
+    torch.manual_seed(0)
+    direction = torch.randn(expected.shape) * scale
+    theirs = torch.autograd.grad(expected, leaves, direction, allow_unused=True)
+    ours = torch.autograd.grad(found, leaves, direction, allow_unused=True)
+    assert any(grad is not None for grad in theirs)
+    for eager, own in zip(theirs, ours, strict=True):
+        if eager is not None:
+            torch.testing.assert_close(own, eager, equal_nan=True)
+
+
+FROZEN: dict[str, Forward] = {
+    "sum": lambda m, i: m.e(i).sum(1),
+    "mean": lambda m, i: m.e(i).mean(1),
+    "max": lambda m, i: m.e(i).max(1).values,
+    "amax": lambda m, i: m.e(i).amax(1),
+    "masked": lambda m, i: mean_(m, i, (i != 0).float()),
+    "masked by another id": lambda m, i: max_(m, i, (i != 9).float()),
+    "plain and pooled": lambda m, i: torch.cat([m.e(i[:, 0]), m.e(i).sum(1)], 1),
+}
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_the_row_that_pads_is_read_and_frozen(name: str) -> None:
+    model = Spelling(FROZEN[name])
+    model.e = nn.Embedding(20, 4, padding_idx=0)
+    with torch.no_grad():
+        model.e.weight.normal_()
+    assert_eager_gradients(model, (IDS,))
+
+
+def test_equal_maxima() -> None:
+    """amax shares the gradient among them, max gives it to one."""
+    for pool in (lambda rows: rows.amax(1), lambda rows: rows.max(1).values):
+        model = Spelling(lambda m, i, pool=pool: pool(m.e(i)))
+        with torch.no_grad():
+            model.e.weight.copy_(model.e.weight.round())
+        assert_eager_gradients(model, (IDS,))
+
+
+@pytest.mark.parametrize("mask", ["ids", "lengths"])
+@pytest.mark.parametrize("name", ["sum", "sum of filled", "mean over all", "mean", "max", "max of filled"])
+def test_masked(name: str, mask: str) -> None:
+    def forward(m: Spelling, i: Tensor, n: Tensor) -> Tensor:
+        return POOLINGS[name][2](m, i, ((i != 0) if mask == "ids" else arange() < n).float())
+
+    assert_eager_gradients(Spelling(forward), (IDS, LENGTHS))
+    if name != "max":
+        assert_eager_gradients(Spelling(forward), (IDS, LENGTHS), scale=torch.inf)
+
+
+def test_divided_by_nothing() -> None:
+    """A row without lanes that count: 0 / 0 in eager, whose NaN reaches the rows of all its lanes."""
+    model = Spelling(lambda m, i: sum_(m, i, (i != 0).float()) / (i != 0).float().sum(1, keepdim=True))
+    assert_eager_gradients(model, (IDS,))
+
+
+def test_attention_over_what_counts() -> None:
+    def forward(m: Spelling, i: Tensor, n: Tensor, s: Tensor) -> Tensor:
+        weights = torch.where(arange() < n, s, -1e9).softmax(1)
+        return torch.bmm(weights.unsqueeze(1), m.e(i)).squeeze(1)
+
+    assert_eager_gradients(Spelling(forward), (IDS, LENGTHS, torch.randn(B, L)))
