@@ -112,7 +112,7 @@ def split_dim(many: Node) -> int:
 
 
 def pieces_of(node: Node, dim: int, sizes: Sequence[Size] | None) -> dict[Node, int]:
-    """What reads a cat of inputs of these sizes (None: a stack), by the input it reads. {}: something reads otherwise."""
+    """What reads a cat of inputs of these sizes (None: a stack), by the input it reads; {} if something reads otherwise."""
     found: dict[Node, int] = {}
     starts = None if sizes is None else _starts(sizes)
     for user in node.users:
@@ -141,7 +141,8 @@ def _cuts_alike(many: Node, dim: int, sizes: Sequence[Size] | None) -> bool:
 
 def _starts(sizes: Sequence[Size]) -> dict[int, int]:
     """Where each input that is not empty begins, as far as that is the same for every model input."""
-    starts, start = {}, 0
+    starts: dict[int, int] = {}
+    start = 0
     for index, size in enumerate(sizes):
         if static(size) != 0:
             starts.setdefault(start, index)

@@ -82,7 +82,7 @@ class ViewChains:
         return best
 
     def _match(self, node: Node, source: Node, steps: list[Step], dead: list[Node]) -> Match:
-        """exact: even the strides of axes of size 1 count, as they do where operators look for channels that come last."""
+        """exact: even the strides of axes of size 1 count, as they do where operators look for channels last."""
         exact = self.strides.asked(node) is Layout.CONTIGUOUS and len(shape_of(node)) > 3
         bound = {"source": source, "steps": steps, "freed": tuple(reversed(dead)), "exact": exact}
         return Match(node, bound)
@@ -102,7 +102,7 @@ class ViewChains:
 
     def freed(self, node: Node, source: Node) -> list[Node]:
         """The operators between `source` and `node` that nothing else needs, `node` first."""
-        dead = []
+        dead: list[Node] = []
         while True:
             via = node
             if node.target is operator.getitem:

@@ -138,7 +138,7 @@ def _arranged(axes: Sequence[Axis], left: list[int], sizes: dict[int, Size]) -> 
 
 
 def _order(axes: Sequence[Axis], left: list[int]) -> list[int]:
-    """The dims in the order of the axes; new axes take dims of size 1 that no axis speaks of, as long as there are some."""
+    """The dims in the order of the axes; new axes take dims of size 1 that no axis speaks of, while there are some."""
     named = {part.dim for axis in axes for part in axis.parts}
     spare = [dim for dim in left if dim not in named]
     order: list[int] = []

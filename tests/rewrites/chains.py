@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 Step = Callable[[Tensor], Tensor]

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.rewrites.shapes import Spelled, assert_alike, operators, optimized
 from torch import Tensor, nn
+
+from tests.rewrites.shapes import Spelled, assert_alike, operators, optimized
 
 X = torch.randn(6, 12)
 BATCHES = (0, 1, 2, 7)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.rewrites.shapes import Spelled, assert_alike, operators, optimized
 from torch import Tensor, nn
+
+from tests.rewrites.shapes import Spelled, assert_alike, operators, optimized
 
 BATCHES = (0, 1, 2, 7)
 
@@ -39,7 +40,7 @@ def linear(m: Any, x: Tensor) -> Tensor:
         (lambda m, x: 1.0 * linear(m, x), "mul"),
         (lambda m, x: linear(m, x) / 1, "div"),
         (lambda m, x: linear(m, x) ** 1, "pow"),
-        (lambda m, x: -(-linear(m, x)), "neg"),
+        (lambda m, x: linear(m, x).neg().neg(), "neg"),
         (lambda m, x: linear(m, x).double().float(), "to"),
         (lambda m, x: linear(m, x).sum(1, keepdim=True).sum(1, keepdim=True), None),
         (lambda m, x: linear(m, x).unsqueeze(1).amax(1, keepdim=True), "amax"),
@@ -87,7 +88,7 @@ def test_gone(forward: Callable[..., Any], gone: str | None) -> None:
         lambda m, x: (x > 0).long().float().long(),
         lambda m, x: (x.nan_to_num(0, 1, -1) * 2**30).long().float().long(),
         lambda m, x: x.sub(0, alpha=2) + torch.add(0, x.nan_to_num(), alpha=2),
-        lambda m, x: -(-(x.long() - 2**63)),
+        lambda m, x: (x.long() - 2**63).neg().neg(),
     ],
 )
 def test_stays_what_it_was(forward: Callable[..., Any]) -> None:
