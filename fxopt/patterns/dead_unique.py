@@ -63,8 +63,10 @@ def _gathered(node: Node) -> tuple[Node | None, Node | None]:
         rows, inverse = node.args[0], indices[0] if len(indices) == 1 else None
     elif node.target is aten.index_select.default and node.args[1] == 0:
         rows, inverse = node.args[0], node.args[2]
-    elif node.target is aten.embedding.default:
-        rows, inverse = node.args[:2]
+    elif (
+        node.target is aten.embedding.default and len(node.args) == 2 and not node.kwargs
+    ):  # no padding, a dense gradient
+        rows, inverse = node.args
     else:
         return None, None
     return (rows if isinstance(rows, Node) else None), (inverse if isinstance(inverse, Node) else None)

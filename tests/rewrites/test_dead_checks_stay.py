@@ -117,6 +117,18 @@ def test_where_on_raw_ids_is_folded_into_the_lookup() -> None:
     assert fast._fxopt.findings[0].operators_after == 1
 
 
+def test_an_inverse_with_a_padding_keeps_its_gradient() -> None:
+    class Model(Guarded):
+        def forward(self, x: Tensor) -> Tensor:
+            u, inverse = torch.unique(self.bucket(x), return_inverse=True)
+            return F.embedding(inverse, self.emb(u), padding_idx=0)
+
+    model, x = Model(lambda m, x: x), floats(20)
+    fast = optimize(model, (x,))
+    found, expected = (torch.autograd.grad(net(x).sum(), model.emb.weight)[0] for net in (fast, model))
+    assert torch.equal(found, expected)
+
+
 # In-place edits: the check reads what was there before, or its result is edited.
 
 
