@@ -76,6 +76,7 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel) -> Executable:
     for rewrite_pass in PASSES:
         if rewrite_pass.name not in config.disable:
             findings.passes.append(apply(rewrite_pass, module, fuel, inference))
+    findings.passes[0].changes += normalize(module, inference).changes  # what the passes made alike
     findings.operators_after, findings.rewrites = operators(module.graph), fuel.used
     module.recompile()
     fast = copied(module)

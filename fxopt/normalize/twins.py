@@ -49,4 +49,4 @@ def _key(module: GraphModule, node: Node) -> Any:
                 tensor.stride(),
                 bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy()),
             )
-    return node.op, node.target, frozen(node.args), frozen(node.kwargs)
+    return node.op, node.target, node.meta.get("bound"), frozen(node.args), frozen(node.kwargs)
