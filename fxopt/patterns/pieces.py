@@ -112,7 +112,7 @@ def split_dim(many: Node) -> int:
 
 
 def pieces_of(node: Node, dim: int, sizes: Sequence[Size] | None) -> dict[Node, int]:
-    """What reads a cat of inputs of these sizes (None: a stack), by the input it reads; {} if something reads otherwise."""
+    """Input by what reads it, of a cat of these sizes (None: a stack); {} if something reads otherwise."""
     found: dict[Node, int] = {}
     starts = None if sizes is None else _starts(sizes)
     for user in node.users:
