@@ -192,6 +192,7 @@ inline unsigned __ballot_sync(unsigned mask, bool x) {
   return votes;
 }
 inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
+inline bool __all_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) == 0xffffffffu; }
 inline void __syncwarp() { shim_warp(0xffffffffu, "syncwarp", 0); }
 inline void __syncthreads() { shim::Scheduler::it().meet(shim::kAtBlock, "syncthreads", 0); }
 
@@ -213,6 +214,7 @@ inline void __threadfence() {}
 inline void __threadfence_system() {}
 
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return uint64_t(static_cast<unsigned __int128>(a) * b >> 64); }
 inline float __uint_as_float(unsigned x) { return shim::from_bits<float>(x); }

@@ -5,8 +5,9 @@
 namespace fxopt::cuda {
 
 struct Bag {
-  int64_t row, begin, length;  // begin: of a jagged one, within the ids
-  int64_t counted;             // lanes below count, where the column has lengths
+  int64_t row, begin;  // begin: of a jagged one, within the ids
+  int length;
+  int counted;         // lanes below count, where the column has lengths
   bool broken;
 };
 
@@ -16,20 +17,21 @@ FXOPT_DEVICE int64_t offset_at(const char* data, const Rare& rare, int64_t bag) 
 }
 
 // How many lanes l have l < length.
-FXOPT_DEVICE int64_t lanes_below(Value length, int dtype, int64_t lanes) {
-  if (!is_floating(dtype)) return length.i < 0 ? 0 : length.i < lanes ? length.i : lanes;
+FXOPT_DEVICE int lanes_below(Value length, int dtype, int lanes) {
+  if (!is_floating(dtype)) return length.i < 0 ? 0 : length.i < lanes ? int(length.i) : lanes;
   const double x = as_double(length, dtype);
-  return x > 0 ? (x < double(lanes) ? int64_t(ceil(x)) : lanes) : 0;  // NaN: none
+  return x > 0 ? (x < double(lanes) ? int(ceil(x)) : lanes) : 0;  // NaN: none
 }
 
 // Bag `row`, within the ids whatever the offsets say. All 32 threads call it; `wanted`: there is such a row.
 FXOPT_DEVICE Bag bag_of(const Launch& launch, const Record& record, int64_t row, int64_t rows, bool wanted) {
   if (!wanted) row = 0;
   if (record.flags & kDense) {
-    Bag bag{row, 0, wanted ? record.lanes : 0, record.lanes, false};
+    const int lanes = int(record.lanes);
+    Bag bag{row, 0, wanted ? lanes : 0, lanes, false};
     if (record.flags & kHasLengths) {
       const Values& lengths = launch.rares[record.extra].lengths;
-      bag.counted = lanes_below(evaluate(launch, lengths, nullptr, row, 0).v, lengths.dtype, record.lanes);
+      bag.counted = lanes_below(evaluate(launch, lengths, row, 0).v, lengths.dtype, lanes);
     }
     return bag;
   }
@@ -39,25 +41,25 @@ FXOPT_DEVICE Bag bag_of(const Launch& launch, const Record& record, int64_t row,
   const int64_t begin = offset_at(offsets, rare, number), end = number + 1 < n_offsets ? offset_at(offsets, rare, number + 1) : n;
   const bool broken = begin < 0 || end < begin || end > n || (number == 0 && begin != 0);
   if (__any_sync(kAll, broken) && launch.mode == kRaise) report_first(launch, broken, {kBadOffsets, record.index, row, 0, begin, end, 0});
-  return {row, begin, broken || !wanted ? 0 : end - begin, INT64_MAX, broken};
+  return {row, begin, broken || !wanted ? 0 : int(end - begin), INT32_MAX, broken};
 }
 
 template <class A>
 struct Member {
-  int64_t id;  // kNoId: nothing, or padding; kBad
+  int id;  // kNoId: nothing, or padding; kBad
   A weight;
   bool counts;
 };
 
 // The id at `k` of a bag. All 32 threads call it.
 template <class A>
-FXOPT_DEVICE Member<A> member(const Launch& launch, const Record& record, const Bag& bag, int64_t k) {
+FXOPT_DEVICE Member<A> member(const Launch& launch, const Record& record, const Bag& bag, int k) {
   const bool wanted = k < bag.length, dense = record.flags & kDense;
   const int64_t row = dense ? bag.row : bag.begin + k, lane = dense ? k : 0;
   Member<A> found{kNoId, A(1), k < bag.counted};
   int64_t id = 0;
   if (wanted) {
-    const Outcome outcome = evaluate(launch, record.ids, nullptr, row, lane);
+    const Outcome outcome = evaluate(launch, record.ids, row, lane);
     id = outcome.v.i;
     found.counts &= outcome.counts;
     if (record.flags & kHasWeights) {
@@ -65,7 +67,7 @@ FXOPT_DEVICE Member<A> member(const Launch& launch, const Record& record, const 
       found.weight = as_number<A>(load(launch, weights, row, lane), weights.dtype);
     }
   }
-  found.id = checked(launch, record, wanted, id, bag.row, k);
+  found.id = int(checked(launch, record, wanted, id, k, bag.row));
   if (found.id >= 0 && (record.flags & kHasPadding) && found.id == record.padding) found.id = kNoId;
   return found;
 }

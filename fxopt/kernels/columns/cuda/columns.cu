@@ -1,12 +1,12 @@
 // fxopt::columns on CUDA: one launch for all columns of a call. A plain C interface; torch is in torch.cpp.
 #include "host.h"
 #include "pool.cuh"
+#include "rows.cuh"
 
 namespace fxopt::cuda {
 
 // One record over an item's share: rows of bags, or positions.
-FXOPT_DEVICE void run_record(const Launch& launch, const Segment& segment, const Record& record, unsigned part, char* shared) {
-  const char* edges = stage_edges(launch, record, shared);
+FXOPT_DEVICE void run_record(const Launch& launch, const Segment& segment, const Record& record, unsigned part, float* shared) {
   int64_t first = int64_t(part) * segment.span, last = segment.positions;
   if (segment.positions == 0) {
     const int64_t per_item = 32 / segment.span, row = part * per_item;
@@ -16,11 +16,12 @@ FXOPT_DEVICE void run_record(const Launch& launch, const Segment& segment, const
   } else if (first + segment.span < last) {
     last = first + segment.span;
   }
-  for (; first < last; first += 32) run_positions(launch, record, edges, first, last);
+  if (record.way != kAnyWay) run_rows(launch, record, shared, uint32_t(first), uint32_t(last));
+  else run_positions(launch, record, uint32_t(first), uint32_t(last));
 }
 
 // Neighbouring items are neighbouring units over the same rows.
-FXOPT_DEVICE void run_item(const Launch& launch, int item, char* shared) {
+FXOPT_DEVICE void run_item(const Launch& launch, int item, float* shared) {
   int s = 0;
   while (s + 1 < launch.n_segments && item >= launch.segments[s + 1].first_item) s++;
   const Segment& segment = launch.segments[s];
@@ -30,12 +31,12 @@ FXOPT_DEVICE void run_item(const Launch& launch, int item, char* shared) {
     const Record& record = launch.records[at];
     run_record(launch, segment, record, part, shared);
     at = record.next;
-    __syncwarp();  // the next of the slot adds to what others of the warp wrote, and reuses the shared memory
+    __syncwarp();  // the next of the slot adds to what others of the warp wrote
   } while (at >= 0);
 }
 
-__global__ void __launch_bounds__(kWarps * 32, 3) columns_kernel(const __grid_constant__ Launch launch) {
-  __shared__ __align__(16) char edges[kWarps][kEdgeBytes];
+__global__ void __launch_bounds__(kWarps * 32, 2) columns_kernel(const __grid_constant__ Launch launch) {
+  __shared__ float edges[kWarps][kEdges];
   const int warp = threadIdx.x >> 5;
   for (int item = int(blockIdx.x) * kWarps + warp; item < launch.items; item += int(gridDim.x) * kWarps) run_item(launch, item, edges[warp]);
 }

@@ -4,7 +4,7 @@
 
 namespace fxopt::cuda {
 
-constexpr int64_t kNoId = -1, kBad = -2;
+constexpr int kNoId = -1, kBad = -2;
 
 // The first failure by (column, row) wins, as on the CPU. One thread of a warp calls this.
 __device__ __noinline__ void report(Errors* errors, Failure failure) {
@@ -40,19 +40,29 @@ FXOPT_DEVICE void report_first(const Launch& launch, bool bad, Failure failure) 
   __syncwarp();
 }
 
+__device__ __noinline__ void report_id(const Launch& launch, const Record& record, bool bad, int64_t value, int64_t position, int64_t row) {
+  const int64_t lanes = record.lanes;
+  Failure failure{kBadId, record.index, row, position, value, record.table_rows, 0};
+  if (row < 0) {
+    failure.row = lanes == 1 ? position : position / lanes;
+    failure.lane = position - failure.row * lanes;
+  }
+  report_first(launch, bad, failure);
+}
+
 // The row of the table for an id; kNoId where there is none (not `wanted`), kBad for one outside. All 32 threads call it.
-FXOPT_DEVICE int64_t checked(const Launch& launch, const Record& record, bool wanted, int64_t id, int64_t row, int64_t lane) {
+// `position` is that in the bag of `row`, or (row -1) that of a column without bags.
+__device__ __noinline__ int64_t checked(const Launch& launch, const Record& record, bool wanted, int64_t id, int64_t position, int64_t row = -1) {
   const int64_t rows = record.table_rows, value = id;
   if ((record.flags & kWrapNegative) && id < 0) id += rows;
   if (!wanted) id = kNoId;
-  if (launch.mode == kUnchecked) return id;
   const bool bad = wanted && uint64_t(id) >= uint64_t(rows);
-  if (!__any_sync(kAll, bad)) return id;
+  if (launch.mode == kUnchecked || !__any_sync(kAll, bad)) return id;
   if (launch.mode == kClamp && rows > 0) {
     if (bad) atomicAdd(&launch.errors->clamped, 1ull);
     return bad ? (id < 0 ? 0 : rows - 1) : id;
   }
-  report_first(launch, bad, {kBadId, record.index, row, lane, value, rows, 0});
+  report_id(launch, record, bad, value, position, row);
   return bad ? kBad : id;
 }
 

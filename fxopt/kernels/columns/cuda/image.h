@@ -111,8 +111,9 @@ struct Builder {
     if (width) {
       per_unit = (rows + 32 / width - 1) / (32 / width);
     } else {
+      if (positions > UINT32_MAX - 256) fail("fxopt.columns: more than 2^32 positions in a column");
       segment.span = 32;
-      while (segment.span < 256 && light / (segment.span / 32) > 4 * warps) segment.span *= 2;
+      while (segment.span < 256 && light / (segment.span / 32) > warps / 2) segment.span *= 2;
       per_unit = (positions + segment.span - 1) / segment.span;
     }
     image.items += per_unit * int64_t(units.size());
@@ -158,6 +159,7 @@ struct Builder {
     if (column.table >= 0) wide |= table(column, r);
     r.flags |= wide ? kAccurate : 0;
     choose_kind(column, r);
+    if (column.pool == kNone) choose_way(r);
     const int64_t width = (column.pool == kNone ? ids.lanes : 1) * r.dim;
     if (column.offset < 0 || column.offset + width > output.width)
       fail("column %d writes [%lld, %lld) of an output %lld wide", column.index, (long long)column.offset, (long long)(column.offset + width), (long long)output.width);
@@ -217,9 +219,69 @@ struct Builder {
     e.offsets_word = resolver.words.tensor(resolver.request, extra.bag);
     e.offsets_dtype = array.dtype;
     e.offsets_stride = array.strides[0] * bytes_of(array.dtype);
+    if (n_ids > INT32_MAX) fail("column %d: more than 2^31 ids", column.index);
     e.segment = extra.segment;
     e.bounds_word = resolver.words.add(n_ids);
     resolver.words.add(array.sizes[0]);
+  }
+
+  // Whether rows.cuh serves the column, and how. Lanes that lie as further rows would count as rows.
+  void choose_way(Record& r) {
+    View& view = r.ids.view;
+    const int64_t size = r.dim * bytes_of(r.out_dtype);
+    if (r.kind == kCopy) return choose_copy(r);
+    const bool lies_as_rows = r.lanes == 1 || (view.row_stride == r.lanes * view.lane_stride && r.out_stride == r.lanes * size);
+    if (r.kind != kRows || view.inner || !lies_as_rows || (r.flags & kWrapNegative)) return;
+    const Step* step = image.steps.data() + r.ids.steps_at;
+    const bool whole = view.dtype == kInt64 || view.dtype == kInt32;
+    if (r.ids.n_steps == 0 && whole) {
+      r.way = kNoSteps;
+    } else if (r.ids.n_steps == 1 && step->op == kBucketize && step->tensor_dtype == kFloat && step->n < kEdges) {
+      r.way = kStagedBucketize;
+      r.edges = step->tensor;
+      r.n_edges = step->n;
+      r.edges_stride = int32_t(step->stride);
+    } else if (r.ids.n_steps == 1 && step->op == kRemainder && step->dtype == kInt64 && view.dtype == kInt64) {
+      r.way = kLongRemainder;
+    } else {
+      return;
+    }
+    r.flags |= kFlat;
+    if (r.lanes == 1) return;
+    view.row_stride = view.lane_stride;
+    r.out_stride = size;
+  }
+
+  static bool is_plain(const Record& r) {
+    const View& view = r.ids.view;
+    const int64_t size = bytes_of(view.dtype), stride = r.flags & kDense ? view.lane_stride : view.row_stride;
+    const bool changed = r.ids.n_steps > 0 || (r.flags & (kHasWeights | kHasLengths | kIsMasked | kHasPadding | kWrapNegative));
+    return !changed && (view.dtype == kInt64 || view.dtype == kInt32) && stride == size && view.inner == 0;
+  }
+
+  // A copy of rows as they are reads them as a table's, at the ids 0, 1, 2...
+  void choose_copy(Record& r) {
+    const View& view = r.ids.view;
+    const int64_t size = bytes_of(r.out_dtype);
+    const bool changed = r.ids.n_steps > 0 || view.dtype != r.out_dtype || (r.flags & (kAdd | kDivides));
+    if (changed || view.inner || (r.lanes != 1 && view.lane_stride != size) || r.lanes * size / 2 > 8192) return;
+    const int64_t data = resolver.words.values[view.word] + view.offset, bits = data | view.row_stride | r.lanes * size | r.out_stride | output_bits(r);
+    if (view.row_stride >= INT32_MAX || r.out_stride >= INT32_MAX || (size == 8 && bits % 16)) return;
+    r.way = kPosition;
+    r.flags |= kFlat;
+    r.table = reinterpret_cast<const char*>(view.offset);
+    r.table_stride = view.row_stride;
+    set_chunks(r, bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 2, r.lanes * size);
+    r.lanes = 1;
+  }
+
+  int64_t output_bits(const Record& r) const { return resolver.words.values[r.out_word] + r.out_offset; }
+
+  static void set_chunks(Record& r, int64_t chunk_bytes, int64_t row_bytes) {
+    const int64_t chunks = row_bytes / chunk_bytes;
+    r.chunk_bytes = uint8_t(chunk_bytes);
+    r.chunks = uint32_t(chunks);
+    r.chunk_magic = chunks > 1 ? uint32_t((uint64_t(1) << 32) / chunks + ((uint64_t(1) << 32) % chunks != 0)) : 0;
   }
 
   // The widest chunks that fit a row, its table and its place in the output, and the way that uses them.
@@ -227,6 +289,7 @@ struct Builder {
     const int size = column.table < 0 ? bytes_of(r.out_dtype) : bytes_of(r.table_dtype);
     const bool contiguous = r.column_stride == size || r.dim == 1, bags = column.pool != kNone;
     const bool plain = r.table_dtype == r.out_dtype && !(r.flags & (kAdd | kDivides));
+    if (bags && (r.table_rows > INT32_MAX || r.lanes > INT32_MAX)) fail("column %d: more than 2^31 rows or ids a bag", column.index);
     if (bags && !column.has(kHasBag)) {
       r.flags |= kDense;
       if (column.pool == kMax && r.lanes == 0) fail("column %d: max over no ids", column.index);
@@ -243,17 +306,15 @@ struct Builder {
     } else if (bags) {
       const bool fast = contiguous && column.pool != kMax && !(r.flags & kAccurate) && r.dim > 0 && fits(16);
       r.kind = fast ? kBags : kBagsAny;
+      r.flags |= is_plain(r) ? kPlain : 0;
       r.chunks = uint32_t(r.dim * size / 16);
       while ((1u << r.group_log2) < r.chunks && r.group_log2 < 5) r.group_log2++;
       r.chunk_bytes = plain && fits_output(16) ? 16 : 0;
     } else {
-      int64_t bytes = 16;
-      while (bytes > size && !(fits(bytes) && fits_output(bytes))) bytes /= 2;
-      r.chunk_bytes = uint8_t(bytes);
-      const int64_t chunks = r.dim * size / bytes;
-      r.kind = plain && contiguous && chunks > 0 && chunks < 8192 ? kRows : kConvert;
-      r.chunks = uint32_t(chunks);
-      r.chunk_magic = chunks > 1 ? uint32_t((uint64_t(1) << 32) / chunks + ((uint64_t(1) << 32) % chunks != 0)) : 0;
+      const int64_t bytes = fits(16) && fits_output(16) ? 16 : fits(4) && fits_output(4) ? 4 : 2, chunks = r.dim * size / bytes;
+      const bool narrow = r.table_rows < INT32_MAX && r.table_stride < INT32_MAX && r.out_stride < INT32_MAX && chunks < 8192;
+      r.kind = plain && contiguous && chunks > 0 && narrow ? kRows : kConvert;
+      set_chunks(r, bytes, r.dim * size);
     }
   }
 };

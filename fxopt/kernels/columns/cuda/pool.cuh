@@ -4,8 +4,6 @@
 
 namespace fxopt::cuda {
 
-constexpr int kUnroll = 4;  // rows whose loads a thread has in flight
-
 struct Floats {
   static constexpr int kSize = 4;
   FXOPT_DEVICE static void add(float* sum, uint4 bits, float w) {
@@ -36,29 +34,48 @@ FXOPT_DEVICE int warp_max(int x) {
   return x;
 }
 
-// Sums and means of rows in 16-byte chunks; `width` lanes of the warp to a bag, 2^group_log2 of them to a row.
-template <class T>
+// The id at `k` of a bag of plain ones, whose first is at `data`.
+FXOPT_DEVICE int64_t plain_id(const Record& record, const char* data, const Bag& bag, int k) {
+  if (k >= bag.length) return kNoId;
+  return record.ids.view.dtype == kInt64 ? int64_t(load_as<long long>(data + int64_t(k) * 8)) : int64_t(load_as<int>(data + int64_t(k) * 4));
+}
+
+FXOPT_DEVICE const char* plain_ids(const Launch& launch, const Record& record, const Bag& bag) {
+  const View& view = record.ids.view;
+  return reinterpret_cast<const char*>(launch.words[view.word]) + view.offset + (record.flags & kDense ? bag.row : bag.begin) * view.row_stride;
+}
+
+// Sums and means of rows in 16-byte chunks; `width` lanes of the warp to a bag, 2^group_log2 of them to a row. PLAIN:
+// ids without a program, weights, masks or padding, so that nothing is called and more loads fit the registers.
+template <class T, bool PLAIN>
 __device__ __noinline__ void sum_bags(const Launch& launch, const Record& record, int64_t row, int64_t rows, bool wanted, int width) {
-  constexpr int kSize = T::kSize;
+  constexpr int kSize = T::kSize, kUnroll = PLAIN ? 8 : 4;  // rows whose loads a thread has in flight
   const int thread = threadIdx.x & (width - 1), group = 1 << record.group_log2, slot = thread >> record.group_log2;
   const int parallel = width >> record.group_log2, column = thread & (group - 1);
-  const bool scaled = record.masked == kScaled;
   const Bag bag = bag_of(launch, record, row, rows, wanted);
-  const int longest = warp_max(int(bag.length));
+  const int longest = warp_max(bag.length);
   for (int block = 0; block < int(record.chunks); block += group) {
     const bool mine = block + column < int(record.chunks);
     const char* table = record.table + (block + column) * 16;
     float sum[kSize] = {};
     int count = 0, kept = 0, poisoned = bag.broken;
+    const char* ids = PLAIN ? plain_ids(launch, record, bag) : nullptr;
+    int64_t next = PLAIN ? plain_id(record, ids, bag, thread) : kNoId;  // on its way while earlier rows are added
     for (int at = 0; at < longest; at += width) {
-      Member<float> one = member<float>(launch, record, bag, at + thread);
+      Member<float> one;
+      if constexpr (PLAIN) {
+        const bool wanted_id = at + thread < bag.length, bad = wanted_id && uint64_t(next) >= uint64_t(record.table_rows);
+        one = {int(next), 1.0f, true};
+        if (__any_sync(kAll, bad)) one.id = int(checked(launch, record, wanted_id, next, at + thread, bag.row));
+        next = plain_id(record, ids, bag, at + width + thread);
+      } else {
+        one = member<float>(launch, record, bag, at + thread);
+        if (!one.counts) one.weight = 0;  // its row times 0, which is NaN for an infinite row
+      }
       count += one.id >= 0;
       kept += one.id >= 0 && one.counts;
       poisoned |= one.id == kBad;
-      if (!one.counts) {
-        one.weight = 0;  // its row times 0, which is NaN for an infinite row
-        if (!scaled) one.id = kNoId;
-      }
+      if (!one.counts && record.masked != kScaled) one.id = kNoId;
       for (int step = 0; step < group; step += kUnroll) {
         uint4 chunk[kUnroll];
         float w[kUnroll];
@@ -68,13 +85,14 @@ __device__ __noinline__ void sum_bags(const Launch& launch, const Record& record
           chunk[u] = uint4{0, 0, 0, 0};
           if (step + u >= group) continue;
           const int from = (step + u) * parallel + slot;
-          const int64_t id = __shfl_sync(kAll, static_cast<long long>(one.id), from, width);
-          w[u] = __shfl_sync(kAll, one.weight, from, width);
-          if (id >= 0 && mine) chunk[u] = __ldg(reinterpret_cast<const uint4*>(table + id * record.table_stride));
-          else w[u] = 0;
+          const int id = __shfl_sync(kAll, one.id, from, width);
+          const float weight = PLAIN ? 1.0f : __shfl_sync(kAll, one.weight, from, width);
+          if (id < 0 || !mine) continue;
+          w[u] = weight;
+          chunk[u] = __ldg(reinterpret_cast<const uint4*>(table + id * record.table_stride));
         }
 #pragma unroll
-        for (int u = 0; u < kUnroll; u++) T::add(sum, chunk[u], w[u]);
+        for (int u = 0; u < kUnroll; u++) T::add(sum, chunk[u], PLAIN ? 1.0f : w[u]);
       }
     }
     for (int k = width >> 1; k >= 1; k >>= 1) {
@@ -99,6 +117,12 @@ __device__ __noinline__ void sum_bags(const Launch& launch, const Record& record
   }
 }
 
+template <class T>
+FXOPT_DEVICE void sum_bags(const Launch& launch, const Record& record, int64_t row, int64_t rows, bool wanted, int width) {
+  if (record.flags & kPlain) sum_bags<T, true>(launch, record, row, rows, wanted, width);
+  else sum_bags<T, false>(launch, record, row, rows, wanted, width);
+}
+
 // The maximum so far; a padded row's is torch.max's, where NaN wins.
 template <class A>
 FXOPT_DEVICE A larger(const Record& record, A best, A x, bool first) {
@@ -118,12 +142,13 @@ __device__ __noinline__ void pool_any(const Launch& launch, const Record& record
     const char* table = record.table + (d < record.dim ? d : 0) * record.column_stride;
     A sum = 0;
     int count = 0, kept = 0, poisoned = bag.broken;
-    for (int64_t at = 0; at < bag.length; at += 32) {
+    for (int at = 0; at < bag.length; at += 32) {
       const Member<A> mine = member<A>(launch, record, bag, at + thread);
       poisoned |= __any_sync(kAll, mine.id == kBad);
       const unsigned counts = __ballot_sync(kAll, mine.counts);
+#pragma unroll 2
       for (int k = 0; k < 32; k++) {
-        const int64_t id = shuffle(mine.id, k);
+        const int64_t id = __shfl_sync(kAll, mine.id, k);
         const A weight = __shfl_sync(kAll, mine.weight, k);
         if (id < 0) continue;
         const bool here = counts >> k & 1;

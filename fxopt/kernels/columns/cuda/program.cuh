@@ -6,8 +6,9 @@ namespace fxopt::cuda {
 
 // torch's own search, so that unsorted boundaries give the same place too; NaN gives n.
 template <class T, bool RIGHT, class Load>
-FXOPT_DEVICE int64_t search(int n, T value, Load load) {
+FXOPT_DEVICE int search(int n, T value, Load load) {
   int start = 0, end = n;
+#pragma unroll 1
   while (start < end) {
     const int middle = start + ((end - start) >> 1);
     const T boundary = load(middle);
@@ -18,23 +19,31 @@ FXOPT_DEVICE int64_t search(int n, T value, Load load) {
 }
 
 template <class T, class Load>
-FXOPT_DEVICE int64_t search(bool right, int n, T value, Load load) {
+FXOPT_DEVICE int search(bool right, int n, T value, Load load) {
   return right ? search<T, true>(n, value, load) : search<T, false>(n, value, load);
 }
 
-// `edges` are the boundaries in shared memory, or null.
-FXOPT_DEVICE int64_t bucketize(const Step& step, const char* edges, Value v) {
+__device__ __noinline__ int bucketize(const Step& step, Value v) {
   const char* from = step.tensor;
   const int64_t stride = step.stride;
   const int dtype = step.tensor_dtype;
-  if (edges) return search(step.a, step.n, v.f, [&](int k) { return reinterpret_cast<const float*>(edges)[k]; });
   if (dtype == kDouble) return search(step.a, step.n, v.d, [&](int k) { return load_as<double>(from + k * stride); });
   if (is_floating(dtype)) return search(step.a, step.n, v.f, [&](int k) { return load_value(from + k * stride, dtype).f; });
   return search(step.a, step.n, v.i, [&](int k) { return load_value(from + k * stride, dtype).i; });
 }
 
-// Quotient and remainder by a constant: the product with floor(2^64 / |a|) is off by at most one.
+// x % a with Python's sign, by the product with magic = floor(2^64 / |a|), which is off by at most one.
+FXOPT_DEVICE int64_t remainder(int64_t a, uint64_t magic, int64_t x) {
+  const uint64_t size = a < 0 ? 0 - uint64_t(a) : uint64_t(a), n = x < 0 ? 0 - uint64_t(x) : uint64_t(x);
+  uint64_t r = n - __umul64hi(n, magic) * size;
+  r = r >= size ? r - size : r;
+  const int64_t signed_r = int64_t(x < 0 ? 0 - r : r);
+  return r != 0 && (x < 0) != (a < 0) ? signed_r + a : signed_r;
+}
+
+// The other divisions.
 FXOPT_DEVICE int64_t divide(const Step& step, int64_t x) {
+  if (step.op == kRemainder) return remainder(step.a, step.magic, x);
   const uint64_t a = step.a < 0 ? 0 - uint64_t(step.a) : uint64_t(step.a), n = x < 0 ? 0 - uint64_t(x) : uint64_t(x);
   uint64_t q = __umul64hi(n, step.magic), r = n - q * a;
   if (r >= a) {
@@ -46,8 +55,7 @@ FXOPT_DEVICE int64_t divide(const Step& step, int64_t x) {
     q += differ && r != 0;
     return int64_t(differ ? 0 - q : q);
   }
-  const int64_t signed_r = int64_t(negative ? 0 - r : r);
-  return step.op == kRemainder && r != 0 && differ ? signed_r + step.a : signed_r;
+  return int64_t(negative ? 0 - r : r);
 }
 
 FXOPT_DEVICE int64_t step_int(const Step& step, int64_t x) {
@@ -125,41 +133,49 @@ FXOPT_DEVICE Value add(Value v, Value more, int dtype) {
   return v;
 }
 
-struct Outcome {
-  Value v;
-  bool counts;  // false: a KEEP says that the lane does not
+// One value on its way through a program.
+struct State {
+  Value v, saved;
+  int dtype, saved_dtype;
+  bool counts;  // cleared where a KEEP says that the lane does not count
 };
 
-// Runs a program on one value. `k` is the lane, or the inner row, that ADD_TENSOR reads.
-__device__ __noinline__ Outcome run_steps(const Step* steps, int n, Value v, int dtype, int64_t k, const char* edges, int edges_step) {
-  Value saved = v;
-  int saved_dtype = dtype;
-  bool counts = true;
-  for (int s = 0; s < n; s++) {
-    const Step& step = steps[s];
-    switch (step.op) {
-      case kSave:
-        saved = v;
-        saved_dtype = dtype;
-        continue;
-      case kKeep: counts &= holds(step, v, dtype); continue;
-      case kBucketize: v.i = bucketize(step, s == edges_step ? edges : nullptr, v); break;
-      default:
-        v = cast(v, dtype, step.dtype);
-        if (step.op == kWhere) v = holds(step, saved, saved_dtype) ? cast(number(step.b), operand_dtype(step.dtype), step.dtype) : v;
-        else if (step.op == kAddTensor) v = add(v, cast(load_value(step.tensor + k * step.stride, step.tensor_dtype), step.tensor_dtype, step.dtype), step.dtype);
-        else if (step.op != kCast) v = arithmetic(step, v);
-    }
-    dtype = step.dtype;
+// Any step. `inner` is the lane, or the inner row, that ADD_TENSOR reads.
+FXOPT_DEVICE void run_step(const Step& step, State& state, int64_t inner) {
+  const int to = step.dtype;
+  if (step.op == kSave) {
+    state.saved = state.v;
+    state.saved_dtype = state.dtype;
+  } else if (step.op == kKeep) {
+    state.counts = state.counts && holds(step, state.v, state.dtype);
+  } else if (step.op == kBucketize) {
+    state.v.i = bucketize(step, state.v);
+  } else {
+    Value x = cast(state.v, state.dtype, to);
+    if (step.op == kWhere) x = holds(step, state.saved, state.saved_dtype) ? cast(number(step.b), operand_dtype(to), to) : x;
+    else if (step.op == kAddTensor) x = add(x, cast(load_value(step.tensor + inner * step.stride, step.tensor_dtype), step.tensor_dtype, to), to);
+    else if (step.op != kCast) x = arithmetic(step, x);
+    state.v = x;
   }
-  return {v, counts};
+  state.dtype = to;
 }
 
-FXOPT_DEVICE Outcome evaluate(const Launch& launch, const Values& values, const char* edges, int64_t row, int64_t lane) {
+struct Outcome {
+  Value v;
+  bool counts;
+};
+
+// A program on a value.
+__device__ __noinline__ Outcome run_steps(const Step* steps, int n, Value v, int dtype, int64_t inner) {
+  State state{v, v, dtype, dtype, true};
+  for (int s = 0; s < n; s++) run_step(steps[s], state, inner);
+  return {state.v, state.counts};
+}
+
+__device__ __noinline__ Outcome evaluate(const Launch& launch, const Values& values, int64_t row, int64_t lane) {
   const Value v = load(launch, values.view, row, lane);
   if (values.n_steps == 0) return {v, true};
-  const int64_t k = values.view.inner ? row % values.view.inner : lane;
-  return run_steps(launch.steps + values.steps_at, values.n_steps, v, values.view.dtype, k, edges, values.edges);
+  return run_steps(launch.steps + values.steps_at, values.n_steps, v, values.view.dtype, values.view.inner ? row % values.view.inner : lane);
 }
 
 }  // namespace fxopt::cuda

@@ -17,23 +17,27 @@ struct View {
 // A source and an index program over it.
 struct Values {
   View view;
-  int32_t steps_at, n_steps;
-  int32_t edges;  // the step whose boundaries a warp keeps in shared memory, -1: none
-  int32_t dtype;  // of the result
+  int32_t steps_at, n_steps, dtype;  // dtype: of the result
 };
 
 enum Kind : int8_t { kCopy, kRows, kConvert, kBags, kBagsAny };  // see gather.cuh and pool.cuh
+// How rows.cuh comes to the ids of a kRows column. kPosition: the row itself, of a tensor that is copied.
+enum Way : int8_t { kAnyWay, kNoSteps, kStagedBucketize, kLongRemainder, kPosition };
 enum RecordFlag : int32_t {  // beyond layout.h's, which keep their bits
   kAccurate = 1 << 16,  // arithmetic in fp64
   kDense = 1 << 17,     // a padded bag: NaN wins a maximum
   kDivides = 1 << 18,
   kHasLengths = 1 << 19,
   kHasWeights = 1 << 20,
+  kFlat = 1 << 21,   // positions need no splitting into row and lane
+  kPlain = 1 << 22,  // int32 or int64 ids side by side that nothing changes
 };
 
 // One column. Those of one output slot follow each other by `next`, in plan order.
 struct Record {
   Values ids;
+  const char* edges;
+  int32_t n_edges, edges_stride;
   const char* table;
   int64_t table_rows, table_stride, column_stride;
   int64_t dim, lanes, padding;
@@ -41,7 +45,7 @@ struct Record {
   int32_t out_word, flags, index, next, extra;
   uint32_t chunks, chunk_magic;  // chunks of a table row, and ceil(2^32 / chunks)
   uint8_t chunk_bytes, table_dtype, out_dtype, group_log2;  // kBags: 2^group_log2 lanes cover a row
-  int8_t kind, pool, masked, unused[5];
+  int8_t kind, pool, masked, way, unused[4];
 };
 
 // What few columns have.
@@ -85,7 +89,8 @@ struct Errors {
   unsigned int lock;
 };
 
-constexpr int kSegments = 12, kWarps = 8, kEdgeBytes = 1024;
+constexpr int kSegments = 12, kWarps = 8;
+constexpr int kEdges = 256;  // floats that a warp keeps in shared memory
 constexpr int kWords = 3968;  // launch parameters end at 32,764 bytes
 
 struct Launch {

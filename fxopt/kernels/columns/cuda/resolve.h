@@ -139,7 +139,7 @@ struct Resolver {
 
   // A source with its program, whose steps are appended. `counted`: the value is a count of lanes, and has no source.
   Values values(const Column& column, const View& view, int at, int size, int64_t inner, bool counted, std::vector<Step>& steps) {
-    Values found{view, int32_t(steps.size()), size, -1, counted ? kInt64 : view.dtype};
+    Values found{view, int32_t(steps.size()), size, counted ? kInt64 : view.dtype};
     int saved = found.dtype;
     for (int s = 0; s < size; s++) {
       const Instr& instr = plan.instrs[at + s];
@@ -155,7 +155,6 @@ struct Resolver {
       } else if (instr.op == kBucketize) {
         const Array& edges = vector(column, instr.tensor, step);
         if (edges.dtype != found.dtype) fail("column %d: values and boundaries must have one dtype", column.index);
-        if (found.edges < 0 && edges.dtype == kFloat && step.n * 4 <= kEdgeBytes) found.edges = s;
       } else if (instr.op == kAddTensor) {
         if (vector(column, instr.tensor, step).sizes[0] != inner) fail("column %d: the added tensor must have one value per lane", column.index);
       } else if (instr.op == kDiv) {

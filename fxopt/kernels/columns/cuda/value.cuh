@@ -156,7 +156,8 @@ __host__ FXOPT_DEVICE int size_of(int dtype) {
   }
 }
 
-FXOPT_DEVICE Value load(const Launch& launch, const View& view, int64_t row, int64_t lane) {
+// The value of a source at (row, lane), whatever its strides and dtype.
+__device__ __noinline__ Value load(const Launch& launch, const View& view, int64_t row, int64_t lane) {
   const char* data = reinterpret_cast<const char*>(launch.words[view.word]) + view.offset + lane * view.lane_stride;
   if (view.inner) data += (row / view.inner) * view.row_stride + (row % view.inner) * view.inner_stride;
   else data += row * view.row_stride;

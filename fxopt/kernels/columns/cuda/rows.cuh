@@ -1,0 +1,161 @@
+// The common lookups, and copies: rows that move as they are. A thread evaluates kPerThread ids side by side, then the
+// warp moves their rows in wide chunks.
+#pragma once
+#include "gather.cuh"
+
+namespace fxopt::cuda {
+
+constexpr int kPerThread = 4;
+
+// Boundaries in shared memory: `n` of them, then infinity up to `padded`, a power of two less one. Where they are sorted,
+// any order of looking finds the same place, so this one has no branches.
+struct Edges {
+  int n, padded;
+  bool sorted;
+};
+
+template <bool RIGHT>
+FXOPT_DEVICE void bucketize(const float* data, const Edges& edges, const float (&v)[kPerThread], int64_t (&id)[kPerThread]) {
+  if (!edges.sorted) {
+#pragma unroll
+    for (int k = 0; k < kPerThread; k++) id[k] = search<float, RIGHT>(edges.n, v[k], [&](int at) { return data[at]; });
+    return;
+  }
+  int at[kPerThread] = {};
+#pragma unroll 1
+  for (int half = (edges.padded + 1) >> 1; half >= 1; half >>= 1) {
+    const float* middle = data + half - 1;
+#pragma unroll
+    for (int k = 0; k < kPerThread; k++) {
+      const float boundary = middle[at[k]];
+      if (RIGHT ? !(boundary > v[k]) : !(boundary >= v[k])) at[k] += half;
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kPerThread; k++) id[k] = at[k] < edges.n ? at[k] : edges.n;  // infinite and NaN values go on into the padding
+}
+
+// The boundaries of a column's first bucketize, copied to this warp's shared memory in one go.
+FXOPT_DEVICE Edges stage_edges(const Record& record, float* shared) {
+  const int n = record.n_edges, thread = threadIdx.x & 31;
+  if (record.way != kStagedBucketize) return {0, 0, false};
+  __syncwarp();  // nobody reads the last column's any more
+  bool sorted = true;
+  const int padded = n == 0 ? 0 : (2 << (31 - __clz(n))) - 1, stride = record.edges_stride;
+  const char* from = record.edges;
+#pragma unroll 1
+  for (int at = 0; at < padded; at += 128) {  // four loads on their way at a time
+    float mine[4];
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+      const int k = at + u * 32 + thread;
+      mine[u] = k < n ? load_as<float>(from + k * stride) : INFINITY;
+    }
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+      const int k = at + u * 32 + thread;
+      if (k < padded) shared[k] = mine[u];
+    }
+  }
+  __syncwarp();
+#pragma unroll 1
+  for (int k = thread; k + 1 < n; k += 32) sorted &= shared[k] <= shared[k + 1];
+  return {n, padded, __all_sync(kAll, sorted) != 0};
+}
+
+template <class T>
+FXOPT_DEVICE void load_flat(const char* data, int64_t stride, const uint32_t (&position)[kPerThread], T (&v)[kPerThread]) {
+#pragma unroll
+  for (int k = 0; k < kPerThread; k++) v[k] = load_as<T>(data + position[k] * stride);
+}
+
+// Ids by the record's way.
+FXOPT_DEVICE void find_ids(const Launch& launch, const Record& record, const float* shared, const Edges& edges, const uint32_t (&position)[kPerThread], int64_t (&id)[kPerThread]) {
+  const View& view = record.ids.view;
+  const char* data = reinterpret_cast<const char*>(launch.words[view.word]) + view.offset;
+  if (record.way == kStagedBucketize) {
+    float v[kPerThread];
+    load_flat(data, view.row_stride, position, v);
+    const bool right = launch.steps[record.ids.steps_at].a;
+    right ? bucketize<true>(shared, edges, v, id) : bucketize<false>(shared, edges, v, id);
+    return;
+  }
+  if (view.dtype == kInt32) {
+    int v[kPerThread];
+    load_flat(data, view.row_stride, position, v);
+#pragma unroll
+    for (int k = 0; k < kPerThread; k++) id[k] = v[k];
+    return;
+  }
+  long long v[kPerThread];
+  load_flat(data, view.row_stride, position, v);
+  const bool divides = record.way == kLongRemainder;
+  Step step{};
+  if (divides) step = launch.steps[record.ids.steps_at];
+#pragma unroll
+  for (int k = 0; k < kPerThread; k++) id[k] = divides ? remainder(step.a, step.magic, v[k]) : v[k];
+}
+
+// Table rows `ids` of positions 32 k + thread, the first `live` of them, in chunks of type T. All 32 threads load a chunk
+// of each of the kPerThread groups before they store the first.
+template <class T>
+FXOPT_DEVICE void move_rows(const Record& record, const char* table, const int (&ids)[kPerThread], char* out, uint32_t live) {
+  const uint32_t thread = threadIdx.x & 31, chunks = record.chunks, magic = record.chunk_magic;
+  const uint32_t table_stride = uint32_t(record.table_stride), out_stride = uint32_t(record.out_stride);
+#pragma unroll 1
+  for (uint32_t number = thread; number < 32 * chunks; number += 32) {
+    const uint32_t slot = chunks == 1 ? number : __umulhi(number, magic), at = (number - slot * chunks) * uint32_t(sizeof(T));
+    T value[kPerThread];
+#pragma unroll
+    for (int k = 0; k < kPerThread; k++) {
+      const uint32_t id = uint32_t(__shfl_sync(kAll, ids[k], int(slot)));
+      value[k] = __ldg(reinterpret_cast<const T*>(table + at + uint64_t(id) * table_stride));
+    }
+#pragma unroll
+    for (int k = 0; k < kPerThread; k++) {
+      const uint32_t row = k * 32 + slot;
+      if (row < live) *reinterpret_cast<T*>(out + at + uint64_t(row) * out_stride) = value[k];
+    }
+  }
+}
+
+// Positions [first, last) of a column whose `way` is known.
+FXOPT_DEVICE void run_rows(const Launch& launch, const Record& record, float* shared, uint32_t first, uint32_t last) {
+  const Edges edges = stage_edges(record, shared);
+#pragma unroll 1
+  for (; first < last; first += 32 * kPerThread) {
+    const uint32_t start = first + (threadIdx.x & 31), live = last - first < 32 * kPerThread ? last - first : 32 * kPerThread;
+    uint32_t position[kPerThread];
+    int64_t id[kPerThread];
+    int row[kPerThread];
+#pragma unroll
+    for (int k = 0; k < kPerThread; k++) position[k] = start + k * 32 < last ? start + k * 32 : first;
+    const char* table = record.table;
+    if (record.way == kPosition) {
+      table += launch.words[record.ids.view.word];
+#pragma unroll
+      for (int k = 0; k < kPerThread; k++) row[k] = int(position[k]);
+    } else {
+      find_ids(launch, record, shared, edges, position, id);
+      bool bad = false;
+      const uint64_t rows = uint64_t(record.table_rows);
+#pragma unroll
+      for (int k = 0; k < kPerThread; k++) {
+        row[k] = int(id[k]);
+        bad |= uint64_t(id[k]) >= rows;
+      }
+      if (__any_sync(kAll, bad)) {  // the general way reports them
+        run_positions(launch, record, first, first + live);
+        continue;
+      }
+    }
+    char* out = output(launch, record, first, 0);
+    switch (record.chunk_bytes) {
+      case 16: move_rows<uint4>(record, table, row, out, live); break;
+      case 4: move_rows<unsigned int>(record, table, row, out, live); break;
+      default: move_rows<unsigned short>(record, table, row, out, live);
+    }
+  }
+}
+
+}  // namespace fxopt::cuda
