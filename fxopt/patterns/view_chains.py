@@ -21,6 +21,7 @@ from fxopt.shape.views import View
 
 aten = torch.ops.aten
 _REORDER_NOTHING = RESHAPES | SAME | {aten.unsqueeze.default, aten.detach.default}
+_COPIES = {aten.clone.default, aten.lift_fresh_copy.default}
 _MAY_COPY = {
     aten.reshape.default, aten.flatten.using_ints, aten.reshape_as.default, aten.ravel.default,
     aten.contiguous.default,
@@ -145,7 +146,7 @@ class ViewChains:
         return views_of.through(node)
 
     def _may_copy(self, node: Node, source: Node) -> bool:
-        if node.target is aten.clone.default:
+        if node.target in _COPIES:
             return True
         return node.target in _MAY_COPY and self.strides.known(source) is not Layout.CONTIGUOUS
 

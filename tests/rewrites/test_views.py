@@ -198,3 +198,12 @@ def test_a_second_run_finds_nothing() -> None:
     passes = (views.REWRITE, cats.REWRITE, identities.REWRITE)
     first, second = ([apply(each, module, Fuel(), True).changes for each in passes] for _ in range(2))
     assert any(first) and not any(second)
+
+
+@pytest.mark.parametrize("spread", [lambda t, x: t, lambda t, x: t.expand(len(x), 2), lambda t, x: t.view(2, 1)])
+def test_a_literal_that_leaves_is_a_copy_in_every_call(spread: Callable[[Tensor, Tensor], Tensor]) -> None:
+    model = Spelled(lambda m, x: (x.sin(), spread(torch.tensor([1.0, 2.0]), x)))
+    with torch.no_grad():
+        fast, _ = optimized(model, X)
+        fast(X[:1])[1].fill_(7)
+        assert_alike(fast(X[:1])[1], model(X[:1])[1])
