@@ -162,7 +162,7 @@ def _item(item: Node, rows: tuple[Size, ...], stacked: int | None, node: Node, c
         if isinstance(placed, Reject):
             columns.rejects.append(placed)
         return nothing
-    if item.meta["val"].device.type != "cpu" or tensor_of(item) is None:
+    if tensor_of(item) is None or item.meta["val"].device != node.meta["val"].device:
         return nothing
     return columns.place_copy(item, len(rows)), extent
 

@@ -63,10 +63,9 @@ def _checked(lookup: Lookup) -> Lookup | Reject:
     assert table is not None and ids is not None
     if table.dtype not in TABLE_DTYPES:
         return Reject(f"its table is {table.dtype}; expected one of fp32, fp64, fp16, bf16", lookup.anchor)
-    if table.device.type != "cpu" or table.layout != torch.strided:
-        return Reject(
-            f"its table is a {table.layout} tensor on {table.device}; this build has CPU kernels", lookup.anchor
-        )
+    if table.device.type not in ("cpu", "cuda") or table.layout != torch.strided:
+        why = f"its table is a {table.layout} tensor on {table.device}; there are kernels for strided ones on CPU and CUDA"
+        return Reject(why, lookup.anchor)
     return lookup
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .ordered import embedding, embedding_bag
 from .plan import Column, Compare, Instr, Offsets, Op, PerRow, Plan, Source
 
 Bucketize = Callable[[Tensor, int, Instr], Tensor]  # (values, step of the program, its instruction)
@@ -221,7 +222,7 @@ def _lookup(
     real = None if column.padding is None else (ids != column.padding).unsqueeze(-1)
     if column.wrap_negative:
         ids = torch.where(ids < 0, ids + table.shape[0], ids)
-    embedded = F.embedding(ids.long(), table, padding_idx=column.frozen)  # [rows, L, D]
+    embedded = embedding(ids.long(), table, padding_idx=column.frozen)  # [rows, L, D]
     if column.pool == "none":
         return embedded.flatten(1)
     if column.weights is not None:
@@ -288,7 +289,7 @@ def _bag_reduce(
     # F.embedding_bag wants offsets from 0: what other features own before the first bag becomes a bag of its own.
     offsets = F.pad(begins, (1, 0))
     weighted_mean = weights is not None and column.pool == "mean"
-    result = F.embedding_bag(
+    result = embedding_bag(
         ids,
         table.float() if column.pool == "max" and table.element_size() == 2 else table,
         offsets,

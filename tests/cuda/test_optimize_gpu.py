@@ -1,0 +1,94 @@
+"""fxopt.optimize on a GPU, end to end."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fxopt
+from bench.models import E, ManyColumns, make_inputs
+from fxopt.kernels.columns.errors import BadId, check
+from fxopt.runtime import dispatcher_of
+
+pytestmark = pytest.mark.gpu
+
+
+def to_gpu(x):
+    return torch.utils._pytree.tree_map(lambda t: t.cuda(), x)
+
+
+@pytest.fixture(scope="module")
+def models():
+    model = ManyColumns(E.scaled(60)).cuda()
+    with torch.no_grad():
+        optimized = fxopt.optimize(model, to_gpu(make_inputs(model.mix, 32)))
+    return model, optimized
+
+
+def operators(optimized) -> tuple[int, int]:
+    (entry,) = dispatcher_of(optimized).entries
+    return entry.findings.operators_before, entry.findings.operators_after
+
+
+@pytest.mark.parametrize("batch", [32, 1, 7, 300])
+def test_equals_eager(models, batch):
+    model, optimized = models
+    inputs = to_gpu(make_inputs(model.mix, batch))
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_columns_became_one_operator(models):
+    before, after = operators(models[1])
+    assert before > 100 and after < 30
+
+
+def test_graph_replay_sees_new_weights_and_inputs(models):
+    model, optimized = models
+    inputs = to_gpu(make_inputs(model.mix, 32))
+    with torch.no_grad():
+        optimized(*inputs)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = optimized(*inputs)
+        model.columns.floats[0].table.weight.add_(1)
+        inputs[1][0].copy_(torch.rand(32))
+        graph.replay()
+        torch.testing.assert_close(out, model(*inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_training_step_equals_eager():
+    model = ManyColumns(E.scaled(30)).cuda()
+    other = copy.deepcopy(model)
+    inputs = to_gpu(make_inputs(model.mix, 16))
+    optimized = fxopt.optimize(other, inputs)
+    for m in (model, optimized):
+        m(*inputs).square().sum().backward()
+    for (name, a), (_, b) in zip(model.named_parameters(), other.named_parameters(), strict=True):
+        torch.testing.assert_close(b.grad, a.grad, rtol=1e-3, atol=1e-5, msg=name)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Embedding(10, 8), nn.Embedding(20, 8)
+
+    def forward(self, x):
+        return torch.cat([self.a(x[:, 0]), self.b(x[:, 1])], 1)
+
+
+def test_a_bad_id_is_named():
+    ids = torch.randint(0, 10, (50, 2), device="cuda")
+    model = Two().cuda()
+    with torch.no_grad():
+        optimized = fxopt.optimize(model, (ids,))
+        ids[17, 1] = 20
+        optimized(ids)
+        with pytest.raises(BadId, match=r"\(b\): id 20 at row 17 is outside table 'b.weight' with 20 rows"):
+            check()
+        ids[17, 1] = 19
+        assert torch.equal(optimized(ids), model(ids))
