@@ -134,10 +134,18 @@ class Columns:
         reads = [bag.offsets, bag.weights] if bag else []
         reads += [pooled.weights, pooled.divided_by] if pooled else []
         edited = [node for node in (*column.interior, *reads) if node is not None and self.aliases.edited(node)]
+        edited += [node for value in self._per_row_values(pooled) if (node := self.programs.edited(value)) is not None]
         if edited:
             self.rejects.append(Reject(f"'{edited[0].name}' is edited in place", column.anchor))
         else:
             self.found[column.anchor] = column
+
+    def _per_row_values(self, pooled: Pooled | None) -> list[IndexValue]:
+        if pooled is None:
+            return []
+        prefix = pooled.masking.prefix if pooled.masking else None
+        values = [pooled.divisor, self.programs.describe(prefix.lengths) if prefix else None]
+        return [value for value in values if value is not None]
 
     def place(self, column: Column, rows: Size) -> Placed | Reject:
         """`column` laid out so that it fills `rows` rows."""
