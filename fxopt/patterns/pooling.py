@@ -8,7 +8,9 @@ The spellings, for rows [B, L, D] = table[ids], mask [B, L, 1] (or repeated over
     rows.masked_fill(~mask, -1e9).amax(1)          (rows - (1 - mask) * 1e9).max(1).values
     any sum / length    any sum / (mask.sum(1) + 1e-8)    any sum / mask.sum(1).clamp(min=1)
 
-A mask of ids or lengths (masks.py) becomes part of the pooling; any other factor is a weight per id.
+A mask of ids or lengths (masks.py) becomes part of the pooling; any other factor, a softmax over scores filled with
+-1e9 too, is a weight per id. Rows of weight zero are read: padding repeats one row, which is in the cache, and to
+find the zeros costs as much (1024 x 50 ids, half of them padding: D 16 takes 20% longer, 64 as long, 128 28% less).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import torch
 from fxopt.kernels.columns import grouped, reference
 from fxopt.kernels.columns.plan import Column, Instr, Offsets, Op, Plan, Source
 
-KINDS = ("lookup", "lookup", "lookup", "dense_pool", "bag", "copy", "more")
+KINDS = ("lookup", "lookup", "lookup", "dense_pool", "bag", "copy", "more", "masked")
 
 
 def same(a, b):
