@@ -27,9 +27,9 @@ class CudaLibrary:
     headers: tuple[Path, ...] = ()
     flags: tuple[str, ...] = ()
 
-    def key(self, arch: str, compiler: str) -> str:
+    def key(self, arch: str) -> str:
         digest = hashlib.sha256()
-        for part in (self.name, arch, compiler, *_FLAGS, *self.flags):
+        for part in (self.name, arch, *_FLAGS, *self.flags):
             digest.update(part.encode() + b"\0")
         for path in sorted((self.source, *self.headers)):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -65,34 +65,42 @@ def command(library: CudaLibrary, arch: str, output: Path, *more: str) -> list[s
     return [str(compiler), *_FLAGS, *library.flags, target, *more, "-o", str(output), str(library.source)]
 
 
+def _compiler_id() -> str | None:
+    compiler = nvcc()
+    if compiler is None:
+        return None
+    stat = compiler.stat()
+    return hashlib.sha256(f"{compiler} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:8]
+
+
+def find(library: CudaLibrary, arch: str) -> Path | None:
+    """The cached library of this nvcc, or, on a machine without one, of any."""
+    pattern = f"{library.name}-{arch}-{library.key(arch)}-{_compiler_id() or '*'}/{library.name}.so"
+    return next(iter(sorted(cache_dir().glob(pattern))), None)
+
+
 def build(library: CudaLibrary, arch: str) -> Path:
     """The path of the compiled library, compiling it when it is not cached.
 
     Raises:
         BuildError: no nvcc, no place to write, or nvcc failed.
     """
-    compiler = nvcc()
-    if compiler is None:
-        prebuilt = sorted(cache_dir().glob(f"{library.name}-{arch}-*/{library.name}.so"))
-        if prebuilt:
-            return prebuilt[0]
-    stat = compiler.stat() if compiler else None
-    identity = f"{compiler} {stat.st_size} {stat.st_mtime_ns}" if stat else ""
-    target = cache_dir() / f"{library.name}-{arch}-{library.key(arch, identity)}"
+    if cached := find(library, arch):
+        return cached
+    target = cache_dir() / f"{library.name}-{arch}-{library.key(arch)}-{_compiler_id()}"
     built = target / f"{library.name}.so"
-    if built.exists():
-        return built
+    words = command(library, arch, Path(built.name))
     try:
         with locked(library.name) as folder:
             if not target.exists():
-                _run(command(library, arch, folder / built.name))
+                _run(words, folder)
                 os.rename(folder, target)
     except OSError as error:
         raise BuildError(f"cannot write the kernel cache {cache_dir()}: {error}") from error
     return built
 
 
-def _run(words: list[str]) -> None:
-    done = subprocess.run(words, capture_output=True, text=True)
+def _run(words: list[str], folder: Path) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, cwd=folder)
     if done.returncode:
         raise BuildError(f"nvcc failed: {' '.join(words)}\n{done.stdout}{done.stderr}")

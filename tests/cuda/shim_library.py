@@ -15,7 +15,7 @@ from fxopt.kernels.columns.plan import Plan
 
 CUDA = Path(__file__).resolve().parents[2] / "fxopt/kernels/columns/cuda"
 SHIM = Path(__file__).with_name("shim")
-GUARD = 64  # bytes around every output that nobody may write
+GUARD = 16384  # bytes around every output that nobody may write: more than a warp writes at a time
 POISON = 0xC7
 _NAMES = {code: getattr(torch, name) for name, code in DTYPES.items()}
 

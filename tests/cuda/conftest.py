@@ -1,0 +1,26 @@
+"""The shim library of the tree's own sources, built once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fxopt.kernels.columns import reference
+from fxopt.kernels.columns.plan import Op
+from tests.cuda.shim_library import Shim, compile_shim
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory) -> Shim:
+    return Shim(compile_shim(tmp_path_factory.mktemp("shim")))
+
+
+@pytest.fixture
+def divides_as_cuda(monkeypatch):
+    """The reference divides by a number as torch does on CUDA: by the product with its reciprocal."""
+
+    def divide(v, instr):
+        wide = v.double() if v.dtype == torch.float64 else v.float()
+        return (wide * (1 / torch.tensor(instr.a, dtype=wide.dtype))).to(v.dtype)
+
+    monkeypatch.setitem(reference._STEPS, Op.DIV, divide)

@@ -1,0 +1,147 @@
+"""The CUDA kernel on the CPU, through shim/: no GPU needed, and no GPU's word on speed or on memory order."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from fxopt.kernels.columns.plan import Column, Instr, Offsets, Op, Plan, Source
+from tests.cuda.compare import assert_same, random_call
+from tests.cuda.shim_library import CUDA, Shim, ShimError, compile_shim
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 21, 40])
+@pytest.mark.parametrize("seed", range(5))
+def test_kernel_equals_reference(shim, divides_as_cuda, seed, rows):
+    call = random_call(seed * 100 + rows, rows, 6)
+    (found,) = shim.run(call.tensors, call.tables, call.plan, seed)
+    assert shim.failure() == ""
+    assert_same(call, found)
+
+
+def test_every_schedule_gives_the_same_bits(shim):
+    call = random_call(7, 21, 8)
+    first, *others = (shim.run(call.tensors, call.tables, call.plan, seed)[0] for seed in range(4))
+    assert all(torch.equal(first.nan_to_num(), other.nan_to_num()) for other in others)
+
+
+def test_more_tensors_than_a_launch_carries(shim):
+    n = 4100
+    tensors = [torch.randint(0, 5, (1,)) for _ in range(n)]
+    table = torch.randn(5, 4)
+    plan = Plan(tuple(Column(Source(k), 0, 0, 4 * k) for k in range(n)), (4 * n,), ("float32",))
+    (found,) = shim.run(tensors, [table], plan)
+    assert torch.equal(found, table[torch.cat(tensors)].reshape(1, -1))
+
+
+def one_column(ids, **more):
+    return [ids], [torch.randn(7, 8)], Plan((Column(Source(0), 0, 0, 0, **more),), (8,), ("float32",))
+
+
+def test_the_first_bad_id_is_reported_and_never_followed(shim):
+    ids = torch.randint(0, 7, (300,))
+    ids[[290, 41]] = torch.tensor([-1, 7])
+    tensors, tables, plan = one_column(ids)
+    (found,) = shim.run(tensors, tables, plan)
+    assert "fxopt-bad-id column=0 row=41 lane=0 value=7 rows=7" in shim.failure()
+    assert found.isnan().any(1).nonzero().flatten().tolist() == [41, 290]
+    assert shim.failure() == ""
+
+
+def test_an_error_is_raised_by_the_next_call(shim):
+    shim.run(*one_column(torch.tensor([9])))
+    with pytest.raises(RuntimeError, match="fxopt-bad-id column=0 row=0 lane=0 value=9 rows=7"):
+        shim.run(*one_column(torch.tensor([1])))
+    shim.run(*one_column(torch.tensor([1])))
+
+
+def test_clamp_takes_the_nearest_row(shim):
+    tensors, tables, plan = one_column(torch.tensor([3, 9, -2, 6]))
+    before = shim.library.fxopt_cuda_clamped(0)
+    shim.mode(1)
+    try:
+        (found,) = shim.run(tensors, tables, plan)
+    finally:
+        shim.mode(0)
+    assert torch.equal(found, tables[0][[3, 6, 0, 6]]) and shim.failure() == ""
+    assert shim.library.fxopt_cuda_clamped(0) - before == 2
+
+
+@pytest.mark.parametrize("offsets", [[0, 20, 10], [1, 2, 3], [0, 2, 99], [0, -1, 3]])
+def test_broken_offsets_are_reported(shim, offsets):
+    ids = torch.randint(0, 7, (30,))
+    tensors, tables, plan = one_column(ids, pool="sum", bag=Offsets(1))
+    shim.run([*tensors, torch.tensor(offsets)], tables, plan)
+    assert "expected them to start at 0" in shim.failure()
+
+
+def test_a_plan_that_does_not_fit_is_an_error(shim):
+    tensors, tables, plan = one_column(torch.rand(5))
+    with pytest.raises(RuntimeError, match="ids must be integers after the program"):
+        shim.run(tensors, tables, plan)
+
+
+# What is wrong, where, and what must be noticed.
+MUTATIONS = {
+    "no bounds check": ("rows.cuh", "bad |= uint64_t(id[k]) >= rows;", ""),
+    "no mask of the tail": ("rows.cuh", "if (row < live)", ""),
+    "no barrier after staging": ("rows.cuh", "  __syncwarp();\n#pragma unroll 1\n  for (int k = thread; k + 1 < n", "#pragma unroll 1\n  for (int k = thread; k + 1 < 0"),
+    "threads leave before a collective": ("pool.cuh", "  const Bag bag = bag_of(launch, record, row, rows, wanted);", "  if (!wanted) return;\n  const Bag bag = bag_of(launch, record, row, rows, wanted);"),
+    "padding counts": ("bag.cuh", "found.id == record.padding", "false"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mutants(tmp_path_factory):
+    """A shim library for each planted bug."""
+
+    def build(name):
+        folder = tmp_path_factory.mktemp("mutant")
+        columns = folder / "columns"
+        (columns / "cuda").mkdir(parents=True)
+        for path in (*CUDA.parent.glob("*.h"), *CUDA.glob("*.*")):
+            (columns / path.relative_to(CUDA.parent)).write_bytes(path.read_bytes())
+        file, old, new = MUTATIONS[name]
+        source = (columns / "cuda" / file).read_text()
+        assert source.count(old) == 1, f"{file} no longer holds what the mutation {name!r} replaces"
+        source = source.replace(old, new).replace("__all_sync(kAll, sorted) != 0" if "barrier" in name else "\0", "sorted")
+        (columns / "cuda" / file).write_text(source)
+        return Shim(compile_shim(folder, columns / "cuda" / "columns.cu"))
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(MUTATIONS, pool.map(build, MUTATIONS), strict=True))
+
+
+def bucketized():
+    edges = torch.linspace(0, 1, 100)
+    program = (Instr(Op.BUCKETIZE, "int64", 0, tensor=1),)
+    plan = Plan((Column(Source(0), 0, 0, 0, program),), (8,), ("float32",))
+    return [torch.rand(45), edges], [torch.randn(101, 8)], plan
+
+
+def padded():
+    plan = Plan((Column(Source(0, lane=1), 0, 0, 0, pool="sum", padding=0),), (8,), ("float32",))
+    return [torch.randint(0, 3, (5, 9))], [torch.randn(7, 8)], plan
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "notice"),
+    [
+        ("no bounds check", lambda: one_column(torch.tensor([1, 10**6])), "a load outside every tensor"),
+        ("no mask of the tail", lambda: one_column(torch.randint(0, 7, (45,))), "a write outside the output"),
+        ("no barrier after staging", bucketized, "wrong"),
+        ("threads leave before a collective", padded, "deadlock|a write|threads of a warp"),
+        ("padding counts", padded, "wrong"),
+    ],
+)
+def test_planted_bugs_are_caught(shim, mutants, name, call, notice):
+    tensors, tables, plan = call()
+    (right,) = shim.run(tensors, tables, plan)
+    shim.failure()
+    if notice == "wrong":
+        assert not torch.equal(mutants[name].run(tensors, tables, plan, 1)[0], right)
+    else:
+        with pytest.raises(ShimError, match=notice):
+            mutants[name].run(tensors, tables, plan, 1)

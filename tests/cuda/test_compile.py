@@ -1,0 +1,50 @@
+"""The CUDA sources compile for both architectures without spilling; needs nvcc, no GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from fxopt.kernels import cuda_build
+from fxopt.kernels.build import BuildError
+from fxopt.kernels.columns.cuda import KERNEL
+
+needs_nvcc = pytest.mark.skipif(cuda_build.nvcc() is None, reason="needs nvcc")
+MOST_REGISTERS = 128  # 16 warps a multiprocessor; see columns.cu
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_no_spills(tmp_path, arch):
+    command = cuda_build.command(KERNEL, arch, tmp_path / "columns.so", "-Xptxas", "-v", "--Werror", "all-warnings")
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill", told.stderr)]
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", told.stderr)]
+    assert len(spills) >= 2 and not any(spills), told.stderr
+    assert registers and max(registers) <= MOST_REGISTERS
+
+
+def test_without_nvcc_the_error_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(cuda_build, "nvcc", lambda: None)
+    monkeypatch.setenv("FXOPT_CACHE", str(tmp_path))
+    with pytest.raises(BuildError, match="nvcc is not on PATH"):
+        cuda_build.build(KERNEL, "sm_80")
+
+
+def test_a_library_built_before_serves_without_nvcc(monkeypatch, tmp_path):
+    monkeypatch.setattr(cuda_build, "nvcc", lambda: None)
+    monkeypatch.setenv("FXOPT_CACHE", str(tmp_path))
+    folder = tmp_path / f"{KERNEL.name}-sm_90a-{KERNEL.key('sm_90a')}-0"
+    folder.mkdir()
+    (folder / f"{KERNEL.name}.so").touch()
+    assert cuda_build.build(KERNEL, "sm_90a") == folder / f"{KERNEL.name}.so"
+    with pytest.raises(BuildError):
+        cuda_build.build(KERNEL, "sm_80")
+
+
+@pytest.mark.parametrize(("capability", "arch"), [((8, 0), "sm_80"), ((8, 6), "sm_86"), ((9, 0), "sm_90a")])
+def test_architectures(capability, arch):
+    assert cuda_build.arch_of(capability) == arch
