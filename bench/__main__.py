@@ -9,6 +9,7 @@ import sys
 BENCHMARKS = {
     "columns": "RECom's models E and F, whole and up to the concat, against eager, torch.compile and AOTInductor",
     "bags": "one large table of pooled bags, against F.embedding_bag and fbgemm_gpu",
+    "gpu": "embedding columns and bags on a CUDA device, called and as a graph",
     "zoo": "third-party models against eager",
 }
 

@@ -54,10 +54,10 @@ class ShimError(Exception):
     """What the shim found: a load outside every tensor, a deadlock, a write outside an output, a byte nobody wrote."""
 
 
-def compile_shim(folder: Path, source: Path = CUDA / "columns.cu") -> Path:
+def compile_shim(folder: Path, source: Path = CUDA / "columns.cu", optimize: str = "-O1") -> Path:
     """Builds `source` with the host compiler, with shim/ in place of CUDA's headers."""
     output = folder / "shim.so"
-    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fvisibility=hidden"]
+    flags = ["-std=c++17", optimize, "-fPIC", "-shared", "-ffp-contract=off", "-fvisibility=hidden"]
     subprocess.run(["c++", *flags, f"-I{SHIM}", "-o", str(output), "-x", "c++", str(source)], check=True)
     return output
 
@@ -127,4 +127,8 @@ def _arrays(tensors: Sequence[Tensor], keep: list[object]) -> ctypes.Array:
 def _checked(memory: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
     if (memory[:GUARD] != POISON).any() or (memory[-GUARD:] != POISON).any():
         raise ShimError("a write outside the output")
-    return memory[GUARD:-GUARD].view(dtype).reshape(shape) if memory.numel() > 2 * GUARD else torch.empty(shape, dtype=dtype)
+    return (
+        memory[GUARD:-GUARD].view(dtype).reshape(shape)
+        if memory.numel() > 2 * GUARD
+        else torch.empty(shape, dtype=dtype)
+    )

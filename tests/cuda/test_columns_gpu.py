@@ -36,7 +36,11 @@ def test_kernel_equals_reference(seed, rows):
 
 
 def lookup(ids, table, **more):
-    plan = Plan((Column(Source(0), 0, 0, 0, name="column 0 (emb)", table_name="emb.weight", **more),), (table.shape[1],), ("float32",))
+    plan = Plan(
+        (Column(Source(0), 0, 0, 0, name="column 0 (emb)", table_name="emb.weight", **more),),
+        (table.shape[1],),
+        ("float32",),
+    )
     return columns([ids], [table], encode(plan)), plan
 
 

@@ -22,8 +22,8 @@ def test_kernel_equals_reference(shim, divides_as_cuda, seed, rows):
 
 
 def test_every_schedule_gives_the_same_bits(shim):
-    call = random_call(7, 21, 8)
-    first, *others = (shim.run(call.tensors, call.tables, call.plan, seed)[0] for seed in range(4))
+    call = random_call(7, 9, 6)
+    first, *others = (shim.run(call.tensors, call.tables, call.plan, seed)[0] for seed in range(3))
     assert all(torch.equal(first.nan_to_num(), other.nan_to_num()) for other in others)
 
 
@@ -83,13 +83,15 @@ def test_a_plan_that_does_not_fit_is_an_error(shim):
         shim.run(tensors, tables, plan)
 
 
-# What is wrong, where, and what must be noticed.
+SORTED = "for (int k = thread; k + 1 < n; k += 32) sorted &= shared[k] <= shared[k + 1];\n"
+BARRIERS = (f"  __syncwarp();\n#pragma unroll 1\n  {SORTED}", "  return {n, padded, __all_sync(kAll, sorted) != 0};")
+AT_BAG = "  const Bag bag = bag_of(launch, record, row, rows, wanted);"
+# What is wrong, where, and what the source says instead.
 MUTATIONS = {
     "no bounds check": ("rows.cuh", "bad |= uint64_t(id[k]) >= rows;", ""),
     "no mask of the tail": ("rows.cuh", "if (row < live)", ""),
-    "no barrier after staging": ("rows.cuh", "  __syncwarp();\n#pragma unroll 1\n  for (int k = thread; k + 1 < n", "#pragma unroll 1\n  for (int k = thread; k + 1 < 0"),
-    "threads leave before a collective": ("pool.cuh", "  const Bag bag = bag_of(launch, record, row, rows, wanted);", "  if (!wanted) return;\n  const Bag bag = bag_of(launch, record, row, rows, wanted);"),
-    "padding counts": ("bag.cuh", "found.id == record.padding", "false"),
+    "no barrier after staging": ("rows.cuh", "".join(BARRIERS), "  return {n, padded, sorted};"),
+    "threads leave before a collective": ("pool.cuh", AT_BAG, f"  if (!wanted) return;\n{AT_BAG}"),
 }  # fmt: skip
 
 
@@ -106,9 +108,11 @@ def mutants(tmp_path_factory):
         file, old, new = MUTATIONS[name]
         source = (columns / "cuda" / file).read_text()
         assert source.count(old) == 1, f"{file} no longer holds what the mutation {name!r} replaces"
-        source = source.replace(old, new).replace("__all_sync(kAll, sorted) != 0" if "barrier" in name else "\0", "sorted")
+        source = source.replace(old, new).replace(
+            "__all_sync(kAll, sorted) != 0" if "barrier" in name else "\0", "sorted"
+        )
         (columns / "cuda" / file).write_text(source)
-        return Shim(compile_shim(folder, columns / "cuda" / "columns.cu"))
+        return Shim(compile_shim(folder, columns / "cuda" / "columns.cu", "-O0"))
 
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(MUTATIONS, pool.map(build, MUTATIONS), strict=True))
@@ -133,7 +137,6 @@ def padded():
         ("no mask of the tail", lambda: one_column(torch.randint(0, 7, (45,))), "a write outside the output"),
         ("no barrier after staging", bucketized, "wrong"),
         ("threads leave before a collective", padded, "deadlock|a write|threads of a warp"),
-        ("padding counts", padded, "wrong"),
     ],
 )
 def test_planted_bugs_are_caught(shim, mutants, name, call, notice):

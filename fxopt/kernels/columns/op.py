@@ -116,7 +116,7 @@ def _load_cuda() -> None:
     try:
         cuda.load()
     except (BuildError, OSError) as error:
-        warnings.warn(f"fxopt: embedding columns on CUDA run in PyTorch, without the CUDA kernel: {error}", stacklevel=4)
+        warnings.warn(f"fxopt: embedding columns on CUDA run in PyTorch, without the kernel: {error}", stacklevel=4)
 
 
 def _columns_grouped(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:

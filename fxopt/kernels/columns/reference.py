@@ -102,7 +102,7 @@ def width_of(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Plan, ou
 
 
 def bag_rows(n_offsets: int, bag: Offsets) -> int:
-    return (n_offsets - bag.include_last) // bag.segments
+    return (n_offsets - int(bag.include_last)) // bag.segments  # a bool is no number to torch 2.11's sizes
 
 
 def source_rows(shape: Sequence[int], source: Source) -> int:

@@ -1,0 +1,86 @@
+"""What is timed on a GPU: modules with their inputs, and the fewest bytes and operations they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from bench.models import E, ManyColumns, make_inputs
+
+SECTOR = 32  # bytes that DRAM moves at least
+
+
+@dataclass(frozen=True)
+class Case:
+    """bytes_read counts every row looked up, also one that a cache holds from an earlier lookup."""
+
+    name: str
+    batch: int
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    bytes_read: float
+    bytes_written: float
+    flops: float = 0.0
+    weight_bytes: float = 0.0
+    compiles: bool = False
+
+
+def to_gpu(x: Any) -> Any:
+    return tree_map(lambda t: t.cuda(), x)
+
+
+def model_e(columns: int, batches: tuple[int, ...]) -> Iterator[Case]:
+    """RECom's model E, up to the concat and whole. Boundaries and small tables are read once."""
+    model = ManyColumns(E.scaled(columns)).cuda()
+    for batch in batches:
+        inputs = to_gpu(make_inputs(model.mix, batch))
+        read = sum(t.nbytes for t in tree_leaves(inputs)) + _tables_read(model, inputs, batch)
+        written = batch * model.mix.width * 4.0
+        name, few = f"E{columns}", columns <= 100
+        yield Case(f"{name} columns", batch, model.columns, inputs, read, written, compiles=few)
+        layers = [m for m in model.top.modules() if isinstance(m, nn.Linear)]
+        flops = sum(2.0 * batch * m.in_features * m.out_features for m in layers)
+        weights = sum(4.0 * m.in_features * m.out_features for m in layers)
+        yield Case(f"{name} whole", batch, model, inputs, read, written, flops, weights, few)
+
+
+def _tables_read(model: ManyColumns, inputs: tuple[Any, ...], batch: int) -> float:
+    """Bytes of distinct rows, at most a table each."""
+    lookups = [(m.table.weight, batch) for m in (*model.columns.floats, *model.columns.ids)]  # type: ignore[union-attr]
+    lookups += [(m.weight, len(values)) for m, (values, _) in zip(model.columns.bags, inputs[3], strict=True)]  # type: ignore[arg-type]
+    rows = sum(min(n * max(SECTOR, 4 * w.shape[1]), w.nbytes) for w, n in lookups)  # type: ignore[union-attr,operator]
+    return float(rows) + sum(m.boundaries.nbytes for m in model.columns.floats)  # type: ignore[union-attr,operator,misc]
+
+
+class Bags(nn.Module):
+    """T tables of pooled bags, concatenated: [B, T * D]."""
+
+    def __init__(self, tables: int, rows: int, dim: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        make = {"mode": "sum", "include_last_offset": True, "device": "cuda", "dtype": dtype}
+        self.bags = nn.ModuleList(nn.EmbeddingBag(rows, dim, **make) for _ in range(tables))  # type: ignore[arg-type]
+
+    def forward(self, ids: list[Tensor], offsets: list[Tensor]) -> Tensor:
+        return torch.cat([bag(i, o) for bag, i, o in zip(self.bags, ids, offsets, strict=True)], dim=1)
+
+
+def micro24(dtype: torch.dtype, zipf: bool, batch: int = 2048, rows: int = 500_000, pooling: int = 150) -> Case:
+    """The shape of "Pushing the Performance Envelope of DNN-based Recommendation Systems Inference on GPUs"
+    (Jain et al., MICRO 2024): 12 tables of 500K x 128, 150 ids a bag."""
+    tables, dim = 12, 128
+    g = torch.Generator("cuda").manual_seed(0)
+    uniform = [torch.rand(batch * pooling, generator=g, device="cuda") for _ in range(tables)]
+    # A Zipf of exponent 1 by its inverse: the logarithm of the rank is uniform; ranks are scattered over the rows.
+    ids = [(rows**u if zipf else u * rows).long().clamp(0, rows - 1) for u in uniform]
+    if zipf:
+        ids = [i * 7_919 % rows for i in ids]
+    offsets = [torch.arange(0, batch * pooling + 1, pooling, device="cuda") for _ in range(tables)]
+    row = dim * torch.empty((), dtype=dtype).element_size()
+    read = tables * batch * pooling * (8.0 + row)
+    name = f"MICRO'24 {str(dtype).removeprefix('torch.')} {'zipf' if zipf else 'uniform'}"
+    return Case(name, batch, Bags(tables, rows, dim, dtype), (ids, offsets), read, float(tables * batch * row))
