@@ -184,7 +184,7 @@ def trace(
     shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
     proofs = Proofs(tracer)
     functions = _FunctionMode(tracer, proofs)
-    with TRACE_LOCK, shape_config.patch(backed_size_oblivious=True), _patched():  # type: ignore[attr-defined]
+    with TRACE_LOCK, shape_config.patch(backed_size_oblivious=True), _patched(tracer, shape_env):  # type: ignore[attr-defined]
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
             proxy_tensor.track_tensor_tree(tensor, proxy, constant=None, tracer=tracer)
@@ -260,12 +260,13 @@ def _share_sizes(graph: torch.fx.Graph) -> None:
 
 
 @contextmanager
-def _patched() -> Iterator[None]:
+def _patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
     """Torch, for the time of a trace. Other threads see no difference.
 
     - meta["tensor_meta"] takes 40% of a trace and nobody here reads it;
     - Tensor.contiguous() asks is_contiguous() before it reaches a mode, which guards on sizes of 1;
-    - an autograd.Function would be inlined, and its backward lost: stop there.
+    - an autograd.Function would be inlined, and its backward lost: stop there;
+    - torch._check of a number that depends on data is believed, and forgotten: keep it.
     """
     original, here = proxy_tensor._extract_tensor_metadata, threading.get_ident()
 
@@ -279,11 +280,24 @@ def _patched() -> Iterator[None]:
             raise CaptureError(f"{cls.__name__}.apply: a graph of the forward does not keep its backward")
         return apply.__get__(None, cls)(*args, **kwargs)
 
+    check = torch._check_with
+
+    def keep(error_type: Any, condition: Any, *message: Any) -> None:
+        by_user = threading.get_ident() == here and shape_env.operator is None
+        node = None
+        if by_user and isinstance(condition, torch.SymBool) and free_unbacked_symbols(condition):
+            node = proxy_tensor.get_proxy_slot(condition, tracer).force().node
+            tracer.create_node("call_function", torch.ops.aten._assert_scalar.default, (node, "torch._check"), {})
+        check(error_type, condition, *message)
+        if node and node.target not in ITEMS and not free_unbacked_symbols(condition):  # it would compare s0 with s0
+            raise CaptureError("checks that a number which depends on data is equal to another")
+
     loggers = [(logger, logger.level) for logger in map(logging.getLogger, _NOISY)]
     with (
         mock.patch.object(proxy_tensor, "_extract_tensor_metadata", extract),
         mock.patch.object(FakeTensor, "contiguous", _contiguous, create=True),
         mock.patch.object(torch.autograd.Function, "apply", classmethod(refuse)),
+        mock.patch.object(torch, "_check_with", keep),
     ):
         try:
             for logger, _ in loggers:

@@ -25,13 +25,18 @@ def _assert_async(checks: Checks, node: Node) -> Verdict:
 
 
 def _assert_scalar(checks: Checks, node: Node) -> Verdict:
-    """An assert about sizes. What torch believes of sizes that depend on data, it believes for such asserts."""
+    """An assert about sizes."""
     tested = node.args[0]
     condition = tested.meta["val"] if isinstance(tested, Node) else tested
-    if isinstance(condition, torch.SymBool | torch.SymInt) and free_unbacked_symbols(condition):
+    if _depends_on_data(condition):
         return None
     holds = statically_known_true(condition != 0)  # type: ignore[operator, arg-type]
     return Dead("assert removed", "it holds for every input size") if holds else None
+
+
+def _depends_on_data(number: object) -> bool:
+    """By the term that was written: what torch believes of such a number, u0 == 5, it believes because of asserts."""
+    return isinstance(number, torch.SymBool | torch.SymInt) and bool(free_unbacked_symbols(number.node._expr))
 
 
 def _constrain_range(checks: Checks, node: Node) -> Verdict:
@@ -40,7 +45,7 @@ def _constrain_range(checks: Checks, node: Node) -> Verdict:
     value = size.meta["val"] if isinstance(size, Node) else size
     low, high = arguments.get("min"), arguments.get("max")
     low = 0 if low is None and "for_size" in str(node.target) else low
-    if isinstance(value, torch.SymInt) and free_unbacked_symbols(value):
+    if _depends_on_data(value):
         return None
     holds = all(
         bound is None or statically_known_true(value >= bound if is_low else value <= bound)  # type: ignore[operator]

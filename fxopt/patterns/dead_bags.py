@@ -44,12 +44,11 @@ def _repaired(checks: Checks, node: Node, kept: str, mask: Node, full: bool) -> 
     bag = arguments_of(node)[kept]
     if not _is_bag(bag) or not isinstance(bag, Node):
         return None
-    found = _per_row(mask, shape_of(bag)[0], full)
-    if found is None or any(checks.aliases.edited(one) for one in (node, bag, mask, found[0])):
+    found, call = _per_row(mask, shape_of(bag)[0], full), bag.args[0]
+    assert isinstance(call, Node)
+    if found is None or any(map(checks.aliases.edited, (node, bag, mask, found[0], *call.all_input_nodes))):
         return None
     count = _counted(checks, *found)
-    call = bag.args[0]
-    assert isinstance(call, Node)
     if count is None or not _counts_bags(_uncast(count), arguments_of(call)) or checks.aliases.edited(count):
         return None
     return checks.pass_on(node, kept, _WHY, "the repair of empty bags", float_gradient=True)

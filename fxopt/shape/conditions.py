@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,6 @@ aten = torch.ops.aten
 ANYTHING = Values(((-math.inf, math.inf),), nan=True)
 _NUMBERS = Values(((-math.inf, math.inf),))
 _NAN = Values((), nan=True)
-_EXACT = 2**24  # integers below are exact in float32
 _DEEPEST = 4  # elementwise steps between a tested value and where it is kept
 
 SYMBOLS = {
@@ -159,7 +159,7 @@ def _satisfying(ranges: Ranges, comparison: Comparison, truth: bool) -> Values:
     if not right:
         return ANYTHING
     whole = not dtype.is_floating_point and comparison.dtype.is_floating_point
-    if whole and not right.within(Values.between(1.0 - _EXACT, _EXACT - 1.0)):
+    if whole and not right.within(_whole_numbers(comparison.dtype)):
         return ANYTHING
     if not whole and not _keeps(dtype, comparison.dtype):
         return ANYTHING
@@ -169,6 +169,13 @@ def _satisfying(ranges: Ranges, comparison: Comparison, truth: bool) -> Values:
         if whole
         else holds
     )
+
+
+@cache
+def _whole_numbers(dtype: torch.dtype) -> Values:
+    """Where integers are exact in a floating dtype, and no other integer is rounded to."""
+    most = 2 / torch.finfo(dtype).eps
+    return Values.between(1 - most, most - 1)
 
 
 def _up(number: float) -> float:
@@ -216,7 +223,7 @@ def same_value(left: object, right: object, ranges: Ranges) -> bool:
     """Whether two nodes are one value: the same node, or the same operator over the same value."""
     if not (isinstance(left, Node) and isinstance(right, Node)):
         return False
-    if ranges.aliases.edited(left) or ranges.aliases.edited(right):
+    if any(map(ranges.aliases.edited, (left, right, *left.all_input_nodes))):
         return False
     if left is right:
         return True

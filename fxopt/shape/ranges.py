@@ -53,7 +53,7 @@ class Ranges:
 
     def moves(self, node: Node) -> bool:
         """Whether a node only moves the elements of its first argument."""
-        return _packet(node) in MOVES
+        return _packet(node) in MOVES and node.target is not torch.ops.aten.view.dtype
 
     def _work_out(self, node: Node) -> Known:
         value = node.meta.get("val")

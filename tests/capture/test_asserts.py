@@ -132,6 +132,44 @@ def test_errors_are_those_of_eager(ids: list[int]) -> None:
         assert str(found.value) == str(expected.value)
 
 
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda i: torch._check(i.max().item() <= 60),
+        lambda i: torch._check_value(i.sum().item() < 90, lambda: "too many"),
+        lambda i: torch._check_tensor_all((i >= 0) & (i < 61)),
+        lambda i: torch._check(i.min().item() != 3),
+    ],
+)
+def test_a_check_of_torch_stays(check: Check) -> None:
+    class Model(Checked):
+        def forward(self, x: Tensor) -> Tensor:
+            self.check(x)
+            return self.table(x) * 2
+
+    model = Model(check).eval()
+    optimized = fxopt.optimize(model, (torch.arange(2, 5),))
+    assert torch.equal(optimized(torch.arange(2, 6)), model(torch.arange(2, 6)))
+    for wrong in ([62, 30, 3], [100, 3]):
+        with pytest.raises((RuntimeError, ValueError)) as expected:
+            model(torch.tensor(wrong))
+        with pytest.raises(expected.type):
+            optimized(torch.tensor(wrong))
+    assert optimized._fxopt.findings[0].eager_reason == ""  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda i: torch._check(i[i < 61].shape[0] == i.shape[0]),
+        lambda i: torch._check(i.min().item() == 50),
+    ],
+)
+def test_an_equality_that_the_trace_would_take_for_granted_is_not_captured(check: Check) -> None:
+    with pytest.raises(CaptureError, match="equal to another"):
+        captured(check)
+
+
 def test_a_mask_is_no_condition() -> None:
     """Eager refuses to assert many elements at once, proved or not."""
     model = Checked(lambda i: torch._assert(i >= 0, "many")).eval()

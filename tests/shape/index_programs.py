@@ -134,6 +134,13 @@ def _cast(p: Programs, pool: list[Node]) -> Node | None:
     return p.call(aten.to.dtype, p.pick(pool), p.random.choice(DTYPES))
 
 
+def _bits(p: Programs, pool: list[Node]) -> Node | None:
+    """Of one type, read as another of its size."""
+    source, dtype = p.pick(pool), p.random.choice(DTYPES)
+    same_size = p.values[source].dtype.itemsize == dtype.itemsize
+    return p.call(aten.view.dtype, source, dtype) if same_size else None
+
+
 def _clamp(p: Programs, pool: list[Node]) -> Node | None:
     low, high = p.random.choice([(p.number(), p.number()), (p.number(), None), (None, p.number())])
     return p.call(aten.clamp.default, p.pick(pool), low, high)
@@ -354,7 +361,7 @@ OPERATIONS = [
     _unary(aten.floor.default, aten.ceil.default, aten.round.default, aten.trunc.default, aten.sqrt.default),
     _unary(aten.sigmoid.default, aten.exp.default, aten.relu6.default, aten.bitwise_not.default),
     _unary(aten.isnan.default, aten.isinf.default, aten.isfinite.default, aten.logical_not.default),
-    _cast, _cast, _clamp, _clamp, _clamp_tensor, _compare, _where, _where, _where, _where_derived, _where_derived,
-    _logic, _bit_logic, _bucketize, _table, _move, _move, _join, _position, _reduce, _part, _divide, _shift,
+    _cast, _cast, _bits, _clamp, _clamp, _clamp_tensor, _compare, _where, _where, _where, _where_derived,
+    _where_derived, _logic, _bit_logic, _bucketize, _table, _move, _move, _join, _position, _reduce, _part, _divide, _shift,
     _nan_to_num, _pick_rows, _filter, _create, _membership, _count,
 ]  # fmt: skip

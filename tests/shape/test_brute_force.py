@@ -101,14 +101,14 @@ def _within_dtype(values: Values, op: Operation) -> Values:
 UNSOUND = {
     "remainder_of_a_negative_divisor": (aten.remainder, lambda values, op: Values.between(0, 60)),
     "last_bucket": (aten.bucketize, lambda values, op: Values.between(0, op.tensor("boundaries").shape[0] - 1)),
-    "smallest_integer": (aten.abs, lambda values, op: values & Values.between(0, 2**70)),
+    "smallest_integer": (aten.abs, lambda values, op: values & Values.between(0, 2**63 - 1)),
     "negated_smallest_integer": (aten.neg, lambda values, op: Values.between(-values.max, 127)),
     "narrowing": (aten.to, lambda values, op: op.known("self").values & Values.of_dtype(op.dtype)),
     "sum_wraps": (aten.add, _within_dtype),
     "clamp_drops_nan": (aten.clamp, lambda values, op: Values(values.intervals)),
     "where_keeps_one_branch": (aten.where.self, lambda values, op: values),
-    "fmod_is_positive": (aten.fmod, lambda values, op: Values.between(0, 2**70)),
-    "mask_of_negatives": (aten.bitwise_and, lambda values, op: Values.between(0, 2**70)),
+    "fmod_is_positive": (aten.fmod, lambda values, op: Values.between(0, 2**63 - 1)),
+    "mask_of_negatives": (aten.bitwise_and, lambda values, op: Values.between(0, 2**63 - 1)),
     "sign_of_nan": (aten.sign, lambda values, op: Values.only(-1, 1)),
     "never_nan": (aten.isnan, lambda values, op: Values.only(0)),
 }
@@ -132,5 +132,10 @@ def test_a_removal_that_is_not_dead_is_caught(monkeypatch: pytest.MonkeyPatch) -
         apply(REWRITE, module, Fuel(None), True)
         module.recompile()
         inputs = [value for node, value in made.values.items() if node.op == "placeholder"]
-        differ += sum(not same_bits(made.values[n], v) for n, v in zip(results, module(*inputs), strict=True))
+        try:
+            found = module(*inputs)
+        except IndexError:  # an index that was a remainder before
+            differ += 1
+        else:
+            differ += sum(not same_bits(made.values[n], v) for n, v in zip(results, found, strict=True))
     assert differ

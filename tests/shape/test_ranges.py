@@ -266,6 +266,8 @@ def test_data_movement(expected: str, program: Program) -> None:
     ("[0, 1]", lambda t: t.x.sigmoid().nan_to_num()),
     ("[0, 9]", lambda t: (t.x.sigmoid().nan_to_num() * 9).long()),
     ("[0, 9]", lambda t: (t.x.sigmoid().nan_to_num() * 9).floor()),
+    (INT32, lambda t: t.x.nan_to_num().clamp(0, 100).view(torch.int32)),  # the bits of floats
+    (INT32, lambda t: torch.where(t.i.half() >= 2048.5, t.i, 2048).int()),  # 2047 rounds to 2048, as 2048.5 does
 )
 def test_conversions(expected: str, program: Program) -> None:
     check(expected, program)
@@ -329,6 +331,16 @@ def test_an_edited_value_is_everything() -> None:
         return torch.where(ids < 0, 0, ids)
 
     assert str(known(program).values) == INT64
+
+
+def test_a_condition_on_what_is_edited_since_says_nothing() -> None:
+    def program(t: Inputs) -> Tensor:
+        edited = t.k.view(-1)[:1]  # of an input: the edit stays
+        below = t.b + edited < 0
+        t.k.mul_(-1)
+        return torch.where(below, 0, t.b + edited).clamp(min=-5)
+
+    assert str(known(program).values) == "[-5, 2147483747]"
 
 
 def test_state_is_everything() -> None:
