@@ -21,11 +21,9 @@ FEWEST = 4  # lanes worth an axis
 _MOST_COPIED = 4096
 _MOST_JOINED = 2  # entries joined for each one that is read
 LINEARS = (aten.linear.default, aten.matmul.default)
-BY_DIM = {
-    aten.sum.dim_IntList, aten.mean.dim, aten.softmax.int,
-    aten.squeeze.dim, aten.unsqueeze.default, aten.transpose.int, aten.t.default,
-}  # fmt: skip
 _REDUCTIONS = {aten.sum.dim_IntList, aten.mean.dim}
+_VIEWS = {aten.squeeze.dim, aten.unsqueeze.default, aten.transpose.int, aten.t.default}
+BY_DIM = _REDUCTIONS | _VIEWS | {aten.softmax.int}
 Lanes = tuple[Node, ...]
 
 
@@ -140,6 +138,12 @@ class Packing:
             return False
         tensors = [tensor_of(argument) for argument in node.all_input_nodes]
         return all(tensor is not None and tensor.dtype == value.dtype for tensor in tensors)
+
+    def computes(self, node: Node) -> bool:
+        """Whether it is a call, and more than a view of something."""
+        while node.target in _VIEWS and isinstance(node.args[0], Node):
+            node = node.args[0]
+        return self.is_call(node)
 
     def piece(self, node: Node) -> Piece | None:
         if node not in self._pieces:

@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.lanes import FEWEST, Call, Lanes, NotPacked, Packing, Tree, operands_of, reads_of
+from fxopt.patterns.rowwise import is_rowwise, rows_of
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static, tensor_of
 
@@ -57,7 +58,8 @@ def find_repeated(module: GraphModule, inference: bool) -> Iterator[Match | Reje
             continue
         trees = [part.tree for part in parts if isinstance(part, Run)]
         if trees:
-            yield Match(node, {"collector": collector, "parts": parts, "reads": list(reads_of(trees))})
+            bound = {"collector": collector, "parts": parts, "reads": list(reads_of(trees))}
+            yield Match(node, bound | {"rowwise": _is_rowwise(node, collector, parts)})
 
 
 def freed(graph: Graph, anchor: Node) -> int:
@@ -93,6 +95,16 @@ def _is_sum(node: Node) -> bool:
     return node.target is aten.add.Tensor and not node.kwargs
 
 
+def _is_rowwise(node: Node, collector: Collector, parts: Sequence[Run | Node]) -> bool:
+    """Whether row b of all that is read makes row b of the result."""
+    batch = shape_of(node)[0]
+    if static(batch) is not None or (collector.kind != "sum" and collector.dim == 0):
+        return False
+    kept = [part for part in parts if isinstance(part, Node)]
+    trees = [part.tree for part in parts if isinstance(part, Run)]
+    return all(rows_of(operand, batch) for operand in kept) and all(is_rowwise(tree, batch) for tree in trees)
+
+
 def _terms(node: Node) -> list[Node]:
     """The terms of a left-deep chain of additions; `0 + a`, as Python's sum() starts, is a."""
     terms: list[Node] = []
@@ -114,7 +126,7 @@ def _parts(collector: Collector, packing: Packing) -> Iterator[Run | Node]:
     if collector.kind == "sum" and len(runs) > 1:
         return
     for run in runs:
-        if len(run) < FEWEST or not _has_lanes(run[0], collector):
+        if len(run) < FEWEST or not _has_lanes(run[0], collector) or not packing.computes(run[0]):
             yield from run
             continue
         for lanes in _by_input(run, packing):
@@ -122,7 +134,7 @@ def _parts(collector: Collector, packing: Packing) -> Iterator[Run | Node]:
             if isinstance(tree, Call):
                 yield Run(lanes, tree)
             else:
-                yield from lanes  # nothing is computed
+                yield from lanes
 
 
 def _has_lanes(operand: Node, collector: Collector) -> bool:

@@ -25,7 +25,7 @@ from fxopt.capture.shape_env import TraceShapeEnv
 from fxopt.findings import Change, Miss, PassFindings, Place
 from fxopt.normalize import remove_dead_code
 from fxopt.patterns.core import Match, Reject, place_of
-from fxopt.shape.aliases import mutates
+from fxopt.shape.aliases import has_effects
 from fxopt.shape.expressions import is_size
 from fxopt.shape.sizes import Size, same, same_shape, tensor_of
 
@@ -56,6 +56,14 @@ class Editor:
             node.meta["val"] = target(*fake_args, **map_arg(kwargs, lambda argument: argument.meta["val"]))
         return node
 
+    def known(self, value: Any, target: Callable[..., Any], *args: Any) -> Node:
+        """A call whose value is known already."""
+        with self.module.graph.inserting_before(self.point):
+            node = self.module.graph.call_function(target, args)
+        self.added.append(node)
+        node.meta |= {"place": place_of(self.point), "val": value}
+        return node
+
     def respelled(self, node: Node, args: tuple[Any, ...]) -> Node:
         """The same call with arguments that mean the same, in front of it; nothing is left to work out."""
         with self.module.graph.inserting_before(node):
@@ -73,6 +81,13 @@ class Editor:
         self.added.append(node)
         mode = fake_mode_of(self.module)
         node.meta["val"] = mode.from_tensor(tensor, static_shapes=True)
+        return node
+
+    def parameter(self, outer: Node) -> Node:
+        """A node of another graph, as the first parameter of this one."""
+        with self.module.graph.inserting_before(next(iter(self.module.graph.nodes))):
+            node = self.module.graph.placeholder(outer.name)
+        node.meta["val"] = outer.meta["val"]
         return node
 
     def hoist(self, nodes: Sequence[Node]) -> None:
@@ -210,7 +225,7 @@ def _commit(rewrite: Rewrite, module: GraphModule, match: Match, findings: PassF
         old.meta["replaced"] = True
         if new is not None:
             old.replace_all_uses_with(new)
-        if new is None or mutates(old):  # its effect is part of what was replaced, and would keep it alive
+        if new is None or has_effects(old):  # they are part of what was replaced, and would keep it alive
             module.graph.erase_node(old)
     findings.changes.append(Change(number, match.anchor.name, replacement.what, replacement.why, place))
     return True

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
 
+from fxopt.kernels.by_rows.op import in_chunks, unless_many
 from fxopt.patterns.lanes import BY_DIM, Call, Leaf, Picked, Pool, Shared, Tree, piece_of
 from fxopt.rewrites.core import Editor, Rejected
-from fxopt.shape.sizes import shape_of, static
+from fxopt.rewrites.direct import direct
+from fxopt.shape.sizes import Size, same, shape_of, static
 
 aten = torch.ops.aten
+_IN_LOOPS = ("pieces", "state")  # a loop reads them as they are
 
 
 @dataclass(frozen=True)
@@ -44,18 +49,25 @@ class Joint:
 
 
 class Packer:
-    """Adds the packed calls of some trees; what two of them read is joined once.
+    """Adds the packed calls of some trees to a function of its own; what they read is joined outside of it, once.
 
-    columns: how many of the added calls are lookups of selected ids, which one call of the embedding columns does.
+    inputs: what that function is called with.
+    columns: how many calls outside are lookups of selected ids, which one call of the embedding columns does.
     """
 
-    def __init__(self, editor: Editor, leaves: Sequence[Leaf | Shared]) -> None:
-        self.editor = editor
+    def __init__(self, outer: Editor, leaves: Sequence[Leaf | Shared]) -> None:
+        graph = Graph()
+        self.function = GraphModule(torch.nn.Module(), graph)
+        self.editor = Editor(self.function, self.function.graph.output(()))
+        self.outer = outer
+        self._inputs: dict[Node, Node] = {}
         self._joints: list[Joint] = []
         self._joint_of: dict[int, Joint] = {}
         self._made: dict[int, Packed] = {}
         self._selected: dict[Any, Node] = {}
+        self._places: dict[tuple[int, ...], Node] = {}
         self.columns = 0
+        self._saves_work = False
         for leaf in leaves:
             if isinstance(leaf, Leaf):
                 self._add(leaf)
@@ -70,6 +82,57 @@ class Packer:
             joint.places.setdefault(base, len(joint.places))
         self._joint_of[id(leaf)] = joint
 
+    @property
+    def inputs(self) -> list[Node]:
+        return list(reversed(self._inputs))
+
+    def input(self, node: Node) -> Node:
+        """A node of the outer graph, inside of the function."""
+        if node not in self._inputs:
+            self._inputs[node] = self.editor.parameter(node)
+        return self._inputs[node]
+
+    def called(self, result: Node, anchor: Node, rowwise: bool, calls: int) -> Node:
+        """The call of the function that ends in `result`, in place of `anchor` and the `calls` that it needed."""
+        (output,) = self.function.graph.find_nodes(op="output")
+        output.args = (result,)
+        made = [node for node in self.editor.added if not _is_view(node)]
+        loop = None
+        if len(made) > 1 and not self._saves_work and all(joint.pool.kind in _IN_LOOPS for joint in self._joints):
+            loop = self._loop(anchor)
+        self.function.recompile()
+        batch, run = shape_of(anchor)[0], _direct(self.function.graph)
+        split = [any(same(size, batch) for size in shape_of(node)[:1]) for node in self.inputs]
+        sizes = [_bytes(node, batch) for node in made]
+        if loop is not None and any(split):
+            run = unless_many(run, _direct(loop), split, calls, sum(sizes))
+        elif rowwise and len(made) > 1:  # one alone is the result
+            run = in_chunks(run, split, max(sizes))
+        call = self.outer.known(result.meta["val"], _calling(self.function), *self.inputs)
+        call.meta["bound"] = run
+        return call
+
+    def _loop(self, anchor: Node) -> Graph:
+        """What the function replaces, as a function of the same inputs."""
+        inside, unread = set[Node](), [anchor]
+        reads = {base for joint in self._joints for base in joint.places} | set(self._inputs)
+        while unread:
+            node = unread.pop()
+            if node not in inside:
+                inside.add(node)
+                unread.extend(needed for needed in node.all_input_nodes if needed not in reads)
+        for node in sorted(inside):
+            for needed in node.all_input_nodes:
+                if needed in reads:
+                    self.input(needed)
+        graph, copies = Graph(), dict[Node, Node]()
+        for node in self.inputs:
+            copies[node] = graph.placeholder(node.name)
+        for node in sorted(inside):
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(copies[anchor])
+        return graph
+
     def packed(self, tree: Tree) -> Packed:
         if id(tree) not in self._made:
             self._made[id(tree)] = self._packed(tree)
@@ -78,11 +141,11 @@ class Packer:
     def _packed(self, tree: Tree) -> Packed:
         match tree:
             case Shared(node):
-                return Packed(node, None, len(shape_of(node)))
+                return Packed(self.input(node), None, len(shape_of(node)))
             case Leaf():
                 return self._leaf(tree)
             case Picked(inner, index):
-                packed = self.packed(inner)
+                packed = self._rows_first(self.packed(inner))
                 assert packed.dim is not None
                 return Packed(self._taken(packed.node, packed.dim, index), packed.dim, packed.rank)
         if tree.target in BY_DIM:
@@ -96,7 +159,7 @@ class Packer:
 
     def _leaf(self, leaf: Leaf) -> Packed:
         joint = self._joint_of[id(leaf)]
-        source, dim, extent = self._joined(joint), leaf.pool.dim, 1
+        source, dim, extent = self.input(self._joined(joint)), leaf.pool.dim, 1
         if dim is not None:
             extent = static(shape_of(leaf.bases[0])[dim]) or 0
         starts = [joint.places[base] * extent + start for base, start in zip(leaf.bases, leaf.starts, strict=True)]
@@ -113,9 +176,9 @@ class Packer:
             if pool.kind == "looked up":
                 bases = [self._looked_up(base) for base in bases]
             if pool.dim is None:
-                joint.node = self.editor.call(aten.stack.default, bases, _stacked_at(pool))
+                joint.node = self.outer.call(aten.stack.default, bases, _stacked_at(pool))
             else:
-                joint.node = bases[0] if len(bases) == 1 else self.editor.call(aten.cat.default, bases, pool.dim)
+                joint.node = bases[0] if len(bases) == 1 else self.outer.call(aten.cat.default, bases, pool.dim)
         return joint.node
 
     def _looked_up(self, piece: Node) -> Node:
@@ -125,10 +188,10 @@ class Packer:
         table, ids, *rest = found.base.args
         key = ids, found.dim, found.start
         if key not in self._selected:
-            self._selected[key] = self.editor.call(aten.select.int, *key)
+            self._selected[key] = self.outer.call(aten.select.int, *key)
             self.columns += 1
         self.columns += 1
-        return self.editor.call(aten.embedding.default, table, self._selected[key], *rest)
+        return self.outer.call(aten.embedding.default, table, self._selected[key], *rest)
 
     def _taken(self, source: Node, dim: int, index: Sequence[int]) -> Node:
         """The entries of `dim` that `index` lists; neighbours are a slice, and all of them the tensor itself."""
@@ -137,8 +200,17 @@ class Packer:
             if first == 0 and last + 1 == static(shape_of(source)[dim]):
                 return source
             return self.editor.call(aten.slice.Tensor, source, dim, first, last + 1)
-        places = self.editor.constant("lanes", torch.tensor(index))
-        return self.editor.call(aten.index_select.default, source, dim, places)
+        places = self._places.get(tuple(index))
+        if places is None:
+            places = self._places[tuple(index)] = self.outer.constant("lanes", torch.tensor(index))
+        return self.editor.call(aten.index_select.default, source, dim, self.input(places))
+
+    def _rows_first(self, packed: Packed) -> Packed:
+        """What a product in batches has left lane by lane: row by row, as the lanes' other tensors are."""
+        if packed.dim != 0 or packed.rank < 2:
+            return packed
+        turned = moved(self.editor, packed, 1)
+        return Packed(self.editor.call(aten.contiguous.default, turned.node), 1, packed.rank)
 
     def _linear(self, x: Packed, weight: Packed, bias: Packed | None = None) -> Packed:
         """x [..., K], weight [N, K], bias [N] in each lane: one linear, one wide linear, or one product in batches."""
@@ -151,9 +223,15 @@ class Packer:
         return self._batched_linear(x, weight, bias)
 
     def _wide_linear(self, x: Packed, weight: Packed, bias: Packed | None) -> Packed:
-        call = self.editor.call
+        """torch takes [B, 1, K] x [N, K] for B products; as a matrix it is one."""
+        call, self._saves_work = self.editor.call, True
         lanes, outputs = shape_of(weight.node)[:2]
-        wide = call(aten.linear.default, x.node, call(aten.flatten.using_ints, weight.node, 0, 1))
+        ones = [size for size in shape_of(x.node)[1:-1] if static(size) == 1]
+        as_matrix = 0 < len(ones) == x.rank - 2
+        source = call(aten.flatten.using_ints, x.node, 0, -2) if as_matrix else x.node
+        wide = call(aten.linear.default, source, call(aten.flatten.using_ints, weight.node, 0, 1))
+        if as_matrix:
+            return self._biased(call(aten.unflatten.int, wide, 1, [lanes, *ones, outputs]), 1, x.rank, bias)
         return self._biased(call(aten.unflatten.int, wide, -1, [lanes, outputs]), x.rank - 1, x.rank, bias)
 
     def _batched_linear(self, x: Packed, weight: Packed, bias: Packed | None) -> Packed:
@@ -181,6 +259,7 @@ class Packer:
         call = self.editor.call
         if right.rank == 2:
             return self._linear(left, self._transposed(right))
+        self._saves_work = True  # torch copies the matrix for every column
         right = moved(self.editor, right, 0) if right.dim == right.rank else right
         x = Packed(call(aten.squeeze.dim, right.node, -1), right.dim, right.rank - 1)
         rows = self._linear(x, left)
@@ -232,6 +311,39 @@ class Packer:
         for _ in range(-dim):
             node = call(aten.unsqueeze.default, node, 1)
         return node
+
+
+def _calling(module: GraphModule) -> Callable[..., Any]:
+    """What stands in the graph: any compiler can look inside."""
+
+    def packed(*inputs: Any) -> Any:
+        return module(*inputs)
+
+    return packed
+
+
+def _direct(graph: Graph) -> Callable[..., Any]:
+    twin = Graph()
+    twin.output(twin.graph_copy(graph, {}))
+    fast = GraphModule(torch.nn.Module(), twin)
+    direct(fast)
+    forward = fast.forward
+
+    def packed(*inputs: Any) -> Any:
+        return forward(*inputs)
+
+    return packed
+
+
+def _is_view(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target.is_view
+
+
+def _bytes(node: Node, batch: Size) -> int:
+    """Of one row of a result; sizes that depend on the inputs count as one."""
+    value = node.meta["val"]
+    sizes = [static(size) or 1 for size in value.shape if not same(size, batch)]
+    return math.prod(sizes) * value.element_size()
 
 
 def _behind(dim: int, lanes: int, rank: int) -> int:

@@ -26,27 +26,29 @@ def replace_repeated(editor: Editor, match: Match) -> Replacement:
     collected = [_collected(packer, part, collector) for part in parts]
     value = collected[0]
     if len(collected) > 1:
-        value = editor.call(aten.cat.default, collected, collector.dim)
-    value = _like(editor, match.anchor, value)
+        value = packer.editor.call(aten.cat.default, collected, collector.dim)
+    value = _like(packer.editor, match.anchor, value)
     before = freed(editor.module.graph, match.anchor)
-    after = sum(node.op == "call_function" for node in editor.added) - packer.columns
+    added = sum(node.op == "call_function" for node in (*editor.added, *packer.editor.added))
+    after = added - packer.columns
     if 2 * before < 3 * after:
         raise Rejected(f"{after} operators would take the place of {before}, whose results nobody else needs")
     lanes = sum(len(run.lanes) for run in runs)
-    why = "the same computation on slices, lookups or weights of its own"
-    return Replacement({match.anchor: value}, f"{lanes} times {_name(runs[0])}: {before} operators -> {after}", why)
+    what = f"{lanes} times {_name(runs[0])}: {before} operators -> {after}"
+    call = packer.called(value, match.anchor, match.bound["rowwise"], before)
+    return Replacement({match.anchor: call}, what, "the same computation on slices, lookups or weights of its own")
 
 
 def _collected(packer: Packer, part: Run | Node, collector: Collector) -> Node:
     """A part of the collector as an input of a cat."""
-    call = packer.editor.call
+    call, dim = packer.editor.call, collector.dim
     if isinstance(part, Node):
-        return part if collector.kind == "cat" else call(aten.unsqueeze.default, part, collector.dim)
+        operand = packer.input(part)
+        return operand if collector.kind == "cat" else call(aten.unsqueeze.default, operand, dim)
     packed = packer.packed(part.tree)
     assert packed.dim is not None
     if collector.kind == "sum":
         return call(aten.sum.dim_IntList, packed.node, [packed.dim])
-    dim = collector.dim
     lanes = moved(packer.editor, packed, dim).node
     return lanes if collector.kind == "stack" else call(aten.flatten.using_ints, lanes, dim, dim + 1)
 

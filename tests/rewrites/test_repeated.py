@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxopt import Config, optimize
+from fxopt.kernels.by_rows import op
 
 FIELDS, DIM = 6, 4
 PAIRS = list(itertools.combinations(range(FIELDS), 2))
@@ -78,7 +79,7 @@ def of_own_inputs(m: Loop, z: Tensor, i: int, j: int) -> Tensor:
 
 
 def through_a_matrix(m: Loop, z: Tensor, i: int, j: int) -> Tensor:
-    return torch.matmul(z[:, i : i + 1], m.square[j].weight)
+    return F.relu(torch.matmul(z[:, i : i + 1], m.square[j].weight)) * 2
 
 
 def cat(dim: int) -> Callable:
@@ -118,6 +119,23 @@ def error(found: Tensor, reference: Tensor) -> float:
 
 @pytest.mark.parametrize(("lane", "collect"), EXACT + CLOSE)
 def test_values_and_gradients(lane: Callable, collect: Callable) -> None:
+    check(lane, collect)
+
+
+@pytest.mark.parametrize(
+    ("lane", "collect"),
+    [(of_slices, cat(1)), (inner, stack(1)), (product, sum), (product, stack(0)), (bilinear_of_pair, stack(1)),
+     (bilinear_each, cat(1)), (experts, stack(2)), (product, mixed)],
+)  # fmt: skip
+def test_many_rows(lane: Callable, collect: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks of two rows, or as the loop that it was."""
+    monkeypatch.setattr(op, "_CHUNK", 1)
+    monkeypatch.setattr(op, "_FEWEST_ROWS", 2)
+    monkeypatch.setattr(op, "_BYTES_A_CALL", 1)
+    check(lane, collect)
+
+
+def check(lane: Callable, collect: Callable) -> None:
     model = Loop(lane, collect)
     exact = (lane, collect) in EXACT
     reference = Loop(lane, collect).double()

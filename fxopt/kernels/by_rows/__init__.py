@@ -1,0 +1,1 @@
+"""What runs depends on how many rows there are."""

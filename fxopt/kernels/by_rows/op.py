@@ -1,0 +1,59 @@
+"""Packed computations and large batches: chunks of rows, or the loop that was packed.
+
+A loop of small operators costs 1.3 us a call and keeps its tensors in the cache; packed, it costs one call, and
+tensors that may not fit. The sum of 325 products of fields, dim 16: packed 0.05 / 0.6 / 82 ms at batch 1 / 256 / 4096
+(where most is the kernel handing out zeroed pages), in chunks 9.4 ms, the loop 1.3 / 1.6 / 7.5 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_CHUNK = 1 << 22  # bytes; 325 wide products at batch 4096: 149, 87, 72, 59 ms with 2**18, 2**20, 2**21, 2**22
+_FEWEST_ROWS = 16
+_BYTES_A_CALL = 52_000  # a call's 1.3 us at 0.025 ns a byte, by which packed results are slower than the loop's
+
+
+def in_chunks(function: Callable[..., Tensor], split: Sequence[bool], bytes_per_row: int) -> Callable[..., Tensor]:
+    """`function` on some rows at a time; the same values, in the same order.
+
+    Args:
+        function: from tensors to one tensor, row by row: row b of the result depends on row b of the inputs.
+        split: which inputs have rows, on dim 0; every chunk gets the others as they are.
+        bytes_per_row: of the widest intermediate result.
+    """
+    first, rows = list(split).index(True), max(_FEWEST_ROWS, _CHUNK // max(1, bytes_per_row))
+
+    def chunked(*inputs: Any) -> Tensor:
+        size = inputs[first].shape[0]
+        if size <= 2 * rows:
+            return function(*inputs)
+        count = -(-size // rows)
+        columns = (
+            value.split(rows) if has_rows else (value,) * count for value, has_rows in zip(inputs, split, strict=True)
+        )
+        return torch.cat([function(*chunk) for chunk in zip(*columns, strict=True)])
+
+    return chunked
+
+
+def unless_many(
+    packed: Callable[..., Tensor], loop: Callable[..., Tensor], split: Sequence[bool], calls: int, bytes_per_row: int
+) -> Callable[..., Tensor]:
+    """`packed` for few rows and `loop`, which computes the same, for many.
+
+    Args:
+        split: which inputs have rows, on dim 0.
+        calls: operators in the loop.
+        bytes_per_row: of all packed results together.
+    """
+    first, most = list(split).index(True), calls * _BYTES_A_CALL // max(1, bytes_per_row)
+
+    def either(*inputs: Any) -> Tensor:
+        return packed(*inputs) if inputs[first].shape[0] <= most else loop(*inputs)
+
+    return either
