@@ -18,7 +18,7 @@ from fxopt.findings import Findings
 from fxopt.runtime.context import ambient, is_traced
 from fxopt.runtime.executable import Compile, Executable, run_eagerly
 from fxopt.runtime.flatten import rebuilder
-from fxopt.runtime.signature import Signature, State, unsupported
+from fxopt.runtime.signature import Signature, Sizes, State, unsupported
 from fxopt.runtime.watch import HOOKS, Watch
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Entry:
     findings: Findings
     executable: Executable | None = None
     state: State | None = None
+    sizes: Sizes | None = None
 
     def __post_init__(self) -> None:
         if self.executable is not None:
@@ -48,6 +49,8 @@ class Entry:
             return None
         if self.state is None:
             return inputs
+        if self.sizes is not None and not self.sizes.hold():
+            return None
         state = self.state.read()
         return None if state is None else [*state, *inputs]
 
@@ -157,8 +160,16 @@ class Dispatcher:
         capture = executable.capture
         stored = stored_by(capture, bare, self.original)
         watch = Watch(self.original, tuple(leaf.path for leaf in capture.leaves), stored=stored)
-        state = State(self.original, capture.state)
-        entry = Entry(Signature.of_capture(capture), now, watch, executable.findings, executable, state)
+        state, sizes = State(self.original, capture.state), Sizes(self.original, capture, stored)
+        entry = Entry(
+            Signature.of_capture(capture),
+            now,
+            watch,
+            executable.findings,
+            executable,
+            state,
+            sizes if sizes.any else None,
+        )
         if entry.match(args, kwargs, now) is None:
             return None, "the capture does not fit the call that it was made from"
         return entry, ""
@@ -178,7 +189,9 @@ class Dispatcher:
         """An error of the call stays an error; where eager has none, the graph is wrong and goes."""
         result = run_eagerly(error, eager, args, kwargs)
         reason = f"the optimized graph raised {type(error).__name__} where eager does not: {error}"
-        plain = replace(entry, executable=None, state=None, findings=replace(entry.findings, eager_reason=reason))
+        plain = replace(
+            entry, executable=None, state=None, sizes=None, findings=replace(entry.findings, eager_reason=reason)
+        )
         with self._lock:
             self.entries = tuple(plain if e is entry else e for e in self.entries)
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +104,56 @@ class State:
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these tensors have the form of the state."""
         return self._check(tensors)
+
+
+class Sizes:
+    """The forms of tensors that the graph does not take from the state, but that its trace may have asked for a size:
+    parameters and buffers it does not read (`ids % self.vocabulary.numel()`), and constants that the user holds.
+
+    Args:
+        model: the root.
+        capture: what was captured of it.
+        stored: attributes that the capture assigns itself at each call, by module.
+    """
+
+    def __init__(self, model: nn.Module, capture: Capture, stored: Mapping[nn.Module, set[str]]) -> None:
+        unread = list(_unread(model, capture, stored))
+        self._wheres, self._keys = [where for where, _ in unread], [key for _, key in unread]
+        self._read = reader()
+        self._constants = _held(capture)
+        tensors = [*(where[key] for where, key in unread), *self._constants]
+        self._check = tensor_check([TensorForm(t.dtype, t.device, tuple(t.shape)) for t in tensors])
+        self.any = bool(tensors)
+
+    def hold(self) -> bool:
+        tensors = self._read(self._wheres, self._keys)
+        return tensors is not None and self._check([*tensors, *self._constants])
+
+
+def _unread(
+    model: nn.Module, capture: Capture, stored: Mapping[nn.Module, set[str]]
+) -> Iterator[tuple[dict[str, Any], str]]:
+    modules = dict(model.named_modules())
+    known = {id(slot.read(model)) for slot in capture.state}
+    for path, module in modules.items():
+        if any(f"{path}.".startswith(f"{leaf.path}.") for leaf in capture.leaves):
+            continue
+        for where in (module._parameters, module._buffers):
+            for key, tensor in where.items():
+                if _is_plain(tensor) and id(tensor) not in known and key not in stored.get(module, ()):
+                    yield where, key
+
+
+def _held(capture: Capture) -> list[Tensor]:
+    """Constants but for those that the forward makes: torch.tensor(...), which is traced as a copy."""
+    nodes = capture.graph.graph.find_nodes(op="get_attr")
+    shared = [n for n in nodes if any(user.target is not torch.ops.aten.lift_fresh_copy.default for user in n.users)]
+    tensors = [getattr(capture.graph, str(node.target)) for node in shared]
+    return [tensor for tensor in tensors if _is_plain(tensor)]
+
+
+def _is_plain(tensor: object) -> bool:
+    return type(tensor) in PLAIN and tensor.layout is torch.strided  # type: ignore[attr-defined]
 
 
 def _aliases(model: nn.Module, tensors: Sequence[Tensor]) -> Iterator[tuple[Any, Any, int]]:

@@ -13,6 +13,8 @@ from operator import getitem, not_
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
@@ -71,10 +73,12 @@ class Watch:
         self._keys = [slot.key for slot in self._slots]
         self._values = list(map(getitem, self._wheres, self._keys))
         self._unchanged, self._lengths = comparer(), length_check()
-        held = [v for v in self._values if isinstance(v, (list, dict, set))]
+        held = [vars(v) if _is_record(v) else v for v in self._values if _is_record(v) or isinstance(v, _CONTAINERS)]
         containers = [(v, _copy(v)) for v in held if _size(v) <= _LARGE]
         self._containers = [v for v, _ in containers]
         self._contents = [copy for _, copy in containers]
+        self._arrays = [v for v in self._values if isinstance(v, np.ndarray) and v.size <= _LARGE]
+        self._bytes = [array.tobytes() for array in self._arrays]
         self._stored = [(vars(module), names) for module, names in stored.items()]
         open_ended = {id(attributes) for attributes, _ in self._stored}
         sized = [(path, d) for path, module in modules for d in _sized(module) if id(d) not in open_ended]
@@ -94,6 +98,7 @@ class Watch:
             (self._unchanged(self._wheres, self._keys, self._values) or self._equal())
             and self._lengths(self._sized, self._sizes)
             and (not self._containers or same_value(self._containers, self._contents))
+            and (not self._arrays or [array.tobytes() for array in self._arrays] == self._bytes)
             and (not self._stored or [d.keys() - names for d, names in self._stored] == self._others)
             and all(self._present)
             and (RemovableHandle.next_id == self._hook_id or self._still_absent())
@@ -130,6 +135,8 @@ class Watch:
 
 
 _MISSING = object()
+_CONTAINERS = (list, dict, set)
+_DATA = (bool, int, float, complex, str, bytes, tuple, type(None), torch.dtype, torch.device, *_CONTAINERS)
 _DEPTH = 3
 _LARGE = 1000  # comparing a dict costs 20 ns an entry: of a vocabulary only the length is watched
 
@@ -167,10 +174,16 @@ def _forwards(modules: list[tuple[str, nn.Module]]) -> Iterator[Slot]:
             yield Slot(kind.__name__, vars(owner), "forward", "class")
 
 
+def _is_record(value: Any) -> bool:
+    """Settings by name: a namespace, a dataclass, a config object. Not what does something and counts, or logs."""
+    named = hasattr(value, "__dict__") and not isinstance(value, (*_DATA, type, torch.Tensor, nn.Module))
+    return named and bool(vars(value)) and all(isinstance(item, _DATA) for item in vars(value).values())
+
+
 def _size(value: Any, depth: int = _DEPTH) -> int:
     """Number of entries, down to `_DEPTH` containers in containers (a cycle is no problem then)."""
     children = value.values() if isinstance(value, dict) else value
-    inner = (child for child in children if depth and isinstance(child, (list, dict, set)))
+    inner = (child for child in children if depth and isinstance(child, _CONTAINERS))
     return len(value) + sum(_size(child, depth - 1) for child in inner)
 
 
@@ -180,4 +193,4 @@ def _copy(value: Any, depth: int = _DEPTH) -> Any:
         return {k: _copy(v, depth - 1) for k, v in value.items()}
     if depth and type(value) is list:
         return [_copy(v, depth - 1) for v in value]
-    return value.copy() if isinstance(value, (list, dict, set)) else value
+    return value.copy() if isinstance(value, _CONTAINERS) else value
