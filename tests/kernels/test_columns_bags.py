@@ -69,6 +69,17 @@ def test_mean_of_nothing(isa):
     assert run(torch.randn(5, 64), ids, offsets, "mean", empty_nan=True)[0].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_padded_mean_rounds_once(isa, dtype):
+    """As torch's mean over a dim: 700 halves of 100 sum to more than a half holds, and their mean is 100."""
+    table = (torch.rand(9, 33) + 100).to(dtype)
+    ids = torch.randint(0, 9, (4, 700))
+    plan = Plan((Column(Source(0, lane=1), 0, 0, 0, pool="mean"),), (33,), (str(dtype).removeprefix("torch."),))
+    expected = table[ids].mean(1)
+    for (found,) in (op.columns([ids], [table], encode(plan)), reference.columns([ids], [table], plan)):
+        torch.testing.assert_close(found, expected, rtol=torch.finfo(dtype).eps, atol=0)
+
+
 @pytest.mark.parametrize("segment", [0, 1, 2])
 def test_features_back_to_back(isa, segment):
     """KeyedJaggedTensor's layout; a bad id of another feature is none of this one's."""

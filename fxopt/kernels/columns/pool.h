@@ -255,8 +255,8 @@ struct Pooling {
     const bool mean = job.column->pool == kMean;
     if (mean && count == 0) {
       for (int64_t d = 0; d < job.dim; d++) acc[d] = job.has(kEmptyNan) ? A(NAN) : A(0);
-    } else if (mean) {
-      for (int64_t d = 0; d < job.dim; d++) acc[d] = A(widen(put(acc[d]))) / A(count);
+    } else if (mean) {  // torch's bags round their sums first, its mean over a dim does not: halves would overflow
+      for (int64_t d = 0; d < job.dim; d++) acc[d] = (dense ? acc[d] : A(widen(put(acc[d])))) / A(count);
     }
     if (job.divides()) {
       for (int64_t d = 0; d < job.dim; d++) acc[d] = A(widen(put(acc[d]))) / by;

@@ -231,9 +231,10 @@ def _lookup(
         embedded = _masked(column, embedded, kept.unsqueeze(-1))
     if column.pool == "max":
         return _max(embedded, column, real)
-    total = (embedded if real is None else embedded.masked_fill(~real, 0)).sum(1)
+    counted = embedded if real is None else embedded.masked_fill(~real, 0)
     if column.pool == "sum":
-        return total
+        return counted.sum(1)
+    total = counted.sum(1, dtype=_at_least_float(counted.dtype))  # torch's mean does not round halves before it divides
     return _mean(total, column, ids.shape[1] if real is None else real.sum(1))
 
 
