@@ -117,6 +117,7 @@ inline void launch(Device& device, const Request& request, const Image& image, c
   parameters.n_segments = int32_t(image.segments.size());
   std::copy(image.segments.begin(), image.segments.end(), parameters.segments);
   std::copy(image.words.begin(), image.words.end(), parameters.words);
+  parameters.heavy = int32_t(image.heavy);
   const int64_t most = int64_t(device.processors) * blocks_per_processor, blocks = (image.items + kWarps - 1) / kWarps;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(unsigned(std::min(most, blocks)));

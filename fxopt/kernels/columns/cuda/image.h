@@ -14,7 +14,7 @@ struct Image {
   std::vector<Step> steps;
   std::vector<Segment> segments;
   std::vector<int64_t> words;
-  int64_t items = 0;
+  int64_t items = 0, heavy = 0;  // heavy ones, of bags, are the first
 };
 
 struct OutputShape {
@@ -117,6 +117,7 @@ struct Builder {
       per_unit = (positions + segment.span - 1) / segment.span;
     }
     image.items += per_unit * int64_t(units.size());
+    if (width) image.heavy = image.items;
     if (image.items > INT32_MAX) fail("fxopt.columns: a call of more than 2^31 work items");
     image.segments.push_back(segment);
     const size_t heads = image.records.size();

@@ -72,10 +72,12 @@ __device__ __noinline__ void sum_bags(const Launch& launch, const Record& record
         one = member<float>(launch, record, bag, at + thread);
         if (!one.counts) one.weight = 0;  // its row times 0, which is NaN for an infinite row
       }
-      count += one.id >= 0;
-      kept += one.id >= 0 && one.counts;
       poisoned |= one.id == kBad;
-      if (!one.counts && record.masked != kScaled) one.id = kNoId;
+      if constexpr (!PLAIN) {
+        count += one.id >= 0;
+        kept += one.id >= 0 && one.counts;
+        if (!one.counts && record.masked != kScaled) one.id = kNoId;
+      }
       for (int step = 0; step < group; step += kUnroll) {
         uint4 chunk[kUnroll];
         float w[kUnroll];
@@ -95,14 +97,18 @@ __device__ __noinline__ void sum_bags(const Launch& launch, const Record& record
         for (int u = 0; u < kUnroll; u++) T::add(sum, chunk[u], PLAIN ? 1.0f : w[u]);
       }
     }
-    for (int k = width >> 1; k >= 1; k >>= 1) {
-      count += __shfl_xor_sync(kAll, count, k);
-      kept += __shfl_xor_sync(kAll, kept, k);
-      poisoned |= __shfl_xor_sync(kAll, poisoned, k);
-      if (k < group) continue;
+    for (int k = width >> 1; k >= group; k >>= 1) {
 #pragma unroll
       for (int d = 0; d < kSize; d++) sum[d] += __shfl_xor_sync(kAll, sum[d], k);
     }
+    if (!PLAIN || __any_sync(kAll, poisoned)) {
+      for (int k = width >> 1; k >= 1; k >>= 1) {
+        count += __shfl_xor_sync(kAll, count, k);
+        kept += __shfl_xor_sync(kAll, kept, k);
+        poisoned |= __shfl_xor_sync(kAll, poisoned, k);
+      }
+    }
+    if (PLAIN) count = kept = bag.length;
     const float by = divisor<float>(launch, record, bag.row, kept);
     if (!wanted || !mine || slot) continue;
     char* out = output(launch, record, row, 0) + (block + column) * kSize * size_of(record.out_dtype);

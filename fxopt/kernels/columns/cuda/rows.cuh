@@ -119,8 +119,8 @@ FXOPT_DEVICE void move_rows(const Record& record, const char* table, const int (
   }
 }
 
-// Positions [first, last) of a column whose `way` is known.
-FXOPT_DEVICE void run_rows(const Launch& launch, const Record& record, float* shared, uint32_t first, uint32_t last) {
+// Positions [first, last) of a column whose `way` is known, up to those with a bad id: returns where it stopped.
+FXOPT_DEVICE uint32_t run_rows(const Launch& launch, const Record& record, float* shared, uint32_t first, uint32_t last) {
   const Edges edges = stage_edges(record, shared);
 #pragma unroll 1
   for (; first < last; first += 32 * kPerThread) {
@@ -144,10 +144,7 @@ FXOPT_DEVICE void run_rows(const Launch& launch, const Record& record, float* sh
         row[k] = int(id[k]);
         bad |= uint64_t(id[k]) >= rows;
       }
-      if (__any_sync(kAll, bad)) {  // the general way reports them
-        run_positions(launch, record, first, first + live);
-        continue;
-      }
+      if (__any_sync(kAll, bad)) return first;
     }
     char* out = output(launch, record, first, 0);
     switch (record.chunk_bytes) {
@@ -156,6 +153,7 @@ FXOPT_DEVICE void run_rows(const Launch& launch, const Record& record, float* sh
       default: move_rows<unsigned short>(record, table, row, out, live);
     }
   }
+  return last;
 }
 
 }  // namespace fxopt::cuda
