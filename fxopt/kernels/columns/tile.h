@@ -21,8 +21,9 @@ inline bool run_column(const Job& job, int64_t row0, int64_t row1, Error& error)
 }
 
 // Starts the loads of a column's values and boundaries while earlier columns compute: with few rows, a call is
-// bound by the latency of touching a thousand small arrays.
-inline void prefetch_inputs(const Call& call, const Column& column) {
+// bound by the latency of touching a thousand small arrays. Inlined for the reason that Pooling's prefetch is: 1-4% of
+// 1000 bucketized columns at batch 1.
+[[gnu::always_inline]] inline void prefetch_inputs(const Call& call, const Column& column) {
   if (uint64_t(column.source.tensor) < uint64_t(call.n_tensors)) __builtin_prefetch(call.tensors[column.source.tensor].data);
   for (int s = column.program_at; s < column.program_at + column.program_size; s++) {
     const int64_t tensor = call.plan.instrs[s].tensor;
