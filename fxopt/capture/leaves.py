@@ -58,11 +58,15 @@ class Output:
 
 @dataclass(frozen=True)
 class Signature:
-    """Structure of one call of a leaf: what goes in and what comes out, flattened."""
+    """Structure of one call of a leaf: what goes in and what comes out, flattened.
+
+    edits: whether it writes to its arguments.
+    """
 
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     outputs: tuple[Output, ...]
+    edits: bool = False
 
 
 class LeafCall(nn.Module):
@@ -104,6 +108,7 @@ class _Record:
     out_spec: pytree.TreeSpec
     arguments: list[Any]
     values: list[Any]
+    edits: bool
 
 
 def trial(model: nn.Module, leaves: set[str], args: tuple, kwargs: dict) -> Trial:
@@ -111,12 +116,14 @@ def trial(model: nn.Module, leaves: set[str], args: tuple, kwargs: dict) -> Tria
 
     Buffers, inputs and the random state are cloned or restored. Errors of the model for these inputs pass through.
     """
-    records, assigns = _run(model, leaves, args, kwargs)
-    try:
-        twice = pytree.tree_map_only(torch.Tensor, lambda t: torch.cat([t, t]) if t.ndim else t, (args, kwargs))
-        again, _ = _run(model, leaves, *twice) if leaves else ({}, {})
-    except Exception:  # offsets cannot be doubled, for one: the first run has to do
-        again = {}
+    recorded = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(recorded):  # tensors of inference mode count no versions
+        records, assigns = _run(model, leaves, args, kwargs)
+        try:
+            twice = pytree.tree_map_only(torch.Tensor, lambda t: torch.cat([t, t]) if t.ndim else t, (args, kwargs))
+            again, _ = _run(model, leaves, *twice) if leaves else ({}, {})
+        except Exception:  # offsets cannot be doubled, for one: the first run has to do
+            again = {}
     found = Trial({path: _signatures(calls, again.get(path, [])) for path, calls in records.items()})
     found.assigns.update((path, names) for path, names in assigns.items() if found.within_leaf(path))
     return found
@@ -148,19 +155,30 @@ def _cuda_devices() -> list[int]:
 def _recording(forward: Callable, records: list[_Record]) -> Callable:
     def record(*args: Any, **kwargs: Any) -> Any:
         arguments, in_spec = pytree.tree_flatten((args, kwargs))
+        before = _versions(arguments)
         result = forward(*args, **kwargs)
         values, out_spec = pytree.tree_flatten(result)
-        records.append(_Record(in_spec, out_spec, arguments, values))
+        records.append(_Record(in_spec, out_spec, arguments, values, before != _versions(arguments)))
         return result
 
     return record
+
+
+def _versions(arguments: list[Any]) -> list[int]:
+    tensors = (value for value in arguments if isinstance(value, torch.Tensor))
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 def _signatures(calls: list[_Record], again: list[_Record]) -> list[Signature]:
     same = [(c.in_spec, c.out_spec) for c in calls] == [(c.in_spec, c.out_spec) for c in again]
     pairs = zip(calls, again, strict=True) if same else zip(calls, strict=True)
     return [
-        Signature(runs[0].in_spec, runs[0].out_spec, tuple(_output(runs, i) for i in range(len(runs[0].values))))
+        Signature(
+            runs[0].in_spec,
+            runs[0].out_spec,
+            tuple(_output(runs, i) for i in range(len(runs[0].values))),
+            any(run.edits for run in runs),
+        )
         for runs in pairs
     ]
 
@@ -213,6 +231,7 @@ def _stub(module: nn.Module, path: str, signatures: Any, tracer: Any, mode: Fake
         tracer.root.add_module(name, LeafCall(module, path, signature))
         arguments = tuple(tracer.unwrap_proxy(value) for value in flat)
         proxy = tracer.create_proxy("call_module", name, arguments, {})
+        proxy.node.meta["edits"] = signature.edits
         with proxy_tensor.disable_proxy_modes_tracing(), mode:
             outputs = [
                 o.constant if o.dtype is None else torch.empty(o.sizes(flat), dtype=o.dtype, device=o.device)

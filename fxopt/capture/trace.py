@@ -82,12 +82,20 @@ class Tracer(proxy_tensor.PythonKeyTracer):
 
 
 class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
+    """switched: an operator was called in another inference mode than the model."""
+
+    switched = False
+
     def __init__(self, tracer: Tracer, shape_env: TraceShapeEnv, proofs: Proofs):
         super().__init__(tracer, "real", pre_dispatch=True)
         self._shape_env = shape_env
         self._proofs = proofs
+        self._inference = torch.is_inference_mode_enabled()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.switched |= torch.is_inference_mode_enabled() != self._inference
+        if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
+            raise CaptureError("draws from a generator, which a graph would not seed again")
         if func is torch.ops.aten.sym_numel.default:  # as a product of sizes
             with self:
                 return sym_numel(*args)
@@ -95,6 +103,8 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
             return number
         if func in _SQUEEZES:
             _guard_squeeze(args)
+        if func is torch.ops.aten.contiguous.default:
+            args = (self._twin(args[0]), *args[1:])
         self._shape_env.operator = func
         with torch._C.DisableTorchFunction():  # recording reads strides, but not for the user
             try:
@@ -104,6 +114,16 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
             if func in ITEMS and isinstance(out, torch.SymInt):
                 self._proofs.bound(out, args[0])
             return self._divided(out, *args) if func is torch.ops.aten.arange.start_step else out
+
+    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """x.contiguous() is x itself only where x is contiguous; were they one, x would be read from the copy."""
+        slot = proxy_tensor.get_proxy_slot(tensor, self.tracer, None)
+        if slot is None:  # a constant
+            return tensor
+        with proxy_tensor.disable_proxy_modes_tracing():
+            twin = torch.ops.aten.alias.default(tensor)
+        proxy_tensor.set_proxy_slot(twin, self.tracer, slot)
+        return twin
 
     def _divided(self, out: Any, start: Any, end: Any, step: Any = 1) -> torch.Tensor:
         """arange(0, B * L, L), as F.embedding_bag counts its bags, has B items, not (B*L + L - 1) // L."""
@@ -196,12 +216,14 @@ def trace(
             stack.enter_context(functions)
             for mode in modes:
                 stack.enter_context(mode)
-            stack.enter_context(_ProxyMode(tracer, shape_env, proofs))
+            recording = stack.enter_context(_ProxyMode(tracer, shape_env, proofs))
             stack.enter_context(proxy_tensor.disable_autocast_cache())
             outputs = tuple(_proxy_of(value, tracer) for value in run(tracer))
         tracer.create_node("output", "output", (tracer.create_arg(outputs),), {})
     if functions.autocast is not None:
         raise CaptureError("uses autocast", functions.autocast)
+    if recording.switched:
+        raise CaptureError("switches inference mode, which a graph does not keep")
     _refuse_transforms(tracer.graph)
     return _graph_module(tracer), functions.strides_read
 
@@ -266,7 +288,8 @@ def _patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
     - meta["tensor_meta"] takes 40% of a trace and nobody here reads it;
     - Tensor.contiguous() asks is_contiguous() before it reaches a mode, which guards on sizes of 1;
     - an autograd.Function would be inlined, and its backward lost: stop there;
-    - torch._check of a number that depends on data is believed, and forgotten: keep it.
+    - torch._check of a number that depends on data is believed, and forgotten: keep it;
+    - a seed would be set once, and not in every call: stop there.
     """
     original, here = proxy_tensor._extract_tensor_metadata, threading.get_ident()
 
@@ -297,6 +320,7 @@ def _patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
         mock.patch.object(proxy_tensor, "_extract_tensor_metadata", extract),
         mock.patch.object(FakeTensor, "contiguous", _contiguous, create=True),
         mock.patch.object(torch.autograd.Function, "apply", classmethod(refuse)),
+        mock.patch.object(torch.random, "default_generator", _Unseeded(torch.default_generator)),
         mock.patch.object(torch, "_check_with", keep),
     ):
         try:
@@ -306,6 +330,18 @@ def _patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
         finally:
             for logger, level in loggers:
                 logger.setLevel(level)
+
+
+class _Unseeded:
+    """A generator whose state this thread may not set."""
+
+    def __init__(self, generator: torch.Generator):
+        self._generator, self._thread = generator, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("manual_seed", "seed", "set_state") and threading.get_ident() == self._thread:
+            raise CaptureError("sets torch's random state, which a graph would do only once")
+        return getattr(self._generator, name)
 
 
 def _contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:

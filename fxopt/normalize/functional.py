@@ -49,7 +49,7 @@ class _Functional:
         changes, recorded = [], True
         for node in list(self.graph.nodes):
             recorded = self.switches.get(node, recorded)
-            if not mutates(node) or is_random(node):
+            if not mutates(node) or is_random(node) or node.op == "call_module":
                 self.aliases.add(node)
             elif self._is_dead(node):
                 changes.append(change(node, f"in-place {_name(node)}", "nothing reads the memory it edits"))

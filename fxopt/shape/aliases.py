@@ -23,9 +23,9 @@ _NORMS = frozenset({torch.ops.aten.batch_norm.default, torch.ops.aten.instance_n
 
 
 def mutates(node: Node) -> bool:
-    """Whether a node writes to one of its arguments."""
+    """Whether a node writes to one of its arguments; an opaque module does what it did in the capture."""
     if not isinstance(node.target, torch._ops.OpOverload):
-        return False
+        return bool(node.meta.get("edits"))
     return bool(_written(node.target)) or _updates_statistics(node)
 
 
@@ -167,7 +167,9 @@ def written_arguments(node: Node) -> list[Node]:
     """What a call edits in place."""
     if _updates_statistics(node):
         return [argument for argument in node.args[3:5] if isinstance(argument, Node)]
-    return _nodes_at(node, _written(node.target)) if isinstance(node.target, torch._ops.OpOverload) else []
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.all_input_nodes if node.meta.get("edits") else []
+    return _nodes_at(node, _written(node.target))
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+import fxopt
 from fxopt.capture import CaptureError, LeafCall, LeafMismatch, capture
 from fxopt.config import Config
 
@@ -271,6 +272,70 @@ def test_python_random_numbers_stop_the_capture():
 
     with pytest.raises(CaptureError, match="random"):
         capture(Random(), (torch.rand(4, 3),))
+
+
+class Drawing(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.generator = how, torch.Generator()
+
+    def forward(self, x):
+        if self.how == "seed":
+            torch.manual_seed(3)
+        elif self.how == "fork":
+            with torch.random.fork_rng():
+                return x + torch.rand(3)
+        elif self.how == "inference":
+            with torch.inference_mode():
+                return x + 1
+        return x + torch.rand(3, generator=self.generator.manual_seed(3) if self.how == "generator" else None)
+
+
+@pytest.mark.parametrize("how", ["seed", "fork", "generator", "inference"])
+def test_random_states_and_modes_that_a_graph_does_not_set_stop_the_capture(how):
+    with pytest.raises(CaptureError, match=r"random state|generator|inference mode"):
+        capture(Drawing(how), (torch.rand(3),))
+    assert torch.equal(torch.get_rng_state(), torch.default_generator.get_state())
+
+
+class Editing(nn.Module):
+    def forward(self, x):
+        if float(x.sum()) > 1e9:
+            return x
+        x.add_(1)
+        return x * 2
+
+
+EDITED = {
+    "a copy made before": lambda m, a: (a.clone(), m.inner(a), a * 2),
+    "x + 0": lambda m, a: (a + 0, m.inner(a), a * 2),
+    "a cat's pieces": lambda m, a: (z := torch.cat([a, a * 3], 1), m.inner(z), z[:, :3] * 2, z[:, 3:] * 2, a * 2)[1:],
+    "a duplicate": lambda m, a: (y := a.exp(), m.inner(y), a.exp() * 2)[1:],
+    "a duplicate constant": lambda m, a: (m.inner(torch.zeros(3)), a + torch.zeros(3)),
+    "an input": lambda m, a: (a * 2, m.inner(m.x), m.x * 2, m.inner(a[:, 1:]), a * 2),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", EDITED)
+def test_what_a_leaf_edits_is_edited(name, mode):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Editing()
+            self.x = torch.ones(2, 3)
+
+        def forward(self, x):
+            return [y for y in EDITED[name](self, x * 0.5) if y is not None]
+
+    model = Model()
+    with mode():
+        fast = fxopt.optimize(model, (torch.rand(2, 3),), fxopt.Config(verify="off"))
+        assert fast._fxopt.entries[0].executable is not None
+        x, state = torch.rand(2, 3), model.x.clone()
+        expected = model(x)
+        model.x.copy_(state)
+        assert all(map(torch.equal, fast(x), expected))
 
 
 def test_function_transforms_make_a_leaf(check):

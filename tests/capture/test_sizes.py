@@ -202,6 +202,20 @@ def test_code_that_looks_at_strides_asks_for_contiguous_inputs(check):
     assert capture(Columns(), ([torch.rand(8)[::2] for _ in range(3)],)).guards.relations == ()
 
 
+def test_what_reads_a_tensor_does_not_read_a_contiguous_copy_of_it():
+    class Edits(nn.Module):
+        def forward(self, x):
+            x.contiguous().add_(1)
+            return x * 2, x.contiguous(), x
+
+    graph = capture(Edits(), (torch.rand(4, 3),)).graph
+    for inputs in (torch.rand(4, 3), torch.rand(3, 4).t()):
+        expected, found = inputs.clone(), inputs.clone()
+        wanted, results = Edits()(expected), graph(found)
+        assert torch.equal(found, expected) and all(map(torch.equal, results, wanted))
+        assert results[2] is found and (results[1] is found) == (wanted[1] is expected)
+
+
 @pytest.mark.parametrize("example", [0, 1, 4])
 def test_a_branch_on_an_empty_batch_is_a_guard(check, example):
     class Empty(nn.Module):
