@@ -134,7 +134,9 @@ def _is_taken(node: Node) -> bool:
 def _same_sizes(node: Node, source: Node) -> bool:
     """Equal dtype and sizes, for every input."""
     before, after = tensor_of(source), tensor_of(node)
-    return before is not None and after is not None and before.dtype == after.dtype and same_shape(source, node)
+    if before is None or after is None or before.dtype != after.dtype or before.is_conj() != after.is_conj():
+        return False
+    return before.is_neg() == after.is_neg() and same_shape(source, node)
 
 
 def _same_form(node: Node, source: Node) -> bool:

@@ -145,6 +145,11 @@ class ViewChains:
             return source, (lambda view: view.expand(shape) if node.target is aten.expand.default else view)
         return views_of.through(node)
 
+    def _is_known(self, source: Node, node: Node) -> bool:
+        """Whether the caller has `source`, or may get it for another view: each one is a tensor object of its own."""
+        sharing = self.aliases.sharing(source)
+        return source.op != "call_function" or any(_is_handed_out(other) for other in sharing if other is not node)
+
     def _may_copy(self, node: Node, source: Node) -> bool:
         if node.target in _COPIES:
             return True
@@ -158,9 +163,8 @@ class ViewChains:
         """Whether nothing but the time that it takes tells the shorter way from the longer one."""
         if self.aliases.edited(source):
             return False
-        handed_out = any(user.op != "call_function" for user in node.users)
-        if handed_out and not steps and source.op != "call_function":
-            return False  # a view of an input is another tensor object than the input
+        if not steps and _is_handed_out(node) and self._is_known(source, node):
+            return False
         if not self._copies(node, source):
             return True
         if self.aliases.leaves(node) or (self._opaque and self.aliases.leaves(source)):
@@ -173,6 +177,10 @@ class ViewChains:
             return False
         copies_itself = bool(steps) and not moved
         return copies_itself or (not moved and looks_contiguous(source)) or all(map(reads_once, node.users))
+
+
+def _is_handed_out(node: Node) -> bool:
+    return any(user.op != "call_function" for user in node.users)
 
 
 def find_views(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:

@@ -130,6 +130,8 @@ def _rebuild(spec: pytree.TreeSpec, start: int, names: dict[str, Any]) -> str:
 
     kind = spec.type
     leaves = f"o[{start}:{start + spec.num_leaves}]"
+    if kind is torch.Size:
+        return f"{name(kind)}({leaves})"  # pytree makes a tuple of it
     if kind not in (tuple, list, dict, OrderedDict) and kind is not namedtuple:
         return f"{name(spec)}.unflatten({leaves})"
     children, at = [], start

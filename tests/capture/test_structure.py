@@ -10,6 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
+import fxopt
 from fxopt.capture import CaptureError, capture
 from fxopt.capture.state import HOOKS
 
@@ -74,6 +75,15 @@ def test_inputs_and_state_returned_as_they_are():
     outputs = found.graph(*[slot.read(model) for slot in found.state], x)
     assert outputs[0] is x and outputs[1] is model.weight and outputs[3] is x
     assert outputs[2].data_ptr() == x[1:].data_ptr()
+
+
+def test_a_size_is_returned_as_a_size():
+    class Shape(nn.Module):
+        def forward(self, x):
+            return x * 2, x.shape, {"rest": x.size()[1:]}
+
+    _, shape, rest = fxopt.optimize(Shape())(torch.rand(4, 3))
+    assert type(shape) is torch.Size and shape == (4, 3) and type(rest["rest"]) is torch.Size
 
 
 def test_an_unregistered_class_is_refused():

@@ -109,6 +109,12 @@ def test_twins_that_are_edited_do_not_merge() -> None:
     assert targets(module).count(aten.select.int) == 2
 
 
+def test_a_conjugate_is_no_view_of_the_same_form() -> None:
+    module = normalized(lambda m, x: (x.conj() * x, x.imag.neg()), torch.randn(3, dtype=torch.complex64))
+    x = torch.randn(5, dtype=torch.complex64)
+    assert torch.equal(module(x)[0], x.conj() * x)
+
+
 def test_numbers_of_other_types_are_other_numbers() -> None:
     module = normalized(lambda m, i: ((i + 1).float() + (i + 1.0)) + (i + True).float(), IDS)
     assert targets(module).count(aten.add.Tensor) == 5

@@ -146,6 +146,16 @@ def test_sizes_that_depend_on_data_stay() -> None:
         assert torch.equal(fast(*args), model(*args))
 
 
+def test_a_random_call_that_is_spelled_otherwise_draws_once() -> None:
+    model = Spelling(lambda m, x: x + torch.randn(x.size(0), x.size(1)) + torch.rand(x.size(0)).unsqueeze(1))
+    fast = optimize(model, (torch.randn(5, 4),), ALONE)
+    args = (torch.randn(3, 4),)
+    torch.manual_seed(0)
+    expected, state = model(*args), torch.get_rng_state()
+    torch.manual_seed(0)
+    assert torch.equal(fast(*args), expected) and torch.equal(torch.get_rng_state(), state)
+
+
 def test_a_batch_that_does_not_fit_raises_as_eager_does() -> None:
     model = Spelling(lambda m, x, y: (x + 1).view(y.size(0), 4) * 2)
     fast = optimize(model, (torch.randn(6, 4), torch.randn(6)), ALONE)

@@ -18,6 +18,17 @@ X = torch.randn(6, 12)
 BATCHES = (0, 1, 2, 7)
 
 
+def test_results_are_tensor_objects_of_their_own() -> None:
+    def forward(m: Any, x: Tensor) -> list[Tensor]:
+        y, z = x * 2, x.sum()
+        return [y, y.view(-1, 6).view(-1, 12), z.unsqueeze(0).squeeze(0), z.view(1).view(()), y.unsqueeze(0).squeeze(0)]
+
+    fast, _ = optimized(Spelled(forward), X)
+    results = fast(X)
+    assert len(set(map(id, results))) == 5
+    assert_alike(results, forward(None, X))
+
+
 def run(chain: list[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
     for step in chain:
         x = step(x)
