@@ -17,7 +17,7 @@ from fxopt.config import Config
 from fxopt.findings import Change, Findings, Miss
 from fxopt.normalize import normalize
 from fxopt.rewrites import PASSES
-from fxopt.rewrites.core import Fuel, apply
+from fxopt.rewrites.core import Fuel, apply, calls_of
 from fxopt.rewrites.direct import direct
 from fxopt.runtime import Executable, dispatcher_of, optimized
 from fxopt.verify import Verdict, bisect, verify
@@ -138,9 +138,8 @@ def signature_of(captured: Capture) -> str:
 
 
 def operators(graph: Graph) -> int:
-    """Calls of operators per forward; sizes and list items are free."""
-    calls = (node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload))
-    return sum(not isinstance(node.meta.get("val"), torch.SymInt | int) for node in calls)
+    """Calls of operators per forward, those of packed functions too; sizes and list items are free."""
+    return sum(map(calls_of, graph.nodes))
 
 
 make_callable(__name__, optimize)

@@ -59,7 +59,9 @@ def census(before: Graph, after: Graph) -> tuple[Tally, ...]:
 
 
 def _counted(graph: Graph) -> Counter[str]:
-    return Counter(role_of(node) for node in graph.nodes if is_operator(node))
+    found = Counter(role_of(node) for node in graph.nodes if is_operator(node))
+    found[COMPUTE] += sum(node.meta.get("calls", 0) for node in graph.nodes)  # of packed functions
+    return found
 
 
 def role_of(node: Node) -> str:

@@ -159,6 +159,13 @@ def fake_mode_of(module: GraphModule) -> FakeTensorMode:
     return FakeTensorMode()
 
 
+def calls_of(node: Node) -> int:
+    """How many operators run where this node does: one, none (a size, an item of a list), or those of a function."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.meta.get("calls", 0)
+    return int(not isinstance(node.meta.get("val"), torch.SymInt | int))
+
+
 def apply(rewrite: Rewrite, module: GraphModule, fuel: Fuel, inference: bool) -> PassFindings:
     """Run one pass to its fixed point; every match is a transaction of its own."""
     findings, started = PassFindings(rewrite.name), time.perf_counter()

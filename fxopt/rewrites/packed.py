@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxopt.kernels.by_rows.op import in_chunks, unless_many
 from fxopt.patterns.lanes import BY_DIM, Call, Leaf, Picked, Pool, Shared, Tree, piece_of
-from fxopt.rewrites.core import Editor, Rejected
+from fxopt.rewrites.core import Editor, Rejected, calls_of
 from fxopt.rewrites.direct import direct
 from fxopt.shape.sizes import Size, same, shape_of, static
 
@@ -109,7 +109,7 @@ class Packer:
         elif rowwise and len(made) > 1:  # one alone is the result
             run = in_chunks(run, split, max(sizes))
         call = self.outer.known(result.meta["val"], _calling(self.function), *self.inputs)
-        call.meta["bound"] = run
+        call.meta["bound"], call.meta["calls"] = run, sum(map(calls_of, self.function.graph.nodes))
         return call
 
     def _loop(self, anchor: Node) -> Graph:
