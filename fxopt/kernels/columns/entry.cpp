@@ -1,5 +1,6 @@
 // Python's own way into the kernel, past the dispatcher: boxing 2000 tensors costs it about 650 us, this 20.
-// It takes plain CPU tensors with nothing to record, and answers None for everything else.
+// It takes plain CPU tensors, or plain tensors of one CUDA device, with nothing to record; for everything else it
+// answers None.
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
@@ -17,11 +18,26 @@
 namespace {
 
 using Run = void (*)(const fxopt::Request*);
+using RunCuda = bool (*)(const fxopt::Request*, int device, char* text);
 Run run = nullptr;
+RunCuda run_cuda = nullptr;
 
 // Dispatch keys of an ordinary CPU tensor; any other (functorch, conjugate, sparse...) goes to the dispatcher.
 const uint64_t kPlain = c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU,
                                              c10::DispatchKey::ADInplaceOrView}).raw_repr();
+const uint64_t kPlainCuda = c10::DispatchKeySet({c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA,
+                                                 c10::DispatchKey::ADInplaceOrView}).raw_repr();
+
+// Where the tensors of a call must be. device -1: the CPU.
+struct Place {
+  uint64_t keys = kPlain;
+  int device = -1;
+  bool grad_mode;
+
+  bool holds(const c10::TensorImpl* impl) const {
+    return (impl->key_set().raw_repr() & ~keys) == 0 && !(grad_mode && impl->requires_grad()) && (device < 0 || impl->device().index() == device);
+  }
+};
 
 // Nothing watches or redirects operators in this thread.
 bool undisturbed() {
@@ -30,11 +46,11 @@ bool undisturbed() {
          !c10::impl::TorchDispatchModeTLS::any_modes_set() && !at::impl::torch_function_mode_enabled() && !at::hasCallbacks();
 }
 
-bool append(PyObject* item, bool grad_mode, std::vector<fxopt::Array>& arrays) {
+bool append(PyObject* item, const Place& place, std::vector<fxopt::Array>& arrays) {
   if (!fxopt::is_plain(item)) return false;
   const at::Tensor& tensor = fxopt::tensor_of(item);
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  if ((impl->key_set().raw_repr() & ~kPlain) != 0 || (grad_mode && impl->requires_grad())) return false;
+  if (!place.holds(impl)) return false;
   const auto sizes = impl->sizes();
   arrays.push_back({static_cast<char*>(const_cast<void*>(impl->data())), sizes.data(), impl->strides().data(),
                     int32_t(sizes.size()), int32_t(c10::typeMetaToScalarType(impl->dtype()))});
@@ -42,7 +58,7 @@ bool append(PyObject* item, bool grad_mode, std::vector<fxopt::Array>& arrays) {
 }
 
 // The dependent loads from list to storage, started early: they are most of what unpacking 2000 tensors costs.
-void prefetch(PyObject** items, Py_ssize_t k, Py_ssize_t n) {
+void prefetch(PyObject** items, Py_ssize_t k, Py_ssize_t n, const Place& place) {
   if (k + 12 < n) __builtin_prefetch(reinterpret_cast<fxopt::PythonTensor*>(items[k + 12]));
   if (k + 8 < n && fxopt::is_plain(items[k + 8])) {
     const char* impl = reinterpret_cast<const char*>(fxopt::tensor_of(items[k + 8]).unsafeGetTensorImpl());
@@ -50,26 +66,45 @@ void prefetch(PyObject** items, Py_ssize_t k, Py_ssize_t n) {
   }
   if (k + 4 < n && fxopt::is_plain(items[k + 4])) {
     const c10::TensorImpl* impl = fxopt::tensor_of(items[k + 4]).unsafeGetTensorImpl();
-    if ((impl->key_set().raw_repr() & ~kPlain) == 0) __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
+    if ((impl->key_set().raw_repr() & ~place.keys) == 0) __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
   }
 }
 
-bool append_all(PyObject* sequence, bool grad_mode, std::vector<fxopt::Array>& arrays) {
+bool append_all(PyObject* sequence, const Place& place, std::vector<fxopt::Array>& arrays) {
   const bool is_list = PyList_CheckExact(sequence);
   if (!is_list && !PyTuple_CheckExact(sequence)) return false;
   const Py_ssize_t n = PySequence_Fast_GET_SIZE(sequence);
   PyObject** items = PySequence_Fast_ITEMS(sequence);
   for (Py_ssize_t k = 0; k < n; k++) {
-    prefetch(items, k, n);
-    if (!append(items[k], grad_mode, arrays)) return false;
+    prefetch(items, k, n, place);
+    if (!append(items[k], place, arrays)) return false;
   }
   return true;
 }
 
+// A CUDA tensor in front says that all are expected on its device.
+Place place_of(PyObject* sequence, bool grad_mode) {
+  Place place;
+  place.grad_mode = grad_mode;
+  if (!run_cuda || !PySequence_Check(sequence) || PySequence_Size(sequence) == 0) return place;
+  PyObject* first = PyList_CheckExact(sequence) || PyTuple_CheckExact(sequence) ? PySequence_Fast_ITEMS(sequence)[0] : nullptr;
+  if (!first || !fxopt::is_plain(first) || !fxopt::tensor_of(first).is_cuda()) return place;
+  place.keys = kPlainCuda;
+  place.device = fxopt::tensor_of(first).device().index();
+  return place;
+}
+
+struct Results {
+  std::vector<at::Tensor> tensors;
+  int device;
+};
+
 char* allocate(void* context, int64_t rows, int64_t width, int32_t dtype) {
-  auto& results = *static_cast<std::vector<at::Tensor>*>(context);
-  results.push_back(at::empty({rows, width}, at::TensorOptions().dtype(static_cast<at::ScalarType>(dtype))));
-  return static_cast<char*>(results.back().mutable_data_ptr());
+  auto& results = *static_cast<Results*>(context);
+  auto options = at::TensorOptions().dtype(static_cast<at::ScalarType>(dtype));
+  if (results.device >= 0) options = options.device(at::Device(at::kCUDA, c10::DeviceIndex(results.device)));
+  results.tensors.push_back(at::empty({rows, width}, options));
+  return static_cast<char*>(results.tensors.back().mutable_data_ptr());
 }
 
 PyObject* as_list(const std::vector<at::Tensor>& tensors) {
@@ -94,19 +129,22 @@ PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   }
   thread_local std::vector<fxopt::Array> arrays;
   arrays.clear();
-  const bool grad_mode = c10::GradMode::is_enabled();
-  if (!run || !undisturbed() || !append_all(arguments[0], grad_mode, arrays)) Py_RETURN_NONE;
+  const Place place = place_of(arguments[0], c10::GradMode::is_enabled());
+  if (!run || !undisturbed() || !append_all(arguments[0], place, arrays)) Py_RETURN_NONE;
   const int64_t n_tensors = int64_t(arrays.size());
-  if (!append_all(arguments[1], grad_mode, arrays) || !append(arguments[2], grad_mode, arrays)) Py_RETURN_NONE;
+  const Place on_cpu{kPlain, -1, place.grad_mode};
+  if (!append_all(arguments[1], place, arrays) || !append(arguments[2], on_cpu, arrays)) Py_RETURN_NONE;
   const fxopt::Array plan = arrays.back();
   if (plan.dtype != fxopt::kInt64 || plan.dim != 1 || plan.strides[0] != 1) Py_RETURN_NONE;
-  std::vector<at::Tensor> results;
+  Results results{{}, place.device};
   const fxopt::Request request{arrays.data(), arrays.data() + n_tensors, n_tensors, int64_t(arrays.size()) - n_tensors - 1,
                                reinterpret_cast<const int64_t*>(plan.data), plan.sizes[0], allocate, &results};
   std::string error;
   Py_BEGIN_ALLOW_THREADS
   try {
-    run(&request);
+    char text[256];
+    if (place.device < 0) run(&request);
+    else if (!run_cuda(&request, place.device, text)) error = text;
   } catch (const std::exception& caught) {
     error = caught.what();
   }
@@ -115,7 +153,8 @@ PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
     PyErr_SetString(PyExc_RuntimeError, error.c_str());
     return nullptr;
   }
-  return as_list(results);
+  results.tensors.resize(size_t(reinterpret_cast<const fxopt::Header*>(plan.data)->n_outputs));  // the rest is scratch
+  return as_list(results.tensors);
 }
 
 // bind(address of fxopt_columns_run)
@@ -125,9 +164,17 @@ PyObject* bind(PyObject*, PyObject* address) {
   Py_RETURN_NONE;
 }
 
+// bind_cuda(address of fxopt_cuda_run)
+PyObject* bind_cuda(PyObject*, PyObject* address) {
+  run_cuda = reinterpret_cast<RunCuda>(PyLong_AsVoidPtr(address));
+  if (PyErr_Occurred()) return nullptr;
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call)), METH_FASTCALL, nullptr},
     {"bind", &bind, METH_O, nullptr},
+    {"bind_cuda", &bind_cuda, METH_O, nullptr},
     {"readable", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fxopt::readable)), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

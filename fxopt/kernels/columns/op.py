@@ -74,7 +74,7 @@ def load() -> None:
         if _library is None:
             library = _define()
             _entry = _load_kernel()
-            _load_cuda()
+            _load_cuda(_entry)
             _library = library
 
 
@@ -109,12 +109,14 @@ def _load_kernel() -> Callable | None:
     return module.call if readable(module) else None
 
 
-def _load_cuda() -> None:
+def _load_cuda(entry: Callable | None) -> None:
     """Registers the CUDA kernel on a machine that has a device and nvcc, or a library built before."""
     if torch.version.cuda is None or not torch.cuda.is_available():
         return
     try:
-        cuda.load()
+        address = cuda.load()
+        if entry is not None and address is not None:
+            entry.__self__.bind_cuda(address)  # type: ignore[attr-defined]
     except (BuildError, OSError) as error:
         warnings.warn(f"fxopt: embedding columns on CUDA run in PyTorch, without the kernel: {error}", stacklevel=4)
 

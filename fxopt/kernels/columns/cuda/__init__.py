@@ -35,24 +35,28 @@ MODES = ("raise", "clamp", "unchecked")
 _kernel: ctypes.CDLL | None = None
 
 
-def load() -> None:
+def load() -> int | None:
     """Builds where needed, and registers the kernel of the current device's architecture.
+
+    Returns the address of its entry, None when it was loaded before.
 
     Raises:
         BuildError, OSError: there is no nvcc, or a library cannot be made or loaded.
     """
     global _kernel
     if _kernel is not None:
-        return
+        return None
     kernel = ctypes.CDLL(str(build(KERNEL, arch_of(torch.cuda.get_device_capability()))))
     wrapper_path = build_cpp(WRAPPER)
     torch.ops.load_library(wrapper_path)
     torch_cuda = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
     kernel.fxopt_cuda_failure.restype = ctypes.c_bool
-    addresses = (kernel.fxopt_cuda_columns, kernel.fxopt_cuda_failure, torch_cuda.aoti_torch_get_current_cuda_stream)
-    ctypes.CDLL(str(wrapper_path)).fxopt_cuda_bind(*(ctypes.cast(f, ctypes.c_void_p) for f in addresses))
+    addresses = (kernel.fxopt_cuda_columns, torch_cuda.aoti_torch_get_current_cuda_stream)
+    wrapper = ctypes.CDLL(str(wrapper_path))
+    wrapper.fxopt_cuda_bind(*(ctypes.cast(f, ctypes.c_void_p) for f in addresses))
     kernel.fxopt_cuda_blocking(os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
     _kernel = kernel
+    return ctypes.cast(wrapper.fxopt_cuda_run, ctypes.c_void_p).value
 
 
 def bad_ids(mode: str) -> None:

@@ -26,13 +26,6 @@ FXOPT_DEVICE void run_record(const Launch& launch, const Segment& segment, const
   }
 }
 
-// The order of the work: bags, which wait for memory, and rows, which move it, in turns while there are both.
-FXOPT_DEVICE int in_turns(const Launch& launch, int item) {
-  const int heavy = launch.heavy, light = launch.items - heavy, fewer = heavy < light ? heavy : light;
-  if (item < 2 * fewer) return item & 1 ? heavy + (item >> 1) : item >> 1;
-  return heavy > light ? item - fewer : item;
-}
-
 // Neighbouring items are neighbouring units over the same rows.
 FXOPT_DEVICE void run_item(const Launch& launch, int item, float* shared) {
   int s = 0;
@@ -54,7 +47,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2) columns_kernel(const __grid_co
   __shared__ float edges[kWarps][kEdges];
   const int warp = threadIdx.x >> 5;
   for (int item = int(blockIdx.x) * kWarps + warp; item < launch.items; item += int(gridDim.x) * kWarps)
-    run_item(launch, in_turns(launch, item), edges[warp]);
+    run_item(launch, item, edges[warp]);
 }
 
 }  // namespace fxopt::cuda

@@ -99,7 +99,7 @@ struct Launch {
   const Step* steps;
   Errors* errors;
   int64_t plan;
-  int32_t mode, items, heavy, n_segments;  // heavy: the items of bags, which come first
+  int32_t mode, items, n_segments, unused;
   Segment segments[kSegments];
   int64_t words[kWords];  // pointers of inputs and outputs, sizes of bags
 };

@@ -14,7 +14,6 @@ namespace fxopt {
 
 struct Bound {
   bool (*columns)(const Request*, void* stream, int device, char* text) = nullptr;
-  bool (*failure)(int device, char* text) = nullptr;
   AOTITorchError (*current_stream)(int32_t device, void** stream) = nullptr;
 };
 static Bound bound;
@@ -52,21 +51,26 @@ static char* allocate(void* context, int64_t rows, int64_t width, int32_t dtype)
   return static_cast<char*>(results.tensors.back().data_ptr());
 }
 
+// On the device's current stream. False: `text` (256 bytes) says what is wrong.
+static bool run(const Request& request, int device, char* text) {
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  void* stream;
+  TORCH_ERROR_CODE_CHECK(bound.current_stream(device, &stream));
+  return bound.columns(&request, stream, device, text);
+}
+
 std::vector<Tensor> columns(const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan) {
   STD_TORCH_CHECK(bound.columns != nullptr, "fxopt.columns: no CUDA library was bound");
   Results results{{}, tables.empty() ? tensors.at(0).get_device_index() : tables[0].get_device_index()};
   const int device = results.device;
-  const torch::stable::accelerator::DeviceGuard guard(device);
   const std::vector<Array> inputs = as_arrays(tensors, device), weights = as_arrays(tables, device);
   const Array words = as_array(plan);
   STD_TORCH_CHECK(plan.is_cpu() && words.dtype == kInt64 && words.dim == 1 && plan.is_contiguous(),
                   "fxopt.columns: the plan must be a contiguous 1-D int64 tensor on the CPU");
-  void* stream;
-  TORCH_ERROR_CODE_CHECK(bound.current_stream(device, &stream));
   const Request request{inputs.data(), weights.data(), int64_t(inputs.size()), int64_t(weights.size()),
                         reinterpret_cast<const int64_t*>(words.data), words.sizes[0], allocate, &results};
   char text[256];
-  if (!bound.columns(&request, stream, device, text)) throw std::runtime_error(text);
+  if (!run(request, device, text)) throw std::runtime_error(text);
   results.tensors.erase(results.tensors.begin() + reinterpret_cast<const Header*>(words.data)->n_outputs, results.tensors.end());
   return std::move(results.tensors);
 }
@@ -74,10 +78,12 @@ std::vector<Tensor> columns(const std::vector<Tensor> tensors, const std::vector
 }  // namespace fxopt
 
 #define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
-FXOPT_EXPORT void fxopt_cuda_bind(void* columns, void* failure, void* current_stream) {
+FXOPT_EXPORT void fxopt_cuda_bind(void* columns, void* current_stream) {
   fxopt::bound.columns = reinterpret_cast<decltype(fxopt::Bound::columns)>(columns);
-  fxopt::bound.failure = reinterpret_cast<decltype(fxopt::Bound::failure)>(failure);
   fxopt::bound.current_stream = reinterpret_cast<decltype(fxopt::Bound::current_stream)>(current_stream);
 }
+
+// For entry.cpp, which is another library.
+FXOPT_EXPORT bool fxopt_cuda_run(const fxopt::Request* request, int device, char* text) { return fxopt::run(*request, device, text); }
 
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CUDA, m) { m.impl("columns", TORCH_BOX(&fxopt::columns)); }

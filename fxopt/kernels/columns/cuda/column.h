@@ -1,0 +1,212 @@
+// One column of a call as a record: what it reads, how wide its chunks are, and which code serves it.
+#pragma once
+#include "resolve.h"
+
+namespace fxopt::cuda {
+
+struct Image {
+  std::vector<Record> records;
+  std::vector<Rare> rares;
+  std::vector<Step> steps;
+  std::vector<Segment> segments;
+  std::vector<int64_t> words;
+  int64_t items = 0;
+};
+
+struct Columns {
+  Resolver resolver;
+  const OutputData* outputs;
+  Image image;
+
+  Columns(const Request& request, const OutputData* outputs) : resolver(request), outputs(outputs) {}
+
+  Record record(const Column& column) {
+    const Plan& plan = resolver.plan;
+    const OutputData& output = outputs[column.output];
+    const int out_dtype = plan.outputs[column.output].dtype, out_size = bytes_of(out_dtype);
+    const Resolved ids = resolver.source(column, column.source, output.rows);
+    const Array& array = resolver.request.tensors[column.source.tensor];
+    const int64_t inner = column.source.lane >= 0 ? ids.lanes : column.source.row1 >= 0 ? array.sizes[column.source.row1] : 1;
+    Record r{};
+    r.ids = resolver.values(column, ids.view, column.program_at, column.program_size, inner, false, image.steps);
+    r.lanes = ids.lanes;
+    r.dim = 1;
+    r.index = column.index;
+    r.next = r.extra = -1;
+    r.flags = column.flags;
+    r.pool = column.pool;
+    r.masked = column.masked;
+    r.padding = column.padding;
+    r.out_dtype = uint8_t(out_dtype);
+    r.out_word = resolver.words.output(column.output, output.data);
+    r.out_offset = column.offset * out_size;
+    r.out_stride = output.width * out_size;
+    if (!column.has(kHasBag) && ids.rows != output.rows)
+      fail("column %d has %lld rows, the output %lld", column.index, (long long)ids.rows, (long long)output.rows);
+    bool wide = out_dtype == kDouble;
+    if (column.extra >= 0) wide |= rare(column, ids, output.rows, r);
+    if (column.table >= 0) wide |= table(column, r);
+    r.flags |= wide ? kAccurate : 0;
+    choose_kind(column, r);
+    if (column.pool == kNone) choose_way(r);
+    const int64_t width = (column.pool == kNone ? ids.lanes : 1) * r.dim;
+    if (column.offset < 0 || column.offset + width > output.width)
+      fail("column %d writes [%lld, %lld) of an output %lld wide", column.index, (long long)column.offset, (long long)(column.offset + width), (long long)output.width);
+    return r;
+  }
+
+ private:
+  bool table(const Column& column, Record& r) {
+    if (floats(r.ids.dtype)) fail("column %d: ids must be integers after the program", column.index);
+    if (column.table >= resolver.request.n_tables) fail("column %d: no such table", column.index);
+    const Array& array = resolver.request.tables[column.table];
+    if (array.dim != 2 || !floats(array.dtype)) fail("column %d: a table must be 2-D of float16, bfloat16, float32 or float64", column.index);
+    const int size = bytes_of(array.dtype);
+    r.table = array.data;
+    r.table_rows = array.sizes[0];
+    r.dim = array.sizes[1];
+    r.table_stride = array.strides[0] * size;
+    r.column_stride = array.strides[1] * size;
+    r.table_dtype = uint8_t(array.dtype);
+    return array.dtype == kDouble;
+  }
+
+  // True when it brings fp64 weights.
+  bool rare(const Column& column, const Resolved& ids, int64_t rows, Record& r) {
+    const Extra& extra = resolver.plan.extras[column.extra];
+    Rare e{};
+    auto factor = [&](const Source& source, int64_t n, int64_t lanes) {
+      const Resolved found = resolver.source(column, source, n);
+      if (found.rows != n || found.lanes != lanes) fail("column %d: weights, lengths or divisor do not have the shape of the ids or rows", column.index);
+      return found.view;
+    };
+    auto per_row = [&](const Source& source, int at, int size, bool counted) {
+      return resolver.values(column, counted ? View{} : factor(source, rows, 1), at, size, 1, counted, image.steps);
+    };
+    e.masked_value = extra.masked_value;
+    if (extra.weights.tensor >= 0) {
+      e.weights = factor(extra.weights, ids.rows, ids.lanes);
+      r.flags |= kHasWeights;
+    }
+    if (column.has(kCounted) || extra.divisor.tensor >= 0) {
+      e.divisor = per_row(extra.divisor, extra.divisor_at, extra.divisor_size, column.has(kCounted));
+      r.flags |= kDivides;
+    }
+    if (extra.lengths.tensor >= 0) {
+      e.lengths = per_row(extra.lengths, extra.lengths_at, extra.lengths_size, false);
+      r.flags |= kHasLengths;
+    }
+    if (column.has(kHasBag)) offsets(column, extra, ids.rows, rows, e);
+    r.extra = int32_t(image.rares.size());
+    image.rares.push_back(e);
+    return extra.weights.tensor >= 0 && e.weights.dtype == kDouble;
+  }
+
+  void offsets(const Column& column, const Extra& extra, int64_t n_ids, int64_t rows, Rare& e) {
+    const Array& array = resolver.tensor(column, extra.bag);
+    if (array.dim != 1 || (array.dtype != kInt64 && array.dtype != kInt32)) fail("column %d: offsets must be a 1-D tensor of int32 or int64", column.index);
+    if (array.sizes[0] - extra.include_last != rows * extra.segments) fail("column %d: its offsets have another number of bags than the output has rows", column.index);
+    e.offsets_word = resolver.words.tensor(resolver.request, extra.bag);
+    e.offsets_dtype = array.dtype;
+    e.offsets_stride = array.strides[0] * bytes_of(array.dtype);
+    if (n_ids > INT32_MAX) fail("column %d: more than 2^31 ids", column.index);
+    e.segment = extra.segment;
+    e.bounds_word = resolver.words.add(n_ids);
+    resolver.words.add(array.sizes[0]);
+  }
+
+  // Whether rows.cuh serves the column, and how. Lanes that lie as further rows would count as rows.
+  void choose_way(Record& r) {
+    View& view = r.ids.view;
+    const int64_t size = r.dim * bytes_of(r.out_dtype);
+    if (r.kind == kCopy) return choose_copy(r);
+    const bool lies_as_rows = r.lanes == 1 || (view.row_stride == r.lanes * view.lane_stride && r.out_stride == r.lanes * size);
+    if (r.kind != kRows || view.inner || !lies_as_rows || (r.flags & kWrapNegative)) return;
+    const Step* step = image.steps.data() + r.ids.steps_at;
+    const bool whole = view.dtype == kInt64 || view.dtype == kInt32;
+    if (r.ids.n_steps == 0 && whole) {
+      r.way = kNoSteps;
+    } else if (r.ids.n_steps == 1 && step->op == kBucketize && step->tensor_dtype == kFloat && step->n < kEdges) {
+      r.way = kStagedBucketize;
+      r.edges = step->tensor;
+      r.n_edges = step->n;
+      r.edges_stride = int32_t(step->stride);
+    } else if (r.ids.n_steps == 1 && step->op == kRemainder && step->dtype == kInt64 && view.dtype == kInt64) {
+      r.way = kLongRemainder;
+    } else {
+      return;
+    }
+    r.flags |= kFlat;
+    if (r.lanes == 1) return;
+    view.row_stride = view.lane_stride;
+    r.out_stride = size;
+  }
+
+  static bool is_plain(const Record& r) {
+    const View& view = r.ids.view;
+    const int64_t size = bytes_of(view.dtype), stride = r.flags & kDense ? view.lane_stride : view.row_stride;
+    const bool changed = r.ids.n_steps > 0 || (r.flags & (kHasWeights | kHasLengths | kIsMasked | kHasPadding | kWrapNegative));
+    return !changed && (view.dtype == kInt64 || view.dtype == kInt32) && stride == size && view.inner == 0;
+  }
+
+  // A copy of rows as they are reads them as a table's, at the ids 0, 1, 2...
+  void choose_copy(Record& r) {
+    const View& view = r.ids.view;
+    const int64_t size = bytes_of(r.out_dtype);
+    const bool changed = r.ids.n_steps > 0 || view.dtype != r.out_dtype || (r.flags & (kAdd | kDivides));
+    if (changed || view.inner || (r.lanes != 1 && view.lane_stride != size) || r.lanes * size / 2 > 8192) return;
+    const int64_t data = resolver.words.values[view.word] + view.offset, bits = data | view.row_stride | r.lanes * size | r.out_stride | output_bits(r);
+    if (view.row_stride >= INT32_MAX || r.out_stride >= INT32_MAX || (size == 8 && bits % 16)) return;
+    r.way = kPosition;
+    r.flags |= kFlat;
+    r.table = reinterpret_cast<const char*>(view.offset);
+    r.table_stride = view.row_stride;
+    set_chunks(r, bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 2, r.lanes * size);
+    r.lanes = 1;
+  }
+
+  int64_t output_bits(const Record& r) const { return resolver.words.values[r.out_word] + r.out_offset; }
+
+  static void set_chunks(Record& r, int64_t chunk_bytes, int64_t row_bytes) {
+    const int64_t chunks = row_bytes / chunk_bytes;
+    r.chunk_bytes = uint8_t(chunk_bytes);
+    r.chunks = uint32_t(chunks);
+    r.chunk_magic = chunks > 1 ? uint32_t((uint64_t(1) << 32) / chunks + ((uint64_t(1) << 32) % chunks != 0)) : 0;
+  }
+
+  // The widest chunks that fit a row, its table and its place in the output, and the way that uses them.
+  void choose_kind(const Column& column, Record& r) {
+    const int size = column.table < 0 ? bytes_of(r.out_dtype) : bytes_of(r.table_dtype);
+    const bool contiguous = r.column_stride == size || r.dim == 1, bags = column.pool != kNone;
+    const bool plain = r.table_dtype == r.out_dtype && !(r.flags & (kAdd | kDivides));
+    if (bags && (r.table_rows > INT32_MAX || r.lanes > INT32_MAX)) fail("column %d: more than 2^31 rows or ids a bag", column.index);
+    if (bags && !column.has(kHasBag)) {
+      r.flags |= kDense;
+      if (column.pool == kMax && r.lanes == 0) fail("column %d: max over no ids", column.index);
+    }
+    auto fits = [&](int64_t bytes) {
+      return r.dim * size % bytes == 0 && reinterpret_cast<int64_t>(r.table) % bytes == 0 && r.table_stride % bytes == 0;
+    };
+    auto fits_output = [&](int64_t bytes) {
+      const auto out = reinterpret_cast<int64_t>(outputs[column.output].data);
+      return out % bytes == 0 && r.out_offset % bytes == 0 && r.out_stride % bytes == 0;
+    };
+    if (column.table < 0) {
+      r.kind = kCopy;
+    } else if (bags) {
+      const bool fast = contiguous && column.pool != kMax && !(r.flags & kAccurate) && r.dim > 0 && fits(16);
+      r.kind = fast ? kBags : kBagsAny;
+      r.flags |= is_plain(r) ? kPlain : 0;
+      r.chunks = uint32_t(r.dim * size / 16);
+      while ((1u << r.group_log2) < r.chunks && r.group_log2 < 5) r.group_log2++;
+      r.chunk_bytes = plain && fits_output(16) ? 16 : 0;
+    } else {
+      const int64_t bytes = fits(16) && fits_output(16) ? 16 : fits(4) && fits_output(4) ? 4 : 2, chunks = r.dim * size / bytes;
+      const bool narrow = r.table_rows < INT32_MAX && r.table_stride < INT32_MAX && r.out_stride < INT32_MAX && chunks < 8192;
+      r.kind = plain && contiguous && chunks > 0 && narrow ? kRows : kConvert;
+      set_chunks(r, bytes, r.dim * size);
+    }
+  }
+};
+
+}  // namespace fxopt::cuda
