@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxopt.kernels.columns import reference
+from fxopt.kernels.columns import programs
 from fxopt.kernels.columns.plan import Op
 from tests.cuda.shim_library import Shim, compile_shim
 
@@ -23,4 +23,4 @@ def divides_as_cuda(monkeypatch):
         wide = v.double() if v.dtype == torch.float64 else v.float()
         return (wide * (1 / torch.tensor(instr.a, dtype=wide.dtype))).to(v.dtype)
 
-    monkeypatch.setitem(reference._STEPS, Op.DIV, divide)
+    monkeypatch.setitem(programs._STEPS, Op.DIV, divide)

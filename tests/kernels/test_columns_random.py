@@ -9,6 +9,7 @@ import torch
 
 from fxopt.kernels.columns import op, reference
 from fxopt.kernels.columns.encode import decode, encode, plan_of
+from fxopt.kernels.columns.programs import read
 
 KINDS = ("lookup", "lookup", "dense_pool", "bag", "copy", "more", "masked")
 BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
@@ -24,7 +25,7 @@ def slots(call, output):
         dim = 1 if column.table is None else call.tables[column.table].shape[1]
         lanes = 1
         if column.pool == "none" and column.source.lane is not None:
-            lanes = reference.read(call.tensors, column.source, call.rows).shape[1]
+            lanes = read(call.tensors, column.source, call.rows).shape[1]
         yield column, output[:, column.offset : column.offset + dim * lanes]
 
 

@@ -138,4 +138,11 @@ void add_rows(const Bag<A>& bag, int64_t dim, A* acc) {
   bag.weights ? add_rows<A, true>(bag, dim, acc) : add_rows<A, false>(bag, dim, acc);
 }
 
+// The maximum so far and a row, as torch's max over a dim: NaN wins. acc holds nothing yet where not `started`.
+template <class A>
+inline void max_row(A* acc, const A* row, int64_t dim, bool started) {
+  for (int64_t d = 0; d < dim; d++)
+    acc[d] = !started || ((row[d] > acc[d] || row[d] != row[d]) && acc[d] == acc[d]) ? row[d] : acc[d];
+}
+
 }  // namespace fxopt::FXOPT_ISA

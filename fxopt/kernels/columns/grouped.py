@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from . import reference
+from . import programs, reference
 from .plan import Column, Instr, Op, Plan, Source
 
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # plan -> its _Groupings
@@ -89,7 +89,7 @@ def _read(tensors: Sequence[Tensor], source: Source) -> Tensor:
     v = tensors[source.tensor]
     for dim, index in sorted(source.fixed, reverse=True):
         v = v.select(dim, index)
-    return v if v.dim() == 1 else reference.read(tensors, source, v.shape[0]).flatten()
+    return v if v.dim() == 1 else programs.read(tensors, source, v.shape[0]).flatten()
 
 
 def _ids(
@@ -98,7 +98,7 @@ def _ids(
     """[columns, rows] int64 within the tables; None where one is not."""
     column = members[0]
     bucketize = partial(_bucketize, tensors, members)
-    ids, _ = reference.evaluate(tensors, column.program, column.source, torch.stack(sources), bucketize)
+    ids, _ = programs.evaluate(tensors, column.program, column.source, torch.stack(sources), bucketize)
     if ids.is_floating_point():
         return None
     ids = ids.long()

@@ -74,12 +74,6 @@ struct LeftOut {
       started = true;
     }
   }
-
-  // As torch's max over a dim: NaN wins.
-  static void max_row(A* acc, const A* row, int64_t dim, bool started) {
-    for (int64_t d = 0; d < dim; d++)
-      acc[d] = !started || ((row[d] > acc[d] || row[d] != row[d]) && acc[d] == acc[d]) ? row[d] : acc[d];
-  }
 };
 
 }  // namespace fxopt::FXOPT_ISA

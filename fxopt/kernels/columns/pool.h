@@ -1,6 +1,6 @@
 // Pooled lookups: sum, mean and max over bags, and every lookup that needs arithmetic on its rows.
 #pragma once
-#include "masked.h"
+#include "window.h"
 
 namespace fxopt::FXOPT_ISA {
 
@@ -11,100 +11,32 @@ template <class A>
 struct Pooling {
   const Job& job;
   int64_t row0, row1;
-  A* acc;      // [dim]
-  A* block;    // [kBlock, dim], for rows that must be converted first
-  A* levels;   // [kLevels, dim], partial sums
-  bool dense;  // a padded axis: sums may reorder, NaN wins a max
-  bool fused;   // see Bag
+  Window<A> window;
+  A* acc;         // [dim]
+  A* block;       // [kBlock, dim], for rows that must be converted first
+  A* levels;      // [kLevels, dim], partial sums
+  bool dense;     // a padded axis: sums may reorder, NaN wins a max
+  bool fused;     // see Bag
   bool direct;    // rows are contiguous and of type A
   bool in_place;  // the output's row is the accumulator
 
-  uint64_t n_blocks = 0;       // in `levels`
-  int64_t begin = 0, end = 0;  // the window: evaluated ids and weights of these positions
-  const int64_t* raw = nullptr;  // all ids, where they need no evaluation
+  uint64_t n_blocks = 0;               // in `levels`
+  const int64_t* raw = nullptr;        // all ids, where they need no evaluation
   const A* raw_weights = nullptr;
   int64_t raw_begin = 0, raw_end = 0;  // positions of `raw` that were checked
   const int64_t* readable = nullptr;   // where the ids end that may be prefetched
-  int64_t kept = 0;  // lanes of the last row that count
-  Value v;
-  int64_t ids[kTile];
-  alignas(64) A weights[kTile];
-
-  // Where some lanes may not count, the window's `ids` are those that do, and `others` those that give something all the
-  // same. upto[p]: how many of each lie before the window's position p.
-  struct Upto { uint16_t ids, others; };
-  bool selective;
-  LeftOut<A> left_out;
-  int64_t others[kTile];
-  Upto upto[kTile + 1];
+  int64_t kept = 0;                    // lanes of the last row that count
 
   Pooling(const Job& job, int64_t row0, int64_t row1, A* scratch, bool dense, bool fused, bool direct)
-      : job(job), row0(row0), row1(row1), acc(scratch), block(scratch + job.dim), levels(block + kBlock * job.dim), dense(dense), fused(fused), direct(direct),
-        in_place(job.out_dtype == (sizeof(A) == 8 ? kDouble : kFloat) && !job.has(kAdd) && job.column->pool != kNone),
-        selective(job.has(kIsMasked)), left_out(job, levels + kLevels * job.dim) {}
-
-  // Slides the window to `position`: what was evaluated ahead stays, the rest is filled up to `last`.
-  bool evaluate(int64_t position, int64_t last, Error& error) {
-    const int kept = position >= begin && position < end ? int(end - position) : 0;
-    const int n = last - position < kTile ? int(last - position) - kept : kTile - kept;
-    if (selective) return select(position, kept, n, error);
-    memmove(ids, ids + (position - begin) * (kept > 0), kept * sizeof(int64_t));
-    memmove(weights, weights + (position - begin) * (kept > 0), kept * sizeof(A));
-    if (!eval_ids(job, position + kept, n, row0, row1, v, error)) return false;
-    memcpy(ids + kept, v.i, n * sizeof(int64_t));
-    if (!kept) prefetch_rows(ids, n);
-    if (job.weights.data) {
-      load(job.weights, position + kept, n, v);
-      for (int k = 0; k < n; k++) weights[kept + k] = v.is_int() ? A(v.i[k]) : v.is_double() ? A(v.d[k]) : A(v.f[k]);
-    }
-    begin = position;
-    end = position + kept + n;
-    return true;
-  }
-
-  // The same where some lanes may not count. Without branches: masks may look random.
-  bool select(int64_t position, int stays, int n, Error& error) {
-    uint8_t counts[kTile];
-    slide(stays ? int(position - begin) : 0, stays);
-    if (!eval_masked(job, position + stays, n, row0, row1, v, counts, error)) return false;
-    const int64_t harmless = left_out.how == LeftOut<A>::kTimesZero ? left_out.last : -1;
-    const bool gives = left_out.how != LeftOut<A>::kNothing;
-    Upto to = upto[stays];
-    for (int k = 0; k < n; k++) {
-      ids[to.ids] = others[to.others] = v.i[k];
-      to.ids += counts[k];
-      to.others += gives & !counts[k] & (v.i[k] != harmless);
-      upto[stays + k + 1] = to;
-    }
-    if (!stays) prefetch_rows(ids, to.ids);
-    begin = position;
-    end = position + stays + n;
-    return true;
-  }
-
-  // Moves the window's positions [from, from + n) to its begin.
-  void slide(int from, int n) {
-    const Upto first = n ? upto[from] : Upto{0, 0};
-    upto[0] = {0, 0};
-    for (int p = 1; p <= n; p++) upto[p] = {uint16_t(upto[from + p].ids - first.ids), uint16_t(upto[from + p].others - first.others)};
-    memmove(ids, ids + first.ids, upto[n].ids * sizeof(int64_t));
-    memmove(others, others + first.others, upto[n].others * sizeof(int64_t));
-  }
-
-  // The rows that no earlier bag fetches ahead. Inlined, or GCC takes it for a function without effect and drops its calls.
-  // 300,000 x 64 rows, 1 to 16 rows of 8 to 50 ids: 1.2-1.4x.
-  [[gnu::always_inline]] void prefetch_rows(const int64_t* first, int64_t n) {
-    if (!job.table.prefetch) return;
-    for (int64_t k = 0; k < n && k < kFarAhead; k++)
-      for (int64_t line = 0; line < job.table.row_stride && line < 512; line += 64)
-        __builtin_prefetch(job.table.data + first[k] * job.table.row_stride + line);
-  }
+      : job(job), row0(row0), row1(row1), window(job, row0, row1, scratch), acc(scratch + job.dim), block(acc + job.dim),
+        levels(block + kBlock * job.dim), dense(dense), fused(fused), direct(direct),
+        in_place(job.out_dtype == (sizeof(A) == 8 ? kDouble : kFloat) && !job.has(kAdd) && job.column->pool != kNone) {}
 
   // Ids that need no evaluation are read where they lie.
   void find_raw(int64_t first) {
     const View &view = job.ids, &w = job.weights;
     const bool plain = job.program.size == 0 && view.dtype == kInt64 && view.n[2] == view.rows * view.lanes &&
-                       view.stride[2] == 8 && !job.has(kWrapNegative) && !job.has(kHasPadding) && !selective && job.column->pool != kNone;
+                       view.stride[2] == 8 && !job.has(kWrapNegative) && !job.has(kHasPadding) && !job.has(kIsMasked) && job.column->pool != kNone;
     const bool plain_weights = !w.data || (w.dtype == (sizeof(A) == 8 ? kDouble : kFloat) && w.stride[2] == sizeof(A) && w.n[2] == view.n[2]);
     if (!plain || !plain_weights) return;
     raw = reinterpret_cast<const int64_t*>(view.data);
@@ -123,7 +55,7 @@ struct Pooling {
       return bad_id(job, at, raw[at], row0, row1, error);
     }
     raw_end = end > begin ? end : begin;
-    if (begin == raw_begin) prefetch_rows(raw + begin, raw_end - begin);
+    if (begin == raw_begin) prefetch_rows(job.table, raw + begin, raw_end - begin);
     readable = raw + raw_end;
     return true;
   }
@@ -189,7 +121,7 @@ struct Pooling {
       A* row = first ? acc : block;
       widen_row(job.table, bag[k], row);
       if (first) continue;
-      if (dense) for (int64_t d = 0; d < job.dim; d++) acc[d] = (row[d] > acc[d] || row[d] != row[d]) && acc[d] == acc[d] ? row[d] : acc[d];
+      if (dense) max_row(acc, row, job.dim, true);
       else for (int64_t d = 0; d < job.dim; d++) acc[d] = row[d] > acc[d] ? row[d] : acc[d];
     }
   }
@@ -206,21 +138,22 @@ struct Pooling {
       from = to;
     }
     while (from < to) {
-      const bool outside = from < begin || from >= end, more = end < last;
-      if ((outside || (more && end - from <= kFarAhead)) && !evaluate(from, last, error)) return false;
-      const int at = int(from - begin);
-      const int64_t ready = end < last ? end - kFarAhead : end;  // the rest serves prefetch until the window slides
+      const bool outside = from < window.begin || from >= window.end, more = window.end < last;
+      if ((outside || (more && window.end - from <= kFarAhead)) && !window.evaluate(from, last, error)) return false;
+      const int at = int(from - window.begin);
+      const int64_t ready = window.end < last ? window.end - kFarAhead : window.end;  // the rest serves prefetch until the window slides
       int n = int((to < ready ? to : ready) - from);
       from += n;
-      readable = ids + (selective ? upto[end - begin].ids : end - begin);
-      if (selective) {
-        reduce_selected(upto[at], upto[at + n], n, count);
+      readable = window.end_of_ids();
+      if (window.selective) {
+        reduce_selected(window.upto[at], window.upto[at + n], n, count);
         continue;
       }
-      if (job.has(kHasPadding) && job.column->pool != kNone) n = drop_padding(ids + at, weights + at, n);
-      if (job.column->pool == kNone) widen_row(job.table, ids[at], acc);
-      else if (job.column->pool == kMax) max(ids + at, n, count == 0);
-      else sum(ids + at, weights + at, n);
+      int64_t* ids = window.ids + at;
+      if (job.has(kHasPadding) && job.column->pool != kNone) n = drop_padding(ids, window.weights + at, n);
+      if (job.column->pool == kNone) widen_row(job.table, *ids, acc);
+      else if (job.column->pool == kMax) max(ids, n, count == 0);
+      else sum(ids, window.weights + at, n);
       count += n;
     }
     join_blocks();
@@ -228,14 +161,14 @@ struct Pooling {
   }
 
   void reduce_selected(Upto from, Upto to, int lanes, int64_t& count) {
-    const int64_t* rest = others + from.others;
+    const int64_t* rest = window.others + from.others;
     const int n = to.ids - from.ids, n_rest = to.others - from.others;
     if (job.column->pool == kMax) {
-      max(ids + from.ids, n, count == 0);
-      if (n_rest) left_out.max(rest, n_rest, acc, count + n > 0);
+      max(window.ids + from.ids, n, count == 0);
+      if (n_rest) window.left_out.max(rest, n_rest, acc, count + n > 0);
     } else {
-      sum(ids + from.ids, nullptr, n);
-      if (left_out.any_unknown(rest, n_rest)) add_left_out(rest, n_rest);
+      sum(window.ids + from.ids, nullptr, n);
+      if (window.left_out.any_unknown(rest, n_rest)) add_left_out(rest, n_rest);
     }
     kept += n;
     count += lanes;
@@ -243,10 +176,11 @@ struct Pooling {
 
   void add_left_out(const int64_t* rest, int n) {
     static const A kZeros[kTile] = {};
-    clear(left_out.row);
-    readable = others + upto[end - begin].others;
-    sum_in_order(rest, kZeros, n, left_out.row);
-    left_out.join_zeros(rest, n, acc);
+    A* zeros = window.left_out.row;
+    clear(zeros);
+    readable = window.end_of_others();
+    sum_in_order(rest, kZeros, n, zeros);
+    window.left_out.join_zeros(rest, n, acc);
   }
 
   template <class O>
@@ -318,43 +252,6 @@ bool pool(const Job& job, int64_t row0, int64_t row1, Error& error) {
 inline bool pool(const Job& job, int64_t row0, int64_t row1, Error& error) {
   const bool wide = job.table.dtype == kDouble || job.out_dtype == kDouble || (job.weights.data && job.weights.dtype == kDouble);
   return wide ? pool<double>(job, row0, row1, error) : pool<float>(job, row0, row1, error);
-}
-
-// Values through a program, a conversion, a division or an addition.
-template <class O>
-bool compute_values(const Job& job, int64_t row0, int64_t row1, Error& error) {
-  Value v, divisor;
-  for (int64_t position = row0 * job.lanes; position < row1 * job.lanes;) {
-    const int64_t row = position / job.lanes, lane = position % job.lanes;
-    const int n = job.lanes - lane < kTile ? int(job.lanes - lane) : kTile;
-    if (!job.program.run(position, n, v, error)) return false;
-    O* out = reinterpret_cast<O*>(job.out + row * job.out_stride) + lane;
-    cast(job.out_dtype, v, n);
-    if (job.divides()) {
-      if (!job.divisor.program.run(row, 1, divisor, error)) return false;
-      cast(job.out_dtype, divisor, 1);
-      if (v.is_double()) each(v.d, n, [&](double x) { return x / divisor.d[0]; });
-      else each(v.f, n, [&](float x) { return x / divisor.f[0]; });
-      if (!v.is_double()) round_to(v.dtype, v.f, n);
-    }
-    for (int k = 0; k < n; k++) {
-      const double x = v.is_double() ? v.d[k] : v.f[k];
-      if (!job.has(kAdd)) narrow(x, out[k]);
-      else if (v.is_double()) narrow(double(widen(out[k])) + x, out[k]);
-      else narrow(float(widen(out[k])) + float(x), out[k]);
-    }
-    position += n;
-  }
-  return true;
-}
-
-inline bool compute_values(const Job& job, int64_t row0, int64_t row1, Error& error) {
-  switch (job.out_dtype) {
-    case kFloat: return compute_values<float>(job, row0, row1, error);
-    case kDouble: return compute_values<double>(job, row0, row1, error);
-    case kHalf: return compute_values<Half>(job, row0, row1, error);
-    default: return compute_values<BFloat16>(job, row0, row1, error);
-  }
 }
 
 }  // namespace fxopt::FXOPT_ISA

@@ -4,6 +4,7 @@
 #include "bags.h"
 #include "gather.h"
 #include "pool.h"
+#include "values.h"
 
 namespace fxopt::FXOPT_ISA {
 

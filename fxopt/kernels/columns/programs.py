@@ -1,0 +1,105 @@
+"""Index programs in PyTorch: a source's values, and what a program makes of them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .plan import Compare, Instr, Op, PerRow, Source
+
+Bucketize = Callable[[Tensor, int, Instr], Tensor]  # (values, step of the program, its instruction)
+_COMPARE: dict[Compare, Callable] = {
+    Compare.EQ: operator.eq, Compare.NE: operator.ne, Compare.LT: operator.lt,
+    Compare.LE: operator.le, Compare.GT: operator.gt, Compare.GE: operator.ge,
+}  # fmt: skip
+_STEPS: dict[Op, Callable[[Tensor, Instr], Tensor]] = {
+    Op.CAST: lambda v, i: v,
+    Op.ADD: lambda v, i: v + i.a,
+    Op.MUL: lambda v, i: v * i.a,
+    Op.RSUB: lambda v, i: i.a - v,
+    Op.DIV: lambda v, i: v / i.a,
+    Op.REMAINDER: lambda v, i: torch.remainder(v, i.a),
+    Op.FMOD: lambda v, i: torch.fmod(v, i.a),
+    Op.FLOOR_DIVIDE: lambda v, i: torch.floor_divide(v, i.a),
+    Op.CLAMP_MIN: lambda v, i: torch.clamp(v, min=i.a),
+    Op.CLAMP_MAX: lambda v, i: torch.clamp(v, max=i.a),
+    Op.AND: lambda v, i: v & i.a,
+    Op.ABS: lambda v, i: v.abs(),
+    Op.FLOOR: lambda v, i: v.floor(),
+    Op.CEIL: lambda v, i: v.ceil(),
+    Op.TRUNC: lambda v, i: v.trunc(),
+    Op.SQRT: lambda v, i: v.sqrt(),
+}
+
+
+def source_rows(shape: Sequence[int], source: Source) -> int:
+    rows = shape[source.rows[0]]
+    return rows * shape[source.rows[1]] if len(source.rows) == 2 else rows
+
+
+def read(tensors: Sequence[Tensor], source: Source, rows: int) -> Tensor:
+    """The source as [rows, lanes]."""
+    t = tensors[source.tensor]
+    order = list(source.rows)
+    if source.lane is not None:
+        length = t.shape[source.lane] - source.start if source.length is None else source.length
+        t = t.narrow(source.lane, source.start, length)
+        order.append(source.lane)
+    fixed = {dim: 0 for dim in range(t.dim()) if dim not in order} | dict(source.fixed)
+    t = t.permute([*fixed, *order])
+    for index in fixed.values():
+        t = t[index]
+    lanes = t.shape[-1] if source.lane is not None else 1
+    n_rows = source_rows(tensors[source.tensor].shape, source) if source.rows else 1
+    t = t.reshape(n_rows, lanes)
+    return t if source.rows else t.expand(rows, lanes)
+
+
+def evaluate(
+    tensors: Sequence[Tensor], program: Sequence[Instr], source: Source, v: Tensor, bucketize: Bucketize | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Runs a program on [rows, lanes] values: (values, which lanes its KEEPs keep or None for all).
+
+    `bucketize` takes over where boundaries differ by row.
+    """
+    saved, kept = v, None
+    for step, instr in enumerate(program):
+        if instr.op == Op.SAVE:
+            saved = v
+        elif instr.op == Op.KEEP:
+            holds = _COMPARE[instr.compare](v, instr.a)
+            kept = holds if kept is None else kept & holds
+        elif instr.op == Op.BUCKETIZE and bucketize:
+            v = bucketize(v, step, instr)
+        elif instr.op == Op.BUCKETIZE:
+            boundaries = tensors[instr.tensor]
+            v = torch.bucketize(v.contiguous(), boundaries, right=bool(instr.a), out_int32=instr.dtype == "int32")
+        else:
+            v = v.to(getattr(torch, instr.dtype))
+            if instr.op == Op.WHERE:
+                v = v.masked_fill(_COMPARE[instr.compare](saved, instr.a), instr.b)
+            elif instr.op == Op.ADD_TENSOR:
+                v = v + _per_lane(tensors, instr.tensor, source).to(v.dtype)
+            else:
+                v = _STEPS[instr.op](v, instr)
+            v = v.to(getattr(torch, instr.dtype))
+    return v, kept
+
+
+def per_row(tensors: Sequence[Tensor], value: PerRow, rows: int, kept: Tensor | None = None) -> Tensor:
+    """[rows, 1]; `kept` [rows, L] tells the lanes that count."""
+    if value.source is None:
+        assert kept is not None
+        return evaluate(tensors, value.program, Source(-1), kept.sum(1, keepdim=True))[0]
+    return evaluate(tensors, value.program, value.source, read(tensors, value.source, rows))[0]
+
+
+def _per_lane(tensors: Sequence[Tensor], index: int, source: Source) -> Tensor:
+    t = tensors[index]
+    if source.lane is not None:
+        return t
+    outer = tensors[source.tensor].shape[source.rows[0]]
+    return t.expand(outer, t.shape[0]).reshape(-1, 1)
