@@ -19,6 +19,8 @@ def fold_literals(module: GraphModule) -> None:
         constant = _literal_behind(node, literals)
         if constant is not None:
             literals[node] = constant
+    if not literals:
+        return
     aliases = Aliases(module.graph)
     for node, constant in literals.items():
         if not aliases.edited(node) and not aliases.leaves(node):
