@@ -24,6 +24,7 @@ PASSES: tuple[Rewrite, ...] = (
     sizes.REWRITE,
     repeated.REWRITE,
     embedding_columns.REWRITE,
+    views.OF_COLUMNS,
     sized_constants.REWRITE,
     field_index.REWRITE,
     linear.REWRITE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch.fx import Node
@@ -96,4 +97,7 @@ def _keep_strides(old: Node, new: Node) -> None:
 
 REWRITE = Rewrite(
     "views", find_views, replace_views, why="first of the shape passes: the others see through fewer views"
+)
+OF_COLUMNS = replace(
+    REWRITE, name="views_of_columns", why="behind the columns, whose one tensor the model's views now follow at once"
 )

@@ -26,6 +26,17 @@ class Columns(nn.Module):
         return torch.cat([table(ids) for table, ids in zip(self.tables, self.ids(x), strict=True)], 1)
 
 
+class FlatColumns(Columns):
+    """Lookups of [B, 1] ids, side by side."""
+
+    def ids(self, x: Tensor) -> list[Tensor]:
+        return [ids.unsqueeze(1) for ids in super().ids(x)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = torch.cat([table(ids) for table, ids in zip(self.tables, self.ids(x), strict=True)], -1)
+        return joined.flatten(1)
+
+
 class ColumnsOnRows(Columns):
     """A cat of batches is no concat of columns; every lookup alone has a plain program, so only the cat stays."""
 
@@ -156,6 +167,7 @@ CATALOGUE = {
     "identities": Example(FromZero, MinusZero),
     "repeated": Example(Products, ProductsOfTheirOwn),
     "views": Example(Unsqueezed, EditedCopy),
+    "views_of_columns": Example(FlatColumns, Columns),
 }
 
 
