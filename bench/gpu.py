@@ -77,7 +77,7 @@ def error_of(found: Any, expected: torch.Tensor) -> float:
 
 
 def table(results: list[dict[str, Any]]) -> Table:
-    shown = Table(title="microseconds a call; floor: bytes over read bandwidth, or TF32 operations")
+    shown = Table(title="microseconds a call; floor: bytes read and written at full bandwidth, or TF32 operations")
     for heading in ("case", "batch", "contender"):
         shown.add_column(heading)
     for heading in ("us", "floor us", "of floor", "eager / this", "error"):

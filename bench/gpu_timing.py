@@ -16,14 +16,16 @@ ROUNDS = 7
 
 @dataclass(frozen=True)
 class Gpu:
-    """copy_gbs counts bytes read and written, read_gbs those a reduction reads; tf32_tflops of a product of random
-    8192 x 8192; launch_us and replay_us a kernel of one element, called and as a captured graph."""
+    """copy_gbs counts bytes read and written, read_gbs those a reduction reads, write_gbs those a fill writes;
+    tf32_tflops of a product of random 8192 x 8192; launch_us and replay_us a kernel of one element, called and as a
+    captured graph."""
 
     name: str
     torch: str
     cuda: str
     copy_gbs: float
     read_gbs: float
+    write_gbs: float
     tf32_tflops: float
     launch_us: float
     replay_us: float
@@ -32,8 +34,9 @@ class Gpu:
         return asdict(self)
 
     def floor(self, read: float, written: float, flops: float = 0.0) -> float:
-        """Seconds for so many bytes and operations, whichever takes longer."""
-        return max((read + written) / (self.read_gbs * GIGABYTE), flops / (self.tf32_tflops * 1e12))
+        """Seconds for so many bytes, read and then written, or operations, whichever takes longer."""
+        moved = read / (self.read_gbs * GIGABYTE) + written / (self.write_gbs * GIGABYTE)
+        return max(moved, flops / (self.tf32_tflops * 1e12))
 
 
 def measure_gpu() -> Gpu:
@@ -48,6 +51,7 @@ def measure_gpu() -> Gpu:
         cuda=str(torch.version.cuda),
         copy_gbs=2 * n / seconds_of(replayed(lambda: target.copy_(source))) / GIGABYTE,
         read_gbs=n / seconds_of(replayed(lambda: source.sum())) / GIGABYTE,
+        write_gbs=n / seconds_of(replayed(lambda: target.fill_(1.5))) / GIGABYTE,
         tf32_tflops=2 * 8192**3 / seconds_of(replayed(lambda: a @ b)) / 1e12,
         launch_us=seconds_of(lambda: one.add_(1)) * 1e6,
         replay_us=seconds_of(replayed(lambda: one.add_(1))) * 1e6,
