@@ -145,8 +145,8 @@ def _lowered(node: Node, lookups: dict[Node, Lookup]) -> _Choice | None:
         for factor, constant in (penalty.args[:2], penalty.args[1::-1]):
             number = constant_of(constant)
             mask = mask_of(factor) if isinstance(factor, Node) and number is not None else None
-            if mask is not None and number is not None and abs(number) < 1e30:
-                value = _as(-number if adds else number, penalty)
+            value = None if number is None else _as(-number if adds else number, penalty)
+            if mask is not None and value is not None and abs(value) < 1e30:
                 kept = replace(mask.invert(), nodes=mask.nodes | {penalty})
                 return _Choice(rows, kept, "lowered", value)  # type: ignore[arg-type]
     return None

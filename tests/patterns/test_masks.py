@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fxopt.kernels.columns.plan import Column, Op
-from tests.patterns.found import Spelling, assert_eager, executable, plans
+from tests.patterns.found import Spelling, assert_eager, executable, findings, plans
 
 B, L, D = 6, 7, 4
 Forward = Callable[..., Any]
@@ -83,6 +83,9 @@ BY_IDS: dict[str, Callable[[Tensor], Tensor]] = {
     "another padding": lambda i: i != 9,
     "both": lambda i: (i != 0) & (i != 9),
     "clamped": lambda i: i.clamp(min=1) != 1,
+    "bool": lambda i: i.bool(),
+    "not == and": lambda i: ~(i == 0) & (i < 9),
+    "not either": lambda i: ~((i == 0) | ~(i < 9)),
 }
 
 
@@ -202,6 +205,8 @@ NOT_POOLED: dict[str, Forward] = {
     "summed over D": lambda m, i, n: (m.e(i) * (i != 0).float().unsqueeze(-1)).sum(2),
     "a constant that stays in the sum": lambda m, i, n: m.e(i).masked_fill((i == 0).unsqueeze(-1), 1.0).sum(1),
     "max of products": lambda m, i, n: (m.e(i) * (i != 0).float().unsqueeze(-1)).amax(1),
+    "lowered beyond halves": lambda m, i, n: (m.e(i) - (1 - (i != 0).half().unsqueeze(-1)) * 1e9).amax(1),
+    "flattened": lambda m, i, n: (m.e(i) * (i != 0).repeat_interleave(4).view(-1, D, 4).float()).sum(1),
     "promoted": lambda m, i, n: (m.e(i) * (i != 0).double().unsqueeze(-1)).sum(1),
 }
 
@@ -212,6 +217,7 @@ def test_what_is_no_masked_pooling(name: str) -> None:
     made = executable(model, (SQUARE, torch.randint(0, 4, (D, 1))))
     columns = [column for plan in plans(made) for column in plan.columns]
     assert all(column.pool == "none" or column.weights is not None for column in columns)
+    assert not findings(made).rolled_back
     assert_eager(made, model, (SQUARE, torch.randint(0, 4, (D, 1))))
 
 
