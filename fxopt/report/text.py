@@ -20,6 +20,7 @@ from fxopt.report.units import count, error, percent, seconds, times
 
 _KIND_WIDTH = 20
 _BATCH_WIDTH = 28  # of one batch size in the table of where the time goes
+_MOST_KINDS = 12  # of changes or misses of one pass
 
 
 def plain(report: Report) -> str:
@@ -61,11 +62,15 @@ def inputs(signature: str) -> str:
 
     B is the size that most inputs share; * any other one.
     """
-    forms, semicolon, rest = signature.partition(";")
-    symbols = Counter(re.findall(r"\bs\d+\b", forms)).most_common(1)
-    shown = re.sub(r"\bs\d+\b", lambda found: "B" if found[0] == symbols[0][0] else "*", forms)
-    counts = Counter(re.findall(r"[^,\[\s]+(?:\[[^\]]*\])?", shown))
+    forms, semicolon, rest = in_letters(signature, signature).partition(";")
+    counts = Counter(re.findall(r"[^,\[\s]+(?:\[[^\]]*\])?", forms))
     return ", ".join(f"{n:,} x {form}" if n > 1 else form for form, n in counts.items()) + semicolon + rest
+
+
+def in_letters(text: str, signature: str) -> str:
+    """`text` with B for the size that most inputs of the signature share, and * for any other."""
+    symbols = Counter(re.findall(r"\bs\d+\b", signature)).most_common(1)
+    return re.sub(r"\bs\d+\b", lambda found: "B" if symbols and found[0] == symbols[0][0] else "*", text)
 
 
 def _sections(found: SignatureReport, width: int) -> Iterator[RenderableType]:
@@ -151,10 +156,31 @@ def _roles(found: SignatureReport) -> RenderableType:
 def _changes(found: SignatureReport) -> RenderableType:
     rows = []
     for item in found.passes:
-        for note in item.changes:
-            what = Text.assemble(note.text, (f" ({_where(note)})", "cyan"))
-            rows.append((item.name, what.append(f"\nsafe: {note.why}", "dim") if note.why else what))
+        if item.name == "normalize":
+            rows += [(item.name, _tally(item.changes))] if item.changes else []
+            continue
+        for note in item.changes[:_MOST_KINDS]:
+            what = Text.assemble(in_letters(note.text, found.signature), (f" ({_where(note)})", "cyan"))
+            why = in_letters(note.why, found.signature)
+            rows.append((item.name, what.append(f"\nsafe: {why}", "dim") if why else what))
+        rows += _more(item.name, item.changes)
     return _grid(rows)
+
+
+def _tally(notes: Sequence[Note]) -> Text:
+    """Spellings of one thing that became one: kinds and how many, without their places."""
+    ordered = sorted(notes, key=lambda note: -note.count)
+    parts = [(f"{note.count:,} x {note.text}", f": {note.why}" if note.why else "") for note in ordered]
+    return Text("\n").join(Text.assemble(what, (why, "dim")) for what, why in parts)
+
+
+def _more(name: str, notes: Sequence[Note]) -> list[tuple[str, Text]]:
+    """What a pass found beyond the kinds that are shown."""
+    rest = notes[_MOST_KINDS:]
+    if not rest:
+        return []
+    places = sum(note.count for note in rest)
+    return [(name, Text(f"{count(len(rest), 'more kind')} in {count(places, 'place')}; --json has all", "dim"))]
 
 
 def _reasons(found: SignatureReport) -> Iterator[tuple[str, Text]]:
@@ -166,8 +192,9 @@ def _reasons(found: SignatureReport) -> Iterator[tuple[str, Text]]:
     for item in found.passes:
         for note in item.rolled_back:
             yield item.name, _sentence(note, f"taken back: {note.why or note.text}")
-        for note in item.misses:
-            yield item.name, _sentence(note, note.text)
+        for note in item.misses[:_MOST_KINDS]:
+            yield item.name, _sentence(note, in_letters(note.text, found.signature))
+        yield from _more(item.name, item.misses)
 
 
 def _work(found: SignatureReport) -> Iterator[tuple[str, Text]]:

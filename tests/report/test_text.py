@@ -103,6 +103,29 @@ def test_alike_misses_are_one_line(shown: str) -> None:
     assert expected in words(shown)
 
 
+def test_what_became_one_spelling_is_counted_without_places() -> None:
+    notes_ = (Note("cat of one", "nothing edits it", 2, Place("a")), Note("view", "of the same shape", 880, Place("b")))
+    text = words(str(report(SignatureReport("f32[B]", passes=(Pass("normalize", notes_),)))))
+    assert "normalize 880 x view: of the same shape 2 x cat of one: nothing edits it" in text
+    assert "(b" not in text and "like it" not in text
+
+
+def test_many_kinds_do_not_flood() -> None:
+    kinds = tuple(Note(f"check {chr(65 + k)} removed", "dead", 10, Place("m")) for k in range(20))
+    found = SignatureReport("f32[B]", passes=(Pass("dead_checks", changes=kinds, misses=kinds),))
+    text = words(str(report(found)))
+    assert text.count("8 more kinds in 80 places; --json has all") == 2
+    assert "check L removed" in text and "check M removed" not in text
+    assert report(found).to_json().count("check T removed") == 2
+
+
+def test_sizes_are_letters() -> None:
+    made = Note("arange: made once per size", "depends on s10 alone, not on s2", 1, Place("m"))
+    found = SignatureReport("f32[s10, 4], f32[s10], f32[s2]; eval", passes=(Pass("sized_constants", (made,)),))
+    text = words(str(report(found)))
+    assert "f32[B, 4], f32[B], f32[*]; eval" in text and "depends on B alone, not on *" in text
+
+
 def test_times_table(shown: str) -> None:
     rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if line.strip()}
     assert rows["256"] == ["3.10", "ms", "3.20", "ms", "0.94x", "0.90x", "to", "0.96x", "none"]
