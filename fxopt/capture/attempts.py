@@ -125,7 +125,7 @@ class Attempts:
             places = Places({key: path for key, path in copy.paths.items() if path not in self.leaves})
             slots, reals, news = zip(*copy.state, strict=True) if copy.state else ((), (), ())
             draws = random.getstate()
-            graph, strides_read = trace(
+            graph, asked = trace(
                 run,
                 [*news, *fakes.tensors],
                 [*reals, *[None] * len(fakes.tensors)],
@@ -156,12 +156,20 @@ class Attempts:
                 fakes.sources,
                 fixed,
                 positive - static,
-                range(len(fakes.tensors)) if strides_read else (),
+                tuple(self._answers(asked)),
             ),
             tuple(leaf for path, leaf in self.leaves.items() if path in self.trial.calls),
             fakes.fake_mode,
             fakes.shape_env,
         )
+
+    def _answers(self, asked: set[str]) -> Iterator[str]:
+        """Conditions on the inputs t under which the forward's questions have the answers that they had here."""
+        for number, tensor in enumerate(self.inputs.tensors):
+            if "strides" in asked:
+                yield f"t[{number}].is_contiguous()"
+            if "requires_grad" in asked:
+                yield f"t[{number}].requires_grad is {tensor.requires_grad}"
 
     def _check_effects(self, copy: ModelCopy) -> None:
         """Attributes assigned while tracing: to be stored by the graph, or else their module becomes a leaf."""

@@ -62,14 +62,14 @@ def guards_of(
     sources: dict[str, list[Dim]],
     static: dict[Dim, int],
     positive: set[Dim],
-    contiguous: Sequence[int] = (),
+    answers: Sequence[str] = (),
 ) -> Guards:
     """Sort the environment's guards into equalities, static sizes and other relations.
 
     Args:
         sources: symbol name to the dims it stands for. static: dims traced with a fixed size.
         positive: dims that were taken to be at least 1.
-        contiguous: tensors that must be contiguous, because the traced code looked at strides.
+        answers: further conditions over t, the tensors, because the traced code asked for more than sizes.
     """
     groups = _Groups(list(sources))
     fixed: dict[str, int] = {}
@@ -110,7 +110,7 @@ def guards_of(
         (
             *dict.fromkeys(printer.doprint(expr) for expr in others),
             *(f"{name} >= {bound}" for name, bound in bounds.items()),
-            *(f"t[{index}].is_contiguous()" for index in contiguous),
+            *answers,
         ),
         tuple((name, sources[name][0]) for name in used),
     )

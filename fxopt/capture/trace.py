@@ -6,12 +6,10 @@ the whole process while it runs, and other threads may be serving the model.
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.fx.experimental._config as shape_config
@@ -20,12 +18,14 @@ from torch import nn
 from torch._decomp.decompositions import sym_numel
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, is_accessor_node, statically_known_true
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
 
 from fxopt.capture.errors import CaptureError
+from fxopt.capture.patches import patched
 from fxopt.capture.places import Places
 from fxopt.capture.proofs import ITEMS, Proofs
+from fxopt.capture.recorded import graph_module, refuse_transforms
 from fxopt.capture.shape_env import TraceShapeEnv
 from fxopt.findings import Place
 
@@ -33,7 +33,12 @@ TRACE_LOCK = threading.RLock()
 _SQUEEZES = frozenset(getattr(torch.ops.aten.squeeze, name) for name in ("default", "dim", "dims")) | frozenset(
     getattr(torch.ops.aten.squeeze_, name) for name in ("default", "dim", "dims")
 )
-_STRIDES = frozenset({torch.Tensor.is_contiguous, torch.Tensor.stride, torch.Tensor.data_ptr})
+_ASKS = {
+    torch.Tensor.is_contiguous: "strides",
+    torch.Tensor.stride: "strides",
+    torch.Tensor.data_ptr: "strides",
+    torch.Tensor.requires_grad.__get__: "requires_grad",  # type: ignore[attr-defined]
+}
 _GRADIENTS = frozenset(
     {
         torch.autograd.grad,
@@ -44,7 +49,6 @@ _GRADIENTS = frozenset(
         torch.Tensor.requires_grad_,
     }
 )
-_NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")  # they log what we handle
 
 
 class Tracer(proxy_tensor.PythonKeyTracer):
@@ -150,21 +154,22 @@ class _FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
 
     Attributes:
         autocast: where autocast was entered. (Raising there would leave it on: its context manager has switched it.)
-        strides_read: the user's code asked for strides, which the fakes of the inputs do not know.
+        asked: what else than dtypes and sizes the user's code asked tensors for: "strides" (those of the inputs are not
+            known to their fakes) or "requires_grad".
     """
 
     autocast: Place | None = None
-    strides_read = False
 
     def __init__(self, tracer: Tracer, proofs: Proofs):
         super().__init__(tracer)  # type: ignore[arg-type]
+        self.asked: set[str] = set()
         self._proofs = proofs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.amp.autocast_mode._enter_autocast:
             self.autocast = self.autocast or self.tracer.here()  # type: ignore[union-attr]
-        elif func in _STRIDES and not isinstance(args[0], nn.Parameter):
-            self.strides_read = True
+        elif func in _ASKS and not isinstance(args[0], nn.Parameter):
+            self.asked.add(_ASKS[func])
         elif func in _GRADIENTS:
             raise CaptureError(f"calls {func.__name__}, which a graph of the forward does not keep")
         elif func is torch._assert and self._asserts(*args, **(kwargs or {})):
@@ -188,7 +193,7 @@ def trace(
     fake_mode: FakeTensorMode,
     places: Places,
     modes: Sequence[TorchFunctionMode] = (),
-) -> tuple[torch.fx.GraphModule, bool]:
+) -> tuple[torch.fx.GraphModule, set[str]]:
     """Record what `run(tracer)` does with `tensors`, which become the placeholders in order.
 
     Args:
@@ -197,14 +202,14 @@ def trace(
         modes: further function modes that see the user's calls.
 
     Returns:
-        The graph, and whether the user's code looked at strides.
+        The graph, and what the user's code asked of its tensors: "strides", "requires_grad".
     """
     known: dict[int, torch.fx.Node] = {}
     tracer = Tracer(places, known)
     shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
     proofs = Proofs(tracer)
     functions = _FunctionMode(tracer, proofs)
-    with TRACE_LOCK, shape_config.patch(backed_size_oblivious=True), _patched(tracer, shape_env):  # type: ignore[attr-defined]
+    with TRACE_LOCK, shape_config.patch(backed_size_oblivious=True), patched(tracer, shape_env):  # type: ignore[attr-defined]
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
             proxy_tensor.track_tensor_tree(tensor, proxy, constant=None, tracer=tracer)
@@ -224,18 +229,8 @@ def trace(
         raise CaptureError("uses autocast", functions.autocast)
     if recording.switched:
         raise CaptureError("switches inference mode, which a graph does not keep")
-    _refuse_transforms(tracer.graph)
-    return _graph_module(tracer), functions.strides_read
-
-
-def _refuse_transforms(graph: torch.fx.Graph) -> None:
-    """vmap, jvp and operators with subgraphs leave nodes that are no operators, and do not run again."""
-    for node in graph.nodes:
-        if node.op != "call_function" or isinstance(node.target, torch._ops.OpOverload):
-            continue
-        plain = getattr(node.target, "__module__", "") in ("_operator", "math", "torch")
-        if not plain and node.target is not torch._C._set_grad_enabled:
-            raise CaptureError(f"uses {getattr(node.target, '__name__', node.target)}", node.meta["place"])
+    refuse_transforms(tracer.graph)
+    return graph_module(tracer), functions.asked
 
 
 def _proxy_of(value: Any, tracer: Tracer) -> Any:
@@ -244,105 +239,3 @@ def _proxy_of(value: Any, tracer: Tracer) -> Any:
     if isinstance(value, proxy_tensor.py_sym_types):
         return proxy_tensor.get_proxy_slot(value, tracer).force()
     return value
-
-
-def _graph_module(tracer: Tracer) -> torch.fx.GraphModule:
-    constants = {n: tracer.root.__dict__.pop(n) for n in tracer.tensor_attrs.values()}
-    root = {**constants, **dict(tracer.root.named_children())}
-    module = torch.fx.GraphModule(root, tracer.graph, "Captured")
-    module.graph.eliminate_dead_code(lambda node: node.is_impure() or not _is_size(node))
-    _share_sizes(module.graph)
-    for name, tensor in constants.items():  # plain attributes: not in the state_dict, not moved, the very same tensor
-        module._parameters.pop(name, None)
-        module._buffers.pop(name, None)
-        module.__dict__[name] = tensor
-    return module
-
-
-def _is_size(node: torch.fx.Node) -> bool:
-    """Reads a size, or computes with sizes only (an .item() is neither)."""
-    if is_accessor_node(node):
-        return True
-    symbolic = proxy_tensor.py_sym_types
-    return isinstance(node.meta.get("val"), symbolic) and all(
-        isinstance(a.meta.get("val"), symbolic) for a in node.all_input_nodes
-    )
-
-
-def _share_sizes(graph: torch.fx.Graph) -> None:
-    """One node for each distinct size expression."""
-    first: dict[Any, torch.fx.Node] = {}
-    for node in list(graph.nodes):
-        value = node.meta.get("val")
-        if node.op == "call_function" and isinstance(value, torch.SymInt) and not free_unbacked_symbols(value):
-            kept = first.setdefault(value.node.expr, node)
-            if kept is not node:
-                node.replace_all_uses_with(kept)
-                graph.erase_node(node)
-
-
-@contextmanager
-def _patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
-    """Torch, for the time of a trace. Other threads see no difference.
-
-    - meta["tensor_meta"] takes 40% of a trace and nobody here reads it;
-    - Tensor.contiguous() asks is_contiguous() before it reaches a mode, which guards on sizes of 1;
-    - an autograd.Function would be inlined, and its backward lost: stop there;
-    - torch._check of a number that depends on data is believed, and forgotten: keep it;
-    - a seed would be set once, and not in every call: stop there.
-    """
-    original, here = proxy_tensor._extract_tensor_metadata, threading.get_ident()
-
-    def extract(tensor: torch.Tensor, *args: Any) -> Any:
-        return None if threading.get_ident() == here else original(tensor, *args)
-
-    apply = torch.autograd.Function.__dict__["apply"]
-
-    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == here and torch.is_grad_enabled():
-            raise CaptureError(f"{cls.__name__}.apply: a graph of the forward does not keep its backward")
-        return apply.__get__(None, cls)(*args, **kwargs)
-
-    check = torch._check_with
-
-    def keep(error_type: Any, condition: Any, *message: Any) -> None:
-        by_user = threading.get_ident() == here and shape_env.operator is None
-        node = None
-        if by_user and isinstance(condition, torch.SymBool) and free_unbacked_symbols(condition):
-            node = proxy_tensor.get_proxy_slot(condition, tracer).force().node
-            tracer.create_node("call_function", torch.ops.aten._assert_scalar.default, (node, "torch._check"), {})
-        check(error_type, condition, *message)
-        if node and node.target not in ITEMS and not free_unbacked_symbols(condition):  # it would compare s0 with s0
-            raise CaptureError("checks that a number which depends on data is equal to another")
-
-    loggers = [(logger, logger.level) for logger in map(logging.getLogger, _NOISY)]
-    with (
-        mock.patch.object(proxy_tensor, "_extract_tensor_metadata", extract),
-        mock.patch.object(FakeTensor, "contiguous", _contiguous, create=True),
-        mock.patch.object(torch.autograd.Function, "apply", classmethod(refuse)),
-        mock.patch.object(torch.random, "default_generator", _Unseeded(torch.default_generator)),
-        mock.patch.object(torch, "_check_with", keep),
-    ):
-        try:
-            for logger, _ in loggers:
-                logger.setLevel(logging.CRITICAL)
-            yield
-        finally:
-            for logger, level in loggers:
-                logger.setLevel(level)
-
-
-class _Unseeded:
-    """A generator whose state this thread may not set."""
-
-    def __init__(self, generator: torch.Generator):
-        self._generator, self._thread = generator, threading.get_ident()
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("manual_seed", "seed", "set_state") and threading.get_ident() == self._thread:
-            raise CaptureError("sets torch's random state, which a graph would do only once")
-        return getattr(self._generator, name)
-
-
-def _contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
-    return torch.ops.aten.contiguous.default(self, memory_format=memory_format)

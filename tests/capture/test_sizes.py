@@ -202,6 +202,17 @@ def test_code_that_looks_at_strides_asks_for_contiguous_inputs(check):
     assert capture(Columns(), ([torch.rand(8)[::2] for _ in range(3)],)).guards.relations == ()
 
 
+def test_code_that_asks_for_gradients_is_captured_for_each_answer():
+    class Asking(nn.Module):
+        def forward(self, x):
+            return x * 2 if x.requires_grad else x * 3
+
+    found = capture(Asking(), (torch.rand(4, 3),))
+    assert found.guards.holds([torch.rand(5, 3)]) and not found.guards.holds([torch.rand(5, 3, requires_grad=True)])
+    found = capture(Asking(), (torch.rand(4, 3, requires_grad=True),))
+    assert not found.guards.holds([torch.rand(5, 3)]) and found.guards.holds([torch.rand(5, 3, requires_grad=True)])
+
+
 def test_what_reads_a_tensor_does_not_read_a_contiguous_copy_of_it():
     class Edits(nn.Module):
         def forward(self, x):
