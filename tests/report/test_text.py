@@ -74,7 +74,8 @@ def test_headline_claims_no_gain_that_was_not_measured() -> None:
     ("signature", "expected"),
     [
         ("f32[B, 13], i64[B, 26]; eval", "f32[B, 13], i64[B, 26]; eval"),
-        ("f32[s1, 13], i64[s1], i64[s1], i64[s4], i64[s1]; eval", "f32[B, 13], 3 x i64[B], i64[*]; eval"),
+        ("f32[s1, 13], i64[s1], i64[s1], i64[s4], i64[s1]; eval", "f32[B, 13], 3 x i64[B], i64[L]; eval"),
+        ("f32[s0, s0], " + ", ".join(f"i64[s{k}]" for k in range(1, 9)), "f32[B, B], 8 x i64[*]"),
         ("f32[], f32[2]", "f32[], f32[2]"),
         ("", ""),
     ],
@@ -123,7 +124,7 @@ def test_sizes_are_letters() -> None:
     made = Note("arange: made once per size", "depends on s10 alone, not on s2", 1, Place("m"))
     found = SignatureReport("f32[s10, 4], f32[s10], f32[s2]; eval", passes=(Pass("sized_constants", (made,)),))
     text = words(str(report(found)))
-    assert "f32[B, 4], f32[B], f32[*]; eval" in text and "depends on B alone, not on *" in text
+    assert "f32[B, 4], f32[B], f32[L]; eval" in text and "depends on B alone, not on L" in text
 
 
 def test_times_table(shown: str) -> None:
