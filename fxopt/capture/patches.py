@@ -1,0 +1,91 @@
+"""What is changed in torch for the time of a trace. Other threads see no difference."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+import torch.fx.experimental.proxy_tensor as proxy_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from fxopt.capture.errors import CaptureError
+from fxopt.capture.proofs import ITEMS
+from fxopt.capture.shape_env import TraceShapeEnv
+
+if TYPE_CHECKING:
+    from fxopt.capture.trace import Tracer
+
+_NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")  # they log what we handle
+
+
+@contextmanager
+def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
+    """Torch, as a trace needs it.
+
+    - meta["tensor_meta"] takes 40% of a trace and nobody here reads it;
+    - Tensor.contiguous() asks is_contiguous() before it reaches a mode, which guards on sizes of 1;
+    - an autograd.Function would be inlined, and its backward lost: stop there;
+    - torch._check of a number that depends on data is believed, and forgotten: keep it;
+    - a seed would be set once, and not in every call: stop there.
+    """
+    original, here = proxy_tensor._extract_tensor_metadata, threading.get_ident()
+
+    def extract(tensor: torch.Tensor, *args: Any) -> Any:
+        return None if threading.get_ident() == here else original(tensor, *args)
+
+    apply = torch.autograd.Function.__dict__["apply"]
+
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == here and torch.is_grad_enabled():
+            raise CaptureError(f"{cls.__name__}.apply: a graph of the forward does not keep its backward")
+        return apply.__get__(None, cls)(*args, **kwargs)
+
+    check = torch._check_with
+
+    def keep(error_type: Any, condition: Any, *message: Any) -> None:
+        by_user = threading.get_ident() == here and shape_env.operator is None
+        node = None
+        if by_user and isinstance(condition, torch.SymBool) and free_unbacked_symbols(condition):
+            node = proxy_tensor.get_proxy_slot(condition, tracer).force().node
+            tracer.create_node("call_function", torch.ops.aten._assert_scalar.default, (node, "torch._check"), {})
+        check(error_type, condition, *message)
+        if node and node.target not in ITEMS and not free_unbacked_symbols(condition):  # it would compare s0 with s0
+            raise CaptureError("checks that a number which depends on data is equal to another")
+
+    loggers = [(logger, logger.level) for logger in map(logging.getLogger, _NOISY)]
+    with (
+        mock.patch.object(proxy_tensor, "_extract_tensor_metadata", extract),
+        mock.patch.object(FakeTensor, "contiguous", _contiguous, create=True),
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(refuse)),
+        mock.patch.object(torch.random, "default_generator", _Unseeded(torch.default_generator)),
+        mock.patch.object(torch, "_check_with", keep),
+    ):
+        try:
+            for logger, _ in loggers:
+                logger.setLevel(logging.CRITICAL)
+            yield
+        finally:
+            for logger, level in loggers:
+                logger.setLevel(level)
+
+
+class _Unseeded:
+    """A generator whose state this thread may not set."""
+
+    def __init__(self, generator: torch.Generator):
+        self._generator, self._thread = generator, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("manual_seed", "seed", "set_state") and threading.get_ident() == self._thread:
+            raise CaptureError("sets torch's random state, which a graph would do only once")
+        return getattr(self._generator, name)
+
+
+def _contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+    return torch.ops.aten.contiguous.default(self, memory_format=memory_format)

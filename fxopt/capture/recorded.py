@@ -1,0 +1,59 @@
+"""From what a tracer recorded to a graph module: no transforms, no dead sizes, no parameters of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx.experimental.proxy_tensor as proxy_tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, is_accessor_node
+
+from fxopt.capture.errors import CaptureError
+
+if TYPE_CHECKING:
+    from fxopt.capture.trace import Tracer
+
+
+def refuse_transforms(graph: torch.fx.Graph) -> None:
+    """vmap, jvp and operators with subgraphs leave nodes that are no operators, and do not run again."""
+    for node in graph.nodes:
+        if node.op != "call_function" or isinstance(node.target, torch._ops.OpOverload):
+            continue
+        plain = getattr(node.target, "__module__", "") in ("_operator", "math", "torch")
+        if not plain and node.target is not torch._C._set_grad_enabled:
+            raise CaptureError(f"uses {getattr(node.target, '__name__', node.target)}", node.meta["place"])
+
+
+def graph_module(tracer: Tracer) -> torch.fx.GraphModule:
+    constants = {n: tracer.root.__dict__.pop(n) for n in tracer.tensor_attrs.values()}
+    root = {**constants, **dict(tracer.root.named_children())}
+    module = torch.fx.GraphModule(root, tracer.graph, "Captured")
+    module.graph.eliminate_dead_code(lambda node: node.is_impure() or not _is_size(node))
+    _share_sizes(module.graph)
+    for name, tensor in constants.items():  # plain attributes: not in the state_dict, not moved, the very same tensor
+        module._parameters.pop(name, None)
+        module._buffers.pop(name, None)
+        module.__dict__[name] = tensor
+    return module
+
+
+def _is_size(node: torch.fx.Node) -> bool:
+    """Reads a size, or computes with sizes only (an .item() is neither)."""
+    if is_accessor_node(node):
+        return True
+    symbolic = proxy_tensor.py_sym_types
+    return isinstance(node.meta.get("val"), symbolic) and all(
+        isinstance(a.meta.get("val"), symbolic) for a in node.all_input_nodes
+    )
+
+
+def _share_sizes(graph: torch.fx.Graph) -> None:
+    """One node for each distinct size expression."""
+    first: dict[Any, torch.fx.Node] = {}
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, torch.SymInt) and not free_unbacked_symbols(value):
+            kept = first.setdefault(value.node.expr, node)
+            if kept is not node:
+                node.replace_all_uses_with(kept)
+                graph.erase_node(node)
