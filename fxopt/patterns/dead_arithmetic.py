@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch.fx import Node
 
-from fxopt.patterns.constants import Number, constant_of
+from fxopt.patterns.constants import Number
 from fxopt.patterns.core import Reject
 from fxopt.patterns.dead_check import CASTS, Checks, Dead, Handler, Verdict, from_integers, is_integer, told_call
 from fxopt.patterns.views_of import through
@@ -102,7 +102,7 @@ def _abs(checks: Checks, node: Node) -> Verdict:
 
 def _remainder(checks: Checks, node: Node) -> Verdict:
     """Of integers that are reduced already; the result of remainder has the divisor's sign."""
-    x, d = node.args[0], constant_of(arguments_of(node)["other"])
+    x, d = node.args[0], checks.constant(arguments_of(node)["other"])
     if not is_integer(x) or not isinstance(d, int) or d == 0 or not _holds(node.meta["val"].dtype, d):
         return None
     assert isinstance(x, Node)
@@ -116,7 +116,7 @@ def _remainder(checks: Checks, node: Node) -> Verdict:
 
 def _fmod(checks: Checks, node: Node) -> Verdict:
     """The result of fmod has the sign of its operand."""
-    x, d = node.args[0], constant_of(arguments_of(node)["other"])
+    x, d = node.args[0], checks.constant(arguments_of(node)["other"])
     if not is_integer(x) or not isinstance(d, int) or not _holds(node.meta["val"].dtype, d):
         return None
     assert isinstance(x, Node)

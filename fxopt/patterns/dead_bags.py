@@ -46,12 +46,24 @@ def _repaired(checks: Checks, node: Node, kept: str, mask: Node, full: bool) -> 
         return None
     found, call = _per_row(mask, shape_of(bag)[0], full), bag.args[0]
     assert isinstance(call, Node)
-    if found is None or any(map(checks.aliases.edited, (node, bag, mask, found[0], *call.all_input_nodes))):
+    if found is None or any(map(checks.aliases.edited, (node, *_behind(node, call)))):
         return None
     count = _counted(checks, *found)
-    if count is None or not _counts_bags(_uncast(count), arguments_of(call)) or checks.aliases.edited(count):
+    if count is None or not _counts_bags(_uncast(count), arguments_of(call)):
         return None
     return checks.pass_on(node, kept, _WHY, "the repair of empty bags", float_gradient=True)
+
+
+def _behind(repair: Node, call: Node) -> set[Node]:
+    """What the repair and the bag are computed from, but for the rows."""
+    found: set[Node] = set()
+    left = [*repair.all_input_nodes, *call.all_input_nodes]
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left.extend(() if node is call else node.all_input_nodes)
+    return found
 
 
 def _is_bag(node: object) -> bool:

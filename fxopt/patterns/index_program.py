@@ -38,8 +38,12 @@ class IndexPrograms:
         reads = [value.base, *(step.operand for step in value.program if step.operand is not None)]
         return next((node for node in reads if self._aliases.edited(node)), None)
 
+    def is_edited(self, node: Node) -> bool:
+        """Whether a node, or what it reads, is edited in place: its value is then not what the graph says."""
+        return any(map(self._aliases.edited, (node, *node.all_input_nodes)))
+
     def _step(self, node: Node) -> IndexValue | None:
-        if node.op != "call_function" or tensor_of(node) is None or self._aliases.edited(node):
+        if node.op != "call_function" or tensor_of(node) is None or self.is_edited(node):
             return None
         if (viewed := views_of.through(node)) is not None:
             return self._view(*viewed)

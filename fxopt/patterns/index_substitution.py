@@ -36,12 +36,27 @@ INVERSE = {
 }
 
 
-def _condition(node: object, inverted: bool) -> tuple[Node, Compare, Number] | None:
-    """(x, compare, constant) of a mask `x compare constant`, or of its negation."""
-    if not isinstance(node, Node):
+Comparison = tuple[Compare, Number]
+_NOT = (aten.logical_not.default, aten.bitwise_not.default)
+_AND = (aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor)
+_OR = (aten.logical_or.default, aten.bitwise_or.Tensor, aten.__or__.Tensor)
+
+
+def _conditions(programs: IndexPrograms, node: object, inverted: bool) -> tuple[Node, tuple[Comparison, ...]] | None:
+    """(x, comparisons of x with constants), of which one holds wherever the mask does (or does not, `inverted`)."""
+    if not isinstance(node, Node) or programs.is_edited(node):
         return None
-    if node.target in (aten.logical_not.default, aten.bitwise_not.default):
-        return _condition(node.args[0], not inverted)
+    if node.target in _NOT:
+        return _conditions(programs, node.args[0], not inverted)
+    if node.target in (_AND if inverted else _OR):
+        left, right = (_conditions(programs, side, inverted) for side in node.args)
+        return (left[0], left[1] + right[1]) if left and right and left[0] is right[0] else None
+    comparison = _comparison(node, inverted)
+    return comparison and (comparison[0], (comparison[1],))
+
+
+def _comparison(node: Node, inverted: bool) -> tuple[Node, Comparison] | None:
+    """x compare constant, or its negation."""
     source = node.args[0] if node.args else None
     if node.target not in COMPARES or not isinstance(source, Node):
         return None
@@ -55,16 +70,16 @@ def _condition(node: object, inverted: bool) -> tuple[Node, Compare, Number] | N
         if dtype.is_floating_point and compare not in (Compare.EQ, Compare.NE):
             return None
         compare = INVERSE[compare]
-    return source, compare, constant
+    return source, (compare, constant)
 
 
 def _substitute(programs: IndexPrograms, node: Node, mask, kept, constant, inverted: bool) -> IndexValue | None:  # type: ignore[no-untyped-def]
     """Where the mask holds (or not, `inverted`): the constant, else `kept`."""
-    condition, number = _condition(mask, inverted), constant_of(constant)
+    conditions, number = _conditions(programs, mask, inverted), constant_of(constant)
     dtype = node.meta["val"].dtype
-    if condition is None or number is None or not isinstance(kept, Node) or tensor_of(kept) is None:
+    if conditions is None or number is None or not isinstance(kept, Node) or tensor_of(kept) is None:
         return None
-    tested, compare, bound = condition
+    tested, comparisons = conditions
     substitute = operand(dtype, number)
     if substitute is None or kept.meta["val"].dtype != dtype or not same_shape(kept, node):
         return None
@@ -76,8 +91,8 @@ def _substitute(programs: IndexPrograms, node: Node, mask, kept, constant, inver
     if any(step.instr.op is Op.SAVE for step in between):
         return None
     save = Step(Instr(Op.SAVE, name_of(tested.meta["val"].dtype)))
-    where = Step(Instr(Op.WHERE, name_of(dtype), bound, substitute, compare=compare))
-    return replace(value, program=(*before.program, save, *between, where))
+    wheres = [Step(Instr(Op.WHERE, name_of(dtype), bound, substitute, compare=op)) for op, bound in comparisons]
+    return replace(value, program=(*before.program, save, *between, *wheres))
 
 
 def where(programs: IndexPrograms, node: Node) -> IndexValue | None:

@@ -19,12 +19,12 @@ Forward = Callable[..., Any]
 def edited_ids(m: Spelling, i: Tensor) -> Tensor:
     i = i.clone()
     i[1:].clamp_(0, 9)  # part of it: stays an edit
-    return m.e(i % 20)
+    return m.e(i)
 
 
 def edited_ids_after_use(m: Spelling, i: Tensor) -> tuple[Tensor, Tensor]:
     i = i + 0
-    looked_up = m.e(i % 20)
+    looked_up = m.e(i)
     i[1:].add_(1)
     return looked_up, i
 
@@ -41,6 +41,18 @@ def edited_mask(m: Spelling, i: Tensor, k: Tensor) -> Tensor:
     pooled = rows.sum(1)
     k[1:].add_(1)
     return pooled + k.sum()
+
+
+def edited_condition(i: Tensor) -> Tensor:
+    large = i > 3
+    large[1:].logical_not_()
+    return torch.where(~large, 0, i)
+
+
+def edited_constant(i: Tensor) -> Tensor:
+    zeros = torch.zeros_like(i)
+    zeros[1:].add_(5)
+    return torch.where(i > 3, zeros, i)
 
 
 REJECTED: dict[str, tuple[str, Forward, tuple[Tensor, ...]]] = {
@@ -121,6 +133,10 @@ class Programs(nn.Module):
         lambda i: i.masked_fill(i.roll(1) > 3, 0),
         lambda i: i.flip(0),
         lambda i: torch.add(i, 1, alpha=3),
+        lambda i: torch.where((i > 3) & (i < 9), 0, i),  # one WHERE asks for one of several comparisons, not for all
+        lambda i: torch.where((i > 3) | (i + 1 < 2), 0, i),
+        edited_condition,
+        edited_constant,
     ],
 )
 def test_the_program_starts_after_what_it_cannot_do(step: Callable[[Tensor], Tensor]) -> None:
