@@ -15,7 +15,7 @@ from fxopt.callable_module import make_callable
 from fxopt.capture import Capture, CaptureError, capture
 from fxopt.config import Config
 from fxopt.findings import Change, Findings, Miss
-from fxopt.normalize import normalize
+from fxopt.normalize import normalize, records_nothing
 from fxopt.rewrites import PASSES
 from fxopt.rewrites.core import Fuel, apply, calls_of
 from fxopt.rewrites.direct import direct
@@ -67,7 +67,8 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
 
 def rewrite(captured: Capture, config: Config, fuel: Fuel) -> Executable:
     """Normalize a copy of the captured graph and run the passes over it."""
-    module, inference = copied(captured.graph), not torch.is_grad_enabled()
+    module = copied(captured.graph)
+    inference = records_nothing(module.graph)
     findings = Findings(
         signature_of(captured), leaves=[Miss(leaf.path, leaf.reason, leaf.place) for leaf in captured.leaves]
     )

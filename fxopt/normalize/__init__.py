@@ -9,13 +9,13 @@ from torch.fx import GraphModule
 from fxopt.findings import Change, PassFindings
 from fxopt.normalize.dead import remove_dead_code
 from fxopt.normalize.functional import make_functional
-from fxopt.normalize.gradients import switches_gradients
+from fxopt.normalize.gradients import records_nothing, switches_gradients
 from fxopt.normalize.literals import fold_literals
 from fxopt.normalize.same import remove_identities
 from fxopt.normalize.twins import merge_twins
 from fxopt.shape.aliases import mutates
 
-__all__ = ["normalize", "remove_dead_code", "switches_gradients"]
+__all__ = ["normalize", "records_nothing", "remove_dead_code", "switches_gradients"]
 
 
 def normalize(module: GraphModule, inference: bool = False) -> PassFindings:

@@ -11,6 +11,11 @@ def gradient_switches(graph: Graph) -> dict[Node, bool]:
     return {node: bool(node.args[0]) for node in graph.nodes if node.target is torch._C._set_grad_enabled}
 
 
+def records_nothing(graph: Graph) -> bool:
+    """Whether the caller has gradients off, and forward does not turn them on."""
+    return not torch.is_grad_enabled() and not any(gradient_switches(graph).values())
+
+
 def switches_gradients(graph: Graph) -> bool:
     """Whether forward turns gradients on or off at all."""
     return bool(gradient_switches(graph))

@@ -100,6 +100,18 @@ def test_with_gradients_nothing_is_written_over() -> None:
     torch.testing.assert_close(model.linear.weight.grad, expected.linear.weight.grad)
 
 
+@torch.no_grad()
+def test_where_forward_turns_gradients_on_nothing_is_written_over() -> None:
+    def forward(m: Model, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return m.linear(m.linear(x).sigmoid().exp() * 2)
+
+    model = Model(forward)
+    fast = fxopt.optimize(model, (X,))
+    expected, found = (torch.autograd.grad(net(X), list(model.parameters()), X) for net in (model, fast))
+    torch.testing.assert_close(found, expected)
+
+
 def test_the_in_place_operator_of_an_overload() -> None:
     assert in_place_overload(aten.relu.default) is aten.relu_.default
     assert in_place_overload(aten.mul.Scalar) is aten.mul_.Scalar
