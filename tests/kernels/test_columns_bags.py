@@ -74,10 +74,21 @@ def test_a_padded_mean_rounds_once(isa, dtype):
     """As torch's mean over a dim: 700 halves of 100 sum to more than a half holds, and their mean is 100."""
     table = (torch.rand(9, 33) + 100).to(dtype)
     ids = torch.randint(0, 9, (4, 700))
-    plan = Plan((Column(Source(0, lane=1), 0, 0, 0, pool="mean"),), (33,), (str(dtype).removeprefix("torch."),))
+    plan = Plan(
+        (Column(Source(0, lane=1), 0, 0, 0, pool="mean", empty_nan=True),), (33,), (str(dtype).removeprefix("torch."),)
+    )
     expected = table[ids].mean(1)
     for (found,) in (op.columns([ids], [table], encode(plan)), reference.columns([ids], [table], plan)):
         torch.testing.assert_close(found, expected, rtol=torch.finfo(dtype).eps, atol=0)
+
+
+def test_a_mean_of_rows_of_2d_ids_rounds_twice(isa):
+    """As nn.EmbeddingBag does, where the same sum is infinity."""
+    table, ids = torch.full((9, 33), 100.0).half(), torch.randint(0, 9, (4, 700))
+    plan = Plan((Column(Source(0, lane=1), 0, 0, 0, pool="mean"),), (33,), ("float16",))
+    expected = F.embedding_bag(ids, table, mode="mean")
+    for (found,) in (op.columns([ids], [table], encode(plan)), reference.columns([ids], [table], plan)):
+        assert found.equal(expected)
 
 
 @pytest.mark.parametrize("segment", [0, 1, 2])

@@ -122,7 +122,8 @@ class Column:
         change the result (a row that is not finite does: 0 * inf is NaN). Pooling of padded rows only.
     divisor: each row of the result is divided by this value (a masked mean's denominator).
     shared_grad: equal maxima share the gradient (amax), and not the first takes it (max).
-    empty_nan: a mean over no ids is NaN (a dense `.mean(1)`); otherwise 0 (EmbeddingBag).
+    empty_nan: a mean as `.mean(1)` gives it, NaN over no ids and rounded once; otherwise as EmbeddingBag does, 0 over
+        no ids and the sum rounded before it is divided (which halves can overflow).
     wrap_negative: ids in [-R, -1] count from the end (weight[idx]); else they are errors (F.embedding).
     add: accumulate onto what earlier columns wrote to this slot, in plan order (the wide part's sum).
     runtime_error: torch raises RuntimeError for a bad id here (embedding_bag, one_hot), and not IndexError.

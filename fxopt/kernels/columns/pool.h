@@ -191,7 +191,8 @@ struct Pooling {
     if (mean && count == 0) {
       for (int64_t d = 0; d < job.dim; d++) acc[d] = job.has(kEmptyNan) ? A(NAN) : A(0);
     } else if (mean) {  // torch's bags round their sums first, its mean over a dim does not: halves would overflow
-      for (int64_t d = 0; d < job.dim; d++) acc[d] = (dense ? acc[d] : A(widen(put(acc[d])))) / A(count);
+      const bool once = dense && job.has(kEmptyNan);
+      for (int64_t d = 0; d < job.dim; d++) acc[d] = (once ? acc[d] : A(widen(put(acc[d])))) / A(count);
     }
     if (job.divides()) {
       for (int64_t d = 0; d < job.dim; d++) acc[d] = A(widen(put(acc[d]))) / by;

@@ -140,7 +140,7 @@ def _lookup(
     counted = embedded if real is None else embedded.masked_fill(~real, 0)
     if column.pool == "sum":
         return counted.sum(1)
-    total = counted.sum(1, dtype=_at_least_float(counted.dtype))  # torch's mean does not round halves before it divides
+    total = counted.sum(1, dtype=_at_least_float(counted.dtype) if column.empty_nan else counted.dtype)
     return _mean(total, column, ids.shape[1] if real is None else real.sum(1))
 
 
