@@ -203,6 +203,9 @@ T __ldg(const T* from) {
   return T{};
 }
 
+template <class T>
+void __stcs(T* to, T x) { *to = x; }
+
 // Fibers change places only at collectives, so plain reads and writes between two are atomic.
 template <class T>
 T atomicAdd(T* at, T x) { T old = *at; *at += x; return old; }
