@@ -133,7 +133,8 @@ class Columns:
         pooled, bag = column.pooled, column.lookup.bag
         reads = [bag.offsets, bag.weights] if bag else []
         reads += [pooled.weights, pooled.divided_by] if pooled else []
-        edited = [node for node in (*column.interior, *reads) if node is not None and self.aliases.edited(node)]
+        reads += [node for inner in column.interior for node in (inner, *inner.all_input_nodes)]
+        edited = [node for node in reads if node is not None and self.aliases.edited(node)]
         edited += [node for value in self._per_row_values(pooled) if (node := self.programs.edited(value)) is not None]
         if edited:
             self.rejects.append(Reject(f"'{edited[0].name}' is edited in place", column.anchor))

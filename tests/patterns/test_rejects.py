@@ -55,6 +55,12 @@ def edited_constant(i: Tensor) -> Tensor:
     return torch.where(i > 3, zeros, i)
 
 
+def edited_filling(m: Spelling, i: Tensor) -> Tensor:
+    zeros = torch.zeros(1, 1, 1)
+    zeros[:1].add_(5)
+    return torch.where((i != 0).unsqueeze(-1), m.e(i), zeros).sum(1)
+
+
 REJECTED: dict[str, tuple[str, Forward, tuple[Tensor, ...]]] = {
     "ids edited before": ("edited in place", edited_ids, (IDS,)),
     "ids edited after": ("edited in place", edited_ids_after_use, (IDS,)),
@@ -92,6 +98,7 @@ PARTLY: dict[str, tuple[int, Forward, tuple[Tensor, ...]]] = {
     "cat on dim 0": (2, lambda m, i: torch.cat([m.e(i % 20), m.f(i % 7)], 0), (IDS,)),
     "mixed dtypes": (2, lambda m, i: cat(m.e(i % 20), F.embedding(i % 7, m.w.double())), (IDS,)),
     "the mask edited": (0, edited_mask, (ROWS, MASK)),
+    "what a mask fills in edited": (0, edited_filling, (ROWS,)),
     "a condition on another tensor": (1, lambda m, i, j: m.e(torch.where(j > 3, 0, i) % 20), (IDS, IDS)),
     "a condition on floats, negated": (
         1,
