@@ -103,15 +103,21 @@ def _weighted(anchor: Node, product: Node, lookups: dict[Node, Lookup]) -> Poole
 
 
 def _one_per_id(mask: Node, rows: Node) -> Node | None:
-    """`mask` without its repetition over D: a float tensor [..., L, 1] that `rows` [..., L, D] is multiplied by."""
+    """`mask` without its repetition over D: a tensor [..., L, 1] that `rows` [..., L, D] is multiplied by."""
     while _repeats_last_axis(mask):
         mask = mask.args[0]  # type: ignore[assignment]
-    if tensor_of(mask) is None or mask.meta["val"].dtype != rows.meta["val"].dtype:
+    if tensor_of(mask) is None or not _converts_exactly(mask, rows):
         return None
     shape, full = shape_of(mask), shape_of(rows)
     if len(shape) != len(full) or static(shape[-1]) != 1:
         return None
     return mask if all(map(same, shape[:-1], full[:-1])) else None
+
+
+def _converts_exactly(mask: Node, rows: Node) -> bool:
+    """Whether the product has the rows' dtype, and the kernel converts the mask to it as torch does."""
+    dtype, by = rows.meta["val"].dtype, mask.meta["val"].dtype
+    return by == dtype or (dtype in (torch.float32, torch.float64) and not (by.is_floating_point or by.is_complex))
 
 
 def _repeats_last_axis(mask: Node) -> bool:

@@ -183,6 +183,8 @@ WEIGHTS: dict[str, Forward] = {  # masks that say nothing about the row's own id
     "a suffix": lambda m, i, n: sum_(m, i, (arange() >= n).float()),
     "counted down": lambda m, i, n: sum_(m, i, (torch.arange(L - 1, -1, -1) < n).float()),
     "another tensor's": lambda m, i, n: sum_(m, i, ((i + n) % 3 != 0).float()),
+    "another's, bool": lambda m, i, n: (m.e(i) * ((i + n) % 3 != 0).unsqueeze(-1)).sum(1),
+    "another's, integers": lambda m, i, n: (m.e(i) * ((i * n) << 40).unsqueeze(-1)).sum(1),
     "rolled": lambda m, i, n: sum_(m, i, (i.roll(1, 1) != 0).float()),
     "either": lambda m, i, n: sum_(m, i, ((i != 0) | (arange() < n)).float()),
     "scaled": lambda m, i, n: sum_(m, i, (i != 0).float() * 2),
