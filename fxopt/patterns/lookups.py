@@ -64,7 +64,7 @@ def _checked(lookup: Lookup) -> Lookup | Reject:
     if table.dtype not in TABLE_DTYPES:
         return Reject(f"its table is {table.dtype}; expected one of fp32, fp64, fp16, bf16", lookup.anchor)
     if table.device.type not in ("cpu", "cuda") or table.layout != torch.strided:
-        why = f"its table is a {table.layout} tensor on {table.device}; there are kernels for strided ones on CPU and CUDA"
+        why = f"its table is a {table.layout} tensor on {table.device}; expected a strided one on CPU or CUDA"
         return Reject(why, lookup.anchor)
     return lookup
 

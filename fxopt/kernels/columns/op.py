@@ -44,6 +44,7 @@ _SCHEMAS = (
 _loading = threading.Lock()
 _library: torch.library.Library | None = None
 _entry: Callable | None = None
+_tried_cuda = False
 
 
 def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -> list[Tensor]:
@@ -74,7 +75,6 @@ def load() -> None:
         if _library is None:
             library = _define()
             _entry = _load_kernel()
-            _load_cuda(_entry)
             _library = library
 
 
@@ -109,19 +109,26 @@ def _load_kernel() -> Callable | None:
     return module.call if readable(module) else None
 
 
-def _load_cuda(entry: Callable | None) -> None:
-    """Registers the CUDA kernel on a machine that has a device and nvcc, or a library built before."""
-    if torch.version.cuda is None or not torch.cuda.is_available():
-        return
-    try:
-        address = cuda.load()
-        if entry is not None and address is not None:
-            entry.__self__.bind_cuda(address)  # type: ignore[attr-defined]
-    except (BuildError, OSError) as error:
-        warnings.warn(f"fxopt: embedding columns on CUDA run in PyTorch, without the kernel: {error}", stacklevel=4)
+def _load_cuda() -> bool:
+    """Registers the CUDA kernel when the first CUDA tensors come; False when it is not to be had, or was tried."""
+    global _tried_cuda
+    with _loading:
+        if _tried_cuda or torch.version.cuda is None:
+            return False
+        _tried_cuda = True
+        try:
+            address = cuda.load()
+        except (BuildError, OSError) as error:
+            warnings.warn(f"fxopt: embedding columns on CUDA run in PyTorch, without the kernel: {error}", stacklevel=4)
+            return False
+        if _entry is not None and address is not None:
+            _entry.__self__.bind_cuda(address)  # type: ignore[attr-defined]
+        return True
 
 
 def _columns_grouped(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
+    if (tables or tensors)[0].is_cuda and _load_cuda():
+        return torch.ops.fxopt.columns(tensors, tables, plan)  # to the kernel that is there now
     return grouped.columns(tensors, tables, plan_of(plan))
 
 
