@@ -108,6 +108,20 @@ def test_a_repair_stays(repair: str) -> None:
     assert WHAT not in check(Bags("sum", STAY[repair]))
 
 
+def test_zeros_and_masks_that_are_edited_are_none() -> None:
+    def five(bag: Tensor, n: Tensor) -> Tensor:
+        zeros = torch.zeros_like(bag)
+        zeros[:, 1:].add_(5)
+        return torch.where((n == 0).unsqueeze(1), zeros, bag)
+
+    def all_but_one(bag: Tensor, n: Tensor) -> Tensor:
+        empty = n == 0
+        empty[1:].logical_not_()
+        return bag.masked_fill(empty.logical_not().unsqueeze(1), 0.0)
+
+    assert WHAT not in check(Bags("sum", five)) and WHAT not in check(Bags("sum", all_but_one))
+
+
 def test_a_count_of_another_padding_stays() -> None:
     class Padded(Bags):
         def forward(self, values: Tensor, offsets: Tensor) -> Tensor:
