@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -130,11 +131,11 @@ class Columns(nn.Module):
         parts += [self._pooled(bag, *bagged) for bag, bagged in zip(self.bags, bags, strict=True)]
         return torch.cat(parts, dim=1).flatten(1) if self.guarded else torch.cat(parts, dim=1)
 
-    def _rows(self, column: nn.Module, feature: Tensor) -> Tensor:
+    def _rows(self, column: Any, feature: Tensor) -> Tensor:
         ids, table = column.ids(feature), column.table
         return table(guarded(ids, table.num_embeddings)).squeeze(1) if self.guarded else table(ids)
 
-    def _pooled(self, bag: nn.EmbeddingBag, values: Tensor, offsets: Tensor) -> Tensor:
+    def _pooled(self, bag: Any, values: Tensor, offsets: Tensor) -> Tensor:
         return bag(guarded(values, bag.num_embeddings).squeeze(1) if self.guarded else values, offsets)
 
 

@@ -362,6 +362,6 @@ OPERATIONS = [
     _unary(aten.sigmoid.default, aten.exp.default, aten.relu6.default, aten.bitwise_not.default),
     _unary(aten.isnan.default, aten.isinf.default, aten.isfinite.default, aten.logical_not.default),
     _cast, _cast, _bits, _clamp, _clamp, _clamp_tensor, _compare, _where, _where, _where, _where_derived,
-    _where_derived, _logic, _bit_logic, _bucketize, _table, _move, _move, _join, _position, _reduce, _part, _divide, _shift,
-    _nan_to_num, _pick_rows, _filter, _create, _membership, _count,
+    _where_derived, _logic, _bit_logic, _bucketize, _table, _move, _move, _join, _position, _reduce, _part, _divide,
+    _shift, _nan_to_num, _pick_rows, _filter, _create, _membership, _count,
 ]  # fmt: skip
