@@ -50,9 +50,11 @@ def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
 
     def keep(error_type: Any, condition: Any, *message: Any) -> None:
         by_user = threading.get_ident() == here and shape_env.operator is None
-        node = None
+        slot = node = None
         if by_user and isinstance(condition, torch.SymBool) and free_unbacked_symbols(condition):
-            node = proxy_tensor.get_proxy_slot(condition, tracer).force().node
+            slot = proxy_tensor.get_proxy_slot(condition, tracer, None)  # type: ignore[call-overload]
+        if slot is not None:  # else of a number that torch made up
+            node = slot.force().node
             tracer.create_node("call_function", torch.ops.aten._assert_scalar.default, (node, "torch._check"), {})
         check(error_type, condition, *message)
         if node and node.target not in ITEMS and not free_unbacked_symbols(condition):  # it would compare s0 with s0
