@@ -1,6 +1,6 @@
 """Evaluates a checkpoint, eager and optimized: AUC and log loss of both, time per batch before and after.
 
-    python evaluate.py runs/dlrm.pt data/generated_200000.tsv
+python evaluate.py runs/dlrm.pt data/generated_200000.tsv
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writes rows in the Criteo format with skewed categories and a planted logistic signal.
 
-    python generate.py data/train.tsv --rows 200000
+python generate.py data/train.tsv --rows 200000
 """
 
 from __future__ import annotations

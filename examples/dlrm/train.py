@@ -1,7 +1,7 @@
 """Trains the DLRM on Criteo data, or on generated rows, and reports log loss and AUC on the held-out part.
 
-    python train.py                                     # generated rows
-    python train.py day_0.gz --epochs 1 --optimize      # published data, training the optimized model
+python train.py                                     # generated rows
+python train.py day_0.gz --epochs 1 --optimize      # published data, training the optimized model
 """
 
 from __future__ import annotations

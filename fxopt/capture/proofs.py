@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from fxopt.shape.aliases import Aliases, mutates
-from fxopt.shape.ranges import Ranges
+from fxopt.shape.ranges.analysis import Ranges
+from fxopt.shape.ranges.values import Values
 from fxopt.shape.sizes import static
-from fxopt.shape.values import Values
 
 ITEMS = frozenset({torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default})
 

@@ -6,11 +6,12 @@ import torch
 from torch.fx import Node
 
 from fxopt.patterns.core import Match
-from fxopt.patterns.dead_check import Dead
-from fxopt.patterns.dead_checks import find_dead_checks
-from fxopt.patterns.dead_unique import Deduplicated
-from fxopt.rewrites.core import Editor, Replacement, Rewrite
-from fxopt.shape.range_operation import arguments_of
+from fxopt.patterns.dead_checks.proofs import Dead
+from fxopt.patterns.dead_checks.search import find_dead_checks
+from fxopt.patterns.dead_checks.unique import Deduplicated
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor
+from fxopt.shape.ranges.operation import arguments_of
 
 aten = torch.ops.aten
 

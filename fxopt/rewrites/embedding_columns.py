@@ -14,13 +14,14 @@ from fxopt.kernels.columns.errors import call_of
 from fxopt.kernels.columns.op import load
 from fxopt.kernels.columns.plan import Column, Instr, Offsets, PerRow, Plan, Source
 from fxopt.normalize import switches_gradients
-from fxopt.patterns.columns import Columns, Placed
-from fxopt.patterns.columns import PerRow as Value
 from fxopt.patterns.core import Match, Reject, place_of
-from fxopt.patterns.embedding_columns import RESHAPES, Collector, Output, Piece, find_collectors
-from fxopt.patterns.groups import group, hoisted
-from fxopt.patterns.layout import Layout
-from fxopt.rewrites.core import Editor, Rejected, Replacement, Rewrite
+from fxopt.patterns.embedding_columns.collectors import RESHAPES, Collector, Output, Piece, find_collectors
+from fxopt.patterns.embedding_columns.columns import Columns, Placed
+from fxopt.patterns.embedding_columns.columns import PerRow as Value
+from fxopt.patterns.embedding_columns.groups import group, hoisted
+from fxopt.patterns.embedding_columns.layout import Layout
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import Size, same, shape_of, static
 

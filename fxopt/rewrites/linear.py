@@ -7,7 +7,8 @@ import torch
 from fxopt.kernels.linear.op import available, call, load, threshold
 from fxopt.patterns.core import Match
 from fxopt.patterns.linear import find_linears
-from fxopt.rewrites.core import Editor, Rejected, Replacement, Rewrite
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor, Rejected
 
 
 def replace_linear(editor: Editor, match: Match) -> Replacement:

@@ -12,9 +12,10 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from fxopt.kernels.by_rows.op import in_chunks, unless_many
-from fxopt.patterns.lanes import BY_DIM, Call, Leaf, Picked, Pool, Shared, Tree, piece_of
-from fxopt.rewrites.core import Editor, Rejected, calls_of
+from fxopt.patterns.repeated.lanes import BY_DIM, Call, Leaf, Picked, Pool, Shared, Tree, piece_of
+from fxopt.rewrites.core import calls_of
 from fxopt.rewrites.direct import direct
+from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.shape.sizes import Size, same, shape_of, static
 
 aten = torch.ops.aten

@@ -10,9 +10,10 @@ import torch
 from torch.fx import Node
 
 from fxopt.patterns.core import Match
-from fxopt.patterns.lanes import leaves_of
-from fxopt.patterns.repeated import Collector, Run, find_repeated, freed
-from fxopt.rewrites.core import Editor, Rejected, Replacement, Rewrite
+from fxopt.patterns.repeated.lanes import leaves_of
+from fxopt.patterns.repeated.search import Collector, Run, find_repeated, freed
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.rewrites.packed import Packer, moved
 from fxopt.shape.sizes import same, shape_of
 

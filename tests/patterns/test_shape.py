@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxopt.capture import capture
 from fxopt.normalize import normalize
-from fxopt.patterns.index_program import IndexPrograms
+from fxopt.patterns.embedding_columns.index_program import IndexPrograms
 from fxopt.shape.aliases import Aliases, is_pure, mutates
 from fxopt.shape.sizes import product, same, static
 from fxopt.shape.views import View

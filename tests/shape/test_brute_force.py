@@ -11,10 +11,10 @@ from torch.fx import GraphModule, Node
 
 from fxopt.rewrites.core import Fuel, apply
 from fxopt.rewrites.dead_checks import REWRITE
-from fxopt.shape import range_rules
-from fxopt.shape.range_operation import Known, Operation
-from fxopt.shape.ranges import Ranges
-from fxopt.shape.values import Values
+from fxopt.shape.ranges import rules
+from fxopt.shape.ranges.analysis import Ranges
+from fxopt.shape.ranges.operation import Known, Operation
+from fxopt.shape.ranges.values import Values
 from tests.shape.index_programs import DTYPES, OPERATIONS, Programs, every_value
 
 aten = torch.ops.aten
@@ -117,14 +117,14 @@ UNSOUND = {
 @pytest.mark.parametrize("name", UNSOUND)
 def test_an_unsound_rule_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, change = UNSOUND[name]
-    monkeypatch.setitem(range_rules.RULES, target, changed_values(change))
+    monkeypatch.setitem(rules.RULES, target, changed_values(change))
     assert any(violations(made, Ranges(module.graph)) for made, module in map(programs, range(8)))
 
 
 def test_a_removal_that_is_not_dead_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims that are too strong take checks away, and the results differ."""
     for target in (aten.to, aten.add, aten.mul):
-        monkeypatch.setitem(range_rules.RULES, target, changed_values(lambda values, op: Values.between(0, 3)))
+        monkeypatch.setitem(rules.RULES, target, changed_values(lambda values, op: Values.between(0, 3)))
     differ = 0
     for seed in range(4):
         made, module = programs(seed)

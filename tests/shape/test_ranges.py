@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxopt.normalize import normalize
-from fxopt.shape.ranges import Known, Ranges
+from fxopt.shape.ranges.analysis import Known, Ranges
 
 aten = torch.ops.aten
 INT64 = "[-9223372036854775808, 9223372036854775807]"

@@ -9,8 +9,8 @@ import random
 import pytest
 import torch
 
-from fxopt.shape.range_algebra import cast, rounded
-from fxopt.shape.values import Values
+from fxopt.shape.ranges.algebra import cast, rounded
+from fxopt.shape.ranges.values import Values
 
 UNIVERSE = range(-12, 13)
 

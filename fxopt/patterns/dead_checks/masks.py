@@ -1,0 +1,102 @@
+"""Masks that hold everywhere, or nowhere: substitutions that never happen, masks of masks, multiplications by 1."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from fxopt.patterns.constants import constant_of
+from fxopt.patterns.core import Reject
+from fxopt.patterns.dead_checks.proofs import Checks, Handler, Verdict, is_integer, tested_by, told
+from fxopt.shape.ranges.operation import arguments_of
+
+aten = torch.ops.aten
+
+
+def _where(checks: Checks, node: Node) -> Verdict:
+    arguments = arguments_of(node)
+    mask, first, second = (arguments[name] for name in ("condition", "self", "other"))
+    assert isinstance(mask, Node)
+    what = f"where({told(mask)}, {told(first)}, {told(second)})"
+    always = checks.ranges.condition(mask)
+    if always is None:
+        return _stays(checks, node, mask, what)
+    dropped = second if always else first
+    plain = constant_of(dropped) is not None  # the gradient of the other branch would be zeros, not none
+    name = "self" if always else "other"
+    return checks.pass_on(node, name, checks.proof_of(mask, always), what, float_gradient=plain)
+
+
+def _masked_fill(checks: Checks, node: Node) -> Verdict:
+    arguments = arguments_of(node)
+    mask, value = arguments["mask"], arguments["value"]
+    assert isinstance(mask, Node)
+    what = f"masked_fill({told(mask)}, {told(value)})"
+    always = checks.ranges.condition(mask)
+    if always is None:
+        return _stays(checks, node, mask, what)
+    if always:
+        return None
+    plain = constant_of(value) is not None
+    return checks.pass_on(node, "self", checks.proof_of(mask, always), what, float_gradient=plain)
+
+
+def _stays(checks: Checks, node: Node, mask: Node, what: str) -> Reject | None:
+    """Why a substitution in ids is needed."""
+    tested = tested_by(mask)
+    if tested is None or not is_integer(tested) or not is_integer(node):
+        return None
+    return Reject(f"{what} stays: {checks.proof(tested)}", node)
+
+
+def _neutral(keeping: bool) -> Handler:
+    """mask and True, mask or False."""
+
+    def handle(checks: Checks, node: Node) -> Verdict:
+        arguments = arguments_of(node)
+        if node.meta["val"].dtype != torch.bool or checks.ranges.condition(node) is not None:
+            return None  # what is constant itself goes with those who read it
+        for kept, other in (("self", "other"), ("other", "self")):
+            mask = arguments[other]
+            if not isinstance(mask, Node):
+                continue
+            if checks.ranges.condition(mask) is keeping and mask.meta["val"].dtype == torch.bool:
+                what = f"{'and' if keeping else 'or'} {told(mask)}"
+                dead = checks.pass_on(node, kept, checks.proof_of(mask, keeping), what)
+                if dead is not None:
+                    return dead
+        return None
+
+    return handle
+
+
+def _times_one(checks: Checks, node: Node) -> Verdict:
+    """rows * (ids >= 0).float(): exact where the mask is 1 everywhere."""
+    arguments = arguments_of(node)
+    for kept, other in (("self", "other"), ("other", "self")):
+        mask = arguments[other]
+        if not isinstance(mask, Node) or node.meta["val"].is_complex():
+            continue
+        if mask.op == "call_function" and checks.constant(mask) == 1:
+            why = f"the mask is 1 everywhere: {checks.ranges.of(mask).because}"
+            dead = checks.pass_on(node, kept, why, "multiplication by a mask", float_gradient=True)
+            if dead is not None:
+                return dead
+    return None
+
+
+HANDLERS: dict[object, Handler] = {
+    aten.where.self: _where,
+    aten.where.ScalarSelf: _where,
+    aten.where.ScalarOther: _where,
+    aten.masked_fill.Scalar: _masked_fill,
+    aten.masked_fill.Tensor: _masked_fill,
+    aten.logical_and.default: _neutral(True),
+    aten.logical_or.default: _neutral(False),
+    aten.mul.Tensor: _times_one,
+}
+REPAIRS = (*(target for target in HANDLERS if target not in (aten.logical_and.default, aten.logical_or.default)),)
+BITWISE: dict[object, Handler] = {
+    **dict.fromkeys((aten.bitwise_and.Tensor, aten.__and__.Tensor), _neutral(True)),
+    **dict.fromkeys((aten.bitwise_or.Tensor, aten.__or__.Tensor), _neutral(False)),
+}

@@ -1,0 +1,1 @@
+"""Embedding columns: index program > lookup > pooling > collector, one file a step."""

@@ -1,0 +1,244 @@
+"""Embedding columns: ids > program > lookup > pooling, each found as one Column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch.fx import Graph, Node
+
+from fxopt.kernels.columns.plan import Instr, Op
+from fxopt.patterns.core import Reject
+from fxopt.patterns.embedding_columns.index_program import IndexPrograms
+from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, name_of
+from fxopt.patterns.embedding_columns.layout import Layout, laid_out, split_rows
+from fxopt.patterns.embedding_columns.lookups import Lookup, find_lookup
+from fxopt.patterns.embedding_columns.pooling import Pooled, find_pooled
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import Size, product, shape_of, static
+from fxopt.shape.views import View
+
+
+@dataclass(frozen=True)
+class Column:
+    """One embedding column of the graph.
+
+    rows_shape: the axes that enumerate rows; the anchor is [*rows_shape, D], with singleton axes where torch kept them.
+    """
+
+    anchor: Node
+    lookup: Lookup
+    pooled: Pooled | None
+
+    @property
+    def mode(self) -> str:
+        if self.lookup.bag is not None:
+            return self.lookup.bag.mode
+        return self.pooled.mode if self.pooled else "none"
+
+    @property
+    def rows_shape(self) -> tuple[Size, ...]:
+        if self.lookup.bag is not None:
+            return shape_of(self.lookup.anchor)[:1]
+        shape = shape_of(self.lookup.ids)
+        return shape[:-1] if self.pooled else shape
+
+    @property
+    def interior(self) -> tuple[Node, ...]:
+        """What the replacement computes too: the values no in-place edit may touch."""
+        return (self.lookup.anchor, *self.pooled.inner) if self.pooled else ()
+
+    @property
+    def dim(self) -> int:
+        dim = static(shape_of(self.lookup.table)[1])
+        assert dim is not None
+        return dim
+
+
+@dataclass(frozen=True)
+class PerRow:
+    """One value a row: `steps` on the layout's value, or where that is None on the number of lanes that count."""
+
+    layout: Layout | None
+    steps: tuple[Step, ...]
+
+    @property
+    def reads(self) -> list[Node]:
+        base = [] if self.layout is None else [self.layout.value.base]
+        return base + [step.operand for step in self.steps if step.operand is not None]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A column with its tensors laid out for a number of rows: lane l's row lands at offset + l * D."""
+
+    column: Column
+    ids: Layout
+    width: int | None
+    weights: Layout | None = None
+    divisor: PerRow | None = None
+    lengths: PerRow | None = None
+
+    @property
+    def reads(self) -> list[Node]:
+        bag = self.column.lookup.bag
+        layouts = [read for read in (self.ids, self.weights, self.divisor, self.lengths) if read is not None]
+        offsets = [bag.offsets] if bag and bag.offsets is not None else []
+        return [self.column.lookup.table, *offsets, *(node for layout in layouts for node in layout.reads)]
+
+    @property
+    def is_plain(self) -> bool:
+        """A lookup and nothing else: one operator in torch too."""
+        return self.column.mode == "none" and not self.ids.value.program
+
+
+class Columns:
+    """All columns of one graph, by anchor, and what nearly was one."""
+
+    def __init__(self, graph: Graph, aliases: Aliases, inference: bool) -> None:
+        self.programs = IndexPrograms(aliases)
+        self.aliases = aliases
+        self.rejects: list[Reject] = []
+        self.found: dict[Node, Column] = {}
+        self._inference = inference
+        lookups = dict(self._lookups(graph))
+        for node in graph.nodes:
+            if node in lookups:
+                self._add(Column(node, lookups[node], None))
+            elif (pooled := find_pooled(node, lookups, self.programs.describe)) is not None:
+                self._add(Column(node, pooled.lookup, pooled))
+
+    def _lookups(self, graph: Graph):  # type: ignore[no-untyped-def]
+        for node in graph.nodes:
+            lookup = find_lookup(node)
+            if isinstance(lookup, Lookup):
+                lookup = self._usable(lookup)
+            if isinstance(lookup, Lookup):
+                yield node, lookup
+            elif lookup is not None:
+                self.rejects.append(lookup)
+
+    def _usable(self, lookup: Lookup) -> Lookup | Reject:
+        if self.aliases.edited(lookup.table):
+            return Reject("its table is edited in place in forward (max_norm does this)", lookup.anchor)
+        edited = self.programs.edited(self.programs.describe(lookup.ids))
+        if edited is not None:
+            return Reject(f"its ids are edited in place ('{edited.name}')", lookup.anchor)
+        if static(shape_of(lookup.table)[1]) is None:
+            return Reject("its table's dim is not fixed", lookup.anchor)
+        if lookup.inference_only and not self._inference:
+            return Reject(f"{lookup.inference_only}; optimized where gradients are off", lookup.anchor)
+        return lookup
+
+    def _add(self, column: Column) -> None:
+        pooled, bag = column.pooled, column.lookup.bag
+        reads = [bag.offsets, bag.weights] if bag else []
+        reads += [pooled.weights, pooled.divided_by] if pooled else []
+        reads += [node for inner in column.interior for node in (inner, *inner.all_input_nodes)]
+        edited = [node for node in reads if node is not None and self.aliases.edited(node)]
+        edited += [node for value in self._per_row_values(pooled) if (node := self.programs.edited(value)) is not None]
+        if edited:
+            self.rejects.append(Reject(f"'{edited[0].name}' is edited in place", column.anchor))
+        else:
+            self.found[column.anchor] = column
+
+    def _per_row_values(self, pooled: Pooled | None) -> list[IndexValue]:
+        if pooled is None:
+            return []
+        prefix = pooled.masking.prefix if pooled.masking else None
+        values = [pooled.divisor, self.programs.describe(prefix.lengths) if prefix else None]
+        return [value for value in values if value is not None]
+
+    def place(self, column: Column, rows: Size) -> Placed | Reject:
+        """`column` laid out so that it fills `rows` rows."""
+        axes = split_rows(column.rows_shape, rows)
+        if axes is None:
+            return Reject("its rows are not the rows of the tensor it is collected into", column.anchor)
+        ids = self._ids(column, axes)
+        if ids is None:
+            return Reject("its ids have no layout with one or two row dims and one id dim", column.anchor)
+        lanes = static(product(column.rows_shape[axes:]))
+        width = column.dim * lanes if lanes is not None else None
+        weights = self._weights(column, axes)
+        divisor, lengths = self._divisor(column, rows), self._lengths(column, rows)
+        for part in (weights, divisor, lengths):
+            if isinstance(part, Reject):
+                return part
+        return Placed(column, ids, width, weights, divisor, lengths)  # type: ignore[arg-type]
+
+    def _ids(self, column: Column, axes: int) -> Layout | None:
+        node = column.lookup.ids
+        if column.pooled and column.pooled.masking:
+            value = column.pooled.masking.ids
+            layout = laid_out(value, node, axes)
+            return layout if layout is not None and layout.value is value else None
+        value = self.programs.describe(node)
+        if column.lookup.bag is None or column.lookup.bag.offsets is None:
+            return laid_out(value, node, axes)
+        layout = laid_out(value, node, 1)
+        if layout is not None and (len(layout.rows) > 1 or layout.value.per_lane):
+            layout = laid_out(_itself(node), node, 1)  # a bag's flat positions count along one dim
+        return layout
+
+    def _weights(self, column: Column, axes: int) -> Layout | Reject | None:
+        bag = column.lookup.bag
+        node = bag.weights if bag else column.pooled.weights if column.pooled else None
+        if node is None:
+            return None
+        layout = laid_out(self._view_only(node), node, 1 if bag else axes)
+        if layout is None or (bag and len(layout.rows) > 1):
+            return Reject("its weights have no plain layout; make them contiguous", column.anchor)
+        return layout
+
+    def _divisor(self, column: Column, rows: Size) -> PerRow | Reject | None:
+        pooled = column.pooled
+        if pooled is None or pooled.divisor is None or pooled.divided_by is None:
+            return None
+        if pooled.counted:
+            count = pooled.divisor.base.meta["val"].dtype
+            cast = (Step(Instr(Op.CAST, name_of(count))),) if count.is_floating_point else ()
+            return PerRow(None, cast + pooled.divisor.program)
+        found = self._per_row(pooled.divided_by, rows)
+        return found or Reject("its divisor is not one value per row", column.anchor)
+
+    def _lengths(self, column: Column, rows: Size) -> PerRow | Reject | None:
+        masking = column.pooled.masking if column.pooled else None
+        if masking is None or masking.prefix is None:
+            return None
+        found, first = self._per_row(masking.prefix.lengths, rows), masking.prefix.first
+        if found is None or abs(first) >= _FAR:
+            return Reject("its lengths are not one value per row", column.anchor)
+        return replace(found, steps=found.steps + _shifted(first))
+
+    def _per_row(self, node: Node, rows: Size) -> PerRow | None:
+        axes, value = split_rows(shape_of(node), rows), self.programs.describe(node)
+        layout = None if axes is None else laid_out(_itself(node) if value.per_lane else value, node, axes)
+        return None if layout is None or layout.lane is not None else PerRow(layout, layout.value.program)
+
+    def _view_only(self, node: Node) -> IndexValue:
+        """Weights and copies are read as they are: a view of a tensor, without a program."""
+        value = self.programs.describe(node)
+        return _itself(node) if value.program else value
+
+    def place_copy(self, node: Node, rows_axes: int) -> Layout | None:
+        """A dense tensor that stands between columns, copied into the output."""
+        if self.aliases.edited(node):
+            return None
+        value = self._view_only(node)
+        if self.aliases.edited(value.base):
+            return None
+        return laid_out(value, node, rows_axes)
+
+
+_FAR = 2**40  # beyond any number of lanes
+
+
+def _shifted(first: int) -> tuple[Step, ...]:
+    """l + first < n as l < n - first, which no n makes overflow."""
+    if first == 0:
+        return ()
+    ops = ((Op.CAST, 0), (Op.CLAMP_MIN, -2 * _FAR), (Op.CLAMP_MAX, 2 * _FAR), (Op.ADD, -first))
+    return tuple(Step(Instr(op, "int64", a)) for op, a in ops)
+
+
+def _itself(node: Node) -> IndexValue:
+    return IndexValue(node, View.of(shape_of(node)))

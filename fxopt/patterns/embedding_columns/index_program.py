@@ -1,0 +1,68 @@
+"""Index programs: what happens to an id between the model's input and the table it is looked up in.
+
+Walking up from an id tensor, every operator that the columns kernel can run on the fly becomes a step of the
+program (index_steps.py) or a change of the view (views_of.py); the first one that it cannot becomes the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch.fx import Node
+
+from fxopt.kernels.columns.plan import Instr, Op
+from fxopt.patterns import views_of
+from fxopt.patterns.embedding_columns.index_steps import HANDLERS
+from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, name_of
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import same_shape, shape_of, tensor_of
+from fxopt.shape.views import View
+
+
+class IndexPrograms:
+    """Describes the id tensors of one graph; remembers what it has seen."""
+
+    def __init__(self, aliases: Aliases) -> None:
+        self._aliases = aliases
+        self._seen: dict[Node, IndexValue] = {}
+
+    def describe(self, node: Node) -> IndexValue:
+        """The longest program that computes `node`; the empty one over `node` itself where nothing fits."""
+        if node not in self._seen:
+            self._seen[node] = self._step(node) or IndexValue(node, View.of(shape_of(node)))
+        return self._seen[node]
+
+    def edited(self, value: IndexValue) -> Node | None:
+        """A tensor that the program reads and that the model edits in place, if there is one."""
+        reads = [value.base, *(step.operand for step in value.program if step.operand is not None)]
+        return next((node for node in reads if self._aliases.edited(node)), None)
+
+    def is_edited(self, node: Node) -> bool:
+        """Whether a node, or what it reads, is edited in place: its value is then not what the graph says."""
+        return any(map(self._aliases.edited, (node, *node.all_input_nodes)))
+
+    def _step(self, node: Node) -> IndexValue | None:
+        if node.op != "call_function" or tensor_of(node) is None or self.is_edited(node):
+            return None
+        if (viewed := views_of.through(node)) is not None:
+            return self._view(*viewed)
+        handler = HANDLERS.get(node.target)
+        return handler(self, node) if handler else None
+
+    def _view(self, source: Node, change: Callable[[View], View | None]) -> IndexValue | None:
+        if tensor_of(source) is None:
+            return None
+        value = self.describe(source)
+        view = change(value.view)
+        if view is None or (value.per_lane and view.axes[-1:] != value.view.axes[-1:]):
+            return None
+        return replace(value, view=view)
+
+    def then(self, node: Node, source: Node, *steps: Step) -> IndexValue | None:
+        """`source`'s value, cast to `node`'s dtype if torch promotes it, then `steps`."""
+        if tensor_of(source) is None or not same_shape(source, node):
+            return None
+        value, dtype = self.describe(source), node.meta["val"].dtype
+        cast = () if dtype == source.meta["val"].dtype else (Step(Instr(Op.CAST, name_of(dtype))),)
+        return replace(value, program=(*value.program, *cast, *steps))

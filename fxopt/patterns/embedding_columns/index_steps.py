@@ -1,0 +1,221 @@
+"""The steps of an index program: one handler per spelling, and the table of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx import Node
+
+from fxopt.kernels.columns.plan import Instr, Op
+from fxopt.patterns.constants import constant_of
+from fxopt.patterns.embedding_columns.index_substitution import masked_fill, where
+from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, name_of, operand
+from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
+from fxopt.shape.views import View
+
+if TYPE_CHECKING:
+    from fxopt.patterns.embedding_columns.index_program import IndexPrograms
+
+aten = torch.ops.aten
+Handler = Callable[["IndexPrograms", Node], IndexValue | None]
+
+
+def _cast(programs: IndexPrograms, node: Node) -> IndexValue | None:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    if tensor_of(source) is None or node.meta["val"].device != source.meta["val"].device:
+        return None
+    if node.meta["val"].is_complex():
+        return None
+    return programs.then(node, source)
+
+
+def _scalar(op: Op, integers_only: bool = False, floats_only: bool = False) -> Handler:
+    """value op constant, the constant being the second argument."""
+
+    def handle(programs: IndexPrograms, node: Node) -> IndexValue | None:
+        source, number = node.args[0], constant_of(node.args[1])
+        dtype = node.meta["val"].dtype
+        if not isinstance(source, Node) or number is None or node.kwargs.get("alpha", 1) != 1 or len(node.args) > 2:
+            return None
+        if (integers_only and dtype.is_floating_point) or (floats_only and not dtype.is_floating_point):
+            return None
+        a = operand(dtype, number)
+        if a is None or (integers_only and op is not Op.AND and a == 0):
+            return None
+        return programs.then(node, source, Step(Instr(op, name_of(dtype), a)))
+
+    return handle
+
+
+def _add(programs: IndexPrograms, node: Node) -> IndexValue | None:
+    if constant_of(node.args[1]) is not None:
+        return _scalar(Op.ADD)(programs, node)
+    if constant_of(node.args[0]) is not None and not node.kwargs:
+        return _flipped(Op.ADD)(programs, node)
+    return _add_offsets(programs, node)
+
+
+def _add_offsets(programs: IndexPrograms, node: Node) -> IndexValue | None:
+    """ids[B, F] + offsets[F]: every field's ids into its own range of one big table."""
+    source, offsets = node.args[:2]
+    if not (isinstance(source, Node) and isinstance(offsets, Node)) or node.kwargs or tensor_of(offsets) is None:
+        return None
+    dtype = node.meta["val"].dtype
+    if dtype.is_floating_point or offsets.meta["val"].dtype != dtype or not shape_of(node):
+        return None
+    vector = programs.describe(offsets)
+    if vector.program:  # torch.arange(F) * rows: computed by torch, once per call
+        vector = IndexValue(offsets, View.of(shape_of(offsets)))
+    fields = static(shape_of(node)[-1])
+    if len(shape_of(vector.base)) != 1 or fields is None or not vector.view.axes:
+        return None
+    if not vector.view.axes[-1].parts or static(shape_of(vector.base)[0]) != fields:
+        return None
+    if static(vector.view.axes[-1].size) != fields or programs.describe(source).per_lane:
+        return None
+    return programs.then(node, source, Step(Instr(Op.ADD_TENSOR, name_of(dtype)), vector.base))
+
+
+def _flipped(op: Op) -> Handler:
+    """constant op value."""
+
+    def handle(programs: IndexPrograms, node: Node) -> IndexValue | None:
+        number, source = constant_of(node.args[0]), node.args[1]
+        dtype = node.meta["val"].dtype
+        a = operand(dtype, number) if number is not None else None
+        if a is None or not isinstance(source, Node) or node.kwargs:
+            return None
+        return programs.then(node, source, Step(Instr(op, name_of(dtype), a)))
+
+    return handle
+
+
+def _mul(programs: IndexPrograms, node: Node) -> IndexValue | None:
+    flipped = constant_of(node.args[0]) is not None
+    return (_flipped(Op.MUL) if flipped else _scalar(Op.MUL))(programs, node)
+
+
+def _sub(programs: IndexPrograms, node: Node) -> IndexValue | None:
+    number, dtype = constant_of(node.args[1]), node.meta["val"].dtype
+    if number is None:
+        return _flipped(Op.RSUB)(programs, node)
+    a = operand(dtype, -number)  # x - c is x + (-c), for integers that wrap and for floats alike
+    source = node.args[0]
+    if a is None or node.kwargs.get("alpha", 1) != 1 or len(node.args) > 2 or not isinstance(source, Node):
+        return None
+    return programs.then(node, source, Step(Instr(Op.ADD, name_of(dtype), a)))
+
+
+def _rsub(programs: IndexPrograms, node: Node) -> IndexValue | None:
+    number, dtype = constant_of(node.args[1]), node.meta["val"].dtype
+    a = operand(dtype, number) if number is not None else None
+    if a is None or len(node.args) > 2 or node.kwargs or not isinstance(node.args[0], Node):
+        return None
+    return programs.then(node, node.args[0], Step(Instr(Op.RSUB, name_of(dtype), a)))
+
+
+def _div_mode(programs: IndexPrograms, node: Node) -> IndexValue | None:
+    if node.kwargs.get("rounding_mode") != "floor" or len(node.args) != 2:
+        return None
+    return _scalar(Op.FLOOR_DIVIDE, integers_only=True)(programs, node)
+
+
+def _clamp(programs: IndexPrograms, node: Node) -> IndexValue | None:
+    arguments = dict(zip(("self", "min", "max"), node.args, strict=False)) | dict(node.kwargs)
+    source, dtype = arguments["self"], node.meta["val"].dtype
+    steps = []
+    for key, op in (("min", Op.CLAMP_MIN), ("max", Op.CLAMP_MAX)):
+        if (bound := arguments.get(key)) is None:
+            continue
+        a = operand(dtype, bound) if isinstance(bound, int | float) else None
+        if a is None:
+            return None
+        steps.append(Step(Instr(op, name_of(dtype), a)))
+    return programs.then(node, source, *steps) if isinstance(source, Node) else None
+
+
+def _unary(op: Op) -> Handler:
+    def handle(programs: IndexPrograms, node: Node) -> IndexValue | None:
+        source, dtype = node.args[0], node.meta["val"].dtype
+        rounding = op in (Op.FLOOR, Op.CEIL, Op.TRUNC)
+        if not isinstance(source, Node):
+            return None
+        if rounding and not dtype.is_floating_point:
+            return programs.then(node, source)
+        if dtype in (torch.float16, torch.bfloat16, torch.bool):
+            return None
+        return programs.then(node, source, Step(Instr(op, name_of(dtype))))
+
+    return handle
+
+
+def _bucketize(programs: IndexPrograms, node: Node) -> IndexValue | None:
+    return _search(programs, node, node.args[0], node.args[1], node.kwargs)
+
+
+def _searchsorted(programs: IndexPrograms, node: Node) -> IndexValue | None:
+    return _search(programs, node, node.args[1], node.args[0], node.kwargs)
+
+
+def _search(programs: IndexPrograms, node: Node, source, boundaries, options) -> IndexValue | None:  # type: ignore[no-untyped-def]
+    if not (isinstance(source, Node) and isinstance(boundaries, Node)) or options.get("sorter") is not None:
+        return None
+    if tensor_of(source) is None or tensor_of(boundaries) is None or len(shape_of(boundaries)) != 1:
+        return None
+    if boundaries.meta["val"].dtype != source.meta["val"].dtype or not same_shape(source, node):
+        return None
+    positional = node.args[3] if len(node.args) > 3 else False
+    right = bool(options.get("right", positional)) or options.get("side") == "right"
+    value = programs.describe(source)
+    step = Step(Instr(Op.BUCKETIZE, name_of(node.meta["val"].dtype), int(right)), boundaries)
+    return replace(value, program=(*value.program, step))
+
+
+HANDLERS: dict[object, Handler] = {
+    aten.to.dtype: _cast,
+    aten.to.dtype_layout: _cast,
+    aten.to.device: _cast,
+    aten.to.other: _cast,
+    aten._to_copy.default: _cast,
+    aten.type_as.default: _cast,
+    aten.add.Tensor: _add,
+    aten.add.Scalar: _scalar(Op.ADD),
+    aten.sub.Tensor: _sub,
+    aten.sub.Scalar: _sub,
+    aten.rsub.Scalar: _rsub,
+    aten.mul.Tensor: _mul,
+    aten.mul.Scalar: _mul,
+    aten.div.Tensor: _scalar(Op.DIV, floats_only=True),
+    aten.div.Scalar: _scalar(Op.DIV, floats_only=True),
+    aten.true_divide.Tensor: _scalar(Op.DIV, floats_only=True),
+    aten.div.Tensor_mode: _div_mode,
+    aten.div.Scalar_mode: _div_mode,
+    aten.floor_divide.default: _scalar(Op.FLOOR_DIVIDE, integers_only=True),
+    aten.floor_divide.Scalar: _scalar(Op.FLOOR_DIVIDE, integers_only=True),
+    aten.remainder.Scalar: _scalar(Op.REMAINDER, integers_only=True),
+    aten.remainder.Tensor: _scalar(Op.REMAINDER, integers_only=True),
+    aten.fmod.Scalar: _scalar(Op.FMOD, integers_only=True),
+    aten.clamp.default: _clamp,
+    aten.clip.default: _clamp,
+    aten.clamp_min.default: _scalar(Op.CLAMP_MIN),
+    aten.clamp_max.default: _scalar(Op.CLAMP_MAX),
+    aten.bitwise_and.Scalar: _scalar(Op.AND, integers_only=True),
+    aten.bitwise_and.Tensor: _scalar(Op.AND, integers_only=True),
+    aten.__and__.Scalar: _scalar(Op.AND, integers_only=True),
+    aten.abs.default: _unary(Op.ABS),
+    aten.floor.default: _unary(Op.FLOOR),
+    aten.ceil.default: _unary(Op.CEIL),
+    aten.trunc.default: _unary(Op.TRUNC),
+    aten.sqrt.default: _unary(Op.SQRT),
+    aten.bucketize.Tensor: _bucketize,
+    aten.searchsorted.Tensor: _searchsorted,
+    aten.where.self: where,
+    aten.where.ScalarSelf: where,
+    aten.where.ScalarOther: where,
+    aten.masked_fill.Scalar: masked_fill,
+    aten.masked_fill.Tensor: masked_fill,
+}

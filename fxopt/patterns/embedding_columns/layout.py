@@ -1,0 +1,62 @@
+"""From a view to the kernel's source: which dims are rows, which one holds the ids of a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from fxopt.patterns.embedding_columns.index_value import IndexValue
+from fxopt.shape.sizes import Size, product, same, shape_of, static
+from fxopt.shape.views import Axis, Part, View
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An index value laid out for the kernel: `rows` (one or two dims, or none: shared), and a lane dim."""
+
+    value: IndexValue
+    rows: tuple[Part, ...]
+    lane: Part | None
+    fixed: tuple[tuple[int, int], ...]
+
+    @property
+    def reads(self) -> list[Node]:
+        return [self.value.base, *(step.operand for step in self.value.program if step.operand is not None)]
+
+
+def laid_out(value: IndexValue, node: Node, rows: int) -> Layout | None:
+    """`value` with its first `rows` axes as rows, the rest as lanes.
+
+    Where the view is too wild for the kernel's strides, torch materializes `node`, and the kernel starts there.
+    """
+    return _layout(value, rows) or _layout(IndexValue(node, View.of(shape_of(node))), rows)
+
+
+def split_rows(shape: tuple[Size, ...], rows: Size) -> int | None:
+    """How many leading axes of `shape` make `rows` rows: as many as possible, so that few lanes remain."""
+    fitting = [count for count in range(len(shape) + 1) if same(product(shape[:count]), rows)]
+    return fitting[-1] if fitting else None
+
+
+def _layout(value: IndexValue, rows: int) -> Layout | None:
+    row_parts, row_ones = _parts(value.view.axes[:rows])
+    lane_parts, lane_ones = _parts(value.view.axes[rows:])
+    if not 1 <= len(row_parts) <= 2 or len(lane_parts) > 1:
+        return None
+    if any(part.start or not part.whole for part in row_parts):
+        return None
+    if lane_parts and static(lane_parts[0].size) is None and not lane_parts[0].whole:
+        return None
+    lane = lane_parts[0] if lane_parts else None
+    if value.per_lane and lane is None and len(row_parts) < 2:
+        return None
+    fixed = value.view.fixed + tuple((part.dim, part.start) for part in row_ones + lane_ones)
+    return Layout(value, tuple(row_parts), lane, fixed)
+
+
+def _parts(axes: tuple[Axis, ...]) -> tuple[list[Part], list[Part]]:
+    """(parts that vary, parts of size one)."""
+    parts = [part for axis in axes for part in axis.parts]
+    ones = [part for part in parts if static(part.size) == 1]
+    return [part for part in parts if static(part.size) != 1], ones

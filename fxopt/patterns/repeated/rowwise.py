@@ -1,0 +1,53 @@
+"""Which packed computations work row by row, so that rows can be computed a few at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from fxopt.patterns.repeated.lanes import BY_DIM, Leaf, Picked, Shared, Tree
+from fxopt.shape.sizes import Size, expression, shape_of
+
+aten = torch.ops.aten
+
+
+def is_rowwise(tree: Tree, batch: Size) -> bool:
+    """Whether row b of every lane depends on row b of what it reads: `batch` is dim 0 of each tensor, or of no use."""
+    match tree:
+        case Shared(node):
+            return rows_of(node, batch) is not None
+        case Leaf():
+            joined = tree.pool.dim != 0 or rows_of(tree.bases[0], batch) is False
+            return joined and rows_of(tree.bases[0], batch) is not None
+        case Picked(inner):
+            return is_rowwise(inner, batch)
+    trees = [argument for argument in tree.args if isinstance(argument, Tree)]
+    rows = rows_of(tree.node, batch)
+    if rows is None or not all(is_rowwise(argument, batch) for argument in trees):
+        return False
+    return not rows or _keeps_rows(tree.node, batch)
+
+
+def _keeps_rows(node: Node, batch: Size) -> bool:
+    operands = [operand for operand in node.all_input_nodes if rows_of(operand, batch)]
+    rank = max((len(shape_of(node)), *(len(shape_of(operand)) for operand in operands)))
+    if node.target in BY_DIM:
+        named = node.args[1] if len(node.args) > 1 else 0
+        dims = named if isinstance(named, list | tuple) else [named]
+        return len(operands) == 1 and all(dim % rank != 0 for dim in dims)  # type: ignore[operator]
+    if node.target is aten.linear.default:
+        return operands == [node.args[0]]
+    if node.target is aten.matmul.default:
+        return len(operands) == 1
+    return all(len(shape_of(operand)) == rank for operand in operands)
+
+
+def rows_of(node: Node, batch: Size) -> bool | None:
+    """Whether dim 0 is the batch; None where another one depends on it."""
+    symbols = expression(batch).free_symbols
+    shape = shape_of(node)
+    if any(expression(size).free_symbols & symbols for size in shape[1:]):
+        return None
+    if shape and expression(shape[0]) == expression(batch):
+        return True
+    return None if shape and expression(shape[0]).free_symbols & symbols else False

@@ -1,0 +1,161 @@
+"""Adding to a graph: nodes with their fake values, and the rule that nothing may be learned about sizes by the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx.experimental._config as symbolic_config
+from torch._subclasses import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.fx.node import map_arg
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from fxopt.capture.shape_env import TraceShapeEnv
+from fxopt.patterns.core import place_of
+from fxopt.shape.sizes import Size, same
+
+
+class Rejected(Exception):
+    """A replacement that does not hold; its text is the reason."""
+
+
+@dataclass
+class Editor:
+    """Adds nodes to a graph before `point`, each with its fake value. It can only add."""
+
+    module: GraphModule
+    point: Node
+    added: list[Node] = field(default_factory=list)
+    moved: list[tuple[Node, Node]] = field(default_factory=list)
+
+    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        """A call of an operator, with its shape and dtype worked out on fake tensors."""
+        with self.module.graph.inserting_before(self.point):
+            node = self.module.graph.call_function(target, args, kwargs)
+        self.added.append(node)
+        node.meta["place"] = place_of(self.point)
+        fake_args = map_arg(args, lambda argument: argument.meta["val"])
+        with fake_mode_of(self.module) as mode, _asking(mode, target), as_captured():
+            node.meta["val"] = target(*fake_args, **map_arg(kwargs, lambda argument: argument.meta["val"]))
+        return node
+
+    def known(self, value: Any, target: Callable[..., Any], *args: Any) -> Node:
+        """A call whose value is known already."""
+        with self.module.graph.inserting_before(self.point):
+            node = self.module.graph.call_function(target, args)
+        self.added.append(node)
+        node.meta |= {"place": place_of(self.point), "val": value}
+        return node
+
+    def respelled(self, node: Node, args: tuple[Any, ...]) -> Node:
+        """The same call with arguments that mean the same, in front of it; nothing is left to work out."""
+        with self.module.graph.inserting_before(node):
+            twin = self.module.graph.call_function(node.target, args, node.kwargs)  # type: ignore[arg-type]
+        self.added.append(twin)
+        twin.meta = dict(node.meta)
+        return twin
+
+    def constant(self, name: str, tensor: torch.Tensor) -> Node:
+        """A tensor that belongs to the graph and not to the model's state."""
+        unique = next(n for n in _numbered(f"_{name}") if not hasattr(self.module, n))
+        setattr(self.module, unique, tensor)
+        with self.module.graph.inserting_before(self.point):
+            node = self.module.graph.create_node("get_attr", unique)
+        self.added.append(node)
+        mode = fake_mode_of(self.module)
+        node.meta["val"] = mode.from_tensor(tensor, static_shapes=True)
+        return node
+
+    def parameter(self, outer: Node) -> Node:
+        """A node of another graph, as the first parameter of this one."""
+        with self.module.graph.inserting_before(next(iter(self.module.graph.nodes))):
+            node = self.module.graph.placeholder(outer.name)
+        node.meta["val"] = outer.meta["val"]
+        return node
+
+    def hoist(self, nodes: Sequence[Node]) -> None:
+        """Move pure nodes, in graph order, before the point."""
+        for node in nodes:
+            self.moved.append((node, node.next))
+            self.point.prepend(node)
+
+    def undo(self) -> None:
+        for node in reversed(self.added):
+            self.module.graph.erase_node(node)
+        for node, following in reversed(self.moved):
+            following.prepend(node)
+
+
+def fake_mode_of(module: GraphModule) -> FakeTensorMode:
+    """The fake mode that a captured graph's values live in."""
+    for node in module.graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None:
+            return mode
+    return FakeTensorMode()
+
+
+def learn(unknown: Size, known: Size) -> None:
+    """Tell the shape environment a proven fact: every shape downstream then says `known`."""
+    if not same(unknown, known):
+        if not free_unbacked_symbols(unknown):
+            raise Rejected(f"expected a size that depends on data to be {known}, found {unknown}")
+        environment, symbol = unknown.node.shape_env, unknown.node.expr  # type: ignore[union-attr]
+        if symbol in environment.var_to_range:  # a bound of int64 on 5 * s0 would be rounded, and asserted not to be
+            environment.var_to_range[symbol] = ValueRanges(0, int_oo)
+        torch._check(unknown == known)
+
+
+@contextmanager
+def no_new_guards(module: GraphModule) -> Iterator[None]:
+    """Refuses, when it ends, what only holds for some input sizes. A guard added after the capture would be no
+    condition of the graph, and its consequence (s0 is 5) would reach every later rewrite.
+    """
+    environment: Any = fake_mode_of(module).shape_env
+    asked: list[Any] = []
+
+    def suppress(expr: Any, value: Any) -> None:  # called before a guard is added
+        if not environment._suppress_guards_tls():
+            asked.append(expr)
+            suppressed.enter_context(environment.suppress_guards())
+
+    with ExitStack() as suppressed:
+        if environment is not None:
+            environment._check_frozen = suppress
+            suppressed.callback(delattr, environment, "_check_frozen")
+        yield
+    if asked:
+        ShapeEnv._inner_evaluate_expr.cache_clear()  # the answers, without their guards
+        raise Rejected("it holds only for some input sizes")
+
+
+def as_captured() -> Any:
+    """Sizes are not 0 or 1 by accident. Not for every match: torch takes 0.1 ms to change a setting."""
+    return symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _asking(mode: FakeTensorMode, target: Any) -> Iterator[None]:
+    """As in the capture, what this operator's fake implementation asks about strides alone is no guard."""
+    environment: Any = mode.shape_env
+    if not isinstance(environment, TraceShapeEnv):
+        yield
+        return
+    environment.operator = target
+    try:
+        yield
+    finally:
+        environment.operator = None
+
+
+def _numbered(stem: str) -> Iterator[str]:
+    number = 0
+    while True:
+        yield f"{stem}_{number}"
+        number += 1
