@@ -1,4 +1,4 @@
-"""Bags whose ids need no program: bit for bit F.embedding_bag, in any shape, and safe for any id and any offsets."""
+"""Bags in one loop over ids, with and without a program: bit for bit F.embedding_bag, in any shape, and safe for any id and any offsets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fxopt.kernels.columns import op, reference
 from fxopt.kernels.columns.encode import encode
-from fxopt.kernels.columns.plan import Column, Offsets, Plan, Source
+from fxopt.kernels.columns.plan import Column, Instr, Offsets, Op, Plan, Source
 
 DIMS = (4, 8, 10, 16, 32, 48, 64, 96, 128, 256)
 LENGTHS = (0, 1, 47, 48, 49, 0, 300, 5, 0)  # around the distance of the prefetch
@@ -61,6 +61,21 @@ def test_weights_and_strides(isa, dim):
     column = Column(Source(0), 0, 0, 0, pool="sum", bag=Offsets(1, True), weights=Source(2))
     plan = encode(Plan((column,), (dim,), ("float32",)))
     assert op.columns([ids, offsets, weights], [table], plan)[0].equal(expected)
+
+
+LONG = (9_000, 3, 8_000, 300, 0, 20_000)  # beyond what is evaluated at a time
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, LONG])
+@pytest.mark.parametrize("dim", [8, 10, 64])
+def test_ids_behind_a_program(isa, dim, lengths):
+    table, rows = torch.randn(50_000, dim), 50_000
+    ids, offsets = bags(lengths, 4 * rows)
+    program = (Instr(Op.ADD, "int64", -rows), Instr(Op.CLAMP_MIN, "int64", 0), Instr(Op.CLAMP_MAX, "int64", rows - 1))
+    clamped = (ids - rows).clamp(0, rows - 1)
+    assert run(table, ids, offsets, program=program).equal(run(table, clamped, offsets))
+    with pytest.raises(RuntimeError, match="fxopt-bad-id column=0"):
+        run(table, ids, offsets, program=program[:2])
 
 
 def test_mean_of_nothing(isa):

@@ -1,6 +1,6 @@
-// Plain bags: sums and means of contiguous float rows, whose ids are used as they are. All bags of a work item are one
-// loop over ids, in which an id is checked when its row is fetched ahead. 1M x 64, 50 ids a bag: 7.0 ns an id; checked
-// bag by bag 7.5, as Pooling does it 8.5, F.embedding_bag 9.2.
+// Plain bags: sums and means of contiguous float rows. All bags of a work item are one loop over ids, in which an id is
+// checked when its row is fetched ahead. 1M x 64, 50 ids a bag: 7.0 ns an id; checked bag by bag 7.5, as Pooling does it
+// 8.5, F.embedding_bag 9.2. Ids that a program makes are made first.
 #pragma once
 #include "accumulate.h"
 
@@ -8,15 +8,21 @@ namespace fxopt::FXOPT_ISA {
 
 constexpr int kMostVectors = 8;  // sums that stay in registers
 
-inline bool is_plain_bags(const Job& job) {
+constexpr int64_t kMostEvaluated = 1 << 13;  // ids made at a time, where one bag does not hold more: 64 KB
+
+inline bool reads_ids(const Job& job) {
   const View& ids = job.ids;
-  const int64_t id_size = ids.dtype == kInt64 ? 8 : ids.dtype == kInt32 ? 4 : 0, vectors = job.dim * 4 / FXOPT_VECTOR_BYTES;
+  const int64_t size = ids.dtype == kInt64 ? 8 : ids.dtype == kInt32 ? 4 : 0;
+  return size && (ids.stride[2] == size || ids.rows <= 1) && ids.n[2] == ids.rows;
+}
+
+inline bool is_plain_bags(const Job& job) {
+  const int64_t vectors = job.dim * 4 / FXOPT_VECTOR_BYTES;
   const bool power = vectors > 0 && vectors <= kMostVectors && !(vectors & (vectors - 1));
   const bool in_registers = job.dim == 8 || (power && job.dim * 4 == vectors * FXOPT_VECTOR_BYTES);
-  return job.offsets && (job.column->pool == kSum || job.column->pool == kMean) && job.program.size == 0 && !job.weights.data &&
-         !job.divides() && !job.has(kWrapNegative) && !job.has(kHasPadding) && !job.has(kAdd) && id_size &&
-         (ids.stride[2] == id_size || ids.rows <= 1) && ids.n[2] == ids.rows && job.out_dtype == kFloat &&
-         job.table.dtype == kFloat && job.table.column_stride == 4 && in_registers;
+  return job.offsets && (job.column->pool == kSum || job.column->pool == kMean) && (job.program.size || reads_ids(job)) &&
+         !job.weights.data && !job.divides() && !job.has(kWrapNegative) && !job.has(kHasPadding) && !job.has(kIsMasked) &&
+         !job.has(kAdd) && job.out_dtype == kFloat && job.table.dtype == kFloat && job.table.column_stride == 4 && in_registers;
 }
 
 template <class Id>
@@ -92,7 +98,35 @@ bool sum_plain_bags(const Job& job, int64_t row0, int64_t row1, Error& error) {
   return PlainBags<Id>{job, reinterpret_cast<const Id*>(job.ids.data), row0, row1, first, last}.run(error);
 }
 
+// The ids of positions [first, last), made by the column's program.
+inline const int64_t* evaluated(const Job& job, int64_t first, int64_t last, int64_t row0, int64_t row1, Error& error) {
+  int64_t* ids = reinterpret_cast<int64_t*>(job.call->scratch((last - first + 1) * sizeof(int64_t)));
+  Value v;
+  for (int64_t at = first; at < last; at += kTile) {
+    const int n = last - at < kTile ? int(last - at) : kTile;
+    if (!eval_ids(job, at, n, row0, row1, v, error)) return nullptr;
+    memcpy(ids + (at - first), v.i, n * sizeof(int64_t));
+  }
+  return ids;
+}
+
+inline bool sum_evaluated_bags(const Job& job, int64_t row0, int64_t row1, Error& error) {
+  while (row0 < row1) {
+    int64_t first, last, from, to, row = row0 + 1;
+    if (!bag_range(job, row0, first, last, error)) return false;
+    for (; row < row1; row++, last = to) {
+      if (!bag_range(job, row, from, to, error)) return false;
+      if (to - first > kMostEvaluated) break;
+    }
+    const int64_t* ids = evaluated(job, first, last, row0, row, error);
+    if (!ids || !PlainBags<int64_t>{job, ids - first, row0, row, first, last}.run(error)) return false;
+    row0 = row;
+  }
+  return true;
+}
+
 inline bool sum_plain_bags(const Job& job, int64_t row0, int64_t row1, Error& error) {
+  if (job.program.size) return sum_evaluated_bags(job, row0, row1, error);
   return job.ids.dtype == kInt64 ? sum_plain_bags<int64_t>(job, row0, row1, error) : sum_plain_bags<int32_t>(job, row0, row1, error);
 }
 
