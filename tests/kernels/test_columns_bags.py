@@ -1,4 +1,4 @@
-"""Bags in one loop over ids, with and without a program: bit for bit F.embedding_bag, in any shape, and safe for any id and any offsets."""
+"""Bags in one loop over ids: bit for bit F.embedding_bag, in any shape, and safe for any id and any offsets."""
 
 from __future__ import annotations
 
