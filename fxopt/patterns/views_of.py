@@ -28,6 +28,14 @@ RESHAPES = {
     aten._unsafe_view.default,
     aten.ravel.default,
 }
+CASTS = {
+    aten.to.dtype,
+    aten.to.dtype_layout,
+    aten.to.device,
+    aten.to.other,
+    aten._to_copy.default,
+    aten.type_as.default,
+}
 SAME = {
     aten.contiguous.default,
     aten.clone.default,

@@ -11,7 +11,6 @@ from torch.fx import Node
 from fxopt.patterns.constants import Number
 from fxopt.patterns.core import Reject
 from fxopt.patterns.dead_checks.proofs import (
-    CASTS,
     Checks,
     Dead,
     Handler,
@@ -20,7 +19,7 @@ from fxopt.patterns.dead_checks.proofs import (
     is_integer,
     told_call,
 )
-from fxopt.patterns.views_of import through
+from fxopt.patterns.views_of import CASTS, through
 from fxopt.shape.ranges.operation import arguments_of
 from fxopt.shape.ranges.values import Values
 from fxopt.shape.sizes import tensor_of

@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 
 from fxopt.patterns.constants import Number, constant_of
 from fxopt.patterns.core import Reject
-from fxopt.patterns.views_of import through
+from fxopt.patterns.views_of import CASTS, through
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.ranges.analysis import Ranges
 from fxopt.shape.ranges.operation import arguments_of
@@ -18,14 +18,6 @@ from fxopt.shape.ranges.values import Values
 from fxopt.shape.sizes import Size, same, same_shape, shape_of, static, tensor_of
 
 aten = torch.ops.aten
-CASTS = {
-    aten.to.dtype,
-    aten.to.dtype_layout,
-    aten.to.device,
-    aten.to.other,
-    aten._to_copy.default,
-    aten.type_as.default,
-}
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
@@ -64,9 +56,7 @@ class Checks:
 
     def constant(self, value: object) -> Number | None:
         """The one number that `value` is, everywhere and always."""
-        values = self.values(value)
-        known = not values.nan and len(values.intervals) == 1 and values.min == values.max
-        return values.min if known else None
+        return self.values(value).number
 
     def proof(self, node: Node) -> str:
         """What is known of a tensor, in words."""

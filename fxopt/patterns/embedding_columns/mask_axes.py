@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
+from fxopt.patterns import views_of
 from fxopt.shape.sizes import same, shape_of, static
 
 aten = torch.ops.aten
@@ -12,7 +13,7 @@ LANE = -1  # the axis that counts along a row; others are numbered as in the ato
 Axes = tuple[int | None, ...]
 
 CASTS = (
-    aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other, aten._to_copy.default, aten.type_as.default,
+    *views_of.CASTS,
     aten.contiguous.default, aten.clone.default, aten.detach.default, aten.alias.default,
 )  # fmt: skip
 _PERMUTES = (aten.transpose.int, aten.permute.default, aten.t.default)

@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.ranges.algebra import size_values
-from fxopt.shape.ranges.operation import Known, Operation, Rule
+from fxopt.shape.ranges.operation import Known, Operation, Rule, packet_of
 from fxopt.shape.ranges.rules import ELEMENTWISE, RULES
 from fxopt.shape.ranges.rules_movement import MOVES
 from fxopt.shape.ranges.values import Values
@@ -49,11 +49,11 @@ class Ranges:
 
     def elementwise(self, node: Node) -> Rule | None:
         """The rule of a node whose elements depend on those of its arguments at their position."""
-        return ELEMENTWISE.get(_packet(node)) if node.op == "call_function" else None
+        return ELEMENTWISE.get(packet_of(node)) if node.op == "call_function" else None
 
     def moves(self, node: Node) -> bool:
         """Whether a node only moves the elements of its first argument."""
-        return _packet(node) in MOVES and node.target is not torch.ops.aten.view.dtype
+        return packet_of(node) in MOVES and node.target is not torch.ops.aten.view.dtype
 
     def _work_out(self, node: Node) -> Known:
         value = node.meta.get("val")
@@ -77,11 +77,7 @@ def rule_of(node: Node) -> Rule | None:
     """By the operator, or by one overload of it."""
     if node.op != "call_function":
         return RULES.get(node.op)
-    return RULES.get(node.target) or RULES.get(_packet(node))
-
-
-def _packet(node: Node) -> object:
-    return getattr(node.target, "overloadpacket", None)
+    return RULES.get(node.target) or RULES.get(packet_of(node))
 
 
 def _is_complex(node: Node) -> bool:

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from fxopt.shape.aliases import is_pure
 from fxopt.shape.ranges.algebra import cast
-from fxopt.shape.ranges.operation import Known, Operation
+from fxopt.shape.ranges.operation import Known, Operation, packet_of
 from fxopt.shape.ranges.values import Values, after, before
 from fxopt.shape.sizes import same_shape, tensor_of
 
@@ -56,7 +56,7 @@ class Comparison:
 
     @classmethod
     def of(cls, node: Node) -> Comparison | None:
-        symbol = SYMBOLS.get(_packet(node))
+        symbol = SYMBOLS.get(packet_of(node))
         if symbol is None:
             return None
         left, right = node.args[:2]
@@ -122,7 +122,7 @@ def holding(ranges: Ranges, condition: object, truth: bool, subject: Node) -> Va
     """What `subject` can be where `condition`, of which it is a part, is `truth`."""
     if not isinstance(condition, Node) or tensor_of(condition) is None or ranges.aliases.edited(condition):
         return ANYTHING
-    packet = _packet(condition)
+    packet = packet_of(condition)
     is_bool = condition.meta["val"].dtype == torch.bool
     if is_bool and same_value(condition, subject, ranges):
         return Values.only(int(truth))
@@ -256,7 +256,3 @@ def _sample(operand: object) -> Any:
         return operand
     value = operand.meta["val"]
     return 1 if isinstance(value, torch.SymInt) else 1.0 if isinstance(value, torch.SymFloat) else value
-
-
-def _packet(node: Node) -> Any:
-    return getattr(node.target, "overloadpacket", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
@@ -106,3 +106,8 @@ def arguments_of(node: Node) -> dict[str, object]:
 @cache
 def _defaults(target: torch._ops.OpOverload) -> dict[str, object]:
     return {argument.name: argument.default_value for argument in target._schema.arguments}
+
+
+def packet_of(node: Node) -> Any:
+    """The operator that a node calls, whichever overload; None where it calls none."""
+    return getattr(node.target, "overloadpacket", None)

@@ -16,7 +16,7 @@ from fxopt.shape.ranges import (
     rules_movement,
     rules_reduce,
 )
-from fxopt.shape.ranges.operation import Known, Operation, Rule
+from fxopt.shape.ranges.operation import Known, Operation, Rule, packet_of
 from fxopt.shape.ranges.values import Values
 
 aten = torch.ops.aten
@@ -47,7 +47,7 @@ def _part(op: Operation) -> Known | None:
         return None
     inner = Operation(op.ranges, source)
     inner.dtype = op.dtype
-    packet = getattr(source.target, "overloadpacket", None)
+    packet = packet_of(source)
     if packet in rules_movement.SPLITS:
         return inner.known("self")
     if packet in rules_movement.LISTS:
