@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 VERIFY_LEVELS = ("off", "first", "full")
+TUNE_LEVELS = ("off", "fast", "full")
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,9 @@ class Config:
     Args:
         verify: ``"first"`` compares the optimized graph with eager on the inputs of each capture;
             ``"full"`` also compares gradients and further batch sizes; ``"off"`` trusts the rewrites.
+        tune: ``"fast"`` times rewrites against what they replace, at most 5 seconds a capture, and leaves out what is
+            slower on this machine (timings are remembered beside the compiled kernels); ``"full"`` takes its time and
+            more batch sizes; ``"off"`` applies every rewrite that is right.
         disable: names of passes to leave out (see ``fxopt.rewrites.PASSES``).
         max_rewrites: apply at most this many rewrites ("fuel"); used to bisect a wrong answer.
         leaves: module paths, as in ``named_modules()``, that stay opaque.
@@ -21,6 +25,7 @@ class Config:
     """
 
     verify: str = "first"
+    tune: str = "fast"
     disable: tuple[str, ...] = ()
     max_rewrites: int | None = None
     leaves: tuple[str, ...] = ()
@@ -29,5 +34,7 @@ class Config:
     def __post_init__(self) -> None:
         if self.verify not in VERIFY_LEVELS:
             raise ValueError(f"Config.verify: expected one of {VERIFY_LEVELS}, found {self.verify!r}")
+        if self.tune not in TUNE_LEVELS:
+            raise ValueError(f"Config.tune: expected one of {TUNE_LEVELS}, found {self.tune!r}")
         if isinstance(self.disable, str):
             raise TypeError(f"Config.disable: expected a tuple of pass names, found the string {self.disable!r}")

@@ -17,9 +17,11 @@ from fxopt.config import Config
 from fxopt.findings import Change, Findings, Miss
 from fxopt.normalize import normalize, records_nothing
 from fxopt.rewrites import PASSES
-from fxopt.rewrites.core import Fuel, apply, calls_of
+from fxopt.rewrites.core import Fuel, apply
 from fxopt.rewrites.direct import direct
+from fxopt.rewrites.regions import calls_of
 from fxopt.runtime import Executable, dispatcher_of, optimized
+from fxopt.tune.tuner import Tuner
 from fxopt.verify import Verdict, bisect, verify
 
 
@@ -56,16 +58,18 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
     clock = _Clock()
     captured = capture(model, args, kwargs, config)
     clock.lap("capture")
-    executable = rewrite(captured, config, Fuel(config.max_rewrites))
+    tuner = Tuner(config.tune)
+    executable = rewrite(captured, config, Fuel(config.max_rewrites), tuner)
     clock.lap("rewrite")
     if config.verify != "off":
-        executable = verified(executable, model, args, kwargs, config)
+        executable = verified(executable, model, args, kwargs, config, tuner)
+    tuner.memory.save()
     clock.lap("verify")
     executable.findings.seconds = clock.laps
     return executable
 
 
-def rewrite(captured: Capture, config: Config, fuel: Fuel) -> Executable:
+def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner) -> Executable:
     """Normalize a copy of the captured graph and run the passes over it."""
     module = copied(captured.graph)
     inference = records_nothing(module.graph)
@@ -76,7 +80,7 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel) -> Executable:
     findings.passes.append(normalize(module, inference))
     for rewrite_pass in PASSES:
         if rewrite_pass.name not in config.disable:
-            findings.passes.append(apply(rewrite_pass, module, fuel, inference))
+            findings.passes.append(apply(rewrite_pass, module, fuel, inference, tuner))
     findings.passes[0].changes += normalize(module, inference).changes  # what the passes made alike
     findings.operators_after, findings.rewrites = operators(module.graph), fuel.used
     module.recompile()
@@ -86,7 +90,7 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel) -> Executable:
 
 
 def verified(
-    executable: Executable, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config
+    executable: Executable, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config, tuner: Tuner
 ) -> Executable:
     """`executable`, less the rewrites that change an answer beyond the error budget; each is named in the findings."""
     captured, skip, wrong = executable.capture, frozenset[int](), list[tuple[str, Change]]()
@@ -95,7 +99,7 @@ def verified(
         return verify(candidate, captured.graph, model, args, kwargs, config)
 
     def verdict_with(limit: int) -> Verdict:
-        return verdict_of(rewrite(captured, config, Fuel(limit, skip)))
+        return verdict_of(rewrite(captured, config, Fuel(limit, skip), tuner))
 
     while not (verdict := verdict_of(executable)).ok:
         if not verdict.capture_ok or not verdict_with(0).ok:
@@ -104,7 +108,7 @@ def verified(
         name, change = executable.findings.blame(number)
         wrong.append((name, replace(change, why=verdict.message)))
         skip |= {number}
-        executable = rewrite(captured, config, Fuel(config.max_rewrites, skip))
+        executable = rewrite(captured, config, Fuel(config.max_rewrites, skip), tuner)
     for ran in executable.findings.passes:
         ran.rolled_back.extend(change for name, change in wrong if name == ran.name)
     executable.findings.max_error = verdict.max_error

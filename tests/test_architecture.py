@@ -21,18 +21,20 @@ LAYERS = (
     {"verify"},
     {"runtime"},
     {"rewrites"},
+    {"tune"},
     {"patterns"},
     {"normalize"},
     {"capture"},
     {"shape"},
     {"kernels"},
-    {"findings", "config", "callable_module"},
+    {"findings", "config", "callable_module", "machine"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # Narrower than the layers: all that these may import from the package.
 ONLY = {
     "patterns": r"patterns|normalize|shape|findings|kernels\.\w+\.plan",
     "kernels": r"kernels|findings|config",
+    "tune": r"tune|shape|kernels\.build|machine|config",
     "shape": r"shape|findings|config",
     "capture": r"capture|shape|findings|config",
 }

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
-
 import torch
 
+from fxopt.machine import processor
 from fxopt.report.data import Machine
 
 
 def machine() -> Machine:
-    return Machine(_cpu(), torch.get_num_threads(), torch.__version__)
-
-
-def _cpu() -> str:
-    """The processor's name where /proc tells it, else its architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    return Machine(processor(), torch.get_num_threads(), torch.__version__)

@@ -6,11 +6,11 @@ Any failure removes the inserted nodes again and gives a reason.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -18,9 +18,11 @@ from fxopt.findings import Change, Miss, PassFindings, Place
 from fxopt.normalize import remove_dead_code
 from fxopt.patterns.core import Match, Reject, place_of
 from fxopt.rewrites.editor import Editor, Rejected, as_captured, learn, no_new_guards
+from fxopt.rewrites.trial import Trial
 from fxopt.shape.aliases import has_effects
 from fxopt.shape.expressions import is_size
 from fxopt.shape.sizes import Size, same, same_shape, tensor_of
+from fxopt.tune.tuner import Tuner
 
 _MOST_ROUNDS = 100  # matches that wait for one another need two or three; one that makes its own pattern, all of them
 
@@ -46,12 +48,14 @@ class Rewrite:
     find: yields Match and Reject for a graph module; `inference` tells whether gradients are off.
     replace: builds the replacement of one match through an Editor; raises Rejected where it does not hold.
     why: the reason for its place in the order of passes.
+    measured: applied only where it was timed to be faster on this machine, at the batch sizes where it was.
     """
 
     name: str
     find: Callable[[GraphModule, bool], Iterator[Match | Reject]]
     replace: Callable[[Editor, Match], Replacement]
     why: str
+    measured: bool = False
 
 
 @dataclass
@@ -72,17 +76,14 @@ class Fuel:
         return self.used - 1
 
 
-def calls_of(node: Node) -> int:
-    """How many operators run where this node does: one, none (a size, an item of a list), or those of a function."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return node.meta.get("calls", 0)
-    return int(not isinstance(node.meta.get("val"), torch.SymInt | int))
-
-
-def apply(rewrite: Rewrite, module: GraphModule, fuel: Fuel, inference: bool) -> PassFindings:
-    """Run one pass to its fixed point; every match is a transaction of its own."""
+def apply(
+    rewrite: Rewrite, module: GraphModule, fuel: Fuel, inference: bool, tuner: Tuner | None = None
+) -> PassFindings:
+    """Run one pass to its fixed point; every match is a transaction of its own. Without a tuner nothing is timed."""
     findings, started = PassFindings(rewrite.name), time.perf_counter()
     refused: set[str] = set()
+    trial = Trial(tuner, not inference) if rewrite.measured and tuner is not None else None
+    commit = functools.partial(_commit, rewrite, module, trial)
     for _ in range(_MOST_ROUNDS):
         changed = False
         rejects = []
@@ -95,7 +96,7 @@ def apply(rewrite: Rewrite, module: GraphModule, fuel: Fuel, inference: bool) ->
             if fuel.empty:
                 break
             number = fuel.take()
-            if number in fuel.skip or not _commit(rewrite, module, found, findings, number):
+            if number in fuel.skip or not commit(found, findings, number):
                 refused.add(found.anchor.name)
                 continue
             changed = True
@@ -126,12 +127,17 @@ def _alive(match: Match, module: GraphModule) -> bool:
     return all(node.graph is module.graph and not node._erased and "replaced" not in node.meta for node in nodes)
 
 
-def _commit(rewrite: Rewrite, module: GraphModule, match: Match, findings: PassFindings, number: int) -> bool:
+def _commit(
+    rewrite: Rewrite, module: GraphModule, trial: Trial | None, match: Match, findings: PassFindings, number: int
+) -> bool:
     """Replace one match. False, with the reason in the findings, where the replacement does not hold."""
     editor = Editor(module, match.anchor)
     place = place_of(match.anchor)
     try:
         replacement = _checked(rewrite, editor, match)
+        if trial is not None:
+            values, timing = trial.judged(editor, replacement.values)
+            replacement = replace(replacement, values=values, why="; ".join(filter(None, (replacement.why, timing))))
     except Rejected as error:
         editor.undo()
         findings.misses.append(Miss(rewrite.name, str(error), place))

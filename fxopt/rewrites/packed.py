@@ -13,9 +13,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxopt.kernels.by_rows.op import in_chunks, unless_many
 from fxopt.patterns.repeated.lanes import BY_DIM, Call, Leaf, Picked, Pool, Shared, Tree, piece_of
-from fxopt.rewrites.core import calls_of
-from fxopt.rewrites.direct import direct
+from fxopt.rewrites.direct import as_function
 from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.regions import calls_of
 from fxopt.shape.sizes import Size, same, shape_of, static
 
 aten = torch.ops.aten
@@ -102,11 +102,11 @@ class Packer:
         if len(made) > 1 and not self._saves_work and all(joint.pool.kind in _IN_LOOPS for joint in self._joints):
             loop = self._loop(anchor)
         self.function.recompile()
-        batch, run = shape_of(anchor)[0], _direct(self.function.graph)
+        batch, run = shape_of(anchor)[0], as_function(self.function.graph)
         split = [any(same(size, batch) for size in shape_of(node)[:1]) for node in self.inputs]
         sizes = [_bytes(node, batch) for node in made]
         if loop is not None and any(split):
-            run = unless_many(run, _direct(loop), split, calls, sum(sizes))
+            run = unless_many(run, as_function(loop), split, calls, sum(sizes))
         elif rowwise and len(made) > 1:  # one alone is the result
             run = in_chunks(run, split, max(sizes))
         call = self.outer.known(result.meta["val"], _calling(self.function), *self.inputs)
@@ -319,19 +319,6 @@ def _calling(module: GraphModule) -> Callable[..., Any]:
 
     def packed(*inputs: Any) -> Any:
         return module(*inputs)
-
-    return packed
-
-
-def _direct(graph: Graph) -> Callable[..., Any]:
-    twin = Graph()
-    twin.output(twin.graph_copy(graph, {}))
-    fast = GraphModule(torch.nn.Module(), twin)
-    direct(fast)
-    forward = fast.forward
-
-    def packed(*inputs: Any) -> Any:
-        return forward(*inputs)
 
     return packed
 

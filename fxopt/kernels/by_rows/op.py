@@ -51,9 +51,13 @@ def unless_many(
         calls: operators in the loop.
         bytes_per_row: of all packed results together.
     """
-    first, most = list(split).index(True), calls * _BYTES_A_CALL // max(1, bytes_per_row)
+    return up_to(calls * _BYTES_A_CALL // max(1, bytes_per_row), packed, loop, list(split).index(True), 0)
 
-    def either(*inputs: Any) -> Tensor:
-        return packed(*inputs) if inputs[first].shape[0] <= most else loop(*inputs)
+
+def up_to(most: int, few: Callable[..., Any], many: Callable[..., Any], position: int, dim: int) -> Callable[..., Any]:
+    """`few` where the input at `position` has at most `most` elements in `dim`, and `many` for more."""
+
+    def either(*inputs: Any) -> Any:
+        return few(*inputs) if inputs[position].shape[dim] <= most else many(*inputs)
 
     return either

@@ -1,0 +1,128 @@
+"""What a replacement takes away and what it adds, cut out of the graph as two functions of the same inputs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from fxopt.rewrites.direct import as_function
+from fxopt.shape.aliases import has_effects
+from fxopt.shape.sizes import expression
+from fxopt.tune.samples import batch_symbol
+from fxopt.tune.tuner import Site
+
+
+class Region:
+    """Nodes of a graph, in its order, that end in `outputs`; `reads` are the nodes outside that they read."""
+
+    def __init__(self, inside: Sequence[Node], outputs: Sequence[Node]) -> None:
+        self.inside = inside
+        self.outputs = outputs
+        members = set(inside)
+        reads = [needed for node in inside for needed in node.all_input_nodes if needed not in members]
+        self.reads = list(dict.fromkeys([*reads, *(node for node in outputs if node not in members)]))
+
+    def graph(self, inputs: Sequence[Node]) -> Graph:
+        """A graph of its own: from `inputs`, which hold all that it reads, to the tuple of its outputs."""
+        graph, copies = Graph(), dict[Node, Node]()
+        for node in inputs:
+            copies[node] = graph.placeholder(node.name)
+            copies[node].meta["val"] = node.meta["val"]
+        for node in self.inside:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(copies[node] for node in self.outputs))
+        return graph
+
+
+def before(values: Sequence[Node]) -> Region:
+    """What nobody needs once `values` are replaced."""
+    dying = set(values)
+    for node in reversed(values[0].graph.nodes):
+        if node.op == "call_function" and node.users and not has_effects(node) and dying.issuperset(node.users):
+            dying.add(node)
+    return Region(sorted(dying), values)
+
+
+def after(added: Sequence[Node], values: Sequence[Node]) -> Region:
+    """What was added, as far as `values` need it."""
+    return Region(sorted(node for node in added if node.op != "get_attr"), values)
+
+
+def inputs_of(regions: Sequence[Region]) -> list[Node]:
+    return list(dict.fromkeys(node for region in regions for node in region.reads))
+
+
+def site(graphs: Sequence[Graph], inputs: Sequence[Node], training: bool) -> Site:
+    """Two graphs of the same inputs as functions to be timed."""
+    functions = [as_function(graph, not training) for graph in graphs]
+    values = [node.meta["val"] for node in inputs]
+    return Site(functions[0], functions[1], values, _key(graphs, values, training), training)
+
+
+def module_of(graph: Graph) -> GraphModule:
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def _key(graphs: Sequence[Graph], values: Sequence[Any], training: bool) -> str | None:
+    """A digest of the operators, sizes and dtypes, by no name that another capture would give otherwise."""
+    named = all(isinstance(node.target, OpOverload) or node.target.__module__ == "_operator"
+                for graph in graphs for node in graph.nodes if node.op == "call_function")  # fmt: skip
+    if not named:
+        return None
+    batch = batch_symbol(values)
+    words = [str(training), *(_described(value, batch) for value in values)]
+    for graph in graphs:
+        place = {node: _Name(f"%{number}") for number, node in enumerate(graph.nodes)}
+        calls = (node for node in graph.nodes if node.op != "placeholder")
+        words += [f"{node.target} {map_arg((node.args, node.kwargs), place.__getitem__)}" for node in calls]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:20]
+
+
+class _Name(str):
+    """A node's name in a key, without quotes."""
+
+    __repr__ = str.__str__  # type: ignore[assignment]
+
+
+def _described(value: Any, batch: Any) -> str:
+    """Dtype, device, sizes and strides; a symbol is "B" or the size that it had in the capture."""
+    if isinstance(value, torch.Tensor):
+        sizes = [_size(size, batch) for size in (*value.shape, *value.stride())]
+        return f"{value.dtype} {value.device} {sizes}"
+    if isinstance(value, torch.SymInt):
+        return _size(value, batch)
+    return repr([_described(item, batch) for item in value]) if isinstance(value, list | tuple) else repr(value)
+
+
+def _size(size: int | torch.SymInt, batch: Any) -> str:
+    if isinstance(size, int):
+        return str(size)
+    hints = size.node.shape_env.backed_var_to_val
+    term = expression(size)
+    return str(term.subs({symbol: "B" if symbol == batch else hints.get(symbol, "?") for symbol in term.free_symbols}))
+
+
+def rows_in(inputs: Sequence[Node]) -> tuple[int, int] | None:
+    """(position, dim) of an input whose size there is the batch."""
+    batch = batch_symbol([node.meta["val"] for node in inputs])
+    if batch is None:
+        return None
+    for position, node in enumerate(inputs):
+        value = node.meta["val"]
+        for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if expression(size) == batch:
+                return position, dim
+    return None
+
+
+def calls_of(node: Node) -> int:
+    """How many operators run where this node does: one, none (a size, an item of a list), or those of a function."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.meta.get("calls", 0)
+    return int(not isinstance(node.meta.get("val"), torch.SymInt | int))

@@ -1,0 +1,62 @@
+"""Whether a replacement pays on this machine: everywhere, nowhere, or up to some batch size."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch.fx import Graph, Node
+
+from fxopt.kernels.by_rows.op import up_to
+from fxopt.rewrites.direct import as_function
+from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.regions import after, before, calls_of, inputs_of, module_of, rows_in, site
+from fxopt.tune.tuner import Tuner, Verdict
+
+Values = Mapping[Node, Node | None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Times what each replacement takes away against what it adds."""
+
+    tuner: Tuner
+    training: bool
+
+    def judged(self, editor: Editor, values: Values) -> tuple[Values, str]:
+        """The values to put in place of the old ones, and a few words for the report.
+
+        Raises:
+            Rejected: the replacement is slower here at every batch size.
+        """
+        if self.tuner.effort.seconds == 0 or None in values.values():
+            return values, ""
+        news = [new for new in values.values() if new is not None]
+        regions = [before(list(values)), after(editor.added, news)]
+        inputs = inputs_of(regions)
+        graphs = [region.graph(inputs) for region in regions]
+        verdict = self.tuner.verdict(site(graphs, inputs, self.training))
+        if verdict.slower:
+            raise Rejected(f"it would be slower on this machine: {verdict}")
+        if verdict.mixed and (either := self._either(editor, values, graphs, inputs, verdict)):
+            return either
+        return values, str(verdict)
+
+    def _either(
+        self, editor: Editor, values: Values, graphs: list[Graph], inputs: list[Node], verdict: Verdict
+    ) -> tuple[Values, str] | None:
+        """A call that picks one of the two graphs by the number of rows. None where no input tells it in time."""
+        rows = rows_in(inputs)
+        if rows is None or any(node not in editor.added and not node < editor.point for node in inputs):
+            return None
+        most, few = verdict.split()
+        ordered = graphs[::-1] if few else graphs
+        modules = [module_of(graph) for graph in ordered]
+        fast = [as_function(graph, not self.training) for graph in ordered]
+        fakes = tuple(old.meta["val"] for old in values)
+        call = editor.known(fakes, up_to(most, modules[0], modules[1], *rows), *inputs)
+        call.meta["bound"] = up_to(most, fast[0], fast[1], *rows)
+        call.meta["calls"] = max(sum(map(calls_of, graph.nodes)) for graph in graphs)
+        picked = {old: editor.known(old.meta["val"], operator.getitem, call, place) for place, old in enumerate(values)}
+        return picked, f"{'up to' if few else 'above'} {most} rows: {verdict}"

@@ -1,0 +1,83 @@
+"""Tensors to time a region on, made from the fake values that its inputs have in the graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+import torch.utils._pytree as pytree
+
+from fxopt.shape.sizes import expression
+
+Sizes = Mapping[sympy.Symbol, int]
+_MOST_BYTES = 1 << 28  # of all inputs; a region that reads whole tables is not copied to be timed
+
+
+class NoSample(Exception):
+    """A value that cannot be made up; the text says why."""
+
+
+def batch_symbol(values: Sequence[Any]) -> sympy.Symbol | None:
+    """The symbol that most tensors have as their first size: the batch. None where every size is fixed."""
+    leading = (expression(value.shape[0]) for value in values if isinstance(value, torch.Tensor) and value.dim())
+    counts = Counter(size for size in leading if isinstance(size, sympy.Symbol))
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def sizes_of(values: Sequence[Any]) -> dict[sympy.Symbol, int]:
+    """Every symbol in the values, with the size that it had while the model was captured."""
+    sizes: dict[sympy.Symbol, int] = {}
+    for size in _sizes(values):
+        for symbol in expression(size).free_symbols:
+            hint = size.node.shape_env.backed_var_to_val.get(symbol)
+            if hint is None:
+                raise NoSample("its sizes depend on data")
+            sizes[symbol] = int(hint)
+    return sizes
+
+
+def _sizes(values: Sequence[Any]) -> list[torch.SymInt]:
+    found: list[torch.SymInt] = []
+    for value in pytree.tree_leaves(list(values)):
+        every = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
+        found += [size for size in every if isinstance(size, torch.SymInt)]
+    return found
+
+
+def sample(values: Sequence[Any], sizes: Sizes) -> list[Any]:
+    """Random tensors and ints in place of fake ones.
+
+    Floats in [0.1, 1.1): neither NaN after sqrt and log nor slow as denormals. Integers are 0 or 1: tables have both.
+    """
+    needed = sum(
+        _number(value.numel(), sizes) * value.element_size()
+        for value in pytree.tree_leaves(list(values))
+        if isinstance(value, torch.Tensor)
+    )
+    if needed > _MOST_BYTES:
+        raise NoSample(f"its inputs take {needed >> 20} MiB")
+    return [pytree.tree_map(lambda leaf: _made(leaf, sizes), value) for value in values]
+
+
+def _made(value: Any, sizes: Sizes) -> Any:
+    if isinstance(value, torch.SymInt):
+        return _number(value, sizes)
+    if not isinstance(value, torch.Tensor):
+        return value
+    shape, strides = ([_number(size, sizes) for size in each] for each in (value.shape, value.stride()))
+    made = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+    if 0 in strides:  # expanded: its elements share memory
+        own = [size if stride else 1 for size, stride in zip(shape, strides, strict=True)]
+        made = made.as_strided(own, strides)
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        made.copy_(torch.rand(made.shape, dtype=torch.float32) + 0.1)
+    else:
+        made.copy_(torch.randint(0, 2, made.shape))
+    return made.expand(shape)
+
+
+def _number(size: int | torch.SymInt, sizes: Sizes) -> int:
+    return size if isinstance(size, int) else int(expression(size).subs(sizes))

@@ -1,0 +1,143 @@
+"""Which of two computations is faster here, at which batch sizes."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fxopt.tune.clock import fastest
+from fxopt.tune.memory import Memory, Ratios
+from fxopt.tune.samples import NoSample, batch_symbol, sample, sizes_of
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """rows: the batch sizes to time at; seconds: for all sites of one capture; patience: for one size of one site."""
+
+    rows: tuple[int, ...]
+    seconds: float
+    patience: float
+
+
+EFFORTS = {
+    "off": Effort((), 0.0, 0.0),
+    "fast": Effort((1, 16, 256, 4096), 5.0, 0.015),
+    "full": Effort((1, 4, 16, 64, 256, 1024, 4096), math.inf, 0.2),
+}
+_LONGEST = 0.25  # seconds of one run from which on larger sizes are not timed
+_LOSS = 0.96  # ratios below it are losses; between it and 1 is noise
+
+
+@dataclass(frozen=True)
+class Site:
+    """Two functions of the same inputs. `values`: the fake values of the inputs; `key`: what the timing depends on,
+    None where it cannot be said in words, and so not be remembered."""
+
+    before: Function
+    after: Function
+    values: Sequence[Any]
+    key: str | None
+    training: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Seconds before / seconds after, by batch size; empty where nothing was timed, and `reason` says why."""
+
+    ratios: Ratios
+    reason: str = ""
+
+    @property
+    def slower(self) -> bool:
+        """Nowhere faster, and slower somewhere."""
+        return any(ratio < _LOSS for ratio in self.ratios.values()) and max(self.ratios.values()) < 1 / _LOSS
+
+    @property
+    def mixed(self) -> bool:
+        return not self.slower and any(ratio < _LOSS for ratio in self.ratios.values())
+
+    def split(self) -> tuple[int, bool]:
+        """(most, few): `few` tells which one serves up to `most` rows (True: the new one); the other serves more.
+
+        The cut that wins most time, as a sum of logarithms; between two timed sizes it is their geometric mean.
+        """
+        rows = sorted(self.ratios)
+        gains = [math.log(self.ratios[size]) for size in rows]
+        cuts = [(sum(gains[:cut]) - sum(gains[cut:]), cut) for cut in range(1, len(rows))]
+        few, cut = max(cuts)
+        many, other = min(cuts)
+        if few < -many:
+            cut = other
+        return math.isqrt(rows[cut - 1] * rows[cut]), few >= -many
+
+    def __str__(self) -> str:
+        if not self.ratios:
+            return f"not timed: {self.reason}"
+        return ", ".join(f"{ratio:.2f}x at {rows}" for rows, ratio in sorted(self.ratios.items())) + " rows"
+
+
+class Tuner:
+    """Times sites within a budget of seconds; what was timed before, here or by another process, is remembered."""
+
+    def __init__(self, level: str, memory: Memory | None = None) -> None:
+        self.effort = EFFORTS[level]
+        self.left = self.effort.seconds
+        self.memory = memory or _memory()
+
+    def verdict(self, site: Site) -> Verdict:
+        key = site.key and f"{site.key}-{torch.get_num_threads()}-{'/'.join(map(str, self.effort.rows))}"
+        if key and (known := self.memory.get(key)):
+            return Verdict(known)
+        if self.left <= 0:
+            return Verdict({}, "the time for measuring was over (Config(tune='full') takes as long as it needs)")
+        started = time.perf_counter()
+        try:
+            ratios = self._timed(site)
+        except NoSample as error:
+            return Verdict({}, str(error))
+        finally:
+            self.left -= time.perf_counter() - started
+        if key:
+            self.memory.put(key, ratios)
+        return Verdict(ratios)
+
+    def _timed(self, site: Site) -> Ratios:
+        batch, sizes = batch_symbol(site.values), sizes_of(site.values)
+        ratios: Ratios = {}
+        for rows in self.effort.rows if batch is not None else self.effort.rows[:1]:
+            inputs = sample(site.values, sizes | ({batch: rows} if batch is not None else {}))
+            runs = [functools.partial(_run, function, inputs, site.training) for function in (site.before, site.after)]
+            before, after = fastest(runs, self.effort.patience)
+            ratios[rows] = before / after
+            if max(before, after) > _LONGEST:
+                break
+        return ratios
+
+
+def _run(function: Function, inputs: list[Any], training: bool) -> None:
+    if not training:
+        with torch.no_grad():
+            function(*inputs)
+        return
+    leaves = [_leaf(value) for value in inputs]
+    outputs = [value for value in function(*leaves) if value.requires_grad]
+    needed = [value for value in leaves if isinstance(value, torch.Tensor) and value.requires_grad]
+    torch.autograd.grad(outputs, needed, [torch.ones_like(value) for value in outputs], allow_unused=True)
+
+
+def _leaf(value: Any) -> Any:
+    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.detach().requires_grad_() if floating else value
+
+
+@functools.cache
+def _memory() -> Memory:
+    return Memory()

@@ -1,0 +1,145 @@
+"""Timings decide: what is slower is refused, what is faster at some sizes runs at those, and timings are remembered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+import fxopt
+from fxopt.capture import capture
+from fxopt.normalize import normalize
+from fxopt.patterns.core import Match, Reject
+from fxopt.rewrites.core import Fuel, Replacement, Rewrite, apply
+from fxopt.rewrites.editor import Editor
+from fxopt.tune.memory import Memory
+from fxopt.tune.tuner import Effort, Tuner, Verdict
+
+aten = torch.ops.aten
+
+
+class Norm(nn.Module):
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        return (x * w).relu() + 1.0
+
+
+def sleeping(x: Tensor, few: float, many: float) -> Tensor:
+    time.sleep(few if x.shape[0] <= 16 else many)
+    return x + 1.0
+
+
+def relus(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    for node in module.graph.find_nodes(op="call_function", target=aten.relu.default):
+        yield Match(node, {})
+
+
+def as_clamp(editor: Editor, match: Match) -> Replacement:
+    new = editor.call(aten.clamp_min.default, match.anchor.args[0], 0)
+    return Replacement({match.anchor: new}, "relu as clamp", "the same values")
+
+
+class FixedTimes(Tuner):
+    """As if the ratios had been timed."""
+
+    def __init__(self, ratios: dict[int, float], memory: Path) -> None:
+        super().__init__("fast", Memory(memory))
+        self.ratios = ratios
+        self.sites: list[Any] = []
+
+    def verdict(self, site: Any) -> Verdict:
+        self.sites.append(site)
+        return Verdict(self.ratios)
+
+
+def rewritten(ratios: dict[int, float], folder: Path) -> tuple[GraphModule, Any, FixedTimes]:
+    module = capture(Norm(), (torch.randn(5, 4), torch.randn(4))).graph
+    normalize(module)
+    tuner = FixedTimes(ratios, folder / "t.json")
+    findings = apply(Rewrite("clamps", relus, as_clamp, "", measured=True), module, Fuel(), True, tuner)
+    module.recompile()
+    return module, findings, tuner
+
+
+def targets(module: GraphModule) -> list[Any]:
+    return [node.target for node in module.graph.nodes if node.op == "call_function"]
+
+
+def test_what_is_slower_is_refused_with_its_timing(tmp_path: Path) -> None:
+    module, findings, _ = rewritten({1: 0.5, 256: 0.9}, tmp_path)
+    assert aten.relu.default in targets(module) and not findings.changes
+    assert "slower on this machine: 0.50x at 1, 0.90x at 256 rows" in findings.misses[0].reason
+
+
+def test_what_is_faster_is_applied_and_says_so(tmp_path: Path) -> None:
+    module, findings, _ = rewritten({1: 0.99, 256: 1.5}, tmp_path)
+    assert aten.relu.default not in targets(module)
+    assert "1.50x at 256 rows" in findings.changes[0].why
+
+
+@pytest.mark.parametrize("batch", [0, 1, 16, 17, 300])
+def test_what_is_faster_at_some_sizes_runs_at_those(tmp_path: Path, batch: int) -> None:
+    module, findings, _ = rewritten({1: 0.5, 16: 0.8, 17: 2.0, 256: 2.0}, tmp_path)
+    assert "above 16 rows" in findings.changes[0].why
+    x, w = torch.randn(batch, 4), torch.randn(4)
+    assert torch.equal(module(x, w)[0], Norm()(x, w))
+
+
+def test_the_regions_are_what_goes_and_what_comes(tmp_path: Path) -> None:
+    _, _, tuner = rewritten({1: 2.0}, tmp_path)
+    (site,) = tuner.sites
+    x = torch.randn(3, 4)
+    assert len(site.values) == 1, "the product stays: the clamp reads it"
+    assert torch.equal(site.before(x)[0], x.relu()) and torch.equal(site.after(x)[0], x.clamp_min(0))
+
+
+def site_of(before: Callable, after: Callable, key: str | None = "key") -> Any:
+    from fxopt.tune.tuner import Site
+
+    module = capture(Norm(), (torch.randn(5, 4), torch.randn(4))).graph
+    values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    return Site(lambda x, w: before(x), lambda x, w: after(x), values, key, training=False)
+
+
+def test_timing_sees_the_faster_one_by_batch(tmp_path: Path) -> None:
+    tuner = Tuner("fast", Memory(tmp_path / "t.json"))
+    tuner.effort = Effort((1, 64), 10.0, 0.0)
+    verdict = tuner.verdict(site_of(lambda x: sleeping(x, 1e-3, 1e-3), lambda x: sleeping(x, 4e-3, 0.0)))
+    assert verdict.ratios[1] < 0.5 < 2 < verdict.ratios[64] and verdict.mixed
+    assert verdict.split() == (8, False), "the old one up to 8 rows, the new one above"
+
+
+def test_timings_are_remembered_by_other_processes(tmp_path: Path) -> None:
+    first = Tuner("fast", Memory(tmp_path / "t.json"))
+    ratios = first.verdict(site_of(lambda x: x + 1, lambda x: x + 2)).ratios
+    first.memory.save()
+    later = Tuner("fast", Memory(tmp_path / "t.json"))
+    later.left = 0
+    assert later.verdict(site_of(lambda x: x + 1, lambda x: x + 2)).ratios == ratios
+    assert "Config(tune='full')" in later.verdict(site_of(lambda x: x + 1, lambda x: x + 2, key=None)).reason
+
+
+def test_a_broken_memory_is_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('{"key": {"1": 2.0')
+    memory = Memory(tmp_path / "t.json")
+    assert memory.get("key") is None
+    memory.put("key", {1: 3.0})
+    memory.save()
+    assert Memory(tmp_path / "t.json").get("key") == {1: 3.0}
+
+
+def test_the_budget_ends(tmp_path: Path) -> None:
+    tuner = Tuner("fast", Memory(tmp_path / "t.json"))
+    tuner.left = 1e-9
+    assert tuner.verdict(site_of(lambda x: x + 1, lambda x: x + 2, key="a")).ratios
+    assert not tuner.verdict(site_of(lambda x: x + 1, lambda x: x + 2, key="b")).ratios
+
+
+def test_a_level_that_is_none() -> None:
+    with pytest.raises(ValueError, match=r"tune.*'slow'"):
+        fxopt.Config(tune="slow")
