@@ -1,0 +1,99 @@
+// Vectors of floats, as wide as the instruction set that FXOPT_ISA names: 16, 8 or 4 lanes (4: what every 64-bit CPU
+// has). Arithmetic and comparisons are operators (GCC's vector extension); a comparison gives an Ints of 0 and -1,
+// and `mask ? a : b` selects by lane.
+#pragma once
+#if FXOPT_VECTOR_BYTES > 16
+#include <immintrin.h>
+#endif
+#include <cstdint>
+#include <cstring>
+
+namespace fxopt::FXOPT_ISA {
+
+constexpr int kLanes = FXOPT_VECTOR_BYTES / 4;
+typedef float Floats __attribute__((vector_size(FXOPT_VECTOR_BYTES)));
+typedef int32_t Ints __attribute__((vector_size(FXOPT_VECTOR_BYTES)));
+
+inline Floats splat(float x) { return x - Floats{}; }  // x - 0: exact, and keeps -0
+inline Ints splat(int32_t x) { return x - Ints{}; }
+
+inline Floats load(const float* from) {
+  Floats v;
+  memcpy(&v, from, sizeof v);
+  return v;
+}
+
+inline void store(float* to, Floats v) { memcpy(to, &v, sizeof v); }
+
+// The first n < kLanes lanes; the others are 0, and are not stored.
+inline Floats load(const float* from, int n) {
+#if FXOPT_VECTOR_BYTES == 64
+  return (Floats)_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), from);
+#else
+  Floats v{};
+  memcpy(&v, from, size_t(n) * sizeof(float));
+  return v;
+#endif
+}
+
+inline void store(float* to, Floats v, int n) {
+#if FXOPT_VECTOR_BYTES == 64
+  _mm512_mask_storeu_ps(to, __mmask16((1u << n) - 1), (__m512)v);
+#else
+  memcpy(to, &v, size_t(n) * sizeof(float));
+#endif
+}
+
+inline Ints bits(Floats x) { return (Ints)x; }
+inline Floats from_bits(Ints x) { return (Floats)x; }
+inline Ints to_ints(Floats x) { return __builtin_convertvector(x, Ints); }  // truncates
+inline Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
+
+inline Floats fma(Floats a, Floats b, Floats c) {
+#if FXOPT_VECTOR_BYTES == 64
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif FXOPT_VECTOR_BYTES == 32
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;  // rounds twice
+#endif
+}
+
+inline Floats sqrt(Floats x) {
+#if FXOPT_VECTOR_BYTES == 64
+  return (Floats)_mm512_sqrt_ps((__m512)x);
+#elif FXOPT_VECTOR_BYTES == 32
+  return (Floats)_mm256_sqrt_ps((__m256)x);
+#else
+  for (int k = 0; k < kLanes; k++) x[k] = __builtin_sqrtf(x[k]);
+  return x;
+#endif
+}
+
+inline Floats abs(Floats x) { return from_bits(bits(x) & 0x7fffffff); }
+inline Floats copy_sign(Floats magnitude, Floats sign) {
+  return from_bits((bits(magnitude) & 0x7fffffff) | (bits(sign) & int32_t(0x80000000)));
+}
+
+// As torch: a NaN in either argument is the result.
+inline Floats maximum(Floats a, Floats b) { return ((a > b) | (a != a)) ? a : b; }
+inline Floats minimum(Floats a, Floats b) { return ((a < b) | (a != a)) ? a : b; }
+
+inline float sum(Floats v) {
+  float total[kLanes];
+  memcpy(total, &v, sizeof v);
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int k = 0; k < half; k++) total[k] += total[k + half];
+  return total[0];
+}
+
+// The largest lane; NaN if one is.
+inline float largest(Floats v) {
+  float lanes[kLanes];
+  memcpy(lanes, &v, sizeof v);
+  float most = lanes[0];
+  for (int k = 1; k < kLanes; k++) most = lanes[k] > most || lanes[k] != lanes[k] ? lanes[k] : most;
+  return most;
+}
+
+}  // namespace fxopt::FXOPT_ISA
