@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 VERIFY_LEVELS = ("off", "first", "full")
 TUNE_LEVELS = ("off", "fast", "full")
+LOWERINGS = ("fx", "inductor")
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,9 @@ class Config:
         tune: ``"fast"`` times rewrites against what they replace, at most 5 seconds a capture, and leaves out what is
             slower on this machine (timings are remembered beside the compiled kernels); ``"full"`` takes its time and
             more batch sizes; ``"off"`` applies every rewrite that is right.
+        lower: ``"fx"`` calls what is left after the rewrites operator by operator; ``"inductor"`` compiles what lies
+            between products, lookups and other large operators (seconds, at each capture; its caches work as under
+            torch.compile) and calls the rest. Where that fails the graph runs as with ``"fx"``; the report says why.
         disable: names of passes to leave out (see ``fxopt.rewrites.PASSES``).
         max_rewrites: apply at most this many rewrites ("fuel"); used to bisect a wrong answer.
         leaves: module paths, as in ``named_modules()``, that stay opaque.
@@ -26,6 +30,7 @@ class Config:
 
     verify: str = "first"
     tune: str = "fast"
+    lower: str = "fx"
     disable: tuple[str, ...] = ()
     max_rewrites: int | None = None
     leaves: tuple[str, ...] = ()
@@ -36,5 +41,7 @@ class Config:
             raise ValueError(f"Config.verify: expected one of {VERIFY_LEVELS}, found {self.verify!r}")
         if self.tune not in TUNE_LEVELS:
             raise ValueError(f"Config.tune: expected one of {TUNE_LEVELS}, found {self.tune!r}")
+        if self.lower not in LOWERINGS:
+            raise ValueError(f"Config.lower: expected one of {LOWERINGS}, found {self.lower!r}")
         if isinstance(self.disable, str):
             raise TypeError(f"Config.disable: expected a tuple of pass names, found the string {self.disable!r}")

@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule
 from fxopt.callable_module import make_callable
 from fxopt.capture import Capture, CaptureError, capture
 from fxopt.config import Config
-from fxopt.findings import Change, Findings, Miss
+from fxopt.findings import Change, Findings, Miss, PassFindings, Place
 from fxopt.normalize import normalize, records_nothing
 from fxopt.rewrites import PASSES
 from fxopt.rewrites.core import Fuel, apply
@@ -65,6 +65,9 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
         executable = verified(executable, model, args, kwargs, config, tuner)
     tuner.memory.save()
     clock.lap("verify")
+    if config.lower == "inductor":
+        executable = lowered(executable, model, args, kwargs, config)
+        clock.lap("lower")
     executable.findings.seconds = clock.laps
     return executable
 
@@ -113,6 +116,28 @@ def verified(
         ran.rolled_back.extend(change for name, change in wrong if name == ran.name)
     executable.findings.max_error = verdict.max_error
     return executable
+
+
+def lowered(
+    executable: Executable, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config
+) -> Executable:
+    """`executable` with its islands compiled, or as it is where that fails or changes the answer; the findings say."""
+    from fxopt.lowering import NotLowered, lower  # Inductor takes a second to import
+
+    findings = PassFindings("lowering")
+    executable.findings.passes.append(findings)
+    try:
+        candidate, what = lower(executable, records_nothing(executable.capture.graph.graph))
+        verdict = verify(candidate, executable.capture.graph, model, args, kwargs, config)
+    except NotLowered as error:
+        findings.misses.append(Miss("lowering", str(error), Place()))
+        return executable
+    change = Change(executable.findings.rewrites, "", what, "compared with eager after compiling", Place())
+    if not verdict.ok:
+        findings.rolled_back.append(replace(change, why=verdict.message))
+        return executable
+    findings.changes.append(change)
+    return candidate
 
 
 class _Clock:
