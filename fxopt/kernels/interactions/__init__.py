@@ -1,0 +1,1 @@
+"""Interactions of fields: dot products of their pairs, and sums over pairs."""

@@ -1,0 +1,179 @@
+// The operators on the CPU: tensors into Fields and Runs, then the kernels of dot.h over torch's threads.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "../dispatched.h"
+#include "../simd/cpu.h"
+#include "layout.h"
+
+namespace fxopt {
+
+static const Kernels* pick(const char* limit) {
+#if defined(__x86_64__)
+  const Isa isa = best_isa(limit);
+  if (isa == Isa::kAvx512) return &avx512::kernels;
+  if (isa == Isa::kAvx2) return &avx2::kernels;
+#endif
+  return &scalar::kernels;
+}
+
+static const Kernels* kernels = pick(std::getenv("FXOPT_ISA"));
+
+static float* scratch(int64_t count) {
+  thread_local std::vector<float> memory;
+  if (int64_t(memory.size()) < count + 16) memory.resize(count + 16);
+  return memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / sizeof(float) % 16;
+}
+
+constexpr double kTaskNs = 10000;  // less work than this is not worth another thread
+
+template <class Rows>
+static void over_rows(int64_t B, double ns_a_row, const Rows& rows) {
+  const int64_t grain = int64_t(kTaskNs / ns_a_row) + 1;
+  if (B <= grain || torch::stable::get_num_threads() == 1) return rows(0, B);
+  torch::stable::parallel_for(0, B, grain, rows);
+}
+
+// The tensors [B, F, D] or [B, D] of a list, one after the other on F.
+struct FieldList {
+  std::vector<float*> data;
+  std::vector<int64_t> row, lane;
+  int64_t B = 0, D = 0;
+
+  void add(const Operand& x) {
+    if (x.dtype != kDtypeFloat || (x.dim != 2 && x.dim != 3)) refused("fxopt.dot_interaction: expected float32 vectors [B, F, D] or [B, D]");
+    const int64_t last = x.dim - 1, count = x.dim == 3 ? x.sizes[1] : 1;
+    if (row.empty() && B == 0 && D == 0) B = x.sizes[0], D = x.sizes[last];
+    if (x.sizes[0] != B || x.sizes[last] != D) refused("fxopt.dot_interaction: vectors of different batch or size");
+    for (int64_t f = 0; f < count; f++) {
+      data.push_back(reinterpret_cast<float*>(x.data) + (x.dim == 3 ? f * x.strides[1] : 0));
+      row.push_back(x.strides[0]);
+      lane.push_back(x.strides[last]);
+    }
+  }
+
+  Fields fields() const { return {data.data(), row.data(), lane.data(), B, int64_t(data.size()), D}; }
+};
+
+static int64_t index_at(const Operand& index, int64_t k, int64_t F) {
+  const int64_t value = reinterpret_cast<const int64_t*>(index.data)[k * index.strides[0]];
+  if (value < -F || value >= F) refused("fxopt.dot_interaction: index %lld is out of bounds for %lld vectors", (long long)value, (long long)F);
+  return value < 0 ? value + F : value;
+}
+
+// The pairs as runs of neighbours, in the order of the results. A pair may stand either way round.
+static void append_runs(const Operand& i, const Operand& j, int64_t F, std::vector<Run>& runs) {
+  if (i.dtype != kDtypeInt64 || j.dtype != kDtypeInt64 || i.dim != 1 || j.dim != 1 || i.sizes[0] != j.sizes[0])
+    refused("fxopt.dot_interaction: expected two int64 lists of equal length");
+  for (int64_t k = 0; k < i.sizes[0]; k++) {
+    const int32_t left = int32_t(index_at(i, k, F)), right = int32_t(index_at(j, k, F));
+    if (!runs.empty()) {
+      Run& last = runs.back();
+      if (last.i == left && last.j + last.count == right) { last.count++; continue; }
+      if (last.i == right && last.j + last.count == left) { last.count++; continue; }
+      if (last.count == 1 && last.j == right && last.i + 1 == left) { last = {right, last.i, 2, last.at}; continue; }
+    }
+    runs.push_back({left, right, 1, int32_t(k)});
+  }
+}
+
+static double ns_a_row(const Fields& x, int64_t results) { return 50 + double(x.F * x.F * x.D) / 40 + double(results) / 4; }
+
+// What stands beside the results in their rows.
+struct Copy {
+  const Operand* from;
+  int64_t at;
+};
+
+static void copy_beside(const Copy& copy, float* out, int64_t width, int64_t row0, int64_t row1) {
+  const Operand& x = *copy.from;
+  for (int64_t b = row0; b < row1; b++) {
+    const float* from = reinterpret_cast<const float*>(x.data) + b * x.strides[0];
+    float* to = out + b * width + copy.at;
+    if (x.strides[1] == 1) memcpy(to, from, size_t(x.sizes[1]) * sizeof(float));
+    else for (int64_t k = 0; k < x.sizes[1]; k++) to[k] = from[k * x.strides[1]];
+  }
+}
+
+static int64_t place(const Operand* beside, int64_t count, int64_t B, int64_t at, std::vector<Copy>& copies) {
+  for (int64_t k = 0; k < count; k++) {
+    if (beside[k].dtype != kDtypeFloat || beside[k].dim != 2 || beside[k].sizes[0] != B)
+      refused("fxopt.dot_interaction: what stands beside the results must be float32 [B, W]");
+    copies.push_back({beside + k, at});
+    at += beside[k].sizes[1];
+  }
+  return at;
+}
+
+// words: how many tensors hold vectors, stand before the results, and behind. Then come the lists i and j.
+static void run_dot(const Request& request) {
+  if (request.n_words != 3) refused("fxopt.dot_interaction: expected three counts");
+  const int64_t n_vectors = request.words[0], n_before = request.words[1], n_after = request.words[2];
+  if (n_vectors < 1 || n_before < 0 || n_after < 0 || request.n_operands != n_vectors + n_before + n_after + 2)
+    refused("fxopt.dot_interaction: the counts are not those of its tensors");
+  const Operand* operand = request.operands;
+  FieldList list;
+  for (int64_t k = 0; k < n_vectors; k++) list.add(*operand++);
+  const Operand *before = operand, *after = before + n_before, *index = after + n_after;
+  thread_local std::vector<Run> runs;
+  runs.clear();
+  const Fields x = list.fields();
+  append_runs(index[0], index[1], x.F, runs);
+  std::vector<Copy> copies;
+  const int64_t n = index[0].sizes[0], at = place(before, n_before, x.B, 0, copies);
+  const int64_t sizes[2] = {x.B, place(after, n_after, x.B, at + n, copies)};
+  float* out = reinterpret_cast<float*>(request.allocate(request.context, 2, sizes, kDtypeFloat));
+  const Dot job{x, runs.data(), int64_t(runs.size()), n, out + at, sizes[1]};
+  over_rows(x.B, ns_a_row(x, sizes[1]), [&](int64_t row0, int64_t row1) {
+    kernels->dot(job, row0, row1, scratch);
+    for (const Copy& copy : copies) copy_beside(copy, out, sizes[1], row0, row1);
+  });
+}
+
+// words: where the results begin in the rows of the gradient. Operands: it, the lists i and j, the vectors.
+static void run_dot_backward(const Request& request) {
+  const Operand& grad = request.operands[0];
+  FieldList list, grads;
+  for (int64_t k = 3; k < request.n_operands; k++) {
+    const Operand& x = request.operands[k];
+    list.add(x);
+    const int64_t last = x.dim - 1, row = x.sizes[last] * (x.dim == 3 ? x.sizes[1] : 1);
+    const int64_t strides[3] = {row, x.dim == 3 ? x.sizes[last] : 1, 1};
+    grads.add({request.allocate(request.context, x.dim, x.sizes, kDtypeFloat), x.sizes, strides, x.dim, kDtypeFloat});
+  }
+  const Fields x = list.fields();
+  std::vector<Run> runs;
+  append_runs(request.operands[1], request.operands[2], x.F, runs);
+  const int64_t at = request.words[0];
+  if (grad.dtype != kDtypeFloat || grad.dim != 2 || grad.sizes[0] != x.B || at < 0 || at + request.operands[1].sizes[0] > grad.sizes[1])
+    refused("fxopt.dot_interaction_backward: the gradient does not fit");
+  if (grad.strides[1] != 1 && grad.sizes[1] > 1) refused("fxopt.dot_interaction_backward: the gradient's rows must be contiguous");
+  const DotBackward job{x, grads.fields(), runs.data(), int64_t(runs.size()), reinterpret_cast<float*>(grad.data) + at, grad.strides[0]};
+  over_rows(x.B, 2 * ns_a_row(x, grad.sizes[1]), [&](int64_t row0, int64_t row1) { kernels->dot_backward(job, row0, row1, scratch); });
+}
+
+static Tensor dot_interaction(
+    const std::vector<Tensor> vectors, const std::vector<Tensor> before, const std::vector<Tensor> after, const Tensor i, const Tensor j) {
+  const std::vector<int64_t> words{int64_t(vectors.size()), int64_t(before.size()), int64_t(after.size())};
+  return run_dispatched(run_dot, words, vectors, before, after, i, j)[0];
+}
+
+static std::vector<Tensor> dot_interaction_backward(
+    const Tensor grad, const Tensor i, const Tensor j, const std::vector<Tensor> vectors, int64_t at) {
+  return run_dispatched(run_dot_backward, {at}, grad, i, j, vectors);
+}
+
+}  // namespace fxopt
+
+#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
+FXOPT_EXPORT void fxopt_dot_interaction_run(const fxopt::Request* request) { fxopt::run_dot(*request); }
+FXOPT_EXPORT void fxopt_interactions_isa(const char* limit) { fxopt::kernels = fxopt::pick(limit); }  // for tests
+
+STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) {
+  m.impl("dot_interaction", TORCH_BOX(&fxopt::dot_interaction));
+  m.impl("dot_interaction_backward", TORCH_BOX(&fxopt::dot_interaction_backward));
+}

@@ -1,0 +1,118 @@
+"""fxopt::dot_interaction: dot products of pairs of vectors, in one row with what stands beside them.
+
+Each batch row's Gram matrix lives in the cache only; the vectors are read where they are. The interaction of DLRM
+(Naumov et al., arXiv:1906.00091) and of product networks (Qu et al., arXiv:1611.00144).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import library
+
+SCHEMAS = (
+    "dot_interaction(Tensor[] vectors, Tensor[] before, Tensor[] after, Tensor i, Tensor j) -> Tensor",
+    "dot_interaction_backward(Tensor grad, Tensor i, Tensor j, Tensor[] vectors, int at) -> Tensor[]",
+)
+
+
+def dot_interaction(
+    vectors: Sequence[Tensor], before: Sequence[Tensor], after: Sequence[Tensor], i: Tensor, j: Tensor
+) -> Tensor:
+    """cat([*before, z[i] . z[j], *after], 1), where z is cat(vectors, 1). The kernel's own definition.
+
+    Args:
+        vectors: [B, F, D] or [B, D] each.
+        before, after: [B, W] each.
+        i, j: int64 [P], -F <= index < F.
+
+    Returns:
+        [B, W + P + W].
+    """
+    z = torch.cat([x if x.dim() == 3 else x.unsqueeze(1) for x in vectors], 1)
+    return torch.cat([*before, torch.bmm(z, z.transpose(1, 2))[:, i, j], *after], 1)
+
+
+def call_of(vectors: int, before: int, after: int) -> Callable[..., Tensor]:
+    """The operator for so many tensors, past the dispatcher where it can be."""
+    counts = torch.tensor([vectors, before, after])
+
+    def fxopt_dot_interaction(
+        vectors: list[Tensor], before: list[Tensor], after: list[Tensor], i: Tensor, j: Tensor
+    ) -> Tensor:
+        if (kernel := library.dot_kernel()) is not None:
+            outputs = kernel(vectors, before, after, i, j, counts)
+            if outputs is not None:
+                return outputs[0]
+        return torch.ops.fxopt.dot_interaction(vectors, before, after, i, j)
+
+    return fxopt_dot_interaction
+
+
+def define(lib: torch.library.Library) -> None:
+    lib.impl("dot_interaction", dot_interaction, "CompositeExplicitAutograd")
+    lib.impl("dot_interaction_backward", _gradients, "CompositeExplicitAutograd")
+    torch.library.register_fake("fxopt::dot_interaction", _fake, lib=lib)
+    torch.library.register_fake("fxopt::dot_interaction_backward", _fake_backward, lib=lib)
+    torch.library.register_autograd("fxopt::dot_interaction", _backward, setup_context=_setup_context, lib=lib)
+    torch.library.register_autograd(
+        "fxopt::dot_interaction_backward", _second, setup_context=_setup_second, lib=lib
+    )
+
+
+def _fake(vectors: list[Tensor], before: list[Tensor], after: list[Tensor], i: Tensor, j: Tensor) -> Tensor:
+    width = sum(beside.shape[1] for beside in (*before, *after)) + i.shape[0]
+    return vectors[0].new_empty((vectors[0].shape[0], width))
+
+
+def _fake_backward(grad: Tensor, i: Tensor, j: Tensor, vectors: list[Tensor], at: int) -> list[Tensor]:
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in vectors]
+
+
+def _gradients(grad: Tensor, i: Tensor, j: Tensor, vectors: list[Tensor], at: int) -> list[Tensor]:
+    """The gradients of the vectors; that of the pairs stands at column `at` of `grad`."""
+    leaves = [x.detach().requires_grad_() for x in vectors]
+    with torch.enable_grad():
+        result = dot_interaction(leaves, [], [], i, j)
+    found = torch.autograd.grad(result, leaves, grad[:, at : at + i.shape[0]])
+    return [gradient.contiguous() for gradient in found]
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    vectors, before, after, i, j = inputs
+    ctx.save_for_backward(i, j, *vectors)
+    ctx.before, ctx.after = ([beside.shape[1] for beside in part] for part in (before, after))
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple:
+    i, j, *vectors = ctx.saved_tensors
+    sizes = [*ctx.before, i.shape[0], *ctx.after]
+    pieces = list(grad.split(sizes, 1))
+    before, after = pieces[: len(ctx.before)], pieces[len(ctx.before) + 1 :]
+    found: list[Tensor | None] = [None] * len(vectors)
+    if any(ctx.needs_input_grad[0]):
+        grad = grad if grad.stride(1) == 1 else grad.contiguous()
+        found = torch.ops.fxopt.dot_interaction_backward(grad, i, j, vectors, sum(ctx.before))
+    return found, before, after, None, None
+
+
+def _setup_second(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    grad, i, j, vectors, ctx.at = inputs
+    ctx.save_for_backward(grad, i, j, *vectors)
+
+
+def _second(ctx: Any, grads: list[Tensor]) -> tuple:
+    """The gradient of _gradients, through its definition in PyTorch."""
+    grad, i, j, *vectors = ctx.saved_tensors
+    leaves = [x.detach().requires_grad_() for x in (grad, *vectors)]
+    with torch.enable_grad():
+        result = dot_interaction(leaves[1:], [], [], i, j)
+        first = torch.autograd.grad(
+            result, leaves[1:], leaves[0][:, ctx.at : ctx.at + i.shape[0]], create_graph=True
+        )
+    found = torch.autograd.grad(first, leaves, grads, allow_unused=True)
+    return found[0], None, None, list(found[1:]), None

@@ -1,0 +1,48 @@
+// What one call hands to the kernels: where the vectors of a batch row lie, and what is made of them.
+#pragma once
+#include <cstdint>
+
+namespace fxopt {
+
+// B rows of F vectors of D floats. Vector f of row b starts at data[f] + b * row[f]; its floats are lane[f] apart.
+struct Fields {
+  float* const* data;
+  const int64_t* row;
+  const int64_t* lane;
+  int64_t B, F, D;
+};
+
+// Results at, at + 1, ... are the products of vector i with the vectors j, j + 1, ...
+struct Run {
+  int32_t i, j, count, at;
+};
+
+// out[b, run.at + k] = <x[b, run.i], x[b, run.j + k]>, rows `width` apart. Stores may reach `n`, the end of the results.
+struct Dot {
+  Fields x;
+  const Run* runs;
+  int64_t n_runs, n;
+  float* out;
+  int64_t width;
+};
+
+// The gradient of x from that of the results, `grad` in place of `out`.
+struct DotBackward {
+  Fields x, grad_x;
+  const Run* runs;
+  int64_t n_runs;
+  const float* grad;
+  int64_t width;
+};
+
+// scratch(count): floats of this thread, valid until it asks again.
+struct Kernels {
+  void (*dot)(const Dot&, int64_t row0, int64_t row1, float* (*scratch)(int64_t count));
+  void (*dot_backward)(const DotBackward&, int64_t row0, int64_t row1, float* (*scratch)(int64_t count));
+};
+
+namespace avx512 { extern const Kernels kernels; }
+namespace avx2 { extern const Kernels kernels; }
+namespace scalar { extern const Kernels kernels; }
+
+}  // namespace fxopt

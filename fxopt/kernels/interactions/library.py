@@ -1,0 +1,51 @@
+"""The library of the interaction kernels: compiled on first use, PyTorch's own operators where it cannot be."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from .. import entry, simd
+from ..build import BuildError, Library
+
+_HERE = Path(__file__).parent
+KERNEL = Library(
+    "fxopt_interactions",
+    sources=tuple(_HERE / f"{name}.cpp" for name in ("isa_avx512", "isa_avx2", "isa_scalar", "cpu")),
+    headers=(*sorted(_HERE.glob("*.h")), *simd.HEADERS, *entry.HEADERS),
+    cflags=(*simd.CFLAGS, entry.STABLE_ABI),
+)
+_loading = threading.Lock()
+
+
+def load() -> None:
+    """Defines the operators, once."""
+    with _loading:
+        _define()
+
+
+@functools.cache
+def _define() -> torch.library.Library:
+    from . import dot  # the operators read this library's kernels
+
+    lib = torch.library.Library("fxopt", "FRAGMENT")
+    for schema in dot.SCHEMAS:
+        lib.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    dot.define(lib)
+    return lib
+
+
+@functools.cache
+def dot_kernel() -> Callable | None:
+    """The way past the dispatcher; None where there is none, or no kernel."""
+    load()
+    try:
+        return entry.load(KERNEL, "fxopt_dot_interaction_run")
+    except (BuildError, OSError) as error:
+        warnings.warn(f"fxopt: interactions run in PyTorch, without the compiled kernel: {error}", stacklevel=3)
+        return None
