@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fxopt.rewrites import (
     cats,
+    contractions,
     dead_checks,
     embedding_columns,
     field_index,
@@ -22,6 +23,8 @@ PASSES: tuple[Rewrite, ...] = (
     cats.REWRITE,
     identities.REWRITE,
     sizes.REWRITE,
+    contractions.LINEARS,
+    contractions.CONTRACTIONS,
     repeated.REWRITE,
     embedding_columns.REWRITE,
     views.OF_COLUMNS,

@@ -1,0 +1,1 @@
+"""Sums of products over named axes, however they are spelled."""

@@ -1,0 +1,99 @@
+"""Linear layers that are spelled otherwise, and products whose intermediate results are larger than they need to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxopt.patterns.contractions.pairs import Roles, elements, is_full, linear_order, orders
+from fxopt.patterns.contractions.reading import Reader
+from fxopt.patterns.contractions.spelled import SPELLED, spelled
+from fxopt.patterns.contractions.terms import Factor, Term
+from fxopt.patterns.core import Match, Reject
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
+
+aten = torch.ops.aten
+_ELEMENTWISE = {aten.mul.Tensor, aten.sum.dim_IntList}
+
+
+def find_disguised_linears(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """matmul(W, x[B, D, 1]), tensordot, einsum, addmm, conv1d of one position, (x * w).sum(-1): linear(x, W, b)."""
+    aliases = Aliases(module.graph)
+    reader = Reader(aliases)
+    for node in module.graph.nodes:
+        if node.target not in SPELLED or node.target in (aten.linear.default, aten.mul.Tensor):
+            continue
+        term = reader.term(node)
+        found = linear_order(term) if term is not None and is_full(term) else None
+        if found is None:
+            continue
+        x, weight, roles = found
+        bound = {"term": term, "x": x, "weight": weight, "roles": roles, "tensors": (x.node, weight.node)}
+        yield _with_bias(node, bound, aliases)
+
+
+def _with_bias(node: Node, bound: dict, aliases: Aliases) -> Match:
+    """The bias that the operator has, or that its only user adds."""
+    call = spelled(node)
+    assert call is not None
+    if call.bias is not None:
+        return Match(node, {**bound, "bias": call.bias[0], "adds": not _is_bias(call.bias[0], node, bound)})
+    user = next(iter(node.users)) if len(node.users) == 1 else None
+    if user is not None and user.target is aten.add.Tensor and not user.kwargs and not aliases.edited(node):
+        others = [argument for argument in user.args if argument is not node]
+        if len(others) == 1 and _is_bias(others[0], node, bound) and same_shape(user, node):
+            return Match(user, {**bound, "bias": others[0], "adds": False})
+    return Match(node, {**bound, "bias": None, "adds": False})
+
+
+def _is_bias(bias: object, node: Node, bound: dict) -> bool:
+    """Whether it has one number for each output feature, and nothing for each row."""
+    if not isinstance(bias, Node) or tensor_of(bias) is None or bias.meta["val"].dtype != node.meta["val"].dtype:
+        return False
+    dims, shape = bound["term"].dims, shape_of(bias)
+    if len(shape) > len(dims):
+        return False
+    for dim, size in zip(reversed(dims), reversed((1,) * (len(dims) - len(shape)) + tuple(shape)), strict=True):
+        inside = bool(dim) and all(axis in bound["roles"].right for axis in dim)
+        if inside != (static(size) != 1):
+            return False
+    return bool(bound["roles"].right)
+
+
+def find_contractions(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """Products of two or three tensors, summed: a batched GEMM where a broadcast product was written out."""
+    reader = Reader(Aliases(module.graph))
+    seen: set[Node] = set()
+    for node in reversed(module.graph.nodes):
+        if node in seen or node.target not in SPELLED or node.target is aten.mul.Tensor or _has_bias(node):
+            continue
+        term = reader.term(node)
+        if term is None or not is_full(term) or linear_order(term) is not None:
+            continue
+        best = _best(node, term)
+        if best is not None:
+            seen.update(term.inside)
+            yield Match(node, {"term": term, "order": best, "tensors": tuple(factor.node for factor in best)})
+
+
+def _has_bias(node: Node) -> bool:
+    call = spelled(node)
+    return call is not None and call.bias is not None
+
+
+def _best(node: Node, term: Term) -> tuple[Factor, ...] | None:
+    """The order of products that keeps the intermediate results small, if it is worth a try."""
+    made = max(elements(shape_of(inner)) for inner in term.inside)
+    if len(term.factors) == 3:
+        a, b, last, axes = min(orders(term), key=lambda order: elements(axis.size for axis in order[3]))
+        return (a, b, last) if 2 * elements(axis.size for axis in axes) <= made else None
+    if len(term.factors) != 2:
+        return None
+    roles = Roles.of(term.factors[0].axes, term.factors[1].axes, term.axes)
+    if not roles.inner:
+        return term.factors if node.target not in _ELEMENTWISE else None
+    spread = bool(roles.left and roles.right) and all(inner.target in _ELEMENTWISE for inner in term.inside)
+    return term.factors if spread else None

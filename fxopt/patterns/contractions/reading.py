@@ -1,0 +1,114 @@
+"""From a graph to terms: operators that multiply and sum, and the views between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fxopt.patterns.contractions.spelled import Letters, spelled
+from fxopt.patterns.contractions.terms import Dim, Factor, Names, Term, Unfit, dims_of
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import shape_of, tensor_of
+
+aten = torch.ops.aten
+_RESHAPES = {
+    aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints, aten.unflatten.int,
+    aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.contiguous.default,
+    aten.reshape_as.default, aten.view_as.default,
+}  # fmt: skip
+
+
+class Reader:
+    """Reads terms off one graph."""
+
+    def __init__(self, aliases: Aliases) -> None:
+        self._aliases = aliases
+
+    def term(self, node: Node) -> Term | None:
+        """What `node` computes, without its bias; None where it is no product or memory is edited in place."""
+        names = Names()
+        try:
+            term = names.resolved(_Reading(self._aliases, names, node).call(node))
+        except Unfit:
+            return None
+        if self._aliases.edited(node) or any(self._aliases.edited(factor.node) for factor in term.factors):
+            return None
+        return term if all(len(set(factor.axes)) == len(factor.axes) for factor in term.factors) else None
+
+
+class _Reading:
+    def __init__(self, aliases: Aliases, names: Names, root: Node) -> None:
+        self._aliases, self._names, self._dtype = aliases, names, root.meta["val"].dtype
+
+    def read(self, node: Node) -> Term:
+        """A view, a product that nobody else needs, or else a factor."""
+        try:
+            if node.op == "call_function" and not self._aliases.edited(node):
+                if node.target in _RESHAPES or node.target in _ORDERS:
+                    return self._view(node)
+                if len(node.users) == 1:
+                    return self.call(node, biased=False)
+        except Unfit:
+            pass
+        return self._factor(node)
+
+    def _factor(self, node: Node) -> Term:
+        value = tensor_of(node)
+        if value is None or value.dtype != self._dtype:
+            raise Unfit
+        dims = dims_of(value.shape)
+        return Term(dims, (Factor(node, dims),))
+
+    def _view(self, node: Node) -> Term:
+        source: Any = node.args[0]
+        if tensor_of(node) is None or tensor_of(source) is None:
+            raise Unfit
+        term = self.read(source)
+        if node.target in _ORDERS:
+            order = _ORDERS[node.target](len(term.dims), *node.args[1:])
+            dims = tuple(term.dims[dim] for dim in order)
+        else:
+            dims = self._names.regrouped(term.dims, shape_of(node))
+        return Term(dims, term.factors, term.inside)
+
+    def call(self, node: Node, biased: bool = True) -> Term:
+        call = spelled(node)
+        if call is None or not node.meta["val"].is_floating_point() or (call.bias is not None and not biased):
+            raise Unfit
+        terms = [(self.read(operand), letters) for operand, letters in call.operands]
+        letters = self._unified(terms)
+        factors = tuple(factor for term, _ in terms for factor in term.factors)
+        inside = tuple(inner for term, _ in terms for inner in term.inside)
+        return Term(tuple(letters.get(letter, ()) for letter in call.out), factors, (node, *inside))
+
+    def _unified(self, terms: list[tuple[Term, Letters]]) -> dict[Any, Dim]:
+        found: dict[Any, Dim] = {}
+        for term, letters in terms:
+            for letter, dim in zip(letters, term.dims, strict=True):
+                if dim and found.get(letter):
+                    self._names.unify(found[letter], dim)
+                elif dim:
+                    found[letter] = dim
+        return found
+
+
+def _permuted(rank: int, order: list[int]) -> list[int]:
+    return [dim % rank for dim in order]
+
+
+def _swapped(rank: int, first: int = -2, second: int = -1) -> list[int]:
+    order = list(range(rank))
+    if rank > 1:
+        order[first], order[second] = order[second], order[first]
+    return order
+
+
+_ORDERS: dict[Any, Any] = {
+    aten.permute.default: _permuted,
+    aten.transpose.int: _swapped,
+    aten.t.default: _swapped,
+    aten.mT.default: _swapped,
+    aten.numpy_T.default: lambda rank: list(range(rank))[::-1],
+}

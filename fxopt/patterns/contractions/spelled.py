@@ -1,0 +1,140 @@
+"""What an operator multiplies and sums, as the letters of an einsum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fxopt.shape.sizes import shape_of, static
+
+aten = torch.ops.aten
+Letters = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """operands: with a letter a dim; out: the letters of the result. bias: (tensor, letters) added to it."""
+
+    operands: tuple[tuple[Node, Letters], ...]
+    out: Letters
+    bias: tuple[Node, Letters] | None = None
+
+
+def spelled(node: Node) -> Spelled | None:
+    """None where `node` is no such operator, or does more."""
+    reader = SPELLED.get(node.target)
+    if reader is None or node.kwargs:
+        return None
+    try:
+        return reader(*node.args)
+    except (TypeError, ValueError):  # arguments of another kind: a scalar, a path, an ellipsis
+        return None
+
+
+def _matmul(left: Node, right: Node) -> Spelled:
+    a, b = len(shape_of(left)), len(shape_of(right))
+    batch = tuple(("batch", place) for place in range(max(a, b) - 2, 0, -1))
+    first = (*batch[len(batch) - (a - 2) :], "i", "k") if a > 1 else ("k",)
+    second = (*batch[len(batch) - (b - 2) :], "k", "j") if b > 1 else ("k",)
+    return Spelled(((left, first), (right, second)), batch + ("i",) * (a > 1) + ("j",) * (b > 1))
+
+
+def _linear(x: Node, weight: Node, bias: Node | None = None) -> Spelled:
+    rows = tuple(("row", place) for place in range(len(shape_of(x)) - 1))
+    if len(shape_of(weight)) != 2:
+        raise ValueError
+    return Spelled(((x, (*rows, "k")), (weight, ("j", "k"))), (*rows, "j"), _optional(bias, ("j",)))
+
+
+def _addmm(bias: Node, left: Node, right: Node) -> Spelled:
+    return _biased(_matmul(left, right), bias)
+
+
+def _biased(call: Spelled, bias: Node) -> Spelled:
+    return Spelled(call.operands, call.out, (bias, call.out[len(call.out) - len(shape_of(bias)) :]))
+
+
+def _inner(left: Node, right: Node) -> Spelled:
+    a, b = len(shape_of(left)), len(shape_of(right))
+    first, second = (tuple((side, place) for place in range(rank - 1)) for side, rank in (("i", a), ("j", b)))
+    return Spelled(((left, (*first, "k")), (right, (*second, "k"))), first + second)
+
+
+def _einsum(equation: str, operands: list[Node]) -> Spelled:
+    inputs, arrow, out = equation.replace(" ", "").partition("->")
+    if "." in equation:
+        raise ValueError
+    letters = inputs.split(",")
+    if not arrow:
+        out = "".join(sorted(letter for letter in set(inputs) - {","} if inputs.count(letter) == 1))
+    if any(len(set(word)) != len(word) for word in letters):  # a diagonal
+        raise ValueError
+    return Spelled(tuple(zip(operands, map(tuple, letters), strict=True)), tuple(out))
+
+
+def _tensordot(left: Node, right: Node, dims_left: list[int], dims_right: list[int]) -> Spelled:
+    sides: list[list[Any]] = []
+    for side, (node, dims) in enumerate(((left, dims_left), (right, dims_right))):
+        letters: list[Any] = [(side, place) for place in range(len(shape_of(node)))]
+        for number, dim in enumerate(dims):
+            letters[dim] = ("k", number)
+        sides.append(letters)
+    out = tuple(letter for letters in sides for letter in letters if letter[0] != "k")
+    return Spelled(((left, tuple(sides[0])), (right, tuple(sides[1]))), out)
+
+
+def _convolution(x: Node, weight: Node, bias: Node | None = None, *rest: Any) -> Spelled:
+    """A kernel of size 1: stride 1, no padding, one group."""
+    space = tuple(("at", place) for place in range(len(shape_of(weight)) - 2))
+    plain = (1, 0, 1, 1)  # stride, padding, dilation, groups
+    ones = all(static(size) == 1 for size in shape_of(weight)[2:])
+    if not ones or len(shape_of(x)) != len(shape_of(weight)) or any(map(_differs, rest, plain)):
+        raise ValueError
+    gone = tuple(("one", place) for place in range(len(space)))
+    operands = ((x, ("b", "k", *space)), (weight, ("j", "k", *gone)))
+    return Spelled(operands, ("b", "j", *space), _optional(bias, ("j", *("one" for _ in space))))
+
+
+def _differs(given: Any, plain: int) -> bool:
+    return any(value != plain for value in (given if isinstance(given, list | tuple) else [given]))
+
+
+def _optional(bias: Node | None, letters: Letters) -> tuple[Node, Letters] | None:
+    return None if bias is None else (bias, letters)
+
+
+def _mul(left: Node, right: Node) -> Spelled:
+    if not (isinstance(left, Node) and isinstance(right, Node)):
+        raise TypeError
+    a, b = len(shape_of(left)), len(shape_of(right))
+    letters = tuple(range(max(a, b)))
+    return Spelled(((left, letters[max(a, b) - a :]), (right, letters[max(a, b) - b :])), letters)
+
+
+def _sum(x: Node, dims: list[int], keepdim: bool = False) -> Spelled:
+    rank = len(shape_of(x))
+    summed = {dim % rank for dim in dims} or set(range(rank))
+    out = tuple(dim if dim not in summed else ("one", dim) for dim in range(rank) if keepdim or dim not in summed)
+    return Spelled(((x, tuple(range(rank))),), out)
+
+
+SPELLED: dict[Any, Callable[..., Spelled]] = {
+    aten.matmul.default: _matmul,
+    aten.mm.default: _matmul,
+    aten.bmm.default: _matmul,
+    aten.mv.default: _matmul,
+    aten.addmm.default: _addmm,
+    aten.baddbmm.default: _addmm,
+    aten.linear.default: _linear,
+    aten.inner.default: _inner,
+    aten.einsum.default: _einsum,
+    aten.tensordot.default: _tensordot,
+    aten.conv1d.default: _convolution,
+    aten.conv2d.default: _convolution,
+    aten.mul.Tensor: _mul,
+    aten.sum.dim_IntList: _sum,
+}

@@ -1,0 +1,132 @@
+"""Sums of products as the GEMMs that they are.
+
+`matmul(W[D, D], x[B, D, 1])` runs B matrix-vector products, each of which reads all of W: 37 ms against 0.5 ms for
+linear(x, W) with D = 429, B = 256. `((p[:, None] * k).sum(-1).transpose(1, 2) * q).sum(-1)`, the outer products of 325
+pairs of fields, writes [B, 16, 325, 16] numbers out: 43 ms against 3 ms with one bmm over the pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Node
+
+from fxopt.patterns.contractions.find import find_contractions, find_disguised_linears
+from fxopt.patterns.contractions.pairs import Roles
+from fxopt.patterns.contractions.terms import Axis, Dim, Factor
+from fxopt.patterns.core import Match
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.views import made
+from fxopt.shape.sizes import product, same, shape_of
+from fxopt.shape.view_steps import Permute, Reshape, Step
+
+aten = torch.ops.aten
+
+
+def replace_disguised_linear(editor: Editor, match: Match) -> Replacement:
+    bound, roles = match.bound, match.bound["roles"]
+    x = arranged(editor, bound["x"], [*((axis,) for axis in roles.left), roles.inner])
+    bias = bound["bias"]
+    own = [] if bias is None or bound["adds"] else [_flat(editor, bias)]
+    weight = arranged(editor, bound["weight"], [roles.right, roles.inner])
+    called = editor.call(aten.linear.default, x, weight, *own)
+    value = arranged(editor, Factor(called, (*((axis,) for axis in roles.left), roles.right)), bound["term"].dims)
+    if bound["adds"]:
+        value = editor.call(aten.add.Tensor, value, bias)
+    name = _name(match.bound["term"].inside[0])
+    return Replacement({match.anchor: value}, f"{name} into linear", "one GEMM over all rows")
+
+
+def replace_contraction(editor: Editor, match: Match) -> Replacement:
+    term, (first, second, *rest) = match.bound["term"], match.bound["order"]
+    kept = {*term.axes, *(axis for factor in rest for axis in factor.axes)}
+    value = contracted(editor, first, second, kept)
+    for factor in rest:
+        value = contracted(editor, value, factor, term.axes)
+    node = _like(editor, match.anchor, arranged(editor, value, term.dims))
+    what = f"{' + '.join(_name(inner) for inner in reversed(term.inside))} into {_name(value.node)}"
+    return Replacement({match.anchor: node}, what, "the broadcast product is never written out")
+
+
+def contracted(editor: Editor, a: Factor, b: Factor, kept: Sequence[Axis] | set[Axis]) -> Factor:
+    """a * b, summed over the axes of both that are not kept."""
+    roles = Roles.of(a.axes, b.axes, kept)
+    if not roles.inner or not (roles.left or roles.right):
+        return _multiplied(editor, a, b, roles)
+    if not roles.batch:
+        groups = [*((axis,) for axis in roles.left), roles.inner]
+        weight = arranged(editor, b, [roles.right, roles.inner])
+        called = editor.call(aten.linear.default, arranged(editor, a, groups), weight)
+        return Factor(called, (*((axis,) for axis in roles.left), roles.right))
+    left = arranged(editor, a, [roles.batch, roles.left, roles.inner])
+    right = arranged(editor, b, [roles.batch, roles.inner, roles.right])
+    return Factor(editor.call(aten.bmm.default, left, right), (roles.batch, roles.left, roles.right))
+
+
+def _multiplied(editor: Editor, a: Factor, b: Factor, roles: Roles) -> Factor:
+    """Elementwise, in the order of axes that `b` has where it has all of them."""
+    axes = roles.out + roles.inner
+    if set(axes) == set(b.axes):
+        axes = tuple(axis for axis in b.axes if axis not in roles.inner) + roles.inner
+    sides = [arranged(editor, side, [(axis,) if axis in side.axes else () for axis in axes]) for side in (a, b)]
+    value = editor.call(aten.mul.Tensor, *sides)
+    if roles.inner:
+        value = editor.call(aten.sum.dim_IntList, value, list(range(len(axes) - len(roles.inner), len(axes))))
+        axes = axes[: len(axes) - len(roles.inner)]
+    return Factor(value, tuple((axis,) for axis in axes))
+
+
+def arranged(editor: Editor, factor: Factor, groups: Sequence[Dim]) -> Node:
+    """The factor with these groups of axes as its dims."""
+    wanted = [axis for group in groups for axis in group]
+    steps: list[Step] = []
+    axes, shape = list(factor.axes), [product(axis.size for axis in dim) for dim in factor.dims]
+    if axes != wanted:
+        if [len(dim) for dim in factor.dims] != [1] * len(axes):
+            steps.append(Reshape(tuple(axis.size for axis in axes)))
+        steps.append(Permute(tuple(axes.index(axis) for axis in wanted)))
+        shape = [axis.size for axis in wanted]
+    target = [product(axis.size for axis in group) for group in groups]
+    if len(target) != len(shape) or not all(map(same, target, shape)):
+        steps.append(Reshape(tuple(target)))
+    return made(editor, factor.node, steps)
+
+
+def _flat(editor: Editor, bias: Node) -> Node:
+    shape = shape_of(bias)
+    return bias if len(shape) == 1 else editor.call(aten.reshape.default, bias, [-1])
+
+
+def _like(editor: Editor, old: Node, new: Node) -> Node:
+    """With the strides that the model's own result has: its users may take views."""
+
+    def alike(node: Node) -> bool:
+        strides = zip(shape_of(old), old.meta["val"].stride(), node.meta["val"].stride(), strict=True)
+        return all(same(size, 1) or same(before, after) for size, before, after in strides)
+
+    if not alike(new):
+        new = editor.call(aten.contiguous.default, new)
+    if not alike(new):
+        raise Rejected("its strides would differ")
+    return new
+
+
+def _name(node: Node) -> str:
+    return str(node.target).removeprefix("aten.").split(".")[0]
+
+
+LINEARS = Rewrite(
+    "disguised_linears",
+    find_disguised_linears,
+    replace_disguised_linear,
+    why="in front of whatever looks for linears, which then has one spelling to look for",
+)
+CONTRACTIONS = Rewrite(
+    "contractions",
+    find_contractions,
+    replace_contraction,
+    why="behind the linears in disguise, before the columns: batched GEMMs read the fields themselves",
+    measured=True,
+)

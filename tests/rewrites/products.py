@@ -1,0 +1,54 @@
+"""Models whose GEMMs are spelled otherwise, and what looks like them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class MatrixOfEachRow(nn.Module):
+    """W[D, D] times every row as a column, as matrix cross networks write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+        self.bias = nn.Parameter(torch.randn(3, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        column = x.unsqueeze(2)
+        return (column * (torch.matmul(self.weight, column) + self.bias)).squeeze(2)
+
+
+class OneSidedColumns(MatrixOfEachRow):
+    """Both sides of the product depend on the row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        column = x.unsqueeze(2)
+        return torch.matmul(column * self.bias.t(), column).squeeze(2)
+
+
+class OuterProducts(nn.Module):
+    """p^T K q of pairs of fields, with [B, D, P, D] written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(5, 3, 5))
+        self.widen = nn.Parameter(torch.randn(1, 5))
+
+    def pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        fields = x.unsqueeze(2) * self.widen
+        return fields[:, [0, 0, 1]], fields[:, [1, 2, 2]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        p, q = self.pairs(x)
+        inner = (p.unsqueeze(1) * self.kernel).sum(-1).transpose(2, 1)
+        return (inner * q).sum(-1)
+
+
+class OuterProductsSeen(OuterProducts):
+    """Someone else needs the product that is written out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        p, q = self.pairs(x)
+        products = p.unsqueeze(1) * self.kernel
+        return (products.sum(-1).transpose(2, 1) * q).sum(-1) + products.amax((1, 3))
