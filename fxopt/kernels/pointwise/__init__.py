@@ -1,0 +1,1 @@
+"""fxopt::pointwise: a chain of pointwise operators and small reductions in one pass over memory."""

@@ -1,0 +1,60 @@
+// The records of a plan (encode.py writes them), and one instruction set's kernels.
+#pragma once
+#include <cstdint>
+
+namespace fxopt {
+
+constexpr int64_t kVersion = 0x46584F500101;
+constexpr int kMostAxes = 6;
+
+// In the order of plan.py's OPS.
+enum Op : int64_t {
+  kCopy, kNeg, kAbs, kExp, kLog, kLog1p, kTanh, kSigmoid, kSilu, kGelu, kErf, kRelu, kSqrt, kRsqrt, kReciprocal,
+  kSquare, kSoftplus, kNot, kIsNan,
+  kAdd, kSub, kMul, kDiv, kMaximum, kMinimum, kClampMin, kClampMax, kLt, kLe, kGt, kGe, kEq, kNe, kAnd, kOr, kXor,
+  kLeakyRelu, kPrelu,
+  kWhere, kFma,
+  kSum, kMean, kAmax, kAmin, kPeak,
+  kExpand,
+};
+
+struct Header {
+  int64_t version, axes, outer, n_inputs, n_steps, n_outputs, n_slots, unused;
+};
+
+struct Input {
+  int64_t mask, dims, dim_of[kMostAxes];  // by axis; -1: none
+};
+
+struct Step {
+  int64_t op, mask, slot, operands[3], constants[3];  // operand -1: a constant, the bits of a float
+};
+
+struct Output {
+  int64_t value, dtype, dims, axes[kMostAxes];  // by dim; -1: a size of 1
+};
+
+// A block of floats, or (advance 0) one vector of a constant. Of the rest nothing is read.
+struct Block {
+  const float* data;
+  int64_t advance;  // -1, a mask of the position, or 0
+};
+
+// Nested loops from a strided source to a dense block.
+struct Loops {
+  int depth;
+  int64_t sizes[kMostAxes + 1], strides[kMostAxes + 1];
+};
+
+struct Kernels {
+  void (*elementwise)(int64_t op, float* to, const Block* operands, int64_t n);
+  // [outer, n, inner] to [outer, inner]
+  void (*reduce)(int64_t op, float* to, const float* from, int64_t outer, int64_t n, int64_t inner);
+  void (*gather)(float* to, const char* from, int32_t dtype, const Loops& loops);
+};
+
+namespace avx512 { extern const Kernels kernels; }
+namespace avx2 { extern const Kernels kernels; }
+namespace scalar { extern const Kernels kernels; }
+
+}  // namespace fxopt
