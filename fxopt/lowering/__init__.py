@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fxopt.lowering.lower import NotLowered, lower
+from fxopt.lowering.compiled import NotLowered, lower
 
 __all__ = ["NotLowered", "lower"]

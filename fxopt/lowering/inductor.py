@@ -18,15 +18,19 @@ Compiled = Callable[..., Any]
 
 
 def compile_graph(
-    function: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode, inference: bool, single: bool
+    function: Callable[..., Any],
+    examples: Sequence[Any],
+    mode: FakeTensorMode,
+    differentiated: Sequence[bool] | None,
+    single: bool,
 ) -> Compiled:
     """`function` as compiled code of the same arguments.
 
     Args:
         function: calls functional ATen operators.
         examples: fake tensors of `mode` and symbolic sizes, one an argument.
-        inference: nothing will be differentiated. Otherwise forward and backward are compiled, for those examples
-            that require a gradient; the function raises AssertionError where another argument does.
+        differentiated: which arguments may want a gradient (None: nothing will be differentiated). Forward and
+            backward are compiled; the function raises AssertionError where another argument wants one.
         single: it returns one tensor, not a tuple.
 
     Raises: whatever the compiler does, where there is none among other reasons.
@@ -37,7 +41,10 @@ def compile_graph(
         return (results,) if single else tuple(results)
 
     with symbolic_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-        run = _forward(flat, examples, mode) if inference else _both(flat, examples, mode)
+        if differentiated is not None:
+            run = _both(flat, examples, mode, differentiated)
+        else:
+            run = _forward(flat, examples, mode)
     return (lambda *arguments: run(arguments)[0]) if single else (lambda *arguments: run(arguments))
 
 
@@ -55,12 +62,19 @@ def _forward(flat: Callable[..., tuple], examples: Sequence[Any], mode: FakeTens
     return lambda arguments: run(list(arguments))
 
 
-def _both(flat: Callable[..., tuple], examples: Sequence[Any], mode: FakeTensorMode) -> Callable[[tuple], Any]:
+def _both(
+    flat: Callable[..., tuple], examples: Sequence[Any], mode: FakeTensorMode, differentiated: Sequence[bool]
+) -> Callable[[tuple], Any]:
     from torch._functorch import config as functorch_config
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
-    fakes = [_leaf(example) for example in examples]
+    fakes = [
+        example.detach().requires_grad_(wanted and example.is_floating_point())
+        if isinstance(example, Tensor)
+        else example
+        for example, wanted in zip(examples, differentiated, strict=True)
+    ]
     now = functorch_config.patch(force_non_lazy_backward_lowering=True)  # its errors belong here
     with torch.enable_grad(), config.patch(size_asserts=True), now:
         with mode:
@@ -74,7 +88,3 @@ def _both(flat: Callable[..., tuple], examples: Sequence[Any], mode: FakeTensorM
         return compiled(*arguments)
 
     return run
-
-
-def _leaf(example: Any) -> Any:
-    return example.detach().requires_grad_(example.requires_grad) if isinstance(example, Tensor) else example

@@ -44,8 +44,9 @@ def lower(executable: Executable, inference: bool) -> tuple[Executable, str]:
     known = len(capture.shape_env.guards)
     fused, operators = _with_islands(module, capture)
     calls = [node for node in fused.graph.find_nodes(op="call_module") if str(node.target).startswith(_PREFIX)]
+    wanted = None if inference else _differentiated(fused, capture)
     for call in calls:
-        _compile(fused, call, capture, inference)
+        _compile(fused, call, capture, wanted)
     direct(fused)
     what = f"{operators} operators in {len(calls)} compiled calls"
     run = _guarded(fused.forward, executable.run, _guards(capture, known), len(capture.state))
@@ -67,10 +68,28 @@ def _with_islands(module: GraphModule, capture: Capture) -> tuple[GraphModule, i
     return fuse_by_partitions(copied, [part.nodes for part in found], prefix=_PREFIX), operators
 
 
-def _compile(module: GraphModule, call: Node, capture: Capture, inference: bool) -> None:
+def _differentiated(module: GraphModule, capture: Capture) -> set[Node]:
+    """What may want a gradient: float tensors that depend on a parameter, or on an input that had one."""
+    wanting = [slot.kind == "parameter" for slot in capture.state] + [spec.requires_grad for spec in capture.inputs]
+    placeholders = module.graph.find_nodes(op="placeholder")
+    found = {node for node, wants in zip(placeholders, wanting, strict=True) if wants and _is_float(node)}
+    for node in module.graph.nodes:
+        if node.op.startswith("call") and _is_float(node) and not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _is_float(node: Node) -> bool:
+    values = node.meta.get("val")
+    values = values if isinstance(values, list | tuple) else [values]
+    return any(not isinstance(value, torch.Tensor) or value.is_floating_point() for value in values)
+
+
+def _compile(module: GraphModule, call: Node, capture: Capture, wanted: set[Node] | None) -> None:
     """The submodule that `call` calls as a compiled function, which also takes the sizes its inputs do not show."""
     island: Any = module.get_submodule(str(call.target))
-    values = [node.meta["val"] for node in call.args]  # type: ignore[union-attr]
+    sources: Any = call.args
+    values = [node.meta["val"] for node in sources]
     hidden = list(_hidden_sizes(values))
     sizes = [_read_size(call, symbol) for symbol in hidden]
     count = len(values)
@@ -80,11 +99,12 @@ def _compile(module: GraphModule, call: Node, capture: Capture, inference: bool)
 
     try:
         examples = [*values, *(size.meta["val"] for size in sizes)]
-        run = compile_graph(without_sizes, examples, capture.fake_mode, inference, single=_gives_one(island))
+        floats = None if wanted is None else [node in wanted for node in (*sources, *sizes)]
+        run = compile_graph(without_sizes, examples, capture.fake_mode, floats, single=_gives_one(island))
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
         raise NotLowered(f"Inductor failed, {type(error).__name__}: {reason}") from error
-    call.op, call.target, call.args = "call_function", run, (*call.args, *sizes)
+    call.op, call.target, call.args = "call_function", run, (*sources, *sizes)
 
 
 def _gives_one(island: GraphModule) -> bool:
