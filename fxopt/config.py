@@ -26,6 +26,7 @@ class Config:
         max_rewrites: apply at most this many rewrites ("fuel"); used to bisect a wrong answer.
         leaves: module paths, as in ``named_modules()``, that stay opaque.
         max_captures: how many input signatures one model may capture before new ones run eagerly.
+        cuda_graphs: without gradients on a CUDA device, replay captured graphs, one for each bucket of batch sizes.
     """
 
     verify: str = "first"
@@ -35,6 +36,7 @@ class Config:
     max_rewrites: int | None = None
     leaves: tuple[str, ...] = ()
     max_captures: int = 16
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
         if self.verify not in VERIFY_LEVELS:

@@ -59,6 +59,7 @@ class Findings:
         max_error: largest absolute difference from eager seen by verification (None: not verified).
         seconds: wall time by stage ("capture", "rewrite", "verify").
         rewrites: how many rewrites were tried.
+        graphs: what became of ``Config(cuda_graphs=True)``, "" without it.
     """
 
     signature: str = ""
@@ -70,6 +71,7 @@ class Findings:
     max_error: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     rewrites: int = 0
+    graphs: str = ""
 
     def blame(self, number: int) -> tuple[str, Change]:
         """(pass, change) of a rewrite by its number."""

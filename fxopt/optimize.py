@@ -21,6 +21,7 @@ from fxopt.rewrites.core import Fuel, apply
 from fxopt.rewrites.direct import direct
 from fxopt.rewrites.regions import calls_of
 from fxopt.runtime import Executable, dispatcher_of, optimized
+from fxopt.runtime.cuda_graphs import graphed
 from fxopt.tune.tuner import Tuner
 from fxopt.verify import Verdict, bisect, verify
 
@@ -68,6 +69,8 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
     if config.lower == "inductor":
         executable = lowered(executable, model, args, kwargs, config)
         clock.lap("lower")
+    if config.cuda_graphs:
+        executable.run = graphed(executable)
     executable.findings.seconds = clock.laps
     return executable
 

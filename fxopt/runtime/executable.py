@@ -38,8 +38,10 @@ def run_eagerly(failure: Exception, eager: Callable[..., Any], args: tuple, kwar
     """What to do after a graph raised `failure`: eager decides whether the call is an error, and of which kind.
 
     Returns eager's result. Raises eager's own error, from the user's own line; or `failure` where that is a more
-    special kind of the same error (an id outside its table, by the name of its column).
+    special kind of the same error (an id outside its table, by the name of its column), or about an earlier call.
     """
+    if getattr(failure, "late", False):
+        raise failure
     try:
         return eager(*args, **kwargs)
     except Exception as own:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -13,20 +14,35 @@ from .op import columns
 from .plan import Plan
 
 _BAD_ID = re.compile(r"fxopt-bad-id column=(\d+) row=(\d+) lane=(\d+) value=(-?\d+) rows=(\d+)(?: plan=(\d+))?")
+_LATE = "fxopt-late "
 _NO_PLAN = Plan((), (), ())
 
 
 class BadId(IndexError):
-    """An id outside its table; the text names column, table, rows, value and position."""
+    """An id outside its table; the text names column, table, rows, value and position.
+
+    late: an earlier call on a GPU met it, and the call that raises this may be as it should.
+    """
+
+    late = False
+
+
+class LateError(RuntimeError):
+    """What an earlier call on a GPU reported that is not about an id."""
+
+    late = True
 
 
 class BadBagId(BadId, RuntimeError):
     """The same where torch raises RuntimeError (embedding_bag, one_hot), so that either `except` still works."""
 
 
-def explain(error: BaseException, plan: Plan) -> BadId | None:
-    """What to raise for the kernel's `error`; None when it is not about an id."""
-    found = _BAD_ID.search(str(error))
+def explain(error: BaseException, plan: Plan) -> BadId | LateError | None:
+    """What to raise for the kernel's `error`; None for an error of this call that is not about an id."""
+    text = str(error)
+    if text.startswith(_LATE):
+        return LateError(text.removeprefix(_LATE))
+    found = _BAD_ID.search(text)
     if found is None:
         return None
     index, row, lane, value, rows = map(int, found.groups()[:5])
@@ -38,7 +54,9 @@ def explain(error: BaseException, plan: Plan) -> BadId | None:
     single = column.bag is None and column.source.lane is None
     place = f"row {row}" if single else f"row {row}, position {lane}"
     kind = BadBagId if column.runtime_error else BadId
-    return kind(f"{name}: id {value} at {place} is outside {table} with {rows} rows")
+    explained = kind(f"{name}: id {value} at {place} is outside {table} with {rows} rows")
+    explained.late = found[6] is not None
+    return explained
 
 
 def check(device: int = 0) -> None:
@@ -50,6 +68,18 @@ def check(device: int = 0) -> None:
     if text:
         error = RuntimeError(text)
         raise explain(error, _NO_PLAN) or error
+
+
+def raise_reported(device: int = 0) -> None:
+    """As :func:`check`, for what a CUDA device has told by now: it does not wait."""
+    if cuda.reported(device):
+        check(device)
+
+
+def ending_with_last(plan: Plan) -> Plan:
+    """The plan for offsets with one entry more, the number of ids, where they ended with the ids."""
+    bags = (c.bag and replace(c.bag, include_last=True) for c in plan.columns)
+    return replace(plan, columns=tuple(replace(c, bag=bag) for c, bag in zip(plan.columns, bags, strict=True)))
 
 
 def call_of(plan: Plan) -> Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], list[Tensor]]:

@@ -50,7 +50,7 @@ def load() -> int | None:
     wrapper_path = build_cpp(WRAPPER)
     torch.ops.load_library(wrapper_path)
     torch_cuda = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
-    kernel.fxopt_cuda_failure.restype = ctypes.c_bool
+    kernel.fxopt_cuda_failure.restype = kernel.fxopt_cuda_reported.restype = ctypes.c_bool
     addresses = (kernel.fxopt_cuda_columns, torch_cuda.aoti_torch_get_current_cuda_stream)
     wrapper = ctypes.CDLL(str(wrapper_path))
     wrapper.fxopt_cuda_bind(*(ctypes.cast(f, ctypes.c_void_p) for f in addresses))
@@ -74,6 +74,11 @@ def clamped(device: int = 0) -> int:
     assert _kernel is not None
     _kernel.fxopt_cuda_clamped.restype = ctypes.c_longlong
     return int(_kernel.fxopt_cuda_clamped(device))
+
+
+def reported(device: int = 0) -> bool:
+    """Whether :func:`failure` has something to tell already. Does not wait."""
+    return _kernel is not None and bool(_kernel.fxopt_cuda_reported(device))
 
 
 def failure(device: int = 0) -> str | None:

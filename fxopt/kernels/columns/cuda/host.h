@@ -136,7 +136,7 @@ inline std::string describe(const Failure& f) {
     snprintf(text, sizeof text, "fxopt-bad-id column=%d row=%lld lane=%lld value=%lld rows=%lld plan=%lld", f.column, (long long)f.row,
              (long long)f.lane, (long long)f.value, (long long)f.rows, (long long)f.plan);
   else
-    snprintf(text, sizeof text, "column %d: offsets of bag %lld are [%lld, %lld), expected them to start at 0, to grow and to stay within the ids",
+    snprintf(text, sizeof text, "fxopt-late column %d: offsets of bag %lld are [%lld, %lld), expected them to start at 0, to grow and to stay within the ids",
              f.column, (long long)f.row, (long long)f.value, (long long)f.rows);
   return text;
 }
@@ -204,6 +204,11 @@ FXOPT_EXPORT bool fxopt_cuda_failure(int device, char* text) {
     snprintf(text, 256, "%s", error.what());
     return true;
   }
+}
+
+// Whether the device has reported something that nobody has taken yet. Does not wait.
+FXOPT_EXPORT bool fxopt_cuda_reported(int device) {
+  return reinterpret_cast<volatile fxopt::cuda::Failure*>(fxopt::cuda::device_of(device).report)->kind != 0;
 }
 
 // How many ids the mode "clamp" has moved; waits for the device. -1: it cannot be read.

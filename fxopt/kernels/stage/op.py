@@ -1,0 +1,207 @@
+"""Static memory for the inputs of a captured graph, and the launch that fills it.
+
+An input is rows of bytes. It is copied as it lies (rows may be any distance apart) and padded to its capacity. Tensors
+on the device take one launch for all of them; those on the host are packed into pinned memory and take one copy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import struct
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import ExtensionFileLoader
+from math import prod
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from ..build import PYTHON_TENSOR, BuildError, Library, build, readable
+from ..cuda_build import CudaLibrary, arch_of
+from ..cuda_build import build as build_cuda
+
+_HERE = Path(__file__).parent
+KERNEL = CudaLibrary("fxopt_stage", source=_HERE / "stage.cu", headers=(_HERE / "slots.h",))
+POINTERS = Library(
+    f"fxopt_stage_pointers_{sys.implementation.cache_tag}",
+    sources=(_HERE / "pointers.cpp",),
+    headers=(PYTHON_TENSOR,),
+    cflags=("-O1", f"-I{sysconfig.get_path('include')}"),
+)
+MOST_INPUTS = 2000  # two words each, in 32 KB of launch parameters
+MOST_BYTES = 2**31 - 1  # of one padded input
+ONES, REPEAT = -1, -2  # slots.h's Fill
+_ITEM_BYTES = 4096
+_ALIGN = 256
+_RING = 4  # calls whose host inputs are on their way
+
+
+@dataclass(frozen=True)
+class Room:
+    """Static memory of one input: its padded shape, and what rows behind its own hold.
+
+    fill: ONES, REPEAT (the last row again), or the number of an input whose count of rows is written there.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    on_host: bool
+    fill: int
+
+    @property
+    def row_bytes(self) -> int:
+        return prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
+    def capacity(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+
+class _Stage(ctypes.Structure):
+    """slots.h's Stage."""
+
+    _fields_ = [
+        ("slots", ctypes.c_void_p),
+        ("items", ctypes.c_void_p),
+        ("n_items", ctypes.c_int32),
+        ("n_inputs", ctypes.c_int32),
+        ("packed", ctypes.c_void_p),
+        ("pinned", ctypes.c_void_p),
+        ("device", ctypes.c_void_p),
+        ("packed_bytes", ctypes.c_int64),
+        ("n_packed", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    ]
+
+
+class Inputs:
+    """The words that describe one call's inputs; `pointers` is the compiled module."""
+
+    def __init__(self, count: int) -> None:
+        self.words = torch.zeros(max(1, 2 * count), dtype=torch.int64)
+        self._at, self._describe = self.words.data_ptr(), pointers().describe
+
+    def read(self, tensors: Sequence[Tensor], first: int) -> Sequence[Tensor]:
+        """Describes tensors[first:]. Returns them, with those copied that lie too wildly: keep it until the launch."""
+        while (wild := self._describe(tensors, first, self._at)) >= 0:
+            tensors = [*tensors]
+            tensors[wild] = tensors[wild].contiguous()
+        return tensors
+
+    def rows(self, number: int) -> int:
+        return int(self.words[2 * number + 1]) & 0x7FFFFFFF
+
+
+class Stage:
+    """Static memory for inputs on one device.
+
+    Attributes:
+        tensors: the padded inputs, all on the device.
+    """
+
+    def __init__(self, rooms: Sequence[Room], device: torch.device) -> None:
+        offsets, size = _places(rooms)
+        self._memory = torch.empty(size, dtype=torch.uint8, device=device)
+        self.tensors = [_view(self._memory, at, room) for at, room in zip(offsets, rooms, strict=True)]
+        packed = [k for k, room in enumerate(rooms) if room.on_host]
+        packed_bytes = max((offsets[k] + rooms[k].row_bytes * rooms[k].capacity for k in packed), default=0)
+        pinned = [torch.empty(packed_bytes, dtype=torch.uint8).pin_memory() for _ in range(_RING if packed else 0)]
+        here, there = ([k for k in range(len(rooms)) if rooms[k].on_host is host] for host in (False, True))
+        slots = _slots(rooms, here, offsets, self._memory.data_ptr())
+        items = [
+            (slot, part)
+            for slot, k in enumerate(here)
+            for part in range(-(-rooms[k].row_bytes * rooms[k].capacity // _ITEM_BYTES))
+        ]
+        on_device = [
+            torch.frombuffer(bytearray(data or bytes(8)), dtype=torch.uint8).to(device)
+            for data in (slots, struct.pack(f"<{2 * len(items)}i", *(x for item in items for x in item)))
+        ]
+        self._keep = [*on_device, *pinned]
+        self._stages = []
+        for memory in pinned or [None]:
+            table = _slots(rooms, there, offsets, memory.data_ptr() if memory is not None else 0)
+            held = ctypes.create_string_buffer(table or b"\0")
+            self._keep.append(held)
+            self._stages.append(
+                _Stage(
+                    on_device[0].data_ptr(), on_device[1].data_ptr(), len(items), len(rooms), ctypes.addressof(held),
+                    memory.data_ptr() if memory is not None else 0, self._memory.data_ptr(), packed_bytes, len(there),
+                )
+            )  # fmt: skip
+        self._copied = [torch.cuda.Event() for _ in pinned]
+        self._turn = 0
+        self._run = kernel().fxopt_stage
+        self._text = ctypes.create_string_buffer(256)
+
+    def fill(self, inputs: Inputs, stream: torch.cuda.Stream) -> None:
+        """Queues the copies of what `inputs` describes."""
+        self._turn = (self._turn + 1) % len(self._stages)
+        if self._copied:
+            self._copied[self._turn].synchronize()  # the copy of four calls ago
+        stage = self._stages[self._turn]
+        at, text = ctypes.c_void_p(inputs.words.data_ptr()), self._text
+        if not self._run(ctypes.byref(stage), at, ctypes.c_void_p(stream.cuda_stream), text):
+            raise RuntimeError(text.value.decode())
+        if self._copied:
+            self._copied[self._turn].record(stream)
+
+
+def _places(rooms: Sequence[Room]) -> tuple[list[int], int]:
+    """An offset for each input, those on the host first and side by side, and the size of all."""
+    offsets, size = [0] * len(rooms), 0
+    for k in sorted(range(len(rooms)), key=lambda k: not rooms[k].on_host):
+        bytes_ = rooms[k].row_bytes * rooms[k].capacity
+        if bytes_ > MOST_BYTES:
+            raise ValueError(f"fxopt.stage: input {k} takes {bytes_} bytes, expected at most {MOST_BYTES}")
+        offsets[k] = size
+        size += -(-max(bytes_, 1) // _ALIGN) * _ALIGN
+    return offsets, size
+
+
+def _view(memory: Tensor, at: int, room: Room) -> Tensor:
+    flat = memory[at : at + room.row_bytes * room.capacity]
+    return flat.view(room.dtype).view(room.shape)
+
+
+def _slots(rooms: Sequence[Room], chosen: Sequence[int], offsets: Sequence[int], base: int) -> bytes:
+    records = (
+        struct.pack("<QqqIi", base + offsets[k], rooms[k].row_bytes, rooms[k].capacity, k, rooms[k].fill)
+        for k in chosen
+    )
+    return b"".join(records)
+
+
+@functools.cache
+def kernel() -> ctypes.CDLL:
+    """The library for the current device.
+
+    Raises:
+        BuildError, OSError: there is no nvcc, or the library cannot be made or loaded.
+    """
+    library = ctypes.CDLL(str(build_cuda(KERNEL, arch_of(torch.cuda.get_device_capability()))))
+    library.fxopt_stage.restype = ctypes.c_bool
+    return library
+
+
+@functools.cache
+def pointers() -> ModuleType:
+    """pointers.cpp as a module.
+
+    Raises:
+        BuildError: no working compiler, or a Python whose tensors it cannot read.
+    """
+    loader = ExtensionFileLoader("fxopt_stage_pointers", str(build(POINTERS)))
+    spec = importlib.util.spec_from_loader("fxopt_stage_pointers", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    if not readable(module):
+        raise BuildError("the tensors of this Python cannot be read past their methods")
+    return module

@@ -1,0 +1,102 @@
+// Addresses and shapes of a thousand Python tensors at C speed.
+#include "../python_tensor.h"
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+PyObject** items_of(PyObject* sequence, Py_ssize_t& count) {
+  if (!PyList_CheckExact(sequence) && !PyTuple_CheckExact(sequence)) {
+    PyErr_SetString(PyExc_TypeError, "expected a list or a tuple of tensors");
+    return nullptr;
+  }
+  count = PySequence_Fast_GET_SIZE(sequence);
+  return PySequence_Fast_ITEMS(sequence);
+}
+
+const c10::TensorImpl* plain(PyObject* item) {
+  return fxopt::is_plain(item) ? fxopt::tensor_of(item).unsafeGetTensorImpl() : nullptr;
+}
+
+// One word for rows and the distance between them, -1 where it does not say everything: the rows themselves must be contiguous.
+int64_t shape_word(const c10::TensorImpl* impl) {
+  const auto sizes = impl->sizes(), strides = impl->strides();
+  if (sizes.empty()) return int64_t(impl->itemsize()) << 32 | 1;
+  int64_t inner = int64_t(impl->itemsize());
+  for (size_t d = sizes.size() - 1; d >= 1; d--) {
+    if (sizes[d] != 1 && strides[d] * int64_t(impl->itemsize()) != inner) return -1;
+    inner *= sizes[d];
+  }
+  const int64_t stride = sizes[0] > 1 ? strides[0] * int64_t(impl->itemsize()) : inner;
+  return sizes[0] > INT32_MAX || stride > INT32_MAX ? -1 : stride << 32 | sizes[0];
+}
+
+// describe(tensors, first, to): two words for each tensor from `first` on; -1, or the index of one that has to be made
+// contiguous first.
+PyObject* describe(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
+  Py_ssize_t count;
+  PyObject** items = n_arguments == 3 ? items_of(arguments[0], count) : nullptr;
+  if (!items) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "describe(tensors, first, to)");
+  const Py_ssize_t first = PyLong_AsSsize_t(arguments[1]);
+  auto* to = static_cast<int64_t*>(PyLong_AsVoidPtr(arguments[2]));
+  if (PyErr_Occurred()) return nullptr;
+  for (Py_ssize_t k = first; k < count; k++) {
+    if (k + 8 < count) __builtin_prefetch(items[k + 8]);
+    const c10::TensorImpl* impl = plain(items[k]);
+    const int64_t shape = impl ? shape_word(impl) : -1;
+    if (shape < 0) return PyLong_FromSsize_t(k);
+    *to++ = reinterpret_cast<int64_t>(impl->data());
+    *to++ = shape;
+  }
+  return PyLong_FromLong(-1);
+}
+
+// addresses(tensors, count, to): where the first `count` tensors are, 0 for what is no plain tensor.
+PyObject* addresses(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
+  Py_ssize_t count;
+  PyObject** items = n_arguments == 3 ? items_of(arguments[0], count) : nullptr;
+  if (!items) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "addresses(tensors, count, to)");
+  const Py_ssize_t wanted = PyLong_AsSsize_t(arguments[1]);
+  auto* to = static_cast<int64_t*>(PyLong_AsVoidPtr(arguments[2]));
+  if (PyErr_Occurred()) return nullptr;
+  if (wanted > count) return PyErr_Format(PyExc_ValueError, "addresses: fewer tensors than asked for");
+  for (Py_ssize_t k = 0; k < wanted; k++) {
+    if (k + 8 < wanted) __builtin_prefetch(items[k + 8]);
+    const c10::TensorImpl* impl = plain(items[k]);
+    to[k] = impl ? reinterpret_cast<int64_t>(impl->data()) : 0;
+  }
+  Py_RETURN_NONE;
+}
+
+// unmoved(tensors, count, at): whether the first `count` tensors still are where addresses() found them.
+PyObject* unmoved(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
+  Py_ssize_t count;
+  PyObject** items = n_arguments == 3 ? items_of(arguments[0], count) : nullptr;
+  if (!items) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "unmoved(tensors, count, at)");
+  const Py_ssize_t wanted = PyLong_AsSsize_t(arguments[1]);
+  const auto* at = static_cast<const int64_t*>(PyLong_AsVoidPtr(arguments[2]));
+  if (PyErr_Occurred()) return nullptr;
+  for (Py_ssize_t k = 0; k < wanted; k++) {
+    if (k + 8 < wanted) __builtin_prefetch(items[k + 8]);
+    const c10::TensorImpl* impl = k < count ? plain(items[k]) : nullptr;
+    if (!impl || reinterpret_cast<int64_t>(impl->data()) != at[k]) Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
+}
+
+template <class F>
+PyCFunction fast(F* function) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)); }
+
+PyMethodDef methods[] = {
+    {"describe", fast(&describe), METH_FASTCALL, nullptr},
+    {"addresses", fast(&addresses), METH_FASTCALL, nullptr},
+    {"unmoved", fast(&unmoved), METH_FASTCALL, nullptr},
+    {"readable", fast(&fxopt::readable), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "fxopt_stage_pointers", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_fxopt_stage_pointers() { return PyModule_Create(&module); }

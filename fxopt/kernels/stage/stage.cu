@@ -1,0 +1,120 @@
+// A call's inputs into the memory that a captured graph reads: one launch for all of them, each padded to its capacity.
+// Tensors on the host are packed into pinned memory and go over in one copy. No torch header.
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+
+#include "slots.h"
+
+namespace fxopt::stage {
+
+constexpr int kThreads = 256, kItemBytes = 4096;  // bytes of one warp's item
+constexpr int kWords = 4080;                      // launch parameters end at 32,764 bytes
+
+struct Launch {
+  const Slot* slots;
+  const Item* items;
+  int32_t n_items, unused;
+  int64_t words[kWords];
+};
+static_assert(sizeof(Launch) <= 32764);
+
+template <class T>
+__device__ __forceinline__ T counted(int64_t) { return T{}; }
+template <>
+__device__ __forceinline__ unsigned int counted(int64_t n) { return static_cast<unsigned int>(n); }
+template <>
+__device__ __forceinline__ unsigned long long counted(int64_t n) { return static_cast<unsigned long long>(n); }
+
+// Bytes [begin, end) of a slot, element by element of type T, which divides its rows.
+template <class T>
+__device__ __forceinline__ void move(const Slot& slot, const char* from, int64_t rows, int64_t stride, int64_t count, int64_t begin, int64_t end) {
+  const uint32_t per_row = uint32_t(slot.row_bytes / int64_t(sizeof(T))), last = uint32_t(end / int64_t(sizeof(T)));
+  const bool repeats = slot.fill == kRepeat;
+#pragma unroll 4
+  for (uint32_t k = uint32_t(begin / int64_t(sizeof(T))) + (threadIdx.x & 31); k < last; k += 32) {
+    const uint32_t row = per_row == 1 ? k : k / per_row, at = k - row * per_row;
+    const bool real = int64_t(row) < rows;
+    T value = counted<T>(count);
+    if (real || repeats) value = __ldg(reinterpret_cast<const T*>(from + (real ? int64_t(row) : rows - 1) * stride + at * sizeof(T)));
+    reinterpret_cast<T*>(slot.to)[k] = value;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) stage_kernel(const __grid_constant__ Launch launch) {
+  const int number = int(blockIdx.x) * (kThreads / 32) + int(threadIdx.x >> 5);
+  if (number >= launch.n_items) return;
+  const Item item = launch.items[number];
+  const Slot slot = launch.slots[item.slot];
+  const char* from = reinterpret_cast<const char*>(launch.words[2 * slot.input]);
+  const Shape shape = shape_of(launch.words[2 * slot.input + 1]);
+  const int64_t rows = shape.rows, stride = shape.stride, bytes = slot.row_bytes * slot.capacity, begin = int64_t(item.part) * kItemBytes;
+  const int64_t end = begin + kItemBytes < bytes ? begin + kItemBytes : bytes;
+  const int64_t count = slot.fill < 0 ? -1 : shape_of(launch.words[2 * slot.fill + 1]).rows;
+  const auto address = reinterpret_cast<uint64_t>(from);
+  if (stride == slot.row_bytes && end <= rows * stride && (address | uint64_t(end)) % 16 == 0) {  // side by side, nothing to fill
+    const uint4* data = reinterpret_cast<const uint4*>(from);
+#pragma unroll 4
+    for (int64_t k = begin / 16 + (threadIdx.x & 31); k < end / 16; k += 32) reinterpret_cast<uint4*>(slot.to)[k] = __ldg(data + k);
+    return;
+  }
+  const uint64_t bits = address | uint64_t(stride) | uint64_t(slot.row_bytes);
+  if (bits % 8 == 0) move<unsigned long long>(slot, from, rows, stride, count, begin, end);
+  else if (bits % 4 == 0) move<unsigned int>(slot, from, rows, stride, count, begin, end);
+  else move<unsigned char>(slot, from, rows, stride, count, begin, end);
+}
+
+static void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string("fxopt.stage: ") + what + ": " + cudaGetErrorString(error));
+}
+
+static void launch(const Stage& stage, const int64_t* words, cudaStream_t stream) {
+  if (stage.n_inputs * 2 > kWords) throw std::runtime_error("fxopt.stage: more inputs than a launch carries");
+  thread_local Launch parameters;
+  parameters.slots = stage.slots;
+  parameters.items = stage.items;
+  parameters.n_items = stage.n_items;
+  memcpy(parameters.words, words, size_t(stage.n_inputs) * 16);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned((stage.n_items + kThreads / 32 - 1) / (kThreads / 32)));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, stage_kernel, parameters), "launch");
+}
+
+// The same for a tensor on the host, into pinned memory.
+static void pack(const Slot& slot, const int64_t* words) {
+  const char* from = reinterpret_cast<const char*>(words[2 * slot.input]);
+  const Shape shape = shape_of(words[2 * slot.input + 1]);
+  if (shape.stride == slot.row_bytes) memcpy(slot.to, from, size_t(shape.rows * slot.row_bytes));
+  else for (int64_t row = 0; row < shape.rows; row++) memcpy(slot.to + row * slot.row_bytes, from + row * shape.stride, size_t(slot.row_bytes));
+  for (int64_t row = shape.rows; row < slot.capacity; row++) {
+    char* to = slot.to + row * slot.row_bytes;
+    const int64_t count = slot.fill < 0 ? -1 : shape_of(words[2 * slot.fill + 1]).rows;
+    if (slot.fill == kRepeat) memcpy(to, to - slot.row_bytes, size_t(slot.row_bytes));
+    else if (slot.fill < 0) memset(to, 0xff, size_t(slot.row_bytes));
+    else memcpy(to, &count, size_t(slot.row_bytes));
+  }
+}
+
+}  // namespace fxopt::stage
+
+#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
+
+// `words`: an address and a shape per input. False: `text` (256 bytes) says what is wrong.
+FXOPT_EXPORT bool fxopt_stage(const fxopt::stage::Stage* stage, const int64_t* words, void* stream, char* text) {
+  using namespace fxopt::stage;
+  try {
+    for (int k = 0; k < stage->n_packed; k++) pack(stage->packed[k], words);
+    const auto queue = static_cast<cudaStream_t>(stream);
+    if (stage->packed_bytes) check(cudaMemcpyAsync(stage->device, stage->pinned, size_t(stage->packed_bytes), cudaMemcpyHostToDevice, queue), "copy");
+    if (stage->n_items) launch(*stage, words, queue);
+    return true;
+  } catch (const std::exception& error) {
+    snprintf(text, 256, "%s", error.what());
+    return false;
+  }
+}

@@ -1,0 +1,323 @@
+"""One executable as captured CUDA graphs: a call is one launch that copies the inputs, one replay, one copy out.
+
+A graph serves a bucket of batch sizes where rows do not depend on each other (patterns/row_wise.py), else one set of
+sizes. The first call of a bucket runs as it is, the second is captured. What a graph reads besides its inputs is state,
+by address: a tensor that has moved since means a new capture, any other update takes effect by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+
+from fxopt.kernels.build import BuildError
+from fxopt.kernels.columns import errors as columns_errors
+from fxopt.kernels.columns.encode import encode, plan_of
+from fxopt.kernels.stage import op as stage
+from fxopt.normalize import records_nothing
+from fxopt.patterns.row_wise import NotRowWise, Rows, row_wise
+from fxopt.rewrites.direct import direct
+from fxopt.runtime.executable import Executable
+from fxopt.shape.aliases import has_effects, is_random
+
+MOST_GRAPHS = 16
+_WARM_UPS = 2
+_AGREES = 0.02  # of the largest value: a padded graph against the same call without; TF32 differs by 1e-3
+
+
+def graphed(executable: Executable) -> Callable[..., Sequence[Any]]:
+    """`executable.run` by captured graphs where it can be, else itself; the findings say why not."""
+    try:
+        return Replays(executable)
+    except (_NoGraph, BuildError, OSError) as reason:
+        executable.findings.graphs = f"no CUDA graphs: {reason}"
+        return executable.run
+
+
+class _NoGraph(Exception):
+    """Why a captured graph would not do what the call does."""
+
+
+def bucket(n: int) -> int:
+    """The capacity for n rows: 1, 2, 3, 4, 6, 8, 12, 16, 24... at most a half more than is needed."""
+    power = 1 << max(0, n - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and n <= power * 3 // 4 else power
+
+
+@dataclass
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    stage: stage.Stage
+    outputs: list[Tensor]
+    state: Tensor  # addresses
+    capacity: list[int]  # rows of each input
+    keep: list[Any]
+
+
+class Replays:
+    """``run(*state, *inputs)`` by graphs. Thread safe; calls on several streams follow each other.
+
+    Raises:
+        _NoGraph: gradients, side effects, other devices.
+    """
+
+    def __init__(self, executable: Executable) -> None:
+        self._plain, self._capture = executable.run, executable.capture
+        self._findings = executable.findings
+        module, specs = executable.graph, executable.capture.inputs
+        assert module is not None
+        self._n_state = len(executable.capture.state)
+        self._on_host = [spec.device.type == "cpu" for spec in specs]
+        self._device = _suited(module.graph, self._n_state, self._on_host)
+        if len(specs) > stage.MOST_INPUTS:
+            raise _NoGraph(f"{len(specs)} inputs, expected at most {stage.MOST_INPUTS}")
+        stage.pointers(), stage.kernel()
+        try:
+            self._rows: Rows | None = row_wise(module.graph, lambda call: plan_of(_constant(module, call.args[2])))
+        except NotRowWise as reason:
+            self._rows = None
+            executable.findings.graphs = (
+                f"one CUDA graph for each set of sizes, because rows may not be padded: {reason}"
+            )
+        else:
+            executable.findings.graphs = "one CUDA graph for each bucket of batch sizes"
+        self._module, self._kept = _ready(module, self._rows, self._n_state)
+        self._fill = [self._filled(k) for k in range(len(specs))]
+        self._sizes = [
+            (k, d)
+            for k, spec in enumerate(specs)
+            for d, size in enumerate(spec.dims)
+            if not isinstance(size, int) and (d > 0 or self._fill[k] is None)
+        ]
+        self._inputs = stage.Inputs(len(specs))
+        self._graphs: OrderedDict[tuple, _Captured] = OrderedDict()
+        self._seen: OrderedDict[tuple, None] = OrderedDict()
+        self._lock, self._stream = threading.Lock(), None
+        self._pool: Any = None
+
+    def __call__(self, *tensors: Tensor) -> Sequence[Any]:
+        if torch.cuda.is_current_stream_capturing():
+            return self._plain(*tensors)
+        columns_errors.raise_reported(self._device.index)
+        with self._lock, torch.cuda.device(self._device):
+            return self._call(tensors)
+
+    def _call(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        inputs = self._inputs.read(tensors, self._n_state)
+        batch = self._batch()
+        if batch == 0:
+            return self._plain(*tensors)
+        capacity = bucket(batch) if self._rows else 0
+        key = (capacity, *(tensors[self._n_state + k].shape[d] for k, d in self._sizes))
+        known = self._graphs.get(key)
+        if known is None and not self._again(key):
+            return self._plain(*tensors)
+        if known is None or not self._serves(known, inputs):
+            known = self._captured(key, capacity, inputs, known)
+            if known is None:
+                return self._plain(*tensors)
+        self._graphs.move_to_end(key)
+        return self._replayed(known, batch)
+
+    def _replayed(self, known: _Captured, batch: int) -> list[Tensor]:
+        """The outputs in memory of their own."""
+        stream = torch.cuda.current_stream()
+        if self._stream is not None and self._stream != stream:
+            stream.wait_stream(self._stream)  # whose calls use the same memory
+        self._stream = stream
+        known.stage.fill(self._inputs, stream)
+        known.graph.replay()
+        rows = self._rows.outputs if self._rows else [0] * len(known.outputs)
+        return [
+            (out.narrow(0, 0, batch * times) if times else out).clone()
+            for out, times in zip(known.outputs, rows, strict=True)
+        ]
+
+    def _again(self, key: tuple) -> bool:
+        """Whether these sizes came before."""
+        seen = key in self._seen
+        self._seen[key] = None
+        if len(self._seen) > 4 * MOST_GRAPHS:
+            self._seen.popitem(last=False)
+        return seen
+
+    def _serves(self, known: _Captured, tensors: Sequence[Tensor]) -> bool:
+        if not stage.pointers().unmoved(tensors, self._n_state, known.state.data_ptr()):
+            return False
+        ids = self._rows.ids if self._rows else ()
+        return all(self._inputs.rows(k - self._n_state) <= known.capacity[k - self._n_state] for k in ids)
+
+    def _batch(self) -> int:
+        found = self._rows
+        if found is None:
+            return 1
+        if found.rows or found.offsets:
+            return self._inputs.rows(next(iter(found.rows or found.offsets)) - self._n_state)
+        return self._inputs.rows(next(iter(found.last_offsets)) - self._n_state) - 1
+
+    def _filled(self, k: int) -> int | None:
+        """What follows the rows of an input; None where it is not padded."""
+        found, number = self._rows, self._n_state + k
+        if found is None:
+            return None
+        if number in found.offsets:
+            return found.offsets[number] - self._n_state
+        if number in found.ids:
+            return stage.ONES
+        return stage.REPEAT if number in found.rows or number in found.last_offsets else None
+
+    def _rooms(self, tensors: Sequence[Tensor], capacity: int, before: _Captured | None) -> list[stage.Room]:
+        rooms, found = [], self._rows
+        for k, (tensor, on_host, fill) in enumerate(
+            zip(tensors[self._n_state :], self._on_host, self._fill, strict=True)
+        ):
+            shape, number = list(tensor.shape), self._n_state + k
+            if found and number in found.ids:
+                wanted = bucket(max(16, shape[0] + shape[0] // 4))
+                shape[0] = max(wanted, before.capacity[k]) if before else wanted
+            elif found and fill is not None:
+                shape[0] = capacity + (number in found.offsets or number in found.last_offsets)
+            rooms.append(stage.Room(tuple(shape), tensor.dtype, on_host, stage.REPEAT if fill is None else fill))
+        return rooms
+
+    def _captured(
+        self, key: tuple, capacity: int, tensors: Sequence[Tensor], before: _Captured | None
+    ) -> _Captured | None:
+        """A graph for these sizes; None where they cannot be padded so, or nothing can be captured."""
+        self._graphs.pop(key, None)
+        while len(self._graphs) >= MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+        rooms = self._rooms(tensors, capacity, before)
+        state = list(tensors[: self._n_state])
+        addresses = torch.zeros(max(1, self._n_state), dtype=torch.int64)
+        stage.pointers().addresses(tensors, self._n_state, addresses.data_ptr())
+        expected = self._plain(*tensors)
+        torch.cuda.synchronize(self._device)  # the memory of the last graph is still in use
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            memory = stage.Stage(rooms, self._device)
+            memory.fill(self._inputs, torch.cuda.current_stream())
+            graph, outputs = self._record([*state, *memory.tensors])
+        except (RuntimeError, ValueError, TypeError) as error:
+            self._findings.graphs = f"no CUDA graphs: the capture failed: {str(error).splitlines()[0]}"
+            self._graphs.clear()
+            self._call = lambda tensors: self._plain(*tensors)  # type: ignore[method-assign]
+            return None
+        known = _Captured(graph, memory, outputs, addresses, [room.capacity for room in rooms], list(self._kept))
+        if not _agree(self._replayed(known, self._batch()), expected):
+            self._findings.graphs = "no CUDA graphs: a replay gave another result than the call"
+            self._call = lambda tensors: self._plain(*tensors)  # type: ignore[method-assign]
+            return None
+        self._graphs[key] = known
+        return known
+
+    def _record(self, tensors: list[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+        self._kept.clear()
+        side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        side.wait_stream(current)
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad():
+            with torch.cuda.stream(side):
+                for _ in range(_WARM_UPS):
+                    self._module(*tensors)
+            current.wait_stream(side)
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
+                outputs = list(self._module(*tensors))
+        return graph, outputs
+
+
+def _suited(graph: Graph, n_state: int, on_host: Sequence[bool]) -> torch.device:
+    """The one CUDA device of a graph without gradients and side effects.
+
+    Raises:
+        _NoGraph: it is none.
+    """
+    if not records_nothing(graph):
+        raise _NoGraph("gradients are on; they serve torch.no_grad() and torch.inference_mode()")
+    (output,) = graph.find_nodes(op="output")
+    returned = [node.meta["val"] if isinstance(node, Node) else None for node in output.args[0]]
+    if not returned or not all(isinstance(value, Tensor) and value.is_cuda for value in returned):
+        raise _NoGraph("an output that is no CUDA tensor")
+    held = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
+    memory = [n.meta["val"] for n in held if isinstance(n.meta.get("val"), Tensor)] + returned
+    if len({value.untyped_storage()._cdata for value in memory}) < len(memory):
+        raise _NoGraph("an output shares the memory of another tensor")
+    placeholders = graph.find_nodes(op="placeholder")
+    for node, host in zip(placeholders[n_state:], on_host, strict=True):
+        if host and any(user.target not in _MOVES for user in node.users):
+            raise _NoGraph(f"{node.name} is on the CPU and is not only moved to the GPU")
+    for node in graph.nodes:
+        if node.op not in ("placeholder", "get_attr", "output", "call_function"):
+            raise _NoGraph(f"{node.name} calls an opaque module")
+        if node.op == "call_function" and (has_effects(node) or is_random(node)):
+            raise _NoGraph(f"{node.name} has an effect beyond its result")
+    devices = {
+        value.device for value in (n.meta.get("val") for n in placeholders[:n_state]) if isinstance(value, Tensor)
+    }
+    devices |= {value.device for value in returned}
+    if len(devices) != 1:
+        raise _NoGraph(f"tensors on {', '.join(sorted(map(str, devices)))}")
+    (device,) = devices
+    return torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
+
+
+_MOVES = {torch.ops.aten._to_copy.default, torch.ops.aten.to.device, torch.ops.aten.to.dtype_layout}
+
+
+def _constant(module: nn.Module, node: Any) -> Tensor:
+    return getattr(module, str(node.target))
+
+
+def _ready(module: GraphModule, rows: Rows | None, n_state: int) -> tuple[GraphModule, list[Any]]:
+    """A twin to capture, and where it puts the tensors that it keeps by size: the graph reads them at each replay.
+
+    Padded, the last bag must end with the ids there are, so offsets get one entry more.
+    """
+    twin = Graph()
+    output: Any = twin.graph_copy(module.graph, {}, return_output_node=True)
+    twin.output(output[0])
+    fast, kept = GraphModule(module, twin), list[Any]()
+    for node in fast.graph.nodes:
+        if rows is not None and node.target is torch.ops.fxopt.columns.default:
+            plan = plan_of(_constant(module, node.args[2]))
+            setattr(fast, node.args[2].target, encode(columns_errors.ending_with_last(plan)))
+        elif "bound" in node.meta and not any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
+            node.meta["bound"] = _keeping(node.meta["bound"], kept)
+    direct(fast, inference=True)
+    return fast, kept
+
+
+def _keeping(make: Callable[..., Tensor], kept: list[Any]) -> Callable[..., Tensor]:
+    def constant(*sizes: int) -> Tensor:
+        tensor = make(*sizes)
+        kept.append(tensor)
+        return tensor
+
+    return constant
+
+
+def _agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Roughly: another order of additions passes, rows in the wrong place do not."""
+    for a, b in zip(found, expected, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        if not a.dtype.is_floating_point:
+            if not torch.equal(a, b):
+                return False
+            continue
+        finite = b.isfinite() & a.isfinite()
+        if not torch.equal(a.isnan(), b.isnan()):
+            return False
+        scale = torch.where(finite, b.abs(), 0).amax() if b.numel() else b.new_ones(())
+        if b.numel() and float(torch.where(finite, (a - b).abs(), 0).amax()) > _AGREES * float(scale) + 1e-6:
+            return False
+    return True
