@@ -30,7 +30,7 @@ constexpr int64_t kTurnedRows = 48, kTurnedK = 128;
 template <class T, int MR, int NR>
 [[gnu::always_inline]] inline void dot_tile(const Gemm<T>& g, int64_t m, int64_t n) {
   using A = Acc<T>;
-  constexpr int L = kLanes<A>;
+  constexpr int L = kLanesOf<A>;
   const T *x = g.x + m * g.x_stride, *w = g.w + n * g.w_stride;
   Vec<A> sum[MR][NR] = {};
   int64_t k = 0;
@@ -84,20 +84,16 @@ void gemm_by_dots(const Gemm<T>& g, int64_t n0, int64_t n1) {
     const int64_t end = n + block < n1 ? n + block : n1;
     int64_t m = 0;
     for (; m + MR <= g.M; m += MR) dot_rows<T, MR>(g, m, n, end);
-    switch (g.M - m) {
-      case 5: dot_rows<T, 5>(g, m, n, end); break;
-      case 4: dot_rows<T, 4>(g, m, n, end); break;
-      case 3: dot_rows<T, 3>(g, m, n, end); break;
-      case 2: dot_rows<T, 2>(g, m, n, end); break;
-      case 1: dot_rows<T, 1>(g, m, n, end); break;
-    }
+    for (; m + 3 <= g.M; m += 3) dot_rows<T, 3>(g, m, n, end);
+    if (g.M - m == 2) dot_rows<T, 2>(g, m, n, end);
+    if (g.M - m == 1) dot_rows<T, 1>(g, m, n, end);
   }
 }
 
 template <class T, int MR, int NV>
 [[gnu::always_inline]] inline void panel_tile(const Gemm<T>& g, const Acc<T>* panel, int64_t m, int64_t n, int columns) {
   using A = Acc<T>;
-  constexpr int L = kLanes<A>;
+  constexpr int L = kLanesOf<A>;
   const T* x = g.x + m * g.x_stride;
   Vec<A> sum[MR][NV] = {};
   for (int64_t k = 0; k < g.K; k++, panel += NV * L) {
@@ -133,7 +129,7 @@ template <class T, int MR, int NV>
 // Columns [n, n + columns) of W as [K, NV vectors], zeros behind them.
 template <class T, int NV>
 inline void turn(const Gemm<T>& g, int64_t n, int columns, Acc<T>* panel) {
-  constexpr int P = NV * kLanes<Acc<T>>;
+  constexpr int P = NV * kLanesOf<Acc<T>>;
   const T* w = g.w + n * g.w_stride;
   for (int64_t k = 0; k < g.K; k++) {
     for (int j = 0; j < columns; j++) panel[k * P + j] = widened(w[j * g.w_stride + k]);
@@ -144,7 +140,7 @@ inline void turn(const Gemm<T>& g, int64_t n, int columns, Acc<T>* panel) {
 template <class T, int NV>
 inline void panel_columns(const Gemm<T>& g, int64_t n, int columns) {
   constexpr int MR = FXOPT_VECTOR_BYTES == 64 ? 12 : 6;
-  alignas(64) Acc<T> panel[kTurnedK * NV * kLanes<Acc<T>>];
+  alignas(64) Acc<T> panel[kTurnedK * NV * kLanesOf<Acc<T>>];
   turn<T, NV>(g, n, columns, panel);
   int64_t m = 0;
   for (; m + MR <= g.M; m += MR) panel_tile<T, MR, NV>(g, panel, m, n, columns);
@@ -155,7 +151,7 @@ inline void panel_columns(const Gemm<T>& g, int64_t n, int columns) {
 // The same by panels; K <= kTurnedK.
 template <class T>
 void gemm_by_panels(const Gemm<T>& g, int64_t n0, int64_t n1) {
-  constexpr int L = kLanes<Acc<T>>;
+  constexpr int L = kLanesOf<Acc<T>>;
   int64_t n = n0;
   for (; n + L < n1; n += 2 * L) panel_columns<T, 2>(g, n, n1 - n < 2 * L ? int(n1 - n) : 2 * L);
   if (n1 - n > L / 4) panel_columns<T, 1>(g, n, int(n1 - n));

@@ -37,18 +37,18 @@ inline T narrowed(Acc<T> x) {
 
 template <class A> struct Register { typedef A type __attribute__((vector_size(FXOPT_VECTOR_BYTES))); };
 template <class A> using Vec = typename Register<A>::type;
-template <class A> constexpr int kLanes = FXOPT_VECTOR_BYTES / int(sizeof(A));
+template <class A> constexpr int kLanesOf = FXOPT_VECTOR_BYTES / int(sizeof(A));
 
 template <class T>
 [[gnu::always_inline]] inline Vec<Acc<T>> load(const T* from) {
-  Vec<Acc<T>> v;
+  Vec<Acc<T>> v{};
   if constexpr (__is_same(T, Bf16)) {
 #if FXOPT_VECTOR_BYTES == 64
     v = (Vec<float>)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))), 16);
 #elif FXOPT_VECTOR_BYTES == 32
     v = (Vec<float>)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 16);
 #else
-    for (int i = 0; i < kLanes<float>; i++) v[i] = widened(from[i]);
+    for (int i = 0; i < kLanesOf<float>; i++) v[i] = widened(from[i]);
 #endif
   } else {
     memcpy(&v, from, sizeof v);
@@ -63,7 +63,7 @@ template <class T>
   if constexpr (__is_same(T, float)) return (Vec<float>)_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), from);
   if constexpr (__is_same(T, double)) return (Vec<double>)_mm512_maskz_loadu_pd(__mmask8((1u << n) - 1), from);
 #endif
-  T all[kLanes<Acc<T>>] = {};
+  T all[kLanesOf<Acc<T>>] = {};
   for (int i = 0; i < n; i++) all[i] = from[i];
   return load(all);
 }
@@ -87,9 +87,9 @@ template <class A>
   if constexpr (__is_same(A, float)) return _mm512_reduce_add_ps((__m512)v);
   else return _mm512_reduce_add_pd((__m512d)v);
 #else
-  A half[kLanes<A>];
+  A half[kLanesOf<A>];
   memcpy(half, &v, sizeof v);
-  for (int n = kLanes<A> / 2; n > 0; n /= 2)
+  for (int n = kLanesOf<A> / 2; n > 0; n /= 2)
     for (int i = 0; i < n; i++) half[i] += half[i + n];
   return half[0];
 #endif

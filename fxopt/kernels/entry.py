@@ -1,0 +1,61 @@
+"""Kernels of ours from Python: registered with the dispatcher, and a way past it, which costs 1 us."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import sys
+import sysconfig
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from .build import PYTHON_TENSOR, BuildError, Library, build, readable
+
+_HERE = Path(__file__).parent
+HEADERS = (_HERE / "entry.h", _HERE / "dispatched.h")  # what a kernel includes
+STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # torch 2.11
+ENTRY = Library(
+    "fxopt_entry",
+    sources=(_HERE / "entry.cpp",),
+    headers=(_HERE / "entry.h", PYTHON_TENSOR),
+    cflags=("-O1", f"-I{sysconfig.get_path('include')}", f"-DFXOPT_PYTHON={sys.version_info.minor}"),
+)
+
+
+def load(kernel: Library, run: str) -> Callable | None:
+    """Registers a kernel library's operators, and gives the way past the dispatcher to its function `run`.
+
+    Returns:
+        A function of the operator's tensors, lists of tensors, and as its last argument the plan (int64, 1-D), which
+        returns a list of tensors; or None where the dispatcher has to be asked. None instead of the function where
+        this torch's tensors cannot be read.
+
+    Raises:
+        BuildError, OSError: there is no kernel: no compiler, or it failed.
+    """
+    with ThreadPoolExecutor(2) as pool:  # two compilers side by side when both libraries are cold
+        path, entry = pool.submit(build, kernel), pool.submit(_entry)
+        torch.ops.load_library(path.result())
+        module = entry.result()
+    if module is None:
+        return None
+    return module.bind(ctypes.cast(getattr(ctypes.CDLL(str(path.result())), run), ctypes.c_void_p).value)
+
+
+@functools.cache
+def _entry() -> ModuleType | None:
+    try:
+        spec = importlib.util.spec_from_file_location(ENTRY.name, build(ENTRY))
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (BuildError, OSError, ImportError) as error:
+        warnings.warn(f"fxopt: kernels are called through the dispatcher: {error}", stacklevel=5)
+        return None
+    return module if readable(module) else None

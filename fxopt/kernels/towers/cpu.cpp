@@ -1,0 +1,216 @@
+// fxopt::towers on the CPU: reads a program and its tensors, and shares rows or columns among torch's threads.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+
+#include "../dispatched.h"
+#include "../simd/cpu.h"
+#include "program.h"
+
+namespace fxopt::towers {
+
+static const Kernels* pick(const char* limit) {
+  switch (best_isa(limit)) {
+#if defined(__x86_64__)
+    case Isa::kAvx512: return &avx512::kernels;
+    case Isa::kAvx2: return &avx2::kernels;
+#endif
+    default: return &scalar::kernels;
+  }
+}
+
+static const Kernels* kernels = pick(std::getenv("FXOPT_ISA"));
+
+// Rows of a block: its scratch stays in the second cache, and six rows share a weight that is read.
+constexpr int64_t kBlockRows = 240;
+constexpr double kParallelNs = 15000;  // work for one more thread: to wake it takes 5 us
+constexpr double kLevelNs = 60000;  // work of a level that is worth waking threads for it alone
+constexpr int64_t kFewColumns = 32;
+
+static Input input_of(const Operand& operand, bool inner) {
+  Input input{&operand, 0, 0, 1, inner, true};
+  const int32_t leading = operand.dim - 1 - inner;
+  if (leading < 0) refused("fxopt.towers: an input with %d dims", operand.dim);
+  input.element_stride = operand.strides[operand.dim - 1];
+  if (inner) input.inner_stride = operand.strides[operand.dim - 2];
+  if (leading > 0) input.row_stride = operand.strides[leading - 1];
+  for (int32_t d = leading - 1; d > 0; d--)
+    if (operand.sizes[d - 1] > 1 && operand.strides[d - 1] != operand.strides[d] * operand.sizes[d]) input.collapses = false;
+  return input;
+}
+
+static int64_t rows_of(const Operand& operand, bool inner) {
+  int64_t rows = 1;
+  for (int32_t d = 0; d < operand.dim - 1 - inner; d++) rows *= operand.sizes[d];
+  return rows;
+}
+
+static void check_source(const Call& call, const Source& source, int64_t width) {
+  if (source.tensor < 0) {
+    const int64_t index = -1 - source.tensor;
+    if (index >= call.header.n_buffers || source.start < 0 || source.start + width > call.buffers[index].width)
+      refused("fxopt.towers: columns %lld to %lld of a buffer", (long long)source.start, (long long)(source.start + width));
+    return;
+  }
+  if (source.tensor >= call.header.n_inputs) refused("fxopt.towers: input %lld of %lld", (long long)source.tensor, (long long)call.header.n_inputs);
+  const Input& input = call.inputs[source.tensor];
+  const Operand& x = *input.operand;
+  if (source.start < 0 || source.start + width > x.sizes[x.dim - 1] || input.inner != (source.place >= 0) ||
+      (input.inner && source.place >= x.sizes[x.dim - 2]))
+    refused("fxopt.towers: a linear reads columns %lld to %lld at %lld of input %lld, which it does not have", (long long)source.start,
+            (long long)(source.start + width), (long long)source.place, (long long)source.tensor);
+}
+
+static double check_linear(const Call& call, const LinearStep& linear) {
+  const Operand &weight = call.weight(linear.weight), &bias = call.bias(linear.weight);
+  if (weight.dim != 2 || weight.dtype != kDtypeFloat) refused("fxopt.towers: weight %lld must be a float32 matrix", (long long)linear.weight);
+  const int64_t N = weight.sizes[0], K = weight.sizes[1];
+  if (!bias.is_none() && (bias.dim != 1 || bias.sizes[0] != N || bias.dtype != kDtypeFloat || (bias.strides[0] != 1 && N > 1)))
+    refused("fxopt.towers: bias %lld must be dense, with %lld float32 elements", (long long)linear.weight, (long long)N);
+  if (N != linear.width) refused("fxopt.towers: weight %lld has %lld rows, planned were %lld", (long long)linear.weight, (long long)N, (long long)linear.width);
+  check_source(call, linear.x, K);
+  // Nanoseconds of reading the weights once, 40 bytes each, and of 100 multiply-adds each.
+  return double(N * K) * std::max(0.1, double(call.rows) * 0.01);
+}
+
+static double check_step(const Call& call, const Step& step) {
+  if (step.op == kLinear) return check_linear(call, reinterpret_cast<const LinearStep&>(step));
+  if (step.op == kCopy) {
+    const auto& copy = reinterpret_cast<const CopyStep&>(step);
+    check_source(call, copy.x, copy.width);
+    return double(call.rows * copy.width) * 0.1;
+  }
+  const auto& mixture = reinterpret_cast<const MixtureStep&>(step);
+  check_source(call, mixture.gate, mixture.count);
+  for (int64_t i = 0; i < mixture.count; i++) check_source(call, experts_of(mixture)[i], mixture.width);
+  return double(call.rows * mixture.count) * double(mixture.width + 16) * 0.1;
+}
+
+// Fills the call from the request, allocates its outputs. Returns the nanoseconds that it may take on one thread.
+static double prepare(const Request& request, Call& call) {
+  constexpr int64_t kHeader = sizeof(Header) / sizeof(int64_t);
+  if (request.n_words < kHeader || request.words[0] != kVersion) refused("fxopt.towers: expected a plan made by encode()");
+  call.header = reinterpret_cast<const Header&>(*request.words);
+  const Header& header = call.header;
+  if (request.n_operands != header.n_inputs + 2 * header.n_weights)
+    refused("fxopt.towers: %lld tensors for a plan of %lld inputs and %lld weights", (long long)request.n_operands, (long long)header.n_inputs, (long long)header.n_weights);
+  call.operands = request.operands;
+  const Operand& first = request.operands[header.rows_input];
+  if (first.dtype != kDtypeFloat) refused("fxopt.towers: expected float32 inputs");
+  call.rows = rows_of(first, header.rows_inner);
+  const int64_t* words = request.words + kHeader;
+  call.inputs.clear();
+  for (int64_t i = 0; i < header.n_inputs; i++) {
+    const bool inner = *words++;
+    call.inputs.push_back(input_of(request.operands[i], inner));
+    if (rows_of(request.operands[i], inner) != call.rows || request.operands[i].dtype != kDtypeFloat)
+      refused("fxopt.towers: input %lld has other rows than input %lld", (long long)i, (long long)header.rows_input);
+  }
+  call.buffers.clear();
+  call.scratch_width = 0;
+  const int32_t leading = first.dim - 1 - int32_t(header.rows_inner);
+  for (int64_t b = 0; b < header.n_buffers; b++, words += sizeof(BufferPlan) / sizeof(int64_t)) {
+    const auto& plan = reinterpret_cast<const BufferPlan&>(*words);
+    Buffer buffer{nullptr, plan.width, call.scratch_width};
+    if (plan.is_output) {
+      int64_t sizes[16];
+      if (leading > 14) refused("fxopt.towers: an input with %d dims", first.dim);
+      std::copy(first.sizes, first.sizes + leading, sizes);
+      sizes[leading] = plan.inner ? plan.inner : plan.width;
+      sizes[leading + 1] = plan.inner ? plan.width / plan.inner : 0;
+      buffer.output = request.allocate(request.context, leading + 1 + (plan.inner > 0), sizes, kDtypeFloat);
+    } else {
+      call.scratch_width += plan.width;
+    }
+    call.buffers.push_back(buffer);
+  }
+  call.steps.clear();
+  double nanoseconds = 0;
+  for (int64_t s = 0; s < header.n_steps; s++) {
+    const auto& step = reinterpret_cast<const Step&>(*words);
+    nanoseconds += check_step(call, step);
+    call.steps.push_back(&step);
+    words += step.length;
+  }
+  if (words != request.words + request.n_words) refused("fxopt.towers: the plan was cut off");
+  return nanoseconds;
+}
+
+static int64_t width_of(const Call& call, const Step& step) {
+  return step.op == kLinear ? reinterpret_cast<const LinearStep&>(step).width : 1;
+}
+
+static char* scratch_of(const Call& call, int64_t rows) {
+  thread_local std::vector<char> memory;
+  const size_t bytes = size_t(call.scratch_width * rows) * sizeof(float) + 64;
+  if (memory.size() < bytes) memory.resize(bytes);
+  return memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
+}
+
+static void run_blocks(const Call& call, int64_t block_rows, std::atomic<int64_t>& next) {
+  for (int64_t row; (row = next.fetch_add(block_rows, std::memory_order_relaxed)) < call.rows;) {
+    const Block block{row, std::min(row + block_rows, call.rows), scratch_of(call, block_rows)};
+    for (const Step* step : call.steps) kernels->run(call, *step, block, 0, width_of(call, *step));
+  }
+}
+
+// Steps of one level do not depend on each other: their columns are shared among the threads.
+static void run_levels(const Call& call, int64_t threads) {
+  const Block block{0, call.rows, scratch_of(call, call.rows)};
+  struct Item { const Step* step; int64_t n0, n1; };
+  std::vector<Item> items;
+  for (size_t s = 0; s < call.steps.size();) {
+    items.clear();
+    const int64_t level = call.steps[s]->level;
+    int64_t columns = 0;
+    size_t end = s;
+    for (; end < call.steps.size() && call.steps[end]->level == level; end++) columns += width_of(call, *call.steps[end]);
+    const int64_t share = std::max(kFewColumns, (columns / (2 * threads) + 7) / 8 * 8);
+    for (; s < end; s++)
+      for (int64_t n = 0, N = width_of(call, *call.steps[s]); n < N; n += share) items.push_back({call.steps[s], n, std::min(n + share, N)});
+    const auto run_item = [&](const Item& item) { kernels->run(call, *item.step, block, item.n0, item.n1); };
+    if (items.size() == 1) {
+      run_item(items[0]);
+      continue;
+    }
+    std::atomic<size_t> next{0};
+    torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+      for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items.size();) run_item(items[i]);
+    });
+  }
+}
+
+static void run(const Request& request) {
+  thread_local Call memory;  // its vectors keep their memory between calls
+  Call& call = memory;
+  const double nanoseconds = prepare(request, call);
+  if (call.rows == 0) return;
+  int64_t threads = int64_t(nanoseconds / kParallelNs) + 1;
+  if (threads > 1) threads = std::min<int64_t>(threads, torch::stable::get_num_threads());
+  std::atomic<int64_t> next{0};
+  if (threads <= 1) return run_blocks(call, std::min(call.rows, kBlockRows), next);
+  const int64_t share = (call.rows + threads - 1) / threads;
+  if (share < 4) {
+    const bool worth = nanoseconds > kLevelNs * double(call.steps.back()->level + 1);
+    return worth ? run_levels(call, threads) : run_blocks(call, call.rows, next);
+  }
+  const int64_t block_rows = std::min(kBlockRows, share < 12 ? share : (share + 5) / 6 * 6);
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) { run_blocks(call, block_rows, next); });
+}
+
+std::vector<Tensor> towers(const std::vector<Tensor> inputs, const std::vector<Tensor> weights,
+                           const std::vector<std::optional<Tensor>> biases, const std::vector<int64_t> plan) {
+  return run_dispatched(&run, plan, inputs, weights, biases);
+}
+
+}  // namespace fxopt::towers
+
+// For entry.cpp, which is another library, and for tests: which instruction set runs ("avx512", "avx2", "scalar").
+#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
+FXOPT_EXPORT void fxopt_towers_run(const fxopt::Request* request) { fxopt::towers::run(*request); }
+FXOPT_EXPORT void fxopt_towers_isa(const char* limit) { fxopt::towers::kernels = fxopt::towers::pick(limit); }
+
+STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) { m.impl("towers", TORCH_BOX(&fxopt::towers::towers)); }

@@ -1,0 +1,153 @@
+// The steps of a tower program on a block of rows. Compiled once per instruction set.
+#pragma once
+#include <cmath>
+
+#include "../gemm/gemm.h"
+#include "../simd/math.h"
+#include "program.h"
+
+namespace fxopt::towers::FXOPT_ISA {
+
+using namespace fxopt::FXOPT_ISA;
+
+// Rows of something: row r is at data + r * stride, its elements side by side.
+template <class T>
+struct Rows {
+  T* data;
+  int64_t stride;
+  T* operator[](int64_t row) const { return data + row * stride; }
+};
+
+inline Rows<float> buffer_rows(const Call& call, const Block& block, int64_t index, int64_t column) {
+  const Buffer& buffer = call.buffers[index];
+  float* data = buffer.output ? reinterpret_cast<float*>(buffer.output) + block.row0 * buffer.width
+                          : reinterpret_cast<float*>(block.scratch) + buffer.before * (block.row1 - block.row0);
+  return {data + column, buffer.width};
+}
+
+// Element offset of a row whose leading dims do not collapse into one.
+inline int64_t offset_of_row(const Input& input, int64_t row) {
+  const Operand& x = *input.operand;
+  int64_t offset = 0;
+  for (int32_t d = x.dim - 2 - input.inner; d >= 0; d--) {
+    offset += row % x.sizes[d] * x.strides[d];
+    row /= x.sizes[d];
+  }
+  return offset;
+}
+
+// Columns [start, start + width) of the block's rows; copied side by side where they do not lie so.
+inline Rows<const float> source_rows(const Call& call, const Block& block, const Source& source, int64_t width, std::vector<float>& copy) {
+  if (source.tensor < 0) {
+    const Rows<float> rows = buffer_rows(call, block, -1 - source.tensor, source.start);
+    return {rows.data, rows.stride};
+  }
+  const Input& input = call.inputs[source.tensor];
+  const float* data = reinterpret_cast<const float*>(input.operand->data) + source.start * input.element_stride +
+                  (source.place > 0 ? source.place * input.inner_stride : 0);
+  if (input.collapses && (input.element_stride == 1 || width == 1)) return {data + block.row0 * input.row_stride, input.row_stride};
+  copy.resize(size_t(width * (block.row1 - block.row0)));
+  for (int64_t row = block.row0; row < block.row1; row++) {
+    const float* from = data + (input.collapses ? row * input.row_stride : offset_of_row(input, row));
+    for (int64_t k = 0; k < width; k++) copy[(row - block.row0) * width + k] = from[k * input.element_stride];
+  }
+  return {copy.data(), width};
+}
+
+// Functions of a vector. No lambdas: GCC compiles those in templates without the target's registers.
+struct Relu { static Floats of(Floats x) { return x < 0.0f ? Floats{} : x; } };
+struct Sigmoid { static Floats of(Floats x) { return sigmoid(x); } };
+struct Tanh { static Floats of(Floats x) { return tanh(x); } };
+struct Exp { static Floats of(Floats x) { return exp(x); } };
+
+template <class Function>
+inline void map(float* y, int64_t n) {
+  for (; n >= kLanes; n -= kLanes, y += kLanes) store(y, Function::of(load(y)));
+  if (n > 0) store(y, Function::of(load(y, int(n))), int(n));
+}
+
+inline void activate(int64_t activation, float* y, int64_t n) {
+  switch (activation) {
+    case kRelu: return map<Relu>(y, n);
+    case kSigmoid: return map<Sigmoid>(y, n);
+    case kTanh: return map<Tanh>(y, n);
+    default: return;
+  }
+}
+
+inline void run_linear(const Call& call, const LinearStep& linear, const Block& block, int64_t n0, int64_t n1) {
+  thread_local std::vector<float> copied_x, copied_w;
+  const Operand &weight = call.weight(linear.weight), &bias = call.bias(linear.weight);
+  const int64_t K = weight.sizes[1], N = weight.sizes[0];
+  const Rows<const float> x = source_rows(call, block, linear.x, K, copied_x);
+  const Rows<float> y = buffer_rows(call, block, linear.step.buffer, linear.step.column);
+  Rows<const float> w{reinterpret_cast<const float*>(weight.data), weight.strides[0]};
+  if (weight.strides[1] != 1 && K > 1) {
+    copied_w.resize(size_t(N * K));
+    for (int64_t n = n0; n < n1; n++)
+      for (int64_t k = 0; k < K; k++) copied_w[n * K + k] = w.data[n * weight.strides[0] + k * weight.strides[1]];
+    w = {copied_w.data(), K};
+  }
+  const float* b = bias.is_none() ? nullptr : reinterpret_cast<const float*>(bias.data);
+  gemm(Gemm<float>{x.data, x.stride, block.row1 - block.row0, K, w.data, w.stride, b, y.data, y.stride}, n0, n1);
+  if (linear.activation != kNoActivation)
+    for (int64_t row = 0; row < block.row1 - block.row0; row++) activate(linear.activation, y[row] + n0, n1 - n0);
+}
+
+inline void run_copy(const Call& call, const CopyStep& copy, const Block& block) {
+  thread_local std::vector<float> copied;
+  const Rows<const float> x = source_rows(call, block, copy.x, copy.width, copied);
+  const Rows<float> y = buffer_rows(call, block, copy.step.buffer, copy.step.column);
+  for (int64_t row = 0; row < block.row1 - block.row0; row++) memcpy(y[row], x[row], size_t(copy.width) * sizeof(float));
+}
+
+// weights[0, n) become their softmax.
+inline void softmax(float* weights, int64_t n) {
+  float most = weights[0], total = 0;
+  for (int64_t i = 1; i < n; i++) most = weights[i] > most || weights[i] != weights[i] ? weights[i] : most;
+  for (int64_t i = 0; i < n; i++) weights[i] -= most;
+  map<Exp>(weights, n);
+  for (int64_t i = 0; i < n; i++) total += weights[i];
+  for (int64_t i = 0; i < n; i++) weights[i] /= total;
+}
+
+inline void run_mixture(const Call& call, const MixtureStep& mixture, const Block& block) {
+  thread_local std::vector<float> weights, sum;
+  thread_local std::vector<std::vector<float>> copied;
+  thread_local std::vector<Rows<const float>> experts;
+  const int64_t n = mixture.count, width = mixture.width;
+  weights.resize(size_t(n));
+  sum.resize(size_t(width));
+  if (int64_t(copied.size()) <= n) copied.resize(size_t(n) + 1);
+  experts.clear();
+  for (int64_t i = 0; i < n; i++) experts.push_back(source_rows(call, block, experts_of(mixture)[i], width, copied[i]));
+  const Rows<const float> gate = source_rows(call, block, mixture.gate, n, copied[n]);
+  const Rows<float> y = buffer_rows(call, block, mixture.step.buffer, mixture.step.column);
+  for (int64_t row = 0; row < block.row1 - block.row0; row++) {
+    for (int64_t i = 0; i < n; i++) weights[i] = gate[row][i];
+    if (mixture.softmax) softmax(weights.data(), n);
+    float* total = sum.data();
+    for (int64_t i = 0; i < n; i++) {
+      const float* expert = experts[i][row];
+      const float weight = weights[i];
+      if (i == 0)
+        for (int64_t d = 0; d < width; d++) total[d] = weight * expert[d];
+      else
+        for (int64_t d = 0; d < width; d++) total[d] += weight * expert[d];
+    }
+    for (int64_t d = 0; d < width; d++) y[row][d] = total[d];
+  }
+}
+
+static void run(const Call& call, const Step& step, const Block& block, int64_t n0, int64_t n1) {
+  switch (step.op) {
+    case kLinear: return run_linear(call, reinterpret_cast<const LinearStep&>(step), block, n0, n1);
+    case kMixture: return run_mixture(call, reinterpret_cast<const MixtureStep&>(step), block);
+    default: return run_copy(call, reinterpret_cast<const CopyStep&>(step), block);
+  }
+}
+
+extern const Kernels kernels;
+const Kernels kernels{&run};
+
+}  // namespace fxopt::towers::FXOPT_ISA
