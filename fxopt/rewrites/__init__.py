@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from fxopt.rewrites import (
     cats,
+    compressed_interaction,
     contractions,
     dead_checks,
+    dot_interaction,
     embedding_columns,
     field_index,
     identities,
-    linear,
+    linear_chains,
     repeated,
+    row_chunks,
     sized_constants,
     sizes,
+    target_attention,
     views,
 )
 from fxopt.rewrites.core import Rewrite
@@ -23,12 +27,16 @@ PASSES: tuple[Rewrite, ...] = (
     cats.REWRITE,
     identities.REWRITE,
     sizes.REWRITE,
+    dot_interaction.REWRITE,
     contractions.LINEARS,
+    target_attention.REWRITE,
+    compressed_interaction.REWRITE,
     contractions.CONTRACTIONS,
     repeated.REWRITE,
     embedding_columns.REWRITE,
     views.OF_COLUMNS,
     sized_constants.REWRITE,
     field_index.REWRITE,
-    linear.REWRITE,
+    linear_chains.REWRITE,
+    row_chunks.REWRITE,
 )

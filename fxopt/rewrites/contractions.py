@@ -45,7 +45,7 @@ def replace_contraction(editor: Editor, match: Match) -> Replacement:
     value = contracted(editor, first, second, kept)
     for factor in rest:
         value = contracted(editor, value, factor, term.axes)
-    node = _like(editor, match.anchor, arranged(editor, value, term.dims))
+    node = like(editor, match.anchor, arranged(editor, value, term.dims))
     what = f"{' + '.join(_name(inner) for inner in reversed(term.inside))} into {_name(value.node)}"
     return Replacement({match.anchor: node}, what, "the broadcast product is never written out")
 
@@ -99,7 +99,7 @@ def _flat(editor: Editor, bias: Node) -> Node:
     return bias if len(shape) == 1 else editor.call(aten.reshape.default, bias, [-1])
 
 
-def _like(editor: Editor, old: Node, new: Node) -> Node:
+def like(editor: Editor, old: Node, new: Node) -> Node:
     """With the strides that the model's own result has: its users may take views."""
 
     def alike(node: Node) -> bool:

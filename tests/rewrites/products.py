@@ -52,3 +52,23 @@ class OuterProductsSeen(OuterProducts):
         p, q = self.pairs(x)
         products = p.unsqueeze(1) * self.kernel
         return (products.sum(-1).transpose(2, 1) * q).sum(-1) + products.amax((1, 3))
+
+
+class Compressed(nn.Module):
+    """A layer of a compressed interaction network: outer product and convolution of kernel 1."""
+
+    def __init__(self, kernel: int = 1) -> None:
+        super().__init__()
+        self.widen = nn.Parameter(torch.randn(1, 5))
+        self.conv = nn.Conv1d(9, 4, kernel)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fields = x.unsqueeze(2) * self.widen
+        return self.conv(torch.einsum("bhd,bmd->bhmd", fields, fields).reshape(-1, 9, 5)).relu().sum(2)
+
+
+class CompressedNeighbours(Compressed):
+    """A convolution over neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__(kernel=2)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxopt import Config, optimize
-from fxopt.rewrites import PASSES, linear
+from fxopt.rewrites import PASSES
 from tests.rewrites import products
 
 
@@ -55,6 +55,14 @@ class Triangle(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         z = x.unsqueeze(2) * self.scale
         return torch.bmm(z, z.transpose(1, 2))[:, [1, 2, 2], [0, 0, 1]]
+
+
+class TwoTriangles(Triangle):
+    """Products of two different tensors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.unsqueeze(2) * self.scale
+        return torch.bmm(z, z.exp().transpose(1, 2))[:, [1, 2, 2], [0, 0, 1]]
 
 
 class ByAnInput(Triangle):
@@ -159,25 +167,21 @@ class Example:
 
 CATALOGUE = {
     "disguised_linears": Example(products.MatrixOfEachRow, products.OneSidedColumns),
+    "compressed_interaction": Example(products.Compressed, products.CompressedNeighbours),
     "contractions": Example(products.OuterProducts, products.OuterProductsSeen),
     "dead_checks": Example(Guarded, GuardedTooLow),
     "embedding_columns": Example(Columns, ColumnsOnRows),
-    "field_index": Example(Triangle, ByAnInput),
+    "dot_interaction": Example(Triangle, TwoTriangles),
+    "field_index": Example(TwoTriangles, ByAnInput),
     "sized_constants": Example(Mask, OnePerRow),
     "sizes": Example(Mask, OnePerRow),
-    "linear": Example(Tower, lambda: Tower(torch.float64)),
+    "linear_chains": Example(Tower, lambda: Tower(torch.float64)),
     "cats": Example(SlicedAndJoined, JoinedOutOfOrder),
     "identities": Example(FromZero, MinusZero),
     "repeated": Example(Products, ProductsOfTheirOwn),
     "views": Example(Unsqueezed, EditedCopy),
     "views_of_columns": Example(FlatColumns, Columns),
 }
-
-
-@pytest.fixture(autouse=True)
-def onednn_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "threshold", lambda features, outputs, threads: 2)
-    monkeypatch.setattr(linear, "available", lambda: True)
 
 
 def applied(model: nn.Module, name: str) -> int:

@@ -42,13 +42,13 @@ class _Reading:
     def __init__(self, aliases: Aliases, names: Names, root: Node) -> None:
         self._aliases, self._names, self._dtype = aliases, names, root.meta["val"].dtype
 
-    def read(self, node: Node) -> Term:
-        """A view, a product that nobody else needs, or else a factor."""
+    def read(self, node: Node, once: bool = True) -> Term:
+        """A view, a product that nobody else needs and that is read `once`, or else a factor."""
         try:
             if node.op == "call_function" and not self._aliases.edited(node):
                 if node.target in _RESHAPES or node.target in _ORDERS:
-                    return self._view(node)
-                if len(node.users) == 1:
+                    return self._view(node, once)
+                if once and len(node.users) == 1:
                     return self.call(node, biased=False)
         except Unfit:
             pass
@@ -61,11 +61,11 @@ class _Reading:
         dims = dims_of(value.shape)
         return Term(dims, (Factor(node, dims),))
 
-    def _view(self, node: Node) -> Term:
+    def _view(self, node: Node, once: bool) -> Term:
         source: Any = node.args[0]
         if tensor_of(node) is None or tensor_of(source) is None:
             raise Unfit
-        term = self.read(source)
+        term = self.read(source, once)
         if node.target in _ORDERS:
             order = _ORDERS[node.target](len(term.dims), *node.args[1:])
             dims = tuple(term.dims[dim] for dim in order)
@@ -77,7 +77,8 @@ class _Reading:
         call = spelled(node)
         if call is None or not node.meta["val"].is_floating_point() or (call.bias is not None and not biased):
             raise Unfit
-        terms = [(self.read(operand), letters) for operand, letters in call.operands]
+        nodes = [operand for operand, _ in call.operands]
+        terms = [(self.read(operand, nodes.count(operand) == 1), letters) for operand, letters in call.operands]
         letters = self._unified(terms)
         factors = tuple(factor for term, _ in terms for factor in term.factors)
         inside = tuple(inner for term, _ in terms for inner in term.inside)

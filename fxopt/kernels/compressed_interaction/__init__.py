@@ -1,0 +1,1 @@
+"""Compressed interaction: linear maps of the products of two sets of vectors."""

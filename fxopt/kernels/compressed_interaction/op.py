@@ -1,0 +1,117 @@
+"""fxopt::compressed_interaction: linear maps of all products of two sets of vectors, which are never written out.
+
+The layer of xDeepFM's compressed interaction network (Lian et al., arXiv:1803.05170), which frameworks write as an
+outer product [B, H, M, D] and a convolution with kernels of size 1. At batch 256, D = 16, 26 fields, 256 and 128
+maps, one core: 98 ms so, 24 ms by this kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import entry, simd
+from ..build import BuildError, Library
+
+_HERE = Path(__file__).parent
+KERNEL = Library(
+    "fxopt_compressed_interaction",
+    sources=tuple(_HERE / f"{name}.cpp" for name in ("isa_avx512", "isa_avx2", "isa_scalar", "cpu")),
+    headers=(*sorted(_HERE.glob("*.h")), *simd.HEADERS, *entry.HEADERS),
+    cflags=(*simd.CFLAGS, entry.STABLE_ABI),
+)
+_SCHEMA = "compressed_interaction(Tensor x, Tensor y, Tensor weight) -> Tensor"
+_CHUNK = 1 << 20  # products at a time, in PyTorch
+_PLAN = torch.zeros(0, dtype=torch.int64)
+_loading = threading.Lock()
+
+
+def compressed_interaction(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """einsum("bhd,bmd,ohm->bod"). The kernel's own definition, a few rows at a time.
+
+    Args:
+        x: [B, H, D]. y: [B, M, D]. weight: [O, H * M].
+
+    Returns:
+        [B, O, D], contiguous.
+    """
+    rows = max(1, _CHUNK // max(1, weight.shape[1] * x.shape[2]))
+    chunks = zip(x.split(rows), y.split(rows), strict=True)
+    return torch.cat([torch.matmul(weight, _products(*chunk).transpose(1, 2)) for chunk in chunks])
+
+
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    """x_h * y_m: [B, D, H * M]."""
+    x, y = x.transpose(1, 2), y.transpose(1, 2)
+    return (x.unsqueeze(3) * y.unsqueeze(2)).flatten(2)
+
+
+def load() -> None:
+    """Defines the operator, once."""
+    with _loading:
+        _define()
+
+
+@functools.cache
+def _define() -> torch.library.Library:
+    library = torch.library.Library("fxopt", "FRAGMENT")
+    library.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl("compressed_interaction", compressed_interaction, "CompositeExplicitAutograd")
+    torch.library.register_fake("fxopt::compressed_interaction", _fake, lib=library)
+    torch.library.register_autograd(
+        "fxopt::compressed_interaction", _backward, setup_context=_setup_context, lib=library
+    )
+    return library
+
+
+@functools.cache
+def kernel() -> Callable | None:
+    """The way past the dispatcher; None where there is none."""
+    load()
+    try:
+        return entry.load(KERNEL, "fxopt_compressed_interaction_run")
+    except (BuildError, OSError) as error:
+        warnings.warn(f"fxopt: compressed interactions run in PyTorch, without the kernel: {error}", stacklevel=3)
+        return None
+
+
+def call(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """The operator, past the dispatcher where it can be."""
+    run = kernel()
+    outputs = run(x, y, weight, _PLAN) if run is not None else None
+    return torch.ops.fxopt.compressed_interaction(x, y, weight) if outputs is None else outputs[0]
+
+
+def _fake(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0], x.shape[2]))
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The products are made again, as many rows at a time as stay in the cache."""
+    x, y, weight = ctx.saved_tensors
+    H, M = x.shape[1], y.shape[1]
+    rows = max(1, _CHUNK // max(1, weight.shape[1] * x.shape[2]))
+    of_x, of_y, of_weight = [], [], torch.zeros_like(weight, memory_format=torch.contiguous_format)
+    for g, u, v in zip(grad.split(rows), x.split(rows), y.split(rows), strict=True):
+        g = g.transpose(1, 2)
+        if ctx.needs_input_grad[2]:
+            of_weight = of_weight + g.flatten(0, 1).t() @ _products(u, v).flatten(0, 1)
+        of_products = (g @ weight).unflatten(2, (H, M))
+        of_x.append(torch.matmul(of_products, v.transpose(1, 2).unsqueeze(3)).squeeze(3).transpose(1, 2))
+        of_y.append(torch.matmul(u.transpose(1, 2).unsqueeze(2), of_products).squeeze(2).transpose(1, 2))
+    return (
+        torch.cat(of_x) if ctx.needs_input_grad[0] else None,
+        torch.cat(of_y) if ctx.needs_input_grad[1] else None,
+        of_weight if ctx.needs_input_grad[2] else None,
+    )
