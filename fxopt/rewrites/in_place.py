@@ -62,7 +62,7 @@ def _makes_memory(node: Node) -> bool:
         return True
     if not isinstance(node.target, OpOverload):
         return False
-    return node.target.namespace == "aten" or node.target._schema.name == "fxopt::linear"
+    return node.target.namespace == "aten" or node.target._schema.name == "fxopt::mlp"
 
 
 def _same_form(source: Node, node: Node) -> bool:

@@ -1,1 +1,0 @@
-"""Linear layers through whichever of torch's GEMM libraries is faster here."""

@@ -1,0 +1,1 @@
+"""Chains of linear layers in one call, with what follows each in place."""

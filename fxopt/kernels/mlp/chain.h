@@ -1,0 +1,44 @@
+// A chain of steps as the kernels see it: a plan whose tensors are resolved.
+#pragma once
+#include <cstdint>
+
+namespace fxopt {
+
+enum Op : int64_t {
+  kLinear, kBatchNorm, kRelu, kSigmoid, kTanh, kSilu, kGelu, kGeluTanh, kLeakyRelu, kPrelu, kElu, kSoftplus, kClamp,
+  kDice, kLayerNorm, kOps,
+};
+
+// As plan.py encodes it.
+struct Record {
+  int64_t op, tensors[4];
+  double constants[2];
+};
+static_assert(sizeof(Record) == 56);
+
+// The step reads K columns and leaves N.
+struct Step {
+  Op op;
+  int64_t N, K;
+  const char* weight;  // of a linear
+  int64_t weight_stride;
+  const char* bias;
+  const float *scale, *shift, *slope;  // of what follows one, [N]; null: absent
+  bool one_slope;
+  float a, b;
+  float *before, *after;  // of a linear whose values are kept: as it gives them, and after the steps behind it
+};
+
+// Strides in elements; the last dim is dense.
+struct Kernels {
+  // Columns [n0, n1) of a linear over M rows.
+  void (*linear)(const Step& step, const char* x, int64_t x_stride, int64_t M, char* y, int64_t y_stride, int64_t n0, int64_t n1);
+  // Any other step, in place.
+  void (*pointwise)(const Step& step, char* y, int64_t M, int64_t y_stride);
+};
+
+namespace avx512 { extern const Kernels floats; }
+namespace avx2 { extern const Kernels floats; }
+namespace scalar { extern const Kernels floats; }
+
+}  // namespace fxopt

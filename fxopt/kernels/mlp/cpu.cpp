@@ -1,0 +1,183 @@
+// fxopt::mlp on the CPU: rows go through all layers in blocks that stay in a core's cache.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "../dispatched.h"
+#include "../simd/cpu.h"
+#include "resolve.h"
+
+namespace fxopt {
+
+static const Kernels* pick(const char* limit) {
+#if defined(__x86_64__)
+  const Isa isa = best_isa(limit);
+  if (isa == Isa::kAvx512) return &avx512::floats;
+  if (isa == Isa::kAvx2) return &avx2::floats;
+#endif
+  return &scalar::floats;
+}
+
+static const Kernels* kernels = pick(std::getenv("FXOPT_ISA"));
+
+constexpr int64_t kBlockFloats = 96 << 10;  // of what a block of rows reads and writes in a layer: 384 KB of a 1 MB cache
+constexpr int64_t kTile = 12;               // rows of a micro kernel, or two of them
+constexpr double kFlopNs = 1 / 200.0, kWeightNs = 4 / 100.0;  // of one core: a multiply-add, a weight from the third cache
+constexpr double kParallelNs = 20000;       // less estimated work than this runs on the calling thread
+
+static double nanoseconds(const Step& step, int64_t rows) {
+  const double elements = double(step.N) * double(step.op == kLinear ? step.K : 1);
+  return elements * std::max(kWeightNs, 2 * kFlopNs * double(rows));
+}
+
+// `rows` rows of `input` from row `row` on, as columns of a dense block.
+static void gather(const Operand& input, int64_t row, int64_t rows, float* to, int64_t stride) {
+  const int32_t last = input.dim - 1;
+  const int64_t K = input.sizes[last], step = input.strides[last];
+  for (int64_t r = 0; r < rows; r++, to += stride) {
+    const float* from = reinterpret_cast<const float*>(input.data);
+    int64_t rest = row + r;
+    for (int32_t d = last - 1; d >= 0; d--) {
+      from += rest % input.sizes[d] * input.strides[d];
+      rest /= input.sizes[d];
+    }
+    if (step == 1) memcpy(to, from, size_t(K) * sizeof(float));
+    else for (int64_t k = 0; k < K; k++) to[k] = from[k * step];
+  }
+}
+
+// The distance between rows that lie evenly, each dense; -1 where they do not.
+static int64_t row_stride(const Operand& input) {
+  const int32_t last = input.dim - 1;
+  if (input.sizes[last] > 1 && input.strides[last] != 1) return -1;
+  int64_t stride = -1, rows = 1;
+  for (int32_t d = last - 1; d >= 0; d--) {
+    if (input.sizes[d] == 1) continue;
+    if (stride < 0) stride = input.strides[d];
+    else if (input.strides[d] != stride * rows) return -1;
+    rows *= input.sizes[d];
+  }
+  return stride < 0 ? input.sizes[last] : stride;
+}
+
+// Two blocks of rows that take turns; their memory is kept between calls.
+static void two_blocks(int64_t floats, float* (&side)[2]) {
+  thread_local std::vector<float> memory;
+  if (int64_t(memory.size()) < 2 * floats + 16) memory.resize(size_t(2 * floats + 16));
+  side[0] = memory.data() + (16 - reinterpret_cast<uintptr_t>(memory.data()) / sizeof(float) % 16);
+  side[1] = side[0] + floats;
+}
+
+// One layer for a few rows, its columns over the threads.
+static void linear(const Step& step, const float* x, int64_t x_stride, int64_t rows, float* y, bool alone) {
+  const auto columns = [&](int64_t n0, int64_t n1) {
+    kernels->linear(step, reinterpret_cast<const char*>(x), x_stride, rows, reinterpret_cast<char*>(y), step.N, n0, n1);
+  };
+  if (alone || nanoseconds(step, rows) < kParallelNs) return columns(0, step.N);
+  const int64_t threads = torch::stable::get_num_threads(), share = ((step.N + threads - 1) / threads + 15) / 16 * 16;
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; t++)
+      if (t * share < step.N) columns(t * share, std::min(step.N, (t + 1) * share));
+  });
+}
+
+// The distance between rows of the input where it can be read as it is; -1 where its rows have to be copied.
+static int64_t direct_stride(const Chain& chain) {
+  return chain.n_inputs == 1 && chain.steps[0].op == kLinear ? row_stride(chain.inputs[0]) : -1;
+}
+
+// Rows [row0, row1) through all steps. alone: on this thread.
+static void run_rows(const Chain& chain, float* out, int64_t row0, int64_t row1, bool alone) {
+  const int64_t rows = row1 - row0;
+  float* side[2];
+  two_blocks(rows * ((chain.widest + 15) / 16 * 16), side);
+  int turn = 0;
+  int64_t stride = direct_stride(chain);
+  const float* x;
+  if (stride >= 0) {
+    x = reinterpret_cast<const float*>(chain.inputs[0].data) + row0 * stride;
+  } else {
+    stride = chain.width;
+    float* to = chain.kept ? chain.kept + row0 * stride : side[turn];
+    x = to;
+    for (int64_t k = 0; k < chain.n_inputs; k++) {
+      gather(chain.inputs[k], row0, rows, to, stride);
+      to += chain.inputs[k].sizes[chain.inputs[k].dim - 1];
+    }
+    turn = 1;
+  }
+  for (int64_t s = 0; s < int64_t(chain.steps.size()); s++) {
+    const Step& step = chain.steps[s];
+    if (step.op == kLinear) {
+      float* y = s == chain.last_linear ? out + row0 * step.N : step.after ? step.after + row0 * step.N : side[turn];
+      float* first = step.before ? step.before + row0 * step.N : y;
+      linear(step, x, stride, rows, first, alone);
+      if (first != y) memcpy(y, first, size_t(rows * step.N) * sizeof(float));
+      x = y;
+      stride = step.N;
+      turn ^= 1;
+    } else {
+      kernels->pointwise(step, reinterpret_cast<char*>(const_cast<float*>(x)), rows, stride);
+    }
+  }
+}
+
+static void run_all(const Chain& chain, float* out) {
+  const int64_t threads = torch::stable::get_num_threads();
+  double work = 0;
+  for (const Step& step : chain.steps) work += nanoseconds(step, chain.rows);
+  const bool parallel = threads > 1 && work > kParallelNs;
+  if (chain.rows < 2 * kTile * (parallel ? threads : 1)) return run_rows(chain, out, 0, chain.rows, !parallel);
+  int64_t block = std::max(kBlockFloats / (2 * chain.widest + 1), 2 * kTile);
+  if (parallel) block = std::min(block, (chain.rows + threads - 1) / threads);
+  block = (block + kTile - 1) / kTile * kTile;
+  const int64_t blocks = (chain.rows + block - 1) / block;
+  const auto run = [&](int64_t first, int64_t last) {
+    for (int64_t b = first; b < last; b++) run_rows(chain, out, b * block, std::min(chain.rows, (b + 1) * block), true);
+  };
+  if (parallel) torch::stable::parallel_for(0, blocks, 1, run);
+  else run(0, blocks);
+}
+
+// More outputs, for a gradient: the input where its rows are copied, and of every linear layer what it gave and what
+// became of it before the next one.
+static void keep(const Request& request, Chain& chain) {
+  const auto allocate = [&](int64_t width) {
+    const int64_t sizes[2] = {chain.rows, width};
+    return reinterpret_cast<float*>(request.allocate(request.context, 2, sizes, kDtypeFloat));
+  };
+  if (direct_stride(chain) < 0) chain.kept = allocate(chain.width);
+  for (int64_t s = 0; s < int64_t(chain.steps.size()); s++) {
+    Step& step = chain.steps[s];
+    if (step.op != kLinear) continue;
+    if (step.a != 0) step.before = allocate(step.N);
+    if (s != chain.last_linear) step.after = allocate(step.N);
+  }
+}
+
+static void run(const Request& request) {
+  thread_local Chain chain;  // keeps its memory between calls
+  resolve(request, chain);
+  const Operand& first = chain.inputs[0];
+  std::vector<int64_t> sizes(first.sizes, first.sizes + first.dim);
+  sizes.back() = chain.outputs();
+  float* out = reinterpret_cast<float*>(request.allocate(request.context, first.dim, sizes.data(), kDtypeFloat));
+  if (chain.keeps) keep(request, chain);
+  if (chain.rows > 0) run_all(chain, out);
+}
+
+Tensor mlp(const std::vector<Tensor> inputs, const std::vector<std::optional<Tensor>> state, const std::vector<int64_t> plan) {
+  return run_dispatched(run, plan, inputs, state)[0];
+}
+
+}  // namespace fxopt
+
+// For entry.cpp, which is another library, and for tests: which instruction set runs ("avx512", "avx2", "scalar").
+#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
+FXOPT_EXPORT void fxopt_mlp_run(const fxopt::Request* request) { fxopt::run(*request); }
+FXOPT_EXPORT void fxopt_mlp_isa(const char* limit) { fxopt::kernels = fxopt::pick(limit); }
+
+STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) { m.impl("mlp", TORCH_BOX(&fxopt::mlp)); }

@@ -1,0 +1,8 @@
+// The kernels for any CPU: 16-byte vectors, which every 64-bit CPU has.
+#include <cstdint>
+#include <cstring>
+
+#include "chain.h"
+#define FXOPT_ISA scalar
+#define FXOPT_VECTOR_BYTES 16
+#include "steps.h"

@@ -1,0 +1,118 @@
+"""fxopt::mlp: a chain of linear layers and what follows each, in one call.
+
+Rows go through the whole chain in blocks that stay in a core's cache; few rows share out the columns of each layer
+instead. The weights are read where they are: nothing is packed, so nothing can be stale.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import entry, simd
+from ..build import BuildError, Library
+from . import autograd, reference
+from .plan import Op, decode, encode
+
+_HERE = Path(__file__).parent
+KERNEL = Library(
+    "fxopt_mlp",
+    sources=tuple(_HERE / f"{name}.cpp" for name in ("isa_avx512", "isa_avx2", "isa_scalar", "cpu")),
+    headers=(*sorted(_HERE.glob("*.h")), *simd.HEADERS, *sorted((_HERE.parent / "gemm").glob("*.h")), *entry.HEADERS),
+    cflags=(*simd.CFLAGS, "-Wno-psabi", entry.STABLE_ABI),
+)
+_loading = threading.Lock()
+_library: torch.library.Library | None = None
+_entry: Callable | None = None
+
+
+Call = Callable[[Sequence[Tensor], Sequence[Tensor | None], Sequence[int]], Tensor]
+
+
+def on(plan: Sequence[int]) -> Call:
+    """The operator for one plan, past the dispatcher where nothing is to be recorded.
+
+    inputs: [..., K_i] each, float32, any strides. state: weights, biases and statistics as the plan numbers them.
+    Returns [..., N], contiguous. Raises RuntimeError where tensors do not fit the plan.
+    """
+    call, words, steps = _entry, torch.tensor(plan, dtype=torch.int64), decode(plan)
+    n_inputs = plan[0]
+    marked = torch.tensor(encode(-n_inputs, autograd.keeping(steps))) if steps[0].op == Op.LINEAR else None
+
+    def kept(inputs: Sequence[Tensor], state: Sequence[Tensor | None]) -> Sequence[Tensor] | None:
+        return call(inputs, state, marked) if call is not None else None
+
+    def mlp(inputs: Sequence[Tensor], state: Sequence[Tensor | None], plan: Sequence[int]) -> Tensor:
+        outputs = call(inputs, state, words) if call is not None else None
+        if outputs is not None:
+            return outputs[0]
+        if marked is not None and torch.is_grad_enabled():
+            return autograd.Chain.apply(steps, kept, n_inputs, *inputs, *state)
+        return torch.ops.fxopt.mlp.default(inputs, state, plan)
+
+    return mlp
+
+
+def load() -> None:
+    """Defines the operator, once: with the compiled kernel, or with PyTorch where it cannot be compiled."""
+    global _library, _entry
+    with _loading:
+        if _library is None:
+            library = _define()
+            _entry = _load_kernel()
+            _library = library
+
+
+def compiled() -> bool:
+    """Whether the kernel is there; without it the operator is no faster than what it replaces."""
+    return _entry is not None
+
+
+def _define() -> torch.library.Library:
+    library = torch.library.Library("fxopt", "FRAGMENT")
+    library.define("mlp(Tensor[] inputs, Tensor?[] state, int[] plan) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl("mlp", _in_pytorch, "CompositeExplicitAutograd")
+    torch.library.register_fake("fxopt::mlp", _fake, lib=library)
+    torch.library.register_autograd("fxopt::mlp", _backward, setup_context=_setup_context, lib=library)
+    return library
+
+
+def _load_kernel() -> Callable | None:
+    try:
+        return entry.load(KERNEL, "fxopt_mlp_run")
+    except (BuildError, OSError) as error:
+        warnings.warn(f"fxopt: linear layers run in PyTorch, without the compiled kernel: {error}", stacklevel=4)
+        return None
+
+
+def _in_pytorch(inputs: Sequence[Tensor], state: Sequence[Tensor | None], plan: Sequence[int]) -> Tensor:
+    return reference.mlp(inputs, state, decode(plan)).contiguous()
+
+
+def _fake(inputs: Sequence[Tensor], state: Sequence[Tensor | None], plan: Sequence[int]) -> Tensor:
+    (last,) = [step.tensors[0] for step in decode(plan) if step.op == Op.LINEAR][-1:]
+    assert last is not None
+    weight = state[last]
+    assert weight is not None
+    return inputs[0].new_empty((*inputs[0].shape[:-1], weight.shape[0]))
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    x, state, ctx.plan = inputs
+    ctx.n_inputs, ctx.absent = len(x), [tensor is None for tensor in state]
+    ctx.save_for_backward(*x, *(tensor for tensor in state if tensor is not None))
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple:
+    saved = iter(ctx.saved_tensors)
+    inputs = [next(saved) for _ in range(ctx.n_inputs)]
+    state = [None if absent else next(saved) for absent in ctx.absent]
+    needs = [tensor is not None and tensor.is_floating_point() for tensor in (*inputs, *state)]
+    grads = list(autograd.again(grad, inputs, state, decode(ctx.plan), needs))
+    return grads[: len(inputs)], grads[len(inputs) :], None

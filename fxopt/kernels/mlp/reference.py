@@ -1,0 +1,59 @@
+"""What a plan means, in PyTorch: the definition of right, the gradient, and what runs where nothing can be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .plan import Op, Step
+
+Tensors = Sequence[Tensor | None]
+
+
+def mlp(inputs: Sequence[Tensor], state: Tensors, steps: Sequence[Step]) -> Tensor:
+    """The steps, one after the other, on the inputs side by side. inputs [..., K_i], result [..., N]."""
+    x = torch.cat(list(inputs), -1) if len(inputs) > 1 else inputs[0]
+    for step in steps:
+        x = apply(x, state, step)
+    return x
+
+
+def apply(x: Tensor, state: Tensors, step: Step) -> Tensor:
+    """One step."""
+    tensors = [None if index is None else state[index] for index in step.tensors]
+    return _STEPS[step.op](x, tensors, step.constants)
+
+
+def _batch_norm(x: Tensor, tensors: Tensors, constants: Sequence[float]) -> Tensor:
+    mean, variance, weight, bias = (*tensors, None, None)[:4]
+    return F.batch_norm(x, mean, variance, weight, bias, False, 0.1, constants[0])
+
+
+def _dice(x: Tensor, tensors: Tensors, constants: Sequence[float]) -> Tensor:
+    mean, variance, alpha = tensors[:3]
+    assert alpha is not None
+    p = F.batch_norm(x, mean, variance, None, None, False, 0.1, constants[0]).sigmoid()
+    return alpha * (1 - p) * x + p * x
+
+
+_STEPS: dict[Op, Callable[[Tensor, Any, Sequence[float]], Tensor]] = {
+    Op.LINEAR: lambda x, t, c: F.linear(x, t[0], t[1]),
+    Op.BATCH_NORM: _batch_norm,
+    Op.RELU: lambda x, t, c: x.relu(),
+    Op.SIGMOID: lambda x, t, c: x.sigmoid(),
+    Op.TANH: lambda x, t, c: x.tanh(),
+    Op.SILU: lambda x, t, c: F.silu(x),
+    Op.GELU: lambda x, t, c: F.gelu(x),
+    Op.GELU_TANH: lambda x, t, c: F.gelu(x, approximate="tanh"),
+    Op.LEAKY_RELU: lambda x, t, c: F.leaky_relu(x, c[0]),
+    Op.PRELU: lambda x, t, c: F.prelu(x, t[0]),
+    Op.ELU: lambda x, t, c: F.elu(x, c[0]),
+    Op.SOFTPLUS: lambda x, t, c: F.softplus(x),
+    Op.CLAMP: lambda x, t, c: x.clamp(c[0], c[1]),
+    Op.DICE: _dice,
+    Op.LAYER_NORM: lambda x, t, c: F.layer_norm(x, x.shape[-1:], t[0], t[1], c[0]),
+}

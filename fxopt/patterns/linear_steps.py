@@ -1,0 +1,149 @@
+"""What may be done to the rows of a linear layer: activations, batch norms with running statistics, layer norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fxopt.kernels.mlp.plan import Op
+from fxopt.shape.sizes import same, shape_of, static, tensor_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Found:
+    """A step in a graph. nodes: what computes it, the last one its value."""
+
+    op: Op
+    tensors: tuple[Node | None, ...]
+    constants: tuple[float, ...]
+    nodes: list[Node]
+
+
+def step_at(source: Node) -> Found | None:
+    """What is done to `source` by its only user."""
+    user = next(iter(source.users), None)
+    if user is None or len(source.users) != 1 or user.op != "call_function":
+        return None
+    match_user = _STEPS.get(user.target)
+    if match_user is None or user.args[0] is not source:
+        return None
+    value, result = tensor_of(source), tensor_of(user)
+    if value is None or result is None or value.dtype != torch.float32 or result.dtype != torch.float32:
+        return None
+    return match_user(user)
+
+
+def _arguments(node: Node) -> list[Any]:
+    """Every argument by its place in the schema, defaults filled in."""
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
+    return [given.get(argument.name, argument.default_value) for argument in schema]
+
+
+def _plain(op: Op) -> Callable[[Node], Found]:
+    return lambda node: Found(op, (), (), [node])
+
+
+def _gelu(node: Node) -> Found | None:
+    ops = {"none": Op.GELU, "tanh": Op.GELU_TANH}
+    return Found(ops[_arguments(node)[1]], (), (), [node])
+
+
+def _leaky_relu(node: Node) -> Found | None:
+    slope = _arguments(node)[1]
+    return Found(Op.LEAKY_RELU, (), (float(slope),), [node]) if isinstance(slope, int | float) else None
+
+
+def _elu(node: Node) -> Found | None:
+    _, alpha, scale, input_scale = _arguments(node)
+    return Found(Op.ELU, (), (float(alpha),), [node]) if (scale, input_scale) == (1, 1) else None
+
+
+def _softplus(node: Node) -> Found | None:
+    _, beta, threshold = _arguments(node)
+    return Found(Op.SOFTPLUS, (), (), [node]) if (beta, threshold) == (1, 20) else None
+
+
+def _clamp(node: Node) -> Found | None:
+    low, high = (*_arguments(node)[1:], None)[:2]
+    if node.target is aten.clamp_max.default:
+        low, high = None, low
+    if not all(isinstance(bound, int | float | None) for bound in (low, high)):
+        return None
+    if (low, high) == (0, None):
+        return Found(Op.RELU, (), (), [node])
+    infinity = float("inf")
+    bounds = (-infinity if low is None else float(low), infinity if high is None else float(high))
+    return Found(Op.CLAMP, (), bounds, [node]) if bounds[0] <= bounds[1] else None
+
+
+def _relu6(node: Node) -> Found:
+    return Found(Op.CLAMP, (), (0.0, 6.0), [node])
+
+
+def _prelu(node: Node) -> Found | None:
+    """A slope for all, or one for each column; in more than two dims torch's channels are not the last one."""
+    slope: Any = node.args[1]
+    if not _vectors([slope], node, or_one=True):
+        return None
+    return (
+        Found(Op.PRELU, (slope,), (), [node]) if len(shape_of(node)) == 2 or static(shape_of(slope)[0]) == 1 else None
+    )
+
+
+def _batch_norm(node: Node) -> Found | None:
+    """With running statistics, over the columns of [B, N]."""
+    _, weight, bias, mean, variance, training, _, eps, *_ = _arguments(node)
+    tensors = (mean, variance, weight, bias)
+    if training or mean is None or variance is None or len(shape_of(node)) != 2 or not _vectors(tensors, node):
+        return None
+    return Found(Op.BATCH_NORM, tensors, (float(eps),), [node])
+
+
+def _layer_norm(node: Node) -> Found | None:
+    _, shape, weight, bias, eps, *_ = _arguments(node)
+    if len(shape) != 1 or not _vectors((weight, bias), node):
+        return None
+    return Found(Op.LAYER_NORM, (weight, bias), (float(eps),), [node])
+
+
+def _vectors(tensors: Any, node: Node, or_one: bool = False) -> bool:
+    """Whether these are absent, or dense fp32 vectors with a value for each column of `node`."""
+    columns = shape_of(node)[-1]
+    for tensor in tensors:
+        value = tensor_of(tensor) if isinstance(tensor, Node) else None
+        if tensor is None:
+            continue
+        if value is None or value.dtype != torch.float32 or value.dim() != 1:
+            return False
+        if not (same(value.shape[0], columns) or (or_one and static(value.shape[0]) == 1)):
+            return False
+        if not value.is_contiguous():
+            return False
+    return True
+
+
+_STEPS: dict[Any, Callable[[Node], Found | None]] = {
+    aten.relu.default: _plain(Op.RELU),
+    aten.sigmoid.default: _plain(Op.SIGMOID),
+    aten.tanh.default: _plain(Op.TANH),
+    aten.silu.default: _plain(Op.SILU),
+    aten.gelu.default: _gelu,
+    aten.leaky_relu.default: _leaky_relu,
+    aten.prelu.default: _prelu,
+    aten.elu.default: _elu,
+    aten.softplus.default: _softplus,
+    aten.relu6.default: _relu6,
+    aten.hardtanh.default: _clamp,
+    aten.clamp.default: _clamp,
+    aten.clamp_min.default: _clamp,
+    aten.clamp_max.default: _clamp,
+    aten.batch_norm.default: _batch_norm,
+    aten.layer_norm.default: _layer_norm,
+}

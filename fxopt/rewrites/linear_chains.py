@@ -1,0 +1,37 @@
+"""A chain of linear layers in one call."""
+
+from __future__ import annotations
+
+import torch
+
+from fxopt.kernels.mlp.op import compiled, load, on
+from fxopt.kernels.mlp.plan import Op, encode
+from fxopt.patterns.core import Match
+from fxopt.patterns.linear_chains import find_chains
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.shape.sizes import shape_of
+
+
+def replace_chain(editor: Editor, match: Match) -> Replacement:
+    load()
+    if not compiled():
+        raise Rejected("the kernel is not to be had here")
+    inputs, state, steps = (match.bound[name] for name in ("inputs", "state", "steps"))
+    plan = encode(len(inputs), steps)
+    call = editor.call(torch.ops.fxopt.mlp.default, inputs, state, plan)
+    call.meta["bound"] = on(plan)
+    weights = [shape_of(state[step.tensors[0]]) for step in steps if step.op == Op.LINEAR]
+    sizes = "-".join(str(size) for size in (weights[0][1], *(weight[0] for weight in weights)))
+    others = [step.op.name.lower() for step in steps if step.op != Op.LINEAR]
+    what = f"{len(weights)} linear layers {sizes} in one call" + (f", with {', '.join(others)}" if others else "")
+    return Replacement({match.anchor: call}, what, "a block of rows stays in the cache through all layers")
+
+
+REWRITE = Rewrite(
+    "linear_chains",
+    find_chains,
+    replace_chain,
+    why="after what makes linear layers and joins parallel ones; before pointwise, which would take the activations",
+    measured=True,
+)

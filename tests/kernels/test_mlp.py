@@ -1,0 +1,114 @@
+"""fxopt::mlp by itself: every step on every instruction set, threads, opcheck, refusals."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxopt.kernels.build import build
+from fxopt.kernels.mlp import op, reference
+from fxopt.kernels.mlp.plan import Op, Step, decode, encode
+
+op.load()
+needs_kernel = pytest.mark.skipif(not op.compiled(), reason="no C++ compiler")
+_VECTORS = {Op.BATCH_NORM: 4, Op.DICE: 3, Op.LAYER_NORM: 2, Op.PRELU: 1}
+
+
+def chain(step: Op, sizes: tuple[int, ...]) -> tuple[list[Tensor], list[Step]]:
+    """Linear layers of these sizes, the step before the first one and behind each."""
+    state, steps = list[Tensor](), list[Step]()
+
+    def add(op: Op, *tensors: Tensor) -> None:
+        at = range(len(state), len(state) + len(tensors))
+        state.extend(tensors)
+        steps.append(Step(op, tuple(at), () if op == Op.LINEAR else (0.25, 0.75)))
+
+    def behind(width: int) -> None:
+        add(step, *(torch.rand(width) + 0.1 for _ in range(_VECTORS.get(step, 0))))
+
+    behind(sizes[0])
+    for K, N in itertools.pairwise(sizes):
+        add(Op.LINEAR, torch.randn(N, K) / K**0.5, torch.randn(N))
+        behind(N)
+    return state, steps
+
+
+@pytest.fixture(params=["avx512", "avx2", "scalar"])
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    library = ctypes.CDLL(str(build(op.KERNEL)))
+    library.fxopt_mlp_isa(request.param.encode())
+    yield request.param
+    library.fxopt_mlp_isa(None)
+
+
+@needs_kernel
+@pytest.mark.parametrize("step", list(Op)[1:])
+@pytest.mark.usefixtures("isa")
+def test_no_further_from_fp64_than_torch(step: Op) -> None:
+    state, steps = chain(step, (13, 37, 64, 3))
+    plan = encode(2, steps)
+    for rows in (0, 1, 5, 77):
+        inputs = [torch.randn(rows, 6), torch.randn(7, rows).t()]
+        found, torchs = op.on(plan)(inputs, state, plan), reference.mlp(inputs, state, steps)
+        exact = reference.mlp([x.double() for x in inputs], [tensor.double() for tensor in state], steps)
+        assert found.shape == torchs.shape
+        if rows:
+            rounding = 16 * torch.finfo(torch.float32).eps * exact.abs().max()
+            assert (found - exact).abs().max() <= 2 * (torchs - exact).abs().max() + rounding
+
+
+@needs_kernel
+@pytest.mark.parametrize("step", [Op.RELU, Op.SIGMOID, Op.TANH, Op.SILU, Op.ELU, Op.SOFTPLUS, Op.CLAMP])
+def test_nan_and_infinities_are_torchs(step: Op) -> None:
+    values = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e30, -1e30, 1e-40, 90.0, -90.0])
+    steps = [Step(Op.LINEAR, (0, None)), Step(step, (), (0.25, 0.75))]
+    x = values.unsqueeze(1)
+    found = op.on(encode(1, steps))([x], [torch.ones(1, 1)], encode(1, steps))
+    torch.testing.assert_close(found, reference.apply(x, [], steps[1]), equal_nan=True)
+
+
+@needs_kernel
+def test_threads_share_rows_or_columns() -> None:
+    state, steps = chain(Op.RELU, (300, 512, 257))
+    plan, threads = encode(1, steps), torch.get_num_threads()
+    for rows in (1, 3, 60, 500):
+        x = torch.randn(rows, 300)
+        results = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(op.on(plan)([x], state, plan))
+        torch.set_num_threads(threads)
+        torch.testing.assert_close(results[1:], [results[0]] * 2)
+
+
+def test_opcheck() -> None:
+    state, steps = chain(Op.GELU, (5, 6, 2))
+    inputs = [torch.randn(3, 2, requires_grad=True), torch.randn(3, 3)]
+    leaves = [tensor.requires_grad_() for tensor in state]
+    torch.library.opcheck(torch.ops.fxopt.mlp.default, (inputs, leaves, encode(2, steps)))
+
+
+@needs_kernel
+def test_refusals_say_what_was_expected() -> None:
+    plan = encode(1, [Step(Op.LINEAR, (0, 1))])
+    weight, bias = torch.randn(3, 4), torch.randn(3)
+    run = op.on(plan)
+    for inputs, state, words in (
+        ([torch.randn(2, 5)], [weight, bias], r"weight \[N, 5\]"),
+        ([torch.randn(2, 4)], [weight, torch.randn(2)], "vector of 3, found 2"),
+        ([torch.randn(2, 4)], [weight], "reads tensor 1"),
+        ([torch.randn(2, 4)], [torch.randn(4, 3).t(), bias], "dense rows"),
+        ([torch.randn(2, 4).double()], [weight, bias], "float32"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            run(inputs, state, plan)
+
+
+def test_plans_survive_encoding() -> None:
+    steps = [Step(Op.LINEAR, (0, None, None, None), (0.0, 0.0)), Step(Op.CLAMP, (None,) * 4, (-0.5, float("inf")))]
+    assert decode(encode(3, steps)) == steps
