@@ -1,0 +1,144 @@
+"""fxopt::target_attention: the scores of a query against the positions of a sequence, and their weighted sum.
+
+Deep Interest Network's attention unit (Zhou et al., KDD'18) without its concatenation: W [q, k, q - k, q * k] is
+(Wq + Wd) q + (Wk - Wd + Wp diag(q)) k, so a row has a bias and a weight of its own, half the multiplications, and
+nothing of size [B, T, 4 D] exists. All layers run over a few positions at a time, in the first-level cache.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import entry, simd
+from ..build import BuildError, Library
+from . import reference
+from .plan import Plan
+
+_HERE = Path(__file__).parent
+KERNEL = Library(
+    "fxopt_target_attention",
+    sources=tuple(_HERE / f"{name}.cpp" for name in ("isa_avx512", "isa_avx2", "isa_scalar", "cpu")),
+    headers=(*sorted(_HERE.glob("*.h")), *simd.HEADERS, *entry.HEADERS),
+    cflags=(*simd.CFLAGS, "-Wno-psabi", entry.STABLE_ABI),
+)
+_ARGUMENTS = "Tensor[] rows, Tensor[] positions, Tensor[] masks, Tensor[] params, int[] plan"
+_loading = threading.Lock()
+_library: torch.library.Library | None = None
+_past_dispatcher: Callable | None = None
+_has_kernel = False
+
+
+def load() -> None:
+    """Defines the operator, once: with the compiled kernel, or in PyTorch where it cannot be compiled."""
+    global _library
+    with _loading:
+        if _library is None:
+            _library = _define()
+            _load_kernel()
+
+
+def call_of(plan: Sequence[int]) -> Callable[..., Tensor]:
+    """The operator with this plan, for a graph that runs: past the dispatcher where it may."""
+    load()
+    words = torch.tensor(plan)
+
+    def target_attention(
+        rows: list[Tensor], positions: list[Tensor], masks: list[Tensor], params: list[Tensor], plan: Sequence[int]
+    ) -> Tensor:
+        if _past_dispatcher is not None and positions[0].dtype is torch.float32:
+            results = _past_dispatcher(rows, positions, masks, params, words)
+            if results is not None:
+                return results[0]
+        return torch.ops.fxopt.target_attention(rows, positions, masks, params, plan)
+
+    return target_attention
+
+
+def _define() -> torch.library.Library:
+    library = torch.library.Library("fxopt", "FRAGMENT")
+    library.define(f"target_attention({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    library.define(f"target_attention_kernel({_ARGUMENTS}) -> Tensor[]")
+    library.impl("target_attention", _forward, "CompositeExplicitAutograd")
+    torch.library.register_fake("fxopt::target_attention", _fake, lib=library)
+    torch.library.register_autograd("fxopt::target_attention", _backward, setup_context=_setup_context, lib=library)
+    return library
+
+
+def _load_kernel() -> None:
+    global _past_dispatcher, _has_kernel
+    try:
+        _past_dispatcher = entry.load(KERNEL, "fxopt_target_attention_run")
+        _has_kernel = True
+    except (BuildError, OSError) as error:
+        warnings.warn(f"fxopt: target attention runs in PyTorch, without the compiled kernel: {error}", stacklevel=4)
+
+
+def _forward(
+    rows: list[Tensor], positions: list[Tensor], masks: list[Tensor], params: list[Tensor], plan: list[int]
+) -> Tensor:
+    everything = (*rows, *positions, *params)
+    if _has_kernel and all(x.is_cpu and x.dtype == torch.float32 for x in everything):
+        with torch.no_grad():
+            return torch.ops.fxopt.target_attention_kernel(rows, positions, masks, params, plan)[0]
+    decoded = Plan.of(plan)
+    chunks = _chunks(rows, positions, masks, params, decoded)
+    return torch.cat([reference.target_attention(*chunk, params, decoded) for chunk in chunks])
+
+
+def _chunks(
+    rows: Sequence[Tensor], positions: Sequence[Tensor], masks: Sequence[Tensor], params: Sequence[Tensor], plan: Plan
+) -> Iterator[tuple[list[Tensor], list[Tensor], list[Tensor]]]:
+    """Rows, positions and masks of as many rows at a time as fit the cache; one empty chunk of an empty batch."""
+    size = reference.rows_at_once(positions[0].shape[1], params, plan)
+    for start in range(0, max(1, positions[0].shape[0]), size):
+        chunk = [[x[start : start + size] for x in tensors] for tensors in (rows, positions, masks)]
+        yield chunk[0], chunk[1], chunk[2]
+
+
+def _fake(
+    rows: list[Tensor], positions: list[Tensor], masks: list[Tensor], params: list[Tensor], plan: list[int]
+) -> Tensor:
+    B, T = positions[0].shape[:2]
+    values = Plan.of(plan).values
+    return positions[0].new_empty((B, T if values < 0 else positions[values].shape[2]))
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    *tensors, ctx.plan = inputs
+    ctx.counts = [len(part) for part in tensors]
+    ctx.save_for_backward(*(x for part in tensors for x in part))
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple:
+    """Through the reference computed again, a few rows at a time, so that its intermediates stay in the cache."""
+    saved = iter(ctx.saved_tensors)
+    rows, positions, masks, params = ([next(saved) for _ in range(count)] for count in ctx.counts)
+    plan = Plan.of(ctx.plan)
+    weights = _leaves(params)
+    sums = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in params]
+    pieces: list[Sequence[Tensor]] = []
+    start = 0
+    for chunk in _chunks(rows, positions, masks, params, plan):
+        q, k, m = map(_leaves, chunk)
+        with torch.enable_grad():
+            output = reference.target_attention(q, k, m, weights, plan)
+        leaves = [x for x in (*q, *k, *m) if x.requires_grad]
+        piece = grad[start : start + output.shape[0]]
+        found = torch.autograd.grad(output, [*leaves, *weights], piece, allow_unused=True, materialize_grads=True)
+        pieces.append(found[: len(leaves)])
+        sums = [total + part for total, part in zip(sums, found[len(leaves) :], strict=True)]
+        start += output.shape[0]
+    by_row = iter(torch.cat(parts) for parts in zip(*pieces, strict=True))
+    grads = [[next(by_row) if x.is_floating_point() else None for x in part] for part in (rows, positions, masks)]
+    return *grads, sums, None
+
+
+def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [x.detach().requires_grad_(x.is_floating_point()) for x in tensors]

@@ -1,0 +1,153 @@
+"""What is concatenated in front of the first layer, as sums of products of a row's query and a position's key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fxopt.kernels.target_attention.plan import Term
+from fxopt.patterns.constants import constant_of
+from fxopt.patterns.target_attention.layout import Sizes
+from fxopt.shape.sizes import same, shape_of, static
+
+aten = torch.ops.aten
+
+Form = dict[tuple[int, int], float]  # (row source, position source; -1: none) -> factor
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor, and the view operators (target, *arguments) that make the operator's input of it."""
+
+    node: Node
+    views: tuple[tuple[Any, ...], ...] = ()
+
+
+@dataclass
+class Terms:
+    """Collects the sources of the operands of one concatenation [B, T, K]."""
+
+    sizes: Sizes
+    edited: Callable[[Node], bool]
+    rows: list[Source] = field(default_factory=list)
+    positions: list[Source] = field(default_factory=list)
+
+    def of(self, operands: list[Node]) -> Iterator[Term]:
+        start = 0
+        for operand in operands:
+            width = static(shape_of(operand)[2])
+            assert width is not None
+            for (row, position), factor in self._form(operand, width).items():
+                yield Term(row, position, start, width, factor)
+            start += width
+
+    def _form(self, node: Node, width: int) -> Form:
+        """What an operand [B, T, width] is; a tensor of positions where it is nothing simpler."""
+        return self._known(node, width) or {(-1, _number(self.positions, Source(node))): 1.0}
+
+    def _known(self, node: Node, width: int) -> Form | None:
+        row = self._row(node, width)
+        if row is not None:
+            return {(_number(self.rows, row), -1): 1.0}
+        if self.edited(node):
+            return None
+        if node.target in (aten.sub.Tensor, aten.add.Tensor) and not node.kwargs:
+            sign = -1.0 if node.target is aten.sub.Tensor else 1.0
+            left, right = (self._operand(operand, width) for operand in node.args[:2])
+            return None if left is None or right is None else _sum(left, right, sign)
+        if node.target is aten.mul.Tensor:
+            return self._product(node.args[0], node.args[1], width)
+        if node.target is aten.neg.default:
+            inner = self._operand(node.args[0], width)
+            return None if inner is None else _sum({}, inner, -1.0)
+        return None
+
+    def _product(self, left: Any, right: Any, width: int) -> Form | None:
+        for factor, other in ((constant_of(left), right), (constant_of(right), left)):
+            if factor is not None:
+                inner = self._operand(other, width)
+                return None if inner is None else _sum({}, inner, float(factor))
+        forms = self._operand(left, width), self._operand(right, width)
+        for one, two in (forms, forms[::-1]):
+            if one is None or two is None or len(one) != 1 or len(two) != 1:
+                return None
+            ((row, none), first), ((nobody, position), second) = *one.items(), *two.items()
+            if none < 0 and nobody < 0 and row >= 0 and position >= 0:
+                return {(row, position): first * second}
+        return None
+
+    def _operand(self, node: Any, width: int) -> Form | None:
+        """An operand of arithmetic on [B, T, width], which may broadcast."""
+        if not isinstance(node, Node):
+            return None
+        shape = shape_of(node)
+        if len(shape) == 3 and same(shape[2], width) and same(shape[0], self.sizes.B):
+            if static(shape[1]) == 1:
+                return {(_number(self.rows, Source(node, ((aten.select.int, 1, 0),))), -1): 1.0}
+            if same(shape[1], self.sizes.T):
+                return self._form(node, width)
+        return None
+
+    def _row(self, node: Node, width: int) -> Source | None:
+        """[B, T, width] as one [B, width] for all positions."""
+        shape = shape_of(node)
+        if not (len(shape) == 3 and same(shape[0], self.sizes.B) and same(shape[1], self.sizes.T)):
+            return None
+        inner = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+        if inner is None or self.edited(node):
+            return None
+        if node.target in (aten.expand.default, aten.expand_as.default):
+            return self._expanded(node, inner, width)
+        if node.target is aten.repeat.default and static(shape_of(inner)[-2] if len(shape_of(inner)) == 3 else 0) == 1:
+            return self._single(inner, width)
+        if node.target is aten.repeat_interleave.self_int and node.args[2] in (1, -2):
+            return self._single(inner, width)
+        if node.target in (aten.view.default, aten.reshape.default, aten.unflatten.int):
+            return self._repeated(inner, width)
+        return None
+
+    def _expanded(self, node: Node, inner: Node, width: int) -> Source | None:
+        sizes = (1,) * (3 - len(shape_of(inner))) + shape_of(inner)
+        if static(sizes[1]) != 1 or not same(sizes[2], width):
+            return None
+        return self._single(inner, width) or Source(node, ((aten.select.int, 1, 0),))
+
+    def _single(self, inner: Node, width: int) -> Source | None:
+        shape = shape_of(inner)
+        if len(shape) != 3 or not same(shape[0], self.sizes.B) or static(shape[1]) != 1 or not same(shape[2], width):
+            return None
+        return None if self.edited(inner) else Source(inner, ((aten.select.int, 1, 0),))
+
+    def _repeated(self, inner: Node, width: int) -> Source | None:
+        """q.repeat(1, T).view(B, T, D), or q.repeat_interleave(T, 0).view(B, T, D), of q [B, D]."""
+        query = inner.args[0] if inner.args and isinstance(inner.args[0], Node) else None
+        if query is None or self.edited(query) or self.edited(inner):
+            return None
+        shape = shape_of(query)
+        if len(shape) == 3 and static(shape[1]) == 1 and same(shape[0], self.sizes.B) and same(shape[2], width):
+            whole = inner.target is aten.repeat.default and static(inner.args[1][0]) == 1  # type: ignore[index, arg-type]
+            return Source(query, ((aten.select.int, 1, 0),)) if whole else None
+        if len(shape) != 2 or not same(shape[0], self.sizes.B) or not same(shape[1], width):
+            return None
+        if inner.target is aten.repeat.default and len(shape_of(inner)) == 2 and same(shape_of(inner)[0], self.sizes.B):
+            return Source(query)
+        if inner.target is aten.repeat_interleave.self_int and len(inner.args) > 2 and inner.args[2] in (0, -2):
+            return Source(query)
+        return None
+
+
+def _number(sources: list[Source], source: Source) -> int:
+    if source not in sources:
+        sources.append(source)
+    return sources.index(source)
+
+
+def _sum(left: Form, right: Form, factor: float) -> Form:
+    total = dict(left)
+    for key, value in right.items():
+        total[key] = total.get(key, 0.0) + factor * value
+    return total

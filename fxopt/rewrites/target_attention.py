@@ -1,0 +1,81 @@
+"""Target attention as one operator: the concatenation in front of its first layer never exists.
+
+DIN's unit (batch 256, 100 positions, dim 64, layers 80 and 40 with Dice and PReLU), masked half of its positions, on
+one core: 30.6 ms against 4.7 ms; batch 1: 0.13 against 0.03 ms; batch 4096, 50 positions: 576 against 45 ms.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from fxopt.kernels.target_attention.op import call_of, load
+from fxopt.patterns.core import Match
+from fxopt.patterns.target_attention import Found, Source, find_target_attention
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.shape.sizes import same, same_shape, shape_of
+
+aten = torch.ops.aten
+
+
+def replace_target_attention(editor: Editor, match: Match) -> Replacement:
+    found: Found = match.bound["found"]
+    load()
+    rows, positions, masks = (
+        [_made(editor, source) for source in sources] for sources in (found.rows, found.positions, found.masks)
+    )
+    params = list(found.params)
+    words = found.plan.words(len(rows), len(positions), len(masks), len(params))
+    masks = [_as_wide(editor, mask, positions[0]) for mask in masks]
+    called = editor.call(torch.ops.fxopt.target_attention.default, rows, positions, masks, params, words)
+    called.meta["bound"] = call_of(words)
+    value = _laid_out(editor, called, match.anchor, found)
+    layers = 1 + len(found.plan.layers)
+    what = f"{layers} layers on {len(found.plan.terms)} parts of a concatenation as one operator"
+    why = "the first layer is folded, rows stay in the cache" + (", masked positions are skipped" if masks else "")
+    return Replacement({match.anchor: value}, what, why)
+
+
+def _made(editor: Editor, source: Source) -> Node:
+    node = source.node
+    for target, *arguments in source.views:
+        node = editor.call(target, node, *arguments)
+    return node
+
+
+def _as_wide(editor: Editor, mask: Node, positions: Node) -> Node:
+    """A mask for some rows or some positions as [B, T]."""
+    B, T = shape_of(positions)[:2]
+    rows, columns = shape_of(mask)
+    if same(rows, B) and same(columns, T):
+        return mask
+    narrow = editor.call(aten.select.int, positions, 2, 0)
+    return editor.call(aten.expand_as.default, mask, narrow)
+
+
+def _laid_out(editor: Editor, value: Node, anchor: Node, found: Found) -> Node:
+    """[B, T] or [B, D] as the node that it stands for."""
+    layout = found.layout
+    letters = [letter for label in layout for letter in label if letter != "1"]
+    if letters not in (["B", "T"], ["B", "C"], ["T", "B"]):
+        raise Rejected(f"its result is laid out as {layout}")
+    if letters == ["T", "B"]:
+        value = editor.call(aten.transpose.int, value, 0, 1)
+    if "BT" in layout:
+        value = editor.call(aten.flatten.using_ints, value, 0, 1)
+    for dim, label in enumerate(layout):
+        if label == "1":
+            value = editor.call(aten.unsqueeze.default, value, dim)
+    if not same_shape(value, anchor):
+        raise Rejected(f"its result is laid out as {layout}")
+    return value
+
+
+REWRITE = Rewrite(
+    "target_attention",
+    find_target_attention,
+    replace_target_attention,
+    measured=True,
+    why="before the lookups become columns, and before its layers become calls of their own",
+)

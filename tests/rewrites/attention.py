@@ -1,0 +1,176 @@
+"""Models with attention, in the spellings of different libraries, and what looks like it. Their input is x [B, 3]."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+T, D = 7, 5
+
+
+class Dice(nn.Module):
+    """Data adaptive activation; `dim` of the channels, as deepctr and others have it."""
+
+    def __init__(self, channels: int, dim: int = -1) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(channels, eps=1e-8)
+        self.norm.running_mean.uniform_(-0.2, 0.2)
+        self.norm.running_var.uniform_(0.5, 2)
+        self.alpha = nn.Parameter(torch.rand(channels) - 0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = x.shape
+        flat = x.reshape(-1, shape[-1])
+        p = torch.sigmoid(self.norm(flat))
+        return (p * flat + (1 - p) * self.alpha * flat).view(shape)
+
+
+class Pooled(nn.Module):
+    """Queries, keys and lengths out of x; the attention unit is the subclass's `forward`."""
+
+    channels = (6, 4)
+
+    def __init__(self, dtype: torch.dtype = torch.float32, parts: int = 4) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(3, D, dtype=dtype))
+        self.key = nn.Parameter(torch.randn(3, T * D, dtype=dtype))
+        hidden, second = self.channels
+        self.unit = nn.Sequential(
+            nn.Linear(parts * D, hidden), nn.ReLU(), nn.Linear(hidden, second), nn.Sigmoid(), nn.Linear(second, 1)
+        ).to(dtype)
+        self.eval()
+
+    def sides(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = x.to(self.query.dtype)
+        lengths = (x[:, 0].abs() * 4).long().clamp(max=T)
+        return x @ self.query, (x @ self.key).view(-1, T, D), torch.arange(T) < lengths.unsqueeze(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, mask = self.sides(x)
+        q = q.unsqueeze(1).expand(-1, T, -1)
+        scores = self.unit(torch.cat([q, k, q - k, q * k], -1)).squeeze(-1)
+        weights = scores.masked_fill(~mask, -1e9).softmax(-1)
+        return (weights.unsqueeze(-1) * k).sum(1)
+
+
+class WithoutMask(Pooled):
+    """deepctr: plain weights, a bmm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, mask = self.sides(x)
+        q = q.unsqueeze(1).expand(-1, T, -1)
+        scores = self.unit(torch.cat((q, k, q - k, q * k), dim=2)).transpose(1, 2)
+        scores = torch.where(mask.unsqueeze(1), scores, torch.zeros_like(scores))
+        return torch.bmm(scores, k).squeeze(1)
+
+
+class Scaled(Pooled):
+    """The original TensorFlow code, ported: repeat and view, padding by where, a scaled softmax, matmul."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, mask = self.sides(x)
+        q = q.repeat(1, T).view(-1, T, D)
+        scores = self.unit(torch.cat([q, k, q - k, q * k], dim=-1)).view(-1, 1, T)
+        padding = torch.ones_like(scores) * (-(2**32) + 1)
+        scores = torch.where(mask.view(-1, 1, T), scores, padding) / D**0.5
+        return torch.matmul(F.softmax(scores, dim=-1), k).view(-1, D)
+
+
+class Multiplied(Pooled):
+    """A mask that weighs, another order of the parts, values that are no keys, no softmax."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, mask = self.sides(x)
+        q = q.unsqueeze(1).repeat(1, T, 1)
+        scores = self.unit(torch.cat([k * q, k - q, q, k], -1))
+        values = torch.tanh(k)
+        return torch.sum(scores * mask.unsqueeze(-1).float() * values, dim=1)
+
+
+class Added(Pooled):
+    """A mask that is added; the parts broadcast; the rows are flat in front of the layers."""
+
+    def __init__(self) -> None:
+        super().__init__(parts=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, mask = self.sides(x)
+        q = q.unsqueeze(1)
+        parts = torch.cat([q - k, k, q * k], -1).view(-1, 3 * D)
+        scores = self.unit(parts).view(-1, T)
+        weights = F.softmax(scores * 0.5 + (1.0 - mask.float()) * -1e4, dim=1)
+        return torch.einsum("bt,btd->bd", weights, k)
+
+
+class WithDice(Pooled):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.unit
+        self.first, self.second, self.third = nn.Linear(4 * D, 6), nn.Linear(6, 4, bias=False), nn.Linear(4, 1)
+        self.dice, self.prelu = Dice(6), nn.PReLU(4)
+        self.norm = nn.BatchNorm1d(4)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, mask = self.sides(x)
+        q = q.unsqueeze(1).expand_as(k)
+        y = self.dice(self.first(torch.cat([q, k, q - k, q * k], -1)))
+        y = self.prelu(self.norm(self.second(y).transpose(1, 2))).transpose(1, 2)
+        scores = self.third(F.dropout(y, 0.5, self.training))
+        scores = scores.masked_fill(~mask.unsqueeze(-1), float("-1e9"))
+        return (torch.softmax(scores, 1).transpose(1, 2) @ k).squeeze(1)
+
+
+class Scores(Pooled):
+    """Nothing is summed: the scores themselves are the result, and the keys are scored against two queries."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, _ = self.sides(x)
+        q = q.unsqueeze(1).expand(-1, T, -1)
+        scores = torch.tanh(self.unit(torch.cat([q, k, 2 * q - k * 0.5, -(q * k)], -1)))
+        return scores.squeeze(-1)
+
+
+class Weights(Pooled):
+    """The weights are a result too."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, mask = self.sides(x)
+        q = q.unsqueeze(1).expand(-1, T, -1)
+        scores = self.unit(torch.cat([q, k, q - k, q * k], -1)).squeeze(-1)
+        weights = scores.masked_fill(~mask, -1e9).softmax(-1)
+        return (weights.unsqueeze(-1) * k).sum(1), weights
+
+
+class SoftmaxOverRows(Pooled):
+    """Normalized over the wrong dim: the scores may be one operator, the softmax may not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, _ = self.sides(x)
+        q = q.unsqueeze(1).expand(-1, T, -1)
+        weights = self.unit(torch.cat([q, k, q - k, q * k], -1)).softmax(0)
+        return (weights * k).sum(1)
+
+
+class SeenInside(Pooled):
+    """The first layer's result is used elsewhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, _ = self.sides(x)
+        q = q.unsqueeze(1).expand(-1, T, -1)
+        first = self.unit[0](torch.cat([q, k, q - k, q * k], -1))
+        scores = self.unit[1:](first).squeeze(-1)
+        return (scores.softmax(-1).unsqueeze(-1) * k).sum(1) + first.mean((1, 2)).unsqueeze(-1)
+
+
+class TrainedDice(WithDice):
+    """Batch statistics mix the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dice.train()
+
+
+TARGET = (Pooled, WithoutMask, Scaled, Multiplied, Added, WithDice, Scores, Weights, SoftmaxOverRows)
+NOT_TARGET = (SeenInside, TrainedDice)

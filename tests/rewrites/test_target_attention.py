@@ -1,0 +1,92 @@
+"""Target attention in many spellings becomes one operator, with eager's numbers and gradients."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fxopt import Config, optimize
+from fxopt.rewrites import PASSES
+from tests.rewrites import attention
+
+REWRITE = next(rewrite for rewrite in PASSES if rewrite.name == "target_attention")
+
+
+def changes(model: nn.Module) -> list[str]:
+    (findings,) = model._fxopt.findings
+    assert not findings.eager_reason
+    (ran,) = [ran for ran in findings.passes if ran.name == REWRITE.name]
+    assert not ran.rolled_back
+    return [change.what for change in ran.changes]
+
+
+def outputs(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    result = model(x)
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+@pytest.mark.parametrize("spelling", attention.TARGET)
+def test_spellings(spelling: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = spelling()
+    fast = optimize(model, (torch.randn(6, 3),), Config(tune="off"))
+    assert len(changes(fast)) == 1
+    for batch in (0, 1, 2, 9):
+        x = torch.randn(batch, 3)
+        for expected, found in zip(outputs(model, x), outputs(fast, x), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        params = list(model.parameters())
+        expected, found = (
+            torch.autograd.grad(sum(y.square().sum() for y in outputs(net, x)), params) for net in (model, fast)
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("other", attention.NOT_TARGET)
+def test_near_misses(other: type[nn.Module]) -> None:
+    model = other()
+    fast = optimize(model, (torch.randn(6, 3),), Config(tune="off"))
+    assert not changes(fast)
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(fast(x), model(x))
+
+
+def test_bfloat16_rounds_once() -> None:
+    model = attention.Pooled(torch.bfloat16)
+    fast = optimize(model, (torch.randn(6, 3),), Config(tune="off"))
+    assert changes(fast)
+    x = torch.randn(5, 3)
+    exact = copy.deepcopy(model).double()(x.bfloat16().double())
+    errors = [(net(x).double() - exact).abs().max() for net in (fast, model)]
+    assert errors[0] <= 2 * errors[1] + 1e-3
+
+
+def test_float64_stays() -> None:
+    model = attention.Pooled(torch.float64)
+    fast = optimize(model, (torch.randn(6, 3),), Config(tune="off"))
+    assert not changes(fast)
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(fast(x), model(x))
+
+
+def test_rows_without_any_valid_position_are_averages() -> None:
+    model = attention.Pooled()
+    fast = optimize(model, (torch.randn(6, 3),), Config(tune="off"))
+    x = torch.tensor([[0.0, 1.0, -1.0], [1.0, 0.5, 0.2]])
+    torch.testing.assert_close(fast(x), model(x))
+    _, k, mask = model.sides(x)
+    assert not mask[0].any()
+    torch.testing.assert_close(fast(x)[0], k[0].mean(0))
+
+
+def test_weights_may_change_between_calls() -> None:
+    model = attention.Pooled()
+    fast = optimize(model, (torch.randn(6, 3),), Config(tune="off"))
+    x = torch.randn(4, 3)
+    fast(x)
+    for parameter in model.parameters():
+        parameter.data.mul_(-1.5)
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
