@@ -129,6 +129,13 @@ def _t(node: Node) -> Change:
     return lambda view: view.permute(order)
 
 
+def _matrix_transpose(node: Node) -> Change:
+    order = list(range(len(shape_of(node))))
+    order[-2:] = order[:-3:-1]
+    conjugates = node.target is not aten.mT.default and node.meta["val"].is_complex()
+    return lambda view: None if conjugates else view.permute(order)
+
+
 def _movedim(node: Node) -> Change:
     rank = len(shape_of(node))
     source, target = (
@@ -159,6 +166,9 @@ _CHANGES: dict[object, Callable[[Node], Change]] = {
     aten.movedim.intlist: _movedim,
     aten.t.default: _t,
     aten.numpy_T.default: _t,
+    aten.mT.default: _matrix_transpose,
+    aten.mH.default: _matrix_transpose,
+    aten.adjoint.default: _matrix_transpose,
     aten.permute.default: _permute,
 }
 

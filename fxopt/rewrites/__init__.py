@@ -28,6 +28,7 @@ PASSES: tuple[Rewrite, ...] = (
     identities.REWRITE,
     sizes.REWRITE,
     dot_interaction.REWRITE,
+    dot_interaction.REWRITE,
     contractions.LINEARS,
     target_attention.REWRITE,
     compressed_interaction.REWRITE,

@@ -136,6 +136,7 @@ static void run_dot(const Request& request) {
 
 // words: where the results begin in the rows of the gradient. Operands: it, the lists i and j, the vectors.
 static void run_dot_backward(const Request& request) {
+  if (request.n_words != 1 || request.n_operands < 4) refused("fxopt.dot_interaction_backward: expected a gradient, two lists and vectors");
   const Operand& grad = request.operands[0];
   FieldList list, grads;
   for (int64_t k = 3; k < request.n_operands; k++) {
@@ -171,6 +172,7 @@ static std::vector<Tensor> dot_interaction_backward(
 
 #define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 FXOPT_EXPORT void fxopt_dot_interaction_run(const fxopt::Request* request) { fxopt::run_dot(*request); }
+FXOPT_EXPORT void fxopt_dot_interaction_backward_run(const fxopt::Request* request) { fxopt::run_dot_backward(*request); }
 FXOPT_EXPORT void fxopt_interactions_isa(const char* limit) { fxopt::kernels = fxopt::pick(limit); }  // for tests
 
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) {

@@ -44,13 +44,33 @@ def call_of(vectors: int, before: int, after: int) -> Callable[..., Tensor]:
     def fxopt_dot_interaction(
         vectors: list[Tensor], before: list[Tensor], after: list[Tensor], i: Tensor, j: Tensor
     ) -> Tensor:
-        if (kernel := library.dot_kernel()) is not None:
-            outputs = kernel(vectors, before, after, i, j, counts)
-            if outputs is not None:
-                return outputs[0]
+        outputs = library.kernel("dot_interaction")(vectors, before, after, i, j, counts)
+        if outputs is not None:
+            return outputs[0]
+        if torch.is_grad_enabled():  # through the dispatcher a step costs 50 us more
+            return _Recorded.apply(counts, len(vectors), len(before), i, j, *vectors, *before, *after)
         return torch.ops.fxopt.dot_interaction(vectors, before, after, i, j)
 
     return fxopt_dot_interaction
+
+
+class _Recorded(torch.autograd.Function):
+    """The operator with its gradients, past the dispatcher."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, counts: Tensor, n_vectors: int, n_before: int, i: Tensor, j: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        split = n_vectors + n_before
+        parts = list(tensors[:n_vectors]), list(tensors[n_vectors:split]), list(tensors[split:])
+        _setup_context(ctx, (*parts, i, j), counts)
+        outputs = library.kernel("dot_interaction")(*parts, i, j, counts)
+        return torch.ops.fxopt.dot_interaction(*parts, i, j) if outputs is None else outputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+        found, before, after, _, _ = _gradients_of(ctx, grad, any(ctx.needs_input_grad[5 : 5 + ctx.n_vectors]))
+        return None, None, None, None, None, *found, *before, *after
 
 
 def define(lib: torch.library.Library) -> None:
@@ -59,9 +79,7 @@ def define(lib: torch.library.Library) -> None:
     torch.library.register_fake("fxopt::dot_interaction", _fake, lib=lib)
     torch.library.register_fake("fxopt::dot_interaction_backward", _fake_backward, lib=lib)
     torch.library.register_autograd("fxopt::dot_interaction", _backward, setup_context=_setup_context, lib=lib)
-    torch.library.register_autograd(
-        "fxopt::dot_interaction_backward", _second, setup_context=_setup_second, lib=lib
-    )
+    torch.library.register_autograd("fxopt::dot_interaction_backward", _second, setup_context=_setup_second, lib=lib)
 
 
 def _fake(vectors: list[Tensor], before: list[Tensor], after: list[Tensor], i: Tensor, j: Tensor) -> Tensor:
@@ -85,19 +103,30 @@ def _gradients(grad: Tensor, i: Tensor, j: Tensor, vectors: list[Tensor], at: in
 def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
     vectors, before, after, i, j = inputs
     ctx.save_for_backward(i, j, *vectors)
+    ctx.n_vectors = len(vectors)
     ctx.before, ctx.after = ([beside.shape[1] for beside in part] for part in (before, after))
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple:
+    return _gradients_of(ctx, grad, any(ctx.needs_input_grad[0]))
+
+
+def _gradients_of(ctx: Any, grad: Tensor, needs_vectors: bool) -> tuple:
     i, j, *vectors = ctx.saved_tensors
-    sizes = [*ctx.before, i.shape[0], *ctx.after]
-    pieces = list(grad.split(sizes, 1))
+    pieces = list(grad.split([*ctx.before, i.shape[0], *ctx.after], 1))
     before, after = pieces[: len(ctx.before)], pieces[len(ctx.before) + 1 :]
     found: list[Tensor | None] = [None] * len(vectors)
-    if any(ctx.needs_input_grad[0]):
+    if needs_vectors:
         grad = grad if grad.stride(1) == 1 else grad.contiguous()
-        found = torch.ops.fxopt.dot_interaction_backward(grad, i, j, vectors, sum(ctx.before))
+        found = _call_backward(grad, i, j, vectors, sum(ctx.before))
     return found, before, after, None, None
+
+
+def _call_backward(grad: Tensor, i: Tensor, j: Tensor, vectors: list[Tensor], at: int) -> list[Tensor | None]:
+    outputs = library.kernel("dot_interaction_backward")(grad, i, j, vectors, torch.tensor([at]))
+    if outputs is not None:
+        return outputs
+    return torch.ops.fxopt.dot_interaction_backward(grad, i, j, vectors, at)
 
 
 def _setup_second(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
@@ -111,8 +140,6 @@ def _second(ctx: Any, grads: list[Tensor]) -> tuple:
     leaves = [x.detach().requires_grad_() for x in (grad, *vectors)]
     with torch.enable_grad():
         result = dot_interaction(leaves[1:], [], [], i, j)
-        first = torch.autograd.grad(
-            result, leaves[1:], leaves[0][:, ctx.at : ctx.at + i.shape[0]], create_graph=True
-        )
+        first = torch.autograd.grad(result, leaves[1:], leaves[0][:, ctx.at : ctx.at + i.shape[0]], create_graph=True)
     found = torch.autograd.grad(first, leaves, grads, allow_unused=True)
     return found[0], None, None, list(found[1:]), None

@@ -41,11 +41,20 @@ def _define() -> torch.library.Library:
 
 
 @functools.cache
-def dot_kernel() -> Callable | None:
-    """The way past the dispatcher; None where there is none, or no kernel."""
+def kernel(name: str) -> Callable:
+    """The way past the dispatcher to an operator's kernel; where there is none, a function that answers None."""
     load()
     try:
-        return entry.load(KERNEL, "fxopt_dot_interaction_run")
+        return entry.load(KERNEL, f"fxopt_{name}_run") or _no_way
     except (BuildError, OSError) as error:
-        warnings.warn(f"fxopt: interactions run in PyTorch, without the compiled kernel: {error}", stacklevel=3)
-        return None
+        _warn(str(error))
+        return _no_way
+
+
+def _no_way(*arguments: object) -> None:
+    return None
+
+
+@functools.cache
+def _warn(error: str) -> None:
+    warnings.warn(f"fxopt: interactions run in PyTorch, without the compiled kernel: {error}", stacklevel=5)

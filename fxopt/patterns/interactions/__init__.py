@@ -1,0 +1,1 @@
+"""Interactions of fields: what is a product of two vectors, whatever way it is written."""

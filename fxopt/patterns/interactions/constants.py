@@ -1,0 +1,67 @@
+"""Index lists and masks whose content the graph fixes: literals, and what operators without inputs make of them."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_aggregate
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fxopt.shape.aliases import is_pure
+from fxopt.shape.sizes import static
+
+_MOST_ELEMENTS = 1 << 16
+
+
+def constant_tensor(node: object) -> Tensor | None:
+    """The tensor that `node` is in every call; None where that is not known, or large."""
+    try:
+        with _disable_current_modes(), torch.no_grad():
+            value = _content(node, {})
+    except (_Unknown, RuntimeError, TypeError, ValueError, IndexError):
+        return None
+    return value if isinstance(value, Tensor) else None
+
+
+class _Unknown(Exception):
+    pass
+
+
+def _content(argument: Any, known: dict[Node, Any]) -> Any:
+    if not isinstance(argument, Node):
+        if isinstance(argument, torch.SymInt):
+            raise _Unknown
+        return argument
+    if argument not in known:
+        known[argument] = _computed(argument, known)
+    return known[argument]
+
+
+def _computed(node: Node, known: dict[Node, Any]) -> Any:
+    value = node.meta.get("val")
+    if node.op == "get_attr" and node.meta.get("literal"):
+        return getattr(node.graph.owning_module, str(node.target))
+    if isinstance(value, torch.SymInt | int) and (size := static(value)) is not None:
+        return size
+    takes = node.target is operator.getitem or isinstance(node.target, torch._ops.OpOverload)
+    if node.op != "call_function" or not takes or not is_pure(node) or _is_large(value):
+        raise _Unknown
+    args: Any = map_aggregate(node.args, lambda argument: _content(argument, known))
+    kwargs: Any = map_aggregate(node.kwargs, lambda argument: _content(argument, known))
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _is_large(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_is_large, value))
+    if not isinstance(value, Tensor):
+        return True
+    sizes = [static(size) for size in value.shape]
+    count = 1
+    for size in sizes:
+        count *= 1 if size is None else size  # a size that depends on data (nonzero) is at most its input's
+    return count > _MOST_ELEMENTS

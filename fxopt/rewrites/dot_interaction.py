@@ -1,0 +1,67 @@
+"""Dot products of pairs of fields, and the cat that takes them, as one `fxopt::dot_interaction`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fxopt.kernels.interactions.dot import call_of
+from fxopt.kernels.interactions.library import load
+from fxopt.patterns.core import Match
+from fxopt.patterns.interactions.dots import find_dots
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor
+from fxopt.shape.sizes import shape_of, static
+
+aten = torch.ops.aten
+
+
+def replace_dots(editor: Editor, match: Match) -> Replacement:
+    bound, anchor = match.bound, match.anchor
+    load()
+    i, j = (_index(editor, bound[name]) for name in "ij")
+    beside = [list(bound[name]) for name in ("before", "after")]
+    before, after = beside if bound["inside"] else ([], [])
+    vectors = joined(editor, bound["vectors"])
+    dots = editor.call(torch.ops.fxopt.dot_interaction.default, [vectors], before, after, i, j)
+    dots.meta["bound"] = call_of(1, len(before), len(after))
+    what = f"{shape_of(i)[0]} dot products of {shape_of(vectors)[1]} vectors"
+    if bound["inside"]:
+        what += " in one row with what stands beside them"
+    elif any(beside):
+        dots = editor.call(aten.cat.default, [*beside[0], dots, *beside[1]], 1)
+    equal = tuple(zip(shape_of(anchor), shape_of(dots), strict=True)) if len(shape_of(anchor)) == 2 else ()
+    return Replacement({anchor: _shaped(editor, dots, anchor)}, what, "fp32 with another order of additions", equal)
+
+
+def _index(editor: Editor, index: Tensor | Node) -> Node:
+    return index if isinstance(index, Node) else editor.constant("pairs", index)
+
+
+def joined(editor: Editor, vectors: Sequence[Node]) -> Node:
+    """The vectors as one tensor, which the columns can write: [B, F, D]."""
+    if len(vectors) == 1 and len(shape_of(vectors[0])) == 3:
+        return vectors[0]
+    if all(len(shape_of(node)) == 2 for node in vectors):
+        return editor.call(aten.stack.default, list(vectors), 1)
+    blocks = [node if len(shape_of(node)) == 3 else editor.call(aten.unsqueeze.default, node, 1) for node in vectors]
+    return editor.call(aten.cat.default, blocks, 1)
+
+
+def _shaped(editor: Editor, call: Node, like: Node) -> Node:
+    """[B, P] in the shape of what it replaces."""
+    shape = shape_of(like)
+    if len(shape) == 2:
+        return call
+    return editor.call(aten.view.default, call, [-1, *(static(size) for size in shape[1:])])
+
+
+REWRITE = Rewrite(
+    "dot_interaction",
+    find_dots,
+    replace_dots,
+    why="before the repeated lanes, which pack loops over pairs, and before the columns, which write its vectors",
+)
