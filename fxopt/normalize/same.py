@@ -91,7 +91,7 @@ class _Identities:
             return None
         if self.aliases.edited_after(source, node) or not (self.inference or self.aliases.owned(source)):
             return None
-        if not _same_sizes(node, source) or not self.strides.may_become(node, source):
+        if not _same_kind(source, node) or not _same_sizes(node, source) or not self.strides.may_become(node, source):
             return None
         return source, what, "nothing edits the copy or the original"
 
@@ -100,8 +100,12 @@ def is_plain_cast(node: Node) -> bool:
     """A cast that returns its argument itself."""
     if node.target not in _CASTS or tensor_of(node) is None:
         return False
-    before, after = tensor_of(node.args[0]), tensor_of(node)  # type: ignore[arg-type]
-    if before is None or after is None or _copies(node):
+    return not _copies(node) and _same_kind(node.args[0], node)
+
+
+def _same_kind(left: Any, right: Node) -> bool:
+    before, after = tensor_of(left), tensor_of(right)
+    if before is None or after is None:
         return False
     return (before.dtype, before.device, before.layout) == (after.dtype, after.device, after.layout)
 

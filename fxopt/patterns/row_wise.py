@@ -279,4 +279,4 @@ _DIM: Mapping[Any, tuple[int, Any]] = {
 }  # fmt: skip
 _NORMS = {aten.layer_norm.default: _layer_norm, aten.batch_norm.default: _eval_norm}
 _OWN = {"fxopt::dot_interaction", "fxopt::factorization_machine"}
-_OWN_FIRST_ONLY = {"fxopt::linear", "fxopt::mlp"}
+_OWN_FIRST_ONLY = {"fxopt::mlp"}

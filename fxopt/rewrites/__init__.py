@@ -10,6 +10,7 @@ from fxopt.rewrites import (
     dot_interaction,
     embedding_columns,
     field_index,
+    gpu_linears,
     identities,
     linear_chains,
     repeated,
@@ -17,6 +18,7 @@ from fxopt.rewrites import (
     sized_constants,
     sizes,
     target_attention,
+    towers,
     views,
 )
 from fxopt.rewrites.core import Rewrite
@@ -28,7 +30,6 @@ PASSES: tuple[Rewrite, ...] = (
     identities.REWRITE,
     sizes.REWRITE,
     dot_interaction.REWRITE,
-    dot_interaction.REWRITE,
     contractions.LINEARS,
     target_attention.REWRITE,
     compressed_interaction.REWRITE,
@@ -38,6 +39,8 @@ PASSES: tuple[Rewrite, ...] = (
     views.OF_COLUMNS,
     sized_constants.REWRITE,
     field_index.REWRITE,
+    towers.REWRITE,
     linear_chains.REWRITE,
     row_chunks.REWRITE,
+    gpu_linears.REWRITE,
 )

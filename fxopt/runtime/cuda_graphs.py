@@ -106,7 +106,7 @@ class Replays:
         if torch.cuda.is_current_stream_capturing():
             return self._plain(*tensors)
         columns_errors.raise_reported(self._device.index)
-        with self._lock, torch.cuda.device(self._device):
+        with self._lock, torch.cuda.device(self._device), torch.no_grad():
             return self._call(tensors)
 
     def _call(self, tensors: Sequence[Any]) -> Sequence[Any]:
@@ -287,6 +287,9 @@ def _ready(module: GraphModule, rows: Rows | None, n_state: int) -> tuple[GraphM
     twin.output(output[0])
     fast, kept = GraphModule(module, twin), list[Any]()
     for node in fast.graph.nodes:
+        if _arrives(node):
+            node.meta["bound"] = lambda tensor, *_, **__: tensor
+            continue
         if rows is not None and node.target is torch.ops.fxopt.columns.default:
             plan = plan_of(_constant(module, node.args[2]))
             setattr(fast, node.args[2].target, encode(columns_errors.ending_with_last(plan)))
@@ -294,6 +297,15 @@ def _ready(module: GraphModule, rows: Rows | None, n_state: int) -> tuple[GraphM
             node.meta["bound"] = _keeping(node.meta["bound"], kept)
     direct(fast, inference=True)
     return fast, kept
+
+
+def _arrives(node: Node) -> bool:
+    """A move to the GPU, alone, of an input that the staging has moved already."""
+    source = node.args[0] if node.target in _MOVES else None
+    if not isinstance(source, Node) or source.op != "placeholder" or len(source.users) > 1:
+        return False
+    before, after = source.meta["val"], node.meta["val"]
+    return before.device.type == "cpu" and before.dtype == after.dtype
 
 
 def _keeping(make: Callable[..., Tensor], kept: list[Any]) -> Callable[..., Tensor]:

@@ -65,14 +65,6 @@ class TwoTriangles(Triangle):
         return torch.bmm(z, z.exp().transpose(1, 2))[:, [1, 2, 2], [0, 0, 1]]
 
 
-class TwoTriangles(Triangle):
-    """Products of two different tensors."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = x.unsqueeze(2) * self.scale
-        return torch.bmm(z, z.exp().transpose(1, 2))[:, [1, 2, 2], [0, 0, 1]]
-
-
 class ByAnInput(Triangle):
     def forward(self, x: Tensor) -> Tensor:
         return (x.unsqueeze(2) * self.scale)[:, (x[0] * 0).long()]

@@ -1,0 +1,44 @@
+"""Linear layers on CUDA with the activation behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxopt.patterns.core import Match, Reject
+from fxopt.shape.sizes import shape_of, static, tensor_of
+
+aten = torch.ops.aten
+_ACTIVATIONS = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid"}
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_LONG = 4096  # inputs from which a layer without an activation gains too
+
+
+def find_gpu_linears(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """2-D linears that record no gradients; what gains nothing is passed over."""
+    for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
+        value = tensor_of(node)
+        if value is None or not value.is_cuda or value.dim() != 2 or value.dtype not in _FLOATS:
+            continue
+        if not inference:
+            yield Reject("gradients are on", node)
+            continue
+        x, weight, bias = (*node.args, None)[:3]
+        assert isinstance(x, Node) and isinstance(weight, Node)
+        others = [n for n in (x, weight, bias) if isinstance(n, Node)]
+        if any(n.meta["val"].dtype != value.dtype or n.meta["val"].device != value.device for n in others):
+            yield Reject("its tensors are of several dtypes or devices", node)
+            continue
+        anchor, activation = _activated(node)
+        outputs, inputs = shape_of(weight)
+        if activation or static(outputs) == 1 or (static(inputs) or 0) >= _LONG:
+            yield Match(anchor, {"arguments": (x, weight, bias, activation)})
+
+
+def _activated(node: Node) -> tuple[Node, str]:
+    (user, *others) = node.users or (node,)
+    if others or user.target not in _ACTIVATIONS:
+        return node, ""
+    return user, _ACTIVATIONS[user.target]

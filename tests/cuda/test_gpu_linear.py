@@ -1,0 +1,53 @@
+"""Linear layers on a GPU by each of their ways, against fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fxopt
+from fxopt.kernels.gpu_linear.op import gpu_linear, load, reference
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", ["", "relu", "sigmoid"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("M", "K", "N"),
+    [(1, 40, 1), (77, 301, 1), (33, 4099, 260), (512, 8152, 1024), (100, 4160, 300), (5, 64, 32), (0, 8, 1)],
+)
+def test_equals_fp64(M, K, N, bias, activation):
+    x, weight = torch.randn(M, K, device="cuda"), torch.randn(N, K, device="cuda") / K**0.5
+    b = torch.randn(N, device="cuda") if bias else None
+    with torch.no_grad():
+        found, eager = gpu_linear(x, weight, b, activation), reference(x, weight, b, activation)
+        exact = reference(x.double(), weight.double(), None if b is None else b.double(), activation)
+    assert found.shape == (M, N)
+    if M:
+        assert (found - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-6
+
+
+@pytest.mark.gpu
+def test_nan_passes_a_relu():
+    x = torch.randn(64, 4096, device="cuda")
+    x[3, 7] = float("nan")
+    weight, bias = torch.randn(256, 4096, device="cuda"), torch.randn(256, device="cuda")
+    assert gpu_linear(x, weight, bias, "relu").isnan().any(1).nonzero().flatten().tolist() == [3]
+
+
+@pytest.mark.gpu
+def test_a_tower_is_rewritten():
+    model = nn.Sequential(nn.Linear(5000, 512), nn.ReLU(), nn.Linear(512, 1), nn.Sigmoid()).cuda().eval()
+    x = torch.randn(200, 5000, device="cuda")
+    with torch.no_grad():
+        optimized = fxopt.optimize(model, (x,))
+        torch.testing.assert_close(optimized(x), model(x), rtol=1e-3, atol=1e-4)
+        (found,) = optimized._fxopt.findings
+        assert sum(len(ran.changes) for ran in found.passes if ran.name == "gpu_linears") == 2
+
+
+def test_the_operator_gives_eagers_numbers_everywhere():
+    load()
+    x, weight = torch.randn(3, 5), torch.randn(2, 5)
+    assert torch.equal(torch.ops.fxopt.gpu_linear(x, weight, None, "relu"), torch.relu(x @ weight.t()))
