@@ -159,6 +159,24 @@ class MinusZero(Tower):
         return super().forward(x) * (x[:, :1] + 0.0)
 
 
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(3, 4) for _ in range(3))
+        self.gate = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        experts = torch.stack([F.relu(expert(x)) for expert in self.experts], 1)
+        return torch.bmm(self.gate(x).softmax(-1).unsqueeze(1), experts).squeeze(1)
+
+
+class OneAfterTheOther(Experts):
+    """A chain: nothing in it is parallel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts[0](self.gate(x))
+
+
 @dataclass(frozen=True)
 class Example:
     fires: Callable[[], nn.Module]
@@ -168,6 +186,7 @@ class Example:
 CATALOGUE = {
     "disguised_linears": Example(products.MatrixOfEachRow, products.OneSidedColumns),
     "compressed_interaction": Example(products.Compressed, products.CompressedNeighbours),
+    "k_largest": Example(products.Largest, products.LargestWithIndices),
     "contractions": Example(products.OuterProducts, products.OuterProductsSeen),
     "dead_checks": Example(Guarded, GuardedTooLow),
     "embedding_columns": Example(Columns, ColumnsOnRows),
@@ -180,6 +199,7 @@ CATALOGUE = {
     "identities": Example(FromZero, MinusZero),
     "repeated": Example(Products, ProductsOfTheirOwn),
     "target_attention": Example(attention.Pooled, attention.SeenInside),
+    "towers": Example(Experts, OneAfterTheOther),
     "views": Example(Unsqueezed, EditedCopy),
     "views_of_columns": Example(FlatColumns, Columns),
 }

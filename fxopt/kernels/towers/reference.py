@@ -13,7 +13,9 @@ from .plan import Copy, Linear, Mixture, Plan, Source, Step
 _ACTIVATIONS = {"none": lambda x: x, "relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
 
 
-def towers(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], plan: Plan) -> list[Tensor]:
+def towers(
+    inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], plan: Plan
+) -> list[Tensor]:
     """The outputs of a plan, each [..., width] or [..., inner, width / inner]."""
     written: list[dict[int, Tensor]] = [{} for _ in plan.buffers]  # by column
 

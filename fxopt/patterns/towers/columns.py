@@ -1,0 +1,309 @@
+"""Which columns of which step every tensor of a graph holds.
+
+A tensor that has the batch as one of its dims is an int64 tensor of the numbers of its columns, of the same shape but
+for a batch of one. Torch's own operators then move the numbers as they would the values, so a view, a concat or a stack
+means what it means in any spelling; products of columns that are summed up are mixtures of experts.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from fxopt.patterns.towers.steps import InputStep, LinearStep, SoftmaxStep, Steps
+from fxopt.patterns.towers.terms import Terms, added, contracted, mixed, summed
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import expression, shape_of, static, tensor_of
+
+aten = torch.ops.aten
+ACTIVATIONS = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid", aten.tanh.default: "tanh"}
+VIEWS = {
+    *(aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int, aten.expand.default),
+    *(
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.narrow.default,
+        aten.transpose.int,
+        aten.permute.default,
+        aten.t.default,
+    ),
+    *(aten.squeeze.dim, aten.unsqueeze.default, aten.contiguous.default),
+    *(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int),
+}
+JOINS = {aten.cat.default, aten.stack.default}
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_MOST_ROWS = 8  # linears that stand for one on [B, F, K]
+_MOST_COLUMNS = 1 << 15
+Value = Tensor | Terms | list[Any]
+
+
+class Columns:
+    """values: of the nodes that a call on rows of `batch` could compute; `inputs`: of those that it would read."""
+
+    def __init__(self, graph: Graph, aliases: Aliases, batch: sympy.Expr) -> None:
+        self.steps, self.batch, self._aliases = Steps(), batch, aliases
+        self.values: dict[Node, Value] = {}
+        self.inputs: dict[Node, Tensor | None] = {}
+        for node in graph.nodes:
+            value = self._value(node) if node.op == "call_function" and not aliases.edited(node) else None
+            if value is not None:
+                self.values[node] = value
+
+    def numbers(self, node: Node) -> Tensor | None:
+        """What a step would read: columns of other steps or of an input; nothing of a softmax."""
+        value = self.values.get(node)
+        if isinstance(value, Terms):
+            value = mixed(value, self.steps)
+        if isinstance(value, Tensor) and not self.is_soft(value):
+            return value
+        if node not in self.inputs:
+            self.inputs[node] = self._input(node)
+        return self.inputs[node]
+
+    def is_soft(self, numbers: Tensor) -> bool:
+        return any(isinstance(self.steps[run.step], SoftmaxStep) for run in self.steps.runs(numbers))
+
+    def _input(self, node: Node) -> Tensor | None:
+        """Columns of a tensor from outside, through views of it."""
+        value = tensor_of(node)
+        if value is None or self._aliases.edited(node) or value.device.type != "cpu" or value.dtype != torch.float32:
+            return None
+        source = node.args[0] if node.args else None
+        if node.target in VIEWS and isinstance(source, Node) and source not in self.values:
+            whole = self.numbers(source) if tensor_of(source) is not None else None
+            moved = self._moved(node, {source: whole}) if whole is not None else None
+            if isinstance(moved, Tensor) and self._lies_in_one_row(moved):
+                return moved
+        sizes = [static(size) for size in shape_of(node)]
+        if not 2 <= len(sizes) <= 3 or sizes[0] is not None or None in sizes[1:] or self._batch_dim(node) != 0:
+            return None
+        columns = torch.Size(sizes[1:]).numel()  # type: ignore[arg-type]
+        if not 0 < columns <= _MOST_COLUMNS:
+            return None
+        inner = sizes[1] if len(sizes) == 3 else 0
+        return self.steps.numbers(InputStep(node, inner or 0), columns).reshape(1, *sizes[1:])  # type: ignore[arg-type]
+
+    def _lies_in_one_row(self, numbers: Tensor) -> bool:
+        """Whether a step can read them where they are: side by side, in one of the input's inner rows."""
+        runs = self.steps.runs(numbers)
+        step = self.steps[runs[0].step] if len(runs) == 1 else None
+        if not isinstance(step, InputStep):
+            return False
+        width = static(shape_of(step.node)[-1]) or 1
+        return runs[0].column // width == (runs[0].column + runs[0].width - 1) // width
+
+    def _batch_dim(self, node: Node) -> int | None:
+        """The one dim that is the batch; None where another one depends on it, or none is."""
+        found = None
+        for dim, size in enumerate(shape_of(node)):
+            if static(size) is not None:
+                continue
+            if found is not None or expression(size) != self.batch:
+                return None
+            found = dim
+        return found
+
+    def _value(self, node: Node) -> Value | None:
+        if node.target is aten.linear.default:
+            return self._linear(node)
+        known = [argument for argument in node.all_input_nodes if argument in self.values]
+        if not known:
+            return None
+        if node.target is operator.getitem:
+            pieces, index = self.values[known[0]], node.args[1]
+            return pieces[index] if isinstance(pieces, list) and isinstance(index, int) else None
+        if node.target in VIEWS or node.target in JOINS:
+            return self._moved(node, {n: self.values.get(n, self._read(n)) for n in node.all_input_nodes})
+        handler = _HANDLERS.get(node.target)
+        value = tensor_of(node)
+        if handler is None or value is None or value.dtype != torch.float32 or self._batch_dim(node) is None:
+            return None
+        return handler(self, node)
+
+    def _read(self, node: Node) -> Value | None:
+        return None if tensor_of(node) is None else self.numbers(node)
+
+    def _moved(self, node: Node, sources: dict[Node, Any]) -> Value | None:
+        """A view, concat or stack, of numbers or of both factors of terms."""
+        sources = {n: source for n, source in sources.items() if tensor_of(n) is not None}
+        if any(source is None or isinstance(source, list) for source in sources.values()):
+            return None
+        terms = [source for source in sources.values() if isinstance(source, Terms)]
+        if not terms:
+            return self._run(node, sources)
+        counts = {source.left.shape[-1] if isinstance(source, Terms) else 0 for source in sources.values()}
+        if len(counts) != 1:
+            return None
+        sides = []
+        for side in ("left", "right"):
+            moved = [
+                self._run(node, {n: getattr(source, side)[..., term] for n, source in sources.items()})
+                for term in range(counts.pop() if side == "right" else max(counts))
+            ]
+            if not all(isinstance(m, Tensor) for m in moved):
+                return None
+            sides.append(torch.stack(moved, -1))  # type: ignore[arg-type]
+        return Terms(*sides)
+
+    def _run(self, node: Node, numbers: dict[Node, Tensor]) -> Tensor | list[Tensor] | None:
+        sizes = {n: 1 for n in node.all_input_nodes if self._is_batch(n)}
+        if any(n not in numbers and n not in sizes for n in node.all_input_nodes):
+            return None
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: sizes.get(n, numbers.get(n)))
+        try:
+            made = node.target(*args, **kwargs)  # type: ignore[operator]
+        except (RuntimeError, IndexError):
+            return None
+        made = list(made) if isinstance(made, list | tuple) else made
+        return made if self._has_shape(node, made) else None
+
+    def _is_batch(self, node: Node) -> bool:
+        value = node.meta.get("val")
+        return isinstance(value, torch.SymInt) and expression(value) == self.batch
+
+    def _has_shape(self, node: Node, made: Any) -> bool:
+        """Whether the numbers have the node's shape but for a batch of one: where not, a view split or moved rows."""
+        values = node.meta["val"] if isinstance(made, list) else [node.meta["val"]]
+        for numbers, value in zip(made if isinstance(made, list) else [made], values, strict=True):
+            sizes = [static(size) for size in value.shape]
+            if sizes.count(None) != 1 or [1 if size is None else size for size in sizes] != list(numbers.shape):
+                return False
+            if expression(value.shape[sizes.index(None)]) != self.batch:
+                return False
+        return True
+
+    def _linear(self, node: Node) -> Tensor | None:
+        x, weight = node.args[:2]
+        bias = node.args[2] if len(node.args) > 2 else None
+        if not isinstance(x, Node) or not isinstance(weight, Node) or not self._is_matrix(weight):
+            return None
+        if bias is not None and (not isinstance(bias, Node) or not self._is_plain(bias, 1)):
+            return None
+        batch, rank = self._batch_dim(node), len(shape_of(node))
+        if batch is None or batch == rank - 1 or tensor_of(node).dtype != torch.float32:  # type: ignore[union-attr]
+            return None
+        numbers = self.numbers(x)
+        N, K = (static(size) or 0 for size in shape_of(weight))
+        if numbers is None or numbers.numel() > _MOST_ROWS * K:
+            return None
+        rows = [LinearStep(self.steps.runs(row), weight, bias, N) for row in numbers.reshape(-1, K)]
+        return torch.stack([self.steps.numbers(step, N) for step in rows]).reshape(*numbers.shape[:-1], N)
+
+    def _is_matrix(self, weight: Node) -> bool:
+        return self._is_plain(weight, 2) and weight.meta["val"].stride()[-1] == 1
+
+    def _is_plain(self, node: Node, rank: int) -> bool:
+        value = tensor_of(node)
+        if value is None or value.dim() != rank or value.dtype != torch.float32 or value.device.type != "cpu":
+            return False
+        sizes = [static(size) for size in shape_of(node)]
+        return None not in sizes and 0 not in sizes and not self._aliases.edited(node)
+
+    def _activation(self, node: Node) -> Tensor | None:
+        """Of columns of linears: linears with the activation."""
+        numbers = self.numbers(node.all_input_nodes[0])
+        if numbers is None:
+            return None
+        made = torch.empty_like(numbers).flatten()
+        at = 0
+        for run in self.steps.runs(numbers):
+            step = self.steps[run.step]
+            if not isinstance(step, LinearStep) or step.activation != "none":
+                return None
+            active = LinearStep(step.x, step.weight, step.bias, step.width, ACTIVATIONS[node.target])  # type: ignore[index]
+            made[at : at + run.width] = self.steps.numbers(active, step.width)[run.column : run.column + run.width]
+            at += run.width
+        return made.reshape(numbers.shape)
+
+    def _softmax(self, node: Node) -> Tensor | None:
+        numbers = self.numbers(node.all_input_nodes[0])
+        dim = node.args[1] % len(shape_of(node))  # type: ignore[operator]
+        if numbers is None or dim == self._batch_dim(node):
+            return None
+        last = numbers.movedim(dim, -1)
+        rows = [
+            self.steps.numbers(SoftmaxStep(self.steps.runs(row)), len(row)) for row in last.reshape(-1, last.shape[-1])
+        ]
+        return torch.stack(rows).reshape(last.shape).movedim(-1, dim)
+
+    def _factors(self, node: Node) -> list[Tensor] | None:
+        """Both factors of a product: of this graph, or columns from outside; at least one of them a step's."""
+        operands = list(node.args[1]) if node.target is aten.einsum.default else list(node.args[:2])  # type: ignore
+        if len(operands) != 2 or not all(isinstance(operand, Node) for operand in operands):
+            return None
+        found = [self.values.get(operand, self._read(operand)) for operand in operands]
+        return found if all(isinstance(factor, Tensor) for factor in found) else None
+
+    def _product(self, node: Node) -> Value | None:
+        factors = self._factors(node)
+        if factors is None:
+            return None
+        left, right = factors
+        rank = len(shape_of(node))
+        if node.target is aten.mul.Tensor:
+            dims = _LETTERS[:rank]
+            own = [dims[rank - t.dim() :] for t in factors]
+        elif node.target is aten.einsum.default:
+            own, dims = _equation(node.args[0], [t.dim() for t in factors])  # type: ignore[arg-type]
+        else:
+            if left.dim() != right.dim() or left.dim() < 2:
+                return None
+            lead = _LETTERS[: left.dim() - 2]
+            own, dims = [lead + "yz", lead + "zx"], lead + "yx"
+        return self._with_batch(node, factors, own, dims)
+
+    def _with_batch(self, node: Node, factors: list[Tensor], own: list[str], dims: str) -> Terms | None:
+        """The batch is one dim of both factors and of the result."""
+        batch = dims[self._batch_dim(node) or 0] if len(dims) == len(shape_of(node)) else None
+        operands = node.args[1] if node.target is aten.einsum.default else node.args[:2]
+        for operand, letters in zip(operands, own, strict=True):  # type: ignore[arg-type]
+            at = self._batch_dim(operand)
+            if batch is None or at is None or letters[at] != batch or len(set(letters)) < len(letters):
+                return None
+        terms = contracted(factors[0], own[0], factors[1], own[1], dims)
+        if terms is None or not self._has_shape(node, terms.left[..., 0]):
+            return None
+        return terms
+
+    def _sum(self, node: Node) -> Terms | None:
+        value, dims = self.values.get(node.args[0]), node.args[1]  # type: ignore[arg-type]
+        if not isinstance(value, Terms) or not isinstance(dims, list | tuple) or not dims or node.kwargs:
+            return None
+        rank = len(value.shape)
+        if self._batch_dim(node.args[0]) in [dim % rank for dim in dims]:  # type: ignore[arg-type]
+            return None
+        return summed(value, dims, len(node.args) > 2 and bool(node.args[2]))
+
+    def _add(self, node: Node) -> Terms | None:
+        values = [self.values.get(argument) for argument in node.args[:2] if isinstance(argument, Node)]
+        if node.kwargs or not all(isinstance(value, Terms) for value in values):
+            return None
+        if len(values) == 1:
+            return values[0] if 0 in node.args[:2] else None  # type: ignore[return-value]
+        made = added(*values)  # type: ignore[arg-type]
+        return made if self._has_shape(node, made.left[..., 0]) else None
+
+
+def _equation(text: str, ranks: list[int]) -> tuple[list[str], str]:
+    """Letters of both operands and of the result; none where it uses more of einsum than letters."""
+    left, arrow, dims = text.replace(" ", "").partition("->")
+    own = left.split(",")
+    if not arrow or "." in text or list(map(len, own)) != ranks:
+        return ["", ""], "?"
+    return own, dims
+
+
+_HANDLERS: dict[Any, Callable[[Columns, Node], Value | None]] = {
+    **dict.fromkeys(ACTIVATIONS, Columns._activation),
+    **dict.fromkeys((aten.mul.Tensor, aten.matmul.default, aten.bmm.default, aten.einsum.default), Columns._product),
+    aten.softmax.int: Columns._softmax,
+    aten.sum.dim_IntList: Columns._sum,
+    aten.add.Tensor: Columns._add,
+}

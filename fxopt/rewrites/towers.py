@@ -1,0 +1,165 @@
+"""Towers and experts: a region of parallel linears and mixtures as one call of fxopt::towers."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fxopt.kernels.towers.op import bound, load
+from fxopt.kernels.towers.plan import Buffer, Copy, Linear, Mixture, Plan, Source, encode
+from fxopt.kernels.towers.plan import Step as PlanStep
+from fxopt.patterns.core import Match
+from fxopt.patterns.towers.regions import Region, find_towers
+from fxopt.patterns.towers.steps import InputStep, LinearStep, MixtureStep, Run, Steps
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.shape.sizes import same, shape_of, static
+
+aten = torch.ops.aten
+
+
+def replace_towers(editor: Editor, match: Match) -> Replacement:
+    region: Region = match.bound["region"]
+    builder = _Builder(region.steps)
+    for node, numbers in region.outputs.items():
+        builder.output(node, numbers)
+    plan = builder.plan()
+    editor.hoist(region.late)
+    load()
+    weights, biases = list(builder.weights), list(builder.biases)
+    call = editor.call(torch.ops.fxopt.towers.default, list(builder.inputs), weights, biases, list(encode(plan)))
+    call.meta["bound"], call.meta["rowwise"] = bound(plan), True
+    values: dict[Node, Node | None] = {}
+    for index, node in enumerate(region.outputs):
+        values[node] = _shaped(editor, editor.call(operator.getitem, call, index), node)
+    linears = sum(isinstance(step, Linear) for step in plan.steps)
+    mixtures = sum(isinstance(step, Mixture) for step in plan.steps)
+    what = f"{linears} linears{f' and {mixtures} mixtures' if mixtures else ''} into {len(values)} tensors, one call"
+    return Replacement(values, what, "each weight is read where it is, results are written where they are needed")
+
+
+def _shaped(editor: Editor, made: Node, node: Node) -> Node:
+    """[B, W] or [B, E, W] in the shape of the node, whose memory must be laid out alike."""
+    value = node.meta["val"]
+    if len(made.meta["val"].shape) != len(value.shape):
+        sizes = [-1 if static(size) is None else size for size in value.shape]
+        made = editor.call(aten.view.default, made, sizes)
+    for size, stride, other in zip(value.shape, value.stride(), made.meta["val"].stride(), strict=True):
+        if not same(size, 1) and not same(stride, other):
+            raise Rejected("its memory would be laid out otherwise")
+    return made
+
+
+class _Builder:
+    """Places the columns of steps in buffers, outputs first, and writes the steps down."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self.inputs: dict[Node, int] = {}
+        self.weights: list[Node] = []
+        self.biases: list[Node | None] = []
+        self._inner: list[bool] = []
+        self._buffers: list[Buffer] = []
+        self._placed: dict[int, tuple[int, int]] = {}  # buffer and column of a step
+        self._joined: dict[tuple[Run, ...], Source] = {}  # operands from several steps, side by side in one buffer
+        self._into: dict[int, list[tuple[int, Run]]] = {}  # by buffer: columns, and what is copied there
+
+    def output(self, node: Node, numbers: Tensor) -> None:
+        if static(shape_of(node)[0]) is not None:
+            raise Rejected("the batch is not its first dim")
+        trailing = [static(size) or 0 for size in shape_of(node)[1:]]
+        inner = trailing[0] if len(trailing) == 2 else 0
+        self._place(self._steps.runs(numbers), Buffer(numbers.numel(), inner))
+
+    def _place(self, runs: tuple[Run, ...], buffer: Buffer) -> Source:
+        """A buffer of its own for these columns, computed there or copied."""
+        index, column = len(self._buffers), 0
+        self._buffers.append(buffer)
+        for run in runs:
+            if self._is_free(run):
+                self._placed[run.step] = (index, column)
+            else:
+                self._into.setdefault(index, []).append((column, run))
+            column += run.width
+        return Source(index, -1, 0, is_input=False)
+
+    def _is_free(self, run: Run) -> bool:
+        step = self._steps[run.step]
+        computed = isinstance(step, LinearStep | MixtureStep) and run.width == step.width
+        return computed and run.step not in self._placed
+
+    def plan(self) -> Plan:
+        """Everything that the outputs need, back to the inputs."""
+        needed = self._needed()
+        for index in reversed(needed):  # whoever reads several steps side by side decides where they lie
+            runs = self._side_by_side(index)
+            if len(runs) > 1 and runs not in self._joined:
+                self._joined[runs] = self._place(runs, Buffer(sum(run.width for run in runs), 0, False))
+        for index in needed:
+            if index not in self._placed:
+                self._placed[index] = (len(self._buffers), 0)
+                self._buffers.append(Buffer(self._steps[index].width, 0, False))  # type: ignore[union-attr]
+        steps: list[PlanStep] = []
+        for index in needed:  # each behind what it reads: so they are numbered
+            runs = self._side_by_side(index)
+            if runs in self._joined:
+                steps += self._copied(self._joined[runs].tensor)
+            steps.append(self._written(index))
+        for buffer in list(self._into):
+            steps += self._copied(buffer)
+        return Plan(tuple(self._inner), len(self.weights), tuple(self._buffers), tuple(steps))
+
+    def _needed(self) -> list[int]:
+        unread = [*self._placed, *(run.step for into in self._into.values() for _, run in into)]
+        needed: set[int] = set()
+        while unread:
+            index = unread.pop()
+            if index not in needed and not isinstance(self._steps[index], InputStep):
+                needed.add(index)
+                unread += [run.step for run in self._steps[index].reads]
+        return sorted(needed)
+
+    def _copied(self, buffer: int) -> list[PlanStep]:
+        return [Copy(self._source((run,)), run.width, buffer, column) for column, run in self._into.pop(buffer, [])]
+
+    def _side_by_side(self, index: int) -> tuple[Run, ...]:
+        """What a step reads as one row."""
+        step = self._steps[index]
+        return step.gate if isinstance(step, MixtureStep) else step.reads
+
+    def _written(self, index: int) -> PlanStep:
+        step, (buffer, column) = self._steps[index], self._placed[index]
+        if isinstance(step, MixtureStep):
+            experts = tuple(self._source((run,)) for run in step.experts)
+            return Mixture(self._source(step.gate), experts, step.width, step.softmax, buffer, column)
+        assert isinstance(step, LinearStep)
+        self.weights.append(step.weight)
+        self.biases.append(step.bias)
+        return Linear(self._source(step.x), len(self.weights) - 1, step.width, buffer, column, step.activation)
+
+    def _source(self, runs: tuple[Run, ...]) -> Source:
+        if runs in self._joined:
+            return self._joined[runs]
+        (run,) = runs
+        step = self._steps[run.step]
+        if not isinstance(step, InputStep):
+            buffer, column = self._placed[run.step]
+            return Source(buffer, -1, column + run.column, is_input=False)
+        if step.node not in self.inputs:
+            self.inputs[step.node] = len(self.inputs)
+            self._inner.append(step.inner > 0)
+        width = static(shape_of(step.node)[-1]) or 1
+        place, start = divmod(run.column, width) if step.inner else (-1, run.column)
+        return Source(self.inputs[step.node], place, start)
+
+
+REWRITE = Rewrite(
+    "towers",
+    find_towers,
+    replace_towers,
+    why="after the columns, whose result the towers read; before chains of linears, which it takes where they branch",
+    measured=True,
+)
