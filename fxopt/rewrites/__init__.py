@@ -14,6 +14,7 @@ from fxopt.rewrites import (
     identities,
     k_largest,
     linear_chains,
+    pointwise,
     repeated,
     row_chunks,
     sized_constants,
@@ -42,7 +43,9 @@ PASSES: tuple[Rewrite, ...] = (
     sized_constants.REWRITE,
     field_index.REWRITE,
     towers.REWRITE,
+    pointwise.CROSSES,
     linear_chains.REWRITE,
+    pointwise.REWRITE,
     row_chunks.REWRITE,
     gpu_linears.REWRITE,
 )

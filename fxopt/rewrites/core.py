@@ -49,6 +49,7 @@ class Rewrite:
     replace: builds the replacement of one match through an Editor; raises Rejected where it does not hold.
     why: the reason for its place in the order of passes.
     measured: applied only where it was timed to be faster on this machine, at the batch sizes where it was.
+    rows: batch sizes to time it at, where the usual ones would say nothing.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Rewrite:
     replace: Callable[[Editor, Match], Replacement]
     why: str
     measured: bool = False
+    rows: tuple[int, ...] = ()
 
 
 @dataclass
@@ -82,7 +84,7 @@ def apply(
     """Run one pass to its fixed point; every match is a transaction of its own. Without a tuner nothing is timed."""
     findings, started = PassFindings(rewrite.name), time.perf_counter()
     refused: set[str] = set()
-    trial = Trial(tuner, not inference) if rewrite.measured and tuner is not None else None
+    trial = Trial(tuner, not inference, rewrite.rows) if rewrite.measured and tuner is not None else None
     commit = functools.partial(_commit, rewrite, module, trial)
     for _ in range(_MOST_ROUNDS):
         changed = False

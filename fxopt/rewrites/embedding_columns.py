@@ -67,7 +67,7 @@ def replace_group(editor: Editor, match: Match) -> Replacement:
         list(builder.tables),
         editor.constant("plan", encode(plan)),
     )
-    call.meta["bound"] = call_of(plan)
+    call.meta["bound"], call.meta["rowwise"] = call_of(plan), _keeps_rows(plan)
     written = iter([_shaped(editor, call, slot, output) for output, slot in slots])
     values = {}
     for collector in collectors:
@@ -95,6 +95,19 @@ def _slots(collectors: list[Collector], aliases: Aliases) -> list[tuple[Output, 
 def _returned(node: Node) -> bool:
     """Whether a value, or a view of it, leaves the model: its memory must then be its own."""
     return any(user.op == "output" or (user.target in RESHAPES and _returned(user)) for user in node.users)
+
+
+def _keeps_rows(plan: Plan) -> bool:
+    """Whether row b of every output reads row b of the inputs, which is their first dim."""
+    return all(
+        column.bag is None and source.rows[:1] in ((), (0,)) for column in plan.columns for source in _sources(column)
+    )
+
+
+def _sources(column: Column) -> list[Source]:
+    per_row = (column.lengths, column.divisor)
+    sources = [column.source, column.weights, *(value.source for value in per_row if value is not None)]
+    return [source for source in sources if source is not None]
 
 
 class _PlanBuilder:

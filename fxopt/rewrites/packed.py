@@ -110,6 +110,7 @@ class Packer:
         elif rowwise and len(made) > 1:  # one alone is the result
             run = in_chunks(run, split, max(sizes))
         call = self.outer.known(result.meta["val"], _calling(self.function), *self.inputs)
+        call.meta["rowwise"] = rowwise
         call.meta["bound"], call.meta["calls"] = run, sum(map(calls_of, self.function.graph.nodes))
         return call
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxopt.rewrites.direct import as_function
 from fxopt.shape.aliases import has_effects
+from fxopt.shape.rows import batch_symbol
 from fxopt.shape.sizes import expression
-from fxopt.tune.samples import batch_symbol
 from fxopt.tune.tuner import Site
 
 
@@ -58,11 +59,15 @@ def inputs_of(regions: Sequence[Region]) -> list[Node]:
     return list(dict.fromkeys(node for region in regions for node in region.reads))
 
 
-def site(graphs: Sequence[Graph], inputs: Sequence[Node], training: bool) -> Site:
+def site(graphs: Sequence[Graph], inputs: Sequence[Node], training: bool, rows: tuple[int, ...]) -> Site:
     """Two graphs of the same inputs as functions to be timed."""
     functions = [as_function(graph, not training) for graph in graphs]
-    values = [node.meta["val"] for node in inputs]
-    return Site(functions[0], functions[1], values, _key(graphs, values, training), training)
+    values = [_constant(node) if node.op == "get_attr" else node.meta["val"] for node in inputs]
+    return Site(functions[0], functions[1], values, _key(graphs, values, training), training, rows)
+
+
+def _constant(node: Node) -> torch.Tensor:
+    return getattr(node.graph.owning_module, str(node.target))
 
 
 def module_of(graph: Graph) -> GraphModule:
@@ -92,6 +97,8 @@ class _Name(str):
 
 def _described(value: Any, batch: Any) -> str:
     """Dtype, device, sizes and strides; a symbol is "B" or the size that it had in the capture."""
+    if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+        return hashlib.sha256(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
     if isinstance(value, torch.Tensor):
         sizes = [_size(size, batch) for size in (*value.shape, *value.stride())]
         return f"{value.dtype} {value.device} {sizes}"

@@ -12,6 +12,7 @@ from fxopt.kernels.by_rows.op import up_to
 from fxopt.rewrites.direct import as_function
 from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.rewrites.regions import after, before, calls_of, inputs_of, module_of, rows_in, site
+from fxopt.shape.rows import keeps_rows
 from fxopt.tune.tuner import Tuner, Verdict
 
 Values = Mapping[Node, Node | None]
@@ -23,6 +24,7 @@ class Trial:
 
     tuner: Tuner
     training: bool
+    rows: tuple[int, ...] = ()
 
     def judged(self, editor: Editor, values: Values) -> tuple[Values, str]:
         """The values to put in place of the old ones, and a few words for the report.
@@ -36,7 +38,7 @@ class Trial:
         regions = [before(list(values)), after(editor.added, news)]
         inputs = inputs_of(regions)
         graphs = [region.graph(inputs) for region in regions]
-        verdict = self.tuner.verdict(site(graphs, inputs, self.training))
+        verdict = self.tuner.verdict(site(graphs, inputs, self.training, self.rows))
         if verdict.slower:
             raise Rejected(f"it would be slower on this machine: {verdict}")
         if verdict.mixed and (either := self._either(editor, values, graphs, inputs, verdict)):
@@ -57,6 +59,7 @@ class Trial:
         fakes = tuple(old.meta["val"] for old in values)
         call = editor.known(fakes, up_to(most, modules[0], modules[1], *rows), *inputs)
         call.meta["bound"] = up_to(most, fast[0], fast[1], *rows)
+        call.meta["rowwise"] = all(map(keeps_rows, graphs))
         call.meta["calls"] = max(sum(map(calls_of, graph.nodes)) for graph in graphs)
         picked = {old: editor.known(old.meta["val"], operator.getitem, call, place) for place, old in enumerate(values)}
         return picked, f"{'up to' if few else 'above'} {most} rows: {verdict}"

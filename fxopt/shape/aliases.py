@@ -35,14 +35,23 @@ def _updates_statistics(node: Node) -> bool:
 
 
 def is_random(node: Node) -> bool:
+    if _is_certain(node):
+        return False
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _is_certain(node: Node) -> bool:
+    """An attention without dropout, which torch tags as random all the same."""
+    if node.target is not torch.ops.aten.scaled_dot_product_attention.default:
+        return False
+    return (node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)) == 0.0
 
 
 def has_effects(node: Node) -> bool:
     """Whether a call does more than give its value: it writes, raises on a condition, or advances a random state."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.is_impure()
-    return _updates_statistics(node) or _is_impure(node.target)
+    return _updates_statistics(node) or (_is_impure(node.target) and not _is_certain(node))
 
 
 @functools.cache

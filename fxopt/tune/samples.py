@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 import torch.utils._pytree as pytree
+from torch._subclasses import FakeTensor
 
 from fxopt.shape.sizes import expression
 
@@ -18,13 +18,6 @@ _MOST_BYTES = 1 << 28  # of all inputs; a region that reads whole tables is not 
 
 class NoSample(Exception):
     """A value that cannot be made up; the text says why."""
-
-
-def batch_symbol(values: Sequence[Any]) -> sympy.Symbol | None:
-    """The symbol that most tensors have as their first size: the batch. None where every size is fixed."""
-    leading = (expression(value.shape[0]) for value in values if isinstance(value, torch.Tensor) and value.dim())
-    counts = Counter(size for size in leading if isinstance(size, sympy.Symbol))
-    return counts.most_common(1)[0][0] if counts else None
 
 
 def sizes_of(values: Sequence[Any]) -> dict[sympy.Symbol, int]:
@@ -48,14 +41,14 @@ def _sizes(values: Sequence[Any]) -> list[torch.SymInt]:
 
 
 def sample(values: Sequence[Any], sizes: Sizes) -> list[Any]:
-    """Random tensors and ints in place of fake ones.
+    """Random tensors and ints in place of fake ones; a real tensor, a constant of the graph, is itself.
 
     Floats in [0.1, 1.1): neither NaN after sqrt and log nor slow as denormals. Integers are 0 or 1: tables have both.
     """
     needed = sum(
         _number(value.numel(), sizes) * value.element_size()
         for value in pytree.tree_leaves(list(values))
-        if isinstance(value, torch.Tensor)
+        if isinstance(value, FakeTensor)
     )
     if needed > _MOST_BYTES:
         raise NoSample(f"its inputs take {needed >> 20} MiB")
@@ -65,7 +58,7 @@ def sample(values: Sequence[Any], sizes: Sizes) -> list[Any]:
 def _made(value: Any, sizes: Sizes) -> Any:
     if isinstance(value, torch.SymInt):
         return _number(value, sizes)
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, FakeTensor):
         return value
     shape, strides = ([_number(size, sizes) for size in each] for each in (value.shape, value.stride()))
     made = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from fxopt.shape.rows import batch_symbol
 from fxopt.tune.clock import fastest
 from fxopt.tune.memory import Memory, Ratios
-from fxopt.tune.samples import NoSample, batch_symbol, sample, sizes_of
+from fxopt.tune.samples import NoSample, sample, sizes_of
 
 Function = Callable[..., Any]
 
@@ -39,13 +40,14 @@ _LOSS = 0.96  # ratios below it are losses; between it and 1 is noise
 @dataclass(frozen=True)
 class Site:
     """Two functions of the same inputs. `values`: the fake values of the inputs; `key`: what the timing depends on,
-    None where it cannot be said in words, and so not be remembered."""
+    None where it cannot be said in words, and so not be remembered; `rows`: sizes to time at, () for the usual ones."""
 
     before: Function
     after: Function
     values: Sequence[Any]
     key: str | None
     training: bool
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,14 +95,15 @@ class Tuner:
         self.memory = memory or _memory()
 
     def verdict(self, site: Site) -> Verdict:
-        key = site.key and f"{site.key}-{torch.get_num_threads()}-{'/'.join(map(str, self.effort.rows))}"
+        rows = site.rows or self.effort.rows
+        key = site.key and f"{site.key}-{torch.get_num_threads()}-{'/'.join(map(str, rows))}"
         if key and (known := self.memory.get(key)):
             return Verdict(known)
         if self.left <= 0:
             return Verdict({}, "the time for measuring was over (Config(tune='full') takes as long as it needs)")
         started = time.perf_counter()
         try:
-            ratios = self._timed(site)
+            ratios = self._timed(site, rows)
         except NoSample as error:
             return Verdict({}, str(error))
         finally:
@@ -109,10 +112,10 @@ class Tuner:
             self.memory.put(key, ratios)
         return Verdict(ratios)
 
-    def _timed(self, site: Site) -> Ratios:
+    def _timed(self, site: Site, sizes_to_time: Sequence[int]) -> Ratios:
         batch, sizes = batch_symbol(site.values), sizes_of(site.values)
         ratios: Ratios = {}
-        for rows in self.effort.rows if batch is not None else self.effort.rows[:1]:
+        for rows in sizes_to_time if batch is not None else sizes_to_time[:1]:
             inputs = sample(site.values, sizes | ({batch: rows} if batch is not None else {}))
             runs = [functools.partial(_run, function, inputs, site.training) for function in (site.before, site.after)]
             before, after = fastest(runs, self.effort.patience)

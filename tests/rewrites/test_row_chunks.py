@@ -1,0 +1,96 @@
+"""Large batches some rows at a time: the same answers, at every size, and nothing where rows mix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fxopt
+from fxopt.rewrites.row_chunks import ROWS
+from tests.rewrites.test_catalogue import applied
+
+CONFIG = fxopt.Config(tune="off", disable=("pointwise",))
+SIZES = (0, 1, 5, 2 * ROWS, 2 * ROWS + 1, 3 * ROWS, 5 * ROWS - 1)
+
+
+class Interactions(nn.Module):
+    """Fields of which every second product is taken; the mean over the batch comes last."""
+
+    centred = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.top = nn.Embedding(50, 8), nn.Linear(64 + 8, 3)
+
+    def forward(self, ids: Tensor, dense: Tensor) -> Tensor:
+        rows = self.table(ids)
+        squares = torch.bmm(rows, rows.transpose(1, 2)).softmax(2).flatten(1).tanh()
+        scores = self.top(torch.cat([squares, dense.expand(-1, 8)], 1)).sigmoid() * dense.exp()
+        return scores - scores.mean(0) if self.centred else scores
+
+
+class Centred(Interactions):
+    centred = True
+
+
+class AllRows(Interactions):
+    """The products are of all rows: what is before them is too little."""
+
+    def forward(self, ids: Tensor, dense: Tensor) -> Tensor:
+        return dense @ dense.T
+
+
+def inputs(batch: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(0, 50, (batch, 8)), torch.randn(batch, 1)
+
+
+@pytest.mark.parametrize("kind", [Interactions, Centred])
+def test_the_same_at_every_size(kind: type[nn.Module]) -> None:
+    model = kind().eval()
+    with torch.no_grad():
+        fast = fxopt.optimize(model, inputs(6), CONFIG)
+        assert applied(fast, "row_chunks")
+        for batch in SIZES:
+            arguments = inputs(batch)
+            torch.testing.assert_close(fast(*arguments), model(*arguments), equal_nan=True)
+        assert len(fast._fxopt.entries) == 1
+
+
+def test_rows_that_mix_stay_together() -> None:
+    with torch.no_grad():
+        fast = fxopt.optimize(AllRows().eval(), inputs(6), CONFIG)
+    assert not applied(fast, "row_chunks")
+
+
+def test_training_stays_whole() -> None:
+    fast = fxopt.optimize(Interactions(), inputs(6), CONFIG)
+    assert not applied(fast, "row_chunks")
+
+
+def test_a_view_of_an_input_stays_one() -> None:
+    class Seen(Interactions):
+        def forward(self, ids: Tensor, dense: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            return super().forward(ids, dense), dense[:, 0]
+
+    with torch.no_grad():
+        fast = fxopt.optimize(Seen().eval(), inputs(6), CONFIG)
+        ids, dense = inputs(3 * ROWS)
+        scores, view = fast(ids, dense)
+    assert applied(fast, "row_chunks")
+    assert view.data_ptr() == dense.data_ptr()
+    torch.testing.assert_close(scores, Interactions.forward(fast, ids, dense))
+
+
+def test_several_outputs_and_rows_that_are_behind() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = (F.normalize(x, dim=1) @ x.new_ones(5, 5)).softmax(1).cumsum(1) * 3.0 @ x.new_ones(5, 5)
+            return y.sigmoid(), (y.transpose(0, 1) * 3).contiguous()
+
+    with torch.no_grad():
+        fast = fxopt.optimize(Two(), (torch.randn(4, 5),), CONFIG)
+        x = torch.randn(3 * ROWS + 7, 5)
+        torch.testing.assert_close(fast(x), Two()(x))
+    assert applied(fast, "row_chunks")
