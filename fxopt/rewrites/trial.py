@@ -13,7 +13,7 @@ from fxopt.rewrites.direct import as_function
 from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.rewrites.regions import after, before, calls_of, inputs_of, module_of, rows_in, site
 from fxopt.shape.rows import keeps_rows
-from fxopt.tune.tuner import Tuner, Verdict
+from fxopt.tune.tuner import Disagreement, Tuner, Verdict
 
 Values = Mapping[Node, Node | None]
 
@@ -38,7 +38,10 @@ class Trial:
         regions = [before(list(values)), after(editor.added, news)]
         inputs = inputs_of(regions)
         graphs = [region.graph(inputs) for region in regions]
-        verdict = self.tuner.verdict(site(graphs, inputs, self.training, self.rows))
+        try:
+            verdict = self.tuner.verdict(site(graphs, inputs, self.training, self.rows))
+        except Disagreement as error:
+            raise Rejected(str(error)) from None
         if verdict.slower:
             raise Rejected(f"it would be slower on this machine: {verdict}")
         if verdict.mixed and (either := self._either(editor, values, graphs, inputs, verdict)):

@@ -118,11 +118,26 @@ class Tuner:
         for rows in sizes_to_time if batch is not None else sizes_to_time[:1]:
             inputs = sample(site.values, sizes | ({batch: rows} if batch is not None else {}))
             runs = [functools.partial(_run, function, inputs, site.training) for function in (site.before, site.after)]
+            if site.rows and not _agree(site.before(*inputs), site.after(*inputs)):
+                raise Disagreement(f"its answers differ at {rows} rows")
             before, after = fastest(runs, self.effort.patience)
             ratios[rows] = before / after
             if max(before, after) > _LONGEST:
                 break
         return ratios
+
+
+class Disagreement(Exception):
+    """Two functions that ought to compute the same do not, at sizes that verification on the example does not reach."""
+
+
+@torch.no_grad()
+def _agree(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
+    for left, right in zip(expected, found, strict=True):
+        scale = left.abs().nan_to_num(posinf=0.0).max().item() if left.numel() else 0.0
+        if not torch.allclose(left, right, rtol=1e-3, atol=1e-4 * max(scale, 1.0), equal_nan=True):
+            return False
+    return True
 
 
 def _run(function: Function, inputs: list[Any], training: bool) -> None:

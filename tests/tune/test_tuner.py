@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.rewrites.core import Fuel, Replacement, Rewrite, apply
 from fxopt.rewrites.editor import Editor
 from fxopt.tune.memory import Memory
-from fxopt.tune.tuner import Effort, Tuner, Verdict
+from fxopt.tune.tuner import Disagreement, Effort, Tuner, Verdict
 
 aten = torch.ops.aten
 
@@ -138,6 +139,13 @@ def test_the_budget_ends(tmp_path: Path) -> None:
     tuner.left = 1e-9
     assert tuner.verdict(site_of(lambda x: x + 1, lambda x: x + 2, key="a")).ratios
     assert not tuner.verdict(site_of(lambda x: x + 1, lambda x: x + 2, key="b")).ratios
+
+
+def test_answers_that_differ_at_large_sizes_are_told(tmp_path: Path) -> None:
+    tuner = Tuner("fast", Memory(tmp_path / "t.json"))
+    site = replace(site_of(lambda x: (x + 1,), lambda x: (x + 1 if x.shape[0] < 1024 else x,)), rows=(1024,))
+    with pytest.raises(Disagreement, match="1024 rows"):
+        tuner.verdict(site)
 
 
 def test_a_level_that_is_none() -> None:
