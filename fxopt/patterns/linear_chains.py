@@ -68,8 +68,8 @@ def linear_at(node: Node) -> Found | str:
         return f"expected float32 on the CPU, found {value.dtype} on {value.device.type}"
     if value.dim() != 2:
         return f"expected a matrix as its weight, found {value.dim()} dims"
-    if static(value.shape[1]) != 1 and not same(value.stride(1), 1):
-        return "the rows of its weight are not dense"
+    if not any(static(size) == 1 or same(stride, 1) for size, stride in zip(value.shape, value.stride(), strict=True)):
+        return "neither the rows nor the columns of its weight are dense"
     return Found(Op.LINEAR, (weight, bias if isinstance(bias, Node) else None), (), [node])
 
 

@@ -73,6 +73,18 @@ def test_nan_and_infinities_are_torchs(step: Op) -> None:
 
 
 @needs_kernel
+@pytest.mark.usefixtures("isa")
+def test_weights_that_lie_the_other_way() -> None:
+    steps = [Step(Op.LINEAR, (0, 1)), Step(Op.LINEAR, (2, None))]
+    plan = encode(1, steps)
+    for K, H, N in ((200, 83, 70), (1, 3, 1), (17, 1, 64)):
+        state = [torch.randn(K, H).t() / K**0.5, torch.randn(H), torch.randn(H, N).t() / H**0.5]
+        for rows in (1, 2, 9, 50):
+            x = torch.randn(rows, K)
+            torch.testing.assert_close(op.on(plan)([x], state, plan), reference.mlp([x], state, steps))
+
+
+@needs_kernel
 def test_threads_share_rows_or_columns() -> None:
     state, steps = chain(Op.RELU, (300, 512, 257))
     plan, threads = encode(1, steps), torch.get_num_threads()
@@ -102,7 +114,7 @@ def test_refusals_say_what_was_expected() -> None:
         ([torch.randn(2, 5)], [weight, bias], r"weight \[N, 5\]"),
         ([torch.randn(2, 4)], [weight, torch.randn(2)], "vector of 3, found 2"),
         ([torch.randn(2, 4)], [weight], "reads tensor 1"),
-        ([torch.randn(2, 4)], [torch.randn(4, 3).t(), bias], "dense rows"),
+        ([torch.randn(2, 4)], [torch.randn(3, 8)[:, ::2], bias], "dense rows or columns"),
         ([torch.randn(2, 4).double()], [weight, bias], "float32"),
     ):
         with pytest.raises(RuntimeError, match=words):

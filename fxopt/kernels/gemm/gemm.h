@@ -84,6 +84,10 @@ void gemm_by_dots(const Gemm<T>& g, int64_t n0, int64_t n1) {
     const int64_t end = n + block < n1 ? n + block : n1;
     int64_t m = 0;
     for (; m + MR <= g.M; m += MR) dot_rows<T, MR>(g, m, n, end);
+    if constexpr (__is_same(T, float)) {  // W is read once: [4, ..] x five layers of DLRM's 102 us, in two tiles 187
+      if (g.M - m == 5) dot_rows<T, 5>(g, m, n, end), m += 5;
+      if (g.M - m == 4) dot_rows<T, 4>(g, m, n, end), m += 4;
+    }
     for (; m + 3 <= g.M; m += 3) dot_rows<T, 3>(g, m, n, end);
     if (g.M - m == 2) dot_rows<T, 2>(g, m, n, end);
     if (g.M - m == 1) dot_rows<T, 1>(g, m, n, end);

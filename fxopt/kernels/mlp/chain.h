@@ -20,9 +20,10 @@ static_assert(sizeof(Record) == 56);
 struct Step {
   Op op;
   int64_t N, K;
-  const char* weight;  // of a linear
+  const float* weight;  // of a linear
   int64_t weight_stride;
-  const char* bias;
+  bool across;  // its weight lies there as [K, N], not [N, K]
+  const float* bias;
   const float *scale, *shift, *slope;  // of what follows one, [N]; null: absent
   bool one_slope;
   float a, b;
@@ -32,13 +33,13 @@ struct Step {
 // Strides in elements; the last dim is dense.
 struct Kernels {
   // Columns [n0, n1) of a linear over M rows.
-  void (*linear)(const Step& step, const char* x, int64_t x_stride, int64_t M, char* y, int64_t y_stride, int64_t n0, int64_t n1);
+  void (*linear)(const Step& step, const float* x, int64_t x_stride, int64_t M, float* y, int64_t y_stride, int64_t n0, int64_t n1);
   // Any other step, in place.
-  void (*pointwise)(const Step& step, char* y, int64_t M, int64_t y_stride);
+  void (*pointwise)(const Step& step, float* y, int64_t M, int64_t y_stride);
 };
 
-namespace avx512 { extern const Kernels floats; }
-namespace avx2 { extern const Kernels floats; }
-namespace scalar { extern const Kernels floats; }
+namespace avx512 { extern const Kernels kernels; }
+namespace avx2 { extern const Kernels kernels; }
+namespace scalar { extern const Kernels kernels; }
 
 }  // namespace fxopt

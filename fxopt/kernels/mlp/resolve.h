@@ -41,12 +41,13 @@ inline const float* vector_of(const Operand* operand, int64_t N, bool* one = nul
 }
 
 inline void resolve_linear(Step& step, const Operand* weight, const Operand* bias) {
-  if (!weight || weight->dim != 2 || weight->sizes[1] != step.K || (step.K > 1 && weight->strides[1] != 1))
-    refused("fxopt.mlp: expected a weight [N, %lld] with dense rows", (long long)step.K);
+  if (!weight || weight->dim != 2 || weight->sizes[1] != step.K) refused("fxopt.mlp: expected a weight [N, %lld]", (long long)step.K);
   step.N = weight->sizes[0];
-  step.weight = weight->data;
-  step.weight_stride = weight->strides[0];
-  step.bias = reinterpret_cast<const char*>(vector_of(bias, step.N));
+  step.across = step.K > 1 && weight->strides[1] != 1;
+  if (step.across && step.N > 1 && weight->strides[0] != 1) refused("fxopt.mlp: expected a weight with dense rows or columns");
+  step.weight = reinterpret_cast<const float*>(weight->data);
+  step.weight_stride = weight->strides[step.across ? 1 : 0];
+  step.bias = vector_of(bias, step.N);
 }
 
 // Its running statistics as x * scale + shift, by torch's own formula.
@@ -64,7 +65,7 @@ inline void resolve_batch_norm(Chain& chain, Step& step, const float* mean, cons
 
 inline void resolve_step(Chain& chain, const Request& request, const Record& record, int64_t K) {
   const auto tensor = [&](int k) { return state_of(request, chain.n_inputs, record.tensors[k]); };
-  chain.steps.push_back({Op(record.op), K, K, nullptr, 0, nullptr, nullptr, nullptr, nullptr, false,
+  chain.steps.push_back({Op(record.op), K, K, nullptr, 0, false, nullptr, nullptr, nullptr, nullptr, false,
                          float(record.constants[0]), float(record.constants[1]), nullptr, nullptr});
   Step& step = chain.steps.back();
   switch (step.op) {

@@ -2,13 +2,13 @@
 #pragma once
 #include "../gemm/gemm.h"
 #include "../simd/math.h"
+#include "across.h"
 
 namespace fxopt::FXOPT_ISA {
 
-inline void linear(const Step& step, const char* x, int64_t x_stride, int64_t M, char* y, int64_t y_stride, int64_t n0, int64_t n1) {
-  const Gemm<float> g{reinterpret_cast<const float*>(x), x_stride, M, step.K, reinterpret_cast<const float*>(step.weight),
-                      step.weight_stride, reinterpret_cast<const float*>(step.bias), reinterpret_cast<float*>(y), y_stride};
-  gemm(g, n0, n1);
+inline void linear(const Step& step, const float* x, int64_t x_stride, int64_t M, float* y, int64_t y_stride, int64_t n0, int64_t n1) {
+  if (step.across) across({x, x_stride, M, step.K, step.weight, step.weight_stride, step.bias, y, y_stride}, n0, n1);
+  else gemm(Gemm<float>{x, x_stride, M, step.K, step.weight, step.weight_stride, step.bias, y, y_stride}, n0, n1);
 }
 
 // f(values, column, how many of them count) for every vector of a row.
@@ -86,10 +86,10 @@ inline void pointwise_row(const Step& s, float* row) {
   }
 }
 
-inline void pointwise(const Step& step, char* y, int64_t M, int64_t y_stride) {
-  for (int64_t m = 0; m < M; m++) pointwise_row(step, reinterpret_cast<float*>(y) + m * y_stride);
+inline void pointwise(const Step& step, float* y, int64_t M, int64_t y_stride) {
+  for (int64_t m = 0; m < M; m++) pointwise_row(step, y + m * y_stride);
 }
 
-extern const Kernels floats = {linear, pointwise};
+extern const Kernels kernels = {linear, pointwise};
 
 }  // namespace fxopt::FXOPT_ISA
