@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ SIZES = [(0, 3, 3, 4, 5), (1, 1, 1, 1, 1), (5, 4, 3, 9, 10), (33, 6, 6, 17, 7), 
 
 
 @pytest.fixture(params=["avx512", "avx2", "scalar"])
-def isa(request: pytest.FixtureRequest) -> None:
+def isa(request: pytest.FixtureRequest) -> Iterator[None]:
     if op.kernel() is None:
         pytest.skip("no compiler")
     choose = ctypes.CDLL(str(build(op.KERNEL))).fxopt_compressed_interaction_isa
@@ -43,8 +44,8 @@ def test_is_einsum(isa: None, sizes: tuple[int, ...]) -> None:
     for call in (op.call, torch.ops.fxopt.compressed_interaction, op.compressed_interaction):
         torch.testing.assert_close(call(x, y, weight).double(), exact(x, y, weight), rtol=1e-5, atol=1e-4)
     strided = torch.randn(D, B, H).permute(1, 2, 0), torch.randn(B, M + 1, 2 * D)[:, 1:, ::2]
-    for weight in (weight, torch.randn(H * M, O).t()):
-        torch.testing.assert_close(op.call(*strided, weight).double(), exact(*strided, weight), rtol=1e-5, atol=1e-4)
+    for dense in (weight, torch.randn(H * M, O).t()):
+        torch.testing.assert_close(op.call(*strided, dense).double(), exact(*strided, dense), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 200])

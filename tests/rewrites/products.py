@@ -72,3 +72,22 @@ class CompressedNeighbours(Compressed):
 
     def __init__(self) -> None:
         super().__init__(kernel=2)
+
+
+class Largest(nn.Module):
+    """k-max pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.topk(torch.tanh(x.unsqueeze(2) * self.scale), 2, 1)[0]
+
+
+class LargestWithIndices(Largest):
+    """The indices are read too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest, where = torch.topk(torch.tanh(x.unsqueeze(2) * self.scale), 2, 1)
+        return largest + where

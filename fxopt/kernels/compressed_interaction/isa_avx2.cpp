@@ -4,7 +4,6 @@
 
 #include <cstring>
 
-
 #include "layout.h"  // before the target changes: nothing shared may be compiled for this CPU alone
 #pragma GCC target("avx2,fma,f16c,bmi,bmi2,popcnt")
 #define FXOPT_ISA avx2

@@ -1,0 +1,1 @@
+"""The k largest numbers along a dim."""

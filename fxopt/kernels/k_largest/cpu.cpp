@@ -1,0 +1,65 @@
+// The operator on the CPU: a tensor into lists, then the kernel of select.h over torch's threads.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <cstdlib>
+
+#include "../dispatched.h"
+#include "../simd/cpu.h"
+#include "layout.h"
+
+namespace fxopt {
+
+static const Kernels* pick(const char* limit) {
+#if defined(__x86_64__)
+  const Isa isa = best_isa(limit);
+  if (isa == Isa::kAvx512) return &avx512::kernels;
+  if (isa == Isa::kAvx2) return &avx2::kernels;
+#endif
+  return &scalar::kernels;
+}
+
+static const Kernels* kernels = pick(std::getenv("FXOPT_ISA"));
+
+// Operands: x [outer, n, inner]. words: k.
+static void run(const Request& request) {
+  if (request.n_operands != 1 || request.n_words != 1) refused("fxopt.k_largest: expected a tensor and k");
+  const Operand& x = request.operands[0];
+  const int64_t k = request.words[0];
+  if (x.dtype != kDtypeFloat || x.dim != 3) refused("fxopt.k_largest: expected float32 [outer, n, inner]");
+  if (k < 1 || k > 64 || k > x.sizes[1]) refused("fxopt.k_largest: expected 1 <= k <= %lld, found %lld", (long long)(x.sizes[1] < 64 ? x.sizes[1] : 64), (long long)k);
+  const int64_t outer = x.sizes[0], inner = x.sizes[2], sizes[3] = {outer, k, inner};
+  float* out = reinterpret_cast<float*>(request.allocate(request.context, 3, sizes, kDtypeFloat));
+  const float* data = reinterpret_cast<const float*>(x.data);
+  if (outer == 0 || inner == 0) return;
+  const int64_t grain = 1 + 20000 / (k * x.sizes[1] * inner);
+  const Largest all{data, x.sizes[1], k, 0, x.strides[1], 0, out, inner, 0};
+  const auto rows = [&](int64_t first, int64_t last) {
+    Largest job = all;
+    if (inner < 8) {  // the lists of one inner index, over the rows
+      job.lists = last - first, job.list_step = x.strides[0], job.to_list_step = k * inner;
+      for (int64_t i = 0; i < inner; i++) {
+        job.from = data + first * x.strides[0] + i * x.strides[2], job.to = out + first * k * inner + i;
+        kernels->largest(job);
+      }
+      return;
+    }
+    job.lists = inner, job.list_step = x.strides[2], job.to_list_step = 1;
+    for (int64_t row = first; row < last; row++) {
+      job.from = data + row * x.strides[0], job.to = out + row * k * inner;
+      kernels->largest(job);
+    }
+  };
+  if (outer <= grain || torch::stable::get_num_threads() == 1) rows(0, outer);
+  else torch::stable::parallel_for(0, outer, grain, rows);
+}
+
+static Tensor k_largest(const Tensor x, int64_t k) { return run_dispatched(run, {k}, x)[0]; }
+
+}  // namespace fxopt
+
+#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
+FXOPT_EXPORT void fxopt_k_largest_run(const fxopt::Request* request) { fxopt::run(*request); }
+FXOPT_EXPORT void fxopt_k_largest_isa(const char* limit) { fxopt::kernels = fxopt::pick(limit); }  // for tests
+
+STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) { m.impl("k_largest", TORCH_BOX(&fxopt::k_largest)); }

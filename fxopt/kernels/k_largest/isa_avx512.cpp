@@ -1,0 +1,12 @@
+// The kernels for CPUs with avx512.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "layout.h"  // before the target changes: nothing shared may be compiled for this CPU alone
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2,popcnt,prefer-vector-width=512")
+#define FXOPT_ISA avx512
+#define FXOPT_VECTOR_BYTES 64
+#include "select.h"
+#endif

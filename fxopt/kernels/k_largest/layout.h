@@ -1,0 +1,24 @@
+// What one call hands to the kernels.
+#pragma once
+#include <cstdint>
+
+namespace fxopt {
+
+// The k largest of n numbers, the first the largest: of each of `lists` lists.
+struct Largest {
+  const float* from;
+  int64_t n, k, lists;
+  int64_t step, list_step;  // in `from`: from number to number, from list to list
+  float* to;
+  int64_t to_step, to_list_step;
+};
+
+struct Kernels {
+  void (*largest)(const Largest&);
+};
+
+namespace avx512 { extern const Kernels kernels; }
+namespace avx2 { extern const Kernels kernels; }
+namespace scalar { extern const Kernels kernels; }
+
+}  // namespace fxopt

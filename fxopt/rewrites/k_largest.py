@@ -1,0 +1,41 @@
+"""k-max pooling: the k largest of many short lists at once, a list a lane, instead of a sort of each with its indices."""
+
+from __future__ import annotations
+
+import torch
+
+from fxopt.kernels.k_largest.op import call_of, load
+from fxopt.patterns.core import Match
+from fxopt.patterns.k_largest import find_k_largest
+from fxopt.rewrites.contractions import like
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.views import made
+from fxopt.shape.sizes import product, shape_of
+from fxopt.shape.view_steps import Reshape
+
+aten = torch.ops.aten
+
+
+def replace_k_largest(editor: Editor, match: Match) -> Replacement:
+    load()
+    x, k, dim, source = (match.bound[name] for name in ("x", "k", "dim", "rising"))
+    shape = shape_of(x)
+    lists = made(editor, source or x, [Reshape((product(shape[:dim]), shape[dim], product(shape[dim + 1 :])))])
+    value = editor.call(torch.ops.fxopt.k_largest.default, lists, k)
+    value.meta["bound"] = call_of(k)
+    if source is not None:
+        value = editor.call(x.target, value)
+    value = like(editor, match.anchor, made(editor, value, [Reshape(shape_of(match.anchor))]))
+    after = f", then {str(x.target).split('.')[1]} of these alone" if source is not None else ""
+    what = f"the {k} largest of {shape[dim]} without their indices{after}"
+    return Replacement({match.anchor: value}, what, "the same numbers in the same order")
+
+
+REWRITE = Rewrite(
+    "k_largest",
+    find_k_largest,
+    replace_k_largest,
+    why="before pointwise chains are fused, which may end in what is taken of the largest alone",
+    measured=True,
+)
