@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -21,7 +22,7 @@ def find_k_largest(module: GraphModule, inference: bool) -> Iterator[Match | Rej
     """topk(x, k, dim)[0]. A rising function in front of it may as well be taken of the k values alone."""
     aliases = Aliases(module.graph)
     for node in module.graph.find_nodes(op="call_function", target=aten.topk.default):
-        x, k, dim, largest, ordered = (*node.args, *(-1, True, True)[len(node.args) - 2 :])
+        x, k, dim, largest, ordered = _arguments(*node.args)
         if node.kwargs or not isinstance(x, Node) or not isinstance(k, int) or not (largest and ordered):
             continue
         values = next(iter(node.users), None)
@@ -31,6 +32,10 @@ def find_k_largest(module: GraphModule, inference: bool) -> Iterator[Match | Rej
             yield Reject(f"its lists are no float32 on the CPU with k from 1 to {MOST}", node)
         else:
             yield Match(values, {"x": x, "k": k, "dim": dim % len(shape_of(x)), "rising": _rising(x, aliases)})
+
+
+def _arguments(x: Any, k: Any, dim: int = -1, largest: bool = True, ordered: bool = True) -> tuple:
+    return x, k, dim, largest, ordered
 
 
 def _fits(x: Node, k: int, dim: int) -> bool:

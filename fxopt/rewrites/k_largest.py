@@ -1,4 +1,4 @@
-"""k-max pooling: the k largest of many short lists at once, a list a lane, instead of a sort of each with its indices."""
+"""k-max pooling: the k largest of many short lists at once, a list a lane; torch sorts each with its indices."""
 
 from __future__ import annotations
 

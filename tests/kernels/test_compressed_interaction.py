@@ -39,12 +39,12 @@ class Defined(torch.autograd.Function):
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_is_einsum(isa: None, sizes: tuple[int, ...]) -> None:
-    B, H, M, O, D = sizes
-    x, y, weight = torch.randn(B, H, D), torch.randn(B, M, D), torch.randn(O, H * M)
+    B, H, M, K, D = sizes
+    x, y, weight = torch.randn(B, H, D), torch.randn(B, M, D), torch.randn(K, H * M)
     for call in (op.call, torch.ops.fxopt.compressed_interaction, op.compressed_interaction):
         torch.testing.assert_close(call(x, y, weight).double(), exact(x, y, weight), rtol=1e-5, atol=1e-4)
     strided = torch.randn(D, B, H).permute(1, 2, 0), torch.randn(B, M + 1, 2 * D)[:, 1:, ::2]
-    for dense in (weight, torch.randn(H * M, O).t()):
+    for dense in (weight, torch.randn(H * M, K).t()):
         torch.testing.assert_close(op.call(*strided, dense).double(), exact(*strided, dense), rtol=1e-5, atol=1e-4)
 
 
