@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.kernels.mlp.plan import Op
+from fxopt.patterns.gated_steps import gate_at
 from fxopt.shape.sizes import same, shape_of, static, tensor_of
 
 aten = torch.ops.aten
@@ -26,9 +27,11 @@ class Found:
 
 
 def step_at(source: Node) -> Found | None:
-    """What is done to `source` by its only user."""
+    """What is done to `source` by its only user, or by its users together."""
     user = next(iter(source.users), None)
-    if user is None or len(source.users) != 1 or user.op != "call_function":
+    if len(source.users) > 1:
+        return _gated(source)
+    if user is None or user.op != "call_function":
         return None
     match_user = _STEPS.get(user.target)
     if match_user is None or user.args[0] is not source:
@@ -37,6 +40,20 @@ def step_at(source: Node) -> Found | None:
     if value is None or result is None or value.dtype != torch.float32 or result.dtype != torch.float32:
         return None
     return match_user(user)
+
+
+def _gated(source: Node) -> Found | None:
+    """x * sigmoid(x), or Dice."""
+    gate = gate_at(source)
+    value, result = tensor_of(source), tensor_of(gate.nodes[-1]) if gate else None
+    if gate is None or value is None or result is None or value.dtype != torch.float32 or result.dtype != torch.float32:
+        return None
+    if not gate.is_dice:
+        return Found(Op.SILU, (), (), gate.nodes)
+    norm = _batch_norm(gate.norm) if gate.norm is not None else None
+    if norm is None or gate.slopes is None or not _vectors([gate.slopes], source, or_one=True):
+        return None
+    return Found(Op.DICE, (*norm.tensors, gate.slopes), norm.constants, gate.nodes)
 
 
 def _arguments(node: Node) -> list[Any]:

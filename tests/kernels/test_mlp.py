@@ -16,7 +16,7 @@ from fxopt.kernels.mlp.plan import Op, Step, decode, encode
 
 op.load()
 needs_kernel = pytest.mark.skipif(not op.compiled(), reason="no C++ compiler")
-_VECTORS = {Op.BATCH_NORM: 4, Op.DICE: 3, Op.LAYER_NORM: 2, Op.PRELU: 1}
+_VECTORS = {Op.BATCH_NORM: 4, Op.DICE: 5, Op.LAYER_NORM: 2, Op.PRELU: 1}
 
 
 def chain(step: Op, sizes: tuple[int, ...]) -> tuple[list[Tensor], list[Step]]:
@@ -122,5 +122,8 @@ def test_refusals_say_what_was_expected() -> None:
 
 
 def test_plans_survive_encoding() -> None:
-    steps = [Step(Op.LINEAR, (0, None, None, None), (0.0, 0.0)), Step(Op.CLAMP, (None,) * 4, (-0.5, float("inf")))]
+    steps = [
+        Step(Op.LINEAR, (0, None, None, None, None), (0.0, 0.0)),
+        Step(Op.CLAMP, (None,) * 5, (-0.5, float("inf"))),
+    ]
     assert decode(encode(3, steps)) == steps

@@ -50,6 +50,37 @@ def between(*activations: nn.Module) -> nn.Module:
     return Joined(nn.Linear(13, 37), first, nn.Linear(37, 65), second, nn.Linear(65, 3, bias=False), third)
 
 
+class Dice(nn.Module):
+    """As deepctr writes it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bn, self.alpha = nn.BatchNorm1d(width, eps=1e-8), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = torch.sigmoid(self.bn(x))
+        return self.alpha * (1 - p) * x + p * x
+
+
+class FactoredDice(Dice):
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.bn(x).sigmoid()
+        return x * (p + (1.0 - p) * self.alpha)
+
+
+class Swish(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x) * x
+
+
+class NearDice(Dice):
+    """The gate is read twice, and one of its products is squared."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.bn(x).sigmoid()
+        return self.alpha * (1 - p) * x + p * x * x
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "relu": lambda: between(nn.ReLU(inplace=True), nn.ReLU(), nn.Identity()),
     "from results": lambda: between(nn.Sigmoid(), nn.Tanh(), nn.ReLU()),
@@ -57,6 +88,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "slopes": lambda: between(nn.PReLU(37), nn.PReLU(), nn.LeakyReLU(0.2)),
     "bounded": lambda: between(nn.ReLU6(), nn.Hardtanh(-0.5, 2), nn.Softplus()),
     "norms": lambda: between(nn.LayerNorm(37), nn.Sequential(nn.LayerNorm(65, bias=False), nn.ELU()), nn.Sigmoid()),
+    "gates": lambda: between(Dice(37), FactoredDice(65), Swish()),
     "batch norms": lambda: between(
         nn.BatchNorm1d(37), nn.Sequential(nn.BatchNorm1d(65, affine=False), nn.ReLU()), nn.ReLU()
     ),
@@ -173,6 +205,8 @@ def two(between: nn.Module | None = None) -> list[nn.Module]:
         (NotThisWay(nn.Linear(6, 6)), (5, 6), [[Op.LINEAR], [Op.LINEAR]]),
         (nn.Sequential(*two(nn.PReLU(5))), (3, 5, 6), [[Op.LINEAR], [Op.LINEAR]]),
         (nn.Sequential(*two(nn.BatchNorm1d(5))), (3, 5, 6), [[Op.LINEAR], [Op.LINEAR]]),
+        (nn.Sequential(*two(Dice(8))), (5, 6), [[Op.LINEAR, Op.DICE, Op.LINEAR]]),
+        (nn.Sequential(*two(NearDice(8))), (5, 6), [[Op.LINEAR], [Op.LINEAR]]),
         (nn.Sequential(*two(nn.Softmax(1))), (5, 6), [[Op.LINEAR], [Op.LINEAR]]),
         (nn.Sequential(*two(nn.ELU(0.5))), (5, 6), [[Op.LINEAR, Op.ELU, Op.LINEAR]]),
         (nn.Sequential(*two(nn.Softplus(2.0))), (5, 6), [[Op.LINEAR], [Op.LINEAR]]),

@@ -11,10 +11,10 @@ enum Op : int64_t {
 
 // As plan.py encodes it.
 struct Record {
-  int64_t op, tensors[4];
+  int64_t op, tensors[5];
   double constants[2];
 };
-static_assert(sizeof(Record) == 56);
+static_assert(sizeof(Record) == 64);
 
 // The step reads K columns and leaves N.
 struct Step {

@@ -24,7 +24,7 @@ class Op(IntEnum):
     ELU = 10  # alpha, with scale and input_scale 1
     SOFTPLUS = 11  # beta 1, threshold 20
     CLAMP = 12  # least, most
-    DICE = 13  # [running_mean, running_var, alpha (N)], eps: x * (p + alpha * (1 - p)), p = sigmoid(batch norm of x)
+    DICE = 13  # [as BATCH_NORM, slope (1) or (N)], eps: x * (p + slope * (1 - p)), p = sigmoid(batch norm of x)
     LAYER_NORM = 14  # [weight or None, bias or None], eps
 
 
@@ -37,7 +37,7 @@ class Step:
     constants: tuple[float, ...] = ()
 
 
-TENSORS, CONSTANTS = 4, 2
+TENSORS, CONSTANTS = 5, 2
 WORDS = 1 + TENSORS + CONSTANTS  # chain.h overlays a struct
 
 

@@ -34,10 +34,9 @@ def _batch_norm(x: Tensor, tensors: Tensors, constants: Sequence[float]) -> Tens
 
 
 def _dice(x: Tensor, tensors: Tensors, constants: Sequence[float]) -> Tensor:
-    mean, variance, alpha = tensors[:3]
-    assert alpha is not None
-    p = F.batch_norm(x, mean, variance, None, None, False, 0.1, constants[0]).sigmoid()
-    return alpha * (1 - p) * x + p * x
+    p, slope = _batch_norm(x, tensors[:4], constants).sigmoid(), tensors[4]
+    assert slope is not None
+    return slope * (1 - p) * x + p * x
 
 
 _STEPS: dict[Op, Callable[[Tensor, Any, Sequence[float]], Tensor]] = {

@@ -50,8 +50,10 @@ inline void resolve_linear(Step& step, const Operand* weight, const Operand* bia
   step.bias = vector_of(bias, step.N);
 }
 
-// Its running statistics as x * scale + shift, by torch's own formula.
-inline void resolve_batch_norm(Chain& chain, Step& step, const float* mean, const float* variance, const float* weight, const float* bias) {
+// Running statistics as x * scale + shift, by torch's own formula.
+inline void resolve_batch_norm(Chain& chain, Step& step, const Operand* const (&tensors)[5]) {
+  const float *mean = vector_of(tensors[0], step.N), *variance = vector_of(tensors[1], step.N);
+  const float *weight = vector_of(tensors[2], step.N), *bias = vector_of(tensors[3], step.N);
   if (!mean || !variance) refused("fxopt.mlp: a batch norm without running statistics");
   chain.vectors.emplace_back(2 * step.N);
   float *scale = chain.vectors.back().data(), *shift = scale + step.N;
@@ -64,21 +66,22 @@ inline void resolve_batch_norm(Chain& chain, Step& step, const float* mean, cons
 }
 
 inline void resolve_step(Chain& chain, const Request& request, const Record& record, int64_t K) {
-  const auto tensor = [&](int k) { return state_of(request, chain.n_inputs, record.tensors[k]); };
+  const Operand* tensors[5];
+  for (int k = 0; k < 5; k++) tensors[k] = state_of(request, chain.n_inputs, record.tensors[k]);
   chain.steps.push_back({Op(record.op), K, K, nullptr, 0, false, nullptr, nullptr, nullptr, nullptr, false,
                          float(record.constants[0]), float(record.constants[1]), nullptr, nullptr});
   Step& step = chain.steps.back();
   switch (step.op) {
-    case kLinear: resolve_linear(step, tensor(0), tensor(1)); break;
-    case kBatchNorm: resolve_batch_norm(chain, step, vector_of(tensor(0), K), vector_of(tensor(1), K), vector_of(tensor(2), K), vector_of(tensor(3), K)); break;
+    case kLinear: resolve_linear(step, tensors[0], tensors[1]); break;
+    case kBatchNorm: resolve_batch_norm(chain, step, tensors); break;
     case kDice:
-      resolve_batch_norm(chain, step, vector_of(tensor(0), K), vector_of(tensor(1), K), nullptr, nullptr);
-      step.slope = vector_of(tensor(2), K, &step.one_slope);
+      resolve_batch_norm(chain, step, tensors);
+      step.slope = vector_of(tensors[4], K, &step.one_slope);
       break;
-    case kPrelu: step.slope = vector_of(tensor(0), K, &step.one_slope); break;
+    case kPrelu: step.slope = vector_of(tensors[0], K, &step.one_slope); break;
     case kLayerNorm:
-      step.scale = vector_of(tensor(0), K);
-      step.shift = vector_of(tensor(1), K);
+      step.scale = vector_of(tensors[0], K);
+      step.shift = vector_of(tensors[1], K);
       break;
     default: break;
   }

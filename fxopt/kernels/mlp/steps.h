@@ -79,7 +79,8 @@ inline void pointwise_row(const Step& s, float* row) {
     case kDice:
       return each(row, N, [&](Floats x, int64_t n, int c) {
         const Floats p = sigmoid(fma(x, vector_of(s.scale, n, c), vector_of(s.shift, n, c)));
-        return vector_of(s.slope, n, c) * (1.0f - p) * x + p * x;
+        const Floats slope = s.one_slope ? splat(s.slope[0]) : vector_of(s.slope, n, c);
+        return slope * (1.0f - p) * x + p * x;
       });
     case kLayerNorm: return normalize(s, row);
     default: return;
