@@ -65,6 +65,20 @@ class TwoTriangles(Triangle):
         return torch.bmm(z, z.exp().transpose(1, 2))[:, [1, 2, 2], [0, 0, 1]]
 
 
+class PairSum(Triangle):
+    """The second order of a factorization machine."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.unsqueeze(2) * self.scale.T
+        return 0.5 * (z.sum(1).square() - z.square().sum(1))
+
+
+class SumOfOtherSquares(Triangle):
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.unsqueeze(2) * self.scale.T
+        return 0.5 * (z.sum(1).square() - (z + 1).square().sum(1))
+
+
 class ByAnInput(Triangle):
     def forward(self, x: Tensor) -> Tensor:
         return (x.unsqueeze(2) * self.scale)[:, (x[0] * 0).long()]
@@ -190,6 +204,7 @@ CATALOGUE = {
     "contractions": Example(products.OuterProducts, products.OuterProductsSeen),
     "dead_checks": Example(Guarded, GuardedTooLow),
     "embedding_columns": Example(Columns, ColumnsOnRows),
+    "pair_sum": Example(PairSum, SumOfOtherSquares),
     "dot_interaction": Example(Triangle, TwoTriangles),
     "field_index": Example(TwoTriangles, ByAnInput),
     "sized_constants": Example(Mask, OnePerRow),

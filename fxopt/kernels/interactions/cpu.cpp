@@ -1,4 +1,4 @@
-// The operators on the CPU: tensors into Fields and Runs, then the kernels of dot.h over torch's threads.
+// The operators on the CPU: tensors into Fields and Runs, then the kernels over torch's threads.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -157,6 +157,62 @@ static void run_dot_backward(const Request& request) {
   over_rows(x.B, 2 * ns_a_row(x, grad.sizes[1]), [&](int64_t row0, int64_t row1) { kernels->dot_backward(job, row0, row1, scratch); });
 }
 
+// Operands: x [B, F, D], weights [B, F] or [B, F, 1] or None. words: the scale's bits, and whether lanes are summed.
+static PairSum pair_sum_of(const Operand& x, const Operand& weights, const int64_t* words, FieldList& list) {
+  list.add(x);
+  PairSum job{list.fields(), nullptr, 0, 0, 0, words[1] != 0, nullptr};
+  const int32_t bits = int32_t(words[0]);
+  memcpy(&job.scale, &bits, sizeof bits);
+  if (!weights.is_none()) {
+    const bool fits = weights.dim == 2 || (weights.dim == 3 && weights.sizes[2] == 1);
+    if (weights.dtype != kDtypeFloat || !fits || weights.sizes[0] != job.x.B || weights.sizes[1] != job.x.F)
+      refused("fxopt.pair_sum: expected float32 weights [B, F] or [B, F, 1]");
+    job.weights = reinterpret_cast<const float*>(weights.data);
+    job.weights_row = weights.strides[0], job.weights_field = weights.strides[1];
+  }
+  return job;
+}
+
+static void run_pair_sum(const Request& request) {
+  if (request.n_words != 2 || request.n_operands != 2) refused("fxopt.pair_sum: expected vectors and weights");
+  FieldList list;
+  PairSum job = pair_sum_of(request.operands[0], request.operands[1], request.words, list);
+  const int64_t sizes[2] = {job.x.B, job.total ? 1 : job.x.D};
+  job.out = reinterpret_cast<float*>(request.allocate(request.context, 2, sizes, kDtypeFloat));
+  over_rows(job.x.B, 10 + double(job.x.F * job.x.D) / 8, [&](int64_t row0, int64_t row1) { kernels->pair_sum(job, row0, row1); });
+}
+
+// Operands: the gradient, x, weights. Outputs: the gradient of x and, where there are weights, theirs.
+static void run_pair_sum_backward(const Request& request) {
+  if (request.n_words != 2 || request.n_operands != 3) refused("fxopt.pair_sum_backward: expected a gradient, vectors and weights");
+  const Operand &grad = request.operands[0], &x = request.operands[1], &weights = request.operands[2];
+  FieldList list;
+  PairSumBackward job{pair_sum_of(x, weights, request.words, list), reinterpret_cast<const float*>(grad.data), 0, 0, nullptr, nullptr};
+  const Fields& fields = job.forward.x;
+  if (grad.dtype != kDtypeFloat || grad.dim != 2 || grad.sizes[0] != fields.B || grad.sizes[1] != (job.forward.total ? 1 : fields.D))
+    refused("fxopt.pair_sum_backward: the gradient does not fit");
+  job.grad_row = grad.strides[0], job.grad_lane = grad.strides[1];
+  job.grad_x = reinterpret_cast<float*>(request.allocate(request.context, x.dim, x.sizes, kDtypeFloat));
+  if (!weights.is_none()) job.grad_weights = reinterpret_cast<float*>(request.allocate(request.context, weights.dim, weights.sizes, kDtypeFloat));
+  over_rows(fields.B, 10 + double(fields.F * fields.D) / 4, [&](int64_t row0, int64_t row1) { kernels->pair_sum_backward(job, row0, row1); });
+}
+
+static int64_t bits_of(double scale) {
+  const float narrow = float(scale);
+  int32_t bits;
+  memcpy(&bits, &narrow, sizeof bits);
+  return bits;
+}
+
+static Tensor pair_sum(const Tensor x, const std::optional<Tensor> weights, double scale, bool total) {
+  return run_dispatched(run_pair_sum, {bits_of(scale), total}, x, weights)[0];
+}
+
+static std::vector<Tensor> pair_sum_backward(
+    const Tensor grad, const Tensor x, const std::optional<Tensor> weights, double scale, bool total) {
+  return run_dispatched(run_pair_sum_backward, {bits_of(scale), total}, grad, x, weights);
+}
+
 static Tensor dot_interaction(
     const std::vector<Tensor> vectors, const std::vector<Tensor> before, const std::vector<Tensor> after, const Tensor i, const Tensor j) {
   const std::vector<int64_t> words{int64_t(vectors.size()), int64_t(before.size()), int64_t(after.size())};
@@ -173,9 +229,13 @@ static std::vector<Tensor> dot_interaction_backward(
 #define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 FXOPT_EXPORT void fxopt_dot_interaction_run(const fxopt::Request* request) { fxopt::run_dot(*request); }
 FXOPT_EXPORT void fxopt_dot_interaction_backward_run(const fxopt::Request* request) { fxopt::run_dot_backward(*request); }
+FXOPT_EXPORT void fxopt_pair_sum_run(const fxopt::Request* request) { fxopt::run_pair_sum(*request); }
+FXOPT_EXPORT void fxopt_pair_sum_backward_run(const fxopt::Request* request) { fxopt::run_pair_sum_backward(*request); }
 FXOPT_EXPORT void fxopt_interactions_isa(const char* limit) { fxopt::kernels = fxopt::pick(limit); }  // for tests
 
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) {
   m.impl("dot_interaction", TORCH_BOX(&fxopt::dot_interaction));
   m.impl("dot_interaction_backward", TORCH_BOX(&fxopt::dot_interaction_backward));
+  m.impl("pair_sum", TORCH_BOX(&fxopt::pair_sum));
+  m.impl("pair_sum_backward", TORCH_BOX(&fxopt::pair_sum_backward));
 }

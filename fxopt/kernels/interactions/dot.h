@@ -127,6 +127,4 @@ static void dot_backward(const DotBackward& job, int64_t row0, int64_t row1, flo
   }
 }
 
-extern const Kernels kernels = {dot, dot_backward};
-
 }  // namespace fxopt::FXOPT_ISA

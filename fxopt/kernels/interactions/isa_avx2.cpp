@@ -8,5 +8,5 @@
 #pragma GCC target("avx2,fma,f16c,bmi,bmi2,popcnt")
 #define FXOPT_ISA avx2
 #define FXOPT_VECTOR_BYTES 32
-#include "dot.h"
+#include "kernels.h"
 #endif

@@ -8,5 +8,5 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2,popcnt,prefer-vector-width=512")
 #define FXOPT_ISA avx512
 #define FXOPT_VECTOR_BYTES 64
-#include "dot.h"
+#include "kernels.h"
 #endif

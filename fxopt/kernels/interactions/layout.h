@@ -35,10 +35,31 @@ struct DotBackward {
   int64_t width;
 };
 
+// out[b] = scale * sum over i < j of w_i x_i w_j x_j, lane by lane [B, D], or summed over lanes too [B].
+struct PairSum {
+  Fields x;
+  const float* weights;  // [B, F] with strides, or null
+  int64_t weights_row, weights_field;
+  float scale;
+  bool total;
+  float* out;
+};
+
+// The gradients of x [B, F, D] and of the weights [B, F], contiguous, from that of the result. Either may be null.
+struct PairSumBackward {
+  PairSum forward;
+  const float* grad;  // [B, D], or [B]
+  int64_t grad_row, grad_lane;
+  float* grad_x;
+  float* grad_weights;
+};
+
 // scratch(count): floats of this thread, valid until it asks again.
 struct Kernels {
   void (*dot)(const Dot&, int64_t row0, int64_t row1, float* (*scratch)(int64_t count));
   void (*dot_backward)(const DotBackward&, int64_t row0, int64_t row1, float* (*scratch)(int64_t count));
+  void (*pair_sum)(const PairSum&, int64_t row0, int64_t row1);
+  void (*pair_sum_backward)(const PairSumBackward&, int64_t row0, int64_t row1);
 };
 
 namespace avx512 { extern const Kernels kernels; }

@@ -109,16 +109,26 @@ def _dots(ends: list[Node], terms: Terms) -> Dots | Reject | None:
     if bool((pairs == NOTHING).any()):
         return Reject("some of its products are masked out, and read", ends[0])
     used = sorted(set(pairs.flatten().tolist()))
-    vectors = _container(used, terms)
-    if vectors is None:
-        vectors = tuple(dict.fromkeys(terms.fields[term][0] for term in used))
-        if len(vectors) < 3 and any(len(shape_of(node)) == 3 for node in vectors):
-            return Reject("products of two different tensors", ends[0])
+    if len(pairs) < len(used) or bool((pairs[:, 0] == pairs[:, 1]).all()):
+        return None  # few of all the pairs, or squares: no matrix pays
+    vectors = joint_vectors(used, terms)
+    if isinstance(vectors, Reject):
+        return vectors
     number = {term: at for at, term in enumerate(term for node in vectors for term in _numbers(node, terms))}
     if len(number) > MOST_FIELDS or values[0].D > _MOST_LANES:
         return Reject("its vectors are too many or too long", ends[0])
     i, j = (torch.tensor([number[term] for term in column.tolist()]) for column in pairs.unbind(1))
     return Dots(vectors, i, j)
+
+
+def joint_vectors(used: list[int], terms: Terms) -> tuple[Node, ...] | Reject:
+    """Tensors that together hold these vectors: one that has them all, or those that a stack can join."""
+    if (container := _container(used, terms)) is not None:
+        return container
+    vectors = tuple(dict.fromkeys(terms.fields[term][0] for term in used))
+    if len(vectors) < 3 and any(len(shape_of(node)) == 3 for node in vectors):
+        return Reject("products of two different tensors", vectors[0])
+    return vectors
 
 
 def _is_matrix(node: Node, value: Value) -> bool:

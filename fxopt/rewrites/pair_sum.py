@@ -1,0 +1,37 @@
+"""The second order of a factorization machine, and bi-interactions, as one `fxopt::pair_sum`."""
+
+from __future__ import annotations
+
+import torch
+
+from fxopt.kernels.interactions.library import load
+from fxopt.kernels.interactions.pair_sum import call_of
+from fxopt.patterns.core import Match
+from fxopt.patterns.interactions.pair_sums import PairSum, find_pair_sums
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.dot_interaction import joined
+from fxopt.rewrites.editor import Editor
+from fxopt.shape.sizes import shape_of, static
+
+aten = torch.ops.aten
+
+
+def replace_pair_sum(editor: Editor, match: Match) -> Replacement:
+    found: PairSum = match.bound["pair_sum"]
+    load()
+    x = joined(editor, found.vectors)
+    call = editor.call(torch.ops.fxopt.pair_sum.default, x, found.weights, found.scale, found.total)
+    call.meta["bound"] = call_of(found.scale, found.total)
+    shape = shape_of(found.anchor)
+    if len(shape) != 2 or static(shape[1]) != static(shape_of(call)[1]):
+        call = editor.call(aten.view.default, call, [-1, *(static(size) for size in shape[1:])])
+    what = f"the sum of the products of {shape_of(x)[1]} vectors' pairs"
+    return Replacement({found.anchor: call}, what, "fp32 with another order of additions, and nothing to cancel")
+
+
+REWRITE = Rewrite(
+    "pair_sum",
+    find_pair_sums,
+    replace_pair_sum,
+    why="before the dot products, whose sum it may be, and before the columns, which would pool the vectors again",
+)
