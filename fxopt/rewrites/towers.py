@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxopt.kernels.towers.op import bound, load
-from fxopt.kernels.towers.plan import Buffer, Copy, Linear, Mixture, Plan, Source, encode
+from fxopt.kernels.towers.plan import Buffer, Copy, Linear, Mixture, Plan, Product, Source, encode
 from fxopt.kernels.towers.plan import Step as PlanStep
 from fxopt.patterns.core import Match
 from fxopt.patterns.towers.regions import Region, find_towers
-from fxopt.patterns.towers.steps import InputStep, LinearStep, MixtureStep, Run, Steps
+from fxopt.patterns.towers.steps import InputStep, LinearStep, MixtureStep, ProductStep, Run, Steps
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.shape.sizes import same, shape_of, static
@@ -29,9 +29,10 @@ def replace_towers(editor: Editor, match: Match) -> Replacement:
     plan = builder.plan()
     editor.hoist(region.late)
     load()
-    weights, biases = list(builder.weights), list(builder.biases)
-    call = editor.call(torch.ops.fxopt.towers.default, list(builder.inputs), weights, biases, list(encode(plan)))
-    call.meta["bound"], call.meta["rowwise"] = bound(plan), True
+    encoded = encode(plan)
+    state = list(builder.weights), list(builder.biases)
+    call = editor.call(torch.ops.fxopt.towers.default, list(builder.inputs), *state, encoded)
+    call.meta["bound"], call.meta["rowwise"] = bound(encoded), True
     values: dict[Node, Node | None] = {}
     for index, node in enumerate(region.outputs):
         values[node] = _shaped(editor, editor.call(operator.getitem, call, index), node)
@@ -59,8 +60,8 @@ class _Builder:
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self.inputs: dict[Node, int] = {}
-        self.weights: list[Node] = []
-        self.biases: list[Node | None] = []
+        self.weights: dict[Node, int] = {}
+        self.biases: dict[Node, int] = {}
         self._inner: list[bool] = []
         self._buffers: list[Buffer] = []
         self._placed: dict[int, tuple[int, int]] = {}  # buffer and column of a step
@@ -88,7 +89,7 @@ class _Builder:
 
     def _is_free(self, run: Run) -> bool:
         step = self._steps[run.step]
-        computed = isinstance(step, LinearStep | MixtureStep) and run.width == step.width
+        computed = isinstance(step, LinearStep | MixtureStep | ProductStep) and run.width == step.width
         return computed and run.step not in self._placed
 
     def plan(self) -> Plan:
@@ -110,7 +111,7 @@ class _Builder:
             steps.append(self._written(index))
         for buffer in list(self._into):
             steps += self._copied(buffer)
-        return Plan(tuple(self._inner), len(self.weights), tuple(self._buffers), tuple(steps))
+        return Plan(tuple(self._inner), len(self.weights), len(self.biases), tuple(self._buffers), tuple(steps))
 
     def _needed(self) -> list[int]:
         unread = [*self._placed, *(run.step for into in self._into.values() for _, run in into)]
@@ -128,17 +129,19 @@ class _Builder:
     def _side_by_side(self, index: int) -> tuple[Run, ...]:
         """What a step reads as one row."""
         step = self._steps[index]
-        return step.gate if isinstance(step, MixtureStep) else step.reads
+        return step.gate if isinstance(step, MixtureStep) else step.x if isinstance(step, LinearStep) else ()
 
     def _written(self, index: int) -> PlanStep:
         step, (buffer, column) = self._steps[index], self._placed[index]
         if isinstance(step, MixtureStep):
             experts = tuple(self._source((run,)) for run in step.experts)
             return Mixture(self._source(step.gate), experts, step.width, step.softmax, buffer, column)
+        if isinstance(step, ProductStep):
+            return Product(self._source((step.left,)), self._source((step.right,)), step.width, buffer, column)
         assert isinstance(step, LinearStep)
-        self.weights.append(step.weight)
-        self.biases.append(step.bias)
-        return Linear(self._source(step.x), len(self.weights) - 1, step.width, buffer, column, step.activation)
+        weight = self.weights.setdefault(step.weight, len(self.weights))
+        bias = -1 if step.bias is None else self.biases.setdefault(step.bias, len(self.biases))
+        return Linear(self._source(step.x), weight, bias, step.width, buffer, column, step.activation)
 
     def _source(self, runs: tuple[Run, ...]) -> Source:
         if runs in self._joined:

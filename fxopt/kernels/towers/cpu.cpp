@@ -1,12 +1,12 @@
-// fxopt::towers on the CPU: reads a program and its tensors, and shares rows or columns among torch's threads.
-#include <torch/csrc/stable/library.h>
+// fxopt::towers on the CPU: checks a program and its tensors, and shares rows or columns among torch's threads.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <vector>
 
-#include "../dispatched.h"
+#include "../entry.h"
 #include "../simd/cpu.h"
 #include "program.h"
 
@@ -65,12 +65,16 @@ static void check_source(const Call& call, const Source& source, int64_t width) 
 }
 
 static double check_linear(const Call& call, const LinearStep& linear) {
-  const Operand &weight = call.weight(linear.weight), &bias = call.bias(linear.weight);
+  if (linear.weight >= call.header.n_weights || linear.bias >= call.header.n_biases) refused("fxopt.towers: the plan was cut off");
+  const Operand& weight = call.weight(linear.weight);
   if (weight.dim != 2 || weight.dtype != kDtypeFloat) refused("fxopt.towers: weight %lld must be a float32 matrix", (long long)linear.weight);
   const int64_t N = weight.sizes[0], K = weight.sizes[1];
-  if (!bias.is_none() && (bias.dim != 1 || bias.sizes[0] != N || bias.dtype != kDtypeFloat || (bias.strides[0] != 1 && N > 1)))
-    refused("fxopt.towers: bias %lld must be dense, with %lld float32 elements", (long long)linear.weight, (long long)N);
   if (N != linear.width) refused("fxopt.towers: weight %lld has %lld rows, planned were %lld", (long long)linear.weight, (long long)N, (long long)linear.width);
+  if (linear.bias >= 0) {
+    const Operand& bias = call.bias(linear.bias);
+    if (bias.dim != 1 || bias.sizes[0] != N || bias.dtype != kDtypeFloat || (bias.strides[0] != 1 && N > 1))
+      refused("fxopt.towers: bias %lld must be dense, with %lld float32 elements", (long long)linear.bias, (long long)N);
+  }
   check_source(call, linear.x, K);
   // Nanoseconds of reading the weights once, 40 bytes each, and of 100 multiply-adds each.
   return double(N * K) * std::max(0.1, double(call.rows) * 0.01);
@@ -82,6 +86,12 @@ static double check_step(const Call& call, const Step& step) {
     const auto& copy = reinterpret_cast<const CopyStep&>(step);
     check_source(call, copy.x, copy.width);
     return double(call.rows * copy.width) * 0.1;
+  }
+  if (step.op == kProduct) {
+    const auto& product = reinterpret_cast<const ProductStep&>(step);
+    check_source(call, product.left, product.width);
+    check_source(call, product.right, product.width);
+    return double(call.rows * product.width) * 0.1;
   }
   const auto& mixture = reinterpret_cast<const MixtureStep&>(step);
   check_source(call, mixture.gate, mixture.count);
@@ -95,23 +105,25 @@ static double prepare(const Request& request, Call& call) {
   if (request.n_words < kHeader || request.words[0] != kVersion) refused("fxopt.towers: expected a plan made by encode()");
   call.header = reinterpret_cast<const Header&>(*request.words);
   const Header& header = call.header;
-  if (request.n_operands != header.n_inputs + 2 * header.n_weights)
-    refused("fxopt.towers: %lld tensors for a plan of %lld inputs and %lld weights", (long long)request.n_operands, (long long)header.n_inputs, (long long)header.n_weights);
+  if (request.n_operands != header.n_inputs + header.n_weights + header.n_biases)
+    refused("fxopt.towers: %lld tensors for a plan of %lld inputs, %lld weights and %lld biases", (long long)request.n_operands,
+            (long long)header.n_inputs, (long long)header.n_weights, (long long)header.n_biases);
   call.operands = request.operands;
-  const Operand& first = request.operands[header.rows_input];
+  const Operand& first = request.operands[0];
+  const bool first_inner = request.words[kHeader];
   if (first.dtype != kDtypeFloat) refused("fxopt.towers: expected float32 inputs");
-  call.rows = rows_of(first, header.rows_inner);
+  call.rows = rows_of(first, first_inner);
   const int64_t* words = request.words + kHeader;
   call.inputs.clear();
   for (int64_t i = 0; i < header.n_inputs; i++) {
     const bool inner = *words++;
     call.inputs.push_back(input_of(request.operands[i], inner));
     if (rows_of(request.operands[i], inner) != call.rows || request.operands[i].dtype != kDtypeFloat)
-      refused("fxopt.towers: input %lld has other rows than input %lld", (long long)i, (long long)header.rows_input);
+      refused("fxopt.towers: input %lld has other rows than the first, or another dtype", (long long)i);
   }
   call.buffers.clear();
   call.scratch_width = 0;
-  const int32_t leading = first.dim - 1 - int32_t(header.rows_inner);
+  const int32_t leading = first.dim - 1 - int32_t(first_inner);
   for (int64_t b = 0; b < header.n_buffers; b++, words += sizeof(BufferPlan) / sizeof(int64_t)) {
     const auto& plan = reinterpret_cast<const BufferPlan&>(*words);
     Buffer buffer{nullptr, plan.width, call.scratch_width};
@@ -201,16 +213,9 @@ static void run(const Request& request) {
   torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) { run_blocks(call, block_rows, next); });
 }
 
-std::vector<Tensor> towers(const std::vector<Tensor> inputs, const std::vector<Tensor> weights,
-                           const std::vector<std::optional<Tensor>> biases, const std::vector<int64_t> plan) {
-  return run_dispatched(&run, plan, inputs, weights, biases);
-}
-
 }  // namespace fxopt::towers
 
 // For entry.cpp, which is another library, and for tests: which instruction set runs ("avx512", "avx2", "scalar").
 #define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 FXOPT_EXPORT void fxopt_towers_run(const fxopt::Request* request) { fxopt::towers::run(*request); }
 FXOPT_EXPORT void fxopt_towers_isa(const char* limit) { fxopt::towers::kernels = fxopt::towers::pick(limit); }
-
-STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) { m.impl("towers", TORCH_BOX(&fxopt::towers::towers)); }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from ..build import BuildError, Library
 from ..entry import HEADERS, STABLE_ABI
 from ..entry import load as load_kernel
 from . import reference
-from .plan import Plan, decode, encode
+from .plan import decode, words_of
 
 _HERE = Path(__file__).parent
 KERNEL = Library(
@@ -24,7 +25,6 @@ KERNEL = Library(
     headers=(*sorted(_HERE.glob("*.h")), *sorted((_HERE.parent / "gemm").glob("*.h")), *simd.HEADERS, *HEADERS),
     cflags=(*simd.CFLAGS, STABLE_ABI),
 )
-_SCHEMA = "towers(Tensor[] inputs, Tensor[] weights, Tensor?[] biases, int[] plan) -> Tensor[]"
 _loading = threading.Lock()
 _library: torch.library.Library | None = None
 _entry: Callable | None = None
@@ -44,51 +44,56 @@ def load() -> None:
 
 def _define() -> torch.library.Library:
     library = torch.library.Library("fxopt", "FRAGMENT")
-    library.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+    schema = "towers(Tensor[] inputs, Tensor[] weights, Tensor[] biases, str plan) -> Tensor[]"
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("towers", _in_pytorch, "CompositeExplicitAutograd")
+    library.impl("towers", _on_cpu, "CPU")
     library.impl("towers", _recorded, "Autograd")
     torch.library.register_fake("fxopt::towers", _fake, lib=library)
     return library
 
 
-def bound(plan: Plan) -> Callable[..., list[Tensor]]:
+def bound(plan: str) -> Callable[..., list[Tensor]]:
     """The operator with its plan, past the dispatcher where nothing is to be recorded."""
-    words = encode(plan)
-    tensor, entry, operator = torch.tensor(words), _entry, torch.ops.fxopt.towers.default
+    words, entry, operator = _tensor(plan), _entry, torch.ops.fxopt.towers.default
 
-    def towers(
-        inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], _: Sequence[int]
-    ) -> list[Tensor]:
-        outputs = entry(inputs, weights, biases, tensor) if entry is not None else None
-        return operator(inputs, weights, biases, words) if outputs is None else outputs
+    def towers(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], _: str) -> list[Tensor]:
+        outputs = entry(inputs, weights, biases, words) if entry is not None else None
+        return operator(inputs, weights, biases, plan) if outputs is None else outputs
 
     return towers
 
 
+@functools.lru_cache(1024)
+def _tensor(plan: str) -> Tensor:
+    return torch.tensor(words_of(plan))
+
+
+def _on_cpu(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], plan: str) -> list[Tensor]:
+    outputs = None
+    if _entry is not None and inputs[0].dtype == torch.float32:
+        with torch.no_grad():
+            outputs = _entry(inputs, weights, biases, _tensor(plan))
+    return _in_pytorch(inputs, weights, biases, plan) if outputs is None else outputs
+
+
 def _in_pytorch(
-    inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], plan: Sequence[int]
+    inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], plan: str
 ) -> list[Tensor]:
     made = reference.towers(inputs, weights, biases, decode(plan))
-    return [y.contiguous() if _is_own(y, (*inputs, *weights)) else y.clone() for y in made]
+    given = {tensor.untyped_storage()._cdata for tensor in inputs}
+    return [y.clone() if y.untyped_storage()._cdata in given else y.contiguous() for y in made]
 
 
-def _is_own(y: Tensor, given: Sequence[Tensor]) -> bool:
-    return all(y.untyped_storage()._cdata != x.untyped_storage()._cdata for x in given)
-
-
-def _recorded(
-    inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], plan: Sequence[int]
-) -> list[Tensor]:
+def _recorded(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], plan: str) -> list[Tensor]:
     """Gradients are those of the plain operators, of any order and for any of the arguments."""
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*inputs, *weights, *biases)):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*inputs, *weights, *biases)):
         return _in_pytorch(inputs, weights, biases, plan)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.fxopt.towers.default(inputs, weights, biases, plan)
 
 
-def _fake(
-    inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], plan: Sequence[int]
-) -> list[Tensor]:
+def _fake(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], plan: str) -> list[Tensor]:
     decoded, first = decode(plan), inputs[0]
     leading = first.shape[: -2 if decoded.inner[0] else -1]
     shapes = [(b.inner, b.width // b.inner) if b.inner else (b.width,) for b in decoded.outputs]

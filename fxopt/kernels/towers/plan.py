@@ -6,9 +6,11 @@ the steps. So a concat or a stack of results costs nothing, and the layers of a 
 
 from __future__ import annotations
 
+import base64
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import struct
+import zlib
+from dataclasses import dataclass
 
 _VERSION = 1
 ACTIVATIONS = ("none", "relu", "sigmoid", "tanh")
@@ -43,6 +45,7 @@ class Linear:
 
     x: Source
     weight: int
+    bias: int  # -1: none
     width: int
     buffer: int
     column: int
@@ -51,9 +54,6 @@ class Linear:
     @property
     def sources(self) -> tuple[Source, ...]:
         return (self.x,)
-
-    def reading(self, sources: tuple[Source, ...]) -> Linear:
-        return replace(self, x=sources[0])
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,6 @@ class Copy:
     @property
     def sources(self) -> tuple[Source, ...]:
         return (self.x,)
-
-    def reading(self, sources: tuple[Source, ...]) -> Copy:
-        return replace(self, x=sources[0])
 
 
 @dataclass(frozen=True)
@@ -86,11 +83,23 @@ class Mixture:
     def sources(self) -> tuple[Source, ...]:
         return (self.gate, *self.experts)
 
-    def reading(self, sources: tuple[Source, ...]) -> Mixture:
-        return replace(self, gate=sources[0], experts=sources[1:])
+
+@dataclass(frozen=True)
+class Product:
+    """left * right, element by element."""
+
+    left: Source
+    right: Source
+    width: int
+    buffer: int
+    column: int
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return (self.left, self.right)
 
 
-Step = Linear | Copy | Mixture
+Step = Linear | Copy | Mixture | Product
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,7 @@ class Plan:
 
     inner: tuple[bool, ...]
     n_weights: int
+    n_biases: int
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
 
@@ -107,10 +117,20 @@ class Plan:
         return [buffer for buffer in self.buffers if buffer.is_output]
 
 
+def encode(plan: Plan) -> str:
+    """As one literal, which costs a call nothing however many steps there are."""
+    return base64.b85encode(zlib.compress(struct.pack(f"<{len(words := _words(plan))}q", *words))).decode()
+
+
 @functools.lru_cache(1024)
-def encode(plan: Plan) -> tuple[int, ...]:
-    """As the kernel reads it (program.h)."""
-    words = [_VERSION, len(plan.inner), plan.n_weights, len(plan.buffers), len(plan.steps), 0, int(plan.inner[0])]
+def words_of(encoded: str) -> tuple[int, ...]:
+    """What the kernel reads (program.h)."""
+    data = zlib.decompress(base64.b85decode(encoded))
+    return struct.unpack(f"<{len(data) // 8}q", data)
+
+
+def _words(plan: Plan) -> list[int]:
+    words = [_VERSION, len(plan.inner), plan.n_weights, plan.n_biases, len(plan.buffers), len(plan.steps)]
     words += map(int, plan.inner)
     for buffer in plan.buffers:
         words += (int(buffer.is_output), buffer.width, buffer.inner)
@@ -118,19 +138,23 @@ def encode(plan: Plan) -> tuple[int, ...]:
         body: tuple[int, ...]
         match step:
             case Linear():
-                op, body = 0, (*step.x.words, step.weight, step.width, ACTIVATIONS.index(step.activation))
+                rest = step.weight, step.bias, step.width, ACTIVATIONS.index(step.activation)
+                op, body = 0, (*step.x.words, *rest)
             case Mixture():
-                sources = [word for expert in step.experts for word in expert.words]
-                op, body = 1, (*step.gate.words, len(step.experts), step.width, int(step.softmax), *sources)
+                experts = [word for expert in step.experts for word in expert.words]
+                op, body = 1, (*step.gate.words, len(step.experts), step.width, int(step.softmax), *experts)
             case Copy():
                 op, body = 2, (*step.x.words, step.width)
+            case Product():
+                op, body = 3, (*step.left.words, *step.right.words, step.width)
         words += (op, 5 + len(body), level, step.buffer, step.column, *body)
-    return tuple(words)
+    return words
 
 
-def decode(words: Sequence[int]) -> Plan:
-    """The plan of encoded words, its steps in levels."""
-    take = iter(words).__next__
+@functools.lru_cache(1024)
+def decode(encoded: str) -> Plan:
+    """The plan, its steps in levels."""
+    take = iter(words_of(encoded)).__next__
 
     def source() -> Source:
         tensor, place, start = take(), take(), take()
@@ -139,19 +163,21 @@ def decode(words: Sequence[int]) -> Plan:
     def step() -> Step:
         op, _, _, buffer, column = (take() for _ in range(5))
         if op == 0:
-            x, weight, width, activation = source(), take(), take(), ACTIVATIONS[take()]
-            return Linear(x, weight, width, buffer, column, activation)
+            x, weight, bias, width, activation = source(), take(), take(), take(), ACTIVATIONS[take()]
+            return Linear(x, weight, bias, width, buffer, column, activation)
         if op == 1:
             gate, count, width, softmax = source(), take(), take(), bool(take())
             return Mixture(gate, tuple(source() for _ in range(count)), width, softmax, buffer, column)
-        return Copy(source(), take(), buffer, column)
+        if op == 2:
+            return Copy(source(), take(), buffer, column)
+        return Product(source(), source(), take(), buffer, column)
 
-    version, n_inputs, n_weights, n_buffers, n_steps, _, _ = (take() for _ in range(7))
+    version, n_inputs, n_weights, n_biases, n_buffers, n_steps = (take() for _ in range(6))
     assert version == _VERSION
     inner = tuple(bool(take()) for _ in range(n_inputs))
     outputs = [(bool(take()), take(), take()) for _ in range(n_buffers)]
     buffers = tuple(Buffer(width, inner, is_output) for is_output, width, inner in outputs)
-    return Plan(inner, n_weights, buffers, tuple(step() for _ in range(n_steps)))
+    return Plan(inner, n_weights, n_biases, buffers, tuple(step() for _ in range(n_steps)))
 
 
 def leveled(plan: Plan) -> list[tuple[int, Step]]:

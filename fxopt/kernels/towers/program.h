@@ -6,10 +6,10 @@
 
 namespace fxopt::towers {
 
-enum Op : int64_t { kLinear = 0, kMixture = 1, kCopy = 2 };
+enum Op : int64_t { kLinear = 0, kMixture = 1, kCopy = 2, kProduct = 3 };
 enum Activation : int64_t { kNoActivation = 0, kRelu = 1, kSigmoid = 2, kTanh = 3 };
 
-struct Header { int64_t version, n_inputs, n_weights, n_buffers, n_steps, rows_input, rows_inner; };
+struct Header { int64_t version, n_inputs, n_weights, n_biases, n_buffers, n_steps; };
 constexpr int64_t kVersion = 1;
 
 struct BufferPlan { int64_t is_output, width, inner; };  // inner > 0: the output is [rows, inner, width / inner]
@@ -18,8 +18,9 @@ struct BufferPlan { int64_t is_output, width, inner; };  // inner > 0: the outpu
 struct Source { int64_t tensor, place, start; };
 
 struct Step { int64_t op, length, level, buffer, column; };  // what it writes, and how many words it has
-struct LinearStep { Step step; Source x; int64_t weight, width, activation; };
+struct LinearStep { Step step; Source x; int64_t weight, bias, width, activation; };
 struct CopyStep { Step step; Source x; int64_t width; };
+struct ProductStep { Step step; Source left, right; int64_t width; };
 struct MixtureStep { Step step; Source gate; int64_t count, width, softmax; };  // and a Source for each expert
 
 inline const Source* experts_of(const MixtureStep& mixture) { return reinterpret_cast<const Source*>(&mixture + 1); }

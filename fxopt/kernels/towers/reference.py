@@ -8,14 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .plan import Copy, Linear, Mixture, Plan, Source, Step
+from .plan import Copy, Linear, Mixture, Plan, Product, Source, Step
 
 _ACTIVATIONS = {"none": lambda x: x, "relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
 
 
-def towers(
-    inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], plan: Plan
-) -> list[Tensor]:
+def towers(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], plan: Plan) -> list[Tensor]:
     """The outputs of a plan, each [..., width] or [..., inner, width / inner]."""
     written: list[dict[int, Tensor]] = [{} for _ in plan.buffers]  # by column
 
@@ -30,13 +28,15 @@ def towers(
         match step:
             case Linear():
                 weight = weights[step.weight]
-                y = F.linear(read(step.x, weight.shape[1]), weight, biases[step.weight])
+                y = F.linear(read(step.x, weight.shape[1]), weight, None if step.bias < 0 else biases[step.bias])
                 return _ACTIVATIONS[step.activation](y)
             case Mixture():
                 gate = read(step.gate, len(step.experts))
                 gate = gate.softmax(-1) if step.softmax else gate
                 experts = torch.stack([read(expert, step.width) for expert in step.experts], -2)
                 return (gate.unsqueeze(-2) @ experts).squeeze(-2)
+            case Product():
+                return read(step.left, step.width) * read(step.right, step.width)
             case Copy():
                 return read(step.x, step.width)
 

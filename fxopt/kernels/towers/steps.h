@@ -77,7 +77,7 @@ inline void activate(int64_t activation, float* y, int64_t n) {
 
 inline void run_linear(const Call& call, const LinearStep& linear, const Block& block, int64_t n0, int64_t n1) {
   thread_local std::vector<float> copied_x, copied_w;
-  const Operand &weight = call.weight(linear.weight), &bias = call.bias(linear.weight);
+  const Operand& weight = call.weight(linear.weight);
   const int64_t K = weight.sizes[1], N = weight.sizes[0];
   const Rows<const float> x = source_rows(call, block, linear.x, K, copied_x);
   const Rows<float> y = buffer_rows(call, block, linear.step.buffer, linear.step.column);
@@ -88,7 +88,7 @@ inline void run_linear(const Call& call, const LinearStep& linear, const Block& 
       for (int64_t k = 0; k < K; k++) copied_w[n * K + k] = w.data[n * weight.strides[0] + k * weight.strides[1]];
     w = {copied_w.data(), K};
   }
-  const float* b = bias.is_none() ? nullptr : reinterpret_cast<const float*>(bias.data);
+  const float* b = linear.bias < 0 ? nullptr : reinterpret_cast<const float*>(call.bias(linear.bias).data);
   gemm(Gemm<float>{x.data, x.stride, block.row1 - block.row0, K, w.data, w.stride, b, y.data, y.stride}, n0, n1);
   if (linear.activation != kNoActivation)
     for (int64_t row = 0; row < block.row1 - block.row0; row++) activate(linear.activation, y[row] + n0, n1 - n0);
@@ -99,6 +99,20 @@ inline void run_copy(const Call& call, const CopyStep& copy, const Block& block)
   const Rows<const float> x = source_rows(call, block, copy.x, copy.width, copied);
   const Rows<float> y = buffer_rows(call, block, copy.step.buffer, copy.step.column);
   for (int64_t row = 0; row < block.row1 - block.row0; row++) memcpy(y[row], x[row], size_t(copy.width) * sizeof(float));
+}
+
+inline void run_product(const Call& call, const ProductStep& product, const Block& block) {
+  thread_local std::vector<float> copied_left, copied_right;
+  const Rows<const float> left = source_rows(call, block, product.left, product.width, copied_left);
+  const Rows<const float> right = source_rows(call, block, product.right, product.width, copied_right);
+  const Rows<float> y = buffer_rows(call, block, product.step.buffer, product.step.column);
+  for (int64_t row = 0; row < block.row1 - block.row0; row++) {
+    const float *a = left[row], *b = right[row];
+    float* to = y[row];
+    int64_t k = 0;
+    for (; k + kLanes <= product.width; k += kLanes) store(to + k, load(a + k) * load(b + k));
+    if (const int rest = int(product.width - k)) store(to + k, load(a + k, rest) * load(b + k, rest), rest);
+  }
 }
 
 // weights[0, n) become their softmax.
@@ -143,6 +157,7 @@ static void run(const Call& call, const Step& step, const Block& block, int64_t 
   switch (step.op) {
     case kLinear: return run_linear(call, reinterpret_cast<const LinearStep&>(step), block, n0, n1);
     case kMixture: return run_mixture(call, reinterpret_cast<const MixtureStep&>(step), block);
+    case kProduct: return run_product(call, reinterpret_cast<const ProductStep&>(step), block);
     default: return run_copy(call, reinterpret_cast<const CopyStep&>(step), block);
   }
 }

@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from fxopt.patterns.towers.steps import InputStep, LinearStep, SoftmaxStep, Steps
-from fxopt.patterns.towers.terms import Terms, added, contracted, mixed, summed
+from fxopt.patterns.towers.terms import Terms, added, computed, contracted, summed
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of, static, tensor_of
 
@@ -51,18 +51,25 @@ class Columns:
         self.steps, self.batch, self._aliases = Steps(), batch, aliases
         self.values: dict[Node, Value] = {}
         self.inputs: dict[Node, Tensor | None] = {}
+        self._computed: dict[Node, Tensor | None] = {}
+        self._parts: dict[Node, Value | None] = {}
         for node in graph.nodes:
             value = self._value(node) if node.op == "call_function" and not aliases.edited(node) else None
             if value is not None:
                 self.values[node] = value
 
+    def numbers_in(self, node: Node) -> Tensor | None:
+        """Columns of steps that a call can compute; nothing of a softmax."""
+        if node not in self._computed:
+            value = self.values.get(node)
+            value = computed(value, self.steps) if isinstance(value, Terms) else value
+            self._computed[node] = value if isinstance(value, Tensor) and not self.is_soft(value) else None
+        return self._computed[node]
+
     def numbers(self, node: Node) -> Tensor | None:
-        """What a step would read: columns of other steps or of an input; nothing of a softmax."""
-        value = self.values.get(node)
-        if isinstance(value, Terms):
-            value = mixed(value, self.steps)
-        if isinstance(value, Tensor) and not self.is_soft(value):
-            return value
+        """What a step would read: columns of other steps, or of an input."""
+        if (numbers := self.numbers_in(node)) is not None:
+            return numbers
         if node not in self.inputs:
             self.inputs[node] = self._input(node)
         return self.inputs[node]
@@ -75,12 +82,9 @@ class Columns:
         value = tensor_of(node)
         if value is None or self._aliases.edited(node) or value.device.type != "cpu" or value.dtype != torch.float32:
             return None
-        source = node.args[0] if node.args else None
-        if node.target in VIEWS and isinstance(source, Node) and source not in self.values:
-            whole = self.numbers(source) if tensor_of(source) is not None else None
-            moved = self._moved(node, {source: whole}) if whole is not None else None
-            if isinstance(moved, Tensor) and self._lies_in_one_row(moved):
-                return moved
+        moved = self._view(node)
+        if isinstance(moved, Tensor) and self._lies_in_one_row(moved):
+            return moved
         sizes = [static(size) for size in shape_of(node)]
         if not 2 <= len(sizes) <= 3 or sizes[0] is not None or None in sizes[1:] or self._batch_dim(node) != 0:
             return None
@@ -89,6 +93,19 @@ class Columns:
             return None
         inner = sizes[1] if len(sizes) == 3 else 0
         return self.steps.numbers(InputStep(node, inner or 0), columns).reshape(1, *sizes[1:])  # type: ignore[arg-type]
+
+    def _view(self, node: Node) -> Value | None:
+        """The numbers of a view, or of the parts of a split, of an input."""
+        source = node.args[0] if node.args else None
+        if not isinstance(source, Node) or source in self.values:
+            return None
+        if node.target is operator.getitem and source.target in VIEWS:
+            if source not in self._parts:
+                self._parts[source] = self._view(source)
+            parts = self._parts[source]
+            return parts[node.args[1]] if isinstance(parts, list) else None  # type: ignore[index]
+        whole = self.numbers(source) if node.target in VIEWS and tensor_of(source) is not None else None
+        return self._moved(node, {source: whole}) if whole is not None else None
 
     def _lies_in_one_row(self, numbers: Tensor) -> bool:
         """Whether a step can read them where they are: side by side, in one of the input's inner rows."""

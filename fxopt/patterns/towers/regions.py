@@ -13,12 +13,14 @@ from torch.fx import GraphModule, Node
 
 from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.embedding_columns.groups import hoisted
-from fxopt.patterns.towers.columns import VIEWS, Columns
+from fxopt.patterns.towers.columns import JOINS, VIEWS, Columns
 from fxopt.patterns.towers.steps import InputStep, LinearStep, Step, Steps
+from fxopt.patterns.towers.terms import Terms
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of, static
 
 aten = torch.ops.aten
+StepsOf = dict[Node, set[int]]
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,17 @@ def find_towers(module: GraphModule, inference: bool) -> Iterator[Match | Reject
         batches.update((expression(size), None) for size in shape_of(node)[:1] if static(size) is None)
     for batch in batches:
         columns = Columns(graph, aliases, batch)
-        for component in _components(columns):
-            found = _region(module, columns, component, aliases)
+        steps_of = {node: _steps_of(columns, node) for node in columns.values}
+        for component in _components(columns, steps_of):
+            found = _region(module, columns, steps_of, component, aliases)
             if found is not None:
                 yield found
 
 
-def _components(columns: Columns) -> list[frozenset[int]]:
-    """Steps that read each other, or that are alike and read the same; a linear with and without its activation."""
+def _components(columns: Columns, steps_of: StepsOf) -> list[frozenset[int]]:
+    """Steps that read each other, or that are alike and read the same, or whose results are joined; a linear with and
+    without its activation.
+    """
     steps = columns.steps.steps
     parent = list(range(len(steps)))
 
@@ -59,6 +64,10 @@ def _components(columns: Columns) -> list[frozenset[int]]:
             index = parent[index]
         return index
 
+    for node, of in steps_of.items():
+        if node.target in JOINS:
+            for index in of:
+                parent[root(index)] = root(min(of))
     alike: dict[object, int] = {}
     for index, step in enumerate(steps):
         for run in step.reads:
@@ -75,12 +84,12 @@ def _components(columns: Columns) -> list[frozenset[int]]:
 
 
 def _region(
-    module: GraphModule, columns: Columns, component: frozenset[int], aliases: Aliases
+    module: GraphModule, columns: Columns, steps_of: StepsOf, component: frozenset[int], aliases: Aliases
 ) -> Match | Reject | None:
     steps = columns.steps
-    component = _first(module, columns, component)
-    held = _held(columns, component)
-    outputs = _outputs(columns, held)
+    inside = [node for node, of in steps_of.items() if of & component]
+    component = _first(module, steps, component, set(inside))
+    outputs = _outputs(columns, [node for node in inside if steps_of[node] <= component])
     needed = _needed(steps, outputs)
     if not outputs or not _in_parallel(steps, needed):
         return None
@@ -93,61 +102,39 @@ def _region(
     return Match(anchor, {"region": region, "nodes": list(outputs)})
 
 
-def _held(columns: Columns, component: frozenset[int]) -> dict[Node, Tensor | None]:
-    """The nodes of the component; with numbers where a call could give their value."""
-    held: dict[Node, Tensor | None] = {}
-    for node, value in columns.values.items():
-        numbers = columns.numbers(node) if not isinstance(value, list) else None
-        if node in columns.inputs:
-            numbers = None
-        of = _steps_of(columns, node)
-        if of and of <= component:
-            held[node] = numbers if node.target not in VIEWS else None
-    return held
-
-
 def _steps_of(columns: Columns, node: Node) -> set[int]:
     """All but inputs of the steps that a node's value is made of."""
-    value = columns.values[node]
-    if isinstance(value, Tensor):
-        parts = [value]
-    elif isinstance(value, list):
-        parts = [part for part in value if isinstance(part, Tensor)]
-    else:
-        numbers = columns.numbers(node) if node not in columns.inputs else None
-        parts = [value.left, value.right] if numbers is None else [numbers, value.left, value.right]
+    value, numbers = columns.values[node], columns.numbers_in(node)
+    parts = [value.left, value.right] if isinstance(value, Terms) else value if isinstance(value, list) else [value]
+    parts = [part for part in (*parts, numbers) if isinstance(part, Tensor)]
     steps = columns.steps
     return {run.step for part in parts for run in steps.runs(part) if not isinstance(steps[run.step], InputStep)}
 
 
-def _first(module: GraphModule, columns: Columns, component: frozenset[int]) -> frozenset[int]:
+def _first(module: GraphModule, steps: Steps, component: frozenset[int], inside: set[Node]) -> frozenset[int]:
     """Without the steps that read, through other operators, what the component computes: they come in a later round."""
-    steps = columns.steps
-    inside = {node for node in columns.values if _steps_of(columns, node) & component}
     behind: set[Node] = set()  # what depends on the component through operators that are not in it
     for node in module.graph.nodes:
-        if (node not in inside and any(n in behind or n in inside for n in node.all_input_nodes)) or (node in inside and any(n in behind for n in node.all_input_nodes)):
+        if any(n in behind or (n in inside and node not in inside) for n in node.all_input_nodes):
             behind.add(node)
     later: set[int] = set()
     for index in sorted(component):
-        step = steps[index]
-        read = [steps[run.step] for run in step.reads]
-        if any(isinstance(r, InputStep) and r.node in behind for r in read) or any(
-            run.step in later for run in step.reads
-        ):
-            later.add(index)
+        for run in steps[index].reads:
+            read = steps[run.step]
+            if run.step in later or (isinstance(read, InputStep) and read.node in behind):
+                later.add(index)
     return component - later
 
 
-def _outputs(columns: Columns, held: dict[Node, Tensor | None]) -> dict[Node, Tensor]:
-    """What the rest of the graph reads of the nodes in the region."""
+def _outputs(columns: Columns, inside: list[Node]) -> dict[Node, Tensor]:
+    """What the rest of the graph reads of the nodes inside: computed by the call, or as before from its outputs."""
     outputs: dict[Node, Tensor] = {}
-    stays: set[Node] = set()  # nodes of the region that are computed as before, from its outputs
-    for node in reversed(list(held)):
-        if any(user not in held or user in stays for user in node.users):
-            numbers = held[node]
-            if numbers is None:
-                stays.add(node)
+    as_before = set(columns.values) - set(inside)
+    for node in reversed(inside):
+        if any(user not in columns.values or user in as_before for user in node.users):
+            numbers = columns.numbers_in(node)
+            if numbers is None or node.target in VIEWS:
+                as_before.add(node)
             else:
                 outputs[node] = numbers
     return outputs

@@ -67,7 +67,21 @@ class MixtureStep:
         return (*self.gate, *self.experts)
 
 
-Step = InputStep | LinearStep | SoftmaxStep | MixtureStep
+@dataclass(frozen=True)
+class ProductStep:
+    left: Run
+    right: Run
+
+    @property
+    def width(self) -> int:
+        return self.left.width
+
+    @property
+    def reads(self) -> tuple[Run, ...]:
+        return (self.left, self.right)
+
+
+Step = InputStep | LinearStep | SoftmaxStep | MixtureStep | ProductStep
 
 
 class Steps:
@@ -100,9 +114,14 @@ class Steps:
 
     def runs(self, numbers: Tensor) -> tuple[Run, ...]:
         """Columns in the order of `numbers`, those side by side in one step together."""
-        flat = numbers.flatten()
-        cuts = (flat.diff() != 1).nonzero().flatten() + 1
-        pieces = torch.tensor_split(flat, cuts) if len(flat) else ()
-        return tuple(
-            Run(self.of(first), self.column(first), len(piece)) for piece in pieces for first in [int(piece[0])]
-        )
+        flat = numbers.flatten().tolist()
+        runs: list[Run] = []
+        for at, number in enumerate(flat):
+            if at and number == flat[at - 1] + 1:
+                continue
+            last = at + 1
+            while last < len(flat) and flat[last] == flat[last - 1] + 1:
+                last += 1
+            step = self.of(number)
+            runs.append(Run(step, number - self._starts[step], last - at))
+        return tuple(runs)

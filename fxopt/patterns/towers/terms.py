@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fxopt.patterns.towers.steps import MixtureStep, Run, SoftmaxStep, Steps
+from fxopt.patterns.towers.steps import MixtureStep, ProductStep, Run, SoftmaxStep, Steps
 
 _MOST = 1 << 17  # products of one tensor; 8 experts of 1024 columns are 2**13
 
@@ -69,8 +69,10 @@ def summed(terms: Terms, dims: Sequence[int], keep: bool) -> Terms:
     return Terms(moved(terms.left), moved(terms.right))
 
 
-def mixed(terms: Terms, steps: Steps) -> Tensor | None:
-    """Numbers of the mixtures that compute the sums; None where they are no mixtures."""
+def computed(terms: Terms, steps: Steps) -> Tensor | None:
+    """Numbers of the mixtures, or of the products, that the sums are; None where they are neither."""
+    if terms.left.shape[-1] == 1:
+        return _products(terms, steps)
     for gates, values in ((terms.left, terms.right), (terms.right, terms.left)):
         numbers = _mixed(gates, values, steps)
         if numbers is not None:
@@ -78,10 +80,22 @@ def mixed(terms: Terms, steps: Steps) -> Tensor | None:
     return None
 
 
+def _products(terms: Terms, steps: Steps) -> Tensor | None:
+    left, right = terms.left.flatten(), terms.right.flatten()
+    breaks = ((left.diff() != 1) | (right.diff() != 1)).nonzero().flatten() + 1
+    made = []
+    for pair in zip(left.tensor_split(breaks), right.tensor_split(breaks), strict=True):
+        (a,), (b,) = map(steps.runs, pair)
+        if a.width < 2 or any(isinstance(steps[run.step], SoftmaxStep) for run in (a, b)):
+            return None
+        made.append(steps.numbers(ProductStep(a, b), a.width))
+    return torch.cat(made).reshape(terms.shape) if made else None
+
+
 def _mixed(gates: Tensor, values: Tensor, steps: Steps) -> Tensor | None:
     n = gates.shape[-1]
     gates, values = gates.reshape(-1, n), values.reshape(-1, n)
-    if n < 2 or not len(gates):
+    if not len(gates):
         return None
     breaks = ((gates.diff(dim=0) != 0) | (values.diff(dim=0) != 1)).any(1).nonzero().flatten() + 1
     made = []
