@@ -19,6 +19,7 @@ from fxopt.runtime.context import ambient, is_traced
 from fxopt.runtime.executable import Compile, Executable, run_eagerly
 from fxopt.runtime.flatten import rebuilder
 from fxopt.runtime.signature import Signature, Sizes, State, unsupported
+from fxopt.runtime.traced import capturing, traced_view
 from fxopt.runtime.watch import HOOKS, Watch
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Entry:
         if self.executable is not None:
             self.run = self.executable.run
             self.rebuild = rebuilder(self.executable.capture.out_spec)
+        self.traced = traced_view(self)
 
     def match(self, args: tuple, kwargs: dict, now: tuple) -> Sequence[Tensor] | None:
         """State and inputs for `run`, or None when this entry does not serve the call."""
@@ -73,6 +75,7 @@ class Dispatcher:
         self.config = config
         self.entries: tuple[Entry, ...] = ()
         self.refused: dict[str, Findings] = {}
+        self.captured = capturing(self)
         self._lock = threading.RLock()
 
     @property

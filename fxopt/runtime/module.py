@@ -14,6 +14,7 @@ from fxopt.config import Config
 from fxopt.runtime.dispatch import Dispatcher
 from fxopt.runtime.executable import Compile
 from fxopt.runtime.native import build_ahead
+from fxopt.runtime.traced import traced_forward
 
 
 class OptimizedMixin:
@@ -92,6 +93,8 @@ def _subclass(cls: type[nn.Module]) -> type:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         eager = functools.partial(cls.forward, self)
         if torch.compiler.is_compiling():
+            if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+                return traced_forward(self._fxopt, eager, args, kwargs)
             return eager(*args, **kwargs)
         try:
             state = self._fxopt

@@ -38,7 +38,7 @@ class Signature:
         constants: dict[int, Any],
         holds: Callable[[Sequence[Tensor]], bool] | None = None,
     ) -> None:
-        self._flatten = flattener(spec, constants)
+        self.flatten = flattener(spec, constants)
         self._check = tensor_check(forms)
         self._holds = holds
 
@@ -60,7 +60,7 @@ class Signature:
 
     def bind(self, args: tuple, kwargs: dict) -> tuple[Tensor, ...] | None:
         """The tensor inputs in order, or None when this call is not of the signature."""
-        tensors = self._flatten(args, kwargs)
+        tensors = self.flatten(args, kwargs)
         if tensors is None or not self._check(tensors) or (self._holds and not self._holds(tensors)):
             return None
         return tensors
@@ -89,6 +89,11 @@ class State:
         self._alias_wheres = [where for where, _, _ in aliases]
         self._alias_keys = [key for _, key, _ in aliases]
         self._alias_of = [index for _, _, index in aliases]
+
+    @property
+    def places(self) -> list[tuple[dict[str, Any], str]]:
+        """Where each tensor is: ``dict[key]``."""
+        return list(zip(self._wheres, self._keys, strict=True))
 
     def read(self) -> list[Tensor] | None:
         """The state tensors now, or None when one is gone, changed its form, or is no longer tied."""

@@ -92,6 +92,11 @@ class Watch:
         self._absent = [d for d in hooks if not d]
         self._hook_id = RemovableHandle.next_id
 
+    @property
+    def slots(self) -> list[tuple[Any, str, Any]]:
+        """(container, key, value) of all that is watched."""
+        return list(zip(self._wheres, self._keys, self._values, strict=True))
+
     def holds(self) -> bool:
         """Whether nothing changed."""
         return (

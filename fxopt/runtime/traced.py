@@ -1,0 +1,152 @@
+"""What torch.compile sees of an optimized model: the optimized graph as one call, behind checks it can trace.
+
+Dynamo turns each comparison here into a guard of its own, so a model that changes is traced again; AOTAutograd and
+Inductor look inside of the call and find the graph's operators, ours among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._guards import tracing
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+
+from fxopt.runtime.checks import TensorForm
+from fxopt.runtime.context import is_traced
+from fxopt.runtime.executable import Executable
+from fxopt.runtime.signature import forms_of
+
+if TYPE_CHECKING:
+    from fxopt.runtime.dispatch import Dispatcher, Entry
+
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
+
+def traced_forward(dispatcher: Dispatcher, eager: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    """A call while Dynamo traces: the first capture that serves it, or the original forward."""
+    if _all_leaves(args) and _all_leaves(kwargs.values()):
+        dispatcher.captured(tuple(kwargs), *args, *kwargs.values())
+    for entry in dispatcher.entries:
+        view = entry.traced
+        if view is not None and view.ambient == _ambient():
+            inputs = entry.signature.flatten(args, kwargs)
+            if inputs is not None and view.serves(inputs):
+                return entry.rebuild(view.call(*view.constants, *view.state(), *inputs))
+    return eager(*args, **kwargs)
+
+
+def capturing(dispatcher: Dispatcher) -> Callable[..., None]:
+    """``captured(names, *leaves)``: captures what is about to be traced. Dynamo runs it on the real tensors, which
+    lie among the arguments themselves; without a capture of such inputs it would trace the original forward."""
+
+    def captured(names: tuple[str, ...], *leaves: Any) -> None:
+        count = len(leaves) - len(names)
+        with suppress(Exception), tracing(None), disable_current_modes():  # what eager raises, it raises itself
+            dispatcher.prepare(leaves[:count], dict(zip(names, leaves[count:], strict=True)))
+
+    return torch.compiler.assume_constant_result(captured)
+
+
+def _all_leaves(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, (Tensor, *_PLAIN)) for value in values)
+
+
+def _ambient() -> tuple:
+    return torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_autocast_enabled("cpu")
+
+
+class Traced:
+    """One entry as Dynamo can follow it: plain lists, no call into C++.
+
+    call: ``call(*constants, *state, *inputs)``, the flat outputs; one node of Dynamo's graph.
+    """
+
+    def __init__(self, entry: Entry, executable: Executable) -> None:
+        grad, dtype, *_ = entry.ambient
+        self.ambient = (grad, dtype, False)
+        names = _constants_of(executable)
+        self.constants = [getattr(executable.graph, name) for name in names]
+        self.call = _in_graph(executable, names)
+        self.forms = forms_of(executable.capture)
+        guards = executable.capture.guards
+        self.holds = guards.holds if guards.relations else None
+        assert entry.state is not None
+        self.places = entry.state.places
+        slots = entry.watch.slots
+        self.values = [(where, key, value) for where, key, value in slots if isinstance(value, _PLAIN)]
+        self.objects = [(where, key, value) for where, key, value in slots if isinstance(value, nn.Module)]
+
+    def serves(self, inputs: Sequence[Tensor]) -> bool:
+        return (
+            _of_forms(inputs, self.forms)
+            and all(key in where and where[key] == value for where, key, value in self.values)
+            and all(key in where and where[key] is value for where, key, value in self.objects)
+            and (self.holds is None or self.holds(inputs))
+        )
+
+    def state(self) -> list[Tensor]:
+        return [where[key] for where, key in self.places]
+
+
+def traced_view(entry: Entry) -> Traced | None:
+    """None for what Dynamo would not see change: settings in objects and containers, other devices' autocast."""
+    executable = entry.executable
+    if executable is None or executable.graph is None or entry.ambient[2:] != (None, None):
+        return None
+    if executable.capture.leaves or not all(isinstance(t, Tensor) for t in _outputs(executable.graph)):
+        return None
+    known = all(isinstance(value, (*_PLAIN, nn.Module)) for where, _, value in entry.watch.slots
+                if isinstance(where, dict))  # fmt: skip
+    return Traced(entry, executable) if known else None
+
+
+def _outputs(graph: fx.GraphModule) -> list[Any]:
+    (output,) = graph.graph.find_nodes(op="output")
+    return [node.meta.get("val") if isinstance(node, fx.Node) else node for node in output.args[0]]
+
+
+def _constants_of(executable: Executable) -> list[str]:
+    assert executable.graph is not None
+    return list(dict.fromkeys(str(node.target) for node in executable.graph.graph.find_nodes(op="get_attr")))
+
+
+def _of_forms(tensors: Sequence[Tensor], forms: Sequence[TensorForm]) -> bool:
+    sizes: dict[str, Any] = {}
+    for tensor, form in zip(tensors, forms, strict=True):
+        if tensor.dtype != form.dtype or tensor.device != form.device or tensor.dim() != len(form.dims):
+            return False
+        for size, dim in zip(tensor.shape, form.dims, strict=True):
+            if size != (dim if isinstance(dim, int) else sizes.setdefault(dim, size)):
+                return False
+    return True
+
+
+def _in_graph(executable: Executable, constants: Sequence[str]) -> Callable[..., tuple]:
+    """``call(*constants, *state, *inputs)``: operator by operator for who traces it, by the shortest ways for who runs
+    it. Constants are arguments, since a tracer's fake mode takes no real tensors."""
+    graph, run = executable.graph, executable.run
+    assert graph is not None
+    count = len(constants)
+
+    def fxopt_graph(*tensors: Any) -> tuple:
+        if not is_traced():
+            return tuple(run(*tensors[count:]))
+        known = dict(zip(constants, tensors[:count], strict=True))
+        return tuple(_WithConstants(graph, known).run(*tensors[count:]))
+
+    return torch.compiler.allow_in_graph(fxopt_graph)
+
+
+class _WithConstants(fx.Interpreter):
+    """The graph with other tensors in the place of its own."""
+
+    def __init__(self, graph: fx.GraphModule, constants: dict[str, Tensor]) -> None:
+        super().__init__(graph)
+        self.constants = constants
+
+    def fetch_attr(self, target: str) -> Any:
+        return self.constants[target]
