@@ -125,6 +125,13 @@ class Tower(nn.Module):
         return F.relu(self.dense(x.to(self.dense.weight.dtype)))
 
 
+class Pair(nn.Sequential):
+    """Two layers with nothing in between."""
+
+    def __init__(self, inner: int, outputs: int) -> None:
+        super().__init__(nn.Linear(3, inner), nn.Linear(inner, outputs))
+
+
 class Mask(Tower):
     """Sizes and a mask that depend on the batch alone."""
 
@@ -209,6 +216,7 @@ CATALOGUE = {
     "field_index": Example(TwoTriangles, ByAnInput),
     "sized_constants": Example(Mask, OnePerRow),
     "sizes": Example(Mask, OnePerRow),
+    "linear_pairs": Example(lambda: Pair(9, 2), lambda: Pair(1, 4)),
     "linear_chains": Example(Tower, lambda: Tower(torch.float64)),
     "cats": Example(SlicedAndJoined, JoinedOutOfOrder),
     "identities": Example(FromZero, MinusZero),

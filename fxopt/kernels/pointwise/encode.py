@@ -6,7 +6,6 @@ Each value that must be kept gets a slot of scratch memory; slots are reused onc
 from __future__ import annotations
 
 import functools
-import struct
 
 import torch
 
@@ -21,7 +20,9 @@ def text(plan: Plan) -> str:
     """One line: axes; inputs; steps; outputs."""
     fields = [str(plan.axes)]
     fields.append("/".join(_dims(given.dims) for given in plan.inputs))
-    fields.append("/".join(" ".join([step.op, _dims(tuple(sorted(step.axes))), *map(repr, step.operands)]) for step in plan.steps))
+    fields.append(
+        "/".join(" ".join([step.op, _dims(tuple(sorted(step.axes))), *map(repr, step.operands)]) for step in plan.steps)
+    )
     fields.append("/".join(f"{out.value} {_dims(out.dims)} {int(out.boolean)}" for out in plan.outputs))
     return ";".join(fields)
 
@@ -116,4 +117,4 @@ def _three(numbers: list[int]) -> list[int]:
 
 
 def _bits(value: float) -> int:
-    return struct.unpack("<i", struct.pack("<f", value))[0]
+    return int(torch.tensor(value, dtype=torch.float32).view(torch.int32))

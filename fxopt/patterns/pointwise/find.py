@@ -1,0 +1,63 @@
+"""Pointwise chains that are worth a call of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.pointwise.groups import Fused, Search
+from fxopt.patterns.pointwise.operators import PRODUCTS
+from fxopt.shape.sizes import shape_of, static
+from fxopt.shape.strides import Layout
+
+aten = torch.ops.aten
+_FEWEST = 3  # operators: a call saves two
+
+
+def find_crosses(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """Groups with products of a single column among them, such as a whole cross network, in front of the layers."""
+    for found in _groups(Search(module.graph, _behind_layers(module.graph))):
+        if isinstance(found, Match) and any(node.target in PRODUCTS for node in found.bound["nodes"]):
+            yield found
+
+
+def find_pointwise(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """All groups."""
+    yield from _groups(Search(module.graph, set()))
+
+
+def _groups(search: Search) -> Iterator[Match | Reject]:
+    for found in search.groups(_FEWEST):
+        if not isinstance(found, Fused):
+            yield Reject(found[1], found[0])
+            continue
+        strided = _strided(search, found)
+        if strided is not None:
+            yield Reject(f"the strides of '{strided.name}' follow those of its arguments", strided)
+            continue
+        yield Match(found.outputs[0], {"fused": found, "nodes": found.members, "aliases": search.aliases})
+
+
+def _behind_layers(graph: Graph) -> set[Node]:
+    """Everything computed from the result of a matrix product with more than one column."""
+    behind: set[Node] = set()
+    for node in graph.nodes:
+        wide = node.target in _MATRIX_PRODUCTS and static(shape_of(node)[-1]) != 1
+        if wide or any(source in behind for source in node.all_input_nodes):
+            behind.add(node)
+    return behind
+
+
+_MATRIX_PRODUCTS = {aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default, aten.bmm.default}
+
+
+def _strided(search: Search, found: Fused) -> Node | None:
+    """An output whose strides could be others than those of a contiguous tensor, and can be seen."""
+    strides = search.strides
+    for node in found.outputs:
+        if strides.asked(node) is not Layout.ANY and strides.known(node) is not Layout.CONTIGUOUS:
+            return node
+    return None

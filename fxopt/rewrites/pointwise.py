@@ -1,0 +1,46 @@
+"""Pointwise chains, broadcasts and small reductions as one `fxopt::pointwise` operator."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+from fxopt.kernels.pointwise.encode import text
+from fxopt.kernels.pointwise.op import call, load
+from fxopt.patterns.core import Match
+from fxopt.patterns.embedding_columns.groups import hoisted
+from fxopt.patterns.pointwise.find import find_crosses, find_pointwise
+from fxopt.patterns.pointwise.groups import Fused
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor, Rejected
+
+
+def replace_pointwise(editor: Editor, match: Match) -> Replacement:
+    fused: Fused = match.bound["fused"]
+    late = hoisted(editor.module.graph, match.anchor, fused.inputs, match.bound["aliases"])
+    if late is None:
+        raise Rejected("a tensor it reads is made by an operator that may not move")
+    editor.hoist(late)
+    load()
+    node = editor.call(torch.ops.fxopt.pointwise.default, list(fused.inputs), text(fused.plan))
+    node.meta["bound"] = call
+    values = {output: editor.call(operator.getitem, node, at) for at, output in enumerate(fused.outputs)}
+    what = f"{len(fused.members)} operators as one, {len(fused.plan.steps)} steps over blocks of rows"
+    return Replacement(values, what, "one pass over memory; sums in another order")
+
+
+CROSSES = Rewrite(
+    "crosses",
+    find_crosses,
+    replace_pointwise,
+    why="before the linear layers, which would take the products with a single column out of their chain",
+    measured=True,
+)
+REWRITE = Rewrite(
+    "pointwise",
+    find_pointwise,
+    replace_pointwise,
+    why="after the dense passes: it takes what they have left; before row_chunks, which hides what it cuts",
+    measured=True,
+)
