@@ -20,20 +20,21 @@ def find_compressed_interactions(module: GraphModule, inference: bool) -> Iterat
     """einsum("bhd,bmd,ohm->bod"): an outer product, a reshape and conv1d of kernel 1, or a linear over the products."""
     reader = Reader(Aliases(module.graph))
     for node in module.graph.nodes:
-        if node.target not in SPELLED or node.target is torch.ops.aten.mul.Tensor:
+        if node.target not in SPELLED or node.target is torch.ops.aten.mul.Tensor or not _is_plain(node):
             continue
-        term = reader.term(node)
-        if term is None or len(term.factors) != 3 or not _is_plain(node):
-            continue
-        for x, y, weight in itertools.permutations(term.factors):
-            groups = _groups(term, x, y, weight)
-            if groups is not None:
-                call = spelled(node)
-                bias = call.bias[0] if call is not None and call.bias is not None else None
-                tensors = (x.node, y.node, weight.node)
-                bound = {"term": term, "x": x, "y": y, "weight": weight, "groups": groups, "bias": bias}
-                yield Match(node, {**bound, "tensors": tensors})
-                break
+        found = (_match(node, term) for term in reader.terms(node, deepest=3) if len(term.factors) == 3)
+        yield from itertools.islice(filter(None, found), 1)
+
+
+def _match(node: Node, term: Term) -> Match | None:
+    for x, y, weight in itertools.permutations(term.factors):
+        groups = _groups(term, x, y, weight)
+        if groups is not None:
+            call = spelled(node)
+            bias = call.bias[0] if call is not None and call.bias is not None else None
+            bound = {"term": term, "x": x, "y": y, "weight": weight, "groups": groups, "bias": bias}
+            return Match(node, {**bound, "tensors": (x.node, y.node, weight.node)})
+    return None
 
 
 def _is_plain(node: Node) -> bool:

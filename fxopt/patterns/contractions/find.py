@@ -16,6 +16,7 @@ from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
 
 aten = torch.ops.aten
+_BIASED = {aten.conv1d.default, aten.conv2d.default}  # by one number for each output feature
 _ELEMENTWISE = {aten.mul.Tensor, aten.sum.dim_IntList}
 
 
@@ -26,13 +27,13 @@ def find_disguised_linears(module: GraphModule, inference: bool) -> Iterator[Mat
     for node in module.graph.nodes:
         if node.target not in SPELLED or node.target in (aten.linear.default, aten.mul.Tensor):
             continue
-        term = reader.term(node)
-        found = linear_order(term) if term is not None and is_full(term) else None
-        if found is None:
-            continue
-        x, weight, roles = found
-        bound = {"term": term, "x": x, "weight": weight, "roles": roles, "tensors": (x.node, weight.node)}
-        yield _with_bias(node, bound, aliases)
+        for term in reader.terms(node, deepest=1):
+            found = linear_order(term) if is_full(term) else None
+            if found is not None:
+                x, weight, roles = found
+                bound = {"term": term, "x": x, "weight": weight, "roles": roles, "tensors": (x.node, weight.node)}
+                yield _with_bias(node, bound, aliases)
+                break
 
 
 def _with_bias(node: Node, bound: dict, aliases: Aliases) -> Match:
@@ -40,7 +41,8 @@ def _with_bias(node: Node, bound: dict, aliases: Aliases) -> Match:
     call = spelled(node)
     assert call is not None
     if call.bias is not None:
-        return Match(node, {**bound, "bias": call.bias[0], "adds": not _is_bias(call.bias[0], node, bound)})
+        own = node.target in _BIASED or _is_bias(call.bias[0], node, bound)
+        return Match(node, {**bound, "bias": call.bias[0], "adds": not own})
     user = next(iter(node.users)) if len(node.users) == 1 else None
     if user is not None and user.target is aten.add.Tensor and not user.kwargs and not aliases.edited(node):
         others = [argument for argument in user.args if argument is not node]
@@ -70,13 +72,12 @@ def find_contractions(module: GraphModule, inference: bool) -> Iterator[Match | 
     for node in reversed(module.graph.nodes):
         if node in seen or node.target not in SPELLED or node.target is aten.mul.Tensor or _has_bias(node):
             continue
-        term = reader.term(node)
-        if term is None or not is_full(term) or linear_order(term) is not None:
-            continue
-        best = _best(node, term)
-        if best is not None:
-            seen.update(term.inside)
-            yield Match(node, {"term": term, "order": best, "tensors": tuple(factor.node for factor in best)})
+        for term in reader.terms(node, deepest=3):
+            best = _best(node, term) if is_full(term) and linear_order(term) is None else None
+            if best is not None:
+                seen.update(term.inside)
+                yield Match(node, {"term": term, "order": best, "tensors": tuple(factor.node for factor in best)})
+                break
 
 
 def _has_bias(node: Node) -> bool:

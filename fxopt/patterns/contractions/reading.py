@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,11 +27,23 @@ class Reader:
     def __init__(self, aliases: Aliases) -> None:
         self._aliases = aliases
 
-    def term(self, node: Node) -> Term | None:
-        """What `node` computes, without its bias; None where it is no product or memory is edited in place."""
+    def terms(self, node: Node, deepest: int) -> Iterator[Term]:
+        """What `node` computes, read deeper and deeper."""
+        last = 0
+        for depth in range(deepest + 1):
+            term = self.term(node, depth)
+            if term is not None and len(term.inside) > last:
+                last = len(term.inside)
+                yield term
+
+    def term(self, node: Node, depth: int = 0) -> Term | None:
+        """What `node` computes, without its bias; None where it is no product or memory is edited in place.
+
+        depth: how many operators deep what nobody else needs is read; what is made deeper is a factor.
+        """
         names = Names()
         try:
-            term = names.resolved(_Reading(self._aliases, names, node).call(node))
+            term = names.resolved(_Reading(self._aliases, names, node).call(node, depth))
         except Unfit:
             return None
         if self._aliases.edited(node) or any(self._aliases.edited(factor.node) for factor in term.factors):
@@ -42,14 +55,14 @@ class _Reading:
     def __init__(self, aliases: Aliases, names: Names, root: Node) -> None:
         self._aliases, self._names, self._dtype = aliases, names, root.meta["val"].dtype
 
-    def read(self, node: Node, once: bool = True) -> Term:
-        """A view, a product that nobody else needs and that is read `once`, or else a factor."""
+    def read(self, node: Node, depth: int) -> Term:
+        """A view, a product that nobody else needs, or else a factor."""
         try:
             if node.op == "call_function" and not self._aliases.edited(node):
                 if node.target in _RESHAPES or node.target in _ORDERS:
-                    return self._view(node, once)
-                if once and len(node.users) == 1:
-                    return self.call(node, biased=False)
+                    return self._view(node, depth)
+                if depth and len(node.users) == 1:
+                    return self.call(node, depth - 1, biased=False)
         except Unfit:
             pass
         return self._factor(node)
@@ -61,11 +74,11 @@ class _Reading:
         dims = dims_of(value.shape)
         return Term(dims, (Factor(node, dims),))
 
-    def _view(self, node: Node, once: bool) -> Term:
+    def _view(self, node: Node, depth: int) -> Term:
         source: Any = node.args[0]
         if tensor_of(node) is None or tensor_of(source) is None:
             raise Unfit
-        term = self.read(source, once)
+        term = self.read(source, depth)
         if node.target in _ORDERS:
             order = _ORDERS[node.target](len(term.dims), *node.args[1:])
             dims = tuple(term.dims[dim] for dim in order)
@@ -73,12 +86,13 @@ class _Reading:
             dims = self._names.regrouped(term.dims, shape_of(node))
         return Term(dims, term.factors, term.inside)
 
-    def call(self, node: Node, biased: bool = True) -> Term:
+    def call(self, node: Node, depth: int, biased: bool = True) -> Term:
         call = spelled(node)
         if call is None or not node.meta["val"].is_floating_point() or (call.bias is not None and not biased):
             raise Unfit
         nodes = [operand for operand, _ in call.operands]
-        terms = [(self.read(operand, nodes.count(operand) == 1), letters) for operand, letters in call.operands]
+        depths = [depth if nodes.count(operand) == 1 else 0 for operand in nodes]  # read twice, it is two factors
+        terms = [(self.read(node, deep), letters) for deep, (node, letters) in zip(depths, call.operands, strict=True)]
         letters = self._unified(terms)
         factors = tuple(factor for term, _ in terms for factor in term.factors)
         inside = tuple(inner for term, _ in terms for inner in term.inside)
