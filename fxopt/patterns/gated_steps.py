@@ -66,9 +66,9 @@ class _Reading:
         if node.op != "call_function" or tensor_of(node) is None:
             return None
         if node.target is aten.batch_norm.default:
-            return self._letter("z", node) if self.values.get(node.args[0]) == {("x",): 1} else None  # type: ignore[call-overload]
+            return self._letter("z", node) if self._operand(node.args[0]) == {("x",): 1} else None
         if node.target is aten.sigmoid.default:
-            argument = self.values.get(node.args[0])  # type: ignore[call-overload]
+            argument = self._operand(node.args[0])
             is_gate = argument == {("z",): 1} or (argument == {("x",): 1} and "z" not in self.letters)
             return self._letter("p", node) if is_gate else None
         operands = [self._operand(argument) for argument in node.args]

@@ -1,4 +1,4 @@
-"""linear_chains: which layers become one call, their numbers and gradients within the error budget, and what stays."""
+"""linear_chains, linear_pairs: which layers become one, numbers and gradients within the error budget, what stays."""
 
 from __future__ import annotations
 
@@ -186,6 +186,12 @@ class SeenInBetween(nn.Sequential):
         return hidden, self[1](hidden)
 
 
+class SeenAsItIs(nn.Sequential):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self[0](x)
+        return hidden, self[1](hidden)
+
+
 class NotThisWay(nn.Sequential):
     """The value of one layer is the weight of the next."""
 
@@ -210,7 +216,7 @@ def two(between: nn.Module | None = None) -> list[nn.Module]:
         (nn.Sequential(*two(nn.Softmax(1))), (5, 6), [[Op.LINEAR], [Op.LINEAR]]),
         (nn.Sequential(*two(nn.ELU(0.5))), (5, 6), [[Op.LINEAR, Op.ELU, Op.LINEAR]]),
         (nn.Sequential(*two(nn.Softplus(2.0))), (5, 6), [[Op.LINEAR], [Op.LINEAR]]),
-        (nn.Sequential(*two(nn.Dropout())), (5, 6), [[Op.LINEAR, Op.LINEAR]]),
+        (nn.Sequential(nn.Linear(6, 2), nn.Dropout(), nn.Linear(2, 8)), (5, 6), [[Op.LINEAR, Op.LINEAR]]),
         (nn.Sequential(*two()).double(), (5, 6), []),
         (nn.Sequential(*two()).bfloat16(), (5, 6), []),
     ],
@@ -242,3 +248,30 @@ def test_a_hook_that_changes_a_value() -> None:
     fast, x = optimize(model, config=APPLY), torch.randn(5, 6)
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x))
+
+
+def pair(K: int, H: int, N: int, bias: tuple[bool, bool] = (True, True)) -> nn.Module:
+    return nn.Sequential(nn.Linear(K, H, bias=bias[0]), nn.Dropout(), nn.Linear(H, N, bias=bias[1])).eval()
+
+
+@pytest.mark.parametrize("bias", [(True, True), (True, False), (False, True)])
+def test_two_layers_with_nothing_in_between_are_one(bias: tuple[bool, bool]) -> None:
+    model = pair(20, 60, 3, bias)
+    fast = optimize(model, config=APPLY)
+    for x in (torch.randn(7, 20), torch.randn(2, 3, 20), torch.randn(0, 20)):
+        found, expected = (
+            [net(x), *torch.autograd.grad(net(x).square().sum(), list(net.parameters()))] for net in (fast, model)
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        model[0].weight.data.add_(0.1)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+    assert calls(fast) == [[Op.LINEAR]]
+
+
+@pytest.mark.parametrize(
+    "model", [pair(20, 4, 30), nn.Sequential(*two(nn.ReLU())), SeenAsItIs(nn.Linear(6, 8), nn.Linear(8, 1))]
+)
+def test_two_layers_that_stay_two(model: nn.Module) -> None:
+    fast = optimize(model, (torch.randn(3, next(model.parameters()).shape[1]),), config=APPLY)
+    assert sum(len(steps) - steps.count(Op.RELU) for steps in calls(fast)) == 2

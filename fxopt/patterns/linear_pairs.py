@@ -1,0 +1,46 @@
+"""Two linear layers with nothing in between whose product is the smaller matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxopt.patterns.core import Match, Reject
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import shape_of, static, tensor_of
+
+aten = torch.ops.aten
+
+
+def find_pairs(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """linear(linear(x, [H, K]), [N, H]) with K N < H (K + N), where nobody else reads what the first one gives."""
+    aliases = Aliases(module.graph)
+    for second in module.graph.find_nodes(op="call_function", target=aten.linear.default):
+        first = second.args[0]
+        if not isinstance(first, Node) or first.target is not aten.linear.default:
+            continue
+        sizes = _sizes(first, second)
+        if sizes is None:
+            continue
+        if len(first.users) > 1:
+            yield Reject("something else reads what the first of the two gives", first)
+            continue
+        K, H, N = sizes
+        if K * N >= H * (K + N):
+            yield Reject(f"their product [{N}, {K}] is more work than [{H}, {K}] and [{N}, {H}]", second)
+            continue
+        if any(map(aliases.edited, (*first.all_input_nodes, *second.all_input_nodes))):
+            yield Reject("something that they read is edited in place", second)
+            continue
+        yield Match(second, {"first": first, "sizes": sizes})
+
+
+def _sizes(first: Node, second: Node) -> tuple[int, int, int] | None:
+    """K, H, N of two float32 matrices; in bfloat16 their product would round once more."""
+    weights = [tensor_of(node.args[1]) for node in (first, second)]  # type: ignore[arg-type]
+    if any(weight is None or weight.dim() != 2 or weight.dtype != torch.float32 for weight in weights):
+        return None
+    (H, K), (N, _) = ([static(size) for size in shape_of(node.args[1])] for node in (first, second))  # type: ignore[arg-type]
+    return (K, H, N) if K and H and N else None
