@@ -8,8 +8,8 @@
 
 namespace fxopt {
 
-constexpr int64_t kBlockFloats = 1024;  // of the largest value of a block; 512 to 4096 are within 10%
-constexpr int64_t kScratchFloats = 8192;  // of all values: 32 KB, two thirds of a first-level cache
+constexpr int64_t kBlockFloats = 2048;  // of the largest value of a block
+constexpr int64_t kScratchFloats = 12288;  // of all values: 48 KB, a first-level cache
 
 struct Value {
   int64_t inner;         // elements in a row

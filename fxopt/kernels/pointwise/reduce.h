@@ -25,12 +25,6 @@ struct Least {
   static float lanes(Floats v) { return -largest(-v); }
 };
 
-inline Ints lane_numbers() {
-  Ints v;
-  for (int k = 0; k < kLanes; k++) v[k] = k;
-  return v;
-}
-
 template <class R>
 inline float along(const float* from, int64_t n) {
   Floats total = R::start();

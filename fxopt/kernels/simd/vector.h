@@ -17,6 +17,13 @@ typedef int32_t Ints __attribute__((vector_size(FXOPT_VECTOR_BYTES)));
 inline Floats splat(float x) { return x - Floats{}; }  // x - 0: exact, and keeps -0
 inline Ints splat(int32_t x) { return x - Ints{}; }
 
+// 0, 1, 2...
+inline Ints lane_numbers() {
+  Ints v;
+  for (int k = 0; k < kLanes; k++) v[k] = k;
+  return v;
+}
+
 inline Floats load(const float* from) {
   Floats v;
   memcpy(&v, from, sizeof v);
@@ -29,6 +36,8 @@ inline void store(float* to, Floats v) { memcpy(to, &v, sizeof v); }
 inline Floats load(const float* from, int n) {
 #if FXOPT_VECTOR_BYTES == 64
   return (Floats)_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), from);
+#elif FXOPT_VECTOR_BYTES == 32
+  return (Floats)_mm256_maskload_ps(from, (__m256i)(lane_numbers() < n));
 #else
   Floats v{};
   memcpy(&v, from, size_t(n) * sizeof(float));
@@ -39,6 +48,8 @@ inline Floats load(const float* from, int n) {
 inline void store(float* to, Floats v, int n) {
 #if FXOPT_VECTOR_BYTES == 64
   _mm512_mask_storeu_ps(to, __mmask16((1u << n) - 1), (__m512)v);
+#elif FXOPT_VECTOR_BYTES == 32
+  _mm256_maskstore_ps(to, (__m256i)(lane_numbers() < n), (__m256)v);
 #else
   memcpy(to, &v, size_t(n) * sizeof(float));
 #endif
@@ -80,20 +91,33 @@ inline Floats maximum(Floats a, Floats b) { return ((a > b) | (a != a)) ? a : b;
 inline Floats minimum(Floats a, Floats b) { return ((a < b) | (a != a)) ? a : b; }
 
 inline float sum(Floats v) {
+#if FXOPT_VECTOR_BYTES == 64
+  return _mm512_reduce_add_ps((__m512)v);
+#elif FXOPT_VECTOR_BYTES == 32
+  __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
+#else
   float total[kLanes];
   memcpy(total, &v, sizeof v);
   for (int half = kLanes / 2; half; half /= 2)
     for (int k = 0; k < half; k++) total[k] += total[k + half];
   return total[0];
+#endif
 }
 
 // The largest lane; NaN if one is.
 inline float largest(Floats v) {
+#if FXOPT_VECTOR_BYTES == 64
+  if (_mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q)) return __builtin_nanf("");
+  return _mm512_reduce_max_ps((__m512)v);
+#else
   float lanes[kLanes];
   memcpy(lanes, &v, sizeof v);
   float most = lanes[0];
   for (int k = 1; k < kLanes; k++) most = lanes[k] > most || lanes[k] != lanes[k] ? lanes[k] : most;
   return most;
+#endif
 }
 
 }  // namespace fxopt::FXOPT_ISA
