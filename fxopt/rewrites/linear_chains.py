@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fxopt.kernels.mlp.layers import is_wide
 from fxopt.kernels.mlp.op import compiled, load, on
 from fxopt.kernels.mlp.plan import Op, encode
 from fxopt.patterns.core import Match
@@ -20,8 +21,8 @@ def replace_chain(editor: Editor, match: Match) -> Replacement:
     inputs, state, steps = (match.bound[name] for name in ("inputs", "state", "steps"))
     plan = encode(len(inputs), steps)
     call = editor.call(torch.ops.fxopt.mlp.default, inputs, state, plan)
-    call.meta["bound"] = on(plan)
     weights = [shape_of(state[step.tensors[0]]) for step in steps if step.op == Op.LINEAR]
+    call.meta["bound"] = on(plan, any(is_wide(*weight) for weight in weights))
     sizes = "-".join(str(size) for size in (weights[0][1], *(weight[0] for weight in weights)))
     others = [step.op.name.lower() for step in steps if step.op != Op.LINEAR]
     what = f"{len(weights)} linear layers {sizes} in one call" + (f", with {', '.join(others)}" if others else "")

@@ -275,3 +275,16 @@ def test_two_layers_with_nothing_in_between_are_one(bias: tuple[bool, bool]) -> 
 def test_two_layers_that_stay_two(model: nn.Module) -> None:
     fast = optimize(model, (torch.randn(3, next(model.parameters()).shape[1]),), config=APPLY)
     assert sum(len(steps) - steps.count(Op.RELU) for steps in calls(fast)) == 2
+
+
+def test_layers_that_no_cache_holds() -> None:
+    model = scaled(
+        nn.Sequential(nn.Linear(1500, 1400), nn.ReLU(), nn.LayerNorm(1400), nn.Linear(1400, 2), nn.Sigmoid())
+    )
+    model[0].weight.data.mul_(0.1)
+    fast, exact = optimize(model, config=APPLY), copy.deepcopy(model).double()
+    for rows in (1, 70):
+        x = torch.randn(rows, 1500)
+        with torch.no_grad():
+            close([fast(x)], [model(x)], [exact(x.double())])
+        close(*(everything(net, x.to(net[0].weight.dtype).requires_grad_()) for net in (fast, model, exact)))

@@ -7,21 +7,20 @@ from its result where that is enough, else again from what the layer gave.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import reference
+from . import layers, reference
 from .plan import Op, Step
 
 aten = torch.ops.aten
 Kept = Callable[[Sequence[Tensor], Sequence[Tensor | None]], "Sequence[Tensor] | None"]
 
-_ONEDNN_FROM = 2e6  # multiply-adds: its call costs 12 us more than torch's, which at 50 a ns are 1e6
 _FROM_RESULT: dict[Op, Callable[[Tensor, Tensor, Step], Tensor]] = {
     Op.RELU: lambda grad, y, step: aten.threshold_backward(grad, y, 0),
     Op.SIGMOID: lambda grad, y, step: aten.sigmoid_backward(grad, y),
@@ -51,7 +50,7 @@ def layers_of(steps: Sequence[Step]) -> list[Layer]:
 def keeping(steps: Sequence[Step]) -> list[Step]:
     """The same steps, told which values their gradients need."""
     marked = [(Step(Op.LINEAR, layer.linear.tensors, (float(layer.own),)), *layer.behind) for layer in layers_of(steps)]
-    return list(chain.from_iterable(marked))
+    return list(itertools.chain.from_iterable(marked))
 
 
 class Chain(torch.autograd.Function):
@@ -87,10 +86,10 @@ def kept_by_torch(inputs: Sequence[Tensor], state: Sequence[Tensor | None], step
     x = torch.cat(list(inputs), -1) if len(inputs) > 1 else inputs[0]
     kept = [x.reshape(-1, x.shape[-1])]
     for layer in layers_of(steps):
-        x = reference.apply(x, state, layer.linear)
+        x = layers.apply(x, state, layer.linear)
         kept += [x.reshape(-1, x.shape[-1])] if layer.own else []
         for step in layer.behind:
-            x = reference.apply(x, state, step)
+            x = layers.apply(x, state, step)
         kept.append(x.reshape(-1, x.shape[-1]))
     return [x, *kept[:-1]]
 
@@ -118,16 +117,16 @@ def _leaf(tensor: Tensor | None, need: bool) -> Tensor | None:
 class _Backward:
     """One walk from the last layer to the first."""
 
-    def __init__(self, inputs: Any, state: Any, outputs: Any, layers: list[Layer], needs: Sequence[bool]) -> None:
-        self.inputs, self.state, self.layers = inputs, state, layers
+    def __init__(self, inputs: Any, state: Any, outputs: Any, chain: list[Layer], needs: Sequence[bool]) -> None:
+        self.inputs, self.state, self.layers = inputs, state, chain
         self.needs_inputs, self.needs = needs[: len(inputs)], needs[len(inputs) :]
         self.grads: list[Tensor | None] = [None] * len(state)
         result, *kept = outputs
-        copied = len(kept) == len(layers) + sum(layer.own for layer in layers)
+        copied = len(kept) == len(chain) + sum(layer.own for layer in chain)
         given = iter(kept)
         self.x: list[Any] = [next(given) if copied else _matrix(inputs[0])]  # what each layer reads
         self.own: list[Tensor | None] = []
-        for layer in layers:
+        for layer in chain:
             self.own.append(next(given) if layer.own else None)
             self.x.append(next(given, None))
         self.x[-1] = None if result is None else _matrix(result)
@@ -141,12 +140,12 @@ class _Backward:
             weight, bias = (*layer.linear.tensors, None)[:2]
             assert weight is not None
             if self.needs[weight]:
-                self._add(weight, product(grad.t(), x))
+                self._add(weight, layers.linear(grad.t(), x.t()))
             if bias is not None and self.needs[bias]:
                 self._add(bias, grad.sum(0))
             if at > first or any(self.needs_inputs):
-                grad = product(grad, self.state[weight])
-        return chain(self._of_inputs(grad), self.grads)  # type: ignore[return-value]
+                grad = layers.linear(grad, self.state[weight].t())
+        return itertools.chain(self._of_inputs(grad), self.grads)  # type: ignore[return-value]
 
     def _wanted_up_to(self, at: int) -> bool:
         """Whether a gradient is asked for in layer `at` or before it."""
@@ -190,10 +189,3 @@ class _Backward:
 
 def _matrix(x: Tensor) -> Tensor:
     return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-
-
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """left [M, N] @ right [N, K], through the faster library."""
-    if left.shape[0] * left.shape[1] * right.shape[1] < _ONEDNN_FROM or not torch.backends.mkldnn.is_available():
-        return left @ right
-    return torch.ops.mkldnn._linear_pointwise.default(left, right.t(), None, "none", [], "")

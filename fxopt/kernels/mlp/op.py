@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import entry, simd
 from ..build import BuildError, Library
-from . import autograd, reference
+from . import autograd, layers, reference
 from .plan import Op, decode, encode
 
 _HERE = Path(__file__).parent
@@ -35,20 +35,23 @@ _entry: Callable | None = None
 Call = Callable[[Sequence[Tensor], Sequence[Tensor | None], Sequence[int]], Tensor]
 
 
-def on(plan: Sequence[int]) -> Call:
+def on(plan: Sequence[int], is_wide: bool = True) -> Call:
     """The operator for one plan, past the dispatcher where nothing is to be recorded.
 
     inputs: [..., K_i] each, float32, any strides. state: weights, biases and statistics as the plan numbers them.
-    Returns [..., N], contiguous. Raises RuntimeError where tensors do not fit the plan.
+    is_wide: whether a weight may be too large for the caches. Returns [..., N], contiguous. Raises RuntimeError where
+    tensors do not fit the plan.
     """
     call, words, steps = _entry, torch.tensor(plan, dtype=torch.int64), decode(plan)
     n_inputs = plan[0]
     marked = torch.tensor(encode(-n_inputs, autograd.keeping(steps))) if steps[0].op == Op.LINEAR else None
 
     def kept(inputs: Sequence[Tensor], state: Sequence[Tensor | None]) -> Sequence[Tensor] | None:
-        return call(inputs, state, marked) if call is not None else None
+        return None if call is None or layers.pays(inputs, state, steps) else call(inputs, state, marked)
 
     def mlp(inputs: Sequence[Tensor], state: Sequence[Tensor | None], plan: Sequence[int]) -> Tensor:
+        if is_wide and not torch.is_grad_enabled() and layers.pays(inputs, state, steps):
+            return layers.run(inputs, state, steps)
         outputs = call(inputs, state, words) if call is not None else None
         if outputs is not None:
             return outputs[0]

@@ -1,5 +1,6 @@
 // From a request to a chain that can run: every tensor of the plan looked up and checked.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -12,7 +13,7 @@ struct Chain {
   std::vector<Step> steps;
   std::vector<std::vector<float>> vectors;  // scales and shifts of batch norms, for this call
   const Operand* inputs;
-  int64_t n_inputs, rows, width, widest;  // width: of the inputs side by side
+  int64_t n_inputs, rows, width, widest, both;  // width: of the inputs side by side; both: what a layer reads and gives
   int64_t last_linear;                    // from here on the steps work on the output
   bool keeps;                             // what a gradient needs is given out, too
   float* kept;                            // the inputs side by side, where they are kept
@@ -116,13 +117,15 @@ inline void resolve(const Request& request, Chain& chain) {
   chain.steps.clear();
   chain.vectors.clear();
   chain.widest = chain.width;
+  chain.both = 0;
   chain.last_linear = -1;
   const auto* records = reinterpret_cast<const Record*>(request.words + 1);
   for (int64_t s = 0, K = chain.width; s < n_steps; s++) {
     if (records[s].op < 0 || records[s].op >= kOps) refused("fxopt.mlp: no step %lld", (long long)records[s].op);
     resolve_step(chain, request, records[s], K);
     K = chain.steps.back().N;
-    chain.widest = K > chain.widest ? K : chain.widest;
+    chain.both = std::max(chain.both, chain.steps.back().K + K);
+    chain.widest = std::max(chain.widest, K);
     if (chain.steps.back().op == kLinear) chain.last_linear = s;
   }
   if (chain.last_linear < 0) refused("fxopt.mlp: a chain without a linear layer");
