@@ -10,6 +10,7 @@ BENCHMARKS = {
     "columns": "RECom's models E and F, whole and up to the concat, against eager, torch.compile and AOTInductor",
     "bags": "one large table of pooled bags, against F.embedding_bag and fbgemm_gpu",
     "gpu": "embedding columns and bags on a CUDA device, called and as a graph",
+    "dense": "attention, experts, interactions and DLRM, against eager and torch.compile; with a plot",
     "zoo": "third-party models against eager",
 }
 

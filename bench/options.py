@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -36,7 +37,12 @@ def begin(args: argparse.Namespace) -> Console:
 
 
 def finish(
-    args: argparse.Namespace, console: Console, name: str, cells: Sequence[Cell], neighbours: machine.Neighbours
+    args: argparse.Namespace,
+    console: Console,
+    name: str,
+    cells: Sequence[Cell],
+    neighbours: machine.Neighbours,
+    **more: Any,
 ) -> int:
     """Prints what a reader of the table must know, writes the results, and returns the exit status."""
     wrong = [f"{', '.join(cell.labels)}: {reason}" for cell in cells for reason in cell.refused.values()]
@@ -44,7 +50,7 @@ def finish(
         console.print(f"[red]{line}[/]")
     if neighbours.warning():
         console.print(f"[yellow]{neighbours.warning()}[/]")
-    results = {"others": neighbours.share(), "cells": [cell.as_dict() for cell in cells]}
+    results = {"others": neighbours.share(), "cells": [cell.as_dict() for cell in cells], **more}
     targets = ([args.json] if args.json else []) + ([None] if args.save else [])
     for target in targets:
         console.print(f"wrote {machine.save(name, results, target)}")

@@ -65,16 +65,17 @@ class Skipped:
     reason: str
 
 
-def with_fxopt(module: nn.Module, args: tuple) -> Ready | Skipped:
+def with_fxopt(module: nn.Module, args: tuple, lower: str = "fx") -> Ready | Skipped:
     """Seconds with the kernel library already built and loaded; `first_build` has the rest."""
     try:
+        from fxopt.config import Config
         from fxopt.optimize import optimize
     except ImportError as error:
         return Skipped(f"fxopt cannot be imported: {error}")
     with torch.no_grad():
         optimize(_TwoColumns(), (torch.zeros(2, 2, dtype=torch.int64),))
         start = time.perf_counter()
-        optimized = optimize(module, args)
+        optimized = optimize(module, args, Config(lower=lower))
     return Ready(optimized, time.perf_counter() - start)
 
 
@@ -104,7 +105,7 @@ def first_build(limit: float) -> float | Skipped:
 
 def with_compile(module: nn.Module, subject: Subject, batches: tuple[int, ...], limit: float) -> Ready | Skipped:
     """torch.compile as a user calls it: automatic dynamic shapes, one compile each for the first and second batch."""
-    cache = _scratch()
+    cache = scratch()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
     seconds = _elsewhere("compile", subject, batches, limit, cache)
     if isinstance(seconds, Skipped):
@@ -114,7 +115,7 @@ def with_compile(module: nn.Module, subject: Subject, batches: tuple[int, ...], 
 
 def with_aoti(subject: Subject, batch: int, limit: float) -> dict[str, Ready | Skipped]:
     """The C++ package, called as a Python user would, and its runner alone (no pytree, the tensors already flat)."""
-    package = Path(_scratch()) / "model.pt2"
+    package = Path(scratch()) / "model.pt2"
     seconds = _elsewhere("aoti", subject, (batch,), limit, str(package))
     if isinstance(seconds, Skipped):
         return {"aoti": seconds, "aoti runner": seconds}
@@ -127,7 +128,7 @@ def with_aoti(subject: Subject, batch: int, limit: float) -> dict[str, Ready | S
     return {"aoti": Ready(loaded, seconds, (batch,)), "aoti runner": Ready(runner, seconds, (batch,))}
 
 
-def _scratch() -> str:
+def scratch() -> str:
     """A folder until this process ends: a package holds all tables."""
     folder = tempfile.mkdtemp(prefix="fxopt-bench-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
