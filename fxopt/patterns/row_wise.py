@@ -128,7 +128,7 @@ class _Analysis:
         values = [source.meta.get("val") for source in sources]
         for source, value in zip(sources, values, strict=True):
             jagged = isinstance(value, Tensor) and self._depends(value) and not self.has_rows[source]
-            if jagged and not self._only_inner(value):
+            if jagged and not self._only_inner(value):  # type: ignore[arg-type]
                 raise NotRowWise(node, f"reads {source.name}, whose sizes are none of the batch")
         sizes = [source for source, value in zip(sources, values, strict=True) if isinstance(value, torch.SymInt)]
         if not sizes and not any(self.has_rows[source] for source in sources):
@@ -150,38 +150,35 @@ class _Analysis:
 
     def _keeps_rows(self, node: Node) -> bool:
         target: Any = node.target
-        if target in _ALWAYS or target in _BY_SIZE or getattr(target, "name", str)() in _OWN:
+        args: Any = node.args
+        name = getattr(target, "name", str)()
+        if target in _ALWAYS or target in _BY_SIZE or name in _OWN:
             return True
         if isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags:
             rank = node.meta["val"].dim()
             return all(n.meta["val"].dim() == rank for n in node.all_input_nodes if self.has_rows[n])
-        if target in _FIRST_ONLY or getattr(target, "name", str)() in _OWN_FIRST_ONLY:
-            first = node.args[0] if isinstance(node.args[0], list | tuple) else [node.args[0]]
+        if target in _FIRST_ONLY or name in _OWN_FIRST_ONLY:
+            first = args[0] if isinstance(args[0], list | tuple) else [args[0]]
             return all(n in first for n in node.all_input_nodes if self.has_rows[n])
         if target is aten.embedding.default:
-            weight, ids = node.args[:2]
-            return not self.has_rows[weight] and self.has_rows[ids]  # type: ignore[index]
+            return not self.has_rows[args[0]] and self.has_rows[args[1]]
         if target is aten.matmul.default:
-            left, right = node.args
-            apart = (
-                self.has_rows[left] and self.has_rows[right] and left.meta["val"].dim() == right.meta["val"].dim() > 2
-            )
-            return apart or (self.has_rows[left] and not self.has_rows[right])  # type: ignore[index]
+            left, right = args[0].meta["val"].dim(), args[1].meta["val"].dim()
+            apart = self.has_rows[args[1]] and left == right and left > 2
+            return self.has_rows[args[0]] and (apart or not self.has_rows[args[1]])
         if target is aten.permute.default:
-            return node.args[1][0] == 0  # type: ignore[index,comparison-overlap]
+            return bool(args[1][0] == 0)
         if target is aten.transpose.int:
-            return self._without_first(node, node.args[1:])
+            return self._without_first(node, args[1:])
         if target in _ADDED:
-            bias, first, weight = node.args[:3]
-            flat = bias.meta["val"].dim() == 1 or self.has_rows[bias]  # type: ignore[union-attr,index]
-            return flat and self.has_rows[first] and not self.has_rows[weight]  # type: ignore[index]
+            bias, rows, weight = args[:3]
+            flat = bias.meta["val"].dim() == 1 or self.has_rows[bias]
+            return flat and self.has_rows[rows] and not self.has_rows[weight]
         if target in _DIM:
             position, default = _DIM[target]
-            given = node.args[position] if len(node.args) > position else node.kwargs.get("dim", default)
+            given = args[position] if len(args) > position else node.kwargs.get("dim", default)
             return self._without_first(node, given)
-        if target in _NORMS:
-            return _NORMS[target](node)
-        return False
+        return target in _NORMS and _NORMS[target](node)
 
     def _without_first(self, node: Node, dims: Any) -> bool:
         first: Any = node.args[0]
@@ -271,12 +268,13 @@ _ADDED = {aten.addmm.default, aten._addmm_activation.default}
 # Operators along a dim, which must not be the first: position of the argument, and its default.
 _DIM: Mapping[Any, tuple[int, Any]] = {
     aten.cat.default: (1, 0), aten.stack.default: (1, 0), aten.softmax.int: (1, None), aten._softmax.default: (1, None),
-    aten.log_softmax.int: (1, None), aten.sum.dim_IntList: (1, None), aten.mean.dim: (1, None), aten.amax.default: (1, ()),
-    aten.amin.default: (1, ()), aten.select.int: (1, None), aten.slice.Tensor: (1, 0), aten.narrow.default: (1, None),
+    aten.log_softmax.int: (1, None), aten.sum.dim_IntList: (1, None), aten.mean.dim: (1, None),
+    aten.amax.default: (1, ()), aten.amin.default: (1, ()),
+    aten.select.int: (1, None), aten.slice.Tensor: (1, 0), aten.narrow.default: (1, None),
     aten.unsqueeze.default: (1, None), aten.squeeze.dim: (1, None), aten.unbind.int: (1, 0), aten.split.Tensor: (2, 0),
     aten.split_with_sizes.default: (2, 0), aten.index_select.default: (1, None), aten.gather.default: (1, None),
     aten.cumsum.default: (1, None), aten.max.dim: (1, None), aten.min.dim: (1, None), aten.topk.default: (2, -1),
 }  # fmt: skip
 _NORMS = {aten.layer_norm.default: _layer_norm, aten.batch_norm.default: _eval_norm}
 _OWN = {"fxopt::dot_interaction", "fxopt::factorization_machine"}
-_OWN_FIRST_ONLY = {"fxopt::mlp"}
+_OWN_FIRST_ONLY = {"fxopt::mlp", "fxopt::gpu_linear"}

@@ -99,7 +99,8 @@ class Replays:
         self._inputs = stage.Inputs(len(specs))
         self._graphs: OrderedDict[tuple, _Captured] = OrderedDict()
         self._seen: OrderedDict[tuple, None] = OrderedDict()
-        self._lock, self._stream = threading.Lock(), None
+        self._lock = threading.Lock()
+        self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
 
     def __call__(self, *tensors: Tensor) -> Sequence[Any]:
@@ -260,10 +261,8 @@ def _suited(graph: Graph, n_state: int, on_host: Sequence[bool]) -> torch.device
             raise _NoGraph(f"{node.name} calls an opaque module")
         if node.op == "call_function" and (has_effects(node) or is_random(node)):
             raise _NoGraph(f"{node.name} has an effect beyond its result")
-    devices = {
-        value.device for value in (n.meta.get("val") for n in placeholders[:n_state]) if isinstance(value, Tensor)
-    }
-    devices |= {value.device for value in returned}
+    state = [n.meta["val"] for n in placeholders[:n_state]]
+    devices = {value.device for value in [*state, *returned] if isinstance(value, Tensor)}
     if len(devices) != 1:
         raise _NoGraph(f"tensors on {', '.join(sorted(map(str, devices)))}")
     (device,) = devices

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fxopt.kernels.columns import cuda
 from fxopt.kernels.columns.encode import DTYPES, encode
 from fxopt.kernels.columns.plan import Plan
 
@@ -68,11 +69,41 @@ class Shim:
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path))
         self.library.fxopt_cuda_columns.restype = ctypes.c_bool
-        self.library.fxopt_cuda_failure.restype = ctypes.c_bool
+        for name in ("failure", "entries", "sums"):
+            getattr(self.library, f"fxopt_cuda_{name}").restype = ctypes.c_bool
         self.library.fxopt_cuda_clamped.restype = ctypes.c_longlong
 
     def run(self, tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Plan, seed: int = 0) -> list[Tensor]:
-        words, keep = encode(plan), list[object]()
+        call = self.library.fxopt_cuda_columns
+        return self._call(tensors, tables, encode(plan), seed, lambda request, *rest: call(request, *rest))[
+            : len(plan.widths)
+        ]
+
+    def backward(
+        self, grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor, seed: int = 0
+    ) -> list[Tensor]:
+        """As fxopt.kernels.columns.cuda.backward, the sort by torch on the CPU."""
+        keep = list[object]()
+        arrays = _arrays(grads, keep)
+        call = self.library.fxopt_cuda_entries
+        keys, places, scales = self._call(
+            tensors, tables, plan, seed, lambda request, *rest: call(request, arrays, *rest), more=grads
+        )
+        found = [torch.zeros(t.shape) for t in tables]
+        by_key, order = torch.sort(keys.view(-1), stable=True)
+        n, max_dim = by_key.numel(), max(t.shape[1] for t in tables)
+        known = torch.tensor([(grad.data_ptr(), grad.shape[1]) for grad in found])
+        edges = torch.full((2, -(-n // 32) * max(1, max_dim)), float("nan"))
+        group_log2 = min(5, max(0, -(-max_dim // 4) - 1).bit_length())
+        pointers = (t.data_ptr() for t in (by_key, order, places, scales, known, edges[0], edges[1]))
+        sums, text = cuda._Sums(*pointers, n, max_dim, group_log2), ctypes.create_string_buffer(256)
+        named = [self._name(t) for t in (*grads, edges)]
+        assert self.library.fxopt_cuda_sums(ctypes.byref(sums), None, text), text.value
+        self._finish(named)
+        return found
+
+    def _call(self, tensors, tables, words, seed, call, more=()) -> list[Tensor]:  # type: ignore[no-untyped-def]
+        keep = list[object]()
         memory: list[tuple[Tensor, tuple[int, int], torch.dtype]] = []
 
         def allocate(_: object, rows: int, width: int, dtype: int) -> int:
@@ -80,7 +111,7 @@ class Shim:
             memory.append((torch.full((size + 2 * GUARD,), POISON, dtype=torch.uint8), (rows, width), _NAMES[dtype]))
             return memory[-1][0].data_ptr() + GUARD
 
-        named = [self._name(t) for t in (*tensors, *tables)]
+        named = [self._name(t) for t in (*tensors, *tables, *more)]
         callback = ALLOCATE(allocate)
         request = Request(
             *(_arrays(group, keep) for group in (tensors, tables)), len(tensors), len(tables),
@@ -88,15 +119,19 @@ class Shim:
         )  # fmt: skip
         self.library.shim_seed(ctypes.c_uint64(seed))
         text = ctypes.create_string_buffer(256)
-        ok = self.library.fxopt_cuda_columns(ctypes.byref(request), None, 0, text)
+        ok = call(ctypes.byref(request), None, 0, text)
+        self._finish(named, ok=ok, text=text)
+        return [_checked(*one) for one in memory]
+
+    def _finish(self, named: list[ctypes.c_void_p], ok: bool = True, text: ctypes.Array | None = None) -> None:
         for pointer in named:
             self.library.shim_forget(pointer)
         if not ok:
-            raise RuntimeError(text.value.decode())
+            raise RuntimeError(text.value.decode() if text else "")
+        text = ctypes.create_string_buffer(256)
         self.library.shim_problem(text)
         if text.value:
             raise ShimError(text.value.decode())
-        return [_checked(*one) for one in memory[: len(plan.widths)]]
 
     def failure(self) -> str:
         text = ctypes.create_string_buffer(256)

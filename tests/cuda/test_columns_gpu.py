@@ -124,5 +124,5 @@ def test_gradients_equal_the_references(seed):
     (expected,) = reference.columns(call.tensors, tables, plan)
     want = torch.autograd.grad(expected, tables, grad)
     for a, b, c in zip(got, want, again, strict=True):
-        torch.testing.assert_close(a, b, equal_nan=True)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, equal_nan=True)
         assert torch.equal(a.nan_to_num(), c.nan_to_num())

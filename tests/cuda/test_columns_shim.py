@@ -7,6 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from fxopt.kernels.columns import reference
+from fxopt.kernels.columns.autograd import _make_split
+from fxopt.kernels.columns.encode import encode, plan_of
 from fxopt.kernels.columns.plan import Column, Instr, Offsets, Op, Plan, Source
 from tests.cuda.compare import assert_same, random_call
 from tests.cuda.shim_library import CUDA, Shim, ShimError, compile_shim
@@ -25,6 +28,33 @@ def test_every_schedule_gives_the_same_bits(shim):
     call = random_call(7, 9, 6)
     first, *others = (shim.run(call.tensors, call.tables, call.plan, seed)[0] for seed in range(3))
     assert all(torch.equal(first.nan_to_num(), other.nan_to_num()) for other in others)
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("seed", range(3))
+def test_gradients_equal_the_references(shim, divides_as_cuda, seed, rows):
+    call = random_call(seed * 100 + rows, rows, 8, ("lookup", "dense_pool", "bag"))
+    needs = (False,) * len(call.tensors), (True,) * len(call.tables)
+    split = _make_split(call.plan, *needs, tuple("cuda" if t.dtype == torch.float32 else "" for t in call.tables))
+    if split.kernel is None:
+        pytest.skip("no column of this call has a gradient in the kernel")
+    tables = [call.tables[t].detach().clone().requires_grad_() for t in split.kernel_tables]
+    outputs = reference.columns(call.tensors, tables, plan_of(split.kernel), check=False)
+    grads = [torch.randn_like(o) for o in outputs]
+    expected = torch.autograd.grad(outputs, tables, grads)
+    found, again = (shim.backward(grads, call.tensors, tables, split.kernel, seed) for _ in range(2))
+    for a, b, c in zip(found, expected, again, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        assert torch.equal(a, c)
+
+
+def test_a_row_of_many_ids_is_summed_in_order(shim):
+    ids = torch.cat([torch.zeros(300), torch.randint(0, 3, (100,)), torch.full((90,), 2)]).long()
+    plan = Plan((Column(Source(0), 0, 0, 0), Column(Source(0), 1, 0, 6)), (11,), ("float32",))
+    tables, grad = [torch.zeros(7, 6), torch.zeros(3, 5)], torch.randn(490, 11)
+    found = shim.backward([grad], [ids], tables, encode(plan))
+    expected = [torch.zeros_like(t).index_add_(0, ids, g) for t, g in zip(tables, grad.split([6, 5], 1), strict=True)]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_more_tensors_than_a_launch_carries(shim):
@@ -83,14 +113,14 @@ def test_a_plan_that_does_not_fit_is_an_error(shim):
         shim.run(tensors, tables, plan)
 
 
-SORTED = "for (int k = thread; k + 1 < n; k += 32) sorted &= shared[k] <= shared[k + 1];\n"
-BARRIERS = (f"  __syncwarp();\n#pragma unroll 1\n  {SORTED}", "  return {n, padded, __all_sync(kAll, sorted) != 0};")
+AFTER_LOADS = "  __syncwarp();\n  bool sorted = true;"
+SORTED = "edges.sorted = __all_sync(kAll, sorted) != 0"
 AT_BAG = "  const Bag bag = bag_of(launch, record, row, rows, wanted);"
 # What is wrong, where, and what the source says instead.
 MUTATIONS = {
     "no bounds check": ("rows.cuh", "bad |= uint64_t(id[k]) >= rows;", ""),
     "no mask of the tail": ("rows.cuh", "if (row < live)", ""),
-    "no barrier after staging": ("rows.cuh", "".join(BARRIERS), "  return {n, padded, sorted};"),
+    "no barrier after staging": ("rows.cuh", AFTER_LOADS, "  bool sorted = true;", SORTED, "edges.sorted = true"),
     "threads leave before a collective": ("pool.cuh", AT_BAG, f"  if (!wanted) return;\n{AT_BAG}"),
 }  # fmt: skip
 
@@ -105,12 +135,11 @@ def mutants(tmp_path_factory):
         (columns / "cuda").mkdir(parents=True)
         for path in (*CUDA.parent.glob("*.h"), *CUDA.glob("*.*")):
             (columns / path.relative_to(CUDA.parent)).write_bytes(path.read_bytes())
-        file, old, new = MUTATIONS[name]
+        file, *changes = MUTATIONS[name]
         source = (columns / "cuda" / file).read_text()
-        assert source.count(old) == 1, f"{file} no longer holds what the mutation {name!r} replaces"
-        source = source.replace(old, new).replace(
-            "__all_sync(kAll, sorted) != 0" if "barrier" in name else "\0", "sorted"
-        )
+        for old, new in zip(changes[::2], changes[1::2], strict=True):
+            assert source.count(old) == 1, f"{file} no longer holds what the mutation {name!r} replaces"
+            source = source.replace(old, new)
         (columns / "cuda" / file).write_text(source)
         return Shim(compile_shim(folder, columns / "cuda" / "columns.cu", "-O0"))
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from . import reference
+from . import cuda, reference
 from .encode import encode, plan_of
 from .plan import Column, Op, Plan
 
-_KERNEL_DTYPES = (torch.float32, torch.float64)
+_KERNEL_DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32,)}
 _BACKWARD = "fxopt::columns_backward"
 
 
@@ -48,7 +48,7 @@ def backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], list[T
     *inputs, plan = ctx.saved_tensors
     tensors, tables = inputs[: ctx.n_tensors], inputs[ctx.n_tensors :]
     needs_tensors, needs_tables, _ = ctx.needs_input_grad
-    by_kernel = tuple(bool(need) and _has_kernel(table) for need, table in zip(needs_tables, tables, strict=True))
+    by_kernel = tuple(_kernel_of(table) if need else "" for need, table in zip(needs_tables, tables, strict=True))
     split = _split(plan, tuple(map(bool, needs_tensors)), tuple(map(bool, needs_tables)), by_kernel)
     tensor_grads: list[Tensor | None] = [None] * len(tensors)
     table_grads_: list[Tensor | None] = [None] * len(tables)
@@ -73,9 +73,12 @@ def no_second_derivative(ctx: Any, grads: list[Tensor]) -> None:
     raise RuntimeError("fxopt.columns: second derivatives are not implemented; run the model eagerly for them")
 
 
-def _has_kernel(table: Tensor) -> bool:
-    key = table.device.type.upper()
-    return table.dtype in _KERNEL_DTYPES and torch._C._dispatch_has_kernel_for_dispatch_key(_BACKWARD, key)
+def _kernel_of(table: Tensor) -> str:
+    """The device whose kernel gives this table's gradient; "" where none does."""
+    device = table.device.type
+    if table.dtype not in _KERNEL_DTYPES.get(device, ()):
+        return ""
+    return device if torch._C._dispatch_has_kernel_for_dispatch_key(_BACKWARD, device.upper()) else ""
 
 
 def _differentiate(
@@ -115,6 +118,8 @@ def _make_split(plan: Plan, needs_tensors: tuple, needs_tables: tuple, by_kernel
     for column in plan.columns:
         fast = column.table is not None and by_kernel[column.table] and column.pool != "max"
         fast = fast and bool(column.bag or column.source.rows)  # a kernel plan tells its rows by itself
+        if fast and by_kernel[column.table] == "cuda":  # type: ignore[index]
+            fast = cuda.differentiates(column, plan.dtypes[column.output])
         values = any(needs_tensors[t] for t in _float_inputs(column))
         if fast and not values:
             kernel.append(column)

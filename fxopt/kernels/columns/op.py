@@ -123,6 +123,8 @@ def _load_cuda() -> bool:
             return False
         if _entry is not None and address is not None:
             _entry.__self__.bind_cuda(address)  # type: ignore[attr-defined]
+        if _library is not None and address is not None:
+            _library.impl("columns_backward", cuda.backward, "CUDA")
         return True
 
 

@@ -124,16 +124,16 @@ class Stage:
             torch.frombuffer(bytearray(data or bytes(8)), dtype=torch.uint8).to(device)
             for data in (slots, struct.pack(f"<{2 * len(items)}i", *(x for item in items for x in item)))
         ]
-        self._keep = [*on_device, *pinned]
+        self._keep: list[object] = [*on_device, *pinned]
         self._stages = []
-        for memory in pinned or [None]:
-            table = _slots(rooms, there, offsets, memory.data_ptr() if memory is not None else 0)
+        for pinned_at in [memory.data_ptr() for memory in pinned] or [0]:
+            table = _slots(rooms, there, offsets, pinned_at)
             held = ctypes.create_string_buffer(table or b"\0")
             self._keep.append(held)
             self._stages.append(
                 _Stage(
                     on_device[0].data_ptr(), on_device[1].data_ptr(), len(items), len(rooms), ctypes.addressof(held),
-                    memory.data_ptr() if memory is not None else 0, self._memory.data_ptr(), packed_bytes, len(there),
+                    pinned_at, self._memory.data_ptr(), packed_bytes, len(there),
                 )
             )  # fmt: skip
         self._copied = [torch.cuda.Event() for _ in pinned]

@@ -34,7 +34,7 @@ struct uint4 { unsigned x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct dim3 {
   unsigned x, y = 1, z = 1;
-  dim3(unsigned x = 1) : x(x) {}
+  dim3(unsigned x = 1, unsigned y = 1) : x(x), y(y) {}
 };
 
 namespace shim {

@@ -44,9 +44,11 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   scheduler.random.seed(shim::seed);
   scheduler.body = [&] { kernel(parameters); };
   gridDim = config->gridDim;
-  for (unsigned b = 0; b < config->gridDim.x && shim::problem.empty(); b++) {
-    blockIdx = dim3(b);
-    scheduler.run_block(int(config->blockDim.x));
+  for (unsigned y = 0; y < config->gridDim.y; y++) {
+    for (unsigned x = 0; x < config->gridDim.x && shim::problem.empty(); x++) {
+      blockIdx = dim3(x, y);
+      scheduler.run_block(int(config->blockDim.x));
+    }
   }
   return cudaSuccess;
 }

@@ -12,10 +12,12 @@ import os
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ...build import Library
 from ...build import build as build_cpp
 from ...cuda_build import CudaLibrary, arch_of, build
+from ..plan import Column
 
 _HERE = Path(__file__).parent
 _SHARED = (_HERE.parent / "layout.h", _HERE.parent / "entry.h")
@@ -31,6 +33,7 @@ WRAPPER = Library(
     headers=_SHARED,
     cflags=("-O2", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020b000000000000"),
 )
+_CHUNK = 32  # backward.cuh's kChunk
 MODES = ("raise", "clamp", "unchecked")
 _kernel: ctypes.CDLL | None = None
 
@@ -51,7 +54,8 @@ def load() -> int | None:
     torch.ops.load_library(wrapper_path)
     torch_cuda = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
     kernel.fxopt_cuda_failure.restype = kernel.fxopt_cuda_reported.restype = ctypes.c_bool
-    addresses = (kernel.fxopt_cuda_columns, torch_cuda.aoti_torch_get_current_cuda_stream)
+    kernel.fxopt_cuda_sums.restype = ctypes.c_bool
+    addresses = (kernel.fxopt_cuda_columns, kernel.fxopt_cuda_entries, torch_cuda.aoti_torch_get_current_cuda_stream)
     wrapper = ctypes.CDLL(str(wrapper_path))
     wrapper.fxopt_cuda_bind(*(ctypes.cast(f, ctypes.c_void_p) for f in addresses))
     kernel.fxopt_cuda_blocking(os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
@@ -88,3 +92,48 @@ def failure(device: int = 0) -> str | None:
     torch.cuda.synchronize(device)
     text = ctypes.create_string_buffer(256)
     return text.value.decode() if _kernel.fxopt_cuda_failure(device, text) else None
+
+
+class _Sums(ctypes.Structure):
+    """backward.cuh's Sums."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("sorted", "order", "from", "scales", "targets", "head", "tail")),
+        *((name, ctypes.c_int64) for name in ("n", "max_dim")),
+        *((name, ctypes.c_int32) for name in ("group_log2", "unused")),
+    ]
+
+
+def backward(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
+    """fxopt::columns_backward for CUDA: a stable sort by table and row, then sums in the order of the ids.
+
+    Args:
+        grads: float32, contiguous, one for each output of the plan.
+        plan: of columns that :func:`differentiates` accepts.
+    """
+    assert _kernel is not None
+    found = [torch.empty_like(table, memory_format=torch.contiguous_format) for table in tables]
+    if not found:
+        return found
+    torch._foreach_zero_(found)
+    keys, addresses, scales = torch.ops.fxopt.columns_entries(grads, tensors, tables, plan)
+    by_key, order = torch.sort(keys.view(-1), stable=True)
+    n, max_dim = by_key.numel(), max(table.shape[1] for table in tables)
+    known = torch.tensor([(grad.data_ptr(), grad.shape[1]) for grad in found]).to(keys.device)
+    edges = scales.new_empty(2, -(-n // _CHUNK) * max(1, max_dim))
+    group_log2 = min(5, max(0, -(-max_dim // 4) - 1).bit_length())
+    pointers = (t.data_ptr() for t in (by_key, order, addresses, scales, known, edges[0], edges[1]))
+    sums, text = _Sums(*pointers, n, max_dim, group_log2), ctypes.create_string_buffer(256)
+    with torch.cuda.device(keys.device):
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        if not _kernel.fxopt_cuda_sums(ctypes.byref(sums), stream, text):
+            raise RuntimeError(text.value.decode())
+    return found
+
+
+def differentiates(column: Column, dtype: str) -> bool:
+    """Whether :func:`backward` serves a column that writes outputs of `dtype`."""
+    scaled = (
+        column.weights or column.divisor or column.is_masked or (column.pool == "mean" and column.padding is not None)
+    )
+    return dtype == "float32" and column.pool != "max" and not scaled and bool(column.bag or column.source.rows)

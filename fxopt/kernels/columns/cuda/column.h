@@ -9,8 +9,10 @@ struct Image {
   std::vector<Rare> rares;
   std::vector<Step> steps;
   std::vector<Segment> segments;
+  std::vector<Span> spans;
   std::vector<int64_t> words;
   int64_t items = 0;
+  int32_t entries_word = 0;
 };
 
 struct Columns {

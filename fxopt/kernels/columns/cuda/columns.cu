@@ -1,4 +1,6 @@
 // fxopt::columns on CUDA: one launch for all columns of a call. A plain C interface; torch is in torch.cpp.
+#include "backward.h"
+#include "backward.cuh"
 #include "host.h"
 #include "pool.cuh"
 #include "rows.cuh"
@@ -44,10 +46,41 @@ FXOPT_DEVICE void run_item(const Launch& launch, int item, float* shared) {
 // Two blocks a multiprocessor: registers for loads in flight serve better than more warps. H200, MICRO'24's bags: 475 us
 // so, 508 with three blocks and half the loads, 640 with four.
 __global__ void __launch_bounds__(kWarps * 32, 2) columns_kernel(const __grid_constant__ Launch launch) {
-  __shared__ float edges[kWarps][kEdges];
+  __shared__ __align__(16) float edges[kWarps][kEdges + 4 * kGroups];
   const int warp = threadIdx.x >> 5;
   for (int item = int(blockIdx.x) * kWarps + warp; item < launch.items; item += int(gridDim.x) * kWarps)
     run_item(launch, item, edges[warp]);
 }
 
 }  // namespace fxopt::cuda
+
+#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
+
+// The entries of a backward, see backward.h. False: `text` (256 bytes) says what is wrong.
+FXOPT_EXPORT bool fxopt_cuda_entries(const fxopt::Request* request, const fxopt::Array* grads, void* stream, int device, char* text) {
+  try {
+    fxopt::cuda::entries(*request, grads, static_cast<cudaStream_t>(stream), device);
+    return true;
+  } catch (const std::exception& error) {
+    snprintf(text, 256, "%s", error.what());
+    return false;
+  }
+}
+
+// Adds sorted entries to gradients that are zero.
+FXOPT_EXPORT bool fxopt_cuda_sums(const fxopt::cuda::Sums* sums, void* stream, char* text) {
+  using namespace fxopt::cuda;
+  try {
+    if (sums->n == 0) return true;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(unsigned((((sums->n + kChunk - 1) / kChunk << sums->group_log2) + 255) / 256));
+    config.blockDim = dim3(256);
+    config.stream = static_cast<cudaStream_t>(stream);
+    check(cudaLaunchKernelEx(&config, sums_kernel, *sums), "launch");
+    check(cudaLaunchKernelEx(&config, joins_kernel, *sums), "launch");
+    return true;
+  } catch (const std::exception& error) {
+    snprintf(text, 256, "%s", error.what());
+    return false;
+  }
+}

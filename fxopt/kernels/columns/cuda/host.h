@@ -99,11 +99,11 @@ inline size_t append(std::string& bytes, const std::vector<T>& items) {
 
 __global__ void columns_kernel(const __grid_constant__ Launch launch);
 
-inline void launch(Device& device, const Request& request, const Image& image, cudaStream_t stream, bool capturing) {
-  if (image.items == 0) return;
+// What a kernel gets; valid until the next call in this thread.
+inline Launch& parameters_of(Device& device, const Request& request, const Image& image, cudaStream_t stream, bool capturing) {
   std::string bytes;
   bytes.reserve(image.records.size() * sizeof(Record) + image.rares.size() * sizeof(Rare) + image.steps.size() * sizeof(Step) + 64);
-  const size_t records = append(bytes, image.records), rares = append(bytes, image.rares), steps = append(bytes, image.steps);
+  const size_t records = append(bytes, image.records), rares = append(bytes, image.rares), steps = append(bytes, image.steps), spans = append(bytes, image.spans);
   bytes.resize(bytes.size() + 16);
   const char* data = device.keep(request.words, bytes, capturing);
   if (!data) {
@@ -115,6 +115,8 @@ inline void launch(Device& device, const Request& request, const Image& image, c
   parameters.records = reinterpret_cast<const Record*>(data + records);
   parameters.rares = reinterpret_cast<const Rare*>(data + rares);
   parameters.steps = reinterpret_cast<const Step*>(data + steps);
+  parameters.spans = reinterpret_cast<const Span*>(data + spans);
+  parameters.entries_word = image.entries_word;
   parameters.errors = device.errors;
   parameters.plan = request.n_words;
   parameters.mode = mode;
@@ -122,12 +124,17 @@ inline void launch(Device& device, const Request& request, const Image& image, c
   parameters.n_segments = int32_t(image.segments.size());
   std::copy(image.segments.begin(), image.segments.end(), parameters.segments);
   std::copy(image.words.begin(), image.words.end(), parameters.words);
+  return parameters;
+}
+
+inline void launch(Device& device, const Request& request, const Image& image, cudaStream_t stream, bool capturing) {
+  if (image.items == 0) return;
   const int64_t most = int64_t(device.processors) * blocks_per_processor, blocks = (image.items + kWarps - 1) / kWarps;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(unsigned(std::min(most, blocks)));
   config.blockDim = dim3(kWarps * 32);
   config.stream = stream;
-  check(cudaLaunchKernelEx(&config, columns_kernel, parameters), "launch");
+  check(cudaLaunchKernelEx(&config, columns_kernel, parameters_of(device, request, image, stream, capturing)), "launch");
 }
 
 inline std::string describe(const Failure& f) {
@@ -157,10 +164,15 @@ inline void raise(Device& device) {
   if (!text.empty()) throw std::runtime_error(text);
 }
 
-inline void run(const Request& request, cudaStream_t stream, int index) {
+inline Plan checked_plan(const Request& request) {
   const Plan plan(request.words);
   if (request.n_words < int64_t(sizeof(Header) / 8) || plan.header->version != kVersion) fail("fxopt.columns: expected a plan tensor made by encode()");
   if (reinterpret_cast<const int64_t*>(plan.tiles + plan.header->n_tiles) - request.words > request.n_words) fail("fxopt.columns: the plan tensor was cut off");
+  return plan;
+}
+
+inline void run(const Request& request, cudaStream_t stream, int index) {
+  const Plan plan = checked_plan(request);
   Device& device = device_of(index);
   cudaStreamCaptureStatus status;
   check(cudaStreamIsCapturing(stream, &status), "stream");

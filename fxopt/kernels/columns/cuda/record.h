@@ -73,6 +73,12 @@ struct Segment {
   int32_t span;  // positions an item covers, a multiple of 32; or lanes of a warp that share a bag
 };
 
+// A column's entries among those of all columns of a backward, and the row whose gradient stays zero (-1: none).
+struct Span {
+  int64_t base, count, rows, frozen;
+  int32_t table, unused;
+};
+
 enum Mode : int32_t { kRaise, kClamp, kUnchecked };
 enum FailureKind : int32_t { kNoFailure, kBadId, kBadOffsets };
 
@@ -90,16 +96,17 @@ struct Errors {
 };
 
 constexpr int kSegments = 12, kWarps = 8;
-constexpr int kEdges = 256;  // floats that a warp keeps in shared memory
-constexpr int kWords = 3968;  // launch parameters end at 32,764 bytes
+constexpr int kEdges = 256, kGroups = 8;  // boundaries that a warp keeps in shared memory, and groups of them
+constexpr int kWords = 3960;  // launch parameters end at 32,764 bytes
 
 struct Launch {
   const Record* records;
   const Rare* rares;
   const Step* steps;
+  const Span* spans;
   Errors* errors;
   int64_t plan;
-  int32_t mode, items, n_segments, unused;
+  int32_t mode, items, n_segments, entries_word;  // entries_word: of gradients, see backward.cuh
   Segment segments[kSegments];
   int64_t words[kWords];  // pointers of inputs and outputs, sizes of bags
 };

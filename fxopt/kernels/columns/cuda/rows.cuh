@@ -7,12 +7,24 @@ namespace fxopt::cuda {
 
 constexpr int kPerThread = 4;
 
-// Boundaries in shared memory: `n` of them, then infinity up to `padded`, a power of two less one. Where they are sorted,
-// any order of looking finds the same place, so this one has no branches.
+// Boundaries in shared memory: `n` of them, then infinity up to 8 groups of 16 (or 32) slots. Where they are sorted, any
+// order of looking finds the same place, so this one takes two loads of four: the last boundary of each group is in
+// registers, those that quarter a group are behind the boundaries, and a quarter is a leaf. (A binary search's seven
+// dependent loads, at random banks, were half of all waiting.)
 struct Edges {
-  int n, padded;
-  bool sorted;
+  int n;
+  bool sorted, wide;  // groups of 32
+  float last[kGroups - 1];
 };
+
+template <bool RIGHT>
+FXOPT_DEVICE int passed(float boundary, float v) { return RIGHT ? !(boundary > v) : !(boundary >= v); }
+
+template <bool RIGHT>
+FXOPT_DEVICE int passed(const float* four, float v) {
+  const float4 b = *reinterpret_cast<const float4*>(four);
+  return passed<RIGHT>(b.x, v) + passed<RIGHT>(b.y, v) + passed<RIGHT>(b.z, v) + passed<RIGHT>(b.w, v);
+}
 
 template <bool RIGHT>
 FXOPT_DEVICE void bucketize(const float* data, const Edges& edges, const float (&v)[kPerThread], int64_t (&id)[kPerThread]) {
@@ -21,30 +33,38 @@ FXOPT_DEVICE void bucketize(const float* data, const Edges& edges, const float (
     for (int k = 0; k < kPerThread; k++) id[k] = search<float, RIGHT>(edges.n, v[k], [&](int at) { return data[at]; });
     return;
   }
-  int at[kPerThread] = {};
-#pragma unroll 1
-  for (int half = (edges.padded + 1) >> 1; half >= 1; half >>= 1) {
-    const float* middle = data + half - 1;
+  const int leaf = edges.wide ? 8 : 4;
+  int at[kPerThread];
 #pragma unroll
-    for (int k = 0; k < kPerThread; k++) {
-      const float boundary = middle[at[k]];
-      if (RIGHT ? !(boundary > v[k]) : !(boundary >= v[k])) at[k] += half;
-    }
+  for (int k = 0; k < kPerThread; k++) {
+    int group = 0;
+#pragma unroll
+    for (int g = 0; g < kGroups - 1; g++) group += passed<RIGHT>(edges.last[g], v[k]);
+    at[k] = group;
   }
 #pragma unroll
-  for (int k = 0; k < kPerThread; k++) id[k] = at[k] < edges.n ? at[k] : edges.n;  // infinite and NaN values go on into the padding
+  for (int k = 0; k < kPerThread; k++) {
+    const float4 quarters = *reinterpret_cast<const float4*>(data + kEdges + at[k] * 4);
+    at[k] = (at[k] * 4 + passed<RIGHT>(quarters.x, v[k]) + passed<RIGHT>(quarters.y, v[k]) + passed<RIGHT>(quarters.z, v[k])) * leaf;
+  }
+#pragma unroll
+  for (int k = 0; k < kPerThread; k++) {
+    int found = at[k] + passed<RIGHT>(data + at[k], v[k]);
+    if (edges.wide) found += passed<RIGHT>(data + at[k] + 4, v[k]);
+    id[k] = found < edges.n ? found : edges.n;  // infinite and NaN values go on into the padding
+  }
 }
 
 // The boundaries of a column's first bucketize, copied to this warp's shared memory in one go.
 FXOPT_DEVICE Edges stage_edges(const Record& record, float* shared) {
   const int n = record.n_edges, thread = threadIdx.x & 31;
-  if (record.way != kStagedBucketize) return {0, 0, false};
+  Edges edges{n, true, n >= kEdges / 2};
+  if (record.way != kStagedBucketize) return edges;
   __syncwarp();  // nobody reads the last column's any more
-  bool sorted = true;
-  const int padded = n == 0 ? 0 : (2 << (31 - __clz(n))) - 1, stride = record.edges_stride;
+  const int stride = record.edges_stride, slots = edges.wide ? kEdges : kEdges / 2, group = slots / kGroups;
   const char* from = record.edges;
 #pragma unroll 1
-  for (int at = 0; at < padded; at += 128) {  // four loads on their way at a time
+  for (int at = 0; at < slots; at += 128) {  // four loads on their way at a time
     float mine[4];
 #pragma unroll
     for (int u = 0; u < 4; u++) {
@@ -52,15 +72,19 @@ FXOPT_DEVICE Edges stage_edges(const Record& record, float* shared) {
       mine[u] = k < n ? load_as<float>(from + k * stride) : INFINITY;
     }
 #pragma unroll
-    for (int u = 0; u < 4; u++) {
-      const int k = at + u * 32 + thread;
-      if (k < padded) shared[k] = mine[u];
-    }
+    for (int u = 0; u < 4; u++) shared[at + u * 32 + thread] = mine[u];
   }
   __syncwarp();
+  bool sorted = true;
 #pragma unroll 1
   for (int k = thread; k + 1 < n; k += 32) sorted &= shared[k] <= shared[k + 1];
-  return {n, padded, __all_sync(kAll, sorted) != 0};
+  const float end = shared[thread / 4 * group + (thread % 4 + 1) * (group / 4) - 1];  // of a quarter of a group
+  shared[kEdges + thread] = end;
+#pragma unroll
+  for (int g = 0; g < kGroups - 1; g++) edges.last[g] = __shfl_sync(kAll, end, g * 4 + 3);
+  edges.sorted = __all_sync(kAll, sorted) != 0;
+  __syncwarp();
+  return edges;
 }
 
 template <class T>

@@ -14,6 +14,7 @@ namespace fxopt {
 
 struct Bound {
   bool (*columns)(const Request*, void* stream, int device, char* text) = nullptr;
+  bool (*entries)(const Request*, const Array* grads, void* stream, int device, char* text) = nullptr;
   AOTITorchError (*current_stream)(int32_t device, void** stream) = nullptr;
 };
 static Bound bound;
@@ -51,15 +52,21 @@ static char* allocate(void* context, int64_t rows, int64_t width, int32_t dtype)
   return static_cast<char*>(results.tensors.back().data_ptr());
 }
 
+static void* stream_of(int device) {
+  void* stream;
+  TORCH_ERROR_CODE_CHECK(bound.current_stream(device, &stream));
+  return stream;
+}
+
 // On the device's current stream. False: `text` (256 bytes) says what is wrong.
 static bool run(const Request& request, int device, char* text) {
   const torch::stable::accelerator::DeviceGuard guard(device);
-  void* stream;
-  TORCH_ERROR_CODE_CHECK(bound.current_stream(device, &stream));
-  return bound.columns(&request, stream, device, text);
+  return bound.columns(&request, stream_of(device), device, text);
 }
 
-std::vector<Tensor> columns(const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan) {
+// `call(request, text)` on the tensors of a call; the results are what it allocated.
+template <class F>
+static std::vector<Tensor> with_request(const std::vector<Tensor>& tensors, const std::vector<Tensor>& tables, const Tensor& plan, F call) {
   STD_TORCH_CHECK(bound.columns != nullptr, "fxopt.columns: no CUDA library was bound");
   Results results{{}, tables.empty() ? tensors.at(0).get_device_index() : tables[0].get_device_index()};
   const int device = results.device;
@@ -70,20 +77,43 @@ std::vector<Tensor> columns(const std::vector<Tensor> tensors, const std::vector
   const Request request{inputs.data(), weights.data(), int64_t(inputs.size()), int64_t(weights.size()),
                         reinterpret_cast<const int64_t*>(words.data), words.sizes[0], allocate, &results};
   char text[256];
-  if (!run(request, device, text)) throw std::runtime_error(text);
-  results.tensors.erase(results.tensors.begin() + reinterpret_cast<const Header*>(words.data)->n_outputs, results.tensors.end());
+  if (!call(request, device, text)) throw std::runtime_error(text);
   return std::move(results.tensors);
+}
+
+std::vector<Tensor> columns(const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan) {
+  std::vector<Tensor> found = with_request(tensors, tables, plan, [](const Request& request, int device, char* text) { return run(request, device, text); });
+  found.erase(found.begin() + reinterpret_cast<const Header*>(plan.data_ptr())->n_outputs, found.end());
+  return found;
+}
+
+// Keys, addresses and factors of what a backward adds up: see backward.h.
+std::vector<Tensor> columns_entries(const std::vector<Tensor> grads, const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan) {
+  auto call = [&](const Request& request, int device, char* text) {
+    const std::vector<Array> arrays = as_arrays(grads, device);
+    STD_TORCH_CHECK(int64_t(arrays.size()) == reinterpret_cast<const Header*>(request.words)->n_outputs, "fxopt.columns: expected a gradient for each output");
+    const torch::stable::accelerator::DeviceGuard guard(device);
+    return bound.entries(&request, arrays.data(), stream_of(device), device, text);
+  };
+  std::vector<Tensor> found = with_request(tensors, tables, plan, call);
+  found.erase(found.begin() + 3, found.end());
+  return found;
 }
 
 }  // namespace fxopt
 
 #define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
-FXOPT_EXPORT void fxopt_cuda_bind(void* columns, void* current_stream) {
+FXOPT_EXPORT void fxopt_cuda_bind(void* columns, void* entries, void* current_stream) {
   fxopt::bound.columns = reinterpret_cast<decltype(fxopt::Bound::columns)>(columns);
+  fxopt::bound.entries = reinterpret_cast<decltype(fxopt::Bound::entries)>(entries);
   fxopt::bound.current_stream = reinterpret_cast<decltype(fxopt::Bound::current_stream)>(current_stream);
 }
 
 // For entry.cpp, which is another library.
 FXOPT_EXPORT bool fxopt_cuda_run(const fxopt::Request* request, int device, char* text) { return fxopt::run(*request, device, text); }
 
-STABLE_TORCH_LIBRARY_IMPL(fxopt, CUDA, m) { m.impl("columns", TORCH_BOX(&fxopt::columns)); }
+STABLE_TORCH_LIBRARY_FRAGMENT(fxopt, m) { m.def("columns_entries(Tensor[] grads, Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]"); }
+STABLE_TORCH_LIBRARY_IMPL(fxopt, CUDA, m) {
+  m.impl("columns", TORCH_BOX(&fxopt::columns));
+  m.impl("columns_entries", TORCH_BOX(&fxopt::columns_entries));
+}
