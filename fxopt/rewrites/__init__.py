@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from fxopt.config import Config
 from fxopt.rewrites import (
     attention,
     cats,
     compressed_interaction,
+    compression,
     contractions,
     dead_checks,
     dot_interaction,
@@ -16,8 +18,10 @@ from fxopt.rewrites import (
     k_largest,
     linear_chains,
     linear_pairs,
-    pointwise,
+    ones,
+    pair_attention,
     pair_sum,
+    pointwise,
     repeated,
     row_chunks,
     sized_constants,
@@ -34,9 +38,11 @@ PASSES: tuple[Rewrite, ...] = (
     cats.REWRITE,
     identities.REWRITE,
     sizes.REWRITE,
+    pair_attention.REWRITE,
     pair_sum.REWRITE,
     dot_interaction.REWRITE,
     contractions.LINEARS,
+    ones.REWRITE,
     target_attention.REWRITE,
     attention.REWRITE,
     compressed_interaction.REWRITE,
@@ -55,3 +61,10 @@ PASSES: tuple[Rewrite, ...] = (
     row_chunks.REWRITE,
     gpu_linears.REWRITE,
 )
+
+
+def passes(config: Config) -> tuple[Rewrite, ...]:
+    """The passes for a configuration: all of them, and the lossy ones it asks for."""
+    linears, tables = compression.linears_of(config), compression.tables_of(config)
+    before, after = PASSES.index(towers.REWRITE), PASSES.index(embedding_columns.REWRITE) + 1
+    return (*PASSES[:before], *linears, *PASSES[before:after], *tables, *PASSES[after:])

@@ -91,3 +91,23 @@ class LargestWithIndices(Largest):
     def forward(self, x: Tensor) -> Tensor:
         largest, where = torch.topk(torch.tanh(x.unsqueeze(2) * self.scale), 2, 1)
         return largest + where
+
+
+class CarriedAlong(nn.Module):
+    """A dim of size 1 behind a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.randn(3, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        column = self.dense(x).unsqueeze(2)
+        return (torch.tanh(column) * self.scale + x.unsqueeze(2)).squeeze(2)
+
+
+class OfItsOwn(CarriedAlong):
+    """The dim was there all along."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.tanh(self.scale) * x.unsqueeze(2)).squeeze(2)

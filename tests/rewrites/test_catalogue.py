@@ -208,6 +208,7 @@ CATALOGUE = {
     "disguised_linears": Example(products.MatrixOfEachRow, products.OneSidedColumns),
     "compressed_interaction": Example(products.Compressed, products.CompressedNeighbours),
     "k_largest": Example(products.Largest, products.LargestWithIndices),
+    "ones": Example(products.CarriedAlong, products.OfItsOwn),
     "contractions": Example(products.OuterProducts, products.OuterProductsSeen),
     "dead_checks": Example(Guarded, GuardedTooLow),
     "embedding_columns": Example(Columns, ColumnsOnRows),

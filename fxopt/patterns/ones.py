@@ -1,0 +1,79 @@
+"""Dims of size 1 that a model carries along behind its linears, as in x[B, D, 1] of cross networks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.views_of import RESHAPES
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
+
+aten = torch.ops.aten
+_RESHAPES = RESHAPES | {aten.unsqueeze.default}
+
+
+def find_ones(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """Pointwise operators on [B, D, 1] that can as well be computed on [B, D], and views there and back."""
+    aliases = Aliases(module.graph)
+    for node in module.graph.nodes:
+        if node.op != "call_function" or tensor_of(node) is None or aliases.edited(node):
+            continue
+        source = _there_and_back(node)
+        if source is not None and not aliases.leaves(node):
+            yield Match(node, {"source": source})
+        elif _is_pointwise(node) and any(size == 1 for size in map(static, shape_of(node))):
+            operands = {operand: _without(operand, node) for operand in node.all_input_nodes}
+            if not any(map(aliases.edited, operands)) and any(map(_is_computed, operands.values())):
+                tensors = (*operands, *filter(None, operands.values()))
+                yield Match(node, {"operands": operands, "tensors": tensors})
+
+
+def kept(shape: Sequence[Size], whole: Sequence[Size]) -> tuple[Size, ...]:
+    """The sizes of an operand that broadcasts to `whole`, without those where `whole` has 1."""
+    ones = [static(size) == 1 for size in whole][len(whole) - len(shape) :]
+    return tuple(size for size, one in zip(shape, ones, strict=True) if not one)
+
+
+def _without(operand: Node, node: Node) -> Node | None:
+    """What `operand` is a view of, if that has its shape without the dims where `node` has size 1."""
+    source, wanted = operand, kept(shape_of(operand), shape_of(node))
+    while source.target in _RESHAPES and isinstance(source.args[0], Node):
+        source = source.args[0]
+        if _equal(shape_of(source), wanted):
+            return source
+    return None
+
+
+def _there_and_back(node: Node) -> Node | None:
+    """The source of a view of a view that has the shape of its source again, and only lost and won dims of size 1."""
+    if node.target not in _RESHAPES:
+        return None
+    source, shape = node.args[0], shape_of(node)
+    plain = [size for size in shape if static(size) != 1]
+    while isinstance(source, Node) and source.target in _RESHAPES and isinstance(source.args[0], Node):
+        if not _equal([size for size in shape_of(source) if static(size) != 1], plain):
+            return None
+        source = source.args[0]
+        if _equal(shape_of(source), shape):
+            return source
+    return None
+
+
+def _is_computed(source: Node | None) -> bool:
+    return source is not None and (source.target is aten.linear.default or _is_pointwise(source))
+
+
+def _is_pointwise(node: Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
+        return False
+    return not node.target._schema.is_mutable and all(
+        tensor_of(operand) is not None for operand in node.all_input_nodes
+    )
+
+
+def _equal(left: Sequence[Size], right: Sequence[Size]) -> bool:
+    return len(left) == len(right) and all(map(same, left, right))

@@ -1,0 +1,34 @@
+"""Dims of size 1 sink behind what is computed pointwise, so that linears and what follows them meet in one shape."""
+
+from __future__ import annotations
+
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from fxopt.patterns.core import Match
+from fxopt.patterns.ones import find_ones, kept
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.views import made, name_of
+from fxopt.shape.sizes import shape_of
+from fxopt.shape.view_steps import Reshape
+
+
+def replace_ones(editor: Editor, match: Match) -> Replacement:
+    node = match.anchor
+    if "source" in match.bound:
+        return Replacement({node: match.bound["source"]}, "views there and back into nothing", "the same tensor")
+    operands, shape = match.bound["operands"], shape_of(node)
+
+    def narrowed(operand: Node) -> Node:
+        wanted = kept(shape_of(operand), shape)
+        return operands[operand] or (operand if not shape_of(operand) else made(editor, operand, [Reshape(wanted)]))
+
+    args, kwargs = map_arg(node.args, narrowed), map_arg(node.kwargs, narrowed)
+    value = made(editor, editor.call(node.target, *args, **kwargs), [Reshape(shape)])  # type: ignore[arg-type]
+    return Replacement({node: value}, f"{name_of(node)} without dims of size 1", "the same numbers")
+
+
+REWRITE = Rewrite(
+    "ones", find_ones, replace_ones, why="behind the linears in disguise, which often wear a dim of size 1 too many"
+)
