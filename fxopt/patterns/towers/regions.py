@@ -29,11 +29,13 @@ class Region:
 
     steps: Steps
     outputs: dict[Node, Tensor]
-    late: tuple[Node, ...]  # what has to move in front of the call
 
 
 def find_towers(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """Connected steps of which at least two linears do not wait for each other."""
+    """Connected steps of which at least two linears do not wait for each other.
+
+    late: what has to move in front of the call, unless another rewrite has moved it already.
+    """
     graph = module.graph
     linears = graph.find_nodes(op="call_function", target=aten.linear.default)
     if len(linears) < 2:
@@ -65,9 +67,10 @@ def _components(columns: Columns, steps_of: StepsOf) -> list[frozenset[int]]:
         return index
 
     for node, of in steps_of.items():
+        computed = [index for index in of if not isinstance(steps[index], InputStep)]
         if node.target in JOINS:
-            for index in of:
-                parent[root(index)] = root(min(of))
+            for index in computed:
+                parent[root(index)] = root(computed[0])
     alike: dict[object, int] = {}
     for index, step in enumerate(steps):
         for run in step.reads:
@@ -88,42 +91,43 @@ def _region(
 ) -> Match | Reject | None:
     steps = columns.steps
     inside = [node for node, of in steps_of.items() if of & component]
-    component = _first(module, steps, component, set(inside))
-    outputs = _outputs(columns, [node for node in inside if steps_of[node] <= component])
+    later = _later(module, steps, component, set(inside))
+    held = component - later | {index for index, step in enumerate(steps.steps) if isinstance(step, InputStep)} - later
+    outputs = _outputs(columns, [node for node in inside if steps_of[node] <= held])
     needed = _needed(steps, outputs)
     if not outputs or not _in_parallel(steps, needed):
         return None
     anchor = min(outputs)
-    reads = [node for index in needed for node in _read_by(steps[index])]
-    late = hoisted(module.graph, anchor, list(dict.fromkeys(reads)), aliases)
+    reads = list(dict.fromkeys(node for index in needed for node in _read_by(steps[index])))
+    late = hoisted(module.graph, anchor, reads, aliases)
     if late is None:
         return Reject("what it reads is computed too late: something in between may not move", anchor)
-    region = Region(steps, dict(sorted(outputs.items())), tuple(late))
-    return Match(anchor, {"region": region, "nodes": list(outputs)})
+    region = Region(steps, dict(sorted(outputs.items())))
+    return Match(anchor, {"region": region, "nodes": list(outputs), "reads": reads, "late": late})
 
 
 def _steps_of(columns: Columns, node: Node) -> set[int]:
-    """All but inputs of the steps that a node's value is made of."""
+    """The steps that a node's value is made of."""
     value, numbers = columns.values[node], columns.numbers_in(node)
     parts = [value.left, value.right] if isinstance(value, Terms) else value if isinstance(value, list) else [value]
     parts = [part for part in (*parts, numbers) if isinstance(part, Tensor)]
-    steps = columns.steps
-    return {run.step for part in parts for run in steps.runs(part) if not isinstance(steps[run.step], InputStep)}
+    return {run.step for part in parts for run in columns.steps.runs(part)}
 
 
-def _first(module: GraphModule, steps: Steps, component: frozenset[int], inside: set[Node]) -> frozenset[int]:
-    """Without the steps that read, through other operators, what the component computes: they come in a later round."""
-    behind: set[Node] = set()  # what depends on the component through operators that are not in it
+def _later(module: GraphModule, steps: Steps, component: frozenset[int], inside: set[Node]) -> set[int]:
+    """The inputs that depend, through other operators, on what the component computes, and the steps that read them:
+    another round's.
+    """
+    behind: set[Node] = set()
     for node in module.graph.nodes:
         if any(n in behind or (n in inside and node not in inside) for n in node.all_input_nodes):
             behind.add(node)
-    later: set[int] = set()
+    behind |= inside
+    later = {index for index, step in enumerate(steps.steps) if isinstance(step, InputStep) and step.node in behind}
     for index in sorted(component):
-        for run in steps[index].reads:
-            read = steps[run.step]
-            if run.step in later or (isinstance(read, InputStep) and read.node in behind):
-                later.add(index)
-    return component - later
+        if any(run.step in later for run in steps[index].reads):
+            later.add(index)
+    return later
 
 
 def _outputs(columns: Columns, inside: list[Node]) -> dict[Node, Tensor]:
