@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 VERIFY_LEVELS = ("off", "first", "full")
 TUNE_LEVELS = ("off", "fast", "full")
+PRECISIONS = ("fp32", "bf16", "int8")
 LOWERINGS = ("fx", "inductor")
 
 
@@ -22,6 +23,12 @@ class Config:
         lower: ``"fx"`` calls what is left after the rewrites operator by operator; ``"inductor"`` compiles what lies
             between products, lookups and other large operators (seconds, at each capture; its caches work as under
             torch.compile) and calls the rest. Where that fails the graph runs as with ``"fx"``; the report says why.
+        precision: ``"bf16"`` or ``"int8"`` keeps wide linears' weights in fewer bits too, large tables in bf16,
+            for inference on the CPU; where that is faster here, and right within `max_error`.
+        low_rank: replaces a wide linear by two narrow ones, of the least rank that leaves at most this share (0.1) of
+            its weight's norm; for inference, where it is faster and right within `max_error`.
+        max_error: what `precision` and `low_rank` together may change: the largest difference from eager over the
+            largest value of an output, on the inputs of the capture. What exceeds it is rolled back.
         disable: names of passes to leave out (see ``fxopt.rewrites.PASSES``).
         max_rewrites: apply at most this many rewrites ("fuel"); used to bisect a wrong answer.
         leaves: module paths, as in ``named_modules()``, that stay opaque.
@@ -32,6 +39,9 @@ class Config:
     verify: str = "first"
     tune: str = "fast"
     lower: str = "fx"
+    precision: str = "fp32"
+    low_rank: float | None = None
+    max_error: float = 0.01
     disable: tuple[str, ...] = ()
     max_rewrites: int | None = None
     leaves: tuple[str, ...] = ()
@@ -45,5 +55,16 @@ class Config:
             raise ValueError(f"Config.tune: expected one of {TUNE_LEVELS}, found {self.tune!r}")
         if self.lower not in LOWERINGS:
             raise ValueError(f"Config.lower: expected one of {LOWERINGS}, found {self.lower!r}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"Config.precision: expected one of {PRECISIONS}, found {self.precision!r}")
+        if self.low_rank is not None and not 0 < self.low_rank < 1:
+            raise ValueError(f"Config.low_rank: expected a share between 0 and 1, found {self.low_rank!r}")
+        if self.lossy and self.verify == "off":
+            raise ValueError("Config.verify: expected 'first' or 'full' beside precision or low_rank, found 'off'")
         if isinstance(self.disable, str):
             raise TypeError(f"Config.disable: expected a tuple of pass names, found the string {self.disable!r}")
+
+    @property
+    def lossy(self) -> bool:
+        """Whether anything was asked for that may change answers beyond rounding."""
+        return self.precision != "fp32" or self.low_rank is not None

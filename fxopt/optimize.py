@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from fxopt.capture import Capture, CaptureError, capture
 from fxopt.config import Config
 from fxopt.findings import Change, Findings, Miss, PassFindings, Place
 from fxopt.normalize import normalize, records_nothing
-from fxopt.rewrites import PASSES
+from fxopt.rewrites import passes
 from fxopt.rewrites.core import Fuel, apply
 from fxopt.rewrites.direct import direct
 from fxopt.rewrites.regions import calls_of
@@ -58,6 +59,8 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
     """
     clock = _Clock()
     captured = capture(model, args, kwargs, config)
+    for node, slot in zip(captured.graph.graph.find_nodes(op="placeholder"), captured.state, strict=False):
+        node.meta["tensor"] = weakref.ref(slot.read(model))  # what a rewrite is timed on
     clock.lap("capture")
     tuner = Tuner(config.tune)
     executable = rewrite(captured, config, Fuel(config.max_rewrites), tuner)
@@ -84,7 +87,7 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner) -> Exec
     )
     findings.operators_before = operators(module.graph)
     findings.passes.append(normalize(module, inference))
-    for rewrite_pass in PASSES:
+    for rewrite_pass in passes(config):
         if rewrite_pass.name not in config.disable:
             findings.passes.append(apply(rewrite_pass, module, fuel, inference, tuner))
     findings.passes[0].changes += normalize(module, inference).changes  # what the passes made alike

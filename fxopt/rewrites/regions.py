@@ -63,7 +63,15 @@ def site(graphs: Sequence[Graph], inputs: Sequence[Node], training: bool, rows: 
     """Two graphs of the same inputs as functions to be timed."""
     functions = [as_function(graph, not training) for graph in graphs]
     values = [_constant(node) if node.op == "get_attr" else node.meta["val"] for node in inputs]
-    return Site(functions[0], functions[1], values, _key(graphs, values, training), training, rows)
+    state = {number: tensor for number, node in enumerate(inputs) if (tensor := _state(node)) is not None}
+    return Site(functions[0], functions[1], values, _key(graphs, values, training), training, rows, state)
+
+
+def _state(node: Node) -> torch.Tensor | None:
+    """The parameter or buffer itself, while the model has it in this form."""
+    tensor = node.meta.get("tensor", lambda: None)()
+    value = node.meta.get("val")
+    return tensor if tensor is not None and tensor.shape == value.shape and tensor.dtype == value.dtype else None  # type: ignore[union-attr]
 
 
 def _constant(node: Node) -> torch.Tensor:

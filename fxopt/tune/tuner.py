@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,7 +40,8 @@ _LOSS = 0.96  # ratios below it are losses; between it and 1 is noise
 @dataclass(frozen=True)
 class Site:
     """Two functions of the same inputs. `values`: the fake values of the inputs; `key`: what the timing depends on,
-    None where it cannot be said in words, and so not be remembered; `rows`: sizes to time at, () for the usual ones."""
+    None where it cannot be said in words, and so not be remembered; `rows`: sizes to time at, () for the usual ones;
+    `state`: inputs that are at hand, by number."""
 
     before: Function
     after: Function
@@ -48,6 +49,7 @@ class Site:
     key: str | None
     training: bool
     rows: tuple[int, ...] = ()
+    state: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ class Tuner:
         batch, sizes = batch_symbol(site.values), sizes_of(site.values)
         ratios: Ratios = {}
         for rows in sizes_to_time if batch is not None else sizes_to_time[:1]:
-            inputs = sample(site.values, sizes | ({batch: rows} if batch is not None else {}))
+            values = [site.state.get(number, value) for number, value in enumerate(site.values)]
+            inputs = sample(values, sizes | ({batch: rows} if batch is not None else {}))
             runs = [functools.partial(_run, function, inputs, site.training) for function in (site.before, site.after)]
             if site.rows and not _agree(site.before(*inputs), site.after(*inputs)):
                 raise Disagreement(f"its answers differ at {rows} rows")

@@ -59,6 +59,19 @@ def within_budget(eager: Tensor, ours: Tensor, reference: Callable[[], Reference
     return _against(eager, ours, exact, finite, rounding)
 
 
+def within_share(eager: Tensor, ours: Tensor, share: float) -> str:
+    """ "" when no element is further from `eager` than `share` of its largest one: the budget of what was asked for
+    at a loss."""
+    if not eager.is_floating_point() or not eager.numel():
+        return "" if torch.equal(eager, ours) else "not equal"
+    size = largest_difference(eager, torch.zeros_like(eager))
+    excess = (eager.double() - ours.double()).abs().nan_to_num(nan=math.inf, posinf=math.inf) - share * size
+    excess = torch.where(eager.isfinite() | (eager.isnan() != ours.isnan()), excess, 0.0)
+    if not (excess > 0).any():
+        return ""
+    return f"{_worst(eager, ours, excess)}; allowed {share:.3g} of {size:.3g}"
+
+
 def _against(eager: Tensor, ours: Tensor, reference: Reference, finite: Tensor, rounding: Tensor) -> str:
     a, b, ref = (torch.where(finite, t.double(), 0.0) for t in (eager, ours, reference.exact))
     error = (a - ref).abs()

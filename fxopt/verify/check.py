@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fxopt.config import Config
 from fxopt.runtime.executable import Executable
-from fxopt.verify.budget import Reference, explains, largest_difference, within_budget
+from fxopt.verify.budget import Reference, explains, largest_difference, within_budget, within_share
 from fxopt.verify.reference import double_run
 from fxopt.verify.trial import Setting, Trial, gradients, undisturbed, writes_declared
 
@@ -58,16 +58,17 @@ def verify(
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     gradients_on = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(gradients_on):
-        return _verify(executable, baseline, model, inputs, config.verify == "full")
+        return _verify(executable, baseline, model, inputs, config)
 
 
 def _verify(
-    executable: Executable, baseline: fx.GraphModule, model: nn.Module, inputs: list[Tensor], full: bool
+    executable: Executable, baseline: fx.GraphModule, model: nn.Module, inputs: list[Tensor], config: Config
 ) -> Verdict:
+    full, share = config.verify == "full", config.max_error if config.lossy else None
     differentiate = full and torch.is_grad_enabled()  # a capture made without gradients need not have any
     writes = writes_declared(baseline)
     setting = Setting(executable.capture, inputs, writes, differentiate)
-    verdict = _Comparison(executable, baseline, model, setting).verdict()
+    verdict = _Comparison(executable, baseline, model, setting, share).verdict()
     for size in _FURTHER_BATCHES if full else ():
         resized = _resized(inputs, size)
         if not verdict.ok or resized is None or not executable.capture.guards.holds(resized):
@@ -75,7 +76,7 @@ def _verify(
         setting = Setting(executable.capture, resized, writes, differentiate)
         if setting.run_model(model).error is not None:
             continue
-        other = _Comparison(executable, baseline, model, setting).verdict()
+        other = _Comparison(executable, baseline, model, setting, share).verdict()
         error = max(verdict.max_error or 0.0, other.max_error or 0.0)
         message = f"at batch size {size}: {other.message}" if other.message else ""
         verdict = Verdict(other.ok, error, message, other.capture_ok)
@@ -99,9 +100,20 @@ def bisect(compile_with_fuel: Callable[[int], Verdict], n: int) -> int:
 
 
 class _Comparison:
-    """Eager and optimized on one setting; the baseline graph explains a difference."""
+    """Eager and optimized on one setting; the baseline graph explains a difference.
 
-    def __init__(self, executable: Executable, baseline: fx.GraphModule, model: nn.Module, setting: Setting) -> None:
+    share: what may differ at a loss, None for nothing.
+    """
+
+    def __init__(
+        self,
+        executable: Executable,
+        baseline: fx.GraphModule,
+        model: nn.Module,
+        setting: Setting,
+        share: float | None,
+    ) -> None:
+        self.share = share
         self.executable = executable
         self.baseline = baseline
         self.model = model
@@ -139,6 +151,8 @@ class _Comparison:
             message = _different_form(expected, found, strides) or within_budget(
                 expected.detach(), found.detach(), partial(self._reference, name)
             )
+            if message and self.share is not None and not _different_form(expected, found, strides):
+                message = within_share(expected.detach(), found.detach(), self.share)
             if message:
                 return f"{name}: {message}"
         return ""

@@ -1,0 +1,42 @@
+"""What is derived from a weight, kept until the weight changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+Derived = TypeVar("Derived")
+_SAMPLES = 64
+
+
+class Kept(Generic[Derived]):
+    """`derive(weight, *options)` for weights that seldom change.
+
+    An optimizer step, load_state_dict and every other recorded edit count the tensor's version up. Edits through
+    `.data` do not: 64 elements, evenly spread, are compared at each call (4 us), which sees any that touches most of
+    the weight.
+    """
+
+    def __init__(self, derive: Callable[..., Derived]) -> None:
+        self._derive = derive
+        self._known: Any = WeakTensorKeyDictionary()
+
+    def of(self, weight: Tensor, *options: Any) -> Derived:
+        samples = _samples(weight)
+        found = self._known.get(weight)
+        if found is not None:
+            mark, then, derived = found
+            if mark == (weight._version, weight.data_ptr(), options) and torch.equal(then, samples):
+                return derived  # type: ignore[no-any-return]
+        derived = self._derive(weight, *options)
+        self._known[weight] = (weight._version, weight.data_ptr(), options), samples.clone(), derived
+        return derived
+
+
+def _samples(weight: Tensor) -> Tensor:
+    flat = weight.detach().view(-1)
+    return flat[:: max(1, flat.numel() // _SAMPLES)]

@@ -1,0 +1,139 @@
+"""fxopt::compressed_linear and fxopt::compressed_table: bfloat16, int8 and low-rank stand-ins for fp32 weights.
+
+On an AMD with AVX-512 BF16 and VNNI, one thread, 1024 x 1024: fp32 through oneDNN 246 / 2567 us at 16 / 256 rows,
+bf16 138 / 1244, int8 91 / 784.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .kept import Kept
+
+FORMATS = ("fp32", "bf16", "int8")
+_loading = threading.Lock()
+_library: torch.library.Library | None = None
+
+
+def load() -> None:
+    """Defines the operators, once."""
+    global _library
+    with _loading:
+        if _library is not None:
+            return
+        library = torch.library.Library("fxopt", "FRAGMENT")
+        library.define("compressed_linear(Tensor x, Tensor weight, Tensor? bias, str format, int rank) -> Tensor")
+        library.define("compressed_table(Tensor table, ScalarType dtype) -> Tensor")
+        library.impl("compressed_linear", linear, "CompositeExplicitAutograd")
+        library.impl("compressed_table", table_in, "CompositeExplicitAutograd")
+        torch.library.register_fake("fxopt::compressed_linear", _fake_linear, lib=library)
+        torch.library.register_fake(
+            "fxopt::compressed_table", lambda table, dtype: torch.empty_like(table, dtype=dtype), lib=library
+        )
+        _library = library
+
+
+def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, format: str, rank: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, format: str, rank: int) -> Tensor:
+    """x W^T + b with W [N, K] in `format`, of the given rank (0: as it is): float32 [.., N] from float32 [.., K].
+
+    The weight itself serves where gradients are recorded, and for rows that int8 cannot hold (NaN, infinity).
+    """
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+        return F.linear(x, weight, bias)
+    rows = x.reshape(-1, x.shape[-1])
+    try:
+        for factor in _factors.of(weight, format, rank):
+            rows = factor(rows)
+    except NotFinite:
+        return F.linear(x, weight, bias)
+    result = rows if bias is None else rows.add_(bias)
+    return result.view(*x.shape[:-1], weight.shape[0])
+
+
+def table_in(table: Tensor, dtype: torch.dtype) -> Tensor:
+    """The table's rows in half precision."""
+    return _tables.of(table, dtype)
+
+
+def rank_for(weight: Tensor, error: float) -> int:
+    """The least rank whose relative error (Frobenius norm) is at most `error`."""
+    values = torch.linalg.svdvals(weight.detach().float()).square()
+    left = values.flip(0).cumsum(0).flip(0)  # of what would be cut off from each position on
+    return int((left > error**2 * left[0]).sum()) if left.numel() else 0
+
+
+class NotFinite(Exception):
+    """Rows that have no scale."""
+
+
+@dataclass(frozen=True)
+class _Plain:
+    weight: Tensor
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return F.linear(rows, self.weight)
+
+
+@dataclass(frozen=True)
+class _Half:
+    weight: Tensor
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return F.linear(rows.to(self.weight.dtype), self.weight).float()
+
+
+@dataclass(frozen=True)
+class _Int8:
+    """Symmetric int8 weights, a scale each output; rows as uint8 with one scale and zero point a call."""
+
+    packed: Tensor
+    scales: Tensor
+    zeros: Tensor
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if not rows.shape[0]:
+            return rows.new_empty(0, len(self.scales))
+        low, high = (float(end) for end in torch.aminmax(rows))
+        if not math.isfinite(high - low):
+            raise NotFinite
+        scale = (max(high, 0.0) - min(low, 0.0)) / 255 or 1.0
+        zero = round(-min(low, 0.0) / scale)
+        quantized = (rows * (1 / scale)).round_().add_(zero).clamp_(0, 255).to(torch.uint8)
+        return torch.ops.onednn.qlinear_pointwise.default(
+            *(quantized, scale, zero, self.packed, self.scales, self.zeros),
+            *(None, 1.0, 0, torch.float32, "none", [], ""),
+        )
+
+
+def _compressed(weight: Tensor, format: str, rank: int) -> tuple[Callable[[Tensor], Tensor], ...]:
+    matrices = [weight.detach()]
+    if rank:
+        left, values, right = torch.linalg.svd(matrices[0], full_matrices=False)
+        root = values[:rank].sqrt()
+        matrices = [root[:, None] * right[:rank], left[:, :rank] * root]
+    return tuple(_in_format(matrix, format) for matrix in matrices)
+
+
+def _in_format(matrix: Tensor, format: str) -> Callable[[Tensor], Tensor]:
+    if format == "bf16":
+        return _Half(matrix.bfloat16())
+    if format == "fp32":
+        return _Plain(matrix.contiguous())
+    scales = matrix.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
+    packed = torch.ops.onednn.qlinear_prepack((matrix / scales[:, None]).round().to(torch.int8), None)
+    return _Int8(packed, scales, torch.zeros(len(scales), dtype=torch.int32))
+
+
+_factors: Kept = Kept(_compressed)
+_tables: Kept = Kept(lambda table, dtype: table.detach().to(dtype))

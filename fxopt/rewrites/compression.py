@@ -1,0 +1,72 @@
+"""Fewer bits and lower ranks, only where `Config(precision=.., low_rank=..)` asks for them.
+
+Verification holds every one of them to `Config(max_error=..)`: what exceeds it is rolled back and named.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fxopt.config import Config
+from fxopt.kernels.compressed.op import linear, load, rank_for, table_in
+from fxopt.patterns.compression import find_large_tables, find_wide_linears
+from fxopt.patterns.core import Match
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor, Rejected
+
+_WHY = "asked for by Config; its error is checked against eager"
+
+
+def linears_of(config: Config) -> tuple[Rewrite, ...]:
+    """The pass over wide linears that a configuration asks for; none by default."""
+
+    def replace_linear(editor: Editor, match: Match) -> Replacement:
+        bound = match.bound
+        rank = _rank(match, config.low_rank) if config.low_rank is not None else 0
+        if not rank and config.precision == "fp32":
+            raise Rejected("its weight has no low rank within Config(low_rank=..)")
+        load()
+        arguments = (bound["x"], bound["weight"], bound["bias"], config.precision, rank)
+        small = editor.call(torch.ops.fxopt.compressed_linear.default, *arguments)
+        small.meta["bound"] = linear
+        what = f"[*, {bound['K']}] x [{bound['K']}, {bound['N']}] in {config.precision}"
+        return Replacement({match.anchor: small}, what + (f", rank {rank}" if rank else ""), _WHY)
+
+    why = "before linears are joined; only where it was asked for"
+    return (Rewrite("compressed_linears", find_wide_linears, replace_linear, why, True),) if config.lossy else ()
+
+
+def tables_of(config: Config) -> tuple[Rewrite, ...]:
+    """The pass over large tables that a configuration asks for; none by default."""
+    why = "the tables of columns; only where it was asked for"
+    tables = Rewrite("compressed_tables", find_large_tables, replace_tables, why, True)
+    return (tables,) if config.precision != "fp32" else ()
+
+
+def replace_tables(editor: Editor, match: Match) -> Replacement:
+    """The same columns on rows of half the size (int8 rows would need a scale each: not built)."""
+    load()
+    call, small = match.anchor, {}
+    for table in match.bound["large"]:
+        small[table] = editor.call(torch.ops.fxopt.compressed_table.default, table, torch.bfloat16)
+        small[table].meta["bound"] = table_in
+    tensors, tables, plan = call.args
+    columns = editor.call(call.target, tensors, [small.get(table, table) for table in tables], plan)  # type: ignore
+    columns.meta |= {key: call.meta[key] for key in ("bound", "rowwise") if key in call.meta}
+    values: dict[Node, Node | None] = {
+        item: editor.call(operator.getitem, columns, item.args[1]) for item in call.users
+    }
+    return Replacement(values, f"{len(small)} tables in bf16", _WHY)
+
+
+def _rank(match: Match, error: float) -> int:
+    """The rank to use for a weight; 0 where two factors of it are no less work than the weight."""
+    weight: Any = match.bound["weight"].meta.get("tensor", lambda: None)()
+    if weight is None:
+        raise Rejected("its weight is not at hand")
+    rank, N, K = rank_for(weight, error), match.bound["N"], match.bound["K"]
+    return rank if 0 < rank * (N + K) < 0.8 * N * K else 0
