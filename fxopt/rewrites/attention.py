@@ -1,0 +1,62 @@
+"""Attention over fields or short sequences as one operator, with heads split and merged by strides alone."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.fx import Node
+
+from fxopt.kernels.attention.op import call_of, load
+from fxopt.patterns.attention import Found, find_attention
+from fxopt.patterns.core import Match
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.shape.sizes import same_shape
+
+aten = torch.ops.aten
+
+
+def replace_attention(editor: Editor, match: Match) -> Replacement:
+    found: Found = match.bound["found"]
+    load()
+    words = found.plan.words()
+    masks = [found.mask] if found.mask is not None else []
+    called = editor.call(torch.ops.fxopt.attention.default, found.query, found.key, found.value, masks, words)
+    called.meta["bound"] = call_of(words)
+    merged = found.merged
+    result = editor.call(operator.getitem, called, 0)
+    for _ in range(merged.missing):
+        result = editor.call(aten.select.int, result, 0, 0)
+    values = {merged.node: _grouped(editor, result, merged.counts)}
+    if found.weights is not None:
+        weights = editor.call(operator.getitem, called, 1)
+        values[found.weights] = _grouped(editor, weights, (*found.groups, 1, 1))
+    for old, new in values.items():
+        if not same_shape(old, new):
+            raise Rejected(f"its result is {list(new.meta['val'].shape)}, not {list(old.meta['val'].shape)}")
+    what = f"{merged.node.name}: attention of {_heads(found)} as one operator"
+    return Replacement(values, what, "heads are split and merged by strides; scores stay in the cache")
+
+
+def _grouped(editor: Editor, node: Node, counts: tuple[int, ...]) -> Node:
+    """Neighbouring dims merged: as many into each new one as `counts` says; none makes a dim of size 1."""
+    for dim, count in enumerate(counts):
+        if count == 0:
+            node = editor.call(aten.unsqueeze.default, node, dim)
+        elif count > 1:
+            node = editor.call(aten.flatten.using_ints, node, dim, dim + count - 1)
+    return node
+
+
+def _heads(found: Found) -> str:
+    return f"[{', '.join(str(size) for size in found.query.meta['val'].shape)}]"
+
+
+REWRITE = Rewrite(
+    "attention",
+    find_attention,
+    replace_attention,
+    measured=True,
+    why="while stacked, split and transposed heads are still there to be read, before they become calls of their own",
+)
