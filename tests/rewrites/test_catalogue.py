@@ -79,6 +79,28 @@ class SumOfOtherSquares(Triangle):
         return 0.5 * (z.sum(1).square() - (z + 1).square().sum(1))
 
 
+class AttentionOverPairs(Triangle):
+    """An attentional factorization machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.query = nn.Linear(3, 4), nn.Linear(4, 1, bias=False)
+
+    def activated(self, x: Tensor) -> Tensor:
+        return x.relu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.unsqueeze(2) * self.scale * self.scale.T
+        pairs = z[:, [0, 0, 1]] * z[:, [1, 2, 2]]
+        scores = self.query(self.activated(self.hidden(pairs))).softmax(1)
+        return (scores * pairs).sum(1)
+
+
+class AttentionWithTanh(AttentionOverPairs):
+    def activated(self, x: Tensor) -> Tensor:
+        return x.tanh()
+
+
 class ByAnInput(Triangle):
     def forward(self, x: Tensor) -> Tensor:
         return (x.unsqueeze(2) * self.scale)[:, (x[0] * 0).long()]
@@ -212,6 +234,7 @@ CATALOGUE = {
     "contractions": Example(products.OuterProducts, products.OuterProductsSeen),
     "dead_checks": Example(Guarded, GuardedTooLow),
     "embedding_columns": Example(Columns, ColumnsOnRows),
+    "pair_attention": Example(AttentionOverPairs, AttentionWithTanh),
     "pair_sum": Example(PairSum, SumOfOtherSquares),
     "dot_interaction": Example(Triangle, TwoTriangles),
     "field_index": Example(TwoTriangles, ByAnInput),

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <tuple>
 #include <vector>
 
 #include "../dispatched.h"
@@ -197,6 +198,49 @@ static void run_pair_sum_backward(const Request& request) {
   over_rows(fields.B, 10 + double(fields.F * fields.D) / 4, [&](int64_t row0, int64_t row1) { kernels->pair_sum_backward(job, row0, row1); });
 }
 
+// Floats [m, n] of a matrix, or of a vector where m is 1, turned over and filled up with 0 to [n, wide].
+static std::vector<float> turned(const Operand& from, int64_t m, int64_t n, int64_t wide) {
+  std::vector<float> to(n * wide);
+  if (from.is_none()) return to;
+  const int64_t last = from.dim - 1;
+  const bool fits = from.dtype == kDtypeFloat && ((from.dim == 2 && from.sizes[0] == m) || (from.dim == 1 && m == 1)) && from.sizes[last] == n;
+  if (!fits) refused("fxopt.pair_attention: weights of another shape");
+  for (int64_t row = 0; row < m; row++)
+    for (int64_t k = 0; k < n; k++)
+      to[m == 1 ? k : k * wide + row] = reinterpret_cast<const float*>(from.data)[(from.dim == 2 ? row * from.strides[0] : 0) + k * from.strides[last]];
+  return to;
+}
+
+// Operands: x [B, F, D], i, j, weight [A, D], bias [A] or None, query [1, A], its bias or None, which changes no softmax.
+static void run_attention(const Request& request) {
+  if (request.n_operands != 7) refused("fxopt.pair_attention: expected vectors, pairs and weights");
+  const Operand* operand = request.operands;
+  FieldList list;
+  list.add(operand[0]);
+  Attention job{list.fields()};
+  std::vector<Run> runs;
+  append_runs(operand[1], operand[2], job.x.F, runs);
+  job.runs = runs.data(), job.n_runs = int64_t(runs.size()), job.n = operand[1].sizes[0];
+  if (operand[3].dim != 2 || job.n == 0) refused("fxopt.pair_attention: expected weights [A, D] and a pair");
+  job.A = operand[3].sizes[0], job.units = (job.A + kUnits - 1) / kUnits * kUnits;
+  const std::vector<float> weight = turned(operand[3], job.A, job.x.D, job.units);
+  std::vector<float> bias = turned(operand[4], 1, job.A, 1), query = turned(operand[5], 1, job.A, 1);
+  bias.resize(job.units), query.resize(job.units);
+  job.weight = weight.data(), job.bias = bias.data(), job.query = query.data();
+  const int64_t pooled[2] = {job.x.B, job.x.D}, scores[2] = {job.x.B, job.n};
+  job.pooled = reinterpret_cast<float*>(request.allocate(request.context, 2, pooled, kDtypeFloat));
+  job.scores = reinterpret_cast<float*>(request.allocate(request.context, 2, scores, kDtypeFloat));
+  const double ns = 50 + double(job.n * job.units * job.x.D) / 60;
+  over_rows(job.x.B, ns, [&](int64_t row0, int64_t row1) { kernels->attention(job, row0, row1, scratch); });
+}
+
+static std::tuple<Tensor, Tensor> pair_attention(
+    const Tensor x, const Tensor i, const Tensor j, const Tensor weight, const std::optional<Tensor> bias, const Tensor query,
+    const std::optional<Tensor> query_bias) {
+  std::vector<Tensor> results = run_dispatched(run_attention, {}, x, i, j, weight, bias, query, query_bias);
+  return {results[0], results[1]};
+}
+
 static int64_t bits_of(double scale) {
   const float narrow = float(scale);
   int32_t bits;
@@ -231,11 +275,13 @@ FXOPT_EXPORT void fxopt_dot_interaction_run(const fxopt::Request* request) { fxo
 FXOPT_EXPORT void fxopt_dot_interaction_backward_run(const fxopt::Request* request) { fxopt::run_dot_backward(*request); }
 FXOPT_EXPORT void fxopt_pair_sum_run(const fxopt::Request* request) { fxopt::run_pair_sum(*request); }
 FXOPT_EXPORT void fxopt_pair_sum_backward_run(const fxopt::Request* request) { fxopt::run_pair_sum_backward(*request); }
+FXOPT_EXPORT void fxopt_pair_attention_run(const fxopt::Request* request) { fxopt::run_attention(*request); }
 FXOPT_EXPORT void fxopt_interactions_isa(const char* limit) { fxopt::kernels = fxopt::pick(limit); }  // for tests
 
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) {
   m.impl("dot_interaction", TORCH_BOX(&fxopt::dot_interaction));
   m.impl("dot_interaction_backward", TORCH_BOX(&fxopt::dot_interaction_backward));
+  m.impl("pair_attention", TORCH_BOX(&fxopt::pair_attention));
   m.impl("pair_sum", TORCH_BOX(&fxopt::pair_sum));
   m.impl("pair_sum_backward", TORCH_BOX(&fxopt::pair_sum_backward));
 }

@@ -118,8 +118,7 @@ static void dot_backward(const DotBackward& job, int64_t row0, int64_t row1, flo
   float* rows = scratch(x.F * depth + width * width + kLanes);
   float* weights = rows + x.F * depth;
   for (int64_t b = row0; b < row1; b++) {
-    for (int64_t f = 0; f < x.F; f++)
-      for (int64_t d = 0; d < depth; d += kLanes) store(rows + f * depth + d, lanes_of(x, b, f, d));
+    load_rows(x, b, depth, rows);
     load_weights(job, job.grad + b * job.width, width, weights);
     add_transpose(weights, width);
     for (int64_t f = 0; f < x.F; f += kTall)

@@ -54,10 +54,26 @@ struct PairSumBackward {
   float* grad_weights;
 };
 
+// For the products p of the pairs of `runs`, `n` in all: scores = softmax over p of <query, relu(weight p + bias)>, [B, n],
+// and pooled = the products weighted by them, [B, D].
+struct Attention {
+  Fields x;
+  const Run* runs;
+  int64_t n_runs, n;
+  const float* weight;  // [D, units], contiguous, units a multiple of kUnits and 0 from the A-th on
+  const float* bias;    // [units]
+  const float* query;   // [units]
+  int64_t A, units;
+  float* pooled;
+  float* scores;
+};
+constexpr int kUnits = 8;
+
 // scratch(count): floats of this thread, valid until it asks again.
 struct Kernels {
   void (*dot)(const Dot&, int64_t row0, int64_t row1, float* (*scratch)(int64_t count));
   void (*dot_backward)(const DotBackward&, int64_t row0, int64_t row1, float* (*scratch)(int64_t count));
+  void (*attention)(const Attention&, int64_t row0, int64_t row1, float* (*scratch)(int64_t count));
   void (*pair_sum)(const PairSum&, int64_t row0, int64_t row1);
   void (*pair_sum_backward)(const PairSumBackward&, int64_t row0, int64_t row1);
 };

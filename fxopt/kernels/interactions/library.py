@@ -31,10 +31,10 @@ def load() -> None:
 
 @functools.cache
 def _define() -> torch.library.Library:
-    from . import dot, pair_sum  # the operators read this library's kernels
+    from . import attention, dot, pair_sum  # the operators read this library's kernels
 
     lib = torch.library.Library("fxopt", "FRAGMENT")
-    for operator in (dot, pair_sum):
+    for operator in (attention, dot, pair_sum):
         for schema in operator.SCHEMAS:
             lib.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         operator.define(lib)

@@ -66,4 +66,10 @@ inline void load_columns(const Fields& x, int64_t b, int64_t width, float* colum
   }
 }
 
+// rows[f, d] = x[b, f, d], [F, depth]; depth is D rounded up to kLanes, 0 behind the last float.
+inline void load_rows(const Fields& x, int64_t b, int64_t depth, float* rows) {
+  for (int64_t f = 0; f < x.F; f++)
+    for (int64_t d = 0; d < depth; d += kLanes) store(rows + f * depth + d, lanes_of(x, b, f, d));
+}
+
 }  // namespace fxopt::FXOPT_ISA

@@ -114,11 +114,18 @@ def _dots(ends: list[Node], terms: Terms) -> Dots | Reject | None:
     vectors = joint_vectors(used, terms)
     if isinstance(vectors, Reject):
         return vectors
-    number = {term: at for at, term in enumerate(term for node in vectors for term in _numbers(node, terms))}
-    if len(number) > MOST_FIELDS or values[0].D > _MOST_LANES:
+    if sum(len(_numbers(node, terms)) for node in vectors) > MOST_FIELDS or values[0].D > _MOST_LANES:
         return Reject("its vectors are too many or too long", ends[0])
-    i, j = (torch.tensor([number[term] for term in column.tolist()]) for column in pairs.unbind(1))
+    i, j = numbered(pairs, vectors, terms)
     return Dots(vectors, i, j)
+
+
+def numbered(pairs: Tensor, vectors: tuple[Node, ...], terms: Terms) -> tuple[Tensor, Tensor]:
+    """The pairs [P, 2] by the places that their vectors have in `vectors`, one after the other."""
+    held = [term for node in vectors for term in _numbers(node, terms)]
+    place = {term: at for at, term in enumerate(held)}
+    i, j = (torch.tensor([place[term] for term in column.tolist()]) for column in pairs.unbind(1))
+    return i, j
 
 
 def joint_vectors(used: list[int], terms: Terms) -> tuple[Node, ...] | Reject:

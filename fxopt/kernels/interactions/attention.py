@@ -1,0 +1,86 @@
+"""fxopt::pair_attention: attention over the products of pairs, without the products (Xiao et al., arXiv:1708.04617)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import library
+
+SCHEMAS = (
+    "pair_attention(Tensor x, Tensor i, Tensor j, Tensor weight, Tensor? bias, Tensor query, Tensor? query_bias)"
+    " -> (Tensor, Tensor)",
+)
+_CHUNK = 1 << 21  # bytes of a chunk's products in the backward: they stay in the cache
+_NO_PLAN = torch.empty(0, dtype=torch.int64)
+
+
+def pair_attention(
+    x: Tensor, i: Tensor, j: Tensor, weight: Tensor, bias: Tensor | None, query: Tensor, query_bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(the weighted sum of the pairs' products, their weights). The kernel's own definition.
+
+    Args:
+        x: [B, F, D].
+        i, j: int64 [P].
+        weight, bias: [A, D] and [A], of the hidden layer, with ReLU.
+        query, query_bias: [1, A] and [1], of the scores.
+
+    Returns:
+        [B, D] and [B, P].
+    """
+    products = x[:, i] * x[:, j]
+    scores = F.linear(F.relu(F.linear(products, weight, bias)), query, query_bias).softmax(1)
+    return (scores * products).sum(1), scores.squeeze(2)
+
+
+def call(
+    x: Tensor, i: Tensor, j: Tensor, weight: Tensor, bias: Tensor | None, query: Tensor, query_bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The operator, past the dispatcher where it can be."""
+    outputs = library.kernel("pair_attention")(x, i, j, weight, bias, query, query_bias, _NO_PLAN)
+    return outputs or torch.ops.fxopt.pair_attention(x, i, j, weight, bias, query, query_bias)
+
+
+def define(lib: torch.library.Library) -> None:
+    lib.impl("pair_attention", pair_attention, "CompositeExplicitAutograd")
+    torch.library.register_fake("fxopt::pair_attention", _fake, lib=lib)
+    torch.library.register_autograd("fxopt::pair_attention", _backward, setup_context=_setup_context, lib=lib)
+
+
+def _fake(x: Tensor, i: Tensor, *weights: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty((x.shape[0], x.shape[2])), x.new_empty((x.shape[0], i.shape[0]))
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor, grad_scores: Tensor) -> tuple[Tensor | None, ...]:
+    """The definition's gradients, some rows at a time."""
+    x, i, j, *weights, query_bias = ctx.saved_tensors
+    of_query_bias = None if query_bias is None else torch.zeros_like(query_bias)  # it moves all scores alike
+    if torch.is_grad_enabled():  # a second derivative is wanted
+        wanted = [tensor for tensor in (x, *weights) if tensor is not None and tensor.requires_grad]
+        results = pair_attention(*ctx.saved_tensors)
+        found = iter(torch.autograd.grad(results, wanted, (grad, grad_scores), create_graph=True))
+        first, *others = (next(found) if t is not None and t.requires_grad else None for t in (x, *weights))
+        return first, None, None, *others, of_query_bias
+    rows = max(16, _CHUNK // max(1, 4 * i.shape[0] * x.shape[2]))
+    leaves = [None if w is None else w.detach().requires_grad_() for w in weights]
+    given = [leaf for leaf in leaves if leaf is not None]
+    sums: list[Tensor] = [torch.zeros_like(leaf) for leaf in given]
+    parts = []
+    for rows_of_x, *grads in zip(x.split(rows), grad.split(rows), grad_scores.split(rows), strict=True):
+        leaf = rows_of_x.detach().requires_grad_()
+        with torch.enable_grad():
+            results = pair_attention(leaf, i, j, *leaves, None)  # type: ignore[arg-type, call-arg]
+        part, *more = torch.autograd.grad(results, [leaf, *given], grads)
+        parts.append(part)
+        sums = [total + one for total, one in zip(sums, more, strict=True)]
+    of_weights = iter(sums)
+    of_others = [None if w is None else next(of_weights) for w in weights]
+    return torch.cat(parts), None, None, *of_others, of_query_bias

@@ -1,0 +1,55 @@
+"""Attention over the products of pairs as one `fxopt::pair_attention`: [B, P, D] is never made."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.fx import Node
+
+from fxopt.kernels.interactions.attention import call
+from fxopt.kernels.interactions.library import load
+from fxopt.patterns.core import Match
+from fxopt.patterns.interactions.attention import Affine, find_attention
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.dot_interaction import joined
+from fxopt.rewrites.editor import Editor
+from fxopt.shape.sizes import shape_of, static
+
+aten = torch.ops.aten
+
+
+def replace_attention(editor: Editor, match: Match) -> Replacement:
+    bound = match.bound
+    load()
+    x = joined(editor, bound["vectors"])
+    i, j = (editor.constant("pairs", bound[name]) for name in "ij")
+    hidden, query = bound["hidden"], bound["query"]
+    weights = _weight(editor, hidden), hidden.bias, _weight(editor, query), query.bias
+    both = editor.call(torch.ops.fxopt.pair_attention.default, x, i, j, *weights)
+    both.meta["bound"] = call
+    pooled, scores = (editor.call(operator.getitem, both, place) for place in range(2))
+    values: dict[Node, Node | None] = {node: _like(editor, pooled, node) for node in bound["pooled"]}
+    values[match.anchor] = _like(editor, scores, match.anchor)
+    what = f"attention over {shape_of(i)[0]} products of {shape_of(x)[1]} vectors"
+    return Replacement(values, what, "fp32 with another order of additions")
+
+
+def _weight(editor: Editor, affine: Affine) -> Node:
+    """[outputs, inputs]."""
+    return editor.call(aten.permute.default, affine.weight, [1, 0]) if affine.turned else affine.weight
+
+
+def _like(editor: Editor, node: Node, old: Node) -> Node:
+    """`node` with the axes of size 1 that `old` has."""
+    shape = shape_of(old)
+    return node if len(shape) == 2 else editor.call(aten.view.default, node, [-1, *map(static, shape[1:])])
+
+
+REWRITE = Rewrite(
+    "pair_attention",
+    find_attention,
+    replace_attention,
+    why="before the columns, which would look up both sides of each pair",
+    measured=True,
+)
