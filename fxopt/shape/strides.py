@@ -27,7 +27,7 @@ _FRESH = {
     aten.linear.default, aten.mm.default, aten.bmm.default, aten.addmm.default, aten.embedding.default,
     aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.zeros.default, aten.ones.default,
     aten.full.default, aten.arange.default, aten.arange.start, aten.arange.start_step, aten.cumsum.default,
-    aten.repeat.default,
+    aten.repeat.default, aten.softmax.int, aten.log_softmax.int, aten.layer_norm.default,
 }  # fmt: skip
 _JOINS = {aten.cat.default, aten.stack.default}
 # The result's strides follow from its shape, and nothing but the values of the arguments is read.
@@ -44,6 +44,11 @@ _CUTS = {
     aten.slice.Tensor, aten.narrow.default, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default,
     aten.chunk.default, aten.unbind.int,
 }  # fmt: skip
+_UNTAGGED = {  # pointwise, although their tags do not say so
+    aten.__and__.Tensor, aten.__or__.Tensor, aten.__xor__.Tensor, aten.rsub.Tensor, aten.prelu.default,
+    aten.where.ScalarSelf, aten.where.ScalarOther, aten.masked_fill.Tensor,
+}  # fmt: skip
+_EXPANSIONS = {aten.expand.default, aten.expand_as.default}
 _REDUCTIONS = {
     aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.amax.default, aten.amin.default,
 }  # fmt: skip
@@ -106,7 +111,9 @@ class Strides:
             return Layout.CONTIGUOUS
         if node.target in _RESHAPES:
             return self._known[source]
-        if node.target in _CUTS:
+        if node.target is aten.batch_norm.default and len(shape_of(node)) < 4:
+            return Layout.CONTIGUOUS
+        if node.target in _CUTS or node.target in _EXPANSIONS:  # a stride of 0 decides nothing
             return min(self._known[source], Layout.ORDERED)
         if node.target in _REDUCTIONS:
             return Layout.CONTIGUOUS if self._known[source] is Layout.CONTIGUOUS else Layout.ANY
@@ -160,7 +167,9 @@ def _is_pointwise(node: Node) -> bool:
     """A cast to another dtype is one too; an edit in place has the strides of what it edits."""
     if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
         return False
-    return torch.Tag.pointwise in node.target.tags or (node.target is aten.to.dtype and _is_new(node))
+    if torch.Tag.pointwise in node.target.tags or node.target in _UNTAGGED:
+        return True
+    return node.target is aten.to.dtype and _is_new(node)
 
 
 def _is_new(cast: Node) -> bool:

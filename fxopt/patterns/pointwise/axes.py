@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch.fx import Node
 
 from fxopt.patterns import views_of
 from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
 from fxopt.shape.views import View
 
+_EXPANSIONS = {torch.ops.aten.expand.default, torch.ops.aten.expand_as.default}
 Dims = tuple[int | None, ...]  # by dim its axis; None where it is constant
 
 
@@ -88,9 +90,23 @@ def behind(node: Node) -> tuple[Node, Dims]:
     return base, dims
 
 
+def expanded(node: Node, dims: Dims) -> bool:
+    """Whether a dim is constant although its size is not 1."""
+    return any(axis is None and static(size) != 1 for axis, size in zip(dims, shape_of(node), strict=True))
+
+
+def _expanded(node: Node) -> tuple[Node, Dims]:
+    source: Node = node.args[0]  # type: ignore[assignment]
+    sizes = shape_of(source)
+    added = len(shape_of(node)) - len(sizes)
+    return source, (*(None,) * added, *(None if static(size) == 1 else dim for dim, size in enumerate(sizes)))
+
+
 def _step(node: Node) -> tuple[Node, Dims] | None:
     if tensor_of(node) is None or node.op != "call_function":
         return None
+    if node.target in _EXPANSIONS:
+        return _expanded(node)
     viewed = views_of.through(node)
     if viewed is None or tensor_of(viewed[0]) is None:
         return None

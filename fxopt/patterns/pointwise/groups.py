@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch.fx import Graph, Node
 
 from fxopt.kernels.pointwise.plan import MOST_AXES, Input, Output, Plan
-from fxopt.patterns.pointwise.axes import Axes, Dims, Mismatch, behind
+from fxopt.patterns.pointwise.axes import Axes, Dims, Mismatch, behind, expanded
 from fxopt.patterns.pointwise.operators import Call, Rule, rule_of, tensors
 from fxopt.patterns.pointwise.program import Program
 from fxopt.shape.aliases import Aliases, is_pure
@@ -43,6 +43,8 @@ class Group:
             base, order = behind(argument)
             dims = new.dims[base] if base in new.dims else new.axes.of(shape_of(base))
             seen[position] = tuple(None if dim is None else dims[dim] for dim in order)
+            if not rule.broadcasts and expanded(argument, seen[position]):
+                raise Mismatch
             new.reads[node, position] = base, dims, seen[position]
         new.dims[node] = rule.shape(node, new.axes, seen)
         for base, dims, _ in new.reads.values():

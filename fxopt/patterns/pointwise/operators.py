@@ -47,6 +47,11 @@ class Rule:
     shape: Callable[[Node, Axes, dict[int, Dims]], Dims]
     steps: Callable[[Call], int]
 
+    @property
+    def broadcasts(self) -> bool:
+        """Whether it works element by element, so that constant dims may be of any size."""
+        return self.shape is _broadcast
+
 
 def argument(node: Node, position: int, default: Any = None) -> Any:
     """An argument by position, given by keyword or not at all."""
@@ -314,6 +319,7 @@ COMPARISONS = {getattr(getattr(aten, name), kind) for name in _COMPARED for kind
 _LOGIC = {
     *(getattr(aten, f"logical_{name}").default for name in _COMBINED),
     *(getattr(aten, f"bitwise_{name}").Tensor for name in _COMBINED),
+    *(getattr(aten, f"__{name}__").Tensor for name in _COMBINED),
     aten.bitwise_not.default, aten.where.self,
 }  # fmt: skip
 _TO_BOOL = {aten.to.dtype, aten._to_copy.default, aten.logical_not.default, aten.isnan.default}
@@ -334,6 +340,7 @@ RULES: dict[Any, Rule] = {
     **{getattr(getattr(aten, name), kind): _elementwise(name) for name in _COMPARED for kind in ("Tensor", "Scalar")},
     **{getattr(aten, f"logical_{name}").default: _elementwise(name) for name in _COMBINED},
     **{getattr(aten, f"bitwise_{name}").Tensor: _elementwise(name) for name in _COMBINED},
+    **{getattr(aten, f"__{name}__").Tensor: _elementwise(name) for name in _COMBINED},
     aten.maximum.default: _elementwise("maximum"),
     aten.minimum.default: _elementwise("minimum"),
     aten.clamp.default: Rule(_broadcast, _clamp),

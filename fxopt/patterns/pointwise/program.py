@@ -16,7 +16,7 @@ class Program:
     def __init__(self, axes: int, inputs: tuple[Input, ...]) -> None:
         self.axes, self.inputs = axes, inputs
         self.steps: list[Step] = []
-        self._known: dict[Step, int] = {}
+        self._known: dict[object, int] = {}
 
     def axes_of(self, value: int) -> FrozenAxes:
         n = len(self.inputs)
@@ -40,11 +40,11 @@ class Program:
         return self._add("expand", (operand,), axes)
 
     def _add(self, op: str, operands: tuple[Operand, ...], axes: FrozenAxes) -> int:
-        step = Step(op, operands, axes)
-        if step not in self._known:
-            self.steps.append(step)
-            self._known[step] = len(self.inputs) + len(self.steps) - 1
-        return self._known[step]
+        key = op, tuple(map(repr, operands)), axes  # value 2 is not the constant 2.0, nor 0.0 -0.0
+        if key not in self._known:
+            self.steps.append(Step(op, operands, axes))
+            self._known[key] = len(self.inputs) + len(self.steps) - 1
+        return self._known[key]
 
     def plan(self, outputs: tuple[Output, ...]) -> Plan:
         return _without_dead(_with_fma(Plan(self.axes, self.inputs, tuple(self.steps), outputs)))

@@ -1,0 +1,236 @@
+"""Pointwise chains in many spellings become one operator with eager's numbers; what may not, stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fxopt import Config, optimize
+from fxopt.rewrites import PASSES
+
+ONLY = tuple(rewrite.name for rewrite in PASSES if rewrite.name not in ("pointwise", "views", "identities", "sizes"))
+B, N, D = 6, 5, 8
+
+
+class Model(nn.Module):
+    """`function` of the columns of a matrix, made contiguous by a product with the identity's size."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.norm = nn.BatchNorm1d(D)
+        self.layer_norm = nn.LayerNorm(D)
+        self.vector = nn.Parameter(torch.randn(D))
+        self.column = nn.Parameter(torch.randn(D, 1))
+        self.one = nn.Parameter(torch.randn(1))
+        self.register_buffer("mask", torch.rand(D) > 0.5)
+        nn.init.normal_(self.norm.weight)
+        nn.init.normal_(self.norm.bias)
+        self.norm.running_mean.normal_()  # type: ignore[union-attr]
+        self.norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+        self.eval()
+
+    def forward(self, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+        return self.function(self, x.cumsum(1), e.cumsum(2), lengths)
+
+
+def inputs(rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(rows, D, dtype=dtype), torch.randn(rows, N, D, dtype=dtype), torch.randint(0, N, (rows,))
+
+
+def fused(model: nn.Module, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, list[str]]:
+    """The optimized model, and its operators but for those that make the inputs."""
+    with torch.no_grad():
+        fast = optimize(model, inputs(B, dtype), Config(verify="full", tune="off", disable=ONLY))
+    (findings,) = fast._fxopt.findings
+    assert not findings.eager_reason and not any(ran.rolled_back for ran in findings.passes)
+    graph = fast._fxopt.entries[0].executable.graph.graph
+    targets = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    return fast, [target._schema.name for target in targets if target is not torch.ops.aten.cumsum.default]
+
+
+def dice(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    p = torch.sigmoid(m.norm(x))
+    return m.vector * (1 - p) * x + p * x
+
+
+def masked(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    keep = (x != 0) & (x > -3) | m.mask
+    return torch.where(keep, x, x.clamp(-1, 2) / 3).masked_fill(~keep, -7.5) * keep.float()
+
+
+def attention(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    scores = (e * x.unsqueeze(1)).sum(2)
+    return (torch.softmax(scores, 1).unsqueeze(-1) * e).sum(1)
+
+
+def second_order(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    return 0.5 * (e.sum(1).pow(2) - e.square().sum(1)).sum(1, keepdim=True)
+
+
+def second_order_kept(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    total = torch.sum(e, dim=1, keepdim=True)
+    return (0.5 * torch.sum(total * total - torch.sum(e * e, dim=1, keepdim=True), dim=2)).squeeze(1).sigmoid()
+
+
+def residual_norm(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    return F.gelu(m.layer_norm(e + x[:, None])) + e
+
+
+def cross(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    y = x
+    for _ in range(3):
+        y = x * torch.matmul(y, m.column) + m.vector + y
+    return y
+
+
+def excited(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    weights = torch.tanh(e.mean(-1) * m.one + 1)
+    return e * weights.unsqueeze(2).expand_as(e) + torch.log1p(e.abs())
+
+
+def logit(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    return torch.sigmoid(x.sum(1, keepdim=True) + m.one + x @ m.column).squeeze(1)
+
+
+def extrema(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    centered = e - e.amax(dim=(1, 2), keepdim=True)
+    return torch.log_softmax(centered, dim=-1) - e.amin(1).unsqueeze(1) * 2
+
+
+def steep(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    return F.prelu(F.leaky_relu(x, 0.2), m.vector) + F.softplus(x) * F.silu(1 - x) - torch.rsub(x, 2, alpha=3)
+
+
+def transposed(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    return (e.transpose(1, 2) * x.unsqueeze(2) + m.vector.unsqueeze(1)).transpose(1, 2).relu().contiguous()
+
+
+def of_lengths(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    weight = (lengths > 2).float().unsqueeze(1)
+    return (x * weight + lengths.unsqueeze(1)) / (weight + 1)
+
+
+def stepped(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    return torch.addcmul(x, x, m.vector, value=0.5).add(x, alpha=2).sub(1).neg().exp().reciprocal().sqrt()
+
+
+FUSED = [dice, masked, attention, second_order, second_order_kept, residual_norm, cross, excited, logit, extrema]
+FUSED += [steep, transposed, of_lengths, stepped]
+
+
+@pytest.mark.parametrize("function", FUSED)
+def test_one_operator_with_eagers_numbers(function: Callable[..., Tensor]) -> None:
+    torch.manual_seed(0)
+    model = Model(function)
+    fast, operators = fused(model)
+    assert operators.count("fxopt::pointwise") == 1
+    assert not {name for name in operators if name.startswith("aten")} - VIEWS
+    with torch.no_grad():
+        for rows in (0, 1, 3, 200):
+            given = inputs(rows)
+            expected, found = model(*given), fast(*given)
+            exact = Model.forward(model.double(), *(t.double() if t.is_floating_point() else t for t in given))
+            model.float()
+            assert found.dtype == expected.dtype
+            assert found.stride() == expected.stride() or found.numel() == 0
+            bound = 2 * (expected - exact).abs().max() + 1e-5 if rows else 0
+            assert not rows or (found - exact).abs().max() <= bound
+        strided = torch.randn(9, 2 * D)[:, ::2], torch.randn(D, N, 9).permute(2, 1, 0), torch.arange(9) % N
+        torch.testing.assert_close(fast(*strided), model(*strided), rtol=1e-5, atol=1e-5)
+
+
+VIEWS = {
+    "aten::sym_size",
+    "aten::unsqueeze",
+    "aten::squeeze",
+    "aten::view",
+    "aten::reshape",
+    "aten::expand",
+    "aten::permute",
+}
+
+
+def training_norm(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    return F.batch_norm(x, None, None, training=True) * x
+
+
+def edited(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    base = torch.zeros(x.shape[0] * 2, D)
+    half = base[: x.shape[0]]
+    half.copy_(x)
+    y = half * m.vector
+    base.fill_(1.0)
+    return y + half
+
+
+def over_rows(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    return x.sum(0) * 2
+
+
+def random(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    return F.dropout(x, 0.0, training=True) * 2
+
+
+def large_integers(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    return (lengths == 16777217).float().unsqueeze(1) * x
+
+
+def own_transpose(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    return (m.vector.unsqueeze(0) * m.vector.unsqueeze(1)).sum()
+
+
+@pytest.mark.parametrize("function", [training_norm, edited, over_rows, random, large_integers, own_transpose])
+def test_is_left_alone(function: Callable[..., Tensor]) -> None:
+    model = Model(function)
+    fast, operators = fused(model)
+    assert "fxopt::pointwise" not in operators
+    given = inputs(4)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(*given), model(*given))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions_are_left_alone(dtype: torch.dtype) -> None:
+    _, operators = fused(Model(dice).to(dtype), dtype)
+    assert "fxopt::pointwise" not in operators
+
+
+class Between(nn.Module):
+    """What lies between two operators of a chain stays between them; a value read twice is written once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(D, D)
+
+    def forward(self, x: Tensor, e: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = x.cumsum(1)
+        gate = torch.sigmoid(x + 1) * 2
+        y = self.layer(gate)
+        out = (gate * y + x).tanh()
+        return out, gate.unsqueeze(1), out.sum(1)
+
+
+def test_groups_around_what_they_cannot_take() -> None:
+    model = Between()
+    fast, operators = fused(model)
+    assert operators.count("fxopt::pointwise") == 2
+    given = inputs(7)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(*given), model(*given))
+
+
+def test_gradients_and_new_weights() -> None:
+    model = Model(dice)
+    fast = optimize(model, inputs(B), Config(tune="off", disable=ONLY))
+    for _ in range(2):
+        given = inputs(5)
+        loss = [torch.autograd.grad(net(*given).square().sum(), [net.vector, net.norm.bias]) for net in (model, fast)]
+        torch.testing.assert_close(loss[1], loss[0])
+        with torch.no_grad():
+            model.vector.add_(1)
+            model.norm.running_var.data = model.norm.running_var + 1  # type: ignore[operator, union-attr]
