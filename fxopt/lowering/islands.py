@@ -38,6 +38,14 @@ def islands(module: GraphModule) -> Iterator[Partition]:
     yield from sorted(found, key=lambda part: -sum(map(computes, part.nodes)))
 
 
+def left_to_loops(module: GraphModule) -> tuple[int, int]:
+    """How many operators of a graph compiled loops could compute, and in how many calls."""
+    if obstacle(module) is not None:
+        return 0, 0
+    found = list(islands(module))
+    return sum(computes(node) for part in found for node in part.nodes), len(found)
+
+
 def obstacle(module: GraphModule) -> Node | None:
     """A node that writes to memory: around it calls may not change places."""
     return next((node for node in module.graph.nodes if node.op.startswith("call") and mutates(node)), None)

@@ -17,7 +17,10 @@ from fxopt.report.machine import machine
 from fxopt.runtime import dispatcher_of
 
 if TYPE_CHECKING:
+    from fxopt.runtime import Executable
     from fxopt.runtime.dispatch import Entry
+
+WORTH_COMPILING = 4  # operators a compiled call, which itself costs what two or three small ones do (5 us)
 
 
 def _silent(step: str) -> None:
@@ -72,13 +75,26 @@ def _signature(findings: Findings, entry: Entry | None) -> SignatureReport:
         signature=findings.signature,
         eager_reason=findings.eager_reason,
         leaves=notes(findings.leaves),
-        passes=tuple(map(_pass, findings.passes)),
+        passes=(*map(_pass, findings.passes), *_other_lowering(findings, executable)),
         operators_before=findings.operators_before,
         operators_after=findings.operators_after,
         roles=census(executable.capture.graph.graph, executable.graph.graph) if executable and executable.graph else (),
         max_error=findings.max_error,
         seconds=dict(findings.seconds),
     )
+
+
+def _other_lowering(findings: Findings, executable: Executable | None) -> tuple[Pass, ...]:
+    """What Config(lower="inductor") would compile, where it was not asked for."""
+    if executable is None or executable.graph is None or any(ran.name == "lowering" for ran in findings.passes):
+        return ()
+    from fxopt.lowering.islands import left_to_loops  # imports what captures models
+
+    operators, calls = left_to_loops(executable.graph)
+    if operators < WORTH_COMPILING * max(1, calls):
+        return ()
+    text = f'{operators} operators could be {calls} compiled calls: Config(lower="inductor") may pay, at seconds a call'
+    return (Pass("lowering", misses=(Note(text, "", 1, Place()),)),)
 
 
 def _pass(found: PassFindings) -> Pass:

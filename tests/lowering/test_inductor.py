@@ -12,6 +12,7 @@ import fxopt
 from fxopt import Config
 from fxopt.lowering import compiled
 from fxopt.lowering.inductor import compile_graph
+from fxopt.rewrites import PASSES
 
 BATCHES = (6, 1, 0, 33, 257)
 INDUCTOR = Config(lower="inductor")
@@ -129,3 +130,15 @@ def test_a_compiler_that_fails_leaves_the_fx_path(monkeypatch):
 def test_the_field_is_checked():
     with pytest.raises(ValueError, match="lower"):
         Config(lower="cuda")
+
+
+def test_the_report_says_what_could_be_compiled():
+    class Chain(nn.Module):
+        def forward(self, x):
+            return torch.softmax(torch.tanh(x) * torch.sigmoid(x) + x.exp() - x.mean(1, keepdim=True), 1)
+
+    every = tuple(rewrite.name for rewrite in PASSES)
+    with torch.no_grad():
+        fast = fxopt.optimize(Chain(), (torch.randn(3, 5),), Config(disable=every))
+    (found,) = [ran for ran in fxopt.report(fast).signatures[0].passes if ran.name == "lowering"]
+    assert '8 operators could be 1 compiled calls: Config(lower="inductor")' in found.misses[0].text
