@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import _StopRecomputationError
 
 from fxopt.config import Config
 from fxopt.findings import Findings
@@ -182,6 +183,8 @@ class Dispatcher:
             return eager(*args, **kwargs)
         try:
             flat = entry.run(*tensors)
+        except _StopRecomputationError:  # checkpointing's own: it has what it wanted, in the middle of the graph
+            raise
         except Exception as error:
             failure = error
         else:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fxopt import Config, optimize
 from fxopt.kernels.mlp.plan import Op, decode
@@ -178,6 +179,19 @@ def test_the_result_may_be_edited_before_the_gradient() -> None:
     fast, x = optimize(model, config=APPLY), torch.randn(5, 4)
     found, expected = (torch.autograd.grad(net(x).mul_(2).sum(), list(net.parameters())) for net in (fast, model))
     torch.testing.assert_close(found, expected)
+
+
+def test_checkpointing() -> None:
+    """It computes again until it has what was kept, and stops there in the middle of the graph."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    fast, x = optimize(model, config=APPLY), torch.randn(5, 6, requires_grad=True)
+    fast(x)
+    found, expected = (
+        torch.autograd.grad(checkpoint(net, x, use_reentrant=False).square().sum(), list(model.parameters()))
+        for net in (fast, model)
+    )
+    torch.testing.assert_close(found, expected)
+    assert fast._fxopt.entries[0].executable is not None
 
 
 class SeenInBetween(nn.Sequential):
