@@ -78,6 +78,13 @@ LINEARS = {
     "product and kept sum": lambda x, w, b, k: (w * x[:, None]).sum(2, keepdim=True),
     "over two axes": lambda x, w, b, k: torch.tensordot(x.view(-1, 2, 2), w.view(5, 2, 2), ([1, 2], [1, 2])),
     "split on the way": lambda x, w, b, k: torch.einsum("bij,kij->bk", x.view(-1, 2, 2), w.view(5, 2, 2)),
+    "einsum with an ellipsis": lambda x, w, b, k: torch.einsum("...k,jk->...j", x, w),
+    "kernels as large as the input": lambda x, w, b, k: F.conv1d(x.unsqueeze(1), w.unsqueeze(1), b, stride=2).squeeze(
+        2
+    ),
+    "kernels in two dims": lambda x, w, b, k: F.conv2d(x.view(-1, 1, 2, 2), w.view(5, 1, 2, 2), b).flatten(1),
+    "an expanded weight": lambda x, w, b, k: torch.bmm(w.unsqueeze(0).expand(x.shape[0], -1, -1), x.unsqueeze(2)),
+    "a repeated weight": lambda x, w, b, k: torch.bmm(x.unsqueeze(1), w.t().repeat(x.shape[0], 1, 1)),
     "a matrix a row": lambda x, w, b, k: torch.matmul(w, x.view(-1, 1, 4).expand(-1, 1, 4).transpose(1, 2)),
 }
 
@@ -132,9 +139,13 @@ LEFT_ALONE = {
     "dims swapped": lambda x, w, b, k: torch.matmul(w, x.t()),
     "two batches": lambda x, w, b, k: torch.matmul(x, x.t()),
     "a diagonal": lambda x, w, b, k: torch.einsum("bii->bi", x.unsqueeze(2) * x.unsqueeze(1)),
-    "an ellipsis": lambda x, w, b, k: torch.einsum("...k,jk->...j", x, w),
+    "a sum of copies": lambda x, w, b, k: (x.unsqueeze(1) * w[0]).expand(-1, 3, -1).sum(1),
+    "a product of copies": lambda x, w, b, k: torch.einsum(
+        "bck,bck->b", x[:, None].expand(-1, 3, -1), w[:1].expand(1, 4)[:, None].expand(x.shape[0], 3, 4)
+    ),
     "summed in one factor only": lambda x, w, b, k: torch.einsum("bk,jl->bj", x, w),
-    "stride 2": lambda x, w, b, k: F.conv1d(x.unsqueeze(2), w.unsqueeze(2), b, stride=2),
+    "kernels over parts": lambda x, w, b, k: F.conv1d(x.unsqueeze(1), w.unsqueeze(1)[..., :2], b, stride=2),
+    "kernels over padding": lambda x, w, b, k: F.conv1d(x.unsqueeze(1), w.unsqueeze(1), b, padding=2),
     "integers": lambda x, w, b, k: x.long() @ torch.ones(4, 2, dtype=torch.long) + 0 * w.sum(),
     "complex": lambda x, w, b, k: torch.view_as_real(
         torch.matmul(w.to(torch.complex64), x.to(torch.complex64)[:, :, None])
@@ -196,6 +207,7 @@ COMPRESSED = {
         (v.transpose(1, 2).unsqueeze(3) * u.transpose(1, 2).unsqueeze(2)).flatten(2), k.squeeze(2), b
     ).transpose(1, 2),
     "one einsum": lambda v, u, k, b: torch.einsum("bhd,bmd,ohm->bod", v, u, k.view(5, 4, 4)) @ b[:3],
+    "bilinear": lambda v, u, k, b: F.bilinear(v.flatten(1)[:, :4], u.flatten(1)[:, 1:5], k.view(5, 4, 4), b),
     "the other order": lambda v, u, k, b: torch.einsum("bhd,bmd,omh->bdo", v, u, k.view(5, 4, 4)),
 }
 

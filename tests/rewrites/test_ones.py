@@ -81,6 +81,10 @@ def test_sinks(f: Callable, there: list[str]) -> None:
     assert _leaves(fast(x))[0].stride() == _leaves(model(x))[0].stride()
 
 
+def _total(result: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return torch.stack([leaf.square().sum() for leaf in _leaves(result)]).sum()
+
+
 def _leaves(result: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
 

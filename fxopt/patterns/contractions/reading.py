@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Node
@@ -11,9 +11,10 @@ from torch.fx import Node
 from fxopt.patterns.contractions.spelled import Letters, spelled
 from fxopt.patterns.contractions.terms import Dim, Factor, Names, Term, Unfit, dims_of
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import shape_of, tensor_of
+from fxopt.shape.sizes import shape_of, static, tensor_of
 
 aten = torch.ops.aten
+_SPREADS = {aten.expand.default, aten.expand_as.default, aten.repeat.default}
 _RESHAPES = {
     aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints, aten.unflatten.int,
     aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.contiguous.default,
@@ -59,7 +60,7 @@ class _Reading:
         """A view, a product that nobody else needs, or else a factor."""
         try:
             if node.op == "call_function" and not self._aliases.edited(node):
-                if node.target in _RESHAPES or node.target in _ORDERS:
+                if node.target in _VIEWS:
                     return self._view(node, depth)
                 if depth and len(node.users) == 1:
                     return self.call(node, depth - 1, biased=False)
@@ -82,6 +83,10 @@ class _Reading:
         if node.target in _ORDERS:
             order = _ORDERS[node.target](len(term.dims), *node.args[1:])
             dims = tuple(term.dims[dim] for dim in order)
+        elif node.target in _SPREADS:
+            if node.target is aten.repeat.default and not _spreads(node):
+                raise Unfit
+            dims = self._names.spread(term.dims, shape_of(node))
         else:
             dims = self._names.regrouped(term.dims, shape_of(node))
         return Term(dims, term.factors, term.inside)
@@ -94,6 +99,8 @@ class _Reading:
         depths = [depth if nodes.count(operand) == 1 else 0 for operand in nodes]  # read twice, it is two factors
         terms = [(self.read(node, deep), letters) for deep, (node, letters) in zip(depths, call.operands, strict=True)]
         letters = self._unified(terms)
+        if any(self._names.is_spread(dim) for letter, dim in letters.items() if letter not in call.out):
+            raise Unfit  # the sum would count it
         factors = tuple(factor for term, _ in terms for factor in term.factors)
         inside = tuple(inner for term, _ in terms for inner in term.inside)
         return Term(tuple(letters.get(letter, ()) for letter in call.out), factors, (node, *inside))
@@ -107,6 +114,14 @@ class _Reading:
                 elif dim:
                     found[letter] = dim
         return found
+
+
+def _spreads(repeat: Node) -> bool:
+    """Whether only dims of size 1, and new ones, are repeated."""
+    source, counts = cast("tuple[Node, list[Any]]", repeat.args)
+    before = shape_of(source)
+    old = counts[len(counts) - len(before) :]
+    return all(static(size) == 1 or count == 1 for size, count in zip(before, old, strict=True))
 
 
 def _permuted(rank: int, order: list[int]) -> list[int]:
@@ -127,3 +142,4 @@ _ORDERS: dict[Any, Any] = {
     aten.mT.default: _swapped,
     aten.numpy_T.default: lambda rank: list(range(rank))[::-1],
 }
+_VIEWS = {*_RESHAPES, *_SPREADS, *_ORDERS}

@@ -66,14 +66,23 @@ def _inner(left: Node, right: Node) -> Spelled:
 
 def _einsum(equation: str, operands: list[Node]) -> Spelled:
     inputs, arrow, out = equation.replace(" ", "").partition("->")
-    if "." in equation:
+    words = [_letters(word, len(shape_of(operand))) for word, operand in zip(inputs.split(","), operands, strict=True)]
+    if any(len(set(word)) != len(word) for word in words):  # a diagonal
         raise ValueError
-    letters = inputs.split(",")
+    dots = max((word for word in words), key=lambda word: sum(isinstance(letter, tuple) for letter in word))
+    dots = tuple(letter for letter in dots if isinstance(letter, tuple))
     if not arrow:
-        out = "".join(sorted(letter for letter in set(inputs) - {","} if inputs.count(letter) == 1))
-    if any(len(set(word)) != len(word) for word in letters):  # a diagonal
-        raise ValueError
-    return Spelled(tuple(zip(operands, map(tuple, letters), strict=True)), tuple(out))
+        once = sorted(letter for letter in {*inputs} - {",", "."} if inputs.count(letter) == 1)
+        return Spelled(tuple(zip(operands, words, strict=True)), (*dots, *once))
+    before, several, behind = out.partition("...")
+    return Spelled(tuple(zip(operands, words, strict=True)), (*before, *(dots if several else ()), *behind))
+
+
+def _letters(word: str, rank: int) -> Letters:
+    """An ellipsis stands for dims that are counted from the last of them."""
+    before, several, behind = word.partition("...")
+    count = rank - len(before) - len(behind) if several else 0
+    return (*before, *(("dot", place) for place in range(count, 0, -1)), *behind)
 
 
 def _tensordot(left: Node, right: Node, dims_left: list[int], dims_right: list[int]) -> Spelled:
@@ -88,15 +97,25 @@ def _tensordot(left: Node, right: Node, dims_left: list[int], dims_right: list[i
 
 
 def _convolution(x: Node, weight: Node, bias: Node | None = None, *rest: Any) -> Spelled:
-    """A kernel of size 1: stride 1, no padding, one group."""
-    space = tuple(("at", place) for place in range(len(shape_of(weight)) - 2))
-    plain = (1, 0, 1, 1)  # stride, padding, dilation, groups
-    ones = all(static(size) == 1 for size in shape_of(weight)[2:])
-    if not ones or len(shape_of(x)) != len(shape_of(weight)) or any(map(_differs, rest, plain)):
+    """Kernels of size 1 with stride 1, or as large as the input; no padding, no groups."""
+    stride, padding, dilation, groups = [*rest, *[1, 0, 1, 1][len(rest) :]]
+    sizes = list(zip(shape_of(x)[2:], shape_of(weight)[2:], strict=True))
+    if len(shape_of(x)) != len(shape_of(weight)) or _differs(padding, 0) or _differs(dilation, 1) or groups != 1:
         raise ValueError
-    gone = tuple(("one", place) for place in range(len(space)))
-    operands = ((x, ("b", "k", *space)), (weight, ("j", "k", *gone)))
-    return Spelled(operands, ("b", "j", *space), _optional(bias, ("j", *("one" for _ in space))))
+    kept = [static(kernel) == 1 for _, kernel in sizes]
+    whole = [static(size) is not None and static(size) == static(kernel) for size, kernel in sizes]
+    if not all(one or full for one, full in zip(kept, whole, strict=True)) or (_differs(stride, 1) and not all(whole)):
+        raise ValueError
+    at = tuple(("at", place) for place in range(len(sizes)))
+    inside = tuple(letter if full else ("one", letter) for letter, full in zip(at, whole, strict=True))
+    out = tuple(("one", letter) if full else letter for letter, full in zip(at, whole, strict=True))
+    return Spelled(((x, ("b", "k", *at)), (weight, ("j", "k", *inside))), ("b", "j", *out), _optional(bias, ("j",)))
+
+
+def _bilinear(x: Node, y: Node, weight: Node, bias: Node | None = None) -> Spelled:
+    rows = tuple(("row", place) for place in range(len(shape_of(x)) - 1))
+    operands = ((x, (*rows, "h")), (y, (*rows, "m")), (weight, ("j", "h", "m")))
+    return Spelled(operands, (*rows, "j"), _optional(bias, ("j",)))
 
 
 def _differs(given: Any, plain: int) -> bool:
@@ -135,6 +154,7 @@ SPELLED: dict[Any, Callable[..., Spelled]] = {
     aten.tensordot.default: _tensordot,
     aten.conv1d.default: _convolution,
     aten.conv2d.default: _convolution,
+    aten.bilinear.default: _bilinear,
     aten.mul.Tensor: _mul,
     aten.sum.dim_IntList: _sum,
 }

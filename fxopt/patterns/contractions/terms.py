@@ -63,6 +63,7 @@ class Names:
 
     def __init__(self) -> None:
         self._parts: dict[Axis, Dim] = {}
+        self._spread: set[Axis] = set()
 
     def resolved(self, term: Term) -> Term:
         factors = tuple(Factor(factor.node, self._dims(factor.dims)) for factor in term.factors)
@@ -88,6 +89,7 @@ class Names:
             if a is b:
                 continue
             if same(a.size, b.size):
+                a, b = (b, a) if a in self._spread else (a, b)
                 self._parts[b] = (a,)
             elif _larger(a, b):
                 ours.insert(0, self.split(a, b.size))
@@ -107,6 +109,20 @@ class Names:
         rest = Axis(whole // part)
         self._parts[axis] = (first or Axis(part), rest)
         return rest
+
+    def spread(self, dims: Sequence[Dim], shape: Sequence[Size]) -> tuple[Dim, ...]:
+        """The axes of an expand to `shape`: new ones, which no factor has until another tensor's dim meets them."""
+        new = len(shape) - len(dims)
+        spread: list[Dim] = []
+        for dim, size in zip(((),) * new + tuple(dims), shape, strict=True):
+            spread.append(dim if dim or static(size) == 1 else (Axis(size),))
+            if not dim:
+                self._spread.update(spread[-1])
+        return tuple(spread)
+
+    def is_spread(self, dim: Dim) -> bool:
+        """Whether it has an axis that only says how often the rest is repeated."""
+        return any(atom in self._spread for atom in self.atoms(dim))
 
     def regrouped(self, dims: Sequence[Dim], shape: Sequence[Size]) -> tuple[Dim, ...]:
         """The axes of a reshape to `shape`."""
