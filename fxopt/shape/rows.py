@@ -443,8 +443,9 @@ _SHAPED = (_reshape, _expand, _made)
 
 # Our own operators that work row by row, whatever their arguments; where it depends on them meta["rowwise"] says so.
 _OURS = {
-    *("fxopt::mlp", "fxopt::towers", "fxopt::dot_interaction", "fxopt::factorization_machine", "fxopt::pair_select"),
+    *("fxopt::mlp", "fxopt::towers", "fxopt::dot_interaction", "fxopt::pair_sum", "fxopt::pair_attention"),
     *("fxopt::compressed_interaction", "fxopt::target_attention", "fxopt::k_largest", "fxopt::pointwise"),
+    "fxopt::pair_select",
 }
 
 

@@ -198,7 +198,7 @@ static void run_pair_sum_backward(const Request& request) {
   over_rows(fields.B, 10 + double(fields.F * fields.D) / 4, [&](int64_t row0, int64_t row1) { kernels->pair_sum_backward(job, row0, row1); });
 }
 
-// Floats [m, n] of a matrix, or of a vector where m is 1, turned over and filled up with 0 to [n, wide].
+// Floats [m, n] of a matrix, or [n] of a vector where m is 1, turned over and filled up with 0 to [n, wide].
 static std::vector<float> turned(const Operand& from, int64_t m, int64_t n, int64_t wide) {
   std::vector<float> to(n * wide);
   if (from.is_none()) return to;
@@ -207,7 +207,7 @@ static std::vector<float> turned(const Operand& from, int64_t m, int64_t n, int6
   if (!fits) refused("fxopt.pair_attention: weights of another shape");
   for (int64_t row = 0; row < m; row++)
     for (int64_t k = 0; k < n; k++)
-      to[m == 1 ? k : k * wide + row] = reinterpret_cast<const float*>(from.data)[(from.dim == 2 ? row * from.strides[0] : 0) + k * from.strides[last]];
+      to[k * wide + row] = reinterpret_cast<const float*>(from.data)[(from.dim == 2 ? row * from.strides[0] : 0) + k * from.strides[last]];
   return to;
 }
 
