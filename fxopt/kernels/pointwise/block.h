@@ -8,6 +8,7 @@
 
 namespace fxopt {
 
+constexpr int64_t kPrefetchFloats = 4096;  // of each input
 constexpr int kConstantLanes = 16;  // the widest vector
 
 class Worker {
@@ -39,6 +40,7 @@ class Worker {
       if (value.once) continue;
       if (value.direct) data_[k] = reinterpret_cast<float*>(value.base) + row0 * value.inner;
       else gather_rows(k, row0, rows);
+      if (value.direct) prefetch(data_[k] + rows * value.inner, std::min(rows, job_.rows - row0 - rows) * value.inner);
     }
     for (int64_t k = 0; k < job_.header->n_steps; k++) {
       const Value& value = job_.values[n + k];
@@ -70,6 +72,11 @@ class Worker {
       memory.reset(new float[size]);
     }
     return memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64) % 64 / 4;
+  }
+
+  // What the next block reads, while this one computes: a block is too short for the hardware to run ahead.
+  static void prefetch(const float* from, int64_t n) {
+    for (int64_t i = 0; i < std::min(n, kPrefetchFloats); i += 16) __builtin_prefetch(from + i);
   }
 
   void spread_constants(int64_t k) {
