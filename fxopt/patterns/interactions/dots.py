@@ -133,7 +133,7 @@ def joint_vectors(used: list[int], terms: Terms) -> tuple[Node, ...] | Reject:
     if (container := _container(used, terms)) is not None:
         return container
     vectors = tuple(dict.fromkeys(terms.fields[term][0] for term in used))
-    if len(vectors) < 3 and any(len(shape_of(node)) == 3 for node in vectors):
+    if any(len(_numbers(node, terms)) > 1 for node in vectors):
         return Reject("products of two different tensors", vectors[0])
     return vectors
 
