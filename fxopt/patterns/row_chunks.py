@@ -62,7 +62,10 @@ def _parted(graph: Graph, batch: sympy.Symbol) -> tuple[list[Node], list[Node], 
         if mixing is None:
             return ahead, behind, placements
         needed, needing = _closure(mixing, lambda node: node.all_input_nodes), _closure(mixing, lambda node: node.users)
-        if _operators(needed) < _operators(needing) and not needed.intersection(behind):
+        if mixing in ahead:  # even by its sizes nothing is known of it
+            ahead.remove(mixing)
+            behind.append(mixing)
+        elif _operators(needed) < _operators(needing) and not needed.intersection(behind):
             ahead.append(mixing)
         else:
             behind.append(mixing)

@@ -64,7 +64,9 @@ class ByRows:
         self.symbol = symbol
 
     def of_shape(self, value: Any) -> Placement:
-        """By its sizes alone: what an input is taken to be."""
+        """By its sizes alone: what an input is taken to be. Several tensors: rows, where one of them has rows."""
+        if isinstance(value, tuple | list):
+            return next((place for place in map(self.of_shape, value) if place != FIXED), FIXED)
         if not isinstance(value, torch.Tensor):
             return COUNT if isinstance(value, torch.SymInt) and self._counts(value) else FIXED
         dims = [dim for dim, size in enumerate(value.shape) if self._counts(size)]
@@ -91,9 +93,10 @@ class ByRows:
         if node.target is operator.getitem:
             return self.of_shape(node.meta["val"])
         found = self._ruled(node, placements)
-        for value in node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]:
-            if isinstance(value, torch.Tensor) and self.of_shape(value) not in (found, FIXED):
-                raise Unknown
+        values = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
+        places = [self.of_shape(value) for value in values if isinstance(value, torch.Tensor)]
+        if not _is_ours(node) and any(place not in (found, FIXED) for place in places):
+            raise Unknown  # each result of an operator of ours has rows of its own
         return found
 
     def _counts(self, size: int | torch.SymInt) -> bool:
@@ -110,7 +113,7 @@ class ByRows:
         rule = RULES.get(packet_of(node)) if isinstance(node.target, OpOverload) else None
         if rule is None and isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags:
             rule = _pointwise
-        if rule is None and (node.meta.get("rowwise") or _name_of(node) in _OURS):
+        if rule is None and _is_ours(node):
             rule = _first_dims
         if rule is None or (COUNT in placements.values() and rule not in _SHAPED):
             raise Unknown
@@ -445,9 +448,12 @@ _SHAPED = (_reshape, _expand, _made)
 _OURS = {
     *("fxopt::mlp", "fxopt::towers", "fxopt::dot_interaction", "fxopt::pair_sum", "fxopt::pair_attention"),
     *("fxopt::compressed_interaction", "fxopt::target_attention", "fxopt::k_largest", "fxopt::pointwise"),
+    *("fxopt::attention", "fxopt::pair_sum", "fxopt::pair_attention", "fxopt::compressed_linear"),
     "fxopt::pair_select",
 }
 
 
-def _name_of(node: Node) -> str:
-    return node.target._schema.name if isinstance(node.target, OpOverload) else ""
+def _is_ours(node: Node) -> bool:
+    """Whether a node calls an operator or a function of ours that works row by row."""
+    known = isinstance(node.target, OpOverload) and node.target._schema.name in _OURS
+    return known or bool(node.meta.get("rowwise"))

@@ -94,3 +94,17 @@ def test_several_outputs_and_rows_that_are_behind() -> None:
         x = torch.randn(3 * ROWS + 7, 5)
         torch.testing.assert_close(fast(x), Two()(x))
     assert applied(fast, "row_chunks")
+
+
+def test_an_unknown_call_of_several_tensors_runs_ahead_of_the_chunks() -> None:
+    class Sorted(Interactions):
+        def forward(self, ids: Tensor, dense: Tensor) -> Tensor:
+            order = torch.ops.aten.sort(dense, 0)  # over the batch
+            return super().forward(ids, dense - order[0])
+
+    with torch.no_grad():
+        model = Sorted().eval()
+        fast = fxopt.optimize(model, inputs(6), CONFIG)
+        assert applied(fast, "row_chunks")
+        arguments = inputs(3 * ROWS + 1)
+        torch.testing.assert_close(fast(*arguments), model(*arguments))
