@@ -26,6 +26,9 @@ class Dice(nn.Module):
         return (p * flat + (1 - p) * self.alpha * flat).view(shape)
 
 
+BATCHES = (0, 1, 2, 9)
+
+
 class Pooled(nn.Module):
     """Queries, keys and lengths out of x; the attention unit is the subclass's `forward`."""
 
@@ -174,3 +177,111 @@ class TrainedDice(WithDice):
 
 TARGET = (Pooled, WithoutMask, Scaled, Multiplied, Added, WithDice, Scores, Weights, SoftmaxOverRows)
 NOT_TARGET = (SeenInside, TrainedDice)
+
+
+class Heads(nn.Module):
+    """AutoInt: projections by tensordot, heads by split and stack, merged by split and cat."""
+
+    heads, length, width = 2, 5, 8
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.fields = nn.Parameter(torch.randn(3, self.length * self.width, dtype=dtype) * 0.4)
+        self.projections = nn.ParameterList(torch.randn(self.width, self.width, dtype=dtype) for _ in range(3))
+        self.eval()
+
+    def sides(self, x: Tensor) -> list[Tensor]:
+        fields = (x.to(self.fields.dtype) @ self.fields).view(-1, self.length, self.width)
+        return [torch.tensordot(fields, weight, dims=([-1], [0])) for weight in self.projections]
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.stack(torch.split(side, 4, dim=2)) for side in self.sides(x))
+        weights = torch.softmax(torch.einsum("bnik,bnjk->bnij", q, k), dim=-1)
+        result = torch.matmul(weights, v)
+        return torch.cat(torch.split(result, 1), dim=-1).squeeze(0).flatten(1)
+
+
+class HeadsInTheBatch(Heads):
+    """The TensorFlow way: heads beside the rows, scale behind. Eager does not accept an empty batch."""
+
+    batches = (1, 2, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.cat(torch.split(side, 4, dim=2), dim=0) for side in self.sides(x))
+        scores = torch.bmm(q, k.transpose(1, 2)) / 2.0
+        result = torch.bmm(F.softmax(scores, dim=2), v)
+        return torch.cat(torch.split(result, x.shape[0], dim=0), dim=2).reshape(-1, 40)
+
+
+class TransposedHeads(Heads):
+    """view and transpose, a mask of keys by masked_fill, dropout, weights that are a result too."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (side.view(-1, 5, 2, 4).transpose(1, 2) for side in self.sides(x))
+        padding = (x[:, :1] + torch.arange(5.0) > 3.5)[:, None, None, :]
+        scores = torch.matmul(q * 0.5, k.transpose(-2, -1)).masked_fill(padding, -1e9)
+        weights = F.dropout(F.softmax(scores, dim=-1), 0.1, self.training)
+        return torch.matmul(weights, v).transpose(1, 2).contiguous().view(-1, 40), weights
+
+
+class Einsums(Heads):
+    """Einsums throughout, a causal mask that is added."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (side.unflatten(-1, (2, 4)) for side in self.sides(x))
+        causal = torch.full((5, 5), float("-inf")).triu(1)
+        scores = torch.einsum("blhd,bshd->bhls", q, k) * 0.5 + causal
+        return torch.einsum("bhls,bshd->blhd", scores.softmax(-1), v).flatten(1)
+
+
+class Library(Heads):
+    """nn.MultiheadAttention with a padding mask; its weights are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.sides(x)
+        return self.attention(q, k, v)[0].flatten(1)
+
+
+class LibraryLengthFirst(Library):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (side.transpose(0, 1) for side in self.sides(x))
+        return self.attention(q, k, v)[0].transpose(0, 1).flatten(1)
+
+
+class OneQuery(Heads):
+    """One query of a row pools the fields, without heads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.sides(x)
+        scores = torch.matmul(q[:, 2:3], k.transpose(1, 2)) * 0.3
+        return torch.bmm(scores.softmax(-1), v).squeeze(1)
+
+
+class HeadsOverRows(Heads):
+    """Normalized over the queries."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.sides(x)
+        return torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(1), v).flatten(1)
+
+
+class KeysAndValuesSwapped(Heads):
+    """The product sums over the channels of the values: no weighted sum of rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.sides(x)
+        weights = torch.bmm(q.transpose(1, 2), k).softmax(-1)
+        return torch.bmm(v, weights).flatten(1)
+
+
+SELF = (Heads, HeadsInTheBatch, TransposedHeads, Einsums, Library, LibraryLengthFirst, OneQuery)
+NOT_SELF = (HeadsOverRows, KeysAndValuesSwapped)

@@ -247,12 +247,21 @@ CATALOGUE = {
     "pointwise": Example(pointwise.Gated, pointwise.GatedOnce),
     "crosses": Example(pointwise.Cross, pointwise.CrossBehindLayer),
     "repeated": Example(Products, ProductsOfTheirOwn),
+    "attention": Example(attention.Heads, attention.HeadsOverRows),
     "target_attention": Example(attention.Pooled, attention.SeenInside),
     "towers": Example(Experts, OneAfterTheOther),
     "views": Example(Unsqueezed, EditedCopy),
     "views_of_columns": Example(FlatColumns, Columns),
 }
 ELSEWHERE = {"gpu_linears", "row_chunks"}  # tests/cuda, test_row_chunks.py
+
+
+WITHOUT_GRADIENTS = {"towers"}  # with gradients they stay as they are
+
+
+def optimized(name: str, model: nn.Module, config: Config = Config(tune="off")) -> nn.Module:
+    with torch.set_grad_enabled(name not in WITHOUT_GRADIENTS):
+        return optimize(model, (torch.randn(6, 3),), config)
 
 
 def applied(model: nn.Module, name: str) -> int:
@@ -270,16 +279,18 @@ def test_every_pass_has_its_example() -> None:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_fires_and_gives_eagers_numbers(name: str) -> None:
     model = CATALOGUE[name].fires()
-    fast = optimize(model, (torch.randn(6, 3),), Config(verify="full", tune="off"))
+    fast = optimized(name, model, Config(verify="full", tune="off"))
     assert applied(fast, name)
     for batch in (0, 1, 2, 7):
         x = torch.randn(batch, 3)
+        with torch.set_grad_enabled(name not in WITHOUT_GRADIENTS):
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
         expected, found = (
             torch.autograd.grad(net(x).square().sum(), list(model.parameters())) for net in (model, fast)
         )
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    assert len(fast._fxopt.entries) == 1
+    assert len(fast._fxopt.entries) == 1 + (name in WITHOUT_GRADIENTS)
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
@@ -299,7 +310,7 @@ def test_can_be_switched_off(name: str) -> None:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_replacements_have_the_shapes_they_claim(name: str) -> None:
-    fast = optimize(CATALOGUE[name].fires(), (torch.randn(6, 3),), Config(tune="off"))
+    fast = optimized(name, CATALOGUE[name].fires())
     executable = fast._fxopt.entries[0].executable
     (output,) = executable.graph.graph.find_nodes(op="output")
     claimed = output.args[0][0].meta["val"]

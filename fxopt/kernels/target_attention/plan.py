@@ -119,12 +119,12 @@ class Plan:
             raise ValueError("fxopt.target_attention: expected a plan made by words()")
         _take(at, 4)
         weight, bias, score, values = (next(at) for _ in range(4))
-        terms = tuple(Term(*_take(at, 4), _float(next(at))) for _ in range(next(at)))
+        terms = tuple(Term(*_take(at, 4), _float(next(at))) for _ in range(next(at)))  # type: ignore[call-arg]
         layers = tuple((next(at), next(at)) for _ in range(next(at)))
-        norms = tuple(Norm(*_take(at, 4), _float(next(at))) for _ in range(next(at)))
+        norms = tuple(Norm(*_take(at, 4), _float(next(at))) for _ in range(next(at)))  # type: ignore[call-arg]
         constants = tuple(_float(next(at)) for _ in range(next(at)))
         steps = tuple(Step(*_take(at, 4)) for _ in range(next(at)))
-        tail = tuple(TailStep(*_take(at, 2), _float(next(at))) for _ in range(next(at)))
+        tail = tuple(TailStep(*_take(at, 2), _float(next(at))) for _ in range(next(at)))  # type: ignore[call-arg]
         return cls(weight, bias, terms, layers, norms, constants, steps, score, tail, values)
 
 

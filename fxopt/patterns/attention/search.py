@@ -1,4 +1,4 @@
-"""Finds softmax(q k^T) v: upwards from the softmax to queries and keys, downwards to the values and the merged heads."""
+"""Finds softmax(q k^T) v: from the softmax up to queries and keys, down to the values and the merged heads."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ def _of_softmax(node: Node, inference: bool) -> Found | None:
 
 def _of_operator(node: Node, inference: bool) -> Found | None:
     """torch's own operator, without a mask of its own."""
-    query, key, value, mask, dropout, causal, *_ = (*node.args, *(None, 0.0, False)[len(node.args) - 3 :])
+    arguments: tuple[Any, ...] = (*node.args, *(None, 0.0, False)[len(node.args) - 3 :])
+    query, key, value, mask, dropout, causal = arguments[:6]
     if mask is not None or dropout or node.kwargs.get("dropout_p") or node.kwargs.get("attn_mask") is not None:
         return None
     if node.kwargs.get("enable_gqa") or not all(isinstance(side, Node) for side in (query, key, value)):
@@ -196,7 +197,7 @@ def _einsum(node: Node) -> _Product | None:
     left, right, out = letters
     if len(out) < 2:
         return None
-    batch, (L, S) = out[:-2], out[-2:]
+    batch, L, S = out[:-2], out[-2], out[-1]
     summed = [letter for letter in left if letter in right and letter not in out]
     if len(summed) != 1:
         return None
@@ -244,7 +245,7 @@ def _used(softmax: Node) -> tuple[Node, Strided, tuple[int, ...]] | None:
             if letters is None:
                 continue
             left, right, out = letters
-            batch, (L, S) = left[:-2], left[-2:]
+            batch, L, S = left[:-2], left[-2], left[-1]
             channels = [letter for letter in right if letter not in left]
             if L in right or S in out or len(channels) != 1 or sorted(out) != sorted([*batch, L, *channels]):
                 continue
@@ -274,7 +275,9 @@ def _found(
         raise _NotFound("its mask does not lie at regular distances")
     merged = _merged(summed, out, groups, positions[0], positions[3])
     plan = Plan(
-        *(_operand(side, groups) for side in sides),
+        query=_operand(query, groups),
+        key=_operand(key, groups),
+        value=_operand(values, groups),
         mask=mask[1] if mask else None,
         masking=scores.masking,
         fill=scores.fill,
@@ -330,7 +333,11 @@ def _mask(node: Node, groups: Groups, queries: tuple, keys: tuple) -> tuple[Node
             continue
         axes = (*((),) * missing, *mask.axes)
         fits = (
-            not axis or (len(axis) == len(group) and all(same(factor.size, size) for factor, size in zip(axis, group)))
+            not axis
+            or (
+                len(axis) == len(group)
+                and all(same(factor.size, size) for factor, size in zip(axis, group, strict=True))
+            )
             for axis, group in zip(axes, sizes, strict=True)
         )
         if all(fits):

@@ -102,7 +102,7 @@ def reordered(node: Node, axes: Axes) -> Axes | None:
     """The axes behind a permutation or an expansion."""
     if node.target is aten.permute.default:
         return tuple(axes[dim % len(axes)] for dim in node.args[1])  # type: ignore[union-attr, operator, index]
-    pair: Any = {aten.t.default: (-2, -1), aten.mT.default: (-2, -1), aten.numpy_T.default: (-2, -1)}.get(node.target)
+    pair: Any = {aten.t.default: (-2, -1), aten.mT.default: (-2, -1), aten.numpy_T.default: (-2, -1)}.get(node.target)  # type: ignore[call-overload]
     if node.target is aten.transpose.int:
         pair = node.args[1:3]
     if pair is not None and len(axes) >= 2 and (node.target is not aten.numpy_T.default or len(axes) == 2):
@@ -159,7 +159,8 @@ def _cut(inner: Strided, dim: int, start: int, size: Size) -> Strided | None:
 
 
 def _sliced(node: Node, inner: Strided) -> Strided | None:
-    dim, start, _, step, *_ = (*node.args[1:], *(0, 0, None, 1)[len(node.args) - 1 :])
+    arguments: tuple[Any, ...] = (*node.args[1:], *(0, 0, None, 1)[len(node.args) - 1 :])
+    dim, start, _, step = arguments[:4]
     size, whole = shape_of(node)[dim], shape_of(node.args[0])[dim]  # type: ignore[index, arg-type]
     if same(size, whole):
         return inner if step == 1 else None

@@ -14,7 +14,7 @@ from fxopt.shape.sizes import Size, product, same, shape_of, static
 aten = torch.ops.aten
 Layout = tuple[str, ...]  # "B", "T", "C", "1", or "BT", a merged dim
 
-_RESHAPES = {
+RESHAPES = {
     aten.view.default,
     aten.reshape.default,
     aten._unsafe_view.default,
@@ -59,7 +59,7 @@ def viewed(node: Node, layout: Layout, sizes: Sizes, channels: int) -> Layout | 
         return layout[:dim] + layout[dim + 1 :] if layout[dim] == "1" else None
     if node.target is aten.expand.default:
         return layout if len(shape_of(node)) == len(layout) and has(shape_of(node), layout, sizes, channels) else None
-    return _reshaped(shape_of(node), layout, sizes, channels) if node.target in _RESHAPES else None
+    return _reshaped(shape_of(node), layout, sizes, channels) if node.target in RESHAPES else None
 
 
 def has(shape: Sequence[Size], layout: Layout, sizes: Sizes, channels: int) -> bool:

@@ -12,7 +12,7 @@ from torch.fx import Node
 from fxopt.kernels.target_attention import plan as p
 from fxopt.kernels.target_attention.plan import TailStep
 from fxopt.patterns.constants import constant_of
-from fxopt.patterns.target_attention.layout import Layout, Sizes, has, to_rows, viewed
+from fxopt.patterns.target_attention.layout import RESHAPES, Layout, Sizes, has, to_rows, viewed
 from fxopt.patterns.target_attention.terms import Source
 from fxopt.shape.sizes import same, shape_of, static, tensor_of
 
@@ -107,10 +107,7 @@ class Tail:
         return True
 
     def _filled(self, operation: int, mask: Any, value: Any) -> bool:
-        number = constant_of(value)
-        if number is None and isinstance(value, Node) and value.target is aten.mul.Tensor:
-            factors = [constant_of(argument) for argument in value.args]  # ones_like(x) * -1e9
-            number = None if None in factors else factors[0] * factors[1]  # type: ignore[operator]
+        number = _number(value)
         if number is None or not isinstance(mask, Node) or mask.meta["val"].dtype != torch.bool:
             return False
         return self._masked(operation, mask, float(number))
@@ -173,6 +170,18 @@ class Tail:
             return False
         self.values, self.width = Source(values, views), width
         return self._moved(end, layout)
+
+
+def _number(value: Any) -> float | None:
+    """What a tensor holds everywhere, behind views too: ones_like(x) * -1e9."""
+    number = constant_of(value)
+    if number is not None or not isinstance(value, Node) or not value.args:
+        return number
+    if value.target is aten.mul.Tensor:
+        left, right = map(_number, value.args)
+        return None if left is None or right is None else left * right
+    is_view = value.target in RESHAPES or value.target in (aten.transpose.int, aten.expand.default)
+    return _number(value.args[0]) if is_view else None
 
 
 def _reads(node: Node, source: Node) -> bool:

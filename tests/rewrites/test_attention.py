@@ -1,4 +1,4 @@
-"""Target attention in many spellings becomes one operator, with eager's numbers and gradients."""
+"""Attention in many spellings becomes one operator, with eager's numbers and gradients."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ import torch
 from torch import nn
 
 from fxopt import Config, optimize
-from fxopt.rewrites import PASSES
 from tests.rewrites import attention
 
-REWRITE = next(rewrite for rewrite in PASSES if rewrite.name == "target_attention")
 
-
-def changes(model: nn.Module) -> list[str]:
+def changes(model: nn.Module, name: str) -> list[str]:
     (findings,) = model._fxopt.findings
     assert not findings.eager_reason
-    (ran,) = [ran for ran in findings.passes if ran.name == REWRITE.name]
+    (ran,) = [ran for ran in findings.passes if ran.name == name]
     assert not ran.rolled_back
     return [change.what for change in ran.changes]
 
@@ -28,28 +25,38 @@ def outputs(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     return list(result) if isinstance(result, tuple) else [result]
 
 
-@pytest.mark.parametrize("spelling", attention.TARGET)
-def test_spellings(spelling: type[nn.Module]) -> None:
+SPELLINGS = [("target_attention", model) for model in attention.TARGET] + [("attention", m) for m in attention.SELF]
+OTHERS = [("target_attention", model) for model in attention.NOT_TARGET] + [
+    ("attention", m) for m in attention.NOT_SELF
+]
+
+
+@pytest.mark.parametrize(("name", "spelling"), SPELLINGS)
+def test_spellings(name: str, spelling: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model = spelling()
     fast = optimize(model, (torch.randn(6, 3),), Config(tune="off"))
-    assert len(changes(fast)) == 1
-    for batch in (0, 1, 2, 9):
+    assert len(changes(fast, name)) == 1
+    for batch in getattr(model, "batches", attention.BATCHES):
         x = torch.randn(batch, 3)
         for expected, found in zip(outputs(model, x), outputs(fast, x), strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         params = list(model.parameters())
         expected, found = (
             torch.autograd.grad(sum(y.square().sum() for y in outputs(net, x)), params) for net in (model, fast)
         )
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        for one, other in zip(found, expected, strict=True):
+            if other is None:
+                assert one is None or not one.any()
+            else:  # sums that cancel are as exact as their terms
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * max(1.0, float(other.abs().max())))
 
 
-@pytest.mark.parametrize("other", attention.NOT_TARGET)
-def test_near_misses(other: type[nn.Module]) -> None:
+@pytest.mark.parametrize(("name", "other"), OTHERS)
+def test_near_misses(name: str, other: type[nn.Module]) -> None:
     model = other()
     fast = optimize(model, (torch.randn(6, 3),), Config(tune="off"))
-    assert not changes(fast)
+    assert not changes(fast, name)
     x = torch.randn(5, 3)
     torch.testing.assert_close(fast(x), model(x))
 
@@ -57,7 +64,7 @@ def test_near_misses(other: type[nn.Module]) -> None:
 def test_bfloat16_rounds_once() -> None:
     model = attention.Pooled(torch.bfloat16)
     fast = optimize(model, (torch.randn(6, 3),), Config(tune="off"))
-    assert changes(fast)
+    assert changes(fast, "target_attention")
     x = torch.randn(5, 3)
     exact = copy.deepcopy(model).double()(x.bfloat16().double())
     errors = [(net(x).double() - exact).abs().max() for net in (fast, model)]
@@ -67,7 +74,7 @@ def test_bfloat16_rounds_once() -> None:
 def test_float64_stays() -> None:
     model = attention.Pooled(torch.float64)
     fast = optimize(model, (torch.randn(6, 3),), Config(tune="off"))
-    assert not changes(fast)
+    assert not changes(fast, "target_attention")
     x = torch.randn(5, 3)
     torch.testing.assert_close(fast(x), model(x))
 
