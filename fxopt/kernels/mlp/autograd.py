@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import layers, reference
+from . import layers as by_torch
+from . import reference
 from .plan import Op, Step
 
 aten = torch.ops.aten
@@ -34,22 +35,31 @@ class Layer:
 
     linear: Step
     behind: tuple[Step, ...]
+    own: bool
 
     @property
-    def own(self) -> bool:
-        return len(self.behind) > 1 or any(step.op not in _FROM_RESULT for step in self.behind)
+    def steps(self) -> tuple[Step, ...]:
+        return (self.linear, *self.behind)
 
 
 def layers_of(steps: Sequence[Step]) -> list[Layer]:
     """The steps, which begin with a linear layer, layer by layer."""
     starts = [at for at, step in enumerate(steps) if step.op == Op.LINEAR]
-    ends = [*starts[1:], len(steps)]
-    return [Layer(steps[at], tuple(steps[at + 1 : end])) for at, end in zip(starts, ends, strict=True)]
+    found = []
+    for at, end in zip(starts, [*starts[1:], len(steps)], strict=True):
+        behind = tuple(steps[at + 1 : end])
+        own = len(behind) > 1 or any(step.op not in _FROM_RESULT for step in behind)
+        found.append(Layer(steps[at], behind, own))
+    return found
 
 
-def keeping(steps: Sequence[Step]) -> list[Step]:
-    """The same steps, told which values their gradients need."""
-    marked = [(Step(Op.LINEAR, layer.linear.tensors, (float(layer.own),)), *layer.behind) for layer in layers_of(steps)]
+def steps_of(layers: Sequence[Layer]) -> list[Step]:
+    return [step for layer in layers for step in layer.steps]
+
+
+def keeping(layers: Sequence[Layer]) -> list[Step]:
+    """The steps of the layers, told which values their gradients need."""
+    marked = [(Step(Op.LINEAR, layer.linear.tensors, (float(layer.own),)), *layer.behind) for layer in layers]
     return list(itertools.chain.from_iterable(marked))
 
 
@@ -57,13 +67,13 @@ class Chain(torch.autograd.Function):
     """fxopt::mlp with its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, steps: Sequence[Step], kept: Kept, n_inputs: int, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, layers: Sequence[Layer], kept: Kept, n_inputs: int, *tensors: Tensor | None) -> Tensor:
         inputs: Any = tensors[:n_inputs]
         state = tensors[n_inputs:]
-        outputs = kept(inputs, state) or kept_by_torch(inputs, state, steps)
-        ctx.steps, ctx.n_inputs, ctx.n_given = steps, n_inputs, len(tensors)
+        outputs = kept(inputs, state) or kept_by_torch(inputs, state, layers)
+        ctx.layers, ctx.n_inputs, ctx.n_given = layers, n_inputs, len(tensors)
         ctx.set_materialize_grads(False)
-        last = layers_of(steps)[-1]
+        last = layers[-1]
         result = outputs[0] if last.behind and not last.own else None  # who edits it must not be told that it is needed
         ctx.save_for_backward(*tensors, result, *outputs[1:])
         return outputs[0]
@@ -76,20 +86,20 @@ class Chain(torch.autograd.Function):
         if grads[0] is None:
             return (None,) * (3 + n_given)
         if torch.is_grad_enabled():  # a second derivative may be asked for
-            return (None, None, None, *again(grads[0], inputs, state, ctx.steps, needs))
-        backward = _Backward(inputs, state, outputs, layers_of(ctx.steps), needs)
+            return (None, None, None, *again(grads[0], inputs, state, steps_of(ctx.layers), needs))
+        backward = _Backward(inputs, state, outputs, ctx.layers, needs)
         return (None, None, None, *backward.run(grads[0]))
 
 
-def kept_by_torch(inputs: Sequence[Tensor], state: Sequence[Tensor | None], steps: Sequence[Step]) -> list[Tensor]:
+def kept_by_torch(inputs: Sequence[Tensor], state: Sequence[Tensor | None], layers: Sequence[Layer]) -> list[Tensor]:
     """What the kernel gives for a plan that keeps values."""
     x = torch.cat(list(inputs), -1) if len(inputs) > 1 else inputs[0]
     kept = [x.reshape(-1, x.shape[-1])]
-    for layer in layers_of(steps):
-        x = layers.apply(x, state, layer.linear)
+    for layer in layers:
+        x = by_torch.apply(x, state, layer.linear)
         kept += [x.reshape(-1, x.shape[-1])] if layer.own else []
         for step in layer.behind:
-            x = layers.apply(x, state, step)
+            x = by_torch.apply(x, state, step)
         kept.append(x.reshape(-1, x.shape[-1]))
     return [x, *kept[:-1]]
 
@@ -117,22 +127,24 @@ def _leaf(tensor: Tensor | None, need: bool) -> Tensor | None:
 class _Backward:
     """One walk from the last layer to the first."""
 
-    def __init__(self, inputs: Any, state: Any, outputs: Any, chain: list[Layer], needs: Sequence[bool]) -> None:
-        self.inputs, self.state, self.layers = inputs, state, chain
+    def __init__(self, inputs: Any, state: Any, outputs: Any, layers: Sequence[Layer], needs: Sequence[bool]) -> None:
+        self.inputs, self.state, self.layers = inputs, state, layers
         self.needs_inputs, self.needs = needs[: len(inputs)], needs[len(inputs) :]
         self.grads: list[Tensor | None] = [None] * len(state)
         result, *kept = outputs
-        copied = len(kept) == len(chain) + sum(layer.own for layer in chain)
+        copied = len(kept) == len(layers) + sum(layer.own for layer in layers)
         given = iter(kept)
         self.x: list[Any] = [next(given) if copied else _matrix(inputs[0])]  # what each layer reads
         self.own: list[Tensor | None] = []
-        for layer in chain:
+        for layer in layers:
             self.own.append(next(given) if layer.own else None)
             self.x.append(next(given, None))
         self.x[-1] = None if result is None else _matrix(result)
 
     def run(self, grad: Tensor) -> Iterator[Tensor | None]:
-        first = min(at for at in range(len(self.layers)) if self._wanted_up_to(at))
+        first = 0
+        while not self._wanted_in(first):
+            first += 1
         grad = _matrix(grad)
         for at in range(len(self.layers) - 1, first - 1, -1):
             layer, x = self.layers[at], self.x[at]
@@ -140,18 +152,18 @@ class _Backward:
             weight, bias = (*layer.linear.tensors, None)[:2]
             assert weight is not None
             if self.needs[weight]:
-                self._add(weight, layers.linear(grad.t(), x.t()))
+                self._add(weight, by_torch.product(grad.t(), x))
             if bias is not None and self.needs[bias]:
                 self._add(bias, grad.sum(0))
             if at > first or any(self.needs_inputs):
-                grad = layers.linear(grad, self.state[weight].t())
+                grad = by_torch.product(grad, self.state[weight])
         return itertools.chain(self._of_inputs(grad), self.grads)  # type: ignore[return-value]
 
-    def _wanted_up_to(self, at: int) -> bool:
-        """Whether a gradient is asked for in layer `at` or before it."""
-        steps = (step for layer in self.layers[: at + 1] for step in (layer.linear, *layer.behind))
-        indices = (index for step in steps for index in step.tensors if index is not None)
-        return any(self.needs_inputs) or any(self.needs[index] for index in indices)
+    def _wanted_in(self, at: int) -> bool:
+        """Whether a gradient is asked for in layer `at`, or in front of it."""
+        if any(self.needs_inputs):
+            return True
+        return any(self.needs[index] for step in self.layers[at].steps for index in step.tensors if index is not None)
 
     def _through_steps(self, grad: Tensor, at: int) -> Tensor:
         layer, own = self.layers[at], self.own[at]
@@ -182,6 +194,8 @@ class _Backward:
     def _of_inputs(self, grad: Tensor) -> list[Tensor | None]:
         if not any(self.needs_inputs):
             return [None] * len(self.inputs)
+        if len(self.inputs) == 1:
+            return [grad.view(self.inputs[0].shape)]
         parts = grad.split([x.shape[-1] for x in self.inputs], 1)
         shaped = zip(parts, self.inputs, self.needs_inputs, strict=True)
         return [part.reshape(x.shape) if need else None for part, x, need in shaped]

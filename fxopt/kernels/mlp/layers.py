@@ -25,6 +25,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
 
 
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """left [M, N] @ right [N, K], float32."""
+    few = left.numel() * right.shape[1] < _ONEDNN_FROM
+    return torch.mm(left, right) if few else linear(left, right.t())
+
+
 def is_wide(N: int | torch.SymInt, K: int | torch.SymInt) -> bool:
     """Whether a weight [N, K] is too large for the kernel, which reads it as it lies, once for each block of rows."""
     return not (isinstance(N, int) and isinstance(K, int)) or N * K >= _WIDE

@@ -44,7 +44,8 @@ def on(plan: Sequence[int], is_wide: bool = True) -> Call:
     """
     call, words, steps = _entry, torch.tensor(plan, dtype=torch.int64), decode(plan)
     n_inputs = plan[0]
-    marked = torch.tensor(encode(-n_inputs, autograd.keeping(steps))) if steps[0].op == Op.LINEAR else None
+    chain = autograd.layers_of(steps) if steps[0].op == Op.LINEAR else []
+    marked = torch.tensor(encode(-n_inputs, autograd.keeping(chain)))
 
     def kept(inputs: Sequence[Tensor], state: Sequence[Tensor | None]) -> Sequence[Tensor] | None:
         return None if call is None or layers.pays(inputs, state, steps) else call(inputs, state, marked)
@@ -55,8 +56,8 @@ def on(plan: Sequence[int], is_wide: bool = True) -> Call:
         outputs = call(inputs, state, words) if call is not None else None
         if outputs is not None:
             return outputs[0]
-        if marked is not None and torch.is_grad_enabled():
-            return autograd.Chain.apply(steps, kept, n_inputs, *inputs, *state)
+        if chain and torch.is_grad_enabled():
+            return autograd.Chain.apply(chain, kept, n_inputs, *inputs, *state)
         return torch.ops.fxopt.mlp.default(inputs, state, plan)
 
     return mlp
