@@ -119,7 +119,8 @@ class Plan:
 
 def encode(plan: Plan) -> str:
     """As one literal, which costs a call nothing however many steps there are."""
-    return base64.b85encode(zlib.compress(struct.pack(f"<{len(words := _words(plan))}q", *words))).decode()
+    words = _words(plan)
+    return base64.b85encode(zlib.compress(struct.pack(f"<{len(words)}q", *words))).decode()
 
 
 @functools.lru_cache(1024)

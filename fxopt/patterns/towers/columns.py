@@ -241,7 +241,8 @@ class Columns:
 
     def _softmax(self, node: Node) -> Tensor | None:
         numbers = self.numbers(node.all_input_nodes[0])
-        dim = node.args[1] % len(shape_of(node))  # type: ignore[operator]
+        named: Any = node.args[1]
+        dim = named % len(shape_of(node))
         if numbers is None or dim == self._batch_dim(node):
             return None
         last = numbers.movedim(dim, -1)
@@ -252,11 +253,12 @@ class Columns:
 
     def _factors(self, node: Node) -> list[Tensor] | None:
         """Both factors of a product: of this graph, or columns from outside; at least one of them a step's."""
-        operands = list(node.args[1]) if node.target is aten.einsum.default else list(node.args[:2])  # type: ignore
+        operands = _operands(node)
         if len(operands) != 2 or not all(isinstance(operand, Node) for operand in operands):
             return None
         found = [self.values.get(operand, self._read(operand)) for operand in operands]
-        return found if all(isinstance(factor, Tensor) for factor in found) else None
+        factors = [factor for factor in found if isinstance(factor, Tensor)]
+        return factors if len(factors) == 2 else None
 
     def _product(self, node: Node) -> Value | None:
         factors = self._factors(node)
@@ -279,8 +281,7 @@ class Columns:
     def _with_batch(self, node: Node, factors: list[Tensor], own: list[str], dims: str) -> Terms | None:
         """The batch is one dim of both factors and of the result."""
         batch = dims[self._batch_dim(node) or 0] if len(dims) == len(shape_of(node)) else None
-        operands = node.args[1] if node.target is aten.einsum.default else node.args[:2]
-        for operand, letters in zip(operands, own, strict=True):  # type: ignore[arg-type]
+        for operand, letters in zip(_operands(node), own, strict=True):
             at = self._batch_dim(operand)
             if batch is None or at is None or letters[at] != batch or len(set(letters)) < len(letters):
                 return None
@@ -290,11 +291,13 @@ class Columns:
         return terms
 
     def _sum(self, node: Node) -> Terms | None:
-        value, dims = self.values.get(node.args[0]), node.args[1]  # type: ignore[arg-type]
+        source: Any = node.args[0]
+        dims: Any = node.args[1]
+        value = self.values.get(source)
         if not isinstance(value, Terms) or not isinstance(dims, list | tuple) or not dims or node.kwargs:
             return None
         rank = len(value.shape)
-        if self._batch_dim(node.args[0]) in [dim % rank for dim in dims]:  # type: ignore[arg-type]
+        if self._batch_dim(source) in [dim % rank for dim in dims]:
             return None
         return summed(value, dims, len(node.args) > 2 and bool(node.args[2]))
 
@@ -306,6 +309,11 @@ class Columns:
             return values[0] if 0 in node.args[:2] else None  # type: ignore[return-value]
         made = added(*values)  # type: ignore[arg-type]
         return made if self._has_shape(node, made.left[..., 0]) else None
+
+
+def _operands(node: Node) -> list[Any]:
+    arguments: Any = node.args
+    return list(arguments[1] if node.target is aten.einsum.default else arguments[:2])
 
 
 def _equation(text: str, ranks: list[int]) -> tuple[list[str], str]:

@@ -40,6 +40,9 @@ def find_towers(module: GraphModule, inference: bool) -> Iterator[Match | Reject
     linears = graph.find_nodes(op="call_function", target=aten.linear.default)
     if len(linears) < 2:
         return
+    if not inference:  # what it computed would be computed once more, operator by operator, to be differentiated
+        yield Reject("gradients are recorded: parallel linears and experts stay as they are", linears[0])
+        return
     aliases = Aliases(graph)
     batches: dict[sympy.Expr, None] = {}
     for node in linears:
