@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.patterns.contractions.pairs import Roles, elements, is_full, linear_order, orders
+from fxopt.patterns.contractions.pairs import Axes, Roles, elements, is_full, linear_order, orders
 from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.spelled import SPELLED, spelled
 from fxopt.patterns.contractions.terms import Factor, Term
@@ -18,6 +18,8 @@ from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
 aten = torch.ops.aten
 _BIASED = {aten.conv1d.default, aten.conv2d.default}  # by one number for each output feature
 _ELEMENTWISE = {aten.mul.Tensor, aten.sum.dim_IntList}
+
+_WRITTEN_OUT = {*_ELEMENTWISE, aten.einsum.default}
 
 
 def find_disguised_linears(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
@@ -87,10 +89,11 @@ def _has_bias(node: Node) -> bool:
 
 def _best(node: Node, term: Term) -> tuple[Factor, ...] | None:
     """The order of products that keeps the intermediate results small, if it is worth a try."""
-    made = max(elements(shape_of(inner)) for inner in term.inside)
     if len(term.factors) == 3:
-        a, b, last, axes = min(orders(term), key=lambda order: elements(axis.size for axis in order[3]))
-        return (a, b, last) if 2 * elements(axis.size for axis in axes) <= made else None
+        if len(term.inside) > 1 and not any(inner.target in _WRITTEN_OUT for inner in term.inside[1:]):
+            return None  # GEMMs alone, in the order in which the model has them
+        ways = {_size(axes): (a, b, last) for a, b, last, axes in orders(term)}
+        return ways[min(ways)] if 2 * min(ways) <= _largest_inside(term) else None
     if len(term.factors) != 2:
         return None
     roles = Roles.of(term.factors[0].axes, term.factors[1].axes, term.axes)
@@ -98,3 +101,15 @@ def _best(node: Node, term: Term) -> tuple[Factor, ...] | None:
         return term.factors if node.target not in _ELEMENTWISE else None
     spread = bool(roles.left and roles.right) and all(inner.target in _ELEMENTWISE for inner in term.inside)
     return term.factors if spread else None
+
+
+def _largest_inside(term: Term) -> int:
+    """Elements of the largest intermediate result; an einsum multiplies from left to right."""
+    if len(term.inside) == 1:
+        *_, (_, _, _, axes) = orders(term)
+        return _size(axes)
+    return max(elements(shape_of(inner)) for inner in term.inside[1:])
+
+
+def _size(axes: Axes) -> int:
+    return elements(axis.size for axis in axes)

@@ -96,9 +96,16 @@ def _tensordot(left: Node, right: Node, dims_left: list[int], dims_right: list[i
     return Spelled(((left, tuple(sides[0])), (right, tuple(sides[1]))), out)
 
 
-def _convolution(x: Node, weight: Node, bias: Node | None = None, *rest: Any) -> Spelled:
+def _convolution(
+    x: Node,
+    weight: Node,
+    bias: Node | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Spelled:
     """Kernels of size 1 with stride 1, or as large as the input; no padding, no groups."""
-    stride, padding, dilation, groups = [*rest, *[1, 0, 1, 1][len(rest) :]]
     sizes = list(zip(shape_of(x)[2:], shape_of(weight)[2:], strict=True))
     if len(shape_of(x)) != len(shape_of(weight)) or _differs(padding, 0) or _differs(dilation, 1) or groups != 1:
         raise ValueError
