@@ -51,6 +51,7 @@ PASSES: tuple[Rewrite, ...] = (
     towers.REWRITE,
     repeated.REWRITE,
     embedding_columns.REWRITE,
+    dot_interaction.PARTS,
     views.OF_COLUMNS,
     sized_constants.REWRITE,
     field_index.REWRITE,

@@ -12,6 +12,7 @@ from fxopt.kernels.interactions.dot import call_of
 from fxopt.kernels.interactions.library import load
 from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.dots import find_dots
+from fxopt.patterns.interactions.parts import find_parts
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
 from fxopt.shape.sizes import shape_of, static
@@ -59,9 +60,25 @@ def _shaped(editor: Editor, call: Node, like: Node) -> Node:
     return editor.call(aten.view.default, call, [-1, *(static(size) for size in shape[1:])])
 
 
+def replace_parts(editor: Editor, match: Match) -> Replacement:
+    """The same interaction of several tensors."""
+    _, before, after, i, j = match.anchor.args
+    parts = list(match.bound["parts"])
+    dots = editor.call(torch.ops.fxopt.dot_interaction.default, parts, before, after, i, j)
+    dots.meta["bound"] = call_of(len(parts), len(before), len(after))  # type: ignore[arg-type]
+    what = f"{len(parts)} tensors of vectors read where they are"
+    return Replacement({match.anchor: dots}, what, "the same vectors in the same order")
+
+
 REWRITE = Rewrite(
     "dot_interaction",
     find_dots,
     replace_dots,
     why="before the repeated lanes, which pack loops over pairs, and before the columns, which write its vectors",
+)
+PARTS = Rewrite(
+    "dot_interaction_parts",
+    find_parts,
+    replace_parts,
+    why="after the columns, which write such a cat themselves where they can",
 )
