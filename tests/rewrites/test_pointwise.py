@@ -184,7 +184,14 @@ def own_transpose(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
     return (m.vector.unsqueeze(0) * m.vector.unsqueeze(1)).sum()
 
 
-@pytest.mark.parametrize("function", [training_norm, edited, over_rows, random, large_integers, own_transpose])
+def pairs_of_rows(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    score = x.sum(1)
+    return torch.sigmoid((score.unsqueeze(1) - score.unsqueeze(0)) * 2).sum(1)
+
+
+@pytest.mark.parametrize(
+    "function", [pairs_of_rows, training_norm, edited, over_rows, random, large_integers, own_transpose]
+)
 def test_is_left_alone(function: Callable[..., Tensor]) -> None:
     model = Model(function)
     fast, operators = fused(model)

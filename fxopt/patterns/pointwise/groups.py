@@ -15,7 +15,7 @@ from fxopt.patterns.pointwise.axes import Axes, Dims, Mismatch, behind, expanded
 from fxopt.patterns.pointwise.operators import Call, Rule, rule_of, tensors
 from fxopt.patterns.pointwise.program import Program
 from fxopt.shape.aliases import Aliases, is_pure
-from fxopt.shape.sizes import shape_of, tensor_of
+from fxopt.shape.sizes import expression, shape_of, tensor_of
 from fxopt.shape.strides import Strides
 
 _MOST_MEMBERS = 120  # a plan's values share 32 KB
@@ -186,6 +186,8 @@ class Search:
         row = group.axes.roots(group.dims[alive[-1]])[:1] if alive else ()
         if not row or row[0] is None:
             raise Unfit("its result has no rows")
+        if any(_depend_alike(group.axes, row[0], axis) for dims in group.dims.values() for axis in dims):
+            raise Unfit("it computes pairs of rows")
         constant = self._constants(group, members, alive, row[0])
         members = [node for node in members if node not in constant]
         outputs = [node for node in alive if node not in constant]
@@ -249,6 +251,14 @@ class Search:
         if plan.outer == 0:
             raise Unfit("it reduces over its rows")
         return Fused(plan, tuple(base for base, _ in tensors_read), tuple(outputs), tuple(members))
+
+
+def _depend_alike(axes: Axes, row: int, axis: int | None) -> bool:
+    """Whether another axis grows with the number of rows: the rows of the result would not be rows of what is read."""
+    if axis is None or axes.root(axis) == row:
+        return False
+    symbols = (expression(axes.size(each)).free_symbols for each in (row, axis))
+    return bool(set.intersection(*map(set, symbols)))
 
 
 def behind_one(node: Node) -> Node | None:
