@@ -6,7 +6,7 @@
 namespace fxopt::attention::FXOPT_ISA {
 
 using namespace fxopt::FXOPT_ISA;
-using target::padded, target::Packed, target::FXOPT_ISA::kSlack, target::FXOPT_ISA::multiply;
+using target::padded, target::Packed, target::FXOPT_ISA::kSlack, target::FXOPT_ISA::exp_below, target::FXOPT_ISA::multiply;
 
 constexpr int64_t kQueries = 48;  // at once
 
@@ -110,7 +110,7 @@ static void softmax(float* x, int64_t ld, bool safe) {
   }
   Floats total{};
   for (int64_t s = 0; s < ld; s += kLanes) {
-    const Floats e = exp(load(x + s) - top);
+    const Floats e = exp_below(load(x + s) - top);
     total += e;
     store(x + s, e);
   }

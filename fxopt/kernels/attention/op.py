@@ -2,7 +2,7 @@
 
 For the fields of a row or a short history, torch's attention kernels spend their time around the arithmetic: 512 heads
 of 26 positions, dim 8, take 0.95 ms as two batched products and a softmax, 1.5 ms by scaled_dot_product_attention,
-0.13 ms here (one core). Heads are split, stacked and merged by strides; nothing is copied.
+0.43 ms here (one core). Heads are split, stacked and merged by strides; nothing is copied.
 """
 
 from __future__ import annotations

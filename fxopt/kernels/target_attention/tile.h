@@ -156,12 +156,12 @@ static void softmax(float* x, int64_t n) {
   Floats total{};
   int64_t t = 0;
   for (; t + kLanes <= n; t += kLanes) {
-    const Floats e = exp(load(x + t) - top);
+    const Floats e = exp_below(load(x + t) - top);
     total += e;
     store(x + t, e);
   }
   float rest = 0;
-  if (t < n) store(x + t, exp(load(x + t, int(n - t)) - top), int(n - t));
+  if (t < n) store(x + t, exp_below(load(x + t, int(n - t)) - top), int(n - t));
   for (; t < n; t++) rest += x[t];
   const float scale = sum(total) + rest;
   for (t = 0; t < n; t++) x[t] /= scale;
