@@ -5,10 +5,12 @@ from __future__ import annotations
 import operator
 from enum import IntEnum
 
+import sympy
 import torch
 from torch.fx import Graph, Node
+from torch.utils._sympy.functions import Max as TorchMax
 
-from fxopt.shape.sizes import product, same, shape_of, static, tensor_of
+from fxopt.shape.sizes import Size, expression, product, same, shape_of, static, tensor_of
 
 aten = torch.ops.aten
 
@@ -147,10 +149,21 @@ def looks_contiguous(node: Node) -> bool:
     for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
         if static(size) == 1:
             continue
-        if not same(stride, expected):
+        if not same(stride, expected) and not _over_none(stride, expected):
             return False
         expected = expected * size
     return True
+
+
+def _over_none(stride: Size, expected: Size) -> bool:
+    """676 * Max(1, s0) as a stride over s0 elements of 676: torch counts an empty dim as one."""
+    term = expression(stride)
+    return term.replace(sympy.Max, _without_one).replace(TorchMax, _without_one) == expression(expected)
+
+
+def _without_one(*terms: sympy.Expr) -> sympy.Expr:
+    left = [term for term in terms if term != 1]
+    return left[0] if len(left) == 1 else sympy.Max(*terms)
 
 
 def reads_once(node: Node) -> bool:
