@@ -109,12 +109,16 @@ def compiled(model: nn.Module, args: tuple, limit: float) -> Ready | Skipped:
     return Ready(call, time.perf_counter() - start)
 
 
+class OutOfTime(Exception):
+    """No TimeoutError, which Inductor takes for its worker's."""
+
+
 @contextmanager
 def _within(limit: float) -> Iterator[None]:
-    """A TimeoutError after `limit` seconds, where the system can send one."""
+    """OutOfTime after `limit` seconds, where the system can send one."""
 
     def stop(*_: Any) -> None:
-        raise TimeoutError(f"not done after {limit:.0f} s")
+        raise OutOfTime(f"not done after {limit:.0f} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, limit)

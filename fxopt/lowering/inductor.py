@@ -5,6 +5,7 @@ Its kernel cache and its cache of FX graphs work as they do under torch.compile.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 Compiled = Callable[..., Any]
+_COMPILING = threading.Lock()  # the settings that are changed meanwhile are the process's
 
 
 def compile_graph(
@@ -40,7 +42,8 @@ def compile_graph(
         results = function(*arguments)
         return (results,) if single else tuple(results)
 
-    with symbolic_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+    oblivious: Any = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with _COMPILING, oblivious:
         if differentiated is not None:
             run = _both(flat, examples, mode, differentiated)
         else:

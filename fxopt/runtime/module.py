@@ -93,7 +93,8 @@ def _subclass(cls: type[nn.Module]) -> type:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         eager = functools.partial(cls.forward, self)
         if torch.compiler.is_compiling():
-            if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            # Not is_exporting(): in torch 2.11 that is True whenever Dynamo traces.
+            if torch.compiler.is_dynamo_compiling() and not torch.compiler._is_exporting_flag:
                 return traced_forward(self._fxopt, eager, args, kwargs)
             return eager(*args, **kwargs)
         try:
