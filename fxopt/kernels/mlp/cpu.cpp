@@ -26,6 +26,7 @@ static const Kernels* kernels = pick(std::getenv("FXOPT_ISA"));
 constexpr int64_t kBlockFloats = 96 << 10;  // of what a block of rows reads and writes in a layer: 384 KB of a 1 MB cache
 constexpr int64_t kTile = 12;               // rows of a micro kernel, or two of them
 constexpr int64_t kFewest = 96;             // rows of a block: weights are read from beyond the cache for each
+constexpr int64_t kMostFloats = 4 << 20;     // of a block: 16 MB a thread stay allocated
 constexpr int64_t kVector = 16;
 constexpr double kFlopNs = 1 / 200.0, kWeightNs = 4 / 100.0;  // of one core: a multiply-add, a weight from the third cache
 constexpr double kParallelNs = 20000;       // less estimated work than this runs on the calling thread
@@ -151,7 +152,7 @@ static void run_all(const Chain& chain, float* out) {
   for (const Step& step : chain.steps) work += nanoseconds(step, chain.rows);
   const bool parallel = threads > 1 && work > kParallelNs;
   if (chain.rows < 2 * kTile * (parallel ? threads : 1)) return run_rows(chain, out, 0, chain.rows, !parallel);
-  int64_t block = std::max(kBlockFloats / (chain.both + 1), kFewest);
+  int64_t block = std::max(kBlockFloats / (chain.both + 1), std::min(kFewest, kMostFloats / (chain.both + 1)));
   if (parallel) block = std::min(block, (chain.rows + threads - 1) / threads);
   block = (block + kTile - 1) / kTile * kTile;
   const int64_t blocks = (chain.rows + block - 1) / block;

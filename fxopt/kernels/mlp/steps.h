@@ -11,12 +11,15 @@ inline void linear(const Step& step, const float* x, int64_t x_stride, int64_t M
   else gemm(Gemm<float>{x, x_stride, M, step.K, step.weight, step.weight_stride, step.bias, y, y_stride}, n0, n1);
 }
 
-// f(values, column, how many of them count) for every vector of a row.
+// f(values, column, how many of them count) for every vector of a row. Written out once: most of the time to compile.
 template <class F>
 [[gnu::always_inline]] inline void each(float* row, int64_t N, F f) {
-  int64_t n = 0;
-  for (; n + kLanes <= N; n += kLanes) store(row + n, f(load(row + n), n, kLanes));
-  if (const int rest = int(N - n)) store(row + n, f(load(row + n, rest), n, rest), rest);
+  for (int64_t n = 0; n < N; n += kLanes) {
+    const int count = N - n < kLanes ? int(N - n) : kLanes;
+    const Floats y = f(count == kLanes ? load(row + n) : load(row + n, count), n, count);
+    if (count == kLanes) store(row + n, y);
+    else store(row + n, y, count);
+  }
 }
 
 inline Floats vector_of(const float* values, int64_t n, int count) {
