@@ -97,25 +97,25 @@ inline float sum_of(Floats v) {
 }
 
 // In place, over whole vectors: what is behind the last key is minus infinity, and becomes 0. A NaN makes its row NaN.
-static void softmax(float* x, int64_t ld, bool safe) {
+static void softmax(float* x, int64_t n, bool safe) {
   Floats most = load(x);
-  for (int64_t s = kLanes; s < ld; s += kLanes) {
+  for (int64_t s = kLanes; s < n; s += kLanes) {
     const Floats next = load(x + s);
     most = next > most ? next : most;
   }
   const Floats top = splat(most_of(most));
   if (safe && top[0] == -INFINITY) {
-    std::memset(x, 0, ld * 4);
+    std::memset(x, 0, n * 4);
     return;
   }
   Floats total{};
-  for (int64_t s = 0; s < ld; s += kLanes) {
+  for (int64_t s = 0; s < n; s += kLanes) {
     const Floats e = exp_below(load(x + s) - top);
     total += e;
     store(x + s, e);
   }
   const Floats scale = splat(1.0f / sum_of(total));
-  for (int64_t s = 0; s < ld; s += kLanes) store(x + s, load(x + s) * scale);
+  for (int64_t s = 0; s < n; s += kLanes) store(x + s, load(x + s) * scale);
 }
 
 static void run_queries(const Job& job, Memory& memory, const int64_t* index, int64_t first, int64_t rows) {
@@ -132,7 +132,7 @@ static void run_queries(const Job& job, Memory& memory, const int64_t* index, in
   for (int64_t r = 0; r < rows; r++) {
     float* scores = memory.scores + r * memory.ld;
     add_mask(job, scores, index, first + r);
-    softmax(scores, memory.ld, job.safe);
+    softmax(scores, (job.keys + kLanes - 1) / kLanes * kLanes, job.safe);
     if (job.weights.data) {
       float* weights = const_cast<float*>(at(job.weights, index, job.n_factors)) + (first + r) * job.weights.row;
       copy(weights, scores, job.keys);

@@ -1,0 +1,119 @@
+"""fxopt::attention against two products and a softmax: instruction sets, masks, strides, gradients."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxopt.kernels.attention import op
+from fxopt.kernels.attention import plan as p
+from fxopt.kernels.attention.plan import Axis, Operand, Plan
+from fxopt.kernels.build import build
+
+H = 3
+
+
+def plan_of(L: int, d: int, masking: int = p.NO_MASK, weights: bool = True, fill: float = -1e9) -> Plan:
+    """q, k and v side by side in [B, L, 3 H d]; masks [B, L]; the result as [B, L, H, d]."""
+
+    def side(number: int) -> Operand:
+        axes = (Axis(0, 1, -1), Axis(2, d, H), Axis(1, 1, L), Axis(2, 1, d))
+        return Operand(axes, ((2, number * H * d),) if number else ())
+
+    masked = masking in (p.FILL_SET, p.FILL_UNSET, p.ADDED)
+    mask = Operand((Axis(0, 1, -1), Axis(-1, 0, 1), Axis(-1, 0, 1), Axis(1, 1, L))) if masked else None
+    return Plan(side(0), side(1), side(2), mask, masking, fill, 0.7, (0, 2, 1, 3), weights)
+
+
+def eager(x: Tensor, mask: Tensor | None, masking: int, fill: float = -1e9) -> tuple[Tensor, Tensor]:
+    q, k, v = (side.unflatten(-1, (H, -1)).transpose(1, 2) for side in x.chunk(3, -1))
+    scores = q @ k.mT * 0.7
+    if masking == p.CAUSAL:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), fill)
+    elif mask is not None:
+        mask = mask[:, None, None]
+        scores = scores + mask if masking == p.ADDED else scores.masked_fill(mask ^ (masking == p.FILL_UNSET), fill)
+    weights = scores.softmax(-1)
+    return (weights @ v).transpose(1, 2), weights
+
+
+def mask_of(B: int, L: int, masking: int) -> Tensor | None:
+    if masking == p.ADDED:
+        return torch.randn(B, L)
+    return torch.rand(B, L) < 0.5 if masking in (p.FILL_SET, p.FILL_UNSET) else None
+
+
+def run(x: Tensor, mask: Tensor | None, plan: Plan) -> list[Tensor]:
+    words = plan.words()
+    return list(op.call_of(words)(x, x, x, [] if mask is None else [mask], words))
+
+
+@pytest.fixture(params=["avx512", "avx2", "scalar"])
+def isa(request: pytest.FixtureRequest) -> Iterator[None]:
+    op.load()
+    choose = ctypes.CDLL(str(build(op.KERNEL))).fxopt_attention_isa
+    choose(request.param.encode())
+    yield
+    choose(None)
+
+
+@pytest.mark.parametrize("masking", range(5))
+@pytest.mark.parametrize("sizes", [(2, 1, 1), (3, 26, 8), (2, 61, 19), (0, 4, 3)])
+def test_every_instruction_set(isa: None, sizes: tuple[int, int, int], masking: int) -> None:
+    torch.manual_seed(0)
+    B, L, d = sizes
+    x, mask = torch.randn(B, L, 3 * H * d), mask_of(B, L, masking)
+    exact = eager(x.double(), mask, masking)
+    for found, expected in zip(run(x, mask, plan_of(L, d, masking)), exact, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_rows_without_keys(safe: bool) -> None:
+    x, mask = torch.randn(2, 5, 3 * H * 4), torch.tensor([[True] * 5, [False] * 5])
+    plan = plan_of(5, 4, p.FILL_SET, fill=-torch.inf)
+    found = run(x, mask, Plan(**{**vars(plan), "safe": safe}))[0]
+    assert bool((found[0] == 0).all() if safe else found[0].isnan().all())
+    torch.testing.assert_close(found[1], eager(x, mask, p.FILL_SET, -torch.inf)[0][1])
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("masking", range(5))
+def test_gradients(masking: int, weights: bool) -> None:
+    torch.manual_seed(0)
+    x, mask = torch.randn(4, 6, 3 * H * 5), mask_of(4, 6, masking)
+    if mask is not None and mask.dtype == torch.bool:
+        mask[0] = masking == p.FILL_SET  # all of a row filled: no gradient to its scores
+    results = []
+    for function in (lambda x: run(x, mask, plan_of(6, 5, masking, weights)), lambda x: eager(x, mask, masking)):
+        leaf = x.clone().requires_grad_()
+        outputs = function(leaf)
+        total = outputs[0].square().sum() + (outputs[1].pow(3).sum() if weights else 0)
+        results.append(torch.autograd.grad(total, leaf)[0])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_other_dtypes_and_strides() -> None:
+    x = torch.randn(3, 7, 3 * H * 4)
+    plan = plan_of(7, 4)
+    expected = run(x, None, plan)[0]
+    torch.testing.assert_close(run(x.double(), None, plan)[0].float(), expected, rtol=1e-5, atol=1e-5)
+    strided = x.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    torch.testing.assert_close(run(strided, None, plan)[0], expected)
+
+
+def test_opcheck() -> None:
+    op.load()
+    x = torch.randn(2, 4, 3 * H * 2, requires_grad=True)
+    torch.library.opcheck(torch.ops.fxopt.attention.default, (x, x, x, [], plan_of(4, 2).words()))
+
+
+def test_plans_survive_words_and_are_checked() -> None:
+    plan = plan_of(5, 2, p.ADDED)
+    assert Plan.of(plan.words()) == plan
+    with pytest.raises(RuntimeError, match="inside of their tensor"):
+        run(torch.randn(2, 4, 3 * H * 2), None, plan_of(5, 2))
