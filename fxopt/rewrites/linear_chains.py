@@ -5,19 +5,17 @@ from __future__ import annotations
 import torch
 
 from fxopt.kernels.mlp.layers import is_wide
-from fxopt.kernels.mlp.op import compiled, load, on
+from fxopt.kernels.mlp.op import load, on
 from fxopt.kernels.mlp.plan import Op, encode
 from fxopt.patterns.core import Match
 from fxopt.patterns.linear_chains import find_chains
 from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.editor import Editor
 from fxopt.shape.sizes import shape_of
 
 
 def replace_chain(editor: Editor, match: Match) -> Replacement:
     load()
-    if not compiled():
-        raise Rejected("the kernel is not to be had here")
     inputs, state, steps = (match.bound[name] for name in ("inputs", "state", "steps"))
     plan = encode(len(inputs), steps)
     call = editor.call(torch.ops.fxopt.mlp.default, inputs, state, plan)

@@ -98,6 +98,14 @@ def test_threads_share_rows_or_columns() -> None:
         torch.testing.assert_close(results[1:], [results[0]] * 2)
 
 
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "_entry", None)
+    state, steps = chain(Op.GELU, (200, 150, 2))
+    plan, x = encode(1, steps), torch.randn(90, 200)
+    with torch.no_grad():
+        torch.testing.assert_close(op.on(plan)([x], state, plan), reference.mlp([x], state, steps))
+
+
 def test_opcheck() -> None:
     state, steps = chain(Op.GELU, (5, 6, 2))
     inputs = [torch.randn(3, 2, requires_grad=True), torch.randn(3, 3)]

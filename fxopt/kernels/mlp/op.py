@@ -51,7 +51,7 @@ def on(plan: Sequence[int], is_wide: bool = True) -> Call:
         return None if call is None or layers.pays(inputs, state, steps) else call(inputs, state, marked)
 
     def mlp(inputs: Sequence[Tensor], state: Sequence[Tensor | None], plan: Sequence[int]) -> Tensor:
-        if is_wide and not torch.is_grad_enabled() and layers.pays(inputs, state, steps):
+        if not torch.is_grad_enabled() and (call is None or (is_wide and layers.pays(inputs, state, steps))):
             return layers.run(inputs, state, steps)
         outputs = call(inputs, state, words) if call is not None else None
         if outputs is not None:
@@ -74,7 +74,7 @@ def load() -> None:
 
 
 def compiled() -> bool:
-    """Whether the kernel is there; without it the operator is no faster than what it replaces."""
+    """Whether the kernel is there; without it layers go one by one through torch's libraries."""
     return _entry is not None
 
 
