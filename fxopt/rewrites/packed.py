@@ -286,6 +286,10 @@ class Packer:
         if target is aten.transpose.int:
             shifted = [_behind(dim, lanes, rank) for dim in named]
             return Packed(self.editor.call(target, source.node, *shifted), lanes, rank)
+        if target is aten.permute.default:
+            order = [_behind(dim, lanes, rank) for dim in named[0]]
+            order.insert(lanes, lanes)
+            return Packed(self.editor.call(target, source.node, order), lanes, rank)
         if target is aten.unsqueeze.default:
             dim = named[0] % (rank + 1)
             made = self.editor.call(target, source.node, dim + (dim > lanes))

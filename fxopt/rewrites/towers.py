@@ -27,7 +27,7 @@ def replace_towers(editor: Editor, match: Match) -> Replacement:
     for node, numbers in region.outputs.items():
         builder.output(node, numbers)
     plan = builder.plan()
-    editor.hoist(region.late)
+    editor.hoist([node for node in match.bound["late"] if not node < editor.point])
     load()
     encoded = encode(plan)
     state = list(builder.weights), list(builder.biases)

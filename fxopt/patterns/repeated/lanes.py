@@ -22,7 +22,7 @@ _MOST_COPIED = 4096
 _MOST_JOINED = 2  # entries joined for each one that is read
 LINEARS = (aten.linear.default, aten.matmul.default)
 _REDUCTIONS = {aten.sum.dim_IntList, aten.mean.dim}
-_VIEWS = {aten.squeeze.dim, aten.unsqueeze.default, aten.transpose.int, aten.t.default}
+_VIEWS = {aten.squeeze.dim, aten.unsqueeze.default, aten.transpose.int, aten.permute.default, aten.t.default}
 BY_DIM = _REDUCTIONS | _VIEWS | {aten.softmax.int}
 Lanes = tuple[Node, ...]
 
