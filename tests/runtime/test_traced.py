@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 import fxopt
 from tests.runtime.models import Tower, tower_inputs
@@ -77,7 +78,7 @@ def test_gradients_and_our_operators_behind_aot_autograd():
 
     def keep(graph, example_inputs):
         seen.append([str(node.target) for node in graph.graph.nodes])
-        return graph
+        return make_boxed_func(graph.forward)
 
     model = Tower().eval()
     twin = copy.deepcopy(model)
