@@ -231,6 +231,27 @@ def test_groups_around_what_they_cannot_take() -> None:
         torch.testing.assert_close(fast(*given), model(*given))
 
 
+class PartlyFrozen(nn.Module):
+    """A chain that begins where gradients are off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            weight = torch.sigmoid(x.cumsum(1) * self.scale)
+        return (weight * self.scale + 1).tanh() * weight
+
+
+def test_regions_without_gradients_are_left_alone() -> None:
+    model = PartlyFrozen()
+    fast = optimize(model, (torch.randn(B, D),), Config(tune="off", disable=ONLY))
+    x = torch.randn(5, D)
+    expected, found = (torch.autograd.grad(net(x).square().sum(), model.scale)[0] for net in (model, fast))
+    torch.testing.assert_close(found, expected)
+
+
 def test_gradients_and_new_weights() -> None:
     model = Model(dice)
     fast = optimize(model, inputs(B), Config(tune="off", disable=ONLY))

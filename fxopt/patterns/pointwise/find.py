@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from fxopt.normalize import switches_gradients
 from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.pointwise.groups import Fused, Search
 from fxopt.patterns.pointwise.operators import PRODUCTS
@@ -19,17 +20,21 @@ _FEWEST = 3  # operators: a call saves two
 
 def find_crosses(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Groups with products of a single column among them, such as a whole cross network, in front of the layers."""
-    for found in _groups(Search(module.graph, _behind_layers(module.graph))):
+    for found in _groups(module.graph, _behind_layers(module.graph), inference):
         if isinstance(found, Match) and any(node.target in PRODUCTS for node in found.bound["nodes"]):
             yield found
 
 
 def find_pointwise(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """All groups."""
-    yield from _groups(Search(module.graph, set()))
+    yield from _groups(module.graph, set(), inference)
 
 
-def _groups(search: Search) -> Iterator[Match | Reject]:
+def _groups(graph: Graph, without: set[Node], inference: bool) -> Iterator[Match | Reject]:
+    if switches_gradients(graph) and not inference:
+        yield Reject("forward switches gradients on and off; optimized where they are off", next(iter(graph.nodes)))
+        return
+    search = Search(graph, without)
     for found in search.groups(_FEWEST):
         if not isinstance(found, Fused):
             yield Reject(found[1], found[0])
