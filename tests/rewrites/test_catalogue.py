@@ -110,15 +110,6 @@ class TriangleOfTwo(Triangle):
         return torch.bmm(z, z.transpose(1, 2))[:, [1, 2, 2, 3, 3, 3], [0, 0, 1, 0, 1, 2]]
 
 
-class TriangleOfTwo(Triangle):
-    """Vectors that no lookup writes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = torch.cat([(x @ self.scale).exp(), (x @ self.scale).sin()], 1)
-        z = torch.cat([z.unsqueeze(1), (z.unsqueeze(1) * self.scale)], 1)
-        return torch.bmm(z, z.transpose(1, 2))[:, [1, 2, 2, 3, 3, 3], [0, 0, 1, 0, 1, 2]]
-
-
 class ByAnInput(Triangle):
     def forward(self, x: Tensor) -> Tensor:
         return (x.unsqueeze(2) * self.scale)[:, (x[0] * 0).long()]
@@ -254,7 +245,6 @@ CATALOGUE = {
     "embedding_columns": Example(Columns, ColumnsOnRows),
     "pair_attention": Example(AttentionOverPairs, AttentionWithTanh),
     "pair_sum": Example(PairSum, SumOfOtherSquares),
-    "dot_interaction_parts": Example(TriangleOfTwo, Triangle),
     "dot_interaction_parts": Example(TriangleOfTwo, Triangle),
     "dot_interaction": Example(Triangle, TwoTriangles),
     "field_index": Example(TwoTriangles, ByAnInput),
