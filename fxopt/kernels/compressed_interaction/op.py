@@ -98,20 +98,25 @@ def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """The products are made again, as many rows at a time as stay in the cache."""
+    """The gradients of x and y are compressed interactions themselves, of grad and the other of the two.
+
+    At batch 256 (see above) they take 42 ms, where GEMMs for the gradient of the products took 95.
+    """
     x, y, weight = ctx.saved_tensors
-    H, M = x.shape[1], y.shape[1]
-    rows = max(1, _CHUNK // max(1, weight.shape[1] * x.shape[2]))
-    of_x, of_y, of_weight = [], [], torch.zeros_like(weight, memory_format=torch.contiguous_format)
-    for g, u, v in zip(grad.split(rows), x.split(rows), y.split(rows), strict=True):
-        g = g.transpose(1, 2)
-        if ctx.needs_input_grad[2]:
-            of_weight = of_weight + g.flatten(0, 1).t() @ _products(u, v).flatten(0, 1)
-        of_products = (g @ weight).unflatten(2, (H, M))
-        of_x.append(torch.matmul(of_products, v.transpose(1, 2).unsqueeze(3)).squeeze(3).transpose(1, 2))
-        of_y.append(torch.matmul(u.transpose(1, 2).unsqueeze(2), of_products).squeeze(2).transpose(1, 2))
+    cube, needs = weight.unflatten(1, (x.shape[1], y.shape[1])), ctx.needs_input_grad
+    apply = torch.ops.fxopt.compressed_interaction if grad.dtype == torch.float32 else compressed_interaction
     return (
-        torch.cat(of_x) if ctx.needs_input_grad[0] else None,
-        torch.cat(of_y) if ctx.needs_input_grad[1] else None,
-        of_weight if ctx.needs_input_grad[2] else None,
+        apply(grad, y, cube.permute(1, 0, 2).flatten(1)) if needs[0] else None,
+        apply(grad, x, cube.permute(2, 0, 1).flatten(1)) if needs[1] else None,
+        _of_weight(grad, x, y) if needs[2] else None,
     )
+
+
+def _of_weight(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """[O, H * M]. The products are made again, as many columns at a time as stay in the cache."""
+    wide, left, right = (tensor.transpose(0, 1).flatten(1) for tensor in (grad, x, y))
+    columns = max(1, _CHUNK // max(1, left.shape[0] * right.shape[0]))
+    total = grad.new_zeros(wide.shape[0], left.shape[0] * right.shape[0])
+    for g, u, v in zip(*(side.split(columns, 1) for side in (wide, left, right)), strict=True):
+        total = torch.addmm(total, g, (u.unsqueeze(1) * v).flatten(0, 1).t())
+    return total

@@ -18,7 +18,6 @@ from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
 aten = torch.ops.aten
 _BIASED = {aten.conv1d.default, aten.conv2d.default}  # by one number for each output feature
 _ELEMENTWISE = {aten.mul.Tensor, aten.sum.dim_IntList}
-
 _WRITTEN_OUT = {*_ELEMENTWISE, aten.einsum.default}
 
 
