@@ -120,10 +120,11 @@ def _of_softmax(node: Node, inference: bool) -> Found | None:
 
 
 def _of_operator(node: Node, inference: bool) -> Found | None:
-    """torch's own operator, without a mask of its own."""
+    """torch's own operator."""
     arguments: tuple[Any, ...] = (*node.args, *(None, 0.0, False)[len(node.args) - 3 :])
     query, key, value, mask, dropout, causal = arguments[:6]
-    if mask is not None or dropout or node.kwargs.get("dropout_p") or node.kwargs.get("attn_mask") is not None:
+    mask = node.kwargs.get("attn_mask", mask)
+    if dropout or node.kwargs.get("dropout_p"):
         return None
     if node.kwargs.get("enable_gqa") or not all(isinstance(side, Node) for side in (query, key, value)):
         return None
@@ -134,6 +135,11 @@ def _of_operator(node: Node, inference: bool) -> Found | None:
     scores = _Product(strided(query), strided(key), float(scale) if scale is not None else d**-0.5)  # type: ignore[arg-type]
     if causal or node.kwargs.get("is_causal"):
         scores.masking, scores.fill = CAUSAL, float("-inf")
+    if isinstance(mask, Node):
+        is_bool = mask.meta["val"].dtype == torch.bool
+        if scores.masking or not (is_bool or mask.meta["val"].dtype == node.meta["val"].dtype):
+            return None
+        scores.masking, scores.fill, scores.mask = (FILL_UNSET if is_bool else ADDED), float("-inf"), mask
     values = strided(value)  # type: ignore[arg-type]
     return _found(scores, values, tuple(range(len(values.axes))), node, None, inference)
 
