@@ -186,8 +186,8 @@ class Heads(nn.Module):
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.fields = nn.Parameter(torch.randn(3, self.length * self.width, dtype=dtype) * 0.4)
-        self.projections = nn.ParameterList(torch.randn(self.width, self.width, dtype=dtype) for _ in range(3))
+        self.fields = nn.Parameter(torch.randn(3, self.length * self.width, dtype=dtype) * 0.2)
+        self.projections = nn.ParameterList(torch.randn(self.width, self.width, dtype=dtype) * 0.3 for _ in range(3))
         self.eval()
 
     def sides(self, x: Tensor) -> list[Tensor]:
