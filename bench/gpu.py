@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.gpu_cases import Case, micro24, model_e
+from bench.gpu_cases import Case, dlrm, micro24, model_e
 from bench.gpu_timing import Gpu, measure_gpu, replayed, seconds_of
 from bench.machine import RESULTS
 
@@ -26,9 +26,13 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
     yield from model_e(args.columns, args.batches)
     if args.compile:
         yield from model_e(100, (256,))
+    yield dlrm(2048, torch.bfloat16)
     for dtype in (torch.float32, torch.bfloat16):
         for zipf in (False, True):
             yield micro24(dtype, zipf)
+
+
+with_graphs: dict[int, Any] = {}
 
 
 def contenders(case: Case, compile: bool, made: dict[int, Any]) -> dict[str, Callable[[], Any]]:
@@ -39,8 +43,10 @@ def contenders(case: Case, compile: bool, made: dict[int, Any]) -> dict[str, Cal
     if id(module) not in made:
         start = time.perf_counter()
         made[id(module)] = module, fxopt.optimize(module, inputs), time.perf_counter() - start
-    optimized = made[id(module)][1]
+        with_graphs[id(module)] = fxopt.optimize(module, inputs, fxopt.Config(cuda_graphs=True))
+    optimized, graphs = made[id(module)][1], with_graphs[id(module)]
     found = {"eager": lambda: module(*inputs), "fxopt": lambda: optimized(*inputs)}
+    found["fxopt cuda_graphs"] = lambda: graphs(*inputs)
     if compile and case.compiles:
         torch._dynamo.reset()
         compiled = torch.compile(module)
@@ -63,6 +69,8 @@ def run_case(case: Case, gpu: Gpu, compile: bool, made: dict[int, Any]) -> dict[
     for name, call in calls.items():
         result["error"][name] = error_of(call(), expected)
         result["times_us"][name] = seconds_of(call) * 1e6
+        if name.endswith("graphs"):
+            continue  # replays by itself; a capture of it runs the plain way
         replay = replayed(call)
         replay()
         torch.cuda.synchronize()

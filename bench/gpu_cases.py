@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -84,3 +85,48 @@ def micro24(dtype: torch.dtype, zipf: bool, batch: int = 2048, rows: int = 500_0
     read = tables * batch * pooling * (8.0 + row)
     name = f"MICRO'24 {str(dtype).removeprefix('torch.')} {'zipf' if zipf else 'uniform'}"
     return Case(name, batch, Bags(tables, rows, dim, dtype), (ids, offsets), read, float(tables * batch * row))
+
+
+class DLRM(nn.Module):
+    """Naumov et al., arXiv:1906.00091: bottom MLP, one-hot tables, dots of all pairs, top MLP, all in one dtype.
+
+    forward(dense [B, 13], ids int64 [B, 26]) -> [B, 1].
+    """
+
+    def __init__(self, dtype: torch.dtype, rows: int = 100_000, dim: int = 64, tables: int = 26) -> None:
+        super().__init__()
+        made = {"device": "cuda", "dtype": dtype}
+        self.tables = nn.ModuleList(nn.Embedding(rows, dim, **made) for _ in range(tables))  # type: ignore[arg-type]
+        self.bottom = _tower((13, 512, 256, dim), made)
+        pairs = torch.tril_indices(tables + 1, tables + 1, -1, device="cuda")
+        self.register_buffer("i", pairs[0].clone())
+        self.register_buffer("j", pairs[1].clone())
+        self.top = _tower((dim + pairs.shape[1], 512, 512, 256), made)
+        self.last = nn.Linear(256, 1, **made)  # type: ignore[arg-type]
+
+    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
+        x = self.bottom(dense)
+        z = torch.stack([x, *(table(ids[:, t]) for t, table in enumerate(self.tables))], 1)
+        pairs = torch.bmm(z, z.transpose(1, 2))[:, self.i, self.j]
+        return torch.sigmoid(self.last(self.top(torch.cat([x, pairs], 1))))
+
+
+def _tower(widths: tuple[int, ...], made: dict[str, Any]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for n_in, n_out in itertools.pairwise(widths):
+        layers += [nn.Linear(n_in, n_out, **made), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def dlrm(batch: int, dtype: torch.dtype) -> Case:
+    model = DLRM(dtype).eval()
+    g = torch.Generator("cuda").manual_seed(0)
+    dense = torch.randn(batch, 13, generator=g, device="cuda").to(dtype)
+    ids = torch.randint(0, 100_000, (batch, 26), generator=g, device="cuda")
+    size = torch.empty((), dtype=dtype).element_size()
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    flops = sum(2.0 * batch * m.in_features * m.out_features for m in layers) + 2.0 * batch * 27 * 27 * 64
+    read = dense.nbytes + ids.nbytes + batch * 26 * 64 * size
+    weights = float(sum(m.weight.nbytes for m in layers))
+    # Floors count TF32 operations; bf16 ones take half as long.
+    return Case("DLRM 26 x 64 bf16", batch, model, (dense, ids), read, batch * size, flops / 2, weights, True)

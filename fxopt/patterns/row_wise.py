@@ -89,10 +89,12 @@ class _Analysis:
         return self.found
 
     def _batch(self) -> Size:
+        """The size that all rows count: of an input where the rows of an output are a multiple of it."""
         for node in self.output.args[0]:  # type: ignore[union-attr]
             value = node.meta.get("val")
             if isinstance(value, Tensor) and value.dim() and static(value.shape[0]) is None:
-                return value.shape[0]
+                firsts = [n.meta["val"].shape[0] for n in self.placeholders if _is_sized(n)]
+                return next((size for size in firsts if _times(value.shape[0], size)), value.shape[0])
         raise NotRowWise(self.output, "no output has a size of the batch")
 
     def _input(self, node: Node) -> bool:
@@ -112,17 +114,14 @@ class _Analysis:
         """Rows for each of the batch, 0 for a tensor that has other sizes."""
         if value.dim() == 0 or self._batch_inside(value):
             return 0
-        if same(value.shape[0], self.batch):
-            return 1
-        times = sympy.cancel(expression(value.shape[0]) / expression(self.batch))
-        return int(times) if times.is_Integer and times > 0 else 0
+        return _times(value.shape[0], self.batch)
 
     def _batch_inside(self, value: Tensor) -> bool:
         inner = (expression(size).free_symbols for size in value.shape[1:] if static(size) is None)
         return any(symbols & self.symbols for symbols in inner)
 
     def _visit(self, node: Node) -> bool:
-        if node.target is torch.ops.fxopt.columns.default:
+        if _is_columns(node):
             return self._columns(node)
         sources = node.all_input_nodes
         values = [source.meta.get("val") for source in sources]
@@ -236,10 +235,27 @@ class _Analysis:
         self.found.rows.discard(self.placeholders[ids])
 
     def _alone(self, node: Node, tensor: Node) -> int:
-        columns = torch.ops.fxopt.columns.default
-        if tensor not in self.placeholders or any(user.target is not columns for user in tensor.users):
+        if tensor not in self.placeholders or not all(map(_is_columns, tensor.users)):
             raise NotRowWise(node, f"bags of {tensor.name}, which is no input of columns alone")
         return self.placeholders[tensor]
+
+
+def _is_sized(node: Node) -> bool:
+    value = node.meta["val"]
+    return isinstance(value, Tensor) and value.dim() > 0 and static(value.shape[0]) is None
+
+
+def _times(size: Size, batch: Size) -> int:
+    """The constant c of size = c * batch, else 0."""
+    if same(size, batch):
+        return 1
+    times = sympy.cancel(expression(size) / expression(batch))
+    return int(times) if times.is_Integer and times > 0 else 0
+
+
+def _is_columns(node: Node) -> bool:
+    """By its name: the operator is defined where the first model needs it."""
+    return getattr(node.target, "name", str)() == "fxopt::columns"
 
 
 def _layer_norm(node: Node) -> bool:
@@ -276,5 +292,5 @@ _DIM: Mapping[Any, tuple[int, Any]] = {
     aten.cumsum.default: (1, None), aten.max.dim: (1, None), aten.min.dim: (1, None), aten.topk.default: (2, -1),
 }  # fmt: skip
 _NORMS = {aten.layer_norm.default: _layer_norm, aten.batch_norm.default: _eval_norm}
-_OWN = {"fxopt::dot_interaction", "fxopt::factorization_machine"}
+_OWN = {"fxopt::dot_interaction", "fxopt::factorization_machine", "fxopt::gpu_dots"}
 _OWN_FIRST_ONLY = {"fxopt::mlp", "fxopt::gpu_linear"}

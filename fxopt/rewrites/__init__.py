@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fxopt.config import Config
 from fxopt.rewrites import (
     attention,
@@ -13,6 +15,7 @@ from fxopt.rewrites import (
     dot_interaction,
     embedding_columns,
     field_index,
+    gpu_dots,
     gpu_linears,
     identities,
     k_largest,
@@ -60,12 +63,16 @@ PASSES: tuple[Rewrite, ...] = (
     linear_chains.REWRITE,
     pointwise.REWRITE,
     row_chunks.REWRITE,
+    gpu_dots.REWRITE,
     gpu_linears.REWRITE,
 )
 
 
-def passes(config: Config) -> tuple[Rewrite, ...]:
+def passes(config: Config) -> Iterator[Rewrite]:
     """The passes for a configuration: all of them, and the lossy ones it asks for."""
-    linears, tables = compression.linears_of(config), compression.tables_of(config)
-    before, after = PASSES.index(towers.REWRITE), PASSES.index(embedding_columns.REWRITE) + 1
-    return (*PASSES[:before], *linears, *PASSES[before:after], *tables, *PASSES[after:])
+    for each in PASSES:
+        if each is towers.REWRITE:
+            yield from compression.linears_of(config)
+        yield each
+        if each is embedding_columns.REWRITE:
+            yield from compression.tables_of(config)

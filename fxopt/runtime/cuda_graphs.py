@@ -289,7 +289,7 @@ def _ready(module: GraphModule, rows: Rows | None, n_state: int) -> tuple[GraphM
         if _arrives(node):
             node.meta["bound"] = lambda tensor, *_, **__: tensor
             continue
-        if rows is not None and node.target is torch.ops.fxopt.columns.default:
+        if rows is not None and getattr(node.target, "name", str)() == "fxopt::columns":
             plan = plan_of(_constant(module, node.args[2]))
             setattr(fast, node.args[2].target, encode(columns_errors.ending_with_last(plan)))
         elif "bound" in node.meta and not any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):

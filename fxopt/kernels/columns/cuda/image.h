@@ -40,9 +40,12 @@ inline OutputShape measure(const Request& request, const Plan& plan, const Outpu
 
 // Writes columns from `next` on into one image, as many as a launch has room for.
 struct Builder : Columns {
-  int warps;  // that the device runs at once
+  int warps;     // that the device runs at once
+  int64_t bags;  // columns of them
 
-  Builder(const Request& request, const OutputData* outputs, int warps) : Columns(request, outputs), warps(warps) {}
+  Builder(const Request& request, const OutputData* outputs, int warps) : Columns(request, outputs), warps(warps), bags(0) {
+    for (int c = 0; c < resolver.plan.header->n_columns; c++) bags += resolver.plan.columns[c].pool != kNone;
+  }
 
   Image build(int& next) {
     const Plan& plan = resolver.plan;
@@ -82,14 +85,14 @@ struct Builder : Columns {
 
   // Lanes of a warp that share a bag, 0 where the unit's columns have no bags.
   int bag_width(const std::vector<Record>& chain, int64_t rows) const {
-    bool bags = false, lanes = false;
-    for (const Record& r : chain) bags |= r.kind == kBags || r.kind == kBagsAny, lanes |= r.lanes != chain[0].lanes;
-    if (!bags) return lanes ? 32 : 0;
+    bool pools = false, lanes = false;
+    for (const Record& r : chain) pools |= r.kind == kBags || r.kind == kBagsAny, lanes |= r.lanes != chain[0].lanes;
+    if (!pools) return lanes ? 32 : 0;
     if (chain.size() > 1 || chain[0].kind == kBagsAny) return 32;
     const Record& r = chain[0];
     const int64_t ids = r.flags & kDense ? r.lanes * rows : resolver.words.values[image.rares[r.extra].bounds_word];
     int width = std::max(4, 1 << r.group_log2);
-    while (width < 32 && width * rows < ids) width *= 2;
+    while (width < 32 && width * rows < ids && bags * rows * width < 32 * int64_t(warps)) width *= 2;
     return width;
   }
 

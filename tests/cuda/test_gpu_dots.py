@@ -1,0 +1,117 @@
+"""Dots of pairs on tensor cores: through the shim, whose product says who holds what, and on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+import fxopt
+from fxopt.kernels.gpu_dots.op import KERNEL, _Dots, gpu_dots, load, reference
+from tests.cuda.shim_library import ShimError, compile_shim
+
+# What is wrong, and what the source says instead.
+MUTATIONS = {
+    "no barrier after the loads": ("uint4{0, 0, 0, 0};\n  }\n  __syncwarp();", "uint4{0, 0, 0, 0};\n  }"),
+    "fragments in another order": ("a[m][1] = two(field + 8, pair);", "a[m][1] = two(field, pair + 8);"),
+    "columns of the sums swapped": ("[n * 8 + pair + u % 2] =", "[n * 8 + pair + 1 - u % 2] ="),
+    "no zeros behind the vectors": ("field < d.fields ? __ldg(from + k) : uint4{0, 0, 0, 0}", "__ldg(from + k)"),
+    "no check of the pairs": ("inside ? gram[i][j] : NAN", "gram[i][j]"),
+}  # fmt: skip
+
+
+def built(folder, mutation=None):
+    for path in KERNEL.source.parent.glob("*.cu*"):
+        text = path.read_text()
+        if mutation and path == KERNEL.source:
+            old, new = MUTATIONS[mutation]
+            assert text.count(old) == 1, mutation
+            text = text.replace(old, new)
+        (folder / path.name).write_text(text)
+    library = ctypes.CDLL(str(compile_shim(folder, folder / KERNEL.source.name, "-O0")))
+    library.fxopt_dots.restype = ctypes.c_char_p
+    return library
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory):
+    return built(tmp_path_factory.mktemp("dots"))
+
+
+def call(library, z, before, i, j, seed=0):
+    out = torch.full((z.shape[0], before.shape[1] + len(i)), 7.0, dtype=z.dtype)
+    named = [ctypes.c_void_p(t.data_ptr()) for t in (z, before, i, j)]
+    for at, t in zip(named, (z, before, i, j), strict=True):
+        library.shim_name(at, ctypes.c_size_t(t.nbytes))
+    library.shim_seed(ctypes.c_uint64(seed))
+    dots = _Dots(*(t.data_ptr() for t in (z, before, i, j, out)), *z.shape, before.shape[1], len(i))
+    assert library.fxopt_dots(ctypes.byref(dots), z.dtype is torch.bfloat16, None) is None
+    for at in named:
+        library.shim_forget(at)
+    text = ctypes.create_string_buffer(256)
+    library.shim_problem(text)
+    if text.value:
+        raise ShimError(text.value.decode())
+    return out
+
+
+def example(dtype, B, F, D, W, device="cpu"):
+    pairs = torch.tril_indices(F, F, -1, device=device)
+    z, before = torch.randn(B, F, D, device=device).to(dtype), torch.randn(B, W, device=device).to(dtype)
+    return z, before, pairs[0].clone(), pairs[1].clone() - F
+
+
+def exact(z, before, i, j):
+    return reference(z.double(), before.double(), i, j)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("B", "F", "D", "W"), [(1, 27, 64, 64), (3, 5, 16, 3), (2, 32, 128, 1)])
+def test_equals_fp64(shim, dtype, B, F, D, W):
+    arguments = example(dtype, B, F, D, W)
+    found, expected = call(shim, *arguments).double(), exact(*arguments)
+    torch.testing.assert_close(found, expected, rtol=torch.finfo(dtype).eps, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_planted_bugs_are_caught(tmp_path, name):
+    library, (z, before, i, j) = built(tmp_path, name), example(torch.bfloat16, 2, 27, 32, 3)
+    if "pairs" in name:
+        i[0] = 31  # behind the vectors: must be NaN
+        assert not call(library, z, before, i, j)[:, 3].isnan().any()
+        return
+    try:
+        found = call(library, z, before, i, j, seed=3).double()
+    except ShimError:
+        return
+    assert not torch.allclose(found, exact(z, before, i, j), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("B", "F", "D", "W"), [(2048, 27, 64, 64), (33, 5, 16, 3), (7, 32, 128, 1), (0, 3, 16, 2), (9, 40, 48, 5)]
+)
+def test_on_a_gpu(dtype, B, F, D, W):
+    arguments = example(dtype, B, F, D, W, "cuda")
+    found, expected = gpu_dots(*arguments).double(), exact(*arguments)
+    torch.testing.assert_close(found, expected, rtol=max(1e-3, torch.finfo(dtype).eps), atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_a_model_is_rewritten():
+    from bench.gpu_cases import dlrm
+
+    case = dlrm(300, torch.bfloat16)
+    with torch.no_grad():
+        optimized = fxopt.optimize(case.module, case.inputs)
+        (found,) = optimized._fxopt.findings
+        assert {"gpu_dots", "gpu_linears"} <= {ran.name for ran in found.passes if ran.changes}
+        torch.testing.assert_close(optimized(*case.inputs), case.module(*case.inputs), rtol=2e-2, atol=2e-2)
+
+
+def test_the_operator_gives_eagers_numbers_everywhere():
+    load()
+    arguments = example(torch.float32, 3, 5, 8, 2)
+    assert torch.equal(torch.ops.fxopt.gpu_dots(*arguments), reference(*arguments))

@@ -1,0 +1,114 @@
+"""Inputs into static memory, through the shim: what is copied, what fills the rest, and nothing beside it."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+
+import pytest
+import torch
+
+from fxopt.kernels.stage.op import KERNEL, ONES, REPEAT, Room, _places, _slots, _Stage, pointers
+from tests.cuda.shim_library import GUARD, POISON, compile_shim
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    built = ctypes.CDLL(str(compile_shim(tmp_path_factory.mktemp("stage"), KERNEL.source)))
+    built.fxopt_stage.restype = ctypes.c_bool
+    return built
+
+
+def staged(library, tensors, rooms):
+    """The static tensors after one call, as op.Stage makes them on a device."""
+    offsets, size = _places(rooms)
+    memory = torch.full((size + 2 * GUARD,), POISON, dtype=torch.uint8)
+    base = memory.data_ptr() + GUARD
+    here = [k for k, room in enumerate(rooms) if not room.on_host]
+    there = [k for k, room in enumerate(rooms) if room.on_host]
+    packed_bytes = max((offsets[k] + rooms[k].row_bytes * rooms[k].capacity for k in there), default=0)
+    pinned = torch.full((max(1, packed_bytes),), POISON, dtype=torch.uint8)
+    slots = ctypes.create_string_buffer(_slots(rooms, here, offsets, base))
+    packed = ctypes.create_string_buffer(_slots(rooms, there, offsets, pinned.data_ptr()))
+    items = [(s, p) for s, k in enumerate(here) for p in range(-(-rooms[k].row_bytes * rooms[k].capacity // 4096))]
+    table = ctypes.create_string_buffer(struct.pack(f"<{2 * len(items)}i", *(x for item in items for x in item)))
+    address = ctypes.addressof
+    stage = _Stage(
+        address(slots), address(table), len(items), len(rooms), address(packed), pinned.data_ptr(), base, packed_bytes,
+        len(there),
+    )  # fmt: skip
+    words = torch.zeros(2 * len(rooms), dtype=torch.int64)
+    assert pointers().describe(tensors, 0, words.data_ptr()) == -1
+    named = [(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in tensors]
+    for at, size in named:
+        if size:
+            library.shim_name(ctypes.c_void_p(at), ctypes.c_size_t(size))
+    text = ctypes.create_string_buffer(256)
+    assert library.fxopt_stage(ctypes.byref(stage), ctypes.c_void_p(words.data_ptr()), None, text), text.value
+    for at, _ in named:
+        library.shim_forget(ctypes.c_void_p(at))
+    library.shim_problem(text)
+    assert text.value == b""
+    inside = memory[GUARD:-GUARD]
+    used = torch.zeros_like(inside, dtype=torch.bool)
+    found = []
+    for at, room in zip(offsets, rooms, strict=True):
+        used[at : at + room.row_bytes * room.capacity] = True
+        found.append(inside[at : at + room.row_bytes * room.capacity].clone().view(room.dtype).view(room.shape))
+    assert (inside[~used][packed_bytes:] == POISON).all() and (memory[:GUARD] == POISON).all()
+    return found
+
+
+def padded(tensor, room, tensors):
+    missing = room.capacity - tensor.shape[0]
+    if room.fill == REPEAT:
+        rest = tensor[-1:].expand(missing, *tensor.shape[1:])
+    elif room.fill == ONES:
+        rest = (
+            torch.full((missing * room.row_bytes,), 0xFF, dtype=torch.uint8)
+            .view(room.dtype)
+            .view(missing, *room.shape[1:])
+        )
+    else:
+        rest = torch.full((missing,), tensors[room.fill].shape[0], dtype=room.dtype)
+    return torch.cat([tensor, rest])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_everything_arrives_and_the_rest_is_filled(library, seed):
+    rng, tensors, rooms = random.Random(seed), [], []
+    for _ in range(12):
+        rows, shape = rng.choice((1, 3, 40, 700)), rng.choice(((), (2,), (5,), (16,), (3, 4)))
+        dtype = rng.choice((torch.float32, torch.int64, torch.int32, torch.float16, torch.uint8))
+        tensor = torch.randint(0, 100, (2 * rows, *shape)).to(dtype)
+        tensors.append(rng.choice((lambda t: t[::2], lambda t: t[: len(t) // 2], lambda t: t[len(t) // 2 :]))(tensor))
+        room = Room((rows + rng.choice((0, 1, 37)), *shape), dtype, rng.random() < 0.4, rng.choice((REPEAT, ONES)))
+        rooms.append(room)
+    for dtype in (torch.int64, torch.int32):
+        tensors.append(torch.arange(9, dtype=dtype))
+        rooms.append(Room((12,), dtype, rng.random() < 0.5, 2))
+    for found, tensor, room in zip(staged(library, tensors, rooms), tensors, rooms, strict=True):
+        expected = padded(tensor, room, tensors)
+        assert torch.equal(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)), room
+
+
+def test_no_rows_and_scalars(library):
+    tensors = [torch.zeros(0, dtype=torch.int64), torch.tensor(3.5)]
+    rooms = [Room((4,), torch.int64, False, ONES), Room((), torch.float32, False, REPEAT)]
+    ids, number = staged(library, tensors, rooms)
+    assert ids.tolist() == [-1] * 4 and number.item() == 3.5
+
+
+def test_wild_tensors_are_named():
+    words = torch.zeros(4, dtype=torch.int64)
+    assert pointers().describe([torch.zeros(3, 4), torch.zeros(3, 4).t()], 0, words.data_ptr()) == 1
+    assert pointers().describe([torch.zeros(3, 4).t()[:, :1]], 0, words.data_ptr()) == -1
+
+
+def test_moved_tensors_are_seen():
+    tensors, at = [torch.zeros(3), torch.zeros(4)], torch.zeros(2, dtype=torch.int64)
+    pointers().addresses(tensors, 2, at.data_ptr())
+    assert pointers().unmoved(tensors, 2, at.data_ptr())
+    tensors[1].data = torch.zeros(4)
+    assert not pointers().unmoved(tensors, 2, at.data_ptr())
