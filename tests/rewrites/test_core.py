@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-import fxopt.optimize  # noqa: F401
+import fxopt.optimize
+from fxopt import rewrites
 from fxopt.capture import capture
 from fxopt.config import Config
 from fxopt.findings import PassFindings
@@ -211,7 +212,7 @@ def only_the_second(module: GraphModule, inference: bool) -> Iterator[Match | Re
 def test_a_wrong_rewrite_is_rolled_back_and_named(monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
     wrong = Rewrite("wrong", only_the_second, _once(scaled), "")
     right = rewrite()
-    monkeypatch.setattr(pipeline, "PASSES", (wrong, right) if first else (right_but_second(), wrong))
+    monkeypatch.setattr(rewrites, "PASSES", (wrong, right) if first else (right_but_second(), wrong))
     model, x = Tower(), torch.randn(7, 4)
     fast = pipeline.optimize(model, (x,))
     findings = fast._fxopt.findings[0]
@@ -249,7 +250,7 @@ def _once(replace: Callable[[Editor, Match], Replacement]) -> Callable[[Editor, 
 
 def test_two_wrong_rewrites_are_both_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Rewrite("wrong", relus, _once(scaled), "")
-    monkeypatch.setattr(pipeline, "PASSES", (wrong,))
+    monkeypatch.setattr(rewrites, "PASSES", (wrong,))
     model, x = Tower(), torch.randn(7, 4)
     fast = pipeline.optimize(model, (x,))
     _, ran = fast._fxopt.findings[0].passes  # after normalization

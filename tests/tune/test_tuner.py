@@ -109,10 +109,10 @@ def site_of(before: Callable, after: Callable, key: str | None = "key") -> Any:
 
 def test_timing_sees_the_faster_one_by_batch(tmp_path: Path) -> None:
     tuner = Tuner("fast", Memory(tmp_path / "t.json"))
-    tuner.effort = Effort((1, 64), 10.0, 0.0)
+    tuner.effort = Effort((1, 36), 10.0, 0.0)
     verdict = tuner.verdict(site_of(lambda x: sleeping(x, 1e-3, 1e-3), lambda x: sleeping(x, 4e-3, 0.0)))
-    assert verdict.ratios[1] < 0.5 < 2 < verdict.ratios[64] and verdict.mixed
-    assert verdict.split() == (8, False), "the old one up to 8 rows, the new one above"
+    assert verdict.ratios[1] < 0.5 < 2 < verdict.ratios[36] and verdict.mixed
+    assert verdict.split() == (6, False), "the old one up to 6 rows, the new one above"
 
 
 def test_timings_are_remembered_by_other_processes(tmp_path: Path) -> None:
