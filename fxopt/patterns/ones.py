@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
+from fxopt.normalize import switches_gradients
 from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.views_of import RESHAPES
 from fxopt.shape.aliases import Aliases
@@ -18,6 +19,8 @@ _RESHAPES = RESHAPES | {aten.unsqueeze.default}
 
 def find_ones(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Pointwise operators on [B, D, 1] that can as well be computed on [B, D], and views there and back."""
+    if switches_gradients(module.graph) and not inference:
+        return
     aliases = Aliases(module.graph)
     for node in module.graph.nodes:
         if node.op != "call_function" or tensor_of(node) is None or aliases.edited(node):

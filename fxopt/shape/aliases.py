@@ -44,7 +44,8 @@ def _is_certain(node: Node) -> bool:
     """An attention without dropout, which torch tags as random all the same."""
     if node.target is not torch.ops.aten.scaled_dot_product_attention.default:
         return False
-    return (node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)) == 0.0
+    dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+    return bool(dropout == 0.0)
 
 
 def has_effects(node: Node) -> bool:

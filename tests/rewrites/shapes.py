@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fxopt import Config, optimize
+from fxopt.rewrites import PASSES
 
 SHAPE_PASSES = ("views", "cats", "identities")
-OTHERS = ("dead_checks", "sizes", "sized_constants", "embedding_columns", "field_index", "linear")
+OTHERS = tuple(ran.name for ran in PASSES if ran.name not in SHAPE_PASSES)
 
 
 class Spelled(nn.Module):

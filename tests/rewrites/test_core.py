@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-import fxopt.optimize
+import fxopt.optimize  # noqa: F401
 from fxopt import rewrites
 from fxopt.capture import capture
 from fxopt.config import Config

@@ -86,9 +86,9 @@ inline Floats copy_sign(Floats magnitude, Floats sign) {
   return from_bits((bits(magnitude) & 0x7fffffff) | (bits(sign) & int32_t(0x80000000)));
 }
 
-// As torch: a NaN in either argument is the result.
-inline Floats maximum(Floats a, Floats b) { return ((a > b) | (a != a)) ? a : b; }
-inline Floats minimum(Floats a, Floats b) { return ((a < b) | (a != a)) ? a : b; }
+// As torch: a NaN in either argument is the result; of zeros it is a, so that clamp(-0, 0) keeps its sign.
+inline Floats maximum(Floats a, Floats b) { return ((a < b) | (b != b)) ? b : a; }
+inline Floats minimum(Floats a, Floats b) { return ((a > b) | (b != b)) ? b : a; }
 
 inline float sum(Floats v) {
 #if FXOPT_VECTOR_BYTES == 64
