@@ -10,6 +10,9 @@ import pytest
 from fxopt.kernels import cuda_build
 from fxopt.kernels.build import BuildError
 from fxopt.kernels.columns.cuda import KERNEL
+from fxopt.kernels.gpu_dots import op as gpu_dots
+from fxopt.kernels.gpu_linear import op as gpu_linear
+from fxopt.kernels.stage import op as stage
 
 needs_nvcc = pytest.mark.skipif(cuda_build.nvcc() is None, reason="needs nvcc")
 MOST_REGISTERS = 128  # 16 warps a multiprocessor; see columns.cu
@@ -17,14 +20,15 @@ MOST_REGISTERS = 128  # 16 warps a multiprocessor; see columns.cu
 
 @needs_nvcc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_no_spills(tmp_path, arch):
-    command = cuda_build.command(KERNEL, arch, tmp_path / "columns.cubin", "-Xptxas", "-v", "--Werror", "all-warnings")
+@pytest.mark.parametrize("library", [KERNEL, stage.KERNEL, gpu_linear.KERNEL, gpu_dots.KERNEL], ids=lambda k: k.name)
+def test_no_spills(tmp_path, arch, library):
+    command = cuda_build.command(library, arch, tmp_path / "kernel.cubin", "-Xptxas", "-v", "--Werror", "all-warnings")
     device_only = ["-cubin" if word == "-shared" else word for word in command]
     told = subprocess.run(device_only, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", told.stderr)]
     registers = [int(n) for n in re.findall(r"Used (\d+) registers", told.stderr)]
-    assert len(spills) >= 2 and not any(spills), told.stderr
+    assert spills and not any(spills), told.stderr
     assert registers and max(registers) <= MOST_REGISTERS
 
 

@@ -29,6 +29,21 @@ def test_equals_fp64(M, K, N, bias, activation):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("M", "K", "N"), [(70, 256, 1), (3, 33, 1), (64, 415, 128), (64, 64, 32)])
+def test_halves(M, K, N, dtype):
+    x, weight = torch.randn(M, K, device="cuda").to(dtype), (torch.randn(N, K, device="cuda") / K**0.5).to(dtype)
+    bias = torch.randn(N, device="cuda").to(dtype)
+    for activation in ("relu", "sigmoid"):
+        with torch.no_grad():
+            found = gpu_linear(x, weight, bias, activation)
+        exact = reference(x.double(), weight.double(), bias.double(), activation)
+        assert found.dtype == dtype and (found - exact).abs().max() <= 2 * torch.finfo(dtype).eps * (
+            1 + exact.abs().max()
+        )
+
+
+@pytest.mark.gpu
 def test_nan_passes_a_relu():
     x = torch.randn(64, 4096, device="cuda")
     x[3, 7] = float("nan")

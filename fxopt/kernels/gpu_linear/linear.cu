@@ -1,4 +1,6 @@
 // What is left of a linear layer once its long dot products were cut in parts, and layers with one output.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -56,16 +58,43 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const Finish f) {
   *reinterpret_cast<float4*>(f.out + at) = float4{sum[0], sum[1], sum[2], sum[3]};
 }
 
+// What 16 and 32 bits stand for.
+struct Float {
+  using Bits = float;
+  __device__ static float wide(float x) { return x; }
+  __device__ static float rounded(float x) { return x; }
+};
+struct Half {
+  using Bits = __half;
+  __device__ static float wide(__half x) { return __half2float(x); }
+  __device__ static __half rounded(float x) { return __float2half_rn(x); }
+};
+struct BFloat16 {
+  using Bits = __nv_bfloat16;
+  __device__ static float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
+  __device__ static __nv_bfloat16 rounded(float x) { return __float2bfloat16_rn(x); }
+};
+
+struct Dot {
+  const void *x, *weight, *bias;
+  void* out;
+  int64_t stride;
+  int32_t m, k, activation, dtype;  // dtype: 0 float, 1 half, 2 bfloat16
+};
+
 // out[m] = activation(x[m] . weight + bias): a warp a row.
-__global__ void __launch_bounds__(kThreads) dot_kernel(const float* x, int64_t stride, const float* weight, const float* bias, float* out, int m, int k, int activation) {
+template <class T>
+__global__ void __launch_bounds__(kThreads) dot_kernel(const Dot d) {
+  using Bits = typename T::Bits;
   const int row = int(blockIdx.x) * (kThreads / 32) + int(threadIdx.x >> 5), lane = threadIdx.x & 31;
-  if (row >= m) return;  // the whole warp
-  const float* from = x + row * stride;
+  if (row >= d.m) return;  // the whole warp
+  const Bits *from = static_cast<const Bits*>(d.x) + row * d.stride, *weight = static_cast<const Bits*>(d.weight);
   float sum = 0;
 #pragma unroll 4
-  for (int at = lane; at < k; at += 32) sum = fmaf(__ldg(from + at), __ldg(weight + at), sum);
+  for (int at = lane; at < d.k; at += 32) sum = fmaf(T::wide(__ldg(from + at)), T::wide(__ldg(weight + at)), sum);
   for (int width = 16; width >= 1; width >>= 1) sum += __shfl_xor_sync(kAll, sum, width);
-  if (lane == 0) out[row] = activated(sum + (bias ? __ldg(bias) : 0.0f), activation);
+  if (d.bias) sum += T::wide(__ldg(static_cast<const Bits*>(d.bias)));
+  if (lane == 0) static_cast<Bits*>(d.out)[row] = T::rounded(activated(sum, d.activation));
 }
 
 template <class... Parameters, class... Arguments>
@@ -88,7 +117,12 @@ FXOPT_EXPORT const char* fxopt_linear_finish(const fxopt::gpu_linear::Finish* f,
   if (f->tail > kTail || f->n % 4) return "fxopt.gpu_linear: a rest of at most 96, and outputs by fours";
   return launch(finish_kernel, dim3((f->n + kColumns - 1) / kColumns, (f->m + kRows - 1) / kRows), stream, *f);
 }
-FXOPT_EXPORT const char* fxopt_linear_dot(const float* x, int64_t stride, const float* weight, const float* bias, float* out, int m, int k, int activation, void* stream) {
+FXOPT_EXPORT const char* fxopt_linear_dot(const fxopt::gpu_linear::Dot* d, void* stream) {
   using namespace fxopt::gpu_linear;
-  return launch(dot_kernel, dim3((m + kThreads / 32 - 1) / (kThreads / 32)), stream, x, stride, weight, bias, out, m, k, activation);
+  const dim3 grid(unsigned((d->m + kThreads / 32 - 1) / (kThreads / 32)));
+  switch (d->dtype) {
+    case 0: return launch(dot_kernel<Float>, grid, stream, *d);
+    case 1: return launch(dot_kernel<Half>, grid, stream, *d);
+    default: return launch(dot_kernel<BFloat16>, grid, stream, *d);
+  }
 }

@@ -24,6 +24,7 @@ from ..cuda_build import build as build_cuda
 KERNEL = CudaLibrary("fxopt_gpu_linear", source=Path(__file__).with_name("linear.cu"))
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"": lambda x: x, "relu": torch.relu, "sigmoid": torch.sigmoid}
 _CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PARTS = 8
 FEWEST_IN, FEWEST_OUT = 4096, 256  # below, cuBLAS is as fast
 FEWEST_ROWS, MOST_ROWS = 32, 512
@@ -39,6 +40,16 @@ class _Finish(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("partial", "x", "weight", "bias", "out")),
         *((name, ctypes.c_int64) for name in ("x_stride", "weight_stride")),
         *((name, ctypes.c_int32) for name in ("parts", "m", "n", "tail", "activation")),
+    ]
+
+
+class _Dot(ctypes.Structure):
+    """linear.cu's Dot."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out")),
+        ("stride", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("m", "k", "activation", "dtype")),
     ]
 
 
@@ -61,10 +72,16 @@ def gpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
     """x [M, K], weight [N, K], bias [N] -> [M, N]; any dtype. For tensors that record no gradients."""
     M, N = x.shape[0], weight.shape[0]
     side_by_side = x.is_contiguous() and weight.is_contiguous() and (bias is None or bias.is_contiguous())
-    if x.dtype is torch.float32 and side_by_side and M and _kernel() is not None:
+    if x.dtype in _DTYPES and side_by_side and M and _kernel() is not None:
         if N == 1:
             return _one_output(x, weight, bias, activation)
-        if FEWEST_ROWS <= M <= MOST_ROWS and N >= FEWEST_OUT and N % 4 == 0 and weight.shape[1] >= FEWEST_IN:
+        if (
+            x.dtype is torch.float32
+            and FEWEST_ROWS <= M <= MOST_ROWS
+            and N >= FEWEST_OUT
+            and N % 4 == 0
+            and weight.shape[1] >= FEWEST_IN
+        ):
             return _in_parts(x, weight, bias, activation)
     if x.dtype in (torch.bfloat16, torch.float16) and x.shape[1] % 8 and x.shape[1] >= ODD_IN and M >= FEWEST_ROWS:
         x, weight = (F.pad(t, (0, -t.shape[1] % 8)) for t in (x, weight))
@@ -77,9 +94,10 @@ def gpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
 def _one_output(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     out = x.new_empty(x.shape[0], 1)
     at = 0 if bias is None else bias.data_ptr()
-    pointers = (x.data_ptr(), x.stride(0), weight.data_ptr(), at, out.data_ptr())
+    numbers = (x.stride(0), *x.shape, _CODES[activation], _DTYPES.index(x.dtype))
+    dot = _Dot(x.data_ptr(), weight.data_ptr(), at, out.data_ptr(), *numbers)
     with torch.cuda.device(x.device):
-        _raise(_kernel().fxopt_linear_dot(*pointers, *x.shape, _CODES[activation], _stream(x)))  # type: ignore[union-attr]
+        _raise(_kernel().fxopt_linear_dot(ctypes.byref(dot), _stream(x)))  # type: ignore[union-attr]
     return out
 
 
@@ -113,8 +131,6 @@ def _kernel() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(build_cuda(KERNEL, arch_of(torch.cuda.get_device_capability()))))
     except (BuildError, OSError):
         return None
-    pointer, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
     library.fxopt_linear_finish.restype = library.fxopt_linear_dot.restype = ctypes.c_char_p
-    library.fxopt_linear_finish.argtypes = (pointer, pointer)
-    library.fxopt_linear_dot.argtypes = (pointer, size, pointer, pointer, pointer, number, number, number, pointer)
+    library.fxopt_linear_finish.argtypes = library.fxopt_linear_dot.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     return library

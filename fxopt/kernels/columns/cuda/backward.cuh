@@ -39,7 +39,7 @@ FXOPT_DEVICE Place place_of(const Launch& launch, const Record& record, int64_t 
   return {row, lane, row, record.pool == kMean ? 1.0f / float(record.lanes) : 1.0f, true};
 }
 
-__global__ void __launch_bounds__(256) entries_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(256, 2) entries_kernel(const __grid_constant__ Launch launch) {
   const Record& record = launch.records[blockIdx.y];
   const Span span = launch.spans[blockIdx.y];
   int64_t* keys = reinterpret_cast<int64_t*>(launch.words[launch.entries_word]);
