@@ -23,8 +23,7 @@ demo: $(BASE)
 	@$(RUN) examples/dlrm/demo.py
 
 test: $(FULL)
-	@$(RUN) -m ruff check .
-	@$(RUN) -m mypy
+	@$(RUN) -m fxopt build >.venv/build.log 2>&1 & $(RUN) -m ruff check . && $(RUN) -m mypy; checked=$$?; wait; exit $$checked
 	@$(RUN) -m pytest
 
 bench: $(BASE)

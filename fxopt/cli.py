@@ -146,12 +146,12 @@ def _progress(steps: int) -> Iterator[Callable[[str], None]]:
 def _build(options: argparse.Namespace) -> None:
     """Compiles every kernel now, so that no server does it at its first call. FXOPT_CACHE chooses the folder."""
     from fxopt.kernels.build import build, find
-    from fxopt.kernels.columns.op import ENTRY, KERNEL
+    from fxopt.kernels.libraries import LIBRARIES
     from fxopt.runtime.native import LIBRARY
 
-    libraries = (KERNEL, ENTRY, LIBRARY)
+    libraries = (*LIBRARIES, LIBRARY)
     known, start = [find(library) is not None for library in libraries], time.perf_counter()
-    with Console(stderr=True).status("compiling"), ThreadPoolExecutor(len(libraries)) as pool:
+    with Console(stderr=True).status("compiling"), ThreadPoolExecutor(os.cpu_count()) as pool:
         paths = list(pool.map(build, libraries))
     for library, path, before in zip(libraries, paths, known, strict=True):
         print(f"{library.name} {'was built already' if before else 'built'}: {path}")

@@ -1,4 +1,4 @@
-"""Settings of every test: the same random numbers each time, and no GPU tests where there is no GPU."""
+"""Settings of every test: the same random numbers each time, no timings, and no GPU tests where there is no GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import logging
 import hypothesis
 import pytest
 import torch
+
+from fxopt.tune import tuner
 
 # The first example of a property may build a kernel, and machines differ: time is no property.
 hypothesis.settings.register_profile(
@@ -26,6 +28,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_timed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rewrite that is right applies, whatever this machine is busy with; the tests marked `timed` choose."""
+    if request.node.get_closest_marker("timed") is None:
+        monkeypatch.setitem(tuner.EFFORTS, "fast", tuner.EFFORTS["off"])
 
 
 @pytest.fixture(autouse=True)

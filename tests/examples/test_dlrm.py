@@ -107,6 +107,7 @@ def test_interleaved_medians_takes_turns() -> None:
     assert medians.keys() == {"a", "b"}
 
 
+@pytest.mark.timed
 def test_the_demo_shows_accuracy_times_and_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo.main(tmp_path, rows=3000)
     shown = capsys.readouterr().out

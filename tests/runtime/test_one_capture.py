@@ -11,6 +11,7 @@ import fxopt
 from examples.dlrm import model as dlrm
 from fxopt.runtime import dispatcher_of
 
+pytestmark = pytest.mark.timed  # the whole pipeline
 SIZES = [(64, 5), (64, 1), (1, 1), (1, 3), (5, 2), (0, 3), (2, 64), (64, 64), (4096, 7)]
 PADDED = [*SIZES, (5, 0), (0, 0)]
 

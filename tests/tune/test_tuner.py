@@ -23,6 +23,7 @@ from fxopt.tune.memory import Memory
 from fxopt.tune.tuner import Disagreement, Effort, Tuner, Verdict
 
 aten = torch.ops.aten
+pytestmark = pytest.mark.timed
 
 
 class Norm(nn.Module):
