@@ -28,13 +28,8 @@ ENTRY = Library(
 )
 
 
-def load(kernel: Library, run: str) -> Callable | None:
-    """Registers a kernel library's operators, and gives the way past the dispatcher to its function `run`.
-
-    Returns:
-        A function of the operator's tensors, lists of tensors, and as its last argument the plan (int64, 1-D), which
-        returns a list of tensors; or None where the dispatcher has to be asked. None instead of the function where
-        this torch's tensors cannot be read.
+def register(kernel: Library) -> Path:
+    """Registers a kernel library's operators with the dispatcher, and gives its file.
 
     Raises:
         BuildError, OSError: there is no kernel: no compiler, or it failed.
@@ -42,10 +37,20 @@ def load(kernel: Library, run: str) -> Callable | None:
     with ThreadPoolExecutor(2) as pool:  # two compilers side by side when both libraries are cold
         path, entry = pool.submit(build, kernel), pool.submit(_entry)
         torch.ops.load_library(path.result())
-        module = entry.result()
+        entry.result()
+    return path.result()
+
+
+def bind(kernel: Path, run: str) -> Callable | None:
+    """The way past the dispatcher to the function `run` of a library; None where this torch's tensors cannot be read.
+
+    It takes the operator's tensors, lists of tensors, and as its last argument the plan (int64, 1-D), and returns a
+    list of tensors, or None: the dispatcher has to be asked.
+    """
+    module = _entry()
     if module is None:
         return None
-    return module.bind(ctypes.cast(getattr(ctypes.CDLL(str(path.result())), run), ctypes.c_void_p).value)
+    return module.bind(ctypes.cast(getattr(ctypes.CDLL(str(kernel)), run), ctypes.c_void_p).value)
 
 
 @functools.cache

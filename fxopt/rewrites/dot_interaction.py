@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fxopt.kernels.interactions.dot import call_of
-from fxopt.kernels.interactions.library import load
+from fxopt.kernels.interactions.dot import call_of, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.dots import find_dots
 from fxopt.patterns.interactions.parts import find_parts

@@ -7,8 +7,7 @@ import operator
 import torch
 from torch.fx import Node
 
-from fxopt.kernels.interactions.attention import call
-from fxopt.kernels.interactions.library import load
+from fxopt.kernels.interactions.attention import call, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.attention import Affine, find_attention
 from fxopt.rewrites.core import Replacement, Rewrite

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fxopt.kernels.interactions.library import load
-from fxopt.kernels.interactions.pair_sum import call_of
+from fxopt.kernels.interactions.pair_sum import call_of, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.pair_sums import PairSum, find_pair_sums
 from fxopt.rewrites.core import Replacement, Rewrite

@@ -20,7 +20,7 @@ BATCHES = [0, 1, 7]
 @pytest.fixture(params=["avx512", "avx2", "scalar"], autouse=True)
 def isa(request: pytest.FixtureRequest) -> Iterator[None]:
     """The best that this CPU has up to the named one."""
-    library.kernel("dot_interaction")
+    dot.OPERATORS.compiled()
     path = find(library.KERNEL)
     if path is None:
         pytest.skip("no compiled kernel here")

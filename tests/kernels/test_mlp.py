@@ -15,7 +15,7 @@ from fxopt.kernels.mlp import op, reference
 from fxopt.kernels.mlp.plan import Op, Step, decode, encode
 
 op.load()
-needs_kernel = pytest.mark.skipif(not op.compiled(), reason="no C++ compiler")
+needs_kernel = pytest.mark.skipif(not op.OPERATORS.compiled(), reason="no C++ compiler")
 _VECTORS = {Op.BATCH_NORM: 4, Op.DICE: 5, Op.LAYER_NORM: 2, Op.PRELU: 1}
 
 
@@ -99,7 +99,7 @@ def test_threads_share_rows_or_columns() -> None:
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op, "_entry", None)
+    monkeypatch.setattr(op.OPERATORS, "compiled", lambda: False)
     state, steps = chain(Op.GELU, (200, 150, 2))
     plan, x = encode(1, steps), torch.randn(90, 200)
     with torch.no_grad():

@@ -7,84 +7,45 @@ of 26 positions, dim 8, take 0.95 ms as two batched products and a softmax, 1.5 
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import entry, simd
-from ..build import BuildError, Library
+from .. import gradients
+from ..operators import Operator, Operators, cpu_library
 from . import reference
 from .plan import Plan
 
 _HERE = Path(__file__).parent
 _TARGET = _HERE.parent / "target_attention"
-KERNEL = Library(
-    "fxopt_attention",
-    sources=tuple(_HERE / f"{name}.cpp" for name in ("isa_avx512", "isa_avx2", "isa_scalar", "cpu")),
-    headers=(*sorted(_HERE.glob("*.h")), _TARGET / "multiply.h", _TARGET / "job.h", *simd.HEADERS, *entry.HEADERS),
-    cflags=(*simd.CFLAGS, "-Wno-psabi", entry.STABLE_ABI),
-)
+KERNEL = cpu_library(_HERE, _TARGET / "multiply.h", _TARGET / "job.h")
 _ARGUMENTS = "Tensor query, Tensor key, Tensor value, Tensor[] mask, int[] plan"
-_loading = threading.Lock()
-_library: torch.library.Library | None = None
-_past_dispatcher: Callable | None = None
-_has_kernel = False
-
-
-def load() -> None:
-    """Defines the operator, once: with the compiled kernel, or in PyTorch where it cannot be compiled."""
-    global _library
-    with _loading:
-        if _library is None:
-            _library = _define()
-            _load_kernel()
 
 
 def call_of(plan: Sequence[int]) -> Callable[..., Sequence[Tensor]]:
     """The operator with this plan, for a graph that runs: past the dispatcher where it may."""
-    load()
-    words = torch.tensor(plan)
+    words, past_dispatcher = torch.tensor(plan), OPERATORS.past_dispatcher("attention")
 
     def attention(q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor], plan: Sequence[int]) -> Sequence[Tensor]:
-        if _past_dispatcher is not None and q.dtype is torch.float32:
-            results = _past_dispatcher(q, k, v, mask, words)
-            if results is not None:
-                return results
-        return torch.ops.fxopt.attention(q, k, v, mask, plan)
+        results = past_dispatcher(q, k, v, mask, words) if q.dtype is torch.float32 else None
+        return torch.ops.fxopt.attention(q, k, v, mask, plan) if results is None else results
 
     return attention
 
 
-def _define() -> torch.library.Library:
-    library = torch.library.Library("fxopt", "FRAGMENT")
-    library.define(f"attention({_ARGUMENTS}) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
-    library.define(f"attention_kernel({_ARGUMENTS}) -> Tensor[]")
-    library.impl("attention", _forward, "CompositeExplicitAutograd")
-    torch.library.register_fake("fxopt::attention", _fake, lib=library)
-    torch.library.register_autograd("fxopt::attention", _backward, setup_context=_setup_context, lib=library)
-    return library
-
-
-def _load_kernel() -> None:
-    global _past_dispatcher, _has_kernel
-    try:
-        _past_dispatcher = entry.load(KERNEL, "fxopt_attention_run")
-        _has_kernel = True
-    except (BuildError, OSError) as error:
-        warnings.warn(f"fxopt: attention runs in PyTorch, without the compiled kernel: {error}", stacklevel=4)
-
-
 def _forward(q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor], plan: list[int]) -> list[Tensor]:
-    if _has_kernel and all(x.is_cpu and x.dtype == torch.float32 for x in (q, k, v)):
+    if all(x.is_cpu and x.dtype == torch.float32 for x in (q, k, v)) and OPERATORS.compiled():
         return torch.ops.fxopt.attention_kernel(q, k, v, mask, plan)
-    decoded = Plan.of(plan)
-    result, weights = reference.attention(*_views(q, k, v, mask, decoded), decoded)
-    return [reference.laid_out(result, decoded), *([weights.contiguous()] if decoded.weights else [])]
+    return _defined(Plan.of(plan), q, k, v, *mask)
+
+
+def _defined(plan: Plan, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> list[Tensor]:
+    result, weights = reference.attention(*_views(q, k, v, mask, plan), plan)
+    return [reference.laid_out(result, plan), *([weights.contiguous()] if plan.weights else [])]
 
 
 def _views(
@@ -114,8 +75,11 @@ def _setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
 
 def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple:
     """With the weights of the forward where it kept them, else computed again."""
-    plan = Plan.of(ctx.plan)
-    bases, kept = ctx.saved_tensors[: 3 + ctx.masks], ctx.saved_tensors[3 + ctx.masks :]
+    plan, saved = Plan.of(ctx.plan), ctx.saved_tensors
+    bases, kept = saved[: 3 + ctx.masks], saved[3 + ctx.masks :]
+    if gradients.by_definition(grads):
+        found = gradients.again(partial(_defined, plan), bases, [x.is_floating_point() for x in bases], grads)
+        return *found[:3], found[3:], None
     leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in bases]
     with torch.enable_grad():
         q, k, v, mask = _views(leaves[0], leaves[1], leaves[2], leaves[3:], plan)
@@ -145,3 +109,13 @@ def _of_bases(found: list[tuple[Tensor, Tensor]], leaves: list[Tensor], masks: i
     given = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True, materialize_grads=True))
     ordered = [next(given) if leaf.requires_grad else None for leaf in leaves]
     return *ordered[:3], ordered[3:]
+
+
+OPERATORS = Operators(
+    (
+        Operator(f"attention({_ARGUMENTS}) -> Tensor[]", _forward, _fake, _backward, _setup_context),
+        Operator(f"attention_kernel({_ARGUMENTS}) -> Tensor[]"),
+    ),
+    KERNEL,
+)
+load = OPERATORS.load

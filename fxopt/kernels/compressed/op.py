@@ -7,7 +7,6 @@ bf16 138 / 1244, int8 91 / 784.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,33 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..operators import Operator, Operators
 from .kept import Kept
 
 FORMATS = ("fp32", "bf16", "int8")
-_loading = threading.Lock()
-_library: torch.library.Library | None = None
-
-
-def load() -> None:
-    """Defines the operators, once."""
-    global _library
-    with _loading:
-        if _library is not None:
-            return
-        library = torch.library.Library("fxopt", "FRAGMENT")
-        library.define("compressed_linear(Tensor x, Tensor weight, Tensor? bias, str format, int rank) -> Tensor")
-        library.define("compressed_table(Tensor table, ScalarType dtype) -> Tensor")
-        library.impl("compressed_linear", linear, "CompositeExplicitAutograd")
-        library.impl("compressed_table", table_in, "CompositeExplicitAutograd")
-        torch.library.register_fake("fxopt::compressed_linear", _fake_linear, lib=library)
-        torch.library.register_fake(
-            "fxopt::compressed_table", lambda table, dtype: torch.empty_like(table, dtype=dtype), lib=library
-        )
-        _library = library
 
 
 def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, format: str, rank: int) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _fake_table(table: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(table, dtype=dtype)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, format: str, rank: int) -> Tensor:
@@ -137,3 +121,15 @@ def _in_format(matrix: Tensor, format: str) -> Callable[[Tensor], Tensor]:
 
 _factors: Kept = Kept(_compressed)
 _tables: Kept = Kept(lambda table, dtype: table.detach().to(dtype))
+
+OPERATORS = Operators(
+    (
+        Operator(
+            "compressed_linear(Tensor x, Tensor weight, Tensor? bias, str format, int rank) -> Tensor",
+            linear,
+            _fake_linear,
+        ),
+        Operator("compressed_table(Tensor table, ScalarType dtype) -> Tensor", table_in, _fake_table),
+    )
+)
+load = OPERATORS.load

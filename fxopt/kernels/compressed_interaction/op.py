@@ -7,30 +7,19 @@ maps, one core: 98 ms so, 24 ms by this kernel.
 
 from __future__ import annotations
 
-import functools
-import threading
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import entry, simd
-from ..build import BuildError, Library
+from .. import gradients
+from ..operators import Operator, Operators, cpu_library
 
-_HERE = Path(__file__).parent
-KERNEL = Library(
-    "fxopt_compressed_interaction",
-    sources=tuple(_HERE / f"{name}.cpp" for name in ("isa_avx512", "isa_avx2", "isa_scalar", "cpu")),
-    headers=(*sorted(_HERE.glob("*.h")), *simd.HEADERS, *entry.HEADERS),
-    cflags=(*simd.CFLAGS, entry.STABLE_ABI),
-)
+KERNEL = cpu_library(Path(__file__).parent)
 _SCHEMA = "compressed_interaction(Tensor x, Tensor y, Tensor weight) -> Tensor"
 _CHUNK = 1 << 20  # products at a time, in PyTorch
 _PLAN = torch.zeros(0, dtype=torch.int64)
-_loading = threading.Lock()
 
 
 def compressed_interaction(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -53,39 +42,9 @@ def _products(x: Tensor, y: Tensor) -> Tensor:
     return (x.unsqueeze(3) * y.unsqueeze(2)).flatten(2)
 
 
-def load() -> None:
-    """Defines the operator, once."""
-    with _loading:
-        _define()
-
-
-@functools.cache
-def _define() -> torch.library.Library:
-    library = torch.library.Library("fxopt", "FRAGMENT")
-    library.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl("compressed_interaction", compressed_interaction, "CompositeExplicitAutograd")
-    torch.library.register_fake("fxopt::compressed_interaction", _fake, lib=library)
-    torch.library.register_autograd(
-        "fxopt::compressed_interaction", _backward, setup_context=_setup_context, lib=library
-    )
-    return library
-
-
-@functools.cache
-def kernel() -> Callable | None:
-    """The way past the dispatcher; None where there is none."""
-    load()
-    try:
-        return entry.load(KERNEL, "fxopt_compressed_interaction_run")
-    except (BuildError, OSError) as error:
-        warnings.warn(f"fxopt: compressed interactions run in PyTorch, without the kernel: {error}", stacklevel=3)
-        return None
-
-
 def call(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """The operator, past the dispatcher where it can be."""
-    run = kernel()
-    outputs = run(x, y, weight, _PLAN) if run is not None else None
+    outputs = OPERATORS.past_dispatcher("compressed_interaction")(x, y, weight, _PLAN)
     return torch.ops.fxopt.compressed_interaction(x, y, weight) if outputs is None else outputs[0]
 
 
@@ -102,6 +61,10 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
     At batch 256 (see above) they take 42 ms, where GEMMs for the gradient of the products took 95.
     """
+    if gradients.by_definition([grad]):
+        given = ctx.saved_tensors
+        needs = [tensor.requires_grad for tensor in given]
+        return tuple(gradients.again(lambda *tensors: [compressed_interaction(*tensors)], given, needs, [grad]))
     x, y, weight = ctx.saved_tensors
     cube, needs = weight.unflatten(1, (x.shape[1], y.shape[1])), ctx.needs_input_grad
     apply = torch.ops.fxopt.compressed_interaction if grad.dtype == torch.float32 else compressed_interaction
@@ -120,3 +83,7 @@ def _of_weight(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
     for g, u, v in zip(*(side.split(columns, 1) for side in (wide, left, right)), strict=True):
         total = torch.addmm(total, g, (u.unsqueeze(1) * v).flatten(0, 1).t())
     return total
+
+
+OPERATORS = Operators((Operator(_SCHEMA, compressed_interaction, _fake, _backward, _setup_context),), KERNEL)
+load = OPERATORS.load

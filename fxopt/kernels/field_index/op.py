@@ -12,21 +12,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..operators import Operator, Operators
+
 FEWEST_ROWS = 16
-_library: torch.library.Library | None = None
-
-
-def load() -> None:
-    """Defines the operator, once: what eager writes. A graph that runs goes to :func:`call_of` instead."""
-    global _library
-    if _library is None:
-        _library = torch.library.Library("fxopt", "FRAGMENT")
-        _library.define("pair_select(Tensor z, Tensor i, Tensor j) -> Tensor")
-        _library.impl("pair_select", _pair_select, "CompositeImplicitAutograd")
 
 
 def _pair_select(z: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return z[:, i, j]
+
+
+OPERATORS = Operators((Operator("pair_select(Tensor z, Tensor i, Tensor j) -> Tensor", _pair_select),))
+load = OPERATORS.load
 
 
 def call_of() -> Callable[[Tensor, Tensor, Tensor], Tensor]:

@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import library
+from .. import gradients
+from ..operators import Operator, Operators
+from .library import KERNEL
 
-SCHEMAS = (
+_SCHEMA = (
     "pair_attention(Tensor x, Tensor i, Tensor j, Tensor weight, Tensor? bias, Tensor query, Tensor? query_bias)"
-    " -> (Tensor, Tensor)",
+    " -> (Tensor, Tensor)"
 )
 _CHUNK = 1 << 21  # bytes of a chunk's products in the backward: they stay in the cache
 _NO_PLAN = torch.empty(0, dtype=torch.int64)
@@ -41,14 +43,8 @@ def call(
     x: Tensor, i: Tensor, j: Tensor, weight: Tensor, bias: Tensor | None, query: Tensor, query_bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The operator, past the dispatcher where it can be."""
-    outputs = library.kernel("pair_attention")(x, i, j, weight, bias, query, query_bias, _NO_PLAN)
+    outputs = OPERATORS.past_dispatcher("pair_attention")(x, i, j, weight, bias, query, query_bias, _NO_PLAN)
     return outputs or torch.ops.fxopt.pair_attention(x, i, j, weight, bias, query, query_bias)
-
-
-def define(lib: torch.library.Library) -> None:
-    lib.impl("pair_attention", pair_attention, "CompositeExplicitAutograd")
-    torch.library.register_fake("fxopt::pair_attention", _fake, lib=lib)
-    torch.library.register_autograd("fxopt::pair_attention", _backward, setup_context=_setup_context, lib=lib)
 
 
 def _fake(x: Tensor, i: Tensor, *weights: Any) -> tuple[Tensor, Tensor]:
@@ -63,12 +59,10 @@ def _backward(ctx: Any, grad: Tensor, grad_scores: Tensor) -> tuple[Tensor | Non
     """The definition's gradients, some rows at a time."""
     x, i, j, *weights, query_bias = ctx.saved_tensors
     of_query_bias = None if query_bias is None else torch.zeros_like(query_bias)  # it moves all scores alike
-    if torch.is_grad_enabled():  # a second derivative is wanted
-        wanted = [tensor for tensor in (x, *weights) if tensor is not None and tensor.requires_grad]
-        results = pair_attention(*ctx.saved_tensors)
-        found = iter(torch.autograd.grad(results, wanted, (grad, grad_scores), create_graph=True))
-        first, *others = (next(found) if t is not None and t.requires_grad else None for t in (x, *weights))
-        return first, None, None, *others, of_query_bias
+    if gradients.by_definition([grad, grad_scores]):
+        wanted = [t is not None and t.requires_grad for t in (x, i, j, *weights, query_bias)]
+        tensors = (x, i, j, *weights, query_bias)
+        return tuple(gradients.again(pair_attention, tensors, wanted, [grad, grad_scores]))
     rows = max(16, _CHUNK // max(1, 4 * i.shape[0] * x.shape[2]))
     leaves = [None if w is None else w.detach().requires_grad_() for w in weights]
     given = [leaf for leaf in leaves if leaf is not None]
@@ -84,3 +78,7 @@ def _backward(ctx: Any, grad: Tensor, grad_scores: Tensor) -> tuple[Tensor | Non
     of_weights = iter(sums)
     of_others = [None if w is None else next(of_weights) for w in weights]
     return torch.cat(parts), None, None, *of_others, of_query_bias
+
+
+OPERATORS = Operators((Operator(_SCHEMA, pair_attention, _fake, _backward, _setup_context),), KERNEL)
+load = OPERATORS.load

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import library
+from .. import gradients
+from ..operators import Operator, Operators
+from .library import KERNEL
 
-SCHEMAS = (
+_SCHEMAS = (
     "dot_interaction(Tensor[] vectors, Tensor[] before, Tensor[] after, Tensor i, Tensor j) -> Tensor",
     "dot_interaction_backward(Tensor grad, Tensor i, Tensor j, Tensor[] vectors, int at) -> Tensor[]",
 )
@@ -44,7 +46,7 @@ def call_of(vectors: int, before: int, after: int) -> Callable[..., Tensor]:
     def fxopt_dot_interaction(
         vectors: list[Tensor], before: list[Tensor], after: list[Tensor], i: Tensor, j: Tensor
     ) -> Tensor:
-        outputs = library.kernel("dot_interaction")(vectors, before, after, i, j, counts)
+        outputs = OPERATORS.past_dispatcher("dot_interaction")(vectors, before, after, i, j, counts)
         if outputs is not None:
             return outputs[0]
         if torch.is_grad_enabled():  # through the dispatcher a step costs 50 us more
@@ -64,22 +66,13 @@ class _Recorded(torch.autograd.Function):
         split = n_vectors + n_before
         parts = list(tensors[:n_vectors]), list(tensors[n_vectors:split]), list(tensors[split:])
         _setup_context(ctx, (*parts, i, j), counts)
-        outputs = library.kernel("dot_interaction")(*parts, i, j, counts)
+        outputs = OPERATORS.past_dispatcher("dot_interaction")(*parts, i, j, counts)
         return torch.ops.fxopt.dot_interaction(*parts, i, j) if outputs is None else outputs[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
         found, before, after, _, _ = _gradients_of(ctx, grad, any(ctx.needs_input_grad[5 : 5 + ctx.n_vectors]))
         return None, None, None, None, None, *found, *before, *after
-
-
-def define(lib: torch.library.Library) -> None:
-    lib.impl("dot_interaction", dot_interaction, "CompositeExplicitAutograd")
-    lib.impl("dot_interaction_backward", _gradients, "CompositeExplicitAutograd")
-    torch.library.register_fake("fxopt::dot_interaction", _fake, lib=lib)
-    torch.library.register_fake("fxopt::dot_interaction_backward", _fake_backward, lib=lib)
-    torch.library.register_autograd("fxopt::dot_interaction", _backward, setup_context=_setup_context, lib=lib)
-    torch.library.register_autograd("fxopt::dot_interaction_backward", _second, setup_context=_setup_second, lib=lib)
 
 
 def _fake(vectors: list[Tensor], before: list[Tensor], after: list[Tensor], i: Tensor, j: Tensor) -> Tensor:
@@ -114,32 +107,29 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
 def _gradients_of(ctx: Any, grad: Tensor, needs_vectors: bool) -> tuple:
     i, j, *vectors = ctx.saved_tensors
     pieces = list(grad.split([*ctx.before, i.shape[0], *ctx.after], 1))
-    before, after = pieces[: len(ctx.before)], pieces[len(ctx.before) + 1 :]
+    of_dots, before, after = pieces[len(ctx.before)], pieces[: len(ctx.before)], pieces[len(ctx.before) + 1 :]
     found: list[Tensor | None] = [None] * len(vectors)
-    if needs_vectors:
+    if needs_vectors and gradients.by_definition([grad]):
+        needs = [x.requires_grad for x in vectors]
+        found = gradients.again(lambda *z: [dot_interaction(z, [], [], i, j)], vectors, needs, [of_dots])
+    elif needs_vectors:
         grad = grad if grad.stride(1) == 1 else grad.contiguous()
         found = _call_backward(grad, i, j, vectors, sum(ctx.before))
     return found, before, after, None, None
 
 
 def _call_backward(grad: Tensor, i: Tensor, j: Tensor, vectors: list[Tensor], at: int) -> list[Tensor | None]:
-    outputs = library.kernel("dot_interaction_backward")(grad, i, j, vectors, torch.tensor([at]))
+    outputs = OPERATORS.past_dispatcher("dot_interaction_backward")(grad, i, j, vectors, torch.tensor([at]))
     if outputs is not None:
         return outputs
     return torch.ops.fxopt.dot_interaction_backward(grad, i, j, vectors, at)
 
 
-def _setup_second(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
-    grad, i, j, vectors, ctx.at = inputs
-    ctx.save_for_backward(grad, i, j, *vectors)
-
-
-def _second(ctx: Any, grads: list[Tensor]) -> tuple:
-    """The gradient of _gradients, through its definition in PyTorch."""
-    grad, i, j, *vectors = ctx.saved_tensors
-    leaves = [x.detach().requires_grad_() for x in (grad, *vectors)]
-    with torch.enable_grad():
-        result = dot_interaction(leaves[1:], [], [], i, j)
-        first = torch.autograd.grad(result, leaves[1:], leaves[0][:, ctx.at : ctx.at + i.shape[0]], create_graph=True)
-    found = torch.autograd.grad(first, leaves, grads, allow_unused=True)
-    return found[0], None, None, list(found[1:]), None
+OPERATORS = Operators(
+    (
+        Operator(_SCHEMAS[0], dot_interaction, _fake, _backward, _setup_context),
+        Operator(_SCHEMAS[1], _gradients, _fake_backward),
+    ),
+    KERNEL,
+)
+load = OPERATORS.load

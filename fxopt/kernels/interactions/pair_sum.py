@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import library
+from .. import gradients
+from ..operators import Operator, Operators
+from .library import KERNEL
 
-SCHEMAS = (
+_SCHEMAS = (
     "pair_sum(Tensor x, Tensor? weights, float scale, bool total) -> Tensor",
     "pair_sum_backward(Tensor grad, Tensor x, Tensor? weights, float scale, bool total) -> Tensor[]",
 )
@@ -43,7 +45,7 @@ def call_of(scale: float, total: bool) -> Callable[..., Tensor]:
     plan = torch.tensor([struct.unpack("i", struct.pack("f", scale))[0], int(total)])
 
     def fxopt_pair_sum(x: Tensor, weights: Tensor | None, scale: float, total: bool) -> Tensor:
-        outputs = library.kernel("pair_sum")(x, weights, plan)
+        outputs = OPERATORS.past_dispatcher("pair_sum")(x, weights, plan)
         if outputs is not None:
             return outputs[0]
         if torch.is_grad_enabled():
@@ -60,24 +62,16 @@ class _Recorded(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weights: Tensor | None, scale: float, total: bool, plan: Tensor) -> Tensor:
         _setup_context(ctx, (x, weights, scale, total), plan)
         ctx.plan = plan
-        outputs = library.kernel("pair_sum")(x, weights, plan)
+        outputs = OPERATORS.past_dispatcher("pair_sum")(x, weights, plan)
         return torch.ops.fxopt.pair_sum(x, weights, scale, total) if outputs is None else outputs[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
-        found = library.kernel("pair_sum_backward")(grad, *ctx.saved_tensors, ctx.plan)
+        by_kernel = None if gradients.by_definition([grad]) else OPERATORS.past_dispatcher("pair_sum_backward")
+        found = by_kernel(grad, *ctx.saved_tensors, ctx.plan) if by_kernel is not None else None
         if found is None:
             return *_backward(ctx, grad), None
         return found[0], found[1] if len(found) == 2 else None, None, None, None
-
-
-def define(lib: torch.library.Library) -> None:
-    lib.impl("pair_sum", pair_sum, "CompositeExplicitAutograd")
-    lib.impl("pair_sum_backward", _gradients, "CompositeExplicitAutograd")
-    torch.library.register_fake("fxopt::pair_sum", _fake, lib=lib)
-    torch.library.register_fake("fxopt::pair_sum_backward", _fake_backward, lib=lib)
-    torch.library.register_autograd("fxopt::pair_sum", _backward, setup_context=_setup_context, lib=lib)
-    torch.library.register_autograd("fxopt::pair_sum_backward", _second, setup_context=_setup_second, lib=lib)
 
 
 def _fake(x: Tensor, weights: Tensor | None, scale: float, total: bool) -> Tensor:
@@ -89,16 +83,12 @@ def _fake_backward(grad: Tensor, x: Tensor, weights: Tensor | None, scale: float
     return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in given]
 
 
-def _gradients(
-    grad: Tensor, x: Tensor, weights: Tensor | None, scale: float, total: bool, create_graph: bool = False
-) -> list[Tensor]:
+def _gradients(grad: Tensor, x: Tensor, weights: Tensor | None, scale: float, total: bool) -> list[Tensor]:
     """The gradients of x and of the weights, if there are any."""
-    given = [x] if weights is None else [x, weights]
-    leaves = given if create_graph else [tensor.detach().requires_grad_() for tensor in given]
+    leaves = [tensor.detach().requires_grad_() for tensor in (x, weights) if tensor is not None]
     with torch.enable_grad():
         result = pair_sum(leaves[0], leaves[1] if len(leaves) == 2 else None, scale, total)
-    found = torch.autograd.grad(result, leaves, grad, create_graph=create_graph)
-    return [gradient.contiguous() for gradient in found]
+    return [gradient.contiguous() for gradient in torch.autograd.grad(result, leaves, grad)]
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -107,21 +97,19 @@ def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple:
+    if gradients.by_definition([grad]):
+        given = ctx.saved_tensors
+        needs = [tensor is not None and tensor.requires_grad for tensor in given]
+        return *gradients.again(lambda x, w: [pair_sum(x, w, ctx.scale, ctx.total)], given, needs, [grad]), None, None
     found = torch.ops.fxopt.pair_sum_backward(grad, *ctx.saved_tensors, ctx.scale, ctx.total)
     return found[0], found[1] if len(found) == 2 else None, None, None
 
 
-def _setup_second(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
-    grad, x, weights, ctx.scale, ctx.total = inputs
-    ctx.save_for_backward(grad, x, weights)
-
-
-def _second(ctx: Any, grads: list[Tensor]) -> tuple:
-    """The gradient of _gradients, through its definition in PyTorch."""
-    leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
-    grad, x, weights = leaves
-    with torch.enable_grad():
-        first = _gradients(grad, x, weights, ctx.scale, ctx.total, create_graph=True)  # type: ignore[arg-type]
-    wanted = [leaf for leaf in leaves if leaf is not None]
-    found = list(torch.autograd.grad(first, wanted, grads, allow_unused=True))
-    return found[0], found[1], found[2] if len(found) == 3 else None, None, None
+OPERATORS = Operators(
+    (
+        Operator(_SCHEMAS[0], pair_sum, _fake, _backward, _setup_context),
+        Operator(_SCHEMAS[1], _gradients, _fake_backward),
+    ),
+    KERNEL,
+)
+load = OPERATORS.load

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import gradients
 from . import layers as by_torch
 from . import reference
 from .plan import Op, Step
@@ -85,7 +86,7 @@ class Chain(torch.autograd.Function):
         needs = ctx.needs_input_grad[3:]
         if grads[0] is None:
             return (None,) * (3 + n_given)
-        if torch.is_grad_enabled():  # a second derivative may be asked for
+        if gradients.by_definition(grads):
             return (None, None, None, *again(grads[0], inputs, state, steps_of(ctx.layers), needs))
         backward = _Backward(inputs, state, outputs, ctx.layers, needs)
         return (None, None, None, *backward.run(grads[0]))
@@ -106,22 +107,13 @@ def kept_by_torch(inputs: Sequence[Tensor], state: Sequence[Tensor | None], laye
 
 def again(
     grad: Tensor, inputs: Sequence[Tensor], state: Sequence[Tensor | None], steps: Sequence[Step], needs: Sequence[bool]
-) -> Iterator[Tensor | None]:
-    """The gradients by torch, computed again from the start; differentiable where gradients are on."""
-    create = torch.is_grad_enabled()
-    with torch.enable_grad():
-        given = [
-            tensor.view_as(tensor) if create and tensor is not None and need else _leaf(tensor, need)
-            for tensor, need in zip((*inputs, *state), needs, strict=True)
-        ]
-        output = reference.mlp(given[: len(inputs)], given[len(inputs) :], steps)  # type: ignore[arg-type]
-        wanted = [tensor for tensor, need in zip(given, needs, strict=True) if need and tensor is not None]
-        found = iter(torch.autograd.grad(output, wanted, grad, allow_unused=True, create_graph=create))
-    return (next(found) if need and tensor is not None else None for tensor, need in zip(given, needs, strict=True))
+) -> list[Tensor | None]:
+    """The gradients by torch, computed again from the start."""
 
+    def mlp(*tensors: Any) -> list[Tensor]:
+        return [reference.mlp(tensors[: len(inputs)], tensors[len(inputs) :], steps)]
 
-def _leaf(tensor: Tensor | None, need: bool) -> Tensor | None:
-    return None if tensor is None else tensor.detach().requires_grad_(need)
+    return gradients.again(mlp, (*inputs, *state), needs, [grad])
 
 
 class _Backward:

@@ -6,8 +6,6 @@ instead. The weights are read where they are: nothing is packed, so nothing can 
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,23 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import entry, simd
-from ..build import BuildError, Library
+from ..operators import Operator, Operators, cpu_library
 from . import autograd, layers, reference
 from .plan import Op, decode, encode
 
 _HERE = Path(__file__).parent
-KERNEL = Library(
-    "fxopt_mlp",
-    sources=tuple(_HERE / f"{name}.cpp" for name in ("isa_avx512", "isa_avx2", "isa_scalar", "cpu")),
-    headers=(*sorted(_HERE.glob("*.h")), *simd.HEADERS, *sorted((_HERE.parent / "gemm").glob("*.h")), *entry.HEADERS),
-    cflags=(*simd.CFLAGS, "-Wno-psabi", entry.STABLE_ABI),
-)
-_loading = threading.Lock()
-_library: torch.library.Library | None = None
-_entry: Callable | None = None
-
-
+KERNEL = cpu_library(_HERE, *sorted((_HERE.parent / "gemm").glob("*.h")))
 Call = Callable[[Sequence[Tensor], Sequence[Tensor | None], Sequence[int]], Tensor]
 
 
@@ -42,18 +29,19 @@ def on(plan: Sequence[int], is_wide: bool = True) -> Call:
     is_wide: whether a weight may be too large for the caches. Returns [..., N], contiguous. Raises RuntimeError where
     tensors do not fit the plan.
     """
-    call, words, steps = _entry, torch.tensor(plan, dtype=torch.int64), decode(plan)
+    is_compiled, call = OPERATORS.compiled(), OPERATORS.past_dispatcher("mlp")
+    words, steps = torch.tensor(plan, dtype=torch.int64), decode(plan)
     n_inputs = plan[0]
     chain = autograd.layers_of(steps) if steps[0].op == Op.LINEAR else []
     marked = torch.tensor(encode(-n_inputs, autograd.keeping(chain)))
 
     def kept(inputs: Sequence[Tensor], state: Sequence[Tensor | None]) -> Sequence[Tensor] | None:
-        return None if call is None or layers.pays(inputs, state, steps) else call(inputs, state, marked)
+        return None if layers.pays(inputs, state, steps) else call(inputs, state, marked)
 
     def mlp(inputs: Sequence[Tensor], state: Sequence[Tensor | None], plan: Sequence[int]) -> Tensor:
-        if not torch.is_grad_enabled() and (call is None or (is_wide and layers.pays(inputs, state, steps))):
+        if not torch.is_grad_enabled() and (not is_compiled or (is_wide and layers.pays(inputs, state, steps))):
             return layers.run(inputs, state, steps)
-        outputs = call(inputs, state, words) if call is not None else None
+        outputs = call(inputs, state, words)
         if outputs is not None:
             return outputs[0]
         if chain and torch.is_grad_enabled():
@@ -61,38 +49,6 @@ def on(plan: Sequence[int], is_wide: bool = True) -> Call:
         return torch.ops.fxopt.mlp.default(inputs, state, plan)
 
     return mlp
-
-
-def load() -> None:
-    """Defines the operator, once: with the compiled kernel, or with PyTorch where it cannot be compiled."""
-    global _library, _entry
-    with _loading:
-        if _library is None:
-            library = _define()
-            _entry = _load_kernel()
-            _library = library
-
-
-def compiled() -> bool:
-    """Whether the kernel is there; without it layers go one by one through torch's libraries."""
-    return _entry is not None
-
-
-def _define() -> torch.library.Library:
-    library = torch.library.Library("fxopt", "FRAGMENT")
-    library.define("mlp(Tensor[] inputs, Tensor?[] state, int[] plan) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl("mlp", _in_pytorch, "CompositeExplicitAutograd")
-    torch.library.register_fake("fxopt::mlp", _fake, lib=library)
-    torch.library.register_autograd("fxopt::mlp", _backward, setup_context=_setup_context, lib=library)
-    return library
-
-
-def _load_kernel() -> Callable | None:
-    try:
-        return entry.load(KERNEL, "fxopt_mlp_run")
-    except (BuildError, OSError) as error:
-        warnings.warn(f"fxopt: linear layers run in PyTorch, without the compiled kernel: {error}", stacklevel=4)
-        return None
 
 
 def _in_pytorch(inputs: Sequence[Tensor], state: Sequence[Tensor | None], plan: Sequence[int]) -> Tensor:
@@ -118,5 +74,16 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     inputs = [next(saved) for _ in range(ctx.n_inputs)]
     state = [None if absent else next(saved) for absent in ctx.absent]
     needs = [tensor is not None and tensor.is_floating_point() for tensor in (*inputs, *state)]
-    grads = list(autograd.again(grad, inputs, state, decode(ctx.plan), needs))
+    grads = autograd.again(grad, inputs, state, decode(ctx.plan), needs)
     return grads[: len(inputs)], grads[len(inputs) :], None
+
+
+OPERATORS = Operators(
+    (
+        Operator(
+            "mlp(Tensor[] inputs, Tensor?[] state, int[] plan) -> Tensor", _in_pytorch, _fake, _backward, _setup_context
+        ),
+    ),
+    KERNEL,
+)
+load = OPERATORS.load

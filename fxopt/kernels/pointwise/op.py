@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import entry, simd
-from ..build import BuildError, Library
+from .. import gradients
+from ..operators import Operator, Operators, cpu_library
 from . import reference
 from .encode import plan_of, words_of
 
-_HERE = Path(__file__).parent
-KERNEL = Library(
-    "fxopt_pointwise",
-    sources=tuple(_HERE / f"{name}.cpp" for name in ("isa_avx512", "isa_avx2", "isa_scalar", "cpu")),
-    headers=(*sorted(_HERE.glob("*.h")), *simd.HEADERS, *entry.HEADERS),
-    cflags=(*simd.CFLAGS, entry.STABLE_ABI),
-)
-_loading = threading.Lock()
-_library: torch.library.Library | None = None
-_entry: Callable | None = None
+KERNEL = cpu_library(Path(__file__).parent)
 
 
 def call(inputs: Sequence[Tensor], plan: str) -> list[Tensor]:
@@ -38,37 +27,15 @@ def call(inputs: Sequence[Tensor], plan: str) -> list[Tensor]:
     Raises:
         RuntimeError: inputs that do not fit the plan.
     """
-    if _entry is not None:
-        outputs = _entry(inputs, words_of(plan))
-        if outputs is not None:
-            return outputs
-    return torch.ops.fxopt.pointwise(inputs, plan)
-
-
-def load() -> None:
-    """Defines the operator, once: with the compiled kernel, or in PyTorch where it cannot be compiled."""
-    global _library, _entry
-    with _loading:
-        if _library is not None:
-            return
-        library = torch.library.Library("fxopt", "FRAGMENT")
-        library.define("pointwise(Tensor[] inputs, str plan) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
-        library.impl("pointwise", _below_autograd, "CompositeExplicitAutograd")
-        torch.library.register_fake("fxopt::pointwise", _fake, lib=library)
-        torch.library.register_autograd("fxopt::pointwise", _backward, setup_context=_setup_context, lib=library)
-        try:
-            _entry = entry.load(KERNEL, "fxopt_pointwise_run")
-        except (BuildError, OSError) as error:
-            warnings.warn(f"fxopt: pointwise chains run in PyTorch, without the kernel: {error}", stacklevel=2)
-        _library = library
+    outputs = OPERATORS.past_dispatcher("pointwise")(inputs, words_of(plan))
+    return torch.ops.fxopt.pointwise(inputs, plan) if outputs is None else outputs
 
 
 def _below_autograd(inputs: list[Tensor], plan: str) -> list[Tensor]:
-    if _entry is not None:
-        with torch.no_grad():
-            outputs = _entry(inputs, words_of(plan))
-        if outputs is not None:
-            return outputs
+    with torch.no_grad():
+        outputs = OPERATORS.past_dispatcher("pointwise")(inputs, words_of(plan))
+    if outputs is not None:
+        return outputs
     return [output.clone() if output.requires_grad else output for output in reference.pointwise(inputs, plan_of(plan))]
 
 
@@ -91,13 +58,15 @@ def _setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
 
 def _backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], None]:
     """The gradients of the reference, computed again."""
-    needs = ctx.needs_input_grad[0]
-    leaves = [t.detach().requires_grad_(bool(need)) for t, need in zip(ctx.saved_tensors, needs, strict=True)]
-    with torch.enable_grad():
-        outputs = reference.pointwise(leaves, plan_of(ctx.plan))
-    pairs = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if output.requires_grad]
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    if not pairs:
-        return [None] * len(leaves), None
-    found = iter(torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True))
-    return [next(found) if leaf.requires_grad else None for leaf in leaves], None
+
+    def pointwise(*tensors: Any) -> list[Tensor]:
+        return reference.pointwise(tensors, plan_of(ctx.plan))
+
+    return gradients.again(pointwise, ctx.saved_tensors, list(map(bool, ctx.needs_input_grad[0])), grads), None
+
+
+OPERATORS = Operators(
+    (Operator("pointwise(Tensor[] inputs, str plan) -> Tensor[]", _below_autograd, _fake, _backward, _setup_context),),
+    KERNEL,
+)
+load = OPERATORS.load

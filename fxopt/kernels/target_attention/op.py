@@ -7,8 +7,7 @@ nothing of size [B, T, 4 D] exists. All layers run over a few positions at a tim
 
 from __future__ import annotations
 
-import threading
-import warnings
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,44 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import entry, simd
-from ..build import BuildError, Library
+from .. import gradients
+from ..operators import Operator, Operators, cpu_library
 from . import reference
 from .plan import Plan
 
-_HERE = Path(__file__).parent
-KERNEL = Library(
-    "fxopt_target_attention",
-    sources=tuple(_HERE / f"{name}.cpp" for name in ("isa_avx512", "isa_avx2", "isa_scalar", "cpu")),
-    headers=(*sorted(_HERE.glob("*.h")), *simd.HEADERS, *entry.HEADERS),
-    cflags=(*simd.CFLAGS, "-Wno-psabi", entry.STABLE_ABI),
-)
+KERNEL = cpu_library(Path(__file__).parent)
 _ARGUMENTS = "Tensor[] rows, Tensor[] positions, Tensor[] masks, Tensor[] params, int[] plan"
-_loading = threading.Lock()
-_library: torch.library.Library | None = None
-_past_dispatcher: Callable | None = None
-_has_kernel = False
-
-
-def load() -> None:
-    """Defines the operator, once: with the compiled kernel, or in PyTorch where it cannot be compiled."""
-    global _library
-    with _loading:
-        if _library is None:
-            _library = _define()
-            _load_kernel()
 
 
 def call_of(plan: Sequence[int]) -> Callable[..., Tensor]:
     """The operator with this plan, for a graph that runs: past the dispatcher where it may."""
-    load()
-    words = torch.tensor(plan)
+    words, past_dispatcher = torch.tensor(plan), OPERATORS.past_dispatcher("target_attention")
 
     def target_attention(
         rows: list[Tensor], positions: list[Tensor], masks: list[Tensor], params: list[Tensor], plan: Sequence[int]
     ) -> Tensor:
-        if _past_dispatcher is not None and positions[0].dtype is torch.float32:
-            results = _past_dispatcher(rows, positions, masks, params, words)
+        if positions[0].dtype is torch.float32:
+            results = past_dispatcher(rows, positions, masks, params, words)
             if results is not None:
                 return results[0]
         return torch.ops.fxopt.target_attention(rows, positions, masks, params, plan)
@@ -61,30 +40,11 @@ def call_of(plan: Sequence[int]) -> Callable[..., Tensor]:
     return target_attention
 
 
-def _define() -> torch.library.Library:
-    library = torch.library.Library("fxopt", "FRAGMENT")
-    library.define(f"target_attention({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-    library.define(f"target_attention_kernel({_ARGUMENTS}) -> Tensor[]")
-    library.impl("target_attention", _forward, "CompositeExplicitAutograd")
-    torch.library.register_fake("fxopt::target_attention", _fake, lib=library)
-    torch.library.register_autograd("fxopt::target_attention", _backward, setup_context=_setup_context, lib=library)
-    return library
-
-
-def _load_kernel() -> None:
-    global _past_dispatcher, _has_kernel
-    try:
-        _past_dispatcher = entry.load(KERNEL, "fxopt_target_attention_run")
-        _has_kernel = True
-    except (BuildError, OSError) as error:
-        warnings.warn(f"fxopt: target attention runs in PyTorch, without the compiled kernel: {error}", stacklevel=4)
-
-
 def _forward(
     rows: list[Tensor], positions: list[Tensor], masks: list[Tensor], params: list[Tensor], plan: list[int]
 ) -> Tensor:
     everything = (*rows, *positions, *params)
-    if _has_kernel and all(x.is_cpu and x.dtype == torch.float32 for x in everything):
+    if all(x.is_cpu and x.dtype == torch.float32 for x in everything) and OPERATORS.compiled():
         with torch.no_grad():
             return torch.ops.fxopt.target_attention_kernel(rows, positions, masks, params, plan)[0]
     decoded = Plan.of(plan)
@@ -121,6 +81,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     saved = iter(ctx.saved_tensors)
     rows, positions, masks, params = ([next(saved) for _ in range(count)] for count in ctx.counts)
     plan = Plan.of(ctx.plan)
+    if gradients.by_definition([grad]):
+        return *_again(grad, (rows, positions, masks, params), plan), None
     weights = _leaves(params)
     sums = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in params]
     pieces: list[Sequence[Tensor]] = []
@@ -140,5 +102,29 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     return *grads, sums, None
 
 
+def _again(grad: Tensor, parts: Sequence[list[Tensor]], plan: Plan) -> list[list[Tensor | None]]:
+    """All rows at once: differentiable, or for many gradients."""
+    tensors = [x for part in parts for x in part]
+    ends = list(itertools.accumulate(map(len, parts)))
+    slices = [slice(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
+
+    def defined(*given: Any) -> list[Tensor]:
+        rows, positions, masks, params = (given[where] for where in slices)
+        return [reference.target_attention(rows, positions, masks, params, plan)]
+
+    found = gradients.again(defined, tensors, [x.is_floating_point() for x in tensors], [grad])
+    return [found[where] for where in slices]
+
+
 def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [x.detach().requires_grad_(x.is_floating_point()) for x in tensors]
+
+
+OPERATORS = Operators(
+    (
+        Operator(f"target_attention({_ARGUMENTS}) -> Tensor", _forward, _fake, _backward, _setup_context),
+        Operator(f"target_attention_kernel({_ARGUMENTS}) -> Tensor[]"),
+    ),
+    KERNEL,
+)
+load = OPERATORS.load

@@ -1,0 +1,49 @@
+"""Gradients through a definition in PyTorch, computed again: of any order, and of many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def by_definition(grads: Sequence[Tensor | None]) -> bool:
+    """Whether a backward must keep to PyTorch's own operators: it may be differentiated itself (create_graph), or it
+    gets many gradients at once (is_grads_batched)."""
+    return torch.is_grad_enabled() or any(
+        grad is not None and torch._C._functorch.is_legacy_batchedtensor(grad) for grad in grads
+    )
+
+
+def again(
+    function: Callable[..., Sequence[Tensor]],
+    tensors: Sequence[Tensor | None],
+    needs: Sequence[bool],
+    grads: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """The gradients of ``function(*tensors)``, one a tensor; None where none is needed, or none flows.
+
+    Where gradients are on they are differentiable, also in tensors that need none now: a penalty on the gradient of the
+    input is one on the weights.
+    """
+    create = torch.is_grad_enabled()
+    with torch.enable_grad():
+        given = [_given(tensor, need, create) for tensor, need in zip(tensors, needs, strict=True)]
+        outputs = function(*given)
+    pairs = [(y, grad) for y, grad in zip(outputs, grads, strict=True) if grad is not None and y.requires_grad]
+    wanted = [x for x, need in zip(given, needs, strict=True) if need and x is not None and x.requires_grad]
+    if not pairs or not wanted:
+        return [None] * len(tensors)
+    found = torch.autograd.grad(
+        [y for y, _ in pairs], wanted, [grad for _, grad in pairs], allow_unused=True, create_graph=create
+    )
+    by_id = dict(zip(map(id, wanted), found, strict=True))
+    return [by_id.get(id(tensor)) for tensor in given]
+
+
+def _given(tensor: Tensor | None, need: bool, create: bool) -> Tensor | None:
+    """A tensor of this call alone, so that no gradient goes further than to it."""
+    if tensor is None or (create and not need):
+        return tensor
+    return tensor.view_as(tensor) if create else tensor.detach().requires_grad_(need)

@@ -1,0 +1,122 @@
+"""Operators of ours: defined on first use, in PyTorch; on the CPU a compiled kernel serves, where it can be had."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import entry, simd
+from .build import BuildError, Library
+
+
+def cpu_library(folder: Path, *headers: Path) -> Library:
+    """The library of the kernels in `folder`: their source for each instruction set, and cpu.cpp around it.
+
+    Its functions are `fxopt_NAME_run(const Request*)`, an operator each, and for tests `fxopt_FOLDER_isa(name)`.
+    """
+    return Library(
+        f"fxopt_{folder.name}",
+        sources=tuple(folder / f"{name}.cpp" for name in ("isa_avx512", "isa_avx2", "isa_scalar", "cpu")),
+        headers=(*sorted(folder.glob("*.h")), *headers, *simd.HEADERS, *entry.HEADERS),
+        cflags=(*simd.CFLAGS, "-Wno-psabi", entry.STABLE_ABI),
+    )
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator.
+
+    Attributes:
+        schema: what torch.library.define takes.
+        forward: in PyTorch, on any device; None: there is only the kernel.
+        fake: its shapes. None: forward is a composition of torch's operators, which has them.
+        backward, setup_context: what torch.library.register_autograd takes.
+        others: for a dispatch key each.
+    """
+
+    schema: str
+    forward: Callable | None = None
+    fake: Callable | None = None
+    backward: Callable | None = None
+    setup_context: Callable | None = None
+    others: Mapping[str, Callable] = field(default_factory=dict)
+
+    def define(self, library: torch.library.Library) -> None:
+        name = self.schema.partition("(")[0]
+        library.define(self.schema, tags=(torch.Tag.pt2_compliant_tag,))
+        if self.forward is not None:
+            composite = "CompositeImplicitAutograd" if self.fake is None else "CompositeExplicitAutograd"
+            library.impl(name, self.forward, composite)
+        for key, function in self.others.items():
+            library.impl(name, function, key)
+        if self.fake is not None:
+            torch.library.register_fake(f"fxopt::{name}", self.fake, lib=library)
+        if self.backward is not None:
+            setup: Any = self.setup_context
+            torch.library.register_autograd(f"fxopt::{name}", self.backward, setup_context=setup, lib=library)
+
+
+class Operators:
+    """Operators that share a kernel library; without one, `kernel` is None, they are PyTorch's alone."""
+
+    def __init__(self, operators: Sequence[Operator], kernel: Library | None = None) -> None:
+        self._operators = operators
+        self._kernel = kernel
+        self._lock = threading.RLock()
+        self._library: torch.library.Library | None = None
+        self._tried = False
+        self._path: Path | None = None
+        self._ways: dict[str, Callable] = {}
+
+    def load(self) -> None:
+        """Defines the operators, once."""
+        with self._lock:
+            if self._library is None:
+                self._library = torch.library.Library("fxopt", "FRAGMENT")
+                for operator in self._operators:
+                    operator.define(self._library)
+
+    def compiled(self) -> bool:
+        """Whether the kernels are there, compiling them at the first call."""
+        if not self._tried:
+            with self._lock:
+                self.load()
+                if not self._tried:
+                    self._path, self._tried = self._register(), True
+        return self._path is not None
+
+    def _register(self) -> Path | None:
+        if self._kernel is None:
+            return None
+        try:
+            return entry.register(self._kernel)
+        except (BuildError, OSError) as error:
+            message = f"fxopt: {self._kernel.name} runs in PyTorch, without the compiled kernel: {error}"
+            warnings.warn(message, stacklevel=4)
+            return None
+
+    def past_dispatcher(self, name: str) -> Callable[..., Any]:
+        """The way into an operator's kernel that costs 1 us: of its tensors, lists of tensors, and last the plan.
+
+        It returns a list of tensors, or None: the dispatcher has to be asked.
+        """
+        found = self._ways.get(name)
+        if found is None:
+            found = self._ways[name] = self._bound(name)
+        return found
+
+    def _bound(self, name: str) -> Callable:
+        if not self.compiled():
+            return _no_way
+        assert self._path is not None
+        return entry.bind(self._path, f"fxopt_{name}_run") or _no_way
+
+
+def _no_way(*arguments: object) -> None:
+    return None
