@@ -132,6 +132,12 @@ def test_kernels_know_nothing_of_graphs() -> None:
     assert not [name for name, source in modules().items() if layer_of(name) == "kernels" and "torch.fx" in source]
 
 
+def test_patterns_name_our_operators() -> None:
+    """As attributes of torch.ops they are unknown until their library is loaded."""
+    found = [str(path) for path in (PACKAGE / "patterns").rglob("*.py") if "torch.ops.fxopt" in path.read_text()]
+    assert not found
+
+
 def test_only_the_core_edits_graphs() -> None:
     others = {name: source for name, source in modules().items() if not re.fullmatch(EDITORS, name)}
     found = [line for name, source in others.items() for line in edits(name, source)]

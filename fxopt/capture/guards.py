@@ -51,7 +51,10 @@ class Guards:
             for dim in group[1:]:
                 body.append(f"    if {_read(dim, 't[{}]')} != e{number}: return False")
         body += [f"    if {_read(dim, 't[{}]')} != {size}: return False" for dim, size in self.static]
-        body += [f"    if not ({text}): return False" for text in self.relations]
+        if self.relations:  # a size of 0 that a relation divides by is none that it was made for
+            body.append("    try:")
+            body += [f"        if not ({text}): return False" for text in self.relations]
+            body.append("    except ZeroDivisionError: return False")
         namespace: dict[str, Any] = {"math": math}
         exec("def holds(t):\n" + "\n".join([*body, "    return True"]), namespace)
         return namespace["holds"]

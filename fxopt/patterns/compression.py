@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, calls_of_ours
 from fxopt.shape.sizes import shape_of, static, tensor_of
 
 aten = torch.ops.aten
@@ -34,7 +34,7 @@ def find_wide_linears(module: GraphModule, inference: bool) -> Iterator[Match | 
 
 def find_large_tables(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Calls of the columns with fp32 tables of 4 MiB and more."""
-    for node in module.graph.find_nodes(op="call_function", target=torch.ops.fxopt.columns.default):
+    for node in calls_of_ours(module.graph, "fxopt::columns"):
         tables: Any = node.args[1]
         large = [table for table in tables if _is_state(table) and table.meta["val"].nbytes >= _SMALLEST_TABLE]
         if large and not inference:

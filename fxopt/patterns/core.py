@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from fxopt.findings import Miss, Place
 
@@ -32,3 +33,8 @@ class Match:
 def place_of(node: Node) -> Place:
     """Module path and source line of a node, as capture noted them."""
     return node.meta.get("place") or Place()
+
+
+def calls_of_ours(graph: Graph, name: str) -> Iterator[Node]:
+    """Calls of an operator of ours, "fxopt::columns". By name: before its library is loaded torch does not know it."""
+    return (node for node in graph.nodes if getattr(node.target, "name", str)() == name)

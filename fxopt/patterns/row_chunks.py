@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases, has_effects, is_random
-from fxopt.shape.rows import Count, Placement, Placements, Rows, batch_symbol, rows_of
+from fxopt.shape.rows import Count, Fixed, Placement, Placements, Rows, batch_symbol, rows_of
 from fxopt.shape.strides import looks_contiguous
 
 FEWEST = 4  # operators; fewer are not worth a loop in Python
@@ -104,11 +104,10 @@ def _closed(
         for node in graph.nodes:
             if node.op == "call_function" and late.intersection(node.all_input_nodes):
                 late.add(node)
-        members = {
-            node
-            for node in graph.nodes
-            if node.op == "call_function" and _is_inside(node, placements[node], early, late)
-        }
+        members = set[Node]()
+        for node in graph.nodes:
+            if node.op == "call_function" and _is_inside(node, placements[node], early, late, members):
+                members.add(node)
         _drop_sizes(members, graph, placements)
         reads = {needed: placements[needed] for node in members for needed in node.all_input_nodes}
         reads = {node: place for node, place in reads.items() if node not in members}
@@ -127,9 +126,16 @@ def _closed(
         late.update(unfit)
 
 
-def _is_inside(node: Node, place: Placement | None, early: set[Node], late: set[Node]) -> bool:
-    """Counts are made anew inside, of the rows that are there, even where they are needed ahead."""
-    return node not in late and (isinstance(place, Count) or (isinstance(place, Rows) and node not in early))
+def _is_inside(node: Node, place: Placement | None, early: set[Node], late: set[Node], members: set[Node]) -> bool:
+    """Counts are made anew inside, of the rows that are there, even where they are needed ahead.
+
+    What all rows share is inside where it comes from there, as the size of another dim does.
+    """
+    if node in late or place is None:
+        return False
+    if isinstance(place, Fixed):
+        return not members.isdisjoint(node.all_input_nodes)
+    return isinstance(place, Count) or node not in early
 
 
 def _is_list(node: Node) -> bool:
@@ -139,7 +145,7 @@ def _is_list(node: Node) -> bool:
 def _drop_sizes(members: set[Node], graph: Graph, placements: Placements) -> None:
     """Sizes that are read elsewhere alone, and calls whose results nobody needs."""
     for node in reversed(graph.nodes):
-        if node in members and isinstance(placements[node], Count) and not members.intersection(node.users):
+        if node in members and not isinstance(placements[node], Rows) and not members.intersection(node.users):
             members.discard(node)
 
 

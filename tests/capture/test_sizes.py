@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fxopt.capture import CaptureError, attempts, capture
+from fxopt.capture import CaptureError, Guards, attempts, capture
 from fxopt.capture.trace import trace
 
 BATCHES = (0, 1, 2, 7, 4096)
@@ -281,3 +281,8 @@ def test_many_inputs_alike_need_few_traces(check, monkeypatch, forward):
     found = capture(Each(), inputs)
     assert len(traces) <= 6
     check(found, Each(), [torch.rand(9, 6) for _ in range(50)], torch.rand(9, 0))
+
+
+def test_a_relation_that_divides_by_a_size_of_zero_does_not_hold() -> None:
+    guards = Guards(relations=("12 % s0 == 0",), sources=(("s0", (0, 0)),))
+    assert [guards.holds([torch.rand(size)]) for size in (0, 4, 5)] == [False, True, False]

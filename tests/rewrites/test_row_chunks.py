@@ -42,6 +42,18 @@ class AllRows(Interactions):
         return dense @ dense.T
 
 
+class Sized(nn.Module):
+    """The product of columns that may be one: the size of its second dim is read of what is computed by rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.unsqueeze(2)
+        return (wide @ torch.tensordot(wide, self.weight, dims=([1], [0])) + self.weight + wide).squeeze(2).sigmoid()
+
+
 def inputs(batch: int) -> tuple[Tensor, Tensor]:
     return torch.randint(0, 50, (batch, 8)), torch.randn(batch, 1)
 
@@ -108,3 +120,13 @@ def test_an_unknown_call_of_several_tensors_runs_ahead_of_the_chunks() -> None:
         assert applied(fast, "row_chunks")
         arguments = inputs(3 * ROWS + 1)
         torch.testing.assert_close(fast(*arguments), model(*arguments))
+
+
+@torch.no_grad()
+def test_a_size_of_rows_is_no_input_of_theirs() -> None:
+    model = Sized().eval()
+    fast = fxopt.optimize(model, (torch.randn(4, 1),), CONFIG)
+    assert applied(fast, "row_chunks")
+    for batch in SIZES:
+        x = torch.randn(batch, 1)
+        torch.testing.assert_close(fast(x), model(x))

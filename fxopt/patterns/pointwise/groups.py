@@ -192,7 +192,7 @@ class Search:
         members = [node for node in members if node not in constant]
         outputs = [node for node in alive if node not in constant]
         reads = {key: read for key, read in group.reads.items() if key[0] not in constant}
-        number = _numbered(group, [group.dims[node] for node in outputs], row[0], reads)
+        number = _numbered(group, members, outputs, row[0], reads)
         return self._written(group, members, outputs, reads, number)
 
     def _constants(self, group: Group, members: list[Node], alive: list[Node], row: int) -> set[Node]:
@@ -267,7 +267,11 @@ def behind_one(node: Node) -> Node | None:
 
 
 def _numbered(
-    group: Group, outputs: list[Dims], row: int, reads: dict[tuple[Node, int], tuple[Node, Dims, Dims]]
+    group: Group,
+    members: list[Node],
+    outputs: list[Node],
+    row: int,
+    reads: dict[tuple[Node, int], tuple[Node, Dims, Dims]],
 ) -> dict[int, int]:
     """Axes by number: rows first, every output's dims in order, then as the tensors that are read have them."""
     after: dict[int, set[int]] = {}
@@ -285,11 +289,13 @@ def _numbered(
             elif must:
                 raise Unfit("its results have their dims in different orders")
 
-    for dims in outputs:
-        if row not in group.axes.roots(dims):
+    for node in outputs:
+        if row not in group.axes.roots(group.dims[node]):
             raise Unfit("its results do not have the same rows")
-        follow(dims, must=True)
-    wide = sorted([*group.dims.values(), *(dims for _, dims, _ in reads.values())], key=len, reverse=True)
+        follow(group.dims[node], must=True)
+    wide = sorted(
+        [*(group.dims[node] for node in members), *(dims for _, dims, _ in reads.values())], key=len, reverse=True
+    )
     for dims in wide:
         follow(dims, must=False)
     if any(reaches(axis, row) for axis in after if axis != row):
