@@ -18,6 +18,7 @@ from fxopt.findings import Change, Miss, PassFindings, Place
 from fxopt.normalize import remove_dead_code
 from fxopt.patterns.core import Match, Reject, place_of
 from fxopt.rewrites.editor import Editor, Rejected, as_captured, learn, no_new_guards
+from fxopt.rewrites.gradient_modes import stay_on_one_side
 from fxopt.rewrites.trial import Trial
 from fxopt.shape.aliases import has_effects
 from fxopt.shape.expressions import is_size
@@ -162,6 +163,7 @@ def _commit(
 def _checked(rewrite: Rewrite, editor: Editor, match: Match) -> Replacement:
     with no_new_guards(editor.module):
         replacement = rewrite.replace(editor, match)
+        stay_on_one_side(editor, replacement.values)
     for unknown, known in replacement.equal:
         learn(unknown, known)
     for old, new in replacement.values.items():

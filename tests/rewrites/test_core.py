@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 import fxopt.optimize  # noqa: F401
-from fxopt import rewrites
+from fxopt import optimize, rewrites
 from fxopt.capture import capture
 from fxopt.config import Config
 from fxopt.findings import PassFindings
@@ -257,3 +258,31 @@ def test_two_wrong_rewrites_are_both_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert ran.changes == []
     assert len({change.number for change in ran.rolled_back if change.what == "a wrong relu"}) == 3
     torch.testing.assert_close(fast(x), model(x))
+
+
+class TeacherAndStudent(nn.Module):
+    """A tower without gradients, whose last step, the sigmoid, has gradients on; and one beside it that has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+        self.student = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            taught = self.teacher(x)
+        return self.student(x) * taught.sigmoid()
+
+
+def test_no_rewrite_gives_gradients_to_what_has_none() -> None:
+    model = TeacherAndStudent()
+    x = torch.randn(5, 3, requires_grad=True)
+    fast = optimize(copy.deepcopy(model), (x,), Config(tune="off"))
+    assert not fast._fxopt.findings[0].eager_reason
+
+    def gradients(of: nn.Module) -> tuple:
+        return torch.autograd.grad(of(x).square().sum(), [x, *of.parameters()], allow_unused=True)
+
+    for found, expected in zip(gradients(fast), gradients(model), strict=True):
+        assert (found is None) == (expected is None)
+        torch.testing.assert_close(found, expected)

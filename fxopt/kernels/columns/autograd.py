@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .. import gradients
 from . import cuda, reference
 from .encode import encode, plan_of
 from .plan import Column, Op, Plan
@@ -48,6 +49,9 @@ def backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], list[T
     *inputs, plan = ctx.saved_tensors
     tensors, tables = inputs[: ctx.n_tensors], inputs[ctx.n_tensors :]
     needs_tensors, needs_tables, _ = ctx.needs_input_grad
+    if gradients.by_definition(grads):
+        found = _by_reference(plan_of(plan), grads, tensors, tables, needs_tensors, needs_tables)
+        return found[: len(tensors)], found[len(tensors) :], None
     by_kernel = tuple(_kernel_of(table) if need else "" for need, table in zip(needs_tables, tables, strict=True))
     split = _split(plan, tuple(map(bool, needs_tensors)), tuple(map(bool, needs_tables)), by_kernel)
     tensor_grads: list[Tensor | None] = [None] * len(tensors)
@@ -63,8 +67,9 @@ def backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], list[T
             table_grads_[index] = grad
     if split.rest is not None:
         chosen = [grads[o] for o in split.rest_outputs]
-        found = _differentiate(split.rest, chosen, tensors, tables, needs_tensors, needs_tables)
-        for sums, more in zip((tensor_grads, table_grads_), found, strict=True):
+        rest = _by_reference(split.rest, chosen, tensors, tables, needs_tensors, needs_tables)
+        parts = rest[: len(tensors)], rest[len(tensors) :]
+        for sums, more in zip((tensor_grads, table_grads_), parts, strict=True):
             sums[:] = [b if a is None else a if b is None else a + b for a, b in zip(sums, more, strict=True)]
     return tensor_grads, table_grads_, None
 
@@ -81,28 +86,22 @@ def _kernel_of(table: Tensor) -> str:
     return device if torch._C._dispatch_has_kernel_for_dispatch_key(_BACKWARD, device.upper()) else ""
 
 
-def _differentiate(
+def _by_reference(
     plan: Plan,
     grads: Sequence[Tensor],
     tensors: Sequence[Tensor],
     tables: Sequence[Tensor],
     needs_tensors: Sequence[bool],
     needs_tables: Sequence[bool],
-) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """Gradients of the reference, recomputed; None where none is needed or none flows."""
-    inputs = [*tensors, *tables]
-    leaves = [t.detach().requires_grad_(bool(n)) for t, n in zip(inputs, (*needs_tensors, *needs_tables), strict=True)]
+) -> list[Tensor | None]:
+    """Gradients of the reference, computed again; None where none is needed or none flows."""
     rows = [grad.shape[0] for grad in grads]
-    with torch.enable_grad():
-        outputs = reference.columns(leaves[: len(tensors)], leaves[len(tensors) :], plan, rows=rows, check=False)
-    pairs = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if output.requires_grad]
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    found: dict[int, Tensor | None] = {}
-    if pairs:
-        gradients = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-        found = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients, strict=True)}
-    ordered = [found.get(id(leaf)) for leaf in leaves]
-    return ordered[: len(tensors)], ordered[len(tensors) :]
+
+    def columns(*given: Any) -> list[Tensor]:
+        return reference.columns(given[: len(tensors)], given[len(tensors) :], plan, rows=rows, check=False)
+
+    needs = [*map(bool, needs_tensors), *map(bool, needs_tables)]
+    return gradients.again(columns, (*tensors, *tables), needs, grads)
 
 
 def _split(plan_tensor: Tensor, needs_tensors: tuple, needs_tables: tuple, by_kernel: tuple) -> _Split:
