@@ -46,4 +46,6 @@ def _modes(editor: Editor) -> dict[Node, bool]:
 def _is_float(node: Node) -> bool:
     values = node.meta.get("val")
     values = values if isinstance(values, list | tuple) else [values]
-    return any(isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()) for value in values)
+    return any(
+        isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()) for value in values
+    )
