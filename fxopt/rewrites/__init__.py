@@ -62,9 +62,9 @@ PASSES: tuple[Rewrite, ...] = (
     linear_pairs.REWRITE,
     linear_chains.REWRITE,
     pointwise.REWRITE,
-    row_chunks.REWRITE,
     gpu_dots.REWRITE,
     gpu_linears.REWRITE,
+    row_chunks.REWRITE,
 )
 
 
