@@ -35,6 +35,11 @@ def find_row_chunks(module: GraphModule, inference: bool) -> Iterator[Match | Re
     batch = batch_symbol([node.meta.get("val") for node in graph.find_nodes(op="placeholder") if "input" in node.meta])
     if not inference or batch is None:
         return
+    if any(
+        isinstance(value := node.meta.get("val"), torch.Tensor) and value.device.type != "cpu" for node in graph.nodes
+    ):
+        yield Reject("it is on another device, where memory is not asked of the system", output)
+        return
     if any(has_effects(node) or is_random(node) for node in graph.nodes if node.op == "call_function"):
         yield Reject("it edits memory or draws random numbers: rows cannot be computed apart", output)
         return
