@@ -194,7 +194,8 @@ class _Comparison:
             leaves = [widen(t).requires_grad_(t.requires_grad) if t.is_floating_point() else None for t in tensors]
         before = [t._version for t in tensors]
         with undisturbed(self.model, capture), torch.set_grad_enabled(differentiate):
-            flat, wide = double_run(self.baseline, tensors, widen, leaves)
+            move = widen.moved if perturb and differentiate else None
+            flat, wide = double_run(self.baseline, tensors, widen, leaves, move)
         values = {f"output {i}": leaf for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)}
         outputs = list(values.values())
         names = [*map(str, capture.state), *(spec.name for spec in capture.inputs)]
@@ -207,17 +208,22 @@ class _Comparison:
 
 
 class _Widen:
-    """Makes float64 copies; perturbed, every value moves by up to one rounding of its own dtype."""
+    """Makes float64 copies; perturbed, every value moves by up to one rounding of its own dtype.
+
+    Where there are gradients, so does every value on the way: one may be a sum whose terms cancel, as of a bias before
+    a batch norm, which no change of the inputs would tell from zero.
+    """
 
     def __init__(self, perturb: bool) -> None:
         self.noise = torch.Generator().manual_seed(0) if perturb else None
 
     def __call__(self, tensor: Tensor) -> Tensor:
         wide = tensor.detach().to(torch.float64, copy=True)
-        if self.noise is not None:
-            noise = torch.rand(wide.shape, generator=self.noise).to(wide.device)
-            wide *= 1 + torch.finfo(tensor.dtype).eps * (2 * noise - 1)
-        return wide
+        return wide if self.noise is None else self.moved(wide, tensor.dtype)
+
+    def moved(self, wide: Tensor, dtype: torch.dtype) -> Tensor:
+        noise = torch.rand(wide.shape, generator=self.noise).to(wide.device)
+        return wide * (1 + torch.finfo(dtype).eps * (2 * noise - 1))
 
 
 def _none() -> None:

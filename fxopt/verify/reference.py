@@ -21,10 +21,15 @@ _COPIES = (aten.embedding.default, aten.index_select.default, aten.index.Tensor,
 _BAGS = (aten.embedding_bag.default, aten.embedding_bag.padding_idx)
 
 Widen = Callable[[Tensor], Tensor]
+Move = Callable[[Tensor, torch.dtype], Tensor]
 
 
 def double_run(
-    graph: fx.GraphModule, tensors: Sequence[Tensor], widen: Widen, known: Sequence[Tensor | None]
+    graph: fx.GraphModule,
+    tensors: Sequence[Tensor],
+    widen: Widen,
+    known: Sequence[Tensor | None],
+    move: Move | None = None,
 ) -> tuple[list[Any], list[Tensor | None]]:
     """The flat outputs of `graph` with floats as float64, and the float64 forms of `tensors` afterwards.
 
@@ -32,9 +37,10 @@ def double_run(
         tensors: state and inputs as they are (they are mutated where the graph mutates them).
         widen: makes a float64 copy of a tensor, or of some of its rows.
         known: float64 forms that exist already.
+        move: puts another value in place of each one that is computed, given the dtype that it has in the graph.
     """
     pairs = [_Pair(t, k, widen) if t.is_floating_point() else t for t, k in zip(tensors, known, strict=True)]
-    flat, _ = pytree.tree_flatten(_Twice(graph).run(*pairs), is_leaf=_is_pair)
+    flat, _ = pytree.tree_flatten(_Twice(graph, move).run(*pairs), is_leaf=_is_pair)
     outputs = [leaf.wide if _is_pair(leaf) else leaf for leaf in flat]
     return outputs, [pair.known if isinstance(pair, _Pair) else None for pair in pairs]
 
@@ -59,6 +65,10 @@ def _is_pair(value: Any) -> bool:
 
 
 class _Twice(fx.Interpreter):
+    def __init__(self, graph: fx.GraphModule, move: Move | None) -> None:
+        super().__init__(graph)
+        self.move = move
+
     def run_node(self, n: fx.Node) -> Any:
         if n.op in ("placeholder", "output"):
             return super().run_node(n)
@@ -75,7 +85,7 @@ class _Twice(fx.Interpreter):
         if table is not None and n.target in _BAGS:
             args = _rows_in_use(table, *args[1:])
         wide = partial(self.call_function, n.target, *_widely(args, kwargs))  # made before `plain` writes to any
-        return _pairs(*_with_equal_randomness(n, plain, wide))
+        return _pairs(*_with_equal_randomness(n, plain, wide), None if _gives_an_alias(n) else self.move)
 
 
 def _with_equal_randomness(node: fx.Node, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
@@ -90,6 +100,10 @@ def _with_equal_randomness(node: fx.Node, first: Callable[[], Any], second: Call
 def _gives_floats(node: fx.Node) -> bool:
     values = pytree.tree_leaves(node.meta.get("val", torch.empty(0)))
     return any(isinstance(value, Tensor) and value.is_floating_point() for value in values)
+
+
+def _gives_an_alias(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and any(r.alias_info for r in node.target._schema.returns)
 
 
 def widened(tensor: Tensor) -> Tensor:
@@ -117,11 +131,13 @@ def _widely(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return pytree.tree_map_only(torch.dtype, _wide_dtype, _take((args, kwargs), "wide"))
 
 
-def _pairs(plain: Any, wide: Any) -> Any:
+def _pairs(plain: Any, wide: Any, move: Move | None) -> Any:
     """Floats of both runs side by side; whatever is no float is the plain run's."""
 
     def pair(p: Any, w: Any) -> Any:
-        return _Pair(p, w, widened) if isinstance(p, Tensor) and p.is_floating_point() else p
+        if not isinstance(p, Tensor) or not p.is_floating_point():
+            return p
+        return _Pair(p, move(w, p.dtype) if move is not None else w, widened)
 
     return pytree.tree_map(pair, plain, wide)
 

@@ -239,7 +239,7 @@ def test_a_tensor_made_in_inference_mode_may_be_saved_for_backward(first: str) -
 
 def test_copies_of_the_model_work() -> None:
     model = Attention()
-    fast = optimize(model, (torch.randn(6, 4),))
+    fast = optimize(model, (torch.randn(6, 4),), ALONE)
     assert changes(fast)
     x = torch.randn(3, 4)
     for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast)), torch.load(_saved(fast), weights_only=False)):
@@ -266,7 +266,7 @@ def _saved(model: nn.Module) -> io.BytesIO:
 
 def test_transforms_and_export_see_the_model_itself() -> None:
     model = Attention()
-    fast = optimize(model, (torch.randn(6, 4),))
+    fast = optimize(model, (torch.randn(6, 4),), ALONE)
     x = torch.randn(2, 5, 4)
     fast(x[0])
     torch.testing.assert_close(torch.vmap(fast)(x), torch.vmap(model)(x))
@@ -282,7 +282,7 @@ def test_transforms_and_export_see_the_model_itself() -> None:
 
 def test_threads_share_it() -> None:
     model = Attention()
-    fast = optimize(model, (torch.randn(6, 4),))
+    fast = optimize(model, (torch.randn(6, 4),), ALONE)
     inputs = [torch.randn(batch, 4) for batch in range(1, 20)]
     expected = [model(x) for x in inputs]
     wrong: list[int] = []
