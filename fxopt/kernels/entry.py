@@ -18,7 +18,7 @@ import torch
 from .build import PYTHON_TENSOR, BuildError, Library, build, readable
 
 _HERE = Path(__file__).parent
-HEADERS = (_HERE / "entry.h", _HERE / "dispatched.h")  # what a kernel includes
+HEADERS = tuple(_HERE / f"{name}.h" for name in ("dispatched", "entry", "scratch", "words"))  # what a kernel includes
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # torch 2.11
 ENTRY = Library(
     "fxopt_entry",

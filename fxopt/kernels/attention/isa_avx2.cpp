@@ -5,10 +5,8 @@
 #include <cstring>
 #include <immintrin.h>
 
-#include "../target_attention/job.h"  // before the target changes: nothing shared may be compiled for this CPU alone
+#include "../target_attention/job.h"
 #include "job.h"
-#pragma GCC target("avx2,fma,f16c,bmi,bmi2,popcnt")
-#define FXOPT_ISA avx2
-#define FXOPT_VECTOR_BYTES 32
+#include "../simd/avx2.h"  // what is shared stands before: it may not be compiled for this CPU alone
 #include "heads.h"
 #endif

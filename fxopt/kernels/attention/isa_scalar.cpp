@@ -3,8 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../target_attention/job.h"  // before the target changes: nothing shared may be compiled for this CPU alone
+#include "../target_attention/job.h"
 #include "job.h"
-#define FXOPT_ISA scalar
-#define FXOPT_VECTOR_BYTES 16
+#include "../simd/scalar.h"
 #include "heads.h"

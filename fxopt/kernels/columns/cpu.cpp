@@ -6,6 +6,8 @@
 #include <cstring>
 #include <string>
 
+#include "../scratch.h"
+#include "../simd/cpu.h"
 #include "entry.h"
 #include "gradient.h"
 #include "schedule.h"
@@ -15,26 +17,8 @@ namespace fxopt {
 static_assert(int(torch::headeronly::ScalarType::Float) == kFloat && int(torch::headeronly::ScalarType::Bool) == kBool);
 static_assert(int(torch::headeronly::ScalarType::BFloat16) == kBFloat16 && int(torch::headeronly::ScalarType::Long) == kInt64);
 
-static const Kernels* pick(const char* limit) {
-#if defined(__x86_64__)
-  const std::string most = limit ? limit : "avx512";
-  __builtin_cpu_init();
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (most == "avx512" && has_avx512) return &avx512::kernels;
-  if (most != "scalar" && has_avx2) return &avx2::kernels;
-#endif
-  return &scalar::kernels;
-}
-
-static const Kernels* kernels = pick(std::getenv("FXOPT_ISA"));
-
-static char* scratch(size_t bytes) {
-  thread_local std::vector<char> memory;
-  if (memory.size() < bytes + 64) memory.resize(bytes + 64);
-  return memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
-}
+static const Kernels* kernels = FXOPT_BEST(kernels, std::getenv("FXOPT_ISA"));
+FXOPT_EXPORT void fxopt_columns_isa(const char* limit) { kernels = FXOPT_BEST(kernels, limit); }  // for tests
 
 static void check_plan(const int64_t* words, int64_t n) {
   constexpr int64_t kHeader = sizeof(Header) / sizeof(int64_t);
@@ -127,9 +111,7 @@ std::vector<Tensor> columns_backward(
 }  // namespace fxopt
 
 // For entry.cpp, which is another library, and for tests: which instruction set runs ("avx512", "avx2", "scalar").
-#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 FXOPT_EXPORT void fxopt_columns_run(const fxopt::Request* request) { fxopt::run(*request); }
-FXOPT_EXPORT void fxopt_columns_isa(const char* limit) { fxopt::kernels = fxopt::pick(limit); }
 
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) {
   m.impl("columns", TORCH_BOX(&fxopt::columns));

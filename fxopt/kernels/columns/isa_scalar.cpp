@@ -3,6 +3,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#define FXOPT_ISA scalar
-#define FXOPT_VECTOR_BYTES 16
+
+#include "../simd/scalar.h"
 #include "tile.h"

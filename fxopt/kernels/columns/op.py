@@ -15,20 +15,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .. import entry, simd
 from ..build import PYTHON_TENSOR, BuildError, Library, build, readable
 from . import autograd, cuda, grouped, reference
 from .encode import plan_of
 
 _HERE = Path(__file__).parent
-_STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # torch 2.11
 KERNEL = Library(
     "fxopt_columns",
     sources=tuple(_HERE / f"{name}.cpp" for name in ("isa_avx512", "isa_avx2", "isa_scalar", "cpu")),
-    headers=tuple(sorted(_HERE.glob("*.h"))),
+    headers=(*sorted(_HERE.glob("*.h")), *simd.HEADERS, *entry.HEADERS),
     cflags=(
         *("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic"),  # as fast as -O3 here, and a third less to compile
         "-ffp-contract=off",  # a program's float steps round one by one; an FMA is only where the source says so
-        *("-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", _STABLE_ABI),
+        *("-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", entry.STABLE_ABI),
     ),
 )
 ENTRY = Library(
@@ -96,9 +96,9 @@ def _load_kernel() -> Callable | None:
     """Registers the compiled kernel and gives its entry from Python; None when there is no compiler."""
     try:
         with ThreadPoolExecutor(2) as pool:  # two compilers side by side when both libraries are cold
-            kernel, entry = pool.map(build, (KERNEL, ENTRY))
+            kernel, way_in = pool.map(build, (KERNEL, ENTRY))
         torch.ops.load_library(kernel)
-        spec = importlib.util.spec_from_file_location(ENTRY.name, entry)
+        spec = importlib.util.spec_from_file_location(ENTRY.name, way_in)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

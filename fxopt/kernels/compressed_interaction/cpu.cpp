@@ -7,27 +7,16 @@
 #include <vector>
 
 #include "../dispatched.h"
+#include "../scratch.h"
 #include "../simd/cpu.h"
 #include "layout.h"
 
 namespace fxopt {
 
-static const Kernels* pick(const char* limit) {
-#if defined(__x86_64__)
-  const Isa isa = best_isa(limit);
-  if (isa == Isa::kAvx512) return &avx512::kernels;
-  if (isa == Isa::kAvx2) return &avx2::kernels;
-#endif
-  return &scalar::kernels;
-}
+static const Kernels* kernels = FXOPT_BEST(kernels, std::getenv("FXOPT_ISA"));
+FXOPT_EXPORT void fxopt_compressed_interaction_isa(const char* limit) { kernels = FXOPT_BEST(kernels, limit); }  // for tests
 
-static const Kernels* kernels = pick(std::getenv("FXOPT_ISA"));
-
-static float* scratch(int64_t count) {
-  thread_local std::vector<float> memory;
-  if (int64_t(memory.size()) < count + 16) memory.resize(count + 16);
-  return memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / sizeof(float) % 16;
-}
+static float* floats(int64_t count) { return reinterpret_cast<float*>(scratch(size_t(count) * sizeof(float))); }
 
 constexpr int64_t kWidth = 192;        // numbers of a field at a time: 250 of them, and the sums, in the second cache
 constexpr int64_t kFewRows = 64;       // numbers, below which folding the weights costs more than it saves
@@ -84,7 +73,7 @@ static void run(const Request& request) {
   const auto tasks = [&](int64_t first, int64_t last) {
     for (int64_t task = first; task < last; task++) {
       const int64_t b = task / parts * rows, o = task % parts * outputs;
-      kernels->compress(c, b, b + rows < B ? b + rows : B, o, o + outputs < c.O ? o + outputs : c.O, scratch);
+      kernels->compress(c, b, b + rows < B ? b + rows : B, o, o + outputs < c.O ? o + outputs : c.O, floats);
     }
   };
   const double flops = 2.0 * double(rows < B ? rows : B) * double(c.D * c.K * outputs);
@@ -97,8 +86,6 @@ static Tensor compressed_interaction(const Tensor x, const Tensor y, const Tenso
 
 }  // namespace fxopt
 
-#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 FXOPT_EXPORT void fxopt_compressed_interaction_run(const fxopt::Request* request) { fxopt::run(*request); }
-FXOPT_EXPORT void fxopt_compressed_interaction_isa(const char* limit) { fxopt::kernels = fxopt::pick(limit); }  // for tests
 
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) { m.impl("compressed_interaction", TORCH_BOX(&fxopt::compressed_interaction)); }

@@ -8,27 +8,16 @@
 #include <vector>
 
 #include "../dispatched.h"
+#include "../scratch.h"
 #include "../simd/cpu.h"
 #include "layout.h"
 
 namespace fxopt {
 
-static const Kernels* pick(const char* limit) {
-#if defined(__x86_64__)
-  const Isa isa = best_isa(limit);
-  if (isa == Isa::kAvx512) return &avx512::kernels;
-  if (isa == Isa::kAvx2) return &avx2::kernels;
-#endif
-  return &scalar::kernels;
-}
+static const Kernels* kernels = FXOPT_BEST(kernels, std::getenv("FXOPT_ISA"));
+FXOPT_EXPORT void fxopt_interactions_isa(const char* limit) { kernels = FXOPT_BEST(kernels, limit); }  // for tests
 
-static const Kernels* kernels = pick(std::getenv("FXOPT_ISA"));
-
-static float* scratch(int64_t count) {
-  thread_local std::vector<float> memory;
-  if (int64_t(memory.size()) < count + 16) memory.resize(count + 16);
-  return memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / sizeof(float) % 16;
-}
+static float* floats(int64_t count) { return reinterpret_cast<float*>(scratch(size_t(count) * sizeof(float))); }
 
 constexpr double kTaskNs = 10000;  // less work than this is not worth another thread
 
@@ -130,7 +119,7 @@ static void run_dot(const Request& request) {
   float* out = reinterpret_cast<float*>(request.allocate(request.context, 2, sizes, kDtypeFloat));
   const Dot job{x, runs.data(), int64_t(runs.size()), n, out + at, sizes[1]};
   over_rows(x.B, ns_a_row(x, sizes[1]), [&](int64_t row0, int64_t row1) {
-    kernels->dot(job, row0, row1, scratch);
+    kernels->dot(job, row0, row1, floats);
     for (const Copy& copy : copies) copy_beside(copy, out, sizes[1], row0, row1);
   });
 }
@@ -155,7 +144,7 @@ static void run_dot_backward(const Request& request) {
     refused("fxopt.dot_interaction_backward: the gradient does not fit");
   if (grad.strides[1] != 1 && grad.sizes[1] > 1) refused("fxopt.dot_interaction_backward: the gradient's rows must be contiguous");
   const DotBackward job{x, grads.fields(), runs.data(), int64_t(runs.size()), reinterpret_cast<float*>(grad.data) + at, grad.strides[0]};
-  over_rows(x.B, 2 * ns_a_row(x, grad.sizes[1]), [&](int64_t row0, int64_t row1) { kernels->dot_backward(job, row0, row1, scratch); });
+  over_rows(x.B, 2 * ns_a_row(x, grad.sizes[1]), [&](int64_t row0, int64_t row1) { kernels->dot_backward(job, row0, row1, floats); });
 }
 
 // Operands: x [B, F, D], weights [B, F] or [B, F, 1] or None. words: the scale's bits, and whether lanes are summed.
@@ -231,7 +220,7 @@ static void run_attention(const Request& request) {
   job.pooled = reinterpret_cast<float*>(request.allocate(request.context, 2, pooled, kDtypeFloat));
   job.scores = reinterpret_cast<float*>(request.allocate(request.context, 2, scores, kDtypeFloat));
   const double ns = 50 + double(job.n * job.units * job.x.D) / 60;
-  over_rows(job.x.B, ns, [&](int64_t row0, int64_t row1) { kernels->attention(job, row0, row1, scratch); });
+  over_rows(job.x.B, ns, [&](int64_t row0, int64_t row1) { kernels->attention(job, row0, row1, floats); });
 }
 
 static std::tuple<Tensor, Tensor> pair_attention(
@@ -270,13 +259,11 @@ static std::vector<Tensor> dot_interaction_backward(
 
 }  // namespace fxopt
 
-#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 FXOPT_EXPORT void fxopt_dot_interaction_run(const fxopt::Request* request) { fxopt::run_dot(*request); }
 FXOPT_EXPORT void fxopt_dot_interaction_backward_run(const fxopt::Request* request) { fxopt::run_dot_backward(*request); }
 FXOPT_EXPORT void fxopt_pair_sum_run(const fxopt::Request* request) { fxopt::run_pair_sum(*request); }
 FXOPT_EXPORT void fxopt_pair_sum_backward_run(const fxopt::Request* request) { fxopt::run_pair_sum_backward(*request); }
 FXOPT_EXPORT void fxopt_pair_attention_run(const fxopt::Request* request) { fxopt::run_attention(*request); }
-FXOPT_EXPORT void fxopt_interactions_isa(const char* limit) { fxopt::kernels = fxopt::pick(limit); }  // for tests
 
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) {
   m.impl("dot_interaction", TORCH_BOX(&fxopt::dot_interaction));

@@ -10,16 +10,8 @@
 
 namespace fxopt {
 
-static const Kernels* pick(const char* limit) {
-#if defined(__x86_64__)
-  const Isa isa = best_isa(limit);
-  if (isa == Isa::kAvx512) return &avx512::kernels;
-  if (isa == Isa::kAvx2) return &avx2::kernels;
-#endif
-  return &scalar::kernels;
-}
-
-static const Kernels* kernels = pick(std::getenv("FXOPT_ISA"));
+static const Kernels* kernels = FXOPT_BEST(kernels, std::getenv("FXOPT_ISA"));
+FXOPT_EXPORT void fxopt_k_largest_isa(const char* limit) { kernels = FXOPT_BEST(kernels, limit); }  // for tests
 
 // Operands: x [outer, n, inner]. words: k.
 static void run(const Request& request) {
@@ -58,8 +50,6 @@ static Tensor k_largest(const Tensor x, int64_t k) { return run_dispatched(run, 
 
 }  // namespace fxopt
 
-#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 FXOPT_EXPORT void fxopt_k_largest_run(const fxopt::Request* request) { fxopt::run(*request); }
-FXOPT_EXPORT void fxopt_k_largest_isa(const char* limit) { fxopt::kernels = fxopt::pick(limit); }  // for tests
 
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) { m.impl("k_largest", TORCH_BOX(&fxopt::k_largest)); }

@@ -12,16 +12,8 @@
 
 namespace fxopt {
 
-static const Kernels* pick(const char* limit) {
-#if defined(__x86_64__)
-  const Isa isa = best_isa(limit);
-  if (isa == Isa::kAvx512) return &avx512::kernels;
-  if (isa == Isa::kAvx2) return &avx2::kernels;
-#endif
-  return &scalar::kernels;
-}
-
-static const Kernels* kernels = pick(std::getenv("FXOPT_ISA"));
+static const Kernels* kernels = FXOPT_BEST(kernels, std::getenv("FXOPT_ISA"));
+FXOPT_EXPORT void fxopt_mlp_isa(const char* limit) { kernels = FXOPT_BEST(kernels, limit); }  // for tests
 
 constexpr int64_t kBlockFloats = 96 << 10;  // of what a block of rows reads and writes in a layer: 384 KB of a 1 MB cache
 constexpr int64_t kTile = 12;               // rows of a micro kernel, or two of them
@@ -197,8 +189,6 @@ Tensor mlp(const std::vector<Tensor> inputs, const std::vector<std::optional<Ten
 }  // namespace fxopt
 
 // For entry.cpp, which is another library, and for tests: which instruction set runs ("avx512", "avx2", "scalar").
-#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 FXOPT_EXPORT void fxopt_mlp_run(const fxopt::Request* request) { fxopt::run(*request); }
-FXOPT_EXPORT void fxopt_mlp_isa(const char* limit) { fxopt::kernels = fxopt::pick(limit); }
 
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) { m.impl("mlp", TORCH_BOX(&fxopt::mlp)); }

@@ -5,9 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "chain.h"  // before the target changes: nothing shared may be compiled for this CPU alone
-#pragma GCC target("avx2,fma,f16c,bmi,bmi2,popcnt")
-#define FXOPT_ISA avx2
-#define FXOPT_VECTOR_BYTES 32
+#include "chain.h"
+#include "../simd/avx2.h"  // what is shared stands before: it may not be compiled for this CPU alone
 #include "steps.h"
 #endif

@@ -3,6 +3,5 @@
 #include <cstring>
 
 #include "chain.h"
-#define FXOPT_ISA scalar
-#define FXOPT_VECTOR_BYTES 16
+#include "../simd/scalar.h"
 #include "steps.h"

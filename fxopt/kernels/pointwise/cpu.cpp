@@ -7,16 +7,8 @@
 
 namespace fxopt {
 
-static const Kernels* pick(const char* limit) {
-#if defined(__x86_64__)
-  const Isa isa = best_isa(limit);
-  if (isa == Isa::kAvx512) return &avx512::kernels;
-  if (isa == Isa::kAvx2) return &avx2::kernels;
-#endif
-  return &scalar::kernels;
-}
-
-static const Kernels* kernels = pick(std::getenv("FXOPT_ISA"));
+static const Kernels* kernels = FXOPT_BEST(kernels, std::getenv("FXOPT_ISA"));
+FXOPT_EXPORT void fxopt_pointwise_isa(const char* limit) { kernels = FXOPT_BEST(kernels, limit); }  // for tests
 
 static void run(const Request& request) {
   thread_local Job job;  // keeps its memory between calls
@@ -26,6 +18,4 @@ static void run(const Request& request) {
 
 }  // namespace fxopt
 
-#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 FXOPT_EXPORT void fxopt_pointwise_run(const fxopt::Request* request) { fxopt::run(*request); }
-FXOPT_EXPORT void fxopt_pointwise_isa(const char* limit) { fxopt::kernels = fxopt::pick(limit); }  // for tests

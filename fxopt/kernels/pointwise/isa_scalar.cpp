@@ -1,6 +1,6 @@
 // The kernels for any CPU: 16-byte vectors, which every 64-bit CPU has.
 #include <cstdint>
 #include <cstring>
-#define FXOPT_ISA scalar
-#define FXOPT_VECTOR_BYTES 16
+
+#include "../simd/scalar.h"
 #include "kernels.h"

@@ -1,5 +1,5 @@
-// Which instruction set this CPU has. A library compiles its kernels once each (isa_avx512.cpp, isa_avx2.cpp,
-// isa_scalar.cpp: a target pragma, FXOPT_ISA and FXOPT_VECTOR_BYTES) and picks by this.
+// Which instruction set this CPU has. A library compiles its kernels once for each (isa_avx512.cpp, isa_avx2.cpp,
+// isa_scalar.cpp), in a namespace of that name, and picks by this.
 #pragma once
 #include <string>
 
@@ -22,3 +22,14 @@ inline Isa best_isa(const char* limit) {
 }
 
 }  // namespace fxopt
+
+// A pointer to `what` of the best namespace up to `limit`.
+#if defined(__x86_64__)
+#define FXOPT_BEST(what, limit)                                      \
+  (fxopt::best_isa(limit) == fxopt::Isa::kAvx512 ? &avx512::what     \
+   : fxopt::best_isa(limit) == fxopt::Isa::kAvx2 ? &avx2::what : &scalar::what)
+#else
+#define FXOPT_BEST(what, limit) ((void)(limit), &scalar::what)
+#endif
+
+#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))

@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "../dispatched.h"
+#include "../scratch.h"
 #include "../simd/cpu.h"
+#include "../words.h"
 #include "job.h"
 
 namespace fxopt::target {
@@ -21,47 +23,12 @@ constexpr int64_t kVersion = 0x46584F540001;
 constexpr int32_t kDtypeBool = 11;
 constexpr double kParallelFlops = 2e6;  // 30 us on one thread; less is not worth waking another
 
-static Run pick(const char* limit) {
-  switch (best_isa(limit)) {
-#if defined(__x86_64__)
-    case Isa::kAvx512: return avx512::run;
-    case Isa::kAvx2: return avx2::run;
-#endif
-    default: return scalar::run;
-  }
-}
-
-static Run run_rows = pick(std::getenv("FXOPT_ISA"));
-
-static char* scratch(size_t bytes) {
-  thread_local std::vector<char> memory;
-  if (memory.size() < bytes + 64) memory.resize(bytes + 64);
-  return memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
-}
+static Run run_rows = *FXOPT_BEST(run, std::getenv("FXOPT_ISA"));
+FXOPT_EXPORT void fxopt_target_attention_isa(const char* limit) { run_rows = *FXOPT_BEST(run, limit); }  // for tests
 
 static void check(bool holds, const char* what) {
   if (!holds) refused("fxopt.target_attention: expected %s", what);
 }
-
-class Words {
- public:
-  explicit Words(const Request& request) : at_(request.words), end_(request.words + request.n_words) {
-    check(next() == kVersion, "a plan made by words()");
-  }
-  int64_t next() {
-    check(at_ < end_, "a whole plan");
-    return *at_++;
-  }
-  double number() {
-    const int64_t bits = next();
-    double value;
-    std::memcpy(&value, &bits, 8);
-    return value;
-  }
-
- private:
-  const int64_t *at_, *end_;
-};
 
 // Memory of one call, in pieces that start at cache lines.
 class Arena {
@@ -315,7 +282,7 @@ static double flops(const Job& job) {
 }
 
 void target_attention(const Request& request) {
-  Words words(request);
+  Words words(request, kVersion, "target_attention");
   Prepared p = prepare(split(request, words), words);
   point(p);
   Job& job = p.job;
@@ -338,9 +305,6 @@ static std::vector<Tensor> dispatched(
 
 }  // namespace fxopt::target
 
-// For entry.cpp, and for tests: which instruction set runs ("avx512", "avx2", "scalar").
-#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 FXOPT_EXPORT void fxopt_target_attention_run(const fxopt::Request* request) { fxopt::target::target_attention(*request); }
-FXOPT_EXPORT void fxopt_target_attention_isa(const char* limit) { fxopt::target::run_rows = fxopt::target::pick(limit); }
 
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) { m.impl("target_attention_kernel", TORCH_BOX(&fxopt::target::dispatched)); }

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "job.h"  // before the target changes: nothing shared may be compiled for this CPU alone
-#define FXOPT_ISA scalar
-#define FXOPT_VECTOR_BYTES 16
+#include "job.h"
+#include "../simd/scalar.h"
 #include "tile.h"

@@ -7,22 +7,14 @@
 #include <vector>
 
 #include "../entry.h"
+#include "../scratch.h"
 #include "../simd/cpu.h"
 #include "program.h"
 
 namespace fxopt::towers {
 
-static const Kernels* pick(const char* limit) {
-  switch (best_isa(limit)) {
-#if defined(__x86_64__)
-    case Isa::kAvx512: return &avx512::kernels;
-    case Isa::kAvx2: return &avx2::kernels;
-#endif
-    default: return &scalar::kernels;
-  }
-}
-
-static const Kernels* kernels = pick(std::getenv("FXOPT_ISA"));
+static const Kernels* kernels = FXOPT_BEST(kernels, std::getenv("FXOPT_ISA"));
+FXOPT_EXPORT void fxopt_towers_isa(const char* limit) { kernels = FXOPT_BEST(kernels, limit); }  // for tests
 
 // Rows of a block: its scratch stays in the second cache, and six rows share a weight that is read.
 constexpr int64_t kBlockRows = 240;
@@ -156,10 +148,7 @@ static int64_t width_of(const Call& call, const Step& step) {
 }
 
 static char* scratch_of(const Call& call, int64_t rows) {
-  thread_local std::vector<char> memory;
-  const size_t bytes = size_t(call.scratch_width * rows) * sizeof(float) + 64;
-  if (memory.size() < bytes) memory.resize(bytes);
-  return memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
+  return scratch(size_t(call.scratch_width * rows) * sizeof(float));
 }
 
 static void run_blocks(const Call& call, int64_t block_rows, std::atomic<int64_t>& next) {
@@ -216,6 +205,4 @@ static void run(const Request& request) {
 }  // namespace fxopt::towers
 
 // For entry.cpp, which is another library, and for tests: which instruction set runs ("avx512", "avx2", "scalar").
-#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 FXOPT_EXPORT void fxopt_towers_run(const fxopt::Request* request) { fxopt::towers::run(*request); }
-FXOPT_EXPORT void fxopt_towers_isa(const char* limit) { fxopt::towers::kernels = fxopt::towers::pick(limit); }

@@ -6,9 +6,7 @@
 #include <immintrin.h>
 #include <vector>
 
-#include "program.h"  // before the target changes: nothing shared may be compiled for this CPU alone
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2,popcnt,prefer-vector-width=512")
-#define FXOPT_ISA avx512
-#define FXOPT_VECTOR_BYTES 64
+#include "program.h"
+#include "../simd/avx512.h"  // what is shared stands before: it may not be compiled for this CPU alone
 #include "steps.h"
 #endif

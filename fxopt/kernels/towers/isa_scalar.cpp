@@ -4,7 +4,6 @@
 #include <cstring>
 #include <vector>
 
-#include "program.h"  // before the target changes: nothing shared may be compiled for this CPU alone
-#define FXOPT_ISA scalar
-#define FXOPT_VECTOR_BYTES 16
+#include "program.h"
+#include "../simd/scalar.h"
 #include "steps.h"
