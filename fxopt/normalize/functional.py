@@ -21,7 +21,8 @@ from fxopt.normalize.changes import change
 from fxopt.normalize.gradients import gradient_switches
 from fxopt.normalize.keys import form, frozen
 from fxopt.shape.aliases import Aliases, is_random, mutates, written_arguments
-from fxopt.shape.sizes import Size, same, tensor_of
+from fxopt.shape.sizes import same, tensor_of
+from fxopt.shape.strides import same_stride
 
 aten = torch.ops.aten
 
@@ -153,24 +154,19 @@ def _fits(operator: OpOverload, edit: Node, before: torch.Tensor, environment: A
         after = operator(*args, **kwargs)  # asks no more about sizes than the edit itself did
     if before.dtype != after.dtype or before.ndim != after.ndim or not _is_dense(before):
         return False
-    return all(map(same, before.shape, after.shape)) and all(map(_same_stride, before.stride(), after.stride()))
+    return all(map(same, before.shape, after.shape)) and all(map(same_stride, before.stride(), after.stride()))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether the axes in some order are those of contiguous memory: operators keep no other strides."""
     axes, expected = list(zip(tensor.shape, tensor.stride(), strict=True)), 1
     while axes:
-        axis = next((axis for axis in axes if _same_stride(axis[1], expected) or same(axis[0], 1)), None)
+        axis = next((axis for axis in axes if same_stride(axis[1], expected) or same(axis[0], 1)), None)
         if axis is None:
             return False
         axes = [other for other in axes if other is not axis]
         expected = expected * axis[0]
     return True
-
-
-def _same_stride(left: Size, right: Size) -> bool:
-    """Strides are at least 1, which is written Max(1, s0), or not, where only an empty tensor knows the difference."""
-    return same(left, right) or same(torch.sym_max(1, left), torch.sym_max(1, right))
 
 
 def _name(edit: Node) -> str:

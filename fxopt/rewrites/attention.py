@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 
 import torch
 from torch.fx import Node
 
 from fxopt.kernels.attention.op import call_of, load
+from fxopt.kernels.attention.plan import Plan
 from fxopt.patterns.attention import Found, find_attention
 from fxopt.patterns.core import Match
 from fxopt.rewrites.core import Replacement, Rewrite
@@ -23,7 +25,7 @@ def replace_attention(editor: Editor, match: Match) -> Replacement:
     words = found.plan.words()
     masks = [found.mask] if found.mask is not None else []
     called = editor.call(torch.ops.fxopt.attention.default, found.query, found.key, found.value, masks, words)
-    called.meta["bound"] = call_of(words)
+    called.meta |= {"bound": call_of(words), "axes": list(_axes(found.plan))}
     merged = found.merged
     result = editor.call(operator.getitem, called, 0)
     for _ in range(merged.missing):
@@ -37,6 +39,15 @@ def replace_attention(editor: Editor, match: Match) -> Replacement:
             raise Rejected(f"its result is {list(new.meta['val'].shape)}, not {list(old.meta['val'].shape)}")
     what = f"{merged.node.name}: attention of {_heads(found)} as one operator"
     return Replacement(values, what, "heads are split and merged by strides; scores stay in the cache")
+
+
+def _axes(plan: Plan) -> Iterator[tuple[list[int | None], list[int]]]:
+    """The batch factors that are a whole dim of each operand: where in the operands, and where in the results."""
+    operands = [plan.query, plan.key, plan.value, *([plan.mask] if plan.mask else [])]
+    for factor in range(plan.factors):
+        axes = [operand.axes[factor] for operand in operands]
+        if all(axis.dim < 0 or (axis.size < 0 and axis.step == 1) for axis in axes):
+            yield [axis.dim if axis.dim >= 0 else None for axis in axes], [plan.order.index(factor), factor]
 
 
 def _grouped(editor: Editor, node: Node, counts: tuple[int, ...]) -> Node:

@@ -15,6 +15,7 @@ import sympy
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from fxopt.shape.aliases import has_effects, is_random
 from fxopt.shape.ranges.operation import arguments_of, packet_of
@@ -95,7 +96,7 @@ class ByRows:
         found = self._ruled(node, placements)
         values = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
         places = [self.of_shape(value) for value in values if isinstance(value, torch.Tensor)]
-        if not _is_ours(node) and any(place not in (found, FIXED) for place in places):
+        if _rule_of_ours(node) is None and any(place not in (found, FIXED) for place in places):
             raise Unknown  # each result of an operator of ours has rows of its own
         return found
 
@@ -113,8 +114,7 @@ class ByRows:
         rule = RULES.get(packet_of(node)) if isinstance(node.target, OpOverload) else None
         if rule is None and isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags:
             rule = _pointwise
-        if rule is None and _is_ours(node):
-            rule = _first_dims
+        rule = rule or _rule_of_ours(node)
         if rule is None or (COUNT in placements.values() and rule not in _SHAPED):
             raise Unknown
         return rule(operation)
@@ -400,6 +400,45 @@ def _attention(call: Rowwise) -> Rows:
     return found
 
 
+def _einsum(call: Rowwise) -> Rows:
+    """The letter of the rows is that of no other dim, and of the result."""
+    equation: Any = call.arguments["equation"]
+    tensors: Any = call.arguments["tensors"]
+    terms, arrow, result = equation.replace(" ", "").partition("->")
+    if not arrow or "." in equation:
+        raise Unknown
+    operands = [(term, call.rows(tensor)) for term, tensor in zip(terms.split(","), tensors, strict=True)]
+    found = _agreed(replace(place, dim=0) for _, place in operands if place)
+    letters = {term[place.dim] for term, place in operands if place}
+    others = {letter for term, place in operands for dim, letter in enumerate(term) if not place or dim != place.dim}
+    if len(letters) != 1 or not letters <= set(result) or letters & others:
+        raise Unknown
+    return replace(found, dim=result.index(letters.pop()))
+
+
+def _chain(call: Rowwise) -> Rows:
+    """Linear layers over the last dim of the inputs."""
+    inputs, state = call.node.args[:2]
+    found = _agreed(place for source in inputs if (place := call.rows(source)))  # type: ignore[union-attr]
+    if any(call.rows(source) is None for source in inputs) or any(map(call.rows, state)):  # type: ignore[union-attr,arg-type]
+        raise Unknown
+    if found.dim >= len(call.shape) - 1:
+        raise Unknown
+    return found
+
+
+def _by_axes(call: Rowwise) -> Rows:
+    """meta["axes"]: (dims of the arguments, dims of the results) along which it works index by index; None: in none."""
+    sources: list[Node] = []
+    map_arg(call.node.args, sources.append)
+    places = list(map(call.rows, sources))
+    found = _agreed(replace(place, dim=0) for place in places if place)
+    for before, after in call.node.meta.get("axes", ()):
+        if list(before) == [place and place.dim for place in places]:
+            return replace(found, dim=after[0])
+    raise Unknown
+
+
 def _made(call: Rowwise) -> Rows:
     """zeros(B, 3): every row the same, as many as the sizes say."""
     if isinstance(call.arguments.get("fill_value"), Node) or not isinstance(call.by_sizes, Rows):
@@ -438,22 +477,27 @@ RULES: dict[Any, Callable[[Rowwise], Rows]] = {
     **_named("batch_norm", _batch_norm),
     **_named("layer_norm", _layer_norm),
     **_named("conv1d conv2d max_pool1d max_pool2d avg_pool1d avg_pool2d", _images),
+    **_named("einsum", _einsum),
     **_named("scaled_dot_product_attention", _attention),
     **_named("zeros ones full empty new_zeros new_ones new_full zeros_like ones_like full_like", _made),
     **_named("bucketize", _bucketized),
 }  # fmt: skip
 _SHAPED = (_reshape, _expand, _made)
 
-# Our own operators that work row by row, whatever their arguments; where it depends on them meta["rowwise"] says so.
-_OURS = {
-    *("fxopt::mlp", "fxopt::towers", "fxopt::dot_interaction", "fxopt::pair_sum", "fxopt::pair_attention"),
-    *("fxopt::compressed_interaction", "fxopt::target_attention", "fxopt::k_largest", "fxopt::pointwise"),
-    *("fxopt::attention", "fxopt::pair_sum", "fxopt::pair_attention", "fxopt::compressed_linear"),
-    "fxopt::pair_select",
-}
+# Our own operators that work row by row; where it depends on their arguments meta["rowwise"] or meta["axes"] says so.
+_OURS: dict[str, Callable[[Rowwise], Rows]] = {
+    **dict.fromkeys(
+        ("fxopt::towers", "fxopt::dot_interaction", "fxopt::pair_sum", "fxopt::pair_attention", "fxopt::k_largest",
+         "fxopt::compressed_interaction", "fxopt::target_attention", "fxopt::pointwise", "fxopt::compressed_linear",
+         "fxopt::pair_select"),
+        _first_dims,
+    ),
+    "fxopt::mlp": _chain,
+    "fxopt::attention": _by_axes,
+}  # fmt: skip
 
 
-def _is_ours(node: Node) -> bool:
-    """Whether a node calls an operator or a function of ours that works row by row."""
-    known = isinstance(node.target, OpOverload) and node.target._schema.name in _OURS
-    return known or bool(node.meta.get("rowwise"))
+def _rule_of_ours(node: Node) -> Callable[[Rowwise], Rows] | None:
+    """Of an operator or a function of ours that works row by row."""
+    known = _OURS.get(node.target._schema.name) if isinstance(node.target, OpOverload) else None
+    return known or (_first_dims if node.meta.get("rowwise") else None)

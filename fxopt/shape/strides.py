@@ -149,16 +149,19 @@ def looks_contiguous(node: Node) -> bool:
     for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
         if static(size) == 1:
             continue
-        if not same(stride, expected) and not _over_none(stride, expected):
+        if not same_stride(stride, expected):
             return False
         expected = expected * size
     return True
 
 
-def _over_none(stride: Size, expected: Size) -> bool:
-    """676 * Max(1, s0) as a stride over s0 elements of 676: torch counts an empty dim as one."""
-    term = expression(stride)
-    return term.replace(sympy.Max, _without_one).replace(TorchMax, _without_one) == expression(expected)
+def same_stride(left: Size, right: Size) -> bool:
+    """Whether two strides are equal but for empty tensors: 676 * Max(1, s0), since torch counts an empty dim as one."""
+    return same(left, right) or _of_any(left) == _of_any(right)
+
+
+def _of_any(stride: Size) -> sympy.Expr:
+    return expression(stride).replace(sympy.Max, _without_one).replace(TorchMax, _without_one)
 
 
 def _without_one(*terms: sympy.Expr) -> sympy.Expr:

@@ -88,6 +88,8 @@ FUNCTIONAL: list[Callable[..., Any]] = [
     lambda m, x, i: setitem(x * 2, slice(None), 1.0),
     lambda m, x, i: (x * 2).pow_(x.relu()),
     lambda m, x, i: torch.einsum("ij,jk->ik", x, m.linear.weight).div_(2),
+    lambda m, x, i: torch.einsum("nij,nkj->nik", x.view(-1, 2, 2), x.view(-1, 2, 2)).div_(2),
+    lambda m, x, i: m.linear(x.view(-1, 1, 4).expand(-1, 3, 4).transpose(0, 1)).transpose(0, 1).add_(x.unsqueeze(1)),
     lambda m, x, i: m.linear(x).unsqueeze_(1).squeeze(1).transpose_(0, 1),
     lambda m, x, i: (x * 2).add_(1)[:, 1:3] * 2,
     lambda m, x, i: torch.tensor([[1.0]]).add_(x.sum()) + x,

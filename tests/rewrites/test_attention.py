@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fxopt import Config, optimize
+from fxopt.shape.rows import Rows, batch_symbol, rows_of
 from tests.rewrites import attention
 
 
@@ -97,3 +98,28 @@ def test_weights_may_change_between_calls() -> None:
     for parameter in model.parameters():
         parameter.data.mul_(-1.5)
     torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+class Unscaled(nn.Module):
+    """Attention among the four positions of each row, or, turned, among the rows of the batch."""
+
+    def __init__(self, turned: bool) -> None:
+        super().__init__()
+        self.turned = turned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fields = x.unsqueeze(1) * torch.arange(1.0, 5.0).view(4, 1)
+        if self.turned:
+            fields = fields.transpose(0, 1)
+        return (fields @ fields.mT).softmax(-1) @ fields
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_where_its_rows_are(turned: bool) -> None:
+    with torch.no_grad():
+        fast = optimize(Unscaled(turned), (torch.randn(6, 3),), Config(tune="off"))
+    assert len(changes(fast, "attention")) == 1
+    graph = fast._fxopt.entries[0].executable.graph.graph
+    batch = batch_symbol([node.meta["val"] for node in graph.find_nodes(op="placeholder")])
+    (call,) = graph.find_nodes(op="call_function", target=torch.ops.fxopt.attention.default)
+    assert rows_of(graph, batch)[call] == (None if turned else Rows(0))

@@ -44,6 +44,7 @@ KEEP: dict[str, Callable[..., Tensor]] = {
     "indexed": lambda x, i: x[:, [0, 2, 2]],
     "one-hot": lambda x, i: F.one_hot(i, 9).float().sum(1) + x[:, 0, :1],
     "attention": lambda x, i: F.scaled_dot_product_attention(x, x, x),
+    "einsum": lambda x, i: torch.einsum("nbi,nbj,ik->bnjk", x.transpose(0, 1), x.transpose(0, 1), W),
     "padded": lambda x, i: F.pad(x, (0, 1)),
     "cumulative": lambda x, i: x.cumsum(1),
 }
@@ -61,6 +62,9 @@ MIX: dict[str, Callable[..., Tensor]] = {
     "a pooling over rows": lambda x, i: F.max_pool1d(x.permute(1, 2, 0), 3, 1, 1).permute(2, 0, 1),
     "rows beside rows": lambda x, i: torch.cat([x, x], 0).sum(1),
     "ids of the largest": lambda x, i: F.one_hot(i % (i.max() + 1), 9).float() * (i == i.max()).unsqueeze(2),
+    "a sum over rows": lambda x, i: torch.einsum("bij,bij->ij", x, x).unsqueeze(0) + x,
+    "all pairs of rows, as letters": lambda x, i: torch.einsum("aij,bij->ab", x, x),
+    "the diagonal of rows": lambda x, i: torch.einsum("bib->bi", torch.einsum("aij,bij->aib", x, x)),
     "spread": lambda x, i: x[:, :, 0].unsqueeze(0) - x[:, :, 0].unsqueeze(1),
 }
 
