@@ -43,8 +43,12 @@ def find_row_chunks(module: GraphModule, inference: bool) -> Iterator[Match | Re
     if any(has_effects(node) or is_random(node) for node in graph.nodes if node.op == "call_function"):
         yield Reject("it edits memory or draws random numbers: rows cannot be computed apart", output)
         return
+    aliases = Aliases(graph)
+    if editing := next((leaf for leaf in graph.find_nodes(op="call_module") if _may_be_seen(leaf, aliases)), None):
+        yield Reject("it may edit what others read: nothing moves past it", editing)
+        return
     ahead, behind, placements = _parted(graph, batch)
-    region = _closed(graph, placements, ahead, behind, Aliases(graph))
+    region = _closed(graph, placements, ahead, behind, aliases)
     cut = [node for node, place in region.reads if place is not None]
     if _operators(region.inside) < FEWEST:
         mixing = next(iter((*ahead, *behind)), output)
@@ -56,6 +60,13 @@ def find_row_chunks(module: GraphModule, inference: bool) -> Iterator[Match | Re
     else:
         readers = {user for node, _ in region.outputs for user in node.users}.difference(region.inside)
         yield Match(next(node for node in graph.nodes if node in readers), {"region": region})
+
+
+def _may_be_seen(leaf: Node, aliases: Aliases) -> bool:
+    """Whether the memory that an opaque module is handed is read by who does not wait for the module."""
+    memory = {node for handed in leaf.all_input_nodes for node in aliases.sharing(handed)}
+    readers = {user for node in memory for user in node.users}
+    return not readers <= memory | _closure(leaf, lambda node: node.users)
 
 
 def _parted(graph: Graph, batch: sympy.Symbol) -> tuple[list[Node], list[Node], Placements]:

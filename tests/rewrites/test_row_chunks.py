@@ -130,3 +130,33 @@ def test_a_size_of_rows_is_no_input_of_theirs() -> None:
     for batch in SIZES:
         x = torch.randn(batch, 1)
         torch.testing.assert_close(fast(x), model(x))
+
+
+class Edited(Interactions):
+    """An opaque module edits what others read before it and after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opaque = Opaque()
+
+    def forward(self, ids: Tensor, dense: Tensor) -> Tensor:
+        rows = self.table(ids)
+        before = rows.exp().sum(2).tanh()
+        seen = self.opaque(rows)
+        return torch.cat([before.sin().cos(), rows.exp().sum(2).tanh().sin(), seen.sum(2)], 1)
+
+
+class Opaque(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.sum()) > 1e9:
+            return x
+        return x.mul_(2) + 1
+
+
+@torch.no_grad()
+def test_nothing_moves_past_an_edit_of_an_opaque_module() -> None:
+    model = Edited().eval()
+    inputs = torch.randint(0, 50, (6, 8)), torch.randn(6, 1)
+    fast = fxopt.optimize(model, inputs, CONFIG)
+    assert len(fast._fxopt.findings[0].leaves) == 1
+    torch.testing.assert_close(fast(*inputs), model(*inputs))
