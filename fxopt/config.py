@@ -8,6 +8,7 @@ VERIFY_LEVELS = ("off", "first", "full")
 TUNE_LEVELS = ("off", "fast", "full")
 PRECISIONS = ("fp32", "bf16", "int8")
 LOWERINGS = ("fx", "inductor")
+BAD_IDS = ("raise", "clamp", "unchecked")  # numbered as in an encoded plan of columns
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ class Config:
         leaves: module paths, as in ``named_modules()``, that stay opaque.
         max_captures: how many input signatures one model may capture before new ones run eagerly.
         cuda_graphs: without gradients on a CUDA device, replay captured graphs, one for each bucket of batch sizes.
+        bad_ids: what an embedding lookup on a CUDA device does with an id outside its table. ``"raise"``: its rows
+            are NaN, and the next call, or ``fxopt.kernels.columns.errors.check(device)``, which waits for the device,
+            raises IndexError with column, table, row and value; ``"clamp"`` takes the nearest row, and
+            ``fxopt.kernels.columns.errors.clamped(device)`` tells how many ids it has moved in this process;
+            ``"unchecked"`` reads wherever the id points: only for ids that are known to be good. The CPU always raises.
     """
 
     verify: str = "first"
@@ -47,6 +53,7 @@ class Config:
     leaves: tuple[str, ...] = ()
     max_captures: int = 16
     cuda_graphs: bool = False
+    bad_ids: str = "raise"
 
     def __post_init__(self) -> None:
         if self.verify not in VERIFY_LEVELS:
@@ -57,6 +64,8 @@ class Config:
             raise ValueError(f"Config.lower: expected one of {LOWERINGS}, found {self.lower!r}")
         if self.precision not in PRECISIONS:
             raise ValueError(f"Config.precision: expected one of {PRECISIONS}, found {self.precision!r}")
+        if self.bad_ids not in BAD_IDS:
+            raise ValueError(f"Config.bad_ids: expected one of {BAD_IDS}, found {self.bad_ids!r}")
         if self.low_rank is not None and not 0 < self.low_rank < 1:
             raise ValueError(f"Config.low_rank: expected a share between 0 and 1, found {self.low_rank!r}")
         if self.lossy and self.verify == "off":

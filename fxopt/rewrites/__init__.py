@@ -73,6 +73,6 @@ def passes(config: Config) -> Iterator[Rewrite]:
     for each in PASSES:
         if each is towers.REWRITE:
             yield from compression.linears_of(config)
-        yield each
+        yield embedding_columns.rewrite(config.bad_ids) if each is embedding_columns.REWRITE else each
         if each is embedding_columns.REWRITE:
             yield from compression.tables_of(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.fx import GraphModule, Node
@@ -39,7 +40,7 @@ def find(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     collectors = find_collectors(graph, columns)
     for members in group(graph, collectors, aliases):
         placed = [column for member in members for column in member.columns]
-        if len(placed) == 1 and placed[0].is_plain and len(members[0].pieces) == 1:
+        if len(placed) == 1 and placed[0].is_plain and len(members[0].pieces) == 1 and not _on_cuda(placed[0]):
             yield Reject("a single plain lookup is one operator already", members[0].anchor)
             continue
         reads = [read for member in members for read in member.reads]
@@ -49,7 +50,7 @@ def find(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     yield from columns.rejects
 
 
-def replace_group(editor: Editor, match: Match) -> Replacement:
+def replace_group(editor: Editor, match: Match, bad_ids: str = "raise") -> Replacement:
     """One call for the group, then the views and shorter cats that put its outputs where they belong."""
     collectors: list[Collector] = match.bound["collectors"]
     late = hoisted(editor.module.graph, match.anchor, match.bound["reads"], match.bound["aliases"])
@@ -59,7 +60,7 @@ def replace_group(editor: Editor, match: Match) -> Replacement:
     slots = _slots(collectors, match.bound["aliases"])
     outputs = list({slot: output for output, slot in slots}.values())
     builder = _PlanBuilder()
-    plan = builder.plan(outputs)
+    plan = replace(builder.plan(outputs), bad_ids=bad_ids)
     load()
     call = editor.call(
         torch.ops.fxopt.columns.default,
@@ -78,6 +79,11 @@ def replace_group(editor: Editor, match: Match) -> Replacement:
     what = f"{sum(column.table is not None for column in plan.columns)} columns into {len(outputs)} {into}, one call"
     why = "same rows, same order; ids are checked inside the lookup"
     return Replacement(values, what if count > 1 else "1 column with its index program, one call", why)
+
+
+def _on_cuda(placed: Placed) -> bool:
+    """There a bad id of torch's own lookup is an assert, after which the process cannot use the device."""
+    return placed.column.lookup.table.meta["val"].is_cuda
 
 
 def _slots(collectors: list[Collector], aliases: Aliases) -> list[tuple[Output, int]]:
@@ -221,3 +227,8 @@ REWRITE = Rewrite(
     replace_group,
     why="first among the rewrites: it sees lookups as the model wrote them",
 )
+
+
+def rewrite(bad_ids: str) -> Rewrite:
+    """REWRITE with what the lookups do about ids outside their tables on CUDA (Config.bad_ids)."""
+    return REWRITE if bad_ids == "raise" else replace(REWRITE, replace=partial(replace_group, bad_ids=bad_ids))

@@ -138,9 +138,6 @@ class Shim:
         self.library.fxopt_cuda_failure(0, text)
         return text.value.decode()
 
-    def mode(self, number: int) -> None:
-        self.library.fxopt_cuda_mode(number)
-
     def _name(self, tensor: Tensor) -> ctypes.c_void_p:
         storage = tensor.untyped_storage()
         pointer = ctypes.c_void_p(storage.data_ptr())

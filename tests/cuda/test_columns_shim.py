@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -90,13 +91,26 @@ def test_an_error_is_raised_by_the_next_call(shim):
 def test_clamp_takes_the_nearest_row(shim):
     tensors, tables, plan = one_column(torch.tensor([3, 9, -2, 6]))
     before = shim.library.fxopt_cuda_clamped(0)
-    shim.mode(1)
-    try:
-        (found,) = shim.run(tensors, tables, plan)
-    finally:
-        shim.mode(0)
+    (found,) = shim.run(tensors, tables, replace(plan, bad_ids="clamp"))
     assert torch.equal(found, tables[0][[3, 6, 0, 6]]) and shim.failure() == ""
     assert shim.library.fxopt_cuda_clamped(0) - before == 2
+
+
+def test_unchecked_follows_the_id(shim):
+    ids, (table,), plan = one_column(torch.tensor([3, 6]))
+    plan = replace(plan, bad_ids="unchecked")
+    (found,) = shim.run(ids, [table], plan)
+    assert torch.equal(found, table[[3, 6]])
+    with pytest.raises(ShimError, match="a load outside every tensor"):
+        shim.run([torch.tensor([3, 10**6])], [table], plan)
+    assert shim.failure() == ""
+
+
+def test_gradients_of_clamped_ids_go_to_the_nearest_row(shim):
+    (ids,), (table,), plan = one_column(torch.tensor([3, 9, -2, 6]))
+    grad = torch.randn(4, 8)
+    (found,) = shim.backward([grad], [ids], [table], encode(replace(plan, bad_ids="clamp")))
+    assert torch.allclose(found, torch.zeros_like(table).index_add_(0, ids.clamp(0, 6), grad))
 
 
 @pytest.mark.parametrize("offsets", [[0, 20, 10], [1, 2, 3], [0, 2, 99], [0, -1, 3]])

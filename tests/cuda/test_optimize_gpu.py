@@ -10,7 +10,7 @@ from torch import nn
 
 import fxopt
 from bench.models import E, ManyColumns, make_inputs
-from fxopt.kernels.columns.errors import BadId, check
+from fxopt.kernels.columns.errors import BadId, check, clamped
 from fxopt.runtime import dispatcher_of
 
 pytestmark = pytest.mark.gpu
@@ -92,3 +92,45 @@ def test_a_bad_id_is_named():
             check()
         ids[17, 1] = 19
         assert torch.equal(optimized(ids), model(ids))
+
+
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_a_model_clamps_and_the_next_one_raises(cuda_graphs):
+    ids, model = torch.randint(0, 10, (50, 2), device="cuda"), Two().cuda()
+    with torch.no_grad():
+        clamping = fxopt.optimize(model, (ids,), fxopt.Config(bad_ids="clamp", cuda_graphs=cuda_graphs))
+        raising = fxopt.optimize(model, (ids,), fxopt.Config(cuda_graphs=cuda_graphs))
+        for _ in range(3):
+            clamping(ids), raising(ids)
+        bad = ids.clone()
+        bad[17, 1], bad[3, 0] = 20, -5
+        before = clamped()
+        found = clamping(bad)
+        assert clamped() - before == 2
+        bad[17, 1], bad[3, 0] = 19, 0
+        assert torch.equal(found, model(bad))
+        bad[17, 1] = 20
+        raising(bad)
+        with pytest.raises(BadId, match="id 20 at row 17"):
+            check()
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.top = nn.Embedding(10, 8), nn.Linear(8, 1)
+
+    def forward(self, ids):
+        return self.top(self.table(ids))
+
+
+def test_a_single_lookup_does_not_assert_on_the_device():
+    ids, model = torch.randint(0, 10, (50,), device="cuda"), Plain().cuda()
+    with torch.no_grad():
+        optimized = fxopt.optimize(model, (ids,))
+        bad = ids.clone()
+        bad[17] = 10
+        optimized(bad)
+        with pytest.raises(BadId, match=r"id 10 at row 17 is outside table 'table.weight' with 10 rows"):
+            check()
+        torch.testing.assert_close(optimized(ids), model(ids))

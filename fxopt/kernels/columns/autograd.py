@@ -157,4 +157,4 @@ def _subplan(plan: Plan, columns: list[Column]) -> tuple[Plan | None, tuple[int,
         kept.append(replace(column, output=numbered[column.output], add=column.add and slot in written))
         written.add(slot)
     widths, dtypes = tuple(plan.widths[o] for o in outputs), tuple(plan.dtypes[o] for o in outputs)
-    return Plan(tuple(kept), widths, dtypes), outputs
+    return replace(plan, columns=tuple(kept), widths=widths, dtypes=dtypes), outputs

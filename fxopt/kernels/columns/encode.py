@@ -14,13 +14,15 @@ from dataclasses import replace
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fxopt.config import BAD_IDS
+
 from .checks import check
 from .plan import Plan
 from .records import DTYPES, FORMATS, NAMES, Records, add_column, read_column
 
 VERSION = 0x46584F50_0002  # "FXOP", layout 2: layout.h checks it
 TILE_COLUMNS = 16  # light columns of one work item: 8-64 wide each, they fill whole cache lines of an output row
-HEADER = "<8q"  # version, a count per format, 0
+HEADER = "<8q"  # version, a count per format, the number of bad_ids
 
 _known: dict[int, Plan | None] = {}  # number of words -> its plan; None where two plans share a length
 _decoded: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -49,7 +51,8 @@ def encode(plan: Plan) -> torch.Tensor:
         records["outputs"].append(struct.pack(FORMATS["outputs"], *record))
     records["tiles"] = [struct.pack(FORMATS["tiles"], *tile) for tile in tiles]
     body = b"".join(b"".join(records[name]) for name in FORMATS)
-    data = struct.pack(HEADER, VERSION, *(len(records[name]) for name in FORMATS), 0) + body
+    counts = (len(records[name]) for name in FORMATS)
+    data = struct.pack(HEADER, VERSION, *counts, BAD_IDS.index(plan.bad_ids)) + body
     words = _unique_length(len(data) // 8, zlib.crc32(data), plan)
     tensor = torch.frombuffer(bytearray(data.ljust(words * 8, b"\0")), dtype=torch.int64).clone()
     _decoded[tensor] = plan
@@ -88,7 +91,7 @@ def decode(tensor: torch.Tensor) -> Plan:
         found = f"{tensor.dtype} {tuple(tensor.shape)}"
         raise ValueError(f"fxopt.columns: expected an encoded plan (int64, 1-D), found {found}")
     data = tensor.contiguous().numpy().tobytes()
-    version, *counts, _ = struct.unpack_from(HEADER, data)
+    version, *counts, bad_ids = struct.unpack_from(HEADER, data)
     if version != VERSION:
         raise ValueError(f"fxopt.columns: expected plan version {VERSION:#x}, found {version:#x}")
     records, at = {}, struct.calcsize(HEADER)
@@ -102,6 +105,7 @@ def decode(tensor: torch.Tensor) -> Plan:
         columns=tuple(columns[i] for i in range(len(columns))),
         widths=tuple(None if record[0] < 0 else record[0] for record in outputs),
         dtypes=tuple(NAMES[record[1]] for record in outputs),
+        bad_ids=BAD_IDS[bad_ids],
     )
 
 

@@ -70,6 +70,14 @@ def check(device: int = 0) -> None:
         raise explain(error, _NO_PLAN) or error
 
 
+def clamped(device: int = 0) -> int:
+    """How many ids calls with ``bad_ids="clamp"`` have moved on a CUDA device so far; waits for it.
+
+    It counts what was looked up: padding rows of CUDA graphs, which repeat the last one, and warm-ups count too.
+    """
+    return cuda.clamped(device)
+
+
 def raise_reported(device: int = 0) -> None:
     """As :func:`check`, for what a CUDA device has told by now: it does not wait."""
     if cuda.reported(device):

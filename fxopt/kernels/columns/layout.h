@@ -70,7 +70,7 @@ struct Tile {
 };
 
 struct Header {
-  int64_t version, n_columns, n_extras, n_instrs, n_fixed, n_outputs, n_tiles, unused;
+  int64_t version, n_columns, n_extras, n_instrs, n_fixed, n_outputs, n_tiles, bad_ids;  // bad_ids: cuda/record.h's Mode
 };
 
 static_assert(sizeof(Source) == 32 && sizeof(Column) == 80 && sizeof(Extra) == 144 && sizeof(Instr) == 24);

@@ -164,8 +164,10 @@ class Plan:
     widths: elements per row of each output; None where the one column in it has a number of lanes known
         only at run time (width L * D).
     dtypes: torch dtype name of each output. All outputs are contiguous [rows, width].
+    bad_ids: what CUDA does with an id outside its table, one of Config's; the CPU always raises.
     """
 
     columns: tuple[Column, ...]
     widths: tuple[int | None, ...]
     dtypes: tuple[str, ...]
+    bad_ids: str = "raise"

@@ -1,8 +1,8 @@
 """fxopt::columns for CUDA tensors: loading, and what happens to ids outside their table.
 
-The kernel never follows a bad id and never asserts. "raise" (the default) writes a row of NaN and a note of the first
-bad id, which the next call of fxopt::columns on that device, or :func:`check`, raises as the CPU would have; "clamp"
-takes the nearest row and counts; "unchecked" trusts the ids, and is for ids that are proved good.
+The kernel never asserts. A plan's `bad_ids` says what it does: "raise" (the default) writes a row of NaN and a note of
+the first bad id, which the next call of fxopt::columns on that device, or :func:`..errors.check`, raises as the CPU
+would have; "clamp" takes the nearest row and counts (:func:`clamped`); "unchecked" trusts the ids and follows them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ WRAPPER = Library(
     cflags=("-O2", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020b000000000000"),
 )
 _CHUNK = 32  # backward.cuh's kChunk
-MODES = ("raise", "clamp", "unchecked")
 _kernel: ctypes.CDLL | None = None
 
 
@@ -61,15 +60,6 @@ def load() -> int | None:
     kernel.fxopt_cuda_blocking(os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
     _kernel = kernel
     return ctypes.cast(wrapper.fxopt_cuda_run, ctypes.c_void_p).value
-
-
-def bad_ids(mode: str) -> None:
-    """What calls from now on do with a bad id: "raise", "clamp" or "unchecked"."""
-    if mode not in MODES:
-        raise ValueError(f"bad_ids: expected one of {MODES}, found {mode!r}")
-    load()
-    assert _kernel is not None
-    _kernel.fxopt_cuda_mode(MODES.index(mode))
 
 
 def clamped(device: int = 0) -> int:

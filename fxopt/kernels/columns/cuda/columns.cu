@@ -11,8 +11,12 @@ namespace fxopt::cuda {
 FXOPT_DEVICE void run_record(const Launch& launch, const Segment& segment, const Record& record, unsigned part, float* shared) {
   int64_t first = int64_t(part) * segment.span, last = segment.positions;
   if (segment.positions == 0) {
-    const int64_t per_item = 32 / segment.span, row = part * per_item;
-    if (record.kind >= kBags) return run_bags(launch, record, row, segment.rows, segment.span);
+    const int64_t per_item = 32 / segment.span, row = part / unsigned(segment.parts) * per_item;
+    if (record.kind >= kBags) {
+      const int number = int(part % unsigned(segment.parts));
+      float* sums = segment.parts > 1 ? sums_of(segment, &record - launch.records - segment.first_unit, row) + number * segment.part_stride : nullptr;
+      return run_bags(launch, record, row, segment.rows, segment.span, {number, segment.parts, sums});
+    }
     first = row * record.lanes;
     last = (row + per_item < segment.rows ? row + per_item : segment.rows) * record.lanes;
   } else if (first + segment.span < last) {
@@ -50,6 +54,24 @@ __global__ void __launch_bounds__(kWarps * 32, 2) columns_kernel(const __grid_co
   const int warp = threadIdx.x >> 5;
   for (int item = int(blockIdx.x) * kWarps + warp; item < launch.items; item += int(gridDim.x) * kWarps)
     run_item(launch, item, edges[warp]);
+}
+
+// After columns_kernel, where it cut bags: a warp a bag.
+__global__ void __launch_bounds__(kWarps * 32) joins_of_bags_kernel(const __grid_constant__ Launch launch) {
+  const int64_t step = int64_t(gridDim.x) * kWarps;
+  for (int64_t bag = int64_t(blockIdx.x) * kWarps + (threadIdx.x >> 5);; bag += step) {
+    int64_t left = bag;
+    int s = 0;
+    for (; s < launch.n_segments; s++) {
+      const Segment& segment = launch.segments[s];
+      const int64_t bags = segment.parts > 1 ? segment.rows * segment.units : 0;
+      if (left < bags) break;
+      left -= bags;
+    }
+    if (s == launch.n_segments) return;
+    const Segment& segment = launch.segments[s];
+    join_bag(launch, segment, left / segment.rows, left % segment.rows);
+  }
 }
 
 }  // namespace fxopt::cuda

@@ -85,7 +85,6 @@ inline Device& device_of(int index) {
   return *device;
 }
 
-inline int mode = kRaise;      // for bad ids
 inline bool blocking = false;  // wait for every launch, as CUDA_LAUNCH_BLOCKING=1 asks
 inline int blocks_per_processor = 8;  // of the grid at most; 4 run at a time
 
@@ -98,6 +97,7 @@ inline size_t append(std::string& bytes, const std::vector<T>& items) {
 }
 
 __global__ void columns_kernel(const __grid_constant__ Launch launch);
+__global__ void joins_of_bags_kernel(const __grid_constant__ Launch launch);
 
 // What a kernel gets; valid until the next call in this thread.
 inline Launch& parameters_of(Device& device, const Request& request, const Image& image, cudaStream_t stream, bool capturing) {
@@ -119,7 +119,7 @@ inline Launch& parameters_of(Device& device, const Request& request, const Image
   parameters.entries_word = image.entries_word;
   parameters.errors = device.errors;
   parameters.plan = request.n_words;
-  parameters.mode = mode;
+  parameters.mode = int32_t(reinterpret_cast<const Header*>(request.words)->bad_ids);
   parameters.items = int32_t(image.items);
   parameters.n_segments = int32_t(image.segments.size());
   std::copy(image.segments.begin(), image.segments.end(), parameters.segments);
@@ -134,7 +134,19 @@ inline void launch(Device& device, const Request& request, const Image& image, c
   config.gridDim = dim3(unsigned(std::min(most, blocks)));
   config.blockDim = dim3(kWarps * 32);
   config.stream = stream;
-  check(cudaLaunchKernelEx(&config, columns_kernel, parameters_of(device, request, image, stream, capturing)), "launch");
+  Launch& parameters = parameters_of(device, request, image, stream, capturing);
+  int64_t cut = 0;  // bags
+  for (int s = 0; s < parameters.n_segments; s++) {
+    Segment& segment = parameters.segments[s];
+    if (segment.parts == 1) continue;
+    const int64_t bags = segment.rows * segment.units;
+    segment.sums = reinterpret_cast<float*>(request.allocate(request.context, bags * segment.parts, segment.part_stride, kFloat));
+    cut += bags;
+  }
+  check(cudaLaunchKernelEx(&config, columns_kernel, parameters), "launch");
+  if (cut == 0) return;
+  config.gridDim = dim3(unsigned(std::min(most, (cut + kWarps - 1) / kWarps)));
+  check(cudaLaunchKernelEx(&config, joins_of_bags_kernel, parameters), "launch");
 }
 
 inline std::string describe(const Failure& f) {
@@ -230,6 +242,5 @@ FXOPT_EXPORT long long fxopt_cuda_clamped(int device) {
   return cudaMemcpy(&count, from, sizeof count, cudaMemcpyDeviceToHost) == cudaSuccess ? static_cast<long long>(count) : -1;
 }
 
-FXOPT_EXPORT void fxopt_cuda_mode(int mode) { fxopt::cuda::mode = mode; }
 FXOPT_EXPORT void fxopt_cuda_blocks(int per_processor) { fxopt::cuda::blocks_per_processor = per_processor; }
 FXOPT_EXPORT void fxopt_cuda_blocking(bool blocking) { fxopt::cuda::blocking = blocking; }

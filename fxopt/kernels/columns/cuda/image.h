@@ -8,6 +8,8 @@
 
 namespace fxopt::cuda {
 
+constexpr int64_t kMostParts = 64, kLeastPart = 64;  // of a bag; ids in one, on average
+
 struct OutputShape {
   int64_t rows, width;
 };
@@ -49,7 +51,7 @@ struct Builder : Columns {
 
   Image build(int& next) {
     const Plan& plan = resolver.plan;
-    std::map<std::tuple<int, int64_t, int64_t>, std::vector<std::vector<Record>>> classes;  // (-width, rows, positions)
+    std::map<std::tuple<int, int, int64_t, int64_t>, std::vector<std::vector<Record>>> classes;  // (-width, -parts, rows, positions)
     while (next < plan.header->n_columns && int(classes.size()) < kSegments) {
       const int end = slot_end(next);
       size_t words = resolver.words.values.size();
@@ -64,12 +66,16 @@ struct Builder : Columns {
       next = end;
       const int width = output.rows ? bag_width(chain, output.rows) : 0;
       const int64_t positions = output.rows * chain[0].lanes;
-      if (width || positions) classes[{-width, output.rows, width ? 0 : positions}].push_back(std::move(chain));
+      const int parts = width == 32 ? bag_parts(chain, output.rows) : 1;
+      if (width || positions) classes[{-width, -parts, output.rows, width ? 0 : positions}].push_back(std::move(chain));
     }
     int64_t light = 0;
     for (auto& [key, units] : classes)
-      if (std::get<0>(key) == 0) light += int64_t(units.size()) * ((std::get<2>(key) + 31) / 32);
-    for (auto& [key, units] : classes) add_segment(-std::get<0>(key), std::get<1>(key), std::get<2>(key), light, units);
+      if (std::get<0>(key) == 0) light += int64_t(units.size()) * ((std::get<3>(key) + 31) / 32);
+    for (auto& [key, units] : classes) {
+      const auto [width, parts, rows, positions] = key;
+      add_segment(-width, -parts, rows, positions, light, units);
+    }
     image.words = std::move(resolver.words.values);
     return std::move(image);
   }
@@ -89,18 +95,25 @@ struct Builder : Columns {
     for (const Record& r : chain) pools |= r.kind == kBags || r.kind == kBagsAny, lanes |= r.lanes != chain[0].lanes;
     if (!pools) return lanes ? 32 : 0;
     if (chain.size() > 1 || chain[0].kind == kBagsAny) return 32;
-    const Record& r = chain[0];
-    const int64_t ids = r.flags & kDense ? r.lanes * rows : resolver.words.values[image.rares[r.extra].bounds_word];
-    int width = std::max(4, 1 << r.group_log2);
-    while (width < 32 && width * rows < ids && bags * rows * width < 32 * int64_t(warps)) width *= 2;
+    int width = std::max(4, 1 << chain[0].group_log2);
+    while (width < 32 && width * rows < ids_of(chain[0], rows) && bags * rows * width < 32 * int64_t(warps)) width *= 2;
     return width;
   }
 
-  void add_segment(int width, int64_t rows, int64_t positions, int64_t light, std::vector<std::vector<Record>>& units) {
-    Segment segment{rows, positions, int32_t(image.items), int32_t(image.records.size()), int32_t(units.size()), width};
+  int64_t ids_of(const Record& r, int64_t rows) const { return r.flags & kDense ? r.lanes * rows : resolver.words.values[image.rares[r.extra].bounds_word]; }
+
+  // Warps among which each long bag is cut where few bags wait; an order of additions that sizes and device decide.
+  int bag_parts(const std::vector<Record>& chain, int64_t rows) const {
+    if (chain.size() > 1 || chain[0].kind != kBags) return 1;
+    return int(std::max<int64_t>(1, std::min({kMostParts, ids_of(chain[0], rows) / (rows * kLeastPart), warps / (bags * rows)})));
+  }
+
+  void add_segment(int width, int parts, int64_t rows, int64_t positions, int64_t light, std::vector<std::vector<Record>>& units) {
+    Segment segment{rows, positions, int32_t(image.items), int32_t(image.records.size()), int32_t(units.size()), width, parts, 0, nullptr};
     int64_t per_unit;
     if (width) {
-      per_unit = (rows + 32 / width - 1) / (32 / width);
+      per_unit = (rows + 32 / width - 1) / (32 / width) * parts;
+      for (const auto& chain : units) segment.part_stride = std::max(segment.part_stride, int32_t(chain[0].dim) + int32_t(sizeof(PartTotals) / 4));
     } else {
       if (positions > UINT32_MAX - 256) fail("fxopt.columns: more than 2^32 positions in a column");
       segment.span = 32;

@@ -45,23 +45,37 @@ FXOPT_DEVICE const char* plain_ids(const Launch& launch, const Record& record, c
   return reinterpret_cast<const char*>(launch.words[view.word]) + view.offset + (record.flags & kDense ? bag.row : bag.begin) * view.row_stride;
 }
 
+// The share of a bag that a warp adds up. Of more than one, `sums` takes what it found, for join_bag().
+struct Part {
+  int number, of;
+  float* sums;
+};
+
+// Where a part begins; the bag then ends where it does. Parts are multiples of `width` long.
+FXOPT_DEVICE int cut(Bag& bag, const Part& part, int width) {
+  if (part.of == 1) return 0;
+  const int64_t size = int64_t(bag.length / (part.of * width) + 1) * width, first = part.number * size;
+  if (first + size < bag.length) bag.length = int(first + size);
+  return first < bag.length ? int(first) : bag.length;
+}
+
 // Sums and means of rows in 16-byte chunks; `width` lanes of the warp to a bag, 2^group_log2 of them to a row. PLAIN:
 // ids without a program, weights, masks or padding, so that nothing is called and more loads fit the registers.
 template <class T, bool PLAIN>
-__device__ __noinline__ void sum_bags(const Launch& launch, const Record& record, int64_t row, int64_t rows, bool wanted, int width) {
+__device__ __noinline__ void sum_bags(const Launch& launch, const Record& record, int64_t row, int64_t rows, bool wanted, int width, Part part) {
   constexpr int kSize = T::kSize, kUnroll = PLAIN ? 8 : 4;  // rows whose loads a thread has in flight
   const int thread = threadIdx.x & (width - 1), group = 1 << record.group_log2, slot = thread >> record.group_log2;
   const int parallel = width >> record.group_log2, column = thread & (group - 1);
-  const Bag bag = bag_of(launch, record, row, rows, wanted);
-  const int longest = warp_max(bag.length);
+  Bag bag = bag_of(launch, record, row, rows, wanted);
+  const int begin = cut(bag, part, width), longest = warp_max(bag.length);
   for (int block = 0; block < int(record.chunks); block += group) {
     const bool mine = block + column < int(record.chunks);
     const char* table = record.table + (block + column) * 16;
     float sum[kSize] = {};
     int count = 0, kept = 0, poisoned = bag.broken;
     const char* ids = PLAIN ? plain_ids(launch, record, bag) : nullptr;
-    int64_t next = PLAIN ? plain_id(record, ids, bag, thread) : kNoId;  // on its way while earlier rows are added
-    for (int at = 0; at < longest; at += width) {
+    int64_t next = PLAIN ? plain_id(record, ids, bag, begin + thread) : kNoId;  // on its way while earlier rows are added
+    for (int at = begin; at < longest; at += width) {
       Member<float> one;
       if constexpr (PLAIN) {
         const bool wanted_id = at + thread < bag.length, bad = wanted_id && uint64_t(next) >= uint64_t(record.table_rows);
@@ -108,7 +122,13 @@ __device__ __noinline__ void sum_bags(const Launch& launch, const Record& record
         poisoned |= __shfl_xor_sync(kAll, poisoned, k);
       }
     }
-    if (PLAIN) count = kept = bag.length;
+    if (PLAIN) count = kept = bag.length - begin;
+    if (part.of > 1) {
+      if (mine && !slot)
+        for (int d = 0; d < kSize; d += 4) *reinterpret_cast<float4*>(part.sums + (block + column) * kSize + d) = float4{sum[d], sum[d + 1], sum[d + 2], sum[d + 3]};
+      if (block == 0 && thread == 0) *reinterpret_cast<PartTotals*>(part.sums + record.dim) = PartTotals{count, kept, poisoned, 0};
+      continue;
+    }
     const float by = divisor<float>(launch, record, bag.row, kept);
     if (!wanted || !mine || slot) continue;
     char* out = output(launch, record, row, 0) + (block + column) * kSize * size_of(record.out_dtype);
@@ -124,9 +144,9 @@ __device__ __noinline__ void sum_bags(const Launch& launch, const Record& record
 }
 
 template <class T>
-FXOPT_DEVICE void sum_bags(const Launch& launch, const Record& record, int64_t row, int64_t rows, bool wanted, int width) {
-  if (record.flags & kPlain) sum_bags<T, true>(launch, record, row, rows, wanted, width);
-  else sum_bags<T, false>(launch, record, row, rows, wanted, width);
+FXOPT_DEVICE void sum_bags(const Launch& launch, const Record& record, int64_t row, int64_t rows, bool wanted, int width, Part part) {
+  if (record.flags & kPlain) sum_bags<T, true>(launch, record, row, rows, wanted, width, part);
+  else sum_bags<T, false>(launch, record, row, rows, wanted, width, part);
 }
 
 // The maximum so far; a padded row's is torch.max's, where NaN wins.
@@ -170,8 +190,33 @@ __device__ __noinline__ void pool_any(const Launch& launch, const Record& record
   }
 }
 
-// Bags [first, first + 32 / width) of one column.
-FXOPT_DEVICE void run_bags(const Launch& launch, const Record& record, int64_t first, int64_t rows, int width) {
+// Where the parts of bag `row` of a unit are.
+FXOPT_DEVICE float* sums_of(const Segment& segment, int64_t unit, int64_t row) {
+  return segment.sums + (unit * segment.rows + row) * segment.parts * segment.part_stride;
+}
+
+// A warp: the parts of a bag, in order.
+FXOPT_DEVICE void join_bag(const Launch& launch, const Segment& segment, int64_t unit, int64_t row) {
+  const Record& record = launch.records[segment.first_unit + unit];
+  const float* sums = sums_of(segment, unit, row);
+  PartTotals all{0, 0, 0, 0};
+  for (int part = 0; part < segment.parts; part++) {
+    const PartTotals one = *reinterpret_cast<const PartTotals*>(sums + part * segment.part_stride + record.dim);
+    all.count += one.count;
+    all.kept += one.kept;
+    all.poisoned |= one.poisoned;
+  }
+  const float by = divisor<float>(launch, record, row, all.kept);
+  for (int d = threadIdx.x & 31; d < int(record.dim); d += 32) {
+    float sum = 0;
+#pragma unroll 8
+    for (int part = 0; part < segment.parts; part++) sum += sums[part * segment.part_stride + d];
+    put(record, output(launch, record, row, 0) + d * size_of(record.out_dtype), finished(record, sum, all.count, all.poisoned), by);
+  }
+}
+
+// Bags [first, first + 32 / width) of one column, or a part of one.
+FXOPT_DEVICE void run_bags(const Launch& launch, const Record& record, int64_t first, int64_t rows, int width, Part part) {
   if (record.kind == kBagsAny) {
     for (int64_t row = first; row < rows && row < first + 32 / width; row++) {
       if (record.flags & kAccurate) pool_any<double>(launch, record, row, rows);
@@ -182,9 +227,9 @@ FXOPT_DEVICE void run_bags(const Launch& launch, const Record& record, int64_t f
   const int64_t row = first + (threadIdx.x & 31) / width;
   const bool wanted = row < rows;
   switch (record.table_dtype) {
-    case kFloat: return sum_bags<Floats>(launch, record, row, rows, wanted, width);
-    case kHalf: return sum_bags<Halves<false>>(launch, record, row, rows, wanted, width);
-    default: return sum_bags<Halves<true>>(launch, record, row, rows, wanted, width);
+    case kFloat: return sum_bags<Floats>(launch, record, row, rows, wanted, width, part);
+    case kHalf: return sum_bags<Halves<false>>(launch, record, row, rows, wanted, width, part);
+    default: return sum_bags<Halves<true>>(launch, record, row, rows, wanted, width, part);
   }
 }
 

@@ -71,6 +71,12 @@ struct Segment {
   int64_t rows, positions;  // positions = rows * lanes; 0: bags
   int32_t first_item, first_unit, units;
   int32_t span;  // positions an item covers, a multiple of 32; or lanes of a warp that share a bag
+  int32_t parts, part_stride;  // of a bag, a warp each; part_stride: floats
+  float* sums;                 // of parts: [units, rows, parts, part_stride], each followed by a PartTotals
+};
+
+struct PartTotals {
+  int32_t count, kept, poisoned, unused;
 };
 
 // A column's entries among those of all columns of a backward, and the row whose gradient stays zero (-1: none).
@@ -97,7 +103,7 @@ struct Errors {
 
 constexpr int kSegments = 12, kWarps = 8;
 constexpr int kEdges = 256, kGroups = 8;  // boundaries that a warp keeps in shared memory, and groups of them
-constexpr int kWords = 3960;  // launch parameters end at 32,764 bytes
+constexpr int kWords = 3936;  // launch parameters end at 32,764 bytes
 
 struct Launch {
   const Record* records;
