@@ -12,6 +12,7 @@ from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.spelled import SPELLED, spelled
 from fxopt.patterns.contractions.terms import Factor, Term
 from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.views_of import CASTS
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
 
@@ -26,7 +27,7 @@ def find_disguised_linears(module: GraphModule, inference: bool) -> Iterator[Mat
     aliases = Aliases(module.graph)
     reader = Reader(aliases)
     for node in module.graph.nodes:
-        if node.target not in SPELLED or node.target in (aten.linear.default, aten.mul.Tensor):
+        if node.target not in SPELLED or node.target in (aten.linear.default, aten.mul.Tensor) or _looks_up(node):
             continue
         for term in reader.terms(node, deepest=1):
             found = linear_order(term) if is_full(term) else None
@@ -35,6 +36,14 @@ def find_disguised_linears(module: GraphModule, inference: bool) -> Iterator[Mat
                 bound = {"term": term, "x": x, "weight": weight, "roles": roles, "tensors": (x.node, weight.node)}
                 yield _with_bias(node, bound, aliases)
                 break
+
+
+def _looks_up(node: Node) -> bool:
+    """one_hot(ids) @ table: a lookup, which is less work than a product."""
+    source = node.args[0]
+    while isinstance(source, Node) and source.target in CASTS:
+        source = source.args[0]
+    return isinstance(source, Node) and source.target is aten.one_hot.default
 
 
 def _with_bias(node: Node, bound: dict, aliases: Aliases) -> Match:

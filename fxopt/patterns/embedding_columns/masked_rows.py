@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch.fx import Node
@@ -12,6 +13,7 @@ from fxopt.kernels.columns.plan import Instr, Op
 from fxopt.patterns.constants import Number, constant_of
 from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, name_of
 from fxopt.patterns.embedding_columns.lookups import Lookup
+from fxopt.patterns.embedding_columns.mask_axes import VIEWS, moved_axes
 from fxopt.patterns.embedding_columns.masks import Atom, Mask, Prefix, Test, counting, mask_of
 from fxopt.shape.sizes import same_shape, shape_of
 
@@ -139,17 +141,29 @@ def _lowered(node: Node, lookups: dict[Node, Lookup]) -> _Choice | None:
     if node.kwargs or len(node.args) > 2:
         return None
     adds = node.target is aten.add.Tensor
-    for rows, penalty in (node.args[:2], node.args[1::-1])[: 1 + adds]:
+    for rows, seen in (node.args[:2], node.args[1::-1])[: 1 + adds]:
+        penalty, views = _behind_views(seen)
         if rows not in lookups or not isinstance(penalty, Node) or penalty.target is not aten.mul.Tensor:
             continue
         for factor, constant in (penalty.args[:2], penalty.args[1::-1]):
             number = constant_of(constant)
             mask = mask_of(factor) if isinstance(factor, Node) and number is not None else None
             value = None if number is None else _as(-number if adds else number, penalty)
+            for view in views:
+                mask = mask.through(view, partial(moved_axes, view)) if mask is not None else None
             if mask is not None and value is not None and abs(value) < 1e30:
                 kept = replace(mask.invert(), nodes=mask.nodes | {penalty})
                 return _Choice(rows, kept, "lowered", value)  # type: ignore[arg-type]
     return None
+
+
+def _behind_views(value: object) -> tuple[object, list[Node]]:
+    """What `value` is a view of, and the views on the way from there."""
+    views: list[Node] = []
+    while isinstance(value, Node) and value.target in VIEWS:
+        views.insert(0, value)
+        value = value.args[0]
+    return value, views
 
 
 def _as(number: Number, node: Node) -> Number:
