@@ -11,6 +11,7 @@ from unittest import mock
 
 import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -32,7 +33,9 @@ def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
     - Tensor.contiguous() asks is_contiguous() before it reaches a mode, which guards on sizes of 1;
     - an autograd.Function would be inlined, and its backward lost: stop there;
     - torch._check of a number that depends on data is believed, and forgotten: keep it;
-    - a seed would be set once, and not in every call: stop there.
+    - a seed would be set once, and not in every call: stop there;
+    - nn.MultiheadAttention has a fused operator for inference, and leaves it when it is traced. Its result is
+      contiguous, which what comes next may need, and NaN where all keys are masked, as where weights are asked for.
     """
     original, here = proxy_tensor._extract_tensor_metadata, threading.get_ident()
 
@@ -60,6 +63,28 @@ def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
         if node and node.target not in ITEMS and not free_unbacked_symbols(condition):  # it would compare s0 with s0
             raise CaptureError("checks that a number which depends on data is equal to another")
 
+    overridden, attend, fused = torch.overrides.has_torch_function, nn.MultiheadAttention.forward, False
+
+    def asked(tensors: Any) -> bool:
+        nonlocal fused
+        if threading.get_ident() == here and len(tensors) == 7:  # the last question but for gradients, and all it reads
+            fused = not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in tensors)
+        return overridden(tensors)
+
+    def attended(
+        self: Any, query: Any, key: Any, value: Any, key_padding_mask: Any = None, need_weights: bool = True,
+        *rest: Any, **named: Any,
+    ) -> Any:  # fmt: skip
+        nonlocal fused
+        given = self, query, key, value, key_padding_mask
+        if threading.get_ident() != here:
+            return attend(*given, need_weights, *rest, **named)
+        fused = False
+        result, weights = attend(*given, need_weights, *rest, **named)
+        if fused and not need_weights:
+            result, _ = attend(*given, True, *rest, **named)
+        return (result.contiguous() if fused else result), weights
+
     loggers = [(logger, logger.level) for logger in map(logging.getLogger, _NOISY)]
     with (
         mock.patch.object(proxy_tensor, "_extract_tensor_metadata", extract),
@@ -67,6 +92,8 @@ def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
         mock.patch.object(torch.autograd.Function, "apply", classmethod(refuse)),
         mock.patch.object(torch.random, "default_generator", _Unseeded(torch.default_generator)),
         mock.patch.object(torch, "_check_with", keep),
+        mock.patch.object(torch.overrides, "has_torch_function", asked),
+        mock.patch.object(nn.MultiheadAttention, "forward", attended),
     ):
         try:
             for logger, _ in loggers:

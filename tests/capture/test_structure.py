@@ -13,6 +13,7 @@ from torch import nn
 import fxopt
 from fxopt.capture import CaptureError, capture
 from fxopt.capture.state import HOOKS
+from tests.capture.conftest import run
 
 
 class Pair(NamedTuple):
@@ -142,3 +143,28 @@ def test_exported_program(check):
     found = capture(unlifted, (torch.rand(4, 4),))
     assert {str(slot) for slot in found.state} <= set(model.state_dict())
     check(found, unlifted, torch.rand(9, 4))
+
+
+class Attended(nn.Module):
+    """Torch's fused attention, which it leaves under a tracer: its strides can be seen, and NaN where all is masked."""
+
+    def __init__(self, weights: bool):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.weights = weights
+
+    def forward(self, x, mask):
+        found, _ = self.attention(x, x, x, key_padding_mask=mask, need_weights=self.weights)
+        return found.view(x.shape[0], 40)
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@torch.no_grad()
+def test_fused_attention(weights):
+    model, mask = Attended(weights).eval(), torch.rand(3, 5) < 0.5
+    mask[:, 0], mask[1] = False, True
+    found = capture(model, (torch.randn(4, 5, 8), torch.zeros(4, 5, dtype=torch.bool)))
+    x = torch.randn(3, 5, 8)
+    got, want = run(found, model, x, mask), model(x, mask)
+    assert want[1].isnan().all() and not want[0].isnan().any()
+    torch.testing.assert_close(got, want, equal_nan=True)
