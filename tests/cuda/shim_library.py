@@ -17,7 +17,7 @@ from fxopt.kernels.columns.plan import Plan
 CUDA = Path(__file__).resolve().parents[2] / "fxopt/kernels/columns/cuda"
 SHIM = Path(__file__).with_name("shim")
 GUARD = 16384  # bytes around every output that nobody may write: more than a warp writes at a time
-POISON = 0xC7
+POISON = 0xFF  # in any floating dtype a NaN
 _NAMES = {code: getattr(torch, name) for name, code in DTYPES.items()}
 
 
@@ -55,10 +55,10 @@ class ShimError(Exception):
     """What the shim found: a load outside every tensor, a deadlock, a write outside an output, a byte nobody wrote."""
 
 
-def compile_shim(folder: Path, source: Path = CUDA / "columns.cu", optimize: str = "-O1") -> Path:
+def compile_shim(folder: Path, source: Path = CUDA / "columns.cu", *more: str) -> Path:
     """Builds `source` with the host compiler, with shim/ in place of CUDA's headers."""
     output = folder / "shim.so"
-    flags = ["-std=c++17", optimize, "-fPIC", "-shared", "-ffp-contract=off", "-fvisibility=hidden"]
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fvisibility=hidden", *more]
     subprocess.run(["c++", *flags, f"-I{SHIM}", "-o", str(output), "-x", "c++", str(source)], check=True)
     return output
 

@@ -3,7 +3,8 @@
 // A CUDA thread is a fiber, a block is run at a time. Warp collectives and barriers rendezvous: a fiber that reaches one
 // waits until all that must take part are there, and threads at different ones, or some that never come, stop the run
 // with a message. Which fiber runs next is drawn from a seed, so an order that only works by luck fails for some seed.
-// Loads through __ldg must lie within memory that the test named, and fresh memory holds poison.
+// Loads through __ldg must lie within memory that the test named. Fresh memory, and shared memory at the start of each
+// block, holds NaN patterns.
 #pragma once
 #include <ucontext.h>
 
@@ -25,7 +26,12 @@
 #define __global__
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
-#define __shared__ static
+#ifdef __SANITIZE_ADDRESS__
+#define __shared__ static  // with zones around it that may not be touched
+#else
+#define __shared__ static __attribute__((section("shim_shared")))  // all of it side by side, to be poisoned
+extern "C" char __start_shim_shared[] __attribute__((weak)), __stop_shim_shared[] __attribute__((weak));
+#endif
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __grid_constant__
@@ -42,6 +48,7 @@ namespace shim {
 inline std::map<const char*, size_t> named;  // memory that may be read
 inline std::string problem;                  // the first one of a run
 inline uint64_t seed = 0;
+inline int planted = 0;  // the bug that a mutant shows, 0: none
 
 inline void complain(const std::string& what) {
   if (problem.empty()) problem = what;
@@ -85,6 +92,9 @@ struct Scheduler {
   }
 
   void run_block(int threads) {
+#ifndef __SANITIZE_ADDRESS__
+    if (__start_shim_shared) memset(__start_shim_shared, 0xff, size_t(__stop_shim_shared - __start_shim_shared));
+#endif
     while (int(fibers.size()) < threads) {
       fibers.emplace_back();
       fibers.back().stack.reset(new char[kStack]);

@@ -12,7 +12,7 @@ enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0 };
 namespace shim {
 inline cudaError_t allocate(void** out, size_t bytes) {
   char* memory = static_cast<char*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
-  memset(memory, 0xa5, bytes);
+  memset(memory, 0xff, bytes);
   named[memory] = bytes;
   *out = memory;
   return cudaSuccess;
@@ -57,6 +57,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 SHIM_EXPORT void shim_name(const char* memory, size_t bytes) { shim::named[memory] = bytes; }
 SHIM_EXPORT void shim_forget(const char* memory) { shim::named.erase(memory); }
 SHIM_EXPORT void shim_seed(uint64_t seed) { shim::seed = seed; }
+SHIM_EXPORT void shim_plant(int bug) { shim::planted = bug; }
 // The first problem since the last question, "" for none.
 SHIM_EXPORT void shim_problem(char* text) {
   snprintf(text, 256, "%s", shim::problem.c_str());
