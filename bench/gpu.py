@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import json
 import sys
 import time
@@ -15,8 +17,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.gpu_cases import Case, dlrm, micro24, model_e
-from bench.gpu_timing import Gpu, measure_gpu, replayed, seconds_of
+from bench.gpu_cases import Bags, Case, dlrm, long_bags, micro24, model_e, with_fbgemm
+from bench.gpu_timing import Gpu, measure_gpu, replayed, seconds_cold, seconds_of
 from bench.machine import RESULTS
 
 BATCHES = (1, 256, 2048)
@@ -30,6 +32,8 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
     for dtype in (torch.float32, torch.bfloat16):
         for zipf in (False, True):
             yield micro24(dtype, zipf)
+    for batch in (1, 8):
+        yield long_bags(batch)
 
 
 with_graphs: dict[int, Any] = {}
@@ -51,6 +55,9 @@ def contenders(case: Case, compile: bool, made: dict[int, Any]) -> dict[str, Cal
         torch._dynamo.reset()
         compiled = torch.compile(module)
         found["compile"] = lambda: compiled(*inputs)
+    if isinstance(module, Bags):
+        with contextlib.suppress(ImportError):
+            found["FBGEMM TBE"] = with_fbgemm(module, *inputs)
     return found
 
 
@@ -76,6 +83,8 @@ def run_case(case: Case, gpu: Gpu, compile: bool, made: dict[int, Any]) -> dict[
         torch.cuda.synchronize()
         result["error"][f"{name} + graph"] = error_of(replay(), expected)
         result["times_us"][f"{name} + graph"] = seconds_of(replay) * 1e6
+        result["error"][f"{name} + graph, cold L2"] = result["error"][f"{name} + graph"]
+        result["times_us"][f"{name} + graph, cold L2"] = seconds_cold(replay) * 1e6
     return result
 
 
@@ -117,6 +126,8 @@ def main(argv: list[str]) -> int:
         made: dict[int, Any] = {}
         results = [run_case(case, gpu, args.compile, made) for case in cases(args)]
     console.print(table(results))
+    if importlib.util.find_spec("fbgemm_gpu") is None:
+        console.print("no row of FBGEMM's TBE: fbgemm_gpu is not installed here")
     for module, _, seconds in made.values():
         console.print(f"{type(module).__name__}: fxopt.optimize took {seconds:.1f} s")
     target = args.json or RESULTS / f"gpu_{date.today()}_{gpu.name.replace(' ', '-')}.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,9 +61,9 @@ def _tables_read(model: ManyColumns, inputs: tuple[Any, ...], batch: int) -> flo
 class Bags(nn.Module):
     """T tables of pooled bags, concatenated: [B, T * D]."""
 
-    def __init__(self, tables: int, rows: int, dim: int, dtype: torch.dtype) -> None:
+    def __init__(self, tables: int, rows: int, dim: int, dtype: torch.dtype, device: str = "cuda") -> None:
         super().__init__()
-        make = {"mode": "sum", "include_last_offset": True, "device": "cuda", "dtype": dtype}
+        make = {"mode": "sum", "include_last_offset": True, "device": device, "dtype": dtype}
         self.bags = nn.ModuleList(nn.EmbeddingBag(rows, dim, **make) for _ in range(tables))  # type: ignore[arg-type]
 
     def forward(self, ids: list[Tensor], offsets: list[Tensor]) -> Tensor:
@@ -87,11 +87,55 @@ def micro24(dtype: torch.dtype, zipf: bool, batch: int = 2048, rows: int = 500_0
     return Case(name, batch, Bags(tables, rows, dim, dtype), (ids, offsets), read, float(tables * batch * row))
 
 
+def long_bags(batch: int, pooling: int = 10_000, rows: int = 500_000) -> Case:
+    """A user's whole history in one bag: few bags, each of many ids."""
+    dim = 128
+    ids = [torch.randint(0, rows, (batch * pooling,), device="cuda")]
+    offsets = [torch.arange(0, batch * pooling + 1, pooling, device="cuda")]
+    module = Bags(1, rows, dim, torch.float32)
+    read = batch * pooling * (8.0 + 4 * dim)
+    return Case(f"bags of {pooling:,}", batch, module, (ids, offsets), read, 4.0 * batch * dim)
+
+
+def with_fbgemm(bags: Bags, ids: list[Tensor], offsets: list[Tensor]) -> Callable[[], Tensor]:
+    """The same by fbgemm_gpu's table-batched operator, its inputs already in the layout it wants.
+
+    Raises:
+        ImportError: fbgemm_gpu is not installed.
+    """
+    from fbgemm_gpu.split_embedding_configs import SparseType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    weights = [bag.weight for bag in bags.bags]
+    on_gpu = weights[0].is_cuda  # type: ignore[union-attr,operator]
+    place = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
+    device = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
+    half = weights[0].dtype != torch.float32
+    tbe = SplitTableBatchedEmbeddingBagsCodegen(
+        [(w.shape[0], w.shape[1], place, device) for w in weights],  # type: ignore[union-attr,index,operator]
+        weights_precision=SparseType.BF16 if half else SparseType.FP32,
+        output_dtype=SparseType.BF16 if half else SparseType.FP32,
+    )
+    for mine, theirs in zip(weights, tbe.split_embedding_weights(), strict=True):
+        theirs.copy_(mine)  # type: ignore[arg-type]
+    starts = itertools.accumulate([0, *(len(i) for i in ids[:-1])])
+    ends = [o[:-1] + s for o, s in zip(offsets, starts, strict=True)]
+    indices, places = torch.cat(ids), torch.cat([*ends, torch.tensor([sum(map(len, ids))], device=ids[0].device)])
+    return lambda: tbe(indices, places)
+
+
 class DLRM(nn.Module):
     """Naumov et al., arXiv:1906.00091: bottom MLP, one-hot tables, dots of all pairs, top MLP, all in one dtype.
 
     forward(dense [B, 13], ids int64 [B, 26]) -> [B, 1].
     """
+
+    i: Tensor
+    j: Tensor
 
     def __init__(self, dtype: torch.dtype, rows: int = 100_000, dim: int = 64, tables: int = 26) -> None:
         super().__init__()
