@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 
 from fxopt.callable_module import make_callable
-from fxopt.capture import Capture, CaptureError, capture
+from fxopt.capture import Capture, CaptureError, LeafCall, capture
 from fxopt.config import Config
 from fxopt.findings import Change, Findings, Miss, PassFindings, Place
 from fxopt.normalize import normalize, records_nothing
@@ -23,6 +23,7 @@ from fxopt.rewrites.direct import direct
 from fxopt.rewrites.regions import calls_of
 from fxopt.runtime import Executable, dispatcher_of, optimized
 from fxopt.runtime.cuda_graphs import graphed
+from fxopt.runtime.pieces import Pieces
 from fxopt.tune.tuner import Tuner
 from fxopt.verify import Verdict, bisect, verify
 
@@ -69,6 +70,8 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
         executable = verified(executable, model, args, kwargs, config, tuner)
     tuner.memory.save()
     clock.lap("verify")
+    take_pieces(executable, model, args, kwargs, config)
+    clock.lap("pieces")
     if config.lower == "inductor":
         executable = lowered(executable, model, args, kwargs, config)
         clock.lap("lower")
@@ -122,6 +125,20 @@ def verified(
         ran.rolled_back.extend(change for name, change in wrong if name == ran.name)
     executable.findings.max_error = verdict.max_error
     return executable
+
+
+def take_pieces(executable: Executable, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config) -> None:
+    """Opaque leaves run with those of their submodules optimized that can be, unless that changes the answer."""
+    modules = executable.graph.modules() if executable.graph is not None else ()
+    calls = [module for module in modules if isinstance(module, LeafCall)]
+    for call in calls:
+        if call.path not in config.leaves:
+            call.pieces = Pieces(call.module, functools.partial(optimize, config=config)) or None
+    if config.verify == "off" or not any(call.pieces for call in calls):
+        return
+    if not verify(executable, executable.capture.graph, model, args, kwargs, config).ok:
+        for call in calls:
+            call.pieces = None
 
 
 def lowered(

@@ -70,7 +70,11 @@ class Signature:
 
 
 class LeafCall(nn.Module):
-    """One call of a leaf in a graph: flat leaves in, flat tuple out. `module` is the model's own object."""
+    """One call of a leaf in a graph: flat leaves in, flat tuple out. `module` is the model's own object.
+
+    Attributes:
+        pieces: does the same with parts of the module optimized, None where it runs as it is.
+    """
 
     _is_impure = True  # never dead code: the module may count, print, or update its buffers
 
@@ -79,10 +83,11 @@ class LeafCall(nn.Module):
         self.module = module
         self.path = path
         self.signature = signature
+        self.pieces: Callable[..., Any] | None = None
 
     def forward(self, *flat: Any) -> tuple:
         args, kwargs = pytree.tree_unflatten(flat, self.signature.in_spec)
-        values, spec = pytree.tree_flatten(self.module(*args, **kwargs))
+        values, spec = pytree.tree_flatten((self.pieces or self.module)(*args, **kwargs))
         expected = self.signature.outputs
         if spec != self.signature.out_spec or not all(o.fits(v, flat) for o, v in zip(expected, values, strict=True)):
             raise LeafMismatch(f"{self.path}: expected {expected}, found {[getattr(v, 'shape', v) for v in values]}")

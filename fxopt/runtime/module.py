@@ -109,12 +109,12 @@ def _subclass(cls: type[nn.Module]) -> type:
         "__qualname__": name,
         "__doc__": cls.__doc__,
         "forward": forward,
-        **{slot: _delegate(slot) for slot in _slots_of(cls)},
+        **{slot: _delegate(slot) for slot in slots_of(cls)},
     }
     return types.new_class(name, (OptimizedMixin, cls), exec_body=lambda namespace: namespace.update(body))
 
 
-def _slots_of(cls: type) -> list[str]:
+def slots_of(cls: type) -> list[str]:
     """Attributes that live outside of ``__dict__`` and so are not shared by sharing it."""
     slots = (vars(base).get("__slots__", ()) for base in cls.__mro__)
     names = [name for group in slots for name in ((group,) if isinstance(group, str) else group)]
