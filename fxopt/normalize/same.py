@@ -13,6 +13,7 @@ from fxopt.findings import Change
 from fxopt.normalize.changes import change
 from fxopt.normalize.gradients import switches_gradients
 from fxopt.shape.aliases import DROPOUTS, Aliases
+from fxopt.shape.calls import arguments_of
 from fxopt.shape.sizes import same, same_shape, static, tensor_of
 from fxopt.shape.strides import Layout, Strides
 
@@ -111,9 +112,7 @@ def _same_kind(left: Any, right: Node) -> bool:
 
 
 def _copies(node: Node) -> bool:
-    assert isinstance(node.target, OpOverload)
-    names = [argument.name for argument in node.target._schema.arguments]
-    values = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    values = arguments_of(node)
     return bool(values.get("copy")) or values.get("memory_format") not in (None, torch.preserve_format)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
+from fxopt.shape.calls import arguments_of
 from fxopt.shape.sizes import shape_of, static, tensor_of
 
 aten = torch.ops.aten
@@ -22,8 +22,8 @@ def find_k_largest(module: GraphModule, inference: bool) -> Iterator[Match | Rej
     """topk(x, k, dim)[0]. A rising function in front of it may as well be taken of the k values alone."""
     aliases = Aliases(module.graph)
     for node in module.graph.find_nodes(op="call_function", target=aten.topk.default):
-        x, k, dim, largest, ordered = _arguments(*node.args)
-        if node.kwargs or not isinstance(x, Node) or not isinstance(k, int) or not (largest and ordered):
+        x, k, dim, largest, ordered = arguments_of(node).values()
+        if not (isinstance(x, Node) and isinstance(k, int) and isinstance(dim, int) and largest and ordered):
             continue
         values = next(iter(node.users), None)
         if values is None or any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users):
@@ -32,10 +32,6 @@ def find_k_largest(module: GraphModule, inference: bool) -> Iterator[Match | Rej
             yield Reject(f"its lists are no float32 on the CPU with k from 1 to {MOST}", node)
         else:
             yield Match(values, {"x": x, "k": k, "dim": dim % len(shape_of(x)), "rising": _rising(x, aliases)})
-
-
-def _arguments(x: Any, k: Any, dim: int = -1, largest: bool = True, ordered: bool = True) -> tuple:
-    return x, k, dim, largest, ordered
 
 
 def _fits(x: Node, k: int, dim: int) -> bool:

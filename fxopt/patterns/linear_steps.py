@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from fxopt.kernels.mlp.plan import Op
 from fxopt.patterns.gated_steps import gate_at
+from fxopt.shape.calls import arguments_of
 from fxopt.shape.sizes import same, shape_of, static, tensor_of
 
 aten = torch.ops.aten
@@ -57,10 +58,8 @@ def _gated(source: Node) -> Found | None:
 
 
 def _arguments(node: Node) -> list[Any]:
-    """Every argument by its place in the schema, defaults filled in."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
-    return [given.get(argument.name, argument.default_value) for argument in schema]
+    """By their places in the schema."""
+    return list(arguments_of(node).values())
 
 
 def _plain(op: Op) -> Callable[[Node], Found]:

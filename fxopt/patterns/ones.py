@@ -9,12 +9,11 @@ from torch.fx import GraphModule, Node
 
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.core import Match, Reject
-from fxopt.patterns.views_of import RESHAPES
+from fxopt.patterns.views_of import REGROUPS
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
 
 aten = torch.ops.aten
-_RESHAPES = RESHAPES | {aten.unsqueeze.default}
 
 
 def find_ones(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
@@ -44,7 +43,7 @@ def kept(shape: Sequence[Size], whole: Sequence[Size]) -> tuple[Size, ...]:
 def _without(operand: Node, node: Node) -> Node | None:
     """What `operand` is a view of, if that has its shape without the dims where `node` has size 1."""
     source, wanted = operand, kept(shape_of(operand), shape_of(node))
-    while source.target in _RESHAPES and isinstance(source.args[0], Node):
+    while source.target in REGROUPS and isinstance(source.args[0], Node):
         source = source.args[0]
         if _equal(shape_of(source), wanted):
             return source
@@ -53,11 +52,11 @@ def _without(operand: Node, node: Node) -> Node | None:
 
 def _there_and_back(node: Node) -> Node | None:
     """The source of a view of a view that has the shape of its source again, and only lost and won dims of size 1."""
-    if node.target not in _RESHAPES:
+    if node.target not in REGROUPS:
         return None
     source, shape = node.args[0], shape_of(node)
     plain = [size for size in shape if static(size) != 1]
-    while isinstance(source, Node) and source.target in _RESHAPES and isinstance(source.args[0], Node):
+    while isinstance(source, Node) and source.target in REGROUPS and isinstance(source.args[0], Node):
         if not _equal([size for size in shape_of(source) if static(size) != 1], plain):
             return None
         source = source.args[0]

@@ -1,24 +1,23 @@
-"""Whether a graph computes row b of its outputs from row b of its inputs: then a batch may be padded.
+"""Whether a graph computes row b of its outputs from row b of its inputs (shape/rows.py): then a batch may be padded.
 
 Jagged ids count as rows of their bag: ids that only embedding columns read, by offsets that are inputs too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from operator import getitem
 from typing import Any
 
 import sympy
-import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
 from fxopt.kernels.columns.plan import Plan
-from fxopt.shape.sizes import Size, expression, same, static
+from fxopt.shape import rows as placement
+from fxopt.shape.rows import FIXED, ByRows, Placement, Placements, Unknown
+from fxopt.shape.sizes import expression, static
 
-aten = torch.ops.aten
 PlanOf = Callable[[Node], Plan]
 
 
@@ -72,121 +71,69 @@ class _Analysis:
         self.placeholders = {node: k for k, node in enumerate(graph.find_nodes(op="placeholder"))}
         (self.output,) = graph.find_nodes(op="output")
         self.found = Rows()
-        self.batch = self._batch()
-        self.symbols = expression(self.batch).free_symbols
-        self.has_rows: dict[Node, bool] = {}
+        self.by_rows = ByRows(self._batch())
+        self.known: Placements = {}
 
     def result(self) -> Rows:
         for node in self.graph.nodes:
             if node.op == "call_function":
-                self.has_rows[node] = self._visit(node)
+                self.known[node] = self._call(node)
             elif node.op not in ("placeholder", "get_attr", "output"):
                 raise NotRowWise(node, "an opaque call")
             else:
-                self.has_rows[node] = node.op == "placeholder" and self._input(node)
-        for node in self.output.args[0]:  # type: ignore[union-attr]
-            self.found.outputs.append(self._multiple(node.meta["val"]) if self.has_rows[node] else 0)
+                self.known[node] = self._input(node) if node.op == "placeholder" else FIXED
+        self.found.outputs = [self._times(node) for node in self.output.args[0]]  # type: ignore[union-attr]
         return self.found
 
-    def _batch(self) -> Size:
+    def _batch(self) -> sympy.Expr:
         """The size that all rows count: of an input where the rows of an output are a multiple of it."""
         for node in self.output.args[0]:  # type: ignore[union-attr]
             value = node.meta.get("val")
             if isinstance(value, Tensor) and value.dim() and static(value.shape[0]) is None:
-                firsts = [n.meta["val"].shape[0] for n in self.placeholders if _is_sized(n)]
-                return next((size for size in firsts if _times(value.shape[0], size)), value.shape[0])
+                rows = expression(value.shape[0])
+                firsts = [expression(n.meta["val"].shape[0]) for n in self.placeholders if _is_sized(n)]
+                return next((size for size in firsts if sympy.cancel(rows / size).is_Integer), rows)
         raise NotRowWise(self.output, "no output has a size of the batch")
 
-    def _input(self, node: Node) -> bool:
-        """Whether an input has B rows. Offsets and ids are seen to at the columns that read them."""
-        value = node.meta["val"]
-        if not isinstance(value, Tensor) or not self._depends(value):
-            return False
-        if self._multiple(value) == 1:
+    def _input(self, node: Node) -> Placement | None:
+        """B rows in front, or none. Offsets and ids are seen to at the columns that read them, and by nobody else."""
+        place = self._of_shape(node.meta["val"])
+        if place == placement.Rows(0):
             self.found.rows.add(self.placeholders[node])
-            return True
-        return False  # jagged: whoever reads it otherwise is stopped by `_visit`
+        return None if isinstance(place, placement.Rows) and place != placement.Rows(0) else place
 
-    def _depends(self, value: Any) -> bool:
-        return any(static(size) is None for size in value.shape)
+    def _of_shape(self, value: Any) -> Placement | None:
+        try:
+            return self.by_rows.of_shape(value)
+        except Unknown:
+            return None
 
-    def _multiple(self, value: Tensor) -> int:
-        """Rows for each of the batch, 0 for a tensor that has other sizes."""
-        if value.dim() == 0 or self._batch_inside(value):
-            return 0
-        return _times(value.shape[0], self.batch)
-
-    def _batch_inside(self, value: Tensor) -> bool:
-        inner = (expression(size).free_symbols for size in value.shape[1:] if static(size) is None)
-        return any(symbols & self.symbols for symbols in inner)
-
-    def _visit(self, node: Node) -> bool:
+    def _call(self, node: Node) -> Placement:
         if _is_columns(node):
-            return self._columns(node)
-        sources = node.all_input_nodes
-        values = [source.meta.get("val") for source in sources]
-        for source, value in zip(sources, values, strict=True):
-            jagged = isinstance(value, Tensor) and self._depends(value) and not self.has_rows[source]
-            if jagged and not self._only_inner(value):  # type: ignore[arg-type]
+            self._columns(node)
+            return placement.Rows(0)
+        for source in node.all_input_nodes:
+            if self.known[source] is None:
                 raise NotRowWise(node, f"reads {source.name}, whose sizes are none of the batch")
-        sizes = [source for source, value in zip(sources, values, strict=True) if isinstance(value, torch.SymInt)]
-        if not sizes and not any(self.has_rows[source] for source in sources):
-            return False
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt):
-            return False
-        if sizes and node.target not in _BY_SIZE:
-            raise NotRowWise(node, "computes with a size")
-        tensors = value if isinstance(value, list | tuple) else [value]
-        if not all(isinstance(t, Tensor) and self._multiple(t) for t in tensors):
-            raise NotRowWise(node, "its result has not the rows of the batch")
-        if not self._keeps_rows(node):
-            raise NotRowWise(node, "may mix rows")
-        return True
+        try:
+            return self.by_rows.of_call(node, self.known)
+        except Unknown:
+            raise NotRowWise(node, "may mix rows") from None
 
-    def _only_inner(self, value: Tensor) -> bool:
-        return not any(expression(s).free_symbols & self.symbols for s in value.shape if static(s) is None)
+    def _times(self, output: Node) -> int:
+        """Rows for each of the batch, 0 where there are none."""
+        place = self.known[output]
+        if not isinstance(place, placement.Rows):
+            return 0
+        if place.dim != 0:
+            raise NotRowWise(output, "an output whose rows are not in front")
+        return place.times
 
-    def _keeps_rows(self, node: Node) -> bool:
-        target: Any = node.target
-        args: Any = node.args
-        name = getattr(target, "name", str)()
-        if target in _ALWAYS or target in _BY_SIZE or name in _OWN:
-            return True
-        if isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags:
-            rank = node.meta["val"].dim()
-            return all(n.meta["val"].dim() == rank for n in node.all_input_nodes if self.has_rows[n])
-        if target in _FIRST_ONLY or name in _OWN_FIRST_ONLY:
-            first = args[0] if isinstance(args[0], list | tuple) else [args[0]]
-            return all(n in first for n in node.all_input_nodes if self.has_rows[n])
-        if target is aten.embedding.default:
-            return not self.has_rows[args[0]] and self.has_rows[args[1]]
-        if target is aten.matmul.default:
-            left, right = args[0].meta["val"].dim(), args[1].meta["val"].dim()
-            apart = self.has_rows[args[1]] and left == right and left > 2
-            return self.has_rows[args[0]] and (apart or not self.has_rows[args[1]])
-        if target is aten.permute.default:
-            return bool(args[1][0] == 0)
-        if target is aten.transpose.int:
-            return self._without_first(node, args[1:])
-        if target in _ADDED:
-            bias, rows, weight = args[:3]
-            flat = bias.meta["val"].dim() == 1 or self.has_rows[bias]
-            return flat and self.has_rows[rows] and not self.has_rows[weight]
-        if target in _DIM:
-            position, default = _DIM[target]
-            given = args[position] if len(args) > position else node.kwargs.get("dim", default)
-            return self._without_first(node, given)
-        return target in _NORMS and _NORMS[target](node)
+    def _has_rows(self, node: Node) -> bool:
+        place = self.known[node]
+        return isinstance(place, placement.Rows) and place.dim == 0
 
-    def _without_first(self, node: Node, dims: Any) -> bool:
-        first: Any = node.args[0]
-        rank = (first[0] if isinstance(first, list | tuple) else first).meta["val"].dim()
-        rank += node.target in (aten.stack.default, aten.unsqueeze.default)
-        every = list(dims) if isinstance(dims, list | tuple) else [dims]
-        return bool(every) and all(isinstance(d, int) and d % rank != 0 for d in every)
-
-    def _columns(self, node: Node) -> bool:
+    def _columns(self, node: Node) -> None:
         """Ids and offsets of jagged columns, and everything else with B rows."""
         tensors: Any = node.args[0]
         plan = self.plan_of(node)
@@ -207,20 +154,20 @@ class _Analysis:
                 known = bags.setdefault(column.bag.tensor, (column.source.tensor, column.bag.include_last))
                 if known != (column.source.tensor, column.bag.include_last):
                     raise NotRowWise(node, "offsets that cut several tensors")
-            if any(self.has_rows[tensors[t]] or self._depends(tensors[t].meta["val"]) for t in plain):
+            if any(self.known[tensors[t]] is not FIXED or _varies(tensors[t]) for t in plain):
                 raise NotRowWise(node, "boundaries of a size that changes")
         if ids & others or ids & bags.keys() or others & bags.keys():
             raise NotRowWise(node, "a tensor that is ids of bags and something else")
         for tensor in (tensors[number] for number in others):
-            if not self.has_rows[tensor] and self._depends(tensor.meta["val"]):
+            if not self._has_rows(tensor) and _varies(tensor):
                 raise NotRowWise(node, f"reads {tensor.name}, which has not the rows of the batch")
         for number, (cut, include_last) in bags.items():
             self._offsets(node, tensors[number], tensors[cut], include_last)  # type: ignore[index]
         for number in ids:
             self._ids(node, tensors[number])  # type: ignore[index]
-        if not all(self._multiple(value) for value in node.meta["val"]):
+        places = [self._of_shape(value) for value in node.meta["val"]]
+        if not all(isinstance(place, placement.Rows) and place.dim == 0 for place in places):
             raise NotRowWise(node, "an output has not the rows of the batch")
-        return True
 
     def _offsets(self, node: Node, offsets: Node, ids: Node, include_last: bool) -> None:
         number = self._alone(node, offsets)
@@ -245,52 +192,10 @@ def _is_sized(node: Node) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and static(value.shape[0]) is None
 
 
-def _times(size: Size, batch: Size) -> int:
-    """The constant c of size = c * batch, else 0."""
-    if same(size, batch):
-        return 1
-    times = sympy.cancel(expression(size) / expression(batch))
-    return int(times) if times.is_Integer and times > 0 else 0
+def _varies(node: Node) -> bool:
+    return any(static(size) is None for size in node.meta["val"].shape)
 
 
 def _is_columns(node: Node) -> bool:
     """By its name: the operator is defined where the first model needs it."""
     return getattr(node.target, "name", str)() == "fxopt::columns"
-
-
-def _layer_norm(node: Node) -> bool:
-    return node.args[0].meta["val"].dim() > len(node.args[1])  # type: ignore[union-attr,arg-type]
-
-
-def _eval_norm(node: Node) -> bool:
-    return node.args[5] is False
-
-
-# Operators whose rows cannot mix where the result has the rows of the batch.
-_ALWAYS = {
-    aten.bmm.default, aten.clone.default, aten.contiguous.default, aten._to_copy.default, aten.to.dtype,
-    aten.to.dtype_layout, aten.to.device, aten.view.default, aten.reshape.default, aten._unsafe_view.default,
-    aten.flatten.using_ints, aten.expand.default, aten.alias.default, aten.lift_fresh_copy.default,
-    aten.scaled_dot_product_attention.default, aten.tril.default, aten.triu.default, getitem,
-}  # fmt: skip
-
-# Operators that may read a size: of the result, as the checks of its shape see.
-_BY_SIZE = {
-    aten.view.default, aten.reshape.default, aten.expand.default, aten._unsafe_view.default, aten.new_zeros.default,
-    aten.new_ones.default, aten.new_full.default, aten.zeros.default, aten.ones.default, aten.full.default,
-}  # fmt: skip
-_FIRST_ONLY = {aten.linear.default, aten.mm.default, aten.t.default}
-_ADDED = {aten.addmm.default, aten._addmm_activation.default}
-# Operators along a dim, which must not be the first: position of the argument, and its default.
-_DIM: Mapping[Any, tuple[int, Any]] = {
-    aten.cat.default: (1, 0), aten.stack.default: (1, 0), aten.softmax.int: (1, None), aten._softmax.default: (1, None),
-    aten.log_softmax.int: (1, None), aten.sum.dim_IntList: (1, None), aten.mean.dim: (1, None),
-    aten.amax.default: (1, ()), aten.amin.default: (1, ()),
-    aten.select.int: (1, None), aten.slice.Tensor: (1, 0), aten.narrow.default: (1, None),
-    aten.unsqueeze.default: (1, None), aten.squeeze.dim: (1, None), aten.unbind.int: (1, 0), aten.split.Tensor: (2, 0),
-    aten.split_with_sizes.default: (2, 0), aten.index_select.default: (1, None), aten.gather.default: (1, None),
-    aten.cumsum.default: (1, None), aten.max.dim: (1, None), aten.min.dim: (1, None), aten.topk.default: (2, -1),
-}  # fmt: skip
-_NORMS = {aten.layer_norm.default: _layer_norm, aten.batch_norm.default: _eval_norm}
-_OWN = {"fxopt::dot_interaction", "fxopt::factorization_machine", "fxopt::gpu_dots"}
-_OWN_FIRST_ONLY = {"fxopt::mlp", "fxopt::gpu_linear"}

@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxopt.normalize import switches_gradients
 from fxopt.patterns import views_of
 from fxopt.patterns.core import Match, Reject
-from fxopt.patterns.views_of import RESHAPES, SAME, Viewed
+from fxopt.patterns.views_of import REGROUPS, SAME, Viewed
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape, shape_of
 from fxopt.shape.strides import Layout, Strides, looks_contiguous, reads_once
@@ -20,7 +20,7 @@ from fxopt.shape.view_steps import Contiguous, Reshape, Step, steps_of
 from fxopt.shape.views import View
 
 aten = torch.ops.aten
-_REORDER_NOTHING = RESHAPES | SAME | {aten.unsqueeze.default, aten.detach.default}
+_REORDER_NOTHING = REGROUPS | SAME | {aten.detach.default}
 _COPIES = {aten.clone.default, aten.lift_fresh_copy.default}
 _MAY_COPY = {
     aten.reshape.default, aten.flatten.using_ints, aten.reshape_as.default, aten.ravel.default,

@@ -28,6 +28,7 @@ RESHAPES = {
     aten._unsafe_view.default,
     aten.ravel.default,
 }
+REGROUPS = RESHAPES | {aten.unsqueeze.default}  # dims of the same elements in the same order
 CASTS = {
     aten.to.dtype,
     aten.to.dtype_layout,

@@ -36,11 +36,13 @@ from fxopt.rewrites import (
 from fxopt.rewrites.core import Rewrite
 
 PASSES: tuple[Rewrite, ...] = (
+    # What is dead, or only moves memory.
     dead_checks.REWRITE,
     views.REWRITE,
     cats.REWRITE,
     identities.REWRITE,
     sizes.REWRITE,
+    # Interactions, attention and layers in disguise, as the model wrote them.
     pair_attention.REWRITE,
     pair_sum.REWRITE,
     dot_interaction.REWRITE,
@@ -51,17 +53,21 @@ PASSES: tuple[Rewrite, ...] = (
     compressed_interaction.REWRITE,
     contractions.CONTRACTIONS,
     k_largest.REWRITE,
+    # Many of a kind at once.
     towers.REWRITE,
     repeated.REWRITE,
+    # Lookups, and what is left of their surroundings.
     embedding_columns.REWRITE,
     dot_interaction.PARTS,
     views.OF_COLUMNS,
     sized_constants.REWRITE,
     field_index.REWRITE,
+    # The dense layers, and what stands between them.
     pointwise.CROSSES,
     linear_pairs.REWRITE,
     linear_chains.REWRITE,
     pointwise.REWRITE,
+    # For one device, or for large batches.
     gpu_dots.REWRITE,
     gpu_linears.REWRITE,
     row_chunks.REWRITE,

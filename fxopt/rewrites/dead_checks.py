@@ -11,7 +11,7 @@ from fxopt.patterns.dead_checks.search import find_dead_checks
 from fxopt.patterns.dead_checks.unique import Deduplicated
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
-from fxopt.shape.ranges.operation import arguments_of
+from fxopt.shape.calls import arguments_of
 
 aten = torch.ops.aten
 

@@ -225,7 +225,7 @@ REWRITE = Rewrite(
     "embedding_columns",
     find,
     replace_group,
-    why="first among the rewrites: it sees lookups as the model wrote them",
+    why="after what reads the vectors of fields in other ways, and tells it what they are laid out for",
 )
 
 

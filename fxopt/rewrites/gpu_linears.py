@@ -26,5 +26,5 @@ REWRITE = Rewrite(
     "gpu_linears",
     find_gpu_linears,
     replace_linear,
-    why="last: everything that would take a linear layer or an activation on a GPU has been",
+    why="after everything else that would take a linear layer or an activation",
 )

@@ -163,6 +163,6 @@ REWRITE = Rewrite(
     "towers",
     find_towers,
     replace_towers,
-    why="after the columns, whose result the towers read; before chains of linears, which it takes where they branch",
+    why="before the repeated lanes, which would pack the same layers; before chains, which it takes where they branch",
     measured=True,
 )

@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from fxopt.shape.aliases import has_effects, is_random
-from fxopt.shape.ranges.operation import arguments_of, packet_of
+from fxopt.shape.calls import arguments_of, packet_of
 from fxopt.shape.sizes import expression, shape_of
 
 aten = torch.ops.aten
@@ -59,10 +59,10 @@ def batch_symbol(values: Sequence[Any]) -> sympy.Symbol | None:
 
 
 class ByRows:
-    """The placement of each node's value over a batch whose size is `symbol`."""
+    """The placement of each node's value over a batch of this size."""
 
-    def __init__(self, symbol: sympy.Symbol) -> None:
-        self.symbol = symbol
+    def __init__(self, batch: sympy.Expr) -> None:
+        self.batch = batch
 
     def of_shape(self, value: Any) -> Placement:
         """By its sizes alone: what an input is taken to be. Several tensors: rows, where one of them has rows."""
@@ -73,7 +73,7 @@ class ByRows:
         dims = [dim for dim, size in enumerate(value.shape) if self._counts(size)]
         if not dims:
             return FIXED
-        times = expression(value.shape[dims[0]]) / self.symbol
+        times = sympy.cancel(expression(value.shape[dims[0]]) / self.batch)
         if len(dims) > 1 or not isinstance(times, sympy.Integer):
             raise Unknown
         return Rows(dims[0], int(times))
@@ -101,7 +101,7 @@ class ByRows:
         return found
 
     def _counts(self, size: int | torch.SymInt) -> bool:
-        return not isinstance(size, int) and self.symbol in expression(size).free_symbols
+        return not isinstance(size, int) and bool(self.batch.free_symbols & expression(size).free_symbols)
 
     def _number(self, node: Node, placements: dict[Node, Any]) -> Placement:
         """Sizes, and what is computed from sizes; an item of a tensor with rows is neither."""
@@ -363,6 +363,13 @@ def _gathered(call: Rowwise) -> Rows:
     return found
 
 
+def _triangle(call: Rowwise) -> Rows:
+    source, found = call.only("self")
+    if found.dim >= call.rank(source) - 2:
+        raise Unknown
+    return found
+
+
 def _batch_norm(call: Rowwise) -> Rows:
     source, found = call.only("input")
     training: Any = call.arguments["training"]
@@ -456,7 +463,7 @@ def _named(names: str, rule: Callable[[Rowwise], Rows]) -> dict[Any, Callable[[R
 
 RULES: dict[Any, Callable[[Rowwise], Rows]] = {
     **_named("reshape view _unsafe_view flatten unflatten", _reshape),
-    **_named("contiguous clone alias detach to _to_copy", _same),
+    **_named("contiguous clone alias detach to _to_copy lift_fresh_copy", _same),
     **_named("softmax _softmax log_softmax _log_softmax cumsum slice narrow sort topk split split_with_sizes chunk "
              "unsafe_split unsafe_chunk", _along),
     **_named("sum mean amax amin max min var std prod logsumexp any all argmax argmin select squeeze unbind", _without),
@@ -470,10 +477,11 @@ RULES: dict[Any, Callable[[Rowwise], Rows]] = {
     **_named("pad constant_pad_nd", _padded),
     **_named("linear", _linear),
     **_named("matmul bmm mm", _matmul),
-    **_named("addmm", _addmm),
+    **_named("addmm _addmm_activation", _addmm),
     **_named("embedding", _looked_up),
     **_named("index_select", _selected),
     **_named("gather", _gathered),
+    **_named("tril triu", _triangle),
     **_named("batch_norm", _batch_norm),
     **_named("layer_norm", _layer_norm),
     **_named("conv1d conv2d max_pool1d max_pool2d avg_pool1d avg_pool2d", _images),
@@ -489,7 +497,7 @@ _OURS: dict[str, Callable[[Rowwise], Rows]] = {
     **dict.fromkeys(
         ("fxopt::towers", "fxopt::dot_interaction", "fxopt::pair_sum", "fxopt::pair_attention", "fxopt::k_largest",
          "fxopt::compressed_interaction", "fxopt::target_attention", "fxopt::pointwise", "fxopt::compressed_linear",
-         "fxopt::pair_select"),
+         "fxopt::pair_select", "fxopt::gpu_dots", "fxopt::gpu_linear"),
         _first_dims,
     ),
     "fxopt::mlp": _chain,

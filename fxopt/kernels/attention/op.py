@@ -78,8 +78,8 @@ def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple:
     plan, saved = Plan.of(ctx.plan), ctx.saved_tensors
     bases, kept = saved[: 3 + ctx.masks], saved[3 + ctx.masks :]
     if gradients.by_definition(grads):
-        found = gradients.again(partial(_defined, plan), bases, [x.is_floating_point() for x in bases], grads)
-        return *found[:3], found[3:], None
+        again = gradients.again(partial(_defined, plan), bases, [x.is_floating_point() for x in bases], grads)
+        return *again[:3], again[3:], None
     leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in bases]
     with torch.enable_grad():
         q, k, v, mask = _views(leaves[0], leaves[1], leaves[2], leaves[3:], plan)

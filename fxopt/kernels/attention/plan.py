@@ -8,9 +8,10 @@ that splitting, stacking and transposing heads costs nothing.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from ..words import bits_of, float_of
 
 VERSION = 0x46584153_0001  # cpu.cpp checks it
 NO_MASK, FILL_SET, FILL_UNSET, ADDED, CAUSAL = range(5)
@@ -65,9 +66,9 @@ class Plan:
         words = [
             VERSION,
             self.factors,
-            _bits(self.scale),
+            bits_of(self.scale),
             self.masking,
-            _bits(self.fill),
+            bits_of(self.fill),
             self.weights + 2 * self.safe,
             *self.order,
         ]
@@ -88,18 +89,10 @@ class Plan:
         query, key, value = (_operand(at, factors) for _ in range(3))
         mask = _operand(at, factors) if masking in (FILL_SET, FILL_UNSET, ADDED) else None
         return cls(
-            query, key, value, mask, masking, _float(fill), _float(scale), order, bool(flags & 1), bool(flags & 2)
+            query, key, value, mask, masking, float_of(fill), float_of(scale), order, bool(flags & 1), bool(flags & 2)
         )
 
 
 def _operand(words: Iterator[int], factors: int) -> Operand:
     axes = tuple(Axis(next(words), next(words), next(words)) for _ in range(factors + 2))
     return Operand(axes, tuple((next(words), next(words)) for _ in range(next(words))))
-
-
-def _bits(value: float) -> int:
-    return struct.unpack("<q", struct.pack("<d", value))[0]
-
-
-def _float(bits: int) -> float:
-    return struct.unpack("<d", struct.pack("<q", bits))[0]

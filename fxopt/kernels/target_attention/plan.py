@@ -8,10 +8,11 @@ A term reads a source of rows ([B, D], the query), of positions ([B, T, D], the 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from ..words import bits_of, float_of
 
 VERSION = 0x46584F54_0001  # cpu.cpp checks it
 MOST_REGISTERS = 12
@@ -99,16 +100,16 @@ class Plan:
             len(self.terms),
         ]
         for term in self.terms:
-            words += [term.row, term.position, term.start, term.width, _bits(term.scale)]
+            words += [term.row, term.position, term.start, term.width, bits_of(term.scale)]
         words += [len(self.layers), *(number for layer in self.layers for number in layer), len(self.norms)]
         for norm in self.norms:
-            words += [norm.mean, norm.variance, norm.weight, norm.bias, _bits(norm.eps)]
-        words += [len(self.constants), *map(_bits, self.constants), len(self.steps)]
+            words += [norm.mean, norm.variance, norm.weight, norm.bias, bits_of(norm.eps)]
+        words += [len(self.constants), *map(bits_of, self.constants), len(self.steps)]
         for step in self.steps:
             words += [step.op, step.out, step.left, step.right]
         words.append(len(self.tail))
         for tail in self.tail:
-            words += [tail.op, tail.mask, _bits(tail.value)]
+            words += [tail.op, tail.mask, bits_of(tail.value)]
         return words
 
     @classmethod
@@ -119,22 +120,14 @@ class Plan:
             raise ValueError("fxopt.target_attention: expected a plan made by words()")
         _take(at, 4)
         weight, bias, score, values = (next(at) for _ in range(4))
-        terms = tuple(Term(*_take(at, 4), _float(next(at))) for _ in range(next(at)))  # type: ignore[call-arg]
+        terms = tuple(Term(*_take(at, 4), float_of(next(at))) for _ in range(next(at)))  # type: ignore[call-arg]
         layers = tuple((next(at), next(at)) for _ in range(next(at)))
-        norms = tuple(Norm(*_take(at, 4), _float(next(at))) for _ in range(next(at)))  # type: ignore[call-arg]
-        constants = tuple(_float(next(at)) for _ in range(next(at)))
+        norms = tuple(Norm(*_take(at, 4), float_of(next(at))) for _ in range(next(at)))  # type: ignore[call-arg]
+        constants = tuple(float_of(next(at)) for _ in range(next(at)))
         steps = tuple(Step(*_take(at, 4)) for _ in range(next(at)))
-        tail = tuple(TailStep(*_take(at, 2), _float(next(at))) for _ in range(next(at)))  # type: ignore[call-arg]
+        tail = tuple(TailStep(*_take(at, 2), float_of(next(at))) for _ in range(next(at)))  # type: ignore[call-arg]
         return cls(weight, bias, terms, layers, norms, constants, steps, score, tail, values)
 
 
 def _take(words: Iterator[int], count: int) -> Any:
     return [next(words) for _ in range(count)]
-
-
-def _bits(value: float) -> int:
-    return struct.unpack("<q", struct.pack("<d", value))[0]
-
-
-def _float(bits: int) -> float:
-    return struct.unpack("<d", struct.pack("<q", bits))[0]

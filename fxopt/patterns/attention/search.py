@@ -22,16 +22,17 @@ from fxopt.kernels.attention.plan import (
     Plan,
 )
 from fxopt.normalize import switches_gradients
-from fxopt.patterns.attention.strided import RESHAPES, SAME, Axes, Factor, Strided, regrouped, reordered, strided
+from fxopt.patterns.attention.strided import Axes, Factor, Strided, regrouped, reordered, strided
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.views_of import REGROUPS, SAME
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import Size, product, same, shape_of, static, tensor_of
 
 aten = torch.ops.aten
 _PRODUCTS = (aten.matmul.default, aten.bmm.default)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-REGULAR = {*RESHAPES, *SAME, aten.cat.default}  # whose results lie in memory as they are read
+REGULAR = {*REGROUPS, *SAME, aten.cat.default}  # whose results lie in memory as they are read
 _ATTENTION = aten.scaled_dot_product_attention.default
 
 
@@ -396,7 +397,7 @@ def _next(node: Node, axes: Axes) -> tuple[Node, Axes] | None:
         return None
     if user.target in SAME:
         return user, axes
-    changed = regrouped(axes, shape_of(user)) if user.target in RESHAPES else None
+    changed = regrouped(axes, shape_of(user)) if user.target in REGROUPS else None
     if changed is None and user.target is not aten.expand.default:
         changed = reordered(user, axes)
     return None if changed is None else (user, changed)

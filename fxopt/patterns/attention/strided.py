@@ -12,22 +12,10 @@ import torch
 from torch.fx import Node
 
 from fxopt.patterns.constants import constant_of
+from fxopt.patterns.views_of import REGROUPS, SAME
 from fxopt.shape.sizes import Size, expression, product, same, shape_of, static, tensor_of
 
 aten = torch.ops.aten
-
-RESHAPES = {
-    aten.view.default,
-    aten.reshape.default,
-    aten._unsafe_view.default,
-    aten.flatten.using_ints,
-    aten.unflatten.int,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.unsqueeze.default,
-}
-SAME = {aten.contiguous.default, aten.clone.default, aten.alias.default}
 
 
 @dataclass(frozen=True)
@@ -87,7 +75,7 @@ def _strided(node: Node) -> Strided | None:
     inner = strided(node.args[0])
     if node.target in SAME:
         return inner
-    if node.target in RESHAPES:
+    if node.target in REGROUPS:
         axes = regrouped(inner.axes, shape_of(node))
     elif node.target is aten.slice.Tensor:
         return _sliced(node, inner)

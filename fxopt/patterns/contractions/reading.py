@@ -10,16 +10,13 @@ from torch.fx import Node
 
 from fxopt.patterns.contractions.spelled import Letters, spelled
 from fxopt.patterns.contractions.terms import Dim, Factor, Names, Term, Unfit, dims_of
+from fxopt.patterns.views_of import REGROUPS
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static, tensor_of
 
 aten = torch.ops.aten
 _SPREADS = {aten.expand.default, aten.expand_as.default, aten.repeat.default}
-_RESHAPES = {
-    aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints, aten.unflatten.int,
-    aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.contiguous.default,
-    aten.reshape_as.default, aten.view_as.default,
-}  # fmt: skip
+_RESHAPES = REGROUPS | {aten.contiguous.default}
 
 
 class Reader:

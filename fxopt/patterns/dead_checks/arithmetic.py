@@ -20,7 +20,7 @@ from fxopt.patterns.dead_checks.proofs import (
     told_call,
 )
 from fxopt.patterns.views_of import CASTS, through
-from fxopt.shape.ranges.operation import arguments_of
+from fxopt.shape.calls import arguments_of
 from fxopt.shape.ranges.values import Values
 from fxopt.shape.sizes import tensor_of
 

@@ -8,7 +8,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statica
 
 from fxopt.patterns.core import Reject
 from fxopt.patterns.dead_checks.proofs import Checks, Dead, Handler, Verdict
-from fxopt.shape.ranges.operation import arguments_of
+from fxopt.shape.calls import arguments_of
 from fxopt.shape.sizes import tensor_of
 
 aten = torch.ops.aten

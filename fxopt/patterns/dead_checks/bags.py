@@ -11,7 +11,7 @@ from torch.fx import Node
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.dead_checks.proofs import Checks, Dead
 from fxopt.patterns.views_of import CASTS
-from fxopt.shape.ranges.operation import arguments_of
+from fxopt.shape.calls import arguments_of
 from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
 
 aten = torch.ops.aten

@@ -9,21 +9,11 @@ from torch.fx import Node
 
 from fxopt.patterns.core import Reject
 from fxopt.patterns.dead_checks.proofs import Checks, Dead, Handler, Verdict, is_line, tested_by, told
+from fxopt.patterns.views_of import RESHAPES, SAME
 from fxopt.shape.sizes import product, same, shape_of
 
 aten = torch.ops.aten
 _POSITIONS = {aten.nonzero.default, aten.nonzero_static.default, aten.argwhere.default}
-_RESHAPES = {
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.squeeze.default,
-    aten.view.default,
-    aten.reshape.default,
-    aten.flatten.using_ints,
-    aten.ravel.default,
-    aten.contiguous.default,
-    aten.clone.default,
-}
 
 
 def _index(checks: Checks, node: Node) -> Verdict:
@@ -60,7 +50,7 @@ def _mask_behind(index: Node) -> Node | None:
     """The 1-D mask whose positions an index lists."""
     if len(shape_of(index)) != 1:
         return None
-    while index.target in _RESHAPES:
+    while index.target in RESHAPES | SAME:
         index = index.args[0]  # type: ignore[assignment]
     if index.target is aten.select.int and index.args[1] in (1, -1) and index.args[2] in (0, -1):
         index = index.args[0]  # type: ignore[assignment]

@@ -8,7 +8,7 @@ from torch.fx import Node
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.core import Reject
 from fxopt.patterns.dead_checks.proofs import Checks, Handler, Verdict, is_integer, tested_by, told
-from fxopt.shape.ranges.operation import arguments_of
+from fxopt.shape.calls import arguments_of
 
 aten = torch.ops.aten
 

@@ -12,8 +12,8 @@ from fxopt.patterns.constants import Number, constant_of
 from fxopt.patterns.core import Reject
 from fxopt.patterns.views_of import CASTS, through
 from fxopt.shape.aliases import Aliases
+from fxopt.shape.calls import arguments_of
 from fxopt.shape.ranges.analysis import Ranges
-from fxopt.shape.ranges.operation import arguments_of
 from fxopt.shape.ranges.values import Values
 from fxopt.shape.sizes import Size, same, same_shape, shape_of, static, tensor_of
 

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.patterns.dead_checks.proofs import Checks
-from fxopt.shape.ranges.operation import arguments_of
+from fxopt.shape.calls import arguments_of
 from fxopt.shape.sizes import same_shape, shape_of
 
 aten = torch.ops.aten

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.patterns.core import Reject
+from fxopt.shape.calls import arguments_of
 from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
 
 aten = torch.ops.aten
@@ -78,18 +79,6 @@ def _is_ids(node: object) -> bool:
     return tensor is not None and not tensor.is_floating_point() and tensor.dtype not in (torch.bool, torch.uint8)
 
 
-def _arguments(node: Node) -> dict[str, object]:
-    """All arguments by name, defaults filled in."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    values: dict[str, object] = {}
-    for position, argument in enumerate(node.target._schema.arguments):
-        given = (
-            node.args[position] if position < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-        )
-        values[argument.name] = given
-    return values
-
-
 def _only_eager_grad(arguments: dict[str, object]) -> str:
     """Whether the table is frozen does not matter: it may be trained again after the capture."""
     if arguments["sparse"]:
@@ -98,7 +87,7 @@ def _only_eager_grad(arguments: dict[str, object]) -> str:
 
 
 def _embedding(node: Node) -> Lookup | Reject | None:
-    arguments = _arguments(node)
+    arguments = arguments_of(node)
     table, ids, padding = arguments["weight"], arguments["indices"], arguments["padding_idx"]
     if not _is_table(table) or not _is_ids(ids):
         return None
@@ -113,7 +102,7 @@ def _embedding_bag(node: Node) -> Lookup | Reject | None:
         return None
     if index != 0:
         return None
-    arguments = _arguments(call)
+    arguments = arguments_of(call)
     table, ids, offsets = arguments["weight"], arguments["indices"], arguments["offsets"]
     if not _is_table(table) or not _is_ids(ids) or not isinstance(offsets, Node):
         return None

@@ -9,25 +9,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from fxopt.patterns.views_of import REGROUPS, SAME
 from fxopt.shape.sizes import Size, product, same, shape_of, static
 
 aten = torch.ops.aten
 Layout = tuple[str, ...]  # "B", "T", "C", "1", or "BT", a merged dim
-
-RESHAPES = {
-    aten.view.default,
-    aten.reshape.default,
-    aten._unsafe_view.default,
-    aten.flatten.using_ints,
-    aten.unflatten.int,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.unsqueeze.default,
-    aten.view_as.default,
-    aten.reshape_as.default,
-}
-_SAME = {aten.contiguous.default, aten.clone.default, aten.alias.default}
 
 
 @dataclass(frozen=True)
@@ -43,7 +29,7 @@ class Sizes:
 
 def viewed(node: Node, layout: Layout, sizes: Sizes, channels: int) -> Layout | None:
     """The layout of a view operator's result, None where it is no view, or mixes dims. `layout`: of what it views."""
-    if node.target in _SAME:
+    if node.target in SAME:
         return layout
     if node.target is aten.transpose.int:
         left, right = (int(dim) % len(layout) for dim in node.args[1:3])  # type: ignore[arg-type]
@@ -59,7 +45,7 @@ def viewed(node: Node, layout: Layout, sizes: Sizes, channels: int) -> Layout | 
         return layout[:dim] + layout[dim + 1 :] if layout[dim] == "1" else None
     if node.target is aten.expand.default:
         return layout if len(shape_of(node)) == len(layout) and has(shape_of(node), layout, sizes, channels) else None
-    return _reshaped(shape_of(node), layout, sizes, channels) if node.target in RESHAPES else None
+    return _reshaped(shape_of(node), layout, sizes, channels) if node.target in REGROUPS else None
 
 
 def has(shape: Sequence[Size], layout: Layout, sizes: Sizes, channels: int) -> bool:

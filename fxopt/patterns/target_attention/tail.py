@@ -12,8 +12,9 @@ from torch.fx import Node
 from fxopt.kernels.target_attention import plan as p
 from fxopt.kernels.target_attention.plan import TailStep
 from fxopt.patterns.constants import constant_of
-from fxopt.patterns.target_attention.layout import RESHAPES, Layout, Sizes, has, to_rows, viewed
+from fxopt.patterns.target_attention.layout import Layout, Sizes, has, to_rows, viewed
 from fxopt.patterns.target_attention.terms import Source
+from fxopt.patterns.views_of import REGROUPS
 from fxopt.shape.sizes import same, shape_of, static, tensor_of
 
 aten = torch.ops.aten
@@ -180,7 +181,7 @@ def _number(value: Any) -> float | None:
     if value.target is aten.mul.Tensor:
         left, right = map(_number, value.args)
         return None if left is None or right is None else left * right
-    is_view = value.target in RESHAPES or value.target in (aten.transpose.int, aten.expand.default)
+    is_view = value.target in REGROUPS or value.target in (aten.transpose.int, aten.expand.default)
     return _number(value.args[0]) if is_view else None
 
 

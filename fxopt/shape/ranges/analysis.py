@@ -10,8 +10,9 @@ import torch
 from torch.fx import Graph, Node
 
 from fxopt.shape.aliases import Aliases
+from fxopt.shape.calls import packet_of
 from fxopt.shape.ranges.algebra import size_values
-from fxopt.shape.ranges.operation import Known, Operation, Rule, packet_of
+from fxopt.shape.ranges.operation import Known, Operation, Rule
 from fxopt.shape.ranges.rules import ELEMENTWISE, RULES
 from fxopt.shape.ranges.rules_movement import MOVES
 from fxopt.shape.ranges.values import Values

@@ -11,8 +11,9 @@ import torch
 from torch.fx import Node
 
 from fxopt.shape.aliases import is_pure
+from fxopt.shape.calls import packet_of
 from fxopt.shape.ranges.algebra import cast
-from fxopt.shape.ranges.operation import Known, Operation, packet_of
+from fxopt.shape.ranges.operation import Known, Operation
 from fxopt.shape.ranges.values import Values, after, before
 from fxopt.shape.sizes import same_shape, tensor_of
 

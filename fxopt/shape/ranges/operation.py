@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.fx import Node
 
+from fxopt.shape.calls import arguments_of
 from fxopt.shape.ranges.algebra import MOST, cast, size_values
 from fxopt.shape.ranges.values import Values
 
@@ -93,21 +93,3 @@ class Operation:
 
 Rule = Callable[[Operation], Known | None]
 """What an operator's output can be; None: anything."""
-
-
-def arguments_of(node: Node) -> dict[str, object]:
-    """Arguments by name, defaults filled in."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return dict(enumerate(node.args)) | dict(node.kwargs)  # type: ignore[arg-type,return-value]
-    defaults = _defaults(node.target)
-    return {**defaults, **dict(zip(defaults, node.args, strict=False)), **node.kwargs}
-
-
-@cache
-def _defaults(target: torch._ops.OpOverload) -> dict[str, object]:
-    return {argument.name: argument.default_value for argument in target._schema.arguments}
-
-
-def packet_of(node: Node) -> Any:
-    """The operator that a node calls, whichever overload; None where it calls none."""
-    return getattr(node.target, "overloadpacket", None)

@@ -7,6 +7,7 @@ import operator
 import torch
 from torch.fx import Node
 
+from fxopt.shape.calls import packet_of
 from fxopt.shape.ranges import (
     rules_arithmetic,
     rules_bits,
@@ -16,7 +17,7 @@ from fxopt.shape.ranges import (
     rules_movement,
     rules_reduce,
 )
-from fxopt.shape.ranges.operation import Known, Operation, Rule, packet_of
+from fxopt.shape.ranges.operation import Known, Operation, Rule
 from fxopt.shape.ranges.values import Values
 
 aten = torch.ops.aten
