@@ -17,9 +17,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+import fxopt
 from bench.gpu_cases import Bags, Case, dlrm, long_bags, micro24, model_e, with_fbgemm
 from bench.gpu_timing import Gpu, measure_gpu, replayed, seconds_cold, seconds_of
 from bench.machine import RESULTS
+from fxopt.kernels.columns.cuda import use
+from fxopt.kernels.columns.cuda.tuning import tune
 
 BATCHES = (1, 256, 2048)
 
@@ -41,8 +44,6 @@ with_graphs: dict[int, Any] = {}
 
 def contenders(case: Case, compile: bool, made: dict[int, Any]) -> dict[str, Callable[[], Any]]:
     """Everything that runs the case; `made` keeps optimized modules from one batch size to the next."""
-    import fxopt
-
     module, inputs = case.module, case.inputs
     if id(module) not in made:
         start = time.perf_counter()
@@ -61,7 +62,7 @@ def contenders(case: Case, compile: bool, made: dict[int, Any]) -> dict[str, Cal
     return found
 
 
-def run_case(case: Case, gpu: Gpu, compile: bool, made: dict[int, Any]) -> dict[str, Any]:
+def run_case(case: Case, gpu: Gpu, compile: bool, tunes: bool, made: dict[int, Any]) -> dict[str, Any]:
     """Checks every contender against eager, then times it, called and replayed."""
     calls = contenders(case, compile, made)
     expected = case.module(*case.inputs).clone()
@@ -85,6 +86,9 @@ def run_case(case: Case, gpu: Gpu, compile: bool, made: dict[int, Any]) -> dict[
         result["times_us"][f"{name} + graph"] = seconds_of(replay) * 1e6
         result["error"][f"{name} + graph, cold L2"] = result["error"][f"{name} + graph"]
         result["times_us"][f"{name} + graph, cold L2"] = seconds_cold(replay) * 1e6
+    if tunes:
+        result["builds_us"] = tune(calls["fxopt"])
+        use()
     return result
 
 
@@ -113,6 +117,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--columns", type=int, default=1000)
     parser.add_argument("--batches", type=lambda s: tuple(map(int, s.split(","))), default=BATCHES)
     parser.add_argument("--compile", action="store_true", help="also torch.compile, of 100 columns (minutes)")
+    parser.add_argument("--tune", action="store_true", help="also each build of the columns that tune() tries")
     parser.add_argument("--json", type=Path, help="where to write the results, default: bench/results/")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
@@ -124,8 +129,12 @@ def main(argv: list[str]) -> int:
         gpu = measure_gpu()
         console.print(gpu)
         made: dict[int, Any] = {}
-        results = [run_case(case, gpu, args.compile, made) for case in cases(args)]
+        results = [run_case(case, gpu, args.compile, args.tune, made) for case in cases(args)]
     console.print(table(results))
+    for r in results:
+        builds = ", ".join(f"{name} {us:.1f}" for name, us in r.get("builds_us", {}).items())
+        if builds:
+            console.print(f"{r['case']}, batch {r['batch']}: {builds} us")
     if importlib.util.find_spec("fbgemm_gpu") is None:
         console.print("no row of FBGEMM's TBE: fbgemm_gpu is not installed here")
     for module, _, seconds in made.values():

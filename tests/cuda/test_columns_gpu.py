@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from fxopt.kernels.columns import reference
+from fxopt.kernels.columns.cuda import use
+from fxopt.kernels.columns.cuda.tuning import VARIANTS, tune
 from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.errors import BadId, call_of, check, clamped
 from fxopt.kernels.columns.op import columns
@@ -107,6 +109,22 @@ def test_streams_and_many_shapes():
     check()
     for k, call in enumerate(calls):
         assert_same(call, outs[k])
+
+
+def test_tune_keeps_a_build_and_answers_and_errors_stay():
+    call = on_gpu(3, 70)
+    plan = encode(call.plan)
+    try:
+        times = tune(lambda: columns(call.tensors, call.tables, plan))
+        assert set(times) == set(VARIANTS) and all(t > 0 for t in times.values())
+        for flags in VARIANTS.values():
+            use(flags)
+            assert_same(call, columns(call.tensors, call.tables, plan)[0])
+            lookup(torch.tensor([7], device="cuda"), torch.randn(7, 8, device="cuda"))
+            with pytest.raises(BadId, match="id 7 at row 0"):
+                check()
+    finally:
+        use()
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from fxopt.kernels import cuda_build
 from fxopt.kernels.build import BuildError
 from fxopt.kernels.columns.cuda import KERNEL
+from fxopt.kernels.columns.cuda.tuning import VARIANTS
 from fxopt.kernels.gpu_dots import op as gpu_dots
 from fxopt.kernels.gpu_linear import op as gpu_linear
 from fxopt.kernels.stage import op as stage
@@ -30,6 +32,14 @@ def test_no_spills(tmp_path, arch, library):
     registers = [int(n) for n in re.findall(r"Used (\d+) registers", told.stderr)]
     assert spills and not any(spills), told.stderr
     assert registers and max(registers) <= MOST_REGISTERS
+
+
+@needs_nvcc
+def test_rows_kept_in_l2_compile(tmp_path):
+    library = replace(KERNEL, flags=(*KERNEL.flags, *VARIANTS["rows kept in L2"]))
+    command = cuda_build.command(library, "sm_90a", tmp_path / "kernel.cubin")
+    told = subprocess.run(["-cubin" if w == "-shared" else w for w in command], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
 
 
 def test_without_nvcc_the_error_says_so(monkeypatch, tmp_path):

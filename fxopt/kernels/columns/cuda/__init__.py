@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -34,7 +35,9 @@ WRAPPER = Library(
     cflags=("-O2", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020b000000000000"),
 )
 _CHUNK = 32  # backward.cuh's kChunk
-_kernel: ctypes.CDLL | None = None
+_wrapper: ctypes.CDLL | None = None
+_kernels: dict[tuple[str, ...], ctypes.CDLL] = {}  # by the flags they were built with; captured graphs keep theirs
+_kernel: ctypes.CDLL | None = None  # that calls use
 
 
 def load() -> int | None:
@@ -45,43 +48,55 @@ def load() -> int | None:
     Raises:
         BuildError, OSError: there is no nvcc, or a library cannot be made or loaded.
     """
-    global _kernel
-    if _kernel is not None:
+    global _wrapper
+    if _wrapper is not None:
         return None
-    kernel = ctypes.CDLL(str(build(KERNEL, arch_of(torch.cuda.get_device_capability()))))
-    wrapper_path = build_cpp(WRAPPER)
-    torch.ops.load_library(wrapper_path)
-    torch_cuda = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
-    kernel.fxopt_cuda_failure.restype = kernel.fxopt_cuda_reported.restype = ctypes.c_bool
-    kernel.fxopt_cuda_sums.restype = ctypes.c_bool
-    addresses = (kernel.fxopt_cuda_columns, kernel.fxopt_cuda_entries, torch_cuda.aoti_torch_get_current_cuda_stream)
-    wrapper = ctypes.CDLL(str(wrapper_path))
-    wrapper.fxopt_cuda_bind(*(ctypes.cast(f, ctypes.c_void_p) for f in addresses))
-    kernel.fxopt_cuda_blocking(os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
-    _kernel = kernel
+    path = build_cpp(WRAPPER)
+    torch.ops.load_library(path)
+    wrapper = ctypes.CDLL(str(path))
+    use(wrapper=wrapper)
+    _wrapper = wrapper
     return ctypes.cast(wrapper.fxopt_cuda_run, ctypes.c_void_p).value
+
+
+def use(flags: tuple[str, ...] = (), wrapper: ctypes.CDLL | None = None) -> None:
+    """Calls from now on go to the kernel built with `flags` more."""
+    global _kernel
+    if flags not in _kernels:
+        _kernels[flags] = _opened(replace(KERNEL, flags=(*KERNEL.flags, *flags)))
+    _kernel = _kernels[flags]
+    torch_cuda = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+    addresses = (_kernel.fxopt_cuda_columns, _kernel.fxopt_cuda_entries, torch_cuda.aoti_torch_get_current_cuda_stream)
+    wrapper = wrapper or _wrapper
+    assert wrapper is not None
+    wrapper.fxopt_cuda_bind(*(ctypes.cast(f, ctypes.c_void_p) for f in addresses))
+
+
+def _opened(library: CudaLibrary) -> ctypes.CDLL:
+    kernel = ctypes.CDLL(str(build(library, arch_of(torch.cuda.get_device_capability()))))
+    kernel.fxopt_cuda_failure.restype = kernel.fxopt_cuda_reported.restype = ctypes.c_bool
+    kernel.fxopt_cuda_sums.restype, kernel.fxopt_cuda_clamped.restype = ctypes.c_bool, ctypes.c_longlong
+    kernel.fxopt_cuda_blocking(os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
+    return kernel
 
 
 def clamped(device: int = 0) -> int:
     """How many ids "clamp" has moved so far. Waits for the device."""
-    load()
-    assert _kernel is not None
-    _kernel.fxopt_cuda_clamped.restype = ctypes.c_longlong
-    return int(_kernel.fxopt_cuda_clamped(device))
+    return sum(int(kernel.fxopt_cuda_clamped(device)) for kernel in _kernels.values())
 
 
 def reported(device: int = 0) -> bool:
     """Whether :func:`failure` has something to tell already. Does not wait."""
-    return _kernel is not None and bool(_kernel.fxopt_cuda_reported(device))
+    return any(kernel.fxopt_cuda_reported(device) for kernel in _kernels.values())
 
 
 def failure(device: int = 0) -> str | None:
     """Takes what the last launches reported, in the kernel's words; waits for the device."""
-    if _kernel is None:
+    if not _kernels:
         return None
     torch.cuda.synchronize(device)
     text = ctypes.create_string_buffer(256)
-    return text.value.decode() if _kernel.fxopt_cuda_failure(device, text) else None
+    return next((text.value.decode() for k in _kernels.values() if k.fxopt_cuda_failure(device, text)), None)
 
 
 class _Sums(ctypes.Structure):

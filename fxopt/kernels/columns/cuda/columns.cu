@@ -47,9 +47,7 @@ FXOPT_DEVICE void run_item(const Launch& launch, int item, float* shared) {
   } while (at >= 0);
 }
 
-// Two blocks a multiprocessor: registers for loads in flight serve better than more warps. H200, MICRO'24's bags: 475 us
-// so, 508 with three blocks and half the loads, 640 with four.
-__global__ void __launch_bounds__(kWarps * 32, 2) columns_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kWarps * 32, kBlocks) columns_kernel(const __grid_constant__ Launch launch) {
   __shared__ __align__(16) float edges[kWarps][kEdges + 4 * kGroups];
   const int warp = threadIdx.x >> 5;
   for (int item = int(blockIdx.x) * kWarps + warp; item < launch.items; item += int(gridDim.x) * kWarps)

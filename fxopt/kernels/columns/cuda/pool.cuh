@@ -26,6 +26,19 @@ struct Halves {
   }
 };
 
+// 16 bytes of a row; FXOPT_KEEP_ROWS: that L2 gives up last.
+FXOPT_DEVICE uint4 load_row(const char* from) {
+#if defined(FXOPT_KEEP_ROWS) && defined(__CUDACC__)
+  uint64_t policy;
+  uint4 bits;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+  asm("ld.global.nc.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;" : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w) : "l"(from), "l"(policy));
+  return bits;
+#else
+  return __ldg(reinterpret_cast<const uint4*>(from));
+#endif
+}
+
 FXOPT_DEVICE int warp_max(int x) {
   for (int k = 16; k >= 1; k >>= 1) {
     const int other = __shfl_xor_sync(kAll, x, k);
@@ -63,7 +76,7 @@ FXOPT_DEVICE int cut(Bag& bag, const Part& part, int width) {
 // ids without a program, weights, masks or padding, so that nothing is called and more loads fit the registers.
 template <class T, bool PLAIN>
 __device__ __noinline__ void sum_bags(const Launch& launch, const Record& record, int64_t row, int64_t rows, bool wanted, int width, Part part) {
-  constexpr int kSize = T::kSize, kUnroll = PLAIN ? 8 : 4;  // rows whose loads a thread has in flight
+  constexpr int kSize = T::kSize, kUnroll = PLAIN ? kLoads : 4;  // rows whose loads a thread has in flight
   const int thread = threadIdx.x & (width - 1), group = 1 << record.group_log2, slot = thread >> record.group_log2;
   const int parallel = width >> record.group_log2, column = thread & (group - 1);
   Bag bag = bag_of(launch, record, row, rows, wanted);
@@ -105,7 +118,7 @@ __device__ __noinline__ void sum_bags(const Launch& launch, const Record& record
           const float weight = PLAIN ? 1.0f : __shfl_sync(kAll, one.weight, from, width);
           if (id < 0 || !mine) continue;
           w[u] = weight;
-          chunk[u] = __ldg(reinterpret_cast<const uint4*>(table + id * record.table_stride));
+          chunk[u] = load_row(table + id * record.table_stride);
         }
 #pragma unroll
         for (int u = 0; u < kUnroll; u++) T::add(sum, chunk[u], PLAIN ? 1.0f : w[u]);

@@ -1,0 +1,92 @@
+"""What follows the parts of a long linear layer, and single outputs, through the shim."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from fxopt.kernels.gpu_linear.op import _CODES, _DTYPES, KERNEL, _Dot, _Finish, reference
+from tests.cuda.shim_library import ShimError, compile_shim
+
+# What is wrong, where, and what the source says instead where shim::planted is the bug's number.
+MUTATIONS = {
+    "no barrier": ("  __syncthreads();", "  if (!{}) __syncthreads();"),
+    "a barrier that not everybody reaches": (
+        "__syncthreads();",
+        "if ({} && first_row + thread / 16 >= f.m) return; else __syncthreads();",
+    ),
+    "no mask of the last rows": ("first_row + row < f.m ?", "{} || first_row + row < f.m ?"),
+    "no bounds check": ("if (m >= f.m || n >= f.n) return;", "if (!{} && (m >= f.m || n >= f.n)) return;"),
+}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """With every planted bug, asleep."""
+    folder = tmp_path_factory.mktemp("linear")
+    source = KERNEL.source.read_text()
+    for number, (name, (old, new)) in enumerate(MUTATIONS.items(), 1):
+        assert source.count(old) == 1, name
+        source = source.replace(old, new.replace("{}", f"(shim::planted == {number})"))
+    (folder / "linear.cu").write_text(source)
+    built = ctypes.CDLL(str(compile_shim(folder, folder / "linear.cu", "-O0")))
+    built.fxopt_linear_finish.restype = built.fxopt_linear_dot.restype = ctypes.c_char_p
+    return built
+
+
+def run(library, call, arguments, tensors, seed=0):
+    named = [ctypes.c_void_p(t.untyped_storage().data_ptr()) for t in tensors]
+    for at, t in zip(named, tensors, strict=True):
+        library.shim_name(at, ctypes.c_size_t(t.untyped_storage().nbytes()))
+    library.shim_seed(ctypes.c_uint64(seed))
+    assert call(ctypes.byref(arguments), None) is None
+    for at in named:
+        library.shim_forget(at)
+    text = ctypes.create_string_buffer(256)
+    library.shim_problem(text)
+    if text.value:
+        raise ShimError(text.value.decode())
+
+
+def finished(library, seed=0, M=19, N=68, tail=5, parts=3):
+    """What the kernel gives, what it should, and the memory behind the result."""
+    partial, bias = torch.randn(parts, M, N), torch.randn(N)
+    x, weight = torch.randn(M, 11), torch.randn(N, 13)
+    memory = torch.full((32 * (N + 64),), float("nan"))  # more rows and columns than a block has
+    finish = _Finish(
+        partial.data_ptr(), x.data_ptr(), weight.data_ptr(), bias.data_ptr(), memory.data_ptr(), 11, 13, parts, M, N,
+        tail, _CODES["relu"],
+    )  # fmt: skip
+    run(library, library.fxopt_linear_finish, finish, [partial, x, weight, bias], seed)
+    expected = torch.relu(partial.double().sum(0) + x[:, :tail].double() @ weight[:, :tail].double().T + bias)
+    return memory[: M * N].view(M, N).double(), expected, memory[M * N :]
+
+
+def test_parts_are_summed_with_the_rest(library):
+    library.shim_plant(0)
+    found, expected, behind = finished(library)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert behind.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_a_single_output(library, dtype):
+    library.shim_plant(0)
+    x, weight, bias = torch.randn(11, 77).to(dtype), torch.randn(1, 77).to(dtype), torch.randn(1).to(dtype)
+    out = torch.full((11, 1), float("nan"), dtype=dtype)
+    dot = _Dot(*(t.data_ptr() for t in (x, weight, bias, out)), 77, 11, 77, _CODES["sigmoid"], _DTYPES.index(dtype))
+    run(library, library.fxopt_linear_dot, dot, [x, weight, bias])
+    exact = reference(x.double(), weight.double(), bias.double(), "sigmoid")
+    torch.testing.assert_close(out.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_planted_bugs_are_caught(library, name):
+    library.shim_plant(1 + list(MUTATIONS).index(name))
+    try:
+        found, expected, behind = finished(library, seed=3)
+    except ShimError:
+        return
+    assert not behind.isnan().all() or not torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
