@@ -50,7 +50,7 @@ def _read(path: Path) -> dict[str, Ratios]:
     try:
         entries = json.loads(path.read_text())
         return {key: {int(rows): float(ratio) for rows, ratio in value.items()} for key, value in entries.items()}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 

@@ -126,8 +126,9 @@ def test_timings_are_remembered_by_other_processes(tmp_path: Path) -> None:
     assert "Config(tune='full')" in later.verdict(site_of(lambda x: x + 1, lambda x: x + 2, key=None)).reason
 
 
-def test_a_broken_memory_is_an_empty_one(tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_text('{"key": {"1": 2.0')
+@pytest.mark.parametrize("text", ['{"key": {"1": 2.0', '{"key": {"1": null}}', '{"key": {"1": [2.0]}}', "[1]"])
+def test_a_broken_memory_is_an_empty_one(text: str, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(text)
     memory = Memory(tmp_path / "t.json")
     assert memory.get("key") is None
     memory.put("key", {1: 3.0})
