@@ -68,7 +68,8 @@ def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
     def asked(tensors: Any) -> bool:
         nonlocal fused
         if threading.get_ident() == here and len(tensors) == 7:  # the last question but for gradients, and all it reads
-            fused = not torch.is_grad_enabled() or not any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
+            needed = (isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
+            fused = not torch.is_grad_enabled() or not any(needed)
         return overridden(tensors)
 
     def attended(

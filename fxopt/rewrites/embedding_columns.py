@@ -225,7 +225,7 @@ REWRITE = Rewrite(
     "embedding_columns",
     find,
     replace_group,
-    why="after what reads the vectors of fields in other ways, and tells it what they are laid out for",
+    why="after interactions and repeated lanes: it writes the vectors where those read them",
 )
 
 

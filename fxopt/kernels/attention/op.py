@@ -98,10 +98,10 @@ def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple:
         found = [(q, (dscores @ k) * plan.scale), (k, (dscores.mT @ q) * plan.scale), (v, dv)]
     if mask is not None and mask.requires_grad:
         found.append((mask, dscores))
-    return *_of_bases(found, leaves, ctx.masks), None
+    return *_of_bases(found, leaves), None
 
 
-def _of_bases(found: list[tuple[Tensor, Tensor]], leaves: list[Tensor], masks: int) -> tuple:
+def _of_bases(found: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> tuple:
     """Gradients of views as those of the tensors that they view."""
     outputs = [view for view, _ in found]
     grads = [grad.sum_to_size(view.shape) for view, grad in found]

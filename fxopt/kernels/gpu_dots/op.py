@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 from pathlib import Path
 
 import torch
@@ -13,12 +12,11 @@ from torch import Tensor
 from ..build import BuildError
 from ..cuda_build import CudaLibrary, arch_of
 from ..cuda_build import build as build_cuda
+from ..operators import Operator, Operators
 
 _HERE = Path(__file__).parent
 KERNEL = CudaLibrary("fxopt_gpu_dots", source=_HERE / "dots.cu", headers=(_HERE / "mma.cuh",))
 MOST_VECTORS, MOST_DIM = 32, 128
-_loading = threading.Lock()
-_library: torch.library.Library | None = None
 
 
 class _Dots(ctypes.Structure):
@@ -28,16 +26,6 @@ class _Dots(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("vectors", "before", "i", "j", "out")),
         *((name, ctypes.c_int32) for name in ("samples", "fields", "dim", "width", "pairs", "unused")),
     ]
-
-
-def load() -> None:
-    """Defines the operator, once."""
-    global _library
-    with _loading:
-        if _library is None:
-            _library = torch.library.Library("fxopt", "FRAGMENT")
-            _library.define("gpu_dots(Tensor z, Tensor before, Tensor i, Tensor j) -> Tensor")
-            _library.impl("gpu_dots", reference, "CompositeImplicitAutograd")
 
 
 def reference(z: Tensor, before: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -79,3 +67,7 @@ def _kernel() -> ctypes.CDLL | None:
     library.fxopt_dots.restype = ctypes.c_char_p
     library.fxopt_dots.argtypes = (ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
     return library
+
+
+OPERATORS = Operators((Operator("gpu_dots(Tensor z, Tensor before, Tensor i, Tensor j) -> Tensor", reference),))
+load = OPERATORS.load

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from torch import Tensor
 from ..build import BuildError
 from ..cuda_build import CudaLibrary, arch_of
 from ..cuda_build import build as build_cuda
+from ..operators import Operator, Operators
 
 KERNEL = CudaLibrary("fxopt_gpu_linear", source=Path(__file__).with_name("linear.cu"))
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"": lambda x: x, "relu": torch.relu, "sigmoid": torch.sigmoid}
@@ -29,8 +29,6 @@ PARTS = 8
 FEWEST_IN, FEWEST_OUT = 4096, 256  # below, cuBLAS is as fast
 FEWEST_ROWS, MOST_ROWS = 32, 512
 ODD_IN = 128  # rows of halves that do not start at 16 bytes: 2048 x 415 by 512 takes 21 us, padded first 8
-_loading = threading.Lock()
-_library: torch.library.Library | None = None
 
 
 class _Finish(ctypes.Structure):
@@ -51,16 +49,6 @@ class _Dot(ctypes.Structure):
         ("stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("m", "k", "activation", "dtype")),
     ]
-
-
-def load() -> None:
-    """Defines the operator, once."""
-    global _library
-    with _loading:
-        if _library is None:
-            _library = torch.library.Library("fxopt", "FRAGMENT")
-            _library.define("gpu_linear(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor")
-            _library.impl("gpu_linear", reference, "CompositeImplicitAutograd")
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
@@ -134,3 +122,9 @@ def _kernel() -> ctypes.CDLL | None:
     library.fxopt_linear_finish.restype = library.fxopt_linear_dot.restype = ctypes.c_char_p
     library.fxopt_linear_finish.argtypes = library.fxopt_linear_dot.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     return library
+
+
+OPERATORS = Operators(
+    (Operator("gpu_linear(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor", reference),)
+)
+load = OPERATORS.load

@@ -1,0 +1,1 @@
+"""Attention of a row to the positions of its sequence, scored by a small network (DIN)."""

@@ -1,0 +1,1 @@
+"""Parallel linears, mixtures of experts and what follows them."""
