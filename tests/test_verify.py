@@ -309,3 +309,24 @@ def test_the_reference_of_a_bag_is_the_bag_in_double(mode, padding_idx, config):
     right = wrapped(model, inputs, reverse, config)
     assert right.ok, right.message
     assert not wrapped(model, inputs, wrong, config).ok
+
+
+def test_what_is_made_of_no_float_has_a_reference_too():
+    """torch.ones says float32 by default, also where everything else is in double."""
+
+    class Routing(nn.Module):
+        def forward(self, x, ids):
+            weights = torch.ones(len(x), 3, 40) * torch.arange(3.0)[:, None] + (ids * 0.1)[:, None]
+            return torch.bmm(weights.softmax(1), x).sum(1)
+
+    def reorder(graph):
+        product = next(node for node in graph.graph.nodes if node.target is torch.ops.aten.bmm.default)
+        with graph.graph.inserting_before(product):
+            turned = [
+                graph.graph.call_function(torch.ops.aten.flip.default, (a, [d]))
+                for a, d in zip(product.args, (2, 1), strict=True)
+            ]
+        product.args = tuple(turned)
+
+    torch.manual_seed(0)
+    assert judge(Routing(), (1e3 * torch.randn(5, 40, 6), torch.randint(0, 9, (5, 40))), reorder, FIRST).ok

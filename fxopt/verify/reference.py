@@ -76,8 +76,13 @@ class _Twice(fx.Interpreter):
         plain = partial(getattr(self, n.op), n.target, *_take((args, kwargs), "plain"))
         if not _gives_floats(n):
             return plain()
-        if n.op != "call_function":  # an opaque submodule, or a constant: no double form of its own
-            return pytree.tree_map_only(Tensor, lambda t: _Pair(t, None, widened), plain())
+        read = any(map(_is_pair, pytree.tree_leaves((args, kwargs), is_leaf=_is_pair)))
+        if (
+            n.op != "call_function" or not read
+        ):  # an opaque submodule, a constant, torch.ones: no double form of its own
+            return pytree.tree_map_only(
+                Tensor, lambda t: _Pair(t, None, widened) if t.is_floating_point() else t, plain()
+            )
         table = args[0] if args and _is_pair(args[0]) and args[0].known is None else None
         if table is not None and n.target in _COPIES:
             rows = plain()
