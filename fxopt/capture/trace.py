@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
 
 from fxopt.capture.errors import CaptureError
+from fxopt.capture.forms import Forms
 from fxopt.capture.patches import patched
 from fxopt.capture.places import Places
 from fxopt.capture.proofs import ITEMS, Proofs
@@ -94,6 +95,7 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
         super().__init__(tracer, "real", pre_dispatch=True)
         self._shape_env = shape_env
         self._proofs = proofs
+        self._forms = Forms(tracer)
         self._inference = torch.is_inference_mode_enabled()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -111,10 +113,15 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
             args = (self._twin(args[0]), *args[1:])
         self._shape_env.operator = func
         with torch._C.DisableTorchFunction():  # recording reads strides, but not for the user
+            key = self._forms.key(func, args, kwargs)
             try:
+                out: Any = self._forms.again(key, args)
+                if out is not None:
+                    return out
                 out = super().__torch_dispatch__(func, types, args, kwargs)
             finally:
                 self._shape_env.operator = None
+            self._forms.learn(key, out)
             if func in ITEMS and isinstance(out, torch.SymInt):
                 self._proofs.bound(out, args[0])
             return self._divided(out, *args) if func is torch.ops.aten.arange.start_step else out
