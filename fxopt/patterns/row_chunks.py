@@ -12,7 +12,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases, has_effects, is_random
-from fxopt.shape.rows import Count, Fixed, Placement, Placements, Rows, batch_symbol, rows_of
+from fxopt.shape.placements import Count, Fixed, Placement, Placements, Rows
+from fxopt.shape.rows import batch_symbol, rows_of
 from fxopt.shape.strides import looks_contiguous
 
 FEWEST = 4  # operators; fewer are not worth a loop in Python

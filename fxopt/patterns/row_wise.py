@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fxopt.kernels.columns.plan import Plan
-from fxopt.shape import rows as placement
-from fxopt.shape.rows import FIXED, ByRows, Placement, Placements, Unknown
+from fxopt.shape import placements
+from fxopt.shape.placements import FIXED, Placement, Placements, Unknown
+from fxopt.shape.rows import ByRows
 from fxopt.shape.sizes import expression, static
 
 PlanOf = Callable[[Node], Plan]
@@ -98,9 +99,9 @@ class _Analysis:
     def _input(self, node: Node) -> Placement | None:
         """B rows in front, or none. Offsets and ids are seen to at the columns that read them, and by nobody else."""
         place = self._of_shape(node.meta["val"])
-        if place == placement.Rows(0):
+        if place == placements.Rows(0):
             self.found.rows.add(self.placeholders[node])
-        return None if isinstance(place, placement.Rows) and place != placement.Rows(0) else place
+        return None if isinstance(place, placements.Rows) and place != placements.Rows(0) else place
 
     def _of_shape(self, value: Any) -> Placement | None:
         try:
@@ -111,7 +112,7 @@ class _Analysis:
     def _call(self, node: Node) -> Placement:
         if _is_columns(node):
             self._columns(node)
-            return placement.Rows(0)
+            return placements.Rows(0)
         for source in node.all_input_nodes:
             if self.known[source] is None:
                 raise NotRowWise(node, f"reads {source.name}, whose sizes are none of the batch")
@@ -123,7 +124,7 @@ class _Analysis:
     def _times(self, output: Node) -> int:
         """Rows for each of the batch, 0 where there are none."""
         place = self.known[output]
-        if not isinstance(place, placement.Rows):
+        if not isinstance(place, placements.Rows):
             return 0
         if place.dim != 0:
             raise NotRowWise(output, "an output whose rows are not in front")
@@ -131,7 +132,7 @@ class _Analysis:
 
     def _has_rows(self, node: Node) -> bool:
         place = self.known[node]
-        return isinstance(place, placement.Rows) and place.dim == 0
+        return isinstance(place, placements.Rows) and place.dim == 0
 
     def _columns(self, node: Node) -> None:
         """Ids and offsets of jagged columns, and everything else with B rows."""
@@ -166,7 +167,7 @@ class _Analysis:
         for number in ids:
             self._ids(node, tensors[number])  # type: ignore[index]
         places = [self._of_shape(value) for value in node.meta["val"]]
-        if not all(isinstance(place, placement.Rows) and place.dim == 0 for place in places):
+        if not all(isinstance(place, placements.Rows) and place.dim == 0 for place in places):
             raise NotRowWise(node, "an output has not the rows of the batch")
 
     def _offsets(self, node: Node, offsets: Node, ids: Node, include_last: bool) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from fxopt import Config, optimize
-from fxopt.shape.rows import Rows, batch_symbol, rows_of
+from fxopt.shape.placements import Rows
+from fxopt.shape.rows import batch_symbol, rows_of
 from tests.rewrites import attention
 
 

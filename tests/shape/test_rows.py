@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fxopt.capture import capture
 from fxopt.normalize import normalize
-from fxopt.shape.rows import Rows, batch_symbol, rows_of
+from fxopt.shape.placements import Rows
+from fxopt.shape.rows import batch_symbol, rows_of
 
 W, TABLE = torch.randn(3, 3), torch.randn(9, 2)
 

@@ -1,0 +1,358 @@
+"""By operator: where the rows of its result are, from where those of its arguments are. It raises where rows mix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import sympy
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from fxopt.shape.calls import packet_of
+from fxopt.shape.placements import Rows, Rowwise, Unknown
+from fxopt.shape.sizes import expression, shape_of
+
+aten = torch.ops.aten
+Rule = Callable[[Rowwise], Rows]
+
+
+def _agreed(found: Iterable[Rows]) -> Rows:
+    different = set(found)
+    if len(different) != 1:
+        raise Unknown
+    return different.pop()
+
+
+def _pointwise(call: Rowwise) -> Rows:
+    """Operands are aligned at their last dims. One whose rows meet another's single element would spread them."""
+    aligned = []
+    for source in call.node.all_input_nodes:
+        if found := call.rows(source):
+            aligned.append(replace(found, dim=found.dim + len(call.shape) - call.rank(source)))
+    return _agreed(aligned)
+
+
+def _first_dims(call: Rowwise) -> Rows:
+    """All that has rows has them in front; row b of a result may be several of its rows, one after the other."""
+    found = _agreed(place for place in call.placements.values() if isinstance(place, Rows))
+    if found != Rows(0) or not isinstance(call.by_sizes, Rows) or call.by_sizes.dim != 0:
+        raise Unknown
+    return call.by_sizes
+
+
+def _reshape(call: Rowwise) -> Rows:
+    """The same memory order: the dims in front of the rows stay as they are."""
+    source, found = call.only("self")
+    before = shape_of(source)
+    if list(map(expression, call.shape[: found.dim])) != list(map(expression, before[: found.dim])):
+        raise Unknown
+    symbols = expression(before[found.dim]).free_symbols
+    size = call.shape[found.dim] if found.dim < len(call.shape) else 0
+    times = expression(size) / expression(before[found.dim]) * found.times
+    if not expression(size).free_symbols & symbols or not isinstance(times, sympy.Integer):
+        raise Unknown
+    return Rows(found.dim, int(times))
+
+
+def _same(call: Rowwise) -> Rows:
+    return call.only("self")[1]
+
+
+def _along(call: Rowwise) -> Rows:
+    """Works along `dim`, which stays."""
+    source, found = call.only("self")
+    if found.dim in call.dims("dim", call.rank(source)):
+        raise Unknown
+    return found
+
+
+def _without(call: Rowwise) -> Rows:
+    """`dim` goes, or becomes 1."""
+    source, found = call.only("self")
+    gone = call.dims("dim", call.rank(source))
+    if found.dim in gone:
+        raise Unknown
+    if len(call.shape) == call.rank(source):
+        return found
+    return replace(found, dim=found.dim - sum(dim < found.dim for dim in gone))
+
+
+def _unsqueeze(call: Rowwise) -> Rows:
+    _, found = call.only("self")
+    dim = call.dims("dim", len(call.shape))[0]
+    return replace(found, dim=found.dim + (dim <= found.dim))
+
+
+def _permute(call: Rowwise) -> Rows:
+    source, found = call.only("self")
+    return replace(found, dim=call.dims("dims", call.rank(source)).index(found.dim))
+
+
+def _transpose(call: Rowwise) -> Rows:
+    source, found = call.only("self")
+    rank = call.rank(source)
+    (first,), (second,) = (call.dims(name, rank) for name in ("dim0", "dim1"))
+    return replace(found, dim={first: second, second: first}.get(found.dim, found.dim))
+
+
+def _expand(call: Rowwise) -> Rows:
+    if not call.rows(call.arguments["self"]):
+        return _made(call)
+    source, found = call.only("self")
+    return replace(found, dim=found.dim + len(call.shape) - call.rank(source))
+
+
+def _cat(call: Rowwise) -> Rows:
+    found = _agreed(place for place in call.placements.values() if isinstance(place, Rows))
+    tensors: Any = call.arguments["tensors"]
+    if call.node.target is aten.stack.default:
+        dim = call.dims("dim", len(call.shape))[0]
+        parts, found = [call.rows(tensor) for tensor in tensors], replace(found, dim=found.dim + (dim <= found.dim))
+    else:
+        parts = [call.rows(tensor) for tensor in tensors]
+        if found.dim in call.dims("dim", len(call.shape)):
+            raise Unknown
+    if None in parts:  # a part that all rows share has as many of them as there were
+        raise Unknown
+    return found
+
+
+def _linear(call: Rowwise) -> Rows:
+    source, found = call.only("input")
+    if found.dim == call.rank(source) - 1:
+        raise Unknown
+    return found
+
+
+def _matmul(call: Rowwise) -> Rows:
+    """[.., M, K] x [.., K, N]: rows in the batch dims of both or of one, or in M."""
+    left, right = call.arguments.get("self"), call.arguments.get("mat2", call.arguments.get("other"))
+    if not isinstance(left, Node) or not isinstance(right, Node) or min(call.rank(left), call.rank(right)) < 2:
+        raise Unknown
+    aligned = []
+    for source, summed in ((left, 1), (right, 2)):
+        if found := call.rows(source):
+            if call.rank(source) - found.dim == summed:
+                raise Unknown
+            aligned.append(replace(found, dim=found.dim + len(call.shape) - call.rank(source)))
+    if any(call.rows(source) for source in call.node.all_input_nodes if source not in (left, right)):
+        raise Unknown
+    found = _agreed(aligned)
+    if found.dim == len(call.shape) - 2 and call.rows(right):
+        raise Unknown
+    return found
+
+
+def _addmm(call: Rowwise) -> Rows:
+    _, found = call.only("mat1")
+    if found.dim != 0:
+        raise Unknown
+    return found
+
+
+def _looked_up(call: Rowwise) -> Rows:
+    return call.only("indices")[1]
+
+
+def _selected(call: Rowwise) -> Rows:
+    """index_select(x, dim, index): rows of x beside `dim`, or rows of ids that take from what all share."""
+    if call.rows(call.arguments["index"]):
+        _, found = call.only("index")
+        return replace(found, dim=call.dims("dim", len(call.shape))[0])
+    return _along(call)
+
+
+def _indexed(call: Rowwise) -> Rows:
+    """x[:, i, j]: neighbouring indices that all rows share, beside the rows."""
+    _, found = call.only("self")
+    indices: Any = call.arguments["indices"]
+    given = [dim for dim, index in enumerate(indices) if index is not None]
+    if found.dim in given or given[-1] - given[0] != len(given) - 1:
+        raise Unknown
+    if found.dim < given[0]:
+        return found
+    return replace(found, dim=found.dim - len(given) + max(call.rank(indices[dim]) for dim in given))
+
+
+def _padded(call: Rowwise) -> Rows:
+    source, found = call.only("self")
+    amounts: Any = call.arguments["pad"]
+    if found.dim >= call.rank(source) - len(amounts) // 2:
+        raise Unknown
+    return found
+
+
+def _one_hot(call: Rowwise) -> Rows:
+    """With the number of classes given; otherwise the largest id of all rows decides."""
+    classes: Any = call.arguments["num_classes"]
+    if isinstance(classes, Node) or classes < 0:
+        raise Unknown
+    return _same(call)
+
+
+def _gathered(call: Rowwise) -> Rows:
+    found = _agreed(place for place in call.placements.values() if isinstance(place, Rows))
+    both = call.rows(call.arguments["self"]) and call.rows(call.arguments["index"])
+    if not both or found.dim in call.dims("dim", len(call.shape)):
+        raise Unknown
+    return found
+
+
+def _triangle(call: Rowwise) -> Rows:
+    source, found = call.only("self")
+    if found.dim >= call.rank(source) - 2:
+        raise Unknown
+    return found
+
+
+def _batch_norm(call: Rowwise) -> Rows:
+    source, found = call.only("input")
+    training: Any = call.arguments["training"]
+    if training or found.dim == 1 or call.rank(source) < 2:
+        raise Unknown
+    return found
+
+
+def _layer_norm(call: Rowwise) -> Rows:
+    source, found = call.only("input")
+    normalized: Any = call.arguments["normalized_shape"]
+    if found.dim >= call.rank(source) - len(normalized):
+        raise Unknown
+    return found
+
+
+def _images(call: Rowwise) -> Rows:
+    """Convolutions and poolings of [B, C, ..] by weights that all rows share."""
+    name = "input" if "input" in call.arguments else "self"
+    source, found = call.only(name)
+    channels = 3 if "1d" in str(call.node.target) else 4
+    if found != Rows(0) or call.rank(source) != channels:
+        raise Unknown
+    return found
+
+
+def _attention(call: Rowwise) -> Rows:
+    names = ("query", "key", "value", "attn_mask")
+    found = _agreed(place for name in names if (place := call.rows(call.arguments.get(name))))
+    if found != Rows(0) or not all(call.rows(call.arguments[name]) for name in names[:3]):
+        raise Unknown
+    mask = call.arguments.get("attn_mask")
+    if isinstance(mask, Node) and call.rows(mask) and call.rank(mask) != len(call.shape):
+        raise Unknown
+    return found
+
+
+def _einsum(call: Rowwise) -> Rows:
+    """The letter of the rows is that of no other dim, and of the result."""
+    equation: Any = call.arguments["equation"]
+    tensors: Any = call.arguments["tensors"]
+    terms, arrow, result = equation.replace(" ", "").partition("->")
+    if not arrow or "." in equation:
+        raise Unknown
+    operands = [(term, call.rows(tensor)) for term, tensor in zip(terms.split(","), tensors, strict=True)]
+    found = _agreed(replace(place, dim=0) for _, place in operands if place)
+    letters = {term[place.dim] for term, place in operands if place}
+    others = {letter for term, place in operands for dim, letter in enumerate(term) if not place or dim != place.dim}
+    if len(letters) != 1 or not letters <= set(result) or letters & others:
+        raise Unknown
+    return replace(found, dim=result.index(letters.pop()))
+
+
+def _chain(call: Rowwise) -> Rows:
+    """Linear layers over the last dim of the inputs."""
+    inputs, state = call.node.args[:2]
+    found = _agreed(place for source in inputs if (place := call.rows(source)))  # type: ignore[union-attr]
+    if any(call.rows(source) is None for source in inputs) or any(map(call.rows, state)):  # type: ignore[union-attr,arg-type]
+        raise Unknown
+    if found.dim >= len(call.shape) - 1:
+        raise Unknown
+    return found
+
+
+def _by_axes(call: Rowwise) -> Rows:
+    """meta["axes"]: (dims of the arguments, dims of the results) along which it works index by index; None: in none."""
+    sources: list[Node] = []
+    map_arg(call.node.args, sources.append)
+    places = list(map(call.rows, sources))
+    found = _agreed(replace(place, dim=0) for place in places if place)
+    for before, after in call.node.meta.get("axes", ()):
+        if list(before) == [place and place.dim for place in places]:
+            return replace(found, dim=after[0])
+    raise Unknown
+
+
+def _made(call: Rowwise) -> Rows:
+    """zeros(B, 3): every row the same, as many as the sizes say."""
+    if isinstance(call.arguments.get("fill_value"), Node) or not isinstance(call.by_sizes, Rows):
+        raise Unknown
+    return call.by_sizes
+
+
+def _bucketized(call: Rowwise) -> Rows:
+    return call.only("self")[1]
+
+
+def _named(names: str, rule: Rule) -> dict[Any, Rule]:
+    return {getattr(aten, name): rule for name in names.split()}
+
+
+RULES: dict[Any, Rule] = {
+    **_named("reshape view _unsafe_view flatten unflatten", _reshape),
+    **_named("contiguous clone alias detach to _to_copy lift_fresh_copy", _same),
+    **_named("softmax _softmax log_softmax _log_softmax cumsum slice narrow sort topk split split_with_sizes chunk "
+             "unsafe_split unsafe_chunk", _along),
+    **_named("sum mean amax amin max min var std prod logsumexp any all argmax argmin select squeeze unbind", _without),
+    **_named("unsqueeze", _unsqueeze),
+    **_named("permute", _permute),
+    **_named("transpose", _transpose),
+    **_named("expand", _expand),
+    **_named("cat stack", _cat),
+    **_named("one_hot", _one_hot),
+    **_named("index", _indexed),
+    **_named("pad constant_pad_nd", _padded),
+    **_named("linear", _linear),
+    **_named("matmul bmm mm", _matmul),
+    **_named("addmm _addmm_activation", _addmm),
+    **_named("embedding", _looked_up),
+    **_named("index_select", _selected),
+    **_named("gather", _gathered),
+    **_named("tril triu", _triangle),
+    **_named("batch_norm", _batch_norm),
+    **_named("layer_norm", _layer_norm),
+    **_named("conv1d conv2d max_pool1d max_pool2d avg_pool1d avg_pool2d", _images),
+    **_named("einsum", _einsum),
+    **_named("scaled_dot_product_attention", _attention),
+    **_named("zeros ones full empty new_zeros new_ones new_full zeros_like ones_like full_like", _made),
+    **_named("bucketize", _bucketized),
+}  # fmt: skip
+SHAPED = (_reshape, _expand, _made)  # which may read sizes
+
+# Our own operators that work row by row; where it depends on their arguments meta["rowwise"] or meta["axes"] says so.
+_OURS: dict[str, Rule] = {
+    **dict.fromkeys(
+        ("fxopt::towers", "fxopt::dot_interaction", "fxopt::pair_sum", "fxopt::pair_attention", "fxopt::k_largest",
+         "fxopt::compressed_interaction", "fxopt::target_attention", "fxopt::pointwise", "fxopt::compressed_linear",
+         "fxopt::pair_select", "fxopt::gpu_dots", "fxopt::gpu_linear"),
+        _first_dims,
+    ),
+    "fxopt::mlp": _chain,
+    "fxopt::attention": _by_axes,
+}  # fmt: skip
+
+
+def rule_of(node: Node) -> Rule | None:
+    """None where nothing is known of an operator."""
+    found = None
+    if isinstance(node.target, OpOverload):
+        found = RULES.get(packet_of(node)) or (_pointwise if torch.Tag.pointwise in node.target.tags else None)
+    return found or rule_of_ours(node)
+
+
+def rule_of_ours(node: Node) -> Rule | None:
+    """Of an operator or a function of ours that works row by row."""
+    known = _OURS.get(node.target._schema.name) if isinstance(node.target, OpOverload) else None
+    return known or (_first_dims if node.meta.get("rowwise") else None)
