@@ -92,7 +92,7 @@ def _relu(node: Node) -> Node | None:
 
 
 def _affine(node: Node | None) -> Affine | None:
-    if node is None or len(shape_of(node)) != 3 or not node.args:
+    if node is None or len(shape_of(node)) != 3 or len(node.args) < 2:
         return None
     if node.target is aten.add.Tensor and len(node.args) == 2 and not node.kwargs:
         return _with_bias(*node.args) or _with_bias(*node.args[::-1])
