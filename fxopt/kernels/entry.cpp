@@ -1,32 +1,17 @@
 // Python's own way into the kernels, past the dispatcher: it takes plain CPU tensors with nothing to record, reads
 // them where they are and calls the kernel. For everything else it answers None.
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ops/empty.h>
-#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <string>
 #include <vector>
 
 #include "entry.h"
-#include "python_tensor.h"
+#include "python_call.h"
 
 namespace {
 
 using Run = void (*)(const fxopt::Request*);
-
-// Dispatch keys of an ordinary CPU tensor; any other (functorch, conjugate, sparse...) goes to the dispatcher.
-const uint64_t kPlain = c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU,
-                                             c10::DispatchKey::ADInplaceOrView}).raw_repr();
-
-// Nothing watches or redirects operators in this thread.
-bool undisturbed() {
-  const auto included = c10::impl::tls_local_dispatch_key_set().included_;
-  return included.remove(c10::DispatchKey::BackendSelect).remove(c10::DispatchKey::ADInplaceOrView).empty() &&
-         !c10::impl::TorchDispatchModeTLS::any_modes_set() && !at::impl::torch_function_mode_enabled() && !at::hasCallbacks();
-}
 
 bool append_one(PyObject* item, bool grad_mode, std::vector<fxopt::Operand>& operands) {
   if (item == Py_None) {
@@ -55,19 +40,6 @@ char* allocate(void* context, int32_t dim, const int64_t* sizes, int32_t dtype) 
   auto& results = *static_cast<std::vector<at::Tensor>*>(context);
   results.push_back(at::empty(at::IntArrayRef(sizes, size_t(dim)), at::TensorOptions().dtype(static_cast<at::ScalarType>(dtype))));
   return static_cast<char*>(results.back().mutable_data_ptr());
-}
-
-PyObject* as_list(const std::vector<at::Tensor>& tensors) {
-  PyObject* list = PyList_New(Py_ssize_t(tensors.size()));
-  for (size_t k = 0; list && k < tensors.size(); k++) {
-    PyObject* item = THPVariable_Wrap(tensors[k]);
-    if (!item) {
-      Py_DECREF(list);
-      return nullptr;
-    }
-    PyList_SET_ITEM(list, Py_ssize_t(k), item);
-  }
-  return list;
 }
 
 // The kernel at `address` on arguments that are a tensor, None, or a list of those, and last the plan, an int64 tensor.

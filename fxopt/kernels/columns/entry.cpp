@@ -1,18 +1,14 @@
 // Python's own way into the kernel, past the dispatcher: boxing 2000 tensors costs it about 650 us, this 20.
 // It takes plain CPU tensors, or plain tensors of one CUDA device, with nothing to record; for everything else it
 // answers None.
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ops/empty.h>
-#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "../python_tensor.h"
+#include "../python_call.h"
 #include "entry.h"
 
 namespace {
@@ -22,9 +18,6 @@ using RunCuda = bool (*)(const fxopt::Request*, int device, char* text);
 Run run = nullptr;
 RunCuda run_cuda = nullptr;
 
-// Dispatch keys of an ordinary CPU tensor; any other (functorch, conjugate, sparse...) goes to the dispatcher.
-const uint64_t kPlain = c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU,
-                                             c10::DispatchKey::ADInplaceOrView}).raw_repr();
 const uint64_t kPlainCuda = c10::DispatchKeySet({c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA,
                                                  c10::DispatchKey::ADInplaceOrView}).raw_repr();
 
@@ -38,13 +31,6 @@ struct Place {
     return (impl->key_set().raw_repr() & ~keys) == 0 && !(grad_mode && impl->requires_grad()) && (device < 0 || impl->device().index() == device);
   }
 };
-
-// Nothing watches or redirects operators in this thread.
-bool undisturbed() {
-  const auto included = c10::impl::tls_local_dispatch_key_set().included_;
-  return included.remove(c10::DispatchKey::BackendSelect).remove(c10::DispatchKey::ADInplaceOrView).empty() &&
-         !c10::impl::TorchDispatchModeTLS::any_modes_set() && !at::impl::torch_function_mode_enabled() && !at::hasCallbacks();
-}
 
 bool append(PyObject* item, const Place& place, std::vector<fxopt::Array>& arrays) {
   if (!fxopt::is_plain(item)) return false;
@@ -105,19 +91,6 @@ char* allocate(void* context, int64_t rows, int64_t width, int32_t dtype) {
   if (results.device >= 0) options = options.device(at::Device(at::kCUDA, c10::DeviceIndex(results.device)));
   results.tensors.push_back(at::empty({rows, width}, options));
   return static_cast<char*>(results.tensors.back().mutable_data_ptr());
-}
-
-PyObject* as_list(const std::vector<at::Tensor>& tensors) {
-  PyObject* list = PyList_New(Py_ssize_t(tensors.size()));
-  for (size_t k = 0; list && k < tensors.size(); k++) {
-    PyObject* item = THPVariable_Wrap(tensors[k]);
-    if (!item) {
-      Py_DECREF(list);
-      return nullptr;
-    }
-    PyList_SET_ITEM(list, Py_ssize_t(k), item);
-  }
-  return list;
 }
 
 // call(tensors, tables, plan) -> list of tensors, or None: use the dispatcher. The caller's lists must not change

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import entry, simd
-from ..build import PYTHON_TENSOR, BuildError, Library, build, readable
+from ..build import BuildError, Library, build, readable
 from . import autograd, cuda, grouped, reference
 from .encode import plan_of
 
@@ -34,7 +34,7 @@ KERNEL = Library(
 ENTRY = Library(
     "fxopt_columns_entry",
     sources=(_HERE / "entry.cpp",),
-    headers=(_HERE / "entry.h", _HERE / "layout.h", PYTHON_TENSOR),
+    headers=(_HERE / "entry.h", _HERE / "layout.h", *entry.PYTHON_CALL),
     cflags=("-O1", f"-I{sysconfig.get_path('include')}", f"-DFXOPT_PYTHON={sys.version_info.minor}"),
 )
 _SCHEMAS = (
