@@ -213,16 +213,21 @@ FXOPT_DEVICE void join_bag(const Launch& launch, const Segment& segment, int64_t
   const Record& record = launch.records[segment.first_unit + unit];
   const float* sums = sums_of(segment, unit, row);
   PartTotals all{0, 0, 0, 0};
-  for (int part = 0; part < segment.parts; part++) {
+  for (int part = threadIdx.x & 31; part < segment.parts; part += 32) {
     const PartTotals one = *reinterpret_cast<const PartTotals*>(sums + part * segment.part_stride + record.dim);
     all.count += one.count;
     all.kept += one.kept;
     all.poisoned |= one.poisoned;
   }
+  for (int k = 16; k >= 1; k >>= 1) {
+    all.count += __shfl_xor_sync(kAll, all.count, k);
+    all.kept += __shfl_xor_sync(kAll, all.kept, k);
+    all.poisoned |= __shfl_xor_sync(kAll, all.poisoned, k);
+  }
   const float by = divisor<float>(launch, record, row, all.kept);
   for (int d = threadIdx.x & 31; d < int(record.dim); d += 32) {
     float sum = 0;
-#pragma unroll 8
+#pragma unroll 16
     for (int part = 0; part < segment.parts; part++) sum += sums[part * segment.part_stride + d];
     put(record, output(launch, record, row, 0) + d * size_of(record.out_dtype), finished(record, sum, all.count, all.poisoned), by);
   }
