@@ -33,7 +33,7 @@ def test_the_plan_of_a_model_holds_its_mode(mode):
         with pytest.raises(IndexError, match="id 20 at row 2"):  # the CPU always raises
             optimized(ids)
     (entry,) = dispatcher_of(optimized).entries
-    module = entry.graph
+    module = entry.executable.graph
     (call,) = module.graph.find_nodes(op="call_function", target=torch.ops.fxopt.columns.default)
     assert plan_of(getattr(module, call.args[2].target)).bad_ids == mode
 
@@ -46,5 +46,5 @@ def test_encoding_and_gradients_keep_it():
 
 
 def test_other_words_are_refused():
-    with pytest.raises(ValueError, match="Config.bad_ids: expected one of"):
+    with pytest.raises(ValueError, match=r"Config\.bad_ids: expected one of"):
         fxopt.Config(bad_ids="ignore")
