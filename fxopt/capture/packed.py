@@ -1,8 +1,8 @@
 """Dims that must be static: a packed matrix X[B, 43] read column by column.
 
 With a symbolic dim 1, `X[:, 3:4]` has size Max(0, Min(4, s1) - Min(3, s1)): the trace takes 8 s and later broadcasts
-fail on it. A dim that is cut at positive constants is a layout, not a length. `x[:, 0]`, `x[:, -1]` and `x[:, 1:]`
-leave it dynamic.
+fail on it. A dim that is cut at positive constants, or indexed by a list, is a layout, not a length. `x[:, 0]`,
+`x[:, -1]` and `x[:, 1:]` leave it dynamic.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ _BY_DIM = {
     Tensor.tensor_split, torch.tensor_split, Tensor.split_with_sizes, torch.split_with_sizes,
 }  # fmt: skip
 _UNBIND = {Tensor.unbind, torch.unbind}
+_INDEX = {Tensor.index_select, torch.index_select}
 _SELECT = {Tensor.select, torch.select, Tensor.narrow, torch.narrow}
 
 
@@ -66,6 +67,10 @@ class PackedDims(TorchFunctionMode):
                 self._check(args[0], [dim])
             elif isinstance(dim, int):
                 self._demand_items(args[0], [dim])
+        elif func in _INDEX:
+            dim, index = _argument(args, kwargs, 1, "dim"), _argument(args, kwargs, 2, "index")
+            if isinstance(dim, int) and _is_layout(index):
+                self._check(args[0], [dim])
         elif func in _BY_DIM:
             dim = _argument(args, kwargs, 1 if func in _UNBIND else 2, "dim")
             self._check(args[0], [dim or 0])
@@ -102,7 +107,15 @@ def _positive(value: Any) -> bool:
 
 
 def _is_cut(part: Any) -> bool:
-    return _positive(part) or (isinstance(part, slice) and _positive(part.stop))
+    return _positive(part) or (isinstance(part, slice) and _positive(part.stop)) or _is_layout(part)
+
+
+def _is_layout(index: Any) -> bool:
+    """Whether it picks fixed places, as the triangle of a dot interaction does: a list, or a tensor whose sizes are no
+    input's. Not `x[arange(B), lengths - 1]`."""
+    if isinstance(index, list | tuple):
+        return any(map(_positive, index))
+    return isinstance(index, Tensor) and index.dim() > 0 and all(type(size) is int for size in index.shape)
 
 
 def _has_end(part: Any) -> bool:

@@ -105,7 +105,9 @@ def _closure(node: Node, neighbours: Callable[[Node], Iterable[Node]]) -> set[No
 
 
 def _operators(nodes: Iterable[Node]) -> int:
-    return sum(isinstance(node.target, OpOverload) and not node.target.is_view for node in nodes)
+    return sum(
+        node.meta.get("calls", isinstance(node.target, OpOverload) and not node.target.is_view) for node in nodes
+    )
 
 
 def _closed(

@@ -286,3 +286,31 @@ def test_many_inputs_alike_need_few_traces(check, monkeypatch, forward):
 def test_a_relation_that_divides_by_a_size_of_zero_does_not_hold() -> None:
     guards = Guards(relations=("12 % s0 == 0",), sources=(("s0", (0, 0)),))
     assert [guards.holds([torch.rand(size)]) for size in (0, 4, 5)] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda z: z[:, [1, 2, 2], [0, 0, 1]],
+        lambda z: z[:, torch.tensor([1, 2, 2]), torch.tensor([0, 0, 1])],
+        lambda z: z[(slice(None), *torch.tril_indices(3, 3, -1))],
+        lambda z: z.flatten(1).index_select(1, torch.tensor([3, 6, 7])),
+    ],
+)
+def test_dims_that_are_indexed_at_fixed_places_are_a_layout(pick):
+    class Dots(nn.Module):
+        def forward(self, x, lengths):
+            last = x[torch.arange(x.shape[0]), lengths]
+            return pick(torch.bmm(x, x.transpose(1, 2))), last
+
+    captured = capture(Dots(), (torch.randn(5, 3, 4), torch.randint(0, 3, (5,))))
+    assert captured.inputs[0].dims[1] == 3
+
+
+def test_dims_that_are_indexed_by_data_stay_lengths():
+    class Last(nn.Module):
+        def forward(self, x, lengths):
+            return x[torch.arange(x.shape[0]), lengths - 1]
+
+    captured = capture(Last(), (torch.randn(5, 3, 4), torch.randint(1, 3, (5,))))
+    assert not isinstance(captured.inputs[0].dims[1], int)
