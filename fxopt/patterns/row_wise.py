@@ -93,6 +93,8 @@ class _Analysis:
             if isinstance(value, Tensor) and value.dim() and static(value.shape[0]) is None:
                 rows = expression(value.shape[0])
                 firsts = [expression(n.meta["val"].shape[0]) for n in self.placeholders if _is_sized(n)]
+                if not rows.free_symbols <= set[sympy.Basic]().union(*(size.free_symbols for size in firsts)):
+                    raise NotRowWise(node, "its number of rows is none that the inputs tell")
                 return next((size for size in firsts if sympy.cancel(rows / size).is_Integer), rows)
         raise NotRowWise(self.output, "no output has a size of the batch")
 

@@ -63,7 +63,7 @@ def rewrites(model: nn.Module) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("model", "count"), [(Pairs(), 1), (NegativeFields(), 2), (LivePairs(), 1), (Buffer(), 0), (AnyNumberOfFields(), 0)]
+    ("model", "count"), [(Pairs(), 1), (NegativeFields(), 2), (LivePairs(), 1), (Buffer(), 0), (AnyNumberOfFields(), 1)]
 )
 def test_values_and_gradients_are_eagers(model: nn.Module, count: int) -> None:
     fast = optimize(model, (torch.randn(5, 7, 4),))
@@ -74,6 +74,16 @@ def test_values_and_gradients_are_eagers(model: nn.Module, count: int) -> None:
         weight = torch.randn_like(model(z))
         (expected,), (found,) = (torch.autograd.grad((m(z) * weight).sum(), z) for m in (model, fast))
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_every_number_of_fields_has_a_capture() -> None:
+    model = AnyNumberOfFields()
+    fast = optimize(model, (torch.randn(5, 7, 4),))
+    for fields in (7, 3, 5):
+        z = torch.randn(4, fields, 4)
+        assert torch.equal(fast(z), model(z))
+    with pytest.raises(IndexError):
+        fast(torch.randn(4, 2, 4))
 
 
 def test_an_index_out_of_range_raises_as_eager_does() -> None:
