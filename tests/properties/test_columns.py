@@ -22,7 +22,7 @@ from tests.properties.inputs import Sizes
 from tests.properties.programs import Program
 
 OTHERS = (Sizes(0, 2), Sizes(1, 1), Sizes(2, 0), Sizes(7, 6))
-GRAPHS = 2000
+GRAPHS, PARTS = 2000, 2
 
 
 def rewrites(model: nn.Module) -> int:
@@ -35,8 +35,13 @@ def rewrites(model: nn.Module) -> int:
 def check(program: Program, seen: Counter[str]) -> None:
     """Eager against optimized at the captured sizes and at two others; one capture serves all but an empty batch."""
     eager, model = program.model(), program.model()
-    with torch.set_grad_enabled(program.grad):
-        fast = optimize(model, program.arguments(program.sizes, 0), Config(verify="off", tune="off"))
+    example = program.arguments(program.sizes, 0)
+    try:
+        with torch.set_grad_enabled(program.grad):
+            fast = optimize(model, example, Config(verify="off", tune="off"))
+    except RuntimeError as error:  # lengths that do not fit: the model's own error
+        assert isinstance(outcome(eager, program.arguments(program.sizes, 0), program.grad).error, type(error))
+        return
     seen["graphs"] += 1
     seen["optimized"] += rewrites(fast) > 0
     first = seen["graphs"] % len(OTHERS)
@@ -52,19 +57,17 @@ def check(program: Program, seen: Counter[str]) -> None:
     assert len(fast._fxopt.entries) <= 2  # type: ignore[union-attr, arg-type]
 
 
-def check_models() -> Counter[str]:
-    """The random models, on one core."""
-    seen: Counter[str] = Counter()
+def check_models(seed: int, seen: Counter[str]) -> None:
+    """A part of the random models, on one core."""
 
-    @hypothesis.seed(0)
-    @settings(max_examples=GRAPHS, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @hypothesis.seed(seed)
+    @settings(max_examples=GRAPHS // PARTS, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(programs())
     def run(program: Program) -> None:
         check(program, seen)
 
     torch.set_num_threads(1)
     run()
-    return seen
 
 
 def start() -> subprocess.Popen[str]:
@@ -80,10 +83,13 @@ def test_random_models(random_models: subprocess.Popen[str] | None) -> None:
         found, failure = process.communicate()
     assert process.returncode == 0, failure
     seen = Counter(json.loads(found))
-    assert seen["graphs"] >= GRAPHS
+    assert seen["graphs"] > 0.99 * GRAPHS
     assert seen["optimized"] > 0.9 * seen["graphs"], seen
     assert seen["raised"] < 0.3 * seen["runs"], seen
 
 
 if __name__ == "__main__":
-    print(json.dumps(check_models()))
+    counted: Counter[str] = Counter()
+    for part in range(PARTS):
+        check_models(part, counted)
+    print(json.dumps(counted))
