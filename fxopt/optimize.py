@@ -68,7 +68,7 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
     clock.lap("rewrite")
     if config.verify != "off":
         executable = verified(executable, model, args, kwargs, config, tuner)
-    tuner.memory.save()
+    tuner.save()
     clock.lap("verify")
     take_pieces(executable, model, args, kwargs, config)
     clock.lap("pieces")

@@ -1,9 +1,8 @@
 // How both ways into a kernel, the dispatcher's (dispatched.h) and Python's (entry.cpp), ask for one call.
 #pragma once
-#include <cstdarg>
 #include <cstdint>
-#include <cstdio>
-#include <stdexcept>
+
+#include "refused.h"
 
 namespace fxopt {
 
@@ -27,16 +26,5 @@ struct Request {
   char* (*allocate)(void* context, int32_t dim, const int64_t* sizes, int32_t dtype);  // the next output, contiguous
   void* context;
 };
-
-// A request that does not fit its plan. Not torch's own check: that prints through a stream, which crashes where the
-// compiler links the C++ library a second time.
-[[noreturn]] [[gnu::format(printf, 1, 2)]] inline void refused(const char* format, ...) {
-  char text[256];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  throw std::runtime_error(text);
-}
 
 }  // namespace fxopt

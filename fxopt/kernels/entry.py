@@ -18,13 +18,15 @@ import torch
 from .build import PYTHON_TENSOR, BuildError, Library, build, readable
 
 _HERE = Path(__file__).parent
-HEADERS = tuple(_HERE / f"{name}.h" for name in ("dispatched", "entry", "scratch", "words"))  # what a kernel includes
+HEADERS = tuple(_HERE / f"{name}.h" for name in ("dispatched", "entry", "refused", "scratch", "words"))
+    _HERE / f"{name}.h" for name in ("dispatched", "entry", "refused", "scratch", "words")
+)  # what a kernel includes
 PYTHON_CALL = (_HERE / "python_call.h", PYTHON_TENSOR)  # what a way past the dispatcher includes
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # torch 2.11
 ENTRY = Library(
     "fxopt_entry",
     sources=(_HERE / "entry.cpp",),
-    headers=(_HERE / "entry.h", *PYTHON_CALL),
+    headers=(_HERE / "entry.h", _HERE / "refused.h", *PYTHON_CALL),
     cflags=("-O1", f"-I{sysconfig.get_path('include')}", f"-DFXOPT_PYTHON={sys.version_info.minor}"),
 )
 

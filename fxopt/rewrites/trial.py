@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from torch.fx import Graph, Node
 
 from fxopt.kernels.by_rows.op import up_to
-from fxopt.rewrites.direct import as_function
 from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.rewrites.regions import after, before, calls_of, inputs_of, module_of, rows_in, site
 from fxopt.shape.rows import keeps_rows
-from fxopt.tune.tuner import Disagreement, Tuner, Verdict
+from fxopt.tune.tuner import Disagreement, Site, Tuner, Verdict
 
 Values = Mapping[Node, Node | None]
 
@@ -38,31 +37,32 @@ class Trial:
         regions = [before(list(values)), after(editor.added, news)]
         inputs = inputs_of(regions)
         graphs = [region.graph(inputs) for region in regions]
+        timed = site(graphs, inputs, self.training, self.rows)
         try:
-            verdict = self.tuner.verdict(site(graphs, inputs, self.training, self.rows))
+            verdict = self.tuner.verdict(timed)
         except Disagreement as error:
             raise Rejected(str(error)) from None
         if verdict.slower:
             raise Rejected(f"it would be slower on this machine: {verdict}")
-        if verdict.mixed and (either := self._either(editor, values, graphs, inputs, verdict)):
+        if verdict.mixed and (either := _either(editor, values, graphs, inputs, timed, verdict)):
             return either
         return values, str(verdict)
 
-    def _either(
-        self, editor: Editor, values: Values, graphs: list[Graph], inputs: list[Node], verdict: Verdict
-    ) -> tuple[Values, str] | None:
-        """A call that picks one of the two graphs by the number of rows. None where no input tells it in time."""
-        rows = rows_in(inputs)
-        if rows is None or any(node not in editor.added and not node < editor.point for node in inputs):
-            return None
-        most, few = verdict.split()
-        ordered = graphs[::-1] if few else graphs
-        modules = [module_of(graph) for graph in ordered]
-        fast = [as_function(graph, not self.training) for graph in ordered]
-        fakes = tuple(old.meta["val"] for old in values)
-        call = editor.known(fakes, up_to(most, modules[0], modules[1], *rows), *inputs)
-        call.meta["bound"] = up_to(most, fast[0], fast[1], *rows)
-        call.meta["rowwise"] = all(map(keeps_rows, graphs))
-        call.meta["calls"] = max(sum(map(calls_of, graph.nodes)) for graph in graphs)
-        picked = {old: editor.known(old.meta["val"], operator.getitem, call, place) for place, old in enumerate(values)}
-        return picked, f"{'up to' if few else 'above'} {most} rows: {verdict}"
+
+def _either(
+    editor: Editor, values: Values, graphs: list[Graph], inputs: list[Node], timed: Site, verdict: Verdict
+) -> tuple[Values, str] | None:
+    """A call that picks one of the two graphs by the number of rows. None where no input tells it in time."""
+    rows = rows_in(inputs)
+    if rows is None or any(node not in editor.added and not node < editor.point for node in inputs):
+        return None
+    most, few = verdict.split()
+    order = -1 if few else 1
+    modules, fast = [module_of(graph) for graph in graphs][::order], [timed.before, timed.after][::order]
+    fakes = tuple(old.meta["val"] for old in values)
+    call = editor.known(fakes, up_to(most, modules[0], modules[1], *rows), *inputs)
+    call.meta["bound"] = up_to(most, fast[0], fast[1], *rows)
+    call.meta["rowwise"] = all(map(keeps_rows, graphs))
+    call.meta["calls"] = max(sum(map(calls_of, graph.nodes)) for graph in graphs)
+    picked = {old: editor.known(old.meta["val"], operator.getitem, call, place) for place, old in enumerate(values)}
+    return picked, f"{'up to' if few else 'above'} {most} rows: {verdict}"

@@ -42,7 +42,10 @@ class Memory:
             text = json.dumps(_read(self.path) | self._fresh, indent=0)
             with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
                 file.write(text)
-            os.replace(file.name, self.path)
+            try:
+                os.replace(file.name, self.path)
+            except OSError:
+                os.unlink(file.name)
         self._fresh = {}
 
 

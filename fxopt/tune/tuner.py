@@ -94,7 +94,19 @@ class Tuner:
     def __init__(self, level: str, memory: Memory | None = None) -> None:
         self.effort = EFFORTS[level]
         self.left = self.effort.seconds
-        self.memory = memory or _memory()
+        self._memory = memory
+
+    @property
+    def memory(self) -> Memory:
+        """Read when the first site is timed: its name digests every source of the package."""
+        if self._memory is None:
+            self._memory = _memory()
+        return self._memory
+
+    def save(self) -> None:
+        """Keep what was timed."""
+        if self._memory is not None:
+            self._memory.save()
 
     def verdict(self, site: Site) -> Verdict:
         rows = site.rows or self.effort.rows

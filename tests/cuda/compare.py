@@ -5,10 +5,23 @@ from __future__ import annotations
 import random
 
 import torch
+from torch import nn
 
 from fxopt.kernels.columns import reference
 from tests.kernels.conftest import RandomCall
 from tests.kernels.test_columns_random import same_bits, slots
+
+
+class Two(nn.Module):
+    """Two columns, by [B, 2] ids, of tables of 10 and 20 rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Embedding(10, 8), nn.Embedding(20, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.a(x[:, 0]), self.b(x[:, 1])], 1)
+
 
 KINDS = ("lookup", "lookup", "dense_pool", "bag", "copy", "more", "masked")
 RELATIVE = {torch.float32: 2e-5, torch.float64: 1e-12, torch.float16: 2e-2, torch.bfloat16: 1e-1}

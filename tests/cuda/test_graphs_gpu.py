@@ -12,6 +12,7 @@ import fxopt
 from bench.models import E, ManyColumns, make_inputs
 from fxopt.kernels.columns.errors import BadId, check
 from fxopt.runtime import dispatcher_of
+from tests.cuda.compare import Two
 
 pytestmark = pytest.mark.gpu
 
@@ -137,15 +138,6 @@ def test_a_users_own_capture(pair):
     inputs[1][0].copy_(torch.rand(32))
     graph.replay()
     close(out, model(*inputs))
-
-
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Embedding(10, 8), nn.Embedding(20, 8)
-
-    def forward(self, x):
-        return torch.cat([self.a(x[:, 0]), self.b(x[:, 1])], 1)
 
 
 def test_bad_ids_are_named_and_the_next_call_is_served():

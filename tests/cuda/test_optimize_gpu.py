@@ -12,6 +12,7 @@ import fxopt
 from bench.models import E, ManyColumns, make_inputs
 from fxopt.kernels.columns.errors import BadId, check, clamped
 from fxopt.runtime import dispatcher_of
+from tests.cuda.compare import Two
 
 pytestmark = pytest.mark.gpu
 
@@ -70,15 +71,6 @@ def test_training_step_equals_eager():
         m(*inputs).square().sum().backward()
     for (name, a), (_, b) in zip(model.named_parameters(), other.named_parameters(), strict=True):
         torch.testing.assert_close(b.grad, a.grad, rtol=1e-3, atol=1e-5, msg=name)
-
-
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Embedding(10, 8), nn.Embedding(20, 8)
-
-    def forward(self, x):
-        return torch.cat([self.a(x[:, 0]), self.b(x[:, 1])], 1)
 
 
 def test_a_bad_id_is_named():

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <stdexcept>
 #include <utility>
 
+#include "../refused.h"
 #include "layout.h"
 
 namespace fxopt {
@@ -28,17 +28,6 @@ struct Error {
   bool failed() const { return text[0] != 0; }
   bool before(const Error& other) const { return column != other.column ? column < other.column : row < other.row; }
 };
-
-// A request that does not fit its plan. Not torch's own check: that prints through a stream, which crashes where the
-// compiler links the C++ library a second time.
-[[noreturn]] [[gnu::format(printf, 1, 2)]] inline void refuse(const char* format, ...) {
-  char text[256];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  throw std::runtime_error(text);
-}
 
 struct Call {
   Plan plan;

@@ -22,10 +22,10 @@ FXOPT_EXPORT void fxopt_columns_isa(const char* limit) { kernels = FXOPT_BEST(ke
 
 static void check_plan(const int64_t* words, int64_t n) {
   constexpr int64_t kHeader = sizeof(Header) / sizeof(int64_t);
-  if (n < kHeader || words[0] != kVersion) refuse("fxopt.columns: expected a plan tensor made by encode()");
+  if (n < kHeader || words[0] != kVersion) refused("fxopt.columns: expected a plan tensor made by encode()");
   const Plan plan(words);
   const auto* end = reinterpret_cast<const int64_t*>(plan.tiles + plan.header->n_tiles);
-  if (end - words > n) refuse("fxopt.columns: the plan tensor was cut off");
+  if (end - words > n) refused("fxopt.columns: the plan tensor was cut off");
 }
 
 static void run(const Request& request) {
@@ -72,7 +72,7 @@ static char* allocate(void* context, int64_t rows, int64_t width, int32_t dtype)
 std::vector<Tensor> columns(const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan) {
   const std::vector<Array> inputs = as_arrays(tensors), weights = as_arrays(tables);
   const Array words = as_array(plan);
-  if (words.dtype != kInt64 || words.dim != 1 || !plan.is_contiguous()) refuse("fxopt.columns: the plan must be a contiguous 1-D int64 tensor");
+  if (words.dtype != kInt64 || words.dim != 1 || !plan.is_contiguous()) refused("fxopt.columns: the plan must be a contiguous 1-D int64 tensor");
   std::vector<Tensor> results;
   run({inputs.data(), weights.data(), int64_t(inputs.size()), int64_t(weights.size()),
        reinterpret_cast<const int64_t*>(words.data), words.sizes[0], allocate, &results});
@@ -87,19 +87,19 @@ std::vector<Tensor> columns_backward(
   check_plan(reinterpret_cast<const int64_t*>(words.data), words.sizes[0]);
   Call call{Plan(reinterpret_cast<const int64_t*>(words.data)), inputs.data(), weights.data(), int64_t(inputs.size()),
             int64_t(weights.size()), nullptr, scratch};
-  if (int64_t(grads.size()) != call.plan.header->n_outputs) refuse("fxopt.columns_backward: expected a gradient per output");
+  if (int64_t(grads.size()) != call.plan.header->n_outputs) refused("fxopt.columns_backward: expected a gradient per output");
   std::vector<OutputData> outputs;
   for (size_t o = 0; o < grads.size(); o++) {
     const Array grad = as_array(grads[o]);
     if (grad.dim != 2 || grad.dtype != call.plan.outputs[o].dtype || !grads[o].is_contiguous())
-      refuse("fxopt.columns_backward: gradient %lld must be contiguous, 2-D and of its output's dtype", (long long)o);
+      refused("fxopt.columns_backward: gradient %lld must be contiguous, 2-D and of its output's dtype", (long long)o);
     outputs.push_back({grad.data, grad.sizes[0], grad.sizes[1]});
   }
   call.outputs = outputs.data();
   std::vector<Tensor> results;
   std::vector<char*> data;
   for (const Array& table : weights) {
-    if (table.dim != 2) refuse("fxopt.columns_backward: a table must be 2-D");
+    if (table.dim != 2) refused("fxopt.columns_backward: a table must be 2-D");
     data.push_back(allocate(&results, table.sizes[0], table.sizes[1], table.dtype));
   }
   Error error;

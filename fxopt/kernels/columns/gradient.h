@@ -24,7 +24,7 @@ inline void scatter_all(const Call& call, const Kernels& kernels, const std::vec
   std::vector<std::vector<int>> columns(outs.size());
   for (int64_t c = 0; c < call.plan.header->n_columns; c++) {
     const int64_t table = call.plan.columns[c].table;
-    if (table < 0 || table >= call.n_tables) refuse("fxopt.columns_backward: column %lld has no table", (long long)c);
+    if (table < 0 || table >= call.n_tables) refused("fxopt.columns_backward: column %lld has no table", (long long)c);
     columns[table].push_back(int(c));
   }
   const int64_t threads = torch::stable::get_num_threads(), n_tables = int64_t(outs.size());

@@ -24,12 +24,12 @@ struct Work {
 
 inline const Array& tensor_at(const Call& call, int64_t index) {
   if (index < 0 || index >= call.n_tensors)
-    refuse("fxopt.columns: the plan reads tensor %lld of %lld", (long long)index, (long long)call.n_tensors);
+    refused("fxopt.columns: the plan reads tensor %lld of %lld", (long long)index, (long long)call.n_tensors);
   return call.tensors[index];
 }
 
 inline int64_t size_of(const Array& array, int64_t dim) {
-  if (dim >= array.dim) refuse("fxopt.columns: the plan reads dim %lld of a tensor with %lld dims", (long long)dim, (long long)array.dim);
+  if (dim >= array.dim) refused("fxopt.columns: the plan reads dim %lld of a tensor with %lld dims", (long long)dim, (long long)array.dim);
   return array.sizes[dim];
 }
 
@@ -41,7 +41,7 @@ inline int64_t lanes_of(const Call& call, const Source& source) {
 inline int64_t dim_of(const Call& call, const Column& column) {
   if (column.table < 0) return 1;
   if (column.table >= call.n_tables)
-    refuse("fxopt.columns: the plan reads table %lld of %lld", (long long)column.table, (long long)call.n_tables);
+    refused("fxopt.columns: the plan reads table %lld of %lld", (long long)column.table, (long long)call.n_tables);
   return size_of(call.tables[column.table], 1);
 }
 
@@ -53,13 +53,13 @@ inline OutputData measure(const Call& call, const Output& output) {
     const Extra& extra = call.plan.extras[column.extra];
     const int64_t rows = size_of(tensor_at(call, extra.bag), 0) - extra.include_last;
     if (rows < 0 || rows % extra.segments)
-      refuse("fxopt.columns: %lld offsets for %lld features", (long long)rows, (long long)extra.segments);
+      refused("fxopt.columns: %lld offsets for %lld features", (long long)rows, (long long)extra.segments);
     result.rows = rows / extra.segments;
   } else {
     result.rows = size_of(array, column.source.row0) * (column.source.row1 < 0 ? 1 : size_of(array, column.source.row1));
   }
   if (output.width < 0) result.width = (column.pool == kNone ? lanes_of(call, column.source) : 1) * dim_of(call, column);
-  if (result.width < 0) refuse("fxopt.columns: negative number of lanes");
+  if (result.width < 0) refused("fxopt.columns: negative number of lanes");
   return result;
 }
 

@@ -17,8 +17,6 @@ from torch import Tensor
 from ..operators import Operator, Operators
 from .kept import Kept
 
-FORMATS = ("fp32", "bf16", "int8")
-
 
 def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, format: str, rank: int) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
