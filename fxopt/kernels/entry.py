@@ -19,8 +19,6 @@ from .build import PYTHON_TENSOR, BuildError, Library, build, readable
 
 _HERE = Path(__file__).parent
 HEADERS = tuple(_HERE / f"{name}.h" for name in ("dispatched", "entry", "refused", "scratch", "words"))
-    _HERE / f"{name}.h" for name in ("dispatched", "entry", "refused", "scratch", "words")
-)  # what a kernel includes
 PYTHON_CALL = (_HERE / "python_call.h", PYTHON_TENSOR)  # what a way past the dispatcher includes
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # torch 2.11
 ENTRY = Library(
