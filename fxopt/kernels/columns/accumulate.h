@@ -3,7 +3,7 @@
 #if FXOPT_VECTOR_BYTES > 16
 #include <immintrin.h>
 #endif
-#include "job.h"
+#include "quantized.h"
 
 namespace fxopt::FXOPT_ISA {
 
@@ -61,6 +61,7 @@ inline void widen_row(const Table& table, int64_t id, A* out) {
     case kFloat: return widen_row_of<float>(table, id, out);
     case kDouble: return widen_row_of<double>(table, id, out);
     case kHalf: return widen_row_of<Half>(table, id, out);
+    case kUInt8: return widen_codes(table, id, out);
     default: return widen_row_of<BFloat16>(table, id, out);
   }
 }

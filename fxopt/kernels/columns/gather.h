@@ -1,6 +1,6 @@
-// Lookups and copies that move bits: table rows, or plain values, straight into the output.
+// Lookups and copies without arithmetic: table rows, or plain values, straight into the output.
 #pragma once
-#include "job.h"
+#include "accumulate.h"
 
 namespace fxopt::FXOPT_ISA {
 
@@ -32,10 +32,26 @@ inline void copy_rows(const Table& table, const int64_t* ids, int n, char* out, 
   }
 }
 
-// A lookup without pooling whose rows need no arithmetic.
+// Rows in fewer bits, as floats.
+inline void widen_rows(const Table& table, const int64_t* ids, int n, char* out, int64_t out_stride) {
+  const int64_t bytes = table.prefetch ? table.row_stride : 0;
+  for (int k = 0; k < n; k++) {
+    if (k + kAhead < n)
+      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(table.data + ids[k + kAhead] * table.row_stride + line);
+    widen_row(table, ids[k], reinterpret_cast<float*>(out + k * out_stride));
+  }
+}
+
+inline void move_rows(const Job& job, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t bytes) {
+  if (job.table.dtype == job.out_dtype) copy_rows(job.table, ids, n, out, out_stride, bytes);
+  else widen_rows(job.table, ids, n, out, out_stride);
+}
+
+// A lookup without pooling whose rows need no arithmetic, or only become floats.
 inline bool is_gather(const Job& job) {
-  return job.column->pool == kNone && job.table.dtype == job.out_dtype && !job.has(kAdd) && !job.divides() &&
-         (job.table.column_stride == element_size(job.out_dtype) || job.dim == 1);
+  const bool same = job.table.dtype == job.out_dtype, widens = job.out_dtype == kFloat && job.table.dtype != kDouble;
+  return job.column->pool == kNone && (same || widens) && !job.has(kAdd) && !job.divides() &&
+         (job.table.column_stride == element_size(job.table.dtype) || job.dim == 1);
 }
 
 inline bool gather(const Job& job, int64_t row0, int64_t row1, Error& error) {
@@ -45,12 +61,12 @@ inline bool gather(const Job& job, int64_t row0, int64_t row1, Error& error) {
     const int n = row1 * lanes - position < kTile ? int(row1 * lanes - position) : kTile;
     if (!eval_ids(job, position, n, row0, row1, v, error)) return false;
     if (lanes == 1) {
-      copy_rows(job.table, v.i, n, job.out + position * job.out_stride, job.out_stride, bytes);
+      move_rows(job, v.i, n, job.out + position * job.out_stride, job.out_stride, bytes);
     } else {
       int64_t row = position / lanes, lane = position % lanes;
       for (int k = 0; k < n; row++, lane = 0) {
         const int run = lanes - lane < n - k ? int(lanes - lane) : n - k;
-        copy_rows(job.table, v.i + k, run, job.out + row * job.out_stride + lane * bytes, bytes, bytes);
+        move_rows(job, v.i + k, run, job.out + row * job.out_stride + lane * bytes, bytes, bytes);
         k += run;
       }
     }

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from . import programs, reference
 from .plan import Column, Instr, Op, Plan, Source
+from .quantized import dequantized
 
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # plan -> its _Groupings
 
@@ -39,6 +40,7 @@ def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Plan) -> 
         _known[plan] = _classify(plan)
     known: _Groupings = _known[plan]
     rows = [reference.rows_of(tensors, plan, output) for output in range(len(plan.widths))]
+    tables = [dequantized(table) for table in tables]
     values: dict[int, Tensor] = {}
     for indices, sources in _groups(tensors, known):
         members = [plan.columns[i] for i in indices]

@@ -79,10 +79,13 @@ inline bool resolve_table(Job& job, Error& error) {
   const Column& column = *job.column;
   if (column.table >= job.call->n_tables) return job.fail("no such table", error);
   const Array& array = job.call->tables[column.table];
-  if (array.dim != 2 || !is_floating(array.dtype)) return job.fail("a table must be 2-D of float16, bfloat16, float32 or float64", error);
+  const bool quantized = array.dtype == kUInt8;
+  if (array.dim != 2 || !(quantized || is_floating(array.dtype)))
+    return job.fail("a table must be 2-D of float16, bfloat16, float32 or float64, or of rows in 8 bits", error);
+  if (quantized && (row_dim(array) < 0 || array.strides[1] != 1)) return job.fail("expected rows of codes, a scale and an offset", error);
   const int size = element_size(array.dtype);
-  job.table = {array.data, array.sizes[0], array.sizes[1], array.strides[0] * size, array.strides[1] * size, array.dtype, false};
-  job.table.prefetch = job.table.rows * job.table.dim * size > kCached;
+  job.table = {array.data, array.sizes[0], row_dim(array), array.strides[0] * size, array.strides[1] * size, array.dtype, false};
+  job.table.prefetch = job.table.rows * array.sizes[1] * size > kCached;
   job.dim = job.table.dim;
   return true;
 }

@@ -104,6 +104,13 @@ struct Array {
   int32_t dim, dtype;
 };
 
+// A table of uint8 has rows in 8 bits: D codes, then this, as quantized.py writes them.
+struct Quantization {
+  float scale, offset;
+};
+
+inline int64_t row_dim(const Array& table) { return table.dtype == kUInt8 ? table.sizes[1] - int64_t(sizeof(Quantization)) : table.sizes[1]; }
+
 struct OutputData {
   char* data;
   int64_t rows, width;

@@ -245,8 +245,10 @@ bool pool(const Job& job, int64_t row0, int64_t row1, Error& error) {
   A* scratch = reinterpret_cast<A*>(job.call->scratch(job.dim * (2 + kBlock + kLevels) * sizeof(A)));
   const bool dense = !job.offsets && job.column->pool != kNone;
   // As F.embedding_bag: FBGEMM, which fuses, takes contiguous rows without padding.
-  const bool fused = job.table.dtype == kFloat && job.table.column_stride == 4 && job.offsets && !job.has(kHasPadding);
-  const bool direct = job.table.column_stride == element_size(job.table.dtype) && job.table.dtype == (sizeof(A) == 8 ? kDouble : kFloat);
+  const bool in_order = job.table.column_stride == element_size(job.table.dtype);
+  const bool floats = job.table.dtype == kFloat || job.table.dtype == kUInt8;
+  const bool fused = floats && in_order && job.offsets && !job.has(kHasPadding);
+  const bool direct = in_order && job.table.dtype == (sizeof(A) == 8 ? kDouble : kFloat);
   return Pooling<A>(job, row0, row1, scratch, dense, fused, direct).run(error);
 }
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from .ordered import embedding, embedding_bag
 from .plan import Column, Offsets, Plan
 from .programs import evaluate, per_row, read, source_rows
+from .quantized import dequantized, dim_of
 
 
 def columns(
@@ -29,6 +30,7 @@ def columns(
             Off where ids are known to be good or have no values (fake tensors).
     """
     rows = rows or [rows_of(tensors, plan, output) for output in range(len(plan.widths))]
+    tables = [dequantized(table) for table in tables]
     values = [column(tensors, tables, plan, index, rows, check) for index in range(len(plan.columns))]
     return assemble(plan, values, rows)
 
@@ -69,7 +71,7 @@ def rows_of(tensors: Sequence[Tensor], plan: Plan, output: int) -> int:
 def width_of(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Plan, output: int) -> int:
     """Width of an output whose lanes are known only at run time."""
     column = next(c for c in plan.columns if c.output == output)
-    dim = 1 if column.table is None else tables[column.table].shape[1]
+    dim = 1 if column.table is None else dim_of(tables[column.table])
     source = column.source
     if column.pool != "none" or source.lane is None:
         return dim

@@ -42,7 +42,9 @@ inline int64_t dim_of(const Call& call, const Column& column) {
   if (column.table < 0) return 1;
   if (column.table >= call.n_tables)
     refused("fxopt.columns: the plan reads table %lld of %lld", (long long)column.table, (long long)call.n_tables);
-  return size_of(call.tables[column.table], 1);
+  const Array& table = call.tables[column.table];
+  if (table.dim != 2) refused("fxopt.columns: table %lld has %d dims, expected 2", (long long)column.table, table.dim);
+  return std::max<int64_t>(0, row_dim(table));
 }
 
 inline OutputData measure(const Call& call, const Output& output) {
