@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
@@ -120,7 +121,8 @@ def _size(size: int | torch.SymInt, batch: Any) -> str:
         return str(size)
     hints = size.node.shape_env.backed_var_to_val
     term = expression(size)
-    return str(term.subs({symbol: "B" if symbol == batch else hints.get(symbol, "?") for symbol in term.free_symbols}))
+    unknown, rows = sympy.symbols("? B")  # "?": it depends on data
+    return str(term.subs({each: rows if each == batch else hints.get(each, unknown) for each in term.free_symbols}))
 
 
 def rows_in(inputs: Sequence[Node]) -> tuple[int, int] | None:

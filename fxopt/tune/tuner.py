@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,7 +132,8 @@ class Tuner:
         for rows in sizes_to_time if batch is not None else sizes_to_time[:1]:
             values = [site.state.get(number, value) for number, value in enumerate(site.values)]
             inputs = sample(values, sizes | ({batch: rows} if batch is not None else {}))
-            runs = [functools.partial(_run, function, inputs, site.training) for function in (site.before, site.after)]
+            frozen = {number for number, tensor in site.state.items() if not tensor.requires_grad}
+            runs = [functools.partial(_run, each, inputs, site.training, frozen) for each in (site.before, site.after)]
             if site.rows and not _agree(site.before(*inputs), site.after(*inputs)):
                 raise Disagreement(f"its answers differ at {rows} rows")
             before, after = fastest(runs, self.effort.patience)
@@ -159,15 +160,17 @@ def _agree(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> b
     return True
 
 
-def _run(function: Function, inputs: list[Any], training: bool) -> None:
+def _run(function: Function, inputs: list[Any], training: bool, frozen: Collection[int]) -> None:
+    """One call, in training with its backward; `frozen` inputs (a batch norm's statistics) take no gradients."""
     if not training:
         with torch.no_grad():
             function(*inputs)
         return
-    leaves = [_leaf(value) for value in inputs]
+    leaves = [value if number in frozen else _leaf(value) for number, value in enumerate(inputs)]
     outputs = [value for value in function(*leaves) if value.requires_grad]
     needed = [value for value in leaves if isinstance(value, torch.Tensor) and value.requires_grad]
-    torch.autograd.grad(outputs, needed, [torch.ones_like(value) for value in outputs], allow_unused=True)
+    if outputs:
+        torch.autograd.grad(outputs, needed, [torch.ones_like(value) for value in outputs], allow_unused=True)
 
 
 def _leaf(value: Any) -> Any:

@@ -19,6 +19,7 @@ from fxopt.normalize import normalize
 from fxopt.patterns.core import Match, Reject
 from fxopt.rewrites.core import Fuel, Replacement, Rewrite, apply
 from fxopt.rewrites.editor import Editor
+from fxopt.runtime import dispatcher_of
 from fxopt.tune.memory import Memory
 from fxopt.tune.tuner import Disagreement, Effort, Tuner, Verdict
 
@@ -153,3 +154,26 @@ def test_answers_that_differ_at_large_sizes_are_told(tmp_path: Path) -> None:
 def test_a_level_that_is_none() -> None:
     with pytest.raises(ValueError, match=r"tune.*'slow'"):
         fxopt.Config(tune="slow")
+
+
+class NormOfSelected(nn.Module):
+    """Statistics that take no gradients; a number of rows that depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.last = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)
+        self.register_buffer("mask", torch.eye(2).bool())
+
+    def forward(self, x: Tensor) -> Tensor:
+        selected = torch.masked_select(x.view(-1, 2, 2, 4), self.mask.unsqueeze(-1)).view(-1, 4)
+        return self.last(self.norm(self.linear(selected)).relu()).sigmoid()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_whatever_a_region_reads_it_can_be_timed(gradients: bool) -> None:
+    model, x = NormOfSelected().eval(), torch.randn(6, 16)
+    fast = fxopt.optimize(model)
+    with torch.set_grad_enabled(gradients):
+        torch.testing.assert_close(fast(x), model(x))
+    (findings,) = dispatcher_of(fast).findings
+    assert not [change for ran in findings.passes for change in ran.rolled_back]
