@@ -146,7 +146,7 @@ MUTATIONS = {
     "a join that does not wait for the parts": (
         "host.h", LAUNCH, f"if (!{{}} || !cut) {LAUNCH}", JOINS, f"{JOINS} if ({{}}) {LAUNCH}"
     ),
-    "parts that overlap": ("pool.cuh", "bag.length = int(first + size)", "bag.length = int(first + size) + {}"),
+    "parts that overlap": ("parts.cuh", "bag.length = int(first + size)", "bag.length = int(first + size) + {}"),
 }  # fmt: skip
 
 

@@ -51,9 +51,9 @@ struct Member {
   bool counts;
 };
 
-// The id at `k` of a bag. All 32 threads call it.
+// The id at `k` of a bag. All 32 threads call it. `first_look`: it was not evaluated for other dims before.
 template <class A>
-FXOPT_DEVICE Member<A> member(const Launch& launch, const Record& record, const Bag& bag, int k) {
+FXOPT_DEVICE Member<A> member(const Launch& launch, const Record& record, const Bag& bag, int k, bool first_look) {
   const bool wanted = k < bag.length, dense = record.flags & kDense;
   const int64_t row = dense ? bag.row : bag.begin + k, lane = dense ? k : 0;
   Member<A> found{kNoId, A(1), k < bag.counted};
@@ -67,7 +67,7 @@ FXOPT_DEVICE Member<A> member(const Launch& launch, const Record& record, const 
       found.weight = as_number<A>(load(launch, weights, row, lane), weights.dtype);
     }
   }
-  found.id = int(checked(launch, record, wanted, id, k, bag.row));
+  found.id = int(checked(launch, record, wanted, id, k, bag.row, first_look && found.counts));
   if (found.id >= 0 && (record.flags & kHasPadding) && found.id == record.padding) found.id = kNoId;
   return found;
 }

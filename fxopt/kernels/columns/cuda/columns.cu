@@ -14,8 +14,8 @@ FXOPT_DEVICE void run_record(const Launch& launch, const Segment& segment, const
     const int64_t per_item = 32 / segment.span, row = part / unsigned(segment.parts) * per_item;
     if (record.kind >= kBags) {
       const int number = int(part % unsigned(segment.parts));
-      float* sums = segment.parts > 1 ? sums_of(segment, &record - launch.records - segment.first_unit, row) + number * segment.part_stride : nullptr;
-      return run_bags(launch, record, row, segment.rows, segment.span, {number, segment.parts, sums});
+      float* found = segment.parts > 1 ? parts_of(segment, &record - launch.records - segment.first_unit, row) + number * segment.part_stride : nullptr;
+      return run_bags(launch, record, row, segment.rows, segment.span, {number, segment.parts, found});
     }
     first = row * record.lanes;
     last = (row + per_item < segment.rows ? row + per_item : segment.rows) * record.lanes;

@@ -50,16 +50,24 @@ __device__ __noinline__ void report_id(const Launch& launch, const Record& recor
   report_first(launch, bad, failure);
 }
 
+// Whether a row is the caller's own: a captured graph pads its batch, and `real_rows` says how much of it is real now.
+FXOPT_DEVICE bool is_real(const Launch& launch, const Record& record, int64_t row) {
+  if (!launch.real_rows) return true;
+  int s = 0;
+  while (s + 1 < launch.n_segments && &record - launch.records >= launch.segments[s + 1].first_unit) s++;
+  return row * launch.capacity < __ldg(launch.real_rows) * launch.segments[s].rows;  // a column may have several rows for one of the batch
+}
+
 // The row of the table for an id; kNoId where there is none (not `wanted`), kBad for one outside. All 32 threads call it.
-// `position` is that in the bag of `row`, or (row -1) that of a column without bags.
-__device__ __noinline__ int64_t checked(const Launch& launch, const Record& record, bool wanted, int64_t id, int64_t position, int64_t row = -1) {
+// `position` is that in the bag of `row`, or (row -1) that of a column without bags; `counts`: as one that "clamp" moves.
+__device__ __noinline__ int64_t checked(const Launch& launch, const Record& record, bool wanted, int64_t id, int64_t position, int64_t row = -1, bool counts = true) {
   const int64_t rows = record.table_rows, value = id;
   if ((record.flags & kWrapNegative) && id < 0) id += rows;
   if (!wanted) id = kNoId;
   const bool bad = wanted && uint64_t(id) >= uint64_t(rows);
   if (launch.mode == kUnchecked || !__any_sync(kAll, bad)) return id;
   if (launch.mode == kClamp && rows > 0) {
-    if (bad) atomicAdd(&launch.errors->clamped, 1ull);
+    if (bad && counts && is_real(launch, record, row < 0 ? position / record.lanes : row)) atomicAdd(&launch.errors->clamped, 1ull);
     return bad ? (id < 0 ? 0 : rows - 1) : id;
   }
   report_id(launch, record, bad, value, position, row);

@@ -85,6 +85,9 @@ inline Device& device_of(int index) {
   return *device;
 }
 
+// What launches of this thread say of their rows: see Launch.
+inline thread_local const int64_t* real_rows = nullptr;
+inline thread_local int64_t capacity = 0;
 inline bool blocking = false;  // wait for every launch, as CUDA_LAUNCH_BLOCKING=1 asks
 inline int blocks_per_processor = 8;  // of the grid at most; 4 run at a time
 
@@ -118,6 +121,8 @@ inline Launch& parameters_of(Device& device, const Request& request, const Image
   parameters.spans = reinterpret_cast<const Span*>(data + spans);
   parameters.entries_word = image.entries_word;
   parameters.errors = device.errors;
+  parameters.real_rows = real_rows;
+  parameters.capacity = capacity;
   parameters.plan = request.n_words;
   parameters.mode = int32_t(reinterpret_cast<const Header*>(request.words)->bad_ids);
   parameters.items = int32_t(image.items);
@@ -240,6 +245,12 @@ FXOPT_EXPORT long long fxopt_cuda_clamped(int device) {
   unsigned long long count;
   const void* from = &fxopt::cuda::device_of(device).errors->clamped;
   return cudaMemcpy(&count, from, sizeof count, cudaMemcpyDeviceToHost) == cudaSuccess ? static_cast<long long>(count) : -1;
+}
+
+// Launches of this thread count moved ids only of the first *real_rows (on the device) of `capacity` rows; null: of all.
+FXOPT_EXPORT void fxopt_cuda_real_rows(const int64_t* real_rows, int64_t capacity) {
+  fxopt::cuda::real_rows = real_rows;
+  fxopt::cuda::capacity = capacity;
 }
 
 FXOPT_EXPORT void fxopt_cuda_blocks(int per_processor) { fxopt::cuda::blocks_per_processor = per_processor; }

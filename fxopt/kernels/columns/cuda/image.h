@@ -104,8 +104,14 @@ struct Builder : Columns {
 
   // Warps among which each long bag is cut where few bags wait; an order of additions that sizes and device decide.
   int bag_parts(const std::vector<Record>& chain, int64_t rows) const {
-    if (chain.size() > 1 || chain[0].kind != kBags) return 1;
+    if (chain.size() > 1 || chain[0].kind < kBags) return 1;
     return int(std::max<int64_t>(1, std::min({kMostParts, ids_of(chain[0], rows) / (rows * kLeastPart), warps / (bags * rows)})));
+  }
+
+  // A PartTotals, then sums or maxima, of maxima also the first values; in floats, 16 bytes at a time.
+  static int32_t part_stride(const Record& r) {
+    const int64_t floats = r.dim * (r.pool == kMax ? 2 : 1) * (r.flags & kAccurate ? 2 : 1);
+    return int32_t((kTotalsFloats + floats + 3) / 4 * 4);
   }
 
   void add_segment(int width, int parts, int64_t rows, int64_t positions, int64_t light, std::vector<std::vector<Record>>& units) {
@@ -113,7 +119,7 @@ struct Builder : Columns {
     int64_t per_unit;
     if (width) {
       per_unit = (rows + 32 / width - 1) / (32 / width) * parts;
-      for (const auto& chain : units) segment.part_stride = std::max(segment.part_stride, int32_t(chain[0].dim) + int32_t(sizeof(PartTotals) / 4));
+      for (const auto& chain : units) segment.part_stride = std::max(segment.part_stride, part_stride(chain[0]));
     } else {
       if (positions > UINT32_MAX - 256) fail("fxopt.columns: more than 2^32 positions in a column");
       segment.span = 32;

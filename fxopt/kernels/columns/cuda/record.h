@@ -72,12 +72,13 @@ struct Segment {
   int32_t first_item, first_unit, units;
   int32_t span;  // positions an item covers, a multiple of 32; or lanes of a warp that share a bag
   int32_t parts, part_stride;  // of a bag, a warp each; part_stride: floats
-  float* sums;                 // of parts: [units, rows, parts, part_stride], each followed by a PartTotals
+  float* sums;                 // of parts: [units, rows, parts, part_stride], see parts.cuh
 };
 
 struct PartTotals {
   int32_t count, kept, poisoned, unused;
 };
+constexpr int kTotalsFloats = sizeof(PartTotals) / 4;
 
 // A column's entries among those of all columns of a backward, and the row whose gradient stays zero (-1: none).
 struct Span {
@@ -121,7 +122,8 @@ struct Launch {
   const Step* steps;
   const Span* spans;
   Errors* errors;
-  int64_t plan;
+  const int64_t* real_rows;  // of a batch padded to `capacity`; null: all rows are
+  int64_t capacity, plan;
   int32_t mode, items, n_segments, entries_word;  // entries_word: of gradients, see backward.cuh
   Segment segments[kSegments];
   int64_t words[kWords];  // pointers of inputs and outputs, sizes of bags

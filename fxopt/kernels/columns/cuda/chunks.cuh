@@ -1,0 +1,71 @@
+// Rows in 16-byte chunks, and the ids of plain bags that name them.
+#pragma once
+#include "bag.cuh"
+
+namespace fxopt::cuda {
+
+struct Floats {
+  static constexpr int kSize = 4;
+  FXOPT_DEVICE static void add(float* sum, uint4 bits, float w) {
+    sum[0] = fmaf(__uint_as_float(bits.x), w, sum[0]);
+    sum[1] = fmaf(__uint_as_float(bits.y), w, sum[1]);
+    sum[2] = fmaf(__uint_as_float(bits.z), w, sum[2]);
+    sum[3] = fmaf(__uint_as_float(bits.w), w, sum[3]);
+  }
+};
+template <bool BFLOAT>
+struct Halves {
+  static constexpr int kSize = 8;
+  FXOPT_DEVICE static void add(float* sum, uint4 bits, float w) {
+    const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      const uint16_t half = uint16_t(words[k / 2] >> k % 2 * 16);
+      sum[k] = fmaf(BFLOAT ? bfloat16_to_float(half) : half_to_float(half), w, sum[k]);
+    }
+  }
+};
+
+// 16 bytes of a row; FXOPT_KEEP_ROWS: that L2 gives up last.
+FXOPT_DEVICE uint4 load_row(const char* from) {
+#if defined(FXOPT_KEEP_ROWS) && defined(__CUDACC__)
+  uint64_t policy;
+  uint4 bits;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+  asm("ld.global.nc.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;" : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w) : "l"(from), "l"(policy));
+  return bits;
+#else
+  return __ldg(reinterpret_cast<const uint4*>(from));
+#endif
+}
+
+FXOPT_DEVICE int warp_max(int x) {
+  for (int k = 16; k >= 1; k >>= 1) {
+    const int other = __shfl_xor_sync(kAll, x, k);
+    x = x > other ? x : other;
+  }
+  return x;
+}
+
+// The id at `k` of a bag of plain ones, whose first is at `data`.
+FXOPT_DEVICE int64_t plain_id(const Record& record, const char* data, const Bag& bag, int k) {
+  if (k >= bag.length) return kNoId;
+  return record.ids.view.dtype == kInt64 ? int64_t(load_as<long long>(data + int64_t(k) * 8)) : int64_t(load_as<int>(data + int64_t(k) * 4));
+}
+
+FXOPT_DEVICE const char* plain_ids(const Launch& launch, const Record& record, const Bag& bag) {
+  const View& view = record.ids.view;
+  return reinterpret_cast<const char*>(launch.words[view.word]) + view.offset + (record.flags & kDense ? bag.row : bag.begin) * view.row_stride;
+}
+
+// How the `width` lanes of a warp that share a bag take its rows: 2^group_log2 lanes to a row, a chunk each.
+struct Lanes {
+  int width, thread, group, slot, parallel, column;
+};
+
+FXOPT_DEVICE Lanes lanes_of(const Record& record, int width) {
+  const int thread = threadIdx.x & (width - 1), group = 1 << record.group_log2;
+  return {width, thread, group, thread >> record.group_log2, width >> record.group_log2, thread & (group - 1)};
+}
+
+}  // namespace fxopt::cuda
