@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +19,12 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from fxopt.kernels.build import BuildError
+from fxopt.kernels.columns import cuda as columns_cuda
 from fxopt.kernels.columns import errors as columns_errors
 from fxopt.kernels.columns.encode import encode, plan_of
 from fxopt.kernels.stage import op as stage
 from fxopt.normalize import records_nothing
+from fxopt.patterns.core import calls_of_ours
 from fxopt.patterns.row_wise import NotRowWise, Rows, row_wise
 from fxopt.rewrites.direct import direct
 from fxopt.runtime.executable import Executable
@@ -58,6 +61,7 @@ class _Captured:
     outputs: list[Tensor]
     state: Tensor  # addresses
     capacity: list[int]  # rows of each input
+    real_rows: Tensor | None  # of the batch, where clamped ids are counted: see columns.cuda.padded
     keep: list[Any]
 
 
@@ -88,6 +92,7 @@ class Replays:
             )
         else:
             executable.findings.graphs = "one CUDA graph for each bucket of batch sizes"
+        self._clamps = _clamps(module)
         self._module, self._kept = _ready(module, self._rows, self._n_state)
         self._fill = [self._filled(k) for k in range(len(specs))]
         self._sizes = [
@@ -127,13 +132,15 @@ class Replays:
         self._graphs.move_to_end(key)
         return self._replayed(known, batch)
 
-    def _replayed(self, known: _Captured, batch: int) -> list[Tensor]:
-        """The outputs in memory of their own."""
+    def _replayed(self, known: _Captured, batch: int, counts: bool = True) -> list[Tensor]:
+        """The outputs in memory of their own. counts: the ids that it clamps."""
         stream = torch.cuda.current_stream()
         if self._stream is not None and self._stream != stream:
             stream.wait_stream(self._stream)  # whose calls use the same memory
         self._stream = stream
         known.stage.fill(self._inputs, stream)
+        if known.real_rows is not None:
+            known.real_rows.fill_(batch if counts else 0)
         known.graph.replay()
         rows = self._rows.outputs if self._rows else [0] * len(known.outputs)
         return [
@@ -199,21 +206,26 @@ class Replays:
         state = list(tensors[: self._n_state])
         addresses = torch.zeros(max(1, self._n_state), dtype=torch.int64)
         stage.pointers().addresses(tensors, self._n_state, addresses.data_ptr())
-        expected = self._plain(*tensors)
+        real_rows = torch.zeros(1, dtype=torch.int64, device=self._device) if self._clamps else None
+        uncounted = partial(columns_cuda.padded, real_rows, max(1, capacity))  # no row is real before the replay
+        with uncounted():
+            expected = self._plain(*tensors)
         torch.cuda.synchronize(self._device)  # the memory of the last graph is still in use
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         try:
             memory = stage.Stage(rooms, self._device)
             memory.fill(self._inputs, torch.cuda.current_stream())
-            graph, outputs = self._record([*state, *memory.tensors])
+            with uncounted():
+                graph, outputs = self._record([*state, *memory.tensors])
         except (RuntimeError, ValueError, TypeError) as error:
             self._findings.graphs = f"no CUDA graphs: the capture failed: {str(error).splitlines()[0]}"
             self._graphs.clear()
             self._call = lambda tensors: self._plain(*tensors)  # type: ignore[method-assign]
             return None
-        known = _Captured(graph, memory, outputs, addresses, [room.capacity for room in rooms], list(self._kept))
-        if not _agree(self._replayed(known, self._batch()), expected):
+        capacities = [room.capacity for room in rooms]
+        known = _Captured(graph, memory, outputs, addresses, capacities, real_rows, list(self._kept))
+        if not _agree(self._replayed(known, self._batch(), counts=False), expected):
             self._findings.graphs = "no CUDA graphs: a replay gave another result than the call"
             self._call = lambda tensors: self._plain(*tensors)  # type: ignore[method-assign]
             return None
@@ -270,6 +282,11 @@ def _suited(graph: Graph, n_state: int, on_host: Sequence[bool]) -> torch.device
 
 
 _MOVES = {torch.ops.aten._to_copy.default, torch.ops.aten.to.device, torch.ops.aten.to.dtype_layout}
+
+
+def _clamps(module: GraphModule) -> bool:
+    calls = calls_of_ours(module.graph, "fxopt::columns")
+    return any(plan_of(_constant(module, call.args[2])).bad_ids == "clamp" for call in calls)
 
 
 def _constant(module: nn.Module, node: Any) -> Tensor:

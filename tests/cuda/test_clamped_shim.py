@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 
+from fxopt.kernels.columns import cuda
 from fxopt.kernels.columns.plan import Column, PerRow, Plan, Source
 from tests.cuda.test_long_bags_shim import dense, jagged
-
-
-@contextmanager
-def padded_batch(shim, real, capacity):
-    """As a captured graph has it: a number on the device says how many of `capacity` rows are real."""
-    held = torch.tensor([real])
-    pointer = shim._name(held)
-    shim.library.fxopt_cuda_real_rows(pointer, ctypes.c_int64(capacity))
-    yield
-    shim.library.fxopt_cuda_real_rows(None, ctypes.c_int64(0))
-    shim.library.shim_forget(pointer)
 
 
 def counted(shim, tensors, tables, plan):
@@ -52,7 +40,7 @@ def test_lanes_behind_the_length_do_not_count(shim):
 
 
 @pytest.mark.parametrize("real", [0, 1, 3, 4])
-def test_rows_that_a_graph_pads_do_not_count(shim, real):
+def test_rows_that_a_graph_pads_do_not_count(shim, monkeypatch, real):
     """Of a batch of 4, in columns of 4 and (in another output) of 8 rows."""
     ids, pairs = torch.full((4, 2), 9), torch.full((4, 2, 3), -5)
     columns = (
@@ -61,6 +49,10 @@ def test_rows_that_a_graph_pads_do_not_count(shim, real):
         Column(Source(1, rows=(0, 1), lane=2), 0, 1, 0, pool="mean"),
     )
     plan = Plan(columns, (24, 8), ("float32", "float32"))
-    with padded_batch(shim, real, 4):
+    monkeypatch.setattr(cuda, "_kernels", {(): shim.library})
+    real_rows = torch.tensor([real])
+    pointer = shim._name(real_rows)
+    with cuda.padded(real_rows, 4):
         assert counted(shim, [ids, pairs], [torch.randn(7, 8), torch.randn(9, 8)], plan) == real * (2 + 2 + 2 * 3)
+    shim.library.shim_forget(pointer)
     assert counted(shim, [ids, pairs], [torch.randn(7, 8), torch.randn(9, 8)], plan) == 40

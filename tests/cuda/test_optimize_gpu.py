@@ -95,11 +95,14 @@ def test_a_model_clamps_and_the_next_one_raises(cuda_graphs):
         for _ in range(3):
             clamping(ids), raising(ids)
         bad = ids.clone()
-        bad[17, 1], bad[3, 0] = 20, -5
+        bad[17, 1], bad[49, 0] = 20, -5  # the last row, which a graph repeats up to 64
         before = clamped()
         found = clamping(bad)
         assert clamped() - before == 2
-        bad[17, 1], bad[3, 0] = 19, 0
+        for _ in range(3):  # as it is, captured, replayed
+            clamping(bad[9:])
+        assert clamped() - before == 2 + 3 * 2
+        bad[17, 1], bad[49, 0] = 19, 0
         assert torch.equal(found, model(bad))
         bad[17, 1] = 20
         raising(bad)

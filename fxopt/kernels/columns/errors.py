@@ -73,7 +73,8 @@ def check(device: int = 0) -> None:
 def clamped(device: int = 0) -> int:
     """How many ids calls with ``bad_ids="clamp"`` have moved on a CUDA device so far; waits for it.
 
-    It counts what was looked up: padding rows of CUDA graphs, which repeat the last one, and warm-ups count too.
+    Each id of each call counts once; lanes that lengths or masks leave out do not count, nor does what CUDA graphs add:
+    rows that pad a batch, and the calls that warm up.
     """
     return cuda.clamped(device)
 

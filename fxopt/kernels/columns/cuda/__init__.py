@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +85,24 @@ def _opened(library: CudaLibrary) -> ctypes.CDLL:
 def clamped(device: int = 0) -> int:
     """How many ids "clamp" has moved so far. Waits for the device."""
     return sum(int(kernel.fxopt_cuda_clamped(device)) for kernel in _kernels.values())
+
+
+@contextmanager
+def padded(real_rows: Tensor | None, capacity: int) -> Iterator[None]:
+    """Launches of this thread in here, and graphs that capture them, count clamped ids of real rows alone.
+
+    Args:
+        real_rows: [1], int64, on the device, read at each launch: how many rows of the batch are real. None: all are.
+        capacity: rows of the padded batch. What has a multiple of them has the same multiple of real ones.
+    """
+    at, kernels = (0, []) if real_rows is None else (real_rows.data_ptr(), list(_kernels.values()))
+    for kernel in kernels:
+        kernel.fxopt_cuda_real_rows(ctypes.c_void_p(at), ctypes.c_int64(capacity))
+    try:
+        yield
+    finally:
+        for kernel in kernels:
+            kernel.fxopt_cuda_real_rows(None, ctypes.c_int64(0))
 
 
 def reported(device: int = 0) -> bool:
