@@ -5,6 +5,7 @@ Its sources include no torch header: 5 CPU-seconds an architecture, where one su
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import os
@@ -12,6 +13,8 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from .build import BuildError, cache_dir, locked
 
@@ -26,6 +29,7 @@ class CudaLibrary:
     source: Path
     headers: tuple[Path, ...] = ()
     flags: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()  # of (parameters, dtype, stream): a message, or null
 
     def key(self, arch: str) -> str:
         digest = hashlib.sha256()
@@ -104,3 +108,21 @@ def _run(words: list[str], folder: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, cwd=folder)
     if done.returncode:
         raise BuildError(f"nvcc failed: {' '.join(words)}\n{done.stdout}{done.stderr}")
+
+
+@functools.cache
+def loaded(library: CudaLibrary) -> ctypes.CDLL | None:
+    """The library for the current device, with its functions declared; None where it cannot be had."""
+    try:
+        return declared(library, build(library, arch_of(torch.cuda.get_device_capability())))
+    except (BuildError, OSError):
+        return None
+
+
+def declared(library: CudaLibrary, path: Path) -> ctypes.CDLL:
+    """A compiled library."""
+    compiled = ctypes.CDLL(str(path))
+    for name in library.functions:
+        function = getattr(compiled, name)
+        function.restype, function.argtypes = ctypes.c_char_p, (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+    return compiled

@@ -15,6 +15,7 @@ from fxopt.rewrites import (
     dot_interaction,
     embedding_columns,
     field_index,
+    gpu_chains,
     gpu_dots,
     gpu_linears,
     identities,
@@ -70,6 +71,7 @@ PASSES: tuple[Rewrite, ...] = (
     # For one device, or for large batches.
     gpu_dots.REWRITE,
     gpu_linears.REWRITE,
+    gpu_chains.REWRITE,
     row_chunks.REWRITE,
 )
 

@@ -107,13 +107,20 @@ class _Name(str):
 def _described(value: Any, batch: Any) -> str:
     """Dtype, device, sizes and strides; a symbol is "B" or the size that it had in the capture."""
     if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-        return hashlib.sha256(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+        return hashlib.sha256(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
     if isinstance(value, torch.Tensor):
         sizes = [_size(size, batch) for size in (*value.shape, *value.stride())]
-        return f"{value.dtype} {value.device} {sizes}"
+        return f"{value.dtype} {_device(value.device)} {sizes}"
     if isinstance(value, torch.SymInt):
         return _size(value, batch)
     return repr([_described(item, batch) for item in value]) if isinstance(value, list | tuple) else repr(value)
+
+
+def _device(device: torch.device) -> str:
+    """A GPU by its name, with what decides how fast its products are."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return str(device)
+    return f"{torch.cuda.get_device_name(device)} {torch.backends.cuda.matmul.fp32_precision}"
 
 
 def _size(size: int | torch.SymInt, batch: Any) -> str:

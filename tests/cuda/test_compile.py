@@ -14,15 +14,17 @@ from fxopt.kernels.columns.cuda import KERNEL
 from fxopt.kernels.columns.cuda.tuning import VARIANTS
 from fxopt.kernels.gpu_dots import op as gpu_dots
 from fxopt.kernels.gpu_linear import op as gpu_linear
+from fxopt.kernels.mlp import cuda as chains
 from fxopt.kernels.stage import op as stage
 
 needs_nvcc = pytest.mark.skipif(cuda_build.nvcc() is None, reason="needs nvcc")
+LIBRARIES = [KERNEL, stage.KERNEL, gpu_linear.KERNEL, gpu_dots.KERNEL, chains.KERNEL]
 MOST_REGISTERS = 128  # 16 warps a multiprocessor; see columns.cu
 
 
 @needs_nvcc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("library", [KERNEL, stage.KERNEL, gpu_linear.KERNEL, gpu_dots.KERNEL], ids=lambda k: k.name)
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda k: k.name)
 def test_no_spills(tmp_path, arch, library):
     command = cuda_build.command(library, arch, tmp_path / "kernel.cubin", "-Xptxas", "-v", "--Werror", "all-warnings")
     device_only = ["-cubin" if word == "-shared" else word for word in command]

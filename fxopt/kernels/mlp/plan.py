@@ -37,6 +37,7 @@ class Step:
     constants: tuple[float, ...] = ()
 
 
+MOST_ON_CUDA = 128  # columns of a layer
 TENSORS, CONSTANTS = 5, 2
 WORDS = 1 + TENSORS + CONSTANTS  # chain.h overlays a struct
 

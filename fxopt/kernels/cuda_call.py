@@ -1,0 +1,44 @@
+"""Calls of CUDA kernels on tensors: what floats.cuh names, packed as bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+FLOATS = Path(__file__).with_name("floats.cuh")
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+def operands(tensors: Sequence[Tensor], most: int) -> bytes:
+    """`most` of floats.cuh's Operand. A dim of size 1 has stride 0: one value for all."""
+    words: list[int] = []
+    for tensor in tensors:
+        strides = (stride if size != 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        words += (tensor.data_ptr(), *strides, *(0,) * (3 - tensor.dim()))
+    return struct.pack(f"<{4 * most}q", *words, *(0,) * (4 * most - len(words)))
+
+
+def alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether these are on one GPU, of one dtype that the kernels know, and record no gradients."""
+    first = tensors[0]
+    same = all(tensor.dtype is first.dtype and tensor.device == first.device for tensor in tensors)
+    recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return same and first.is_cuda and first.dtype in DTYPES and not recorded
+
+
+def launch(function: Callable[..., bytes | None], parameters: bytes, like: Tensor) -> None:
+    """Runs a library's function of (parameters, dtype, stream) on the current stream.
+
+    Raises:
+        RuntimeError: the launch failed.
+    """
+    with torch.cuda.device(like.device):
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        text = function(parameters, DTYPES[like.dtype], stream)
+    if text:
+        raise RuntimeError(text.decode())

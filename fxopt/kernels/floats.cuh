@@ -1,0 +1,52 @@
+// What 16 and 32 bits stand for: sums are floats, and are rounded once.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace fxopt {
+
+constexpr unsigned kAll = 0xffffffffu;
+
+struct Float {
+  using Bits = float;
+  __device__ static float wide(float x) { return x; }
+  __device__ static float rounded(float x) { return x; }
+};
+struct Half {
+  using Bits = __half;
+  __device__ static float wide(__half x) { return __half2float(x); }
+  __device__ static __half rounded(float x) { return __float2half_rn(x); }
+};
+struct BFloat16 {
+  using Bits = __nv_bfloat16;
+  __device__ static float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
+  __device__ static __nv_bfloat16 rounded(float x) { return __float2bfloat16_rn(x); }
+};
+
+// A tensor of up to three dims; strides in elements.
+struct Operand {
+  const void* data;
+  int64_t strides[3];
+};
+
+template <class T>
+__device__ __forceinline__ float load(const void* data, int64_t at) {
+  return T::wide(__ldg(static_cast<const typename T::Bits*>(data) + at));
+}
+
+// nullptr, or what went wrong.
+template <class Parameters>
+static const char* launch(void (*kernel)(Parameters), unsigned blocks, int threads, void* stream, const Parameters& parameters) {
+  if (blocks == 0) return nullptr;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(unsigned(threads));
+  config.stream = static_cast<cudaStream_t>(stream);
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, parameters);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+}  // namespace fxopt

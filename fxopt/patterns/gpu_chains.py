@@ -1,0 +1,77 @@
+"""Chains of narrow linear layers on CUDA: each after the other, with what is done to its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxopt.kernels.mlp.plan import MOST_ON_CUDA, Op
+from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.linear_chains import Chain
+from fxopt.patterns.linear_steps import Found, step_at
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import shape_of, static, tensor_of
+
+aten = torch.ops.aten
+_MOST_IN = 1024  # inputs of a first layer: a block reads them all by itself
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_ACTIVATIONS = {"": (), "relu": (Op.RELU,), "sigmoid": (Op.SIGMOID,)}
+
+
+def find_gpu_chains(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """Chains of at least two nodes whose layers have at most MOST_ON_CUDA outputs; matches bind as find_chains'."""
+    if not inference:
+        return
+    aliases, taken = Aliases(module.graph), set[Node]()
+    for node in module.graph.nodes:
+        layer = _layer(node)
+        if node in taken or not layer or (static(shape_of(node.args[1])[1]) or _MOST_IN + 1) > _MOST_IN:
+            continue
+        chain = _chain(node, layer)
+        taken.update(chain.inside)
+        if edited := next(filter(aliases.edited, [*chain.inputs, *chain.state, *chain.inside[:-1]]), None):
+            yield Reject(f"'{edited.name}' is edited in place", node)
+        elif len(set(chain.inside)) > 1:
+            yield Match(chain.inside[-1], {"inputs": chain.inputs, "state": chain.state, "steps": chain.steps})
+
+
+def _chain(node: Node, layer: list[Found]) -> Chain:
+    source: Any = node.args[0]
+    chain = Chain([source])
+    following: list[Found] = layer
+    while following:
+        for found in following:
+            chain.add(found)
+        following = _after(chain.inside[-1])
+    return chain
+
+
+def _after(node: Node) -> list[Found]:
+    """What comes next, if nothing else reads what it works on."""
+    step = step_at(node)
+    if step is not None:
+        return [step] if step.op != Op.LAYER_NORM else []
+    user = next(iter(node.users), None)
+    return _layer(user) if user is not None and len(node.users) == 1 and user.args[:1] == (node,) else []
+
+
+def _layer(node: Node) -> list[Found]:
+    """A linear layer, as aten or as gpu_linears left it, with its activation; nothing for what is none that fits."""
+    ours = getattr(node.target, "name", str)() == "fxopt::gpu_linear"
+    if not ours and node.target is not aten.linear.default:
+        return []
+    x, weight, bias = (*node.args, None)[:3]
+    tensors: list[Any] = [tensor for tensor in (node, x, weight, bias) if isinstance(tensor, Node)]
+    values = [tensor_of(tensor) for tensor in tensors]
+    first = values[0]
+    if first is None or first.dtype not in _FLOATS or first.dim() != 2 or not first.is_cuda:
+        return []
+    alike = all(v is not None and v.dtype == first.dtype and v.device == first.device for v in values)
+    if not alike or (static(first.shape[1]) or MOST_ON_CUDA + 1) > MOST_ON_CUDA:
+        return []
+    activations = _ACTIVATIONS[node.args[3]] if ours else ()  # type: ignore[index]
+    layer = Found(Op.LINEAR, (weight, bias if isinstance(bias, Node) else None), (), [node])  # type: ignore[arg-type]
+    return [layer, *(Found(op, (), (), [node]) for op in activations)]

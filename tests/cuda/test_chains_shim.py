@@ -1,0 +1,143 @@
+"""Chains of narrow layers in one launch, through the shim: against fp64, and with bugs planted."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fxopt.kernels import cuda_build, cuda_call
+from fxopt.kernels.mlp import cuda, reference
+from fxopt.kernels.mlp.plan import Op, Step
+from tests.cuda.shim_library import ShimError, compile_shim
+from tests.kernels.test_mlp import chain
+
+TILE = Path("gemm/tile.cuh")
+# What is wrong, and what the source says instead where shim::planted is the bug's number.
+MUTATIONS = {
+    "no barrier before the products": ("    __syncthreads();\n    if (k0", "    if (!{}) __syncthreads();\n    if (k0"),
+    "no barrier behind the products": ("    __syncthreads();  // before", "    if (!{}) __syncthreads();  // before"),
+    "inputs behind the last": ("K - k0 < kChunk ? K - k0 : kChunk", "K - k0 < kChunk && !{} ? K - k0 : kChunk"),
+    "columns behind the last": ("own + j * kStep < N && k < K ?", "(own + j * kStep < N || {}) && k < K ?"),
+    "rows in another order": ("c] + row_of(thread);", "c] + (row_of(thread) ^ ({} ? 4 : 0));"),
+}  # fmt: skip
+
+
+def compiled(library, folder, mutations, mutated):
+    """A library for the shim, its sources copied as they lie, every bug planted and asleep."""
+    root = Path(cuda_build.__file__).parent
+    for path in (library.source, *library.headers):
+        copy = folder / path.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    text = (folder / mutated).read_text()
+    for number, (name, (old, new)) in enumerate(mutations.items(), 1):
+        assert text.count(old) == 1, name
+        text = text.replace(old, new.replace("{}", f"(shim::planted == {number})"))
+    (folder / mutated).write_text(text)
+    return cuda_build.declared(library, compile_shim(folder, folder / library.source.relative_to(root), "-O1"))
+
+
+def run(library, function, parameters, tensors, dtype, seed=0):
+    """Runs a library's function on tensors that it may read."""
+    named = [ctypes.c_void_p(t.untyped_storage().data_ptr()) for t in tensors]
+    for at, t in zip(named, tensors, strict=True):
+        library.shim_name(at, ctypes.c_size_t(t.untyped_storage().nbytes()))
+    library.shim_seed(ctypes.c_uint64(seed))
+    message = function(parameters, cuda_call.DTYPES[dtype], None)
+    for at in named:
+        library.shim_forget(at)
+    assert message is None, message
+    text = ctypes.create_string_buffer(256)
+    library.shim_problem(text)
+    if text.value:
+        raise ShimError(text.value.decode())
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory):
+    library = compiled(cuda.KERNEL, tmp_path_factory.mktemp("mlp"), MUTATIONS, TILE)
+    yield library
+    library.shim_plant(0)
+
+
+def found(library, x, state, steps, seed=0):
+    """What the kernel gives; nothing behind it is written."""
+    N = cuda.width_of(state, steps)
+    memory = torch.full((x.shape[0] + 33, N), float("nan"), dtype=x.dtype)
+    out = memory[: x.shape[0]]
+    encoded = cuda.encode(steps, x.shape[1:], [t.shape for t in state])
+    assert encoded is not None
+    parameters = cuda.parameters(x, out, state, encoded, len(steps))
+    run(library, library.fxopt_mlp, parameters, [x, *state], x.dtype, seed)
+    assert memory[x.shape[0] :].isnan().all()
+    return out.double()
+
+
+def example(step, sizes, dtype=torch.float32):
+    """Layers of these sizes, the step behind each."""
+    state, steps = chain(step, sizes)
+    first = next(k for k, each in enumerate(steps) if each.op == Op.LINEAR)
+    return [t.to(dtype) for t in state], steps[first:]
+
+
+def exact(x, state, steps):
+    return reference.mlp([x.double()], [t.double() for t in state], steps)
+
+
+@pytest.mark.parametrize("step", [op for op in Op if op not in (Op.LINEAR, Op.LAYER_NORM)])
+def test_every_step(shim, step):
+    shim.shim_plant(0)
+    state, steps = example(step, (13, 5, 1))
+    x = torch.randn(3, 26)[:, ::2]
+    torch.testing.assert_close(found(shim, x, state, steps), exact(x, state, steps), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", cuda_call.DTYPES)
+@pytest.mark.parametrize(("rows", "sizes"), [(33, (40, 128, 17, 1)), (1, (1, 65)), (64, (150, 3, 128))])
+def test_sizes(shim, dtype, rows, sizes):
+    shim.shim_plant(0)
+    state, steps = example(Op.RELU, sizes, dtype)
+    state[1 if len(state) > 2 else 0] = state[1 if len(state) > 2 else 0].t().contiguous().t()
+    x = torch.randn(rows, sizes[0]).to(dtype)
+    rtol = max(1e-5, torch.finfo(dtype).eps)
+    torch.testing.assert_close(found(shim, x, state, steps), exact(x, state, steps), rtol=rtol, atol=1e-5)
+
+
+def test_nan_and_infinities_are_torchs(shim):
+    values = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e30, -1e30, 1e-40, 90.0, -90.0])
+    for op in (Op.RELU, Op.SIGMOID, Op.TANH, Op.SILU, Op.ELU, Op.SOFTPLUS, Op.CLAMP):
+        steps = [Step(Op.LINEAR, (0, None)), Step(op, (), (0.25, 0.75))]
+        given = found(shim, values.unsqueeze(1), [torch.ones(1, 1)], steps)
+        expected = reference.apply(values.unsqueeze(1), [], steps[1]).double()
+        torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_planted_bugs_are_caught(shim, name):
+    state, steps = example(Op.RELU, (21, 70, 19))
+    x = torch.randn(34, 21)
+    x[0, 0], state[0][:, 0] = torch.inf, -1  # the ReLU leaves zeros, and nothing may make NaN of them
+    shim.shim_plant(1 + list(MUTATIONS).index(name))
+    try:
+        given = found(shim, x, state, steps, seed=3)
+    except ShimError:
+        return
+    finally:
+        shim.shim_plant(0)
+    assert not torch.allclose(given, exact(x, state, steps), rtol=1e-4, atol=1e-4)
+
+
+def test_what_does_not_fit_is_refused():
+    for sizes in ((4, 129, 1), (4, 5)):
+        state, steps = example(Op.LAYER_NORM if len(sizes) == 2 else Op.RELU, sizes)
+        assert cuda.encode(steps, torch.Size([4]), [t.shape for t in state]) is None
+    state, steps = example(Op.RELU, (4, 5, 3))
+    shapes = [t.shape for t in state]
+    assert cuda.encode(steps, torch.Size([5]), shapes) is None
+    for k in range(len(shapes)):
+        others = [torch.Size([7]) if j == k else shape for j, shape in enumerate(shapes)]
+        assert cuda.encode(steps, torch.Size([4]), others) is None

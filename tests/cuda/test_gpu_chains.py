@@ -1,0 +1,91 @@
+"""Chains of narrow layers on CUDA: which are found, and on a GPU whether they give eager's numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxopt
+from fxopt.kernels.mlp.cuda import Chain
+from fxopt.kernels.mlp.plan import Op, encode
+from fxopt.rewrites import gpu_chains, gpu_linears
+from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
+from tests.cuda.test_chains_shim import exact, example
+
+PASSES = (gpu_linears.REWRITE, gpu_chains.REWRITE)
+
+
+def tower(x, *weights):
+    for weight in weights:
+        x = torch.relu(F.linear(x, weight))
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_with_activations_become_one_call(dtype):
+    module = graph_of(tower, [(7, 200), (128, 200), (32, 128), (1, 32)], dtype)
+    _, chains = rewritten(module, *PASSES)
+    assert names_of(module) == ["fxopt.mlp"] and len(chains.changes) == 1 and not chains.rolled_back
+
+
+def test_wide_layers_stay():
+    module = graph_of(tower, [(7, 300), (129, 300), (64, 129), (64, 64)])
+    rewritten(module, *PASSES)
+    assert names_of(module) == ["fxopt.gpu_linear", "fxopt.mlp"]
+
+
+def test_what_is_read_twice_stays_outside():
+    def twice(x, a, b):
+        y = torch.sigmoid(F.linear(x, a))
+        return y, F.silu(F.linear(y, b))
+
+    module = graph_of(twice, [(7, 20), (30, 20), (5, 30)])
+    rewritten(module, *PASSES)
+    assert names_of(module) == ["fxopt.gpu_linear", "fxopt.mlp"]
+
+
+def test_gradients_layer_norms_and_single_layers_stay():
+    def normed(x, a):
+        return F.layer_norm(F.linear(x, a), (30,))
+
+    for function, inference in ((normed, True), (tower, False)):
+        module = graph_of(function, [(7, 20), (30, 20), *[(5, 30)] * (function is tower)])
+        before = names_of(module)
+        rewritten(module, gpu_chains.REWRITE, inference=inference)
+        assert names_of(module) == before
+
+
+def test_without_the_kernel_layers_serve():
+    state, steps = example(Op.SILU, (6, 5, 3))
+    x, plan = torch.randn(4, 6), encode(1, steps)
+    torch.testing.assert_close(Chain(plan)([x], state, plan).double(), exact(x, state, steps))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(40, 128, 17, 1), (1, 65), (700, 3, 128, 128)])
+def test_on_a_gpu(dtype, sizes):
+    for op in (Op.RELU, Op.BATCH_NORM, Op.DICE):
+        state, steps = (
+            [t.cuda() for t in some] if k == 0 else some for k, some in enumerate(example(op, sizes, dtype))
+        )
+        plan = encode(1, steps)
+        for rows in (0, 1, 33, 5000):
+            x = torch.randn(rows, sizes[0], device="cuda").to(dtype)
+            with torch.no_grad():
+                found = Chain(plan)([x], state, plan)
+            rtol = max(2e-5, torch.finfo(dtype).eps)
+            torch.testing.assert_close(found.double(), exact(x, state, steps), rtol=rtol, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_model_gives_eagers_numbers():
+    layers = (nn.Linear(60, 128), nn.BatchNorm1d(128), nn.SiLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1))
+    model = nn.Sequential(*layers).cuda().eval()
+    with torch.no_grad():
+        optimized = fxopt.optimize(model, (torch.randn(64, 60, device="cuda"),))
+        for rows in (1, 33, 3000):
+            x = torch.randn(rows, 60, device="cuda")
+            torch.testing.assert_close(optimized(x), model(x), rtol=1e-3, atol=1e-4)
