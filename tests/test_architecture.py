@@ -27,6 +27,7 @@ LAYERS = (
     {"normalize"},
     {"capture"},
     {"shape"},
+    {"optimizers"},
     {"kernels"},
     {"findings", "config", "callable_module", "machine"},
 )

@@ -10,6 +10,7 @@ from .interactions import library as interactions
 from .k_largest import op as k_largest
 from .mlp import op as mlp
 from .pointwise import op as pointwise
+from .row_update import op as row_update
 from .target_attention import op as target_attention
 from .towers import op as towers
 
@@ -25,4 +26,5 @@ LIBRARIES = (
     attention.KERNEL,
     compressed_interaction.KERNEL,
     k_largest.KERNEL,
+    row_update.KERNEL,
 )

@@ -1,6 +1,7 @@
-"""Gradients of fxopt::columns: dense, deterministic, only where asked for.
+"""Gradients of fxopt::columns: deterministic, only where asked for; dense but for :func:`.row_gradients.want`.
 
-Sums, means and plain lookups scatter into dense table gradients in the kernel (`fxopt::columns_backward`).
+Sums, means and plain lookups scatter into dense table gradients in the kernel (`fxopt::columns_backward`), or give the
+rows that are touched.
 The rest, a few columns as a rule, differentiates the reference: weights, divisors, copied values, max pooling,
 half-precision tables.
 """
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import gradients
-from . import cuda, reference
+from . import cuda, reference, row_gradients
 from .encode import encode, plan_of
 from .plan import Column, Op, Plan
 
@@ -26,12 +27,20 @@ _BACKWARD = "fxopt::columns_backward"
 
 
 @dataclass(frozen=True)
-class _Split:
-    """Which columns the kernel differentiates, and which the reference; `outputs` and `tables` are theirs."""
+class _Part:
+    """Columns that a kernel differentiates, and the outputs and tables of theirs."""
 
-    kernel: Tensor | None
-    kernel_outputs: tuple[int, ...]
-    kernel_tables: tuple[int, ...]
+    plan: Tensor
+    outputs: tuple[int, ...]
+    tables: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Which columns the kernel differentiates, to dense gradients or touched rows, and which the reference."""
+
+    dense: _Part | None
+    rows: _Part | None
     rest: Plan | None
     rest_outputs: tuple[int, ...]
 
@@ -53,24 +62,29 @@ def backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], list[T
         found = _by_reference(plan_of(plan), grads, tensors, tables, needs_tensors, needs_tables)
         return found[: len(tensors)], found[len(tensors) :], None
     by_kernel = tuple(_kernel_of(table) if need else "" for need, table in zip(needs_tables, tables, strict=True))
-    split = _split(plan, tuple(map(bool, needs_tensors)), tuple(map(bool, needs_tables)), by_kernel)
+    touched = tuple(bool(device) and row_gradients.wanted(t) for t, device in zip(tables, by_kernel, strict=True))
+    split = _split(plan, tuple(map(bool, needs_tensors)), tuple(map(bool, needs_tables)), by_kernel, touched)
     tensor_grads: list[Tensor | None] = [None] * len(tensors)
     table_grads_: list[Tensor | None] = [None] * len(tables)
-    if split.kernel is not None:
-        found = torch.ops.fxopt.columns_backward(
-            [grads[o].contiguous() for o in split.kernel_outputs],
-            tensors,
-            [tables[t] for t in split.kernel_tables],
-            torch.ops.aten.lift_fresh(split.kernel),  # a constant, also while someone traces this backward
-        )
-        for index, grad in zip(split.kernel_tables, found, strict=True):
-            table_grads_[index] = grad
+    for part, gradients_of in (
+        (split.dense, torch.ops.fxopt.columns_backward),
+        (split.rows, row_gradients.row_gradients),
+    ):
+        if part is not None:
+            found = gradients_of(
+                [grads[o].contiguous() for o in part.outputs],
+                tensors,
+                [tables[t] for t in part.tables],
+                torch.ops.aten.lift_fresh(part.plan),  # a constant, also while someone traces this backward
+            )
+            for index, grad in zip(part.tables, found, strict=True):
+                table_grads_[index] = grad
     if split.rest is not None:
         chosen = [grads[o] for o in split.rest_outputs]
         rest = _by_reference(split.rest, chosen, tensors, tables, needs_tensors, needs_tables)
         parts = rest[: len(tensors)], rest[len(tensors) :]
         for sums, more in zip((tensor_grads, table_grads_), parts, strict=True):
-            sums[:] = [b if a is None else a if b is None else a + b for a, b in zip(sums, more, strict=True)]
+            sums[:] = [b if a is None else a if b is None else b + a for a, b in zip(sums, more, strict=True)]
     return tensor_grads, table_grads_, None
 
 
@@ -104,16 +118,16 @@ def _by_reference(
     return gradients.again(columns, (*tensors, *tables), needs, grads)
 
 
-def _split(plan_tensor: Tensor, needs_tensors: tuple, needs_tables: tuple, by_kernel: tuple) -> _Split:
+def _split(plan_tensor: Tensor, *key: tuple) -> _Split:
     cache = _splits.setdefault(plan_tensor, {})
-    key = needs_tensors, needs_tables, by_kernel
     if key not in cache:
         cache[key] = _make_split(plan_of(plan_tensor), *key)
     return cache[key]
 
 
-def _make_split(plan: Plan, needs_tensors: tuple, needs_tables: tuple, by_kernel: tuple) -> _Split:
-    kernel, rest = [], []
+def _make_split(plan: Plan, needs_tensors: tuple, needs_tables: tuple, by_kernel: tuple, touched: tuple) -> _Split:
+    kernel: list[Column] = []
+    rest: list[Column] = []
     for column in plan.columns:
         fast = column.table is not None and by_kernel[column.table] and column.pool != "max"
         fast = fast and bool(column.bag or column.source.rows)  # a kernel plan tells its rows by itself
@@ -124,16 +138,20 @@ def _make_split(plan: Plan, needs_tensors: tuple, needs_tables: tuple, by_kernel
             kernel.append(column)
         elif values or (column.table is not None and needs_tables[column.table]):
             rest.append(column)
-    kernel_plan, kernel_outputs = _subplan(plan, kernel)
     rest_plan, rest_outputs = _subplan(plan, rest)
-    tables = tuple(sorted({c.table for c in kernel if c.table is not None}))
-    if kernel_plan is not None:
-        numbered = {table: i for i, table in enumerate(tables)}
-        columns = tuple(replace(c, table=numbered[c.table]) for c in kernel_plan.columns if c.table is not None)
-        kernel_plan = replace(kernel_plan, columns=columns)
+    dense, rows = ([c for c in kernel if touched[c.table or 0] is some] for some in (False, True))
+    return _Split(_part(plan, dense), _part(plan, rows), rest_plan, rest_outputs)
+
+
+def _part(plan: Plan, columns: list[Column]) -> _Part | None:
+    tables = tuple(sorted({c.table for c in columns if c.table is not None}))
+    part, outputs = _subplan(plan, columns)
+    if part is None:
+        return None
+    numbered = {table: i for i, table in enumerate(tables)}
+    renamed = tuple(replace(c, table=numbered[c.table]) for c in part.columns if c.table is not None)
     with _disable_current_modes():  # data, also while someone traces this backward with fake tensors
-        encoded = None if kernel_plan is None else encode(kernel_plan)
-    return _Split(encoded, kernel_outputs, tables, rest_plan, rest_outputs)
+        return _Part(encode(replace(part, columns=renamed)), outputs, tables)
 
 
 def _float_inputs(column: Column) -> list[int]:

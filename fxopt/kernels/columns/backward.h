@@ -5,35 +5,58 @@
 
 namespace fxopt::FXOPT_ISA {
 
-// Adds scale * grad to the row of each id of [from, to) that lies in [begin, end) of the table.
 template <class A>
+inline A number_at(const char* data, int dtype, int64_t k) {
+  switch (dtype) {
+    case kFloat: return A(reinterpret_cast<const float*>(data)[k]);
+    case kDouble: return A(reinterpret_cast<const double*>(data)[k]);
+    case kHalf: return A(widen(reinterpret_cast<const Half*>(data)[k]));
+    default: return A(widen(reinterpret_cast<const BFloat16*>(data)[k]));
+  }
+}
+
+template <class A>
+inline void add_row(A* to, const char* from, int dtype, int64_t dim, A scale) {
+  if (dtype == (sizeof(A) == 4 ? kFloat : kDouble)) {
+    const A* values = reinterpret_cast<const A*>(from);
+    for (int64_t d = 0; d < dim; d++) to[d] += scale * values[d];
+  } else {
+    for (int64_t d = 0; d < dim; d++) to[d] += scale * number_at<A>(from, dtype, d);
+  }
+}
+
+// Where a scatter's rows go: at once into a dense gradient [rows, dim] ...
+template <class A>
+struct Dense {
+  A* out;
+  void add(int64_t id, const char* from, int dtype, int64_t dim, A scale) { add_row(out + id * dim, from, dtype, dim, scale); }
+};
+
+// ... or onto a list, of which sum_entries() makes the rows that are touched.
+template <class A>
+struct Listed {
+  Entries& list;
+  void add(int64_t id, const char* from, int dtype, int64_t, A scale) {
+    if (list.n < list.capacity) list.data[list.n] = {id, from, double(scale), dtype, 0};
+    list.n++;
+  }
+};
+
+// Hands on scale * grad for each id of the column that lies in rows [begin, end) of the table.
+template <class A, class Sink>
 struct Scatter {
   const Job& job;
-  A* out;  // [rows, dim], contiguous
+  Sink sink;
   int64_t begin, end;
   Value v, w;
   uint8_t counts[kTile];
 
   static A value_at(const Value& x, int k) { return x.is_int() ? A(x.i[k]) : x.is_double() ? A(x.d[k]) : A(x.f[k]); }
 
-  A grad_at(int64_t row, int64_t k) const {
-    const char* grads = job.out + row * job.out_stride;
-    switch (job.out_dtype) {
-      case kFloat: return A(reinterpret_cast<const float*>(grads)[k]);
-      case kDouble: return A(reinterpret_cast<const double*>(grads)[k]);
-      case kHalf: return A(widen(reinterpret_cast<const Half*>(grads)[k]));
-      default: return A(widen(reinterpret_cast<const BFloat16*>(grads)[k]));
-    }
-  }
+  A grad_at(int64_t row, int64_t k) const { return number_at<A>(job.out + row * job.out_stride, job.out_dtype, k); }
 
   void add(int64_t id, int64_t row, int64_t lane, A scale) {
-    A* to = out + id * job.dim;
-    if (job.out_dtype == (sizeof(A) == 4 ? kFloat : kDouble)) {
-      const A* from = reinterpret_cast<const A*>(job.out + row * job.out_stride) + lane * job.dim;
-      for (int64_t d = 0; d < job.dim; d++) to[d] += scale * from[d];
-    } else {
-      for (int64_t d = 0; d < job.dim; d++) to[d] += scale * grad_at(row, lane * job.dim + d);
-    }
+    sink.add(id, job.out + row * job.out_stride + lane * job.dim * element_size(job.out_dtype), job.out_dtype, job.dim, scale);
   }
 
   // How many of the lanes [from, to) count: all but masked lanes, or all but padding.
@@ -107,13 +130,55 @@ struct Scatter {
   }
 };
 
+template <class A, class Sink>
+inline bool scatter(const Job& job, const Sink& sink, int64_t begin, int64_t end, Error& error) {
+  return Scatter<A, Sink>{job, sink, begin, end, {}, {}, {}}.run(job.call->outputs[job.column->output].rows, error);
+}
+
 static bool run_scatter(const Call& call, int column, char* out, int64_t begin, int64_t end, Error& error) {
   Job job;
   if (!resolve(call, call.plan.columns[column], job, error)) return false;
-  const int64_t rows = call.outputs[job.column->output].rows;
-  if (job.table.dtype == kDouble) return Scatter<double>{job, reinterpret_cast<double*>(out), begin, end, {}, {}, {}}.run(rows, error);
+  if (job.table.dtype == kDouble) return scatter<double>(job, Dense<double>{reinterpret_cast<double*>(out)}, begin, end, error);
   if (job.table.dtype != kFloat) return job.fail("table gradients are float32 or float64", error);
-  return Scatter<float>{job, reinterpret_cast<float*>(out), begin, end, {}, {}, {}}.run(rows, error);
+  return scatter<float>(job, Dense<float>{reinterpret_cast<float*>(out)}, begin, end, error);
+}
+
+static bool run_list(const Call& call, int column, Entries& list, int64_t begin, int64_t end, Error& error) {
+  Job job;
+  if (!resolve(call, call.plan.columns[column], job, error)) return false;
+  const bool is_double = job.table.dtype == kDouble;
+  if (!is_double && job.table.dtype != kFloat) return job.fail("table gradients are float32 or float64", error);
+  if (!(is_double ? scatter<double>(job, Listed<double>{list}, begin, end, error) : scatter<float>(job, Listed<float>{list}, begin, end, error))) return false;
+  return list.n <= list.capacity || job.fail("more ids than its tensors hold", error);
+}
+
+// The rows of the output's gradient are read in the order of the ids: all over it.
+constexpr int64_t kEntriesAhead = 8;
+
+inline void prefetch_entry(const Entry& entry, int64_t dim) {
+  const int64_t bytes = dim * element_size(entry.dtype);
+  for (int64_t line = 0; line < bytes && line < 512; line += 64) __builtin_prefetch(entry.from + line);
+}
+
+// Entries in the order of their ids: a row of `values` and its number for each different id.
+template <class A>
+inline void sum_rows(const Entries& list, int64_t dim, int64_t* rows, A* values) {
+  A* to = values - dim;
+  for (int64_t k = 0; k < list.n; k++) {
+    const Entry& entry = list.data[k];
+    if (k + kEntriesAhead < list.n) prefetch_entry(list.data[k + kEntriesAhead], dim);
+    if (k == 0 || entry.id != list.data[k - 1].id) {
+      *rows++ = entry.id;
+      to += dim;
+      memset(to, 0, dim * sizeof(A));
+    }
+    add_row(to, entry.from, entry.dtype, dim, A(entry.scale));
+  }
+}
+
+static void sum_entries(const Entries& list, int dtype, int64_t dim, int64_t* rows, char* values) {
+  if (dtype == kDouble) sum_rows(list, dim, rows, reinterpret_cast<double*>(values));
+  else sum_rows(list, dim, rows, reinterpret_cast<float*>(values));
 }
 
 }  // namespace fxopt::FXOPT_ISA

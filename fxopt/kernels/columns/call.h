@@ -38,12 +38,29 @@ struct Call {
   char* (*scratch)(size_t bytes);  // per thread, grows, valid until the next request
 };
 
-// One instruction set's kernels. Both return false and fill `error` when something is wrong.
+// What one id of a column gives to its table's gradient: scale * the numbers at `from`.
+struct Entry {
+  int64_t id;
+  const char* from;
+  double scale;
+  int32_t dtype, unused;
+};
+
+struct Entries {
+  Entry* data;
+  int64_t n, capacity;  // n may say more than there is room for
+};
+
+// One instruction set's kernels. Those of a bool return false and fill `error` when something is wrong.
 struct Kernels {
   // Rows [row0, row1) of the columns of a tile.
   bool (*run_tile)(const Call&, const Tile&, int64_t row0, int64_t row1, Error&);
   // Adds a column's share to rows [begin, end) of its table's gradient; the outputs hold their gradients.
   bool (*run_scatter)(const Call&, int column, char* out, int64_t begin, int64_t end, Error&);
+  // The same as entries, in the order of the ids' positions.
+  bool (*run_list)(const Call&, int column, Entries&, int64_t begin, int64_t end, Error&);
+  // Sums of entries that are sorted by id: the rows, and their gradients [rows, dim] of `dtype`.
+  void (*sum_entries)(const Entries&, int dtype, int64_t dim, int64_t* rows, char* values);
 };
 
 namespace avx512 { extern const Kernels kernels; }

@@ -9,7 +9,7 @@
 #include "../scratch.h"
 #include "../simd/cpu.h"
 #include "entry.h"
-#include "gradient.h"
+#include "row_gradients.h"
 #include "schedule.h"
 
 namespace fxopt {
@@ -79,31 +79,57 @@ std::vector<Tensor> columns(const std::vector<Tensor> tensors, const std::vector
   return results;
 }
 
+// A call of a backward; the outputs hold their gradients.
+struct Backward {
+  std::vector<Array> inputs, weights;
+  std::vector<OutputData> outputs;
+  Call call;
+
+  Backward(const std::vector<Tensor>& grads, const std::vector<Tensor>& tensors, const std::vector<Tensor>& tables, const Tensor& plan)
+      : inputs(as_arrays(tensors)), weights(as_arrays(tables)), call(checked(plan, *this)) {
+    if (int64_t(grads.size()) != call.plan.header->n_outputs) refused("fxopt.columns_backward: expected a gradient per output");
+    for (size_t o = 0; o < grads.size(); o++) {
+      const Array grad = as_array(grads[o]);
+      if (grad.dim != 2 || grad.dtype != call.plan.outputs[o].dtype || !grads[o].is_contiguous())
+        refused("fxopt.columns_backward: gradient %lld must be contiguous, 2-D and of its output's dtype", (long long)o);
+      outputs.push_back({grad.data, grad.sizes[0], grad.sizes[1]});
+    }
+    for (const Array& table : weights)
+      if (table.dim != 2) refused("fxopt.columns_backward: a table must be 2-D");
+    call.outputs = outputs.data();
+  }
+
+  static Call checked(const Tensor& plan, const Backward& self) {
+    const Array words = as_array(plan);
+    check_plan(reinterpret_cast<const int64_t*>(words.data), words.sizes[0]);
+    return {Plan(reinterpret_cast<const int64_t*>(words.data)), self.inputs.data(), self.weights.data(),
+            int64_t(self.inputs.size()), int64_t(self.weights.size()), nullptr, scratch};
+  }
+};
+
 // The gradients of all tables of a plan, dense and contiguous, from those of its outputs.
 std::vector<Tensor> columns_backward(
     const std::vector<Tensor> grads, const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan) {
-  const std::vector<Array> inputs = as_arrays(tensors), weights = as_arrays(tables);
-  const Array words = as_array(plan);
-  check_plan(reinterpret_cast<const int64_t*>(words.data), words.sizes[0]);
-  Call call{Plan(reinterpret_cast<const int64_t*>(words.data)), inputs.data(), weights.data(), int64_t(inputs.size()),
-            int64_t(weights.size()), nullptr, scratch};
-  if (int64_t(grads.size()) != call.plan.header->n_outputs) refused("fxopt.columns_backward: expected a gradient per output");
-  std::vector<OutputData> outputs;
-  for (size_t o = 0; o < grads.size(); o++) {
-    const Array grad = as_array(grads[o]);
-    if (grad.dim != 2 || grad.dtype != call.plan.outputs[o].dtype || !grads[o].is_contiguous())
-      refused("fxopt.columns_backward: gradient %lld must be contiguous, 2-D and of its output's dtype", (long long)o);
-    outputs.push_back({grad.data, grad.sizes[0], grad.sizes[1]});
-  }
-  call.outputs = outputs.data();
+  const Backward backward(grads, tensors, tables, plan);
   std::vector<Tensor> results;
   std::vector<char*> data;
-  for (const Array& table : weights) {
-    if (table.dim != 2) refused("fxopt.columns_backward: a table must be 2-D");
-    data.push_back(allocate(&results, table.sizes[0], table.sizes[1], table.dtype));
-  }
+  for (const Array& table : backward.weights) data.push_back(allocate(&results, table.sizes[0], table.sizes[1], table.dtype));
   Error error;
-  scatter_all(call, *kernels, data, error);
+  scatter_all(backward.call, *kernels, data, error);
+  if (error.failed()) throw std::runtime_error(error.text);
+  return results;
+}
+
+// The same as the rows that are touched: for each table their numbers int64 [1, U], growing, and gradients [U, D].
+std::vector<Tensor> columns_row_gradients(
+    const std::vector<Tensor> grads, const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan) {
+  const Backward backward(grads, tensors, tables, plan);
+  std::vector<Tensor> results;
+  Error error;
+  row_gradients(backward.call, *kernels, error, [&](const Array& table, int64_t touched) {
+    char* rows = allocate(&results, 1, touched, kInt64);
+    return std::make_pair(reinterpret_cast<int64_t*>(rows), allocate(&results, touched, table.sizes[1], table.dtype));
+  });
   if (error.failed()) throw std::runtime_error(error.text);
   return results;
 }
@@ -116,4 +142,5 @@ FXOPT_EXPORT void fxopt_columns_run(const fxopt::Request* request) { fxopt::run(
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) {
   m.impl("columns", TORCH_BOX(&fxopt::columns));
   m.impl("columns_backward", TORCH_BOX(&fxopt::columns_backward));
+  m.impl("columns_row_gradients", TORCH_BOX(&fxopt::columns_row_gradients));
 }

@@ -20,27 +20,46 @@ inline bool scatter_range(
   return true;
 }
 
-inline void scatter_all(const Call& call, const Kernels& kernels, const std::vector<char*>& outs, Error& error) {
-  std::vector<std::vector<int>> columns(outs.size());
+// The columns that read each table.
+inline std::vector<std::vector<int>> columns_of_tables(const Call& call) {
+  std::vector<std::vector<int>> columns(call.n_tables);
   for (int64_t c = 0; c < call.plan.header->n_columns; c++) {
     const int64_t table = call.plan.columns[c].table;
     if (table < 0 || table >= call.n_tables) refused("fxopt.columns_backward: column %lld has no table", (long long)c);
     columns[table].push_back(int(c));
   }
-  const int64_t threads = torch::stable::get_num_threads(), n_tables = int64_t(outs.size());
-  const int64_t shards = n_tables >= 4 * threads ? 1 : threads;  // few tables: split their rows, each shard scans all ids
+  return columns;
+}
+
+// Few tables: their rows are split too, and each shard scans all ids.
+inline int64_t shards_of(const Call& call) {
+  const int64_t threads = torch::stable::get_num_threads();
+  return call.n_tables >= 4 * threads ? 1 : threads;
+}
+
+// run(item, error) for each item, on all threads; the error of the first column.
+template <class F>
+inline void for_items(int64_t n, Error& error, F run) {
   std::atomic<int64_t> next{0};
   std::mutex mutex;
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t item; (item = next.fetch_add(1)) < n_tables * shards;) {
-      const Array& table = call.tables[item / shards];
-      const int64_t rows = table.sizes[0], shard = item % shards;
+  torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1, [&](int64_t, int64_t) {
+    for (int64_t item; (item = next.fetch_add(1)) < n;) {
       Error here;
-      if (table.dtype != kFloat && table.dtype != kDouble) here.fail(0, 0, "fxopt.columns_backward: tables are float32 or float64");
-      else scatter_range(call, kernels, columns[item / shards], outs[item / shards], table, rows * shard / shards, rows * (shard + 1) / shards, here);
+      run(item, here);
       std::lock_guard<std::mutex> lock(mutex);
       if (here.failed() && here.before(error)) error = here;
     }
+  });
+}
+
+inline void scatter_all(const Call& call, const Kernels& kernels, const std::vector<char*>& outs, Error& error) {
+  const auto columns = columns_of_tables(call);
+  const int64_t shards = shards_of(call);
+  for_items(call.n_tables * shards, error, [&](int64_t item, Error& here) {
+    const Array& table = call.tables[item / shards];
+    const int64_t rows = table.sizes[0], shard = item % shards;
+    if (table.dtype != kFloat && table.dtype != kDouble) here.fail(0, 0, "fxopt.columns_backward: tables are float32 or float64");
+    else scatter_range(call, kernels, columns[item / shards], outs[item / shards], table, rows * shard / shards, rows * (shard + 1) / shards, here);
   });
 }
 

@@ -40,6 +40,7 @@ ENTRY = Library(
 _SCHEMAS = (
     "columns(Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
     "columns_backward(Tensor[] grads, Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
+    "columns_row_gradients(Tensor[] grads, Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
 )
 _loading = threading.Lock()
 _library: torch.library.Library | None = None
@@ -52,7 +53,7 @@ def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -
 
     Args:
         tensors: ids, values, offsets, boundaries, weights, as the plan numbers them.
-        tables: [R, D] each, float16, bfloat16, float32 or float64.
+        tables: [R, D] each, float16, bfloat16, float32 or float64; or of :func:`~.quantized.quantized`.
         plan: int64, 1-D, from :func:`~.encode.encode`; on the CPU on every device.
 
     Raises:

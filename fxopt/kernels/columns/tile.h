@@ -47,6 +47,6 @@ static bool run_tile(const Call& call, const Tile& tile, int64_t row0, int64_t r
   return true;
 }
 
-extern const Kernels kernels = {run_tile, run_scatter};
+extern const Kernels kernels = {run_tile, run_scatter, run_list, sum_entries};
 
 }  // namespace fxopt::FXOPT_ISA

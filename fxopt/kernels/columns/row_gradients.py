@@ -1,0 +1,33 @@
+"""Gradients of tables as the rows that are touched, for those who ask: a table of 1M rows has few in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+_wanted: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def want(table: Tensor) -> None:
+    """From now on backward gives this leaf a sparse gradient where the kernel can: coalesced, the dense one's bits."""
+    _wanted[table] = None
+
+
+def unwant(table: Tensor) -> None:
+    _wanted.pop(table, None)
+
+
+def wanted(table: Tensor) -> bool:
+    return bool(_wanted) and table in _wanted
+
+
+def row_gradients(grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -> list:
+    """A sparse [R, D] for each table: what fxopt::columns_row_gradients found."""
+    found = torch.ops.fxopt.columns_row_gradients(grads, tensors, tables, plan)
+    return [
+        torch.sparse_coo_tensor(rows, values, table.shape, is_coalesced=True, check_invariants=False)
+        for table, rows, values in zip(tables, found[::2], found[1::2], strict=True)
+    ]

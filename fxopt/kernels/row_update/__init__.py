@@ -1,0 +1,1 @@
+"""Steps of an optimizer on the rows of a table that have a gradient."""

@@ -1,0 +1,123 @@
+// Rows on torch's threads, each updated where it lies. One source for every CPU: what limits is memory.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <cmath>
+
+#include "../dispatched.h"
+#include "../refused.h"
+#include "../simd/cpu.h"
+#include "layout.h"
+
+namespace fxopt {
+
+constexpr int64_t kAhead = 8;  // rows of prefetch
+constexpr int kLanes = 8;
+
+template <class A>
+static void fetch(const A* row, int64_t dim) {
+  for (int64_t d = 0; d < dim && d < 512; d += 64 / int64_t(sizeof(A))) __builtin_prefetch(row + d, 1);
+}
+
+// Sum of squares in eight partial sums, whatever vectors the CPU has.
+template <class A>
+static A squares(const A* grad, int64_t dim) {
+  A sums[kLanes] = {};
+  int64_t d = 0;
+  for (; d + kLanes <= dim; d += kLanes)
+    for (int l = 0; l < kLanes; l++) sums[l] += grad[d + l] * grad[d + l];
+  for (; d < dim; d++) sums[0] += grad[d] * grad[d];
+  for (int l = 1; l < kLanes; l++) sums[0] += sums[l];
+  return sums[0];
+}
+
+template <class A>
+static bool is_zero(const A* grad, int64_t dim) {
+  int any = 0;
+  for (int64_t d = 0; d < dim; d++) any |= grad[d] != 0;
+  return !any;
+}
+
+template <class A>
+static void sgd(const Update<A>& u, A* __restrict row, const A* __restrict grad, int64_t) {
+  for (int64_t d = 0; d < u.dim; d++) row[d] -= u.rate * grad[d];
+}
+
+template <class A>
+static void rowwise_adagrad(const Update<A>& u, A* __restrict row, const A* __restrict grad, int64_t r) {
+  u.first[r] += squares(grad, u.dim) / A(u.dim);
+  const A rate = u.rate / (std::sqrt(u.first[r]) + u.eps);
+  for (int64_t d = 0; d < u.dim; d++) row[d] -= rate * grad[d];
+}
+
+template <class A>
+static void adam(const Update<A>& u, A* __restrict row, const A* __restrict grad, int64_t r) {
+  A *__restrict m = u.first + r * u.dim, *__restrict v = u.second + r * u.dim;
+  for (int64_t d = 0; d < u.dim; d++) {
+    m[d] = u.beta1 * m[d] + u.gain1 * grad[d];
+    v[d] = u.beta2 * v[d] + u.gain2 * grad[d] * grad[d];
+    row[d] -= u.rate * m[d] / (std::sqrt(v[d]) / u.root + u.eps);
+  }
+}
+
+template <class A, void (*Step)(const Update<A>&, A*, const A*, int64_t)>
+static void update(const Update<A>& u) {
+  const auto some = [&](int64_t from, int64_t to) {
+    for (int64_t k = from; k < to; k++) {
+      if (k + kAhead < to) {
+        const int64_t next = u.rows[k + kAhead];
+        fetch(u.table + next * u.dim, u.dim);
+        if (Step == rowwise_adagrad<A>) fetch(u.first + next, 1);
+        if (Step == adam<A>) fetch(u.first + next * u.dim, u.dim), fetch(u.second + next * u.dim, u.dim);
+      }
+      const A* grad = u.grads + k * u.dim;
+      if (!is_zero(grad, u.dim)) Step(u, u.table + u.rows[k] * u.dim, grad, u.rows[k]);
+    }
+  };
+  const int64_t grain = 1 + 32768 / (u.dim + 1);
+  if (u.n <= grain || torch::stable::get_num_threads() == 1) some(0, u.n);
+  else torch::stable::parallel_for(0, u.n, grain, some);
+}
+
+static Operand checked(const Tensor& tensor, int dtype, std::initializer_list<int64_t> sizes, const char* what) {
+  const Operand operand = operand_of(tensor);
+  bool fits = operand.dtype == dtype && operand.dim == int(sizes.size()) && tensor.is_contiguous();
+  for (int d = 0; fits && d < operand.dim; d++) fits = operand.sizes[d] == sizes.begin()[d];
+  if (!fits) refused("fxopt.row_update: %s does not fit the table", what);
+  return operand;
+}
+
+template <class A>
+static void run(const Tensor& table, const std::vector<Tensor>& state, const Tensor& rows, const Tensor& grads, const double* c, int64_t kind) {
+  const Operand to = operand_of(table);
+  const int64_t n = operand_of(rows).sizes[0], R = to.sizes[0], D = to.sizes[1];
+  const auto data = [](const Operand& operand) { return reinterpret_cast<A*>(operand.data); };
+  Update<A> u{data(to), nullptr, nullptr, nullptr, nullptr, n, D, A(c[0]), A(c[1]), A(c[2]), A(c[3]), A(1 - c[2]), A(1 - c[3]), A(c[4])};
+  u.rows = reinterpret_cast<const int64_t*>(checked(rows, kDtypeInt64, {n}, "the list of rows").data);
+  u.grads = data(checked(grads, to.dtype, {n, D}, "the gradient"));
+  for (int64_t k = 0; k < n; k++)
+    if (u.rows[k] < 0 || u.rows[k] >= R || (k > 0 && u.rows[k] <= u.rows[k - 1])) refused("fxopt.row_update: expected growing rows below %lld", (long long)R);
+  if (int64_t(state.size()) != (kind == kSgd ? 0 : kind == kAdam ? 2 : 1)) refused("fxopt.row_update: %lld tensors of state", (long long)state.size());
+  if (kind == kSgd) return update<A, sgd<A>>(u);
+  if (kind == kRowwiseAdagrad) {
+    u.first = data(checked(state[0], to.dtype, {R}, "the state"));
+    return update<A, rowwise_adagrad<A>>(u);
+  }
+  u.first = data(checked(state[0], to.dtype, {R, D}, "the state"));
+  u.second = data(checked(state[1], to.dtype, {R, D}, "the state"));
+  update<A, adam<A>>(u);
+}
+
+static void row_update(
+    const Tensor table, const std::vector<Tensor> state, const Tensor rows, const Tensor grads, const Tensor constants, int64_t kind) {
+  const Operand to = operand_of(table), c = checked(constants, kDtypeDouble, {5}, "the list of constants");
+  if (to.dim != 2 || !table.is_contiguous() || operand_of(rows).dim != 1) refused("fxopt.row_update: expected a contiguous table [R, D] and rows [n]");
+  const auto* numbers = reinterpret_cast<const double*>(c.data);
+  if (to.dtype == kDtypeFloat) run<float>(table, state, rows, grads, numbers, kind);
+  else if (to.dtype == kDtypeDouble) run<double>(table, state, rows, grads, numbers, kind);
+  else refused("fxopt.row_update: expected a table in float32 or float64");
+}
+
+}  // namespace fxopt
+
+STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) { m.impl("row_update", TORCH_BOX(&fxopt::row_update)); }

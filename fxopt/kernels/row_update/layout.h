@@ -1,0 +1,20 @@
+// One optimizer's step on some rows of a table.
+#pragma once
+#include <cstdint>
+
+namespace fxopt {
+
+enum Kind : int64_t { kSgd, kRowwiseAdagrad, kAdam };  // op.py's Kind
+
+// Everything is contiguous. A row whose gradient is zero everywhere stays as it is, and so does its state.
+template <class A>
+struct Update {
+  A *table, *first, *second;  // [R, dim]; state: sums [R], or both moments [R, dim]
+  const int64_t* rows;        // [n], growing
+  const A* grads;             // [n, dim]
+  int64_t n, dim;
+  // rate: Adam's includes its first correction; gain: 1 - beta, from doubles; root: of the second correction
+  A rate, eps, beta1, beta2, gain1, gain2, root;
+};
+
+}  // namespace fxopt

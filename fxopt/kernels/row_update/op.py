@@ -1,0 +1,84 @@
+"""fxopt::row_update: an optimizer's step on the rows of a table that have a gradient, in place.
+
+With g the gradient of a row, summed over everything that read it, and w the row; a row with g = 0 stays as it is.
+
+    SGD               w -= lr g
+    rowwise Adagrad   s += mean(g^2);  w -= lr g / (sqrt(s) + eps)            s: a number for each row
+    Adam              m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+                      w -= lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)   t: the table's steps so far
+
+These are FBGEMM's EXACT_SGD, EXACT_ROWWISE_ADAGRAD and ADAM (Mudigere et al., ISCA 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .. import entry, simd
+from ..build import Library
+from ..operators import Operator, Operators
+
+_HERE = Path(__file__).parent
+KERNEL = Library(
+    "fxopt_row_update",
+    sources=(_HERE / "cpu.cpp",),
+    headers=(_HERE / "layout.h", *simd.HEADERS, *entry.HEADERS),
+    cflags=(*simd.CFLAGS, "-O3", entry.STABLE_ABI),
+)
+
+
+class Kind(IntEnum):
+    SGD = 0
+    ROWWISE_ADAGRAD = 1
+    ADAM = 2
+
+
+def constants(lr: float, eps: float = 0.0, betas: tuple[float, float] = (0.0, 0.0), step: int = 0) -> Tensor:
+    """What a step takes besides tensors: float64 [5]."""
+    beta1, beta2 = betas
+    rate, root = (lr / (1 - beta1**step), (1 - beta2**step) ** 0.5) if step else (lr, 1.0)
+    return torch.tensor([rate, eps, beta1, beta2, root], dtype=torch.float64)
+
+
+def row_update(
+    table: Tensor, state: Sequence[Tensor], rows: Tensor, grads: Tensor, constants: Tensor, kind: int
+) -> None:
+    """In PyTorch.
+
+    Args:
+        table: [R, D], contiguous.
+        state: [] for SGD, [s [R]] for rowwise Adagrad, [m [R, D], v [R, D]] for Adam; the table's dtype.
+        rows: int64 [n], strictly growing.
+        grads: [n, D].
+        constants: from :func:`constants`.
+        kind: a :class:`Kind`.
+    """
+    rate, eps, beta1, beta2, root = constants.tolist()
+    touched = (grads != 0).any(1)
+    rows, grads = rows[touched], grads[touched]
+    if kind == Kind.SGD:
+        step = rate * grads
+    elif kind == Kind.ROWWISE_ADAGRAD:
+        sums = state[0][rows] + grads.square().mean(1)
+        state[0][rows] = sums
+        step = (rate / (sums.sqrt() + eps))[:, None] * grads
+    else:
+        m, v = state[0][rows] * beta1 + (1 - beta1) * grads, state[1][rows] * beta2 + (1 - beta2) * grads.square()
+        state[0][rows], state[1][rows] = m, v
+        step = rate * m / (v.sqrt() / root + eps)
+    table[rows] -= step
+
+
+def _fake(*arguments: object) -> None:
+    return None
+
+
+_SCHEMA = (
+    "row_update(Tensor(a!) table, Tensor(b!)[] state, Tensor rows, Tensor grads, Tensor constants, int kind) -> ()"
+)
+OPERATORS = Operators((Operator(_SCHEMA, row_update, _fake),), KERNEL)

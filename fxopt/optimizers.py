@@ -1,0 +1,232 @@
+"""Optimizers that step inside backward(): a table's rows are updated as soon as their gradient is known.
+
+    tables, others = fxopt.optimizers.split(model)
+    rows = fxopt.optimizers.RowwiseAdagrad(tables, lr=0.05)  # from now on backward() updates the tables
+    dense = torch.optim.Adam(others)
+
+    loss(model(*batch)).backward()
+    dense.step()
+
+Only the rows that a batch touches are read and written, and no gradient of a whole table is made where fxopt's columns
+compute it: for tables of a million rows that is most of a training step. The idea is FBGEMM's and TorchRec's;
+`torchrec.optim.apply_optimizer_in_backward(RowwiseAdagrad, params, {"lr": 0.05})` works too.
+
+What a row gets is exact: autograd first adds the gradients of everything that read the table in this backward
+(columns, several calls of the model, eager operators), then there is one update a row. A row whose gradient is zero
+stays as it is, so the result does not depend on who computed the gradient.
+
+What follows from stepping in backward: every backward() is a step, so gradients cannot be accumulated over several of
+them, clipped by a norm over all parameters, or unscaled by a GradScaler (do not scale the loss); `zero_grad()` has
+nothing to do, `param.grad` is None after it. A `torch.autograd.grad` for a table updates nothing, and is sparse.
+Segments of `torch.utils.checkpoint(use_reentrant=True)` are backwards of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxopt.kernels.columns import row_gradients
+from fxopt.kernels.row_update.op import OPERATORS, Kind, constants
+
+_DTYPES = (torch.float32, torch.float64)
+
+
+def split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The trained parameters of a model: float weights of nn.Embedding and nn.EmbeddingBag, and all others."""
+    tables = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.weight.dtype in _DTYPES
+    }
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [p for p in trained if id(p) in tables], [p for p in trained if id(p) not in tables]
+
+
+class InBackward(torch.optim.Optimizer):
+    """What the optimizers below share. State and options are where every torch optimizer has them: `state_dict()`,
+    `load_state_dict()`, `param_groups[0]["lr"]`, learning rate schedulers.
+
+    Args:
+        params: leaves [R, D], float32 or float64, contiguous; as every torch optimizer takes them.
+
+    Raises:
+        ValueError: a parameter is none of these, or has an optimizer in backward already.
+        RuntimeError: in backward(), for `create_graph=True`, and for a gradient of one rank of several (see `_refuse`).
+    """
+
+    kind: Kind
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        self._attached: list[tuple[Tensor, Any]] = []
+        OPERATORS.compiled()
+        try:
+            super().__init__(params, defaults)
+        except Exception:
+            self.detach()
+            raise
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_attached", [])  # a copy's parameters are others: its step() applies their gradients
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]["params"]
+        try:
+            for table in group:
+                _check(table)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        for table in group:
+            row_gradients.want(table)
+            step = functools.partial(self._accumulated, len(self.param_groups) - 1)
+            self._attached.append((table, table.register_post_accumulate_grad_hook(step)))
+
+    def detach(self) -> None:
+        """From now on gradients stay in `.grad`, dense, for another optimizer."""
+        for table, handle in self._attached:
+            handle.remove()
+            row_gradients.unwant(table)
+        self._attached.clear()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Applies what is left in `.grad`: nothing after a backward(). Here for code that steps all its optimizers."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for table in group["params"]:
+                if table.grad is not None:
+                    self._apply(table, group)
+        return loss
+
+    def _accumulated(self, number: int, table: Tensor) -> None:
+        _refuse(table)
+        self._apply(table, self.param_groups[number])
+
+    @torch.no_grad()
+    def _apply(self, table: Tensor, group: dict[str, Any]) -> None:
+        assert table.grad is not None
+        rows, grads = _rows_of(table.grad)
+        state = self.state[table]
+        if not state:
+            state.update(self._first_state(table))
+        if "step" in state:
+            state["step"] += 1
+        tensors = [value for name, value in state.items() if name != "step"]
+        numbers = self._constants(group, state)
+        torch.ops.fxopt.row_update(table.detach(), tensors, rows, grads, numbers, int(self.kind))
+        torch.autograd.graph.increment_version(table)
+        table.grad = None
+
+    def _first_state(self, table: Tensor) -> dict[str, Tensor]:
+        return {}
+
+    def _constants(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+        return constants(float(group["lr"]))
+
+
+class SGD(InBackward):
+    """w -= lr g, for each row w with gradient g. Plain torch.optim.SGD, and FBGEMM's EXACT_SGD."""
+
+    kind = Kind.SGD
+
+    def __init__(self, params: Any, lr: float = 1e-3) -> None:
+        super().__init__(params, {"lr": _positive("lr", lr)})
+
+
+class RowwiseAdagrad(InBackward):
+    """s += mean(g^2); w -= lr g / (sqrt(s) + eps), with one number s a row.
+
+    FBGEMM's EXACT_ROWWISE_ADAGRAD and torchrec.optim.RowWiseAdagrad. State: "sum" [R].
+    """
+
+    kind = Kind.ROWWISE_ADAGRAD
+
+    def __init__(self, params: Any, lr: float = 1e-2, eps: float = 1e-8) -> None:
+        super().__init__(params, {"lr": _positive("lr", lr), "eps": _positive("eps", eps)})
+
+    def _first_state(self, table: Tensor) -> dict[str, Tensor]:
+        return {"sum": table.new_zeros(table.shape[0])}
+
+    def _constants(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+        return constants(float(group["lr"]), group["eps"])
+
+
+class Adam(InBackward):
+    """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), for the
+    rows that have a gradient: the others' moments do not decay. t counts the steps of the table, not of the row.
+
+    FBGEMM's ADAM (Kingma and Ba, ICLR 2015, on the rows of a batch). torch.optim.SparseAdam is the same but for eps,
+    which it adds before the correction. State: "step", "exp_avg" and "exp_avg_sq" [R, D].
+    """
+
+    kind = Kind.ADAM
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    ) -> None:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas: expected numbers in [0, 1), found {betas}")
+        super().__init__(params, {"lr": _positive("lr", lr), "betas": tuple(betas), "eps": _positive("eps", eps)})
+
+    def _first_state(self, table: Tensor) -> dict[str, Tensor]:
+        moments = {name: torch.zeros_like(table) for name in ("exp_avg", "exp_avg_sq")}
+        return {"step": torch.tensor(0.0), **moments}
+
+    def _constants(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+        return constants(float(group["lr"]), group["eps"], group["betas"], int(state["step"]))
+
+
+def _positive(name: str, value: float) -> float:
+    if not value >= 0:
+        raise ValueError(f"{name}: expected a number >= 0, found {value}")
+    return value
+
+
+def _check(table: Tensor) -> None:
+    fits = table.dim() == 2 and table.dtype in _DTYPES and table.is_contiguous() and table.requires_grad
+    if not fits:
+        raise ValueError(
+            "an optimizer in backward takes tables: expected contiguous [R, D] in float32 or float64 that require "
+            f"grad, found {list(table.shape)}, {table.dtype}, requires_grad={table.requires_grad}"
+        )
+    if row_gradients.wanted(table):
+        raise ValueError("this table has an optimizer in backward already: detach() that one first")
+
+
+def _refuse(table: Tensor) -> None:
+    """What would be a wrong update: one that is differentiated, or of one rank's gradient alone."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "fxopt.optimizers: no backward(create_graph=True) while an optimizer steps in it; detach() it"
+        )
+    if _ranks() > 1 and not getattr(table, "_ddp_ignored", False):
+        raise RuntimeError(
+            "fxopt.optimizers: among several ranks the gradient of this one alone would be applied. Where that is "
+            "meant, as for a table that only this rank has, say so by DistributedDataParallel."
+            "_set_params_and_buffers_to_ignore_for_model(module, names)"
+        )
+
+
+def _ranks() -> int:
+    group = torch.distributed
+    return group.get_world_size() if group.is_available() and group.is_initialized() else 1
+
+
+def _rows_of(grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of a gradient, int64 [n] and growing, and theirs [n, D]."""
+    if grad.layout is torch.strided:
+        rows = (grad != 0).any(1).nonzero().view(-1)
+        return rows, grad[rows]
+    rows = grad._indices()[0]
+    if not grad.is_coalesced() and not bool((rows[1:] > rows[:-1]).all()):
+        grad = grad.coalesce()
+    return grad._indices()[0], grad._values()
