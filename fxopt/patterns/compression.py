@@ -33,18 +33,22 @@ def find_wide_linears(module: GraphModule, inference: bool) -> Iterator[Match | 
 
 
 def find_large_tables(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """Calls of the columns with fp32 tables of 4 MiB and more."""
+    """Calls of the columns with fp32 tables of 4 MiB and more, on either device."""
     for node in calls_of_ours(module.graph, "fxopt::columns"):
         tables: Any = node.args[1]
-        large = [table for table in tables if _is_state(table) and table.meta["val"].nbytes >= _SMALLEST_TABLE]
+        large = [table for table in tables if _is_state(table, "cpu", "cuda") and _bytes(table) >= _SMALLEST_TABLE]
         if large and not inference:
             yield Reject("it is captured with gradients: rows in fewer bits serve inference alone", node)
         elif large:
-            yield Match(node, {"large": tuple(large)})
+            yield Match(node, {"large": tuple(dict.fromkeys(large))})
 
 
-def _is_state(node: Node) -> bool:
+def _bytes(table: Node) -> int:
+    return int(table.meta["val"].nbytes)
+
+
+def _is_state(node: Node, *devices: str) -> bool:
     value = tensor_of(node)
     if value is None or "state" not in node.meta:
         return False
-    return value.dtype == torch.float32 and value.device.type == "cpu" and value.is_contiguous()
+    return value.dtype == torch.float32 and value.device.type in (devices or ("cpu",)) and value.is_contiguous()

@@ -24,13 +24,17 @@ def quantized(table: Tensor) -> Tensor:
     Raises:
         NotFinite: see there.
     """
+    rows = empty_rows(table)
+    for begin in range(0, len(table), _ROWS_AT_ONCE):
+        _quantize(table.detach()[begin : begin + _ROWS_AT_ONCE], rows[begin : begin + _ROWS_AT_ONCE])
+    return rows
+
+
+def empty_rows(table: Tensor) -> Tensor:
     R, D = table.shape
     step = 16 if D % 16 == 0 else 4
     stride = -(-(D + EXTRA) // step) * step
-    rows = torch.empty(R, stride, dtype=torch.uint8, device=table.device)[:, : D + EXTRA]
-    for begin in range(0, R, _ROWS_AT_ONCE):
-        _quantize(table.detach()[begin : begin + _ROWS_AT_ONCE], rows[begin : begin + _ROWS_AT_ONCE])
-    return rows
+    return torch.empty(R, stride, dtype=torch.uint8, device=table.device)[:, : D + EXTRA]
 
 
 def _quantize(table: Tensor, rows: Tensor) -> None:

@@ -11,6 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 Derived = TypeVar("Derived")
 _SAMPLES = 64
+_NONE = torch.empty(0)
 
 
 class Kept(Generic[Derived]):
@@ -18,7 +19,7 @@ class Kept(Generic[Derived]):
 
     An optimizer step, load_state_dict and every other recorded edit count the tensor's version up. Edits through
     `.data` do not: 64 elements, evenly spread, are compared at each call (4 us), which sees any that touches most of
-    the weight.
+    the weight. Not on a GPU, which that would wait for.
     """
 
     def __init__(self, derive: Callable[..., Derived]) -> None:
@@ -38,5 +39,7 @@ class Kept(Generic[Derived]):
 
 
 def _samples(weight: Tensor) -> Tensor:
+    if weight.is_cuda:
+        return _NONE
     flat = weight.detach().view(-1)
     return flat[:: max(1, flat.numel() // _SAMPLES)]

@@ -6,6 +6,7 @@ bf16 138 / 1244, int8 91 / 784.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..columns.quantized import NotFinite, empty_rows, quantized
 from ..operators import Operator, Operators
 from .kept import Kept
 
@@ -23,7 +25,7 @@ def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, format: str, ra
 
 
 def _fake_table(table: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(table, dtype=dtype)
+    return empty_rows(table) if dtype == torch.uint8 else torch.empty_like(table, dtype=dtype)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, format: str, rank: int) -> Tensor:
@@ -44,8 +46,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, format: str, rank: in
 
 
 def table_in(table: Tensor, dtype: torch.dtype) -> Tensor:
-    """The table's rows in half precision."""
+    """The table's rows in bfloat16, or in 8 bits for uint8 (:func:`..columns.quantized.quantized`).
+
+    What 8 bits cannot hold comes in bfloat16, and what that would make infinite as it is: the kernel reads them all.
+    """
     return _tables.of(table, dtype)
+
+
+def _rows(table: Tensor, dtype: torch.dtype) -> Tensor:
+    table = table.detach()
+    if dtype == torch.uint8:
+        with contextlib.suppress(NotFinite):
+            return quantized(table)
+    half = table.to(torch.bfloat16)
+    return half if torch.equal(half.isinf(), table.isinf()) else table.clone()
 
 
 def rank_for(weight: Tensor, error: float) -> int:
@@ -53,10 +67,6 @@ def rank_for(weight: Tensor, error: float) -> int:
     values = torch.linalg.svdvals(weight.detach().float()).square()
     left = values.flip(0).cumsum(0).flip(0)  # of what would be cut off from each position on
     return int((left > error**2 * left[0]).sum()) if left.numel() else 0
-
-
-class NotFinite(Exception):
-    """Rows that have no scale."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +128,7 @@ def _in_format(matrix: Tensor, format: str) -> Callable[[Tensor], Tensor]:
 
 
 _factors: Kept = Kept(_compressed)
-_tables: Kept = Kept(lambda table, dtype: table.detach().to(dtype))
+_tables: Kept = Kept(_rows)
 
 OPERATORS = Operators(
     (
