@@ -29,7 +29,7 @@ LAYERS = (
     {"shape"},
     {"optimizers"},
     {"kernels"},
-    {"findings", "config", "callable_module", "machine"},
+    {"findings", "config", "callable_module", "machine", "trees"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # Narrower than the layers: all that these may import from the package.
@@ -38,7 +38,7 @@ ONLY = {
     "kernels": r"kernels|findings|config",
     "tune": r"tune|shape|kernels\.build|machine|config",
     "shape": r"shape|findings|config",
-    "capture": r"capture|shape|findings|config",
+    "capture": r"capture|shape|findings|config|trees",
 }
 EDITS = {
     "create_node", "eliminate_dead_code", "erase_node", "inserting_after", "inserting_before", "replace_all_uses_with",

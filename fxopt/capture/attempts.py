@@ -15,6 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from fxopt import trees
 from fxopt.capture import leaves as opaque
 from fxopt.capture.captured import Capture
 from fxopt.capture.effects import Attributes, make_write_first, record
@@ -112,7 +113,9 @@ class Attempts:
             for path, names in self.stores.items():
                 make_write_first(copy.at(path), path, names)
             args, kwargs = self.inputs.unflatten(fakes.tensors)
-            flat, spec = pytree.tree_flatten(type(copy.root).forward(copy.root, *args, **kwargs))
+            given = trees.flatten((args, kwargs))
+            flat, spec = trees.flatten(type(copy.root).forward(copy.root, *args, **kwargs))
+            _check_containers(given, trees.flatten((args, kwargs)))
             out_spec.append(spec)
             for path, names in self.stores.items():
                 for name in sorted(names):
@@ -198,6 +201,12 @@ def _stopped(error: Exception, places: Places) -> Stopped:
     what = str(error).strip().split("\n")[0] or type(error).__name__
     why = "depends on data" if isinstance(error, _DATA_DEPENDENT) else what
     return Stopped({path: Leaf(path, f"`{source}`: {why}" if source else why, place)})
+
+
+def _check_containers(before: tuple[list, Any], after: tuple[list, Any]) -> None:
+    """A graph gives results; it puts nothing into its caller's dicts, and takes nothing out of them."""
+    if before[1] != after[1] or any(a is not b for a, b in zip(before[0], after[0], strict=True)):
+        raise CaptureError("forward changes a dict, list or dataclass that it was given")
 
 
 def _demand_simple(fakes: FakeInputs) -> None:

@@ -14,6 +14,7 @@ import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.utils._pytree as pytree
 from torch import nn
 
+from fxopt import trees
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
 from fxopt.findings import Place
@@ -33,7 +34,7 @@ class StoreAttribute(nn.Module):
         self.spec = spec
 
     def forward(self, *flat: Any) -> None:
-        setattr(self.target[0], self.name, pytree.tree_unflatten(flat, self.spec))
+        setattr(self.target[0], self.name, trees.unflatten(flat, self.spec))
 
 
 def stores_of(graph: nn.Module) -> Iterator[StoreAttribute]:
@@ -70,7 +71,7 @@ def make_write_first(copy: nn.Module, path: str, names: set[str]) -> None:
 
 def record(copy: nn.Module, module: nn.Module, path: str, name: str, tracer: Any) -> None:
     """Add the node that stores the attribute's traced value into the real module."""
-    flat, spec = pytree.tree_flatten(getattr(copy, name))
+    flat, spec = trees.flatten(getattr(copy, name))
     for value in flat:
         if not isinstance(value, (torch.Tensor, *CONSTANTS, *proxy_tensor.py_sym_types)):
             raise CaptureError(f"forward assigns a {type(value).__qualname__} to its attribute {name!r}", Place(path))

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from fxopt import trees
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.shape_env import TraceShapeEnv
 
@@ -66,7 +67,7 @@ class Inputs:
         for index in range(self.total):
             if index not in fixed:
                 leaves[index] = next(rest)
-        return pytree.tree_unflatten(leaves, self.spec)
+        return trees.unflatten(leaves, self.spec)
 
 
 def flatten(args: tuple, kwargs: dict) -> Inputs:
@@ -75,7 +76,7 @@ def flatten(args: tuple, kwargs: dict) -> Inputs:
     Raises:
         CaptureError: a leaf is neither a tensor nor a plain constant (a class that is no pytree).
     """
-    with_paths, spec = pytree.tree_flatten_with_path((args, kwargs))
+    with_paths, spec = trees.flatten_with_path((args, kwargs))
     tensors, names, constants = [], [], []
     for index, (path, leaf) in enumerate(with_paths):
         name = ("args" if path[0] == pytree.SequenceKey(0) else "kwargs") + pytree.keystr(path[1:])

@@ -18,6 +18,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fxopt import trees
 from fxopt.capture.effects import make_write_first
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
@@ -86,8 +87,8 @@ class LeafCall(nn.Module):
         self.pieces: Callable[..., Any] | None = None
 
     def forward(self, *flat: Any) -> tuple:
-        args, kwargs = pytree.tree_unflatten(flat, self.signature.in_spec)
-        values, spec = pytree.tree_flatten((self.pieces or self.module)(*args, **kwargs))
+        args, kwargs = trees.unflatten(flat, self.signature.in_spec)
+        values, spec = trees.flatten((self.pieces or self.module)(*args, **kwargs))
         expected = self.signature.outputs
         if spec != self.signature.out_spec or not all(o.fits(v, flat) for o, v in zip(expected, values, strict=True)):
             raise LeafMismatch(f"{self.path}: expected {expected}, found {[getattr(v, 'shape', v) for v in values]}")
@@ -125,7 +126,7 @@ def trial(model: nn.Module, leaves: set[str], args: tuple, kwargs: dict) -> Tria
     with torch.inference_mode(False), torch.set_grad_enabled(recorded):  # tensors of inference mode count no versions
         records, assigns = _run(model, leaves, args, kwargs)
         try:
-            twice = pytree.tree_map_only(torch.Tensor, lambda t: torch.cat([t, t]) if t.ndim else t, (args, kwargs))
+            twice = trees.map_only(torch.Tensor, lambda t: torch.cat([t, t]) if t.ndim else t, (args, kwargs))
             again, _ = _run(model, leaves, *twice) if leaves else ({}, {})
         except Exception:  # offsets cannot be doubled, for one: the first run has to do
             again = {}
@@ -144,7 +145,7 @@ def _run(
         attributes = copy.at(path).__dict__
         replaced.append((attributes, attributes.get("forward")))
         attributes["forward"] = _recording(copy.at(path).forward, records[path])
-    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+    args, kwargs = trees.map_only(torch.Tensor, torch.clone, (args, kwargs))
     with torch.random.fork_rng(devices=_cuda_devices()):
         type(copy.root).forward(copy.root, *args, **kwargs)
     for attributes, forward in replaced:
@@ -159,10 +160,10 @@ def _cuda_devices() -> list[int]:
 
 def _recording(forward: Callable, records: list[_Record]) -> Callable:
     def record(*args: Any, **kwargs: Any) -> Any:
-        arguments, in_spec = pytree.tree_flatten((args, kwargs))
+        arguments, in_spec = trees.flatten((args, kwargs))
         before = _versions(arguments)
         result = forward(*args, **kwargs)
-        values, out_spec = pytree.tree_flatten(result)
+        values, out_spec = trees.flatten(result)
         records.append(_Record(in_spec, out_spec, arguments, values, before != _versions(arguments)))
         return result
 
@@ -225,7 +226,7 @@ def install(copy: ModelCopy, model: nn.Module, trial: Trial, tracer: Any, mode: 
 
 def _stub(module: nn.Module, path: str, signatures: Any, tracer: Any, mode: FakeTensorMode) -> Callable:
     def call(*args: Any, **kwargs: Any) -> Any:
-        flat, in_spec = pytree.tree_flatten((args, kwargs))
+        flat, in_spec = trees.flatten((args, kwargs))
         signature = next(signatures, None)
         if signature is None or signature.in_spec != in_spec:
             raise CaptureError(f"{path} is called otherwise while tracing than with the example inputs")
@@ -244,6 +245,6 @@ def _stub(module: nn.Module, path: str, signatures: Any, tracer: Any, mode: Fake
             ]
         with torch._C.DisableTorchFunction():
             proxy_tensor.track_tensor_tree(tuple(outputs), proxy, constant=None, tracer=tracer)
-        return pytree.tree_unflatten(outputs, signature.out_spec)
+        return trees.unflatten(outputs, signature.out_spec)
 
     return call

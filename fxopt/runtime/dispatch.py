@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import _StopRecomputationError
 
+from fxopt import trees
 from fxopt.config import Config
 from fxopt.findings import Findings
 from fxopt.runtime.context import ambient, is_traced
@@ -141,17 +141,15 @@ class Dispatcher:
         if entry is not None:
             self.entries = (entry, *self.entries)
             return self._run(entry, entry.match(args, kwargs, now) or (), eager, args, kwargs)
+        plain = self._eager_entry(args, kwargs, now, failure)  # of the arguments as they are before the call
         result = eager(*args, **kwargs)
         changing = frozenset(map(str, before.changed()))
-        self.entries = (*self.entries, self._eager_entry(args, kwargs, now, failure, changing))
+        self.entries = (*self.entries, replace(plain, watch=Watch(self.original, ignore=changing)))
         return result
 
-    def _eager_entry(
-        self, args: tuple, kwargs: dict, now: tuple, reason: str, changing: frozenset[str] = frozenset()
-    ) -> Entry:
-        watch = Watch(self.original, ignore=changing)
+    def _eager_entry(self, args: tuple, kwargs: dict, now: tuple, reason: str) -> Entry:
         findings = Findings(described(self.original, args, kwargs), eager_reason=reason)
-        return Entry(Signature.of_call(args, kwargs), now, watch, findings)
+        return Entry(Signature.of_call(args, kwargs), now, Watch(self.original), findings)
 
     def _compiled(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry | None, str]:
         """An entry that serves this call, or None and the reason."""
@@ -230,7 +228,7 @@ def reason_of(error: Exception) -> str:
 
 def described(model: nn.Module, args: tuple, kwargs: dict) -> str:
     """The inputs of one call as a person writes them: "float32[64, 13], int64[64, 26]; eval"."""
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in trees.leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     inputs = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
     return f"{inputs}; {'train' if model.training else 'eval'}"
 
@@ -252,6 +250,6 @@ def rehearse(model: nn.Module, args: tuple, kwargs: dict) -> None:
     from fxopt.capture.state import ModelCopy  # the first capture has paid for this import
 
     root = ModelCopy(model, lambda tensor, slot: tensor.detach().clone()).root
-    inputs, keywords = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), (args, kwargs))
+    inputs, keywords = trees.map_only(Tensor, lambda t: t.detach().clone(), (args, kwargs))
     with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices()):
         type(root).forward(root, *inputs, **keywords)

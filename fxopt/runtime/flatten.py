@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from fxopt.trees import Record, instance
+
 # Values that cannot change under our feet: a match by equality stays a match.
 _IMMUTABLE: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, enum.Enum, slice, range, type)
 _IMMUTABLE += (type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -91,6 +93,11 @@ class _Flattener:
             keys = self.name(tuple(spec.context))
             self.require(f"type({value}) is {self.name(kind)} and (*{value},) == {keys}")
             return f"{value}.values()", spec.children()
+        if kind is Record:
+            made, names = spec.context
+            fields = self.name(frozenset(names))
+            self.require(f"type({value}) is {self.name(made)} and vars({value}).keys() == {fields}")
+            return f"({''.join(f'{value}.{name}, ' for name in names)})", spec.children()
         self.lines.append(f"    {value}_leaves, {value}_spec = tree_flatten({value})")
         self.require(f"{value}_spec == {self.name(spec)}")
         leaf = pytree.tree_flatten(None)[1]
@@ -132,7 +139,7 @@ def _rebuild(spec: pytree.TreeSpec, start: int, names: dict[str, Any]) -> str:
     leaves = f"o[{start}:{start + spec.num_leaves}]"
     if kind is torch.Size:
         return f"{name(kind)}({leaves})"  # pytree makes a tuple of it
-    if kind not in (tuple, list, dict, OrderedDict) and kind is not namedtuple:
+    if kind not in (tuple, list, dict, OrderedDict, Record) and kind is not namedtuple:
         return f"{name(spec)}.unflatten({leaves})"
     children, at = [], start
     for child in spec.children():
@@ -142,6 +149,8 @@ def _rebuild(spec: pytree.TreeSpec, start: int, names: dict[str, Any]) -> str:
     values = leaves if flat else f"({''.join(child + ', ' for child in children)})"
     if kind is namedtuple:
         return f"{name(spec.context)}._make({values})"
+    if kind is Record:
+        return f"{name(instance)}({values}, {name(spec.context)})"
     if kind in (tuple, list):
         return f"{kind.__name__}({values})"
     return f"{name(kind)}(zip({name(tuple(spec.context))}, {values}))"

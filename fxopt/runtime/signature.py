@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fxopt import trees
 from fxopt.runtime.checks import PLAIN, TensorForm, comparer, reader, tensor_check
 from fxopt.runtime.flatten import flattener, is_constant
 
@@ -51,7 +52,7 @@ class Signature:
     @classmethod
     def of_call(cls, args: tuple, kwargs: dict) -> Signature:
         """The signature of one call, every size free: what a failed capture is remembered by."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = trees.flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         forms = [
             TensorForm(t.dtype, t.device, tuple(f"s{i}_{j}" for j in range(t.dim()))) for i, t in enumerate(tensors)
@@ -181,7 +182,7 @@ def _aliases(model: nn.Module, tensors: Sequence[Tensor]) -> Iterator[tuple[Any,
 
 def unsupported(args: tuple, kwargs: dict) -> str:
     """Why no capture can serve these arguments ("" when one might)."""
-    for path, leaf in pytree.tree_flatten_with_path((args, kwargs))[0]:
+    for path, leaf in trees.flatten_with_path((args, kwargs))[0]:
         where = pytree.keystr(path)
         if isinstance(leaf, Tensor):
             if type(leaf) not in PLAIN or leaf.layout is not torch.strided:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
+from fxopt import trees
 from fxopt.config import Config
 from fxopt.runtime.executable import Executable
 from fxopt.verify.budget import Reference, explains, largest_difference, within_budget, within_share
@@ -55,7 +55,7 @@ def verify(
     """
     if config.verify == "off":
         return Verdict(True)
-    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    inputs = [leaf for leaf in trees.leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     gradients_on = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(gradients_on):
         return _verify(executable, baseline, model, inputs, config)

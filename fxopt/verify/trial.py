@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from fxopt import trees
 from fxopt.capture.state import ModelCopy, StateSlot
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Setting:
                 result = call()
         except Exception as error:
             return Trial(error=error)
-        flat, structure = pytree.tree_flatten(result)
+        flat, structure = trees.flatten(result)
         values = {f"output {i}": leaf for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)}
         outputs = list(values.values())
         names = [*map(str, self.capture.state), *(spec.name for spec in self.capture.inputs)]
@@ -134,4 +135,4 @@ def _unflatten(capture: Capture, tensors: Sequence[Tensor]) -> tuple[tuple, dict
     constants, rest = dict(capture.constants), iter(tensors)
     count = len(tensors) + len(constants)
     leaves = [constants[i] if i in constants else next(rest) for i in range(count)]
-    return pytree.tree_unflatten(leaves, capture.in_spec)
+    return trees.unflatten(leaves, capture.in_spec)

@@ -13,6 +13,7 @@ from torch import nn
 import fxopt
 from fxopt.capture import CaptureError, capture
 from fxopt.capture.state import HOOKS
+from fxopt.runtime import dispatcher_of
 from tests.capture.conftest import run
 
 
@@ -93,6 +94,78 @@ def test_an_unregistered_class_is_refused():
 
     with pytest.raises(CaptureError, match=r"args\[0\].*Holder.*register_dataclass"):
         capture(nn.Identity(), (Holder(),))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A dataclass that nobody has registered."""
+
+    ids: torch.Tensor
+    scale: float = 2.0
+
+
+@dataclass
+class Scores:
+    logit: torch.Tensor
+    parts: dict[str, list[Rows]]
+    loss: torch.Tensor | None = None
+
+    def __post_init__(self):
+        self.logit = self.logit + 1
+
+
+class Unregistered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 3)
+
+    def forward(self, rows):
+        x = self.table(rows.ids) * rows.scale
+        return Scores(x.sum(1), {"rows": [Rows(x), rows]})
+
+
+@pytest.mark.parametrize("batch", [1, 3, 5])
+def test_dataclasses_need_not_be_registered(batch):
+    model = Unregistered()
+    fast = fxopt.optimize(model, (Rows(torch.tensor([1, 2])),))
+    given = Rows(torch.arange(batch))
+    expected, found = model(given), fast(given)
+    assert type(found) is Scores and vars(found).keys() == vars(expected).keys() and found.loss is None
+    torch.testing.assert_close(found.logit, expected.logit)
+    ours, theirs = found.parts["rows"], expected.parts["rows"]
+    torch.testing.assert_close(ours[0].ids, theirs[0].ids)
+    assert ours[1].ids is given.ids and ours[1].scale == 2.0
+    assert len(dispatcher_of(fast).entries) == 1 and not dispatcher_of(fast).findings[0].eager_reason
+    again = Rows(given.ids, 3.0)  # a constant that changed
+    torch.testing.assert_close(fast(again).logit, model(again).logit)
+
+
+@pytest.mark.parametrize("edit", ["pop", "set", "append", "field"])
+def test_containers_of_the_caller_are_edited_as_in_eager(edit):
+    class Edits(nn.Module):
+        def forward(self, batch):
+            rows, x = batch["rows"], batch["list"][0] * 2
+            if edit == "pop":
+                x = x + batch.pop("label")
+            elif edit == "set":
+                batch["twice"] = x
+            elif edit == "append":
+                batch["list"].append(x)
+            else:
+                rows.logit = x
+            return x + 1
+
+    def batch():
+        return {"rows": Scores(torch.ones(3), {}), "list": [torch.arange(3.0)], "label": torch.ones(3)}
+
+    model = Edits()
+    fast = fxopt.optimize(model)
+    for _ in range(3):
+        ours, theirs = batch(), batch()
+        assert torch.equal(fast(ours), model(theirs))
+        assert ours.keys() == theirs.keys() and len(ours["list"]) == len(theirs["list"])
+        assert torch.equal(ours["rows"].logit, theirs["rows"].logit)
+    assert len(dispatcher_of(fast).entries) == 1, "known before the call changes it"
 
 
 def test_errors_of_the_model_are_the_models():

@@ -1,0 +1,86 @@
+"""Arguments and results as leaves and a TreeSpec: torch's pytrees, and dataclasses that nobody has registered.
+
+Registering a user's class would be seen by the whole process (and by the user, who may do it later), so an instance is
+wrapped on its way into a TreeSpec, and comes out of it as an instance again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+_DEPTH = 8  # of dataclasses within dataclasses; one that holds itself has no end
+
+
+class Record:
+    """An instance of a dataclass whose fields are children: the node type of its TreeSpec, with (class, names)."""
+
+    def __init__(self, kind: type, names: tuple[str, ...], values: list[Any]) -> None:
+        self.kind, self.names, self.values = kind, names, values
+
+
+def _children(record: Record) -> tuple[list[Any], Any]:
+    return record.values, (record.kind, record.names)
+
+
+def _children_with_keys(record: Record) -> tuple[list[tuple[Any, Any]], Any]:
+    keys = map(pytree.GetAttrKey, record.names)
+    return list(zip(keys, record.values, strict=True)), (record.kind, record.names)
+
+
+def instance(values: Any, context: tuple[type, tuple[str, ...]]) -> Any:
+    """Without __init__ or __post_init__: the values are those of an instance that has been through both."""
+    kind, names = context
+    made = object.__new__(kind)
+    vars(made).update(zip(names, values, strict=True))
+    return made
+
+
+pytree.register_pytree_node(Record, _children, instance, flatten_with_keys_fn=_children_with_keys)
+
+
+def flatten(tree: Any) -> tuple[list[Any], pytree.TreeSpec]:
+    return pytree.tree_flatten(_with_records(tree))
+
+
+def flatten_with_path(tree: Any) -> tuple[list[tuple[pytree.KeyPath, Any]], pytree.TreeSpec]:
+    return pytree.tree_flatten_with_path(_with_records(tree))
+
+
+def leaves(tree: Any) -> list[Any]:
+    return flatten(tree)[0]
+
+
+def unflatten(values: Sequence[Any], spec: pytree.TreeSpec) -> Any:
+    return pytree.tree_unflatten(values, spec)
+
+
+def map_only(kind: type, function: Any, tree: Any) -> Any:
+    """`tree` with `function` of every leaf of this type."""
+    values, spec = flatten(tree)
+    return unflatten([function(value) if isinstance(value, kind) else value for value in values], spec)
+
+
+def _with_records(tree: Any, depth: int = _DEPTH) -> Any:
+    if not any(map(_is_record, pytree.tree_leaves(tree))):
+        return tree
+    return pytree.tree_map(lambda leaf: _record(leaf, depth) if _is_record(leaf) else leaf, tree)
+
+
+def _record(value: Any, depth: int) -> Any:
+    if not depth:
+        return value
+    names = tuple(vars(value))
+    return Record(type(value), names, [_with_records(vars(value)[name], depth - 1) for name in names])
+
+
+def _is_record(leaf: Any) -> bool:
+    """An instance that is its fields and nothing else: no slots, no further attributes, no other kind of object."""
+    fields = getattr(type(leaf), "__dataclass_fields__", None)
+    if fields is None or type(leaf).__new__ is not object.__new__:
+        return False
+    names = {field.name for field in dataclasses.fields(leaf)}
+    return vars(leaf).keys() == names if hasattr(leaf, "__dict__") else False
