@@ -34,7 +34,7 @@ def _children_with_keys(record: Record) -> tuple[list[tuple[Any, Any]], Any]:
 def instance(values: Any, context: tuple[type, tuple[str, ...]]) -> Any:
     """Without __init__ or __post_init__: the values are those of an instance that has been through both."""
     kind, names = context
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     vars(made).update(zip(names, values, strict=True))
     return made
 
