@@ -1,8 +1,10 @@
 # `make test` and `make demo` need python3 (3.10 or newer), a C++ compiler and pip's network access; they create .venv themselves.
 #   TORCH   another build of PyTorch:  make test TORCH=torch==2.12.0
 #   PYTHON  another interpreter:       make test PYTHON=python3.12
+#   PROCESSES of pytest, 1 GB each:    make test PROCESSES=4
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+PROCESSES ?= 2
 RUN := .venv/bin/python
 
 # A stamp names everything the environment depends on, so a change of any of it installs again.
@@ -24,7 +26,7 @@ demo: $(BASE)
 
 test: $(FULL)
 	@$(RUN) -m fxopt build >.venv/build.log 2>&1 & $(RUN) -m ruff check . && $(RUN) -m mypy; checked=$$?; wait; exit $$checked
-	@$(RUN) -m pytest
+	@$(RUN) -m pytest -n $(PROCESSES) --dist worksteal
 
 bench: $(BASE)
 	@$(RUN) -m bench columns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import hypothesis
 import pytest
@@ -15,6 +16,12 @@ hypothesis.settings.register_profile(
     "fxopt", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("fxopt")
+
+
+def pytest_configure() -> None:
+    """Processes beside each other (pytest -n) share the cores."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    torch.set_num_threads(max(1, torch.get_num_threads() // processes))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
