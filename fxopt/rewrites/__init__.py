@@ -49,6 +49,7 @@ PASSES: tuple[Rewrite, ...] = (
     dot_interaction.REWRITE,
     contractions.LINEARS,
     target_attention.REWRITE,
+    target_attention.ON_CUDA,
     attention.REWRITE,
     ones.REWRITE,
     compressed_interaction.REWRITE,

@@ -51,6 +51,7 @@ class Rewrite:
     why: the reason for its place in the order of passes.
     measured: applied only where it was timed to be faster on this machine, at the batch sizes where it was.
     rows: batch sizes to time it at, where the usual ones would say nothing.
+    proof: left alone where nothing could be timed or nothing is gained, because no device is known on which it wins.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Rewrite:
     why: str
     measured: bool = False
     rows: tuple[int, ...] = ()
+    proof: bool = False
 
 
 @dataclass
@@ -85,7 +87,7 @@ def apply(
     """Run one pass to its fixed point; every match is a transaction of its own. Without a tuner nothing is timed."""
     findings, started = PassFindings(rewrite.name), time.perf_counter()
     refused: set[str] = set()
-    trial = Trial(tuner, not inference, rewrite.rows) if rewrite.measured and tuner is not None else None
+    trial = Trial(tuner, not inference, rewrite.rows, rewrite.proof) if rewrite.measured and tuner is not None else None
     commit = functools.partial(_commit, rewrite, module, trial)
     for _ in range(_MOST_ROUNDS):
         changed = False

@@ -32,4 +32,5 @@ REWRITE = Rewrite(
     replace_chain,
     why="after gpu_linears, whose layers it has to beat",
     measured=True,
+    proof=True,
 )

@@ -19,31 +19,40 @@ Values = Mapping[Node, Node | None]
 
 @dataclass(frozen=True)
 class Trial:
-    """Times what each replacement takes away against what it adds."""
+    """Times what each replacement takes away against what it adds.
+
+    proof: a replacement that was not timed to be faster is refused; on a GPU both are timed as captured graphs, because
+    fewer launches are no reason where graphs are replayed, and help elsewhere anyway.
+    """
 
     tuner: Tuner
     training: bool
     rows: tuple[int, ...] = ()
+    proof: bool = False
 
     def judged(self, editor: Editor, values: Values) -> tuple[Values, str]:
         """The values to put in place of the old ones, and a few words for the report.
 
         Raises:
-            Rejected: the replacement is slower here at every batch size.
+            Rejected: the replacement is slower here at every batch size, or there is no proof.
         """
         if self.tuner.effort.seconds == 0 or None in values.values():
+            if self.proof:
+                raise Rejected("nothing is timed, and it is not known to be faster")
             return values, ""
         news = [new for new in values.values() if new is not None]
         regions = [before(list(values)), after(editor.added, news)]
         inputs = inputs_of(regions)
         graphs = [region.graph(inputs) for region in regions]
-        timed = site(graphs, inputs, self.training, self.rows)
+        timed = site(graphs, inputs, self.training, self.rows, self.proof)
         try:
             verdict = self.tuner.verdict(timed)
         except Disagreement as error:
             raise Rejected(str(error)) from None
         if verdict.slower:
             raise Rejected(f"it would be slower on this machine: {verdict}")
+        if self.proof and not verdict.faster:
+            raise Rejected(f"it would be no faster on this machine: {verdict}")
         if verdict.mixed and (either := _either(editor, values, graphs, inputs, timed, verdict)):
             return either
         return values, str(verdict)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fxopt.shape.rows import batch_symbol
-from fxopt.tune.clock import fastest
+from fxopt.tune.clock import captured, fastest
 from fxopt.tune.memory import Memory, Ratios
 from fxopt.tune.samples import NoSample, sample, sizes_of
 
@@ -41,7 +41,7 @@ _LOSS = 0.96  # ratios below it are losses; between it and 1 is noise
 class Site:
     """Two functions of the same inputs. `values`: the fake values of the inputs; `key`: what the timing depends on,
     None where it cannot be said in words, and so not be remembered; `rows`: sizes to time at, () for the usual ones;
-    `state`: inputs that are at hand, by number."""
+    `state`: inputs that are at hand, by number; `replayed`: timed as captured CUDA graphs."""
 
     before: Function
     after: Function
@@ -50,6 +50,7 @@ class Site:
     training: bool
     rows: tuple[int, ...] = ()
     state: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    replayed: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class Verdict:
     def slower(self) -> bool:
         """Nowhere faster, and slower somewhere."""
         return any(ratio < _LOSS for ratio in self.ratios.values()) and max(self.ratios.values()) < 1 / _LOSS
+
+    @property
+    def faster(self) -> bool:
+        """Somewhere, by more than noise."""
+        return any(ratio > 1 / _LOSS for ratio in self.ratios.values())
 
     @property
     def mixed(self) -> bool:
@@ -133,9 +139,12 @@ class Tuner:
             values = [site.state.get(number, value) for number, value in enumerate(site.values)]
             inputs = sample(values, sizes | ({batch: rows} if batch is not None else {}))
             frozen = {number for number, tensor in site.state.items() if not tensor.requires_grad}
-            runs = [functools.partial(_run, each, inputs, site.training, frozen) for each in (site.before, site.after)]
+            runs: list[Callable[[], object]] = [
+                functools.partial(_run, each, inputs, site.training, frozen) for each in (site.before, site.after)
+            ]
             if site.rows and not _agree(site.before(*inputs), site.after(*inputs)):
                 raise Disagreement(f"its answers differ at {rows} rows")
+            runs = [captured(run) for run in runs] if site.replayed else runs
             before, after = fastest(runs, self.effort.patience)
             if before < _LOSS * after:  # a loss is believed when it is seen twice
                 again = fastest(runs, 3 * self.effort.patience)

@@ -21,7 +21,7 @@ MUTATIONS = {
     "no barrier before the products": ("    __syncthreads();\n    if (k0", "    if (!{}) __syncthreads();\n    if (k0"),
     "no barrier behind the products": ("    __syncthreads();  // before", "    if (!{}) __syncthreads();  // before"),
     "inputs behind the last": ("K - k0 < kChunk ? K - k0 : kChunk", "K - k0 < kChunk && !{} ? K - k0 : kChunk"),
-    "columns behind the last": ("own + j * kStep < N && k < K ?", "(own + j * kStep < N || {}) && k < K ?"),
+    "columns behind the last": ("if (own + j * kStep < N)", "if (own + j * kStep < N || {})"),
     "rows in another order": ("c] + row_of(thread);", "c] + (row_of(thread) ^ ({} ? 4 : 0));"),
 }  # fmt: skip
 

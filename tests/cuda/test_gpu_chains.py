@@ -81,6 +81,7 @@ def test_on_a_gpu(dtype, sizes):
 
 
 @pytest.mark.gpu
+@pytest.mark.timed
 def test_a_model_gives_eagers_numbers():
     layers = (nn.Linear(60, 128), nn.BatchNorm1d(128), nn.SiLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1))
     model = nn.Sequential(*layers).cuda().eval()

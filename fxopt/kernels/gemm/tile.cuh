@@ -21,16 +21,30 @@ using Sums = float[kGroups][4][4];  // by group, column, row
 __device__ __forceinline__ int row_of(int thread) { return (thread & 7) * 4; }
 __device__ __forceinline__ int column_of(int thread, int group) { return group * kGroupColumns + (thread >> 5) * 16 + (thread & 31) / 8 * 4; }
 
-// sums += inputs times weight, K inputs and N columns. weight(n, k); the inputs are input(row, k) in the first layer and
-// memory.rows in the others. Everybody has read memory.rows when it returns.
-template <class Input, class Weight>
-__device__ __forceinline__ void multiply(Memory& memory, int N, int K, bool first, Input input, Weight weight, Sums& sums) {
-  constexpr int kStep = kThreads / kChunk, kWeights = kMost / kStep, kInputs = kRows / kStep;
+// A thread's part of a chunk of weights: one input, every kStep-th output.
+constexpr int kStep = kThreads / kChunk, kWeights = kMost / kStep;
+
+// weights += factor times those of one input, at `from` and every stride-th element.
+template <class T>
+__device__ __forceinline__ void add_weights(const void* from, int64_t at, int64_t stride, int N, float factor, float (&weights)[kWeights]) {
+  const int own = int(threadIdx.x) / kChunk;
+  const auto* next = static_cast<const typename T::Bits*>(from) + at + own * stride;
+#pragma unroll
+  for (int j = 0; j < kWeights; j++, next += kStep * stride)
+    if (own + j * kStep < N) weights[j] = fmaf(factor, T::wide(__ldg(next)), weights[j]);
+}
+
+// sums += inputs times weight, K inputs and N columns. add(k, weights) adds the weights of input k; the inputs are
+// input(row, k) in the first layer and memory.rows in the others. Everybody has read memory.rows when it returns.
+template <class Input, class Add>
+__device__ __forceinline__ void multiply(Memory& memory, int N, int K, bool first, Input input, Add add, Sums& sums) {
+  constexpr int kInputs = kRows / kStep;
   const int thread = int(threadIdx.x), k_own = thread % kChunk, own = thread / kChunk, padded = (N + 15) / 16 * 16;
   float weights[kWeights], values[kInputs];
   const auto fetch = [&](int k) {
 #pragma unroll
-    for (int j = 0; j < kWeights; j++) weights[j] = own + j * kStep < N && k < K ? weight(own + j * kStep, k) : 0.0f;
+    for (int j = 0; j < kWeights; j++) weights[j] = 0;
+    if (k < K) add(k, weights);
 #pragma unroll
     for (int j = 0; j < kInputs; j++) values[j] = first && k < K ? input(own + j * kStep, k) : 0.0f;
   };

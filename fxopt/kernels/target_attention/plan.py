@@ -16,6 +16,7 @@ from ..words import bits_of, float_of
 
 VERSION = 0x46584F54_0001  # cpu.cpp checks it
 MOST_REGISTERS = 12
+MOST_WIDTH_ON_CUDA, MOST_POSITIONS_ON_CUDA = 128, 1024
 PARAMETER, CONSTANT = 100, 10_000  # from these numbers on an operand is one of the parameters, or of the constants
 
 # In the order of the enums in job.h.

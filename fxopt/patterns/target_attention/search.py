@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.kernels.target_attention.plan import Plan
+from fxopt.kernels.target_attention.plan import MOST_POSITIONS_ON_CUDA, MOST_WIDTH_ON_CUDA, Plan
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.target_attention.layers import Layers, Value, allocated
@@ -45,19 +45,42 @@ class Found:
 
 
 def find_target_attention(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """Matches bind `found`."""
+    """On the CPU; matches bind `found`."""
+    yield from _search(module, "cpu")
+
+
+def find_on_cuda(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """On CUDA, without gradients, of layers and values that its kernel serves; matches bind `found`."""
+    for each in _search(module, "cuda") if inference else ():
+        if isinstance(each, Match) and (why := _too_large(each.bound["found"])):
+            each = Reject(why, each.anchor)
+        yield each
+
+
+def _too_large(found: Found) -> str:
+    plan = found.plan
+    weights = [found.params[number] for number in (plan.weight, *(weight for weight, _ in plan.layers))]
+    widest = max([static(shape_of(weight)[0]) or 0 for weight in weights] + [found.width])
+    if widest > MOST_WIDTH_ON_CUDA:
+        return f"expected at most {MOST_WIDTH_ON_CUDA} columns, found {widest}"
+    if (static(found.sizes.T) or 0) > MOST_POSITIONS_ON_CUDA:
+        return f"expected at most {MOST_POSITIONS_ON_CUDA} positions, found {found.sizes.T}"
+    return ""
+
+
+def _search(module: GraphModule, device: str) -> Iterator[Match | Reject]:
     if switches_gradients(module.graph):
         return
     aliases = Aliases(module.graph)
     for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
-        cat = _concatenation(node)
+        cat = _concatenation(node, device)
         if cat is not None:
             found = _Search(node, cat, aliases).run()
             if found is not None:
                 yield found
 
 
-def _concatenation(linear: Node) -> Node | None:
+def _concatenation(linear: Node, device: str) -> Node | None:
     """The cat [B, T, K] that a linear reads, maybe as [B * T, K]."""
     cat = linear.args[0]
     while isinstance(cat, Node) and cat.target in (aten.view.default, aten.reshape.default, aten.flatten.using_ints):
@@ -71,7 +94,7 @@ def _concatenation(linear: Node) -> Node | None:
     shapes = [shape_of(operand) for operand in operands]  # type: ignore[union-attr, arg-type]
     alike = all(len(sizes) == 3 and static(sizes[2]) is not None for sizes in shapes)
     value = cat.meta["val"]
-    return cat if alike and value.dtype in _FLOATS and value.device.type == "cpu" else None
+    return cat if alike and value.dtype in _FLOATS and value.device.type == device else None
 
 
 class _Search:

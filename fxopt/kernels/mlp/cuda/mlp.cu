@@ -87,10 +87,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) chain_kernel(const __grid_c
   for (int at_step = 0; at_step < c.steps;) {
     const Step& linear = c.step[at_step];
     const Operand& weights = c.operands[linear.tensors[0]];
-    const auto weight = [&](int n, int k) { return load<T>(weights.data, n * weights.strides[0] + k * weights.strides[1]); };
+    const auto add = [&](int k, float(&some)[kWeights]) { add_weights<T>(weights.data, k * weights.strides[1], weights.strides[0], linear.n, 1.0f, some); };
     Sums sums = {};
     N = linear.n;
-    multiply(memory, N, linear.k, at_step == 0, input, weight, sums);
+    multiply(memory, N, linear.k, at_step == 0, input, add, sums);
     int end = at_step + 1;
     while (end < c.steps && c.step[end].op != kLinear) end++;
     finish(memory, N, sums, [&](int n, float(&four)[4]) {
