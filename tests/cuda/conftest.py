@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from fxopt.kernels.columns import programs
 from fxopt.kernels.columns.plan import Op
+from tests.cuda import mutants
 from tests.cuda.shim_library import Shim, compile_shim
 
 
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory) -> Shim:
     return Shim(compile_shim(tmp_path_factory.mktemp("shim")))
+
+
+@pytest.fixture(scope="session")
+def _mutant(tmp_path_factory) -> Shim:
+    return mutants.build(tmp_path_factory.mktemp("mutant"))
+
+
+@pytest.fixture
+def mutant(_mutant) -> Iterator[Shim]:
+    """The same with narrow rows staged and every planted bug asleep."""
+    yield _mutant
+    _mutant.library.shim_plant(0)
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ import torch
 from fxopt.kernels.columns.encode import encode
 from tests.cuda.compare import assert_same, random_call
 from tests.cuda.shim_library import Shim
-from tests.cuda.test_columns_shim import bucketized, one_column
+from tests.cuda.test_columns_shim import one_column
 from tests.cuda.test_long_bags_shim import CASES
+from tests.cuda.test_planted_shim import bucketized
 
 
 def main(library: str) -> None:

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -61,6 +62,12 @@ inline bool readable(const void* at, size_t bytes) {
   return static_cast<const char*>(at) + bytes <= after->first + after->second;
 }
 
+// 16 bytes on their way into shared memory; from null: zeros.
+struct Copy {
+  char* to;
+  const char* from;
+};
+
 enum State { kReady, kAtWarp, kAtBlock, kDone };
 
 struct Fiber {
@@ -69,6 +76,7 @@ struct Fiber {
   State state;
   const char* where;  // the collective it waits at
   uint64_t given, taken[32];
+  std::deque<std::vector<Copy>> copies;  // groups that nobody waited for, the last one not committed
 };
 
 struct Scheduler {
@@ -87,6 +95,8 @@ struct Scheduler {
   static void enter() {
     Scheduler& s = it();
     s.body();
+    for (const auto& group : s.copies())
+      if (!group.empty()) complain("copies that nobody waits for");
     s.fibers[s.current].state = kDone;
     swapcontext(&s.fibers[s.current].context, &s.main);
   }
@@ -105,6 +115,7 @@ struct Scheduler {
       fibers[t].context.uc_link = &main;
       makecontext(&fibers[t].context, &enter, 0);
       fibers[t].state = kReady;
+      fibers[t].copies.assign(1, {});
     }
     std::vector<int> ready;
     for (;;) {
@@ -144,6 +155,8 @@ struct Scheduler {
       for (int t = 0; t < threads; t++) fibers[t].state = kReady;
     }
   }
+
+  std::deque<std::vector<Copy>>& copies() { return fibers[current].copies; }
 
   const uint64_t* meet(State at, const char* where, uint64_t given) {
     Fiber& fiber = fibers[current];
@@ -232,5 +245,6 @@ inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) *
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return uint64_t(static_cast<unsigned __int128>(a) * b >> 64); }
 inline float __uint_as_float(unsigned x) { return shim::from_bits<float>(x); }
 
+#include "async.h"
 #include "half.h"
 #include "host_api.h"

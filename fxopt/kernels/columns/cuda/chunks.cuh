@@ -1,6 +1,6 @@
 // Rows in 16-byte chunks, and the ids of plain bags that name them.
 #pragma once
-#include "bag.cuh"
+#include "parts.cuh"
 
 namespace fxopt::cuda {
 
@@ -58,6 +58,15 @@ FXOPT_DEVICE const char* plain_ids(const Launch& launch, const Record& record, c
   return reinterpret_cast<const char*>(launch.words[view.word]) + view.offset + (record.flags & kDense ? bag.row : bag.begin) * view.row_stride;
 }
 
+// The id at `k`, checked; `next` holds it, and gets the one of the next turn. All 32 threads call it.
+FXOPT_DEVICE int take_id(const Launch& launch, const Record& record, const Bag& bag, const char* ids, int64_t& next, int k, int width, bool first_look) {
+  const bool wanted = k < bag.length, bad = wanted && uint64_t(next) >= uint64_t(record.table_rows);
+  int id = int(next);
+  if (__any_sync(kAll, bad)) id = int(checked(launch, record, wanted, next, k, bag.row, first_look));
+  next = plain_id(record, ids, bag, k + width);
+  return id;
+}
+
 // How the `width` lanes of a warp that share a bag take its rows: 2^group_log2 lanes to a row, a chunk each.
 struct Lanes {
   int width, thread, group, slot, parallel, column;
@@ -66,6 +75,42 @@ struct Lanes {
 FXOPT_DEVICE Lanes lanes_of(const Record& record, int width) {
   const int thread = threadIdx.x & (width - 1), group = 1 << record.group_log2;
   return {width, thread, group, thread >> record.group_log2, width >> record.group_log2, thread & (group - 1)};
+}
+
+// Adds what the lanes of a bag hold of the chunks from `block` on, and writes it. OWN: `totals` count a lane's ids, not the bag's.
+template <class T, bool OWN>
+FXOPT_DEVICE void finish_chunks(const Launch& launch, const Record& record, const Bag& bag, const Lanes& lanes, int block, bool wanted, const Part& part, float (&sum)[T::kSize], PartTotals totals) {
+  constexpr int kSize = T::kSize;
+  for (int k = lanes.width >> 1; k >= lanes.group; k >>= 1) {
+#pragma unroll
+    for (int d = 0; d < kSize; d++) sum[d] += __shfl_xor_sync(kAll, sum[d], k);
+  }
+  if (OWN || __any_sync(kAll, totals.poisoned)) {
+    for (int k = lanes.width >> 1; k >= 1; k >>= 1) {
+      if (OWN) totals.count += __shfl_xor_sync(kAll, totals.count, k);
+      if (OWN) totals.kept += __shfl_xor_sync(kAll, totals.kept, k);
+      totals.poisoned |= __shfl_xor_sync(kAll, totals.poisoned, k);
+    }
+  }
+  const int chunk = block + lanes.column;
+  const bool writes = chunk < int(record.chunks) && !lanes.slot;
+  if (part.of > 1) {
+    if (writes)
+      for (int d = 0; d < kSize; d += 4) *reinterpret_cast<float4*>(values_of<float>(part.found) + chunk * kSize + d) = float4{sum[d], sum[d + 1], sum[d + 2], sum[d + 3]};
+    if (block == 0 && lanes.thread == 0) *reinterpret_cast<PartTotals*>(part.found) = totals;
+    return;
+  }
+  const float by = divisor<float>(launch, record, bag.row, totals.kept);
+  if (!wanted || !writes) return;
+  char* out = output(launch, record, bag.row, 0) + chunk * kSize * size_of(record.out_dtype);
+#pragma unroll
+  for (int d = 0; d < kSize; d++) sum[d] = finished(record, sum[d], totals.count, totals.poisoned);
+  if (kSize == 4 && record.chunk_bytes == 16) {  // float to float, aligned, nothing more to do
+    *reinterpret_cast<float4*>(out) = float4{sum[0], sum[1], sum[2], sum[3]};
+    return;
+  }
+#pragma unroll
+  for (int d = 0; d < kSize; d++) put(record, out + d * size_of(record.out_dtype), sum[d], by);
 }
 
 }  // namespace fxopt::cuda

@@ -15,7 +15,7 @@ FXOPT_DEVICE void run_record(const Launch& launch, const Segment& segment, const
     if (record.kind >= kBags) {
       const int number = int(part % unsigned(segment.parts));
       float* found = segment.parts > 1 ? parts_of(segment, &record - launch.records - segment.first_unit, row) + number * segment.part_stride : nullptr;
-      return run_bags(launch, record, row, segment.rows, segment.span, {number, segment.parts, found});
+      return run_bags(launch, record, row, segment.rows, segment.span, {number, segment.parts, found}, shared);
     }
     first = row * record.lanes;
     last = (row + per_item < segment.rows ? row + per_item : segment.rows) * record.lanes;
@@ -47,11 +47,13 @@ FXOPT_DEVICE void run_item(const Launch& launch, int item, float* shared) {
   } while (at >= 0);
 }
 
+static_assert(kShared >= kEdges + 4 * kGroups);
+
 __global__ void __launch_bounds__(kWarps * 32, kBlocks) columns_kernel(const __grid_constant__ Launch launch) {
-  __shared__ __align__(16) float edges[kWarps][kEdges + 4 * kGroups];
+  __shared__ __align__(16) float shared[kWarps][kShared];
   const int warp = threadIdx.x >> 5;
   for (int item = int(blockIdx.x) * kWarps + warp; item < launch.items; item += int(gridDim.x) * kWarps)
-    run_item(launch, item, edges[warp]);
+    run_item(launch, item, shared[warp]);
 }
 
 // After columns_kernel, where it cut bags: a warp a bag.

@@ -110,10 +110,17 @@ struct Errors {
 #ifndef FXOPT_LOADS
 #define FXOPT_LOADS 8
 #endif
+#ifdef FXOPT_STAGED
+constexpr bool kStaged = true;
+#else
+constexpr bool kStaged = false;  // no GPU has timed it yet
+#endif
 constexpr int kBlocks = FXOPT_BLOCKS, kLoads = FXOPT_LOADS;  // of a multiprocessor; of rows of plain bags, a thread
+constexpr int kRing = 8;  // chunks of 16 bytes that a thread has on their way to shared memory, see staged.cuh
 
 constexpr int kSegments = 12, kWarps = 8;
 constexpr int kEdges = 256, kGroups = 8;  // boundaries that a warp keeps in shared memory, and groups of them
+constexpr int kShared = kStaged ? kRing * 128 : kEdges + 4 * kGroups;  // floats of a warp
 constexpr int kWords = 3936;  // launch parameters end at 32,764 bytes
 
 struct Launch {

@@ -1,0 +1,49 @@
+"""Bugs planted in the columns kernel, which the shim must notice: a library holds all of them, asleep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cuda.shim_library import CUDA, Shim, compile_shim
+
+LAUNCH = 'check(cudaLaunchKernelEx(&config, columns_kernel, parameters), "launch");'
+JOINS = 'check(cudaLaunchKernelEx(&config, joins_of_bags_kernel, parameters), "launch");'
+AT_BAG = "  Bag bag = bag_of(launch, record, row, rows, wanted);"
+# What is wrong, where, and what the source says instead where shim::planted is the bug's number.
+MUTATIONS = {
+    "no bounds check": ("rows.cuh", "bad |= uint64_t(id[k]) >= rows;", "bad |= !{} && uint64_t(id[k]) >= rows;"),
+    "no mask of the tail": ("rows.cuh", "if (row < live)", "if ({} || row < live)"),
+    "no barrier after staging": (
+        "rows.cuh",
+        *("  __syncwarp();\n  bool sorted = true;", "  if (!{}) __syncwarp();\n  bool sorted = true;"),
+        *("edges.sorted = __all_sync(kAll, sorted) != 0", "edges.sorted = {} || __all_sync(kAll, sorted) != 0"),
+    ),
+    "threads leave before a collective": ("pool.cuh", AT_BAG, f"  if ({{}} && !wanted) return;\n{AT_BAG}"),
+    "a join that does not wait for the parts": (
+        "host.h", LAUNCH, f"if (!{{}} || !cut) {LAUNCH}", JOINS, f"{JOINS} if ({{}}) {LAUNCH}"
+    ),
+    "parts that overlap": ("parts.cuh", "bag.length = int(first + size)", "bag.length = int(first + size) + {}"),
+    "a wait for one turn less": (
+        "staged.cuh",
+        *("wait_copies<kRing - 1>()", "({} ? wait_copies<kRing>() : wait_copies<kRing - 1>())"),
+        *("wait_copies<kRing / 2 - 1>()", "({} ? wait_copies<kRing / 2>() : wait_copies<kRing / 2 - 1>())"),
+        *("wait_copies<kRing / 4 - 1>()", "({} ? wait_copies<kRing / 4>() : wait_copies<kRing / 4 - 1>())"),
+    ),
+    "copies of ids there are not": ("staged.cuh", "real = one >= 0 && mine", "real = (one >= 0 || {}) && mine"),
+    "a turn of the ring too early": ("staged.cuh", "& (kRing - 1)", "& (kRing / (1 + {}) - 1)"),
+}  # fmt: skip
+
+
+def build(folder: Path) -> Shim:
+    """Also with narrow rows staged, so that a second library for that is not needed."""
+    columns = folder / "columns"
+    (columns / "cuda").mkdir(parents=True)
+    for path in (*CUDA.parent.glob("*.h"), *CUDA.glob("*.*")):
+        (columns / path.relative_to(CUDA.parent)).write_bytes(path.read_bytes())
+    for number, (name, (file, *changes)) in enumerate(MUTATIONS.items(), 1):
+        source = (columns / "cuda" / file).read_text()
+        for old, new in zip(changes[::2], changes[1::2], strict=True):
+            assert source.count(old) == 1, f"{file} no longer holds what the mutation {name!r} replaces"
+            source = source.replace(old, new.replace("{}", f"(shim::planted == {number})"))
+        (columns / "cuda" / file).write_text(source)
+    return Shim(compile_shim(folder, columns / "cuda" / "columns.cu", "-O0", "-DFXOPT_STAGED"))

@@ -1,0 +1,32 @@
+// cp.async on the CPU: a copy lands when its thread waits for it, or by the seed's draw for an earlier one, in an order
+// that the seed draws too. Until then its place holds NaN patterns.
+#pragma once
+
+namespace fxopt::cuda {
+
+inline void copy_async(void* to, const void* from, bool real) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) shim::complain("a copy of 16 bytes that are not aligned");
+  if (real && !shim::readable(from, 16)) return shim::complain("a load outside every tensor");
+  memset(to, 0xff, 16);
+  shim::Scheduler::it().copies().back().push_back({static_cast<char*>(to), real ? static_cast<const char*>(from) : nullptr});
+}
+
+inline void commit_copies() { shim::Scheduler::it().copies().emplace_back(); }
+
+template <int PENDING>
+void wait_copies() {
+  shim::Scheduler& scheduler = shim::Scheduler::it();
+  auto& groups = scheduler.copies();  // the last one is not committed
+  std::vector<shim::Copy> landing;
+  for (size_t g = 0; g < groups.size(); g++) {
+    const bool must = g + PENDING + 1 < groups.size();
+    std::vector<shim::Copy> later;
+    for (const shim::Copy& copy : groups[g]) (must || scheduler.random() % 2 ? landing : later).push_back(copy);
+    groups[g] = std::move(later);
+  }
+  while (groups.size() > PENDING + 1) groups.pop_front();
+  std::shuffle(landing.begin(), landing.end(), scheduler.random);
+  for (const shim::Copy& copy : landing) copy.from ? memcpy(copy.to, copy.from, 16) : memset(copy.to, 0, 16);
+}
+
+}  // namespace fxopt::cuda

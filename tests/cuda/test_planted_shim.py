@@ -1,0 +1,64 @@
+"""The shim notices what is wrong: each bug of mutants.py, and a seeded schedule that shows it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fxopt.kernels.columns.plan import Column, Instr, Op, Plan, Source
+from tests.cuda.mutants import MUTATIONS
+from tests.cuda.shim_library import ShimError
+from tests.cuda.test_columns_shim import one_column
+from tests.kernels.test_columns_random import same_bits
+
+
+def bucketized():
+    edges = torch.linspace(0, 1, 100)
+    program = (Instr(Op.BUCKETIZE, "int64", 0, tensor=1),)
+    plan = Plan((Column(Source(0), 0, 0, 0, program),), (8,), ("float32",))
+    return [torch.rand(45), edges], [torch.randn(101, 8)], plan
+
+
+def padded():
+    plan = Plan((Column(Source(0, lane=1), 0, 0, 0, pool="sum", padding=0),), (8,), ("float32",))
+    return [torch.randint(0, 3, (5, 9))], [torch.randn(7, 8)], plan
+
+
+def short_bags(dim):
+    plan = Plan((Column(Source(0, lane=1), 0, 0, 0, pool="sum"),), (dim,), ("float32",))
+    return [torch.randint(0, 50, (5, 61))], [torch.randn(50, dim)], plan
+
+
+def cut_in_parts():
+    ids = torch.randint(0, 7, (1, 700))
+    return [ids], [torch.randn(7, 8)], Plan((Column(Source(0, lane=1), 0, 0, 0, pool="sum"),), (8,), ("float32",))
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "notice"),
+    [
+        ("no bounds check", lambda: one_column(torch.tensor([1, 10**6])), "a load outside every tensor"),
+        ("no mask of the tail", lambda: one_column(torch.randint(0, 7, (45,))), "a write outside the output"),
+        ("no barrier after staging", bucketized, "wrong"),
+        ("threads leave before a collective", padded, "deadlock|a write|threads of a warp"),
+        ("a join that does not wait for the parts", cut_in_parts, "wrong"),
+        ("parts that overlap", cut_in_parts, "wrong"),
+        ("a wait for one turn less", lambda: short_bags(4), "copies that nobody waits for"),
+        ("a wait for one turn less", lambda: short_bags(8), "copies that nobody waits for"),
+        ("a wait for one turn less", lambda: short_bags(12), "copies that nobody waits for"),
+        ("copies of ids there are not", lambda: short_bags(8), "a load outside every tensor"),
+        ("a turn of the ring too early", lambda: short_bags(16), "wrong"),
+    ],
+)
+def test_planted_bugs_are_caught(shim, mutant, name, call, notice):
+    tensors, tables, plan = call()
+    (right,) = shim.run(tensors, tables, plan)
+    shim.failure()
+    assert same_bits(mutant.run(tensors, tables, plan, 1)[0], right)
+    mutant.failure()
+    mutant.library.shim_plant(1 + list(MUTATIONS).index(name))
+    if notice == "wrong":
+        assert not torch.equal(mutant.run(tensors, tables, plan, 1)[0], right)
+    else:
+        with pytest.raises(ShimError, match=notice):
+            mutant.run(tensors, tables, plan, 1)
