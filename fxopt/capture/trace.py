@@ -28,7 +28,11 @@ from fxopt.capture.places import Places
 from fxopt.capture.proofs import ITEMS, Proofs
 from fxopt.capture.recorded import graph_module, refuse_transforms
 from fxopt.capture.shape_env import TraceShapeEnv
+from fxopt.capture.slices import slices_have_terms
 from fxopt.findings import Place
+
+if torch.__version__ < "2.12":  # a TorchVersion, which compares numbers
+    slices_have_terms()
 
 TRACE_LOCK = threading.RLock()
 _SQUEEZES = frozenset(getattr(torch.ops.aten.squeeze, name) for name in ("default", "dim", "dims")) | frozenset(

@@ -19,6 +19,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partit
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from fxopt.shape.aliases import is_pure, mutates
+from fxopt.shape.calls import is_pointwise
 
 aten = torch.ops.aten
 _FEWEST = 2  # operators that compute: one alone is one kernel already
@@ -68,4 +69,4 @@ class _Fusible(OperatorSupportBase):
 def _becomes_a_loop(target: OpOverload) -> bool:
     if target.namespace != "aten":
         return False
-    return torch.Tag.pointwise in target.tags or target.overloadpacket in _LOOPS | _MOVEMENT
+    return is_pointwise(target) or target.overloadpacket in _LOOPS | _MOVEMENT

@@ -11,6 +11,7 @@ from fxopt.normalize import switches_gradients
 from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.views_of import REGROUPS
 from fxopt.shape.aliases import Aliases
+from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
 
 aten = torch.ops.aten
@@ -70,7 +71,7 @@ def _is_computed(source: Node | None) -> bool:
 
 
 def _is_pointwise(node: Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
+    if not isinstance(node.target, torch._ops.OpOverload) or not is_pointwise(node.target):
         return False
     return not node.target._schema.is_mutable and all(
         tensor_of(operand) is not None for operand in node.all_input_nodes

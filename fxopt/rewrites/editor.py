@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config as symbolic_config
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
@@ -41,7 +42,8 @@ class Editor:
         self.added.append(node)
         node.meta["place"] = place_of(self.point)
         fake_args = map_arg(args, lambda argument: argument.meta["val"])
-        with fake_mode_of(self.module) as mode, _asking(mode, target), as_captured():
+        # torch 2.11 has symbolic sizes in matmul and linear in its Python decompositions alone
+        with fake_mode_of(self.module) as mode, _asking(mode, target), as_captured(), enable_python_dispatcher():
             node.meta["val"] = target(*fake_args, **map_arg(kwargs, lambda argument: argument.meta["val"]))
         return node
 

@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 
 from fxopt.normalize.functional import functional_overload
 from fxopt.shape.aliases import Aliases, is_random
+from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import same, tensor_of
 
 
@@ -37,7 +38,7 @@ def reuse_memory(graph: Graph) -> int:
 @functools.cache
 def in_place_overload(target: OpOverload) -> OpOverload | None:
     """The operator that writes what the pointwise `target` returns into its first argument."""
-    if torch.Tag.pointwise not in target.tags or target.namespace != "aten" or target._schema.is_mutable:
+    if not is_pointwise(target) or target.namespace != "aten" or target._schema.is_mutable:
         return None
     packet = getattr(torch.ops.aten, f"{target._schema.name.removeprefix('aten::')}_", None)
     overloads = [getattr(packet, name) for name in packet.overloads()] if packet is not None else []

@@ -22,6 +22,11 @@ def _defaults(target: torch._ops.OpOverload) -> dict[str, object]:
     return {argument.name: argument.default_value for argument in target._schema.arguments}
 
 
+def is_pointwise(target: torch._ops.OpOverload) -> bool:
+    """Whether its tag says so; torch 2.11 forgot one."""
+    return torch.Tag.pointwise in target.tags or target is torch.ops.aten.leaky_relu.default
+
+
 def packet_of(node: Node) -> Any:
     """The operator that a node calls, whichever overload; None where it calls none."""
     return getattr(node.target, "overloadpacket", None)

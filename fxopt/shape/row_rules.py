@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from fxopt.shape.calls import packet_of
+from fxopt.shape.calls import is_pointwise, packet_of
 from fxopt.shape.placements import Rows, Rowwise, Unknown
 from fxopt.shape.sizes import expression, shape_of
 
@@ -348,7 +348,7 @@ def rule_of(node: Node) -> Rule | None:
     """None where nothing is known of an operator."""
     found = None
     if isinstance(node.target, OpOverload):
-        found = RULES.get(packet_of(node)) or (_pointwise if torch.Tag.pointwise in node.target.tags else None)
+        found = RULES.get(packet_of(node)) or (_pointwise if is_pointwise(node.target) else None)
     return found or rule_of_ours(node)
 
 

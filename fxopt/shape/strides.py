@@ -10,6 +10,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils._sympy.functions import Max as TorchMax
 
+from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import Size, expression, product, same, shape_of, static, tensor_of
 
 aten = torch.ops.aten
@@ -183,7 +184,7 @@ def _is_pointwise(node: Node) -> bool:
     """A cast to another dtype is one too; an edit in place has the strides of what it edits."""
     if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
         return False
-    if torch.Tag.pointwise in node.target.tags or node.target in _UNTAGGED:
+    if is_pointwise(node.target) or node.target in _UNTAGGED:
         return True
     return node.target is aten.to.dtype and _is_new(node)
 

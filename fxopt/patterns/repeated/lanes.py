@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from fxopt.patterns.views_of import through
 from fxopt.shape.aliases import Aliases, is_pure
+from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import Size, product, shape_of, static, tensor_of
 from fxopt.shape.views import View
 
@@ -129,9 +130,7 @@ class Packing:
     def is_call(self, node: Node) -> bool:
         """Whether lanes of this operator can be one call."""
         target = node.target
-        if not isinstance(target, OpOverload) or not (
-            torch.Tag.pointwise in target.tags or target in BY_DIM or target in LINEARS
-        ):
+        if not isinstance(target, OpOverload) or not (is_pointwise(target) or target in BY_DIM or target in LINEARS):
             return False
         value = tensor_of(node)
         if value is None or not value.is_floating_point() or not is_pure(node) or self._aliases.edited(node):
@@ -251,7 +250,7 @@ def _check(call: Call) -> None:
     """What is left to the embedding columns, and what no batched operator computes."""
     node, trees = call.node, [argument for argument in call.args if isinstance(argument, Tree)]
     lookups = [tree for tree in trees if _is_lookup(tree)]
-    if lookups and (call.target in _REDUCTIONS or (torch.Tag.pointwise in call.target.tags and len(lookups) < 2)):
+    if lookups and (call.target in _REDUCTIONS or (is_pointwise(call.target) and len(lookups) < 2)):
         raise NotPacked("it may be part of an embedding column", node)
     if node.target is aten.squeeze.dim and static(shape_of(node.args[0])[node.args[1]]) != 1:  # type: ignore
         raise NotPacked("it drops a dim for some input sizes only", node)

@@ -1,0 +1,50 @@
+"""Slices in torch 2.11, whose fake tensors make up an unknown size for `x[2:]`: as in 2.12, a term of the size."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch._subclasses import fake_impls
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fxopt.capture.shape_env import TraceShapeEnv
+
+aten = torch.ops.aten
+
+
+def slices_have_terms() -> None:
+    """Once a process; it changes nothing for other fake tensors than those of our captures."""
+    theirs = fake_impls.op_implementations_dict[aten.slice.Tensor]
+
+    def sliced(
+        mode: Any, function: Any, tensor: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    ) -> Any:
+        if isinstance(mode.shape_env, TraceShapeEnv) and -tensor.dim() <= dim < tensor.dim() and step > 0:
+            size = tensor.shape[dim]
+            first, last = _place(size, 0 if start is None else start), _place(size, sys.maxsize if end is None else end)
+            if first is not None and last is not None:
+                return _cut(tensor, dim, first, last, step)
+        return theirs(mode, function, tensor, dim, start, end, step)
+
+    fake_impls.op_implementations_dict[aten.slice.Tensor] = sliced
+
+
+def _place(size: Any, index: Any) -> Any:
+    """Where an index lies in a dim, from 0 to its size; None where its sign is not known."""
+    if statically_known_true(index == sys.maxsize):
+        return size
+    if statically_known_true(index >= 0):
+        return index if statically_known_true(index <= size) else torch.sym_min(index, size)
+    if statically_known_true(index < 0):
+        return index + size if statically_known_true(index >= -size) else torch.sym_max(index + size, 0)
+    return None
+
+
+def _cut(tensor: Any, dim: int, first: Any, last: Any, step: int) -> Any:
+    length = last - first if statically_known_true(last >= first) else torch.sym_max(last - first, 0)
+    sizes, strides = list(tensor.shape), list(tensor.stride())
+    offset = tensor.storage_offset() + first * strides[dim]
+    sizes[dim], strides[dim] = (length + step - 1) // step, strides[dim] * step
+    return tensor.as_strided(sizes, strides, offset)
