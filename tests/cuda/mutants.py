@@ -13,6 +13,9 @@ AT_BAG = "  Bag bag = bag_of(launch, record, row, rows, wanted);"
 MUTATIONS = {
     "no bounds check": ("rows.cuh", "bad |= uint64_t(id[k]) >= rows;", "bad |= !{} && uint64_t(id[k]) >= rows;"),
     "no mask of the tail": ("rows.cuh", "if (row < live)", "if ({} || row < live)"),
+    "no mask of the tail of codes": ("codes.cuh", "if (row < live)", "if ({} || row < live)"),
+    "the scale of another row": ("codes.cuh", "_at(row + record.dim)", "_at(({} ? table : row) + record.dim)"),
+    "the scale beside its place": ("codes.cuh", "_at(from + left)", "_at(from + left - 4 * {})"),
     "no barrier after staging": (
         "rows.cuh",
         *("  __syncwarp();\n  bool sorted = true;", "  if (!{}) __syncwarp();\n  bool sorted = true;"),

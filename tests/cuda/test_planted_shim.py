@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxopt.kernels.columns.plan import Column, Instr, Op, Plan, Source
+from fxopt.kernels.columns.plan import Column, Instr, Offsets, Op, Plan, Source
+from fxopt.kernels.columns.quantized import quantized
 from tests.cuda.mutants import MUTATIONS
 from tests.cuda.shim_library import ShimError
 from tests.cuda.test_columns_shim import one_column
@@ -29,6 +30,11 @@ def short_bags(dim):
     return [torch.randint(0, 50, (5, 61))], [torch.randn(50, dim)], plan
 
 
+def codes(**how):
+    plan = Plan((Column(Source(0), 0, 0, 0, **how),), (16,), ("float32",))
+    return [torch.arange(1, 46), torch.tensor([0, 20])], [quantized(torch.randn(50, 16))], plan
+
+
 def cut_in_parts():
     ids = torch.randint(0, 7, (1, 700))
     return [ids], [torch.randn(7, 8)], Plan((Column(Source(0, lane=1), 0, 0, 0, pool="sum"),), (8,), ("float32",))
@@ -39,6 +45,9 @@ def cut_in_parts():
     [
         ("no bounds check", lambda: one_column(torch.tensor([1, 10**6])), "a load outside every tensor"),
         ("no mask of the tail", lambda: one_column(torch.randint(0, 7, (45,))), "a write outside the output"),
+        ("no mask of the tail of codes", codes, "a write outside the output"),
+        ("the scale of another row", codes, "wrong"),
+        ("the scale beside its place", lambda: codes(pool="sum", bag=Offsets(1)), "wrong"),
         ("no barrier after staging", bucketized, "wrong"),
         ("threads leave before a collective", padded, "deadlock|a write|threads of a warp"),
         ("a join that does not wait for the parts", cut_in_parts, "wrong"),

@@ -4,28 +4,6 @@
 
 namespace fxopt::cuda {
 
-struct Floats {
-  static constexpr int kSize = 4;
-  FXOPT_DEVICE static void add(float* sum, uint4 bits, float w) {
-    sum[0] = fmaf(__uint_as_float(bits.x), w, sum[0]);
-    sum[1] = fmaf(__uint_as_float(bits.y), w, sum[1]);
-    sum[2] = fmaf(__uint_as_float(bits.z), w, sum[2]);
-    sum[3] = fmaf(__uint_as_float(bits.w), w, sum[3]);
-  }
-};
-template <bool BFLOAT>
-struct Halves {
-  static constexpr int kSize = 8;
-  FXOPT_DEVICE static void add(float* sum, uint4 bits, float w) {
-    const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-      const uint16_t half = uint16_t(words[k / 2] >> k % 2 * 16);
-      sum[k] = fmaf(BFLOAT ? bfloat16_to_float(half) : half_to_float(half), w, sum[k]);
-    }
-  }
-};
-
 // 16 bytes of a row; FXOPT_KEEP_ROWS: that L2 gives up last.
 FXOPT_DEVICE uint4 load_row(const char* from) {
 #if defined(FXOPT_KEEP_ROWS) && defined(__CUDACC__)
@@ -38,6 +16,34 @@ FXOPT_DEVICE uint4 load_row(const char* from) {
   return __ldg(reinterpret_cast<const uint4*>(from));
 #endif
 }
+
+// What bags read of a row at a time, as codes.cuh's Codes.
+struct Whole {
+  static constexpr int kUnroll = kLoads;
+  using Chunk = uint4;
+  FXOPT_DEVICE static Chunk load(const char* from, int) { return load_row(from); }
+};
+struct Floats : Whole {
+  static constexpr int kSize = 4;
+  FXOPT_DEVICE static void add(float* sum, uint4 bits, float w) {
+    sum[0] = fmaf(__uint_as_float(bits.x), w, sum[0]);
+    sum[1] = fmaf(__uint_as_float(bits.y), w, sum[1]);
+    sum[2] = fmaf(__uint_as_float(bits.z), w, sum[2]);
+    sum[3] = fmaf(__uint_as_float(bits.w), w, sum[3]);
+  }
+};
+template <bool BFLOAT>
+struct Halves : Whole {
+  static constexpr int kSize = 8;
+  FXOPT_DEVICE static void add(float* sum, uint4 bits, float w) {
+    const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      const uint16_t half = uint16_t(words[k / 2] >> k % 2 * 16);
+      sum[k] = fmaf(BFLOAT ? bfloat16_to_float(half) : half_to_float(half), w, sum[k]);
+    }
+  }
+};
 
 FXOPT_DEVICE int warp_max(int x) {
   for (int k = 16; k >= 1; k >>= 1) {

@@ -62,11 +62,14 @@ struct Columns {
     if (floats(r.ids.dtype)) fail("column %d: ids must be integers after the program", column.index);
     if (column.table >= resolver.request.n_tables) fail("column %d: no such table", column.index);
     const Array& array = resolver.request.tables[column.table];
-    if (array.dim != 2 || !floats(array.dtype)) fail("column %d: a table must be 2-D of float16, bfloat16, float32 or float64", column.index);
+    const bool quantized = array.dtype == kUInt8;
+    if (array.dim != 2 || !(quantized || floats(array.dtype)))
+      fail("column %d: a table must be 2-D of float16, bfloat16, float32 or float64, or of rows in 8 bits", column.index);
+    if (quantized && (row_dim(array) < 0 || array.strides[1] != 1)) fail("column %d: expected rows of codes, a scale and an offset", column.index);
     const int size = bytes_of(array.dtype);
     r.table = array.data;
     r.table_rows = array.sizes[0];
-    r.dim = array.sizes[1];
+    r.dim = row_dim(array);
     r.table_stride = array.strides[0] * size;
     r.column_stride = array.strides[1] * size;
     r.table_dtype = uint8_t(array.dtype);
@@ -207,6 +210,12 @@ struct Columns {
       const bool narrow = r.table_rows < INT32_MAX && r.table_stride < INT32_MAX && r.out_stride < INT32_MAX && chunks < 8192;
       r.kind = plain && contiguous && chunks > 0 && narrow ? kRows : kConvert;
       set_chunks(r, bytes, r.dim * size);
+      const bool widens = r.table_dtype == kUInt8 && r.out_dtype == kFloat && !(r.flags & (kAdd | kDivides)) && r.dim > 0 && r.dim / 4 < 8192;
+      if (column.table >= 0 && widens && narrow && fits(4) && fits_output(16)) {
+        r.kind = kRows;
+        set_chunks(r, 4, r.dim);
+        r.chunk_bytes = kCodes;
+      }
     }
   }
 };

@@ -36,7 +36,7 @@ FXOPT_DEVICE void put(const Record& record, char* out, A x, A by) {
 // Rows of 32 positions, an element a lane; `id` is this thread's, kBad for one outside the table.
 template <class A>
 FXOPT_DEVICE void convert_rows(const Launch& launch, const Record& record, int64_t id, uint32_t first, uint32_t last) {
-  const int size = size_of(record.out_dtype), dtype = record.table_dtype;
+  const int size = size_of(record.out_dtype);
 #pragma unroll 1
   for (int k = 0; k < 32 && first + k < last; k++) {
     uint32_t row, lane;
@@ -47,7 +47,7 @@ FXOPT_DEVICE void convert_rows(const Launch& launch, const Record& record, int64
     const A by = divisor<A>(launch, record, row, record.lanes);
 #pragma unroll 1
     for (int64_t d = threadIdx.x & 31; d < record.dim; d += 32) {
-      const A x = one < 0 ? A(NAN) : as_number<A>(load_value(from + d * record.column_stride, dtype), dtype);
+      const A x = one < 0 ? A(NAN) : row_value<A>(record, from, d);
       put(record, out + d * size, x, by);
     }
   }

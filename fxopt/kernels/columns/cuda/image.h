@@ -36,7 +36,7 @@ inline OutputShape measure(const Request& request, const Plan& plan, const Outpu
   if (column.pool == kNone && column.source.lane >= 0)
     lanes = column.source.length >= 0 ? column.source.length : size(column.source.tensor, column.source.lane) - column.source.start;
   if (column.table >= request.n_tables) fail("column %d: no such table", column.index);
-  shape.width = lanes * (column.table < 0 ? 1 : request.tables[column.table].sizes[1]);
+  shape.width = lanes * (column.table < 0 ? 1 : row_dim(request.tables[column.table]));
   return shape;
 }
 

@@ -1,6 +1,6 @@
 // Pooled bags. Some lanes of a warp share a bag: each evaluates an id, and all take the rows in turns, 16 bytes a load.
 #pragma once
-#include "chunks.cuh"
+#include "codes.cuh"
 #include "pool_any.cuh"
 #include "staged.cuh"
 
@@ -10,7 +10,7 @@ namespace fxopt::cuda {
 // ids without a program, weights, masks or padding, so that nothing is called and more loads fit the registers.
 template <class T, bool PLAIN>
 __device__ __noinline__ void sum_bags(const Launch& launch, const Record& record, int64_t row, int64_t rows, bool wanted, int width, Part part) {
-  constexpr int kSize = T::kSize, kUnroll = PLAIN ? kLoads : 4;  // rows whose loads a thread has in flight
+  constexpr int kSize = T::kSize, kUnroll = PLAIN ? T::kUnroll : T::kUnroll / 2;  // rows whose loads a thread has in flight
   const Lanes lanes = lanes_of(record, width);
   const int thread = lanes.thread, group = lanes.group, column = lanes.column;
   Bag bag = bag_of(launch, record, row, rows, wanted);
@@ -37,19 +37,19 @@ __device__ __noinline__ void sum_bags(const Launch& launch, const Record& record
         if (!one.counts && record.masked != kScaled) one.id = kNoId;
       }
       for (int step = 0; step < group; step += kUnroll) {
-        uint4 chunk[kUnroll];
+        typename T::Chunk chunk[kUnroll];
         float w[kUnroll];
 #pragma unroll
         for (int u = 0; u < kUnroll; u++) {
           w[u] = 0;
-          chunk[u] = uint4{0, 0, 0, 0};
+          chunk[u] = {};
           if (step + u >= group) continue;
           const int from = (step + u) * lanes.parallel + lanes.slot;
           const int id = __shfl_sync(kAll, one.id, from, width);
           const float weight = PLAIN ? 1.0f : __shfl_sync(kAll, one.weight, from, width);
           if (id < 0 || !mine) continue;
           w[u] = weight;
-          chunk[u] = load_row(table + id * record.table_stride);
+          chunk[u] = T::load(table + id * record.table_stride, int(record.dim) - (block + column) * 16);
         }
 #pragma unroll
         for (int u = 0; u < kUnroll; u++) T::add(sum, chunk[u], PLAIN ? 1.0f : w[u]);
@@ -62,7 +62,7 @@ __device__ __noinline__ void sum_bags(const Launch& launch, const Record& record
 
 template <class T>
 FXOPT_DEVICE void sum_bags(const Launch& launch, const Record& record, int64_t row, int64_t rows, bool wanted, int width, Part part, float* shared) {
-  if constexpr (kStaged) {
+  if constexpr (kStaged && T::kSize < Codes::kSize) {
     if (is_staged(record)) return sum_staged_bags<T>(launch, record, row, rows, wanted, width, part, shared);
   }
   if (record.flags & kPlain) sum_bags<T, true>(launch, record, row, rows, wanted, width, part);
@@ -82,6 +82,7 @@ FXOPT_DEVICE void run_bags(const Launch& launch, const Record& record, int64_t f
   const bool wanted = row < rows;
   switch (record.table_dtype) {
     case kFloat: return sum_bags<Floats>(launch, record, row, rows, wanted, width, part, shared);
+    case kUInt8: return sum_bags<Codes>(launch, record, row, rows, wanted, width, part, shared);
     case kHalf: return sum_bags<Halves<false>>(launch, record, row, rows, wanted, width, part, shared);
     default: return sum_bags<Halves<true>>(launch, record, row, rows, wanted, width, part, shared);
   }

@@ -13,7 +13,7 @@ __device__ __noinline__ void pool_any(const Launch& launch, const Record& record
   const A value = masked ? A(launch.rares[record.extra].masked_value) : A(0);
   for (int64_t block = 0; block < record.dim; block += 32) {
     const int64_t d = block + thread;
-    const char* table = record.table + (d < record.dim ? d : 0) * record.column_stride;
+    const int64_t own = d < record.dim ? d : 0;
     A found = is_max ? A(-INFINITY) : A(0), first = 0;
     int count = 0, kept = 0, poisoned = bag.broken;
     for (int at = begin; at < bag.length; at += 32) {
@@ -26,7 +26,7 @@ __device__ __noinline__ void pool_any(const Launch& launch, const Record& record
         const A weight = __shfl_sync(kAll, mine.weight, k);
         if (id < 0) continue;
         const bool here = counts >> k & 1;
-        const A x = !here && record.masked == kFilled ? value : as_number<A>(load_value(table + id * record.table_stride, dtype), dtype);
+        const A x = !here && record.masked == kFilled ? value : row_value<A>(record, record.table + id * record.table_stride, own);
         if (is_max) {
           const A y = here || record.masked == kFilled ? x : A(rounded(x - value, dtype));
           if (count == 0) first = y;

@@ -20,6 +20,7 @@ struct Values {
   int32_t steps_at, n_steps, dtype;  // dtype: of the result
 };
 
+constexpr uint8_t kCodes = 1;  // a Record's chunk_bytes where rows in 8 bits become floats, a chunk of four codes at a time
 enum Kind : int8_t { kCopy, kRows, kConvert, kBags, kBagsAny };  // see gather.cuh and pool.cuh
 // How rows.cuh comes to the ids of a kRows column. kPosition: the row itself, of a tensor that is copied.
 enum Way : int8_t { kAnyWay, kNoSteps, kStagedBucketize, kLongRemainder, kPosition };

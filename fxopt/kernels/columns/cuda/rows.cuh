@@ -1,7 +1,7 @@
-// The common lookups, and copies: rows that move as they are. A thread evaluates kPerThread ids side by side, then the
+// The common lookups, and copies: rows that move as they are, or become floats from 8 bits. A thread evaluates kPerThread ids side by side, then the
 // warp moves their rows in wide chunks.
 #pragma once
-#include "gather.cuh"
+#include "codes.cuh"
 
 namespace fxopt::cuda {
 
@@ -175,6 +175,7 @@ FXOPT_DEVICE uint32_t run_rows(const Launch& launch, const Record& record, float
     switch (record.chunk_bytes) {
       case 16: move_rows<uint4>(record, table, row, out, live); break;
       case 4: move_rows<unsigned int>(record, table, row, out, live); break;
+      case kCodes: widen_rows(record, table, row, out, live); break;
       default: move_rows<unsigned short>(record, table, row, out, live);
     }
   }

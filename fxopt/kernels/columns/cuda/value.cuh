@@ -146,6 +146,26 @@ FXOPT_DEVICE A rounded(A x, int dtype) {
   return dtype == kDouble ? x : A(round_to(float(x), dtype));
 }
 
+// Of a row in 8 bits, aligned to floats.
+FXOPT_DEVICE Quantization quantization_at(const char* from) { return {load_as<float>(from), load_as<float>(from + 4)}; }
+FXOPT_DEVICE float dequantized(unsigned code, const Quantization& by) { return fmaf(float(code), by.scale, by.offset); }
+
+// The same of any alignment.
+FXOPT_DEVICE Quantization quantization_anywhere(const char* from) {
+  if (reinterpret_cast<uint64_t>(from) % 4 == 0) return quantization_at(from);
+  unsigned bits[2] = {0, 0};
+#pragma unroll
+  for (int k = 0; k < 8; k++) bits[k / 4] |= unsigned(load_as<unsigned char>(from + k)) << k % 4 * 8;
+  return {__uint_as_float(bits[0]), __uint_as_float(bits[1])};
+}
+
+// Element d of a table's row, whatever its format.
+template <class A>
+FXOPT_DEVICE A row_value(const Record& record, const char* row, int64_t d) {
+  if (record.table_dtype == kUInt8) return A(dequantized(load_as<unsigned char>(row + d), quantization_anywhere(row + record.dim)));
+  return as_number<A>(load_value(row + d * record.column_stride, record.table_dtype), record.table_dtype);
+}
+
 __host__ FXOPT_DEVICE int size_of(int dtype) {
   switch (dtype) {
     case kUInt8: case kInt8: case kBool: return 1;
