@@ -1,0 +1,276 @@
+"""Optimizers that step in backward: against their formulas in fp64, in every way a gradient can come."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxopt
+from fxopt import optimizers
+from fxopt.kernels.columns import row_gradients
+from fxopt.kernels.row_update import op as row_update
+
+R, D = 40, 6
+OPTIONS = {
+    optimizers.SGD: {"lr": 0.1},
+    optimizers.RowwiseAdagrad: {"lr": 0.1, "eps": 1e-6},
+    optimizers.Adam: {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-6},
+}
+every = pytest.mark.parametrize("kind", OPTIONS, ids=lambda kind: kind.__name__)
+
+
+class Tables(nn.Module):
+    """Lookups, bags, padding and a table that three columns share, in front of a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Embedding(R, D)
+        self.padded = nn.Embedding(R, D, padding_idx=3)
+        self.sum = nn.EmbeddingBag(R, D, mode="sum")
+        self.mean = nn.EmbeddingBag(R, D, mode="mean", padding_idx=2)
+        self.most = nn.EmbeddingBag(R, D, mode="max")
+        self.out = nn.Linear(7 * D, 1)
+
+    def forward(self, ids: Tensor, bag: Tensor, offsets: Tensor) -> Tensor:
+        looked_up = [self.shared(ids[:, 0]), self.shared(ids[:, 1]), self.shared(ids[:, 2]), self.padded(ids[:, 1])]
+        pooled = [bags(bag, offsets) for bags in (self.sum, self.mean, self.most)]
+        return self.out(torch.cat(looked_up + pooled, 1))
+
+
+def batch(seed: int, rows: int = 12) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 4, (rows,), generator=generator)  # of bags, empty ones too
+    ids, bag = (torch.randint(0, R, shape, generator=generator) for shape in ((rows, 3), (int(lengths.sum()),)))
+    return ids, bag, lengths.cumsum(0) - lengths
+
+
+class Reference:
+    """The formulas, on dense gradients in fp64."""
+
+    def __init__(self, kind: type, tables: list[nn.Parameter]) -> None:
+        self.kind, self.options, self.step = kind, OPTIONS[kind], 0
+        self.tables = tables
+        self.state = [(torch.zeros(len(t)).double(), torch.zeros_like(t), torch.zeros_like(t)) for t in tables]
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        self.step += 1
+        for table, (s, m, v) in zip(self.tables, self.state, strict=True):
+            for r in range(len(table)):
+                g = table.grad[r]
+                if g.any():
+                    self.update(table[r], g, s, m[r], v[r], r)
+            table.grad = None
+
+    def update(self, w: Tensor, g: Tensor, s: Tensor, m: Tensor, v: Tensor, r: int) -> None:
+        lr = self.options["lr"]
+        if self.kind is optimizers.SGD:
+            w -= lr * g
+        elif self.kind is optimizers.RowwiseAdagrad:
+            s[r] += g.square().mean()
+            w -= lr * g / (s[r].sqrt() + self.options["eps"])
+        else:
+            b1, b2 = self.options["betas"]
+            m.mul_(b1).add_((1 - b1) * g)
+            v.mul_(b2).add_((1 - b2) * g * g)
+            w -= lr * (m / (1 - b1**self.step)) / ((v / (1 - b2**self.step)).sqrt() + self.options["eps"])
+
+
+def models() -> tuple[Tables, Tables]:
+    torch.manual_seed(0)
+    model = Tables()
+    return model, copy.deepcopy(model).double()
+
+
+def assert_close(model: nn.Module, exact: nn.Module) -> None:
+    for (name, ours), theirs in zip(model.named_parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(
+            ours.double(), theirs, rtol=1e-4, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@every
+@pytest.mark.parametrize("eager", [False, True], ids=["fxopt", "eager"])
+def test_steps_follow_the_formula(kind, eager):
+    model, exact = models()
+    run = model if eager else fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    tables, others = optimizers.split(model)
+    assert len(tables) == 5 and len(others) == 2
+    kind(tables, **OPTIONS[kind])
+    reference = Reference(kind, optimizers.split(exact)[0])
+    for seed, rows in enumerate((12, 7, 1, 0, 12)):
+        inputs = batch(seed, rows)
+        run(*inputs).square().sum().backward()
+        assert all(table.grad is None for table in tables)
+        if rows:  # eager has no gradients of a max over no bags
+            exact(*inputs).square().sum().backward()
+            reference()
+        elif kind is optimizers.Adam:
+            reference.step += 1
+        assert_close(model, exact)
+
+
+def test_the_rows_are_those_of_the_dense_gradient():
+    model, _ = models()
+    fast, (tables, _) = fxopt.optimize(model, config=fxopt.Config(tune="off")), optimizers.split(model)
+    loss = fast(*batch(0)).square().sum()
+    dense = torch.autograd.grad(loss, tables, retain_graph=True)
+    for table in tables:
+        row_gradients.want(table)
+    sparse = torch.autograd.grad(loss, tables)
+    assert [grad.is_sparse for grad in sparse] == [True, True, True, True, False]  # maxima are PyTorch's
+    for a, b in zip(sparse[:4], dense, strict=False):
+        rows = a._indices()[0]
+        assert a.is_coalesced() and (rows[1:] > rows[:-1]).all() and len(rows) < R
+        assert torch.equal(a.to_dense(), b)
+
+
+@every
+def test_two_calls_in_one_backward_are_one_step(kind):
+    model, exact = models()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    kind(optimizers.split(model)[0], **OPTIONS[kind])
+    reference = Reference(kind, optimizers.split(exact)[0])
+    for run in (fast, exact):
+        loss = (
+            run(*batch(0)).square().sum() + run(*batch(1)).sum() + run.shared.weight[:9].square().sum()
+        )  # and by hand
+        loss.backward()
+    reference()
+    assert_close(model, exact)
+
+
+@every
+def test_a_saved_state_goes_on(kind):
+    runs = []
+    for saved_after in (None, 2):
+        model, _ = models()
+        fast = fxopt.optimize(model, config=fxopt.Config(tune="off", verify="off"))
+        optimizer = kind(optimizers.split(model)[0], **OPTIONS[kind])
+        for step in range(4):
+            if step == saved_after:
+                state = copy.deepcopy(optimizer.state_dict())
+                optimizer.detach()
+                optimizer = kind(optimizers.split(model)[0], lr=99)
+                optimizer.load_state_dict(state)
+            fast(*batch(step)).square().sum().backward()
+        runs.append(list(model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_the_learning_rate_may_change():
+    model, exact = models()
+    optimizer = optimizers.SGD(optimizers.split(model)[0], lr=0.0)
+    theirs = torch.optim.SGD(optimizers.split(exact)[0], lr=0.5)
+    before = copy.deepcopy(model.state_dict())
+    model(*batch(0)).sum().backward()
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    optimizer.param_groups[0]["lr"] = 0.5
+    for run in (model, exact):
+        run(*batch(0)).sum().backward()
+    theirs.step()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert_close(model, exact)
+
+
+def test_adam_is_sparse_adam():
+    """But for eps, which SparseAdam adds before the correction."""
+    ours, theirs = (nn.Embedding.from_pretrained(torch.ones(R, D), freeze=False, sparse=True) for _ in range(2))
+    optimizers.Adam(ours.parameters(), lr=0.1, eps=0)
+    sparse = torch.optim.SparseAdam(theirs.parameters(), lr=0.1, eps=1e-20)
+    for seed in range(4):
+        ids = batch(seed)[0]
+        for table in (ours, theirs):
+            (table(ids).sum(1) * torch.arange(1, D + 1)).square().sum().backward()
+        sparse.step()
+        sparse.zero_grad()
+        torch.testing.assert_close(ours.weight, theirs.weight)
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_kernel_is_its_reference(kind, dtype):
+    assert row_update.OPERATORS.compiled()
+    torch.manual_seed(0)
+    rows, grads = torch.tensor([0, 3, 4, 17, 38]), torch.randn(5, 19, dtype=dtype)
+    grads[2] = 0
+    numbers = row_update.constants(0.1, 1e-3, (0.9, 0.99), 3)
+    found = []
+    for function in (torch.ops.fxopt.row_update, row_update.row_update):
+        torch.manual_seed(1)
+        table, m, v = (torch.rand(R, 19, dtype=dtype) for _ in range(3))
+        state = {optimizers.SGD: [], optimizers.RowwiseAdagrad: [m[:, 0].clone()], optimizers.Adam: [m, v]}[kind]
+        function(table, state, rows, grads, numbers, kind.kind)
+        found.append([table, *state])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", [[-1], [R], [4, 4], [5, 4]])
+def test_rows_that_do_not_grow_within_the_table_are_refused(rows):
+    assert row_update.OPERATORS.compiled()
+    table, numbers = torch.ones(R, D), row_update.constants(0.1)
+    with pytest.raises(RuntimeError, match="growing rows below 40"):
+        torch.ops.fxopt.row_update(table, [], torch.tensor(rows), torch.ones(len(rows), D), numbers, 0)
+    assert (table == 1).all()
+
+
+def test_what_is_refused(monkeypatch):
+    table = nn.Embedding(R, D)
+    for wrong in (nn.Parameter(torch.ones(D)), nn.Parameter(table.weight.detach().half()), torch.ones(R, D)):
+        with pytest.raises(ValueError, match="expected contiguous"):
+            optimizers.SGD([wrong])
+    optimizer = optimizers.SGD(table.parameters(), lr=0.5)
+    with pytest.raises(ValueError, match="already"):
+        optimizers.Adam(table.parameters())
+    with pytest.raises(RuntimeError, match="create_graph"):
+        table(torch.tensor([1])).square().sum().backward(create_graph=True)
+    monkeypatch.setattr(optimizers, "_ranks", lambda: 2)
+    table.weight.grad = None
+    with pytest.raises(RuntimeError, match="ranks"):
+        table(torch.tensor([1])).sum().backward()
+    table.weight._ddp_ignored = True
+    table.weight.grad = None
+    before = table.weight.detach().clone()
+    table(torch.tensor([1])).sum().backward()
+    assert torch.equal(table.weight[1], before[1] - 0.5) and torch.equal(table.weight[2:], before[2:])
+    optimizer.detach()
+    table(torch.tensor([1])).sum().backward()
+    assert table.weight.grad is not None and torch.equal(table.weight[1], before[1] - 0.5)
+
+
+def test_a_second_backward_sees_that_the_tables_changed():
+    model, _ = models()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    optimizers.SGD(optimizers.split(model)[0], lr=0.1)
+    loss = fast(*batch(0)).square().sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_copy_steps_by_hand():
+    model, exact = models()
+    optimizer = optimizers.SGD(optimizers.split(model)[0], lr=0.5)
+    copied, its_optimizer = copy.deepcopy((model, optimizer))
+    copied(*batch(0)).sum().backward()
+    its_optimizer.step()
+    exact(*batch(0)).sum().backward()
+    torch.optim.SGD(optimizers.split(exact)[0], lr=0.5).step()
+    assert_close(copied, exact)
+
+
+def test_applied_by_torch():
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    model, exact = models()
+    _apply_optimizer_in_backward(optimizers.SGD, optimizers.split(model)[0], {"lr": 0.5})
+    theirs = torch.optim.SGD(optimizers.split(exact)[0], lr=0.5)
+    for run in (fxopt.optimize(model, config=fxopt.Config(tune="off")), exact):
+        run(*batch(0)).square().sum().backward()
+    theirs.step()
+    assert_close(model, exact)
