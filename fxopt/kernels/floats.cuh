@@ -39,10 +39,10 @@ __device__ __forceinline__ float load(const void* data, int64_t at) {
 
 // nullptr, or what went wrong.
 template <class Parameters>
-static const char* launch(void (*kernel)(Parameters), unsigned blocks, int threads, void* stream, const Parameters& parameters) {
-  if (blocks == 0) return nullptr;
+static const char* launch(void (*kernel)(Parameters), dim3 blocks, int threads, void* stream, const Parameters& parameters) {
+  if (blocks.x == 0) return nullptr;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
+  config.gridDim = blocks;
   config.blockDim = dim3(unsigned(threads));
   config.stream = static_cast<cudaStream_t>(stream);
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, parameters);

@@ -1,19 +1,21 @@
-"""Chains of narrow linear layers on CUDA: each after the other, with what is done to its columns."""
+"""Chains of narrow linear layers on CUDA, with what is done to their columns, and which of them can share a launch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.kernels.mlp.plan import MOST_ON_CUDA, Op
+from fxopt.kernels.mlp.plan import CHAINS_ON_CUDA, MOST_ON_CUDA, Op
 from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.embedding_columns.groups import group
 from fxopt.patterns.linear_chains import Chain
 from fxopt.patterns.linear_steps import Found, step_at
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import shape_of, static, tensor_of
+from fxopt.shape.sizes import expression, shape_of, static, tensor_of
 
 aten = torch.ops.aten
 _MOST_IN = 1024  # inputs of a first layer: a block reads them all by itself
@@ -21,21 +23,53 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _ACTIVATIONS = {"": (), "relu": (Op.RELU,), "sigmoid": (Op.SIGMOID,)}
 
 
+@dataclass(frozen=True)
+class Member:
+    """A chain that may share a launch."""
+
+    chain: Chain
+
+    @property
+    def anchor(self) -> Node:
+        return self.chain.inside[-1]
+
+    @property
+    def reads(self) -> list[Node]:
+        return [*self.chain.inputs, *self.chain.state]
+
+
 def find_gpu_chains(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """Chains of at least two nodes whose layers have at most MOST_ON_CUDA outputs; matches bind as find_chains'."""
+    """Matches bind `chains`: some with as many rows and of one dtype, or one of at least two nodes."""
     if not inference:
         return
     aliases, taken = Aliases(module.graph), set[Node]()
+    alike: dict[object, list[Member]] = {}
     for node in module.graph.nodes:
         layer = _layer(node)
         if node in taken or not layer or (static(shape_of(node.args[1])[1]) or _MOST_IN + 1) > _MOST_IN:
             continue
         chain = _chain(node, layer)
         taken.update(chain.inside)
-        if edited := next(filter(aliases.edited, [*chain.inputs, *chain.state, *chain.inside[:-1]]), None):
+        if edited := next(filter(aliases.edited, [*chain.inputs, *chain.state, *chain.inside]), None):
             yield Reject(f"'{edited.name}' is edited in place", node)
-        elif len(set(chain.inside)) > 1:
-            yield Match(chain.inside[-1], {"inputs": chain.inputs, "state": chain.state, "steps": chain.steps})
+            continue
+        value = node.meta["val"]
+        rows = expression(value.shape[0]) if isinstance(value.shape[0], torch.SymInt) else value.shape[0]
+        alike.setdefault((rows, value.dtype, value.device), []).append(Member(chain))
+    for members in alike.values():
+        for together in group(module.graph, members, aliases):
+            yield from _matches(together)
+
+
+def _matches(together: list[Member]) -> Iterator[Match]:
+    """All of a group; and each by itself, for where that is not faster."""
+    for start in range(0, len(together), CHAINS_ON_CUDA):
+        some = together[start : start + CHAINS_ON_CUDA]
+        if len(some) > 1:
+            yield Match(min(member.anchor for member in some), {"chains": [member.chain for member in some]})
+    for member in together:
+        if len(set(member.chain.inside)) > 1:
+            yield Match(member.anchor, {"chains": [member.chain]})
 
 
 def _chain(node: Node, layer: list[Found]) -> Chain:

@@ -11,7 +11,7 @@ import torch
 
 from fxopt.kernels import cuda_build, cuda_call
 from fxopt.kernels.mlp import cuda, reference
-from fxopt.kernels.mlp.plan import Op, Step
+from fxopt.kernels.mlp.plan import CHAINS_ON_CUDA, Op, Step
 from tests.cuda.shim_library import ShimError, compile_shim
 from tests.kernels.test_mlp import chain
 
@@ -64,17 +64,17 @@ def shim(tmp_path_factory):
     library.shim_plant(0)
 
 
-def found(library, x, state, steps, seed=0):
+def found(library, x, state, steps, seed=0, copies=1):
     """What the kernel gives; nothing behind it is written."""
     N = cuda.width_of(state, steps)
-    memory = torch.full((x.shape[0] + 33, N), float("nan"), dtype=x.dtype)
-    out = memory[: x.shape[0]]
-    encoded = cuda.encode(steps, x.shape[1:], [t.shape for t in state])
+    memory = [torch.full((x.shape[0] + 33, N), float("nan"), dtype=x.dtype) for _ in range(copies)]
+    outs = [out[: x.shape[0]] for out in memory]
+    encoded = cuda.encode(steps, x.shape[1], [t.shape for t in state])
     assert encoded is not None
-    parameters = cuda.parameters(x, out, state, encoded, len(steps))
+    parameters = cuda.parameters([x] * copies, outs, [state] * copies, [encoded] * copies)
     run(library, library.fxopt_mlp, parameters, [x, *state], x.dtype, seed)
-    assert memory[x.shape[0] :].isnan().all()
-    return out.double()
+    assert all(out[x.shape[0] :].isnan().all() for out in memory)
+    return outs[-1].double()
 
 
 def example(step, sizes, dtype=torch.float32):
@@ -107,6 +107,15 @@ def test_sizes(shim, dtype, rows, sizes):
     torch.testing.assert_close(found(shim, x, state, steps), exact(x, state, steps), rtol=rtol, atol=1e-5)
 
 
+def test_many_chains(shim):
+    shim.shim_plant(0)
+    state, steps = example(Op.SIGMOID, (7, 30, 2))
+    x = torch.randn(40, 7)
+    for copies in (2, CHAINS_ON_CUDA):
+        given = found(shim, x, state, steps, copies=copies)
+        torch.testing.assert_close(given, exact(x, state, steps), rtol=1e-5, atol=1e-5)
+
+
 def test_nan_and_infinities_are_torchs(shim):
     values = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e30, -1e30, 1e-40, 90.0, -90.0])
     for op in (Op.RELU, Op.SIGMOID, Op.TANH, Op.SILU, Op.ELU, Op.SOFTPLUS, Op.CLAMP):
@@ -134,10 +143,10 @@ def test_planted_bugs_are_caught(shim, name):
 def test_what_does_not_fit_is_refused():
     for sizes in ((4, 129, 1), (4, 5)):
         state, steps = example(Op.LAYER_NORM if len(sizes) == 2 else Op.RELU, sizes)
-        assert cuda.encode(steps, torch.Size([4]), [t.shape for t in state]) is None
+        assert cuda.encode(steps, 4, [t.shape for t in state]) is None
     state, steps = example(Op.RELU, (4, 5, 3))
     shapes = [t.shape for t in state]
-    assert cuda.encode(steps, torch.Size([5]), shapes) is None
+    assert cuda.encode(steps, 5, shapes) is None
     for k in range(len(shapes)):
         others = [torch.Size([7]) if j == k else shape for j, shape in enumerate(shapes)]
-        assert cuda.encode(steps, torch.Size([4]), others) is None
+        assert cuda.encode(steps, 4, others) is None

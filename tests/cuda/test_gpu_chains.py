@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxopt
-from fxopt.kernels.mlp.cuda import Chain
+from fxopt.kernels.mlp.cuda import Chains, joined, load
 from fxopt.kernels.mlp.plan import Op, encode
 from fxopt.rewrites import gpu_chains, gpu_linears
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.test_chains_shim import exact, example
 
+GETITEM = "<built-in function getitem>"
 PASSES = (gpu_linears.REWRITE, gpu_chains.REWRITE)
 
 
@@ -27,13 +28,13 @@ def tower(x, *weights):
 def test_layers_with_activations_become_one_call(dtype):
     module = graph_of(tower, [(7, 200), (128, 200), (32, 128), (1, 32)], dtype)
     _, chains = rewritten(module, *PASSES)
-    assert names_of(module) == ["fxopt.mlp"] and len(chains.changes) == 1 and not chains.rolled_back
+    assert names_of(module) == ["fxopt.mlp_chains", GETITEM] and len(chains.changes) == 1 and not chains.rolled_back
 
 
 def test_wide_layers_stay():
     module = graph_of(tower, [(7, 300), (129, 300), (64, 129), (64, 64)])
     rewritten(module, *PASSES)
-    assert names_of(module) == ["fxopt.gpu_linear", "fxopt.mlp"]
+    assert names_of(module) == ["fxopt.gpu_linear", "fxopt.mlp_chains", GETITEM]
 
 
 def test_what_is_read_twice_stays_outside():
@@ -43,7 +44,7 @@ def test_what_is_read_twice_stays_outside():
 
     module = graph_of(twice, [(7, 20), (30, 20), (5, 30)])
     rewritten(module, *PASSES)
-    assert names_of(module) == ["fxopt.gpu_linear", "fxopt.mlp"]
+    assert names_of(module) == ["fxopt.gpu_linear", "fxopt.mlp_chains", GETITEM]
 
 
 def test_gradients_layer_norms_and_single_layers_stay():
@@ -59,8 +60,32 @@ def test_gradients_layer_norms_and_single_layers_stay():
 
 def test_without_the_kernel_layers_serve():
     state, steps = example(Op.SILU, (6, 5, 3))
-    x, plan = torch.randn(4, 6), encode(1, steps)
-    torch.testing.assert_close(Chain(plan)([x], state, plan).double(), exact(x, state, steps))
+    x, plan = torch.randn(4, 6), joined([(len(state), encode(1, steps))] * 2)
+    load()
+    for operator in (Chains(plan), torch.ops.fxopt.mlp_chains):
+        for y in operator([x, x], [*state, *state], plan):
+            torch.testing.assert_close(y.double(), exact(x, state, steps))
+
+
+def test_experts_and_gates_share_a_launch():
+    def experts(x, a, b, c, gate, head):
+        found = torch.stack([torch.relu(F.linear(x, w)) for w in (a, b, c)], 1)
+        mixed = (F.linear(x, gate).softmax(-1).unsqueeze(-1) * found).sum(1)
+        return F.linear(torch.relu(F.linear(mixed, head)), head)
+
+    module = graph_of(experts, [(7, 20), *[(30, 20)] * 3, (3, 20), (30, 30)])
+    _, chains = rewritten(module, *PASSES)
+    names = names_of(module)
+    assert names.count("fxopt.mlp_chains") == 2 and "aten.linear" not in names and not chains.rolled_back
+
+
+def test_more_than_a_launch_holds_are_cut():
+    def many(x, *weights):
+        return [F.linear(x, weight) for weight in weights]
+
+    module = graph_of(many, [(7, 20), *[(3, 20)] * 14])
+    rewritten(module, *PASSES)
+    assert [name for name in names_of(module) if name != GETITEM] == ["fxopt.mlp_chains"] * 2
 
 
 @pytest.mark.gpu
@@ -71,11 +96,11 @@ def test_on_a_gpu(dtype, sizes):
         state, steps = (
             [t.cuda() for t in some] if k == 0 else some for k, some in enumerate(example(op, sizes, dtype))
         )
-        plan = encode(1, steps)
+        plan = joined([(len(state), encode(1, steps))] * 3)
         for rows in (0, 1, 33, 5000):
             x = torch.randn(rows, sizes[0], device="cuda").to(dtype)
             with torch.no_grad():
-                found = Chain(plan)([x], state, plan)
+                *_, found = Chains(plan)([x] * 3, state * 3, plan)
             rtol = max(2e-5, torch.finfo(dtype).eps)
             torch.testing.assert_close(found.double(), exact(x, state, steps), rtol=rtol, atol=1e-4)
 

@@ -1,4 +1,4 @@
-"""Chains of narrow layers on a GPU, without gradients: one launch, 32 rows a block through all layers.
+"""Chains of narrow layers on a GPU, without gradients: one launch for some of them, 32 rows a block through all layers.
 
 Sums are fp32 whatever the dtype, on the CUDA cores; whether that beats a cuBLAS call for each layer depends on rows,
 widths and TF32, so a trial on the device decides.
@@ -6,6 +6,7 @@ widths and TF32, so a trial on the device decides.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ... import cuda_build, cuda_call
+from ...operators import Operator, Operators
 from .. import reference
 from ..plan import MOST_ON_CUDA, TENSORS, Op, Step, decode
 
@@ -24,31 +26,65 @@ KERNEL = cuda_build.CudaLibrary(
 )  # fmt: skip
 MOST_STEPS, MOST_OPERANDS = 24, 48  # mlp.cu's
 _STEP = f"<3i{TENSORS}i2f"
-Shapes = tuple[torch.Size, ...]
 
 
-class Chain:
-    """The operator for one plan, which keeps what it encoded for the shapes that it saw last."""
+class Chains:
+    """The operator for some plans, one a chain, which keeps what it encoded for the shapes that it saw last."""
 
     def __init__(self, plan: Sequence[int]) -> None:
-        self._steps = decode(plan)
-        self._known: tuple[Shapes, bytes | None] = ((), None)
+        self._chains = split(plan)
+        self._known: tuple[object, list[bytes] | None] = (None, None)
 
-    def __call__(self, inputs: Sequence[Tensor], state: Sequence[Tensor], plan: Sequence[int]) -> Tensor:
-        """As `fxopt::mlp` for one input [M, K] on CUDA; layer by layer where the kernel cannot serve."""
-        (x,) = inputs
-        steps = self._encoded((x.shape[1:], *(tensor.shape for tensor in state)))
-        kernel = cuda_build.loaded(KERNEL) if steps is not None and cuda_call.alike((x, *state)) else None
-        if steps is None or kernel is None or x.dim() != 2:
-            return reference.mlp(inputs, state, self._steps).contiguous()
-        out = x.new_empty(x.shape[0], width_of(state, self._steps))
-        cuda_call.launch(kernel.fxopt_mlp, parameters(x, out, state, steps, len(self._steps)), x)
-        return out
+    def __call__(self, inputs: Sequence[Tensor], state: Sequence[Tensor], plan: object) -> list[Tensor]:
+        """As `fxopt::mlp_chains` on CUDA; layer by layer where the kernel cannot serve."""
+        states = _states(state, self._chains)
+        steps = self._encoded(inputs, states) if cuda_call.alike((*inputs, *state)) else None
+        kernel = cuda_build.loaded(KERNEL) if steps is not None else None
+        if steps is None or kernel is None:
+            return _layers(inputs, states, self._chains)
+        outputs = [
+            x.new_empty(x.shape[0], width_of(own, chain))
+            for x, own, (_, chain) in zip(inputs, states, self._chains, strict=True)
+        ]
+        cuda_call.launch(kernel.fxopt_mlp, parameters(inputs, outputs, states, steps), inputs[0])
+        return outputs
 
-    def _encoded(self, shapes: Shapes) -> bytes | None:
+    def _encoded(self, inputs: Sequence[Tensor], states: Sequence[Sequence[Tensor]]) -> list[bytes] | None:
+        if any(x.dim() != 2 or len(x) != len(inputs[0]) for x in inputs):
+            return None
+        shapes = [(x.shape[1], *(tensor.shape for tensor in own)) for x, own in zip(inputs, states, strict=True)]
         if self._known[0] != shapes:
-            self._known = shapes, encode(self._steps, shapes[0], shapes[1:])
+            found = [encode(steps, width, own) for (_, steps), (width, *own) in zip(self._chains, shapes, strict=True)]
+            self._known = shapes, None if None in found else found  # type: ignore[assignment]
         return self._known[1]
+
+
+def joined(plans: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
+    """(how many state tensors, plan) of each chain as one plan."""
+    return [len(plans), *itertools.chain.from_iterable((count, len(plan), *plan) for count, plan in plans)]
+
+
+def split(plan: Sequence[int]) -> list[tuple[int, list[Step]]]:
+    """(how many state tensors, steps) of each chain."""
+    found, at = [], 1
+    for _ in range(plan[0]):
+        count, length = plan[at : at + 2]
+        found.append((count, decode(plan[at + 2 : at + 2 + length])))
+        at += 2 + length
+    return found
+
+
+def _states(state: Sequence[Tensor], chains: Sequence[tuple[int, object]]) -> list[Sequence[Tensor]]:
+    ends = itertools.accumulate(count for count, _ in chains)
+    return [state[end - count : end] for end, (count, _) in zip(ends, chains, strict=True)]
+
+
+def _layers(
+    inputs: Sequence[Tensor], states: Sequence[Sequence[Tensor]], chains: Sequence[tuple[int, Sequence[Step]]]
+) -> list[Tensor]:
+    return [
+        reference.mlp([x], own, steps).contiguous() for x, own, (_, steps) in zip(inputs, states, chains, strict=True)
+    ]
 
 
 def width_of(state: Sequence[Tensor], steps: Sequence[Step]) -> int:
@@ -58,25 +94,39 @@ def width_of(state: Sequence[Tensor], steps: Sequence[Step]) -> int:
     return state[last].shape[0]
 
 
-def parameters(x: Tensor, out: Tensor, state: Sequence[Tensor], steps: bytes, count: int) -> bytes:
-    """mlp.cu's Chain."""
-    return cuda_call.operands((x, out, *state), MOST_OPERANDS) + struct.pack("<2i", x.shape[0], count) + steps
+def parameters(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], states: Sequence[Sequence[Tensor]], steps: Sequence[bytes]
+) -> bytes:
+    """mlp.cu's Request."""
+    parts = [struct.pack("<2i", len(inputs), 0)]
+    for x, out, state, encoded in zip(inputs, outputs, states, steps, strict=True):
+        parts += [cuda_call.operands((x, out, *state), MOST_OPERANDS), struct.pack("<i", len(x)), encoded]
+    return b"".join(parts)
 
 
-def encode(steps: Sequence[Step], row: torch.Size, state: Sequence[torch.Size]) -> bytes | None:
-    """The steps as mlp.cu reads them, for rows and state of these shapes; None where it would not serve."""
-    if len(steps) > MOST_STEPS or len(state) > MOST_OPERANDS - 2 or steps[0].op != Op.LINEAR or len(row) != 1:
+def encode(steps: Sequence[Step], width: int, state: Sequence[torch.Size]) -> bytes | None:
+    """Their number and the steps as mlp.cu reads them, for rows and state of these sizes; None: it would not serve."""
+    if len(steps) > MOST_STEPS or len(state) > MOST_OPERANDS - 2 or steps[0].op != Op.LINEAR:
         return None
-    encoded, (N,) = b"", row
+    encoded, N = b"", width
     for step in steps:
         K, tensors = N, [None if at is None else state[at] for at in step.tensors]
         if step.op == Op.LINEAR:
             weight, *tensors = tensors
-            if weight is None or len(weight) != 2 or weight[1] != K or not 0 < weight[0] <= MOST_ON_CUDA:
+            if weight is None or len(weight) != 2 or weight[1] != K or not 0 < weight[0] <= MOST_ON_CUDA or K == 0:
                 return None
             N = weight[0]
         if step.op == Op.LAYER_NORM or any(t is not None and tuple(t) not in ((N,), (1,)) for t in tensors):
             return None
         numbers = (-1 if at is None else at + 2 for at in (*step.tensors, *(None,) * TENSORS)[:TENSORS])
         encoded += struct.pack(_STEP, step.op, N, K, *numbers, *(*step.constants, 0.0, 0.0)[:2])
-    return encoded.ljust(MOST_STEPS * struct.calcsize(_STEP), b"\0")
+    return struct.pack("<i", len(steps)) + encoded.ljust(MOST_STEPS * struct.calcsize(_STEP), b"\0")
+
+
+def _in_pytorch(inputs: Sequence[Tensor], state: Sequence[Tensor], plan: Sequence[int]) -> list[Tensor]:
+    chains = split(plan)
+    return _layers(inputs, _states(state, chains), chains)
+
+
+OPERATORS = Operators((Operator("mlp_chains(Tensor[] inputs, Tensor[] state, int[] plan) -> Tensor[]", _in_pytorch),))
+load = OPERATORS.load

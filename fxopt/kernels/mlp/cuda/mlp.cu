@@ -1,11 +1,13 @@
-// A chain of narrow linear layers and what follows each: 32 rows go through all of them in one block's shared memory.
+// Chains of narrow linear layers and what follows each: 32 rows go through all of one in a block's shared memory.
+#include <cstring>
+
 #include "../../gemm/tile.cuh"
 
 namespace fxopt::mlp {
 
 using namespace fxopt::tile;
 
-constexpr int kMostSteps = 24, kMostOperands = 48;
+constexpr int kMostSteps = 24, kMostOperands = 48, kMostChains = 12;
 
 // As in plan.py.
 enum Op : int32_t { kLinear, kBatchNorm, kRelu, kSigmoid, kTanh, kSilu, kGelu, kGeluTanh, kLeakyRelu, kPrelu, kElu, kSoftplus, kClamp, kDice };
@@ -21,6 +23,15 @@ struct Chain {
   int32_t rows, steps;
   Step step[kMostSteps];
 };
+template <int kChains>
+struct Chains {
+  Chain chain[kChains];
+};
+struct Request {
+  int32_t chains, unused;
+  Chain chain[kMostChains];  // so many of them are there
+};
+static_assert(sizeof(Chains<kMostChains>) <= 32764);  // where launch parameters end
 static_assert(sizeof(Step) == 40 && sizeof(Chain) == kMostOperands * 32 + 8 + kMostSteps * 40);
 
 // An element of a vector that may have one element for all columns.
@@ -75,9 +86,10 @@ __device__ __forceinline__ void apply(const Chain& c, const Step& s, int n, floa
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads, kBlocks) chain_kernel(const __grid_constant__ Chain c) {
+template <class T, int kChains>
+__global__ void __launch_bounds__(kThreads, kBlocks) chain_kernel(const __grid_constant__ Chains<kChains> chains) {
   __shared__ __align__(16) Memory memory;
+  const Chain& c = chains.chain[kChains == 1 ? 0 : blockIdx.y];
   const int first_row = int(blockIdx.x) * kRows;
   const Operand &x = c.operands[0], &out = c.operands[1];
   const auto input = [&](int row, int k) {
@@ -106,12 +118,24 @@ __global__ void __launch_bounds__(kThreads, kBlocks) chain_kernel(const __grid_c
   for (int k = int(threadIdx.x); k < rows * N; k += kThreads) to[k] = T::rounded(memory.rows[k % N][k / N]);
 }
 
+template <class T, int kChains>
+static const char* run(const Request& request, void* stream) {
+  static thread_local Chains<kChains> chains;
+  memcpy(&chains, request.chain, size_t(request.chains) * sizeof(Chain));
+  const dim3 blocks(unsigned((request.chain[0].rows + kRows - 1) / kRows), unsigned(request.chains));
+  return launch(chain_kernel<T, kChains>, blocks, kThreads, stream, chains);
+}
+
+template <class T>
+static const char* run(const Request& request, void* stream) {
+  return request.chains == 1 ? run<T, 1>(request, stream) : run<T, kMostChains>(request, stream);
+}
+
 }  // namespace fxopt::mlp
 
-// dtype: 0 float, 1 half, 2 bfloat16. nullptr, or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* fxopt_mlp(const fxopt::mlp::Chain* c, int dtype, void* stream) {
-  using namespace fxopt::mlp;
-  const unsigned blocks = unsigned((c->rows + kRows - 1) / kRows);
-  auto* kernel = dtype == 0 ? chain_kernel<fxopt::Float> : dtype == 1 ? chain_kernel<fxopt::Half> : chain_kernel<fxopt::BFloat16>;
-  return fxopt::launch(kernel, blocks, kThreads, stream, *c);
+// All chains have the same number of rows. dtype: 0 float, 1 half, 2 bfloat16. nullptr, or what went wrong.
+extern "C" __attribute__((visibility("default"))) const char* fxopt_mlp(const fxopt::mlp::Request* request, int dtype, void* stream) {
+  using namespace fxopt;
+  if (request->chains < 1 || request->chains > mlp::kMostChains) return "fxopt.mlp: expected 1 to 12 chains";
+  return dtype == 0 ? mlp::run<Float>(*request, stream) : dtype == 1 ? mlp::run<Half>(*request, stream) : mlp::run<BFloat16>(*request, stream);
 }

@@ -261,5 +261,5 @@ __global__ void __launch_bounds__(kThreads, 4) attention_kernel(const __grid_con
 extern "C" __attribute__((visibility("default"))) const char* fxopt_attention(const fxopt::target::Attention* a, int dtype, void* stream) {
   using namespace fxopt::target;
   auto* kernel = dtype == 0 ? attention_kernel<fxopt::Float> : dtype == 1 ? attention_kernel<fxopt::Half> : attention_kernel<fxopt::BFloat16>;
-  return fxopt::launch(kernel, unsigned(a->rows), kThreads, stream, *a);
+  return fxopt::launch(kernel, dim3(unsigned(a->rows)), kThreads, stream, *a);
 }
