@@ -155,6 +155,25 @@ def test_reductions_keep_nan_and_infinity(isa: str, name: str) -> None:
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 
+def test_a_boolean_output_keeps_its_memory(isa: str) -> None:
+    """A mask that leaves the call, though steps behind its last reader want memory."""
+    row, cell = frozenset({0}), frozenset({0, 1})
+    steps = (
+        Step("gt", (0, 0.0), cell),
+        Step("where", (1, 0, -9.0), cell),
+        Step("peak", (2,), row),
+        Step("expand", (3,), cell),
+        Step("sub", (2, 4), cell),
+        Step("exp", (5,), cell),
+    )
+    plan = Plan(2, (Input((0, 1)),), steps, (Output(1, (0, 1), boolean=True), Output(6, (0, 1))))
+    x = torch.randn(70, 5)
+    x[::3] = -1.0
+    mask, powers = op.call([x], text(plan))
+    assert torch.equal(mask, x > 0)
+    torch.testing.assert_close(powers, reference.pointwise([x], plan)[1])
+
+
 SOFTMAX = Plan(
     2,
     (Input((0, 1)), Input((1,))),

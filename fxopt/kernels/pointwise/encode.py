@@ -76,9 +76,11 @@ def words_of(line: str) -> torch.Tensor:
 
 def _slots(plan: Plan) -> tuple[list[int], int]:
     """Each step's slot, and how many there are; those of the inputs come first. Values without axis 0 may be made
-    once for all rows, so theirs are never reused; nor are those of their expansions.
+    once for all rows, so theirs are never reused; nor are those of their expansions. Boolean outputs are copied out
+    after the last step.
     """
     n = len(plan.inputs)
+    copied = {output.value for output in plan.outputs if output.boolean}
     last = {operand: at for at, step in enumerate(plan.steps) for operand in step.operands if isinstance(operand, int)}
     kept = {value for value in range(n) if 0 not in plan.axes_of(value)}
     slots: list[int] = []
@@ -94,7 +96,7 @@ def _slots(plan: Plan) -> tuple[list[int], int]:
             slots.append(count)
             count += 1
         for operand in set(read):
-            if last[operand] == at and operand >= n and operand not in kept:
+            if last[operand] == at and operand >= n and operand not in kept | copied:
                 free.append(slots[operand - n])
     return slots, count
 
