@@ -200,13 +200,13 @@ def _shaped(editor: Editor, call: Node, index: int, output: Output) -> Node:
     flat = editor.call(operator.getitem, call, index)
     if len(output.shape) == 2 and len(output.rows) == 1:
         return flat
-    sizes = [_size(editor, output, axis, size) for axis, size in enumerate(output.shape)]
-    if sum(isinstance(size, Node) for size in sizes) == 1:
-        sizes = [-1 if isinstance(size, Node) else size for size in sizes]
-    return editor.call(aten.view.default, flat, sizes)
+    known = [static(size) for size in output.shape]
+    if known.count(None) == 1:  # of bags with offsets of B + 1, no input need have the size B
+        return editor.call(aten.view.default, flat, [-1 if size is None else size for size in known])
+    return editor.call(aten.view.default, flat, [_size(editor, output, size) for size in output.shape])
 
 
-def _size(editor: Editor, output: Output, axis: int, size: Size) -> int | Node:
+def _size(editor: Editor, output: Output, size: Size) -> int | Node:
     known = static(size)
     return known if known is not None else editor.call(aten.sym_size.int, *_carrier(output, size))
 

@@ -113,6 +113,13 @@ COLLECTED: dict[str, tuple[int, Forward, tuple[Tensor, ...]]] = {
     "cat of flattened rows": (2, lambda m, i, j: cat(m.e(i[:, :2]).flatten(1), m.f(j)), (ROWS, IDS)),
     "cat on the middle dim": (2, lambda m, i, j: cat(m.e(i)[:, None], m.f(j)[:, None]), (IDS, IDS)),
     "stack": (2, lambda m, i, j: torch.stack([m.e(i), m.f(j)], 1), (IDS, IDS)),
+    "stacked bags, and no input of their batch size": (
+        2,
+        lambda m, i, o: torch.stack(
+            [F.embedding_bag(i, w, o, mode="sum", include_last_offset=True) for w in (m.w, m.e.weight)], 1
+        ),
+        (FLAT, OFFSETS),
+    ),
     "sum of columns": (2, lambda m, i, j: m.e(i) + m.f(j), (IDS, IDS)),
     "Python sum": (3, lambda m, i, j: sum([m.e(i), m.f(j), m.f(i)]), (IDS, IDS)),
     "list": (2, lambda m, i, j: [m.e(i), m.f(j)], (IDS, IDS)),

@@ -180,6 +180,14 @@ def column_times_scalar(x: Tensor, w: Tensor, b: Tensor, k: Tensor) -> Tensor:
     return torch.matmul(x.unsqueeze(2), (x @ w[0]).view(-1, 1, 1)).squeeze(2)
 
 
+def a_matrix_a_field(x: Tensor, w: Tensor, b: Tensor, k: Tensor) -> Tensor:
+    return torch.matmul((x.unsqueeze(2) * b[:4]).unsqueeze(2), k).squeeze(2)
+
+
+def a_matrix_a_field_from_the_left(x: Tensor, w: Tensor, b: Tensor, k: Tensor) -> Tensor:
+    return torch.matmul(k.transpose(1, 2), (x.unsqueeze(2) * b[:4]).unsqueeze(-1)).squeeze(-1)
+
+
 def fields_by_fields(x: Tensor, w: Tensor, b: Tensor, k: Tensor) -> Tensor:
     left, right = x.unsqueeze(2) * w[0, :3], x.unsqueeze(2) * w[1, :3]
     return (left.unsqueeze(2) * right.unsqueeze(1)).sum(-1)
@@ -187,7 +195,14 @@ def fields_by_fields(x: Tensor, w: Tensor, b: Tensor, k: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("f", "gone"),
-    [(outer, {"bmm"}), (in_a_bad_order, {"linear"}), (column_times_scalar, set()), (fields_by_fields, {"bmm"})],
+    [
+        (outer, {"bmm"}),
+        (in_a_bad_order, {"linear"}),
+        (column_times_scalar, set()),
+        (a_matrix_a_field, {"bmm"}),
+        (a_matrix_a_field_from_the_left, {"bmm"}),
+        (fields_by_fields, {"bmm"}),
+    ],
 )
 def test_products_are_not_written_out(f: Callable, gone: set[str]) -> None:
     model = Model(f)

@@ -107,8 +107,20 @@ def _best(node: Node, term: Term) -> tuple[Factor, ...] | None:
     roles = Roles.of(term.factors[0].axes, term.factors[1].axes, term.axes)
     if not roles.inner:
         return term.factors if node.target not in _ELEMENTWISE else None
-    spread = bool(roles.left and roles.right) and all(inner.target in _ELEMENTWISE for inner in term.inside)
-    return term.factors if spread else None
+    if not (roles.left and roles.right):
+        return None
+    if _repeats(node, roles):
+        rows = [any(static(axis.size) is None for axis in factor.axes) for factor in term.factors]
+        return term.factors if rows[0] else term.factors[::-1]
+    return term.factors if all(inner.target in _ELEMENTWISE for inner in term.inside) else None
+
+
+def _repeats(node: Node, roles: Roles) -> bool:
+    """matmul(x[B, F, 1, D], w[F, D, E]), which copies w for each of B: more batches than the two share."""
+    if node.target is not aten.matmul.default:
+        return False
+    rest = shape_of(node)[: max(len(shape_of(side)) for side in node.all_input_nodes) - 2]
+    return elements(rest) > elements(axis.size for axis in roles.batch)
 
 
 def _largest_inside(term: Term) -> int:
