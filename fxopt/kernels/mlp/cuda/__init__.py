@@ -52,9 +52,9 @@ class Chains:
     def _encoded(self, inputs: Sequence[Tensor], states: Sequence[Sequence[Tensor]]) -> list[bytes] | None:
         if any(x.dim() != 2 or len(x) != len(inputs[0]) for x in inputs):
             return None
-        shapes = [(x.shape[1], *(tensor.shape for tensor in own)) for x, own in zip(inputs, states, strict=True)]
+        shapes = [(x.shape[1], [t.shape for t in own]) for x, own in zip(inputs, states, strict=True)]
         if self._known[0] != shapes:
-            found = [encode(steps, width, own) for (_, steps), (width, *own) in zip(self._chains, shapes, strict=True)]
+            found = [encode(steps, width, own) for (_, steps), (width, own) in zip(self._chains, shapes, strict=True)]
             self._known = shapes, None if None in found else found  # type: ignore[assignment]
         return self._known[1]
 
