@@ -181,11 +181,11 @@ def column_times_scalar(x: Tensor, w: Tensor, b: Tensor, k: Tensor) -> Tensor:
 
 
 def a_matrix_a_field(x: Tensor, w: Tensor, b: Tensor, k: Tensor) -> Tensor:
-    return torch.matmul((x.unsqueeze(2) * b[:4]).unsqueeze(2), k).squeeze(2)
+    return torch.matmul((x.unsqueeze(2) * b[:4]).tanh().unsqueeze(2), k).squeeze(2)
 
 
 def a_matrix_a_field_from_the_left(x: Tensor, w: Tensor, b: Tensor, k: Tensor) -> Tensor:
-    return torch.matmul(k.transpose(1, 2), (x.unsqueeze(2) * b[:4]).unsqueeze(-1)).squeeze(-1)
+    return torch.matmul(k.mT, (x.unsqueeze(2) * b[:4]).tanh().unsqueeze(-1)).squeeze(-1)
 
 
 def fields_by_fields(x: Tensor, w: Tensor, b: Tensor, k: Tensor) -> Tensor:
