@@ -163,6 +163,10 @@ class Disagreement(Exception):
 @torch.no_grad()
 def _agree(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
     for left, right in zip(expected, found, strict=True):
+        if left.dtype == torch.bool:
+            if not torch.equal(left, right):
+                return False
+            continue
         scale = left.abs().nan_to_num(posinf=0.0).max().item() if left.numel() else 0.0
         if not torch.allclose(left, right, rtol=1e-3, atol=1e-4 * max(scale, 1.0), equal_nan=True):
             return False

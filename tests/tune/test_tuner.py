@@ -151,6 +151,14 @@ def test_answers_that_differ_at_large_sizes_are_told(tmp_path: Path) -> None:
         tuner.verdict(site)
 
 
+def test_masks_are_compared(tmp_path: Path) -> None:
+    tuner = Tuner("fast", Memory(tmp_path / "t.json"))
+    same = replace(site_of(lambda x: (x > 0,), lambda x: (x.gt(0),), "same"), rows=(16,))
+    assert tuner.verdict(same).ratios
+    with pytest.raises(Disagreement, match="16 rows"):
+        tuner.verdict(replace(site_of(lambda x: (x > 0,), lambda x: (x <= 0,), "other"), rows=(16,)))
+
+
 def test_a_level_that_is_none() -> None:
     with pytest.raises(ValueError, match=r"tune.*'slow'"):
         fxopt.Config(tune="slow")
