@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from fxopt import trees
+from fxopt.capture.elementwise import CaptureFakeMode
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.shape_env import TraceShapeEnv
 
@@ -106,7 +106,7 @@ class FakeInputs:
 
     def __init__(self, inputs: Inputs, shapes: Shapes, static: set[Dim], positive: set[Dim]):
         self.shape_env = TraceShapeEnv(duck_shape=False, specialize_zero_one=False)
-        self.fake_mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
+        self.fake_mode = CaptureFakeMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.fake_mode.cache_enabled = len(inputs.tensors) >= _MANY
         self.sources: dict[str, list[Dim]] = {}
         self._positive = positive

@@ -1,0 +1,109 @@
+"""Fake results of elementwise operators without torch's references, which ask about every size and stride.
+
+A clamp of a tensor with symbolic sizes takes torch 20 ms: it is traced as comparisons and wheres, each with shapes to
+broadcast and strides to sort. Where all tensors have the same sizes and are contiguous, nothing is to be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils._sympy.functions import Max
+
+aten = torch.ops.aten
+
+# One result, whose dtype does not depend on the values of numbers.
+_PACKETS = (
+    aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.remainder, aten.fmod, aten.maximum, aten.minimum,
+    aten.clamp, aten.clamp_min, aten.clamp_max, aten.abs, aten.neg, aten.floor, aten.ceil, aten.trunc, aten.sqrt,
+    aten.rsqrt, aten.reciprocal, aten.exp, aten.log, aten.log1p, aten.sigmoid, aten.tanh, aten.relu, aten.silu,
+    aten.gelu, aten.leaky_relu, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.where, aten.masked_fill,
+    aten.logical_and, aten.logical_or, aten.logical_not, aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor,
+    aten.bitwise_not, aten.isnan, aten._to_copy,
+)  # fmt: skip
+
+
+def _gives_a_tensor(operator: Any) -> bool:
+    schema = operator._schema
+    return [str(r.type) for r in schema.returns] == ["Tensor"] and not schema.is_mutable
+
+
+_overloads = (getattr(packet, name) for packet in _PACKETS for name in packet.overloads())
+_ELEMENTWISE = frozenset(filter(_gives_a_tensor, _overloads))
+_found: dict[tuple[Any, ...], torch.dtype | None] = {}  # by operator and what of the arguments decides
+
+
+class CaptureFakeMode(FakeTensorMode):
+    """Torch's fake mode, with a short way for elementwise operators."""
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _ELEMENTWISE:
+            out = self._elementwise(func, args, kwargs or {})
+            if out is not None:
+                return out
+        return super().dispatch(func, types, args, kwargs)
+
+    def _elementwise(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> FakeTensor | None:
+        """The result; None where tensors broadcast or have strides, and where torch would raise."""
+        tensors: list[Any] = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        if not all(type(t) is FakeTensor and t.fake_mode is self and t.constant is None for t in tensors):
+            return None
+        first = max(tensors, key=lambda t: t.ndim)
+        sizes = _exprs(first.shape)
+        for t in tensors:
+            if t.fake_device != first.fake_device or (t.ndim and _exprs(t.shape) != sizes) or not _is_contiguous(t):
+                return None
+        dtype = _dtype(func, args, kwargs)
+        if dtype is None:
+            return None
+        with in_kernel_invocation_manager(self):
+            meta = torch.empty_strided(first.shape, first.stride(), dtype=dtype, device="meta")
+        return FakeTensor(self, meta, first.fake_device)
+
+
+def _exprs(sizes: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes)
+
+
+def _is_contiguous(tensor: torch.Tensor) -> bool:
+    """Whether each stride is spelled as the product of the sizes behind it, as torch spells those of fresh tensors."""
+    if tensor.is_neg() or tensor.is_conj():
+        return False
+    behind: Any = 1
+    for size, stride in zip(reversed(_exprs(tensor.shape)), reversed(_exprs(tensor.stride())), strict=True):
+        if stride != behind:
+            return False
+        behind = behind * (max(1, size) if isinstance(size, int) else Max(1, size))
+    return True
+
+
+def _dtype(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype | None:
+    """The dtype of the result, from torch's kernels for the device "meta"; None where one is missing."""
+    forms = [*map(_form, args), *map(_form, kwargs.values())]
+    if not all(forms):
+        return None
+    key = func, torch.get_default_dtype(), len(args), *forms, *kwargs
+    if key not in _found:
+        try:
+            _found[key] = func(*map(_tiny, args), **{name: _tiny(value) for name, value in kwargs.items()}).dtype
+        except Exception:  # torch's own way will raise it
+            _found[key] = None
+    return _found[key]
+
+
+def _form(value: Any) -> tuple[Any, ...]:
+    """What of an argument decides about the dtype of the result; empty where that is unknown."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.ndim > 0
+    if isinstance(value, (bool, int, float)):
+        return (type(value),)
+    return (value,) if value is None or isinstance(value, (str, torch.dtype)) else ()
+
+
+def _tiny(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty([1] * min(value.ndim, 1), dtype=value.dtype, device="meta")
+    return value

@@ -1,0 +1,83 @@
+"""Fake results of elementwise operators are those of torch's own fake mode, and no guard is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import _config as shape_config
+
+from fxopt.capture import elementwise
+from fxopt.capture.inputs import FakeInputs, flatten
+
+Operator = Callable[[Tensor], Tensor]
+
+SHORT: dict[str, Operator] = {
+    "clamp": lambda x: x.clamp(0, 5),
+    "clamp to floats": lambda x: x.clamp(0.5, 5),
+    "clamp one end": lambda x: x.clamp_min(1),
+    "add": lambda x: x + 1,
+    "add a float": lambda x: x + 1.5,
+    "rsub": lambda x: 1 - x,
+    "mul": lambda x: x * x,
+    "div": lambda x: x / 2,
+    "div, rounded": lambda x: torch.div(x, 2, rounding_mode="floor"),
+    "remainder": lambda x: x % 7,
+    "compare": lambda x: x > 0,
+    "where": lambda x: torch.where(x > 0, x, 0),
+    "where, a float": lambda x: torch.where(x > 0, 0.5, x),
+    "masked_fill": lambda x: x.masked_fill(x == 0, 1),
+    "0-dim": lambda x: torch.where(x > 0, x, x.new_empty(())),
+    "other dtype": lambda x: x + x.to(torch.float64),
+    "sqrt": lambda x: x.sqrt(),
+    "and": lambda x: (x > 0) & (x < 5),
+    "bits": lambda x: (x > 0).bitwise_not(),
+    "isnan": lambda x: x.isnan(),
+}
+LONG: dict[str, Operator] = {
+    "one row": lambda x: x * x[0],
+    "constant": lambda x: x * torch.tensor(2.0, dtype=torch.float64),
+    "transposed": lambda x: x.t() + 1,
+    "sliced": lambda x: x[:, 1:].clamp(0, 5),
+    "expanded": lambda x: x[0].expand(6, -1) + 1,
+}
+
+
+def traced(operator: Operator, dtype: torch.dtype) -> tuple[object, ...]:
+    """What is known about the result for symbolic sizes, and what was asked to know it."""
+    inputs = flatten((torch.ones(4, 3, dtype=dtype),), {})
+    with shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        fakes = FakeInputs(inputs, ((4, 3),), set(), set())
+        with fakes.fake_mode, enable_python_dispatcher():
+            y = operator(fakes.tensors[0])
+    asked = [str(guard.expr) for guard in fakes.shape_env.guards]
+    return y.dtype, y.device, str(tuple(y.shape)), str(y.stride()), asked
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", [*SHORT, *LONG])
+def test_as_torch(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = {**SHORT, **LONG}[name]
+    short = elementwise.CaptureFakeMode._elementwise
+    taken = []
+
+    def watched(*args: object) -> object:
+        found = short(*args)  # type: ignore[arg-type]
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr(elementwise.CaptureFakeMode, "_elementwise", watched)
+    found = traced(operator, dtype)
+    assert taken and all(taken) == (name in SHORT)
+    assert found[0] == operator(torch.ones(4, 5, dtype=dtype)).dtype
+    monkeypatch.setattr(elementwise.CaptureFakeMode, "dispatch", FakeTensorMode.dispatch)
+    assert found == traced(operator, dtype)
+
+
+def test_what_torch_rejects_is_rejected() -> None:
+    with pytest.raises((RuntimeError, ValueError), match="min and max"):
+        traced(lambda x: torch.clamp(x), torch.float32)
