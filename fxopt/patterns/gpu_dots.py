@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.patterns.core import Match, Reject
-from fxopt.shape.sizes import static, tensor_of
+from fxopt.shape.sizes import shape_of, static, tensor_of
 
 aten = torch.ops.aten
 
@@ -39,6 +39,6 @@ def _pairs(node: Node) -> dict[str, Node] | None:
     swapped = isinstance(turned, Node) and turned.target is aten.transpose.int and turned.args[0] is z
     if not swapped or not isinstance(z, Node) or sorted(d % 3 for d in turned.args[1:]) != [1, 2]:  # type: ignore
         return None
-    if any(static(size) is None for size in z.meta["val"].shape[1:]):
+    if any(static(size) is None for size in (*z.meta["val"].shape[1:], shape_of(node)[1])):
         return None
     return {"z": z, "i": i, "j": j}  # type: ignore[dict-item]

@@ -15,7 +15,7 @@ from fxopt.shape.sizes import shape_of
 def replace_dots(editor: Editor, match: Match) -> Replacement:
     load()
     arguments = [match.bound[name] for name in ("z", "before", "i", "j")]
-    call = editor.call(torch.ops.fxopt.gpu_dots.default, *arguments)
+    call = editor.call(torch.ops.fxopt.gpu_dots.default, *arguments, shape_of(match.anchor)[1])
     call.meta["bound"] = gpu_dots
     what = f"dots of {shape_of(match.bound['z'])[1]} vectors in one row with what stands before them"
     return Replacement({match.anchor: call}, what, "a warp a sample, on tensor cores, summed in fp32")

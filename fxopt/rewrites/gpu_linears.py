@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import torch
+from torch.fx import Node
 
-from fxopt.kernels.gpu_linear.op import gpu_linear, load
+from fxopt.kernels.gpu_linear.op import ALIGNED, gpu_linear, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.gpu_linears import find_gpu_linears
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
-from fxopt.shape.sizes import shape_of
+from fxopt.shape.sizes import shape_of, static
+
+aten = torch.ops.aten
 
 
 def replace_linear(editor: Editor, match: Match) -> Replacement:
     load()
     x, weight, bias, activation = match.bound["arguments"]
+    outputs, inputs = shape_of(weight)
+    if _is_odd_row_of_dots(x) and static(outputs) != 1:
+        x, weight = _padded(editor, x, weight)
     call = editor.call(torch.ops.fxopt.gpu_linear.default, x, weight, bias, activation)
     call.meta["bound"] = gpu_linear
-    outputs, inputs = shape_of(weight)
     what = f"linear {inputs}-{outputs}" + (f" with {activation}" if activation else "")
     return Replacement({match.anchor: call}, what, "in parts, as dot products or with an epilogue, by its sizes")
+
+
+def _is_odd_row_of_dots(x: Node) -> bool:
+    """Halves that do not start at 16 bytes: to copy them at each call takes longer than to write zeros behind them."""
+    ours = getattr(x.target, "name", str)() == "fxopt::gpu_dots"
+    return ours and len(x.users) == 1 and (static(shape_of(x)[1]) or 0) % ALIGNED != 0
+
+
+def _padded(editor: Editor, x: Node, weight: Node) -> tuple[Node, Node]:
+    """Both with zeros up to a multiple; the weight anew at each call, so that an update is seen in a graph's replay."""
+    *arguments, width = x.args
+    missing = -width % ALIGNED  # type: ignore[operator]
+    longer = editor.call(torch.ops.fxopt.gpu_dots.default, *arguments, width + missing)  # type: ignore[operator]
+    longer.meta["bound"] = x.meta["bound"]
+    return longer, editor.call(aten.constant_pad_nd.default, weight, [0, missing])
 
 
 REWRITE = Rewrite(

@@ -6,11 +6,18 @@ import ctypes
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import fxopt
-from fxopt.kernels.gpu_dots.op import KERNEL, _Dots, gpu_dots, load, reference
+from fxopt.kernels import cuda_build, cuda_call
+from fxopt.kernels.field_index import op as field_index
+from fxopt.kernels.gpu_dots.op import KERNEL, gpu_dots, load, parameters, reference
+from fxopt.rewrites import gpu_dots as dots_pass
+from fxopt.rewrites import gpu_linears as linears_pass
+from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.shim_library import ShimError, compile_shim
 
+aten = torch.ops.aten
 # What is wrong, and what the source says instead.
 MUTATIONS = {
     "no barrier after the loads": ("uint4{0, 0, 0, 0};\n  }\n  __syncwarp();", "uint4{0, 0, 0, 0};\n  }"),
@@ -29,9 +36,7 @@ def built(folder, mutation=None):
             assert text.count(old) == 1, mutation
             text = text.replace(old, new)
         (folder / path.name).write_text(text)
-    library = ctypes.CDLL(str(compile_shim(folder, folder / KERNEL.source.name, "-O0")))
-    library.fxopt_dots.restype = ctypes.c_char_p
-    return library
+    return cuda_build.declared(KERNEL, compile_shim(folder, folder / KERNEL.source.name, "-O0"))
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +44,22 @@ def shim(tmp_path_factory):
     return built(tmp_path_factory.mktemp("dots"))
 
 
-def call(library, z, before, i, j, seed=0):
-    out = torch.full((z.shape[0], before.shape[1] + len(i)), 7.0, dtype=z.dtype)
+def call(library, z, before, i, j, seed=0, more=0):
+    W = before.shape[1] + len(i)
+    out = torch.full((z.shape[0], W + more), 7.0, dtype=z.dtype)
     named = [ctypes.c_void_p(t.data_ptr()) for t in (z, before, i, j)]
     for at, t in zip(named, (z, before, i, j), strict=True):
         library.shim_name(at, ctypes.c_size_t(t.nbytes))
     library.shim_seed(ctypes.c_uint64(seed))
-    dots = _Dots(*(t.data_ptr() for t in (z, before, i, j, out)), *z.shape, before.shape[1], len(i))
-    assert library.fxopt_dots(ctypes.byref(dots), z.dtype is torch.bfloat16, None) is None
+    assert library.fxopt_dots(parameters(z, before, i, j, out), cuda_call.DTYPES[z.dtype], None) is None
     for at in named:
         library.shim_forget(at)
     text = ctypes.create_string_buffer(256)
     library.shim_problem(text)
     if text.value:
         raise ShimError(text.value.decode())
-    return out
+    assert not out[:, W:].any()
+    return out[:, :W]
 
 
 def example(dtype, B, F, D, W, device="cpu"):
@@ -63,14 +69,14 @@ def example(dtype, B, F, D, W, device="cpu"):
 
 
 def exact(z, before, i, j):
-    return reference(z.double(), before.double(), i, j)
+    return reference(z.double(), before.double(), i, j, before.shape[1] + len(i))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("B", "F", "D", "W"), [(1, 27, 64, 64), (3, 5, 16, 3), (2, 32, 128, 1)])
 def test_equals_fp64(shim, dtype, B, F, D, W):
     arguments = example(dtype, B, F, D, W)
-    found, expected = call(shim, *arguments).double(), exact(*arguments)
+    found, expected = call(shim, *arguments, more=B * 5).double(), exact(*arguments)
     torch.testing.assert_close(found, expected, rtol=torch.finfo(dtype).eps, atol=1e-4)
 
 
@@ -95,7 +101,10 @@ def test_planted_bugs_are_caught(tmp_path, name):
 )
 def test_on_a_gpu(dtype, B, F, D, W):
     arguments = example(dtype, B, F, D, W, "cuda")
-    found, expected = gpu_dots(*arguments).double(), exact(*arguments)
+    expected = exact(*arguments)
+    found = gpu_dots(*arguments, expected.shape[1] + 1).double()
+    assert not found[:, -1].any()
+    found = found[:, :-1]
     torch.testing.assert_close(found, expected, rtol=max(1e-3, torch.finfo(dtype).eps), atol=1e-3)
 
 
@@ -111,7 +120,29 @@ def test_a_model_is_rewritten():
         torch.testing.assert_close(optimized(*case.inputs), case.module(*case.inputs), rtol=2e-2, atol=2e-2)
 
 
+def test_a_layer_behind_an_odd_number_of_dots_reads_zeros_behind_them():
+    field_index.load()
+
+    def model(z, before, weight, bias):
+        i, j = (torch.arange(15, device="cuda") % 5 for _ in range(2))
+        pairs = aten.index.Tensor(torch.bmm(z, z.transpose(1, 2)), [None, i, j])
+        return torch.relu(F.linear(torch.cat([before, pairs], 1), weight, bias))
+
+    module = graph_of(model, [(7, 5, 16), (7, 16), (12, 31), (12,)], torch.bfloat16)
+    (pairs,) = module.graph.find_nodes(op="call_function", target=aten.index.Tensor)
+    gram, (_, i, j) = pairs.args
+    pairs.target, pairs.args = torch.ops.fxopt.pair_select.default, (gram, i, j)
+    for found in rewritten(module, dots_pass.REWRITE, linears_pass.REWRITE):
+        assert len(found.changes) == 1 and not found.rolled_back
+    names = names_of(module)
+    assert [n for n in names if "gpu" in n or "pad" in n] == [
+        "fxopt.gpu_dots", "aten.constant_pad_nd", "fxopt.gpu_linear"
+    ]  # fmt: skip
+    (dots,) = module.graph.find_nodes(op="call_function", target=torch.ops.fxopt.gpu_dots.default)
+    assert dots.meta["val"].shape == (7, 32) and dots.meta["bound"] is gpu_dots
+
+
 def test_the_operator_gives_eagers_numbers_everywhere():
     load()
-    arguments = example(torch.float32, 3, 5, 8, 2)
+    arguments = *example(torch.float32, 3, 5, 8, 2), 17
     assert torch.equal(torch.ops.fxopt.gpu_dots(*arguments), reference(*arguments))

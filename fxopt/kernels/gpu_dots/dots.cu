@@ -13,8 +13,8 @@ constexpr int kWarps = 4, kFields = 32, kMostDim = 128, kPad = 8;  // kPad: halv
 struct Dots {
   const uint16_t *vectors, *before;  // [samples, fields, dim], [samples, width]
   const int64_t *i, *j;              // [pairs]
-  uint16_t* out;                     // [samples, width + pairs]
-  int32_t samples, fields, dim, width, pairs, unused;
+  uint16_t* out;                     // [samples, stride]: before, the pairs, and zeros
+  int32_t samples, fields, dim, width, pairs, stride;
 };
 
 template <bool BFLOAT>
@@ -72,7 +72,8 @@ __global__ void __launch_bounds__(kWarps * 32) dots_kernel(const Dots d) {
 #pragma unroll
       for (int u = 0; u < 4; u++) gram[m * 16 + group + u / 2 * 8][n * 8 + pair + u % 2] = sums[m][n][u];
   __syncwarp();
-  uint16_t* out = d.out + int64_t(sample) * (d.width + d.pairs);
+  uint16_t* out = d.out + int64_t(sample) * d.stride;
+  for (int k = d.width + d.pairs + thread; k < d.stride; k += 32) out[k] = 0;
   for (int k = thread; k < d.width; k += 32) out[k] = __ldg(d.before + int64_t(sample) * d.width + k);
   for (int k = thread; k < d.pairs; k += 32) {
     int64_t i = __ldg(d.i + k), j = __ldg(d.j + k);
@@ -85,8 +86,8 @@ __global__ void __launch_bounds__(kWarps * 32) dots_kernel(const Dots d) {
 
 }  // namespace fxopt::gpu_dots
 
-// nullptr, or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* fxopt_dots(const fxopt::gpu_dots::Dots* d, bool bfloat, void* stream) {
+// dtype: 1 half, 2 bfloat16. nullptr, or what went wrong.
+extern "C" __attribute__((visibility("default"))) const char* fxopt_dots(const fxopt::gpu_dots::Dots* d, int dtype, void* stream) {
   using namespace fxopt::gpu_dots;
   if (d->fields > kFields || d->dim > kMostDim || d->dim % 16) return "fxopt.gpu_dots: at most 32 vectors of at most 128, a multiple of 16";
   if (d->samples == 0) return nullptr;
@@ -94,6 +95,6 @@ extern "C" __attribute__((visibility("default"))) const char* fxopt_dots(const f
   config.gridDim = dim3(unsigned((d->samples + kWarps - 1) / kWarps));
   config.blockDim = dim3(kWarps * 32);
   config.stream = static_cast<cudaStream_t>(stream);
-  const cudaError_t error = cudaLaunchKernelEx(&config, bfloat ? dots_kernel<true> : dots_kernel<false>, *d);
+  const cudaError_t error = cudaLaunchKernelEx(&config, dtype == 2 ? dots_kernel<true> : dots_kernel<false>, *d);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

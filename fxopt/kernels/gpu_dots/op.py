@@ -2,72 +2,62 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
+import struct
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..build import BuildError
-from ..cuda_build import CudaLibrary, arch_of
-from ..cuda_build import build as build_cuda
+from .. import cuda_build, cuda_call
 from ..operators import Operator, Operators
 
 _HERE = Path(__file__).parent
-KERNEL = CudaLibrary("fxopt_gpu_dots", source=_HERE / "dots.cu", headers=(_HERE / "mma.cuh",))
+KERNEL = cuda_build.CudaLibrary(
+    "fxopt_gpu_dots", source=_HERE / "dots.cu", headers=(_HERE / "mma.cuh",), functions=("fxopt_dots",)
+)
 MOST_VECTORS, MOST_DIM = 32, 128
 
 
-class _Dots(ctypes.Structure):
-    """dots.cu's Dots."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("vectors", "before", "i", "j", "out")),
-        *((name, ctypes.c_int32) for name in ("samples", "fields", "dim", "width", "pairs", "unused")),
-    ]
+def reference(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> Tensor:
+    """What the model wrote, with zeros behind it."""
+    found = torch.cat([before, torch.bmm(z, z.transpose(1, 2))[:, i, j]], 1)
+    return F.pad(found, (0, width - found.shape[1]))
 
 
-def reference(z: Tensor, before: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """What the model wrote."""
-    return torch.cat([before, torch.bmm(z, z.transpose(1, 2))[:, i, j]], 1)
+def gpu_dots(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> Tensor:
+    """z [B, F, D], before [B, W], i and j int64 [P] -> [B, width], behind W + P zeros.
 
-
-def gpu_dots(z: Tensor, before: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """z [B, F, D], before [B, W], i and j int64 [P] -> [B, W + P]. An index outside [-F, F) gives NaN."""
-    kernel = _kernel() if _fits(z, before, i, j) else None
+    An index outside [-F, F) gives NaN.
+    """
+    kernel = cuda_build.loaded(KERNEL) if _fits(z, before, i, j, width) else None
     if kernel is None:
-        return reference(z, before, i, j)
-    (B, F, D), W, P = z.shape, before.shape[1], i.shape[0]
-    out = z.new_empty(B, W + P)
-    pointers = (t.data_ptr() for t in (z, before, i, j, out))
-    with torch.cuda.device(z.device):
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        text = kernel.fxopt_dots(ctypes.byref(_Dots(*pointers, B, F, D, W, P)), z.dtype is torch.bfloat16, stream)
-    if text:
-        raise RuntimeError(text.decode())
+        return reference(z, before, i, j, width)
+    out = z.new_empty(z.shape[0], width)
+    cuda_call.launch(kernel.fxopt_dots, parameters(z, before, i, j, out), z)
     return out
 
 
-def _fits(z: Tensor, before: Tensor, i: Tensor, j: Tensor) -> bool:
+def _fake(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> Tensor:
+    return z.new_empty(z.shape[0], width)
+
+
+def parameters(z: Tensor, before: Tensor, i: Tensor, j: Tensor, out: Tensor) -> bytes:
+    """dots.cu's Dots."""
+    pointers = (tensor.data_ptr() for tensor in (z, before, i, j, out))
+    return struct.pack("<5q6i", *pointers, *z.shape, before.shape[1], i.shape[0], out.shape[1])
+
+
+def _fits(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> bool:
     tensors = (z, before, i, j)
     alike = all(t.is_contiguous() and t.device == z.device for t in tensors) and i.shape == j.shape and i.dim() == 1
     small = z.shape[1] <= MOST_VECTORS and z.shape[2] <= MOST_DIM and z.shape[2] % 16 == 0 and z.shape[2] > 0
     aligned = z.data_ptr() % 16 == 0 and before.dtype == z.dtype and i.dtype == j.dtype == torch.int64
+    alike = alike and width >= before.shape[1] + i.shape[0]
     return alike and small and aligned and z.is_cuda and z.dtype in (torch.bfloat16, torch.float16)
 
 
-@functools.cache
-def _kernel() -> ctypes.CDLL | None:
-    """None where it cannot be compiled."""
-    try:
-        library = ctypes.CDLL(str(build_cuda(KERNEL, arch_of(torch.cuda.get_device_capability()))))
-    except (BuildError, OSError):
-        return None
-    library.fxopt_dots.restype = ctypes.c_char_p
-    library.fxopt_dots.argtypes = (ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
-    return library
-
-
-OPERATORS = Operators((Operator("gpu_dots(Tensor z, Tensor before, Tensor i, Tensor j) -> Tensor", reference),))
+OPERATORS = Operators(
+    (Operator("gpu_dots(Tensor z, Tensor before, Tensor i, Tensor j, int width) -> Tensor", reference, _fake),)
+)
 load = OPERATORS.load

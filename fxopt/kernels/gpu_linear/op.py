@@ -28,6 +28,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PARTS = 8
 FEWEST_IN, FEWEST_OUT = 4096, 256  # below, cuBLAS is as fast
 FEWEST_ROWS, MOST_ROWS = 32, 512
+ALIGNED = 8  # halves: 16 bytes
 ODD_IN = 128  # rows of halves that do not start at 16 bytes: 2048 x 415 by 512 takes 21 us, padded first 8
 
 
@@ -71,8 +72,13 @@ def gpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
             and weight.shape[1] >= FEWEST_IN
         ):
             return _in_parts(x, weight, bias, activation)
-    if x.dtype in (torch.bfloat16, torch.float16) and x.shape[1] % 8 and x.shape[1] >= ODD_IN and M >= FEWEST_ROWS:
-        x, weight = (F.pad(t, (0, -t.shape[1] % 8)) for t in (x, weight))
+    if (
+        x.dtype in (torch.bfloat16, torch.float16)
+        and x.shape[1] % ALIGNED
+        and x.shape[1] >= ODD_IN
+        and M >= FEWEST_ROWS
+    ):
+        x, weight = (F.pad(t, (0, -t.shape[1] % ALIGNED)) for t in (x, weight))
     if activation == "relu" and bias is not None:
         return torch._addmm_activation(bias, x, weight.t())
     out = F.linear(x, weight, bias)
