@@ -16,6 +16,7 @@ from fxopt.rewrites import (
     embedding_columns,
     field_index,
     gpu_chains,
+    gpu_crosses,
     gpu_dots,
     gpu_linears,
     identities,
@@ -72,6 +73,7 @@ PASSES: tuple[Rewrite, ...] = (
     # For one device, or for large batches.
     gpu_dots.REWRITE,
     gpu_linears.REWRITE,
+    gpu_crosses.REWRITE,
     gpu_chains.REWRITE,
     row_chunks.REWRITE,
 )

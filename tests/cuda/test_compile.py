@@ -12,6 +12,7 @@ from fxopt.kernels import cuda_build
 from fxopt.kernels.build import BuildError
 from fxopt.kernels.columns.cuda import KERNEL
 from fxopt.kernels.columns.cuda.tuning import VARIANTS
+from fxopt.kernels.gpu_cross import op as gpu_cross
 from fxopt.kernels.gpu_dots import op as gpu_dots
 from fxopt.kernels.gpu_linear import op as gpu_linear
 from fxopt.kernels.mlp import cuda as chains
@@ -19,7 +20,15 @@ from fxopt.kernels.stage import op as stage
 from fxopt.kernels.target_attention import cuda as attention
 
 needs_nvcc = pytest.mark.skipif(cuda_build.nvcc() is None, reason="needs nvcc")
-LIBRARIES = [KERNEL, stage.KERNEL, gpu_linear.KERNEL, gpu_dots.KERNEL, chains.KERNEL, attention.KERNEL]
+LIBRARIES = [
+    KERNEL,
+    stage.KERNEL,
+    gpu_linear.KERNEL,
+    gpu_dots.KERNEL,
+    gpu_cross.KERNEL,
+    chains.KERNEL,
+    attention.KERNEL,
+]
 MOST_REGISTERS = 128  # 16 warps a multiprocessor; see columns.cu
 
 

@@ -263,7 +263,14 @@ CATALOGUE = {
     "views": Example(Unsqueezed, EditedCopy),
     "views_of_columns": Example(FlatColumns, Columns),
 }
-ELSEWHERE = {"gpu_chains", "gpu_dots", "gpu_linears", "gpu_target_attention", "row_chunks"}  # tests/cuda, test_row_chunks.py
+ELSEWHERE = {
+    "gpu_chains",
+    "gpu_crosses",
+    "gpu_dots",
+    "gpu_linears",
+    "gpu_target_attention",
+    "row_chunks",
+}  # tests/cuda, test_row_chunks.py
 
 
 WITHOUT_GRADIENTS = {"towers"}  # with gradients they stay as they are

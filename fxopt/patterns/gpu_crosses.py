@@ -1,0 +1,101 @@
+"""What follows the product in a layer of a cross network, on CUDA: x0 * product + x, with a bias or without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxopt.patterns.core import Match, Reject
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
+
+aten = torch.ops.aten
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def find_gpu_crosses(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """Matches bind `vector`, the arguments of fxopt::gpu_cross, or `matrix`, (x0, product, x)."""
+    if not inference:
+        return
+    aliases = Aliases(module.graph)
+    for node in reversed(module.graph.find_nodes(op="call_function", target=aten.add.Tensor)):
+        if not _is_plain(node, node) or aliases.edited(node):
+            continue
+        bound = _by_vector(node) or _by_matrix(node)
+        if bound is not None and not any(aliases.edited(n) for part in bound.values() for n in part if n is not None):
+            yield Match(node, bound)
+
+
+def _is_plain(node: Any, like: Node) -> bool:
+    """A 2-D tensor on CUDA of the dtype and sizes of `like`."""
+    value = tensor_of(node) if isinstance(node, Node) else None
+    if value is None or value.dim() != 2 or not value.is_cuda or value.dtype not in _FLOATS:
+        return False
+    return value.dtype == like.meta["val"].dtype and same_shape(node, like)
+
+
+def _terms(node: Any) -> list[Any]:
+    """What a sum adds up."""
+    if node.target is not aten.add.Tensor or len(node.args) != 2 or node.kwargs.get("alpha", 1) != 1:
+        return [node]
+    terms: list[Any] = []
+    for part in node.args:
+        alone = isinstance(part, Node) and len(part.users) == 1 and part.target is aten.add.Tensor
+        terms += _terms(part) if alone else [part]
+    return terms
+
+
+def _by_vector(node: Node) -> dict[str, Any] | None:
+    terms = _terms(node)
+    for product in terms:
+        others = [term for term in terms if term is not product]
+        if len(others) != len(terms) - 1 or not _is_product(product):
+            continue
+        for x0, scale in (product.args, product.args[::-1]):
+            layer = _vector_layer(scale)
+            if layer is None or layer[0] not in others or not all(_is_plain(x, node) for x in (x0, layer[0])):
+                continue
+            x, weight, scale_bias = layer
+            others.remove(x)
+            if not others or (len(others) == 1 and _is_vector(others[0], node)):
+                return {"vector": (x0, x, weight, scale_bias, *(others or [None]))}
+    return None
+
+
+def _by_matrix(node: Node) -> dict[str, Any] | None:
+    left, right = node.args[:2]
+    if len(node.args) != 2 or node.kwargs.get("alpha", 1) != 1:
+        return None
+    for product, x in ((left, right), (right, left)):
+        if _is_product(product) and product is not x and _is_plain(x, node):
+            factors: Any = product.args  # type: ignore[union-attr]
+            if all(_is_plain(factor, node) for factor in factors):
+                return {"matrix": (*factors, x)}
+    return None
+
+
+def _is_product(node: Any) -> bool:
+    alone = isinstance(node, Node) and node.target is aten.mul.Tensor and len(node.users) == 1
+    return alone and all(isinstance(factor, Node) for factor in node.args)
+
+
+def _vector_layer(node: Any) -> tuple[Node, Node, Node | None] | None:
+    """(x, weight [1, K], bias) of a layer with one output and no activation that nobody else reads."""
+    ours = getattr(node.target, "name", str)() == "fxopt::gpu_linear"
+    if len(node.users) != 1 or not (ours or node.target is aten.linear.default) or (ours and node.args[3] != ""):
+        return None
+    x, weight, bias = (*node.args, None)[:3]
+    value = tensor_of(weight)
+    return (x, weight, bias) if value is not None and static(shape_of(weight)[0]) == 1 else None
+
+
+def _is_vector(node: Any, like: Node) -> bool:
+    """A number for each column of `like`, of its dtype."""
+    value = tensor_of(node) if isinstance(node, Node) else None
+    if value is None or value.dtype != like.meta["val"].dtype or not value.is_cuda or value.dim() not in (1, 2):
+        return False
+    one = value.dim() == 1 or static(value.shape[0]) == 1
+    return one and same(value.shape[-1], shape_of(like)[1])

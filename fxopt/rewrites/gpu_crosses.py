@@ -1,0 +1,36 @@
+"""Layers of cross networks on CUDA: what follows the product in one launch, with a vector as the weight all of it."""
+
+from __future__ import annotations
+
+import torch
+
+from fxopt.kernels.gpu_cross.op import gpu_cross, load
+from fxopt.patterns.core import Match
+from fxopt.patterns.gpu_crosses import find_gpu_crosses
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor
+from fxopt.shape.sizes import shape_of
+
+aten = torch.ops.aten
+
+
+def replace_cross(editor: Editor, match: Match) -> Replacement:
+    if "matrix" in match.bound:
+        x0, product, x = match.bound["matrix"]
+        call = editor.call(aten.addcmul.default, x, x0, product)
+        return Replacement({match.anchor: call}, "a product and a sum", "one pass over memory, rounded once")
+    load()
+    call = editor.call(torch.ops.fxopt.gpu_cross.default, *match.bound["vector"])
+    call.meta["bound"] = gpu_cross
+    what = f"a cross layer of {shape_of(match.anchor)[1]} columns as one operator"
+    return Replacement({match.anchor: call}, what, "a warp a row, summed in fp32")
+
+
+REWRITE = Rewrite(
+    "gpu_crosses",
+    find_gpu_crosses,
+    replace_cross,
+    measured=True,
+    proof=True,
+    why="after gpu_linears, whose layers it takes; before gpu_chains, which would take them first",
+)
