@@ -49,6 +49,7 @@ class Attempts:
 
     Attributes:
         stores: attributes the forward assigns, learned from the first trace (see effects.py).
+        symbolic_len: whether len(tensor) stays symbolic; no longer where that failed (numpy, keys of a dict).
     """
 
     model: nn.Module
@@ -56,6 +57,8 @@ class Attempts:
     leaves: dict[str, Leaf]
     trial: Trial
     stores: Attributes = field(default_factory=dict)
+    symbolic_len: bool = True
+    gave_len: bool = False
 
     def first(self) -> Capture:
         """The first attempt whose guards hold for the example."""
@@ -70,6 +73,9 @@ class Attempts:
                 continue
             if found.guards.holds(self.inputs.tensors):
                 return found
+        if self.gave_len and self.symbolic_len:
+            self.symbolic_len = False
+            return self.first()
         raise reason or CaptureError("no graph found whose size conditions hold for these inputs")
 
     def _choices(self) -> Iterator[tuple[Shapes, set[Dim]]]:
@@ -106,6 +112,7 @@ class Attempts:
 
     def _trace(self, shapes: Shapes, static: set[Dim], positive: set[Dim]) -> Capture:
         fakes = FakeInputs(self.inputs, shapes, static, positive)
+        fakes.shape_env.symbolic_len = self.symbolic_len
         out_spec: list[pytree.TreeSpec] = []
 
         def run(tracer: Any) -> list[Any]:
@@ -139,6 +146,7 @@ class Attempts:
         except (MakeStatic, MakePositive):
             raise
         except Exception as error:
+            self.gave_len |= fakes.shape_env.gave_len
             raise _stopped(error, places) from error
         if random.getstate() != draws:
             raise Stopped(

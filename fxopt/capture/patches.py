@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import logging
 import threading
 from collections.abc import Iterator
@@ -35,7 +36,8 @@ def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
     - torch._check of a number that depends on data is believed, and forgotten: keep it;
     - a seed would be set once, and not in every call: stop there;
     - nn.MultiheadAttention has a fused operator for inference, and leaves it when it is traced. Its result is
-      contiguous, which what comes next may need, and NaN where all keys are masked, as where weights are asked for.
+      contiguous, which what comes next may need, and NaN where all keys are masked, as where weights are asked for;
+    - len(x) must be an int to Python, which would fix the batch: it is x.shape[0].
     """
     original, here = proxy_tensor._extract_tensor_metadata, threading.get_ident()
 
@@ -86,6 +88,14 @@ def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
             result, _ = attend(*given, True, *rest, **named)
         return (result.contiguous() if fused else result), weights
 
+    length = builtins.len
+
+    def symbolic_length(x: Any, /) -> Any:
+        if isinstance(x, FakeTensor) and threading.get_ident() == here and shape_env.symbolic_len and x.dim():
+            shape_env.gave_len |= isinstance(x.shape[0], torch.SymInt)
+            return x.shape[0]
+        return length(x)
+
     loggers = [(logger, logger.level) for logger in map(logging.getLogger, _NOISY)]
     with (
         mock.patch.object(proxy_tensor, "_extract_tensor_metadata", extract),
@@ -95,6 +105,7 @@ def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
         mock.patch.object(torch, "_check_with", keep),
         mock.patch.object(torch.overrides, "has_torch_function", asked),
         mock.patch.object(nn.MultiheadAttention, "forward", attended),
+        mock.patch.object(builtins, "len", symbolic_length),
     ):
         try:
             for logger, _ in loggers:

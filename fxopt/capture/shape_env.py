@@ -40,9 +40,12 @@ class TraceShapeEnv(ShapeEnv):
 
     Attributes:
         operator: the overload whose fake implementation runs now, None in the user's code.
+        symbolic_len, gave_len: whether len(tensor) gives a symbolic size as x.shape[0] does, and whether one was given.
     """
 
     operator: Any = None
+    symbolic_len = True
+    gave_len = False
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
         packet = getattr(self.operator, "overloadpacket", None)

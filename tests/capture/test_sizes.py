@@ -149,6 +149,28 @@ def test_squeeze_of_the_batch_is_guarded(check):
     check(capture(Squeeze(), (torch.rand(1, 1),)), Squeeze(), torch.rand(1, 1))
 
 
+def test_len_of_a_tensor_fixes_no_batch(check):
+    class InBatch(nn.Module):
+        def forward(self, u, v):
+            logits = (u @ v.t()).masked_fill(torch.eye(len(u), dtype=torch.bool), -1.0)
+            return F.cross_entropy(logits, torch.arange(len(v)))
+
+    found = capture(InBatch(), (torch.rand(5, 3), torch.rand(5, 3)))
+    for batch in (1, 5, 9):
+        check(found, InBatch(), torch.rand(batch, 3), torch.rand(batch, 3))
+
+
+def test_len_as_a_key_is_a_number():
+    masks = {n: torch.ones(n, 1) for n in range(8)}
+
+    class Cached(nn.Module):
+        def forward(self, x):
+            return x * masks[len(x)]
+
+    found = capture(Cached(), (torch.rand(5, 3),))
+    assert found.guards.static == (((0, 0), 5),)
+
+
 def test_tied_sizes_are_guarded():
     class Add(nn.Module):
         def forward(self, a, b):
