@@ -83,24 +83,34 @@ class Shim:
         self, grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor, seed: int = 0
     ) -> list[Tensor]:
         """As fxopt.kernels.columns.cuda.backward, the sort by torch on the CPU."""
+        found = [torch.zeros(t.shape) for t in tables]
+        self._add_up(grads, *self._entries(grads, tensors, tables, plan, seed).sums(found))
+        return found
+
+    def row_gradients(
+        self, grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor, seed: int = 0
+    ) -> list[tuple[Tensor, Tensor]]:
+        """As fxopt.kernels.columns.cuda.row_gradients: the rows of each table, and their gradients."""
+        entries = self._entries(grads, tensors, tables, plan, seed)
+        touched, slots = entries.slots(len(tables))
+        found = [torch.full((len(r), t.shape[1]), float("nan")) for r, t in zip(touched, tables, strict=True)]
+        self._add_up(grads, *entries.sums(found, slots))
+        return list(zip(touched, found, strict=True))
+
+    def _entries(self, grads, tensors, tables, plan, seed) -> cuda._Entries:  # type: ignore[no-untyped-def]
         keep = list[object]()
         arrays = _arrays(grads, keep)
         call = self.library.fxopt_cuda_entries
         keys, places, scales = self._call(
             tensors, tables, plan, seed, lambda request, *rest: call(request, arrays, *rest), more=grads
         )
-        found = [torch.zeros(t.shape) for t in tables]
-        by_key, order = torch.sort(keys.view(-1), stable=True)
-        n, max_dim = by_key.numel(), max(t.shape[1] for t in tables)
-        known = torch.tensor([(grad.data_ptr(), grad.shape[1]) for grad in found])
-        edges = torch.full((2, -(-n // 32) * max(1, max_dim)), float("nan"))
-        group_log2 = min(5, max(0, -(-max_dim // 4) - 1).bit_length())
-        pointers = (t.data_ptr() for t in (by_key, order, places, scales, known, edges[0], edges[1]))
-        sums, text = cuda._Sums(*pointers, n, max_dim, group_log2), ctypes.create_string_buffer(256)
-        named = [self._name(t) for t in (*grads, edges)]
+        return cuda._Entries(*torch.sort(keys.view(-1), stable=True), places, scales)
+
+    def _add_up(self, grads: Sequence[Tensor], sums: cuda._Sums, memory: list[Tensor]) -> None:
+        memory[5].fill_(float("nan"))  # sums of chunks
+        named, text = [self._name(t) for t in (*grads, memory[5])], ctypes.create_string_buffer(256)
         assert self.library.fxopt_cuda_sums(ctypes.byref(sums), None, text), text.value
         self._finish(named)
-        return found
 
     def _call(self, tensors, tables, words, seed, call, more=()) -> list[Tensor]:  # type: ignore[no-untyped-def]
         keep = list[object]()

@@ -16,6 +16,7 @@ from fxopt.kernels.gpu_cross import op as gpu_cross
 from fxopt.kernels.gpu_dots import op as gpu_dots
 from fxopt.kernels.gpu_linear import op as gpu_linear
 from fxopt.kernels.mlp import cuda as chains
+from fxopt.kernels.row_update import op as row_update
 from fxopt.kernels.stage import op as stage
 from fxopt.kernels.target_attention import cuda as attention
 
@@ -28,6 +29,7 @@ LIBRARIES = [
     gpu_cross.KERNEL,
     chains.KERNEL,
     attention.KERNEL,
+    row_update.CUDA,
 ]
 MOST_REGISTERS = 128  # 16 warps a multiprocessor; see columns.cu
 

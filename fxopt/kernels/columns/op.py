@@ -126,6 +126,7 @@ def _load_cuda() -> bool:
             _entry.__self__.bind_cuda(address)  # type: ignore[attr-defined]
         if _library is not None and address is not None:
             _library.impl("columns_backward", cuda.backward, "CUDA")
+            _library.impl("columns_row_gradients", cuda.row_gradients, "CUDA")
         return True
 
 

@@ -92,7 +92,7 @@ static void run(const Tensor& table, const std::vector<Tensor>& state, const Ten
   const Operand to = operand_of(table);
   const int64_t n = operand_of(rows).sizes[0], R = to.sizes[0], D = to.sizes[1];
   const auto data = [](const Operand& operand) { return reinterpret_cast<A*>(operand.data); };
-  Update<A> u{data(to), nullptr, nullptr, nullptr, nullptr, n, D, A(c[0]), A(c[1]), A(c[2]), A(c[3]), A(1 - c[2]), A(1 - c[3]), A(c[4])};
+  Update<A> u{data(to), nullptr, nullptr, nullptr, nullptr, n, D, R, A(c[0]), A(c[1]), A(c[2]), A(c[3]), A(1 - c[2]), A(1 - c[3]), A(c[4])};
   u.rows = reinterpret_cast<const int64_t*>(checked(rows, kDtypeInt64, {n}, "the list of rows").data);
   u.grads = data(checked(grads, to.dtype, {n, D}, "the gradient"));
   for (int64_t k = 0; k < n; k++)

@@ -12,7 +12,7 @@ struct Update {
   A *table, *first, *second;  // [R, dim]; state: sums [R], or both moments [R, dim]
   const int64_t* rows;        // [n], growing
   const A* grads;             // [n, dim]
-  int64_t n, dim;
+  int64_t n, dim, table_rows;
   // rate: Adam's includes its first correction; gain: 1 - beta, from doubles; root: of the second correction
   A rate, eps, beta1, beta2, gain1, gain2, root;
 };

@@ -12,6 +12,7 @@ These are FBGEMM's EXACT_SGD, EXACT_ROWWISE_ADAGRAD and ADAM (Mudigere et al., I
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .. import entry, simd
+from .. import cuda_build, cuda_call, entry, simd
 from ..build import Library
 from ..operators import Operator, Operators
 
@@ -29,6 +30,13 @@ KERNEL = Library(
     sources=(_HERE / "cpu.cpp",),
     headers=(_HERE / "layout.h", *simd.HEADERS, *entry.HEADERS),
     cflags=(*simd.CFLAGS, "-O3", entry.STABLE_ABI),
+)
+
+CUDA = cuda_build.CudaLibrary(
+    "fxopt_row_update_cuda",
+    source=_HERE / "update.cu",
+    headers=(_HERE / "layout.h",),
+    functions=("fxopt_row_update",),
 )
 
 
@@ -53,7 +61,7 @@ def row_update(
     Args:
         table: [R, D], contiguous.
         state: [] for SGD, [s [R]] for rowwise Adagrad, [m [R, D], v [R, D]] for Adam; the table's dtype.
-        rows: int64 [n], strictly growing.
+        rows: int64 [n], strictly growing; the kernel of the CPU refuses others, that of CUDA leaves out bad rows.
         grads: [n, D].
         constants: from :func:`constants`.
         kind: a :class:`Kind`.
@@ -74,6 +82,26 @@ def row_update(
     table[rows] -= step
 
 
+def packed(table: Tensor, state: Sequence[Tensor], rows: Tensor, grads: Tensor, constants: Tensor, kind: int) -> bytes:
+    """update.cu's Launch."""
+    rate, eps, beta1, beta2, root = constants.tolist()
+    first, second = (*(tensor.data_ptr() for tensor in state), 0, 0)[:2]
+    pointers = table.data_ptr(), first, second, rows.data_ptr(), grads.data_ptr()
+    numbers = rate, eps, beta1, beta2, 1 - beta1, 1 - beta2, root
+    return struct.pack("<5q3q7f4x2i", *pointers, *grads.shape, table.shape[0], *numbers, kind, 0)
+
+
+def _on_cuda(table: Tensor, state: Sequence[Tensor], rows: Tensor, grads: Tensor, constants: Tensor, kind: int) -> None:
+    tensors = (table, *state, grads)
+    fits = all(t.dtype is torch.float32 and t.is_contiguous() and t.device == table.device for t in tensors)
+    fits = fits and rows.is_contiguous() and rows.device == table.device
+    library = cuda_build.loaded(CUDA) if fits else None
+    if library is None:
+        row_update(table, state, rows, grads, constants, kind)
+    else:
+        cuda_call.launch(library.fxopt_row_update, packed(table, state, rows, grads, constants, kind), table)
+
+
 def _fake(*arguments: object) -> None:
     return None
 
@@ -81,4 +109,4 @@ def _fake(*arguments: object) -> None:
 _SCHEMA = (
     "row_update(Tensor(a!) table, Tensor(b!)[] state, Tensor rows, Tensor grads, Tensor constants, int kind) -> ()"
 )
-OPERATORS = Operators((Operator(_SCHEMA, row_update, _fake),), KERNEL)
+OPERATORS = Operators((Operator(_SCHEMA, row_update, _fake, others={"CUDA": _on_cuda}),), KERNEL)

@@ -8,10 +8,11 @@ would have; "clamp" takes the nearest row and counts (:func:`clamped`); "uncheck
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -36,7 +37,8 @@ WRAPPER = Library(
     headers=_SHARED,
     cflags=("-O2", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020b000000000000"),
 )
-_CHUNK = 32  # backward.cuh's kChunk
+_CHUNK, _TABLE_SHIFT = 32, 40  # backward.cuh's
+_NO_ROW = (1 << _TABLE_SHIFT) - 1
 _wrapper: ctypes.CDLL | None = None
 _kernels: dict[tuple[str, ...], ctypes.CDLL] = {}  # by the flags they were built with; captured graphs keep theirs
 _kernel: ctypes.CDLL | None = None  # that calls use
@@ -126,7 +128,48 @@ class _Sums(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("sorted", "order", "from", "scales", "targets", "head", "tail")),
         *((name, ctypes.c_int64) for name in ("n", "max_dim")),
         *((name, ctypes.c_int32) for name in ("group_log2", "unused")),
+        ("slots", ctypes.c_void_p),
     ]
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """What every id gives, sorted by table and row."""
+
+    keys: Tensor
+    order: Tensor
+    addresses: Tensor
+    scales: Tensor
+
+    @classmethod
+    def of(cls, grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> _Entries:
+        keys, addresses, scales = torch.ops.fxopt.columns_entries(grads, tensors, tables, plan)
+        return cls(*torch.sort(keys.view(-1), stable=True), addresses, scales)
+
+    def sums(self, targets: list[Tensor], slots: Tensor | None = None) -> tuple[_Sums, list[Tensor]]:
+        """What the kernel takes, and the memory it points into."""
+        n, max_dim = self.keys.numel(), max(target.shape[1] for target in targets)
+        known = torch.tensor([(target.data_ptr(), target.shape[1]) for target in targets]).to(self.keys.device)
+        edges = self.scales.new_empty(2, -(-n // _CHUNK) * max(1, max_dim))
+        group_log2 = min(5, max(0, -(-max_dim // 4) - 1).bit_length())
+        memory = [self.keys, self.order, self.addresses, self.scales, known, edges]
+        pointers = (t.data_ptr() for t in (*memory[:-1], edges[0], edges[1]))
+        sums = _Sums(*pointers, n, max_dim, group_log2, 0, None if slots is None else slots.data_ptr())
+        return sums, memory if slots is None else [*memory, slots]
+
+    def slots(self, n_tables: int) -> tuple[list[Tensor], Tensor]:
+        """The rows of each table that are touched, and each entry's place among them. Waits for the device."""
+        rows = self.keys & _NO_ROW
+        first = rows != _NO_ROW
+        first[1:] &= self.keys[1:] != self.keys[:-1]
+        number = first.cumsum(0)
+        table_keys = torch.arange(n_tables + 1, device=rows.device) << _TABLE_SHIFT
+        starts = torch.cat([number.new_zeros(1), number])[torch.searchsorted(self.keys, table_keys)]
+        bounds = starts.tolist()
+        touched = rows.new_empty(bounds[-1] + 1)  # and one for all that are not the first of their row
+        touched.scatter_(0, torch.where(first, number - 1, bounds[-1]), rows)
+        slots = number - 1 - starts[self.keys >> _TABLE_SHIFT]
+        return [touched[a:b] for a, b in itertools.pairwise(bounds)], slots
 
 
 def backward(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
@@ -136,24 +179,31 @@ def backward(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], p
         grads: float32, contiguous, one for each output of the plan.
         plan: of columns that :func:`differentiates` accepts.
     """
-    assert _kernel is not None
     found = [torch.empty_like(table, memory_format=torch.contiguous_format) for table in tables]
-    if not found:
-        return found
-    torch._foreach_zero_(found)
-    keys, addresses, scales = torch.ops.fxopt.columns_entries(grads, tensors, tables, plan)
-    by_key, order = torch.sort(keys.view(-1), stable=True)
-    n, max_dim = by_key.numel(), max(table.shape[1] for table in tables)
-    known = torch.tensor([(grad.data_ptr(), grad.shape[1]) for grad in found]).to(keys.device)
-    edges = scales.new_empty(2, -(-n // _CHUNK) * max(1, max_dim))
-    group_log2 = min(5, max(0, -(-max_dim // 4) - 1).bit_length())
-    pointers = (t.data_ptr() for t in (by_key, order, addresses, scales, known, edges[0], edges[1]))
-    sums, text = _Sums(*pointers, n, max_dim, group_log2), ctypes.create_string_buffer(256)
-    with torch.cuda.device(keys.device):
+    if found:
+        torch._foreach_zero_(found)
+        _add_up(*_Entries.of(grads, tensors, tables, plan).sums(found))
+    return found
+
+
+def row_gradients(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
+    """fxopt::columns_row_gradients for CUDA, of what :func:`backward` takes: rows [1, U] and gradients [U, D] each."""
+    if not tables:
+        return []
+    entries = _Entries.of(grads, tensors, tables, plan)
+    touched, slots = entries.slots(len(tables))
+    found = [table.new_empty(len(rows), table.shape[1]) for rows, table in zip(touched, tables, strict=True)]
+    _add_up(*entries.sums(found, slots))
+    return [tensor for rows, grad in zip(touched, found, strict=True) for tensor in (rows[None], grad)]
+
+
+def _add_up(sums: _Sums, memory: list[Tensor]) -> None:
+    assert _kernel is not None
+    text = ctypes.create_string_buffer(256)
+    with torch.cuda.device(memory[0].device):
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         if not _kernel.fxopt_cuda_sums(ctypes.byref(sums), stream, text):
             raise RuntimeError(text.value.decode())
-    return found
 
 
 def differentiates(column: Column, dtype: str) -> bool:

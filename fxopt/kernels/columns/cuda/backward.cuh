@@ -71,6 +71,7 @@ struct Sums {
   float *head, *tail;  // [chunks, max_dim]: of a row that goes on from the chunk before, or into the next
   int64_t n, max_dim;
   int32_t group_log2, unused;  // threads to a chunk, four elements each
+  const int64_t* slots;  // of each sorted entry: its row among those that are touched; null: gradients are dense
 };
 
 FXOPT_DEVICE float4 load_four(const float* from, int64_t left) {
@@ -92,12 +93,17 @@ FXOPT_DEVICE void store_four(float* to, int64_t left, float4 four) {
 
 FXOPT_DEVICE bool is_row(int64_t key) { return (key & kNoRow) != kNoRow; }
 
-// Where the sum of a key's entries goes, all of them or those of one chunk.
-FXOPT_DEVICE float* target_of(const Sums& sums, int64_t key, int64_t chunk, bool goes_on, bool goes_further, int64_t& dim) {
+// The row of the gradient that the sorted entry `at` belongs to.
+FXOPT_DEVICE float* row_of(const Sums& sums, const Target& target, int64_t key, int64_t at) {
+  return target.data + (sums.slots ? sums.slots[at] : key & kNoRow) * target.dim;
+}
+
+// Where the sum of a key's entries goes, all of them or those of one chunk; `at`: one of them.
+FXOPT_DEVICE float* target_of(const Sums& sums, int64_t key, int64_t at, int64_t chunk, bool goes_on, bool goes_further, int64_t& dim) {
   const Target target = sums.targets[key >> kTableShift];
   dim = target.dim;
   if (goes_on) return sums.head + chunk * sums.max_dim;
-  return goes_further ? sums.tail + chunk * sums.max_dim : target.data + (key & kNoRow) * dim;
+  return goes_further ? sums.tail + chunk * sums.max_dim : row_of(sums, target, key, at);
 }
 
 // A group of threads adds the entries [32 chunk, 32 chunk + 32), in order.
@@ -112,7 +118,7 @@ __global__ void __launch_bounds__(256) sums_kernel(const __grid_constant__ Sums 
     auto flush = [&](int64_t stop) {
       if (!is_row(key)) return;
       int64_t dim;
-      float* to = target_of(sums, key, chunk, start == first && key == before, stop == end && key == behind, dim);
+      float* to = target_of(sums, key, start, chunk, start == first && key == before, stop == end && key == behind, dim);
       store_four(to + d, dim - d, sum);
     };
     for (int64_t at = first; at < end; at += 4) {
@@ -162,7 +168,7 @@ __global__ void __launch_bounds__(256) joins_kernel(const __grid_constant__ Sums
       sum.z += more.z;
       sum.w += more.w;
     }
-    store_four(target.data + (key & kNoRow) * target.dim + d, target.dim - d, sum);
+    store_four(row_of(sums, target, key, end - 1) + d, target.dim - d, sum);
   }
 }
 

@@ -1,0 +1,87 @@
+"""Steps of optimizers on CUDA: through the shim, against PyTorch."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from fxopt.kernels.cuda_build import declared
+from fxopt.kernels.row_update.op import CUDA, Kind, constants, packed, row_update
+from tests.cuda.shim_library import ShimError, compile_shim
+
+R = 30
+MUTATIONS = {
+    "no check of the rows": ("uint64_t(row) < uint64_t(u.table_rows)", "k < u.n"),
+    "no sum over the group": ("squares += __shfl_xor_sync(0xffffffffu, squares, with)", "squares += squares"),
+}
+
+
+def built(folder, mutation=None):
+    for path in CUDA.source.parent.glob("*.[ch]*"):
+        text = path.read_text()
+        if mutation and path == CUDA.source:
+            old, new = MUTATIONS[mutation]
+            assert text.count(old) == 1, mutation
+            text = text.replace(old, new)
+        (folder / path.name).write_text(text)
+    return declared(CUDA, compile_shim(folder, folder / CUDA.source.name, "-O0"))
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory):
+    return built(tmp_path_factory.mktemp("row_update"))
+
+
+def example(kind, D, rows):
+    torch.manual_seed(D)
+    table, m, v = (torch.rand(R + 8, D) for _ in range(3))  # a bad row is in memory of the test
+    grads = torch.randn(len(rows), D)
+    grads[1::4] = 0
+    state = {Kind.SGD: [], Kind.ROWWISE_ADAGRAD: [m[:, 0].clone()], Kind.ADAM: [m, v]}[kind]
+    return table, *state, torch.tensor(rows, dtype=torch.int64), grads
+
+
+def step(library, kind, D, rows):
+    """What a step makes of the table and the state, by the kernel and in PyTorch."""
+    numbers = constants(0.1, 1e-3, (0.9, 0.99), 3)
+    whole, *state, where, grads = example(kind, D, rows)
+    table = whole[:R]
+    named = [t for t in (table, *state, where, grads) if t.numel()]
+    for t in named:
+        library.shim_name(ctypes.c_void_p(t.data_ptr()), ctypes.c_size_t(t.nbytes))
+    parameters = packed(table, state, where, grads, numbers, kind)
+    assert library.fxopt_row_update(parameters, 0, None) is None
+    for t in named:
+        library.shim_forget(ctypes.c_void_p(t.data_ptr()))
+    text = ctypes.create_string_buffer(256)
+    library.shim_problem(text)
+    if text.value:
+        raise ShimError(text.value.decode())
+    exact, *its_state, where, grads = example(kind, D, rows)
+    inside = where < R
+    row_update(exact, its_state, where[inside], grads[inside], numbers, kind)
+    return [whole, *state], [exact, *its_state]
+
+
+@pytest.mark.parametrize("D", [1, 6, 64, 100])
+@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
+def test_equals_pytorch(shim, kind, D):
+    for rows in ([0, 3, 4, 9, 10, 11, 17, R - 1], [5], []):
+        for found, expected in zip(*step(shim, kind, D, rows), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_row_outside_the_table_is_left_out(shim):
+    for found, expected in zip(*step(shim, Kind.ROWWISE_ADAGRAD, 64, [2, 3, R, R + 7]), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_planted_bugs_are_caught(tmp_path, name):
+    library = built(tmp_path, name)
+    with pytest.raises((AssertionError, ShimError)):
+        for kind in (Kind.ROWWISE_ADAGRAD, Kind.ADAM):
+            for found, expected in zip(*step(library, kind, 64, [2, 3, 5, R]), strict=True):
+                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
