@@ -13,7 +13,7 @@ from fxopt.kernels.target_attention import cuda
 from fxopt.kernels.target_attention import plan as p
 from fxopt.kernels.target_attention.plan import TailStep
 from tests.cuda.shim_library import ShimError
-from tests.cuda.test_chains_shim import compiled, run
+from tests.cuda.test_chains_shim import compiled, on_the_shim, run
 from tests.kernels.test_target_attention import eager, inputs, plan_of
 
 # What is wrong, and what the source says instead where shim::planted is the bug's number.
@@ -101,6 +101,18 @@ def test_not_finite_as_in_eager(shim):
     expected = eager(q, k, mask, params).double()
     given = found(shim, q, k, mask, params, plan_of(5))
     torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_the_operator_for_any_number_of_rows(shim, monkeypatch):
+    shim.shim_plant(0)
+    words = plan_of(6).words(1, 1, 1, 10)
+    attention = cuda.Attention(words)
+    for rows, T in ((2, 9), (3, 9), (1, 40)):
+        q, k, mask, params = inputs(rows, T, 6)
+        with monkeypatch.context() as patch:
+            on_the_shim(patch, shim, [q, k, mask, *params])
+            given = attention([q], [k], [mask], params, words)
+        torch.testing.assert_close(given.double(), exact(q, k, mask, params), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from fxopt.kernels import cuda_build, cuda_call
 from fxopt.kernels.mlp import cuda, reference
-from fxopt.kernels.mlp.plan import CHAINS_ON_CUDA, Op, Step
+from fxopt.kernels.mlp.plan import CHAINS_ON_CUDA, Op, Step, encode
 from tests.cuda.shim_library import ShimError, compile_shim
 from tests.kernels.test_mlp import chain
 
@@ -55,6 +56,18 @@ def run(library, function, parameters, tensors, dtype, seed=0):
     library.shim_problem(text)
     if text.value:
         raise ShimError(text.value.decode())
+
+
+def on_the_shim(monkeypatch, library, tensors):
+    """From here on, what would launch a kernel on a GPU runs `library` instead, on `tensors`."""
+    monkeypatch.setattr(cuda_call, "alike", lambda given: len({t.dtype for t in given}) == 1)
+    monkeypatch.setattr(cuda_build, "loaded", lambda kernel: library)
+    launch = functools.partial(_launched, library, tensors)
+    monkeypatch.setattr(cuda_call, "launch", launch)
+
+
+def _launched(library, tensors, function, parameters, like):
+    run(library, function, parameters, tensors, like.dtype)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +127,25 @@ def test_many_chains(shim):
     for copies in (2, CHAINS_ON_CUDA):
         given = found(shim, x, state, steps, copies=copies)
         torch.testing.assert_close(given, exact(x, state, steps), rtol=1e-5, atol=1e-5)
+
+
+def test_the_operator_for_any_number_of_rows(shim, monkeypatch):
+    shim.shim_plant(0)
+    layers = [example(Op.RELU, (5, 9, 2)), example(Op.TANH, (6, 4))]
+    plan = cuda.joined([(len(state), encode(1, steps)) for state, steps in layers])
+    state = [tensor for own, _ in layers for tensor in own]
+    chains = cuda.Chains(plan)
+    for rows in (3, 40, 0):
+        inputs = [torch.randn(rows, 5), torch.randn(rows, 6)]
+        with monkeypatch.context() as patch:
+            on_the_shim(patch, shim, [*inputs, *state])
+            given = chains(inputs, state, plan)
+        for y, x, (own, steps) in zip(given, inputs, layers, strict=True):
+            assert y.shape == (rows, cuda.width_of(own, steps))
+            torch.testing.assert_close(y.double(), exact(x, own, steps), rtol=1e-5, atol=1e-5)
+    patched = torch.randn(4, 5), torch.randn(3, 6)  # other numbers of rows: layer by layer
+    on_the_shim(monkeypatch, None, [])
+    assert [len(y) for y in chains(patched, state, plan)] == [4, 3]
 
 
 def test_nan_and_infinities_are_torchs(shim):

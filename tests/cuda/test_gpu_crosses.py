@@ -11,7 +11,7 @@ from fxopt.kernels.gpu_cross.op import KERNEL, gpu_cross, load, parameters, refe
 from fxopt.rewrites import gpu_crosses, gpu_linears
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.shim_library import ShimError
-from tests.cuda.test_chains_shim import compiled, run
+from tests.cuda.test_chains_shim import compiled, on_the_shim, run
 
 # What is wrong, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {
@@ -57,6 +57,13 @@ def test_equals_fp64(shim, dtype, M, K):
     for vectors in ((scale, bias), (None, bias.view(-1)), (scale, None)):
         given = found(shim, x0, x, weight, *vectors)
         torch.testing.assert_close(given, exact(x0, x, weight, *vectors), rtol=rtol, atol=1e-5)
+
+
+def test_the_operator_on_the_shim(shim, monkeypatch):
+    shim.shim_plant(0)
+    arguments = example(5, 33, torch.float32)
+    on_the_shim(monkeypatch, shim, arguments)
+    torch.testing.assert_close(gpu_cross(*arguments).double(), exact(*arguments), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

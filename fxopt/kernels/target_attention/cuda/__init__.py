@@ -27,7 +27,7 @@ KERNEL = cuda_build.CudaLibrary(
 OPERANDS = 48
 _TERMS, _KEYS, _LAYERS, _NORMS = (12, "<4if"), (4, "<2i"), (4, "<4i"), (4, "<4if")
 _CONSTANTS, _STEPS, _TAIL = (12, "<f"), (40, "<4i"), (8, "<2if")
-_HEADER = "<10i4i"
+_HEADER = "<9i4i"  # behind the number of rows
 Lists = Sequence[Sequence[Tensor]]  # rows, positions, masks, params
 
 
@@ -57,7 +57,10 @@ class Attention:
         return out
 
     def _encoded(self, lists: Lists) -> bytes | None:
-        shapes = [x.shape for tensors in lists for x in tensors], lists[2] and lists[2][0].dtype
+        if len({len(x) for tensors in lists[:3] for x in tensors}) != 1:
+            return None
+        rows, positions, masks, params = lists
+        shapes = [x.shape[1:] for x in (*rows, *positions, *masks)], [x.shape for x in params], {x.dtype for x in masks}
         if self._known[0] != shapes:
             self._known = shapes, encode(lists, self._plan)
         return self._known[1]
@@ -73,7 +76,8 @@ def parameters(lists: Lists, out: Tensor, plan: Plan, encoded: bytes) -> bytes:
     rows, positions, masks, params = lists
     matrices = {plan.weight, *(weight for weight, _ in plan.layers)}
     params = [x if number in matrices else x.reshape(-1) for number, x in enumerate(params)]
-    return cuda_call.operands((out, *rows, *positions, *masks, *params), OPERANDS) + encoded
+    operands = cuda_call.operands((out, *rows, *positions, *masks, *params), OPERANDS)
+    return operands + struct.pack("<i", len(out)) + encoded
 
 
 def _alike_masks(masks: Sequence[Tensor], like: Tensor) -> bool:
@@ -82,7 +86,7 @@ def _alike_masks(masks: Sequence[Tensor], like: Tensor) -> bool:
 
 
 def encode(lists: Lists, plan: Plan) -> bytes | None:
-    """A plan as attention.cu reads it, for tensors of these shapes; None where it would not serve."""
+    """A plan as attention.cu reads it behind the number of rows, for these shapes; None where it would not serve."""
     try:
         return _Encoder(lists, plan).encoded()
     except _Unfit:
@@ -103,7 +107,7 @@ class _Encoder:
         _check(1 + sum(map(len, lists)) <= OPERANDS)
 
     def encoded(self) -> bytes:
-        plan, (B, T) = self.plan, self._sizes()
+        plan, T = self.plan, self._positions()
         width = width_of(self.positions, plan)
         _check(plan.values < 0 or width <= MOST_WIDTH_ON_CUDA)
         keys = sorted({term.position for term in plan.terms if term.position >= 0})
@@ -118,7 +122,7 @@ class _Encoder:
         self._check_steps(first[2], [layer[2:] for layer in layers])
         is_bool = bool(self.masks) and self.masks[0].dtype == torch.bool
         values = self.position(plan.values)
-        header = (B, T, len(plan.terms), len(keys), len(plan.steps), len(plan.tail), plan.score, values, width, is_bool)
+        header = (T, len(plan.terms), len(keys), len(plan.steps), len(plan.tail), plan.score, values, width, is_bool)
         terms = ((self.row(t.row), self.position(t.position), t.start, t.width, t.scale) for t in plan.terms)
         norms = ((*map(self.param, (n.mean, n.variance, n.weight, n.bias)), n.eps) for n in plan.norms)
         return b"".join(
@@ -134,13 +138,13 @@ class _Encoder:
             )
         )
 
-    def _sizes(self) -> tuple[int, int]:
+    def _positions(self) -> int:
         B, T = self.positions[0].shape[:2]
         _check(T <= MOST_POSITIONS_ON_CUDA)
         _check(all(x.dim() == 2 and len(x) == B for x in self.rows))
         _check(all(x.shape[:2] == (B, T) and x.dim() == 3 for x in self.positions))
         _check(all(x.shape == (B, T) for x in self.masks))
-        return B, T
+        return T
 
     def _layer(self, weight: int, bias: int) -> tuple[int, int, int, int]:
         _check(self.params[weight].dim() == 2)
