@@ -74,7 +74,8 @@ def indexed(terms: Terms, node: Node) -> Value | None:
         return None
     if any(index.dtype != torch.int64 or not _inside(index, size) for index, size in zip(known, sizes, strict=True)):
         return None
-    picked: Tensor = value.terms[(*[slice(None)] * at, *known)]  # type: ignore[index]
+    index = (*[slice(None)] * at, *known)
+    picked: Tensor = value.terms[index]  # type: ignore[index]
     rank = picked.dim() - (value.terms.dim() - len(places))
     axes = value.axes[: places[0]] + FIELD * rank + value.axes[places[-1] + 1 :]
     return Value(axes, picked, value.B, value.D) if picked.numel() <= MOST_TERMS else None
