@@ -1,4 +1,4 @@
-// Rows in 8 bits, as quantized.py lays them out, made floats in registers.
+// Rows in 8 bits, as quantized.py lays them out, and in bfloat16, made floats in registers.
 #pragma once
 #if FXOPT_VECTOR_BYTES > 16
 #include <immintrin.h>
@@ -21,6 +21,21 @@ inline V load_codes(const char* from) {
   Codes codes;
   memcpy(&codes, from, n);
   return __builtin_convertvector(codes, V);
+}
+
+// As many bfloat16s as V holds floats.
+template <class V>
+inline V load_bfloat16(const char* from) {
+  constexpr int n = sizeof(V) / sizeof(float);
+#if FXOPT_VECTOR_BYTES == 64
+  if constexpr (n == 16) return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))), 16);
+#endif
+#if FXOPT_VECTOR_BYTES >= 32
+  if constexpr (n == 8) return (V)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 16);
+#endif
+  V values;
+  for (int k = 0; k < n; k++) values[k] = widen(reinterpret_cast<const BFloat16*>(from)[k]);
+  return values;
 }
 
 inline Quantization quantization_of(const char* row, int64_t dim) {
