@@ -23,6 +23,7 @@ from fxopt.rewrites import (
     k_largest,
     linear_chains,
     linear_pairs,
+    masked_fields,
     ones,
     pair_attention,
     pair_sum,
@@ -40,6 +41,7 @@ from fxopt.rewrites.core import Rewrite
 PASSES: tuple[Rewrite, ...] = (
     # What is dead, or only moves memory.
     dead_checks.REWRITE,
+    masked_fields.REWRITE,
     views.REWRITE,
     cats.REWRITE,
     identities.REWRITE,

@@ -79,6 +79,22 @@ class SumOfOtherSquares(Triangle):
         return 0.5 * (z.sum(1).square() - (z + 1).square().sum(1))
 
 
+class MaskedTriangle(Triangle):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(3, 3).tril().bool())
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.unsqueeze(2) * self.scale
+        return torch.masked_select(torch.bmm(z, z.transpose(1, 2)), self.mask).view(-1, 6)
+
+
+class MaskedByAnInput(MaskedTriangle):
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.unsqueeze(2) * self.scale
+        return torch.masked_select(torch.bmm(z, z.transpose(1, 2)), self.mask & (x.sum() == x.sum())).view(-1, 6)
+
+
 class AttentionOverPairs(Triangle):
     """An attentional factorization machine."""
 
@@ -248,6 +264,7 @@ CATALOGUE = {
     "dot_interaction_parts": Example(TriangleOfTwo, Triangle),
     "dot_interaction": Example(Triangle, TwoTriangles),
     "field_index": Example(TwoTriangles, ByAnInput),
+    "masked_fields": Example(MaskedTriangle, MaskedByAnInput),
     "sized_constants": Example(Mask, OnePerRow),
     "sizes": Example(Mask, OnePerRow),
     "linear_pairs": Example(lambda: Pair(9, 2), lambda: Pair(1, 4)),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fxopt import optimize
+from fxopt import Config, optimize
 
 LI, LJ = torch.tril_indices(7, 7, -1).tolist()
 
@@ -111,3 +113,60 @@ def test_live_indices_may_change() -> None:
     model.pairs[0, 1] = 7
     with pytest.raises(IndexError):
         fast(z)
+
+
+class Masked(Fields):
+    """Fields by masks in buffers, as FuxiCTR keeps them; `how` is what it does with them."""
+
+    def __init__(self, how: Callable[[Masked, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("pairs", torch.triu(torch.ones(7, 7), 1).byte())
+        self.register_buffer("some", torch.tensor([1, 0, 0, 1, 1, 0, 1]).bool())
+
+    def forward(self, z: Tensor) -> Tensor:
+        z = z * self.scale
+        return self.how(self, z)
+
+
+def gram(z: Tensor) -> Tensor:
+    return torch.bmm(z, z.transpose(1, 2))
+
+
+MASKED = {
+    "triangle": lambda m, z: torch.masked_select(gram(z), m.pairs.bool()).view(-1, 21),
+    "triangle by index": lambda m, z: gram(z)[:, m.pairs > 0],
+    "made in forward": lambda m, z: gram(z).masked_select(torch.ones(7, 7).tril(-1).bool()).view(-1, 21),
+    "fields": lambda m, z: torch.masked_select(z, m.some.view(1, 7, 1)).view(-1, 4, z.shape[2]),
+    "fields by index": lambda m, z: z[:, m.some],
+    "pairs of vectors": lambda m, z: z.unsqueeze(2).expand(-1, -1, 7, -1)[:, m.pairs.bool()],
+    "over lanes": lambda m, z: torch.masked_select(
+        (z.unsqueeze(2) + z.unsqueeze(1)).tanh(), m.pairs.t().unsqueeze(-1).bool()
+    ).view(-1, 21, z.shape[2]),
+    "expanded between": lambda m, z: torch.masked_select(
+        gram(z).unsqueeze(2) + m.scale[:2], m.some.view(7, 1, 1) & m.some.roll(1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masks_in_buffers_are_lists_of_fields(name: str) -> None:
+    model = Masked(MASKED[name])
+    fast = optimize(model, (torch.randn(5, 7, 3),), Config(verify="full"))
+    (found,) = fast._fxopt.findings  # type: ignore[union-attr, misc]
+    assert sum(len(ran.changes) for ran in found.passes if ran.name == "masked_fields") == 1
+    assert not [ran.rolled_back for ran in found.passes if ran.rolled_back]
+    for rows in (0, 1, 4, 33):
+        z = torch.randn(rows, 7, 3)
+        torch.testing.assert_close(fast(z), model(z))
+    assert len(fast._fxopt.entries) == 1  # type: ignore[union-attr, arg-type]
+
+
+def test_a_mask_that_changes_is_read_again() -> None:
+    model, z = Masked(MASKED["fields by index"]), torch.randn(5, 7, 3)
+    fast = optimize(model, (z,))
+    model.some.data = model.some.roll(1)  # another list of as many
+    torch.testing.assert_close(fast(z), model(z))
+    model.some[:] = True  # more than the graph was made for
+    assert fast(z).shape == (5, 7, 3)
+    torch.testing.assert_close(fast(z), model(z))

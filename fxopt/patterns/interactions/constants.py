@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,11 +18,14 @@ from fxopt.shape.sizes import static
 _MOST_ELEMENTS = 1 << 16
 
 
-def constant_tensor(node: object) -> Tensor | None:
-    """The tensor that `node` is in every call; None where that is not known, or large."""
+def constant_tensor(node: object, held: Mapping[Node, Tensor] | None = None) -> Tensor | None:
+    """The tensor that `node` is in every call; None where that is not known, or large.
+
+    held: tensors to take as they are now: the answer is then true until one of them changes.
+    """
     try:
         with _disable_current_modes(), torch.no_grad():
-            value = _content(node, {})
+            value = _content(node, dict(held or {}))
     except (_Unknown, RuntimeError, TypeError, ValueError, IndexError):
         return None
     return value if isinstance(value, Tensor) else None
