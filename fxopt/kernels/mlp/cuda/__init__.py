@@ -53,10 +53,11 @@ class Chains:
         if any(x.dim() != 2 or len(x) != len(inputs[0]) for x in inputs):
             return None
         shapes = [(x.shape[1], [t.shape for t in own]) for x, own in zip(inputs, states, strict=True)]
-        if self._known[0] != shapes:
+        known = self._known  # another thread may replace it
+        if known[0] != shapes:
             found = [encode(steps, width, own) for (_, steps), (width, own) in zip(self._chains, shapes, strict=True)]
-            self._known = shapes, None if None in found else found  # type: ignore[assignment]
-        return self._known[1]
+            known = self._known = shapes, None if None in found else found  # type: ignore[assignment]
+        return known[1]
 
 
 def joined(plans: Sequence[tuple[int, Sequence[int]]]) -> list[int]:

@@ -61,9 +61,10 @@ class Attention:
             return None
         rows, positions, masks, params = lists
         shapes = [x.shape[1:] for x in (*rows, *positions, *masks)], [x.shape for x in params], {x.dtype for x in masks}
-        if self._known[0] != shapes:
-            self._known = shapes, encode(lists, self._plan)
-        return self._known[1]
+        known = self._known  # another thread may replace it
+        if known[0] != shapes:
+            known = self._known = shapes, encode(lists, self._plan)
+        return known[1]
 
 
 def width_of(positions: Sequence[Tensor], plan: Plan) -> int:
