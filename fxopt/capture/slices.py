@@ -18,21 +18,30 @@ def slices_have_terms() -> None:
     """Once a process; it changes nothing for other fake tensors than those of our captures."""
     theirs = fake_impls.op_implementations_dict[aten.slice.Tensor]
 
-    def sliced(
-        mode: Any, function: Any, tensor: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-    ) -> Any:
-        if isinstance(mode.shape_env, TraceShapeEnv) and -tensor.dim() <= dim < tensor.dim() and step > 0:
-            size = tensor.shape[dim]
-            first, last = _place(size, 0 if start is None else start), _place(size, sys.maxsize if end is None else end)
-            if first is not None and last is not None:
-                return _cut(tensor, dim, first, last, step)
-        return theirs(mode, function, tensor, dim, start, end, step)
+    def sliced(mode: Any, function: Any, tensor: Any, *where: Any, **named: Any) -> Any:
+        ours = sliced_by_terms(tensor, *where, **named) if isinstance(mode.shape_env, TraceShapeEnv) else None
+        return theirs(mode, function, tensor, *where, **named) if ours is None else ours
 
     fake_impls.op_implementations_dict[aten.slice.Tensor] = sliced
 
 
+def sliced_by_terms(tensor: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    """None where it is wrong, or where the sign of an end is not known."""
+    if not -tensor.dim() <= dim < tensor.dim() or step < 1:
+        return None
+    size = tensor.shape[dim]
+    first, last = _place(size, 0 if start is None else start), _place(size, sys.maxsize if end is None else end)
+    if first is None or last is None:
+        return None
+    length = last - first if statically_known_true(last >= first) else torch.sym_max(last - first, 0)
+    sizes, strides = list(tensor.shape), list(tensor.stride())
+    offset = tensor.storage_offset() + first * strides[dim]
+    sizes[dim], strides[dim] = (length + step - 1) // step, strides[dim] * step
+    return tensor.as_strided(sizes, strides, offset)
+
+
 def _place(size: Any, index: Any) -> Any:
-    """Where an index lies in a dim, from 0 to its size; None where its sign is not known."""
+    """Where an index lies in a dim, from 0 to its size; None where its sign is not."""
     if statically_known_true(index == sys.maxsize):
         return size
     if statically_known_true(index >= 0):
@@ -40,11 +49,3 @@ def _place(size: Any, index: Any) -> Any:
     if statically_known_true(index < 0):
         return index + size if statically_known_true(index >= -size) else torch.sym_max(index + size, 0)
     return None
-
-
-def _cut(tensor: Any, dim: int, first: Any, last: Any, step: int) -> Any:
-    length = last - first if statically_known_true(last >= first) else torch.sym_max(last - first, 0)
-    sizes, strides = list(tensor.shape), list(tensor.stride())
-    offset = tensor.storage_offset() + first * strides[dim]
-    sizes[dim], strides[dim] = (length + step - 1) // step, strides[dim] * step
-    return tensor.as_strided(sizes, strides, offset)
