@@ -147,6 +147,9 @@ LEFT_ALONE = {
     "summed in one factor only": lambda x, w, b, k: torch.einsum("bk,jl->bj", x, w),
     "kernels over parts": lambda x, w, b, k: F.conv1d(x.unsqueeze(1), w.unsqueeze(1)[..., :2], b, stride=2),
     "kernels over padding": lambda x, w, b, k: F.conv1d(x.unsqueeze(1), w.unsqueeze(1), b, padding=2),
+    "kernels over the rows of one image": lambda x, w, b, k: (
+        F.conv2d(k.view(1, 1, 4, 12)[..., :5], w.view(5, 1, 4, 1), b) + x.sum()
+    ),
     "integers": lambda x, w, b, k: x.long() @ torch.ones(4, 2, dtype=torch.long) + 0 * w.sum(),
     "complex": lambda x, w, b, k: torch.view_as_real(
         torch.matmul(w.to(torch.complex64), x.to(torch.complex64)[:, :, None])

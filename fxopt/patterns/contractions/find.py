@@ -31,11 +31,16 @@ def find_disguised_linears(module: GraphModule, inference: bool) -> Iterator[Mat
             continue
         for term in reader.terms(node, deepest=1):
             found = linear_order(term) if is_full(term) else None
-            if found is not None:
+            if found is not None and not _biased_elsewhere(node, term, found[2]):
                 x, weight, roles = found
                 bound = {"term": term, "x": x, "weight": weight, "roles": roles, "tensors": (x.node, weight.node)}
                 yield _with_bias(node, bound, aliases)
                 break
+
+
+def _biased_elsewhere(node: Node, term: Term, roles: Roles) -> bool:
+    """A convolution of a single row may be read with its kernel as the rows: its bias belongs to those."""
+    return node.target in _BIASED and _has_bias(node) and term.dims[1] != roles.right
 
 
 def _looks_up(node: Node) -> bool:
