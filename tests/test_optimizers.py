@@ -113,6 +113,21 @@ def test_steps_follow_the_formula(kind, eager):
         assert_close(model, exact)
 
 
+@pytest.mark.gpu
+@every
+def test_steps_on_a_gpu(kind):
+    model, exact = models()
+    fast = fxopt.optimize(model.cuda(), config=fxopt.Config(tune="off"))
+    kind(optimizers.split(model)[0], **OPTIONS[kind])
+    reference = Reference(kind, optimizers.split(exact)[0])
+    for seed, rows in enumerate((12, 7, 1, 300)):
+        inputs = batch(seed, rows)
+        fast(*(tensor.cuda() for tensor in inputs)).square().sum().backward()
+        exact(*inputs).square().sum().backward()
+        reference()
+        assert_close(copy.deepcopy(model).cpu(), exact)
+
+
 def test_the_rows_are_those_of_the_dense_gradient():
     model, _ = models()
     fast, (tables, _) = fxopt.optimize(model, config=fxopt.Config(tune="off")), optimizers.split(model)
