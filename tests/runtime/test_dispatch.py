@@ -1,22 +1,18 @@
-"""Which calls share a capture, which do not, and what happens to calls that no capture serves."""
+"""Which calls share a capture, and which do not."""
 
 from __future__ import annotations
 
-import argparse
-import math
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxopt.config import Config
-from fxopt.runtime import Executable, dispatcher_of, optimized
-from tests.runtime.models import Recorder, Tower, assert_same, optimize, tower_inputs
+from fxopt.runtime import dispatcher_of
+from tests.runtime.models import Tower, assert_same, optimize, tower_inputs
 
 Pair = namedtuple("Pair", "a b")
 
@@ -187,182 +183,6 @@ def test_default_device_mode_still_optimizes():
     assert recorder.runs == 1
 
 
-class ById(nn.Module):
-    def __init__(self, attribute, value):
-        super().__init__()
-        setattr(self, attribute, value)
-
-    def forward(self, x):
-        for factor in getattr(self, "factors", []):
-            x = x if factor == 1 else x * factor
-        if getattr(self, "shift", None) is not None:
-            x = x + self.shift
-        return x
-
-
-def test_containers_and_tensors_as_attributes_are_watched():
-    x = torch.arange(3.0)
-    model = ById("factors", [2, 3])
-    fast, recorder = optimize(model)
-    assert_same(fast(x), x * 6)
-    model.factors.append(5)
-    assert_same(fast(x), x * 30)
-    model.factors[0] = 7
-    assert_same(fast(x), x * 105)
-    assert recorder.captures == 3
-    model = ById("shift", torch.tensor([1.0]))
-    fast, recorder = optimize(model)
-    assert_same(fast(x), x + 1)
-    model.shift.add_(1)
-    assert_same(fast(x), x + 2)
-    model.shift = torch.tensor([5.0])
-    assert_same(fast(x), x + 5)
-    del model.shift
-    assert_same(fast(x), x)
-
-
-@pytest.mark.parametrize("config", [SimpleNamespace(factors=(2, 3)), argparse.Namespace(factors=[2, 3])])
-def test_settings_as_attributes_are_watched(config):
-    class Configured(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.config = config
-
-        def forward(self, x):
-            return x * math.prod(self.config.factors)
-
-    x, model = torch.arange(3.0), Configured()
-    fast, recorder = optimize(model)
-    assert_same(fast(x), x * 6)
-    assert_same(fast(x), x * 6)
-    model.config.factors = (5,)
-    assert_same(fast(x), x * 5)
-    assert recorder.captures == 2
-
-
-def test_arrays_as_attributes_are_watched():
-    class Offset(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.offsets = np.array([0, 10, 20])
-
-        def forward(self, x):
-            return x + x.new_tensor(self.offsets) + torch.as_tensor(self.offsets)
-
-    x, model = torch.arange(3), Offset()
-    fast, recorder = optimize(model)
-    assert_same(fast(x), torch.tensor([0, 21, 42]))
-    assert_same(fast(x), torch.tensor([0, 21, 42]))
-    model.offsets[1] = 5
-    assert_same(fast(x), torch.tensor([0, 11, 42]))
-    assert recorder.captures == 2
-
-
-def test_sizes_that_only_python_reads_are_watched():
-    """Of a buffer that the graph does not use, and of tensors that are no state."""
-
-    class Vocabulary(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("vocabulary", torch.zeros(5))
-            self.edges = [torch.arange(4.0)]
-
-        def forward(self, x):
-            return torch.bucketize(x, self.edges[0]).clamp(0, 4) % self.vocabulary.numel()
-
-    x, model = torch.tensor([-1.0, 1.5, 9.0]), Vocabulary()
-    fast, recorder = optimize(model)
-    assert_same(fast(x), torch.tensor([0, 2, 4]))
-    model.vocabulary.fill_(1)
-    model.edges[0].sub_(1)
-    assert_same(fast(x), torch.tensor([0, 3, 4]))
-    assert recorder.captures == 1
-    model.vocabulary = torch.zeros(3)
-    assert_same(fast(x), torch.tensor([0, 0, 1]))
-    model.edges[0].resize_(6).fill_(0)
-    assert_same(fast(x), torch.tensor([0, 1, 1]))
-    assert recorder.captures == 3
-
-
-def test_a_container_may_hold_itself():
-    factors: list = [[2]]
-    factors[0].append(factors)
-    model = ById("note", factors)
-    fast, recorder = optimize(model)
-    x = torch.arange(3.0)
-    for _ in range(3):
-        assert_same(fast(x), x)
-    assert recorder.captures <= 1
-
-
-def test_large_containers_are_watched_by_length():
-    model = ById("factors", [1] * 5000)
-    fast, recorder = optimize(model)
-    x = torch.arange(3.0)
-    model.shift = torch.zeros(1)
-    assert_same(fast(x), x)
-    model.factors.append(3)
-    assert_same(fast(x), x * 3)
-    assert recorder.captures == 2
-
-
-class Counting(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-        self.last = None
-
-    def forward(self, x):
-        self.calls += 1
-        self.last = x
-        return x * self.calls
-
-
-def test_a_forward_that_assigns_stays_eager():
-    model = Counting()
-    fast, recorder = optimize(model)
-    for call in range(1, 6):
-        x = torch.ones(2)
-        assert_same(fast(x), x * call)
-        assert model.calls == call
-        assert type(model.last) is torch.Tensor and model.last is x
-    assert recorder.captures == 1, "and is not captured again and again"
-    assert recorder.runs == 0
-    assert dispatcher_of(fast).findings[0].eager_reason
-
-
-class DataDependent(nn.Module):
-    def forward(self, x):
-        return x + 1 if x.sum().item() > 0 else x - 1
-
-
-def test_what_cannot_be_captured_stays_eager_and_says_why():
-    model = DataDependent()
-    fast, recorder = optimize(model)
-    for sign in (1, -1, 1):
-        x = torch.full((3,), float(sign))
-        assert_same(fast(x), model(x))
-    assert recorder.captures == 1
-    (findings,) = dispatcher_of(fast).findings
-    assert findings.eager_reason
-
-
-def test_unsupported_arguments_run_eagerly():
-    class Takes(nn.Module):
-        def forward(self, x, extra=None):
-            return torch.mm(x, torch.eye(3)) if x.layout is torch.strided else torch.sparse.mm(x, torch.eye(3))
-
-    fast, recorder = optimize(Takes())
-    dense = torch.eye(3)
-    assert_same(fast(dense.to_sparse()), dense)
-    assert_same(fast(dense, extra=object()), dense)
-    assert recorder.captures == 0
-    reasons = [f.eager_reason for f in dispatcher_of(fast).findings]
-    assert any("sparse" in r for r in reasons) and any("object" in r for r in reasons)
-    assert_same(fast(dense), dense)
-    assert recorder.runs == 1
-
-
 def test_max_captures():
     model = Nested()
     fast, recorder = optimize(model, Config(max_captures=2))
@@ -373,85 +193,6 @@ def test_max_captures():
     runs = recorder.runs
     fast(torch.ones(2), 0)
     assert recorder.runs == runs + 1
-
-
-class Raising(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 2)
-
-    def forward(self, x, ids):
-        if x.dim() != 2:
-            raise ValueError("expected a matrix")
-        return self.lin(x) + nn.functional.embedding(ids, self.lin.weight[:, :2])
-
-
-def test_exceptions_are_those_of_eager():
-    fast, recorder = optimize(Raising())
-    x, ids = torch.randn(4, 3), torch.randint(0, 2, (4,))
-    calls = {ValueError: (torch.randn(3), ids), IndexError: (x, ids + 2), RuntimeError: (torch.randn(4, 5), ids)}
-    for repeat in range(2):
-        for kind, args in calls.items():
-            with pytest.raises(kind) as caught:
-                fast(*args)
-            assert type(caught.value) is kind
-            assert caught.value.__context__ is None
-        fast(x, ids)
-        assert recorder.runs >= repeat + 1
-    with pytest.raises(TypeError, match="forward"):
-        fast(x)
-
-
-class BadId(IndexError):
-    pass
-
-
-def test_a_more_special_error_than_eagers_is_raised():
-    def compile(model, args, kwargs):
-        recorded = Recorder()(model, args, kwargs)
-
-        def run(*tensors):
-            if (tensors[-1] > 10).any():
-                raise BadId("column 3: id 99")
-            return recorded.run(*tensors)
-
-        return Executable(recorded.capture, run)
-
-    fast = optimized(Tower().eval(), compile)
-    dense, ids = tower_inputs()
-    fast(dense, ids)
-    with pytest.raises(BadId, match="column 3: id 99") as caught:
-        fast(dense, ids + 11)
-    assert caught.value.__suppress_context__
-    assert_same(fast(dense, ids), dispatcher_of(fast).original(dense, ids))
-    assert dispatcher_of(fast).entries[0].executable is not None
-
-
-def test_a_graph_that_fails_where_eager_does_not_is_dropped():
-    def compile(model, args, kwargs):
-        def run(*tensors):
-            raise RuntimeError("kernel broke")
-
-        return Executable(Recorder()(model, args, kwargs).capture, run)
-
-    model = Tower().eval()
-    fast = optimized(model, compile)
-    inputs = tower_inputs()
-    for _ in range(3):
-        assert_same(fast(*inputs), model(*inputs))
-    (findings,) = dispatcher_of(fast).findings
-    assert "kernel broke" in findings.eager_reason
-
-
-def test_a_compile_that_fails_leaves_the_model_eager():
-    def compile(model, args, kwargs):
-        raise KeyError("a bug")
-
-    model = Tower().eval()
-    fast = optimized(model, compile)
-    inputs = tower_inputs()
-    assert_same(fast(*inputs), model(*inputs))
-    assert "a bug" in dispatcher_of(fast).findings[0].eager_reason
 
 
 def test_capture_leaves_the_random_state_alone():
@@ -475,16 +216,3 @@ def test_prepare_captures_without_a_call():
     assert recorder.captures == 1 and recorder.runs == 0
     assert_same(fast(*inputs), model(*inputs))
     assert recorder.captures == 1
-
-
-def test_prepare_reports_bad_inputs_and_leaves_no_trace():
-    model = Raising()
-    fast, _ = optimize(model)
-    with pytest.raises(ValueError, match="expected a matrix"):
-        dispatcher_of(fast).prepare((torch.randn(3), torch.tensor([0])))
-    assert not dispatcher_of(fast).entries
-    counting = Counting()
-    fast, _ = optimize(counting)
-    dispatcher_of(fast).prepare((torch.ones(2),))
-    assert counting.calls == 0
-    assert dispatcher_of(fast).findings[0].eager_reason
