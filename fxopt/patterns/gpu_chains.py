@@ -39,7 +39,7 @@ class Member:
 
 
 def find_gpu_chains(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """Matches bind `chains`: some with as many rows and of one dtype, or one of at least two nodes."""
+    """Matches bind `chains`, some with as many rows and of one dtype or one of at least two nodes, and `nodes`."""
     if not inference:
         return
     aliases, taken = Aliases(module.graph), set[Node]()
@@ -66,10 +66,16 @@ def _matches(together: list[Member]) -> Iterator[Match]:
     for start in range(0, len(together), CHAINS_ON_CUDA):
         some = together[start : start + CHAINS_ON_CUDA]
         if len(some) > 1:
-            yield Match(min(member.anchor for member in some), {"chains": [member.chain for member in some]})
+            yield _match(some)
     for member in together:
         if len(set(member.chain.inside)) > 1:
-            yield Match(member.anchor, {"chains": [member.chain]})
+            yield _match([member])
+
+
+def _match(members: list[Member]) -> Match:
+    reads = [node for member in members for node in (*member.reads, *member.chain.inside)]
+    bound = {"chains": [member.chain for member in members], "nodes": reads}
+    return Match(min(member.anchor for member in members), bound)
 
 
 def _chain(node: Node, layer: list[Found]) -> Chain:

@@ -18,6 +18,7 @@ from fxopt.rewrites import (
     gpu_chains,
     gpu_crosses,
     gpu_dots,
+    gpu_groups,
     gpu_linears,
     identities,
     k_largest,
@@ -77,6 +78,7 @@ PASSES: tuple[Rewrite, ...] = (
     gpu_linears.REWRITE,
     gpu_crosses.REWRITE,
     gpu_chains.REWRITE,
+    gpu_groups.REWRITE,
     row_chunks.REWRITE,
 )
 

@@ -154,6 +154,14 @@ def _addmm(call: Rowwise) -> Rows:
     return found
 
 
+def _baddbmm(call: Rowwise) -> Rows:
+    """[E, M, K] x [E, K, N], rows in M."""
+    _, found = call.only("batch1")
+    if found.dim != 1:
+        raise Unknown
+    return found
+
+
 def _looked_up(call: Rowwise) -> Rows:
     return call.only("indices")[1]
 
@@ -317,6 +325,7 @@ RULES: dict[Any, Rule] = {
     **_named("linear", _linear),
     **_named("matmul bmm mm", _matmul),
     **_named("addmm _addmm_activation", _addmm),
+    **_named("baddbmm", _baddbmm),
     **_named("embedding", _looked_up),
     **_named("index_select", _selected),
     **_named("gather", _gathered),

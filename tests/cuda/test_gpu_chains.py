@@ -79,6 +79,16 @@ def test_experts_and_gates_share_a_launch():
     assert names.count("fxopt.mlp_chains") == 2 and "aten.linear" not in names and not chains.rolled_back
 
 
+def test_a_chain_behind_another_reads_what_replaced_it():
+    def twice(x, a, b, c):
+        y = torch.relu(F.linear(x, a))
+        return F.silu(F.linear(y, b)) + F.silu(F.linear(y, c))
+
+    module = graph_of(twice, [(7, 20), (30, 20), (5, 30), (5, 30)])
+    rewritten(module, gpu_chains.REWRITE)
+    assert [name for name in names_of(module) if name != GETITEM] == ["fxopt.mlp_chains"] * 2 + ["aten.add.Tensor"]
+
+
 def test_more_than_a_launch_holds_are_cut():
     def many(x, *weights):
         return [F.linear(x, weight) for weight in weights]

@@ -284,6 +284,7 @@ ELSEWHERE = {
     "gpu_chains",
     "gpu_crosses",
     "gpu_dots",
+    "gpu_groups",
     "gpu_linears",
     "gpu_target_attention",
     "row_chunks",

@@ -1,0 +1,61 @@
+"""Linear layers of the same sizes on CUDA as one batched product.
+
+Their weights are stacked anew at each call, so that an update is seen, also by a graph's replay.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from fxopt.patterns.core import Match
+from fxopt.patterns.embedding_columns.groups import hoisted
+from fxopt.patterns.gpu_groups import Layer, find_gpu_groups
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import shape_of
+
+aten = torch.ops.aten
+_ACTIVATIONS = {"relu": aten.relu.default, "sigmoid": aten.sigmoid.default}
+
+
+def replace_group(editor: Editor, match: Match) -> Replacement:
+    layers: list[Layer] = match.bound["layers"]
+    reads = [node for layer in layers for node in layer.reads]
+    late = hoisted(editor.module.graph, match.anchor, reads, Aliases(editor.module.graph))
+    if late is None:
+        raise Rejected("a tensor it reads is made by an operator that may not move")
+    editor.hoist(late)
+    weights = editor.call(aten.stack.default, [layer.weight for layer in layers])
+    turned = editor.call(aten.transpose.int, weights, 1, 2)
+    x = _inputs(editor, layers)
+    if layers[0].bias is None:
+        y = editor.call(aten.bmm.default, x, turned)
+    else:
+        biases = editor.call(aten.stack.default, [layer.bias for layer in layers])
+        y = editor.call(aten.baddbmm.default, editor.call(aten.unsqueeze.default, biases, 1), x, turned)
+    if layers[0].activation:
+        y = editor.call(_ACTIVATIONS[layers[0].activation], y)
+    values = {layer.anchor: editor.call(aten.select.int, y, 0, at) for at, layer in enumerate(layers)}
+    outputs, inputs = shape_of(layers[0].weight)
+    return Replacement(
+        values, f"{len(layers)} linear layers {inputs}-{outputs} as one batched product", "fewer launches"
+    )
+
+
+def _inputs(editor: Editor, layers: list[Layer]) -> Node:
+    """[layers, M, K]."""
+    if any(layer.x is not layers[0].x for layer in layers):
+        return editor.call(aten.stack.default, [layer.x for layer in layers])
+    return editor.call(aten.expand.default, editor.call(aten.unsqueeze.default, layers[0].x, 0), [len(layers), -1, -1])
+
+
+REWRITE = Rewrite(
+    "gpu_groups",
+    find_gpu_groups,
+    replace_group,
+    measured=True,
+    proof=True,
+    why="after gpu_chains, which takes the narrow ones in one launch and copies no weights",
+)

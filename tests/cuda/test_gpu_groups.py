@@ -1,0 +1,71 @@
+"""Linear layers of the same sizes on CUDA as one batched product."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxopt
+from fxopt.rewrites import gpu_groups, gpu_linears
+from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
+
+PASSES = (gpu_linears.REWRITE, gpu_groups.REWRITE)
+
+
+def experts(x, bias, *weights):
+    """Two layers each, ReLU behind the first."""
+    half = len(weights) // 2
+    hidden = [torch.relu(F.linear(x, weight, bias)) for weight in weights[:half]]
+    return torch.stack([F.linear(h, weight) for h, weight in zip(hidden, weights[half:], strict=True)], 1)
+
+
+def test_layers_of_one_input_and_of_several():
+    module = graph_of(experts, [(7, 20), (30,), *[(30, 20)] * 4, *[(5, 30)] * 4])
+    cpu = [torch.randn(*shape) for shape in ((7, 20), (30,), *[(30, 20)] * 4, *[(5, 30)] * 4)]
+    *_, groups = rewritten(module, *PASSES)
+    names = names_of(module)
+    assert len(groups.changes) == 2 and not groups.rolled_back
+    assert names.count("aten.baddbmm") == names.count("aten.bmm") == 1 and "fxopt.gpu_linear" not in names
+    torch.testing.assert_close(module(*cpu), experts(*cpu))
+
+
+def test_two_layers_other_sizes_and_outputs_stay():
+    def outputs(x, *weights):
+        return [F.linear(x, weight) for weight in weights]
+
+    def sums(x, *weights):
+        return sum(F.linear(x, weight).sum(1) for weight in weights)
+
+    for function, shapes in (
+        (outputs, [(30, 20)] * 4),
+        (sums, [(30, 20)] * 2),
+        (sums, [(30, 20), (31, 20), (32, 20), (33, 20)]),
+    ):
+        module = graph_of(function, [(7, 20), *shapes])
+        assert not rewritten(module, gpu_groups.REWRITE)[0].changes
+
+
+def test_one_after_the_other_are_no_group():
+    def chain(x, *weights):
+        for weight in weights:
+            x = F.linear(x, weight)
+        return x * 2
+
+    module = graph_of(chain, [(7, 20), *[(20, 20)] * 4])
+    assert not rewritten(module, gpu_groups.REWRITE)[0].changes
+
+
+@pytest.mark.gpu
+@pytest.mark.timed
+def test_a_model_gives_eagers_numbers():
+    class Experts(nn.Module):
+        def forward(self, *tensors):
+            return experts(*tensors)
+
+    shapes = ((300, 200), (256,), *[(256, 200)] * 8, *[(140, 256)] * 8)
+    given = tuple(torch.randn(*shape, device="cuda") for shape in shapes)
+    with torch.no_grad():
+        optimized = fxopt.optimize(Experts(), given)
+        torch.testing.assert_close(optimized(*given), experts(*given), rtol=1e-3, atol=1e-2)
