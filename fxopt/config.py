@@ -24,8 +24,9 @@ class Config:
         lower: ``"fx"`` calls what is left after the rewrites operator by operator; ``"inductor"`` compiles what lies
             between products, lookups and other large operators (seconds, at each capture; its caches work as under
             torch.compile) and calls the rest. Where that fails the graph runs as with ``"fx"``; the report says why.
-        precision: ``"bf16"`` or ``"int8"`` keeps wide linears' weights in fewer bits too, large tables in bf16,
-            for inference on the CPU; where that is faster here, and right within `max_error`.
+        precision: ``"bf16"`` or ``"int8"`` keeps copies of wide linears' weights (on the CPU) and of tables of 4 MiB
+            and more in fewer bits, for inference; where that is faster here, and right within `max_error`. Edits of a
+            table on a GPU through `.data` are not seen.
         low_rank: replaces a wide linear by two narrow ones, of the least rank that leaves at most this share (0.1) of
             its weight's norm; for inference, where it is faster and right within `max_error`.
         max_error: what `precision` and `low_rank` together may change: the largest difference from eager over the

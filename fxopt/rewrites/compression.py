@@ -18,7 +18,7 @@ from fxopt.patterns.compression import find_large_tables, find_wide_linears
 from fxopt.patterns.core import Match
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor, Rejected
-from fxopt.rewrites.row_formats import Rows, rows_of, told
+from fxopt.rewrites.row_formats import Rows, Use, rows_of, told
 
 _WHY = "asked for by Config; its error is checked against eager"
 
@@ -61,12 +61,15 @@ def _replace_tables(editor: Editor, match: Match, config: Config) -> Replacement
     call, small, rows = match.anchor, {}, list[Rows]()
     tensors, tables, plan = call.args
     columns = plan_of(getattr(editor.module, str(plan.target))).columns  # type: ignore[union-attr]
-    pools = {tables[c.table]: c.pool for c in columns if c.table is not None}  # type: ignore[index]
+    uses: dict[Any, set[Use]] = {table: set() for table in tables}  # type: ignore[union-attr]
+    for column in columns:
+        if column.table is not None:
+            uses[tables[column.table]].add(Use.of(column))  # type: ignore[index]
     for table in match.bound["large"]:
         weight: Any = table.meta.get("tensor", lambda: None)()
         if weight is None:
             raise Rejected("its tables are not at hand")
-        rows.append(rows_of(weight, config.precision, pools.get(table, "none"), timed=config.tune != "off"))
+        rows.append(rows_of(weight, config.precision, uses[table], timed=config.tune != "off"))
         if rows[-1].pays:
             small[table] = editor.call(torch.ops.fxopt.compressed_table.default, table, rows[-1].dtype)
             small[table].meta["bound"] = table_in

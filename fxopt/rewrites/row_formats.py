@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,18 @@ _PATIENCE = 0.02  # seconds a table
 _BAG = 32
 
 
+class Use(NamedTuple):
+    """How a column reads a table."""
+
+    pool: str
+    jagged: bool
+    weighted: bool
+
+    @classmethod
+    def of(cls, column: Column) -> Use:
+        return cls(column.pool, column.bag is not None, column.weights is not None)
+
+
 @dataclass(frozen=True)
 class Rows:
     """How a table is read.
@@ -31,7 +44,7 @@ class Rows:
         format: "int8", "bf16", or "" where it stays as it is.
         before, after: bytes.
         error: how far off a value is, in a sample of the rows.
-        gain: time to read rows at random, before / after; None where nobody asked.
+        gain: time to read rows at random, before / after, of its slowest use; None where nobody asked.
     """
 
     format: str
@@ -51,7 +64,7 @@ class Rows:
 
 
 @torch.no_grad()
-def rows_of(weight: Tensor, precision: str, pool: str, timed: bool) -> Rows:
+def rows_of(weight: Tensor, precision: str, uses: Iterable[Use], timed: bool) -> Rows:
     """The format for `weight`, float32 [R, D]: the one that was asked for, or one of more bits where D is too small
     or a row is not finite. Timed on rows at random: what a trial makes up for ids lies in the cache."""
     wide = precision == "int8" and weight.shape[1] >= _LEAST_DIM
@@ -60,16 +73,23 @@ def rows_of(weight: Tensor, precision: str, pool: str, timed: bool) -> Rows:
     sample = slice(None, None, max(1, len(weight) // _SAMPLED_ROWS))
     errors = (dequantized(rows[sample]).float() - weight.detach()[sample]).abs()
     error = float(errors.nan_to_num(0.0).max()) if errors.numel() else 0.0  # inf - inf: equal
-    gain = _gain(weight, rows, pool) if timed and format and len(weight) else None
+    gain = min((_gain(weight, rows, use) for use in uses), default=None) if timed and format and len(weight) else None
     return Rows(format, weight.nbytes, len(rows) * rows.stride(0) * rows.element_size(), error, gain)
 
 
-def _gain(weight: Tensor, rows: Tensor, pool: str) -> float:
+def _gain(weight: Tensor, rows: Tensor, use: Use) -> float:
     n = 1 << (18 if weight.is_cuda else 13)
     ids = torch.randint(0, len(weight), (n,), device=weight.device)
-    tensors = [ids, torch.arange(0, n, _BAG, device=weight.device)]
-    bag = None if pool == "none" else Offsets(1)
-    plan = encode(Plan((Column(Source(0), 0, 0, 0, pool=pool, bag=bag),), (weight.shape[1],), ("float32",)))
+    factors, begins = torch.rand(n, device=weight.device), torch.arange(0, n, _BAG, device=weight.device)
+    lane = 1 if use.pool != "none" and not use.jagged else None
+    tensors = [values.view(-1, _BAG) if lane else values for values in (ids, factors)] + [begins]
+    column = Column(
+        *(Source(0, lane=lane), 0, 0, 0),
+        pool=use.pool,
+        bag=Offsets(2) if use.jagged else None,
+        weights=Source(1, lane=lane) if use.weighted else None,
+    )
+    plan = encode(Plan((column,), (weight.shape[1],), ("float32",)))
     runs = [functools.partial(op.columns, tensors, [table], plan) for table in (weight.detach(), rows)]
     before, after = fastest(runs, _PATIENCE)
     return before / after

@@ -75,7 +75,8 @@ struct Pooling {
   void sum_in_order(const int64_t* bag, const A* w, int64_t n, A* to) {
     if (direct) return add_rows<A>({job.table.data, job.table.row_stride, bag, w, fused, n, job.table.prefetch ? readable - bag : 0}, job.dim, to);
     static const int64_t kIdentity[kBlock] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const int64_t prefetch = job.table.prefetch ? job.dim * element_size(job.table.dtype) : 0;
+    const int64_t extra = job.table.dtype == kUInt8 ? sizeof(Quantization) : 0;
+    const int64_t prefetch = job.table.prefetch ? job.dim * element_size(job.table.dtype) + extra : 0;
     for (int64_t at = 0; at < n; at += kBlock) {
       const int64_t m = n - at < kBlock ? n - at : kBlock;
       for (int k = 0; k < m; k++) {
