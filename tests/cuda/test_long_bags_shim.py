@@ -64,15 +64,15 @@ def test_cut_bags_equal_the_reference(shim, name):
     torch.testing.assert_close(found, expected, rtol=RELATIVE[tables[0].dtype], atol=1e-4)
 
 
-@pytest.mark.parametrize("place", [0, 1, 300, 640, 700])
+@pytest.mark.parametrize("place", [0, 1, 300, 529])  # in the first, second and third part
 @pytest.mark.parametrize("call", [jagged, dense])
 def test_nan_and_infinity_among_maxima(shim, call, place):
     """NaN wins in padded rows, and in a jagged bag only where it comes first; also where padding is before it."""
     tensors, (table,), plan = call(torch.float32, 6, pool="max", padding=3 if call is jagged else None)
     table[7, ::2], table[8] = float("nan"), -torch.inf
     tensors[0].masked_fill_(tensors[0] == 7, 8)
-    tensors[0].view(-1)[: place % 529] = 8 if place == 300 else 3
-    tensors[0].view(-1)[place % 529] = 7
+    tensors[0].view(-1)[:place] = 8 if place == 300 else 3
+    tensors[0].view(-1)[place] = 7
     (found,), (expected,) = shim.run(tensors, [table], plan), reference.columns(tensors, [table], plan)
     assert shim.failure() == "" and same_bits(found, expected)
 
