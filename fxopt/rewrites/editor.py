@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,9 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from fxopt.capture.shape_env import TraceShapeEnv
 from fxopt.patterns.core import place_of
 from fxopt.shape.sizes import Size, same
+
+# Up to torch 2.12 matmul and linear take symbolic sizes only as Python decompositions, which double the time of a call.
+_decomposed = enable_python_dispatcher if torch.__version__ < "2.13" else nullcontext
 
 
 class Rejected(Exception):
@@ -42,8 +45,7 @@ class Editor:
         self.added.append(node)
         node.meta["place"] = place_of(self.point)
         fake_args = map_arg(args, lambda argument: argument.meta["val"])
-        # torch 2.11 has symbolic sizes in matmul and linear in its Python decompositions alone
-        with fake_mode_of(self.module) as mode, _asking(mode, target), as_captured(), enable_python_dispatcher():
+        with fake_mode_of(self.module) as mode, _asking(mode, target), as_captured(), _decomposed():
             node.meta["val"] = target(*fake_args, **map_arg(kwargs, lambda argument: argument.meta["val"]))
         return node
 
