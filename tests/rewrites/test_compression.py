@@ -125,3 +125,18 @@ def test_operators() -> None:
     x, weight, bias = torch.randn(5, 256), torch.randn(192, 256), torch.randn(192)
     torch.library.opcheck(torch.ops.fxopt.compressed_linear.default, (x, weight, bias, "bf16", 0))
     torch.library.opcheck(torch.ops.fxopt.compressed_table.default, (weight, torch.bfloat16))
+
+
+@torch.no_grad()
+def test_formats_of_tables() -> None:
+    from fxopt.rewrites.row_formats import Use, rows_of, told
+
+    table, narrow = torch.randn(5000, 32), torch.randn(5000, 7)
+    infinite, huge = table.clone(), table.clone()
+    infinite[3, 3], huge[3, 3] = float("inf"), torch.finfo(torch.float32).max
+    found = [rows_of(t, "int8", (), timed=False) for t in (table, narrow, infinite, huge)]
+    assert [rows.format for rows in found] == ["int8", "bf16", "bf16", ""]
+    assert found[0].after == 5000 * 48 and 0 < found[0].error < 0.03 and not found[3].pays
+    assert "1 table in int8" in told(found) and "2 tables in bf16" in told(found) and "fit no fewer" in told(found)
+    for use in (Use("none", False, False), Use("sum", True, True), Use("max", False, False)):
+        assert rows_of(table, "int8", (use,), timed=True).gain > 0  # type: ignore[operator]
