@@ -64,6 +64,11 @@ PROGRAMS: dict[str, tuple[Forward, tuple[Tensor, ...]]] = {
     "index_select": (lambda m, i: m.w.index_select(0, i % 20), (IDS,)),
     "functional": (lambda m, i: F.embedding(i % 20, m.w), (IDS,)),
     "one hot": (lambda m, i: F.one_hot(i % 20, 20).float() @ m.w, (IDS,)),
+    "a row of bags": (lambda m, i, o: m.bag(i[1], o), (FLAT.expand(3, 11).contiguous(), OFFSETS)),
+    "a row of weighted bags": (
+        lambda m, i, o, w: m.bag(i[1], o, w[2]),
+        (FLAT.repeat(3, 1), OFFSETS, torch.randn(3, 11)),
+    ),
     "bag": (lambda m, i, o: m.bag(i, o), (FLAT, OFFSETS)),
     "bag mean": (lambda m, i, o: F.embedding_bag(i, m.w, o, mode="mean"), (FLAT, OFFSETS)),
     "bag max": (lambda m, i, o: F.embedding_bag(i, m.w, o, mode="max"), (FLAT, OFFSETS)),

@@ -175,8 +175,8 @@ class Columns:
         if column.lookup.bag is None or column.lookup.bag.offsets is None:
             return laid_out(value, node, axes)
         layout = laid_out(value, node, 1)
-        if layout is not None and (len(layout.rows) > 1 or layout.value.per_lane):
-            layout = laid_out(_itself(node), node, 1)  # a bag's flat positions count along one dim
+        if layout is not None and (layout.value.per_lane or [part.dim for part in layout.rows] != [0]):
+            layout = laid_out(_itself(node), node, 1)  # a bag's flat positions count along the first dim
         return layout
 
     def _weights(self, column: Column, axes: int) -> Layout | Reject | None:
