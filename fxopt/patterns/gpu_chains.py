@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from fxopt.kernels.mlp.plan import CHAINS_ON_CUDA, MOST_ON_CUDA, Op
 from fxopt.patterns.core import Match, Reject
-from fxopt.patterns.embedding_columns.groups import group
+from fxopt.patterns.groups import group
 from fxopt.patterns.linear_chains import Chain
 from fxopt.patterns.linear_steps import Found, step_at
 from fxopt.shape.aliases import Aliases

@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.patterns.core import Match, Reject
-from fxopt.patterns.embedding_columns.groups import group
+from fxopt.patterns.groups import group
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of, static, tensor_of
 

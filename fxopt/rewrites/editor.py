@@ -19,6 +19,8 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from fxopt.capture.shape_env import TraceShapeEnv
 from fxopt.patterns.core import place_of
+from fxopt.patterns.groups import hoisted
+from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import Size, same
 
 # Up to torch 2.12 matmul and linear take symbolic sizes only as Python decompositions, which double the time of a call.
@@ -88,6 +90,17 @@ class Editor:
         for node in nodes:
             self.moved.append((node, node.next))
             self.point.prepend(node)
+
+    def hoist_for(self, reads: Sequence[Node], aliases: Aliases) -> None:
+        """Move what a call at the point needs to read these nodes.
+
+        Raises:
+            Rejected: something in between may not move.
+        """
+        late = hoisted(self.point, reads, aliases)
+        if late is None:
+            raise Rejected("a tensor it reads is made by an operator that may not move")
+        self.hoist(late)
 
     def undo(self) -> None:
         for node in reversed(self.added):

@@ -19,8 +19,8 @@ from fxopt.patterns.core import Match, Reject, place_of
 from fxopt.patterns.embedding_columns.collectors import RESHAPES, Collector, Output, Piece, find_collectors
 from fxopt.patterns.embedding_columns.columns import Columns, Placed
 from fxopt.patterns.embedding_columns.columns import PerRow as Value
-from fxopt.patterns.embedding_columns.groups import group, hoisted
 from fxopt.patterns.embedding_columns.layout import Layout
+from fxopt.patterns.groups import group
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.shape.aliases import Aliases
@@ -53,10 +53,7 @@ def find(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
 def replace_group(editor: Editor, match: Match, bad_ids: str = "raise") -> Replacement:
     """One call for the group, then the views and shorter cats that put its outputs where they belong."""
     collectors: list[Collector] = match.bound["collectors"]
-    late = hoisted(editor.module.graph, match.anchor, match.bound["reads"], match.bound["aliases"])
-    if late is None:
-        raise Rejected("a tensor it reads is made by an operator that may not move")
-    editor.hoist(late)
+    editor.hoist_for(match.bound["reads"], match.bound["aliases"])
     slots = _slots(collectors, match.bound["aliases"])
     outputs = list({slot: output for output, slot in slots}.values())
     builder = _PlanBuilder()

@@ -9,11 +9,10 @@ import torch
 from fxopt.kernels.mlp.cuda import Chains, joined, load
 from fxopt.kernels.mlp.plan import Op, encode
 from fxopt.patterns.core import Match
-from fxopt.patterns.embedding_columns.groups import hoisted
 from fxopt.patterns.gpu_chains import find_gpu_chains
 from fxopt.patterns.linear_chains import Chain
 from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.editor import Editor
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of
 
@@ -21,10 +20,7 @@ from fxopt.shape.sizes import shape_of
 def replace_chains(editor: Editor, match: Match) -> Replacement:
     chains: list[Chain] = match.bound["chains"]
     inputs, state = ([node for chain in chains for node in getattr(chain, name)] for name in ("inputs", "state"))
-    late = hoisted(editor.module.graph, match.anchor, [*inputs, *state], Aliases(editor.module.graph))
-    if late is None:
-        raise Rejected("a tensor it reads is made by an operator that may not move")
-    editor.hoist(late)
+    editor.hoist_for([*inputs, *state], Aliases(editor.module.graph))
     load()
     plan = joined([(len(chain.state), encode(1, chain.steps)) for chain in chains])
     call = editor.call(torch.ops.fxopt.mlp_chains.default, inputs, state, plan)

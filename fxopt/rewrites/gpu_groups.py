@@ -9,10 +9,9 @@ import torch
 from torch.fx import Node
 
 from fxopt.patterns.core import Match
-from fxopt.patterns.embedding_columns.groups import hoisted
 from fxopt.patterns.gpu_groups import Layer, find_gpu_groups
 from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.editor import Editor
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of
 
@@ -23,10 +22,7 @@ _ACTIVATIONS = {"relu": aten.relu.default, "sigmoid": aten.sigmoid.default}
 def replace_group(editor: Editor, match: Match) -> Replacement:
     layers: list[Layer] = match.bound["layers"]
     reads = [node for layer in layers for node in layer.reads]
-    late = hoisted(editor.module.graph, match.anchor, reads, Aliases(editor.module.graph))
-    if late is None:
-        raise Rejected("a tensor it reads is made by an operator that may not move")
-    editor.hoist(late)
+    editor.hoist_for(reads, Aliases(editor.module.graph))
     weights = editor.call(aten.stack.default, [layer.weight for layer in layers])
     turned = editor.call(aten.transpose.int, weights, 1, 2)
     x = _inputs(editor, layers)

@@ -9,19 +9,15 @@ import torch
 from fxopt.kernels.pointwise.encode import text
 from fxopt.kernels.pointwise.op import call, load
 from fxopt.patterns.core import Match
-from fxopt.patterns.embedding_columns.groups import hoisted
 from fxopt.patterns.pointwise.find import find_crosses, find_pointwise
 from fxopt.patterns.pointwise.groups import Fused
 from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.editor import Editor
 
 
 def replace_pointwise(editor: Editor, match: Match) -> Replacement:
     fused: Fused = match.bound["fused"]
-    late = hoisted(editor.module.graph, match.anchor, fused.inputs, match.bound["aliases"])
-    if late is None:
-        raise Rejected("a tensor it reads is made by an operator that may not move")
-    editor.hoist(late)
+    editor.hoist_for(fused.inputs, match.bound["aliases"])
     load()
     node = editor.call(torch.ops.fxopt.pointwise.default, list(fused.inputs), text(fused.plan))
     node.meta["bound"] = call

@@ -7,12 +7,10 @@ of 256 rows: PNN 147 / 33 ms, DIFM 93 / 49, AutoInt 129 / 73, torchfm's DCN 10.3
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-
-from torch.fx import Node
 
 from fxopt.kernels.by_rows.op import some_rows_at_a_time
 from fxopt.patterns.core import Match
+from fxopt.patterns.groups import behind
 from fxopt.patterns.row_chunks import RowRegion, find_row_chunks
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.direct import as_function
@@ -26,7 +24,7 @@ def replace_rows(editor: Editor, match: Match) -> Replacement:
     found: RowRegion = match.bound["region"]
     outputs = [node for node, _ in found.outputs]
     inputs = [node for node, _ in found.reads]
-    editor.hoist(_behind(editor.point, inputs))
+    editor.hoist(sorted(behind(editor.point, inputs)))
     graph = Region(found.inside, outputs).graph(inputs)
     cuts = [(place.dim, place.times) if place else None for _, place in found.reads]
     joins = [place.dim for _, place in found.outputs]
@@ -37,17 +35,6 @@ def replace_rows(editor: Editor, match: Match) -> Replacement:
     values = {node: editor.known(node.meta["val"], operator.getitem, call, n) for n, node in enumerate(outputs)}
     what = f"{calls} operators on {ROWS} rows at a time, in batches of more than {2 * ROWS}"
     return Replacement(values, what, "they work row by row")
-
-
-def _behind(point: Node, inputs: Sequence[Node]) -> list[Node]:
-    """What the inputs need and stands behind the point."""
-    needed, unread = set[Node](), list(inputs)
-    while unread:
-        node = unread.pop()
-        if node not in needed and point < node:
-            needed.add(node)
-            unread.extend(node.all_input_nodes)
-    return sorted(needed)
 
 
 REWRITE = Rewrite(

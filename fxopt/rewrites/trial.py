@@ -11,6 +11,7 @@ from torch.fx import Graph, Node
 from fxopt.kernels.by_rows.op import up_to
 from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.rewrites.regions import after, before, calls_of, inputs_of, module_of, rows_in, site
+from fxopt.shape.aliases import makes_results
 from fxopt.shape.rows import keeps_rows
 from fxopt.tune.tuner import Disagreement, Site, Tuner, Verdict
 
@@ -72,6 +73,7 @@ def _either(
     call = editor.known(fakes, up_to(most, modules[0], modules[1], *rows), *inputs)
     call.meta["bound"] = up_to(most, fast[0], fast[1], *rows)
     call.meta["rowwise"] = all(map(keeps_rows, graphs))
+    call.meta["fresh"] = all(map(makes_results, graphs))
     call.meta["calls"] = max(sum(map(calls_of, graph.nodes)) for graph in graphs)
     picked = {old: editor.known(old.meta["val"], operator.getitem, call, place) for place, old in enumerate(values)}
     return picked, f"{'up to' if few else 'above'} {most} rows: {verdict}"

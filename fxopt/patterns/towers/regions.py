@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxopt.patterns.core import Match, Reject
-from fxopt.patterns.embedding_columns.groups import hoisted
+from fxopt.patterns.groups import hoisted
 from fxopt.patterns.towers.columns import JOINS, VIEWS, Columns
 from fxopt.patterns.towers.steps import InputStep, LinearStep, Step, Steps
 from fxopt.patterns.towers.terms import Terms
@@ -102,7 +102,7 @@ def _region(
         return None
     anchor = min(outputs)
     reads = list(dict.fromkeys(node for index in needed for node in _read_by(steps[index])))
-    late = hoisted(module.graph, anchor, reads, aliases)
+    late = hoisted(anchor, reads, aliases)
     if late is None:
         return Reject("what it reads is computed too late: something in between may not move", anchor)
     region = Region(steps, dict(sorted(outputs.items())))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from torch.fx import Graph, Node
@@ -28,9 +28,8 @@ def group(graph: Graph, members: Sequence[M], aliases: Aliases) -> list[list[M]]
     groups: list[list[M]] = []
     for level in _levels(graph, members):
         while level:
-            together = [
-                member for member in level if hoisted(graph, level[0].anchor, member.reads, aliases) is not None
-            ]
+            point = level[0].anchor
+            together = [member for member in level if hoisted(point, member.reads, aliases) is not None]
             groups.append(together or level[:1])
             level = [member for member in level if member not in groups[-1]]
     return groups
@@ -53,16 +52,22 @@ def _levels(graph: Graph, members: Sequence[M]) -> list[list[M]]:
     return levels
 
 
-def hoisted(graph: Graph, point: Node, reads: Sequence[Node], aliases: Aliases) -> list[Node] | None:
+def hoisted(point: Node, reads: Sequence[Node], aliases: Aliases) -> list[Node] | None:
     """The nodes that must move before `point` for a call there to read `reads`; None where one may not move."""
-    late = set()
-    unread = [node for node in reads if not node < point]
-    while unread:
-        node = unread.pop()
-        if node in late:
-            continue
+    late = []
+    for node in behind(point, reads):
         if node is point or not is_pure(node) or aliases.edited(node):
             return None
-        late.add(node)
-        unread.extend(needed for needed in node.all_input_nodes if not needed < point)
+        late.append(node)
     return sorted(late)
+
+
+def behind(point: Node, reads: Sequence[Node]) -> Iterator[Node]:
+    """Of `reads` and all that they need, what does not stand before `point`; in no order."""
+    seen, unread = set[Node](), list(reads)
+    while unread:
+        node = unread.pop()
+        if node not in seen and not node < point:
+            seen.add(node)
+            yield node
+            unread.extend(node.all_input_nodes)
