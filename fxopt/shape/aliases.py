@@ -141,6 +141,8 @@ class Aliases:
 def _aliased_arguments(node: Node) -> list[Node]:
     if node.op != "call_function":
         return list(node.all_input_nodes) if node.op == "call_module" else []
+    if node.meta.get("fresh"):  # a function of ours, whose graph is known
+        return []
     if not isinstance(node.target, torch._ops.OpOverload):
         return list(node.all_input_nodes)  # getitem of a split, arithmetic on sizes
     if node.target in DROPOUTS:
@@ -171,6 +173,13 @@ def _is_view_of(value: object, other: object) -> bool:
     if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
     return torch._C._is_alias_of(value, other)  # type: ignore[attr-defined]
+
+
+def makes_results(graph: Graph) -> bool:
+    """Whether no result of the graph shares memory with one of its inputs."""
+    aliases, (output,) = Aliases(graph), graph.find_nodes(op="output")
+    shared = (other for result in output.all_input_nodes for other in aliases.sharing(result))
+    return all(other.op == "call_function" or other is output for other in shared)
 
 
 def written_arguments(node: Node) -> list[Node]:
