@@ -24,7 +24,12 @@ class Reject:
 
 @dataclass(frozen=True)
 class Match:
-    """One place where a pattern holds. `anchor` is the node whose value the replacement gives."""
+    """One place where a pattern holds.
+
+    anchor: the node whose value the replacement gives.
+    bound: what the replacement needs. The nodes that it reads stand there as nodes, or in tuples and lists (beside a
+        dataclass that holds them), so that a match waits where an earlier one of its round has replaced one of them.
+    """
 
     anchor: Node
     bound: dict[str, Any]

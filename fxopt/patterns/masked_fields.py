@@ -56,7 +56,7 @@ def find_masked_fields(module: GraphModule, inference: bool) -> Iterator[Match |
             yield Reject("its mask, or what it selects from, is edited in place", node)
             continue
         count = int(content.reshape(selected.own).broadcast_to(selected.over).sum())
-        yield Match(node, {"selected": selected, "count": count})
+        yield Match(node, {"selected": selected, "reads": (selected.x, selected.mask), "count": count})
 
 
 def _held(node: Node) -> Tensor | None:

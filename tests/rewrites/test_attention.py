@@ -101,6 +101,28 @@ def test_weights_may_change_between_calls() -> None:
     torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
 
 
+class Stacked(nn.Module):
+    """The second layer reads nothing but the result of the first."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.layers):
+            x = (x @ x.mT).softmax(-1) @ x
+        return x
+
+
+def test_layers_behind_each_other() -> None:
+    model, x = Stacked(3), torch.randn(6, 4, 3, requires_grad=True)
+    fast = optimize(model, (x,), Config(tune="off"))
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+    assert len(changes(fast, "attention")) == 3
+    targets = [node.target for node in fast._fxopt.entries[0].executable.graph.graph.nodes]
+    assert torch.ops.aten.softmax.int not in targets, "a layer was left beside its replacement"
+
+
 class Unscaled(nn.Module):
     """Attention among the four positions of each row, or, turned, among the rows of the batch."""
 

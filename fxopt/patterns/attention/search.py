@@ -83,7 +83,7 @@ class _Product:
 
 
 def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """Matches bind `found`."""
+    """Matches bind `found` and what it reads."""
     if switches_gradients(module.graph):
         return
     aliases = Aliases(module.graph)
@@ -104,7 +104,7 @@ def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Rej
         if any(map(aliases.edited, (*read, found.merged.node, node))):
             yield Reject("something that it reads or gives is edited in place", node)
         else:
-            yield Match(found.merged.node, {"found": found})
+            yield Match(found.merged.node, {"found": found, "reads": read})
 
 
 def _of_softmax(node: Node, inference: bool) -> Found | None:

@@ -45,12 +45,12 @@ class Found:
 
 
 def find_target_attention(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """On the CPU; matches bind `found`."""
+    """On the CPU; matches bind `found` and what it reads."""
     yield from _search(module, "cpu")
 
 
 def find_on_cuda(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """On CUDA, without gradients, of layers and values that its kernel serves; matches bind `found`."""
+    """On CUDA, without gradients, of layers and values that its kernel serves; matches as on the CPU."""
     for each in _search(module, "cuda") if inference else ():
         if isinstance(each, Match) and (why := _too_large(each.bound["found"])):
             each = Reject(why, each.anchor)
@@ -141,7 +141,8 @@ class _Search:
         )
         tensors = tuple(terms.rows), tuple(terms.positions), tuple(tail.masks), tuple(layers.params)
         width = tail.width if values >= 0 else 1
-        return Match(tail.node, {"found": Found(*tensors, plan, tail.layout, self.sizes, width)})
+        reads = [source.node for source in (*terms.rows, *terms.positions, *tail.masks)] + layers.params
+        return Match(tail.node, {"found": Found(*tensors, plan, tail.layout, self.sizes, width), "reads": reads})
 
     def _first(self, layers: Layers) -> tuple[int, int] | None:
         """The parameters of the first linear, whose result is register 0."""
