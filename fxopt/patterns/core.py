@@ -40,6 +40,10 @@ def place_of(node: Node) -> Place:
     return node.meta.get("place") or Place()
 
 
+def is_ours(node: Node, name: str) -> bool:
+    """Whether it calls "fxopt::columns", say. By name: before its library is loaded torch does not know it."""
+    return getattr(node.target, "name", str)() == name
+
+
 def calls_of_ours(graph: Graph, name: str) -> Iterator[Node]:
-    """Calls of an operator of ours, "fxopt::columns". By name: before its library is loaded torch does not know it."""
-    return (node for node in graph.nodes if getattr(node.target, "name", str)() == name)
+    return (node for node in graph.nodes if is_ours(node, name))

@@ -11,15 +11,15 @@ from torch.fx import GraphModule, Node
 
 from fxopt.kernels.mlp.plan import CHAINS_ON_CUDA, MOST_ON_CUDA, Op
 from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.gpu_linears import layer_at
 from fxopt.patterns.groups import group
 from fxopt.patterns.linear_chains import Chain
 from fxopt.patterns.linear_steps import Found, step_at
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import expression, shape_of, static, tensor_of
+from fxopt.shape.sizes import expression, shape_of, static
 
 aten = torch.ops.aten
 _MOST_IN = 1024  # inputs of a first layer: a block reads them all by itself
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _ACTIVATIONS = {"": (), "relu": (Op.RELU,), "sigmoid": (Op.SIGMOID,)}
 
 
@@ -99,19 +99,9 @@ def _after(node: Node) -> list[Found]:
 
 
 def _layer(node: Node) -> list[Found]:
-    """A linear layer, as aten or as gpu_linears left it, with its activation; nothing for what is none that fits."""
-    ours = getattr(node.target, "name", str)() == "fxopt::gpu_linear"
-    if not ours and node.target is not aten.linear.default:
+    """A linear layer with its activation, as steps; nothing for what is none, or too wide."""
+    layer = layer_at(node)
+    if layer is None or (static(shape_of(layer.weight)[0]) or 0) > MOST_ON_CUDA:
         return []
-    x, weight, bias = (*node.args, None)[:3]
-    tensors: list[Any] = [tensor for tensor in (node, x, weight, bias) if isinstance(tensor, Node)]
-    values = [tensor_of(tensor) for tensor in tensors]
-    first = values[0]
-    if first is None or first.dtype not in _FLOATS or first.dim() != 2 or not first.is_cuda:
-        return []
-    alike = all(v is not None and v.dtype == first.dtype and v.device == first.device for v in values)
-    if not alike or (static(first.shape[1]) or MOST_ON_CUDA + 1) > MOST_ON_CUDA:
-        return []
-    activations = _ACTIVATIONS[node.args[3]] if ours else ()  # type: ignore[index]
-    layer = Found(Op.LINEAR, (weight, bias if isinstance(bias, Node) else None), (), [node])  # type: ignore[arg-type]
-    return [layer, *(Found(op, (), (), [node]) for op in activations)]
+    linear = Found(Op.LINEAR, (layer.weight, layer.bias), (), [node])
+    return [linear, *(Found(op, (), (), [node]) for op in _ACTIVATIONS[layer.activation])]

@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.gpu_linears import Layer, layer_at
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
 
@@ -56,12 +57,11 @@ def _by_vector(node: Node) -> dict[str, Any] | None:
             continue
         for x0, scale in (product.args, product.args[::-1]):
             layer = _vector_layer(scale)
-            if layer is None or layer[0] not in others or not all(_is_plain(x, node) for x in (x0, layer[0])):
+            if layer is None or layer.x not in others or not all(_is_plain(x, node) for x in (x0, layer.x)):
                 continue
-            x, weight, scale_bias = layer
-            others.remove(x)
+            others.remove(layer.x)
             if not others or (len(others) == 1 and _is_vector(others[0], node)):
-                return {"vector": (x0, x, weight, scale_bias, *(others or [None]))}
+                return {"vector": (x0, layer.x, layer.weight, layer.bias, *(others or [None]))}
     return None
 
 
@@ -82,14 +82,10 @@ def _is_product(node: Any) -> bool:
     return alone and all(isinstance(factor, Node) for factor in node.args)
 
 
-def _vector_layer(node: Any) -> tuple[Node, Node, Node | None] | None:
-    """(x, weight [1, K], bias) of a layer with one output and no activation that nobody else reads."""
-    ours = getattr(node.target, "name", str)() == "fxopt::gpu_linear"
-    if len(node.users) != 1 or not (ours or node.target is aten.linear.default) or (ours and node.args[3] != ""):
-        return None
-    x, weight, bias = (*node.args, None)[:3]
-    value = tensor_of(weight)
-    return (x, weight, bias) if value is not None and static(shape_of(weight)[0]) == 1 else None
+def _vector_layer(node: Node) -> Layer | None:
+    """A layer with one output and no activation that nobody else reads."""
+    layer = layer_at(node) if len(node.users) == 1 else None
+    return layer if layer is not None and not layer.activation and static(shape_of(layer.weight)[0]) == 1 else None
 
 
 def _is_vector(node: Any, like: Node) -> bool:

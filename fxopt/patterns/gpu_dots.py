@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, is_ours
 from fxopt.shape.sizes import shape_of, static, tensor_of
 
 aten = torch.ops.aten
@@ -30,7 +30,7 @@ def find_gpu_dots(module: GraphModule, inference: bool) -> Iterator[Match | Reje
 
 def _pairs(node: Node) -> dict[str, Node] | None:
     """The vectors and indices of a chosen part of a Gram matrix that nobody else reads."""
-    if getattr(node.target, "name", str)() != "fxopt::pair_select" or len(node.users) > 1:
+    if not is_ours(node, "fxopt::pair_select") or len(node.users) > 1:
         return None
     gram, i, j = node.args
     if not isinstance(gram, Node) or gram.target is not aten.bmm.default or len(gram.users) > 1:

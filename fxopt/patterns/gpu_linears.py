@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, is_ours
 from fxopt.shape.sizes import shape_of, static, tensor_of
 
 aten = torch.ops.aten
 _ACTIVATIONS = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid"}
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _LONG = 4096  # inputs from which a layer without an activation gains too
+
+
+@dataclass(frozen=True)
+class Layer:
+    """activation(x @ weight.T + bias), x [M, K] and weight [N, K]; `anchor` is the node of its result."""
+
+    anchor: Node
+    x: Node
+    weight: Node
+    bias: Node | None
+    activation: str
+
+    @property
+    def reads(self) -> list[Node]:
+        return [node for node in (self.x, self.weight, self.bias) if node is not None]
 
 
 def find_gpu_linears(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
@@ -35,6 +51,22 @@ def find_gpu_linears(module: GraphModule, inference: bool) -> Iterator[Match | R
         outputs, inputs = shape_of(weight)
         if activation or static(outputs) == 1 or (static(inputs) or 0) >= _LONG:
             yield Match(anchor, {"arguments": (x, weight, bias, activation)})
+
+
+def layer_at(node: Node) -> Layer | None:
+    """A layer as aten has it, or as this pass left it: on CUDA, of one dtype, its weight's sizes known."""
+    ours = is_ours(node, "fxopt::gpu_linear")
+    if not ours and node.target is not aten.linear.default:
+        return None
+    x, weight, bias = (*node.args, None)[:3]
+    layer = Layer(node, x, weight, bias, node.args[3] if ours else "")  # type: ignore[arg-type]
+    first = tensor_of(node)
+    if first is None or first.dtype not in _FLOATS or first.dim() != 2 or not first.is_cuda:
+        return None
+    values = map(tensor_of, layer.reads)
+    if any(value is None or value.dtype != first.dtype or value.device != first.device for value in values):
+        return None
+    return None if any(static(size) is None for size in shape_of(layer.weight)) else layer
 
 
 def _activated(node: Node) -> tuple[Node, str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fxopt.kernels.columns.plan import Plan
+from fxopt.patterns.core import is_ours
 from fxopt.shape import placements
 from fxopt.shape.placements import FIXED, Placement, Placements, Unknown
 from fxopt.shape.rows import ByRows
@@ -200,5 +201,4 @@ def _varies(node: Node) -> bool:
 
 
 def _is_columns(node: Node) -> bool:
-    """By its name: the operator is defined where the first model needs it."""
-    return getattr(node.target, "name", str)() == "fxopt::columns"
+    return is_ours(node, "fxopt::columns")

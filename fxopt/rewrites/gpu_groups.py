@@ -9,7 +9,8 @@ import torch
 from torch.fx import Node
 
 from fxopt.patterns.core import Match
-from fxopt.patterns.gpu_groups import Layer, find_gpu_groups
+from fxopt.patterns.gpu_groups import find_gpu_groups
+from fxopt.patterns.gpu_linears import Layer
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
 from fxopt.shape.aliases import Aliases

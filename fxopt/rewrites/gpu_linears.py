@@ -6,7 +6,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.kernels.gpu_linear.op import ALIGNED, gpu_linear, load
-from fxopt.patterns.core import Match
+from fxopt.patterns.core import Match, is_ours
 from fxopt.patterns.gpu_linears import find_gpu_linears
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
@@ -29,8 +29,7 @@ def replace_linear(editor: Editor, match: Match) -> Replacement:
 
 def _is_odd_row_of_dots(x: Node) -> bool:
     """Halves that do not start at 16 bytes: to copy them at each call takes longer than to write zeros behind them."""
-    ours = getattr(x.target, "name", str)() == "fxopt::gpu_dots"
-    return ours and len(x.users) == 1 and (static(shape_of(x)[1]) or 0) % ALIGNED != 0
+    return is_ours(x, "fxopt::gpu_dots") and len(x.users) == 1 and (static(shape_of(x)[1]) or 0) % ALIGNED != 0
 
 
 def _padded(editor: Editor, x: Node, weight: Node) -> tuple[Node, Node]:

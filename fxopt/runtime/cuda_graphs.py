@@ -24,7 +24,7 @@ from fxopt.kernels.columns import errors as columns_errors
 from fxopt.kernels.columns.encode import encode, plan_of
 from fxopt.kernels.stage import op as stage
 from fxopt.normalize import records_nothing
-from fxopt.patterns.core import calls_of_ours
+from fxopt.patterns.core import calls_of_ours, is_ours
 from fxopt.patterns.row_wise import NotRowWise, Rows, row_wise
 from fxopt.rewrites.direct import direct
 from fxopt.runtime.executable import Executable
@@ -306,7 +306,7 @@ def _ready(module: GraphModule, rows: Rows | None, n_state: int) -> tuple[GraphM
         if _arrives(node):
             node.meta["bound"] = lambda tensor, *_, **__: tensor
             continue
-        if rows is not None and getattr(node.target, "name", str)() == "fxopt::columns":
+        if rows is not None and is_ours(node, "fxopt::columns"):
             plan = plan_of(_constant(module, node.args[2]))
             setattr(fast, node.args[2].target, encode(columns_errors.ending_with_last(plan)))
         elif "bound" in node.meta and not any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
