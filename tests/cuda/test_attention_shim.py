@@ -12,8 +12,8 @@ from fxopt.kernels import cuda_call
 from fxopt.kernels.target_attention import cuda
 from fxopt.kernels.target_attention import plan as p
 from fxopt.kernels.target_attention.plan import TailStep
+from tests.cuda.planted import compiled, on_the_shim, run
 from tests.cuda.shim_library import ShimError
-from tests.cuda.test_chains_shim import compiled, on_the_shim, run
 from tests.kernels.test_target_attention import eager, inputs, plan_of
 
 # What is wrong, and what the source says instead where shim::planted is the bug's number.

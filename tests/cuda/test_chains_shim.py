@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from fxopt.kernels import cuda_build, cuda_call
+from fxopt.kernels import cuda_call
 from fxopt.kernels.mlp import cuda, reference
 from fxopt.kernels.mlp.plan import CHAINS_ON_CUDA, Op, Step, encode
-from tests.cuda.shim_library import ShimError, compile_shim
+from tests.cuda.planted import compiled, on_the_shim, run
+from tests.cuda.shim_library import ShimError
 from tests.kernels.test_mlp import chain
 
 TILE = Path("gemm/tile.cuh")
@@ -25,49 +23,6 @@ MUTATIONS = {
     "columns behind the last": ("if (own + j * kStep < N)", "if (own + j * kStep < N || {})"),
     "rows in another order": ("c] + row_of(thread);", "c] + (row_of(thread) ^ ({} ? 4 : 0));"),
 }  # fmt: skip
-
-
-def compiled(library, folder, mutations, mutated):
-    """A library for the shim, its sources copied as they lie, every bug planted and asleep."""
-    root = Path(cuda_build.__file__).parent
-    for path in (library.source, *library.headers):
-        copy = folder / path.relative_to(root)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, copy)
-    text = (folder / mutated).read_text()
-    for number, (name, (old, new)) in enumerate(mutations.items(), 1):
-        assert text.count(old) == 1, name
-        text = text.replace(old, new.replace("{}", f"(shim::planted == {number})"))
-    (folder / mutated).write_text(text)
-    return cuda_build.declared(library, compile_shim(folder, folder / library.source.relative_to(root), "-O1"))
-
-
-def run(library, function, parameters, tensors, dtype, seed=0):
-    """Runs a library's function on tensors that it may read."""
-    named = [ctypes.c_void_p(t.untyped_storage().data_ptr()) for t in tensors]
-    for at, t in zip(named, tensors, strict=True):
-        library.shim_name(at, ctypes.c_size_t(t.untyped_storage().nbytes()))
-    library.shim_seed(ctypes.c_uint64(seed))
-    message = function(parameters, cuda_call.DTYPES[dtype], None)
-    for at in named:
-        library.shim_forget(at)
-    assert message is None, message
-    text = ctypes.create_string_buffer(256)
-    library.shim_problem(text)
-    if text.value:
-        raise ShimError(text.value.decode())
-
-
-def on_the_shim(monkeypatch, library, tensors):
-    """From here on, what would launch a kernel on a GPU runs `library` instead, on `tensors`."""
-    monkeypatch.setattr(cuda_call, "alike", lambda given: len({t.dtype for t in given}) == 1)
-    monkeypatch.setattr(cuda_build, "loaded", lambda kernel: library)
-    launch = functools.partial(_launched, library, tensors)
-    monkeypatch.setattr(cuda_call, "launch", launch)
-
-
-def _launched(library, tensors, function, parameters, like):
-    run(library, function, parameters, tensors, like.dtype)
 
 
 @pytest.fixture(scope="module")

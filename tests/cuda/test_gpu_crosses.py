@@ -10,8 +10,8 @@ from fxopt.kernels import cuda_call
 from fxopt.kernels.gpu_cross.op import KERNEL, gpu_cross, load, parameters, reference
 from fxopt.rewrites import gpu_crosses, gpu_linears
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
+from tests.cuda.planted import compiled, on_the_shim, run
 from tests.cuda.shim_library import ShimError
-from tests.cuda.test_chains_shim import compiled, on_the_shim, run
 
 # What is wrong, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {

@@ -1,0 +1,75 @@
+"""Kernels that cuda_call launches, run through the shim, with bugs planted that it must notice."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxopt.kernels import cuda_build, cuda_call
+from tests.cuda.shim_library import ShimError, compile_shim
+
+
+def compiled(
+    library: cuda_build.CudaLibrary, folder: Path, mutations: Mapping[str, tuple[str, str]], mutated: str | Path
+) -> ctypes.CDLL:
+    """A library for the shim, its sources copied as they lie, every bug planted and asleep.
+
+    Args:
+        mutations: what is wrong: what the source says, and what instead, with {} where the bug is awake.
+        mutated: the source that says so.
+    """
+    root = Path(cuda_build.__file__).parent
+    for path in (library.source, *library.headers):
+        copy = folder / path.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    text = (folder / mutated).read_text()
+    for number, (name, (old, new)) in enumerate(mutations.items(), 1):
+        assert text.count(old) == 1, name
+        text = text.replace(old, new.replace("{}", f"(shim::planted == {number})"))
+    (folder / mutated).write_text(text)
+    return cuda_build.declared(library, compile_shim(folder, folder / library.source.relative_to(root), "-O1"))
+
+
+def run(library, function, parameters: bytes, tensors: Sequence[Tensor], dtype: torch.dtype, seed: int = 0) -> None:
+    """Runs a library's function on tensors that it may read, and on memory that nobody named.
+
+    Raises:
+        ShimError: it read behind a tensor, or its threads raced.
+    """
+    named = [(ctypes.c_void_p(t.data_ptr()), ctypes.c_size_t(_extent(t))) for t in tensors if t.numel()]
+    for at, size in named:
+        library.shim_name(at, size)
+    library.shim_seed(ctypes.c_uint64(seed))
+    message = function(parameters, cuda_call.DTYPES[dtype], None)
+    for at, _ in named:
+        library.shim_forget(at)
+    assert message is None, message
+    text = ctypes.create_string_buffer(256)
+    library.shim_problem(text)
+    if text.value:
+        raise ShimError(text.value.decode())
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from the first element to behind the last."""
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in strides)) * tensor.element_size()
+
+
+def on_the_shim(monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, tensors: Sequence[Tensor]) -> None:
+    """From here on, what would launch a kernel on a GPU runs `library` instead, on `tensors`."""
+    monkeypatch.setattr(cuda_call, "alike", lambda given: len({t.dtype for t in given}) == 1)
+    monkeypatch.setattr(cuda_build, "loaded", lambda kernel: library)
+    monkeypatch.setattr(cuda_call, "launch", functools.partial(_launched, library, tensors))
+
+
+def _launched(library, tensors, function, parameters, like):
+    run(library, function, parameters, tensors, like.dtype)
