@@ -15,7 +15,7 @@ from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.plan import Column, Offsets, Plan, Source
 from fxopt.kernels.columns.quantized import dequantized
 from fxopt.kernels.compressed.op import table_in
-from fxopt.tune.clock import fastest
+from fxopt.tune.clock import fastest, on_device_of
 
 _LEAST_DIM = 8  # below it a scale and an offset are most of a row
 _SAMPLED_ROWS = 4096
@@ -91,7 +91,8 @@ def _gain(weight: Tensor, rows: Tensor, use: Use) -> float:
     )
     plan = encode(Plan((column,), (weight.shape[1],), ("float32",)))
     runs = [functools.partial(op.columns, tensors, [table], plan) for table in (weight.detach(), rows)]
-    before, after = fastest(runs, _PATIENCE)
+    with on_device_of([weight]):
+        before, after = fastest(runs, _PATIENCE)
     return before / after
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -46,15 +47,22 @@ def once(function: Callable[[], object], repeats: int = 1) -> float:
 
 def captured(function: Callable[[], object]) -> Callable[[], object]:
     """What it launches, as a CUDA graph to replay; the function itself where it cannot be captured."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(current)
     with torch.cuda.stream(side):
         function()  # libraries load and choose outside
-    torch.cuda.current_stream().wait_stream(side)
+    current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             function()
     except RuntimeError:
+        torch.cuda.set_stream(current)  # torch stays on the other one when a capture ends in an error
         return function
     return graph.replay
+
+
+def on_device_of(values: Iterable[object]) -> contextlib.AbstractContextManager[object]:
+    """To time what works on these tensors: streams, waits and captures are those of the current device."""
+    device = next((v.device for v in values if isinstance(v, torch.Tensor) and v.is_cuda), None)
+    return contextlib.nullcontext() if device is None else torch.cuda.device(device)

@@ -1,0 +1,64 @@
+"""How contenders are timed."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from fxopt.tune.clock import captured, on_device_of
+
+
+class Stream:
+    def wait_stream(self, other: Stream) -> None: ...
+
+
+class Broken:
+    """torch.cuda.graph where the capture ends in an error: the stream that it chose stays the current one."""
+
+    def __init__(self, graph: object, stream: Stream, capture_error_mode: str) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        torch.cuda.set_stream(self.stream)  # type: ignore[arg-type]
+
+    def __exit__(self, *raised: object) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Stream()
+    current = [before]
+    stand_ins = {
+        "Stream": Stream,
+        "current_stream": lambda: current[-1],
+        "set_stream": current.append,
+        "stream": lambda side: nullcontext(),
+        "CUDAGraph": object,
+        "graph": Broken,
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    assert captured(nothing) is nothing
+    assert current[-1] is before and len(current) == 3
+
+
+def nothing() -> None: ...
+
+
+@pytest.mark.gpu
+def test_what_waits_for_the_device_is_not_captured() -> None:
+    x, before = torch.ones(3, device="cuda"), torch.cuda.current_stream()
+
+    def waits() -> object:
+        return x.sum().item()
+
+    assert captured(waits) is waits and torch.cuda.current_stream() == before
+    captured(lambda: x.add_(1))()  # the next one is
+    assert x.tolist() == [3.0] * 3 and torch.cuda.current_stream() == before
+
+
+def test_what_is_on_the_cpu_needs_no_device() -> None:
+    with on_device_of([torch.ones(3), 4, None]):
+        pass
