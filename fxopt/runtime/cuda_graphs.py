@@ -206,19 +206,22 @@ class Replays:
         state = list(tensors[: self._n_state])
         addresses = torch.zeros(max(1, self._n_state), dtype=torch.int64)
         stage.pointers().addresses(tensors, self._n_state, addresses.data_ptr())
-        real_rows = torch.zeros(1, dtype=torch.int64, device=self._device) if self._clamps else None
+        with torch.inference_mode(False):  # whose tensors nothing outside may write to
+            real_rows = torch.zeros(1, dtype=torch.int64, device=self._device) if self._clamps else None
         uncounted = partial(columns_cuda.padded, real_rows, max(1, capacity))  # no row is real before the replay
         with uncounted():
             expected = self._plain(*tensors)
         torch.cuda.synchronize(self._device)  # the memory of the last graph is still in use
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        current = torch.cuda.current_stream()
         try:
             memory = stage.Stage(rooms, self._device)
-            memory.fill(self._inputs, torch.cuda.current_stream())
+            memory.fill(self._inputs, current)
             with uncounted():
                 graph, outputs = self._record([*state, *memory.tensors])
         except (RuntimeError, ValueError, TypeError) as error:
+            torch.cuda.set_stream(current)  # torch stays on the other one when a capture ends in an error
             self._findings.graphs = f"no CUDA graphs: the capture failed: {str(error).splitlines()[0]}"
             self._graphs.clear()
             self._call = lambda tensors: self._plain(*tensors)  # type: ignore[method-assign]
