@@ -86,6 +86,9 @@ def _opened(library: CudaLibrary) -> ctypes.CDLL:
 
 def clamped(device: int = 0) -> int:
     """How many ids "clamp" has moved so far. Waits for the device."""
+    if not _kernels:
+        return 0
+    torch.cuda.synchronize(device)  # all its streams: a copy waits for the default one alone
     return sum(int(kernel.fxopt_cuda_clamped(device)) for kernel in _kernels.values())
 
 

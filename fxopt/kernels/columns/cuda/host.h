@@ -76,13 +76,28 @@ struct Device {
   }
 };
 
+struct Devices {
+  std::unordered_map<int, std::unique_ptr<Device>> known;
+  std::mutex mutex;
+};
+inline Devices& devices() {
+  static Devices all;
+  return all;
+}
+
+// The current device, whose number is `index`.
 inline Device& device_of(int index) {
-  static std::mutex mutex;
-  static std::unordered_map<int, std::unique_ptr<Device>> devices;
-  std::lock_guard<std::mutex> lock(mutex);
-  auto& device = devices[index];
+  std::lock_guard<std::mutex> lock(devices().mutex);
+  auto& device = devices().known[index];
   if (!device) device = std::make_unique<Device>(index);
   return *device;
+}
+
+// A device that need not be the current one; null where nothing was launched on it.
+inline Device* known_device(int index) {
+  std::lock_guard<std::mutex> lock(devices().mutex);
+  const auto found = devices().known.find(index);
+  return found == devices().known.end() ? nullptr : found->second.get();
 }
 
 // What launches of this thread say of their rows: see Launch.
@@ -226,7 +241,8 @@ FXOPT_EXPORT bool fxopt_cuda_columns(const fxopt::Request* request, void* stream
 // True when a launch since the last question met a bad id or offset; `text` says which.
 FXOPT_EXPORT bool fxopt_cuda_failure(int device, char* text) {
   try {
-    const std::string found = fxopt::cuda::take(fxopt::cuda::device_of(device));
+    fxopt::cuda::Device* known = fxopt::cuda::known_device(device);
+    const std::string found = known ? fxopt::cuda::take(*known) : "";
     snprintf(text, 256, "%s", found.c_str());
     return !found.empty();
   } catch (const std::exception& error) {
@@ -237,13 +253,16 @@ FXOPT_EXPORT bool fxopt_cuda_failure(int device, char* text) {
 
 // Whether the device has reported something that nobody has taken yet. Does not wait.
 FXOPT_EXPORT bool fxopt_cuda_reported(int device) {
-  return reinterpret_cast<volatile fxopt::cuda::Failure*>(fxopt::cuda::device_of(device).report)->kind != 0;
+  const fxopt::cuda::Device* known = fxopt::cuda::known_device(device);
+  return known && reinterpret_cast<volatile fxopt::cuda::Failure*>(known->report)->kind != 0;
 }
 
-// How many ids the mode "clamp" has moved; waits for the device. -1: it cannot be read.
+// How many ids the mode "clamp" has moved, by launches that are done. -1: it cannot be read.
 FXOPT_EXPORT long long fxopt_cuda_clamped(int device) {
   unsigned long long count;
-  const void* from = &fxopt::cuda::device_of(device).errors->clamped;
+  const fxopt::cuda::Device* known = fxopt::cuda::known_device(device);
+  if (!known) return 0;
+  const void* from = &known->errors->clamped;
   return cudaMemcpy(&count, from, sizeof count, cudaMemcpyDeviceToHost) == cudaSuccess ? static_cast<long long>(count) : -1;
 }
 
