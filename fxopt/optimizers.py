@@ -55,7 +55,7 @@ class InBackward(torch.optim.Optimizer):
         params: leaves [R, D], float32 or float64, contiguous; as every torch optimizer takes them.
 
     Raises:
-        ValueError: a parameter is none of these, or has an optimizer in backward already.
+        ValueError: a parameter is none of these, is listed twice, or has an optimizer in backward already.
         RuntimeError: in backward(), for `create_graph=True`, and for a gradient of one rank of several (see `_refuse`).
     """
 
@@ -78,6 +78,8 @@ class InBackward(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]["params"]
         try:
+            if len(set(map(id, group))) < len(group):
+                raise ValueError("a table is listed twice, where one backward() is one step of it")
             for table in group:
                 _check(table)
         except ValueError:
@@ -109,6 +111,7 @@ class InBackward(torch.optim.Optimizer):
 
     def _accumulated(self, number: int, table: Tensor) -> None:
         _refuse(table)
+        self._opt_called = True  # or learning rate schedulers miss step()
         self._apply(table, self.param_groups[number])
 
     @torch.no_grad()

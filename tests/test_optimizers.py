@@ -239,6 +239,8 @@ def test_what_is_refused(monkeypatch):
     for wrong in (nn.Parameter(torch.ones(D)), nn.Parameter(table.weight.detach().half()), torch.ones(R, D)):
         with pytest.raises(ValueError, match="expected contiguous"):
             optimizers.SGD([wrong])
+    with pytest.raises(ValueError, match="listed twice"), pytest.warns(UserWarning, match="duplicate"):
+        optimizers.SGD([table.weight, table.weight])
     optimizer = optimizers.SGD(table.parameters(), lr=0.5)
     with pytest.raises(ValueError, match="already"):
         optimizers.Adam(table.parameters())
@@ -289,3 +291,26 @@ def test_applied_by_torch():
         run(*batch(0)).square().sum().backward()
     theirs.step()
     assert_close(model, exact)
+
+
+def test_hooks_see_dense_gradients():
+    model, exact = models()
+    optimizers.SGD(optimizers.split(model)[0], lr=0.5)
+    theirs = torch.optim.SGD(optimizers.split(exact)[0], lr=0.5)
+    for run in (fxopt.optimize(model, config=fxopt.Config(tune="off")), exact):
+        run.shared.weight.register_hook(lambda grad: grad.clamp(-0.1, 0.1))  # not for sparse ones
+        run(*batch(0)).square().sum().backward()
+    theirs.step()
+    assert_close(model, exact)
+
+
+@pytest.mark.filterwarnings("error")
+def test_schedulers_know_that_there_was_a_step():
+    table = nn.Embedding(R, D)
+    optimizer = optimizers.SGD(table.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for step in range(3):
+        before = table.weight.detach().clone()
+        table(torch.tensor([1])).sum().backward()
+        scheduler.step()
+        assert torch.equal(table.weight[1], before[1] - 0.5**step)

@@ -62,7 +62,7 @@ def backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], list[T
         found = _by_reference(plan_of(plan), grads, tensors, tables, needs_tensors, needs_tables)
         return found[: len(tensors)], found[len(tensors) :], None
     by_kernel = tuple(_kernel_of(table) if need else "" for need, table in zip(needs_tables, tables, strict=True))
-    touched = tuple(bool(device) and row_gradients.wanted(t) for t, device in zip(tables, by_kernel, strict=True))
+    touched = tuple(bool(device) and row_gradients.sparse(t) for t, device in zip(tables, by_kernel, strict=True))
     split = _split(plan, tuple(map(bool, needs_tensors)), tuple(map(bool, needs_tables)), by_kernel, touched)
     tensor_grads: list[Tensor | None] = [None] * len(tensors)
     table_grads_: list[Tensor | None] = [None] * len(tables)

@@ -24,6 +24,11 @@ def wanted(table: Tensor) -> bool:
     return bool(_wanted) and table in _wanted
 
 
+def sparse(table: Tensor) -> bool:
+    """Whether a backward gives it one. Where the caller has hung hooks on it they see the dense gradient, as ever."""
+    return wanted(table) and not table._backward_hooks
+
+
 def row_gradients(grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -> list:
     """A sparse [R, D] for each table: what fxopt::columns_row_gradients found."""
     found = torch.ops.fxopt.columns_row_gradients(grads, tensors, tables, plan)
