@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import _C
 from torch.autograd import forward_ad
@@ -44,3 +47,18 @@ def _only_default_device() -> bool:
     """torch.set_default_device and `with torch.device(...)` are function modes that only name a device."""
     stack = map(_C._get_function_stack_at, range(_C._len_torch_function_stack()))
     return all(type(mode) is DeviceContext for mode in stack)
+
+
+@contextmanager
+def saving_as_usual() -> Iterator[None]:
+    """Without the caller's saved_tensors_hooks: torch.utils.checkpoint counts what is saved for its backward, which
+    the backwards of a capture are not."""
+    hooks = []
+    while top := _C._autograd._top_saved_tensors_default_hooks(False):
+        hooks.append(top)
+        _C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            _C._autograd._push_saved_tensors_default_hooks(pack, unpack)

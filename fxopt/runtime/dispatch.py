@@ -16,7 +16,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 from fxopt import trees
 from fxopt.config import Config
 from fxopt.findings import Findings
-from fxopt.runtime.context import ambient, is_traced
+from fxopt.runtime.context import ambient, is_traced, saving_as_usual
 from fxopt.runtime.executable import Compile, Executable, run_eagerly
 from fxopt.runtime.flatten import rebuilder
 from fxopt.runtime.signature import Signature, Sizes, State, unsupported
@@ -155,7 +155,7 @@ class Dispatcher:
         """An entry that serves this call, or None and the reason."""
         try:
             bare = without_hooks(self.original)
-            with torch.random.fork_rng(devices=_cuda_devices()):
+            with torch.random.fork_rng(devices=_cuda_devices()), saving_as_usual():
                 executable = self.compile(bare, args, kwargs)
         except Exception as error:
             return None, reason_of(error)

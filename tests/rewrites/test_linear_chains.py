@@ -181,11 +181,13 @@ def test_the_result_may_be_edited_before_the_gradient() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_checkpointing() -> None:
+@pytest.mark.parametrize("warm", [True, False])
+def test_checkpointing(warm: bool) -> None:
     """It computes again until it has what was kept, and stops there in the middle of the graph."""
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     fast, x = optimize(model, config=APPLY), torch.randn(5, 6, requires_grad=True)
-    fast(x)
+    if warm:
+        fast(x)
     found, expected = (
         torch.autograd.grad(checkpoint(net, x, use_reentrant=False).square().sum(), list(model.parameters()))
         for net in (fast, model)
