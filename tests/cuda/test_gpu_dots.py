@@ -2,62 +2,48 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 import fxopt
-from fxopt.kernels import cuda_build, cuda_call
 from fxopt.kernels.field_index import op as field_index
 from fxopt.kernels.gpu_dots.op import KERNEL, gpu_dots, load, parameters, reference
 from fxopt.rewrites import gpu_dots as dots_pass
 from fxopt.rewrites import gpu_linears as linears_pass
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
-from tests.cuda.shim_library import ShimError, compile_shim
+from tests.cuda.planted import compiled, run
+from tests.cuda.shim_library import ShimError
 
 aten = torch.ops.aten
-# What is wrong, and what the source says instead.
+# What is wrong, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {
-    "no barrier after the loads": ("uint4{0, 0, 0, 0};\n  }\n  __syncwarp();", "uint4{0, 0, 0, 0};\n  }"),
-    "fragments in another order": ("a[m][1] = two(field + 8, pair);", "a[m][1] = two(field, pair + 8);"),
-    "columns of the sums swapped": ("[n * 8 + pair + u % 2] =", "[n * 8 + pair + 1 - u % 2] ="),
-    "no zeros behind the vectors": ("field < d.fields ? __ldg(from + k) : uint4{0, 0, 0, 0}", "__ldg(from + k)"),
-    "no check of the pairs": ("inside ? gram[i][j] : NAN", "gram[i][j]"),
-}  # fmt: skip
-
-
-def built(folder, mutation=None):
-    for path in KERNEL.source.parent.glob("*.cu*"):
-        text = path.read_text()
-        if mutation and path == KERNEL.source:
-            old, new = MUTATIONS[mutation]
-            assert text.count(old) == 1, mutation
-            text = text.replace(old, new)
-        (folder / path.name).write_text(text)
-    return cuda_build.declared(KERNEL, compile_shim(folder, folder / KERNEL.source.name, "-O0"))
+    "no barrier after the loads": (
+        "{0, 0, 0, 0};\n  }\n  __syncwarp();",
+        "{0, 0, 0, 0};\n  }\n  if (!{}) __syncwarp();",
+    ),
+    "fragments in another order": ("two(field + 8, pair);", "two(field + ({} ? 0 : 8), pair + ({} ? 8 : 0));"),
+    "columns of the sums swapped": ("[n * 8 + pair + u % 2] =", "[n * 8 + pair + ({} ? 1 - u % 2 : u % 2)] ="),
+    "no zeros behind the vectors": ("field < d.fields ?", "field < d.fields || {} ?"),
+    "no check of the pairs": ("inside ? gram[i][j] : NAN", "inside || {} ? gram[i][j] : NAN"),
+}
 
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
-    return built(tmp_path_factory.mktemp("dots"))
+    return compiled(KERNEL, tmp_path_factory.mktemp("dots"), MUTATIONS, "gpu_dots/dots.cu")
+
+
+@pytest.fixture(autouse=True)
+def asleep(shim):
+    yield
+    shim.shim_plant(0)
 
 
 def call(library, z, before, i, j, seed=0, more=0):
     W = before.shape[1] + len(i)
     out = torch.full((z.shape[0], W + more), 7.0, dtype=z.dtype)
-    named = [ctypes.c_void_p(t.data_ptr()) for t in (z, before, i, j)]
-    for at, t in zip(named, (z, before, i, j), strict=True):
-        library.shim_name(at, ctypes.c_size_t(t.nbytes))
-    library.shim_seed(ctypes.c_uint64(seed))
-    assert library.fxopt_dots(parameters(z, before, i, j, out), cuda_call.DTYPES[z.dtype], None) is None
-    for at in named:
-        library.shim_forget(at)
-    text = ctypes.create_string_buffer(256)
-    library.shim_problem(text)
-    if text.value:
-        raise ShimError(text.value.decode())
+    run(library, library.fxopt_dots, parameters(z, before, i, j, out), (z, before, i, j), z.dtype, seed)
     assert not out[:, W:].any()
     return out[:, :W]
 
@@ -81,14 +67,15 @@ def test_equals_fp64(shim, dtype, B, F, D, W):
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_planted_bugs_are_caught(tmp_path, name):
-    library, (z, before, i, j) = built(tmp_path, name), example(torch.bfloat16, 2, 27, 32, 3)
+def test_planted_bugs_are_caught(shim, name):
+    z, before, i, j = example(torch.bfloat16, 2, 27, 32, 3)
+    shim.shim_plant(1 + list(MUTATIONS).index(name))
     if "pairs" in name:
         i[0] = 31  # behind the vectors: must be NaN
-        assert not call(library, z, before, i, j)[:, 3].isnan().any()
+        assert not call(shim, z, before, i, j)[:, 3].isnan().any()
         return
     try:
-        found = call(library, z, before, i, j, seed=3).double()
+        found = call(shim, z, before, i, j, seed=3).double()
     except ShimError:
         return
     assert not torch.allclose(found, exact(z, before, i, j), rtol=1e-2, atol=1e-2)

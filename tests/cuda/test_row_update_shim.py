@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
 
-from fxopt.kernels.cuda_build import declared
 from fxopt.kernels.row_update.op import CUDA, Kind, constants, packed, row_update
-from tests.cuda.shim_library import ShimError, compile_shim
+from tests.cuda.planted import compiled, run
+from tests.cuda.shim_library import ShimError
 
 R = 30
+# What is wrong, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {
-    "no check of the rows": ("uint64_t(row) < uint64_t(u.table_rows)", "k < u.n"),
-    "no sum over the group": ("squares += __shfl_xor_sync(0xffffffffu, squares, with)", "squares += squares"),
+    "no check of the rows": ("inside = uint64_t(row)", "inside = {} || uint64_t(row)"),
+    "no sum over the group": ("squares += __shfl", "squares += {} ? squares : __shfl"),
 }
-
-
-def built(folder, mutation=None):
-    for path in CUDA.source.parent.glob("*.[ch]*"):
-        text = path.read_text()
-        if mutation and path == CUDA.source:
-            old, new = MUTATIONS[mutation]
-            assert text.count(old) == 1, mutation
-            text = text.replace(old, new)
-        (folder / path.name).write_text(text)
-    return declared(CUDA, compile_shim(folder, folder / CUDA.source.name, "-O0"))
 
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
-    return built(tmp_path_factory.mktemp("row_update"))
+    return compiled(CUDA, tmp_path_factory.mktemp("row_update"), MUTATIONS, "row_update/update.cu")
+
+
+@pytest.fixture(autouse=True)
+def asleep(shim):
+    yield
+    shim.shim_plant(0)
 
 
 def example(kind, D, rows):
@@ -48,17 +42,8 @@ def step(library, kind, D, rows):
     numbers = constants(0.1, 1e-3, (0.9, 0.99), 3)
     whole, *state, where, grads = example(kind, D, rows)
     table = whole[:R]
-    named = [t for t in (table, *state, where, grads) if t.numel()]
-    for t in named:
-        library.shim_name(ctypes.c_void_p(t.data_ptr()), ctypes.c_size_t(t.nbytes))
     parameters = packed(table, state, where, grads, numbers, kind)
-    assert library.fxopt_row_update(parameters, 0, None) is None
-    for t in named:
-        library.shim_forget(ctypes.c_void_p(t.data_ptr()))
-    text = ctypes.create_string_buffer(256)
-    library.shim_problem(text)
-    if text.value:
-        raise ShimError(text.value.decode())
+    run(library, library.fxopt_row_update, parameters, (table, *state, where, grads), table.dtype)
     exact, *its_state, where, grads = example(kind, D, rows)
     inside = where < R
     row_update(exact, its_state, where[inside], grads[inside], numbers, kind)
@@ -79,9 +64,9 @@ def test_a_row_outside_the_table_is_left_out(shim):
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_planted_bugs_are_caught(tmp_path, name):
-    library = built(tmp_path, name)
+def test_planted_bugs_are_caught(shim, name):
+    shim.shim_plant(1 + list(MUTATIONS).index(name))
     with pytest.raises((AssertionError, ShimError)):
         for kind in (Kind.ROWWISE_ADAGRAD, Kind.ADAM):
-            for found, expected in zip(*step(library, kind, 64, [2, 3, 5, R]), strict=True):
+            for found, expected in zip(*step(shim, kind, 64, [2, 3, 5, R]), strict=True):
                 torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
