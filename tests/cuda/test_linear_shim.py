@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
 
-from fxopt.kernels.gpu_linear.op import _CODES, _DTYPES, KERNEL, _Dot, _Finish, reference
-from tests.cuda.shim_library import ShimError, compile_shim
+from fxopt.kernels import cuda_call
+from fxopt.kernels.gpu_linear.op import _CODES, KERNEL, _Dot, _Finish, gpu_linear, reference
+from tests.cuda.planted import compiled, on_the_shim, run
+from tests.cuda.shim_library import ShimError
 
 # What is wrong, where, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {
@@ -25,29 +25,7 @@ MUTATIONS = {
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """With every planted bug, asleep."""
-    folder = tmp_path_factory.mktemp("linear")
-    source = KERNEL.source.read_text()
-    for number, (name, (old, new)) in enumerate(MUTATIONS.items(), 1):
-        assert source.count(old) == 1, name
-        source = source.replace(old, new.replace("{}", f"(shim::planted == {number})"))
-    (folder / "linear.cu").write_text(source)
-    built = ctypes.CDLL(str(compile_shim(folder, folder / "linear.cu", "-O0")))
-    built.fxopt_linear_finish.restype = built.fxopt_linear_dot.restype = ctypes.c_char_p
-    return built
-
-
-def run(library, call, arguments, tensors, seed=0):
-    named = [ctypes.c_void_p(t.untyped_storage().data_ptr()) for t in tensors]
-    for at, t in zip(named, tensors, strict=True):
-        library.shim_name(at, ctypes.c_size_t(t.untyped_storage().nbytes()))
-    library.shim_seed(ctypes.c_uint64(seed))
-    assert call(ctypes.byref(arguments), None) is None
-    for at in named:
-        library.shim_forget(at)
-    text = ctypes.create_string_buffer(256)
-    library.shim_problem(text)
-    if text.value:
-        raise ShimError(text.value.decode())
+    return compiled(KERNEL, tmp_path_factory.mktemp("linear"), MUTATIONS, "gpu_linear/linear.cu")
 
 
 def finished(library, seed=0, M=19, N=68, tail=5, parts=3):
@@ -59,7 +37,7 @@ def finished(library, seed=0, M=19, N=68, tail=5, parts=3):
         partial.data_ptr(), x.data_ptr(), weight.data_ptr(), bias.data_ptr(), memory.data_ptr(), 11, 13, parts, M, N,
         tail, _CODES["relu"],
     )  # fmt: skip
-    run(library, library.fxopt_linear_finish, finish, [partial, x, weight, bias], seed)
+    run(library, library.fxopt_linear_finish, bytes(finish), [partial, x, weight, bias], torch.float32, seed)
     expected = torch.relu(partial.double().sum(0) + x[:, :tail].double() @ weight[:, :tail].double().T + bias)
     return memory[: M * N].view(M, N).double(), expected, memory[M * N :]
 
@@ -71,13 +49,13 @@ def test_parts_are_summed_with_the_rest(library):
     assert behind.isnan().all()
 
 
-@pytest.mark.parametrize("dtype", _DTYPES)
+@pytest.mark.parametrize("dtype", cuda_call.DTYPES)
 def test_a_single_output(library, dtype):
     library.shim_plant(0)
     x, weight, bias = torch.randn(11, 77).to(dtype), torch.randn(1, 77).to(dtype), torch.randn(1).to(dtype)
     out = torch.full((11, 1), float("nan"), dtype=dtype)
-    dot = _Dot(*(t.data_ptr() for t in (x, weight, bias, out)), 77, 11, 77, _CODES["sigmoid"], _DTYPES.index(dtype))
-    run(library, library.fxopt_linear_dot, dot, [x, weight, bias])
+    dot = _Dot(*(t.data_ptr() for t in (x, weight, bias, out)), 77, 11, 77, _CODES["sigmoid"])
+    run(library, library.fxopt_linear_dot, bytes(dot), [x, weight, bias], dtype)
     exact = reference(x.double(), weight.double(), bias.double(), "sigmoid")
     torch.testing.assert_close(out.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
@@ -90,3 +68,16 @@ def test_planted_bugs_are_caught(library, name):
     except ShimError:
         return
     assert not behind.isnan().all() or not torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("M", "N", "K"), [(5, 1, 77), (32, 256, 4100)])
+def test_the_operator_itself(library, monkeypatch, M, N, K):
+    library.shim_plant(0)
+    x, weight, bias = torch.randn(M, K), torch.randn(N, K), torch.randn(N)
+    readable, product = [x, weight, bias], torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda *args: readable.append(product(*args)) or readable[-1])
+    on_the_shim(monkeypatch, library, readable)
+    found = gpu_linear(x, weight, bias, "relu").double()
+    assert len(readable) == 3 + (N > 1), "expected one product of parts"
+    exact = reference(x.double(), weight.double(), bias.double(), "relu")
+    torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-3)

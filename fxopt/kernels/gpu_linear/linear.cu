@@ -1,14 +1,8 @@
 // What is left of a linear layer once its long dot products were cut in parts, and layers with one output.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
-#include <cstdint>
-#include <cstdio>
+#include "../floats.cuh"
 
 namespace fxopt::gpu_linear {
 
-constexpr unsigned kAll = 0xffffffffu;
 constexpr int kThreads = 256, kRows = 16, kColumns = 64;  // of the result, a block
 constexpr int kTail = 96;                                 // the longest rest of a dot product
 
@@ -58,28 +52,11 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const Finish f) {
   *reinterpret_cast<float4*>(f.out + at) = float4{sum[0], sum[1], sum[2], sum[3]};
 }
 
-// What 16 and 32 bits stand for.
-struct Float {
-  using Bits = float;
-  __device__ static float wide(float x) { return x; }
-  __device__ static float rounded(float x) { return x; }
-};
-struct Half {
-  using Bits = __half;
-  __device__ static float wide(__half x) { return __half2float(x); }
-  __device__ static __half rounded(float x) { return __float2half_rn(x); }
-};
-struct BFloat16 {
-  using Bits = __nv_bfloat16;
-  __device__ static float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
-  __device__ static __nv_bfloat16 rounded(float x) { return __float2bfloat16_rn(x); }
-};
-
 struct Dot {
   const void *x, *weight, *bias;
   void* out;
   int64_t stride;
-  int32_t m, k, activation, dtype;  // dtype: 0 float, 1 half, 2 bfloat16
+  int32_t m, k, activation;
 };
 
 // out[m] = activation(x[m] . weight + bias): a warp a row.
@@ -97,32 +74,19 @@ __global__ void __launch_bounds__(kThreads) dot_kernel(const Dot d) {
   if (lane == 0) static_cast<Bits*>(d.out)[row] = T::rounded(activated(sum, d.activation));
 }
 
-template <class... Parameters, class... Arguments>
-static const char* launch(void (*kernel)(Parameters...), dim3 grid, void* stream, Arguments... arguments) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(kThreads);
-  config.stream = static_cast<cudaStream_t>(stream);
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
-
 }  // namespace fxopt::gpu_linear
 
 #define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Both: nullptr, or what went wrong.
-FXOPT_EXPORT const char* fxopt_linear_finish(const fxopt::gpu_linear::Finish* f, void* stream) {
+// Both: nullptr, or what went wrong. The first takes floats alone; dtype: 0 float, 1 half, 2 bfloat16.
+FXOPT_EXPORT const char* fxopt_linear_finish(const fxopt::gpu_linear::Finish* f, int, void* stream) {
   using namespace fxopt::gpu_linear;
   if (f->tail > kTail || f->n % 4) return "fxopt.gpu_linear: a rest of at most 96, and outputs by fours";
-  return launch(finish_kernel, dim3((f->n + kColumns - 1) / kColumns, (f->m + kRows - 1) / kRows), stream, *f);
+  const dim3 grid(unsigned((f->n + kColumns - 1) / kColumns), unsigned((f->m + kRows - 1) / kRows));
+  return fxopt::launch(finish_kernel, grid, kThreads, stream, *f);
 }
-FXOPT_EXPORT const char* fxopt_linear_dot(const fxopt::gpu_linear::Dot* d, void* stream) {
+FXOPT_EXPORT const char* fxopt_linear_dot(const fxopt::gpu_linear::Dot* d, int dtype, void* stream) {
   using namespace fxopt::gpu_linear;
-  const dim3 grid(unsigned((d->m + kThreads / 32 - 1) / (kThreads / 32)));
-  switch (d->dtype) {
-    case 0: return launch(dot_kernel<Float>, grid, stream, *d);
-    case 1: return launch(dot_kernel<Half>, grid, stream, *d);
-    default: return launch(dot_kernel<BFloat16>, grid, stream, *d);
-  }
+  const auto kernel = dtype == 0 ? dot_kernel<fxopt::Float> : dtype == 1 ? dot_kernel<fxopt::Half> : dot_kernel<fxopt::BFloat16>;
+  return fxopt::launch(kernel, dim3(unsigned((d->m + kThreads / 32 - 1) / (kThreads / 32))), kThreads, stream, *d);
 }

@@ -8,7 +8,6 @@ epilogue. H200, microseconds with the ReLU, in TF32 for 256 x 8152 by 1024: 44.6
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,15 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..build import BuildError
-from ..cuda_build import CudaLibrary, arch_of
-from ..cuda_build import build as build_cuda
+from .. import cuda_build, cuda_call
 from ..operators import Operator, Operators
 
-KERNEL = CudaLibrary("fxopt_gpu_linear", source=Path(__file__).with_name("linear.cu"))
+KERNEL = cuda_build.CudaLibrary(
+    "fxopt_gpu_linear",
+    source=Path(__file__).with_name("linear.cu"),
+    headers=(cuda_call.FLOATS,),
+    functions=("fxopt_linear_finish", "fxopt_linear_dot"),
+)
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"": lambda x: x, "relu": torch.relu, "sigmoid": torch.sigmoid}
 _CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PARTS = 8
 FEWEST_IN, FEWEST_OUT = 4096, 256  # below, cuBLAS is as fast
 FEWEST_ROWS, MOST_ROWS = 32, 512
@@ -48,7 +49,7 @@ class _Dot(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out")),
         ("stride", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("m", "k", "activation", "dtype")),
+        *((name, ctypes.c_int32) for name in ("m", "k", "activation")),
     ]
 
 
@@ -61,9 +62,10 @@ def gpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
     """x [M, K], weight [N, K], bias [N] -> [M, N]; any dtype. For tensors that record no gradients."""
     M, N = x.shape[0], weight.shape[0]
     side_by_side = x.is_contiguous() and weight.is_contiguous() and (bias is None or bias.is_contiguous())
-    if x.dtype in _DTYPES and side_by_side and M and _kernel() is not None:
+    kernel = cuda_build.loaded(KERNEL) if x.dtype in cuda_call.DTYPES and side_by_side and M else None
+    if kernel is not None:
         if N == 1:
-            return _one_output(x, weight, bias, activation)
+            return _one_output(kernel, x, weight, bias, activation)
         if (
             x.dtype is torch.float32
             and FEWEST_ROWS <= M <= MOST_ROWS
@@ -71,7 +73,7 @@ def gpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
             and N % 4 == 0
             and weight.shape[1] >= FEWEST_IN
         ):
-            return _in_parts(x, weight, bias, activation)
+            return _in_parts(kernel, x, weight, bias, activation)
     if (
         x.dtype in (torch.bfloat16, torch.float16)
         and x.shape[1] % ALIGNED
@@ -85,17 +87,15 @@ def gpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
     return out.relu_() if activation == "relu" else out.sigmoid_() if activation == "sigmoid" else out
 
 
-def _one_output(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+def _one_output(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     out = x.new_empty(x.shape[0], 1)
     at = 0 if bias is None else bias.data_ptr()
-    numbers = (x.stride(0), *x.shape, _CODES[activation], _DTYPES.index(x.dtype))
-    dot = _Dot(x.data_ptr(), weight.data_ptr(), at, out.data_ptr(), *numbers)
-    with torch.cuda.device(x.device):
-        _raise(_kernel().fxopt_linear_dot(ctypes.byref(dot), _stream(x)))  # type: ignore[union-attr]
+    pointers = x.data_ptr(), weight.data_ptr(), at, out.data_ptr()
+    cuda_call.launch(kernel.fxopt_linear_dot, bytes(_Dot(*pointers, x.stride(0), *x.shape, _CODES[activation])), x)
     return out
 
 
-def _in_parts(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+def _in_parts(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     (M, K), N = x.shape, weight.shape[0]
     part = K // PARTS // 8 * 8  # 32 bytes: parts that are not as aligned take 10% longer
     partial = torch.bmm(x.as_strided((PARTS, M, part), (part, K, 1)), weight.as_strided((PARTS, part, N), (part, 1, K)))
@@ -104,30 +104,8 @@ def _in_parts(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -
         partial.data_ptr(), x.data_ptr() + skipped, weight.data_ptr() + skipped, 0 if bias is None else bias.data_ptr(),
         out.data_ptr(), K, K, PARTS, M, N, K - PARTS * part, _CODES[activation],
     )  # fmt: skip
-    with torch.cuda.device(x.device):
-        _raise(_kernel().fxopt_linear_finish(ctypes.byref(finish), _stream(x)))  # type: ignore[union-attr]
+    cuda_call.launch(kernel.fxopt_linear_finish, bytes(finish), x)
     return out
-
-
-def _stream(x: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(torch.cuda.current_stream(x.device).cuda_stream)
-
-
-def _raise(text: bytes | None) -> None:
-    if text:
-        raise RuntimeError(text.decode())
-
-
-@functools.cache
-def _kernel() -> ctypes.CDLL | None:
-    """None where it cannot be compiled: cuBLAS then serves everything."""
-    try:
-        library = ctypes.CDLL(str(build_cuda(KERNEL, arch_of(torch.cuda.get_device_capability()))))
-    except (BuildError, OSError):
-        return None
-    library.fxopt_linear_finish.restype = library.fxopt_linear_dot.restype = ctypes.c_char_p
-    library.fxopt_linear_finish.argtypes = library.fxopt_linear_dot.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    return library
 
 
 OPERATORS = Operators(
