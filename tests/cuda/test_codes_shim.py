@@ -16,6 +16,11 @@ def tables(rows: int) -> list[torch.Tensor]:
     return [quantized(torch.randn(rows, D) * torch.rand(rows, 1) * 10) for D in DIMS]
 
 
+def moved(table: torch.Tensor) -> torch.Tensor:
+    """On the GPU, its rows as far from each other as they were."""
+    return torch.empty_strided(table.shape, table.stride(), dtype=table.dtype, device="cuda").copy_(table)
+
+
 def plan(dtype: str, **how: object) -> Plan:
     """A column a table, side by side, the ids of all of them in tensor 0."""
     ends = torch.tensor(DIMS).cumsum(0).tolist()

@@ -14,7 +14,10 @@ from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.errors import BadId, call_of, check, clamped
 from fxopt.kernels.columns.op import columns
 from fxopt.kernels.columns.plan import Column, Offsets, Plan, Source
-from tests.cuda.compare import assert_same, random_call
+from tests.cuda import test_codes_shim as codes
+from tests.cuda.compare import RELATIVE, assert_same, random_call
+from tests.cuda.test_long_bags_shim import CASES
+from tests.cuda.test_staged_shim import bags
 from tests.kernels.conftest import RandomCall
 
 pytestmark = pytest.mark.gpu
@@ -123,6 +126,47 @@ def test_tune_keeps_a_build_and_answers_and_errors_stay():
             lookup(torch.tensor([7], device="cuda"), torch.randn(7, 8, device="cuda"))
             with pytest.raises(BadId, match="id 7 at row 0"):
                 check()
+    finally:
+        use()
+
+
+def moved(tensors, tables, plan):
+    return [t.cuda() for t in tensors], [codes.moved(t) for t in tables], plan
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cut_bags_equal_the_reference(name):
+    tensors, tables, plan = moved(*CASES[name]())
+    found, again = (columns(tensors, tables, encode(plan))[0] for _ in range(2))
+    check()
+    (expected,) = reference.columns(tensors, tables, plan)
+    assert torch.equal(found, again)
+    assert plan.columns[0].pool != "max" or torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, rtol=RELATIVE[tables[0].dtype], atol=1e-4)
+
+
+@pytest.mark.parametrize("how", [{}, *({"pool": pool, "bag": Offsets(1)} for pool in ("sum", "mean", "max"))])
+def test_rows_in_8_bits(how):
+    call = (
+        [torch.randint(0, 50, (400,)), torch.tensor([0, 0, 1, 40, 390])],
+        codes.tables(50),
+        codes.plan("float32", **how),
+    )
+    tensors, tables, plan = moved(*call)
+    (found,), (expected,) = columns(tensors, tables, encode(plan)), reference.columns(tensors, tables, plan)
+    check()
+    assert how.get("pool") in ("sum", "mean") or torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "dim"), [(torch.float32, 4), (torch.bfloat16, 16), (torch.float16, 32)])
+def test_staged_rows_give_the_same_bits(dtype, dim):
+    tensors, tables, plan = moved(*bags(dtype, dim, (7, 0, 1, 33, 4) * 400 + (700,)))
+    (right,) = columns(tensors, tables, encode(plan))
+    try:
+        use(VARIANTS["narrow rows staged"])
+        assert all(torch.equal(columns(tensors, tables, encode(plan))[0], right) for _ in range(20))
+        check()
     finally:
         use()
 
