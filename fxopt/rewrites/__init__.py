@@ -11,6 +11,7 @@ from fxopt.rewrites import (
     compressed_interaction,
     compression,
     contractions,
+    convolutions,
     dead_checks,
     dot_interaction,
     embedding_columns,
@@ -58,6 +59,7 @@ PASSES: tuple[Rewrite, ...] = (
     ones.REWRITE,
     compressed_interaction.REWRITE,
     contractions.CONTRACTIONS,
+    convolutions.REWRITE,
     k_largest.REWRITE,
     # Many of a kind at once.
     towers.REWRITE,

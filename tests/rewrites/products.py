@@ -111,3 +111,22 @@ class OfItsOwn(CarriedAlong):
 
     def forward(self, x: Tensor) -> Tensor:
         return (torch.tanh(self.scale) * x.unsqueeze(2)).squeeze(2)
+
+
+class EachPosition(nn.Module):
+    """A feed-forward layer of each position, as convolutions of kernel 1."""
+
+    def __init__(self, kernel: int = 1) -> None:
+        super().__init__()
+        self.widen = nn.Parameter(torch.randn(1, 5))
+        self.first, self.last = nn.Conv1d(5, 4, kernel), nn.Conv1d(4, 5, kernel)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first((x.unsqueeze(2) * self.widen).transpose(1, 2)).relu()).transpose(1, 2)
+
+
+class NeighbouringPositions(EachPosition):
+    """Convolutions over neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__(kernel=2)

@@ -257,6 +257,7 @@ CATALOGUE = {
     "k_largest": Example(products.Largest, products.LargestWithIndices),
     "ones": Example(products.CarriedAlong, products.OfItsOwn),
     "contractions": Example(products.OuterProducts, products.OuterProductsSeen),
+    "convolutions": Example(products.EachPosition, products.NeighbouringPositions),
     "dead_checks": Example(Guarded, GuardedTooLow),
     "embedding_columns": Example(Columns, ColumnsOnRows),
     "pair_attention": Example(AttentionOverPairs, AttentionWithTanh),

@@ -1,0 +1,89 @@
+"""Convolutions of kernel 1 as linears: chains of them, what is seen of their memory, and what is no linear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fxopt import Config, optimize
+from fxopt.rewrites import PASSES
+
+OTHERS = tuple(ran.name for ran in PASSES if ran.name not in ("convolutions", "views_of_columns"))
+
+
+class Model(nn.Module):
+    def __init__(self, f: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.f = f
+        self.one = nn.Parameter(torch.randn(6, 6, 1))
+        self.three = nn.Parameter(torch.randn(6, 6, 3))
+        self.b = nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.f(x, self.one, self.three, self.b)
+
+
+def feed_forward(x: Tensor, one: Tensor, three: Tensor, b: Tensor) -> Tensor:
+    inner = F.conv1d(x.transpose(1, 2), one, b).relu()
+    return F.layer_norm(F.conv1d(inner, one).transpose(-1, -2) + x, (6,))
+
+
+def read_twice(x: Tensor, one: Tensor, three: Tensor, b: Tensor) -> Tensor:
+    inner = F.conv1d(x.transpose(1, 2), one, b).tanh()
+    return (F.conv1d(inner, one) + inner).sum(2)
+
+
+def images(x: Tensor, one: Tensor, three: Tensor, b: Tensor) -> Tensor:
+    y = F.conv2d(x.unsqueeze(2).expand(-1, -1, 3, -1).permute(0, 3, 1, 2), one.unsqueeze(3), b)
+    return F.gelu(y).sum((2, 3))
+
+
+FOUND: dict[str, tuple[Callable[..., Tensor], int]] = {
+    "a chain": (feed_forward, 1),
+    "an inner result that is read twice": (read_twice, 2),
+    "images": (images, 1),
+    "strides that the caller sees": (lambda x, one, three, b: F.conv1d(x.transpose(1, 2), one, b), 1),
+    "channels first": (lambda x, one, three, b: F.conv1d(x[:, :, :4].repeat(1, 6, 1)[:, :6], one, b).amax(1), 1),
+    "a kernel of 3": (lambda x, one, three, b: F.conv1d(x.transpose(1, 2), three, b), 0),
+    "every other position": (lambda x, one, three, b: F.conv1d(x.transpose(1, 2), one, b, stride=2), 0),
+    "zeros around": (lambda x, one, three, b: F.conv1d(x.transpose(1, 2), one, b, padding=1), 0),
+    "groups": (lambda x, one, three, b: F.conv1d(x.transpose(1, 2), one[:, :3], b, groups=2), 0),
+    "edited": (lambda x, one, three, b: F.conv1d(x.transpose(1, 2), one, b).transpose(0, 1)[0].mul_(2.0), 0),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_kernels_of_1(name: str) -> None:
+    f, expected = FOUND[name]
+    model, make = Model(f), lambda rows: torch.randn(rows, 5, 6)
+    fast = optimize(model, (make(6),), Config(tune="off", disable=OTHERS))
+    (found,) = fast._fxopt.findings  # type: ignore[union-attr, misc]
+    assert not found.eager_reason and not [ran.rolled_back for ran in found.passes if ran.rolled_back]
+    assert [len(ran.changes) for ran in found.passes if ran.name == "convolutions"] == [expected]
+    for rows in (1, 2, 7):
+        x = make(rows)
+        want, have = model(x), fast(x)
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-5)
+        assert have.stride() == want.stride()
+        grads = [
+            torch.autograd.grad(net(x).square().sum(), list(model.parameters()), allow_unused=True)
+            for net in (model, fast)
+        ]
+        torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fast(make(0)), model(make(0)))
+
+
+def test_views_around_a_chain_cancel() -> None:
+    """The linears then read what the model transposed, so that all of it is one call."""
+    model, x = Model(feed_forward).eval(), torch.randn(6, 5, 6)
+    with torch.no_grad():
+        fast = optimize(model, (x,), Config(tune="off"))
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+    graph = fast._fxopt.entries[0].executable.graph.graph  # type: ignore[union-attr, index]
+    names = [str(node.target) for node in graph.nodes if node.op == "call_function"]
+    assert names.count("fxopt.mlp.default") == 1 and not [name for name in names if "conv" in name]
+    assert not [name for name in names if "permute" in name or "transpose" in name]
