@@ -29,6 +29,7 @@ from fxopt.patterns.row_wise import NotRowWise, Rows, row_wise
 from fxopt.rewrites.direct import direct
 from fxopt.runtime.executable import Executable
 from fxopt.shape.aliases import has_effects, is_random
+from fxopt.tune.cuda_graph import capture
 
 MOST_GRAPHS = 16
 _WARM_UPS = 2
@@ -214,14 +215,12 @@ class Replays:
         torch.cuda.synchronize(self._device)  # the memory of the last graph is still in use
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        current = torch.cuda.current_stream()
         try:
             memory = stage.Stage(rooms, self._device)
-            memory.fill(self._inputs, current)
+            memory.fill(self._inputs, torch.cuda.current_stream())
             with uncounted():
                 graph, outputs = self._record([*state, *memory.tensors])
         except (RuntimeError, ValueError, TypeError) as error:
-            torch.cuda.set_stream(current)  # torch stays on the other one when a capture ends in an error
             self._findings.graphs = f"no CUDA graphs: the capture failed: {str(error).splitlines()[0]}"
             self._graphs.clear()
             self._call = lambda tensors: self._plain(*tensors)  # type: ignore[method-assign]
@@ -246,7 +245,7 @@ class Replays:
                     self._module(*tensors)
             current.wait_stream(side)
             torch.cuda.synchronize(self._device)
-            with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
+            with capture(graph, side, self._pool):
                 outputs = list(self._module(*tensors))
         return graph, outputs
 

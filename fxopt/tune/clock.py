@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from fxopt.tune.cuda_graph import capture
+
 _LONG = 0.05  # seconds; noise is short beside it
 _SHORTEST = 50e-6  # one reading of the clock; shorter calls are repeated within it
 
@@ -47,17 +49,16 @@ def once(function: Callable[[], object], repeats: int = 1) -> float:
 
 def captured(function: Callable[[], object]) -> Callable[[], object]:
     """What it launches, as a CUDA graph to replay; the function itself where it cannot be captured."""
-    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    side.wait_stream(current)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         function()  # libraries load and choose outside
-    current.wait_stream(side)
+    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+        with capture(graph, side):
             function()
     except RuntimeError:
-        torch.cuda.set_stream(current)  # torch stays on the other one when a capture ends in an error
         return function
     return graph.replay
 

@@ -11,13 +11,15 @@ from fxopt.tune.clock import captured, on_device_of
 
 
 class Stream:
+    device_index = 0
+
     def wait_stream(self, other: Stream) -> None: ...
 
 
 class Broken:
     """torch.cuda.graph where the capture ends in an error: the stream that it chose stays the current one."""
 
-    def __init__(self, graph: object, stream: Stream, capture_error_mode: str) -> None:
+    def __init__(self, graph: object, pool: object, stream: Stream, capture_error_mode: str) -> None:
         self.stream = stream
 
     def __enter__(self) -> None:
@@ -27,8 +29,8 @@ class Broken:
         raise RuntimeError("operation failed due to a previous error during capture")
 
 
-def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Stream()
+def test_a_capture_that_fails_leaves_stream_and_allocator_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, told = Stream(), list[object]()
     current = [before]
     stand_ins = {
         "Stream": Stream,
@@ -36,12 +38,16 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.Mo
         "set_stream": current.append,
         "stream": lambda side: nullcontext(),
         "CUDAGraph": object,
+        "graph_pool_handle": lambda: (0, 7),
         "graph": Broken,
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda device, pool, name=name: told.append((name, device, pool)))
     assert captured(nothing) is nothing
     assert current[-1] is before and len(current) == 3
+    assert told == [("_cuda_endAllocateToPool", 0, (0, 7)), ("_cuda_releasePool", 0, (0, 7))]
 
 
 def nothing() -> None: ...
@@ -55,7 +61,14 @@ def test_what_waits_for_the_device_is_not_captured() -> None:
         return x.sum().item()
 
     assert captured(waits) is waits and torch.cuda.current_stream() == before
-    captured(lambda: x.add_(1))()  # the next one is
+    torch.cuda.empty_cache()
+
+    def adds() -> object:
+        return x.add_(1)
+
+    replay = captured(adds)  # the next one is
+    assert replay is not adds
+    replay()
     assert x.tolist() == [3.0] * 3 and torch.cuda.current_stream() == before
 
 
