@@ -8,17 +8,23 @@ pairs of fields, writes [B, 16, 325, 16] numbers out: 43 ms against 3 ms with on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, GraphModule, Node
 
+from fxopt.kernels.by_rows.op import in_chunks
 from fxopt.patterns.contractions.find import find_contractions, find_disguised_linears
-from fxopt.patterns.contractions.pairs import Roles
+from fxopt.patterns.contractions.pairs import Axes, Roles
 from fxopt.patterns.contractions.terms import Axis, Dim, Factor
 from fxopt.patterns.core import Match
 from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.direct import as_function
 from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.packed import bytes_of_row, calling
+from fxopt.rewrites.regions import calls_of
 from fxopt.rewrites.views import made
+from fxopt.shape.aliases import makes_results
 from fxopt.shape.sizes import product, same, shape_of
 from fxopt.shape.strides import Layout, Strides
 from fxopt.shape.view_steps import Permute, Reshape, Step
@@ -42,6 +48,8 @@ def replace_disguised_linear(editor: Editor, match: Match) -> Replacement:
 
 def replace_contraction(editor: Editor, match: Match) -> Replacement:
     term, (first, second, *rest) = match.bound["term"], match.bound["order"]
+    if match.bound["spread"]:
+        return _replace_spread(editor, match)
     kept = {*term.axes, *(axis for factor in rest for axis in factor.axes)}
     value = contracted(editor, first, second, kept)
     for factor in rest:
@@ -51,11 +59,35 @@ def replace_contraction(editor: Editor, match: Match) -> Replacement:
     return Replacement({match.anchor: node}, what, "the broadcast product is never written out")
 
 
+def _replace_spread(editor: Editor, match: Match) -> Replacement:
+    """einsum("bij,ijd,bjd->bid"): its product has all axes in any order of the factors, but not of all rows at once.
+
+    26 fields, dim 16, one thread, einsum / in chunks: 0.18 / 0.03 ms at batch 16, 6.8 / 0.6 at 256, 199 / 9 at 4096.
+    """
+    term, factors = match.bound["term"], match.bound["order"]
+    function = GraphModule(torch.nn.Module(), Graph())
+    inner = Editor(function, function.graph.output(()))
+    a, b, last = (replace(factor, node=inner.parameter(factor.node)) for factor in factors)
+    spread = _multiplied(inner, a, b, match.bound["spread"])
+    result = arranged(inner, contracted(inner, last, spread, term.axes), term.dims)
+    inner.point.args = (inner.call(aten.contiguous.default, result),)
+    function.recompile()
+    inputs, batch = [factor.node for factor in reversed(factors)], term.axes[0]
+    split = [batch in factor.axes for factor in reversed(factors)]
+    call = editor.known(inner.added[-1].meta["val"], calling(function), *inputs)
+    call.meta["rowwise"], call.meta["fresh"] = True, makes_results(function.graph)
+    call.meta["calls"] = sum(map(calls_of, function.graph.nodes))
+    call.meta["bound"] = in_chunks(as_function(function.graph), split, bytes_of_row(spread.node, batch.size))
+    what = f"{' + '.join(_name(inner) for inner in reversed(term.inside))} into bmm, some rows at a time"
+    node = like(editor, match.anchor, call)
+    return Replacement({match.anchor: node}, what, "the product of all rows is never written out")
+
+
 def contracted(editor: Editor, a: Factor, b: Factor, kept: Sequence[Axis] | set[Axis]) -> Factor:
     """a * b, summed over the axes of both that are not kept."""
     roles = Roles.of(a.axes, b.axes, kept)
     if not roles.inner or not (roles.left or roles.right):
-        return _multiplied(editor, a, b, roles)
+        return _summed(editor, a, b, roles)
     if not roles.batch:
         groups = [*((axis,) for axis in roles.left), roles.inner]
         weight = arranged(editor, b, [roles.right, roles.inner])
@@ -66,17 +98,21 @@ def contracted(editor: Editor, a: Factor, b: Factor, kept: Sequence[Axis] | set[
     return Factor(editor.call(aten.bmm.default, left, right), (roles.batch, roles.left, roles.right))
 
 
-def _multiplied(editor: Editor, a: Factor, b: Factor, roles: Roles) -> Factor:
-    """Elementwise, in the order of axes that `b` has where it has all of them."""
+def _summed(editor: Editor, a: Factor, b: Factor, roles: Roles) -> Factor:
+    """Elementwise, in the order of axes that `b` has where it has all of them, and a sum of what is not kept."""
     axes = roles.out + roles.inner
     if set(axes) == set(b.axes):
         axes = tuple(axis for axis in b.axes if axis not in roles.inner) + roles.inner
+    whole, kept = _multiplied(editor, a, b, axes), len(axes) - len(roles.inner)
+    if not roles.inner:
+        return whole
+    value = editor.call(aten.sum.dim_IntList, whole.node, list(range(kept, len(axes))))
+    return Factor(value, whole.dims[:kept])
+
+
+def _multiplied(editor: Editor, a: Factor, b: Factor, axes: Axes) -> Factor:
     sides = [arranged(editor, side, [(axis,) if axis in side.axes else () for axis in axes]) for side in (a, b)]
-    value = editor.call(aten.mul.Tensor, *sides)
-    if roles.inner:
-        value = editor.call(aten.sum.dim_IntList, value, list(range(len(axes) - len(roles.inner), len(axes))))
-        axes = axes[: len(axes) - len(roles.inner)]
-    return Factor(value, tuple((axis,) for axis in axes))
+    return Factor(editor.call(aten.mul.Tensor, *sides), tuple((axis,) for axis in axes))
 
 
 def arranged(editor: Editor, factor: Factor, groups: Sequence[Dim]) -> Node:

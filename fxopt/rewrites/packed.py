@@ -16,6 +16,7 @@ from fxopt.patterns.repeated.lanes import BY_DIM, Call, Leaf, Picked, Pool, Shar
 from fxopt.rewrites.direct import as_function
 from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.rewrites.regions import calls_of
+from fxopt.shape.aliases import makes_results
 from fxopt.shape.sizes import Size, same, shape_of, static
 
 aten = torch.ops.aten
@@ -104,13 +105,13 @@ class Packer:
         self.function.recompile()
         batch, run = shape_of(anchor)[0], as_function(self.function.graph)
         split = [any(same(size, batch) for size in shape_of(node)[:1]) for node in self.inputs]
-        sizes = [_bytes(node, batch) for node in made]
+        sizes = [bytes_of_row(node, batch) for node in made]
         if loop is not None and any(split):
             run = unless_many(run, as_function(loop), split, calls, sum(sizes))
         elif rowwise and len(made) > 1:  # one alone is the result
             run = in_chunks(run, split, max(sizes))
-        call = self.outer.known(result.meta["val"], _calling(self.function), *self.inputs)
-        call.meta["rowwise"] = rowwise
+        call = self.outer.known(result.meta["val"], calling(self.function), *self.inputs)
+        call.meta["rowwise"], call.meta["fresh"] = rowwise, makes_results(self.function.graph)
         call.meta["bound"], call.meta["calls"] = run, sum(map(calls_of, self.function.graph.nodes))
         return call
 
@@ -319,7 +320,7 @@ class Packer:
         return node
 
 
-def _calling(module: GraphModule) -> Callable[..., Any]:
+def calling(module: GraphModule) -> Callable[..., Any]:
     """What stands in the graph: any compiler can look inside."""
 
     def packed(*inputs: Any) -> Any:
@@ -332,7 +333,7 @@ def _is_view(node: Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target.is_view
 
 
-def _bytes(node: Node, batch: Size) -> int:
+def bytes_of_row(node: Node, batch: Size) -> int:
     """Of one row of a result; sizes that depend on the inputs count as one."""
     value = node.meta["val"]
     sizes = [static(size) or 1 for size in value.shape if not same(size, batch)]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxopt import Config, optimize
+from fxopt.kernels.by_rows import op
 from fxopt.rewrites import PASSES
 
 OURS = ("disguised_linears", "contractions", "compressed_interaction")
@@ -212,6 +213,22 @@ def test_products_are_not_written_out(f: Callable, gone: set[str]) -> None:
     fast, applied, names = optimized(model, torch.randn(6, 4))
     assert applied.get("contractions") == 1 and gone <= set(names) and "matmul" not in names
     check(model, fast, lambda rows: torch.randn(rows, 4), 1e-4)
+
+
+WRITTEN_OUT: dict[str, Callable[..., Tensor]] = {
+    "einsum": lambda s, w, v: torch.einsum("bij,ijd,bjd->bid", s, w, v),
+    "operators": lambda s, w, v: (s.unsqueeze(-1) * w * v.unsqueeze(1)).sum(2),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_a_product_as_large_in_any_order_is_made_of_some_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "_CHUNK", 1)  # 16 rows, the fewest
+    product = WRITTEN_OUT[name]
+    model = Fields(lambda v, u, k, b: product(v @ u.mT, k[:3].view(4, 4, 3), u).flatten(1) @ k[3:].view(16, 2)[:12])
+    fast, applied, names = optimized(model, torch.randn(6, 4))
+    assert applied.get("contractions") == 1 and not {"einsum", "sum"} & set(names)
+    check(model, fast, lambda rows: torch.randn(rows * rows, 4), 1e-4)
 
 
 COMPRESSED = {

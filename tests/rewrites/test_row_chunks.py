@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import fxopt
 from fxopt.rewrites.row_chunks import ROWS
+from fxopt.tune.tuner import Tuner, Verdict
 from tests.rewrites.test_catalogue import applied
 
 CONFIG = fxopt.Config(tune="off", disable=("pointwise",))
@@ -33,6 +34,12 @@ class Interactions(nn.Module):
 
 class Centred(Interactions):
     centred = True
+
+
+class LayerLast(Interactions):
+    def forward(self, ids: Tensor, dense: Tensor) -> Tensor:
+        squares = torch.bmm(self.table(ids), self.table(ids).transpose(1, 2)).softmax(2).flatten(1).tanh()
+        return self.top(torch.cat([squares, dense.expand(-1, 8)], 1)).sigmoid()
 
 
 class AllRows(Interactions):
@@ -68,6 +75,21 @@ def test_the_same_at_every_size(kind: type[nn.Module]) -> None:
             arguments = inputs(batch)
             torch.testing.assert_close(fast(*arguments), model(*arguments), equal_nan=True)
         assert len(fast._fxopt.entries) == 1
+
+
+@pytest.mark.timed
+def test_chunks_hold_what_is_picked_by_the_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that wins up to some rows is a call of two graphs, which makes memory of its own."""
+    won = Verdict({1: 2.0, 4096: 0.5})
+    monkeypatch.setattr(Tuner, "verdict", lambda self, site: Verdict({4096: 2.0}) if site.rows else won)
+    model = LayerLast().eval()
+    with torch.no_grad():
+        fast = fxopt.optimize(model, inputs(6), fxopt.Config(tune="fast"))
+        calls = [node for node in fast._fxopt.entries[0].executable.graph.graph.nodes if node.op == "call_function"]
+        assert [node.target.__name__ for node in calls] == ["chunked", "getitem"]
+        for batch in SIZES:
+            arguments = inputs(batch)
+            torch.testing.assert_close(fast(*arguments), model(*arguments), equal_nan=True)
 
 
 def test_rows_that_mix_stay_together() -> None:

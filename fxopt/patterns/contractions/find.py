@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.patterns.contractions.pairs import Axes, Roles, elements, is_full, linear_order, orders
+from fxopt.patterns.contractions.pairs import Axes, Roles, elements, is_full, linear_order, orders, spread_order
 from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.spelled import SPELLED, spelled
 from fxopt.patterns.contractions.terms import Factor, Term
@@ -88,10 +88,14 @@ def find_contractions(module: GraphModule, inference: bool) -> Iterator[Match | 
         if node in seen or node.target not in SPELLED or node.target is aten.mul.Tensor or _has_bias(node):
             continue
         for term in reader.terms(node, deepest=3):
-            best = _best(node, term) if is_full(term) and linear_order(term) is None else None
-            if best is not None:
+            if not is_full(term) or linear_order(term) is not None:
+                continue
+            best = _best(node, term)
+            spread = spread_order(term) if best is None and _is_written_out(term) else None
+            if order := best or (spread and spread[:3]):
                 seen.update(term.inside)
-                yield Match(node, {"term": term, "order": best, "tensors": tuple(factor.node for factor in best)})
+                bound = {"term": term, "order": order, "tensors": tuple(factor.node for factor in order)}
+                yield Match(node, bound | {"spread": spread and spread[3]})
                 break
 
 
@@ -103,7 +107,7 @@ def _has_bias(node: Node) -> bool:
 def _best(node: Node, term: Term) -> tuple[Factor, ...] | None:
     """The order of products that keeps the intermediate results small, if it is worth a try."""
     if len(term.factors) == 3:
-        if len(term.inside) > 1 and not any(inner.target in _WRITTEN_OUT for inner in term.inside[1:]):
+        if not _is_written_out(term):
             return None  # GEMMs alone, in the order in which the model has them
         ways = {_size(axes): (a, b, last) for a, b, last, axes in orders(term)}
         return ways[min(ways)] if 2 * min(ways) <= _largest_inside(term) else None
@@ -118,6 +122,11 @@ def _best(node: Node, term: Term) -> tuple[Factor, ...] | None:
         rows = [any(static(axis.size) is None for axis in factor.axes) for factor in term.factors]
         return term.factors if rows[0] else term.factors[::-1]
     return term.factors if all(inner.target in _ELEMENTWISE for inner in term.inside) else None
+
+
+def _is_written_out(term: Term) -> bool:
+    """Whether some product of it is elementwise; an einsum of three tensors has one, or is as bad."""
+    return len(term.inside) == 1 or any(inner.target in _WRITTEN_OUT for inner in term.inside[1:])
 
 
 def _repeats(node: Node, roles: Roles) -> bool:

@@ -65,6 +65,30 @@ def orders(term: Term) -> Iterator[tuple[Factor, Factor, Factor, Axes]]:
         yield a, b, term.factors[last], Roles.of(a.axes, b.axes, kept).out
 
 
+def spread_order(term: Term) -> tuple[Factor, Factor, Factor, Axes] | None:
+    """(a, b, last, axes of a * b) where a * b sums nothing, and so is as large in any order: the one in which both are
+    read as they lie, and a GEMM sums a * b as it lies. Only where the rows of a batch are in front everywhere.
+    """
+    if len(term.factors) != 3 or not term.dims or len(term.dims[0]) != 1 or static(term.axes[0].size) is not None:
+        return None
+    batch = term.axes[0]
+    if any(batch in factor.axes and factor.dims[0] != (batch,) for factor in term.factors):
+        return None
+    for a, b, last, axes in orders(term):
+        roles = Roles.of(last.axes, axes, term.axes)
+        if set(axes) != {*a.axes, *b.axes} or roles.batch[:1] != (batch,) or not (roles.inner and roles.right):
+            continue
+        for behind in (roles.inner + roles.right, roles.right + roles.inner):
+            if all(_in_order(factor.axes, roles.batch + behind) for factor in (a, b)):
+                return a, b, last, roles.batch + behind
+    return None
+
+
+def _in_order(axes: Axes, all_axes: Axes) -> bool:
+    places = [all_axes.index(axis) for axis in axes]
+    return places == sorted(places)
+
+
 def elements(shape: Iterable[Size]) -> int:
     """About how many elements a tensor of this shape has."""
     known = (static(size) for size in shape)
