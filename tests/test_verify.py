@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import fxopt
 from fxopt.capture import capture
 from fxopt.config import Config
 from fxopt.runtime import Executable
@@ -330,3 +331,17 @@ def test_what_is_made_of_no_float_has_a_reference_too():
 
     torch.manual_seed(0)
     assert judge(Routing(), (1e3 * torch.randn(5, 40, 6), torch.randint(0, 9, (5, 40))), reorder, FIRST).ok
+
+
+def test_text_of_a_size_is_compared():
+    """A trace writes the name of a symbol there."""
+
+    class Told(nn.Module):
+        def forward(self, x):
+            return x * 2, f"{len(x)} rows", len(x)
+
+    fast, model = fxopt.optimize(Told()), Told()
+    for rows in (4, 3):
+        x = torch.randn(rows, 3)
+        assert fast(x)[1:] == model(x)[1:]
+    assert "rows" in fast._fxopt.entries[0].findings.eager_reason

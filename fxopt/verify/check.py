@@ -145,6 +145,9 @@ class _Comparison:
         if eager.values.keys() != ours.values.keys():
             odd = sorted(eager.values.keys() ^ ours.values.keys())
             return f"{', '.join(odd)}: only in {'eager' if odd[0] in eager.values else 'the optimized graph'}"
+        for name, expected in eager.plain.items():
+            if (found := ours.plain.get(name)) != expected:
+                return f"{name}: expected {expected!r}, found {found!r}"
         for name, expected in eager.values.items():
             found = ours.values[name]
             strides = not name.startswith("gradient of")  # a leaf's .grad gets the leaf's strides, whatever comes in

@@ -24,11 +24,13 @@ class Trial:
 
     Attributes:
         values: by readable name: the tensors among the outputs, the state and inputs it mutated, and gradients.
+        plain: the other outputs that compare exactly: numbers of a size, text that may hold one.
         structure: TreeSpec of the result (None for a graph, whose outputs are flat).
         error: what it raised instead.
     """
 
     values: dict[str, Tensor] = field(default_factory=dict)
+    plain: dict[str, Any] = field(default_factory=dict)
     structure: pytree.TreeSpec | None = None
     error: Exception | None = None
 
@@ -85,6 +87,7 @@ class Setting:
             return Trial(error=error)
         flat, structure = trees.flatten(result)
         values = {f"output {i}": leaf for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)}
+        plain = {f"output {i}": leaf for i, leaf in enumerate(flat) if isinstance(leaf, (int, str))}
         outputs = list(values.values())
         names = [*map(str, self.capture.state), *(spec.name for spec in self.capture.inputs)]
         for name, tensor, version in zip(names, (*state, *inputs), before, strict=True):
@@ -92,7 +95,7 @@ class Setting:
                 values[f"{name} after the call"] = tensor.detach()
         if self.gradients:
             values.update(gradients(outputs, names, [*state, *inputs]))
-        return Trial(values, structure)
+        return Trial(values, plain, structure)
 
 
 def gradients(outputs: Sequence[Tensor], names: Sequence[str], leaves: Sequence[Tensor | None]) -> dict[str, Tensor]:
