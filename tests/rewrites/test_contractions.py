@@ -197,10 +197,18 @@ def fields_by_fields(x: Tensor, w: Tensor, b: Tensor, k: Tensor) -> Tensor:
     return (left.unsqueeze(2) * right.unsqueeze(1)).sum(-1)
 
 
+def read_twice_through_a_view(x: Tensor, w: Tensor, b: Tensor, k: Tensor) -> Tensor:
+    """MIND's capsules: the product stands once, for both of its readers."""
+    fields = x.unsqueeze(2) * w[0, :3]
+    mapped = (k * fields.unsqueeze(2)).sum(3).transpose(1, 2).contiguous()
+    return torch.bmm(torch.bmm(fields.mT, mapped).tanh(), mapped)
+
+
 @pytest.mark.parametrize(
     ("f", "gone"),
     [
         (outer, {"bmm"}),
+        (read_twice_through_a_view, {"bmm"}),
         (in_a_bad_order, {"linear"}),
         (column_times_scalar, set()),
         (a_matrix_a_field, {"bmm"}),

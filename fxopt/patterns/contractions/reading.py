@@ -58,7 +58,7 @@ class _Reading:
         try:
             if node.op == "call_function" and not self._aliases.edited(node):
                 if node.target in _VIEWS:
-                    return self._view(node, depth)
+                    return self._view(node, depth if len(node.users) == 1 else 0)
                 if depth and len(node.users) == 1:
                     return self.call(node, depth - 1, biased=False)
         except Unfit:
