@@ -114,6 +114,13 @@ def test_every_module_has_a_layer() -> None:
     assert not [name for name in modules() if layer_of(name) not in RANK], "give the new module a place in LAYERS"
 
 
+def test_every_module_has_a_room_in_the_design() -> None:
+    design = (ROOT / "DESIGN.md").read_text()
+    rooms = [path for path in PACKAGE.iterdir() if not path.name.startswith("_") and path.suffix in {"", ".py"}]
+    named = {f"{room.name}/" if room.is_dir() else room.name for room in rooms}
+    assert not [name for name in sorted(named) if name not in design], "give the new room a line in DESIGN.md"
+
+
 def test_imports_point_downwards() -> None:
     assert not [line for name, source in modules().items() for line in upward_imports(name, source)]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cuda.shim_library import CUDA, Shim, compile_shim
+from fxopt.kernels.columns.cuda import KERNEL
+from tests.cuda.planted import planted
+from tests.cuda.shim_library import Shim, compile_shim
 
 LAUNCH = 'check(cudaLaunchKernelEx(&config, columns_kernel, parameters), "launch");'
 JOINS = 'check(cudaLaunchKernelEx(&config, joins_of_bags_kernel, parameters), "launch");'
@@ -39,14 +41,5 @@ MUTATIONS = {
 
 def build(folder: Path) -> Shim:
     """Also with narrow rows staged, so that a second library for that is not needed."""
-    columns = folder / "columns"
-    (columns / "cuda").mkdir(parents=True)
-    for path in (*CUDA.parent.glob("*.h"), *CUDA.glob("*.*")):
-        (columns / path.relative_to(CUDA.parent)).write_bytes(path.read_bytes())
-    for number, (name, (file, *changes)) in enumerate(MUTATIONS.items(), 1):
-        source = (columns / "cuda" / file).read_text()
-        for old, new in zip(changes[::2], changes[1::2], strict=True):
-            assert source.count(old) == 1, f"{file} no longer holds what the mutation {name!r} replaces"
-            source = source.replace(old, new.replace("{}", f"(shim::planted == {number})"))
-        (columns / "cuda" / file).write_text(source)
-    return Shim(compile_shim(folder, columns / "cuda" / "columns.cu", "-O0", "-DFXOPT_STAGED"))
+    mutations = {name: (f"columns/cuda/{file}", *changes) for name, (file, *changes) in MUTATIONS.items()}
+    return Shim(compile_shim(folder, planted(KERNEL, folder, mutations), "-O0", "-DFXOPT_STAGED"))

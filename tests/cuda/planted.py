@@ -19,23 +19,32 @@ from tests.cuda.shim_library import ShimError, compile_shim
 def compiled(
     library: cuda_build.CudaLibrary, folder: Path, mutations: Mapping[str, tuple[str, str]], mutated: str | Path
 ) -> ctypes.CDLL:
-    """A library for the shim, its sources copied as they lie, every bug planted and asleep.
+    """A library for the shim with every bug planted and asleep.
 
     Args:
         mutations: what is wrong: what the source says, and what instead, with {} where the bug is awake.
         mutated: the source that says so.
+    """
+    source = planted(library, folder, {name: (str(mutated), *change) for name, change in mutations.items()})
+    return cuda_build.declared(library, compile_shim(folder, source, "-O1"))
+
+
+def planted(library: cuda_build.CudaLibrary, folder: Path, mutations: Mapping[str, tuple[str, ...]]) -> Path:
+    """A copy of a library's sources, as they lie, with bugs: what is wrong, in which file, what it says, what instead,
+    and maybe more such pairs. The bugs are numbered from 1, as shim::planted counts them.
     """
     root = Path(cuda_build.__file__).parent
     for path in (library.source, *library.headers):
         copy = folder / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
-    text = (folder / mutated).read_text()
-    for number, (name, (old, new)) in enumerate(mutations.items(), 1):
-        assert text.count(old) == 1, name
-        text = text.replace(old, new.replace("{}", f"(shim::planted == {number})"))
-    (folder / mutated).write_text(text)
-    return cuda_build.declared(library, compile_shim(folder, folder / library.source.relative_to(root), "-O1"))
+    for number, (name, (file, *changes)) in enumerate(mutations.items(), 1):
+        text = (folder / file).read_text()
+        for old, new in zip(changes[::2], changes[1::2], strict=True):
+            assert text.count(old) == 1, f"{file} no longer holds what the mutation {name!r} replaces"
+            text = text.replace(old, new.replace("{}", f"(shim::planted == {number})"))
+        (folder / file).write_text(text)
+    return folder / library.source.relative_to(root)
 
 
 def run(library, function, parameters: bytes, tensors: Sequence[Tensor], dtype: torch.dtype, seed: int = 0) -> None:
