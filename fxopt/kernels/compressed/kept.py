@@ -34,6 +34,8 @@ class Kept(Generic[Derived]):
             if mark == (weight._version, weight.data_ptr(), options) and torch.equal(then, samples):
                 return derived  # type: ignore[no-any-return]
         derived = self._derive(weight, *options)
+        if weight.is_cuda:
+            torch.cuda.current_stream(weight.device).synchronize()  # calls on other streams read it too
         self._known[weight] = (weight._version, weight.data_ptr(), options), samples.clone(), derived
         return derived
 
