@@ -110,6 +110,8 @@ class InBackward(torch.optim.Optimizer):
         return loss
 
     def _accumulated(self, number: int, table: Tensor) -> None:
+        if table.grad is None:  # it was frozen after the forward
+            return
         _refuse(table)
         self._opt_called = True  # or learning rate schedulers miss step()
         self._apply(table, self.param_groups[number])

@@ -314,3 +314,14 @@ def test_schedulers_know_that_there_was_a_step():
         table(torch.tensor([1])).sum().backward()
         scheduler.step()
         assert torch.equal(table.weight[1], before[1] - 0.5**step)
+
+
+def test_a_table_frozen_after_the_forward_stays():
+    model, _ = models()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    optimizers.SGD(optimizers.split(model)[0], lr=0.5)
+    before, others = model.shared.weight.detach().clone(), model.padded.weight.detach().clone()
+    loss = fast(*batch(0)).square().sum()
+    model.shared.weight.requires_grad_(False)
+    loss.backward()
+    assert torch.equal(model.shared.weight, before) and not torch.equal(model.padded.weight, others)
