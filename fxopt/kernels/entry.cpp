@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
-#include <string>
 #include <vector>
 
 #include "entry.h"
@@ -58,19 +57,7 @@ PyObject* call(PyObject* address, PyObject* const* arguments, Py_ssize_t n_argum
   std::vector<at::Tensor> results;
   const fxopt::Request request{operands.data(), int64_t(operands.size()) - 1, reinterpret_cast<const int64_t*>(plan.data),
                                plan.sizes[0], allocate, &results};
-  std::string error;
-  Py_BEGIN_ALLOW_THREADS
-  try {
-    run(&request);
-  } catch (const std::exception& caught) {
-    error = caught.what();
-  }
-  Py_END_ALLOW_THREADS
-  if (!error.empty()) {
-    PyErr_SetString(PyExc_RuntimeError, error.c_str());
-    return nullptr;
-  }
-  return as_list(results);
+  return ran_without_gil([&] { run(&request); }) ? as_list(results) : nullptr;
 }
 
 PyMethodDef called = {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call)), METH_FASTCALL, nullptr};

@@ -5,6 +5,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <exception>
+#include <string>
 #include <vector>
 
 #include "python_tensor.h"
@@ -20,6 +22,21 @@ bool undisturbed() {
   const auto included = c10::impl::tls_local_dispatch_key_set().included_;
   return included.remove(c10::DispatchKey::BackendSelect).remove(c10::DispatchKey::ADInplaceOrView).empty() &&
          !c10::impl::TorchDispatchModeTLS::any_modes_set() && !at::impl::torch_function_mode_enabled() && !at::hasCallbacks();
+}
+
+// Runs a kernel without the GIL. False, with the error set in Python, where it threw.
+template <class Kernel>
+bool ran_without_gil(Kernel kernel) {
+  std::string error;
+  Py_BEGIN_ALLOW_THREADS
+  try {
+    kernel();
+  } catch (const std::exception& caught) {
+    error = caught.what();
+  }
+  Py_END_ALLOW_THREADS
+  if (!error.empty()) PyErr_SetString(PyExc_RuntimeError, error.c_str());
+  return error.empty();
 }
 
 PyObject* as_list(const std::vector<at::Tensor>& tensors) {

@@ -5,7 +5,6 @@
 #include <c10/core/GradMode.h>
 
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "../python_call.h"
@@ -112,20 +111,12 @@ PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   Results results{{}, place.device};
   const fxopt::Request request{arrays.data(), arrays.data() + n_tensors, n_tensors, int64_t(arrays.size()) - n_tensors - 1,
                                reinterpret_cast<const int64_t*>(plan.data), plan.sizes[0], allocate, &results};
-  std::string error;
-  Py_BEGIN_ALLOW_THREADS
-  try {
+  const bool ran = ran_without_gil([&] {
     char text[256];
     if (place.device < 0) run(&request);
-    else if (!run_cuda(&request, place.device, text)) error = text;
-  } catch (const std::exception& caught) {
-    error = caught.what();
-  }
-  Py_END_ALLOW_THREADS
-  if (!error.empty()) {
-    PyErr_SetString(PyExc_RuntimeError, error.c_str());
-    return nullptr;
-  }
+    else if (!run_cuda(&request, place.device, text)) throw std::runtime_error(text);
+  });
+  if (!ran) return nullptr;
   results.tensors.resize(size_t(reinterpret_cast<const fxopt::Header*>(plan.data)->n_outputs));  // the rest is scratch
   return as_list(results.tensors);
 }
