@@ -16,10 +16,10 @@ from fxopt.rewrites import (
     dot_interaction,
     embedding_columns,
     field_index,
+    gpu_batched_linears,
     gpu_chains,
     gpu_crosses,
     gpu_dots,
-    gpu_groups,
     gpu_linears,
     identities,
     k_largest,
@@ -80,7 +80,7 @@ PASSES: tuple[Rewrite, ...] = (
     gpu_linears.REWRITE,
     gpu_crosses.REWRITE,
     gpu_chains.REWRITE,
-    gpu_groups.REWRITE,
+    gpu_batched_linears.REWRITE,
     row_chunks.REWRITE,
 )
 

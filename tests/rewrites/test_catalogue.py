@@ -285,7 +285,7 @@ ELSEWHERE = {
     "gpu_chains",
     "gpu_crosses",
     "gpu_dots",
-    "gpu_groups",
+    "gpu_batched_linears",
     "gpu_linears",
     "gpu_target_attention",
     "row_chunks",

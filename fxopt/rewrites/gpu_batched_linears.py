@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.patterns.core import Match
-from fxopt.patterns.gpu_groups import find_gpu_groups
+from fxopt.patterns.gpu_batched_linears import find_gpu_batched_linears
 from fxopt.patterns.gpu_linears import Layer
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 _ACTIVATIONS = {"relu": aten.relu.default, "sigmoid": aten.sigmoid.default}
 
 
-def replace_group(editor: Editor, match: Match) -> Replacement:
+def replace_linears(editor: Editor, match: Match) -> Replacement:
     layers: list[Layer] = match.bound["layers"]
     reads = [node for layer in layers for node in layer.reads]
     editor.hoist_for(reads, Aliases(editor.module.graph))
@@ -49,9 +49,9 @@ def _inputs(editor: Editor, layers: list[Layer]) -> Node:
 
 
 REWRITE = Rewrite(
-    "gpu_groups",
-    find_gpu_groups,
-    replace_group,
+    "gpu_batched_linears",
+    find_gpu_batched_linears,
+    replace_linears,
     measured=True,
     proof=True,
     why="after gpu_chains, which takes the narrow ones in one launch and copies no weights",
