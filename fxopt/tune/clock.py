@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -61,6 +62,12 @@ def captured(function: Callable[[], object]) -> Callable[[], object]:
     except RuntimeError:
         return function
     return graph.replay
+
+
+def all_captured(functions: Sequence[Callable[[], object]]) -> list[Callable[[], object]]:
+    """Contenders as CUDA graphs; as they are where one cannot be captured, which lost by its launches alone."""
+    graphs = list(map(captured, functions))
+    return list(functions) if any(map(operator.is_, graphs, functions)) else graphs
 
 
 def on_device_of(values: Iterable[object]) -> contextlib.AbstractContextManager[object]:

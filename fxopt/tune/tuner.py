@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fxopt.shape.rows import batch_symbol
-from fxopt.tune.clock import captured, fastest, on_device_of
+from fxopt.tune.clock import all_captured, fastest, on_device_of
 from fxopt.tune.memory import Memory, Ratios
 from fxopt.tune.samples import NoSample, sample, sizes_of
 
@@ -145,7 +145,7 @@ class Tuner:
             if site.rows and not _agree(site.before(*inputs), site.after(*inputs)):
                 raise Disagreement(f"its answers differ at {rows} rows")
             with on_device_of(inputs):
-                runs = [captured(run) for run in runs] if site.replayed else runs
+                runs = all_captured(runs) if site.replayed else runs
                 before, after = fastest(runs, self.effort.patience)
                 if before < _LOSS * after:  # a loss is believed when it is seen twice
                     again = fastest(runs, 3 * self.effort.patience)

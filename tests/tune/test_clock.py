@@ -7,7 +7,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from fxopt.tune.clock import captured, on_device_of
+from fxopt.tune import clock
+from fxopt.tune.clock import all_captured, captured, on_device_of
 
 
 class Stream:
@@ -53,6 +54,17 @@ def test_a_capture_that_fails_leaves_stream_and_allocator_as_they_were(monkeypat
 def nothing() -> None: ...
 
 
+def replay() -> None: ...
+
+
+def test_a_graph_is_timed_against_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [nothing, list]
+    monkeypatch.setattr(clock, "captured", lambda run: replay)
+    assert all_captured(runs) == [replay, replay]
+    monkeypatch.setattr(clock, "captured", lambda run: run if run is nothing else replay)
+    assert all_captured(runs) == runs
+
+
 @pytest.mark.gpu
 def test_what_waits_for_the_device_is_not_captured() -> None:
     x, before = torch.ones(3, device="cuda"), torch.cuda.current_stream()
@@ -66,9 +78,9 @@ def test_what_waits_for_the_device_is_not_captured() -> None:
     def adds() -> object:
         return x.add_(1)
 
-    replay = captured(adds)  # the next one is
-    assert replay is not adds
-    replay()
+    again = captured(adds)  # the next one is
+    assert again is not adds
+    again()
     assert x.tolist() == [3.0] * 3 and torch.cuda.current_stream() == before
 
 
