@@ -32,6 +32,8 @@ def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
 
     - meta["tensor_meta"] takes 40% of a trace and nobody here reads it;
     - Tensor.contiguous() asks is_contiguous() before it reaches a mode, which guards on sizes of 1;
+    - a copy into a tensor, as x[:, 1:] = y makes, asks whether the tensor's elements share memory, which guards on no
+      rows and on one: only a stride of 0 can say so;
     - an autograd.Function would be inlined, and its backward lost: stop there;
     - torch._check of a number that depends on data is believed, and forgotten: keep it;
     - a seed would be set once, and not in every call: stop there;
@@ -43,6 +45,12 @@ def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
 
     def extract(tensor: torch.Tensor, *args: Any) -> Any:
         return None if threading.get_ident() == here else original(tensor, *args)
+
+    overlap = torch._debug_has_internal_overlap
+
+    def overlaps(tensor: torch.Tensor) -> int:
+        too_hard = threading.get_ident() == here and isinstance(tensor, FakeTensor) and not _has_strides_of_0(tensor)
+        return 2 if too_hard else overlap(tensor)
 
     apply = torch.autograd.Function.__dict__["apply"]
 
@@ -100,6 +108,7 @@ def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
     with (
         mock.patch.object(proxy_tensor, "_extract_tensor_metadata", extract),
         mock.patch.object(FakeTensor, "contiguous", _contiguous, create=True),
+        mock.patch.object(torch, "_debug_has_internal_overlap", overlaps),
         mock.patch.object(torch.autograd.Function, "apply", classmethod(refuse)),
         mock.patch.object(torch.random, "default_generator", _Unseeded(torch.default_generator)),
         mock.patch.object(torch, "_check_with", keep),
@@ -130,3 +139,7 @@ class _Unseeded:
 
 def _contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
     return torch.ops.aten.contiguous.default(self, memory_format=memory_format)
+
+
+def _has_strides_of_0(tensor: torch.Tensor) -> bool:
+    return any(isinstance(stride, int) and stride == 0 for stride in tensor.stride())

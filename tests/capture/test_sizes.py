@@ -48,6 +48,34 @@ def test_every_batch_size(check, example):
         check(found, model, [torch.rand(batch) for _ in range(3)])
 
 
+class Kernel(nn.Module):
+    """Slices written to, as in the recursion of an ANOVA kernel; or a tensor whose rows are one in memory."""
+
+    def __init__(self, expanded: bool):
+        super().__init__()
+        self.expanded = expanded
+
+    def forward(self, x):
+        sums = torch.zeros((x.shape[0], 5)) if not self.expanded else torch.zeros(x.shape[0], 1).expand(-1, 5)
+        sums[:, 1:] += x[:, 1:] * x[:, :-1]
+        sums[:, :1] = x[:, 2:3]
+        return sums.cumsum(1)
+
+
+@pytest.mark.parametrize("example", [0, 1, 64])
+def test_writing_to_slices_holds_for_every_batch_size(check, example):
+    model = Kernel(expanded=False)
+    found = capture(model, (torch.rand(example, 5),))
+    for batch in BATCHES:
+        check(found, model, torch.rand(batch, 5))
+
+
+def test_writing_to_elements_that_share_memory_is_refused_as_in_eager():
+    for run in (Kernel(expanded=True), lambda x: capture(Kernel(expanded=True), (x,))):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            run(torch.rand(4, 5))
+
+
 @pytest.mark.parametrize("example", [(1, 1), (1, 2), (64, 64), (5, 0)])
 def test_every_multi_hot_length(check, example):
     model = Bag()
