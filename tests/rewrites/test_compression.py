@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fxopt
+from fxopt.kernels.compressed.op import linear
 from tests.rewrites.test_catalogue import applied
 
 
@@ -140,3 +141,12 @@ def test_formats_of_tables() -> None:
     assert "1 table in int8" in told(found) and "2 tables in bf16" in told(found) and "fit no fewer" in told(found)
     for use in (Use("none", False, False), Use("sum", True, True), Use("max", False, False)):
         assert rows_of(table, "int8", (use,), timed=True).gain > 0  # type: ignore[operator]
+
+
+@torch.no_grad()
+def test_rows_near_infinity_are_not_summed_in_int8() -> None:
+    weight, x = torch.rand(64, 64) * 1e-3, torch.randn(4, 64)
+    weight[5] = 1e-39
+    for rows in (x, x * 1e35, x * (3e38 / x.abs().max())):
+        found, expected = linear(rows, weight, None, "int8", 0), rows @ weight.T
+        assert ((found - expected).abs().max() / expected.abs().max()) < 0.02

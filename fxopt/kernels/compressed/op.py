@@ -7,7 +7,6 @@ bf16 138 / 1244, int8 91 / 784.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,7 +30,8 @@ def _fake_table(table: Tensor, dtype: torch.dtype) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, format: str, rank: int) -> Tensor:
     """x W^T + b with W [N, K] in `format`, of the given rank (0: as it is): float32 [.., N] from float32 [.., K].
 
-    The weight itself serves where gradients are recorded, and for rows that int8 cannot hold (NaN, infinity).
+    The weight itself serves where gradients are recorded, and for rows that int8 cannot hold (NaN, infinity, almost
+    infinity).
     """
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return F.linear(x, weight, bias)
@@ -85,6 +85,9 @@ class _Half:
         return F.linear(rows.to(self.weight.dtype), self.weight).float()
 
 
+_WIDEST = 1e30  # of rows in int8: beyond it a sum of codes times the scale may overflow before the weight's scale
+
+
 @dataclass(frozen=True)
 class _Int8:
     """Symmetric int8 weights, a scale each output; rows as uint8 with one scale and zero point a call."""
@@ -97,7 +100,7 @@ class _Int8:
         if not rows.shape[0]:
             return rows.new_empty(0, len(self.scales))
         low, high = (float(end) for end in torch.aminmax(rows))
-        if not math.isfinite(high - low):
+        if not high - low < _WIDEST:
             raise NotFinite
         scale = (max(high, 0.0) - min(low, 0.0)) / 255 or 1.0
         zero = round(-min(low, 0.0) / scale)
