@@ -18,7 +18,8 @@ stays as it is, so the result does not depend on who computed the gradient.
 What follows from stepping in backward: every backward() is a step, so gradients cannot be accumulated over several of
 them, clipped by a norm over all parameters, or unscaled by a GradScaler (do not scale the loss); `zero_grad()` has
 nothing to do, `param.grad` is None after it. A `torch.autograd.grad` for a table updates nothing, and is sparse.
-Segments of `torch.utils.checkpoint(use_reentrant=True)` are backwards of their own.
+Segments of `torch.utils.checkpoint(use_reentrant=True)` are backwards of their own. Where two forwards run before their
+two backwards, the second one raises: the tables that it read have changed.
 """
 
 from __future__ import annotations
@@ -91,7 +92,10 @@ class InBackward(torch.optim.Optimizer):
             self._attached.append((table, table.register_post_accumulate_grad_hook(step)))
 
     def detach(self) -> None:
-        """From now on gradients stay in `.grad`, dense, for another optimizer."""
+        """From now on gradients stay in `.grad`, dense, for another optimizer.
+
+        Until then an optimizer and its tables keep each other alive: torch's garbage collector does not see the hook.
+        """
         for table, handle in self._attached:
             handle.remove()
             row_gradients.unwant(table)
