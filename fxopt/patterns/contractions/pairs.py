@@ -74,6 +74,8 @@ def spread_order(term: Term) -> tuple[Factor, Factor, Factor, Axes] | None:
     batch = term.axes[0]
     if any(batch in factor.axes and factor.dims[0] != (batch,) for factor in term.factors):
         return None
+    if any(set(axes) in (set(a.axes), set(b.axes)) for a, b, _, axes in orders(term)):
+        return None  # a gate in front of a linear
     for a, b, last, axes in orders(term):
         roles = Roles.of(last.axes, axes, term.axes)
         if set(axes) != {*a.axes, *b.axes} or roles.batch[:1] != (batch,) or not (roles.inner and roles.right):
