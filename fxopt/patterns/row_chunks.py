@@ -29,6 +29,10 @@ class RowRegion:
     outputs: Sequence[tuple[Node, Rows]]
 
 
+def known_times(place: Rows) -> int | None:
+    return place.times if isinstance(place.times, int) else None
+
+
 def find_row_chunks(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """One match a graph, at its output."""
     graph = module.graph
@@ -50,14 +54,16 @@ def find_row_chunks(module: GraphModule, inference: bool) -> Iterator[Match | Re
         return
     ahead, behind, placements = _parted(graph, batch)
     region = _closed(graph, placements, ahead, behind, aliases)
-    cut = [node for node, place in region.reads if place is not None]
+    cut = [place for _, place in region.reads if place is not None]
     if _operators(region.inside) < FEWEST:
         mixing = next(iter((*ahead, *behind)), output)
         yield Reject(f"'{mixing.name}' may mix the rows of the batch: they are computed all at once", mixing)
     elif any(isinstance(placements[node], Count) for node, _ in region.reads):
         yield Reject("a size of the batch comes from what must run before", output)
-    elif not 0 < len(cut) <= _MOST_INPUTS:
-        yield Reject(f"expected 1 to {_MOST_INPUTS} tensors with rows, found {len(cut)}", output)
+    elif not any(map(known_times, cut)):
+        yield Reject("no tensor tells how many rows there are", output)
+    elif len(cut) > _MOST_INPUTS:
+        yield Reject(f"expected at most {_MOST_INPUTS} tensors with rows, found {len(cut)}", output)
     else:
         readers = {user for node, _ in region.outputs for user in node.users}.difference(region.inside)
         yield Match(next(node for node in graph.nodes if node in readers), {"region": region})

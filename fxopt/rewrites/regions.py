@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 
 from fxopt.rewrites.direct import as_function
 from fxopt.shape.aliases import has_effects
+from fxopt.shape.convolved import placed_as_convolved
 from fxopt.shape.rows import batch_symbol
 from fxopt.shape.sizes import expression
 from fxopt.tune.tuner import Site
@@ -65,7 +66,7 @@ def site(
 ) -> Site:
     """Two graphs of the same inputs as functions to be timed; `replayed`: as CUDA graphs, where they are on a GPU."""
     functions = [as_function(graph, not training) for graph in graphs]
-    values = [_constant(node) if node.op == "get_attr" else node.meta["val"] for node in inputs]
+    values = [_constant(node) if node.op == "get_attr" else placed_as_convolved(node) for node in inputs]
     state = {number: tensor for number, node in enumerate(inputs) if (tensor := _state(node)) is not None}
     replayed = replayed and any(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
     key = _key(graphs, values, training)

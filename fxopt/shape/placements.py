@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch._ops import OpOverload
 from torch.fx import Node
@@ -16,10 +17,18 @@ from fxopt.shape.sizes import shape_of
 
 @dataclass(frozen=True)
 class Rows:
-    """Row b takes the indices [b * times, (b + 1) * times) of `dim`."""
+    """Row b takes the indices [b * times, (b + 1) * times) of `dim`; `times` may be a size, as of padded sequences."""
 
     dim: int
-    times: int = 1
+    times: int | sympy.Expr = 1
+
+
+def times_of(size: sympy.Expr, batch: sympy.Expr) -> int | sympy.Expr | None:
+    """How many indices of a dim each row of the batch takes; None where that is no whole number, or differs."""
+    times = sympy.cancel(size / batch)
+    if isinstance(times, sympy.Integer):
+        return int(times)
+    return times if times.is_integer and not times.free_symbols & batch.free_symbols else None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from fxopt.shape.calls import is_pointwise, packet_of
-from fxopt.shape.placements import Rows, Rowwise, Unknown
+from fxopt.shape.placements import Rows, Rowwise, Unknown, times_of
 from fxopt.shape.sizes import expression, shape_of
 
 aten = torch.ops.aten
@@ -50,12 +50,11 @@ def _reshape(call: Rowwise) -> Rows:
     before = shape_of(source)
     if list(map(expression, call.shape[: found.dim])) != list(map(expression, before[: found.dim])):
         raise Unknown
-    symbols = expression(before[found.dim]).free_symbols
-    size = call.shape[found.dim] if found.dim < len(call.shape) else 0
-    times = expression(size) / expression(before[found.dim]) * found.times
-    if not expression(size).free_symbols & symbols or not isinstance(times, sympy.Integer):
+    batch = sympy.cancel(expression(before[found.dim]) / found.times)
+    times = times_of(expression(call.shape[found.dim]), batch) if found.dim < len(call.shape) else None
+    if not times:
         raise Unknown
-    return Rows(found.dim, int(times))
+    return Rows(found.dim, times)
 
 
 def _same(call: Rowwise) -> Rows:

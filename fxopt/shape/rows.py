@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fxopt.shape.aliases import has_effects, is_random
-from fxopt.shape.placements import COUNT, FIXED, Placement, Placements, Rows, Rowwise, Unknown
+from fxopt.shape.placements import COUNT, FIXED, Placement, Placements, Rows, Rowwise, Unknown, times_of
 from fxopt.shape.row_rules import SHAPED, rule_of, rule_of_ours
 from fxopt.shape.sizes import expression
 
@@ -44,10 +44,10 @@ class ByRows:
         dims = [dim for dim, size in enumerate(value.shape) if self._counts(size)]
         if not dims:
             return FIXED
-        times = sympy.cancel(expression(value.shape[dims[0]]) / self.batch)
-        if len(dims) > 1 or not isinstance(times, sympy.Integer):
+        times = times_of(expression(value.shape[dims[0]]), self.batch)
+        if len(dims) > 1 or times is None:
             raise Unknown
-        return Rows(dims[0], int(times))
+        return Rows(dims[0], times)
 
     def of_call(self, node: Node, known: Placements) -> Placement:
         """What a call returns (every tensor of it), from what is known of its inputs.

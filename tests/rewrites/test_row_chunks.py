@@ -77,6 +77,39 @@ def test_the_same_at_every_size(kind: type[nn.Module]) -> None:
         assert len(fast._fxopt.entries) == 1
 
 
+class Sequences(nn.Module):
+    """Rows of any length, flattened and back; a row of the lookup is a step of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(50, 8), nn.Linear(8, 8)
+
+    def forward(self, ids: Tensor, dense: Tensor) -> Tensor:
+        steps = self.table(ids)
+        flat = self.layer(steps.flatten(0, 1)).tanh().view(ids.shape[0], -1, 8)
+        return (flat * steps).cumsum(1).sum(1).sigmoid() + dense.exp()
+
+
+class Crossed(Sequences):
+    """The steps stand in front: flattened, the rows of one batch row lie apart."""
+
+    def forward(self, ids: Tensor, dense: Tensor) -> Tensor:
+        steps = self.layer(self.table(ids.t()).flatten(0, 1)).tanh().view(ids.shape[1], -1, 8)
+        return steps.cumsum(0).sum(0).sigmoid() + dense.exp()
+
+
+@pytest.mark.parametrize("kind", [Sequences, Crossed])
+def test_sequences_of_any_length(kind: type[nn.Module]) -> None:
+    model = kind().eval()
+    with torch.no_grad():
+        fast = fxopt.optimize(model, (torch.randint(0, 50, (6, 5)), torch.randn(6, 1)), CONFIG)
+        assert kind is Crossed or applied(fast, "row_chunks")
+        for batch in (1, 2 * ROWS + 1, 3 * ROWS):
+            for length in (1, 2, 7):
+                arguments = torch.randint(0, 50, (batch, length)), torch.randn(batch, 1)
+                torch.testing.assert_close(fast(*arguments), model(*arguments))
+
+
 @pytest.mark.timed
 def test_chunks_hold_what_is_picked_by_the_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer that wins up to some rows is a call of two graphs, which makes memory of its own."""

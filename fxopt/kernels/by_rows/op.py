@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Cut = tuple[int, int]  # (dim, times): row b takes the indices [b * times, (b + 1) * times) of the dim
+# (dim, times): row b takes the indices [b * times, (b + 1) * times) of the dim; None: as many as there are for each row
+Cut = tuple[int, int | None]
 _CHUNK = 1 << 22  # bytes; 325 wide products at batch 4096: 149, 87, 72, 59 ms with 2**18, 2**20, 2**21, 2**22
 _FEWEST_ROWS = 16
 _BYTES_A_CALL = 52_000  # a call's 1.3 us at 0.025 ns a byte, by which packed results are slower than the loop's
@@ -40,19 +41,24 @@ def some_rows_at_a_time(
 
     Args:
         function: from tensors to tensors, row by row.
-        cuts: where each input has its rows; None: every chunk gets it as it is.
+        cuts: where each input has its rows; None: every chunk gets it as it is. One at least tells its times.
         joins: the dim of each result on which its rows are joined.
     """
-    first = next(number for number, cut in enumerate(cuts) if cut is not None)
-    dim, times = cuts[first]  # type: ignore[misc]
+    first, dim, times = next((number, cut[0], cut[1]) for number, cut in enumerate(cuts) if cut and cut[1])
 
     def chunked(*inputs: Any) -> Sequence[Tensor]:
         size = inputs[first].shape[dim] // times
         if size <= 2 * rows:
             return function(*inputs)
         count = -(-size // rows)
+
+        def step(value: Tensor, dim: int, times: int | None) -> int:
+            return times or value.shape[dim] // size
+
         columns = (
-            (value,) * count if cut is None else value.split(rows * cut[1], cut[0])
+            (value,) * count
+            if cut is None or not value.shape[cut[0]]
+            else value.split(rows * step(value, *cut), cut[0])
             for value, cut in zip(inputs, cuts, strict=True)
         )
         results = [function(*chunk) for chunk in zip(*columns, strict=True)]
