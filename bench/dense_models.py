@@ -155,11 +155,11 @@ class TrainingStep(nn.Module):
     def __init__(self, of: nn.Module, model: Callable[..., Any] | None = None) -> None:
         super().__init__()
         self.of = of
-        self.run = [model]  # no submodule: it has the same parameters
+        self.run = [of if model is None else model]  # no submodule: it has the same parameters
 
     def forward(self, *inputs: Any) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            output = (self.run[0] or self.of)(*inputs)
+            output = self.run[0](*inputs)
             loss = nn.functional.binary_cross_entropy_with_logits(output, torch.ones_like(output))
             return (loss.detach(), *torch.autograd.grad(loss, list(self.of.parameters())))
 
