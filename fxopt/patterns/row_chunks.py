@@ -29,10 +29,6 @@ class RowRegion:
     outputs: Sequence[tuple[Node, Rows]]
 
 
-def known_times(place: Rows) -> int | None:
-    return place.times if isinstance(place.times, int) else None
-
-
 def find_row_chunks(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """One match a graph, at its output."""
     graph = module.graph
@@ -60,7 +56,7 @@ def find_row_chunks(module: GraphModule, inference: bool) -> Iterator[Match | Re
         yield Reject(f"'{mixing.name}' may mix the rows of the batch: they are computed all at once", mixing)
     elif any(isinstance(placements[node], Count) for node, _ in region.reads):
         yield Reject("a size of the batch comes from what must run before", output)
-    elif not any(map(known_times, cut)):
+    elif not any(place.known_times for place in cut):
         yield Reject("no tensor tells how many rows there are", output)
     elif len(cut) > _MOST_INPUTS:
         yield Reject(f"expected at most {_MOST_INPUTS} tensors with rows, found {len(cut)}", output)

@@ -108,7 +108,7 @@ class _Analysis:
 
     def _of_shape(self, value: Any) -> Placement | None:
         try:
-            return self.by_rows.of_shape(value)
+            return _counted(self.by_rows.of_shape(value))
         except Unknown:
             return None
 
@@ -120,7 +120,7 @@ class _Analysis:
             if self.known[source] is None:
                 raise NotRowWise(node, f"reads {source.name}, whose sizes are none of the batch")
         try:
-            return self.by_rows.of_call(node, self.known)
+            return _counted(self.by_rows.of_call(node, self.known))
         except Unknown:
             raise NotRowWise(node, "may mix rows") from None
 
@@ -189,6 +189,13 @@ class _Analysis:
         if tensor not in self.placeholders or not all(map(_is_columns, tensor.users)):
             raise NotRowWise(node, f"bags of {tensor.name}, which is no input of columns alone")
         return self.placeholders[tensor]
+
+
+def _counted(place: Placement) -> Placement:
+    """A bucket's results are cut at known multiples of the batch."""
+    if isinstance(place, placements.Rows) and place.known_times is None:
+        raise Unknown
+    return place
 
 
 def _is_sized(node: Node) -> bool:

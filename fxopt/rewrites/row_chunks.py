@@ -11,7 +11,7 @@ import operator
 from fxopt.kernels.by_rows.op import some_rows_at_a_time
 from fxopt.patterns.core import Match
 from fxopt.patterns.groups import behind
-from fxopt.patterns.row_chunks import RowRegion, find_row_chunks, known_times
+from fxopt.patterns.row_chunks import RowRegion, find_row_chunks
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.direct import as_function
 from fxopt.rewrites.editor import Editor
@@ -26,7 +26,7 @@ def replace_rows(editor: Editor, match: Match) -> Replacement:
     inputs = [node for node, _ in found.reads]
     editor.hoist(sorted(behind(editor.point, inputs)))
     graph = Region(found.inside, outputs).graph(inputs)
-    cuts = [(place.dim, known_times(place)) if place else None for _, place in found.reads]
+    cuts = [(place.dim, place.known_times) if place else None for _, place in found.reads]
     joins = [place.dim for _, place in found.outputs]
     fakes = tuple(node.meta["val"] for node in outputs)
     call = editor.known(fakes, some_rows_at_a_time(module_of(graph), cuts, joins, ROWS), *inputs)

@@ -22,6 +22,11 @@ class Rows:
     dim: int
     times: int | sympy.Expr = 1
 
+    @property
+    def known_times(self) -> int | None:
+        """None where it is a size."""
+        return self.times if isinstance(self.times, int) else None
+
 
 def times_of(size: sympy.Expr, batch: sympy.Expr) -> int | sympy.Expr | None:
     """How many indices of a dim each row of the batch takes; None where that is no whole number, or differs."""

@@ -79,3 +79,20 @@ def test_jagged_ids_end_with_their_offsets():
     found = rows_of(model, *make_inputs(model.mix, 5), rewrites=None)
     assert len(found.ids) == len(found.offsets) == 2 and set(found.offsets.values()) == found.ids
     assert len(found.rows) == model.mix.columns - 2 + 1 and found.outputs == [1]
+
+
+class Steps(nn.Module):
+    """Sequences of any length; a result has a row for each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+
+    def forward(self, ids):
+        steps = self.table(ids).tanh()
+        return steps.sum((1, 2)), steps.flatten(0, 1)
+
+
+def test_a_result_with_as_many_rows_as_a_size_says_is_not_cut():
+    with pytest.raises(NotRowWise):
+        rows_of(Steps(), torch.randint(0, 9, (5, 3)))
