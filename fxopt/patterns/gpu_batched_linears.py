@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import torch
 from torch.fx import GraphModule
 
 from fxopt.patterns.core import Match, Reject
@@ -14,7 +12,6 @@ from fxopt.patterns.groups import group
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of
 
-aten = torch.ops.aten
 _FEWEST = 3  # layers: to stack their weights and biases takes two launches
 
 
@@ -30,7 +27,7 @@ def find_gpu_batched_linears(module: GraphModule, inference: bool) -> Iterator[M
             continue
         if any(user.op == "output" for user in node.users):
             continue  # it would keep the results of all others alive
-        sizes = tuple(map(_size, (*shape_of(layer.x), *shape_of(layer.weight))))
+        sizes = tuple(map(expression, (*shape_of(layer.x), *shape_of(layer.weight))))
         value = node.meta["val"]
         key = sizes, value.dtype, value.device, layer.bias is None, layer.activation
         alike.setdefault(key, []).append(layer)
@@ -39,7 +36,3 @@ def find_gpu_batched_linears(module: GraphModule, inference: bool) -> Iterator[M
             if len(together) >= _FEWEST:
                 reads = [node for layer in together for node in layer.reads]
                 yield Match(min(layer.anchor for layer in together), {"layers": together, "reads": reads})
-
-
-def _size(size: Any) -> Any:
-    return expression(size) if isinstance(size, torch.SymInt) else size

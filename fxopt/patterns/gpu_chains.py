@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.kernels.mlp.plan import CHAINS_ON_CUDA, MOST_ON_CUDA, Op
@@ -18,7 +17,6 @@ from fxopt.patterns.linear_steps import Found, step_at
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of, static
 
-aten = torch.ops.aten
 _MOST_IN = 1024  # inputs of a first layer: a block reads them all by itself
 _ACTIVATIONS = {"": (), "relu": (Op.RELU,), "sigmoid": (Op.SIGMOID,)}
 
@@ -54,8 +52,7 @@ def find_gpu_chains(module: GraphModule, inference: bool) -> Iterator[Match | Re
             yield Reject(f"'{edited.name}' is edited in place", node)
             continue
         value = node.meta["val"]
-        rows = expression(value.shape[0]) if isinstance(value.shape[0], torch.SymInt) else value.shape[0]
-        alike.setdefault((rows, value.dtype, value.device), []).append(Member(chain))
+        alike.setdefault((expression(value.shape[0]), value.dtype, value.device), []).append(Member(chain))
     for members in alike.values():
         for together in group(module.graph, members, aliases):
             yield from _matches(together)

@@ -52,15 +52,12 @@ def some_rows_at_a_time(
             return function(*inputs)
         count = -(-size // rows)
 
-        def step(value: Tensor, dim: int, times: int | None) -> int:
-            return times or value.shape[dim] // size
+        def pieces(value: Any, cut: Cut | None) -> Sequence[Any]:
+            if cut is None or not value.shape[cut[0]]:
+                return (value,) * count
+            return value.split(rows * (cut[1] or value.shape[cut[0]] // size), cut[0])
 
-        columns = (
-            (value,) * count
-            if cut is None or not value.shape[cut[0]]
-            else value.split(rows * step(value, *cut), cut[0])
-            for value, cut in zip(inputs, cuts, strict=True)
-        )
+        columns = map(pieces, inputs, cuts)
         results = [function(*chunk) for chunk in zip(*columns, strict=True)]
         return [torch.cat(parts, join) for parts, join in zip(zip(*results, strict=True), joins, strict=True)]
 
