@@ -14,10 +14,13 @@ FLOATS = Path(__file__).with_name("floats.cuh")
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
-def operands(tensors: Sequence[Tensor], most: int) -> bytes:
-    """`most` of floats.cuh's Operand. A dim of size 1 has stride 0: one value for all."""
+def operands(tensors: Sequence[Tensor | None], most: int) -> bytes:
+    """`most` of floats.cuh's Operand. A dim of size 1 has stride 0: one value for all; None is a null pointer."""
     words: list[int] = []
     for tensor in tensors:
+        if tensor is None:
+            words += (0,) * 4
+            continue
         strides = (stride if size != 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         words += (tensor.data_ptr(), *strides, *(0,) * (3 - tensor.dim()))
     return struct.pack(f"<{4 * most}q", *words, *(0,) * (4 * most - len(words)))

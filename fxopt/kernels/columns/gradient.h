@@ -11,13 +11,12 @@
 
 namespace fxopt {
 
-inline bool scatter_range(
+inline void scatter_range(
     const Call& call, const Kernels& kernels, const std::vector<int>& columns, char* out, const Array& table, int64_t begin, int64_t end, Error& error) {
   const int64_t row_bytes = table.sizes[1] * (table.dtype == kDouble ? 8 : 4);
   memset(out + begin * row_bytes, 0, (end - begin) * row_bytes);
   for (int column : columns)
-    if (!kernels.run_scatter(call, column, out, begin, end, error)) return false;
-  return true;
+    if (!kernels.run_scatter(call, column, out, begin, end, error)) return;
 }
 
 // The columns that read each table.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from ..words import bits_of, float_of
 from .plan import Column, Compare, Instr, Offsets, Op, PerRow, Source
 
 DTYPES = {
@@ -158,8 +159,8 @@ def _read_instr(record: tuple[int, ...]) -> Instr:
 
 
 def _bits(value: int | float) -> int:
-    return struct.unpack("<q", struct.pack("<d", value))[0] if isinstance(value, float) else int(value)
+    return bits_of(value) if isinstance(value, float) else int(value)
 
 
 def _number(bits: int, is_float: int) -> int | float:
-    return struct.unpack("<d", struct.pack("<q", bits))[0] if is_float else bits
+    return float_of(bits) if is_float else bits

@@ -6,7 +6,6 @@
 namespace fxopt::tile {
 
 constexpr int kThreads = 128, kRows = 32, kMost = 128, kChunk = 16;  // kMost: columns
-constexpr int kBlocks = 5;  // a multiprocessor: 102 registers, 29 KB of shared memory each
 constexpr int kPad = 4;  // floats: neighbouring columns on other banks, and still 16 bytes
 constexpr int kGroups = 2, kGroupColumns = 64;
 

@@ -48,8 +48,7 @@ def _fits(x0: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None, bias: Ten
 def parameters(x0: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, out: Tensor) -> bytes:
     """cross.cu's Cross."""
     vectors = (None if tensor is None else tensor.reshape(-1) for tensor in (weight, scale, bias))
-    packed = (bytes(32) if tensor is None else cuda_call.operands([tensor], 1) for tensor in (x0, x, *vectors, out))
-    return b"".join(packed) + struct.pack("<2i", *x.shape)
+    return cuda_call.operands((x0, x, *vectors, out), 6) + struct.pack("<2i", *x.shape)
 
 
 OPERATORS = Operators(

@@ -1,10 +1,6 @@
 // A warp a sample: its vectors once from memory, their Gram matrix on tensor cores, the pairs that are asked for in a row.
+#include "../floats.cuh"
 #include "mma.cuh"
-
-#ifdef __CUDACC__
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#endif
 
 namespace fxopt::gpu_dots {
 
@@ -90,11 +86,6 @@ __global__ void __launch_bounds__(kWarps * 32) dots_kernel(const Dots d) {
 extern "C" __attribute__((visibility("default"))) const char* fxopt_dots(const fxopt::gpu_dots::Dots* d, int dtype, void* stream) {
   using namespace fxopt::gpu_dots;
   if (d->fields > kFields || d->dim > kMostDim || d->dim % 16) return "fxopt.gpu_dots: at most 32 vectors of at most 128, a multiple of 16";
-  if (d->samples == 0) return nullptr;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned((d->samples + kWarps - 1) / kWarps));
-  config.blockDim = dim3(kWarps * 32);
-  config.stream = static_cast<cudaStream_t>(stream);
-  const cudaError_t error = cudaLaunchKernelEx(&config, dtype == 2 ? dots_kernel<true> : dots_kernel<false>, *d);
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  const dim3 blocks(unsigned((d->samples + kWarps - 1) / kWarps));
+  return fxopt::launch(dtype == 2 ? dots_kernel<true> : dots_kernel<false>, blocks, kWarps * 32, stream, *d);
 }

@@ -14,7 +14,7 @@ from ..operators import Operator, Operators
 
 _HERE = Path(__file__).parent
 KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_dots", source=_HERE / "dots.cu", headers=(_HERE / "mma.cuh",), functions=("fxopt_dots",)
+    "fxopt_gpu_dots", source=_HERE / "dots.cu", headers=(_HERE / "mma.cuh", cuda_call.FLOATS), functions=("fxopt_dots",)
 )
 MOST_VECTORS, MOST_DIM = 32, 128
 

@@ -1,6 +1,5 @@
 // Rows of a table, each by a group of threads. What limits is memory: a row is read and written where it lies.
-#include <cuda_runtime.h>
-
+#include "../floats.cuh"
 #include "layout.h"
 
 namespace fxopt::row_update {
@@ -63,11 +62,6 @@ extern "C" __attribute__((visibility("default"))) const char* fxopt_row_update(c
   for (launch.group_log2 = 0; launch.group_log2 < 5 && (1 << launch.group_log2) < u.dim;) launch.group_log2++;
   const int64_t blocks = ((u.n << launch.group_log2) + kThreads - 1) / kThreads;
   if (blocks > INT32_MAX) return "fxopt.row_update: more rows than a launch has room for";
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(blocks));
-  config.blockDim = dim3(kThreads);
-  config.stream = static_cast<cudaStream_t>(stream);
   const auto kernel = launch.kind == kSgd ? update_kernel<kSgd> : launch.kind == kRowwiseAdagrad ? update_kernel<kRowwiseAdagrad> : update_kernel<kAdam>;
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, launch);
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return fxopt::launch(kernel, dim3(unsigned(blocks)), kThreads, stream, launch);
 }

@@ -7,6 +7,7 @@ namespace fxopt::mlp {
 
 using namespace fxopt::tile;
 
+constexpr int kBlocks = 5;  // a multiprocessor: 102 registers, 29 KB of shared memory each
 constexpr int kMostSteps = 24, kMostOperands = 48, kMostChains = 12;
 
 // As in plan.py.
