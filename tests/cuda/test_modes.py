@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import fxopt
 from fxopt.config import BAD_IDS
@@ -12,15 +11,7 @@ from fxopt.kernels.columns.autograd import _make_split
 from fxopt.kernels.columns.encode import decode, encode, plan_of
 from fxopt.kernels.columns.plan import Column, Plan, Source
 from fxopt.runtime import dispatcher_of
-
-
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Embedding(10, 8), nn.Embedding(20, 8)
-
-    def forward(self, x):
-        return torch.cat([self.a(x[:, 0]), self.b(x[:, 1])], 1)
+from tests.cuda.compare import Two
 
 
 @pytest.mark.parametrize("mode", BAD_IDS)
