@@ -52,7 +52,8 @@ def direct(module: GraphModule, inference: bool = False) -> None:
         _read_at_once(node)
     for node in module.graph.nodes:
         if "bound" in node.meta:
-            node.target = node.meta["bound"]
+            bound = node.meta["bound"]
+            node.target = bound if hasattr(bound, "__name__") else bound.__call__  # generated code calls by names
         elif node.target is aten.slice.Tensor:
             _as_indexing(node)
         elif node.target is aten.sym_size.int:

@@ -11,6 +11,7 @@ import fxopt
 from fxopt.kernels.mlp.cuda import Chains, joined, load
 from fxopt.kernels.mlp.plan import Op, encode
 from fxopt.rewrites import gpu_chains, gpu_linears
+from fxopt.rewrites.direct import direct
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.test_chains_shim import exact, example
 
@@ -29,6 +30,14 @@ def test_layers_with_activations_become_one_call(dtype):
     module = graph_of(tower, [(7, 200), (128, 200), (32, 128), (1, 32)], dtype)
     _, chains = rewritten(module, *PASSES)
     assert names_of(module) == ["fxopt.mlp_chains", GETITEM] and len(chains.changes) == 1 and not chains.rolled_back
+
+
+def test_generated_code_calls_what_is_put_in_place():
+    module = graph_of(tower, [(7, 20), (12, 20), (5, 12)])
+    rewritten(module, *PASSES)
+    x, *weights = (torch.randn(7, 20), torch.randn(12, 20), torch.randn(5, 12))
+    direct(module)
+    torch.testing.assert_close(module(x, *weights), tower(x, *weights))
 
 
 def test_wide_layers_stay():
