@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -19,15 +17,9 @@ def shim(tmp_path_factory) -> Shim:
 
 
 @pytest.fixture(scope="session")
-def _mutant(tmp_path_factory) -> Shim:
-    return mutants.build(tmp_path_factory.mktemp("mutant"))
-
-
-@pytest.fixture
-def mutant(_mutant) -> Iterator[Shim]:
+def mutant(tmp_path_factory) -> Shim:
     """The same with narrow rows staged and every planted bug asleep."""
-    yield _mutant
-    _mutant.library.shim_plant(0)
+    return mutants.build(tmp_path_factory.mktemp("mutant"))
 
 
 @pytest.fixture

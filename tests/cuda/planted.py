@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ def planted(library: cuda_build.CudaLibrary, folder: Path, mutations: Mapping[st
             text = text.replace(old, new.replace("{}", f"(shim::planted == {number})"))
         (folder / file).write_text(text)
     return folder / library.source.relative_to(root)
+
+
+@contextlib.contextmanager
+def awake(library: ctypes.CDLL, mutations: Iterable[str], name: str) -> Iterator[None]:
+    """One of a library's planted bugs is awake inside, all are asleep outside."""
+    library.shim_plant(1 + list(mutations).index(name))
+    try:
+        yield
+    finally:
+        library.shim_plant(0)
 
 
 def run(library, function, parameters: bytes, tensors: Sequence[Tensor], dtype: torch.dtype, seed: int = 0) -> None:

@@ -10,7 +10,7 @@ import torch
 from fxopt.kernels import cuda_call
 from fxopt.kernels.mlp import cuda, reference
 from fxopt.kernels.mlp.plan import CHAINS_ON_CUDA, Op, Step, encode
-from tests.cuda.planted import compiled, on_the_shim, run
+from tests.cuda.planted import awake, compiled, on_the_shim, run
 from tests.cuda.shim_library import ShimError
 from tests.kernels.test_mlp import chain
 
@@ -27,9 +27,7 @@ MUTATIONS = {
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
-    library = compiled(cuda.KERNEL, tmp_path_factory.mktemp("mlp"), MUTATIONS, TILE)
-    yield library
-    library.shim_plant(0)
+    return compiled(cuda.KERNEL, tmp_path_factory.mktemp("mlp"), MUTATIONS, TILE)
 
 
 def found(library, x, state, steps, seed=0, copies=1):
@@ -58,7 +56,6 @@ def exact(x, state, steps):
 
 @pytest.mark.parametrize("step", [op for op in Op if op not in (Op.LINEAR, Op.LAYER_NORM)])
 def test_every_step(shim, step):
-    shim.shim_plant(0)
     state, steps = example(step, (13, 5, 1))
     x = torch.randn(3, 26)[:, ::2]
     torch.testing.assert_close(found(shim, x, state, steps), exact(x, state, steps), rtol=1e-5, atol=1e-5)
@@ -67,7 +64,6 @@ def test_every_step(shim, step):
 @pytest.mark.parametrize("dtype", cuda_call.DTYPES)
 @pytest.mark.parametrize(("rows", "sizes"), [(33, (40, 128, 17, 1)), (1, (1, 65)), (64, (150, 3, 128))])
 def test_sizes(shim, dtype, rows, sizes):
-    shim.shim_plant(0)
     state, steps = example(Op.RELU, sizes, dtype)
     state[1 if len(state) > 2 else 0] = state[1 if len(state) > 2 else 0].t().contiguous().t()
     x = torch.randn(rows, sizes[0]).to(dtype)
@@ -76,7 +72,6 @@ def test_sizes(shim, dtype, rows, sizes):
 
 
 def test_many_chains(shim):
-    shim.shim_plant(0)
     state, steps = example(Op.SIGMOID, (7, 30, 2))
     x = torch.randn(40, 7)
     for copies in (2, CHAINS_ON_CUDA):
@@ -85,7 +80,6 @@ def test_many_chains(shim):
 
 
 def test_the_operator_for_any_number_of_rows(shim, monkeypatch):
-    shim.shim_plant(0)
     layers = [example(Op.RELU, (5, 9, 2)), example(Op.TANH, (6, 4))]
     plan = cuda.joined([(len(state), encode(1, steps)) for state, steps in layers])
     state = [tensor for own, _ in layers for tensor in own]
@@ -117,13 +111,11 @@ def test_planted_bugs_are_caught(shim, name):
     state, steps = example(Op.RELU, (21, 70, 19))
     x = torch.randn(34, 21)
     x[0, 0], state[0][:, 0] = torch.inf, -1  # the ReLU leaves zeros, and nothing may make NaN of them
-    shim.shim_plant(1 + list(MUTATIONS).index(name))
     try:
-        given = found(shim, x, state, steps, seed=3)
+        with awake(shim, MUTATIONS, name):
+            given = found(shim, x, state, steps, seed=3)
     except ShimError:
         return
-    finally:
-        shim.shim_plant(0)
     assert not torch.allclose(given, exact(x, state, steps), rtol=1e-4, atol=1e-4)
 
 

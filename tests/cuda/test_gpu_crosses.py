@@ -10,7 +10,7 @@ from fxopt.kernels import cuda_call
 from fxopt.kernels.gpu_cross.op import KERNEL, gpu_cross, load, parameters, reference
 from fxopt.rewrites import gpu_crosses, gpu_linears
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
-from tests.cuda.planted import compiled, on_the_shim, run
+from tests.cuda.planted import awake, compiled, on_the_shim, run
 from tests.cuda.shim_library import ShimError
 
 # What is wrong, and what the source says instead where shim::planted is the bug's number.
@@ -23,9 +23,7 @@ MUTATIONS = {
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
-    library = compiled(KERNEL, tmp_path_factory.mktemp("cross"), MUTATIONS, "gpu_cross/cross.cu")
-    yield library
-    library.shim_plant(0)
+    return compiled(KERNEL, tmp_path_factory.mktemp("cross"), MUTATIONS, "gpu_cross/cross.cu")
 
 
 def example(M, K, dtype, device="cpu"):
@@ -51,7 +49,6 @@ def exact(*tensors):
 @pytest.mark.parametrize("dtype", cuda_call.DTYPES)
 @pytest.mark.parametrize(("M", "K"), [(1, 1), (9, 77), (0, 5)])
 def test_equals_fp64(shim, dtype, M, K):
-    shim.shim_plant(0)
     x0, x, weight, scale, bias = example(M, K, dtype)
     rtol = max(1e-5, torch.finfo(dtype).eps)
     for vectors in ((scale, bias), (None, bias.view(-1)), (scale, None)):
@@ -60,7 +57,6 @@ def test_equals_fp64(shim, dtype, M, K):
 
 
 def test_the_operator_on_the_shim(shim, monkeypatch):
-    shim.shim_plant(0)
     arguments = example(5, 33, torch.float32)
     on_the_shim(monkeypatch, shim, arguments)
     torch.testing.assert_close(gpu_cross(*arguments).double(), exact(*arguments), rtol=1e-5, atol=1e-5)
@@ -69,13 +65,11 @@ def test_the_operator_on_the_shim(shim, monkeypatch):
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_planted_bugs_are_caught(shim, name):
     arguments = example(5, 64, torch.float32)
-    shim.shim_plant(1 + list(MUTATIONS).index(name))
     try:
-        given = found(shim, *arguments)
+        with awake(shim, MUTATIONS, name):
+            given = found(shim, *arguments)
     except (ShimError, AssertionError):
         return
-    finally:
-        shim.shim_plant(0)
     assert not torch.allclose(given, exact(*arguments), rtol=1e-4, atol=1e-4)
 
 

@@ -12,7 +12,7 @@ from fxopt.kernels.gpu_dots.op import KERNEL, gpu_dots, load, parameters, refere
 from fxopt.rewrites import gpu_dots as dots_pass
 from fxopt.rewrites import gpu_linears as linears_pass
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
-from tests.cuda.planted import compiled, run
+from tests.cuda.planted import awake, compiled, run
 from tests.cuda.shim_library import ShimError
 
 aten = torch.ops.aten
@@ -32,12 +32,6 @@ MUTATIONS = {
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
     return compiled(KERNEL, tmp_path_factory.mktemp("dots"), MUTATIONS, "gpu_dots/dots.cu")
-
-
-@pytest.fixture(autouse=True)
-def asleep(shim):
-    yield
-    shim.shim_plant(0)
 
 
 def call(library, z, before, i, j, seed=0, more=0):
@@ -72,13 +66,13 @@ def test_planted_bugs_are_caught(shim, name):
     if "pairs" in name:
         i[0] = 31  # behind the vectors: must be NaN
         assert call(shim, z, before, i, j)[:, 3].isnan().all()
-    shim.shim_plant(1 + list(MUTATIONS).index(name))
-    if "pairs" in name:
-        assert not call(shim, z, before, i, j)[:, 3].isnan().any()
-        return
     try:
-        found = call(shim, z, before, i, j, seed=3).double()
+        with awake(shim, MUTATIONS, name):
+            found = call(shim, z, before, i, j, seed=3).double()
     except ShimError:
+        return
+    if "pairs" in name:
+        assert not found[:, 3].isnan().any()
         return
     assert not torch.allclose(found, exact(z, before, i, j), rtol=1e-2, atol=1e-2)
 

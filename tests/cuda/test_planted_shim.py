@@ -8,6 +8,7 @@ import torch
 from fxopt.kernels.columns.plan import Column, Instr, Offsets, Op, Plan, Source
 from fxopt.kernels.columns.quantized import quantized
 from tests.cuda.mutants import MUTATIONS
+from tests.cuda.planted import awake
 from tests.cuda.shim_library import ShimError
 from tests.cuda.test_columns_shim import one_column
 from tests.kernels.test_columns_random import same_bits
@@ -65,9 +66,9 @@ def test_planted_bugs_are_caught(shim, mutant, name, call, notice):
     shim.failure()
     assert same_bits(mutant.run(tensors, tables, plan, 1)[0], right)
     mutant.failure()
-    mutant.library.shim_plant(1 + list(MUTATIONS).index(name))
-    if notice == "wrong":
-        assert not torch.equal(mutant.run(tensors, tables, plan, 1)[0], right)
-    else:
+    with awake(mutant.library, MUTATIONS, name):
+        if notice == "wrong":
+            assert not torch.equal(mutant.run(tensors, tables, plan, 1)[0], right)
+            return
         with pytest.raises(ShimError, match=notice):
             mutant.run(tensors, tables, plan, 1)

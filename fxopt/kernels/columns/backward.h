@@ -135,20 +135,25 @@ inline bool scatter(const Job& job, const Sink& sink, int64_t begin, int64_t end
   return Scatter<A, Sink>{job, sink, begin, end, {}, {}, {}}.run(job.call->outputs[job.column->output].rows, error);
 }
 
+// A column's entries in the dtype of its table; `sink` makes what takes them from a number of that dtype.
+template <class Sink>
+static bool scatter_column(const Call& call, int column, Sink sink, int64_t begin, int64_t end, Job& job, Error& error) {
+  if (!resolve(call, call.plan.columns[column], job, error)) return false;
+  if (job.table.dtype == kDouble) return scatter<double>(job, sink(double()), begin, end, error);
+  if (job.table.dtype != kFloat) return job.fail("table gradients are float32 or float64", error);
+  return scatter<float>(job, sink(float()), begin, end, error);
+}
+
 static bool run_scatter(const Call& call, int column, char* out, int64_t begin, int64_t end, Error& error) {
   Job job;
-  if (!resolve(call, call.plan.columns[column], job, error)) return false;
-  if (job.table.dtype == kDouble) return scatter<double>(job, Dense<double>{reinterpret_cast<double*>(out)}, begin, end, error);
-  if (job.table.dtype != kFloat) return job.fail("table gradients are float32 or float64", error);
-  return scatter<float>(job, Dense<float>{reinterpret_cast<float*>(out)}, begin, end, error);
+  const auto dense = [out](auto zero) { return Dense<decltype(zero)>{reinterpret_cast<decltype(zero)*>(out)}; };
+  return scatter_column(call, column, dense, begin, end, job, error);
 }
 
 static bool run_list(const Call& call, int column, Entries& list, int64_t begin, int64_t end, Error& error) {
   Job job;
-  if (!resolve(call, call.plan.columns[column], job, error)) return false;
-  const bool is_double = job.table.dtype == kDouble;
-  if (!is_double && job.table.dtype != kFloat) return job.fail("table gradients are float32 or float64", error);
-  if (!(is_double ? scatter<double>(job, Listed<double>{list}, begin, end, error) : scatter<float>(job, Listed<float>{list}, begin, end, error))) return false;
+  const auto listed = [&list](auto zero) { return Listed<decltype(zero)>{list}; };
+  if (!scatter_column(call, column, listed, begin, end, job, error)) return false;
   return list.n <= list.capacity || job.fail("more ids than its tensors hold", error);
 }
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ... import entry
 from ...build import Library
 from ...build import build as build_cpp
 from ...cuda_build import CudaLibrary, arch_of, build
@@ -35,7 +36,7 @@ WRAPPER = Library(
     "fxopt_columns_torch_cuda",
     sources=(_HERE / "torch.cpp",),
     headers=_SHARED,
-    cflags=("-O2", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020b000000000000"),
+    cflags=("-O2", "-fvisibility=hidden", entry.STABLE_ABI),
 )
 _CHUNK, _TABLE_SHIFT = 32, 40  # backward.cuh's
 _NO_ROW = (1 << _TABLE_SHIFT) - 1
