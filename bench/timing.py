@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from fxopt.tune.clock import no_gc
 
 SLICE = 0.02  # seconds a contender keeps the machine in one round
 MOST_CALLS = 200  # of one contender in one round
@@ -48,7 +48,7 @@ def measure(
     """
     if not inputs:
         raise ValueError("measure: expected at least one tuple of arguments, found none")
-    with torch.no_grad(), _no_gc():
+    with torch.no_grad(), no_gc():
         apart = max(1, len(inputs) // max(1, len(contenders)))  # nobody finds the rows another has just loaded
         turns = {name: _Turns(call, inputs, fresh, i * apart) for i, (name, call) in enumerate(contenders.items())}
         deadline = time.perf_counter() + seconds
@@ -86,15 +86,3 @@ class _Turns:
         times = [self.once() for _ in range(self.calls)]
         self.medians.append(statistics.median(times))
         self.minimum = min(self.minimum, *times)
-
-
-@contextmanager
-def _no_gc() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from fxopt.report.spending import spending
 from fxopt.runtime import Executable, dispatcher_of
 from fxopt.runtime.context import ambient
 from fxopt.runtime.dispatch import Dispatcher, Entry
+from fxopt.tune.clock import no_gc
 from fxopt.verify import verify
 
 SECONDS = 1.5  # of timing for one batch size
@@ -81,7 +81,7 @@ def _serving(dispatcher: Dispatcher, args: tuple) -> tuple[Entry | None, Sequenc
 def _turns(calls: Sequence[Callable[[], Any]]) -> list[list[float]]:
     """Median seconds of each call in each round. Taking turns lets the noise of a shared machine hit all alike."""
     rounds: list[list[float]] = [[] for _ in calls]
-    with _no_gc():
+    with no_gc():
         counts = [max(1, int(SLICE / min(_time(call), _time(call)))) for call in calls]
         deadline = time.perf_counter() + SECONDS
         while len(rounds[0]) < FEWEST_ROUNDS or time.perf_counter() < deadline:
@@ -107,15 +107,3 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
         finally:
             for buffer, value in kept:
                 buffer.copy_(value)
-
-
-@contextmanager
-def _no_gc() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -15,20 +15,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Node
+from torch import Tensor
 
 from fxopt.kernels.build import BuildError
 from fxopt.kernels.columns import cuda as columns_cuda
 from fxopt.kernels.columns import errors as columns_errors
-from fxopt.kernels.columns.encode import encode, plan_of
 from fxopt.kernels.stage import op as stage
-from fxopt.normalize import records_nothing
-from fxopt.patterns.core import calls_of_ours, is_ours
 from fxopt.patterns.row_wise import NotRowWise, Rows, row_wise
-from fxopt.rewrites.direct import direct
+from fxopt.runtime.capturable import NoGraph, clamps, plan_in, ready, suited
 from fxopt.runtime.executable import Executable
-from fxopt.shape.aliases import has_effects, is_random
 from fxopt.tune.cuda_graph import capture
 
 MOST_GRAPHS = 16
@@ -40,13 +35,9 @@ def graphed(executable: Executable) -> Callable[..., Sequence[Any]]:
     """`executable.run` by captured graphs where it can be, else itself; the findings say why not."""
     try:
         return Replays(executable)
-    except (_NoGraph, BuildError, OSError) as reason:
+    except (NoGraph, BuildError, OSError) as reason:
         executable.findings.graphs = f"no CUDA graphs: {reason}"
         return executable.run
-
-
-class _NoGraph(Exception):
-    """Why a captured graph would not do what the call does."""
 
 
 def bucket(n: int) -> int:
@@ -70,7 +61,7 @@ class Replays:
     """``run(*state, *inputs)`` by graphs. Thread safe; calls on several streams follow each other.
 
     Raises:
-        _NoGraph: gradients, side effects, other devices.
+        NoGraph: gradients, side effects, other devices.
     """
 
     def __init__(self, executable: Executable) -> None:
@@ -80,12 +71,12 @@ class Replays:
         assert module is not None
         self._n_state = len(executable.capture.state)
         self._on_host = [spec.device.type == "cpu" for spec in specs]
-        self._device = _suited(module.graph, self._n_state, self._on_host)
+        self._device = suited(module.graph, self._n_state, self._on_host)
         if len(specs) > stage.MOST_INPUTS:
-            raise _NoGraph(f"{len(specs)} inputs, expected at most {stage.MOST_INPUTS}")
+            raise NoGraph(f"{len(specs)} inputs, expected at most {stage.MOST_INPUTS}")
         stage.pointers(), stage.kernel()
         try:
-            self._rows: Rows | None = row_wise(module.graph, lambda call: plan_of(_constant(module, call.args[2])))
+            self._rows: Rows | None = row_wise(module.graph, partial(plan_in, module))
         except NotRowWise as reason:
             self._rows = None
             executable.findings.graphs = (
@@ -93,8 +84,8 @@ class Replays:
             )
         else:
             executable.findings.graphs = "one CUDA graph for each bucket of batch sizes"
-        self._clamps = _clamps(module)
-        self._module, self._kept = _ready(module, self._rows, self._n_state)
+        self._clamps = clamps(module)
+        self._module, self._kept = ready(module, self._rows, self._n_state)
         self._fill = [self._filled(k) for k in range(len(specs))]
         self._sizes = [
             (k, d)
@@ -248,91 +239,6 @@ class Replays:
             with capture(graph, side, self._pool):
                 outputs = list(self._module(*tensors))
         return graph, outputs
-
-
-def _suited(graph: Graph, n_state: int, on_host: Sequence[bool]) -> torch.device:
-    """The one CUDA device of a graph without gradients and side effects.
-
-    Raises:
-        _NoGraph: it is none.
-    """
-    if not records_nothing(graph):
-        raise _NoGraph("gradients are on; they serve torch.no_grad() and torch.inference_mode()")
-    (output,) = graph.find_nodes(op="output")
-    returned = [node.meta["val"] if isinstance(node, Node) else None for node in output.args[0]]
-    if not returned or not all(isinstance(value, Tensor) and value.is_cuda for value in returned):
-        raise _NoGraph("an output that is no CUDA tensor")
-    held = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
-    memory = [n.meta["val"] for n in held if isinstance(n.meta.get("val"), Tensor)] + returned
-    if len({value.untyped_storage()._cdata for value in memory}) < len(memory):
-        raise _NoGraph("an output shares the memory of another tensor")
-    placeholders = graph.find_nodes(op="placeholder")
-    for node, host in zip(placeholders[n_state:], on_host, strict=True):
-        if host and any(user.target not in _MOVES for user in node.users):
-            raise _NoGraph(f"{node.name} is on the CPU and is not only moved to the GPU")
-    for node in graph.nodes:
-        if node.op not in ("placeholder", "get_attr", "output", "call_function"):
-            raise _NoGraph(f"{node.name} calls an opaque module")
-        if node.op == "call_function" and (has_effects(node) or is_random(node)):
-            raise _NoGraph(f"{node.name} has an effect beyond its result")
-    state = [n.meta["val"] for n in placeholders[:n_state]]
-    devices = {value.device for value in [*state, *returned] if isinstance(value, Tensor)}
-    if len(devices) != 1:
-        raise _NoGraph(f"tensors on {', '.join(sorted(map(str, devices)))}")
-    (device,) = devices
-    return torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
-
-
-_MOVES = {torch.ops.aten._to_copy.default, torch.ops.aten.to.device, torch.ops.aten.to.dtype_layout}
-
-
-def _clamps(module: GraphModule) -> bool:
-    calls = calls_of_ours(module.graph, "fxopt::columns")
-    return any(plan_of(_constant(module, call.args[2])).bad_ids == "clamp" for call in calls)
-
-
-def _constant(module: nn.Module, node: Any) -> Tensor:
-    return getattr(module, str(node.target))
-
-
-def _ready(module: GraphModule, rows: Rows | None, n_state: int) -> tuple[GraphModule, list[Any]]:
-    """A twin to capture, and where it puts the tensors that it keeps by size: the graph reads them at each replay.
-
-    Padded, the last bag must end with the ids there are, so offsets get one entry more.
-    """
-    twin = Graph()
-    output: Any = twin.graph_copy(module.graph, {}, return_output_node=True)
-    twin.output(output[0])
-    fast, kept = GraphModule(module, twin), list[Any]()
-    for node in fast.graph.nodes:
-        if _arrives(node):
-            node.meta["bound"] = lambda tensor, *_, **__: tensor
-            continue
-        if rows is not None and is_ours(node, "fxopt::columns"):
-            plan = plan_of(_constant(module, node.args[2]))
-            setattr(fast, node.args[2].target, encode(columns_errors.ending_with_last(plan)))
-        elif "bound" in node.meta and not any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
-            node.meta["bound"] = _keeping(node.meta["bound"], kept)
-    direct(fast, inference=True)
-    return fast, kept
-
-
-def _arrives(node: Node) -> bool:
-    """A move to the GPU, alone, of an input that the staging has moved already."""
-    source = node.args[0] if node.target in _MOVES else None
-    if not isinstance(source, Node) or source.op != "placeholder" or len(source.users) > 1:
-        return False
-    before, after = source.meta["val"], node.meta["val"]
-    return before.device.type == "cpu" and before.dtype == after.dtype
-
-
-def _keeping(make: Callable[..., Tensor], kept: list[Any]) -> Callable[..., Tensor]:
-    def constant(*sizes: int) -> Tensor:
-        tensor = make(*sizes)
-        kept.append(tensor)
-        return tensor
-
-    return constant
 
 
 def _agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:

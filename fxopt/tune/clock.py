@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import operator
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -36,6 +37,19 @@ def fastest(
         for index, function in enumerate(contenders):
             best[index] = min(best[index], once(function, repeats[index]))
     return best
+
+
+@contextlib.contextmanager
+def no_gc() -> Iterator[None]:
+    """No garbage is collected in between timings."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def once(function: Callable[[], object], repeats: int = 1) -> float:

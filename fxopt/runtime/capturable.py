@@ -1,0 +1,109 @@
+"""Which graphs CUDA can capture once and replay, and the twin of one that is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+
+from fxopt.kernels.columns import errors as columns_errors
+from fxopt.kernels.columns.encode import encode, plan_of
+from fxopt.kernels.columns.plan import Plan
+from fxopt.normalize import records_nothing
+from fxopt.patterns.core import calls_of_ours, is_ours
+from fxopt.patterns.row_wise import Rows
+from fxopt.rewrites.direct import direct
+from fxopt.shape.aliases import has_effects, is_random
+
+
+class NoGraph(Exception):
+    """Why a captured graph would not do what the call does."""
+
+
+def suited(graph: Graph, n_state: int, on_host: Sequence[bool]) -> torch.device:
+    """The one CUDA device of a graph without gradients and side effects.
+
+    Raises:
+        NoGraph: it is none.
+    """
+    if not records_nothing(graph):
+        raise NoGraph("gradients are on; they serve torch.no_grad() and torch.inference_mode()")
+    (output,) = graph.find_nodes(op="output")
+    returned = [node.meta["val"] if isinstance(node, Node) else None for node in output.args[0]]
+    if not returned or not all(isinstance(value, Tensor) and value.is_cuda for value in returned):
+        raise NoGraph("an output that is no CUDA tensor")
+    held = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
+    memory = [n.meta["val"] for n in held if isinstance(n.meta.get("val"), Tensor)] + returned
+    if len({value.untyped_storage()._cdata for value in memory}) < len(memory):
+        raise NoGraph("an output shares the memory of another tensor")
+    placeholders = graph.find_nodes(op="placeholder")
+    for node, host in zip(placeholders[n_state:], on_host, strict=True):
+        if host and any(user.target not in _MOVES for user in node.users):
+            raise NoGraph(f"{node.name} is on the CPU and is not only moved to the GPU")
+    for node in graph.nodes:
+        if node.op not in ("placeholder", "get_attr", "output", "call_function"):
+            raise NoGraph(f"{node.name} calls an opaque module")
+        if node.op == "call_function" and (has_effects(node) or is_random(node)):
+            raise NoGraph(f"{node.name} has an effect beyond its result")
+    state = [n.meta["val"] for n in placeholders[:n_state]]
+    devices = {value.device for value in [*state, *returned] if isinstance(value, Tensor)}
+    if len(devices) != 1:
+        raise NoGraph(f"tensors on {', '.join(sorted(map(str, devices)))}")
+    (device,) = devices
+    return torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
+
+
+_MOVES = {torch.ops.aten._to_copy.default, torch.ops.aten.to.device, torch.ops.aten.to.dtype_layout}
+
+
+def clamps(module: GraphModule) -> bool:
+    calls = calls_of_ours(module.graph, "fxopt::columns")
+    return any(plan_in(module, call).bad_ids == "clamp" for call in calls)
+
+
+def plan_in(module: nn.Module, columns: Node) -> Plan:
+    """The plan of a call of fxopt::columns."""
+    return plan_of(getattr(module, str(columns.args[2].target)))  # type: ignore[union-attr]
+
+
+def ready(module: GraphModule, rows: Rows | None, n_state: int) -> tuple[GraphModule, list[Any]]:
+    """A twin to capture, and where it puts the tensors that it keeps by size: the graph reads them at each replay.
+
+    Padded, the last bag must end with the ids there are, so offsets get one entry more.
+    """
+    twin = Graph()
+    output: Any = twin.graph_copy(module.graph, {}, return_output_node=True)
+    twin.output(output[0])
+    fast, kept = GraphModule(module, twin), list[Any]()
+    for node in fast.graph.nodes:
+        if _arrives(node):
+            node.meta["bound"] = lambda tensor, *_, **__: tensor
+            continue
+        if rows is not None and is_ours(node, "fxopt::columns"):
+            plan = plan_in(module, node)
+            setattr(fast, node.args[2].target, encode(columns_errors.ending_with_last(plan)))
+        elif "bound" in node.meta and not any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
+            node.meta["bound"] = _keeping(node.meta["bound"], kept)
+    direct(fast, inference=True)
+    return fast, kept
+
+
+def _arrives(node: Node) -> bool:
+    """A move to the GPU, alone, of an input that the staging has moved already."""
+    source = node.args[0] if node.target in _MOVES else None
+    if not isinstance(source, Node) or source.op != "placeholder" or len(source.users) > 1:
+        return False
+    before, after = source.meta["val"], node.meta["val"]
+    return before.device.type == "cpu" and before.dtype == after.dtype
+
+
+def _keeping(make: Callable[..., Tensor], kept: list[Any]) -> Callable[..., Tensor]:
+    def constant(*sizes: int) -> Tensor:
+        tensor = make(*sizes)
+        kept.append(tensor)
+        return tensor
+
+    return constant
