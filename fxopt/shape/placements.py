@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,3 +86,15 @@ class Rowwise:
         if named is None or named == []:
             return list(range(rank))
         return [dim % rank for dim in (named if isinstance(named, Sequence) else [named])]
+
+
+def agreed(found: Iterable[Rows]) -> Rows:
+    """The one place that all say.
+
+    Raises:
+        Unknown: they differ, or there is none.
+    """
+    different = set(found)
+    if len(different) != 1:
+        raise Unknown
+    return different.pop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,21 +10,14 @@ import sympy
 import torch
 from torch._ops import OpOverload
 from torch.fx import Node
-from torch.fx.node import map_arg
 
+from fxopt.shape import row_products as products
 from fxopt.shape.calls import is_pointwise, packet_of
-from fxopt.shape.placements import Rows, Rowwise, Unknown, times_of
+from fxopt.shape.placements import Rows, Rowwise, Unknown, agreed, times_of
 from fxopt.shape.sizes import expression, shape_of
 
 aten = torch.ops.aten
 Rule = Callable[[Rowwise], Rows]
-
-
-def _agreed(found: Iterable[Rows]) -> Rows:
-    different = set(found)
-    if len(different) != 1:
-        raise Unknown
-    return different.pop()
 
 
 def _pointwise(call: Rowwise) -> Rows:
@@ -33,12 +26,12 @@ def _pointwise(call: Rowwise) -> Rows:
     for source in call.node.all_input_nodes:
         if found := call.rows(source):
             aligned.append(replace(found, dim=found.dim + len(call.shape) - call.rank(source)))
-    return _agreed(aligned)
+    return agreed(aligned)
 
 
 def _first_dims(call: Rowwise) -> Rows:
     """All that has rows has them in front; row b of a result may be several of its rows, one after the other."""
-    found = _agreed(place for place in call.placements.values() if isinstance(place, Rows))
+    found = agreed(place for place in call.placements.values() if isinstance(place, Rows))
     if found != Rows(0) or not isinstance(call.by_sizes, Rows) or call.by_sizes.dim != 0:
         raise Unknown
     return call.by_sizes
@@ -106,7 +99,7 @@ def _expand(call: Rowwise) -> Rows:
 
 
 def _cat(call: Rowwise) -> Rows:
-    found = _agreed(place for place in call.placements.values() if isinstance(place, Rows))
+    found = agreed(place for place in call.placements.values() if isinstance(place, Rows))
     tensors: Any = call.arguments["tensors"]
     if call.node.target is aten.stack.default:
         dim = call.dims("dim", len(call.shape))[0]
@@ -116,47 +109,6 @@ def _cat(call: Rowwise) -> Rows:
         if found.dim in call.dims("dim", len(call.shape)):
             raise Unknown
     if None in parts:  # a part that all rows share has as many of them as there were
-        raise Unknown
-    return found
-
-
-def _linear(call: Rowwise) -> Rows:
-    source, found = call.only("input")
-    if found.dim == call.rank(source) - 1:
-        raise Unknown
-    return found
-
-
-def _matmul(call: Rowwise) -> Rows:
-    """[.., M, K] x [.., K, N]: rows in the batch dims of both or of one, or in M."""
-    left, right = call.arguments.get("self"), call.arguments.get("mat2", call.arguments.get("other"))
-    if not isinstance(left, Node) or not isinstance(right, Node) or min(call.rank(left), call.rank(right)) < 2:
-        raise Unknown
-    aligned = []
-    for source, summed in ((left, 1), (right, 2)):
-        if found := call.rows(source):
-            if call.rank(source) - found.dim == summed:
-                raise Unknown
-            aligned.append(replace(found, dim=found.dim + len(call.shape) - call.rank(source)))
-    if any(call.rows(source) for source in call.node.all_input_nodes if source not in (left, right)):
-        raise Unknown
-    found = _agreed(aligned)
-    if found.dim == len(call.shape) - 2 and call.rows(right):
-        raise Unknown
-    return found
-
-
-def _addmm(call: Rowwise) -> Rows:
-    _, found = call.only("mat1")
-    if found.dim != 0:
-        raise Unknown
-    return found
-
-
-def _baddbmm(call: Rowwise) -> Rows:
-    """[E, M, K] x [E, K, N], rows in M."""
-    _, found = call.only("batch1")
-    if found.dim != 1:
         raise Unknown
     return found
 
@@ -202,7 +154,7 @@ def _one_hot(call: Rowwise) -> Rows:
 
 
 def _gathered(call: Rowwise) -> Rows:
-    found = _agreed(place for place in call.placements.values() if isinstance(place, Rows))
+    found = agreed(place for place in call.placements.values() if isinstance(place, Rows))
     both = call.rows(call.arguments["self"]) and call.rows(call.arguments["index"])
     if not both or found.dim in call.dims("dim", len(call.shape)):
         raise Unknown
@@ -214,82 +166,6 @@ def _triangle(call: Rowwise) -> Rows:
     if found.dim >= call.rank(source) - 2:
         raise Unknown
     return found
-
-
-def _batch_norm(call: Rowwise) -> Rows:
-    source, found = call.only("input")
-    training: Any = call.arguments["training"]
-    if training or found.dim == 1 or call.rank(source) < 2:
-        raise Unknown
-    return found
-
-
-def _layer_norm(call: Rowwise) -> Rows:
-    source, found = call.only("input")
-    normalized: Any = call.arguments["normalized_shape"]
-    if found.dim >= call.rank(source) - len(normalized):
-        raise Unknown
-    return found
-
-
-def _images(call: Rowwise) -> Rows:
-    """Convolutions and poolings of [B, C, ..] by weights that all rows share."""
-    name = "input" if "input" in call.arguments else "self"
-    source, found = call.only(name)
-    channels = 3 if "1d" in str(call.node.target) else 4
-    if found != Rows(0) or call.rank(source) != channels:
-        raise Unknown
-    return found
-
-
-def _attention(call: Rowwise) -> Rows:
-    names = ("query", "key", "value", "attn_mask")
-    found = _agreed(place for name in names if (place := call.rows(call.arguments.get(name))))
-    if found != Rows(0) or not all(call.rows(call.arguments[name]) for name in names[:3]):
-        raise Unknown
-    mask = call.arguments.get("attn_mask")
-    if isinstance(mask, Node) and call.rows(mask) and call.rank(mask) != len(call.shape):
-        raise Unknown
-    return found
-
-
-def _einsum(call: Rowwise) -> Rows:
-    """The letter of the rows is that of no other dim, and of the result."""
-    equation: Any = call.arguments["equation"]
-    tensors: Any = call.arguments["tensors"]
-    terms, arrow, result = equation.replace(" ", "").partition("->")
-    if not arrow or "." in equation:
-        raise Unknown
-    operands = [(term, call.rows(tensor)) for term, tensor in zip(terms.split(","), tensors, strict=True)]
-    found = _agreed(replace(place, dim=0) for _, place in operands if place)
-    letters = {term[place.dim] for term, place in operands if place}
-    others = {letter for term, place in operands for dim, letter in enumerate(term) if not place or dim != place.dim}
-    if len(letters) != 1 or not letters <= set(result) or letters & others:
-        raise Unknown
-    return replace(found, dim=result.index(letters.pop()))
-
-
-def _chain(call: Rowwise) -> Rows:
-    """Linear layers over the last dim of the inputs."""
-    inputs, state = call.node.args[:2]
-    found = _agreed(place for source in inputs if (place := call.rows(source)))  # type: ignore[union-attr]
-    if any(call.rows(source) is None for source in inputs) or any(map(call.rows, state)):  # type: ignore[union-attr,arg-type]
-        raise Unknown
-    if found.dim >= len(call.shape) - 1:
-        raise Unknown
-    return found
-
-
-def _by_axes(call: Rowwise) -> Rows:
-    """meta["axes"]: (dims of the arguments, dims of the results) along which it works index by index; None: in none."""
-    sources: list[Node] = []
-    map_arg(call.node.args, sources.append)
-    places = list(map(call.rows, sources))
-    found = _agreed(replace(place, dim=0) for place in places if place)
-    for before, after in call.node.meta.get("axes", ()):
-        if list(before) == [place and place.dim for place in places]:
-            return replace(found, dim=after[0])
-    raise Unknown
 
 
 def _made(call: Rowwise) -> Rows:
@@ -321,19 +197,19 @@ RULES: dict[Any, Rule] = {
     **_named("one_hot", _one_hot),
     **_named("index", _indexed),
     **_named("pad constant_pad_nd", _padded),
-    **_named("linear", _linear),
-    **_named("matmul bmm mm", _matmul),
-    **_named("addmm _addmm_activation", _addmm),
-    **_named("baddbmm", _baddbmm),
+    **_named("linear", products.linear),
+    **_named("matmul bmm mm", products.matmul),
+    **_named("addmm _addmm_activation", products.addmm),
+    **_named("baddbmm", products.baddbmm),
     **_named("embedding", _looked_up),
     **_named("index_select", _selected),
     **_named("gather", _gathered),
     **_named("tril triu", _triangle),
-    **_named("batch_norm", _batch_norm),
-    **_named("layer_norm", _layer_norm),
-    **_named("conv1d conv2d max_pool1d max_pool2d avg_pool1d avg_pool2d", _images),
-    **_named("einsum", _einsum),
-    **_named("scaled_dot_product_attention", _attention),
+    **_named("batch_norm", products.batch_norm),
+    **_named("layer_norm", products.layer_norm),
+    **_named("conv1d conv2d max_pool1d max_pool2d avg_pool1d avg_pool2d", products.images),
+    **_named("einsum", products.einsum),
+    **_named("scaled_dot_product_attention", products.attention),
     **_named("zeros ones full empty new_zeros new_ones new_full zeros_like ones_like full_like", _made),
     **_named("bucketize", _bucketized),
 }  # fmt: skip
@@ -348,8 +224,8 @@ _OURS: dict[str, Rule] = {
          "fxopt::gpu_cross"),
         _first_dims,
     ),
-    "fxopt::mlp": _chain,
-    "fxopt::attention": _by_axes,
+    "fxopt::mlp": products.chain,
+    "fxopt::attention": products.by_axes,
 }  # fmt: skip
 
 

@@ -12,8 +12,9 @@ from torch.fx import Graph, Node
 
 from fxopt.kernels.pointwise.plan import MOST_AXES, Input, Output, Plan
 from fxopt.patterns.pointwise.axes import Axes, Dims, Mismatch, behind, expanded
-from fxopt.patterns.pointwise.operators import Call, Rule, rule_of, tensors
+from fxopt.patterns.pointwise.operators import rule_of
 from fxopt.patterns.pointwise.program import Program
+from fxopt.patterns.pointwise.rule import Call, Rule, tensors
 from fxopt.shape.aliases import Aliases, is_pure
 from fxopt.shape.sizes import expression, shape_of, tensor_of
 from fxopt.shape.strides import Strides

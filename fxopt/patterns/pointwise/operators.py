@@ -2,74 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from fxopt.kernels.pointwise.plan import Operand
-from fxopt.patterns.pointwise.axes import Axes, Dims, Mismatch
-from fxopt.patterns.pointwise.program import Program
-from fxopt.shape.sizes import shape_of, static
+from fxopt.patterns.pointwise.reductions import (
+    batch_norm,
+    channels,
+    dot,
+    layer_norm,
+    log_softmax,
+    normalized,
+    one_column,
+    reduction,
+    same,
+    softmax,
+)
+from fxopt.patterns.pointwise.rule import Call, Rule, argument, broadcast, tensors
 
 aten = torch.ops.aten
 _EXACT = 1 << 23  # up to here a float tells an integer from its neighbours
-
-
-@dataclass(frozen=True)
-class Call:
-    """A node while its steps are written.
-
-    values: by position, of the tensor arguments. dims: of those and of the result, in numbered axes.
-    """
-
-    node: Node
-    program: Program
-    values: dict[int, int]
-    dims: dict[int, Dims]
-    result: Dims
-
-    def operand(self, position: int, default: float = 0.0) -> Operand:
-        if position in self.values:
-            return self.values[position]
-        return float(argument(self.node, position, default))
-
-    def do(self, op: str, *operands: Operand) -> int:
-        return self.program.elementwise(op, *operands)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """shape: the dims of the result from those of the arguments; steps: the value of the result."""
-
-    shape: Callable[[Node, Axes, dict[int, Dims]], Dims]
-    steps: Callable[[Call], int]
-
-    @property
-    def broadcasts(self) -> bool:
-        """Whether it works element by element, so that constant dims may be of any size."""
-        return self.shape is _broadcast
-
-
-def argument(node: Node, position: int, default: Any = None) -> Any:
-    """An argument by position, given by keyword or not at all."""
-    if position < len(node.args):
-        return node.args[position]
-    name = node.target._schema.arguments[position].name  # type: ignore[union-attr]
-    return node.kwargs.get(name, default)
-
-
-def tensors(node: Node) -> dict[int, Node]:
-    """The tensor arguments by position; lists of tensors and unknown keywords count as none."""
-    count = len(node.target._schema.arguments)  # type: ignore[union-attr]
-    found = {position: argument(node, position) for position in range(count)}
-    return {
-        position: value
-        for position, value in found.items()
-        if isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor)
-    }
 
 
 def rule_of(node: Node) -> Rule | None:
@@ -118,12 +71,8 @@ def _numbers_fit(node: Node) -> bool:
     return True
 
 
-def _broadcast(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:
-    return axes.broadcast(shape_of(node), dims.values())
-
-
 def _elementwise(op: str, count: int = 2) -> Rule:
-    return Rule(_broadcast, lambda call: call.do(op, *(call.operand(position) for position in range(count))))
+    return Rule(broadcast, lambda call: call.do(op, *(call.operand(position) for position in range(count))))
 
 
 def _with_alpha(op: str, flipped: bool = False) -> Rule:
@@ -137,7 +86,7 @@ def _with_alpha(op: str, flipped: bool = False) -> Rule:
             second = call.do("mul", second, alpha) if isinstance(second, int) else second * alpha
         return call.do(op, first, second)
 
-    return Rule(_broadcast, steps)
+    return Rule(broadcast, steps)
 
 
 def _power(call: Call) -> int:
@@ -183,129 +132,7 @@ def _addcmul(op: str) -> Rule:
         factor = float(argument(call.node, 3, 1))
         return call.do("add", call.values[0], product if factor == 1 else call.do("mul", product, factor))
 
-    return Rule(_broadcast, steps)
-
-
-def _reduced_dims(node: Node) -> list[int]:
-    """The dims that a reduction or a softmax goes over; all of them where none is given."""
-    rank = len(shape_of(tensors(node)[0]))
-    dims = None if node.target is aten.sum.default else argument(node, 1)
-    dims = [dims] if isinstance(dims, int) else dims
-    return [dim % rank for dim in dims] if dims else list(range(rank))
-
-
-def _reduced(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:
-    over = _reduced_dims(node)
-    if node.target is not aten.sum.default and argument(node, 2, False):
-        return tuple(None if dim in over else axis for dim, axis in enumerate(dims[0]))
-    return tuple(axis for dim, axis in enumerate(dims[0]) if dim not in over)
-
-
-def _over(call: Call) -> list[int]:
-    return [axis for dim in _reduced_dims(call.node) if (axis := call.dims[0][dim]) is not None]
-
-
-def _reduction(op: str) -> Rule:
-    return Rule(
-        _reduced,
-        lambda call: (
-            call.program.reduce(op, call.values[0], _over(call)) if _over(call) else call.do("copy", call.values[0])
-        ),
-    )
-
-
-def _same(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:
-    return dims[0]
-
-
-def _shifted(call: Call) -> int:
-    return call.do("sub", call.values[0], call.program.reduce("peak", call.values[0], _over(call)))
-
-
-def _softmax(call: Call) -> int:
-    powers = call.do("exp", _shifted(call))
-    return call.do("div", powers, call.program.reduce("sum", powers, _over(call)))
-
-
-def _log_softmax(call: Call) -> int:
-    shifted = _shifted(call)
-    return call.do("sub", shifted, call.do("log", call.program.reduce("sum", call.do("exp", shifted), _over(call))))
-
-
-def _channels(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:
-    """Of batch_norm and prelu: vectors over dim 1."""
-    if node.target is aten.batch_norm.default and (argument(node, 5) or not {3, 4} <= dims.keys()):
-        raise Mismatch  # batch statistics
-    for position in dims.keys() - {0}:
-        if len(dims[position]) != 1 or (dims[position][0] is not None and len(dims[0]) < 2):
-            raise Mismatch
-        if dims[position][0] is not None and axes.join(dims[0][1], dims[position][0]) is None:
-            raise Mismatch
-    return dims[0]
-
-
-def _batch_norm(call: Call) -> int:
-    """x * alpha + beta with both made of vectors, as torch computes it."""
-    mean, variance = call.values[3], call.values[4]
-    scale = call.do("rsqrt", call.do("add", variance, float(argument(call.node, 7))))
-    if 1 in call.values:
-        scale = call.do("mul", scale, call.values[1])
-    shift = call.do("mul", call.do("neg", mean), scale)
-    if 2 in call.values:
-        shift = call.do("add", shift, call.values[2])
-    return call.do("add", call.do("mul", call.values[0], scale), shift)
-
-
-def _normalized(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:
-    count = len(argument(node, 1))
-    for position in dims.keys() - {0}:
-        for left, right in zip(dims[0][-count:], dims[position], strict=True):
-            axes.join(left, right)
-    return dims[0]
-
-
-def _layer_norm(call: Call) -> int:
-    count = len(argument(call.node, 1))
-    over = [axis for axis in call.dims[0][-count:] if axis is not None]
-    if not over:
-        raise Mismatch
-    centered = call.do("sub", call.values[0], call.program.reduce("mean", call.values[0], over))
-    variance = call.program.reduce("mean", call.do("square", centered), over)
-    scale = call.do("rsqrt", call.do("add", variance, float(argument(call.node, 4, 1e-5))))
-    result = call.do("mul", centered, scale)
-    if 2 in call.values:
-        result = call.do("mul", result, call.values[2])
-    return call.do("add", result, call.values[3]) if 3 in call.values else result
-
-
-def _one_column(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:
-    """Of products with a single column, which are sums of products: linear to one output, matmul with a vector."""
-    weight = dims[1]
-    if node.target is aten.linear.default:
-        if len(weight) != 2 or weight[0] is not None:
-            raise Mismatch
-        inner, result = weight[1], (*dims[0][:-1], None)
-    elif len(weight) == 1:
-        inner, result = weight[0], dims[0][:-1]
-    elif len(weight) == 2 and weight[1] is None:
-        inner, result = weight[0], (*dims[0][:-1], None)
-    else:
-        raise Mismatch
-    size = static(axes.size(inner)) if inner is not None else None
-    if len(dims[0]) < 2 or size is None or size > _LONGEST_DOT or dims[0][-1] is None:
-        raise Mismatch
-    axes.join(dims[0][-1], inner)
-    return result
-
-
-_LONGEST_DOT = 2048  # more products in a row than this is a matrix-vector product of its own
-
-
-def _dot(call: Call) -> int:
-    axis = call.dims[0][-1]
-    assert axis is not None
-    result = call.program.reduce("sum", call.do("mul", call.values[0], call.values[1]), [axis])
-    return call.do("add", result, call.values[2]) if 2 in call.values else result
+    return Rule(broadcast, steps)
 
 
 _UNARY = (
@@ -329,7 +156,7 @@ _EXPONENTS = (2.0, 3.0, 0.5, -0.5, -1.0, 1.0)
 
 RULES: dict[Any, Rule] = {
     **{getattr(aten, name).default: _elementwise(name, 1) for name in _UNARY},
-    aten.logical_not.default: Rule(_broadcast, lambda call: call.do("eq", call.values[0], 0.0)),
+    aten.logical_not.default: Rule(broadcast, lambda call: call.do("eq", call.values[0], 0.0)),
     aten.add.Tensor: _with_alpha("add"),
     aten.add.Scalar: _with_alpha("add"),
     aten.sub.Tensor: _with_alpha("sub"),
@@ -343,33 +170,33 @@ RULES: dict[Any, Rule] = {
     **{getattr(aten, f"__{name}__").Tensor: _elementwise(name) for name in _COMBINED},
     aten.maximum.default: _elementwise("maximum"),
     aten.minimum.default: _elementwise("minimum"),
-    aten.clamp.default: Rule(_broadcast, _clamp),
+    aten.clamp.default: Rule(broadcast, _clamp),
     aten.clamp_min.default: _elementwise("clamp_min"),
     aten.clamp_max.default: _elementwise("clamp_max"),
-    aten.leaky_relu.default: Rule(_broadcast, _leaky_relu),
-    aten.prelu.default: Rule(_channels, lambda call: call.do("prelu", call.values[0], call.values[1])),
-    aten.pow.Tensor_Scalar: Rule(_broadcast, _power),
+    aten.leaky_relu.default: Rule(broadcast, _leaky_relu),
+    aten.prelu.default: Rule(channels, lambda call: call.do("prelu", call.values[0], call.values[1])),
+    aten.pow.Tensor_Scalar: Rule(broadcast, _power),
     aten.bitwise_not.default: _elementwise("not", 1),
     aten.where.self: _elementwise("where", 3),
     aten.where.ScalarSelf: _elementwise("where", 3),
     aten.where.ScalarOther: _elementwise("where", 3),
-    aten.masked_fill.Scalar: Rule(_broadcast, _masked_fill),
-    aten.masked_fill.Tensor: Rule(_broadcast, _masked_fill),
+    aten.masked_fill.Scalar: Rule(broadcast, _masked_fill),
+    aten.masked_fill.Tensor: Rule(broadcast, _masked_fill),
     aten.addcmul.default: _addcmul("mul"),
     aten.addcdiv.default: _addcmul("div"),
-    aten.lerp.Scalar: Rule(_broadcast, _lerp),
-    aten.lerp.Tensor: Rule(_broadcast, _lerp),
-    aten.to.dtype: Rule(_broadcast, _cast),
-    aten._to_copy.default: Rule(_broadcast, _cast),
-    aten.sum.default: _reduction("sum"),
-    aten.sum.dim_IntList: _reduction("sum"),
-    aten.mean.dim: _reduction("mean"),
-    aten.amax.default: _reduction("amax"),
-    aten.amin.default: _reduction("amin"),
-    aten.softmax.int: Rule(_same, _softmax),
-    aten._softmax.default: Rule(_same, _softmax),
-    aten.log_softmax.int: Rule(_same, _log_softmax),
-    aten.batch_norm.default: Rule(_channels, _batch_norm),
-    aten.layer_norm.default: Rule(_normalized, _layer_norm),
-    **{overload: Rule(_one_column, _dot) for overload in PRODUCTS},
+    aten.lerp.Scalar: Rule(broadcast, _lerp),
+    aten.lerp.Tensor: Rule(broadcast, _lerp),
+    aten.to.dtype: Rule(broadcast, _cast),
+    aten._to_copy.default: Rule(broadcast, _cast),
+    aten.sum.default: reduction("sum"),
+    aten.sum.dim_IntList: reduction("sum"),
+    aten.mean.dim: reduction("mean"),
+    aten.amax.default: reduction("amax"),
+    aten.amin.default: reduction("amin"),
+    aten.softmax.int: Rule(same, softmax),
+    aten._softmax.default: Rule(same, softmax),
+    aten.log_softmax.int: Rule(same, log_softmax),
+    aten.batch_norm.default: Rule(channels, batch_norm),
+    aten.layer_norm.default: Rule(normalized, layer_norm),
+    **{overload: Rule(one_column, dot) for overload in PRODUCTS},
 }  # fmt: skip
