@@ -58,7 +58,7 @@ class DIN(nn.Module):
         keys, query = self.items(history), self.items(item)
         queries = query.unsqueeze(1).expand_as(keys)
         scores = self.attention(torch.cat([queries, keys, queries - keys, queries * keys], dim=-1)).squeeze(-1)
-        mask = torch.arange(history.shape[1])[None, :] < lengths[:, None]
+        mask = torch.arange(history.shape[1], device=history.device)[None, :] < lengths[:, None]
         weights = torch.softmax(scores.masked_fill(~mask, -1e9), dim=1)
         pooled = torch.bmm(weights.unsqueeze(1), keys).squeeze(1)
         return torch.sigmoid(self.top(torch.cat([query, pooled], dim=1)))

@@ -1,146 +1,127 @@
-"""Embedding columns on a GPU: eager, torch.compile and fxopt, each as called and as a captured graph."""
+"""Models on a GPU: eager, fxopt, fbgemm_gpu and torch.compile, each as called and as a captured graph.
+
+First the machine, then a table. Kernels come prebuilt out of FXOPT_CACHE (`python -m fxopt build`), or nvcc makes them.
+"""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.util
-import json
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator
-from datetime import date, datetime
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from torch.utils._pytree import tree_leaves, tree_map
 
-import fxopt
-from bench.gpu_cases import Bags, Case, dlrm, long_bags, micro24, model_e, with_fbgemm
+from bench import options
+from bench.gpu_cases import BATCHES, Case, cases
+from bench.gpu_peers import Peer, Unavailable, peers
+from bench.gpu_rows import Measured, Row, remarks, table, write
 from bench.gpu_timing import Gpu, measure_gpu, replayed, seconds_cold, seconds_of
 from bench.machine import RESULTS
 from fxopt.kernels.columns.cuda import use
 from fxopt.kernels.columns.cuda.tuning import tune
 
-BATCHES = (1, 256, 2048)
+WRONG = 0.02  # of the largest value; bf16's steps are 0.004 of it
 
 
-def cases(args: argparse.Namespace) -> Iterator[Case]:
-    yield from model_e(args.columns, args.batches)
-    if args.compile:
-        yield from model_e(100, (256,))
-    yield dlrm(2048, torch.bfloat16)
-    for dtype in (torch.float32, torch.bfloat16):
-        for zipf in (False, True):
-            yield micro24(dtype, zipf)
-    for batch in (1, 8):
-        yield long_bags(batch)
+def measure(
+    every_case: Iterator[Case], everybody: Sequence[Peer], gpu: Gpu, seconds_left: Callable[[], float], rows: list[Row]
+) -> Iterator[tuple[Row, Case]]:
+    """Adds rows, and yields each when its quick contenders are done, then again with each that takes long to make."""
+    done = []
+    for case in every_case:
+        floor = gpu.floor(case.bytes_read, case.bytes_written, case.flops, case.dtype != torch.float32)
+        row = Row(case.name, case.batch, floor * 1e6)
+        rows.append(row)
+        fill(row, case, [peer for peer in everybody if peer.seconds is None and peer.runs(case)], seconds_left)
+        done.append((row, case))
+        yield row, case
+    for peer in everybody:
+        for row, case in done if peer.seconds else ():
+            fill(row, case, [peer], seconds_left)
+            if peer.name in row.measured:
+                yield row, case
 
 
-with_graphs: dict[int, Any] = {}
+def fill(row: Row, case: Case, contenders: Sequence[Peer], seconds_left: Callable[[], float]) -> None:
+    """Compares each contender with eager, then times it. One that fails leaves the others their row."""
+    expected = tree_map(torch.clone, case.module(*case.inputs))
+    for peer in contenders:
+        try:
+            row.measured[peer.name] = _measure(peer, case, expected, seconds_left())
+        except Unavailable as error:
+            row.left_out[peer.name] = str(error)
+        except Exception as error:
+            row.left_out[peer.name] = f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0]
 
 
-def contenders(case: Case, compile: bool, made: dict[int, Any]) -> dict[str, Callable[[], Any]]:
-    """Everything that runs the case; `made` keeps optimized modules from one batch size to the next."""
-    module, inputs = case.module, case.inputs
-    if id(module) not in made:
-        start = time.perf_counter()
-        made[id(module)] = module, fxopt.optimize(module, inputs), time.perf_counter() - start
-        with_graphs[id(module)] = fxopt.optimize(module, inputs, fxopt.Config(cuda_graphs=True))
-    optimized, graphs = made[id(module)][1], with_graphs[id(module)]
-    found = {"eager": lambda: module(*inputs), "fxopt": lambda: optimized(*inputs)}
-    found["fxopt cuda_graphs"] = lambda: graphs(*inputs)
-    if compile and case.compiles:
-        torch._dynamo.reset()
-        compiled = torch.compile(module)
-        found["compile"] = lambda: compiled(*inputs)
-    if isinstance(module, Bags):
-        with contextlib.suppress(ImportError):
-            found["FBGEMM TBE"] = with_fbgemm(module, *inputs)
-    return found
+def _measure(peer: Peer, case: Case, expected: Any, seconds_left: float) -> Measured:
+    seconds = peer.seconds(case) if peer.seconds else 0.0
+    if math.isinf(seconds):
+        raise Unavailable("takes many minutes")
+    if seconds > seconds_left:
+        raise Unavailable("no time was left")
+    start = time.perf_counter()
+    call = peer.make(case)
+    found = call()
+    torch.cuda.synchronize()
+    made = time.perf_counter() - start
+    error = error_of(found, expected)
+    if peer.replays:
+        return Measured(seconds_of(call) * 1e6, None, None, error, made)
+    called = seconds_of(call)
+    replay = replayed(call)
+    error = max(error, error_of(replay(), expected))
+    return Measured(called * 1e6, seconds_of(replay) * 1e6, seconds_cold(replay) * 1e6, error, made)
 
 
-def run_case(case: Case, gpu: Gpu, compile: bool, tunes: bool, made: dict[int, Any]) -> dict[str, Any]:
-    """Checks every contender against eager, then times it, called and replayed."""
-    calls = contenders(case, compile, made)
-    expected = case.module(*case.inputs).clone()
-    floor = gpu.floor(case.bytes_read + case.weight_bytes, case.bytes_written, case.flops)
-    result: dict[str, Any] = {
-        "case": case.name,
-        "batch": case.batch,
-        "floor_us": floor * 1e6,
-        "times_us": {},
-        "error": {},
-    }
-    for name, call in calls.items():
-        result["error"][name] = error_of(call(), expected)
-        result["times_us"][name] = seconds_of(call) * 1e6
-        if name.endswith("graphs"):
-            continue  # replays by itself; a capture of it runs the plain way
-        replay = replayed(call)
-        replay()
-        torch.cuda.synchronize()
-        result["error"][f"{name} + graph"] = error_of(replay(), expected)
-        result["times_us"][f"{name} + graph"] = seconds_of(replay) * 1e6
-        result["error"][f"{name} + graph, cold L2"] = result["error"][f"{name} + graph"]
-        result["times_us"][f"{name} + graph, cold L2"] = seconds_cold(replay) * 1e6
-    if tunes:
-        result["builds_us"] = tune(calls["fxopt"])
-        use()
-    return result
+def error_of(found: Any, expected: Any) -> float:
+    """The largest difference, over the largest value of its tensor.
 
-
-def error_of(found: Any, expected: torch.Tensor) -> float:
-    """The largest difference to eager, over the largest value."""
-    return float((found.double() - expected.double()).abs().max() / expected.double().abs().max())
-
-
-def table(results: list[dict[str, Any]]) -> Table:
-    shown = Table(title="microseconds a call; floor: bytes read and written at full bandwidth, or TF32 operations")
-    for heading in ("case", "batch", "contender"):
-        shown.add_column(heading)
-    for heading in ("us", "floor us", "of floor", "eager / this", "error"):
-        shown.add_column(heading, justify="right")
-    for r in results:
-        for name, us in r["times_us"].items():
-            numbers = (us, r["floor_us"], 100 * r["floor_us"] / us, r["times_us"]["eager"] / us)
-            texts = (f"{numbers[0]:.1f}", f"{numbers[1]:.1f}", f"{numbers[2]:.0f}%", f"{numbers[3]:.2f}")
-            shown.add_row(r["case"], str(r["batch"]), name, *texts, f"{r['error'][name]:.1e}")
-        shown.add_section()
-    return shown
+    Raises:
+        Unavailable: it is more than rounding.
+    """
+    pairs = [(a.double(), b.double()) for a, b in zip(tree_leaves(found), tree_leaves(expected), strict=True)]
+    error = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+    if not error <= WRONG:
+        raise Unavailable(f"differs from eager by {error:.1e} of the largest value")
+    return error
 
 
 def main(argv: list[str]) -> int:
+    begun = time.perf_counter()
     parser = argparse.ArgumentParser(prog="python -m bench gpu", description=__doc__)
     parser.add_argument("--columns", type=int, default=1000)
-    parser.add_argument("--batches", type=lambda s: tuple(map(int, s.split(","))), default=BATCHES)
-    parser.add_argument("--compile", action="store_true", help="also torch.compile, of 100 columns (minutes)")
+    parser.add_argument("--batches", type=options.numbers, default=BATCHES, help="of model E, default: 1,256,2048")
+    parser.add_argument("--minutes", type=float, default=9.0, help="what would take longer is left out, default: 9")
     parser.add_argument("--tune", action="store_true", help="also each build of the columns that tune() tries")
-    parser.add_argument("--json", type=Path, help="where to write the results, default: bench/results/")
+    parser.add_argument("--json", type=Path, help="where to write the results as they come, default: bench/results/")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("python -m bench gpu: no CUDA device here", file=sys.stderr)
         return 2
     torch.backends.cuda.matmul.allow_tf32 = True
-    console = Console(width=130)
+    console = Console(width=140)
+    everybody, rows = peers(), list[Row]()
     with torch.no_grad():
         gpu = measure_gpu()
-        console.print(gpu)
-        made: dict[int, Any] = {}
-        results = [run_case(case, gpu, args.compile, args.tune, made) for case in cases(args)]
-    console.print(table(results))
-    for r in results:
-        builds = ", ".join(f"{name} {us:.1f}" for name, us in r.get("builds_us", {}).items())
-        if builds:
-            console.print(f"{r['case']}, batch {r['batch']}: {builds} us")
-    if importlib.util.find_spec("fbgemm_gpu") is None:
-        console.print("no row of FBGEMM's TBE: fbgemm_gpu is not installed here")
-    for module, _, seconds in made.values():
-        console.print(f"{type(module).__name__}: fxopt.optimize took {seconds:.1f} s")
-    target = args.json or RESULTS / f"gpu_{date.today()}_{gpu.name.replace(' ', '-')}.json"
-    told = {"gpu": gpu.as_dict(), "date": datetime.now().isoformat(timespec="seconds"), "results": results}
-    target.write_text(json.dumps(told, indent=1) + "\n")
-    console.print(f"wrote {target}")
+        console.print(str(gpu), soft_wrap=True)
+        target = args.json or RESULTS / f"gpu_{date.today()}_{gpu.name.replace(' ', '-')}.json"
+        left = lambda: begun + 60 * args.minutes - time.perf_counter()  # noqa: E731
+        for row, case in measure(cases(args.columns, args.batches), everybody, gpu, left, rows):
+            console.print(f"{time.perf_counter() - begun:4.0f} s: {row}: {', '.join(row.measured)}", soft_wrap=True)
+            if args.tune and not row.builds_us and "fxopt" in row.measured:
+                row.builds_us.update(tune(next(peer for peer in everybody if peer.name == "fxopt").make(case)))
+                use()
+            write(target, gpu, rows)
+    console.print(table(rows))
+    for line in remarks(rows):
+        console.print(line, soft_wrap=True)
+    console.print(f"wrote {target} after {time.perf_counter() - begun:.0f} s")
     return 0

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
 
+from bench.gpu_ids import make_ids
 from bench.models import E, ManyColumns, make_inputs
 
 SECTOR = 32  # bytes that DRAM moves at least
+BATCHES = (1, 256, 2048)
 
 
 @dataclass(frozen=True)
 class Case:
-    """bytes_read counts every row looked up, also one that a cache holds from an earlier lookup."""
+    """bytes_read counts every row looked up, also one that a cache holds from an earlier lookup: hot ids can beat the
+    floor. compile_seconds: that torch.compile takes, by default and with max-autotune, on an H200's 16 cores."""
 
     name: str
     batch: int
@@ -27,27 +32,61 @@ class Case:
     bytes_read: float
     bytes_written: float
     flops: float = 0.0
-    weight_bytes: float = 0.0
-    compiles: bool = False
+    dtype: torch.dtype = torch.float32  # of the matrix products
+    compile_seconds: tuple[float, float] = (math.inf, math.inf)
+
+
+def cases(columns: int = 1000, batches: tuple[int, ...] = BATCHES) -> Iterator[Case]:
+    """Those that torch.compile takes long for come last."""
+    from bench.gpu_dense import dense_cases
+
+    yield from model_e(columns, batches)
+    for ids in ("uniform", "zipf", "one item", "high hot", "medium hot", "low hot"):
+        yield micro24(torch.float32, ids)
+    for ids in ("uniform", "zipf"):
+        yield micro24(torch.bfloat16, ids)
+    for batch in (1, 8):
+        yield long_bags(batch)
+    yield dlrm(2048, torch.bfloat16)
+    yield from dense_cases()
+    yield from model_e(100, (256,), (60.0, 120.0))
 
 
 def to_gpu(x: Any) -> Any:
     return tree_map(lambda t: t.cuda(), x)
 
 
-def model_e(columns: int, batches: tuple[int, ...]) -> Iterator[Case]:
+def whole(
+    name: str,
+    batch: int,
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    rows_read: float,
+    compile_seconds: tuple[float, float] = (math.inf, math.inf),
+) -> Case:
+    """A model with a dense side, its bytes and operations counted; rows_read: bytes of its embedding rows."""
+    with FlopCounterMode(display=False) as counter:
+        outputs = tree_leaves(module(*inputs))
+    tables = [m.weight for m in module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+    weights = sum(p.nbytes for p in module.parameters()) - sum(w.nbytes for w in tables)
+    read = sum(t.nbytes for t in tree_leaves(inputs)) + rows_read + weights
+    written, flops = float(sum(t.nbytes for t in outputs)), float(counter.get_total_flops())
+    return Case(name, batch, module, inputs, read, written, flops, outputs[0].dtype, compile_seconds)
+
+
+def model_e(
+    columns: int, batches: tuple[int, ...], compile_seconds: tuple[float, float] = (math.inf, math.inf)
+) -> Iterator[Case]:
     """RECom's model E, up to the concat and whole. Boundaries and small tables are read once."""
     model = ManyColumns(E.scaled(columns)).cuda()
     for batch in batches:
         inputs = to_gpu(make_inputs(model.mix, batch))
-        read = sum(t.nbytes for t in tree_leaves(inputs)) + _tables_read(model, inputs, batch)
+        rows = _tables_read(model, inputs, batch)
+        read = sum(t.nbytes for t in tree_leaves(inputs)) + rows
         written = batch * model.mix.width * 4.0
-        name, few = f"E{columns}", columns <= 100
-        yield Case(f"{name} columns", batch, model.columns, inputs, read, written, compiles=few)
-        layers = [m for m in model.top.modules() if isinstance(m, nn.Linear)]
-        flops = sum(2.0 * batch * m.in_features * m.out_features for m in layers)
-        weights = sum(4.0 * m.in_features * m.out_features for m in layers)
-        yield Case(f"{name} whole", batch, model, inputs, read, written, flops, weights, few)
+        name = f"E{columns} columns"
+        yield Case(name, batch, model.columns, inputs, read, written, compile_seconds=compile_seconds)
+        yield whole(f"E{columns} whole", batch, model, inputs, rows, compile_seconds)
 
 
 def _tables_read(model: ManyColumns, inputs: tuple[Any, ...], batch: int) -> float:
@@ -70,21 +109,21 @@ class Bags(nn.Module):
         return torch.cat([bag(i, o) for bag, i, o in zip(self.bags, ids, offsets, strict=True)], dim=1)
 
 
-def micro24(dtype: torch.dtype, zipf: bool, batch: int = 2048, rows: int = 500_000, pooling: int = 150) -> Case:
+def micro24(
+    dtype: torch.dtype, ids: str = "uniform", batch: int = 2048, rows: int = 500_000, pooling: int = 150
+) -> Case:
     """The shape of "Pushing the Performance Envelope of DNN-based Recommendation Systems Inference on GPUs"
-    (Jain et al., MICRO 2024): 12 tables of 500K x 128, 150 ids a bag."""
+    (Jain et al., MICRO 2024): 12 tables of 500K x 128, 150 ids a bag. ids: a kind that make_ids knows."""
     tables, dim = 12, 128
     g = torch.Generator("cuda").manual_seed(0)
-    uniform = [torch.rand(batch * pooling, generator=g, device="cuda") for _ in range(tables)]
-    # A Zipf of exponent 1 by its inverse: the logarithm of the rank is uniform; ranks are scattered over the rows.
-    ids = [(rows**u if zipf else u * rows).long().clamp(0, rows - 1) for u in uniform]
-    if zipf:
-        ids = [i * 7_919 % rows for i in ids]
+    values = [make_ids(ids, batch * pooling, rows, g) for _ in range(tables)]
     offsets = [torch.arange(0, batch * pooling + 1, pooling, device="cuda") for _ in range(tables)]
-    row = dim * torch.empty((), dtype=dtype).element_size()
-    read = tables * batch * pooling * (8.0 + row)
-    name = f"MICRO'24 {str(dtype).removeprefix('torch.')} {'zipf' if zipf else 'uniform'}"
-    return Case(name, batch, Bags(tables, rows, dim, dtype), (ids, offsets), read, float(tables * batch * row))
+    row = dim * dtype.itemsize
+    read, written = tables * batch * pooling * (8.0 + row), float(tables * batch * row)
+    name = f"MICRO'24 {str(dtype).removeprefix('torch.')} {ids}"
+    seconds = (15.0, 20.0) if dtype == torch.float32 and ids == "uniform" else (math.inf, math.inf)
+    module = Bags(tables, rows, dim, dtype)
+    return Case(name, batch, module, (values, offsets), read, written, compile_seconds=seconds)
 
 
 def long_bags(batch: int, pooling: int = 10_000, rows: int = 500_000) -> Case:
@@ -95,37 +134,6 @@ def long_bags(batch: int, pooling: int = 10_000, rows: int = 500_000) -> Case:
     module = Bags(1, rows, dim, torch.float32)
     read = batch * pooling * (8.0 + 4 * dim)
     return Case(f"bags of {pooling:,}", batch, module, (ids, offsets), read, 4.0 * batch * dim)
-
-
-def with_fbgemm(bags: Bags, ids: list[Tensor], offsets: list[Tensor]) -> Callable[[], Tensor]:
-    """The same by fbgemm_gpu's table-batched operator, its inputs already in the layout it wants.
-
-    Raises:
-        ImportError: fbgemm_gpu is not installed.
-    """
-    from fbgemm_gpu.split_embedding_configs import SparseType
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-        ComputeDevice,
-        SplitTableBatchedEmbeddingBagsCodegen,
-    )
-
-    weights = [bag.weight for bag in bags.bags]
-    on_gpu = weights[0].is_cuda  # type: ignore[union-attr,operator]
-    place = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
-    device = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
-    half = weights[0].dtype != torch.float32
-    tbe = SplitTableBatchedEmbeddingBagsCodegen(
-        [(w.shape[0], w.shape[1], place, device) for w in weights],  # type: ignore[union-attr,index,operator]
-        weights_precision=SparseType.BF16 if half else SparseType.FP32,
-        output_dtype=SparseType.BF16 if half else SparseType.FP32,
-    )
-    for mine, theirs in zip(weights, tbe.split_embedding_weights(), strict=True):
-        theirs.copy_(mine)  # type: ignore[arg-type]
-    starts = itertools.accumulate([0, *(len(i) for i in ids[:-1])])
-    ends = [o[:-1] + s for o, s in zip(offsets, starts, strict=True)]
-    indices, places = torch.cat(ids), torch.cat([*ends, torch.tensor([sum(map(len, ids))], device=ids[0].device)])
-    return lambda: tbe(indices, places)
 
 
 class DLRM(nn.Module):
@@ -167,10 +175,5 @@ def dlrm(batch: int, dtype: torch.dtype) -> Case:
     g = torch.Generator("cuda").manual_seed(0)
     dense = torch.randn(batch, 13, generator=g, device="cuda").to(dtype)
     ids = torch.randint(0, 100_000, (batch, 26), generator=g, device="cuda")
-    size = torch.empty((), dtype=dtype).element_size()
-    layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
-    flops = sum(2.0 * batch * m.in_features * m.out_features for m in layers) + 2.0 * batch * 27 * 27 * 64
-    read = dense.nbytes + ids.nbytes + batch * 26 * 64 * size
-    weights = float(sum(m.weight.nbytes for m in layers))
-    # Floors count TF32 operations; bf16 ones take half as long.
-    return Case("DLRM 26 x 64 bf16", batch, model, (dense, ids), read, batch * size, flops / 2, weights, True)
+    rows = batch * 26 * 64.0 * dtype.itemsize
+    return whole("DLRM 26 x 64 bf16", batch, model, (dense, ids), rows, (25.0, 60.0))

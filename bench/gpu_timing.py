@@ -17,8 +17,8 @@ ROUNDS = 7
 @dataclass(frozen=True)
 class Gpu:
     """copy_gbs counts bytes read and written, read_gbs those a reduction reads, write_gbs those a fill writes;
-    tf32_tflops of a product of random 8192 x 8192; launch_us and replay_us a kernel of one element, called and as a
-    captured graph."""
+    tf32_tflops and bf16_tflops of a product of random 8192 x 8192; launch_us and replay_us a kernel of one element,
+    called and as a captured graph."""
 
     name: str
     torch: str
@@ -27,16 +27,23 @@ class Gpu:
     read_gbs: float
     write_gbs: float
     tf32_tflops: float
+    bf16_tflops: float
     launch_us: float
     replay_us: float
 
     def as_dict(self) -> dict:
         return asdict(self)
 
-    def floor(self, read: float, written: float, flops: float = 0.0) -> float:
+    def __str__(self) -> str:
+        moved = f"copies {self.copy_gbs:.0f} GB/s, reads {self.read_gbs:.0f}, writes {self.write_gbs:.0f}"
+        products = f"products {self.tf32_tflops:.0f} TFLOP/s in TF32, {self.bf16_tflops:.0f} in bf16"
+        launches = f"a launch {self.launch_us:.1f} us, a replay {self.replay_us:.1f} us"
+        return f"{self.name}, torch {self.torch}, CUDA {self.cuda}: {moved}; {products}; {launches}"
+
+    def floor(self, read: float, written: float, flops: float = 0.0, halves: bool = False) -> float:
         """Seconds for so many bytes, read and then written, or operations, whichever takes longer."""
         moved = read / (self.read_gbs * GIGABYTE) + written / (self.write_gbs * GIGABYTE)
-        return max(moved, flops / (self.tf32_tflops * 1e12))
+        return max(moved, flops / (1e12 * (self.bf16_tflops if halves else self.tf32_tflops)))
 
 
 def measure_gpu() -> Gpu:
@@ -44,6 +51,7 @@ def measure_gpu() -> Gpu:
     source = torch.randint(0, 127, (n,), dtype=torch.int8, device="cuda").view(torch.float32)
     target, one = torch.empty_like(source), torch.zeros(1, device="cuda")
     a, b = (torch.randn(8192, 8192, device="cuda") for _ in range(2))
+    short_a, short_b = a.bfloat16(), b.bfloat16()
     warm_up(lambda: a @ b)
     return Gpu(
         name=torch.cuda.get_device_name(),
@@ -53,6 +61,7 @@ def measure_gpu() -> Gpu:
         read_gbs=n / seconds_of(replayed(lambda: source.sum())) / GIGABYTE,
         write_gbs=n / seconds_of(replayed(lambda: target.fill_(1.5))) / GIGABYTE,
         tf32_tflops=2 * 8192**3 / seconds_of(replayed(lambda: a @ b)) / 1e12,
+        bf16_tflops=2 * 8192**3 / seconds_of(replayed(lambda: short_a @ short_b)) / 1e12,
         launch_us=seconds_of(lambda: one.add_(1)) * 1e6,
         replay_us=seconds_of(replayed(lambda: one.add_(1))) * 1e6,
     )
