@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +82,10 @@ def with_fbgemm(bags: Bags, ids: list[Tensor], offsets: list[Tensor]) -> Callabl
     Raises:
         ImportError: fbgemm_gpu is not installed.
     """
+    logging.disable(logging.WARNING)  # ten times that it cannot tell whether it fits this torch
+    import fbgemm_gpu  # noqa: F401
+
+    logging.disable(logging.NOTSET)
     from fbgemm_gpu.split_embedding_configs import SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
