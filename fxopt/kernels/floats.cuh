@@ -17,11 +17,13 @@ struct Float {
 };
 struct Half {
   using Bits = __half;
+  static constexpr bool kBFloat = false;
   __device__ static float wide(__half x) { return __half2float(x); }
   __device__ static __half rounded(float x) { return __float2half_rn(x); }
 };
 struct BFloat16 {
   using Bits = __nv_bfloat16;
+  static constexpr bool kBFloat = true;
   __device__ static float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
   __device__ static __nv_bfloat16 rounded(float x) { return __float2bfloat16_rn(x); }
 };
@@ -35,6 +37,12 @@ struct Operand {
 template <class T>
 __device__ __forceinline__ float load(const void* data, int64_t at) {
   return T::wide(__ldg(static_cast<const typename T::Bits*>(data) + at));
+}
+
+// Of a warp, for all of it.
+__device__ __forceinline__ float summed(float x) {
+  for (int width = 16; width >= 1; width >>= 1) x += __shfl_xor_sync(kAll, x, width);
+  return x;
 }
 
 // nullptr, or what went wrong.

@@ -14,7 +14,7 @@ from fxopt.shape.sizes import shape_of, static, tensor_of
 aten = torch.ops.aten
 _ACTIVATIONS = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid"}
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_LONG = 4096  # inputs from which a layer without an activation gains too
+_LONG, _SHORT = 4096, 64  # inputs from and up to which a layer without an activation gains too
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ def find_gpu_linears(module: GraphModule, inference: bool) -> Iterator[Match | R
             continue
         anchor, activation = _activated(node)
         outputs, inputs = shape_of(weight)
-        if activation or static(outputs) == 1 or (static(inputs) or 0) >= _LONG:
+        width = static(inputs)
+        if activation or static(outputs) == 1 or (width is not None and not _SHORT < width < _LONG):
             yield Match(anchor, {"arguments": (x, weight, bias, activation)})
 
 

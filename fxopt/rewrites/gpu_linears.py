@@ -5,14 +5,12 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from fxopt.kernels.gpu_linear.op import ALIGNED, gpu_linear, load
+from fxopt.kernels.gpu_linear.op import ALIGNED, gpu_linear, gpu_padded, load
 from fxopt.patterns.core import Match, is_ours
 from fxopt.patterns.gpu_linears import find_gpu_linears
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
 from fxopt.shape.sizes import shape_of, static
-
-aten = torch.ops.aten
 
 
 def replace_linear(editor: Editor, match: Match) -> Replacement:
@@ -35,10 +33,12 @@ def _is_odd_row_of_dots(x: Node) -> bool:
 def _padded(editor: Editor, x: Node, weight: Node) -> tuple[Node, Node]:
     """Both with zeros up to a multiple; the weight anew at each call, so that an update is seen in a graph's replay."""
     *arguments, width = x.args
-    missing = -width % ALIGNED  # type: ignore[operator]
-    longer = editor.call(torch.ops.fxopt.gpu_dots.default, *arguments, width + missing)  # type: ignore[operator]
+    aligned = width + -width % ALIGNED  # type: ignore[operator]
+    longer = editor.call(torch.ops.fxopt.gpu_dots.default, *arguments, aligned)
     longer.meta["bound"] = x.meta["bound"]
-    return longer, editor.call(aten.constant_pad_nd.default, weight, [0, missing])
+    padded = editor.call(torch.ops.fxopt.gpu_padded.default, weight, aligned)
+    padded.meta["bound"] = gpu_padded
+    return longer, padded
 
 
 REWRITE = Rewrite(

@@ -38,7 +38,8 @@ MOST_REGISTERS = {  # so that a multiprocessor holds 4 blocks of 256 threads at 
     "entries_kernel": 64,
     "stage_kernel": 32,
     "dot_kernel": 32,
-    "finish_kernel": 64,
+    "short_kernel": 80,
+    "pad_kernel": 32,
     "dots_kernel": 80,
 }
 MOST_SECONDS = 50  # of CPU time for all of an architecture's device code; the host's half takes 8 more

@@ -16,7 +16,7 @@ from tests.cuda.shim_library import ShimError
 # What is wrong, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {
     "no check of the rows": ("if (row >= c.rows) return;", "if (row >= c.rows && !{}) return;"),
-    "half of the sum": ("int width = 16;", "int width = {} ? 8 : 16;"),
+    "a lane's part of the sum": ("sum = summed(sum);", "sum = {} ? sum : summed(sum);"),
     "columns behind the last": ("k < c.columns; k += 32)\n", "k < c.columns + {}; k += 32)\n"),
 }
 

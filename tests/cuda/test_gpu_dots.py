@@ -119,7 +119,7 @@ def test_a_layer_behind_an_odd_number_of_dots_reads_zeros_behind_them():
         assert len(found.changes) == 1 and not found.rolled_back
     names = names_of(module)
     assert [n for n in names if "gpu" in n or "pad" in n] == [
-        "fxopt.gpu_dots", "aten.constant_pad_nd", "fxopt.gpu_linear"
+        "fxopt.gpu_dots", "fxopt.gpu_padded", "fxopt.gpu_linear"
     ]  # fmt: skip
     (dots,) = module.graph.find_nodes(op="call_function", target=torch.ops.fxopt.gpu_dots.default)
     assert dots.meta["val"].shape == (7, 32) and dots.meta["bound"] is gpu_dots

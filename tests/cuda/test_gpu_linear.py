@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fxopt
-from fxopt.kernels.gpu_linear.op import gpu_linear, load, reference
+from fxopt.kernels.gpu_linear.op import gpu_linear, gpu_padded, load, reference
 
 
 @pytest.mark.gpu
@@ -15,7 +15,21 @@ from fxopt.kernels.gpu_linear.op import gpu_linear, load, reference
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
     ("M", "K", "N"),
-    [(1, 40, 1), (77, 301, 1), (33, 4099, 260), (512, 8152, 1024), (100, 4160, 300), (5, 64, 32), (0, 8, 1)],
+    [
+        (1, 40, 1),
+        (77, 301, 1),
+        (33, 4099, 260),
+        (512, 8152, 1024),
+        (100, 4160, 300),
+        (5, 64, 32),
+        (0, 8, 1),
+        (0, 13, 8),
+        (256, 32, 32),
+        (1, 13, 7),
+        (2048, 32, 128),
+        (9000, 16, 513),
+        (300, 100, 20),
+    ],
 )
 def test_equals_fp64(M, K, N, bias, activation):
     x, weight = torch.randn(M, K, device="cuda"), torch.randn(N, K, device="cuda") / K**0.5
@@ -30,7 +44,10 @@ def test_equals_fp64(M, K, N, bias, activation):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("M", "K", "N"), [(70, 256, 1), (3, 33, 1), (64, 415, 128), (64, 64, 32)])
+@pytest.mark.parametrize(
+    ("M", "K", "N"),
+    [(70, 256, 1), (3, 33, 1), (64, 415, 128), (64, 64, 32), (1, 13, 512), (2100, 13, 512), (77, 31, 9), (0, 13, 4)],
+)
 def test_halves(M, K, N, dtype):
     x, weight = torch.randn(M, K, device="cuda").to(dtype), (torch.randn(N, K, device="cuda") / K**0.5).to(dtype)
     bias = torch.randn(N, device="cuda").to(dtype)
@@ -38,9 +55,28 @@ def test_halves(M, K, N, dtype):
         with torch.no_grad():
             found = gpu_linear(x, weight, bias, activation)
         exact = reference(x.double(), weight.double(), bias.double(), activation)
+        if not M:
+            assert found.shape == (0, N)
+            continue
         assert found.dtype == dtype and (found - exact).abs().max() <= 2 * torch.finfo(dtype).eps * (
             1 + exact.abs().max()
         )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_of_any_stride(dtype):
+    x, weight = (
+        torch.randn(50, 40, device="cuda").to(dtype)[:, 3:16],
+        torch.randn(20, 21, device="cuda").to(dtype)[:, 1:14],
+    )
+    eps = max(torch.finfo(dtype).eps, 1e-6)
+    with torch.no_grad():
+        for rows in (x, x.t().contiguous().t(), x[:1].expand(50, -1)):
+            found = gpu_linear(rows, weight, None, "").double()
+            torch.testing.assert_close(found, rows.double() @ weight.double().t(), rtol=2 * eps, atol=20 * eps)
+    if dtype is not torch.float32:
+        assert torch.equal(gpu_padded(x, 16), torch.nn.functional.pad(x, (0, 3)))
 
 
 @pytest.mark.gpu

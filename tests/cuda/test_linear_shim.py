@@ -1,80 +1,133 @@
-"""What follows the parts of a long linear layer, and single outputs, through the shim."""
+"""Short dot products, what follows the parts of long ones, single outputs and padded copies, through the shim."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fxopt.kernels import cuda_call
-from fxopt.kernels.gpu_linear.op import _CODES, KERNEL, _Dot, _Finish, gpu_linear, reference
-from tests.cuda.planted import awake, compiled, on_the_shim, run
-from tests.cuda.shim_library import ShimError
+from fxopt.kernels import cuda_build, cuda_call
+from fxopt.kernels.gpu_linear import op
+from fxopt.kernels.gpu_linear.op import KERNEL, gpu_linear, gpu_padded, reference
+from tests.cuda.planted import awake, on_the_shim, planted, run
+from tests.cuda.shim_library import ShimError, compile_shim
 
+SHORT, HALVES = "gpu_linear/short.cuh", "gpu_linear/short_halves.cuh"
 # What is wrong, where, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {
-    "no barrier": ("  __syncthreads();", "  if (!{}) __syncthreads();"),
-    "a barrier that not everybody reaches": (
-        "__syncthreads();",
-        "if ({} && first_row + thread / 16 >= f.m) return; else __syncthreads();",
-    ),
-    "no mask of the last rows": ("first_row + row < f.m ?", "{} || first_row + row < f.m ?"),
-    "no bounds check": ("if (m >= f.m || n >= f.n) return;", "if (!{} && (m >= f.m || n >= f.n)) return;"),
-}
+    "no barrier": (SHORT, "  __syncthreads();", "  if (!{}) __syncthreads();"),
+    "a barrier that some miss": (SHORT, "__syncthreads();", "if ({} && m >= s.m) return; else __syncthreads();"),
+    "no mask of the last rows": (SHORT, "column < 0 ? first_row", "column < 0 ? {} || first_row"),
+    "no mask of the last inputs": (SHORT, "own + e * kEight < s.k ?", "(own + e * kEight < s.k || {}) ?"),
+    "no check of the rows": (SHORT, "if (m + r < s.m)", "if (m + r < s.m || {})"),
+    "no check of the columns": (SHORT, "if (left <= 0) return;", "if (left <= 0 && !{}) return;"),
+    "halves: no mask of the last inputs": (HALVES, "& mask[second];", "& ({} ? ~0u : mask[second]);"),
+    "halves: inputs behind the last": (HALVES, "own < size ?", "own < size + {} ?"),
+    "halves: rows behind the last": (HALVES, "row < rows ?", "row < rows || {} ?"),
+    "halves: fragments in another order": (HALVES, "* 2 + u % 2], u / 2)", "* 2 + ({} ? u / 2 : u % 2)], u / 2)"),
+    "halves: no check of the rows": (HALVES, "if (m < s.m)", "if (m < s.m || {})"),
+    "halves: columns of another thread": (HALVES, "+ group % 2, n =", "+ ({} ? 1 - group % 2 : group % 2), n ="),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """With every planted bug, asleep."""
-    return compiled(KERNEL, tmp_path_factory.mktemp("linear"), MUTATIONS, "gpu_linear/linear.cu")
+    folder = tmp_path_factory.mktemp("linear")
+    return cuda_build.declared(KERNEL, compile_shim(folder, planted(KERNEL, folder, MUTATIONS)))
 
 
-def finished(library, seed=0, M=19, N=68, tail=5, parts=3):
+def some(rows, columns, dtype, stride):
+    """A matrix of rows further apart than they are long."""
+    return torch.randn(rows * stride).to(dtype).as_strided((rows, columns), (stride, 1))
+
+
+def short(library, M, N, K, dtype, activation="relu", bias=True, tall=False, seed=0, parts=0):
     """What the kernel gives, what it should, and the memory behind the result."""
-    partial, bias = torch.randn(parts, M, N), torch.randn(N)
-    x, weight = torch.randn(M, 11), torch.randn(N, 13)
-    memory = torch.full((32 * (N + 64),), float("nan"))  # more rows and columns than a block has
-    finish = _Finish(
-        partial.data_ptr(), x.data_ptr(), weight.data_ptr(), bias.data_ptr(), memory.data_ptr(), 11, 13, parts, M, N,
-        tail, _CODES["relu"],
-    )  # fmt: skip
-    run(library, library.fxopt_linear_finish, bytes(finish), [partial, x, weight, bias], torch.float32, seed)
-    expected = torch.relu(partial.double().sum(0) + x[:, :tail].double() @ weight[:, :tail].double().T + bias)
-    return memory[: M * N].view(M, N).double(), expected, memory[M * N :]
+    x, weight = some(M, K, dtype, K + 3), some(N, K, dtype, K + 1)
+    b = torch.randn(N).to(dtype) if bias else None
+    partial = torch.randn(parts, M, N)
+    memory = torch.full((M + 200, N), float("nan"), dtype=dtype)  # more rows than a block has
+    words = op.short(x, weight, b, memory[:M], activation, partial.data_ptr(), tall)
+    given = [t for t in (x, weight, b, partial) if t is not None]
+    run(library, library.fxopt_linear_finish if parts else library.fxopt_linear_short, words, given, dtype, seed)
+    exact = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+    return memory[:M].double(), op.ACTIVATIONS[activation](exact + partial.double().sum(0)), memory[M:]
 
 
-def test_parts_are_summed_with_the_rest(library):
-    found, expected, behind = finished(library)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("dtype", cuda_call.DTYPES)
+@pytest.mark.parametrize("tall", [False, True])
+@pytest.mark.parametrize(("M", "N", "K"), [(1, 2, 1), (17, 33, 13), (70, 40, 16), (3, 64, 64), (129, 36, 37)])
+def test_short_dot_products(library, M, N, K, tall, dtype):
+    for activation, bias in (("", True), ("relu", True), ("sigmoid", False)):
+        found, exact, behind = short(library, M, N, K, dtype, activation, bias, tall)
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(found, exact, rtol=max(eps, 1e-5), atol=1e-5)
+        assert behind.isnan().all()
+
+
+@pytest.mark.parametrize(("M", "N", "K"), [(19, 68, 5), (16, 32, 63)])
+def test_parts_are_summed_with_the_rest(library, M, N, K):
+    found, exact, behind = short(library, M, N, K, torch.float32, parts=op.PARTS)
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
     assert behind.isnan().all()
+
+
+def test_nan_passes_a_relu_and_nothing_else_becomes_one(library, monkeypatch):
+    for dtype in cuda_call.DTYPES:
+        x, weight = torch.randn(9, 13).to(dtype), torch.randn(5, 13).to(dtype)
+        x[3, 2], x[4, 12], weight[1, 12] = float("nan"), float("inf"), float("inf")
+        on_the_shim(monkeypatch, library, [x, weight])
+        found = gpu_linear(x, weight, None, "relu")
+        expected = reference(x.double(), weight.double(), None, "relu")
+        assert torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.isinf(), expected.isinf())
 
 
 @pytest.mark.parametrize("dtype", cuda_call.DTYPES)
 def test_a_single_output(library, dtype):
     x, weight, bias = torch.randn(11, 77).to(dtype), torch.randn(1, 77).to(dtype), torch.randn(1).to(dtype)
     out = torch.full((11, 1), float("nan"), dtype=dtype)
-    dot = _Dot(*(t.data_ptr() for t in (x, weight, bias, out)), 77, 11, 77, _CODES["sigmoid"])
-    run(library, library.fxopt_linear_dot, bytes(dot), [x, weight, bias], dtype)
+    run(library, library.fxopt_linear_dot, op.dot(x, weight, bias, out, "sigmoid"), [x, weight, bias], dtype)
     exact = reference(x.double(), weight.double(), bias.double(), "sigmoid")
     torch.testing.assert_close(out.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", op.HALVES)
+@pytest.mark.parametrize(("M", "K", "width"), [(1, 1, 8), (7, 415, 416), (33, 17, 40), (3, 8, 8), (2, 0, 8)])
+def test_padded_copies(library, monkeypatch, M, K, width, dtype):
+    x = some(M, K, dtype, K + 3)
+    on_the_shim(monkeypatch, library, [x])
+    found = gpu_padded(x, width)
+    assert torch.equal(found[:, :K], x) and not found[:, K:].any() and found.shape == (M, width)
+
+
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_planted_bugs_are_caught(library, name):
+    halves = name.startswith("halves")
     try:
         with awake(library, MUTATIONS, name):
-            found, expected, behind = finished(library, seed=3)
+            if halves:
+                found, exact, behind = short(library, 19, 72, 13, torch.bfloat16, seed=3)
+            else:
+                found, exact, behind = short(library, 19, 68, 5, torch.float32, seed=3, parts=op.PARTS)
     except ShimError:
         return
-    assert not behind.isnan().all() or not torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+    tolerance = 1e-2 if halves else 1e-5
+    assert not behind.isnan().all() or not torch.allclose(found, exact, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("M", "N", "K"), [(5, 1, 77), (32, 256, 4100)])
+@pytest.mark.parametrize(("M", "N", "K"), [(5, 1, 77), (32, 256, 4100), (5, 12, 13), (0, 12, 13), (3, 4, 100)])
 def test_the_operator_itself(library, monkeypatch, M, N, K):
     x, weight, bias = torch.randn(M, K), torch.randn(N, K), torch.randn(N)
     readable, product = [x, weight, bias], torch.bmm
     monkeypatch.setattr(torch, "bmm", lambda *args: readable.append(product(*args)) or readable[-1])
     on_the_shim(monkeypatch, library, readable)
     found = gpu_linear(x, weight, bias, "relu").double()
-    assert len(readable) == 3 + (N > 1), "expected one product of parts"
+    assert len(readable) == 3 + (K > 4096), "expected one product of parts"
     exact = reference(x.double(), weight.double(), bias.double(), "relu")
     torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-3)
+
+
+def test_columns_that_are_not_side_by_side_are_left_to_torch(library, monkeypatch):
+    on_the_shim(monkeypatch, library, [])  # nothing may be read
+    x, weight = torch.randn(13, 6).t(), torch.randn(13, 4).t()
+    torch.testing.assert_close(gpu_linear(x, weight, None, ""), x @ weight.t())

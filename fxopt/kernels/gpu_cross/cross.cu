@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kThreads) cross_kernel(const __grid_constant__
 #pragma unroll 4
   for (int k = lane; k < c.columns; k += 32)
     sum = fmaf(load<T>(c.x.data, row * c.x.strides[0] + k * c.x.strides[1]), load<T>(c.weight.data, k * c.weight.strides[0]), sum);
-  for (int width = 16; width >= 1; width >>= 1) sum += __shfl_xor_sync(kAll, sum, width);
+  sum = summed(sum);
   if (c.scale.data) sum += load<T>(c.scale.data, 0);
   auto* out = static_cast<typename T::Bits*>(const_cast<void*>(c.out.data)) + row * c.columns;
 #pragma unroll 4

@@ -1,13 +1,16 @@
-"""fxopt::gpu_linear: activation(x @ weight.T + bias) on CUDA, without gradients, by the fastest of four ways.
+"""fxopt::gpu_linear: activation(x @ weight.T + bias) on CUDA, without gradients, by the fastest of five ways.
 
 Few rows and long dot products keep 16 of 132 multiprocessors busy: cut in 8 parts, a batched product of the parts and
-one launch for their sum, the rest, bias and activation. A single output takes a warp a row. ReLU goes into cuBLASLt's
-epilogue. H200, microseconds with the ReLU, in TF32 for 256 x 8152 by 1024: 44.6 as linear and relu.
+one launch for their sum, the rest, bias and activation. Short dot products take a launch of our own, which reads rows
+as they lie. A single output takes a warp a row. ReLU goes into cuBLASLt's epilogue. H200, microseconds with the ReLU,
+in TF32 for 256 x 8152 by 1024: 44.6 as linear and relu, 23.8 in parts (the product alone in 4, 6, 8, 12 and 16 parts:
+22.8, 21.5, 19.6, 29.2 and 24.0).
 """
 
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,39 +21,24 @@ from torch import Tensor
 from .. import cuda_build, cuda_call
 from ..operators import Operator, Operators
 
+_HERE = Path(__file__).parent
+_MMA = _HERE.parent / "gpu_dots" / "mma.cuh"
 KERNEL = cuda_build.CudaLibrary(
     "fxopt_gpu_linear",
-    source=Path(__file__).with_name("linear.cu"),
-    headers=(cuda_call.FLOATS,),
-    functions=("fxopt_linear_finish", "fxopt_linear_dot"),
+    source=_HERE / "linear.cu",
+    headers=(_HERE / "short.cuh", _HERE / "short_halves.cuh", _MMA, cuda_call.FLOATS),
+    functions=("fxopt_linear_short", "fxopt_linear_finish", "fxopt_linear_dot", "fxopt_linear_pad"),
 )
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"": lambda x: x, "relu": torch.relu, "sigmoid": torch.sigmoid}
-_CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
+CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 PARTS = 8
 FEWEST_IN, FEWEST_OUT = 4096, 256  # below, cuBLAS is as fast
 FEWEST_ROWS, MOST_ROWS = 32, 512
 ALIGNED = 8  # halves: 16 bytes
-ODD_IN = 128  # rows of halves that do not start at 16 bytes: 2048 x 415 by 512 takes 21 us, padded first 8
-
-
-class _Finish(ctypes.Structure):
-    """linear.cu's Finish."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("partial", "x", "weight", "bias", "out")),
-        *((name, ctypes.c_int64) for name in ("x_stride", "weight_stride")),
-        *((name, ctypes.c_int32) for name in ("parts", "m", "n", "tail", "activation")),
-    ]
-
-
-class _Dot(ctypes.Structure):
-    """linear.cu's Dot."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out")),
-        ("stride", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("m", "k", "activation")),
-    ]
+ODD_IN = 128  # rows of halves that do not start at 16 bytes: 256 x 415 by 512 takes 13.0 us, padded first 6.4
+SHORT_IN, SHORT_OUT = 64, 1024
+MOST_COUNTED = 2**30  # rows: the kernels count in 32 bits
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
@@ -60,55 +48,114 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -
 
 def gpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """x [M, K], weight [N, K], bias [N] -> [M, N]; any dtype. For tensors that record no gradients."""
-    M, N = x.shape[0], weight.shape[0]
-    side_by_side = x.is_contiguous() and weight.is_contiguous() and (bias is None or bias.is_contiguous())
-    kernel = cuda_build.loaded(KERNEL) if x.dtype in cuda_call.DTYPES and side_by_side and M else None
+    (M, K), N = x.shape, weight.shape[0]
+    side_by_side = x.stride(1) == weight.stride(1) == 1 and (bias is None or bias.is_contiguous())
+    known = x.dtype in cuda_call.DTYPES and side_by_side and 0 < M < MOST_COUNTED
+    kernel = cuda_build.loaded(KERNEL) if known else None
     if kernel is not None:
         if N == 1:
             return _one_output(kernel, x, weight, bias, activation)
-        if (
-            x.dtype is torch.float32
-            and FEWEST_ROWS <= M <= MOST_ROWS
-            and N >= FEWEST_OUT
-            and N % 4 == 0
-            and weight.shape[1] >= FEWEST_IN
-        ):
+        if is_short(x.dtype, M, N, K):
+            return _short(kernel, x, weight, bias, activation)
+        if is_long(x.dtype, M, N, K) and x.is_contiguous() and weight.is_contiguous():
             return _in_parts(kernel, x, weight, bias, activation)
-    if (
-        x.dtype in (torch.bfloat16, torch.float16)
-        and x.shape[1] % ALIGNED
-        and x.shape[1] >= ODD_IN
-        and M >= FEWEST_ROWS
-    ):
-        x, weight = (F.pad(t, (0, -t.shape[1] % ALIGNED)) for t in (x, weight))
+    if x.dtype in HALVES and K % ALIGNED and K >= ODD_IN and M >= FEWEST_ROWS:
+        x, weight = (gpu_padded(t, K + -K % ALIGNED) for t in (x, weight))
     if activation == "relu" and bias is not None:
         return torch._addmm_activation(bias, x, weight.t())
     out = F.linear(x, weight, bias)
     return out.relu_() if activation == "relu" else out.sigmoid_() if activation == "sigmoid" else out
 
 
+def is_short(dtype: torch.dtype, M: int, N: int, K: int) -> bool:
+    """Whether our own launch wins. H200, microseconds with the gap to the next kernel, ours and cuBLAS's with its ReLU:
+
+    fp32: 256 x 32 by 32 1.9 and 3.7, 2048 x 32 by 128 3.0 and 3.4, by 512 5.2 and 4.6, 256 x 64 by 128 2.9 and 3.9, and
+    a row of 64 2.5 and 2.1; bf16: 2048 x 13 by 512 2.9 and 4.3, 2048 x 32 by 128 2.6 and 3.0, by 512 4.0 and 3.5.
+    """
+    if not 0 < K <= SHORT_IN or N > SHORT_OUT:
+        return False
+    if dtype in HALVES:
+        return K <= 16 or (K <= 32 and (K % 2 == 1 or M * N <= 2**18))
+    return K <= 16 or (M * N * K <= 2**23 and (K <= 32 or M > 16))
+
+
+def is_long(dtype: torch.dtype, M: int, N: int, K: int) -> bool:
+    """Whether cuBLAS leaves most of the device idle."""
+    few = FEWEST_ROWS <= M <= MOST_ROWS and N >= FEWEST_OUT and N % 4 == 0
+    return dtype is torch.float32 and few and K >= FEWEST_IN
+
+
+def _short(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    # fp32 2048 x 13 by 128 2.6 us, tall 2.4, by 32 2.0 and 2.2; bf16 16384 x 13 by 128 4.5 and 4.0, by 32 2.4 and 2.9
+    tall = out.numel() >= (2**20 if x.dtype in HALVES else 3 * 2**16)
+    cuda_call.launch(kernel.fxopt_linear_short, short(x, weight, bias, out, activation, tall=tall), x)
+    return out
+
+
+def short(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, activation: str, partial: int = 0, tall: bool = False
+) -> bytes:
+    """short.cuh's Short; partial: the address of the parts' sums."""
+    pointers = x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), partial, out.data_ptr()
+    strides = x.stride(0), weight.stride(0)
+    return struct.pack("<7q5i4x", *pointers, *strides, *out.shape, x.shape[1], CODES[activation], tall)
+
+
 def _one_output(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     out = x.new_empty(x.shape[0], 1)
-    at = 0 if bias is None else bias.data_ptr()
-    pointers = x.data_ptr(), weight.data_ptr(), at, out.data_ptr()
-    cuda_call.launch(kernel.fxopt_linear_dot, bytes(_Dot(*pointers, x.stride(0), *x.shape, _CODES[activation])), x)
+    cuda_call.launch(kernel.fxopt_linear_dot, dot(x, weight, bias, out, activation), x)
     return out
+
+
+def dot(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, activation: str) -> bytes:
+    """linear.cu's Dot."""
+    pointers = x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr()
+    return struct.pack("<5q3i4x", *pointers, x.stride(0), *x.shape, CODES[activation])
 
 
 def _in_parts(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     (M, K), N = x.shape, weight.shape[0]
     part = K // PARTS // 8 * 8  # 32 bytes: parts that are not as aligned take 10% longer
     partial = torch.bmm(x.as_strided((PARTS, M, part), (part, K, 1)), weight.as_strided((PARTS, part, N), (part, 1, K)))
-    out, skipped = x.new_empty(M, N), PARTS * part * x.itemsize
-    finish = _Finish(
-        partial.data_ptr(), x.data_ptr() + skipped, weight.data_ptr() + skipped, 0 if bias is None else bias.data_ptr(),
-        out.data_ptr(), K, K, PARTS, M, N, K - PARTS * part, _CODES[activation],
-    )  # fmt: skip
-    cuda_call.launch(kernel.fxopt_linear_finish, bytes(finish), x)
+    out, done = x.new_empty(M, N), PARTS * part
+    rest = short(x[:, done:], weight[:, done:], bias, out, activation, partial.data_ptr())
+    cuda_call.launch(kernel.fxopt_linear_finish, rest, x)
     return out
 
 
+def gpu_padded(x: Tensor, width: int) -> Tensor:
+    """x [M, K] -> [M, width], zeros behind K: halves on CUDA in one launch where rows come to start at 16 bytes.
+
+    512 x 415 in bf16 takes 1.5 us, as fill and copy 3.2.
+    """
+    halves = x.dtype in HALVES and x.stride(1) == 1 and width % ALIGNED == 0
+    kernel = cuda_build.loaded(KERNEL) if halves and 0 < x.shape[0] < MOST_COUNTED and width else None
+    if kernel is None:
+        return _padded(x, width)
+    out = x.new_empty(x.shape[0], width)
+    cuda_call.launch(kernel.fxopt_linear_pad, pad(x, out), x)
+    return out
+
+
+def pad(x: Tensor, out: Tensor) -> bytes:
+    """linear.cu's Padded."""
+    return struct.pack("<3q3i4x", x.data_ptr(), out.data_ptr(), x.stride(0), *x.shape, out.shape[1])
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    return F.pad(x, (0, width - x.shape[1]))
+
+
+def _fake_padded(x: Tensor, width: int) -> Tensor:
+    return x.new_empty(x.shape[0], width)
+
+
 OPERATORS = Operators(
-    (Operator("gpu_linear(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor", reference),)
+    (
+        Operator("gpu_linear(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor", reference),
+        Operator("gpu_padded(Tensor x, int width) -> Tensor", _padded, _fake_padded),
+    )
 )
 load = OPERATORS.load

@@ -69,11 +69,6 @@ __device__ __forceinline__ void find_valid(const Attention& a, int row, Scores& 
   }
 }
 
-__device__ __forceinline__ float summed(float x) {
-  for (int width = 16; width >= 1; width >>= 1) x += __shfl_xor_sync(kAll, x, width);
-  return x;
-}
-
 // What a row has once of the first layer: its bias, and what no position is a factor of. A warp an output.
 template <class T>
 __device__ __forceinline__ void read_query(const Attention& a, int row, Scores& s) {
