@@ -13,6 +13,7 @@ from fxopt.capture import capture
 from fxopt.config import Config
 from fxopt.runtime import Executable
 from fxopt.verify import Verdict, bisect, verify
+from fxopt.verify.resized import resized
 from tests.runtime.models import Tower, tower_inputs
 
 FULL = Config(verify="full")
@@ -148,6 +149,25 @@ def test_other_batch_sizes_are_tried():
     assert wrapped(model, inputs, run, FIRST).ok
     verdict = wrapped(model, inputs, run, FULL)
     assert not verdict.ok and verdict.message.startswith("at batch size 3")
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(5, [1, 3]), (2, [1]), (0, [])])
+def test_bags_of_other_sizes_are_bags(rows, sizes):
+    """torch's embedding_bag reads behind its ids where offsets are wrong, and crashes where ids are in no bag."""
+
+    class Bags(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.bag = nn.Embedding(9, 4), nn.EmbeddingBag(9, 4, mode="max")
+
+        def forward(self, x, ids, lengths):
+            return torch.cat([self.table(x), self.bag(ids, lengths.cumsum(0) - lengths)], 1)
+
+    x, ids, lengths = torch.randint(0, 9, (rows,)), torch.randint(0, 9, (11,)), torch.full((rows,), 11 // max(1, rows))
+    graph = capture(Bags(), (x, ids, lengths), {}).graph.graph
+    assert [size for size in (0, 1, 3) if resized(graph, [x, ids, lengths], size)] == sizes
+    if rows:  # 11 ids beside 11 rows are no rows
+        assert resized(graph, [torch.zeros(11, dtype=torch.int64), ids, lengths], 1) is None
 
 
 def test_missing_state_updates_are_named():

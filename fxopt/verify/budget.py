@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 _EPS = 4  # relative difference, in eps of the dtype, that is rounding and nothing else
+_TF32 = 2.0**-12  # a product of two numbers of 11 bits each, on average over a sum
 _ROWS = 32  # from here on the error of each column of the last dim is judged by itself
 
 
@@ -89,13 +90,29 @@ def _against(eager: Tensor, ours: Tensor, reference: Reference, finite: Tensor, 
     return f"{_worst(eager, ours, excess)}; fp64 says {float(ref.flatten()[at]):.9g}, budget {limit:.3g}"
 
 
-def explains(reference: Reference, eager: Tensor) -> bool:
-    """Whether eager is near enough to `reference` for it to be the same computation in fp64."""
+def explains(reference: Reference, eager: Tensor, rounding: float) -> bool:
+    """Whether eager is near enough to `reference` for it to be the same computation in fp64.
+
+    rounding: relative, of one operation: see :func:`rounding_of`.
+    """
     if reference.exact.shape != eager.shape:
         return False
     error, moved = (largest_difference(t, reference.exact) for t in (eager, reference.perturbed()))
     size = largest_difference(reference.exact, torch.zeros_like(reference.exact))
-    return error <= 16 * (moved + torch.finfo(eager.dtype).eps * size)
+    return error <= 16 * (moved + rounding * size)
+
+
+def rounding_of(eager: Tensor, graph: fx.Graph) -> float:
+    """eps of a tensor's dtype, or of the TF32 that its products may have been made in."""
+    eps = torch.finfo(eager.dtype).eps
+    if not eager.is_cuda or eager.dtype is not torch.float32:
+        return eps
+    convolves = any("conv" in str(node.target) for node in graph.nodes)
+    try:
+        tf32 = torch.backends.cuda.matmul.allow_tf32 or (convolves and torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # set by torch's newer options, which forbid to ask by the older ones
+        tf32 = True
+    return _TF32 if tf32 else eps
 
 
 def _spread(error: Tensor) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -14,8 +13,9 @@ from torch import Tensor, fx, nn
 from fxopt import trees
 from fxopt.config import Config
 from fxopt.runtime.executable import Executable
-from fxopt.verify.budget import Reference, explains, largest_difference, within_budget, within_share
+from fxopt.verify.budget import Reference, explains, largest_difference, rounding_of, within_budget, within_share
 from fxopt.verify.reference import double_run
+from fxopt.verify.resized import resized
 from fxopt.verify.trial import Setting, Trial, gradients, undisturbed, writes_declared
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ def _verify(
     setting = Setting(executable.capture, inputs, writes, differentiate)
     verdict = _Comparison(executable, baseline, model, setting, share).verdict()
     for size in _FURTHER_BATCHES if full else ():
-        resized = _resized(inputs, size)
-        if not verdict.ok or resized is None or not executable.capture.guards.holds(resized):
+        others = resized(baseline.graph, inputs, size)
+        if not verdict.ok or others is None or not executable.capture.guards.holds(others):
             continue
-        setting = Setting(executable.capture, resized, writes, differentiate)
+        setting = Setting(executable.capture, others, writes, differentiate)
         if setting.run_model(model).error is not None:
             continue
         other = _Comparison(executable, baseline, model, setting, share).verdict()
@@ -174,7 +174,7 @@ class _Comparison:
             reference = Reference(exact, lambda: self._perturbed[name].detach())
             eager, plain = self.eager.values[name].detach(), self._plain.values.get(name)
             same = plain is not None and plain.shape == eager.shape and not within_budget(eager, plain.detach(), _none)
-            return reference if same or explains(reference, eager) else None
+            return reference if same or explains(reference, eager, rounding_of(eager, self.baseline.graph)) else None
         except Exception:  # an operator without a float64 kernel: no reference, the difference stands
             return None
 
@@ -247,15 +247,3 @@ def _different_form(expected: Tensor, found: Tensor, strides: bool) -> str:
     if strides and expected.is_contiguous() and not found.is_contiguous():
         return f"expected a contiguous tensor, found strides {found.stride()} for shape {tuple(found.shape)}"
     return ""
-
-
-def _resized(inputs: Sequence[Tensor], size: int) -> list[Tensor] | None:
-    """The inputs with `size` rows: those whose first dim is the most common one are cut, or their rows repeated."""
-    first = Counter(t.shape[0] for t in inputs if t.dim())
-    if not first:
-        return None
-    batch = first.most_common(1)[0][0]
-    if batch == 0:
-        return None
-    rows = [torch.arange(size, device=t.device) % batch if t.dim() and t.shape[0] == batch else None for t in inputs]
-    return [t if row is None else t.index_select(0, row) for t, row in zip(inputs, rows, strict=True)]
