@@ -43,6 +43,7 @@ _NO_ROW = (1 << _TABLE_SHIFT) - 1
 _wrapper: ctypes.CDLL | None = None
 _kernels: dict[tuple[str, ...], ctypes.CDLL] = {}  # by the flags they were built with; captured graphs keep theirs
 _kernel: ctypes.CDLL | None = None  # that calls use
+_captured: list[Tensor] = []  # pinned memory that graphs read
 
 
 def load() -> int | None:
@@ -153,7 +154,7 @@ class _Entries:
     def sums(self, targets: list[Tensor], slots: Tensor | None = None) -> tuple[_Sums, list[Tensor]]:
         """What the kernel takes, and the memory it points into."""
         n, max_dim = self.keys.numel(), max(target.shape[1] for target in targets)
-        known = torch.tensor([(target.data_ptr(), target.shape[1]) for target in targets]).to(self.keys.device)
+        known = _uploaded([(target.data_ptr(), target.shape[1]) for target in targets], self.keys.device)
         edges = self.scales.new_empty(2, -(-n // _CHUNK) * max(1, max_dim))
         group_log2 = min(5, max(0, -(-max_dim // 4) - 1).bit_length())
         memory = [self.keys, self.order, self.addresses, self.scales, known, edges]
@@ -174,6 +175,14 @@ class _Entries:
         touched.scatter_(0, torch.where(first, number - 1, bounds[-1]), rows)
         slots = number - 1 - starts[self.keys >> _TABLE_SHIFT]
         return [touched[a:b] for a, b in itertools.pairwise(bounds)], slots
+
+
+def _uploaded(numbers: list[tuple[int, int]], device: torch.device) -> Tensor:
+    """On the device, without waiting for it. A captured graph copies them again at each replay."""
+    given = torch.tensor(numbers).pin_memory()
+    if torch.cuda.is_current_stream_capturing():
+        _captured.append(given)
+    return given.to(device, non_blocking=True)
 
 
 def backward(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
