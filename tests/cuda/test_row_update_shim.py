@@ -1,11 +1,11 @@
-"""Steps of optimizers on CUDA: through the shim, against PyTorch."""
+"""Steps of optimizers on CUDA: through the shim and on a GPU, against PyTorch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fxopt.kernels.row_update.op import CUDA, Kind, constants, packed, row_update
+from fxopt.kernels.row_update.op import CUDA, Kind, _on_cuda, constants, packed, row_update
 from tests.cuda.planted import awake, compiled, run
 from tests.cuda.shim_library import ShimError
 
@@ -63,3 +63,17 @@ def test_planted_bugs_are_caught(shim, name):
         for kind in (Kind.ROWWISE_ADAGRAD, Kind.ADAM):
             for found, expected in zip(*step(shim, kind, 64, [2, 3, 5, R]), strict=True):
                 torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("D", [1, 6, 64, 100])
+@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
+def test_on_a_gpu(kind, D):
+    numbers = constants(0.1, 1e-3, (0.9, 0.99), 3)
+    for rows in ([0, 3, 4, 9, 10, 11, 17, R - 1], [5], [], list(range(R))):
+        table, *state, where, grads = (tensor.cuda() for tensor in example(kind, D, rows))
+        _on_cuda(table, state, where, grads, numbers, kind)
+        exact, *its_state, where, grads = example(kind, D, rows)
+        row_update(exact, its_state, where, grads, numbers, kind)
+        for found, expected in zip([table, *state], [exact, *its_state], strict=True):
+            torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-6)

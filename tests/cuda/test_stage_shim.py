@@ -1,4 +1,4 @@
-"""Inputs into static memory, through the shim: what is copied, what fills the rest, and nothing beside it."""
+"""Inputs into static memory, through the shim and on a GPU: what is copied, what fills the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import struct
 import pytest
 import torch
 
-from fxopt.kernels.stage.op import KERNEL, ONES, REPEAT, Room, _places, _slots, _Stage, pointers
+from fxopt.kernels.stage.op import KERNEL, ONES, REPEAT, Inputs, Room, Stage, _places, _slots, _Stage, pointers
 from tests.cuda.shim_library import GUARD, compile_shim
 
 POISON = 0xC7  # not what fills the rest of ids
@@ -77,8 +77,8 @@ def padded(tensor, room, tensors):
     return torch.cat([tensor, rest])
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_everything_arrives_and_the_rest_is_filled(library, seed):
+def example(seed):
+    """Random inputs in other layouts, and their rooms."""
     rng, tensors, rooms = random.Random(seed), [], []
     for _ in range(12):
         rows, shape = rng.choice((1, 3, 40, 700)), rng.choice(((), (2,), (5,), (16,), (3, 4)))
@@ -90,9 +90,41 @@ def test_everything_arrives_and_the_rest_is_filled(library, seed):
     for dtype in (torch.int64, torch.int32):
         tensors.append(torch.arange(9, dtype=dtype))
         rooms.append(Room((12,), dtype, rng.random() < 0.5, 2))
-    for found, tensor, room in zip(staged(library, tensors, rooms), tensors, rooms, strict=True):
+    return tensors, rooms
+
+
+def assert_arrived(found, tensors, rooms):
+    for one, tensor, room in zip(found, tensors, rooms, strict=True):
         expected = padded(tensor, room, tensors)
-        assert torch.equal(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)), room
+        assert torch.equal(one.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)), room
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_everything_arrives_and_the_rest_is_filled(library, seed):
+    tensors, rooms = example(seed)
+    assert_arrived(staged(library, tensors, rooms), tensors, rooms)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(6))
+def test_on_a_gpu(seed):
+    tensors, rooms = example(seed)
+    stage, inputs = Stage(rooms, torch.device("cuda")), Inputs(len(rooms))
+    for _ in range(6):  # more than there are buffers for what comes from the host
+        for room, memory in zip(rooms, stage.tensors, strict=True):
+            memory.view(torch.uint8).fill_(POISON) if room.shape else memory.zero_()
+        given = [t if room.on_host else as_it_lies(t) for t, room in zip(tensors, rooms, strict=True)]
+        kept = inputs.read(given, 0)
+        stage.fill(inputs, torch.cuda.current_stream())
+        del kept
+        assert_arrived([one.cpu() for one in stage.tensors], tensors, rooms)
+        tensors = [t.flip(0) for t in tensors[:-2]] + tensors[-2:]
+
+
+def as_it_lies(tensor):
+    """On the GPU, behind the same strides."""
+    moved = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+    return moved.copy_(tensor)
 
 
 def test_no_rows_and_scalars(library):

@@ -22,13 +22,6 @@ struct Launch {
 };
 static_assert(sizeof(Launch) <= 32764);
 
-template <class T>
-__device__ __forceinline__ T counted(int64_t) { return T{}; }
-template <>
-__device__ __forceinline__ unsigned int counted(int64_t n) { return static_cast<unsigned int>(n); }
-template <>
-__device__ __forceinline__ unsigned long long counted(int64_t n) { return static_cast<unsigned long long>(n); }
-
 // Bytes [begin, end) of a slot, element by element of type T, which divides its rows.
 template <class T>
 __device__ __forceinline__ void move(const Slot& slot, const char* from, int64_t rows, int64_t stride, int64_t count, int64_t begin, int64_t end) {
@@ -38,7 +31,7 @@ __device__ __forceinline__ void move(const Slot& slot, const char* from, int64_t
   for (uint32_t k = uint32_t(begin / int64_t(sizeof(T))) + (threadIdx.x & 31); k < last; k += 32) {
     const uint32_t row = per_row == 1 ? k : k / per_row, at = k - row * per_row;
     const bool real = int64_t(row) < rows;
-    T value = counted<T>(count);
+    T value = static_cast<T>(count);
     if (real || repeats) value = __ldg(reinterpret_cast<const T*>(from + (real ? int64_t(row) : rows - 1) * stride + at * sizeof(T)));
     reinterpret_cast<T*>(slot.to)[k] = value;
   }
