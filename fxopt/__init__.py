@@ -8,7 +8,9 @@ Importing it costs a millisecond over torch; the tracing machinery (sympy, 1 s) 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -16,10 +18,17 @@ from torch import nn
 from fxopt.config import Config
 
 if TYPE_CHECKING:
+    from fxopt import optimizers
     from fxopt.report.data import Report
 
 __version__ = "0.1.0"
-__all__ = ["Config", "optimize", "report"]
+__all__ = ["Config", "optimize", "optimizers", "report"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "optimizers":
+        return importlib.import_module("fxopt.optimizers")
+    raise AttributeError(f"module 'fxopt' has no attribute {name!r}")
 
 
 def optimize(model: nn.Module, example_inputs: tuple | None = None, config: Config = Config()) -> nn.Module:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -126,6 +129,11 @@ def test_steps_on_a_gpu(kind):
         exact(*inputs).square().sum().backward()
         reference()
         assert_close(copy.deepcopy(model).cpu(), exact)
+
+
+def test_the_package_has_them_without_an_import_of_their_own():
+    script = "import fxopt, sys; assert 'fxopt.optimizers' not in sys.modules; fxopt.optimizers.SGD"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).resolve().parents[1])
 
 
 def test_the_rows_are_those_of_the_dense_gradient():
