@@ -1,8 +1,30 @@
-// Maxima, fp64, and rows that 16-byte chunks do not fit: a lane owns dims, ids come one by one.
+// Maxima, fp64, and rows that 16-byte chunks do not fit: a lane owns dims and takes ids in order, several rows on their way.
 #pragma once
 #include "parts.cuh"
 
 namespace fxopt::cuda {
+
+constexpr int kAhead = 8;  // rows whose loads a thread has in flight
+
+// Element d of the rows whose ids the threads from `first` on hold; ids below 0 are none.
+template <class A>
+FXOPT_DEVICE void elements(const Record& record, int id, int first, int64_t d, A (&x)[kAhead]) {
+  auto all = [&](auto load) {
+#pragma unroll
+    for (int u = 0; u < kAhead; u++) {
+      const int one = __shfl_sync(kAll, id, first + u);
+      x[u] = one < 0 ? A(0) : A(load(record.table + one * record.table_stride));
+    }
+  };
+  const int64_t at = d * record.column_stride;
+  switch (record.table_dtype) {  // around the loads, so that none of them waits for another
+    case kFloat: return all([&](const char* row) { return load_as<float>(row + at); });
+    case kDouble: return all([&](const char* row) { return load_as<double>(row + at); });
+    case kHalf: return all([&](const char* row) { return half_to_float(load_as<uint16_t>(row + at)); });
+    case kBFloat16: return all([&](const char* row) { return bfloat16_to_float(load_as<uint16_t>(row + at)); });
+    default: return all([&](const char* row) { return row_value<A>(record, row, d); });
+  }
+}
 
 template <class A>
 __device__ __noinline__ void pool_any(const Launch& launch, const Record& record, int64_t row, int64_t rows, Part part) {
@@ -20,22 +42,26 @@ __device__ __noinline__ void pool_any(const Launch& launch, const Record& record
       const Member<A> mine = member<A>(launch, record, bag, at + thread, block == 0);
       poisoned |= __any_sync(kAll, mine.id == kBad);
       const unsigned counts = __ballot_sync(kAll, mine.counts);
-#pragma unroll 2
-      for (int k = 0; k < 32; k++) {
-        const int64_t id = __shfl_sync(kAll, mine.id, k);
-        const A weight = __shfl_sync(kAll, mine.weight, k);
-        if (id < 0) continue;
-        const bool here = counts >> k & 1;
-        const A x = !here && record.masked == kFilled ? value : row_value<A>(record, record.table + id * record.table_stride, own);
-        if (is_max) {
-          const A y = here || record.masked == kFilled ? x : A(rounded(x - value, dtype));
-          if (count == 0) first = y;
-          found = larger(record, found, y);
-        } else {
-          found += here ? x * weight : record.masked == kFilled ? A(0) : x * A(0);
+      const unsigned wanted = __ballot_sync(kAll, mine.id >= 0);
+      for (int k = 0; k < 32; k += kAhead) {
+        if ((wanted >> k & ((1 << kAhead) - 1)) == 0) continue;
+        A x[kAhead];
+        elements(record, mine.id, k, own, x);
+#pragma unroll
+        for (int u = 0; u < kAhead; u++) {
+          const A weight = __shfl_sync(kAll, mine.weight, k + u);
+          if (!(wanted >> (k + u) & 1)) continue;
+          const bool here = counts >> (k + u) & 1, filled = !here && record.masked == kFilled;
+          if (is_max) {
+            const A y = here ? x[u] : filled ? value : A(rounded(x[u] - value, dtype));
+            if (count == 0) first = y;
+            found = larger(record, found, y);
+          } else {
+            found += here ? x[u] * weight : filled ? A(0) : x[u] * A(0);
+          }
+          count++;
+          kept += here;
         }
-        count++;
-        kept += here;
       }
     }
     if (part.of > 1) {
