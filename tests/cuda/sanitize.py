@@ -125,13 +125,13 @@ def sanitizer() -> str:
     return found
 
 
-def unlaunched() -> list[str]:
-    """Kernels that their tests do not launch, by torch's profiler."""
+def unlaunched(text: str) -> list[str]:
+    """Kernels that their tests (whose names hold `text`) do not launch, by torch's profiler."""
     import pytest
     from torch.profiler import ProfilerActivity, profile
 
     missing = []
-    for test in sorted(set(KERNELS.values())):
+    for test in sorted(test for test in set(KERNELS.values()) if text in test):
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
             code = pytest.main(["-x", "-p", "no:cacheprovider", str(ROOT / "tests/cuda" / test)])
         names = {event.name for event in profiled.events() or []}
@@ -157,16 +157,17 @@ def planted(mutant: Mutant) -> Told:
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cuda.sanitize", description=__doc__)
     parser.add_argument("tools", nargs="*", help=f"of {', '.join((PROFILER, *TOOLS))}; default: all")
+    parser.add_argument("-k", default="", metavar="TEXT", help="tests whose name holds this alone")
     parser.add_argument("--planted", action="store_true", help="kernels with a bug each, which must be reported")
     args = parser.parse_args(argv)
     tools = args.tools or (PROFILER, *TOOLS)
     if args.planted:
         calls = [(planted, (mutant,)) for mutant in MUTANTS]
     else:
-        if PROFILER in tools and (missing := unlaunched()):  # and it builds what the others run
+        if PROFILER in tools and (missing := unlaunched(args.k)):  # and it builds what the others run
             print(f"tests fail, or do not launch {', '.join(missing)}")
             return 1
-        tests = sorted({*KERNELS.values(), *MORE})
+        tests = sorted(test for test in {*KERNELS.values(), *MORE} if args.k in test)
         calls = [(run, (tool, test)) for tool in tools if tool != PROFILER for test in tests]
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         results = list(pool.map(lambda call: call[0](*call[1]), calls))
