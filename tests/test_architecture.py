@@ -44,7 +44,7 @@ EDITS = {
     "create_node", "eliminate_dead_code", "erase_node", "inserting_after", "inserting_before", "replace_all_uses_with",
     "replace_input_with", "update_arg", "update_kwarg",
 }  # fmt: skip
-EDITORS = r"lowering\..*|rewrites\.(core|editor|direct)|normalize(\..*)?|capture(\..*)?"
+EDITORS = r"lowering\..*|rewrites\.(core|editor|direct|forks)|normalize(\..*)?|capture(\..*)?"
 DRAWERS = {"utils", "util", "helpers", "common", "misc"}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fxopt.config import Config
 from fxopt.rewrites import (
     attention,
+    branches,
     cats,
     compressed_interaction,
     compression,
@@ -82,6 +83,7 @@ PASSES: tuple[Rewrite, ...] = (
     gpu_chains.REWRITE,
     gpu_batched_linears.REWRITE,
     row_chunks.REWRITE,
+    branches.REWRITE,
 )
 
 
@@ -90,6 +92,8 @@ def passes(config: Config) -> Iterator[Rewrite]:
     for each in PASSES:
         if each is towers.REWRITE:
             yield from compression.linears_of(config)
+        if each is branches.REWRITE and config.lower == "inductor":
+            continue  # islands are cut out of the graph afterwards
         yield embedding_columns.rewrite(config.bad_ids) if each is embedding_columns.REWRITE else each
         if each is embedding_columns.REWRITE:
             yield from compression.tables_of(config)

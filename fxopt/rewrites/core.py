@@ -19,6 +19,7 @@ from fxopt.normalize import remove_dead_code
 from fxopt.patterns.core import Match, Reject, place_of
 from fxopt.rewrites.editor import Editor, Rejected, as_captured, learn, no_new_guards
 from fxopt.rewrites.gradient_modes import stay_on_one_side
+from fxopt.rewrites.regions import before
 from fxopt.rewrites.trial import Trial
 from fxopt.shape.aliases import has_effects
 from fxopt.shape.expressions import is_size
@@ -52,6 +53,7 @@ class Rewrite:
     measured: applied only where it was timed to be faster on this machine, at the batch sizes where it was.
     rows: batch sizes to time it at, where the usual ones would say nothing.
     proof: left alone where nothing could be timed or nothing is gained, because no device is known on which it wins.
+    everywhere: left alone where it loses at some batch size; else one of the two is picked at each call.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Rewrite:
     measured: bool = False
     rows: tuple[int, ...] = ()
     proof: bool = False
+    everywhere: bool = False
 
 
 @dataclass
@@ -87,7 +90,9 @@ def apply(
     """Run one pass to its fixed point; every match is a transaction of its own. Without a tuner nothing is timed."""
     findings, started = PassFindings(rewrite.name), time.perf_counter()
     refused: set[str] = set()
-    trial = Trial(tuner, not inference, rewrite.rows, rewrite.proof) if rewrite.measured and tuner is not None else None
+    trial = None
+    if rewrite.measured and tuner is not None:
+        trial = Trial(tuner, not inference, rewrite.rows, rewrite.proof, rewrite.everywhere)
     commit = functools.partial(_commit, rewrite, module, trial)
     for _ in range(_MOST_ROUNDS):
         changed = False
@@ -152,10 +157,12 @@ def _commit(
         reason = f"{type(error).__name__}: {error}"
         findings.rolled_back.append(Change(number, match.anchor.name, rewrite.name, reason, place))
         return False
-    for old, new in replacement.values.items():
+    dying = set(before(list(replacement.values)).inside) if rewrite.measured else set()  # their matches may overlap
+    for old in dying.union(replacement.values):
         old.meta["replaced"] = True
+    for old, new in replacement.values.items():
         if new is not None:
-            old.replace_all_uses_with(new)
+            old.replace_all_uses_with(new, lambda user: user not in dying)
         if new is None or has_effects(old):  # they are part of what was replaced, and would keep it alive
             module.graph.erase_node(old)
     findings.changes.append(Change(number, match.anchor.name, replacement.what, replacement.why, place))

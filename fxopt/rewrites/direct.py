@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from fxopt.rewrites.forks import lower_branches
 from fxopt.rewrites.in_place import reuse_memory
 from fxopt.shape.aliases import mutates
 
@@ -45,8 +46,9 @@ _HOMES = {
 
 def direct(module: GraphModule, inference: bool = False) -> None:
     """Point each call of `module`'s graph at the shortest way; values stay the same to the bit."""
+    lower_branches(module.graph)
     if inference:
-        reuse_memory(module.graph)
+        reuse_memory(module.graph)  # after it: what stands between two calls may run beside them
     _pick_long_lists(module.graph)
     for node in module.graph.find_nodes(op="call_function", target=aten.unbind.int):
         _read_at_once(node)

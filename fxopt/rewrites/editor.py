@@ -67,6 +67,15 @@ class Editor:
         twin.meta = dict(node.meta)
         return twin
 
+    def twins(self, nodes: Sequence[Node]) -> dict[Node, Node]:
+        """The same calls once more, which read each other where the old ones do."""
+        twins: dict[Node, Node] = {}
+        for node in nodes:
+            with self.module.graph.inserting_before(self.point):
+                twins[node] = self.module.graph.node_copy(node, lambda read: twins.get(read, read))
+            self.added.append(twins[node])
+        return twins
+
     def constant(self, name: str, tensor: torch.Tensor) -> Node:
         """A tensor that belongs to the graph and not to the model's state."""
         unique = next(n for n in _numbered(f"_{name}") if not hasattr(self.module, n))

@@ -13,6 +13,7 @@ from torch._subclasses import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from fxopt.patterns.branches import SIDE
 from fxopt.rewrites.direct import as_function
 from fxopt.shape.aliases import has_effects
 from fxopt.shape.convolved import placed_as_convolved
@@ -100,7 +101,10 @@ def _key(graphs: Sequence[Graph], values: Sequence[Any], training: bool) -> str 
     for graph in graphs:
         place = {node: _Name(f"%{number}") for number, node in enumerate(graph.nodes)}
         calls = (node for node in graph.nodes if node.op != "placeholder")
-        words += [f"{node.target} {map_arg((node.args, node.kwargs), place.__getitem__)}" for node in calls]
+        words += [
+            f"{node.target} {map_arg((node.args, node.kwargs), place.__getitem__)}" + f" {SIDE}" * (SIDE in node.meta)
+            for node in calls
+        ]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:20]
 
 

@@ -23,13 +23,15 @@ class Trial:
     """Times what each replacement takes away against what it adds.
 
     proof: a replacement that was not timed to be faster is refused; on a GPU both are timed as captured graphs, because
-    fewer launches are no reason where graphs are replayed, and help elsewhere anyway.
+    fewer launches are no reason where graphs are replayed, and help elsewhere anyway. everywhere: it is refused as well
+    where it is slower at one batch size.
     """
 
     tuner: Tuner
     training: bool
     rows: tuple[int, ...] = ()
     proof: bool = False
+    everywhere: bool = False
 
     def judged(self, editor: Editor, values: Values) -> tuple[Values, str]:
         """The values to put in place of the old ones, and a few words for the report.
@@ -50,7 +52,7 @@ class Trial:
             verdict = self.tuner.verdict(timed)
         except Disagreement as error:
             raise Rejected(str(error)) from None
-        if verdict.slower:
+        if verdict.slower or (self.everywhere and verdict.mixed):
             raise Rejected(f"it would be slower on this machine: {verdict}")
         if self.proof and not verdict.faster:
             raise Rejected(f"it would be no faster on this machine: {verdict}")

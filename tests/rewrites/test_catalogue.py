@@ -282,6 +282,7 @@ CATALOGUE = {
     "views_of_columns": Example(FlatColumns, Columns),
 }
 ELSEWHERE = {
+    "branches",
     "gpu_chains",
     "gpu_crosses",
     "gpu_dots",

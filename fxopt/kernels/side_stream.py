@@ -1,0 +1,133 @@
+"""A second stream for part of a graph, while a CUDA graph is being captured; else everything stays on one.
+
+A branch stands between :func:`fork` and :func:`leave`; :func:`join` stands before the first reader of its results. In a
+replay the branch and what stands between `leave` and `join` run beside each other.
+
+Memory, of which the allocator keeps free blocks by stream and gives them out in that stream's order:
+
+- What the main stream made and the branch reads is an argument of `join`, so it lives until the main stream waits.
+- What the branch made is free again for branches alone. The next one begins by waiting for all that the main stream was
+  given until then, and by that time it has been given the last reader of whatever is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+_NON_BLOCKING, _RELAXED = 1, 2
+_FUNCTIONS = ("cudaStreamCreateWithFlags", "cudaStreamIsCapturing", "cudaThreadExchangeStreamCaptureMode")
+
+
+@dataclass
+class Fork:
+    """A branch under way. `done`: what it was given, None before its end; `joined`: the main stream waits for that."""
+
+    main: torch.cuda.Stream
+    side: torch.cuda.Stream
+    done: torch.cuda.Event | None = None
+    joined: bool = False
+
+
+def fork() -> Fork | None:
+    """What follows is launched on a stream beside the current one. None: nobody captures, and nothing changes."""
+    if not torch.cuda.is_current_stream_capturing():
+        return None
+    main = torch.cuda.current_stream()
+    side = _STREAMS.beside(main)
+    if side is None:
+        return None
+    torch.cuda.set_stream(side)
+    return Fork(main, side)
+
+
+def leave(fork: Fork | None) -> None:
+    """The end of the branch."""
+    if fork is None:
+        return
+    torch.cuda.set_stream(fork.main)
+    fork.done = fork.side.record_event()
+
+
+def join(fork: Fork | None, *read: object) -> None:
+    """What follows may read the results of the branch. `read`: what it read, alive until here."""
+    if fork is None:
+        return
+    assert fork.done is not None
+    fork.main.wait_event(fork.done)
+    fork.joined = True
+
+
+def join_all(values: Iterable[object]) -> None:
+    """After an error, whose caller may go on capturing: ends and joins each fork among `values`, the innermost last."""
+    for each in values:
+        if isinstance(each, Fork) and not each.joined:
+            with contextlib.suppress(RuntimeError):  # the error may have ended the capture
+                if each.done is None:
+                    leave(each)
+                join(each)
+
+
+@dataclass
+class _Streams:
+    """Streams of our own: one of torch's might be anybody's, whose work would become part of the graph.
+
+    One serves a capture from its first branch to its end. owners: the capturing stream that it served last.
+    """
+
+    free: dict[int, list[torch.cuda.Stream]] = field(default_factory=dict)
+    owners: dict[torch.cuda.Stream, torch.cuda.Stream] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def beside(self, main: torch.cuda.Stream) -> torch.cuda.Stream | None:
+        """A stream that takes part in the capture of `main`, from what it was given until now. None: there is none."""
+        with self.lock:  # until it takes part, another thread would see it idle
+            streams = self.free.setdefault(main.device_index, [])
+            side = next((s for s in streams if self.owners[s] == main or not _is_capturing(s)), None)
+            if side is None:
+                side = _new_stream(main.device_index)
+                if side is None:
+                    return None
+                streams.append(side)
+            self.owners[side] = main
+            side.wait_stream(main)
+            return side
+
+
+_STREAMS = _Streams()
+
+
+@functools.cache
+def _runtime() -> ctypes.CDLL | None:
+    """CUDA's runtime, as torch's library links to it; None where it holds none that can be called."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+    except OSError:
+        return None
+    return library if all(hasattr(library, name) for name in _FUNCTIONS) else None
+
+
+def _is_capturing(stream: torch.cuda.Stream) -> bool:
+    status, runtime = ctypes.c_int(0), _runtime()
+    assert runtime is not None
+    failed = runtime.cudaStreamIsCapturing(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(status))
+    return bool(failed or status.value)
+
+
+def _new_stream(device: int) -> torch.cuda.Stream | None:
+    """On the current device. In a capture, whose mode may forbid it."""
+    runtime = _runtime()
+    if runtime is None:
+        return None
+    mode, handle = ctypes.c_int(_RELAXED), ctypes.c_void_p()
+    runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    failed = runtime.cudaStreamCreateWithFlags(ctypes.byref(handle), _NON_BLOCKING)
+    runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    return None if failed or handle.value is None else torch.cuda.ExternalStream(handle.value, device=device)

@@ -1,0 +1,40 @@
+"""What need not wait for one another on CUDA, beside each other in captured graphs."""
+
+from __future__ import annotations
+
+from fxopt.patterns.branches import BESIDE, SIDE, find_branches, launches
+from fxopt.patterns.core import Match
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.regions import Region
+from fxopt.shape.aliases import Aliases
+
+
+def replace_branch(editor: Editor, match: Match) -> Replacement:
+    """The same calls, those of the branch in front and marked; `direct` puts them on another stream (forks.py)."""
+    side, main = match.bound["side"], match.bound["main"]
+    inside = set(side) | set(main)
+    outputs = [node for node in sorted(inside) if not inside.issuperset(node.users)]
+    editor.point = min(user for node in outputs for user in node.users if user not in inside)
+    editor.hoist_for(Region([*side, *main], []).reads, Aliases(editor.module.graph))
+    twins = editor.twins([*side, *main])
+    for nodes, mark in ((side, SIDE), (main, BESIDE)):
+        for node in nodes:
+            twins[node].meta[mark] = twins[side[0]].name
+    what = f"{_words(side)} beside {_words(main)}, in captured graphs"
+    return Replacement({node: twins[node] for node in outputs}, what, "neither needs the other")
+
+
+def _words(nodes: list) -> str:
+    return f"{sum(map(launches, nodes))} operators ({nodes[0].name} to {nodes[-1].name})"
+
+
+REWRITE = Rewrite(
+    "branches",
+    find_branches,
+    replace_branch,
+    measured=True,
+    proof=True,
+    everywhere=True,
+    why="last: nothing that looks for neighbours comes after it",
+)
