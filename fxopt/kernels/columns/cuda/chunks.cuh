@@ -53,34 +53,42 @@ FXOPT_DEVICE int warp_max(int x) {
   return x;
 }
 
-// The id at `k` of a bag of plain ones, whose first is at `data`.
-FXOPT_DEVICE int64_t plain_id(const Record& record, const char* data, const Bag& bag, int k) {
-  if (k >= bag.length) return kNoId;
-  return record.ids.view.dtype == kInt64 ? int64_t(load_as<long long>(data + int64_t(k) * 8)) : int64_t(load_as<int>(data + int64_t(k) * 4));
+// The ids of a bag of plain ones. What a loop over a record's rows needs is copied out of the record: within the loop the
+// compiler would load it again for every row, and the row only then.
+struct PlainIds {
+  const char* data;
+  bool wide;  // int64
+  uint64_t table_rows;
+};
+
+FXOPT_DEVICE PlainIds plain_ids(const Launch& launch, const Record& record, const Bag& bag) {
+  const View& view = record.ids.view;
+  const char* data = reinterpret_cast<const char*>(launch.words[view.word]) + view.offset + (record.flags & kDense ? bag.row : bag.begin) * view.row_stride;
+  return {data, view.dtype == kInt64, uint64_t(record.table_rows)};
 }
 
-FXOPT_DEVICE const char* plain_ids(const Launch& launch, const Record& record, const Bag& bag) {
-  const View& view = record.ids.view;
-  return reinterpret_cast<const char*>(launch.words[view.word]) + view.offset + (record.flags & kDense ? bag.row : bag.begin) * view.row_stride;
+FXOPT_DEVICE int64_t plain_id(const PlainIds& ids, const Bag& bag, int k) {
+  if (k >= bag.length) return kNoId;
+  return ids.wide ? int64_t(load_as<long long>(ids.data + int64_t(k) * 8)) : int64_t(load_as<int>(ids.data + int64_t(k) * 4));
 }
 
 // The id at `k`, checked; `next` holds it, and gets the one of the next turn. All 32 threads call it.
-FXOPT_DEVICE int take_id(const Launch& launch, const Record& record, const Bag& bag, const char* ids, int64_t& next, int k, int width, bool first_look) {
-  const bool wanted = k < bag.length, bad = wanted && uint64_t(next) >= uint64_t(record.table_rows);
+FXOPT_DEVICE int take_id(const Launch& launch, const Record& record, const Bag& bag, const PlainIds& ids, int64_t& next, int k, int width, bool first_look) {
+  const bool wanted = k < bag.length, bad = wanted && uint64_t(next) >= ids.table_rows;
   int id = int(next);
   if (__any_sync(kAll, bad)) id = int(checked(launch, record, wanted, next, k, bag.row, first_look));
-  next = plain_id(record, ids, bag, k + width);
+  next = plain_id(ids, bag, k + width);
   return id;
 }
 
 // How the `width` lanes of a warp that share a bag take its rows: 2^group_log2 lanes to a row, a chunk each.
 struct Lanes {
-  int width, thread, group, slot, parallel, column;
+  int width, thread, group, slot, parallel, parallel_log2, column;
 };
 
 FXOPT_DEVICE Lanes lanes_of(const Record& record, int width) {
-  const int thread = threadIdx.x & (width - 1), group = 1 << record.group_log2;
-  return {width, thread, group, thread >> record.group_log2, width >> record.group_log2, thread & (group - 1)};
+  const int log2 = record.group_log2, thread = threadIdx.x & (width - 1), group = 1 << log2, parallel = width >> log2;
+  return {width, thread, group, thread >> log2, parallel, 31 - __clz(parallel), thread & (group - 1)};
 }
 
 // Adds what the lanes of a bag hold of the chunks from `block` on, and writes it. OWN: `totals` count a lane's ids, not the bag's.

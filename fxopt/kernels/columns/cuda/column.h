@@ -199,7 +199,7 @@ struct Columns {
     if (column.table < 0) {
       r.kind = kCopy;
     } else if (bags) {
-      const bool fast = contiguous && column.pool != kMax && !(r.flags & kAccurate) && r.dim > 0 && fits(16);
+      const bool fast = contiguous && column.pool != kMax && !(r.flags & kAccurate) && r.dim > 0 && fits(16) && r.table_stride < INT32_MAX;
       r.kind = fast ? kBags : kBagsAny;
       r.flags |= is_plain(r) ? kPlain : 0;
       r.chunks = uint32_t(r.dim * size / 16);

@@ -6,22 +6,45 @@
 
 namespace fxopt::cuda {
 
+// Adds the rows of the ids that a warp's lanes hold, `steps` rows after each other. ALL: nobody's is left out, so that loads
+// are behind each other with nothing between them. `table`: of the chunk that a lane takes, with `left` dims from there on.
+template <class T, bool PLAIN, bool ALL>
+FXOPT_DEVICE void add_rows(const char* table, uint32_t table_stride, int left, const Lanes& lanes, int steps, int id, float weight, float (&sum)[T::kSize]) {
+  constexpr int kUnroll = PLAIN ? T::kUnroll : T::kUnroll / 2;  // rows whose loads a thread has in flight
+#pragma unroll 1
+  for (int step = 0; step < steps; step += kUnroll) {
+    typename T::Chunk chunk[kUnroll];
+    float w[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; u++) {
+      const int from = (step + u) * lanes.parallel + lanes.slot, one = __shfl_sync(kAll, id, from, lanes.width);
+      w[u] = PLAIN ? 1.0f : __shfl_sync(kAll, weight, from, lanes.width);
+      const bool taken = ALL || (step + u < lanes.group && one >= 0);
+      chunk[u] = {};
+      if (taken) chunk[u] = T::load(table + uint64_t(uint32_t(one)) * table_stride, left);
+      else if (!PLAIN) w[u] = 0;
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; u++) T::add(sum, chunk[u], w[u]);
+  }
+}
+
 // Sums and means of rows in 16-byte chunks; `width` lanes of the warp to a bag, 2^group_log2 of them to a row. PLAIN:
 // ids without a program, weights, masks or padding, so that nothing is called and more loads fit the registers.
 template <class T, bool PLAIN>
 __device__ __noinline__ void sum_bags(const Launch& launch, const Record& record, int64_t row, int64_t rows, bool wanted, int width, Part part) {
-  constexpr int kSize = T::kSize, kUnroll = PLAIN ? T::kUnroll : T::kUnroll / 2;  // rows whose loads a thread has in flight
   const Lanes lanes = lanes_of(record, width);
-  const int thread = lanes.thread, group = lanes.group, column = lanes.column;
+  const int thread = lanes.thread, chunks = int(record.chunks), dim = int(record.dim);
+  const uint32_t table_stride = uint32_t(record.table_stride);
   Bag bag = bag_of(launch, record, row, rows, wanted);
   const int begin = cut(bag, part, width), longest = warp_max(bag.length);
-  for (int block = 0; block < int(record.chunks); block += group) {
-    const bool mine = block + column < int(record.chunks);
-    const char* table = record.table + (block + column) * 16;
-    float sum[kSize] = {};
+  for (int block = 0; block < chunks; block += lanes.group) {
+    const int chunk = block + lanes.column < chunks ? block + lanes.column : 0;  // lanes without one read the first, for nothing
+    const char* table = record.table + chunk * 16;
+    float sum[T::kSize] = {};
     PartTotals totals{0, 0, bag.broken, 0};
-    const char* ids = PLAIN ? plain_ids(launch, record, bag) : nullptr;
-    int64_t next = PLAIN ? plain_id(record, ids, bag, begin + thread) : kNoId;  // on its way while earlier rows are added
+    const PlainIds ids = PLAIN ? plain_ids(launch, record, bag) : PlainIds{};
+    int64_t next = PLAIN ? plain_id(ids, bag, begin + thread) : kNoId;  // on its way while earlier rows are added
     for (int at = begin; at < longest; at += width) {
       Member<float> one;
       if constexpr (PLAIN) {
@@ -36,24 +59,9 @@ __device__ __noinline__ void sum_bags(const Launch& launch, const Record& record
         totals.kept += one.id >= 0 && one.counts;
         if (!one.counts && record.masked != kScaled) one.id = kNoId;
       }
-      for (int step = 0; step < group; step += kUnroll) {
-        typename T::Chunk chunk[kUnroll];
-        float w[kUnroll];
-#pragma unroll
-        for (int u = 0; u < kUnroll; u++) {
-          w[u] = 0;
-          chunk[u] = {};
-          if (step + u >= group) continue;
-          const int from = (step + u) * lanes.parallel + lanes.slot;
-          const int id = __shfl_sync(kAll, one.id, from, width);
-          const float weight = PLAIN ? 1.0f : __shfl_sync(kAll, one.weight, from, width);
-          if (id < 0 || !mine) continue;
-          w[u] = weight;
-          chunk[u] = T::load(table + id * record.table_stride, int(record.dim) - (block + column) * 16);
-        }
-#pragma unroll
-        for (int u = 0; u < kUnroll; u++) T::add(sum, chunk[u], PLAIN ? 1.0f : w[u]);
-      }
+      const int live = longest - at < width ? longest - at : width, steps = (live + lanes.parallel - 1) >> lanes.parallel_log2;
+      if (PLAIN && lanes.group >= T::kUnroll && __all_sync(kAll, one.id >= 0)) add_rows<T, PLAIN, true>(table, table_stride, dim - chunk * 16, lanes, steps, one.id, 1.0f, sum);
+      else add_rows<T, PLAIN, false>(table, table_stride, dim - chunk * 16, lanes, steps, one.id, one.weight, sum);
     }
     if (PLAIN) totals.count = totals.kept = bag.length - begin;
     finish_chunks<T, !PLAIN>(launch, record, bag, lanes, block, wanted, part, sum, totals);

@@ -24,11 +24,13 @@ __device__ __noinline__ void sum_staged_bags(const Launch& launch, const Record&
   Bag bag = bag_of(launch, record, row, rows, wanted);
   const int begin = cut(bag, part, width), longest = warp_max(bag.length), turns = kRing >> record.group_log2;
   const bool mine = lanes.column < int(record.chunks);
-  const char *table = record.table + lanes.column * 16, *ids = plain_ids(launch, record, bag);
+  const char* table = record.table + lanes.column * 16;
+  const uint32_t table_stride = uint32_t(record.table_stride);
+  const PlainIds ids = plain_ids(launch, record, bag);
   uint4* ring = reinterpret_cast<uint4*>(shared) + (threadIdx.x & 31);  // of this thread: every 32nd
   PartTotals totals{bag.length - begin, bag.length - begin, bag.broken, 0};
   float sum[T::kSize] = {};
-  int64_t next = plain_id(record, ids, bag, begin + lanes.thread);
+  int64_t next = plain_id(ids, bag, begin + lanes.thread);
   int first = 0;  // chunk of the ring that the next turn takes
   for (int at = begin - turns * width; at < longest; at += width) {  // `turns` turns ahead of what is added
     if (at >= begin) {
@@ -42,7 +44,7 @@ __device__ __noinline__ void sum_staged_bags(const Launch& launch, const Record&
       for (int step = 0; step < lanes.group; step++) {
         const int one = __shfl_sync(kAll, id, step * lanes.parallel + lanes.slot, width);
         const bool real = one >= 0 && mine;
-        copy_async(ring + (first + step) * 32, real ? table + one * record.table_stride : record.table, real);
+        copy_async(ring + (first + step) * 32, real ? table + uint64_t(uint32_t(one)) * table_stride : table, real);
       }
     }
     commit_copies();  // also nothing: groups are counted
