@@ -1,4 +1,4 @@
-"""cat([before, z z^T [:, i, j]], 1) of half-precision vectors on CUDA."""
+"""cat([before, z z^T [:, i, j]], 1) of vectors on CUDA."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from fxopt.kernels.gpu_dots.plan import STEPS
 from fxopt.patterns.core import Match, Reject, is_ours
 from fxopt.shape.sizes import shape_of, static, tensor_of
 
@@ -17,7 +18,7 @@ aten = torch.ops.aten
 def find_gpu_dots(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     for cat in module.graph.find_nodes(op="call_function", target=aten.cat.default):
         value = tensor_of(cat)
-        if value is None or not value.is_cuda or value.dtype not in (torch.bfloat16, torch.float16) or not inference:
+        if value is None or not value.is_cuda or value.dtype not in STEPS or not inference:
             continue
         parts: Any = cat.args[0]
         if value.dim() != 2 or len(parts) != 2 or (cat.args[1:] or (0,))[0] not in (1, -1):

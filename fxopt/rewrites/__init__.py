@@ -21,6 +21,7 @@ from fxopt.rewrites import (
     gpu_chains,
     gpu_crosses,
     gpu_dots,
+    gpu_gathered_dots,
     gpu_linears,
     identities,
     k_largest,
@@ -79,6 +80,7 @@ PASSES: tuple[Rewrite, ...] = (
     # For one device, or for large batches.
     gpu_dots.REWRITE,
     gpu_linears.REWRITE,
+    gpu_gathered_dots.REWRITE,
     gpu_crosses.REWRITE,
     gpu_chains.REWRITE,
     gpu_batched_linears.REWRITE,

@@ -18,7 +18,7 @@ def replace_dots(editor: Editor, match: Match) -> Replacement:
     call = editor.call(torch.ops.fxopt.gpu_dots.default, *arguments, shape_of(match.anchor)[1])
     call.meta["bound"] = gpu_dots
     what = f"dots of {shape_of(match.bound['z'])[1]} vectors in one row with what stands before them"
-    return Replacement({match.anchor: call}, what, "a warp a sample, on tensor cores, summed in fp32")
+    return Replacement({match.anchor: call}, what, "a warp a sample, summed in fp32")
 
 
 REWRITE = Rewrite("gpu_dots", find_gpu_dots, replace_dots, why="after field_index, whose operator it takes")

@@ -60,7 +60,8 @@ _MOVES = {torch.ops.aten._to_copy.default, torch.ops.aten.to.device, torch.ops.a
 
 
 def clamps(module: GraphModule) -> bool:
-    calls = calls_of_ours(module.graph, "fxopt::columns")
+    names = ("fxopt::columns", "fxopt::gathered_dots")
+    calls = (call for name in names for call in calls_of_ours(module.graph, name))
     return any(plan_in(module, call).bad_ids == "clamp" for call in calls)
 
 

@@ -36,6 +36,7 @@ KERNELS = {
     "chain_kernel": "test_gpu_chains.py::test_on_a_gpu",
     "cross_kernel": "test_gpu_crosses.py::test_on_a_gpu",
     "dots_kernel": "test_gpu_dots.py::test_on_a_gpu",
+    "gathered_kernel": "test_gathered_dots.py::test_on_a_gpu",
     "dot_kernel": "test_gpu_linear.py::test_equals_fp64",
     "short_kernel": "test_gpu_linear.py::test_equals_fp64",
     "short_halves_kernel": "test_gpu_linear.py::test_halves",
@@ -49,6 +50,7 @@ MORE = (
     "test_columns_gpu.py::test_rows_in_8_bits",
     "test_columns_gpu.py::test_staged_rows_give_the_same_bits",
     "test_gpu_linear.py::test_rows_of_any_stride",
+    "test_gathered_dots.py::test_bad_ids_on_a_gpu",
 )
 PROFILER = "profiler"  # sees that each test launches what KERNELS says
 # Under racecheck cuBLAS's kernels for halves stop at an error of the tool itself (2025.3): cases that call them.

@@ -14,6 +14,7 @@ from fxopt.kernels.build import BuildError
 from fxopt.kernels.columns.cuda import KERNEL
 from fxopt.kernels.columns.cuda.tuning import VARIANTS
 from fxopt.kernels.gpu_cross import op as gpu_cross
+from fxopt.kernels.gpu_dots import gathered
 from fxopt.kernels.gpu_dots import op as gpu_dots
 from fxopt.kernels.gpu_linear import op as gpu_linear
 from fxopt.kernels.mlp import cuda as chains
@@ -27,6 +28,7 @@ LIBRARIES = [
     stage.KERNEL,
     gpu_linear.KERNEL,
     gpu_dots.KERNEL,
+    gathered.KERNEL,
     gpu_cross.KERNEL,
     chains.KERNEL,
     attention.KERNEL,
@@ -40,7 +42,6 @@ MOST_REGISTERS = {  # so that a multiprocessor holds 4 blocks of 256 threads at 
     "dot_kernel": 32,
     "short_kernel": 80,
     "pad_kernel": 32,
-    "dots_kernel": 80,
 }
 MOST_SECONDS = 50  # of CPU time for all of an architecture's device code; the host's half takes 8 more
 

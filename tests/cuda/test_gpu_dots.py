@@ -1,4 +1,4 @@
-"""Dots of pairs on tensor cores: through the shim, whose product says who holds what, and on a GPU."""
+"""Dots of pairs: through the shim, whose tensor cores say who holds what, and on a GPU."""
 
 from __future__ import annotations
 
@@ -7,38 +7,56 @@ import torch
 import torch.nn.functional as F
 
 import fxopt
+from fxopt.kernels.cuda_build import declared
 from fxopt.kernels.field_index import op as field_index
 from fxopt.kernels.gpu_dots.op import KERNEL, gpu_dots, load, parameters, reference
 from fxopt.rewrites import gpu_dots as dots_pass
 from fxopt.rewrites import gpu_linears as linears_pass
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
-from tests.cuda.planted import awake, compiled, run
-from tests.cuda.shim_library import ShimError
+from tests.cuda.planted import awake, planted, run
+from tests.cuda.shim_library import ShimError, compile_shim
 
 aten = torch.ops.aten
-# What is wrong, and what the source says instead where shim::planted is the bug's number.
-MUTATIONS = {
+# What is wrong, where, and what the source says instead where shim::planted is the bug's number.
+PAIRS = {
     "no barrier after the loads": (
-        "{0, 0, 0, 0};\n  }\n  __syncwarp();",
-        "{0, 0, 0, 0};\n  }\n  if (!{}) __syncwarp();",
+        *("pairs.cuh", "cuda::wait_copies<0>();\n  __syncthreads();"),
+        "cuda::wait_copies<0>();\n  if (!{}) __syncthreads();",
     ),
-    "fragments in another order": ("two(field + 8, pair);", "two(field + ({} ? 0 : 8), pair + ({} ? 8 : 0));"),
-    "columns of the sums swapped": ("[n * 8 + pair + u % 2] =", "[n * 8 + pair + ({} ? 1 - u % 2 : u % 2)] ="),
-    "no zeros behind the vectors": ("field < d.fields ?", "field < d.fields || {} ?"),
-    "no check of the pairs": ("inside ? gram[i][j] : NAN", "inside || {} ? gram[i][j] : NAN"),
-}
+    "no wait for the loads": (
+        "pairs.cuh", "cuda::wait_copies<0>()", "({} ? cuda::wait_copies<1>() : cuda::wait_copies<0>())"
+    ),
+    "fragments in another order": ("pairs.cuh", "b[1][0], b[0][1]", "b[1 - {}][{}], b[{}][1 - {}]"),
+    "columns of the sums swapped": ("pairs.cuh", "rounded(sums[s][0]), K::", "rounded(sums[s][{} ? 1 : 0]), K::"),
+    "no check of the pairs": ("pairs.cuh", "return inside ?", "return inside || {} ?"),
+    "no mask of the last warps": ("pairs.cuh", "if (!real) return", "if (!real && !{}) return"),
+    "fp32: no barrier before the sums": (
+        "pairs.cuh", "__syncwarp();  // everybody", "if (!{}) __syncwarp();  // everybody"
+    ),
+    "fp32: another tile": ("pairs.cuh", "number - a * (a + 1) / 2", "number - a * (a + 1 - {}) / 2"),
+}  # fmt: skip
+MUTATIONS = PAIRS | {"vectors behind the last": ("dots.cu", "d.row.fields, [&]", "d.row.fields + {}, [&]")}
 
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
-    return compiled(KERNEL, tmp_path_factory.mktemp("dots"), MUTATIONS, "gpu_dots/dots.cu")
+    return with_bugs(KERNEL, tmp_path_factory.mktemp("dots"), MUTATIONS)
+
+
+def with_bugs(kernel, folder, mutations):
+    """A library of this folder for the shim, with every bug planted and asleep."""
+    mutations = {name: (f"gpu_dots/{file}", *changes) for name, (file, *changes) in mutations.items()}
+    return declared(kernel, compile_shim(folder, planted(kernel, folder, mutations), "-O1"))
 
 
 def call(library, z, before, i, j, seed=0, more=0):
     W = before.shape[1] + len(i)
-    out = torch.full((z.shape[0], W + more), 7.0, dtype=z.dtype)
+    guarded = torch.full((z.shape[0] + 8, W + more), 7.0, dtype=z.dtype)
+    out = guarded[: len(z)]
     run(library, library.fxopt_dots, parameters(z, before, i, j, out), (z, before, i, j), z.dtype, seed)
     assert not out[:, W:].any()
+    if not (guarded[len(z) :] == 7).all():
+        raise ShimError("a row behind the last")
     return out[:, :W]
 
 
@@ -52,17 +70,30 @@ def exact(z, before, i, j):
     return reference(z.double(), before.double(), i, j, before.shape[1] + len(i))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("B", "F", "D", "W"), [(1, 27, 64, 64), (3, 5, 16, 3), (2, 32, 128, 1)])
+SIZES = [(1, 27, 64, 64), (3, 5, 16, 3), (2, 32, 128, 1), (7, 16, 48, 0), (5, 1, 80, 2), (0, 3, 16, 2), (4, 17, 16, 40)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("B", "F", "D", "W"), SIZES)
 def test_equals_fp64(shim, dtype, B, F, D, W):
     arguments = example(dtype, B, F, D, W)
     found, expected = call(shim, *arguments, more=B * 5).double(), exact(*arguments)
-    torch.testing.assert_close(found, expected, rtol=torch.finfo(dtype).eps, atol=1e-4)
+    torch.testing.assert_close(found, expected, rtol=max(1e-6, torch.finfo(dtype).eps), atol=1e-4)
+
+
+def test_any_pairs_in_any_order(shim):
+    """More than there are places for in shared memory, and of either side of the diagonal."""
+    for dtype in (torch.bfloat16, torch.float32):
+        z, before, *_ = example(dtype, 3, 30, 32, 4)
+        i, j = (torch.randint(-30, 30, (1300,)) for _ in range(2))
+        expected = exact(z, before, i, j)
+        torch.testing.assert_close(call(shim, z, before, i, j).double(), expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_planted_bugs_are_caught(shim, name):
-    z, before, i, j = example(torch.bfloat16, 2, 27, 32, 3)
+    dtype = torch.float32 if name.startswith("fp32") else torch.bfloat16
+    z, before, i, j = example(dtype, 2, 27, 32, 3)
     if "pairs" in name:
         i[0] = 31  # behind the vectors: must be NaN
         assert call(shim, z, before, i, j)[:, 3].isnan().all()

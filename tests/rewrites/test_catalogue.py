@@ -286,6 +286,7 @@ ELSEWHERE = {
     "gpu_chains",
     "gpu_crosses",
     "gpu_dots",
+    "gpu_gathered_dots",
     "gpu_batched_linears",
     "gpu_linears",
     "gpu_target_attention",

@@ -110,7 +110,7 @@ def _load_kernel() -> Callable | None:
     return module.call if readable(module) else None
 
 
-def _load_cuda() -> bool:
+def load_cuda() -> bool:
     """Registers the CUDA kernel when the first CUDA tensors come; False when it is not to be had, or was tried."""
     global _tried_cuda
     with _loading:
@@ -131,7 +131,7 @@ def _load_cuda() -> bool:
 
 
 def _columns_grouped(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
-    if (tables or tensors)[0].is_cuda and _load_cuda():
+    if (tables or tensors)[0].is_cuda and load_cuda():
         return torch.ops.fxopt.columns(tensors, tables, plan)  # to the kernel that is there now
     return grouped.columns(tensors, tables, plan_of(plan))
 

@@ -1,4 +1,4 @@
-"""fxopt::gpu_dots: cat([before, z[i] . z[j]], 1) for half-precision vectors z on CUDA, without gradients."""
+"""fxopt::gpu_dots: cat([before, z[i] . z[j]], 1) for vectors z on CUDA, without gradients."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from torch import Tensor
 
 from .. import cuda_build, cuda_call
 from ..operators import Operator, Operators
+from .plan import fits
 
 _HERE = Path(__file__).parent
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_dots", source=_HERE / "dots.cu", headers=(_HERE / "mma.cuh", cuda_call.FLOATS), functions=("fxopt_dots",)
-)
-MOST_VECTORS, MOST_DIM = 32, 128
+HEADERS = (_HERE / "pairs.cuh", _HERE / "mma.cuh", _HERE.parent / "columns/cuda/async.cuh", cuda_call.FLOATS)
+KERNEL = cuda_build.CudaLibrary("fxopt_gpu_dots", source=_HERE / "dots.cu", headers=HEADERS, functions=("fxopt_dots",))
 
 
 def reference(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> Tensor:
@@ -44,17 +43,18 @@ def _fake(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> Tensor
 
 def parameters(z: Tensor, before: Tensor, i: Tensor, j: Tensor, out: Tensor) -> bytes:
     """dots.cu's Dots."""
-    pointers = (tensor.data_ptr() for tensor in (z, before, i, j, out))
-    return struct.pack("<5q6i", *pointers, *z.shape, before.shape[1], i.shape[0], out.shape[1])
+    pointers = (tensor.data_ptr() for tensor in (before, i, j, out))
+    width = before.shape[1]
+    return struct.pack("<5q6iq16x", *pointers, width, *z.shape, width, i.shape[0], out.shape[1], z.data_ptr())
 
 
 def _fits(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> bool:
     tensors = (z, before, i, j)
     alike = all(t.is_contiguous() and t.device == z.device for t in tensors) and i.shape == j.shape and i.dim() == 1
-    small = z.shape[1] <= MOST_VECTORS and z.shape[2] <= MOST_DIM and z.shape[2] % 16 == 0 and z.shape[2] > 0
+    small = fits(z.dtype, z.shape[1], z.shape[2])
     aligned = z.data_ptr() % 16 == 0 and before.dtype == z.dtype and i.dtype == j.dtype == torch.int64
     alike = alike and width >= before.shape[1] + i.shape[0]
-    return alike and small and aligned and z.is_cuda and z.dtype in (torch.bfloat16, torch.float16)
+    return alike and small and aligned and z.is_cuda
 
 
 OPERATORS = Operators(

@@ -11,6 +11,8 @@ inline void copy_async(void* to, const void* from, bool real) {
   shim::Scheduler::it().copies().back().push_back({static_cast<char*>(to), real ? static_cast<const char*>(from) : nullptr});
 }
 
+inline void copy_async_cached(void* to, const void* from) { copy_async(to, from, true); }
+
 inline void commit_copies() { shim::Scheduler::it().copies().emplace_back(); }
 
 template <int PENDING>

@@ -26,12 +26,9 @@ from ..plan import Column
 
 _HERE = Path(__file__).parent
 _SHARED = (_HERE.parent / "layout.h", _HERE.parent / "entry.h")
-KERNEL = CudaLibrary(
-    "fxopt_columns_cuda",
-    source=_HERE / "columns.cu",
-    headers=(*sorted((*_HERE.glob("*.cuh"), *_HERE.glob("*.h"))), *_SHARED),
-    flags=("-fmad=false",),  # a program's float steps round one by one; an FMA is only where the source says so
-)
+HEADERS = (*sorted((*_HERE.glob("*.cuh"), *_HERE.glob("*.h"))), *_SHARED)
+FLAGS = ("-fmad=false",)  # a program's float steps round one by one; an FMA is only where the source says so
+KERNEL = CudaLibrary("fxopt_columns_cuda", source=_HERE / "columns.cu", headers=HEADERS, flags=FLAGS)
 WRAPPER = Library(
     "fxopt_columns_torch_cuda",
     sources=(_HERE / "torch.cpp",),
@@ -41,7 +38,7 @@ WRAPPER = Library(
 _CHUNK, _TABLE_SHIFT = 32, 40  # backward.cuh's
 _NO_ROW = (1 << _TABLE_SHIFT) - 1
 _wrapper: ctypes.CDLL | None = None
-_kernels: dict[tuple[str, ...], ctypes.CDLL] = {}  # by the flags they were built with; captured graphs keep theirs
+_kernels: dict[tuple[str, ...], ctypes.CDLL] = {}  # by their flags, dots by their name; captured graphs keep theirs
 _kernel: ctypes.CDLL | None = None  # that calls use
 _captured: list[Tensor] = []  # pinned memory that graphs read
 
@@ -78,10 +75,29 @@ def use(flags: tuple[str, ...] = (), wrapper: ctypes.CDLL | None = None) -> None
     wrapper.fxopt_cuda_bind(*(ctypes.cast(f, ctypes.c_void_p) for f in addresses))
 
 
+def bind_dots(library: CudaLibrary) -> bool:
+    """Calls of fxopt::columns_dots go to this library, whose ids are seen to as the columns' are.
+
+    Returns:
+        False: the columns' own library is not loaded.
+
+    Raises:
+        BuildError, OSError: it cannot be made or loaded.
+    """
+    if _wrapper is None:
+        return False
+    kernel = _opened(library)
+    _wrapper.fxopt_cuda_bind_dots(ctypes.cast(kernel.fxopt_cuda_dots, ctypes.c_void_p))
+    _kernels[(library.name,)] = kernel
+    return True
+
+
 def _opened(library: CudaLibrary) -> ctypes.CDLL:
     kernel = ctypes.CDLL(str(build(library, arch_of(torch.cuda.get_device_capability()))))
-    kernel.fxopt_cuda_failure.restype = kernel.fxopt_cuda_reported.restype = ctypes.c_bool
-    kernel.fxopt_cuda_sums.restype, kernel.fxopt_cuda_clamped.restype = ctypes.c_bool, ctypes.c_longlong
+    for name in ("failure", "reported", "sums"):
+        if hasattr(kernel, f"fxopt_cuda_{name}"):
+            getattr(kernel, f"fxopt_cuda_{name}").restype = ctypes.c_bool
+    kernel.fxopt_cuda_clamped.restype = ctypes.c_longlong
     kernel.fxopt_cuda_blocking(os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
     return kernel
 

