@@ -32,13 +32,29 @@ FXOPT_DEVICE void run_record(const Launch& launch, const Segment& segment, const
   }
 }
 
-// Neighbouring items are neighbouring units over the same rows.
+struct UnitPart {
+  unsigned unit, part;
+};
+
+// Neighbouring items are neighbouring units over the same rows, whose outputs are side by side. Of bags of wide rows they
+// are neighbouring bags of one unit, so that L2 serves the hot rows of one table at a time: H200, MICRO'24, 419 us for
+// uniform ids and 223 for Zipf's, 449 and 257 the other way.
+FXOPT_DEVICE UnitPart place_of(const Segment& segment, unsigned k) {
+  if (segment.positions == 0 && segment.span >= 16) {
+    const unsigned bags = 32 / unsigned(segment.span), of_unit = unsigned((segment.rows + bags - 1) / bags) * unsigned(segment.parts);
+    return {k / of_unit, k % of_unit};
+  }
+  const unsigned part = k / unsigned(segment.units);
+  return {k - part * unsigned(segment.units), part};
+}
+
 FXOPT_DEVICE void run_item(const Launch& launch, int item, float* shared) {
   int s = 0;
   while (s + 1 < launch.n_segments && item >= launch.segments[s + 1].first_item) s++;
   const Segment& segment = launch.segments[s];
-  const unsigned k = unsigned(item - segment.first_item), part = k / unsigned(segment.units);
-  int at = segment.first_unit + int(k - part * unsigned(segment.units));
+  const UnitPart place = place_of(segment, unsigned(item - segment.first_item));
+  const unsigned part = place.part;
+  int at = segment.first_unit + int(place.unit);
   do {
     const Record& record = launch.records[at];
     run_record(launch, segment, record, part, shared);

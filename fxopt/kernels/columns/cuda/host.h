@@ -4,7 +4,7 @@
 
 namespace fxopt::cuda {
 
-inline int blocks_per_processor = 8;  // of the grid at most; 4 run at a time
+inline int blocks_per_processor = kBlocks;  // of the grid at most: all run at once, so that warps move through a table together
 
 __global__ void columns_kernel(const __grid_constant__ Launch launch);
 __global__ void joins_of_bags_kernel(const __grid_constant__ Launch launch);
