@@ -41,6 +41,8 @@ class Config:
             raises IndexError with column, table, row and value; ``"clamp"`` takes the nearest row, and
             ``fxopt.kernels.columns.errors.clamped(device)`` tells how many ids it has moved in this process;
             ``"unchecked"`` reads wherever the id points: only for ids that are known to be good. The CPU always raises.
+            To verify, the first call of each signature runs eager too, and there a bad id meets torch's assert, which
+            no process survives: make that call with good ids (`example_inputs`), or choose ``verify="off"``.
     """
 
     verify: str = "first"

@@ -7,12 +7,14 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 import fxopt
 from fxopt.capture import capture
 from fxopt.config import Config
 from fxopt.runtime import Executable
 from fxopt.verify import Verdict, bisect, verify
+from fxopt.verify.budget import rounding_of
 from fxopt.verify.resized import resized
 from tests.runtime.models import Tower, tower_inputs
 
@@ -149,6 +151,33 @@ def test_other_batch_sizes_are_tried():
     assert wrapped(model, inputs, run, FIRST).ok
     verdict = wrapped(model, inputs, run, FULL)
     assert not verdict.ok and verdict.message.startswith("at batch size 3")
+
+
+@pytest.fixture
+def tf32():
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize(
+    ("device", "dtype", "matmul", "conv", "shape", "wide"),
+    [
+        ("cuda", torch.float32, True, False, (2, 3), True),
+        ("cuda", torch.float32, False, True, (2, 3), False),  # no convolution
+        ("cuda", torch.float32, False, True, (2, 3, 1), True),
+        ("cuda", torch.bfloat16, True, True, (2, 3, 1), False),
+        ("cpu", torch.float32, True, True, (2, 3, 1), False),
+    ],
+)
+def test_tf32_counts_where_products_are_made_in_it(device, dtype, matmul, conv, shape, wide):
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, conv
+    layer = nn.Conv1d(3, 4, 1) if len(shape) == 3 else nn.Linear(3, 4)
+    graph = capture(layer, (torch.randn(*shape),), {}).graph.graph
+    with FakeTensorMode():
+        eager = torch.empty(3, dtype=dtype, device=device)
+    assert (rounding_of(eager, graph) > torch.finfo(dtype).eps) == wide
 
 
 @pytest.mark.parametrize(("rows", "sizes"), [(5, [1, 3]), (2, [1]), (0, [])])

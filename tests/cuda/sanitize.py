@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from fxopt.kernels.cuda_build import nvcc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,6 +164,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-k", default="", metavar="TEXT", help="tests whose name holds this alone")
     parser.add_argument("--planted", action="store_true", help="kernels with a bug each, which must be reported")
     args = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        print("python -m tests.cuda.sanitize: no CUDA device here", file=sys.stderr)
+        return 2
     tools = args.tools or (PROFILER, *TOOLS)
     if args.planted:
         calls = [(planted, (mutant,)) for mutant in MUTANTS]
