@@ -84,12 +84,14 @@ def _extent(tensor: Tensor) -> int:
     return (1 + sum((size - 1) * stride for size, stride in strides)) * tensor.element_size()
 
 
-def on_the_shim(monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, tensors: Sequence[Tensor]) -> None:
+def on_the_shim(
+    monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, tensors: Sequence[Tensor], seed: int = 0
+) -> None:
     """From here on, what would launch a kernel on a GPU runs `library` instead, on `tensors`."""
     monkeypatch.setattr(cuda_call, "alike", lambda given: len({t.dtype for t in given}) == 1)
     monkeypatch.setattr(cuda_build, "loaded", lambda kernel: library)
-    monkeypatch.setattr(cuda_call, "launch", functools.partial(_launched, library, tensors))
+    monkeypatch.setattr(cuda_call, "launch", functools.partial(_launched, library, tensors, seed))
 
 
-def _launched(library, tensors, function, parameters, like):
-    run(library, function, parameters, tensors, like.dtype)
+def _launched(library, tensors, seed, function, parameters, like):
+    run(library, function, parameters, tensors, like.dtype, seed)

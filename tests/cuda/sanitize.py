@@ -39,6 +39,7 @@ KERNELS = {
     "cross_kernel": "test_gpu_crosses.py::test_on_a_gpu",
     "dots_kernel": "test_gpu_dots.py::test_on_a_gpu",
     "gathered_kernel": "test_gathered_dots.py::test_on_a_gpu",
+    "few_rows_kernel": "test_gpu_few_rows.py::test_equals_fp64",
     "dot_kernel": "test_gpu_linear.py::test_equals_fp64",
     "short_kernel": "test_gpu_linear.py::test_equals_fp64",
     "short_halves_kernel": "test_gpu_linear.py::test_halves",

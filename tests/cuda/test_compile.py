@@ -16,6 +16,7 @@ from fxopt.kernels.columns.cuda.tuning import VARIANTS
 from fxopt.kernels.gpu_cross import op as gpu_cross
 from fxopt.kernels.gpu_dots import gathered
 from fxopt.kernels.gpu_dots import op as gpu_dots
+from fxopt.kernels.gpu_few_rows import op as gpu_few_rows
 from fxopt.kernels.gpu_linear import op as gpu_linear
 from fxopt.kernels.mlp import cuda as chains
 from fxopt.kernels.row_update import op as row_update
@@ -27,6 +28,7 @@ LIBRARIES = [
     KERNEL,
     stage.KERNEL,
     gpu_linear.KERNEL,
+    gpu_few_rows.KERNEL,
     gpu_dots.KERNEL,
     gathered.KERNEL,
     gpu_cross.KERNEL,
@@ -42,6 +44,7 @@ MOST_REGISTERS = {  # so that a multiprocessor holds 4 blocks of 256 threads at 
     "dot_kernel": 32,
     "short_kernel": 80,
     "pad_kernel": 32,
+    "few_rows_kernel": 255,  # one block of 256 threads
 }
 MOST_SECONDS = 50  # of CPU time for all of an architecture's device code; the host's half takes 8 more
 

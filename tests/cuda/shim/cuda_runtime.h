@@ -1,10 +1,10 @@
 // CUDA on the CPU, for tests: a .cu compiled as C++ with this header in place of CUDA's.
 //
-// A CUDA thread is a fiber, a block is run at a time. Warp collectives and barriers rendezvous: a fiber that reaches one
-// waits until all that must take part are there, and threads at different ones, or some that never come, stop the run
-// with a message. Which fiber runs next is drawn from a seed, so an order that only works by luck fails for some seed.
-// Loads through __ldg must lie within memory that the test named. Fresh memory, and shared memory at the start of each
-// block, holds NaN patterns.
+// A CUDA thread is a fiber, a block is run at a time, or all of those that wait for each other (grid.h). Warp collectives
+// and barriers rendezvous: a fiber that reaches one waits until all that must take part are there, and threads at
+// different ones, or some that never come, stop the run with a message. Which fiber runs next is drawn from a seed, so
+// an order that only works by luck fails for some seed. Loads through __ldg and __ldcg must lie within memory that the
+// test named. Fresh memory, and shared memory at the start of each block, holds NaN patterns.
 #pragma once
 #include <ucontext.h>
 
@@ -44,6 +44,8 @@ struct dim3 {
   dim3(unsigned x = 1, unsigned y = 1) : x(x), y(y) {}
 };
 
+inline dim3 blockIdx, gridDim;
+
 namespace shim {
 
 inline std::map<const char*, size_t> named;  // memory that may be read
@@ -68,7 +70,7 @@ struct Copy {
   const char* from;
 };
 
-enum State { kReady, kAtWarp, kAtBlock, kDone };
+enum State { kReady, kAtWarp, kAtBlock, kAtGrid, kDone };
 
 struct Fiber {
   ucontext_t context;
@@ -79,11 +81,19 @@ struct Fiber {
   std::deque<std::vector<Copy>> copies;  // groups that nobody waited for, the last one not committed
 };
 
+// What a block that others run beside has of its own. Its shared memory is here while another one runs.
+struct Block {
+  dim3 index;
+  std::vector<char> shared;
+  std::vector<float4> dynamic;
+};
+
 struct Scheduler {
   static constexpr size_t kStack = 256 * 1024;
-  std::vector<Fiber> fibers;
+  std::vector<Fiber> fibers;  // block by block
+  std::vector<Block> blocks;
   ucontext_t main;
-  int current = 0;
+  int current = 0, threads = 0, inside = 0;  // threads: of a block; inside: the block that runs
   std::mt19937_64 random;
   std::function<void()> body;
 
@@ -101,15 +111,21 @@ struct Scheduler {
     swapcontext(&s.fibers[s.current].context, &s.main);
   }
 
-  void run_block(int threads) {
-#ifndef __SANITIZE_ADDRESS__
-    if (__start_shim_shared) memset(__start_shim_shared, 0xff, size_t(__stop_shim_shared - __start_shim_shared));
-#endif
-    while (int(fibers.size()) < threads) {
+  void run(std::vector<dim3> indices, int threads_of_each, size_t dynamic_bytes = 0) {
+    threads = threads_of_each;
+    const int all = int(indices.size()) * threads;
+    blocks.assign(indices.size(), {});
+    for (size_t b = 0; b < blocks.size(); b++) {
+      blocks[b].index = indices[b];
+      blocks[b].dynamic.resize(dynamic_bytes / sizeof(float4));
+      if (dynamic_bytes) memset(static_cast<void*>(blocks[b].dynamic.data()), 0xff, dynamic_bytes);
+    }
+    start();
+    while (int(fibers.size()) < all) {
       fibers.emplace_back();
       fibers.back().stack.reset(new char[kStack]);
     }
-    for (int t = 0; t < threads; t++) {
+    for (int t = 0; t < all; t++) {
       getcontext(&fibers[t].context);
       fibers[t].context.uc_stack = {fibers[t].stack.get(), 0, kStack};
       fibers[t].context.uc_link = &main;
@@ -121,26 +137,54 @@ struct Scheduler {
     for (;;) {
       ready.clear();
       int done = 0;
-      for (int t = 0; t < threads; t++) {
+      for (int t = 0; t < all; t++) {
         if (fibers[t].state == kReady) ready.push_back(t);
         done += fibers[t].state == kDone;
       }
-      if (done == threads || !problem.empty()) return;
+      if (done == all || !problem.empty()) return;
       if (ready.empty()) return complain("deadlock: threads wait for others that never come");
       std::shuffle(ready.begin(), ready.end(), random);
       for (int t : ready) {
         if (fibers[t].state != kReady) continue;
         current = t;
+        go_to(t / threads);
         swapcontext(&main, &fibers[t].context);
-        release(threads);
+        release();
         if (!problem.empty()) return;
       }
     }
   }
 
-  // Lets go whoever is complete: a warp at one collective, or a block at one barrier.
-  void release(int threads) {
-    const int warp = current / 32 * 32;
+  // Poison, and the first block.
+  void start() {
+    inside = 0;
+    blockIdx = blocks[0].index;
+#ifndef __SANITIZE_ADDRESS__
+    if (__start_shim_shared) {
+      memset(__start_shim_shared, 0xff, size_t(__stop_shim_shared - __start_shim_shared));
+      if (blocks.size() > 1)
+        for (Block& block : blocks) block.shared.assign(__start_shim_shared, __stop_shim_shared);
+    }
+#else
+    if (blocks.size() > 1) complain("blocks that run together share their shared memory here");
+#endif
+  }
+
+  void go_to(int block) {
+    if (block == inside) return;
+#ifndef __SANITIZE_ADDRESS__
+    if (__start_shim_shared) {
+      std::copy(__start_shim_shared, __stop_shim_shared, blocks[inside].shared.begin());
+      std::copy(blocks[block].shared.begin(), blocks[block].shared.end(), __start_shim_shared);
+    }
+#endif
+    inside = block;
+    blockIdx = blocks[block].index;
+  }
+
+  // Lets go whoever is complete: a warp at one collective, a block or all of them at one barrier.
+  void release() {
+    const int warp = current / 32 * 32, block = current / threads * threads, all = int(blocks.size()) * threads;
     if (fibers[current].state == kAtWarp) {
       for (int t = warp; t < warp + 32; t++)
         if (fibers[t].state != kAtWarp) return;
@@ -150,9 +194,13 @@ struct Scheduler {
         for (int k = 0; k < 32; k++) fibers[t].taken[k] = fibers[warp + k].given;
       for (int t = warp; t < warp + 32; t++) fibers[t].state = kReady;
     } else if (fibers[current].state == kAtBlock) {
-      for (int t = 0; t < threads; t++)
+      for (int t = block; t < block + threads; t++)
         if (fibers[t].state != kAtBlock) return;
-      for (int t = 0; t < threads; t++) fibers[t].state = kReady;
+      for (int t = block; t < block + threads; t++) fibers[t].state = kReady;
+    } else if (fibers[current].state == kAtGrid) {
+      for (int t = 0; t < all; t++)
+        if (fibers[t].state != kAtGrid) return;
+      for (int t = 0; t < all; t++) fibers[t].state = kReady;
     }
   }
 
@@ -182,7 +230,7 @@ inline T from_bits(uint64_t b) {
 }
 
 struct ThreadIndex {
-  operator unsigned() const { return unsigned(Scheduler::it().current); }
+  operator unsigned() const { return unsigned(Scheduler::it().current % Scheduler::it().threads); }
 };
 struct Index {
   ThreadIndex x;
@@ -191,7 +239,6 @@ struct Index {
 }  // namespace shim
 
 inline shim::Index threadIdx;
-inline dim3 blockIdx, gridDim;
 
 inline const uint64_t* shim_warp(unsigned mask, const char* where, uint64_t given) {
   if (mask != 0xffffffffu) shim::complain("a collective of part of a warp");
@@ -227,6 +274,9 @@ T __ldg(const T* from) {
 }
 
 template <class T>
+T __ldcg(const T* from) { return __ldg(from); }
+
+template <class T>
 void __stcs(T* to, T x) { *to = x; }
 
 // Fibers change places only at collectives, so plain reads and writes between two are atomic.
@@ -248,3 +298,4 @@ inline float __uint_as_float(unsigned x) { return shim::from_bits<float>(x); }
 #include "async.h"
 #include "half.h"
 #include "host_api.h"
+#include "grid.h"

@@ -46,8 +46,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   gridDim = config->gridDim;
   for (unsigned y = 0; y < config->gridDim.y; y++) {
     for (unsigned x = 0; x < config->gridDim.x && shim::problem.empty(); x++) {
-      blockIdx = dim3(x, y);
-      scheduler.run_block(int(config->blockDim.x));
+      scheduler.run({dim3(x, y)}, int(config->blockDim.x));
     }
   }
   return cudaSuccess;
