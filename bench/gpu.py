@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ WRONG = 0.02  # of the largest value; bf16's steps are 0.004 of it
 def measure(
     every_case: Iterator[Case], everybody: Sequence[Peer], gpu: Gpu, seconds_left: Callable[[], float], rows: list[Row]
 ) -> Iterator[tuple[Row, Case]]:
-    """Adds rows, and yields each when its quick contenders are done, then again with each that takes long to make."""
+    """Adds rows, and yields each when its quick contenders are done, then again with each that takes long to make,
+    the quickest first."""
     done = []
     for case in every_case:
         floor = gpu.floor(case.bytes_read, case.bytes_written, case.flops, case.dtype != torch.float32)
@@ -42,11 +44,11 @@ def measure(
         fill(row, case, [peer for peer in everybody if peer.seconds is None and peer.runs(case)], seconds_left)
         done.append((row, case))
         yield row, case
-    for peer in everybody:
-        for row, case in done if peer.seconds else ():
-            fill(row, case, [peer], seconds_left)
-            if peer.name in row.measured:
-                yield row, case
+    slow = [(peer.seconds(case), peer, row, case) for peer in everybody if peer.seconds for row, case in done]
+    for _, peer, row, case in sorted(slow, key=itemgetter(0)):
+        fill(row, case, [peer], seconds_left)
+        if peer.name in row.measured:
+            yield row, case
 
 
 def fill(row: Row, case: Case, contenders: Sequence[Peer], seconds_left: Callable[[], float]) -> None:
@@ -64,7 +66,7 @@ def fill(row: Row, case: Case, contenders: Sequence[Peer], seconds_left: Callabl
 def _measure(peer: Peer, case: Case, expected: Any, seconds_left: float) -> Measured:
     seconds = peer.seconds(case) if peer.seconds else 0.0
     if math.isinf(seconds):
-        raise Unavailable("takes many minutes")
+        raise Unavailable("not asked, it takes minutes")
     if seconds > seconds_left:
         raise Unavailable("no time was left")
     start = time.perf_counter()

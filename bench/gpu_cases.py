@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ BATCHES = (1, 256, 2048)
 @dataclass(frozen=True)
 class Case:
     """bytes_read counts every row looked up, also one that a cache holds from an earlier lookup: hot ids can beat the
-    floor. compile_seconds: that torch.compile takes, by default and with max-autotune, on an H200's 16 cores."""
+    floor. compile_seconds: to leave torch.compile, by default and with max-autotune. An H200's 16 cores took 2 to 5 by
+    default, and 51 for DLRM with max-autotune; the rest is a guess. Infinite: it is not asked."""
 
     name: str
     batch: int
@@ -37,10 +38,12 @@ class Case:
 
 
 def cases(columns: int = 1000, batches: tuple[int, ...] = BATCHES) -> Iterator[Case]:
-    """Those that torch.compile takes long for come last."""
+    """Of the largest model torch.compile is asked for one row, when there is time."""
     from bench.gpu_dense import dense_cases
 
-    yield from model_e(columns, batches)
+    for case in model_e(columns, batches):
+        asked = case.name.endswith("whole") and case.batch == 256
+        yield replace(case, compile_seconds=(240.0, math.inf)) if asked else case
     for ids in ("uniform", "zipf", "one item", "high hot", "medium hot", "low hot"):
         yield micro24(torch.float32, ids)
     for ids in ("uniform", "zipf"):
@@ -49,7 +52,7 @@ def cases(columns: int = 1000, batches: tuple[int, ...] = BATCHES) -> Iterator[C
         yield long_bags(batch)
     yield dlrm(2048, torch.bfloat16)
     yield from dense_cases()
-    yield from model_e(100, (256,), (60.0, 120.0))
+    yield from model_e(100, (256,), (10.0, 90.0))
 
 
 def to_gpu(x: Any) -> Any:
@@ -121,7 +124,7 @@ def micro24(
     row = dim * dtype.itemsize
     read, written = tables * batch * pooling * (8.0 + row), float(tables * batch * row)
     name = f"MICRO'24 {str(dtype).removeprefix('torch.')} {ids}"
-    seconds = (15.0, 20.0) if dtype == torch.float32 and ids == "uniform" else (math.inf, math.inf)
+    seconds = (8.0, 8.0) if dtype == torch.float32 and ids == "uniform" else (math.inf, math.inf)
     module = Bags(tables, rows, dim, dtype)
     return Case(name, batch, module, (values, offsets), read, written, compile_seconds=seconds)
 
@@ -176,4 +179,4 @@ def dlrm(batch: int, dtype: torch.dtype) -> Case:
     dense = torch.randn(batch, 13, generator=g, device="cuda").to(dtype)
     ids = torch.randint(0, 100_000, (batch, 26), generator=g, device="cuda")
     rows = batch * 26 * 64.0 * dtype.itemsize
-    return whole("DLRM 26 x 64 bf16", batch, model, (dense, ids), rows, (25.0, 60.0))
+    return whole("DLRM 26 x 64 bf16", batch, model, (dense, ids), rows, (10.0, 60.0))

@@ -139,15 +139,20 @@ def test_a_row_has_everybody_or_says_why_not(clock, tmp_path):
     assert row.measured["graphs"].graph_us is None and row.measured["graphs"].best_us == pytest.approx(3.0)
     assert row.left_out["wrong"].startswith("differs from eager by 5.0e-02")
     assert row.left_out["absent"] == "not installed" and row.left_out["broken"] == "RuntimeError: no graph"
-    assert other.left_out["slow"] == "takes many minutes"
+    assert other.left_out["slow"] == "not asked, it takes minutes"
 
     lines = list(remarks([row, other]))
     assert "no absent: not installed (doubled, batch 3; other, batch 3)" in lines
-    assert "no slow: takes many minutes (other, batch 3)" in lines
+    assert "no slow: not asked, it takes minutes (other, batch 3)" in lines
 
     write(tmp_path / "new" / "gpu.json", MACHINE, [row, other])
     read = json.loads((tmp_path / "new" / "gpu.json").read_text())
     assert read["gpu"]["bf16_tflops"] == 200.0 and read["rows"][0]["measured"]["graphs"]["cold_us"] is None
+
+
+def test_what_is_made_quickly_comes_first(clock):
+    _, seen = rows_of(case("long", (9.0, 9.0)), case("short"))
+    assert seen == ["long, batch 3", "short, batch 3", "short, batch 3", "long, batch 3"]
 
 
 def test_what_no_time_is_left_for(clock):
