@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.kernels.gpu_few_rows.op import ALIGNED, MOST_LAYERS
-from fxopt.patterns.core import Match, Reject
+from fxopt.kernels.mlp.cuda import split
+from fxopt.kernels.mlp.plan import Op
+from fxopt.patterns.core import Match, Reject, is_ours
 from fxopt.patterns.gpu_linears import Layer, layer_at
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static, tensor_of
+
+_ACTIVATIONS = {Op.RELU: "relu", Op.SIGMOID: "sigmoid"}
 
 
 def find_gpu_few_rows(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
@@ -20,14 +26,11 @@ def find_gpu_few_rows(module: GraphModule, inference: bool) -> Iterator[Match | 
         return
     aliases, taken = Aliases(module.graph), set[Node]()
     for node in module.graph.nodes:
-        layer = None if node in taken else _layer(node)
-        if layer is None:
-            continue
-        layers = [layer]
-        while (following := _following(layers[-1])) and len(layers) < MOST_LAYERS:
-            layers.append(following)
+        layers = [] if node in taken else _layers(node)
+        while layers and (following := _following(layers[-1])) and len(layers) + len(following) <= MOST_LAYERS:
+            layers += following
         taken.update(layer.anchor for layer in layers)
-        if len(layers) == 1:
+        if len({layer.anchor for layer in layers}) < 2:
             continue
         nodes = [node for layer in layers for node in (layer.anchor, *layer.reads)]
         if edited := next(filter(aliases.edited, nodes), None):
@@ -36,15 +39,44 @@ def find_gpu_few_rows(module: GraphModule, inference: bool) -> Iterator[Match | 
             yield Match(layers[-1].anchor, {"layers": layers, "nodes": nodes})
 
 
-def _following(layer: Layer) -> Layer | None:
-    (user, *others) = layer.anchor.users or (None,)
-    following = _layer(user) if user is not None and not others else None
-    return following if following is not None and following.x is layer.anchor else None
+def _following(layer: Layer) -> list[Layer]:
+    user = _only(layer.anchor)
+    if user is not None and is_ours(user, "fxopt::mlp_chains"):
+        user = _only(user)
+    following = _layers(user) if user is not None else []
+    return following if following and following[0].x is layer.anchor else []
 
 
-def _layer(node: Node) -> Layer | None:
+def _only(node: Node) -> Node | None:
+    """The one that reads it alone."""
+    (user, *others) = node.users or (None,)
+    return None if others else user
+
+
+def _layers(node: Node) -> list[Layer]:
+    """What a node computes, as layers that the kernel knows."""
     layer = layer_at(node)
-    if layer is None or (value := tensor_of(node)) is None or value.dtype != torch.float32:
-        return None
-    inputs = static(shape_of(layer.weight)[1])
-    return layer if inputs and inputs % ALIGNED == 0 else None
+    layers = [layer] if layer is not None else _of_chain(node)
+    value = tensor_of(node)
+    if value is None or value.dtype != torch.float32:
+        return []
+    return layers if all((static(shape_of(layer.weight)[1]) or 1) % ALIGNED == 0 for layer in layers) else []
+
+
+def _of_chain(node: Node) -> list[Layer]:
+    """Those of a chain that has a launch of its own, all with its result for an anchor; none where it does more."""
+    call = node.args[0] if node.target is operator.getitem else None
+    if not isinstance(call, Node) or not is_ours(call, "fxopt::mlp_chains"):
+        return []
+    inputs, state, plan = call.args
+    chains = split(plan)  # type: ignore[arg-type]
+    layers: list[Layer] = []
+    for step in chains[0][1] if len(chains) == 1 else ():
+        if step.op == Op.LINEAR:
+            weight, bias = (None if at is None else state[at] for at in step.tensors[:2])  # type: ignore[index]
+            layers.append(Layer(node, node if layers else inputs[0], weight, bias, ""))  # type: ignore[index,arg-type]
+        elif layers and step.op in _ACTIVATIONS and not layers[-1].activation:
+            layers[-1] = replace(layers[-1], activation=_ACTIVATIONS[step.op])
+        else:
+            return []
+    return layers

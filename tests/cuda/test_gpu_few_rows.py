@@ -12,8 +12,8 @@ from torch import nn
 import fxopt
 from fxopt.kernels.gpu_few_rows.op import gpu_few_rows, load, reference
 from fxopt.kernels.gpu_linear.op import CODES
+from fxopt.rewrites import gpu_chains, gpu_linears
 from fxopt.rewrites import gpu_few_rows as few_rows
-from fxopt.rewrites import gpu_linears
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 
 PASSES = (gpu_linears.REWRITE, few_rows.REWRITE)
@@ -38,6 +38,34 @@ def test_plain_linears_are_layers_too():
     module = graph_of(plain, [(7, 300), (500, 300), (200, 500)])
     rewritten(module, few_rows.REWRITE)
     assert names_of(module) == ["fxopt.gpu_few_rows"]
+
+
+def test_chains_of_narrow_layers_are_taken_along():
+    def narrow(x, a, b, c, d):
+        return torch.sigmoid(F.linear(torch.relu(F.linear(F.linear(torch.relu(F.linear(x, a)), b), c)), d))
+
+    shapes = [(7, 300), (500, 300), (100, 500), (20, 100), (1, 20)]
+    module = graph_of(narrow, shapes)
+    rewritten(module, *PASSES[:1], gpu_chains.REWRITE)
+    assert "fxopt.mlp_chains" in names_of(module)
+    rewritten(module, few_rows.REWRITE)
+    assert names_of(module) == ["fxopt.gpu_few_rows"]
+    tensors = [torch.randn(shape) for shape in shapes]
+    torch.testing.assert_close(module(*tensors), narrow(*tensors))
+
+
+def test_chains_that_do_more_stay():
+    def silu(x, a, b, c):
+        return F.linear(F.silu(F.linear(torch.relu(F.linear(x, a)), b)), c)
+
+    def beside(x, a, b, c):
+        y = torch.relu(F.linear(x, a))
+        return F.linear(F.linear(y, b), c), F.linear(y, b)
+
+    for function in (silu, beside):
+        module = graph_of(function, [(7, 300), (500, 300), (100, 500), (20, 100)])
+        rewritten(module, *PASSES[:1], gpu_chains.REWRITE, few_rows.REWRITE)
+        assert "fxopt.gpu_few_rows" not in names_of(module)
 
 
 def test_what_cannot_be_one_call_stays():
