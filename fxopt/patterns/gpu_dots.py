@@ -15,10 +15,11 @@ from fxopt.shape.sizes import shape_of, static, tensor_of
 aten = torch.ops.aten
 
 
-def find_gpu_dots(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_gpu_dots(module: GraphModule, inference: bool, size: int = 2) -> Iterator[Match | Reject]:
+    """`size`: bytes of a number."""
     for cat in module.graph.find_nodes(op="call_function", target=aten.cat.default):
         value = tensor_of(cat)
-        if value is None or not value.is_cuda or value.dtype not in STEPS or not inference:
+        if value is None or not value.is_cuda or value.dtype not in STEPS or not inference or value.itemsize != size:
             continue
         parts: Any = cat.args[0]
         if value.dim() != 2 or len(parts) != 2 or (cat.args[1:] or (0,))[0] not in (1, -1):

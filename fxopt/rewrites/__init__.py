@@ -80,6 +80,7 @@ PASSES: tuple[Rewrite, ...] = (
     pointwise.REWRITE,
     # For one device, or for large batches.
     gpu_dots.REWRITE,
+    gpu_dots.OF_FLOATS,
     gpu_linears.REWRITE,
     gpu_gathered_dots.REWRITE,
     gpu_crosses.REWRITE,

@@ -27,7 +27,9 @@ def replace_linear(editor: Editor, match: Match) -> Replacement:
 
 def _is_odd_row_of_dots(x: Node) -> bool:
     """Halves that do not start at 16 bytes: to copy them at each call takes longer than to write zeros behind them."""
-    return is_ours(x, "fxopt::gpu_dots") and len(x.users) == 1 and (static(shape_of(x)[1]) or 0) % ALIGNED != 0
+    if not is_ours(x, "fxopt::gpu_dots") or len(x.users) > 1 or x.meta["val"].itemsize != 2:
+        return False
+    return (static(shape_of(x)[1]) or 0) % ALIGNED != 0
 
 
 def _padded(editor: Editor, x: Node, weight: Node) -> tuple[Node, Node]:

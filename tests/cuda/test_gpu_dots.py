@@ -156,6 +156,23 @@ def test_a_layer_behind_an_odd_number_of_dots_reads_zeros_behind_them():
     assert dots.meta["val"].shape == (7, 32) and dots.meta["bound"] is gpu_dots
 
 
+def test_floats_are_for_a_pass_that_times_them_and_are_not_padded():
+    field_index.load()
+
+    def model(z, before, weight, bias):
+        i = torch.arange(15, device="cuda") % 5
+        pairs = aten.index.Tensor(torch.bmm(z, z.transpose(1, 2)), [None, i, i])
+        return torch.relu(F.linear(torch.cat([before, pairs], 1), weight, bias))
+
+    module = graph_of(model, [(7, 5, 16), (7, 16), (12, 31), (12,)])
+    (pairs,) = module.graph.find_nodes(op="call_function", target=aten.index.Tensor)
+    gram, (_, i, j) = pairs.args
+    pairs.target, pairs.args = torch.ops.fxopt.pair_select.default, (gram, i, j)
+    halves, floats, _ = rewritten(module, dots_pass.REWRITE, dots_pass.OF_FLOATS, linears_pass.REWRITE)
+    assert not halves.changes and len(floats.changes) == 1 and dots_pass.OF_FLOATS.proof
+    assert [n for n in names_of(module) if "gpu" in n or "pad" in n] == ["fxopt.gpu_dots", "fxopt.gpu_linear"]
+
+
 def test_the_operator_gives_eagers_numbers_everywhere():
     load()
     arguments = *example(torch.float32, 3, 5, 8, 2), 17

@@ -286,6 +286,7 @@ ELSEWHERE = {
     "gpu_chains",
     "gpu_crosses",
     "gpu_dots",
+    "gpu_dots_of_floats",
     "gpu_few_rows",
     "gpu_gathered_dots",
     "gpu_batched_linears",
