@@ -7,13 +7,13 @@ the padding of a weight beside what stands in front of its layer.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from fxopt.patterns.core import Match, Reject
@@ -34,20 +34,21 @@ class Branch:
 
 def find_branches(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Matches bind `side` and `main`, anchored where both are needed; those that save most waiting come first."""
+    if not inference:
+        return
     nodes = list(module.graph.nodes)
-    if not inference or not any(map(launches, nodes)):
-        return
-    writer = next((n for n in nodes if n.op == "call_module" or (n.op == "call_function" and has_effects(n))), None)
-    if writer is not None:
+    writer = beside_nothing(module.graph)
+    if writer is not None and any(map(launches, nodes)):
         yield Reject("what may write to memory keeps its place, and all others around it", writer)
+    if writer is not None or not any(map(launches, nodes)):
         return
-    cones = _Cones(nodes)
+    cones = Cones(nodes)
     found = [(node, branch) for node in nodes if (branch := cones.branch_at(node)) is not None]
     for node, branch in sorted(found, key=lambda each: -sum(map(launches, each[1].side))):
         yield Match(node, {"side": branch.side, "main": branch.main})
 
 
-class _Cones:
+class Cones:
     """What each node needs, itself included, as the bits of their places in the graph."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -77,6 +78,12 @@ class _Cones:
         if not self._count(side):
             return None
         return Branch(self._with_items(side), self._with_items(self._last(main, _MOST_BESIDE * self._count(side))))
+
+    def alone(self, late: Iterable[Node], others: Iterable[Node]) -> list[Node]:
+        """What `late` need and `others` do not, []: where the device need not work for it."""
+        left, right = (reduce(operator.or_, (self.needs[self.place[n]] for n in each), 0) for each in (late, others))
+        bits = self._movable(left & ~right)
+        return self._with_items(bits) if self._count(bits) else []
 
     def _movable(self, bits: int) -> int:
         """Less what has to stay, and what that needs."""
@@ -112,6 +119,12 @@ def _places(bits: int) -> Iterator[int]:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
         bits ^= lowest
+
+
+def beside_nothing(graph: Graph) -> Node | None:
+    """What may write to memory, so that it keeps its place and all others theirs around it."""
+    called = (node for node in graph.nodes if node.op in ("call_module", "call_function"))
+    return next((node for node in called if node.op == "call_module" or has_effects(node)), None)
 
 
 def launches(node: Node) -> bool:

@@ -26,6 +26,7 @@ from fxopt.rewrites import (
     gpu_linears,
     identities,
     k_largest,
+    late_copies,
     linear_chains,
     linear_pairs,
     masked_fields,
@@ -88,6 +89,7 @@ PASSES: tuple[Rewrite, ...] = (
     gpu_few_rows.REWRITE,
     gpu_batched_linears.REWRITE,
     row_chunks.REWRITE,
+    late_copies.REWRITE,
     branches.REWRITE,
 )
 
@@ -97,7 +99,7 @@ def passes(config: Config) -> Iterator[Rewrite]:
     for each in PASSES:
         if each is towers.REWRITE:
             yield from compression.linears_of(config)
-        if each is branches.REWRITE and config.lower == "inductor":
+        if each in (late_copies.REWRITE, branches.REWRITE) and config.lower == "inductor":
             continue  # islands are cut out of the graph afterwards
         yield embedding_columns.rewrite(config.bad_ids) if each is embedding_columns.REWRITE else each
         if each is embedding_columns.REWRITE:

@@ -1,4 +1,5 @@
-"""Marked branches as calls: `fork` in front, `leave` behind, `join` before the first reader (kernels/side_stream.py).
+"""Marked branches as calls: `fork` and `enter` in front, `leave` behind, `join` before the first reader
+(kernels/side_stream.py). What was found to run beside a branch and stands right in front of it comes after `fork`.
 
 Until this last step a branch is only marks on its nodes, so that a graph reads, and is analysed, as if there were none.
 """
@@ -10,8 +11,8 @@ from collections.abc import Sequence
 
 from torch.fx import Graph, Node
 
-from fxopt.kernels.side_stream import fork, join, leave
-from fxopt.patterns.branches import SIDE
+from fxopt.kernels.side_stream import enter, fork, join, leave
+from fxopt.patterns.branches import BESIDE, SIDE
 
 
 def lower_branches(graph: Graph) -> None:
@@ -34,11 +35,16 @@ def _lower(graph: Graph, nodes: Sequence[Node]) -> bool:
     """False where nothing runs beside them."""
     inside = set(nodes)
     reader = min((user for node in nodes for user in node.users if user not in inside), default=nodes[-1].next)
-    if reader is nodes[-1].next:
+    first = nodes[0]
+    while first.prev.meta.get(BESIDE) == nodes[0].meta[SIDE]:
+        first = first.prev
+    if reader is nodes[-1].next and first is nodes[0]:
         return False
     reads = {read: None for node in nodes for read in node.all_input_nodes if read not in inside}
-    with graph.inserting_before(nodes[0]):
+    with graph.inserting_before(first):
         branch = graph.call_function(fork)
+    with graph.inserting_before(nodes[0]):
+        graph.call_function(enter, (branch,))
     with graph.inserting_after(nodes[-1]):
         graph.call_function(leave, (branch,))
     with graph.inserting_before(reader):

@@ -35,7 +35,10 @@ class Stream:
 
 @dataclass
 class _Memory:
+    """before: the calls on whatever had this memory before."""
+
     stream: Stream
+    before: frozenset[int]
     writes: set[int] = field(default_factory=set)
     reads: set[int] = field(default_factory=set)
     tensors: int = 0
@@ -54,6 +57,7 @@ class Capture(TorchDispatchMode):
         self.main = self.current = Stream()
         self.streams = side_stream._Streams()
         self.calls = 0
+        self.columns: set[int] = set()  # calls that leave columns to late copies
         self.memory: dict[int, _Memory] = {}
         monkeypatch.setattr(side_stream, "_STREAMS", self.streams)
         monkeypatch.setattr(side_stream, "_new_stream", Stream)
@@ -67,6 +71,11 @@ class Capture(TorchDispatchMode):
         return list(self.streams.owners)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(argument.alias_info and not argument.alias_info.is_write for argument in function._schema.arguments):
+            result = function(*args, **(kwargs or {}))
+            for tensor in _tensors((args, result)):
+                self._of(tensor)  # a view: nothing is launched
+            return result
         stream, call = self.current, self.calls
         self.calls += 1
         stream.launched += 1
@@ -75,13 +84,15 @@ class Capture(TorchDispatchMode):
         for tensor in _tensors((args, kwargs)):
             memory = self._of(tensor)
             writes = any(tensor is each for each in written)
-            self._ordered(stream, memory.writes | (memory.reads if writes else set()))
+            parts = self.columns if function is torch.ops.aten.copy_.default else set()
+            self._ordered(stream, memory.before | memory.writes - parts | (memory.reads if writes else set()))
             (memory.writes if writes else memory.reads).add(call)
+        if str(function) == "fxopt.columns.default":
+            self.columns.add(call)
         result = function(*args, **(kwargs or {}))
         for tensor in _tensors(result):
-            memory = self._of(tensor)
-            if call not in memory.reads:  # else it is a view
-                memory.writes.add(call)
+            memory = self._of(tensor, frozenset(stream.reused))
+            memory.writes.add(call)
         stream.known.add(call)
         return result
 
@@ -94,9 +105,9 @@ class Capture(TorchDispatchMode):
         schema = function._schema.arguments
         return [a for a, s in zip(args, schema, strict=False) if s.alias_info is not None and s.alias_info.is_write]
 
-    def _of(self, tensor: torch.Tensor) -> _Memory:
+    def _of(self, tensor: torch.Tensor, before: frozenset[int] = frozenset()) -> _Memory:
         key = tensor.untyped_storage()._cdata
-        memory = self.memory.setdefault(key, _Memory(self.current))
+        memory = self.memory.setdefault(key, _Memory(self.current, before))
         if not hasattr(tensor, "_counted"):
             tensor._counted = True
             memory.tensors += 1

@@ -292,6 +292,7 @@ ELSEWHERE = {
     "gpu_batched_linears",
     "gpu_linears",
     "gpu_target_attention",
+    "late_copies",
     "row_chunks",
 }  # tests/cuda, test_row_chunks.py
 

@@ -1,0 +1,1 @@
+"""Values that come late into a tensor whose other columns are written beside them."""
