@@ -9,8 +9,8 @@ namespace fxopt::few_rows {
 constexpr int kThreads = 256, kWarps = kThreads / 32, kOutputs = 8, kMostRows = 16, kMostLayers = 16;
 #if !defined(__CUDA_ARCH_LIST__)
 constexpr int kStages = 2;
-#else  // what a block may have: 227 KB from sm_90 on, 163 KB on sm_80, else at least 99 KB
-constexpr int kStages = __CUDA_ARCH_LIST__ >= 900 ? 6 : __CUDA_ARCH_LIST__ == 800 ? 4 : 2;
+#else  // what a block may have: 227 KB from sm_90 to sm_110, 163 KB on sm_80, else at least 99 KB
+constexpr int kArch = __CUDA_ARCH_LIST__, kStages = kArch >= 900 && kArch < 1200 ? 6 : kArch == 800 ? 4 : 2;
 #endif
 constexpr int kRing = kStages * kOutputs * kThreads, kShared = kRing * 16 + kWarps * kOutputs * kMostRows * 4;
 
