@@ -2,7 +2,8 @@
 //
 // A CUDA thread is a fiber, a block is run at a time, or all of those that wait for each other (grid.h). Warp collectives
 // and barriers rendezvous: a fiber that reaches one waits until all that must take part are there, and threads at
-// different ones, or some that never come, stop the run with a message. Which fiber runs next is drawn from a seed, so
+// different ones, or some that never come, stop the run with a message. Which fiber runs next is drawn from a seed, and which
+// warp does not run for a while, so
 // an order that only works by luck fails for some seed. Loads through __ldg and __ldcg must lie within memory that the
 // test named. Fresh memory, and shared memory at the start of each block, holds NaN patterns.
 #pragma once
@@ -134,6 +135,7 @@ struct Scheduler {
       fibers[t].copies.assign(1, {});
     }
     std::vector<int> ready;
+    int still = all;  // the first thread of a warp that stands still for a while, as long as others can run
     for (;;) {
       ready.clear();
       int done = 0;
@@ -144,8 +146,10 @@ struct Scheduler {
       if (done == all || !problem.empty()) return;
       if (ready.empty()) return complain("deadlock: threads wait for others that never come");
       std::shuffle(ready.begin(), ready.end(), random);
+      if (random() % 16 == 0) still = int(random() % unsigned(all / 32 + 1)) * 32;
+      const bool others = std::any_of(ready.begin(), ready.end(), [&](int t) { return t / 32 != still / 32; });
       for (int t : ready) {
-        if (fibers[t].state != kReady) continue;
+        if (fibers[t].state != kReady || (others && t / 32 == still / 32)) continue;
         current = t;
         go_to(t / threads);
         swapcontext(&main, &fibers[t].context);
