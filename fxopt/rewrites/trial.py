@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch.fx import Graph, Node
 
 from fxopt.kernels.by_rows.op import up_to
+from fxopt.kernels.columns import cuda as columns_cuda
 from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.rewrites.regions import after, before, calls_of, inputs_of, module_of, rows_in, site
 from fxopt.shape.aliases import makes_results
@@ -49,7 +52,8 @@ class Trial:
         graphs = [region.graph(inputs) for region in regions]
         timed = site(graphs, inputs, self.training, self.rows, self.proof)
         try:
-            verdict = self.tuner.verdict(timed)
+            with _reports_of_samples(timed):
+                verdict = self.tuner.verdict(timed)
         except Disagreement as error:
             raise Rejected(str(error)) from None
         if verdict.slower or (self.everywhere and verdict.mixed):
@@ -59,6 +63,20 @@ class Trial:
         if verdict.mixed and (either := _either(editor, values, graphs, inputs, timed, verdict)):
             return either
         return values, str(verdict)
+
+
+@contextlib.contextmanager
+def _reports_of_samples(timed: Site) -> Iterator[None]:
+    """What columns on a GPU report of ids that were made up is no later call's to raise."""
+    device = next((value.device for value in timed.values if isinstance(value, torch.Tensor) and value.is_cuda), None)
+    index = None if device is None else device.index if device.index is not None else torch.cuda.current_device()
+    if index is not None and columns_cuda.reported(index):
+        raise Rejected("an earlier call on this device has an error to tell first")
+    try:
+        yield
+    finally:
+        while index is not None and columns_cuda.failure(index):
+            pass
 
 
 def _either(

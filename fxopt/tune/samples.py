@@ -44,6 +44,7 @@ def sample(values: Sequence[Any], sizes: Sizes) -> list[Any]:
     """Random tensors and ints in place of fake ones; a real tensor, a constant of the graph, is itself.
 
     Floats in [0.1, 1.1): neither NaN after sqrt and log nor slow as denormals. Integers are 0 or 1: tables have both.
+    In one dim they start at 0 and grow, as the offsets of bags do.
     """
     needed = sum(
         _number(value.numel(), sizes) * value.element_size()
@@ -68,8 +69,16 @@ def _made(value: Any, sizes: Sizes) -> Any:
     if value.dtype.is_floating_point or value.dtype.is_complex:
         made.copy_(torch.rand(made.shape, dtype=torch.float32) + 0.1)
     else:
-        made.copy_(torch.randint(0, 2, made.shape))
+        made.copy_(_integers(made.shape))
     return made.expand(shape)
+
+
+def _integers(shape: Sequence[int]) -> torch.Tensor:
+    made = torch.randint(0, 2, shape)
+    if made.dim() == 1:
+        made = made.sort().values
+        made[:1] = 0
+    return made
 
 
 def _number(size: int | torch.SymInt, sizes: Sizes) -> int:

@@ -1,0 +1,39 @@
+"""Tensors that are made up to time a region on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from fxopt.kernels.columns import cuda as columns_cuda
+from fxopt.rewrites.editor import Rejected
+from fxopt.rewrites.trial import _reports_of_samples
+from fxopt.tune.samples import sample
+from fxopt.tune.tuner import Site
+
+
+def test_integers_in_one_dim_can_be_offsets_of_bags():
+    with FakeTensorMode():
+        fakes = [
+            torch.empty(shape, dtype=dtype) for shape in ((0,), (1,), (50,)) for dtype in (torch.int64, torch.int32)
+        ]
+        fakes += [torch.empty(30, 4, dtype=torch.int64)]
+    *flat, rows = sample(fakes, {})
+    for offsets in flat:
+        assert (offsets[:1] == 0).all() and (offsets.diff() >= 0).all() and (offsets <= 1).all()
+    assert sorted(rows.unique().tolist()) == [0, 1]
+
+
+def test_what_the_device_reports_of_samples_is_forgotten(monkeypatch):
+    with FakeTensorMode():
+        site = Site(len, len, [torch.empty(3, device="cuda:0")], None, False)
+    pending = ["one of each kernel", "another"]
+    monkeypatch.setattr(columns_cuda, "reported", lambda device: False)
+    monkeypatch.setattr(columns_cuda, "failure", lambda device: pending.pop() if pending else None)
+    with pytest.raises(ValueError), _reports_of_samples(site):
+        raise ValueError
+    assert not pending
+    monkeypatch.setattr(columns_cuda, "reported", lambda device: True)
+    with pytest.raises(Rejected, match="earlier call"), _reports_of_samples(site):
+        raise AssertionError("nothing is timed, and no earlier call's report taken")
