@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.kernels.gpu_few_rows.op import ALIGNED, MOST_LAYERS
+from fxopt.kernels.gpu_few_rows.plan import ALIGNED, MOST_LAYERS
 from fxopt.kernels.mlp.cuda import split
 from fxopt.kernels.mlp.plan import Op
 from fxopt.patterns.core import Match, Reject, is_ours

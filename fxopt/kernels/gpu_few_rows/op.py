@@ -20,6 +20,7 @@ from torch import Tensor
 from .. import cuda_build, cuda_call
 from ..gpu_linear.op import ACTIVATIONS, CODES, gpu_linear
 from ..operators import Operator, Operators
+from .plan import ALIGNED, MOST_LAYERS, MOST_ROWS
 
 _HERE = Path(__file__).parent
 KERNEL = cuda_build.CudaLibrary(
@@ -28,8 +29,6 @@ KERNEL = cuda_build.CudaLibrary(
     headers=(_HERE / "grid.cuh", cuda_call.FLOATS, _HERE.parent / "columns/cuda/async.cuh"),
     functions=("fxopt_few_rows",),
 )
-MOST_ROWS, MOST_LAYERS = 16, 16  # few_rows.cu's
-ALIGNED = 4  # floats that are read at a time
 _NAMES = list(CODES)
 
 
