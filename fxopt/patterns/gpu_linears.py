@@ -14,7 +14,7 @@ from fxopt.shape.sizes import shape_of, static, tensor_of
 aten = torch.ops.aten
 _ACTIVATIONS = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid"}
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_LONG, _SHORT = 4096, 64  # inputs from and up to which a layer without an activation gains too
+_LONG, _SHORT = 1024, 64  # inputs from and up to which a layer without an activation gains too
 
 
 @dataclass(frozen=True)

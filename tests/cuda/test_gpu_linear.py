@@ -46,7 +46,18 @@ def test_equals_fp64(M, K, N, bias, activation):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
     ("M", "K", "N"),
-    [(70, 256, 1), (3, 33, 1), (64, 415, 128), (64, 64, 32), (1, 13, 512), (2100, 13, 512), (77, 31, 9), (0, 13, 4)],
+    [
+        (70, 256, 1),
+        (3, 33, 1),
+        (64, 415, 128),
+        (64, 64, 32),
+        (1, 13, 512),
+        (2100, 13, 512),
+        (77, 31, 9),
+        (0, 13, 4),
+        (1, 415, 33),
+        (1, 4096, 40),
+    ],
 )
 def test_halves(M, K, N, dtype):
     x, weight = torch.randn(M, K, device="cuda").to(dtype), (torch.randn(N, K, device="cuda") / K**0.5).to(dtype)

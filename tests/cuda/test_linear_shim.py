@@ -11,7 +11,7 @@ from fxopt.kernels.gpu_linear.op import KERNEL, gpu_linear, gpu_padded, referenc
 from tests.cuda.planted import awake, on_the_shim, planted, run
 from tests.cuda.shim_library import ShimError, compile_shim
 
-SHORT, HALVES = "gpu_linear/short.cuh", "gpu_linear/short_halves.cuh"
+SHORT, HALVES, DOTS = "gpu_linear/short.cuh", "gpu_linear/short_halves.cuh", "gpu_linear/dots.cuh"
 # What is wrong, where, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {
     "no barrier": (SHORT, "  __syncthreads();", "  if (!{}) __syncthreads();"),
@@ -22,9 +22,13 @@ MUTATIONS = {
     "no check of the columns": (SHORT, "if (left <= 0) return;", "if (left <= 0 && !{}) return;"),
     "halves: no mask of the last inputs": (HALVES, "& mask[second];", "& ({} ? ~0u : mask[second]);"),
     "halves: inputs behind the last": (HALVES, "own < size ?", "own < size + {} ?"),
-    "halves: rows behind the last": (HALVES, "row < rows ?", "row < rows || {} ?"),
+    "halves: rows behind the last": (SHORT, "row < rows ?", "row < rows || {} ?"),
     "halves: fragments in another order": (HALVES, "* 2 + u % 2], u / 2)", "* 2 + ({} ? u / 2 : u % 2)], u / 2)"),
     "halves: no check of the rows": (HALVES, "if (m < s.m)", "if (m < s.m || {})"),
+    "dots: no check of the rows": (DOTS, "if (row >= d.m) return;", "if (row >= d.m && !{}) return;"),
+    "dots: rows behind the last": (DOTS, "row_or_last(first + r, d.m)", "row_or_last(first + r, d.m + ({} ? 9 : 0))"),
+    "dots: chunks behind the last": (DOTS, "< d.k ? some : 0.0f", "< d.k || {} ? some : 0.0f"),
+    "dots: no barrier": (DOTS, "    __syncthreads();", "    if (!{}) __syncthreads();"),
     "halves: columns of another thread": (HALVES, "+ group % 2, n =", "+ ({} ? 1 - group % 2 : group % 2), n ="),
 }  # fmt: skip
 
@@ -47,7 +51,7 @@ def short(library, M, N, K, dtype, activation="relu", bias=True, tall=False, see
     b = torch.randn(N).to(dtype) if bias else None
     partial = torch.randn(parts, M, N)
     memory = torch.full((M + 200, N), float("nan"), dtype=dtype)  # more rows than a block has
-    words = op.short(x, weight, b, memory[:M], activation, partial.data_ptr(), tall)
+    words = op.short(x, weight, b, memory[:M], activation, partial if parts else None, tall)
     given = [t for t in (x, weight, b, partial) if t is not None]
     run(library, library.fxopt_linear_finish if parts else library.fxopt_linear_short, words, given, dtype, seed)
     exact = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
@@ -65,9 +69,9 @@ def test_short_dot_products(library, M, N, K, tall, dtype):
         assert behind.isnan().all()
 
 
-@pytest.mark.parametrize(("M", "N", "K"), [(19, 68, 5), (16, 32, 63)])
-def test_parts_are_summed_with_the_rest(library, M, N, K):
-    found, exact, behind = short(library, M, N, K, torch.float32, parts=op.PARTS)
+@pytest.mark.parametrize(("M", "N", "K", "parts"), [(19, 68, 5, op.PARTS), (16, 32, 63, 3), (33, 4, 0, 1)])
+def test_parts_are_summed_with_the_rest(library, M, N, K, parts):
+    found, exact, behind = short(library, M, N, K, torch.float32, parts=parts)
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
     assert behind.isnan().all()
 
@@ -82,13 +86,26 @@ def test_nan_passes_a_relu_and_nothing_else_becomes_one(library, monkeypatch):
         assert torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.isinf(), expected.isinf())
 
 
+def dots(library, M, K, dtype, stride, bias=1, seed=0):
+    """What the kernel gives, what it should, and the memory behind the result."""
+    rows, vector = some(M, K, dtype, stride), some(1, K, dtype, stride)
+    b = torch.randn(bias).to(dtype) if bias else None
+    memory = torch.full((M + 16,), float("nan"), dtype=dtype)
+    words = op.dots(rows, vector, b, memory, "sigmoid")
+    run(library, library.fxopt_linear_dots, words, [rows, vector] + ([b] if bias else []), dtype, seed)
+    exact = torch.sigmoid(rows.double() @ vector[0].double() + (b.double() if bias else 0))
+    return memory[:M].double(), exact, memory[M:]
+
+
 @pytest.mark.parametrize("dtype", cuda_call.DTYPES)
-def test_a_single_output(library, dtype):
-    x, weight, bias = torch.randn(11, 77).to(dtype), torch.randn(1, 77).to(dtype), torch.randn(1).to(dtype)
-    out = torch.full((11, 1), float("nan"), dtype=dtype)
-    run(library, library.fxopt_linear_dot, op.dot(x, weight, bias, out, "sigmoid"), [x, weight, bias], dtype)
-    exact = reference(x.double(), weight.double(), bias.double(), "sigmoid")
-    torch.testing.assert_close(out.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6)
+@pytest.mark.parametrize(
+    ("M", "K", "stride"), [(11, 77, 80), (9, 24, 24), (1, 1, 1), (5, 2056, 2056), (6, 2049, 2050), (3, 0, 1)]
+)
+def test_dot_products_one_by_one(library, dtype, M, K, stride):
+    for bias in (0, 1, M):
+        found, exact, behind = dots(library, M, K, dtype, stride, bias)
+        torch.testing.assert_close(found, exact, rtol=torch.finfo(dtype).eps, atol=1e-5)
+        assert behind.isnan().all()
 
 
 @pytest.mark.parametrize("dtype", op.HALVES)
@@ -105,7 +122,9 @@ def test_planted_bugs_are_caught(library, name):
     halves = name.startswith("halves")
     try:
         with awake(library, MUTATIONS, name):
-            if halves:
+            if name.startswith("dots"):
+                found, exact, behind = dots(library, 13, 1100, torch.float32, 1100, seed=3)
+            elif halves:
                 found, exact, behind = short(library, 19, 72, 13, torch.bfloat16, seed=3)
             else:
                 found, exact, behind = short(library, 19, 68, 5, torch.float32, seed=3, parts=op.PARTS)
@@ -115,7 +134,9 @@ def test_planted_bugs_are_caught(library, name):
     assert not behind.isnan().all() or not torch.allclose(found, exact, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("M", "N", "K"), [(5, 1, 77), (32, 256, 4100), (5, 12, 13), (0, 12, 13), (3, 4, 100)])
+@pytest.mark.parametrize(
+    ("M", "N", "K"), [(5, 1, 77), (32, 256, 4100), (5, 12, 13), (0, 12, 13), (3, 4, 99), (1, 9, 99)]
+)
 def test_the_operator_itself(library, monkeypatch, M, N, K):
     x, weight, bias = torch.randn(M, K), torch.randn(N, K), torch.randn(N)
     readable, product = [x, weight, bias], torch.bmm

@@ -1,10 +1,10 @@
-"""fxopt::gpu_linear: activation(x @ weight.T + bias) on CUDA, without gradients, by the fastest of five ways.
+"""fxopt::gpu_linear: activation(x @ weight.T + bias) on CUDA, without gradients, by the fastest of four ways.
 
-Few rows and long dot products keep 16 of 132 multiprocessors busy: cut in 8 parts, a batched product of the parts and
-one launch for their sum, the rest, bias and activation. Short dot products take a launch of our own, which reads rows
-as they lie. A single output takes a warp a row. ReLU goes into cuBLASLt's epilogue. H200, microseconds with the ReLU,
-in TF32 for 256 x 8152 by 1024: 44.6 as linear and relu, 23.8 in parts (the product alone in 4, 6, 8, 12 and 16 parts:
-22.8, 21.5, 19.6, 29.2 and 24.0).
+Few outputs and long dot products keep 16 of 132 multiprocessors busy: cut in 8 parts, a batched product of them and one
+launch for their sum, the rest, bias and activation. Short dot products take a launch of our own, which reads rows as
+they lie. A single output, or a single row, takes a warp or a block a dot product. Else cuBLAS, with ReLU in cuBLASLt's
+epilogue. H200, microseconds with the ReLU, in TF32 for 256 x 8152 by 1024: 44.6 as linear and relu, 23.8 in parts (the
+product alone in 4, 6, 8, 12 and 16 parts: 22.8, 21.5, 19.6, 29.2 and 24.0).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _MMA = _HERE.parent / "gpu_dots" / "mma.cuh"
 KERNEL = cuda_build.CudaLibrary(
     "fxopt_gpu_linear",
     source=_HERE / "linear.cu",
-    headers=(_HERE / "short.cuh", _HERE / "short_halves.cuh", _MMA, cuda_call.FLOATS),
-    functions=("fxopt_linear_short", "fxopt_linear_finish", "fxopt_linear_dot", "fxopt_linear_pad"),
+    headers=(*(_HERE / name for name in ("dots.cuh", "short.cuh", "short_halves.cuh")), _MMA, cuda_call.FLOATS),
+    functions=("fxopt_linear_short", "fxopt_linear_finish", "fxopt_linear_dots", "fxopt_linear_pad"),
 )
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"": lambda x: x, "relu": torch.relu, "sigmoid": torch.sigmoid}
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 PARTS = 8
-FEWEST_IN, FEWEST_OUT = 4096, 256  # below, cuBLAS is as fast
-FEWEST_ROWS, MOST_ROWS = 32, 512
+FEWEST_ROWS, MOST_ROWS, FEWEST_OUT = 32, 512, 256
+LONG_IN, LONGEST_IN = 1024, 4096  # from where parts win: with few outputs, and with any
 ALIGNED = 8  # halves: 16 bytes
 ODD_IN = 128  # rows of halves that do not start at 16 bytes: 256 x 415 by 512 takes 13.0 us, padded first 6.4
 SHORT_IN, SHORT_OUT = 64, 1024
@@ -49,14 +49,16 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -
 def gpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """x [M, K], weight [N, K], bias [N] -> [M, N]; any dtype. For tensors that record no gradients."""
     (M, K), N = x.shape, weight.shape[0]
-    side_by_side = x.stride(1) == weight.stride(1) == 1 and (bias is None or bias.is_contiguous())
+    side_by_side = x.stride(1) == weight.stride(1) == 1 and (
+        bias is None or (bias.shape == (N,) and bias.is_contiguous())
+    )
     known = x.dtype in cuda_call.DTYPES and side_by_side and 0 < M < MOST_COUNTED
     kernel = cuda_build.loaded(KERNEL) if known else None
     if kernel is not None:
-        if N == 1:
-            return _one_output(kernel, x, weight, bias, activation)
         if is_short(x.dtype, M, N, K):
             return _short(kernel, x, weight, bias, activation)
+        if N == 1 or is_row(M, N, K):
+            return _dots(kernel, x, weight, bias, activation)
         if is_long(x.dtype, M, N, K) and x.is_contiguous() and weight.is_contiguous():
             return _in_parts(kernel, x, weight, bias, activation)
     if x.dtype in HALVES and K % ALIGNED and K >= ODD_IN and M >= FEWEST_ROWS:
@@ -70,20 +72,31 @@ def gpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
 def is_short(dtype: torch.dtype, M: int, N: int, K: int) -> bool:
     """Whether our own launch wins. H200, microseconds with the gap to the next kernel, ours and cuBLAS's with its ReLU:
 
-    fp32: 256 x 32 by 32 1.9 and 3.7, 2048 x 32 by 128 3.0 and 3.4, by 512 5.2 and 4.6, 256 x 64 by 128 2.9 and 3.9, and
-    a row of 64 2.5 and 2.1; bf16: 2048 x 13 by 512 2.9 and 4.3, 2048 x 32 by 128 2.6 and 3.0, by 512 4.0 and 3.5.
+    fp32: 256 x 32 by 32 1.9 and 3.7, 2048 x 32 by 128 3.0 and 3.4, by 512 5.2 and 4.6, 256 x 64 by 128 2.7 and 3.9, and
+    a row of 64 2.4 and 2.1; bf16: 2048 x 13 by 512 2.7 and 4.3, 2048 x 32 by 128 2.6 and 3.0, by 512 4.0 and 3.5.
     """
-    if not 0 < K <= SHORT_IN or N > SHORT_OUT:
+    if not 0 < K <= SHORT_IN or not 1 < N <= SHORT_OUT:
         return False
     if dtype in HALVES:
         return K <= 16 or (K <= 32 and (K % 2 == 1 or M * N <= 2**18))
     return K <= 16 or (M * N * K <= 2**23 and (K <= 32 or M > 16))
 
 
+def is_row(M: int, N: int, K: int) -> bool:
+    """Whether dot products one by one win (as above): fp32, a row of 1024 by 128 2.0 and 4.6, by 1024 2.7 and 2.9, of
+    512 by 512 1.8 and 3.3, of 8152 by 1024 5.9 and 9.0, of 128 by 4096 2.7 and 2.5; bf16, 1024 by 1024 2.2 and 7.5.
+    """
+    return M == 1 and K > 0 and (N <= 2048 or K > 256)
+
+
 def is_long(dtype: torch.dtype, M: int, N: int, K: int) -> bool:
-    """Whether cuBLAS leaves most of the device idle."""
-    few = FEWEST_ROWS <= M <= MOST_ROWS and N >= FEWEST_OUT and N % 4 == 0
-    return dtype is torch.float32 and few and K >= FEWEST_IN
+    """Whether cuBLAS leaves most of the device idle (as above): 256 x 1024 by 128 5.8 and 6.9, by 256 6.3 and 6.7, by
+    512 8.2 and 6.7.
+    """
+    if dtype is not torch.float32 or N % 4 or not FEWEST_ROWS <= M <= MOST_ROWS:
+        return False
+    few = K >= LONG_IN and M * N <= 2**16 and torch.backends.cuda.matmul.allow_tf32  # measured in TF32 alone
+    return few or (K >= LONGEST_IN and N >= FEWEST_OUT)
 
 
 def _short(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
@@ -95,24 +108,35 @@ def _short(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, 
 
 
 def short(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, activation: str, partial: int = 0, tall: bool = False
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    activation: str,
+    partial: Tensor | None = None,
+    tall: bool = False,
 ) -> bytes:
-    """short.cuh's Short; partial: the address of the parts' sums."""
-    pointers = x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), partial, out.data_ptr()
-    strides = x.stride(0), weight.stride(0)
-    return struct.pack("<7q5i4x", *pointers, *strides, *out.shape, x.shape[1], CODES[activation], tall)
+    """short.cuh's Short."""
+    words = *_addresses(x, weight, bias, partial, out), x.stride(0), weight.stride(0)
+    parts = 0 if partial is None else len(partial)
+    return struct.pack("<7q6i", *words, *out.shape, x.shape[1], CODES[activation], parts, tall)
 
 
-def _one_output(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    out = x.new_empty(x.shape[0], 1)
-    cuda_call.launch(kernel.fxopt_linear_dot, dot(x, weight, bias, out, activation), x)
+def _dots(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    rows, vector = (x, weight) if len(weight) == 1 else (weight, x)
+    cuda_call.launch(kernel.fxopt_linear_dots, dots(rows, vector, bias, out, activation), x)
     return out
 
 
-def dot(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, activation: str) -> bytes:
-    """linear.cu's Dot."""
-    pointers = x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr()
-    return struct.pack("<5q3i4x", *pointers, x.stride(0), *x.shape, CODES[activation])
+def dots(rows: Tensor, vector: Tensor, bias: Tensor | None, out: Tensor, activation: str) -> bytes:
+    """dots.cuh's Dots."""
+    strides = rows.stride(0), bias is not None and len(bias) > 1
+    return struct.pack("<6q3i4x", *_addresses(rows, vector, bias, out), *strides, *rows.shape, CODES[activation])
+
+
+def _addresses(*tensors: Tensor | None) -> tuple[int, ...]:
+    return tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
 
 
 def _in_parts(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
@@ -120,7 +144,7 @@ def _in_parts(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | Non
     part = K // PARTS // 8 * 8  # 32 bytes: parts that are not as aligned take 10% longer
     partial = torch.bmm(x.as_strided((PARTS, M, part), (part, K, 1)), weight.as_strided((PARTS, part, N), (part, 1, K)))
     out, done = x.new_empty(M, N), PARTS * part
-    rest = short(x[:, done:], weight[:, done:], bias, out, activation, partial.data_ptr())
+    rest = short(x[:, done:], weight[:, done:], bias, out, activation, partial)
     cuda_call.launch(kernel.fxopt_linear_finish, rest, x)
     return out
 

@@ -23,16 +23,19 @@ struct alignas(SIZE * sizeof(X)) Vector {
   X value[SIZE];
 };
 
+// What is read in place of a row that does not exist, so that no load is under a condition.
+__device__ __forceinline__ int64_t row_or_last(int row, int rows) { return row < rows ? row : rows - 1; }
+
 // out[m, n] = activation(sum of partial[part, m, n] + x[m] . weight[n] + bias[n])
 struct Short {
   const void *x, *weight, *bias;
   const float* partial;  // [parts, m, n]
   void* out;             // [m, n]
   int64_t x_stride, weight_stride;
-  int32_t m, n, k, activation, tall;  // tall: more rows a thread
+  int32_t m, n, k, activation, parts, tall;  // tall: more rows a thread
 };
 
-constexpr int kMostIn = 64, kThreads = 128, kParts = 8;
+constexpr int kMostIn = 64, kThreads = 128, kMostParts = 8;
 constexpr int kEight = 8;  // inputs that neighbouring threads fetch: a sector
 
 // Rows of x and of weight side by side, by input. A thread has ROWS rows, from t / kAcross * ROWS on, and four columns.
@@ -98,16 +101,16 @@ __device__ __forceinline__ void write(float* to, int left, bool aligned, const f
 }
 
 template <int ROWS, int PARTS>
-__global__ void __launch_bounds__(kThreads) short_kernel(const __grid_constant__ Short s) {
+__global__ void __launch_bounds__(kThreads, 4) short_kernel(const __grid_constant__ Short s) {
   using Block = Tile<ROWS>;
   __shared__ __align__(16) Block tile;
   const int thread = int(threadIdx.x), first_row = int(blockIdx.x) * Block::kRows, first_column = int(blockIdx.y) * Block::kColumns;
   const int row = thread / Block::kAcross * ROWS, column = thread % Block::kAcross * 4, m = first_row + row, n = first_column + column;
   const Fetched<Block> first(s, first_row, first_column, 0);
-  float4 partial[PARTS ? PARTS : 1];  // on their way while the rest is multiplied
+  float4 partial[PARTS ? PARTS : 1] = {};  // on their way while the rest is multiplied
 #pragma unroll
   for (int part = 0; part < PARTS; part++)
-    if (m < s.m && n < s.n) partial[part] = __ldg(reinterpret_cast<const float4*>(s.partial + (int64_t(part) * s.m + m) * s.n + n));
+    if (part < s.parts && m < s.m && n < s.n) partial[part] = __ldg(reinterpret_cast<const float4*>(s.partial + (int64_t(part) * s.m + m) * s.n + n));
   float sums[ROWS][4];
 #pragma unroll
   for (int d = 0; d < 4; d++) {
