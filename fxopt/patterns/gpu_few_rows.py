@@ -10,8 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.kernels.gpu_few_rows.plan import ALIGNED, MOST_LAYERS
-from fxopt.kernels.mlp.cuda import split
-from fxopt.kernels.mlp.plan import Op
+from fxopt.kernels.mlp.plan import Op, split
 from fxopt.patterns.core import Match, Reject, is_ours
 from fxopt.patterns.gpu_linears import Layer, layer_at
 from fxopt.shape.aliases import Aliases

@@ -6,8 +6,8 @@ import operator
 
 import torch
 
-from fxopt.kernels.mlp.cuda import Chains, joined, load
-from fxopt.kernels.mlp.plan import Op, encode
+from fxopt.kernels.mlp.cuda import Chains, load
+from fxopt.kernels.mlp.plan import Op, encode, joined
 from fxopt.patterns.core import Match
 from fxopt.patterns.gpu_chains import find_gpu_chains
 from fxopt.patterns.linear_chains import Chain

@@ -9,7 +9,7 @@ import torch
 
 from fxopt.kernels import cuda_call
 from fxopt.kernels.mlp import cuda, reference
-from fxopt.kernels.mlp.plan import CHAINS_ON_CUDA, Op, Step, encode
+from fxopt.kernels.mlp.plan import CHAINS_ON_CUDA, Op, Step, encode, joined
 from tests.cuda.planted import awake, compiled, on_the_shim, run
 from tests.cuda.shim_library import ShimError
 from tests.kernels.test_mlp import chain
@@ -81,7 +81,7 @@ def test_many_chains(shim):
 
 def test_the_operator_for_any_number_of_rows(shim, monkeypatch):
     layers = [example(Op.RELU, (5, 9, 2)), example(Op.TANH, (6, 4))]
-    plan = cuda.joined([(len(state), encode(1, steps)) for state, steps in layers])
+    plan = joined([(len(state), encode(1, steps)) for state, steps in layers])
     state = [tensor for own, _ in layers for tensor in own]
     chains = cuda.Chains(plan)
     for rows in (3, 40, 0):

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxopt
-from fxopt.kernels.mlp.cuda import Chains, joined, load
-from fxopt.kernels.mlp.plan import Op, encode
+from fxopt.kernels.mlp.cuda import Chains, load
+from fxopt.kernels.mlp.plan import Op, encode, joined
 from fxopt.rewrites import gpu_chains, gpu_linears
 from fxopt.rewrites.direct import direct
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,3 +63,18 @@ def decode(words: Sequence[int]) -> list[Step]:
         constants = struct.unpack(f"<{CONSTANTS}d", struct.pack(f"<{CONSTANTS}q", *rest[TENSORS:]))
         steps.append(Step(Op(op), tensors, constants))
     return steps
+
+
+def joined(plans: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
+    """(how many state tensors, plan) of each chain of one launch on CUDA, as one plan."""
+    return [len(plans), *itertools.chain.from_iterable((count, len(plan), *plan) for count, plan in plans)]
+
+
+def split(plan: Sequence[int]) -> list[tuple[int, list[Step]]]:
+    """(how many state tensors, steps) of each chain that was joined."""
+    found, at = [], 1
+    for _ in range(plan[0]):
+        count, length = plan[at : at + 2]
+        found.append((count, decode(plan[at + 2 : at + 2 + length])))
+        at += 2 + length
+    return found

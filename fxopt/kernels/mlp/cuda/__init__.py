@@ -17,7 +17,7 @@ from torch import Tensor
 from ... import cuda_build, cuda_call
 from ...operators import Operator, Operators
 from .. import reference
-from ..plan import MOST_ON_CUDA, TENSORS, Op, Step, decode
+from ..plan import MOST_ON_CUDA, TENSORS, Op, Step, split
 
 _HERE = Path(__file__).parent
 KERNEL = cuda_build.CudaLibrary(
@@ -58,21 +58,6 @@ class Chains:
             found = [encode(steps, width, own) for (_, steps), (width, own) in zip(self._chains, shapes, strict=True)]
             known = self._known = shapes, None if None in found else found  # type: ignore[assignment]
         return known[1]
-
-
-def joined(plans: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
-    """(how many state tensors, plan) of each chain as one plan."""
-    return [len(plans), *itertools.chain.from_iterable((count, len(plan), *plan) for count, plan in plans)]
-
-
-def split(plan: Sequence[int]) -> list[tuple[int, list[Step]]]:
-    """(how many state tensors, steps) of each chain."""
-    found, at = [], 1
-    for _ in range(plan[0]):
-        count, length = plan[at : at + 2]
-        found.append((count, decode(plan[at + 2 : at + 2 + length])))
-        at += 2 + length
-    return found
 
 
 def _states(state: Sequence[Tensor], chains: Sequence[tuple[int, object]]) -> list[Sequence[Tensor]]:
