@@ -37,9 +37,9 @@ def find_branches(module: GraphModule, inference: bool) -> Iterator[Match | Reje
     if not inference:
         return
     nodes = list(module.graph.nodes)
-    writer = beside_nothing(module.graph)
+    writer = first_writer(module.graph)
     if writer is not None and any(map(launches, nodes)):
-        yield Reject("what may write to memory keeps its place, and all others around it", writer)
+        yield Reject(f"'{writer.name}' may write to memory, so the graph runs in the order of its calls", writer)
     if writer is not None or not any(map(launches, nodes)):
         return
     cones = Cones(nodes)
@@ -55,12 +55,12 @@ class Cones:
         self.nodes = nodes
         self.place = {node: place for place, node in enumerate(nodes)}
         self.needs: list[int] = []
-        self.launches = self.taken = 0
+        self.launches = self.fixed = 0
         for place, node in enumerate(nodes):
             bit = 1 << place if node.op == "call_function" else 0
             self.needs.append(reduce(operator.or_, (self.needs[self.place[n]] for n in node.all_input_nodes), bit))
             self.launches |= bit if launches(node) else 0
-            self.taken |= bit if not _may_move(node) else 0
+            self.fixed |= bit if not _may_move(node) else 0
 
     def branch_at(self, node: Node) -> Branch | None:
         """What the operands of a node need, less what several of them do, as two sides of about as many launches."""
@@ -87,7 +87,7 @@ class Cones:
 
     def _movable(self, bits: int) -> int:
         """Less what has to stay, and what that needs."""
-        for place in _places(bits & self.taken):
+        for place in _places(bits & self.fixed):
             bits &= ~self.needs[place]
         return bits
 
@@ -121,8 +121,8 @@ def _places(bits: int) -> Iterator[int]:
         bits ^= lowest
 
 
-def beside_nothing(graph: Graph) -> Node | None:
-    """What may write to memory, so that it keeps its place and all others theirs around it."""
+def first_writer(graph: Graph) -> Node | None:
+    """The first node that may write to memory: it keeps its place, and all others theirs around it."""
     called = (node for node in graph.nodes if node.op in ("call_module", "call_function"))
     return next((node for node in called if node.op == "call_module" or has_effects(node)), None)
 

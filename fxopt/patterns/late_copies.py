@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch.fx import GraphModule, Node
 
 from fxopt.kernels.columns.plan import Column, Plan
-from fxopt.patterns.branches import Cones, beside_nothing, launches
+from fxopt.patterns.branches import Cones, first_writer, launches
 from fxopt.patterns.core import Match, Reject, calls_of_ours
 from fxopt.shape.sizes import shape_of, static, tensor_of
 
@@ -28,7 +28,7 @@ class Copy:
 def find_late_copies(module: GraphModule, inference: bool, plan_of: PlanOf) -> Iterator[Match | Reject]:
     """Matches bind `call`, `plan` (without the copies), `copies`, `side`: what they alone wait for."""
     calls = [call for call in calls_of_ours(module.graph, "fxopt::columns") if launches(call)]
-    if not inference or not calls or beside_nothing(module.graph) is not None:
+    if not inference or not calls or first_writer(module.graph) is not None:
         return
     cones = Cones(list(module.graph.nodes))
     for call in calls:

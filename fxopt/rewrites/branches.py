@@ -23,7 +23,7 @@ def replace_branch(editor: Editor, match: Match) -> Replacement:
         for node in nodes:
             twins[node].meta[mark] = twins[side[0]].name
     what = f"{words(side)} beside {words(main)}, in captured graphs"
-    return Replacement({node: twins[node] for node in outputs}, what, "neither needs the other")
+    return Replacement({node: twins[node] for node in outputs}, what, "neither needs the results of the other")
 
 
 def move_to_readers(editor: Editor, nodes: Sequence[Node]) -> list[Node]:

@@ -8,7 +8,7 @@ from torch.fx import Node
 from fxopt.kernels.columns.encode import plan_of
 from fxopt.kernels.columns.plan import Plan
 from fxopt.kernels.gpu_dots.gathered import call_of, load
-from fxopt.kernels.gpu_dots.plan import fits, vectors
+from fxopt.kernels.gpu_dots.plan import MOST_DIM, MOST_VECTORS, STEPS, fits, vectors
 from fxopt.patterns.core import Match
 from fxopt.patterns.gpu_gathered_dots import find_gathered_dots
 from fxopt.rewrites.core import Replacement, Rewrite
@@ -22,8 +22,8 @@ def replace_gathered_dots(editor: Editor, match: Match) -> Replacement:
     n = _vectors(plan, match.bound["z"])
     held = [tensors[c.source.tensor] if c.table is None else tables[c.table] for c in plan.columns]
     dtype = match.anchor.meta["val"].dtype
-    if any(node.meta["val"].dtype != dtype for node in held):
-        raise Rejected(f"expected tables and copies of {dtype}, as its vectors are")
+    if other := next((node for node in held if node.meta["val"].dtype != dtype), None):
+        raise Rejected(f"'{other.name}': expected {dtype}, as the vectors are, found {other.meta['val'].dtype}")
     load()
     arguments = (*match.bound["arguments"], *match.bound["rest"])
     call = editor.call(torch.ops.fxopt.gathered_dots.default, *arguments)
@@ -34,9 +34,12 @@ def replace_gathered_dots(editor: Editor, match: Match) -> Replacement:
 
 def _vectors(plan: Plan, z: Node) -> int:
     dim = static(shape_of(z)[2]) or 0
-    n = vectors(plan, dim)
-    if n is None or not fits(z.meta["val"].dtype, n, dim):
-        raise Rejected("its vectors are more than plain lookups and copies, or do not fit the kernel")
+    n, dtype = vectors(plan, dim), z.meta["val"].dtype
+    if n is None:
+        raise Rejected("expected vectors that are plain lookups or copies, found pooling or a computation")
+    if not fits(dtype, n, dim):
+        most = f"{MOST_VECTORS} vectors whose width is a multiple of {STEPS[dtype]} up to {MOST_DIM}"
+        raise Rejected(f"expected at most {most}, found {n} of {dim} in {dtype}")
     return n
 
 

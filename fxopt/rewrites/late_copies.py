@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -11,6 +12,7 @@ from torch.fx import GraphModule, Node
 from fxopt.kernels.columns.encode import encode, plan_of
 from fxopt.kernels.columns.errors import call_of
 from fxopt.kernels.columns.op import kernel_on_cuda
+from fxopt.kernels.columns.plan import Plan
 from fxopt.kernels.late_copy.op import late_copy, load
 from fxopt.patterns.branches import BESIDE, SIDE
 from fxopt.patterns.core import Match, Reject
@@ -36,33 +38,36 @@ def replace_copies(editor: Editor, match: Match) -> Replacement:
     """
     call, plan, copies, side = (match.bound[name] for name in ("call", "plan", "copies", "side"))
     if not kernel_on_cuda():
-        raise Rejected("without their kernel, columns write all of a row")
+        raise Rejected("the CUDA kernel of fxopt::columns cannot be built here; without it the call writes whole rows")
     load()
     items = sorted(call.users)
     outputs = move_to_readers(editor, [*side, call, *items])
-    late = {copy.tensor for copy in copies}
-    other = next(node for number, node in enumerate(call.args[0]) if number not in late)
-    tensors = [other if number in late else node for number, node in enumerate(call.args[0])]
-    twin = editor.call(call.target, tensors, call.args[1], editor.constant("plan", encode(plan)))
-    twin.meta["bound"], twin.meta["rowwise"] = call_of(plan), call.meta.get("rowwise")
+    twin = _without_copies(editor, call, plan, {copy.tensor for copy in copies})
     found = {item: editor.call(operator.getitem, twin, item.args[1]) for item in items}
     for node in (twin, *found.values()):
         node.meta[BESIDE] = twin.name
     twins = editor.twins(side)
-    marked = list(twins.values())
     for copy in copies:
         item = next(item for item in items if item.args[1] == copy.output)
-        found[item] = editor.call(
-            torch.ops.fxopt.late_copy.default, found[item], twins[call.args[0][copy.tensor]], copy.offset
-        )
+        values = twins[call.args[0][copy.tensor]]
+        found[item] = editor.call(torch.ops.fxopt.late_copy.default, found[item], values, copy.offset)
         found[item].meta["bound"] = late_copy
-        marked.append(found[item])
-    for node in marked:
+        found[item].meta[SIDE] = twin.name
+    for node in twins.values():
         node.meta[SIDE] = twin.name
-    values = {node: (twins | found)[node] for node in outputs}
-    return Replacement(
-        values, f"{words(side)} beside {len(plan.columns)} columns, in captured graphs", "they only copy it"
-    )
+    what = f"{words(side)} beside {len(plan.columns)} columns, in captured graphs"
+    why = "the columns only copy the result, and no longer wait for it"
+    return Replacement({node: (twins | found)[node] for node in outputs}, what, why)
+
+
+def _without_copies(editor: Editor, call: Node, plan: Plan, late: set[int]) -> Node:
+    """The call by a plan without them. Another tensor stands where they were: the numbers in the plan stay."""
+    tensors: Any = call.args[0]
+    other = next(node for number, node in enumerate(tensors) if number not in late)
+    kept = [other if number in late else node for number, node in enumerate(tensors)]
+    twin = editor.call(torch.ops.fxopt.columns.default, kept, call.args[1], editor.constant("plan", encode(plan)))
+    twin.meta["bound"], twin.meta["rowwise"] = call_of(plan), call.meta.get("rowwise")
+    return twin
 
 
 REWRITE = Rewrite(

@@ -69,13 +69,18 @@ class Trial:
 def _reports_of_samples(timed: Site) -> Iterator[None]:
     """What columns on a GPU report of ids that were made up is no later call's to raise."""
     device = next((value.device for value in timed.values if isinstance(value, torch.Tensor) and value.is_cuda), None)
-    index = None if device is None else device.index if device.index is not None else torch.cuda.current_device()
-    if index is not None and columns_cuda.reported(index):
-        raise Rejected("an earlier call on this device has an error to tell first")
+    if device is None:
+        yield
+        return
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if columns_cuda.reported(index):
+        raise Rejected(
+            f"an earlier call on {device} has an error that the next call raises; until then nothing is timed"
+        )
     try:
         yield
     finally:
-        while index is not None and columns_cuda.failure(index):
+        while columns_cuda.failure(index):
             pass
 
 

@@ -4,14 +4,13 @@
 
 namespace fxopt::cuda {
 
-inline int blocks_per_processor = kBlocks;  // of the grid at most: all run at once, so that warps move through a table together
-
 __global__ void columns_kernel(const __grid_constant__ Launch launch);
 __global__ void joins_of_bags_kernel(const __grid_constant__ Launch launch);
 
 inline void launch(Device& device, const Request& request, const Image& image, cudaStream_t stream, bool capturing) {
   if (image.items == 0) return;
-  const int64_t most = int64_t(device.processors) * blocks_per_processor, blocks = (image.items + kWarps - 1) / kWarps;
+  // As many blocks as run at once, so that warps move through a table together.
+  const int64_t most = int64_t(device.processors) * kBlocks, blocks = (image.items + kWarps - 1) / kWarps;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(unsigned(std::min(most, blocks)));
   config.blockDim = dim3(kWarps * 32);
@@ -58,5 +57,3 @@ FXOPT_EXPORT bool fxopt_cuda_columns(const fxopt::Request* request, void* stream
     return false;
   }
 }
-
-FXOPT_EXPORT void fxopt_cuda_blocks(int per_processor) { fxopt::cuda::blocks_per_processor = per_processor; }
