@@ -62,14 +62,12 @@ def inputs_of(regions: Sequence[Region]) -> list[Node]:
     return list(dict.fromkeys(node for region in regions for node in region.reads))
 
 
-def site(
-    graphs: Sequence[Graph], inputs: Sequence[Node], training: bool, rows: tuple[int, ...], replayed: bool
-) -> Site:
-    """Two graphs of the same inputs as functions to be timed; `replayed`: as CUDA graphs, where they are on a GPU."""
+def site(graphs: Sequence[Graph], inputs: Sequence[Node], training: bool, rows: tuple[int, ...]) -> Site:
+    """Two graphs of the same inputs as functions to be timed; on a GPU, and without gradients, as CUDA graphs."""
     functions = [as_function(graph, not training) for graph in graphs]
     values = [_constant(node) if node.op == "get_attr" else placed_as_convolved(node) for node in inputs]
     state = {number: tensor for number, node in enumerate(inputs) if (tensor := _state(node)) is not None}
-    replayed = replayed and any(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
+    replayed = not training and any(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
     key = _key(graphs, values, training)
     key = key and key + "-replayed" * replayed
     return Site(functions[0], functions[1], values, key, training, rows, state, replayed)
