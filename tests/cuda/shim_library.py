@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fxopt.kernels.columns import cuda
+from fxopt.kernels.columns.cuda.backward import Entries, Sums
 from fxopt.kernels.columns.encode import DTYPES, encode
 from fxopt.kernels.columns.plan import Plan
 
@@ -82,7 +82,7 @@ class Shim:
     def backward(
         self, grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor, seed: int = 0
     ) -> list[Tensor]:
-        """As fxopt.kernels.columns.cuda.backward, the sort by torch on the CPU."""
+        """As backward() on CUDA, the sort by torch on the CPU."""
         found = [torch.zeros(t.shape) for t in tables]
         self._add_up(grads, *self._entries(grads, tensors, tables, plan, seed).sums(found))
         return found
@@ -90,23 +90,23 @@ class Shim:
     def row_gradients(
         self, grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor, seed: int = 0
     ) -> list[tuple[Tensor, Tensor]]:
-        """As fxopt.kernels.columns.cuda.row_gradients: the rows of each table, and their gradients."""
+        """As row_gradients() on CUDA: the rows of each table, and their gradients."""
         entries = self._entries(grads, tensors, tables, plan, seed)
         touched, slots = entries.slots(len(tables))
         found = [torch.full((len(r), t.shape[1]), float("nan")) for r, t in zip(touched, tables, strict=True)]
         self._add_up(grads, *entries.sums(found, slots))
         return list(zip(touched, found, strict=True))
 
-    def _entries(self, grads, tensors, tables, plan, seed) -> cuda._Entries:  # type: ignore[no-untyped-def]
+    def _entries(self, grads, tensors, tables, plan, seed) -> Entries:  # type: ignore[no-untyped-def]
         keep = list[object]()
         arrays = _arrays(grads, keep)
         call = self.library.fxopt_cuda_entries
         keys, places, scales = self._call(
             tensors, tables, plan, seed, lambda request, *rest: call(request, arrays, *rest), more=grads
         )
-        return cuda._Entries(*torch.sort(keys.view(-1), stable=True), places, scales)
+        return Entries(*torch.sort(keys.view(-1), stable=True), places, scales)
 
-    def _add_up(self, grads: Sequence[Tensor], sums: cuda._Sums, memory: list[Tensor]) -> None:
+    def _add_up(self, grads: Sequence[Tensor], sums: Sums, memory: list[Tensor]) -> None:
         memory[5].fill_(float("nan"))  # sums of chunks
         named, text = [self._name(t) for t in (*grads, memory[5])], ctypes.create_string_buffer(256)
         assert self.library.fxopt_cuda_sums(ctypes.byref(sums), None, text), text.value

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import gradients
-from . import cuda, reference, row_gradients
+from . import reference, row_gradients
+from .cuda import backward as cuda_backward
 from .encode import encode, plan_of
 from .plan import Column, Op, Plan
 
@@ -132,7 +133,7 @@ def _make_split(plan: Plan, needs_tensors: tuple, needs_tables: tuple, by_kernel
         fast = column.table is not None and by_kernel[column.table] and column.pool != "max"
         fast = fast and bool(column.bag or column.source.rows)  # a kernel plan tells its rows by itself
         if fast and by_kernel[column.table] == "cuda":  # type: ignore[index]
-            fast = cuda.differentiates(column, plan.dtypes[column.output])
+            fast = cuda_backward.differentiates(column, plan.dtypes[column.output])
         values = any(needs_tensors[t] for t in _float_inputs(column))
         if fast and not values:
             kernel.append(column)

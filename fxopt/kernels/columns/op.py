@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import entry, simd
 from ..build import BuildError, Library, build, readable
 from . import autograd, cuda, grouped, reference
+from .cuda import backward as cuda_backward
 from .encode import plan_of
 
 _HERE = Path(__file__).parent
@@ -125,8 +126,8 @@ def load_cuda() -> bool:
         if _entry is not None and address is not None:
             _entry.__self__.bind_cuda(address)  # type: ignore[attr-defined]
         if _library is not None and address is not None:
-            _library.impl("columns_backward", cuda.backward, "CUDA")
-            _library.impl("columns_row_gradients", cuda.row_gradients, "CUDA")
+            _library.impl("columns_backward", cuda_backward.backward, "CUDA")
+            _library.impl("columns_row_gradients", cuda_backward.row_gradients, "CUDA")
         return True
 
 

@@ -8,11 +8,10 @@ would have; "clamp" takes the nearest row and counts (:func:`clamped`); "uncheck
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,7 +21,6 @@ from ... import entry
 from ...build import Library
 from ...build import build as build_cpp
 from ...cuda_build import CudaLibrary, arch_of, build
-from ..plan import Column
 
 _HERE = Path(__file__).parent
 _SHARED = (_HERE.parent / "layout.h", _HERE.parent / "entry.h")
@@ -35,12 +33,9 @@ WRAPPER = Library(
     headers=_SHARED,
     cflags=("-O2", "-fvisibility=hidden", entry.STABLE_ABI),
 )
-_CHUNK, _TABLE_SHIFT = 32, 40  # backward.cuh's
-_NO_ROW = (1 << _TABLE_SHIFT) - 1
 _wrapper: ctypes.CDLL | None = None
 _kernels: dict[tuple[str, ...], ctypes.CDLL] = {}  # by their flags, dots by their name; captured graphs keep theirs
 _kernel: ctypes.CDLL | None = None  # that calls use
-_captured: list[Tensor] = []  # pinned memory that graphs read
 
 
 def load() -> int | None:
@@ -77,6 +72,12 @@ def use(flags: tuple[str, ...] = (), wrapper: ctypes.CDLL | None = None) -> None
     wrapper = wrapper or _wrapper
     assert wrapper is not None
     wrapper.fxopt_cuda_bind(*(ctypes.cast(f, ctypes.c_void_p) for f in addresses))
+
+
+def current_kernel() -> ctypes.CDLL:
+    """The one that calls use now; :func:`load` comes before."""
+    assert _kernel is not None
+    return _kernel
 
 
 def bind_dots(library: CudaLibrary) -> bool:
@@ -144,104 +145,3 @@ def failure(device: int = 0) -> str | None:
     torch.cuda.synchronize(device)
     text = ctypes.create_string_buffer(256)
     return next((text.value.decode() for k in _kernels.values() if k.fxopt_cuda_failure(device, text)), None)
-
-
-class _Sums(ctypes.Structure):
-    """backward.cuh's Sums."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("sorted", "order", "from", "scales", "targets", "head", "tail")),
-        *((name, ctypes.c_int64) for name in ("n", "max_dim")),
-        *((name, ctypes.c_int32) for name in ("group_log2", "unused")),
-        ("slots", ctypes.c_void_p),
-    ]
-
-
-@dataclass(frozen=True)
-class _Entries:
-    """What every id gives, sorted by table and row."""
-
-    keys: Tensor
-    order: Tensor
-    addresses: Tensor
-    scales: Tensor
-
-    @classmethod
-    def of(cls, grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> _Entries:
-        keys, addresses, scales = torch.ops.fxopt.columns_entries(grads, tensors, tables, plan)
-        return cls(*torch.sort(keys.view(-1), stable=True), addresses, scales)
-
-    def sums(self, targets: list[Tensor], slots: Tensor | None = None) -> tuple[_Sums, list[Tensor]]:
-        """What the kernel takes, and the memory it points into."""
-        n, max_dim = self.keys.numel(), max(target.shape[1] for target in targets)
-        known = _uploaded([(target.data_ptr(), target.shape[1]) for target in targets], self.keys.device)
-        edges = self.scales.new_empty(2, -(-n // _CHUNK) * max(1, max_dim))
-        group_log2 = min(5, max(0, -(-max_dim // 4) - 1).bit_length())
-        memory = [self.keys, self.order, self.addresses, self.scales, known, edges]
-        pointers = (t.data_ptr() for t in (*memory[:-1], edges[0], edges[1]))
-        sums = _Sums(*pointers, n, max_dim, group_log2, 0, None if slots is None else slots.data_ptr())
-        return sums, memory if slots is None else [*memory, slots]
-
-    def slots(self, n_tables: int) -> tuple[list[Tensor], Tensor]:
-        """The rows of each table that are touched, and each entry's place among them. Waits for the device."""
-        rows = self.keys & _NO_ROW
-        first = rows != _NO_ROW
-        first[1:] &= self.keys[1:] != self.keys[:-1]
-        number = first.cumsum(0)
-        table_keys = torch.arange(n_tables + 1, device=rows.device) << _TABLE_SHIFT
-        starts = torch.cat([number.new_zeros(1), number])[torch.searchsorted(self.keys, table_keys)]
-        bounds = starts.tolist()
-        touched = rows.new_empty(bounds[-1] + 1)  # and one for all that are not the first of their row
-        touched.scatter_(0, torch.where(first, number - 1, bounds[-1]), rows)
-        slots = number - 1 - starts[self.keys >> _TABLE_SHIFT]
-        return [touched[a:b] for a, b in itertools.pairwise(bounds)], slots
-
-
-def _uploaded(numbers: list[tuple[int, int]], device: torch.device) -> Tensor:
-    """On the device, without waiting for it. A captured graph copies them again at each replay."""
-    given = torch.tensor(numbers, pin_memory=device.type == "cuda")
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        _captured.append(given)
-    return given.to(device, non_blocking=True)
-
-
-def backward(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
-    """fxopt::columns_backward for CUDA: a stable sort by table and row, then sums in the order of the ids.
-
-    Args:
-        grads: float32, contiguous, one for each output of the plan.
-        plan: of columns that :func:`differentiates` accepts.
-    """
-    found = [torch.empty_like(table, memory_format=torch.contiguous_format) for table in tables]
-    if found:
-        torch._foreach_zero_(found)
-        _add_up(*_Entries.of(grads, tensors, tables, plan).sums(found))
-    return found
-
-
-def row_gradients(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
-    """fxopt::columns_row_gradients for CUDA, of what :func:`backward` takes: rows [1, U] and gradients [U, D] each."""
-    if not tables:
-        return []
-    entries = _Entries.of(grads, tensors, tables, plan)
-    touched, slots = entries.slots(len(tables))
-    found = [table.new_empty(len(rows), table.shape[1]) for rows, table in zip(touched, tables, strict=True)]
-    _add_up(*entries.sums(found, slots))
-    return [tensor for rows, grad in zip(touched, found, strict=True) for tensor in (rows[None], grad)]
-
-
-def _add_up(sums: _Sums, memory: list[Tensor]) -> None:
-    assert _kernel is not None
-    text = ctypes.create_string_buffer(256)
-    with torch.cuda.device(memory[0].device):
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        if not _kernel.fxopt_cuda_sums(ctypes.byref(sums), stream, text):
-            raise RuntimeError(text.value.decode())
-
-
-def differentiates(column: Column, dtype: str) -> bool:
-    """Whether :func:`backward` serves a column that writes outputs of `dtype`."""
-    scaled = (
-        column.weights or column.divisor or column.is_masked or (column.pool == "mean" and column.padding is not None)
-    )
-    return dtype == "float32" and column.pool != "max" and not scaled and bool(column.bag or column.source.rows)

@@ -1,0 +1,120 @@
+"""The backward of fxopt::columns on CUDA: what every id gives, sorted by table and row, and added up by one kernel.
+
+The order of additions is that of the ids, so the same call gives the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..plan import Column
+from . import current_kernel
+
+_CHUNK, _TABLE_SHIFT = 32, 40  # backward.cuh's
+_NO_ROW = (1 << _TABLE_SHIFT) - 1
+_captured: list[Tensor] = []  # pinned memory that graphs read
+
+
+class Sums(ctypes.Structure):
+    """backward.cuh's Sums."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("sorted", "order", "from", "scales", "targets", "head", "tail")),
+        *((name, ctypes.c_int64) for name in ("n", "max_dim")),
+        *((name, ctypes.c_int32) for name in ("group_log2", "unused")),
+        ("slots", ctypes.c_void_p),
+    ]
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What every id gives, sorted by table and row."""
+
+    keys: Tensor
+    order: Tensor
+    addresses: Tensor
+    scales: Tensor
+
+    @classmethod
+    def of(cls, grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> Entries:
+        keys, addresses, scales = torch.ops.fxopt.columns_entries(grads, tensors, tables, plan)
+        return cls(*torch.sort(keys.view(-1), stable=True), addresses, scales)
+
+    def sums(self, targets: list[Tensor], slots: Tensor | None = None) -> tuple[Sums, list[Tensor]]:
+        """What the kernel takes, and the memory it points into."""
+        n, max_dim = self.keys.numel(), max(target.shape[1] for target in targets)
+        known = _uploaded([(target.data_ptr(), target.shape[1]) for target in targets], self.keys.device)
+        edges = self.scales.new_empty(2, -(-n // _CHUNK) * max(1, max_dim))
+        group_log2 = min(5, max(0, -(-max_dim // 4) - 1).bit_length())
+        memory = [self.keys, self.order, self.addresses, self.scales, known, edges]
+        pointers = (t.data_ptr() for t in (*memory[:-1], edges[0], edges[1]))
+        sums = Sums(*pointers, n, max_dim, group_log2, 0, None if slots is None else slots.data_ptr())
+        return sums, memory if slots is None else [*memory, slots]
+
+    def slots(self, n_tables: int) -> tuple[list[Tensor], Tensor]:
+        """The rows of each table that are touched, and each entry's place among them. Waits for the device."""
+        rows = self.keys & _NO_ROW
+        first = rows != _NO_ROW
+        first[1:] &= self.keys[1:] != self.keys[:-1]
+        number = first.cumsum(0)
+        table_keys = torch.arange(n_tables + 1, device=rows.device) << _TABLE_SHIFT
+        starts = torch.cat([number.new_zeros(1), number])[torch.searchsorted(self.keys, table_keys)]
+        bounds = starts.tolist()
+        touched = rows.new_empty(bounds[-1] + 1)  # and one for all that are not the first of their row
+        touched.scatter_(0, torch.where(first, number - 1, bounds[-1]), rows)
+        slots = number - 1 - starts[self.keys >> _TABLE_SHIFT]
+        return [touched[a:b] for a, b in itertools.pairwise(bounds)], slots
+
+
+def _uploaded(numbers: list[tuple[int, int]], device: torch.device) -> Tensor:
+    """On the device, without waiting for it. A captured graph copies them again at each replay."""
+    given = torch.tensor(numbers, pin_memory=device.type == "cuda")
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        _captured.append(given)
+    return given.to(device, non_blocking=True)
+
+
+def backward(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
+    """fxopt::columns_backward for CUDA: a stable sort by table and row, then sums in the order of the ids.
+
+    Args:
+        grads: float32, contiguous, one for each output of the plan.
+        plan: of columns that :func:`differentiates` accepts.
+    """
+    found = [torch.empty_like(table, memory_format=torch.contiguous_format) for table in tables]
+    if found:
+        torch._foreach_zero_(found)
+        _add_up(*Entries.of(grads, tensors, tables, plan).sums(found))
+    return found
+
+
+def row_gradients(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
+    """fxopt::columns_row_gradients for CUDA, of what :func:`backward` takes: rows [1, U] and gradients [U, D] each."""
+    if not tables:
+        return []
+    entries = Entries.of(grads, tensors, tables, plan)
+    touched, slots = entries.slots(len(tables))
+    found = [table.new_empty(len(rows), table.shape[1]) for rows, table in zip(touched, tables, strict=True)]
+    _add_up(*entries.sums(found, slots))
+    return [tensor for rows, grad in zip(touched, found, strict=True) for tensor in (rows[None], grad)]
+
+
+def _add_up(sums: Sums, memory: list[Tensor]) -> None:
+    text = ctypes.create_string_buffer(256)
+    with torch.cuda.device(memory[0].device):
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        if not current_kernel().fxopt_cuda_sums(ctypes.byref(sums), stream, text):
+            raise RuntimeError(text.value.decode())
+
+
+def differentiates(column: Column, dtype: str) -> bool:
+    """Whether :func:`backward` serves a column that writes outputs of `dtype`."""
+    scaled = (
+        column.weights or column.divisor or column.is_masked or (column.pool == "mean" and column.padding is not None)
+    )
+    return dtype == "float32" and column.pool != "max" and not scaled and bool(column.bag or column.source.rows)
