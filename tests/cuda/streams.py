@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,3 +125,12 @@ class Capture(TorchDispatchMode):
 
 def _tensors(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def run_captured(module, inputs, monkeypatch, before: Callable = lambda: None) -> tuple[Capture, Any]:
+    """What a capture of the call sees, and its result. before: done in the capture, in front of it."""
+    capture = Capture(monkeypatch)
+    with capture:
+        before()
+        result = module(*inputs)
+    return capture, result

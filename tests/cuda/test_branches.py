@@ -8,17 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxopt.kernels import side_stream
 from fxopt.normalize import remove_dead_code
 from fxopt.patterns.branches import SIDE
-from fxopt.rewrites import branches, embedding_columns, late_copies
+from fxopt.rewrites import branches
 from fxopt.rewrites.direct import direct
-from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
+from tests.cuda.on_a_gpu import graph_of, names_beside, names_of, rewritten
 from tests.cuda.programs import Program, two_towers
-from tests.cuda.streams import Capture, Hazard, Stream
+from tests.cuda.streams import Capture, Hazard, run_captured
 
 SHAPES = [(4, 4)] * 4
 
@@ -29,10 +27,6 @@ def found(function: Callable, shapes=SHAPES) -> tuple[list[str], torch.fx.GraphM
     (findings,) = rewritten(module, branches.REWRITE)
     assert not findings.rolled_back
     return [change.what for change in findings.changes], module
-
-
-def names_beside(module) -> list[str]:
-    return [str(node.target).split(".")[1] for node in module.graph.nodes if SIDE in node.meta]
 
 
 def test_two_towers_are_beside_each_other():
@@ -59,7 +53,7 @@ def test_what_parameters_alone_make_runs_beside_the_end_of_what_is_in_front():
     def padded(x, a, b, c):
         for _ in range(5):
             x = torch.relu(x @ a)
-        return torch.nn.functional.pad(x @ b, (0, 4)) @ torch.nn.functional.pad(c, (0, 4)).t()
+        return F.pad(x @ b, (0, 4)) @ F.pad(c, (0, 4)).t()
 
     changes, module = found(padded)
     assert len(changes) == 1 and changes[0].startswith("1 operators") and "beside 2 operators" in changes[0]
@@ -92,14 +86,6 @@ def test_effects_gradients_and_hosts_keep_their_place():
         if isinstance(node.meta.get("val"), Tensor):
             node.meta["val"] = torch.empty(4, 4, device="meta")
     assert not rewritten(module, branches.REWRITE)[0].changes
-
-
-def run_captured(module, inputs, monkeypatch, before: Callable = lambda: None) -> tuple[Capture, object]:
-    capture = Capture(monkeypatch)
-    with capture:
-        before()
-        result = module(*inputs)
-    return capture, result
 
 
 def lowered(function: Callable, shapes=SHAPES) -> torch.fx.GraphModule:
@@ -157,13 +143,8 @@ def test_random_programs(first, monkeypatch):
     assert applied > 20
 
 
-def _without(module, broken: Callable) -> None:
-    """Plants a bug in calls of `side_stream`."""
-    broken(module.graph)
-    module.recompile()
-
-
 def _no_wait(graph) -> None:
+    """A bug in the calls of `side_stream`; so is the next."""
     for node in graph.find_nodes(op="call_function", target=side_stream.join):
         graph.erase_node(node)
 
@@ -179,7 +160,8 @@ def test_planted_bugs_are_caught(broken, monkeypatch):
     for seed in range(60):
         _, module = found(Program(seed))
         direct(module, inference=True)
-        _without(module, broken)
+        broken(module.graph)
+        module.recompile()
         try:
             run_captured(module, [torch.randn(4, 4) for _ in range(4)], monkeypatch)
         except Hazard:
@@ -192,77 +174,6 @@ def test_branches_that_do_not_wait_for_the_main_stream_are_caught(monkeypatch):
     module = lowered(lambda x, *weights: two_towers(torch.relu(x), *weights))
     with pytest.raises(Hazard):
         run_captured(module, [torch.randn(4, 4) for _ in range(4)], monkeypatch)
-
-
-def lookups(dense, ids, weight, *tables):
-    x = torch.relu(dense @ weight)
-    rows = torch.cat([x, *(F.embedding(ids.select(1, k), table) for k, table in enumerate(tables))], 1)
-    return rows.sum(1, keepdim=True) * x
-
-
-@pytest.fixture
-def kernel(monkeypatch) -> None:
-    """As if there were one on CUDA."""
-    monkeypatch.setattr(late_copies, "kernel_on_cuda", lambda: True)
-
-
-def of_lookups(function: Callable) -> torch.fx.GraphModule:
-    with FakeTensorMode(), torch.no_grad():
-        fakes = [torch.empty(shape, device="cuda") for shape in ((5, 3), (5, 3), (3, 4), *[(9, 4)] * 3)]
-        fakes[1] = fakes[1].long()
-        module = make_fx(function, pre_dispatch=True)(*fakes)
-    rewritten(module, embedding_columns.REWRITE)
-    return module
-
-
-def through_dispatcher(module) -> None:
-    """The columns, where streams that are none see them."""
-    for node in module.graph.nodes:
-        if str(node.target) == "fxopt.columns.default":
-            del node.meta["bound"]
-
-
-def test_lookups_do_not_wait_for_what_they_copy(monkeypatch, kernel):
-    module = of_lookups(lookups)
-    assert names_of(module).index("fxopt.columns") > names_of(module).index("aten.relu")
-    findings, others = rewritten(module, late_copies.REWRITE, branches.REWRITE)
-    assert len(findings.changes) == 1 and not findings.rolled_back and not others.changes
-    assert names_beside(module) == ["matmul", "relu", "late_copy"]
-    dense, ids, weight = torch.randn(5, 3), torch.randint(0, 9, (5, 3)), torch.randn(3, 4)
-    inputs = [dense, ids, weight, *(torch.randn(9, 4) for _ in range(3))]
-    torch.testing.assert_close(module(*inputs), lookups(*inputs))
-    through_dispatcher(module)
-    direct(module, inference=True)
-    order = [module.code.index(f"side_stream_{name}(") for name in ("fork", "enter", "leave", "join")]
-    assert order == sorted(order) and order[0] < module.code.index("columns.default(") < order[1]
-    capture, result = run_captured(module, inputs, monkeypatch)
-    torch.testing.assert_close(result, lookups(*inputs))
-    assert [side.launched for side in capture.sides] == [3] and capture.current is capture.main
-
-
-def test_what_had_the_memory_of_late_copies_before_is_waited_for(monkeypatch, kernel):
-    module = of_lookups(lookups)
-    rewritten(module, late_copies.REWRITE)
-    through_dispatcher(module)
-    inputs = [torch.randn(5, 3), torch.randint(0, 9, (5, 3)), torch.randn(3, 4), *(torch.randn(9, 4) for _ in range(3))]
-    direct(module, inference=True)
-    monkeypatch.setattr(side_stream._Streams, "beside", lambda self, main: Stream())
-    with pytest.raises(Hazard):
-        run_captured(module, inputs, monkeypatch, lambda: torch.randn(5).neg())
-
-
-def test_lookups_by_what_was_computed_wait(kernel):
-    def chosen(dense, ids, weight, *tables):
-        x = torch.relu(dense @ weight)
-        ids = ids + x.select(1, 0).sum().long()
-        return torch.cat([x, *(F.embedding(ids.select(1, k), table) for k, table in enumerate(tables))], 1) * 2
-
-    assert not rewritten(of_lookups(chosen), late_copies.REWRITE)[0].changes
-
-
-def test_lookups_in_pytorch_write_all_of_a_row(monkeypatch):
-    monkeypatch.setattr(late_copies, "kernel_on_cuda", lambda: False)
-    assert not rewritten(of_lookups(lookups), late_copies.REWRITE)[0].changes
 
 
 def test_names_stay():
