@@ -70,7 +70,7 @@ def plan_in(module: nn.Module, columns: Node) -> Plan:
     return plan_of(getattr(module, str(columns.args[2].target)))  # type: ignore[union-attr]
 
 
-def ready(module: GraphModule, rows: Rows | None, n_state: int) -> tuple[GraphModule, list[Any]]:
+def ready(module: GraphModule, rows: Rows | None) -> tuple[GraphModule, list[Any]]:
     """A twin to capture, and where it puts the tensors that it keeps by size: the graph reads them at each replay.
 
     Padded, the last bag must end with the ids there are, so offsets get one entry more.

@@ -24,6 +24,7 @@ from fxopt.kernels.stage import op as stage
 from fxopt.patterns.row_wise import NotRowWise, Rows, row_wise
 from fxopt.runtime.capturable import NoGraph, clamps, plan_in, ready, suited
 from fxopt.runtime.executable import Executable
+from fxopt.runtime.padding import Padding
 from fxopt.tune.cuda_graph import capture
 
 MOST_GRAPHS = 16
@@ -38,12 +39,6 @@ def graphed(executable: Executable) -> Callable[..., Sequence[Any]]:
     except (NoGraph, BuildError, OSError) as reason:
         executable.findings.graphs = f"no CUDA graphs: {reason}"
         return executable.run
-
-
-def bucket(n: int) -> int:
-    """The capacity for n rows: 1, 2, 3, 4, 6, 8, 12, 16, 24... at most a half more than is needed."""
-    power = 1 << max(0, n - 1).bit_length()
-    return power * 3 // 4 if power >= 4 and n <= power * 3 // 4 else power
 
 
 @dataclass
@@ -70,29 +65,22 @@ class Replays:
         module, specs = executable.graph, executable.capture.inputs
         assert module is not None
         self._n_state = len(executable.capture.state)
-        self._on_host = [spec.device.type == "cpu" for spec in specs]
-        self._device = suited(module.graph, self._n_state, self._on_host)
+        self._device = suited(module.graph, self._n_state, [spec.device.type == "cpu" for spec in specs])
         if len(specs) > stage.MOST_INPUTS:
             raise NoGraph(f"{len(specs)} inputs, expected at most {stage.MOST_INPUTS}")
         stage.pointers(), stage.kernel()
+        rows: Rows | None = None
         try:
-            self._rows: Rows | None = row_wise(module.graph, partial(plan_in, module))
+            rows = row_wise(module.graph, partial(plan_in, module))
         except NotRowWise as reason:
-            self._rows = None
             executable.findings.graphs = (
                 f"one CUDA graph for each set of sizes, because rows may not be padded: {reason}"
             )
         else:
             executable.findings.graphs = "one CUDA graph for each bucket of batch sizes"
         self._clamps = clamps(module)
-        self._module, self._kept = ready(module, self._rows, self._n_state)
-        self._fill = [self._filled(k) for k in range(len(specs))]
-        self._sizes = [
-            (k, d)
-            for k, spec in enumerate(specs)
-            for d, size in enumerate(spec.dims)
-            if not isinstance(size, int) and (d > 0 or self._fill[k] is None)
-        ]
+        self._module, self._kept = ready(module, rows)
+        self._padding = Padding(rows, specs, self._n_state)
         self._inputs = stage.Inputs(len(specs))
         self._graphs: OrderedDict[tuple, _Captured] = OrderedDict()
         self._seen: OrderedDict[tuple, None] = OrderedDict()
@@ -109,11 +97,11 @@ class Replays:
 
     def _call(self, tensors: Sequence[Any]) -> Sequence[Any]:
         inputs = self._inputs.read(tensors, self._n_state)
-        batch = self._batch()
+        batch = self._padding.batch(self._inputs)
         if batch == 0:
             return self._plain(*tensors)
-        capacity = bucket(batch) if self._rows else 0
-        key = (capacity, *(tensors[self._n_state + k].shape[d] for k, d in self._sizes))
+        capacity = self._padding.capacity(batch)
+        key = (capacity, *self._padding.sizes(tensors))
         known = self._graphs.get(key)
         if known is None and not self._again(key):
             return self._plain(*tensors)
@@ -134,11 +122,7 @@ class Replays:
         if known.real_rows is not None:
             known.real_rows.fill_(batch if counts else 0)
         known.graph.replay()
-        rows = self._rows.outputs if self._rows else [0] * len(known.outputs)
-        return [
-            (out.narrow(0, 0, batch * times) if times else out).clone()
-            for out, times in zip(known.outputs, rows, strict=True)
-        ]
+        return [rows.clone() for rows in self._padding.own_rows(known.outputs, batch)]
 
     def _again(self, key: tuple) -> bool:
         """Whether these sizes came before."""
@@ -149,43 +133,8 @@ class Replays:
         return seen
 
     def _serves(self, known: _Captured, tensors: Sequence[Tensor]) -> bool:
-        if not stage.pointers().unmoved(tensors, self._n_state, known.state.data_ptr()):
-            return False
-        ids = self._rows.ids if self._rows else ()
-        return all(self._inputs.rows(k - self._n_state) <= known.capacity[k - self._n_state] for k in ids)
-
-    def _batch(self) -> int:
-        found = self._rows
-        if found is None:
-            return 1
-        if found.rows or found.offsets:
-            return self._inputs.rows(next(iter(found.rows or found.offsets)) - self._n_state)
-        return self._inputs.rows(next(iter(found.last_offsets)) - self._n_state) - 1
-
-    def _filled(self, k: int) -> int | None:
-        """What follows the rows of an input; None where it is not padded."""
-        found, number = self._rows, self._n_state + k
-        if found is None:
-            return None
-        if number in found.offsets:
-            return found.offsets[number] - self._n_state
-        if number in found.ids:
-            return stage.ONES
-        return stage.REPEAT if number in found.rows or number in found.last_offsets else None
-
-    def _rooms(self, tensors: Sequence[Tensor], capacity: int, before: _Captured | None) -> list[stage.Room]:
-        rooms, found = [], self._rows
-        for k, (tensor, on_host, fill) in enumerate(
-            zip(tensors[self._n_state :], self._on_host, self._fill, strict=True)
-        ):
-            shape, number = list(tensor.shape), self._n_state + k
-            if found and number in found.ids:
-                wanted = bucket(max(16, shape[0] + shape[0] // 4))
-                shape[0] = max(wanted, before.capacity[k]) if before else wanted
-            elif found and fill is not None:
-                shape[0] = capacity + (number in found.offsets or number in found.last_offsets)
-            rooms.append(stage.Room(tuple(shape), tensor.dtype, on_host, stage.REPEAT if fill is None else fill))
-        return rooms
+        unmoved = stage.pointers().unmoved(tensors, self._n_state, known.state.data_ptr())
+        return unmoved and self._padding.has_room(self._inputs, known.capacity)
 
     def _captured(
         self, key: tuple, capacity: int, tensors: Sequence[Tensor], before: _Captured | None
@@ -194,7 +143,7 @@ class Replays:
         self._graphs.pop(key, None)
         while len(self._graphs) >= MOST_GRAPHS:
             self._graphs.popitem(last=False)
-        rooms = self._rooms(tensors, capacity, before)
+        rooms = self._padding.rooms(tensors[self._n_state :], capacity, before.capacity if before else None)
         state = list(tensors[: self._n_state])
         addresses = torch.zeros(max(1, self._n_state), dtype=torch.int64)
         stage.pointers().addresses(tensors, self._n_state, addresses.data_ptr())
@@ -212,18 +161,21 @@ class Replays:
             with uncounted():
                 graph, outputs = self._record([*state, *memory.tensors])
         except (RuntimeError, ValueError, TypeError) as error:
-            self._findings.graphs = f"no CUDA graphs: the capture failed: {str(error).splitlines()[0]}"
             self._graphs.clear()
-            self._call = lambda tensors: self._plain(*tensors)  # type: ignore[method-assign]
+            self._give_up(f"the capture failed: {str(error).splitlines()[0]}")
             return None
         capacities = [room.capacity for room in rooms]
         known = _Captured(graph, memory, outputs, addresses, capacities, real_rows, list(self._kept))
-        if not _agree(self._replayed(known, self._batch(), counts=False), expected):
-            self._findings.graphs = "no CUDA graphs: a replay gave another result than the call"
-            self._call = lambda tensors: self._plain(*tensors)  # type: ignore[method-assign]
+        if not _agree(self._replayed(known, self._padding.batch(self._inputs), counts=False), expected):
+            self._give_up("a replay gave another result than the call")
             return None
         self._graphs[key] = known
         return known
+
+    def _give_up(self, reason: str) -> None:
+        """Calls from now on run as they are."""
+        self._findings.graphs = f"no CUDA graphs: {reason}"
+        self._call = lambda tensors: self._plain(*tensors)  # type: ignore[method-assign]
 
     def _record(self, tensors: list[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
         self._kept.clear()

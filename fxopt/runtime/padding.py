@@ -1,0 +1,91 @@
+"""How a call's inputs are padded, so that one captured graph serves a bucket of batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from fxopt.capture.inputs import TensorSpec
+from fxopt.kernels.stage import op as stage
+from fxopt.patterns.row_wise import Rows
+
+_FEWEST_IDS = 16  # of a jagged input's room, and a quarter more than it needs now: its count changes at each call
+
+
+def bucket(n: int) -> int:
+    """The capacity for n rows: 1, 2, 3, 4, 6, 8, 12, 16, 24... at most a half more than is needed."""
+    power = 1 << max(0, n - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and n <= power * 3 // 4 else power
+
+
+class Padding:
+    """What a graph's inputs are padded with, and up to where.
+
+    Args:
+        rows: how the placeholders depend on the batch; None where no row may be added.
+        specs: the inputs, whose placeholders come behind `n_state` others.
+    """
+
+    def __init__(self, rows: Rows | None, specs: Sequence[TensorSpec], n_state: int) -> None:
+        self._rows, self._specs, self._n_state = rows, specs, n_state
+        self._fill = [self._filled(n_state + k) for k in range(len(specs))]
+        self._sizes = [
+            (n_state + k, d)
+            for k, spec in enumerate(specs)
+            for d, size in enumerate(spec.dims)
+            if not isinstance(size, int) and (d > 0 or self._fill[k] is None)
+        ]
+
+    def _filled(self, placeholder: int) -> int | None:
+        """What follows the rows of an input (stage.Room); None where it is not padded."""
+        rows = self._rows
+        if rows is None:
+            return None
+        if placeholder in rows.offsets:
+            return rows.offsets[placeholder] - self._n_state
+        if placeholder in rows.ids:
+            return stage.ONES
+        return stage.REPEAT if placeholder in rows.rows or placeholder in rows.last_offsets else None
+
+    def batch(self, inputs: stage.Inputs) -> int:
+        """The batch size of a call; 1 where rows may not be padded."""
+        rows = self._rows
+        if rows is None:
+            return 1
+        if rows.rows or rows.offsets:
+            return inputs.rows(next(iter(rows.rows or rows.offsets)) - self._n_state)
+        return inputs.rows(next(iter(rows.last_offsets)) - self._n_state) - 1
+
+    def capacity(self, batch: int) -> int:
+        """Rows of the padded batch, 0 where there is none."""
+        return bucket(batch) if self._rows else 0
+
+    def sizes(self, tensors: Sequence[Tensor]) -> Iterator[int]:
+        """Of a call's tensors, state first, what may differ and is not padded: each set takes a graph of its own."""
+        return (tensors[k].shape[d] for k, d in self._sizes)
+
+    def rooms(self, inputs: Sequence[Tensor], capacity: int, before: Sequence[int] | None) -> list[stage.Room]:
+        """Static memory for inputs of these sizes. before: rows of each input in the graph that becomes too small."""
+        rooms = []
+        for k, (x, spec, fill) in enumerate(zip(inputs, self._specs, self._fill, strict=True)):
+            shape, placeholder = list(x.shape), self._n_state + k
+            if self._rows and placeholder in self._rows.ids:
+                wanted = bucket(max(_FEWEST_IDS, shape[0] + shape[0] // 4))
+                shape[0] = max(wanted, before[k]) if before else wanted
+            elif self._rows and fill is not None:
+                one_more = placeholder in self._rows.offsets or placeholder in self._rows.last_offsets
+                shape[0] = capacity + one_more
+            on_host = spec.device.type == "cpu"
+            rooms.append(stage.Room(tuple(shape), x.dtype, on_host, stage.REPEAT if fill is None else fill))
+        return rooms
+
+    def has_room(self, inputs: stage.Inputs, capacities: Sequence[int]) -> bool:
+        """Whether the ids of a call fit into a graph with these rows of each input; its batch and sizes do."""
+        ids = self._rows.ids if self._rows else ()
+        return all(inputs.rows(k - self._n_state) <= capacities[k - self._n_state] for k in ids)
+
+    def own_rows(self, outputs: Sequence[Tensor], batch: int) -> Iterator[Tensor]:
+        """Views of padded outputs that hold the rows of the batch alone."""
+        rows = self._rows.outputs if self._rows else [0] * len(outputs)
+        return (x.narrow(0, 0, batch * times) if times else x for x, times in zip(outputs, rows, strict=True))
