@@ -12,6 +12,7 @@ from torch._subclasses import FakeTensorMode
 import fxopt
 from fxopt.capture import capture
 from fxopt.config import Config
+from fxopt.kernels.gpu_linear.op import is_long
 from fxopt.runtime import Executable
 from fxopt.verify import Verdict, bisect, verify
 from fxopt.verify.budget import rounding_of
@@ -178,6 +179,21 @@ def test_tf32_counts_where_products_are_made_in_it(device, dtype, matmul, conv, 
     with FakeTensorMode():
         eager = torch.empty(3, dtype=dtype, device=device)
     assert (rounding_of(eager, graph) > torch.finfo(dtype).eps) == wide
+
+
+@pytest.mark.parametrize(("precision", "wide"), [("tf32", True), ("ieee", False)])
+def test_the_newer_name_of_tf32_counts_too(precision, wide):
+    """Once it was set torch raises where it is asked by the older one."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = precision
+    try:
+        graph = capture(nn.Linear(3, 4), (torch.randn(2, 3),), {}).graph.graph
+        with FakeTensorMode():
+            eager = torch.empty(3, device="cuda")
+        assert (rounding_of(eager, graph) > torch.finfo(torch.float32).eps) == wide
+        assert is_long(torch.float32, 256, 128, 1024) == wide
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 @pytest.mark.parametrize(("rows", "sizes"), [(5, [1, 3]), (2, [1]), (0, [])])

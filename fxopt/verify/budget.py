@@ -107,12 +107,10 @@ def rounding_of(eager: Tensor, graph: fx.Graph) -> float:
     eps = torch.finfo(eager.dtype).eps
     if not eager.is_cuda or eager.dtype is not torch.float32:
         return eps
-    convolves = any("conv" in str(node.target) for node in graph.nodes)
-    try:
-        tf32 = torch.backends.cuda.matmul.allow_tf32 or (convolves and torch.backends.cudnn.allow_tf32)
-    except RuntimeError:  # set by torch's newer options, which forbid to ask by the older ones
-        tf32 = True
-    return _TF32 if tf32 else eps
+    made_in = [torch.backends.cuda.matmul.fp32_precision]  # allow_tf32 raises where this was set
+    if any("conv" in str(node.target) for node in graph.nodes):
+        made_in.append(torch.backends.cudnn.conv.fp32_precision)  # type: ignore[attr-defined]
+    return _TF32 if "tf32" in made_in else eps
 
 
 def _spread(error: Tensor) -> Tensor:

@@ -95,7 +95,8 @@ def is_long(dtype: torch.dtype, M: int, N: int, K: int) -> bool:
     """
     if dtype is not torch.float32 or N % 4 or not FEWEST_ROWS <= M <= MOST_ROWS:
         return False
-    few = K >= LONG_IN and M * N <= 2**16 and torch.backends.cuda.matmul.allow_tf32  # measured in TF32 alone
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"  # allow_tf32 raises where this was set
+    few = K >= LONG_IN and M * N <= 2**16 and tf32  # measured in TF32 alone
     return few or (K >= LONGEST_IN and N >= FEWEST_OUT)
 
 
