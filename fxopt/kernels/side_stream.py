@@ -9,7 +9,8 @@ Memory, of which the allocator keeps free blocks by stream and gives them out in
 - What the main stream makes between `fork` and `enter` the branch may write to, where nothing else was given out there:
   whoever had that memory before came before `fork`.
 - What the branch made is free again for branches alone. The next one begins by waiting for all that the main stream was
-  given until then, and by that time it has been given the last reader of whatever is free.
+  given until its `fork`, and by that time it has been given the last reader of whatever is free. What is read between
+  `fork` and `enter` is an argument of `leave`, so it is not free within the branch that does not wait for its reader.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 _NON_BLOCKING, _RELAXED = 1, 2
-_FUNCTIONS = ("cudaStreamCreateWithFlags", "cudaStreamIsCapturing", "cudaThreadExchangeStreamCaptureMode")
+_FUNCTIONS = ("cudaStreamCreateWithFlags", "cudaThreadExchangeStreamCaptureMode")
 
 
 @dataclass
@@ -43,7 +43,7 @@ def fork() -> Fork | None:
     if not torch.cuda.is_current_stream_capturing():
         return None
     main = torch.cuda.current_stream()
-    side = _STREAMS.beside(main)
+    side = _beside(main)
     return None if side is None else Fork(main, side)
 
 
@@ -53,8 +53,8 @@ def enter(fork: Fork | None) -> None:
         torch.cuda.set_stream(fork.side)
 
 
-def leave(fork: Fork | None) -> None:
-    """The end of the branch."""
+def leave(fork: Fork | None, *read: object) -> None:
+    """The end of the branch. `read`: between `fork` and `enter`, alive until here."""
     if fork is None:
         return
     torch.cuda.set_stream(fork.main)
@@ -80,33 +80,21 @@ def join_all(values: Iterable[object]) -> None:
                 join(each)
 
 
-@dataclass
-class _Streams:
-    """Streams of our own: one of torch's might be anybody's, whose work would become part of the graph.
+_SIDES: dict[torch.cuda.Stream, torch.cuda.Stream] = {}  # by the stream that captures
 
-    One serves a capture from its first branch to its end. owners: the capturing stream that it served last.
+
+def _beside(main: torch.cuda.Stream) -> torch.cuda.Stream | None:
+    """A stream that takes part in the capture of `main`, from what it was given until now. None: there is none.
+
+    It is one of our own: one of torch's might be anybody's, whose work would become part of the graph. And it is for
+    `main` alone: cuBLAS has a workspace a stream, and graphs that were captured on two streams may run at once.
     """
-
-    free: dict[int, list[torch.cuda.Stream]] = field(default_factory=dict)
-    owners: dict[torch.cuda.Stream, torch.cuda.Stream] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def beside(self, main: torch.cuda.Stream) -> torch.cuda.Stream | None:
-        """A stream that takes part in the capture of `main`, from what it was given until now. None: there is none."""
-        with self.lock:  # until it takes part, another thread would see it idle
-            streams = self.free.setdefault(main.device_index, [])
-            side = next((s for s in streams if self.owners[s] == main or not _is_capturing(s)), None)
-            if side is None:
-                side = _new_stream(main.device_index)
-                if side is None:
-                    return None
-                streams.append(side)
-            self.owners[side] = main
-            side.wait_stream(main)
-            return side
-
-
-_STREAMS = _Streams()
+    side = _SIDES.get(main) or _new_stream(main.device_index)
+    if side is None:
+        return None
+    side = _SIDES.setdefault(main, side)
+    side.wait_stream(main)
+    return side
 
 
 @functools.cache
@@ -117,13 +105,6 @@ def _runtime() -> ctypes.CDLL | None:
     except OSError:
         return None
     return library if all(hasattr(library, name) for name in _FUNCTIONS) else None
-
-
-def _is_capturing(stream: torch.cuda.Stream) -> bool:
-    status, runtime = ctypes.c_int(0), _runtime()
-    assert runtime is not None
-    failed = runtime.cudaStreamIsCapturing(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(status))
-    return bool(failed or status.value)
 
 
 def _new_stream(device: int) -> torch.cuda.Stream | None:

@@ -33,23 +33,26 @@ def _is_closed(nodes: Sequence[Node]) -> bool:
 
 def _lower(graph: Graph, nodes: Sequence[Node]) -> bool:
     """False where nothing runs beside them."""
-    inside = set(nodes)
-    reader = min((user for node in nodes for user in node.users if user not in inside), default=nodes[-1].next)
-    first = nodes[0]
-    while first.prev.meta.get(BESIDE) == nodes[0].meta[SIDE]:
-        first = first.prev
-    if reader is nodes[-1].next and first is nodes[0]:
+    reader = min((user for node in nodes for user in node.users if user not in nodes), default=nodes[-1].next)
+    beside: list[Node] = []
+    while (first := (beside or nodes)[0]).prev.meta.get(BESIDE) == nodes[0].meta[SIDE]:
+        beside.insert(0, first.prev)
+    if reader is nodes[-1].next and not beside:
         return False
-    reads = {read: None for node in nodes for read in node.all_input_nodes if read not in inside}
     with graph.inserting_before(first):
         branch = graph.call_function(fork)
     with graph.inserting_before(nodes[0]):
         graph.call_function(enter, (branch,))
     with graph.inserting_after(nodes[-1]):
-        graph.call_function(leave, (branch,))
+        graph.call_function(leave, (branch, *_reads(beside)))
     with graph.inserting_before(reader):
-        graph.call_function(join, (branch, *(read for read in reads if read.op == "call_function")))
+        graph.call_function(join, (branch, *_reads(nodes)))
     return True
+
+
+def _reads(nodes: Sequence[Node]) -> list[Node]:
+    """What they read and do not make."""
+    return list(dict.fromkeys(read for node in nodes for read in node.all_input_nodes if read not in nodes))
 
 
 def _joining_after_errors(body: list[str]) -> list[str]:

@@ -56,20 +56,19 @@ class Capture(TorchDispatchMode):
     def __init__(self, monkeypatch) -> None:
         super().__init__()
         self.main = self.current = Stream()
-        self.streams = side_stream._Streams()
+        self.by_main: dict[Stream, Stream] = {}
         self.calls = 0
         self.columns: set[int] = set()  # calls that leave columns to late copies
         self.memory: dict[int, _Memory] = {}
-        monkeypatch.setattr(side_stream, "_STREAMS", self.streams)
+        monkeypatch.setattr(side_stream, "_SIDES", self.by_main)
         monkeypatch.setattr(side_stream, "_new_stream", Stream)
-        monkeypatch.setattr(side_stream, "_is_capturing", lambda stream: False)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
         monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self, "current", stream))
 
     @property
     def sides(self) -> list[Stream]:
-        return list(self.streams.owners)
+        return list(self.by_main.values())
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(argument.alias_info and not argument.alias_info.is_write for argument in function._schema.arguments):

@@ -16,7 +16,7 @@ from fxopt.rewrites import branches
 from fxopt.rewrites.direct import direct
 from tests.cuda.on_a_gpu import graph_of, names_beside, names_of, rewritten
 from tests.cuda.programs import Program, two_towers
-from tests.cuda.streams import Capture, Hazard, run_captured
+from tests.cuda.streams import Capture, Hazard, Stream, run_captured
 
 SHAPES = [(4, 4)] * 4
 
@@ -108,6 +108,18 @@ def test_forks_only_while_capturing(monkeypatch):
     (side,) = capture.sides
     assert side.launched == 6 and capture.current is capture.main
     assert side.known <= capture.main.known, "a branch that nobody waits for"
+
+
+def test_graphs_of_two_streams_share_none(monkeypatch):
+    """Their replays may run at once, and cuBLAS has one workspace a stream."""
+    inputs = [torch.randn(4, 4) for _ in range(4)]
+    module = lowered(two_towers)
+    capture, _ = run_captured(module, inputs, monkeypatch)
+    capture.main = capture.current = Stream()
+    with capture:
+        module(*inputs)
+        module(*inputs)
+    assert [side.launched for side in capture.sides] == [6, 12]
 
 
 def test_an_error_beside_or_within_a_branch_leaves_no_fork_open(monkeypatch):

@@ -73,9 +73,28 @@ def test_what_had_the_memory_of_late_copies_before_is_waited_for(monkeypatch, ke
     rewritten(module, late_copies.REWRITE)
     through_dispatcher(module)
     direct(module, inference=True)
-    monkeypatch.setattr(side_stream._Streams, "beside", lambda self, main: Stream())
+    monkeypatch.setattr(side_stream, "_beside", lambda main: Stream())
     with pytest.raises(Hazard):
         run_captured(module, of_a_batch(), monkeypatch, lambda: torch.randn(5).neg())
+
+
+def test_memory_of_an_earlier_branch_that_lookups_read_is_not_taken_by_the_next_one(monkeypatch, kernel):
+    """The columns run beside the branch of what they copy, which does not wait for them."""
+
+    def hashed(dense, ids, weight, *tables):
+        x = torch.relu(dense @ weight)
+        left, right = torch.cumsum(ids, 0).clamp(0, 8).flip([0]), torch.flip(ids, [0]).cummax(1).values
+        parts = [F.embedding(left.select(1, 0), tables[0]), F.embedding(right.select(1, 1), tables[1])]
+        return torch.cat([x, *parts], 1).sum(1, keepdim=True) * x
+
+    module = of_lookups(hashed)
+    for findings in rewritten(module, late_copies.REWRITE, branches.REWRITE):
+        assert len(findings.changes) == 1
+    through_dispatcher(module)
+    direct(module, inference=True)
+    inputs = of_a_batch()
+    _, result = run_captured(module, inputs, monkeypatch)
+    torch.testing.assert_close(result, hashed(*inputs))
 
 
 def test_lookups_by_what_was_computed_wait(kernel):
