@@ -19,8 +19,9 @@ class Config:
         verify: ``"first"`` compares the optimized graph with eager on the inputs of each capture;
             ``"full"`` also compares gradients and further batch sizes; ``"off"`` trusts the rewrites.
         tune: ``"fast"`` times rewrites against what they replace, at most 5 seconds a capture, and leaves out what is
-            slower on this machine (timings are remembered beside the compiled kernels); ``"full"`` takes its time and
-            more batch sizes; ``"off"`` applies every rewrite that is right.
+            slower on this machine (timings are remembered beside the compiled kernels), and in the end whatever made
+            the model as a whole slower on the inputs of the capture; ``"full"`` takes its time and more batch sizes;
+            ``"off"`` applies every rewrite that is right.
         lower: ``"fx"`` calls what is left after the rewrites operator by operator; ``"inductor"`` compiles what lies
             between products, lookups and other large operators (seconds, at each capture; its caches work as under
             torch.compile) and calls the rest. Where that fails the graph runs as with ``"fx"``; the report says why.

@@ -57,7 +57,7 @@ class Findings:
         leaves: submodules that were kept opaque, with the reason and the line that stopped the capture.
         operators_before / operators_after: calls of operators per forward.
         max_error: largest absolute difference from eager seen by verification (None: not verified).
-        seconds: wall time by stage ("capture", "rewrite", "verify").
+        seconds: wall time by stage ("capture", "rewrite", "verify", "race", ...).
         rewrites: how many rewrites were tried.
         graphs: what became of ``Config(cuda_graphs=True)``, "" without it.
     """

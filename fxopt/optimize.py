@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from fxopt.runtime.cuda_graphs import graphed
 from fxopt.runtime.pieces import Pieces
 from fxopt.tune.tuner import Tuner
 from fxopt.verify import Verdict, bisect, verify
+from fxopt.verify.slower import Race, may_be_raced, slower_passes
 
 
 def optimize(model: nn.Module, example_inputs: tuple | None = None, config: Config = Config()) -> nn.Module:
@@ -68,8 +70,10 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
     clock.lap("rewrite")
     if config.verify != "off":
         executable = verified(executable, model, args, kwargs, config, tuner)
-    tuner.save()
     clock.lap("verify")
+    executable = raced(executable, model, args, kwargs, config, tuner)
+    clock.lap("race")
+    tuner.save()
     take_pieces(executable, model, args, kwargs, config)
     clock.lap("pieces")
     if config.lower == "inductor":
@@ -124,6 +128,30 @@ def verified(
     for ran in executable.findings.passes:
         ran.rolled_back.extend(change for name, change in wrong if name == ran.name)
     executable.findings.max_error = verdict.max_error
+    return executable
+
+
+def raced(
+    executable: Executable, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config, tuner: Tuner
+) -> Executable:
+    """`executable`, less the passes that made the whole slower than it was captured; each is named in the findings."""
+    captured = executable.capture
+
+    def less(names: Sequence[str]) -> Config:
+        return replace(config, disable=(*config.disable, *names))
+
+    def without(names: Sequence[str]) -> Executable:
+        return rewrite(captured, less(names), Fuel(), tuner)
+
+    if not may_be_raced(executable, config, tuner):
+        return executable
+    before = copied(captured.graph)
+    direct(before, inference=True)
+    slow = slower_passes(executable, Race(captured, model, args, kwargs, before.forward, tuner), without)
+    if slow:
+        names = [ran.name for ran in slow]
+        executable = verified(without(names), model, args, kwargs, less(names), tuner)
+        executable.findings.passes += slow
     return executable
 
 

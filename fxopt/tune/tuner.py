@@ -132,6 +132,14 @@ class Tuner:
             self.memory.put(key, ratios)
         return Verdict(ratios)
 
+    def seconds(self, runs: Sequence[Callable[[], object]]) -> tuple[float, float]:
+        """Seconds a call of the old one and of the new one; a loss is believed when it is seen twice."""
+        before, after = fastest(runs, self.effort.patience)
+        if before < _LOSS * after:
+            again = fastest(runs, 3 * self.effort.patience)
+            before, after = min(before, again[0]), min(after, again[1])
+        return before, after
+
     def _timed(self, site: Site, sizes_to_time: Sequence[int]) -> Ratios:
         batch, sizes = batch_symbol(site.values), sizes_of(site.values)
         ratios: Ratios = {}
@@ -146,10 +154,7 @@ class Tuner:
                 raise Disagreement(f"its answers differ at {rows} rows")
             with on_device_of(inputs):
                 runs = all_captured(runs) if site.replayed else runs
-                before, after = fastest(runs, self.effort.patience)
-                if before < _LOSS * after:  # a loss is believed when it is seen twice
-                    again = fastest(runs, 3 * self.effort.patience)
-                    before, after = min(before, again[0]), min(after, again[1])
+                before, after = self.seconds(runs)
             ratios[rows] = before / after
             following = next((size for size in sizes_to_time if size > rows), 0)
             if max(before, after) * following / rows > _LONGEST:

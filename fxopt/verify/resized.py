@@ -21,14 +21,19 @@ def resized(graph: fx.Graph, inputs: Sequence[Tensor], size: int) -> list[Tensor
     Returns:
         None where there are no such inputs.
     """
-    first = Counter(t.shape[0] for t in inputs if t.dim())
-    batch = first.most_common(1)[0][0] if first else 0
+    batch = batch_of(inputs)
     changes = {k for k, t in enumerate(inputs) if t.dim() and t.shape[0] == batch}
     ids, offsets = _of_bags(graph, len(inputs))
     if batch == 0 or changes & ids or (changes & offsets and not 1 <= size <= batch):
         return None
     rows = [torch.arange(size, device=t.device) % batch if k in changes else None for k, t in enumerate(inputs)]
     return [t if row is None else t.index_select(0, row) for t, row in zip(inputs, rows, strict=True)]
+
+
+def batch_of(inputs: Sequence[Tensor]) -> int:
+    """The most common first size; 0 where there is none."""
+    first = Counter(t.shape[0] for t in inputs if t.dim())
+    return first.most_common(1)[0][0] if first else 0
 
 
 def _of_bags(graph: fx.Graph, count: int) -> tuple[set[int], set[int]]:

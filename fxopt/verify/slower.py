@@ -1,0 +1,131 @@
+"""A last look at the whole: rewrites that made a graph slower than it was captured are left out.
+
+A trial of a rewrite sees its region alone, some rewrites have none, and launches that fill a device together may not
+do so apart. The inputs are those of the capture: made-up ids could be wrong ones, which no process on CUDA survives.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxopt import trees
+from fxopt.capture import Capture
+from fxopt.config import Config
+from fxopt.findings import Miss, PassFindings, Place
+from fxopt.normalize import records_nothing
+from fxopt.runtime.executable import Executable
+from fxopt.tune.clock import all_captured, fastest, on_device_of
+from fxopt.tune.tuner import Tuner, Verdict
+from fxopt.verify.resized import batch_of, resized
+from fxopt.verify.trial import undisturbed, writes_declared
+
+_SURE = 1.2  # a win in a single look that needs no other
+_MOST_ROWS = 256  # that are made up; an example with more stands for itself
+
+
+def may_be_raced(executable: Executable, config: Config, tuner: Tuner) -> bool:
+    """Something changed, the user lets us choose, and a call records no gradients and leaves nothing behind."""
+    captured = executable.capture
+    chosen = tuner.effort.seconds == 0 or config.verify == "off" or config.max_rewrites is not None
+    effects = captured.leaves or writes_declared(captured.graph)
+    return not (chosen or effects) and bool(_changed(executable)) and records_nothing(captured.graph.graph)
+
+
+def slower_passes(executable: Executable, race: Race, without: Callable[[list[str]], Executable]) -> list[PassFindings]:
+    """The passes to leave out, each with a miss that says why; mostly none.
+
+    It is slower where it loses on the inputs of the capture, wins at none of the tuner's batch sizes, and does so again
+    when all are timed once more. Then the passes are left out one by one; all of them, where that helps nowhere.
+
+    Args:
+        without: compiles the capture with the passes of these names left out.
+    """
+    names = _changed(executable)
+    try:
+        with undisturbed(race.model, race.captured):
+            verdict = race.verdict(executable.run)
+            if not verdict.slower or not race.verdict(executable.run).slower:
+                return []
+            guilty, ratio = _one_of(names, without, race)
+    except Exception:  # the example is an error in eager, or there is no memory for it: nothing is known
+        return []
+    if guilty:
+        return [_left_out(guilty, f"{verdict}; without this pass {ratio:.2f}x")]
+    return [_left_out(name, f"{verdict}; no single pass was to blame, so all are left out") for name in names]
+
+
+def _changed(executable: Executable) -> list[str]:
+    return [ran.name for ran in executable.findings.passes if ran.changes and ran.name != "normalize"]
+
+
+def _left_out(name: str, ratios: str) -> PassFindings:
+    reason = (
+        f"left out, the whole graph was slower than as it was captured: {ratios}. "
+        f"Config(disable=('{name}',)) need not find out, Config(tune='off') keeps it"
+    )
+    return PassFindings(name, misses=[Miss(name, reason, Place())])
+
+
+def _one_of(names: Sequence[str], without: Callable[[list[str]], Executable], race: Race) -> tuple[str, float]:
+    """The pass without which the rest is as fast as what was captured, and how fast; "" where there is none."""
+    best, until = ("", 1.0), time.perf_counter() + race.tuner.effort.seconds
+    for name in names if len(names) > 1 else ():
+        if time.perf_counter() > until:
+            break
+        ratio = race.ratio(without([name]).run, race.inputs)
+        best = max(best, (name, ratio), key=lambda found: found[1])
+    return best
+
+
+@dataclass(frozen=True)
+class Race:
+    """A captured graph, ``before(*state, *inputs)``, against what was made of it, on the example and its rows."""
+
+    captured: Capture
+    model: nn.Module
+    args: tuple
+    kwargs: dict[str, Any]
+    before: Callable[..., object]
+    tuner: Tuner
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return [leaf for leaf in trees.leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+
+    def verdict(self, after: Callable[..., object]) -> Verdict:
+        """Up to the first batch size at which there is nothing to take back; the first is that of the inputs."""
+        ratios: dict[int, float] = {}
+        for rows, inputs in self._sizes():
+            ratios[rows] = self.ratio(after, inputs)
+            if not Verdict(ratios).slower:
+                break
+        return Verdict(ratios)
+
+    def ratio(self, after: Callable[..., object], inputs: Sequence[Tensor]) -> float:
+        tensors = [*(slot.read(self.model) for slot in self.captured.state), *inputs]
+        runs: list[Callable[[], object]] = [functools.partial(run, *tensors) for run in (self.before, after)]
+        with torch.no_grad(), on_device_of(tensors):
+            if any(tensor.is_cuda for tensor in tensors):
+                runs = all_captured(runs)
+            old, new = fastest(runs, 0.0, fewest=1, most=1)
+            if old < _SURE * new:
+                old, new = self.tuner.seconds(runs)
+        return old / new
+
+    def _sizes(self) -> Iterator[tuple[int, Sequence[Tensor]]]:
+        """Numbers of rows, and inputs of so many that the graph holds for."""
+        own = batch_of(self.inputs)
+        yield own, self.inputs
+        for rows in self.tuner.effort.rows:
+            if rows == own or rows > max(own, _MOST_ROWS):
+                continue
+            inputs = resized(self.captured.graph.graph, self.inputs, rows)
+            if inputs is not None and self.captured.guards.holds(inputs):
+                yield rows, inputs
