@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
+from fxopt.kernels.gpu_linear.plan import LONG_IN, SHORT_IN
 from fxopt.patterns.core import Match, Reject, is_ours
 from fxopt.shape.sizes import shape_of, static, tensor_of
 
 aten = torch.ops.aten
 _ACTIVATIONS = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid"}
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_LONG, _SHORT = 1024, 64  # inputs from and up to which a layer without an activation gains too
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def find_gpu_linears(module: GraphModule, inference: bool) -> Iterator[Match | R
         anchor, activation = _activated(node)
         outputs, inputs = shape_of(weight)
         width = static(inputs)
-        if activation or static(outputs) == 1 or (width is not None and not _SHORT < width < _LONG):
+        if activation or static(outputs) == 1 or (width is not None and not SHORT_IN < width < LONG_IN):
             yield Match(anchor, {"arguments": (x, weight, bias, activation)})
 
 

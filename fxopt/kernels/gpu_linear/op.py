@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .. import cuda_build, cuda_call
 from ..operators import Operator, Operators
+from .plan import ALIGNED, HALVES, is_long, is_odd, is_row, is_short
 
 _HERE = Path(__file__).parent
 _MMA = _HERE.parent / "gpu_dots" / "mma.cuh"
@@ -32,13 +33,7 @@ KERNEL = cuda_build.CudaLibrary(
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"": lambda x: x, "relu": torch.relu, "sigmoid": torch.sigmoid}
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 PARTS = 8
-FEWEST_ROWS, MOST_ROWS, FEWEST_OUT = 32, 512, 256
-LONG_IN, LONGEST_IN = 1024, 4096  # from where parts win: with few outputs, and with any
-ALIGNED = 8  # halves: 16 bytes
-ODD_IN = 128  # rows of halves that do not start at 16 bytes: 256 x 415 by 512 takes 13.0 us, padded first 6.4
-SHORT_IN, SHORT_OUT = 64, 1024
 MOST_COUNTED = 2**30  # rows: the kernels count in 32 bits
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
@@ -61,43 +56,12 @@ def gpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
             return _dots(kernel, x, weight, bias, activation)
         if is_long(x.dtype, M, N, K) and x.is_contiguous() and weight.is_contiguous():
             return _in_parts(kernel, x, weight, bias, activation)
-    if x.dtype in HALVES and K % ALIGNED and K >= ODD_IN and M >= FEWEST_ROWS:
+    if is_odd(x.dtype, M, K):
         x, weight = (gpu_padded(t, K + -K % ALIGNED) for t in (x, weight))
     if activation == "relu" and bias is not None:
         return torch._addmm_activation(bias, x, weight.t())
     out = F.linear(x, weight, bias)
     return out.relu_() if activation == "relu" else out.sigmoid_() if activation == "sigmoid" else out
-
-
-def is_short(dtype: torch.dtype, M: int, N: int, K: int) -> bool:
-    """Whether our own launch wins. H200, microseconds with the gap to the next kernel, ours and cuBLAS's with its ReLU:
-
-    fp32: 256 x 32 by 32 1.9 and 3.7, 2048 x 32 by 128 3.0 and 3.4, by 512 5.2 and 4.6, 256 x 64 by 128 2.7 and 3.9, and
-    a row of 64 2.4 and 2.1; bf16: 2048 x 13 by 512 2.7 and 4.3, 2048 x 32 by 128 2.6 and 3.0, by 512 4.0 and 3.5.
-    """
-    if not 0 < K <= SHORT_IN or not 1 < N <= SHORT_OUT:
-        return False
-    if dtype in HALVES:
-        return K <= 16 or (K <= 32 and (K % 2 == 1 or M * N <= 2**18))
-    return K <= 16 or (M * N * K <= 2**23 and (K <= 32 or M > 16))
-
-
-def is_row(M: int, N: int, K: int) -> bool:
-    """Whether dot products one by one win (as above): fp32, a row of 1024 by 128 2.0 and 4.6, by 1024 2.7 and 2.9, of
-    512 by 512 1.8 and 3.3, of 8152 by 1024 5.9 and 9.0, of 128 by 4096 2.7 and 2.5; bf16, 1024 by 1024 2.2 and 7.5.
-    """
-    return M == 1 and K > 0 and (N <= 2048 or K > 256)
-
-
-def is_long(dtype: torch.dtype, M: int, N: int, K: int) -> bool:
-    """Whether cuBLAS leaves most of the device idle (as above): 256 x 1024 by 128 5.8 and 6.9, by 256 6.3 and 6.7, by
-    512 8.2 and 6.7.
-    """
-    if dtype is not torch.float32 or N % 4 or not FEWEST_ROWS <= M <= MOST_ROWS:
-        return False
-    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"  # allow_tf32 raises where this was set
-    few = K >= LONG_IN and M * N <= 2**16 and tf32  # measured in TF32 alone
-    return few or (K >= LONGEST_IN and N >= FEWEST_OUT)
 
 
 def _short(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
