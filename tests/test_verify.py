@@ -215,6 +215,24 @@ def test_bags_of_other_sizes_are_bags(rows, sizes):
         assert resized(graph, [torch.zeros(11, dtype=torch.int64), ids, lengths], 1) is None
 
 
+def test_bags_as_long_as_each_other_are_resized_with_their_ids():
+    class Bags(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag = nn.EmbeddingBag(9, 4)
+
+        def forward(self, x, ids):
+            flat = self.bag(ids, torch.arange(0, x.shape[0] * 2, 2)) if ids.dim() == 1 else self.bag(ids)
+            return flat + x[:, :1]
+
+    x, ids = torch.randn(5, 3), torch.randint(0, 9, (5, 2))
+    sizes = (0, 1, 3, 7)
+    graph = capture(Bags(), (x, ids), {}).graph.graph
+    assert [len(resized(graph, [x, ids], size)[1]) for size in sizes] == list(sizes)
+    graph = capture(Bags(), (x, ids.flatten()), {}).graph.graph
+    assert not any(resized(graph, [x, ids.flatten()], size) for size in sizes), "ids that are not as many any more"
+
+
 def test_missing_state_updates_are_named():
     def run(forward, *tensors):
         return forward(*(t.detach().clone() if not t.requires_grad else t for t in tensors))
