@@ -9,7 +9,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 from operator import itemgetter
 from pathlib import Path
@@ -32,44 +32,44 @@ WRONG = 0.02  # of the largest value; bf16's steps are 0.004 of it
 
 
 def measure(
-    every_case: Iterator[Case], everybody: Sequence[Peer], gpu: Gpu, seconds_left: Callable[[], float], rows: list[Row]
+    every_case: Iterator[Case], everybody: Sequence[Peer], gpu: Gpu, deadline: float, rows: list[Row]
 ) -> Iterator[tuple[Row, Case]]:
     """Adds rows, and yields each when its quick contenders are done, then again with each that takes long to make,
-    the quickest first."""
+    the quickest first. deadline: of time.perf_counter(); what would take longer is left out."""
     done = []
     for case in every_case:
         floor = gpu.floor(case.bytes_read, case.bytes_written, case.flops, case.dtype != torch.float32)
         row = Row(case.name, case.batch, floor * 1e6)
         rows.append(row)
-        fill(row, case, [peer for peer in everybody if peer.seconds is None and peer.runs(case)], seconds_left)
+        fill(row, case, [peer for peer in everybody if peer.seconds is None and peer.runs(case)], deadline)
         done.append((row, case))
         yield row, case
     slow = [(peer.seconds(case), peer, row, case) for peer in everybody if peer.seconds for row, case in done]
     for _, peer, row, case in sorted(slow, key=itemgetter(0)):
-        fill(row, case, [peer], seconds_left)
+        fill(row, case, [peer], deadline)
         if peer.name in row.measured:
             yield row, case
 
 
-def fill(row: Row, case: Case, contenders: Sequence[Peer], seconds_left: Callable[[], float]) -> None:
+def fill(row: Row, case: Case, contenders: Sequence[Peer], deadline: float) -> None:
     """Compares each contender with eager, then times it. One that fails leaves the others their row."""
     expected = tree_map(torch.clone, case.module(*case.inputs))
     for peer in contenders:
         try:
-            row.measured[peer.name] = _measure(peer, case, expected, seconds_left())
+            row.measured[peer.name] = _measure(peer, case, expected, deadline)
         except Unavailable as error:
             row.left_out[peer.name] = str(error)
         except Exception as error:
             row.left_out[peer.name] = f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0]
 
 
-def _measure(peer: Peer, case: Case, expected: Any, seconds_left: float) -> Measured:
+def _measure(peer: Peer, case: Case, expected: Any, deadline: float) -> Measured:
     seconds = peer.seconds(case) if peer.seconds else 0.0
     if math.isinf(seconds):
         raise Unavailable("not asked, it takes minutes")
-    if seconds > seconds_left:
-        raise Unavailable("no time was left")
     start = time.perf_counter()
+    if start + seconds > deadline:
+        raise Unavailable("no time was left")
     call = peer.make(case)
     found = call()
     torch.cuda.synchronize()
@@ -115,8 +115,8 @@ def main(argv: list[str]) -> int:
         gpu = measure_gpu()
         console.print(str(gpu), soft_wrap=True)
         target = args.json or RESULTS / f"gpu_{date.today()}_{gpu.name.replace(' ', '-')}.json"
-        left = lambda: begun + 60 * args.minutes - time.perf_counter()  # noqa: E731
-        for row, case in measure(cases(args.columns, args.batches), everybody, gpu, left, rows):
+        deadline = begun + 60 * args.minutes
+        for row, case in measure(cases(args.columns, args.batches), everybody, gpu, deadline, rows):
             console.print(f"{time.perf_counter() - begun:4.0f} s: {row}: {', '.join(row.measured)}", soft_wrap=True)
             if args.tune and not row.builds_us and "fxopt" in row.measured:
                 row.builds_us.update(tune(next(peer for peer in everybody if peer.name == "fxopt").make(case)))
