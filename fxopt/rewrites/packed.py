@@ -12,7 +12,8 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from fxopt.kernels.by_rows.op import in_chunks, unless_many
-from fxopt.patterns.repeated.lanes import BY_DIM, Call, Leaf, Picked, Pool, Shared, Tree, piece_of
+from fxopt.patterns.repeated.lanes import BY_DIM, piece_of
+from fxopt.patterns.repeated.trees import Call, Leaf, Picked, Pool, Shared, Tree
 from fxopt.rewrites.direct import as_function
 from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.rewrites.regions import calls_of

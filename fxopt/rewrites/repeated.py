@@ -10,8 +10,8 @@ import torch
 from torch.fx import Node
 
 from fxopt.patterns.core import Match
-from fxopt.patterns.repeated.lanes import leaves_of
 from fxopt.patterns.repeated.search import Collector, Run, find_repeated, freed
+from fxopt.patterns.repeated.trees import leaves_of
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.rewrites.packed import Packer, moved

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from fxopt.patterns.repeated.lanes import BY_DIM, Leaf, Picked, Shared, Tree
+from fxopt.patterns.repeated.lanes import BY_DIM
+from fxopt.patterns.repeated.trees import Leaf, Picked, Shared, Tree
 from fxopt.shape.sizes import Size, expression, shape_of
 
 aten = torch.ops.aten

@@ -17,19 +17,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.core import Match, Reject
-from fxopt.patterns.repeated.lanes import (
-    FEWEST,
-    Call,
-    Lanes,
-    Leaf,
-    NotPacked,
-    Packing,
-    Tree,
-    leaves_of,
-    operands_of,
-    reads_of,
-)
+from fxopt.patterns.repeated.lanes import FEWEST, NotPacked, Packing
 from fxopt.patterns.repeated.rowwise import is_rowwise, rows_of
+from fxopt.patterns.repeated.trees import Call, Lanes, Leaf, Tree, leaves_of, operands_of, reads_of
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import product, shape_of, static, tensor_of
 
