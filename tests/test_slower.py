@@ -30,12 +30,14 @@ Cost = Callable[[str, int], float]  # seconds of a graph, by its code and the nu
 
 
 class Model(nn.Module):
+    """It edits memory of its own, which does nobody harm."""
+
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(10, 4)
 
     def forward(self, ids: Tensor, x: Tensor) -> Tensor:
-        return torch.relu(self.table(ids) - x) + torch.abs(x)
+        return torch.relu_(self.table(ids) - x) + torch.abs(x)
 
 
 def found(target: object, module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
@@ -92,7 +94,7 @@ def findings(model: nn.Module) -> Findings:
 
 
 def kept(model: nn.Module) -> set[str]:
-    return {ran.name for ran in findings(model).passes if ran.changes}
+    return {ran.name for ran in findings(model).passes if ran.changes and ran.name != "normalize"}
 
 
 def reasons(model: nn.Module) -> dict[str, str]:

@@ -32,9 +32,9 @@ _MOST_ROWS = 256  # that are made up; an example with more stands for itself
 
 def may_be_raced(executable: Executable, config: Config, tuner: Tuner) -> bool:
     """Something changed, the user lets us choose, and a call records no gradients and leaves nothing behind."""
-    captured = executable.capture
+    captured, graph = executable.capture, executable.graph  # where only edits that can be seen outside are left
     chosen = tuner.effort.seconds == 0 or config.verify == "off" or config.max_rewrites is not None
-    effects = captured.leaves or writes_declared(captured.graph)
+    effects = captured.leaves or graph is None or writes_declared(graph)
     return not (chosen or effects) and bool(_changed(executable)) and records_nothing(captured.graph.graph)
 
 
