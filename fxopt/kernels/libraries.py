@@ -8,6 +8,7 @@ from .columns import op as columns
 from .compressed_interaction import op as compressed_interaction
 from .interactions import library as interactions
 from .k_largest import op as k_largest
+from .lookup_products import op as lookup_products
 from .mlp import op as mlp
 from .pointwise import op as pointwise
 from .row_update import op as row_update
@@ -24,6 +25,7 @@ LIBRARIES = (
     interactions.KERNEL,
     pointwise.KERNEL,
     attention.KERNEL,
+    lookup_products.KERNEL,
     compressed_interaction.KERNEL,
     k_largest.KERNEL,
     row_update.KERNEL,

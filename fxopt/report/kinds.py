@@ -18,7 +18,7 @@ OPAQUE = "opaque submodules"
 OTHER = "other"
 KINDS = (COLUMNS, INDEX, MLP, INTERACTION, OPAQUE, OTHER)
 
-_LOOKUPS = {"embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only", "columns"}
+_LOOKUPS = {"embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only", "columns", "lookup_products"}
 _GATHERS = {"index_select", "index", "gather"}  # lookups where what they read is a table
 _DENSE = {"linear", "addmm", "mm", "addbmm", "baddbmm", "conv1d", "conv2d", "convolution"}
 _PRODUCTS = {"bmm", "matmul", "einsum", "outer", "dot", "softmax", "_softmax", "scaled_dot_product_attention"}

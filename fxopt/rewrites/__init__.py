@@ -29,6 +29,7 @@ from fxopt.rewrites import (
     late_copies,
     linear_chains,
     linear_pairs,
+    lookup_products,
     masked_fields,
     ones,
     pair_attention,
@@ -72,6 +73,7 @@ PASSES: tuple[Rewrite, ...] = (
     embedding_columns.REWRITE,
     dot_interaction.PARTS,
     views.OF_COLUMNS,
+    lookup_products.REWRITE,
     sized_constants.REWRITE,
     field_index.REWRITE,
     # The dense layers, and what stands between them.

@@ -113,6 +113,7 @@ class Packer:
             run = in_chunks(run, split, max(sizes))
         call = self.outer.known(result.meta["val"], calling(self.function), *self.inputs)
         call.meta["rowwise"], call.meta["fresh"] = rowwise, makes_results(self.function.graph)
+        call.meta["function"] = self.function.graph
         call.meta["bound"], call.meta["calls"] = run, sum(map(calls_of, self.function.graph.nodes))
         return call
 

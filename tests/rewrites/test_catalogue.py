@@ -293,8 +293,9 @@ ELSEWHERE = {
     "gpu_linears",
     "gpu_target_attention",
     "late_copies",
+    "lookup_products",
     "row_chunks",
-}  # tests/cuda, test_row_chunks.py
+}  # tests/cuda, test_row_chunks.py, test_lookup_products.py
 
 
 WITHOUT_GRADIENTS = {"towers"}  # with gradients they stay as they are

@@ -1,0 +1,1 @@
+"""fxopt::lookup_products: products and dot products of pairs of looked-up rows, which are never written out."""

@@ -1,0 +1,84 @@
+"""fxopt::lookup_products: products and dot products of pairs of looked-up rows, which are never written out.
+
+What field-aware models do with a table for each pair of fields (FFM: Juan et al., RecSys 2016; ONN: Yang et al.,
+arXiv:1904.12579). 190 pairs of 380 tables of 1000 x 8, batch 4096, one thread: 3.3 ms, the rows written first 33 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..columns import op as columns_op
+from ..columns.encode import plan_of
+from ..columns.errors import explain
+from ..columns.plan import Plan
+from ..operators import Operator, Operators, cpu_library
+
+_COLUMNS = sorted((Path(__file__).parents[1] / "columns").glob("*.h"))
+KERNEL = cpu_library(Path(__file__).parent, *_COLUMNS)
+
+
+def lookup_products(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor, dots: bool) -> Tensor:
+    """`fxopt::columns`, then the products: the definition in PyTorch.
+
+    Args:
+        tensors, tables, plan: as of fxopt::columns, with one output of 2 P plain lookups of D floats each.
+        dots: whether the products are summed over D.
+
+    Returns:
+        [B, P] or [B, P * D], contiguous: pair p are columns p and P + p.
+
+    Raises:
+        RuntimeError: as fxopt::columns.
+    """
+    (rows,) = columns_op.columns(tensors, tables, plan)
+    left, right = rows.unflatten(1, (2, *_pairs(tables, plan))).unbind(1)
+    return (left * right).sum(2) if dots else (left * right).flatten(1)
+
+
+def call_of(plan: Plan, encoded: Tensor, n_tensors: int) -> Callable[..., Tensor]:
+    """`lookup_products` for one plan, past the dispatcher where it can be, with its errors explained."""
+    words = [torch.cat([torch.tensor([n_tensors, dots]), encoded]) for dots in (False, True)]
+
+    def fxopt_lookup_products(
+        tensors: Sequence[Tensor], tables: Sequence[Tensor], encoded: Tensor, dots: bool
+    ) -> Tensor:
+        try:
+            outputs = OPERATORS.past_dispatcher("lookup_products")(tensors, tables, words[dots])
+            if outputs is not None:
+                return outputs[0]
+        except RuntimeError:
+            pass  # the columns say which id of which one is outside
+        try:
+            return torch.ops.fxopt.lookup_products(tensors, tables, encoded, dots)
+        except RuntimeError as error:
+            raise explain(error, plan) or error from None
+
+    return fxopt_lookup_products
+
+
+def _fake(tensors: list[Tensor], tables: list[Tensor], plan: Tensor, dots: bool) -> Tensor:
+    (rows,) = torch.ops.fxopt.columns(tensors, tables, plan)
+    pairs, dim = _pairs(tables, plan)
+    return rows.new_empty(rows.shape[0], pairs if dots else pairs * dim)
+
+
+def _pairs(tables: Sequence[Tensor], plan: Tensor) -> tuple[int, int]:
+    """P and D."""
+    columns = plan_of(plan).columns
+    assert columns[0].table is not None
+    return len(columns) // 2, tables[columns[0].table].shape[1]
+
+
+_INPUTS = "Tensor[] tensors, Tensor[] tables, Tensor plan, bool dots"
+OPERATORS = Operators((Operator(f"lookup_products({_INPUTS}) -> Tensor", lookup_products, _fake),), KERNEL)
+
+
+def load() -> None:
+    """Defines the operator and that of the columns."""
+    columns_op.load()
+    OPERATORS.load()

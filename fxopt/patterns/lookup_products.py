@@ -1,0 +1,159 @@
+"""Products of looked-up rows, pair by pair, that nobody reads in any other form."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from fxopt.patterns.core import Match, Reject, calls_of_ours
+from fxopt.patterns.views_of import REGROUPS
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
+
+aten = torch.ops.aten
+FEWEST = 4  # pairs; fewer fit in the cache
+_READS = {aten.mul.Tensor, aten.sum.dim_IntList, aten.cat.default}
+Outer = Mapping[Node, Node]  # of a function's parameters to the nodes that it is called with
+
+
+@dataclass(frozen=True)
+class Product:
+    """`pairs` vectors of `dim` floats, by as many others. left, right: the numbers of the columns' outputs."""
+
+    left: int
+    right: int
+    pairs: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class Products:
+    """Row by row one after the other in the anchor. dots: each product is summed over its vector."""
+
+    parts: tuple[Product, ...]
+    dots: bool
+
+
+class _Other(Exception):
+    """Something else than a product of looked-up rows."""
+
+
+def find_lookup_products(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """Matches bind the `columns` call, its arguments (`reads`), the `products`, and the call's `others` outputs."""
+    aliases = Aliases(module.graph)
+    for columns in calls_of_ours(module.graph, "fxopt::columns") if inference else ():
+        found = next(_products(columns), None)
+        if found is None or columns.all_input_nodes[0].meta["val"].device.type != "cpu":
+            continue
+        anchor, products = found
+        used = {number for part in products.parts for number in (part.left, part.right)}
+        outputs = {int(user.args[1]): user for user in columns.users}  # type: ignore[arg-type]
+        if edited := next(filter(aliases.edited, (*columns.all_input_nodes, *outputs.values())), None):
+            yield Reject(f"'{edited.name}' is edited in place", anchor)
+        elif not all(_ends_in(outputs[number], anchor) for number in used):
+            yield Reject("the looked-up rows are read elsewhere too", anchor)
+        elif sum(part.pairs for part in products.parts) < FEWEST:
+            yield Reject(f"fewer than {FEWEST} pairs of rows", anchor)
+        else:
+            others = {number: node for number, node in outputs.items() if number not in used}
+            arguments = list(columns.args)
+            yield Match(anchor, {"columns": columns, "arguments": arguments, "products": products, "others": others})
+
+
+def _products(columns: Node) -> Iterator[tuple[Node, Products]]:
+    """What is computed of this call's rows, the last of it first."""
+    behind = set[Node]()
+    for node in columns.graph.nodes:
+        if node is columns or behind.intersection(node.all_input_nodes):
+            behind.add(node)
+    for node in reversed(columns.graph.nodes):
+        if node not in behind or not (node.target in _READS or "function" in node.meta):
+            continue
+        try:
+            parts = list(_parts(node, columns, {}))
+        except _Other:
+            continue
+        kinds = {dots for dots, _ in parts}
+        if len(kinds) == 1:
+            yield node, Products(tuple(product for _, product in parts), kinds.pop())
+
+
+def _parts(node: Node, columns: Node, outer: Outer) -> Iterator[tuple[bool, Product]]:
+    """(whether it is summed, product): what lies one after the other in each row of a tensor."""
+    node = _regrouped(outer.get(node, node))
+    if function := node.meta.get("function"):
+        yield from _in_function(function, node, columns, outer)
+    elif node.target is aten.cat.default and _joins_rows(node):
+        for operand in node.args[0]:  # type: ignore[union-attr]
+            yield from _parts(operand, columns, outer)  # type: ignore[arg-type]
+    elif node.target is aten.sum.dim_IntList and not node.kwargs:
+        source = node.args[0]
+        assert isinstance(source, Node)
+        rank = len(shape_of(source))
+        if source.target is not aten.mul.Tensor or [dim % rank for dim in node.args[1]] != [rank - 1]:  # type: ignore[union-attr,operator]
+            raise _Other
+        yield True, _product(source, columns, outer)
+    else:
+        yield False, _product(node, columns, outer)
+
+
+def _in_function(function: Graph, call: Node, columns: Node, outer: Outer) -> Iterator[tuple[bool, Product]]:
+    (output,) = function.find_nodes(op="output")
+    given = [outer.get(node, node) for node in call.all_input_nodes]
+    parameters = function.find_nodes(op="placeholder")
+    yield from _parts(output.args[0], columns, dict(zip(parameters, given, strict=True)))  # type: ignore[arg-type]
+
+
+def _product(node: Node, columns: Node, outer: Outer) -> Product:
+    value = tensor_of(node)
+    if node.target is not aten.mul.Tensor or value is None or value.dim() < 3 or value.dtype != torch.float32:
+        raise _Other
+    *sizes, dim = (static(size) for size in value.shape[1:])
+    left, right = (_output(operand, node, columns, outer) for operand in node.args)
+    if None in sizes or not dim:
+        raise _Other
+    return Product(left, right, math.prod(size or 0 for size in sizes), dim)
+
+
+def _output(operand: object, product: Node, columns: Node, outer: Outer) -> int:
+    """The number of the columns' output that an operand of the product's own sizes is."""
+    if not isinstance(operand, Node) or not same_shape(operand, product):
+        raise _Other
+    operand = _regrouped(outer.get(operand, operand))
+    if operand.target is not operator.getitem or operand.args[0] is not columns:
+        raise _Other
+    return int(operand.args[1])  # type: ignore[arg-type]
+
+
+def _regrouped(node: Node) -> Node:
+    """What a tensor is but for the sizes within a row."""
+    while node.target in REGROUPS:
+        source = node.args[0]
+        if not isinstance(source, Node) or not same(shape_of(source)[0], shape_of(node)[0]):
+            raise _Other
+        node = source
+    return node
+
+
+def _joins_rows(cat: Node) -> bool:
+    """Whether it puts rows of its operands one behind the other."""
+    rank = len(shape_of(cat))
+    dim = int(cat.args[1]) % rank if len(cat.args) > 1 else 0  # type: ignore[arg-type]
+    return dim > 0 and all(static(size) == 1 for size in shape_of(cat)[1:dim])
+
+
+def _ends_in(node: Node, anchor: Node) -> bool:
+    """Whether nobody but the anchor needs a node."""
+    found, unread = {node}, [node]
+    while unread:
+        users = set(unread.pop().users) - found - {anchor}
+        if any(user.op == "output" for user in users):
+            return False
+        found |= users
+        unread.extend(users)
+    return True
