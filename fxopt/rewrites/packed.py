@@ -1,10 +1,9 @@
-"""Packed tensors: one tensor for all lanes, and the batched form of each operator on them."""
+"""Packed tensors: one tensor for all lanes, in a function of its own that one call runs (its operators: batched.py)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,33 +12,16 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxopt.kernels.by_rows.op import in_chunks, unless_many
 from fxopt.patterns.repeated.lanes import BY_DIM, piece_of
-from fxopt.patterns.repeated.trees import Call, Leaf, Picked, Pool, Shared, Tree
+from fxopt.patterns.repeated.trees import Leaf, Picked, Pool, Shared, Tree
+from fxopt.rewrites.batched import Batched, Packed, moved
 from fxopt.rewrites.direct import as_function
-from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.editor import Editor
 from fxopt.rewrites.regions import calls_of
 from fxopt.shape.aliases import makes_results
 from fxopt.shape.sizes import Size, same, shape_of, static
 
 aten = torch.ops.aten
 _IN_LOOPS = ("pieces", "state")  # a loop reads them as they are
-
-
-@dataclass(frozen=True)
-class Packed:
-    """`node` holds lane l at index l of `dim`; dim None: every lane is `node` itself. rank: that of one lane."""
-
-    node: Node
-    dim: int | None
-    rank: int
-
-
-def moved(editor: Editor, packed: Packed, dim: int) -> Packed:
-    """The same lanes at `dim`."""
-    if packed.dim is None or packed.dim == dim:
-        return packed
-    order = [axis for axis in range(packed.rank + 1) if axis != packed.dim]
-    order.insert(dim, packed.dim)
-    return Packed(editor.call(aten.permute.default, packed.node, order), dim, packed.rank)
 
 
 class Joint:
@@ -70,7 +52,7 @@ class Packer:
         self._selected: dict[Any, Node] = {}
         self._places: dict[tuple[int, ...], Node] = {}
         self.columns = 0
-        self._saves_work = False
+        self._batched = Batched(self.editor)
         for leaf in leaves:
             if isinstance(leaf, Leaf):
                 self._add(leaf)
@@ -100,9 +82,8 @@ class Packer:
         (output,) = self.function.graph.find_nodes(op="output")
         output.args = (result,)
         made = [node for node in self.editor.added if not _is_view(node)]
-        loop = None
-        if len(made) > 1 and not self._saves_work and all(joint.pool.kind in _IN_LOOPS for joint in self._joints):
-            loop = self._loop(anchor)
+        by_lane = not self._batched.saves_work and all(joint.pool.kind in _IN_LOOPS for joint in self._joints)
+        loop = self._loop(anchor) if len(made) > 1 and by_lane else None
         self.function.recompile()
         batch, run = shape_of(anchor)[0], as_function(self.function.graph)
         split = [any(same(size, batch) for size in shape_of(node)[:1]) for node in self.inputs]
@@ -154,13 +135,13 @@ class Packer:
                 assert packed.dim is not None
                 return Packed(self._taken(packed.node, packed.dim, index), packed.dim, packed.rank)
         if tree.target in BY_DIM:
-            return self._by_dim(tree)
+            return self._batched.by_dim(tree, self.packed(tree.args[0]))
         args = [self.packed(argument) if isinstance(argument, Tree) else argument for argument in tree.args]
         if tree.target is aten.linear.default:
-            return self._linear(*args)
+            return self._batched.linear(*args)
         if tree.target is aten.matmul.default:
-            return self._matmul(*args)
-        return self._pointwise(tree.target, args, tree.node.kwargs, len(shape_of(tree.node)))
+            return self._batched.matmul(*args)
+        return self._batched.pointwise(tree.target, args, tree.node.kwargs, len(shape_of(tree.node)))
 
     def _leaf(self, leaf: Leaf) -> Packed:
         joint = self._joint_of[id(leaf)]
@@ -217,110 +198,6 @@ class Packer:
         turned = moved(self.editor, packed, 1)
         return Packed(self.editor.call(aten.contiguous.default, turned.node), 1, packed.rank)
 
-    def _linear(self, x: Packed, weight: Packed, bias: Packed | None = None) -> Packed:
-        """x [..., K], weight [N, K], bias [N] in each lane: one linear, one wide linear, or one product in batches."""
-        if weight.dim is None:
-            x = moved(self.editor, x, 0) if x.dim == x.rank else x
-            return self._biased(self.editor.call(aten.linear.default, x.node, weight.node), x.dim, x.rank, bias)
-        weight = moved(self.editor, weight, 0)
-        if x.dim is None and weight.node.meta["val"].is_contiguous():
-            return self._wide_linear(x, weight, bias)
-        return self._batched_linear(x, weight, bias)
-
-    def _wide_linear(self, x: Packed, weight: Packed, bias: Packed | None) -> Packed:
-        """torch takes [B, 1, K] x [N, K] for B products; as a matrix it is one."""
-        call, self._saves_work = self.editor.call, True
-        lanes, outputs = shape_of(weight.node)[:2]
-        ones = [size for size in shape_of(x.node)[1:-1] if static(size) == 1]
-        as_matrix = 0 < len(ones) == x.rank - 2
-        source = call(aten.flatten.using_ints, x.node, 0, -2) if as_matrix else x.node
-        wide = call(aten.linear.default, source, call(aten.flatten.using_ints, weight.node, 0, 1))
-        if as_matrix:
-            return self._biased(call(aten.unflatten.int, wide, 1, [lanes, *ones, outputs]), 1, x.rank, bias)
-        return self._biased(call(aten.unflatten.int, wide, -1, [lanes, outputs]), x.rank - 1, x.rank, bias)
-
-    def _batched_linear(self, x: Packed, weight: Packed, bias: Packed | None) -> Packed:
-        call, lanes = self.editor.call, shape_of(weight.node)[0]
-        x = moved(self.editor, x, 0)
-        node = call(aten.unsqueeze.default, x.node, 0) if x.dim is None else x.node
-        inner = [static(size) for size in shape_of(node)[2:-1]]
-        if x.rank < 2 or None in inner:
-            raise Rejected("its input has no batch, or more than one size that depends on the inputs")
-        if inner:
-            node = call(aten.flatten.using_ints, node, 1, -2)
-        if x.dim is None:
-            node = call(aten.expand.default, node, [lanes, -1, -1])
-        node = call(aten.bmm.default, node, call(aten.transpose.int, weight.node, 1, 2))
-        if inner:
-            node = call(aten.unflatten.int, node, 1, [-1, *inner])
-        return self._biased(node, 0, x.rank, bias)
-
-    def _biased(self, node: Node, dim: int | None, rank: int, bias: Packed | None) -> Packed:
-        packed = Packed(node, dim, rank)
-        return packed if bias is None else self._pointwise(aten.add.Tensor, [packed, bias], {}, rank)
-
-    def _matmul(self, left: Packed, right: Packed) -> Packed:
-        """x [..., K] times a matrix [K, N], or a matrix [N, K] times columns [..., K, 1], which are x."""
-        call = self.editor.call
-        if right.rank == 2:
-            return self._linear(left, self._transposed(right))
-        self._saves_work = True  # torch copies the matrix for every column
-        right = moved(self.editor, right, 0) if right.dim == right.rank else right
-        x = Packed(call(aten.squeeze.dim, right.node, -1), right.dim, right.rank - 1)
-        rows = self._linear(x, left)
-        rows = moved(self.editor, rows, 0) if rows.dim == rows.rank else rows
-        return Packed(call(aten.unsqueeze.default, rows.node, -1), rows.dim, right.rank)
-
-    def _transposed(self, matrix: Packed) -> Packed:
-        matrix = moved(self.editor, matrix, 0)
-        return Packed(self.editor.call(aten.transpose.int, matrix.node, -2, -1), matrix.dim, 2)
-
-    def _by_dim(self, tree: Call) -> Packed:
-        """An operator whose arguments name dims: those behind the lanes count one more."""
-        source, node = self.packed(tree.args[0]), tree.node
-        lanes, rank = source.dim, source.rank
-        assert lanes is not None
-        named = tree.args[1:]
-        if node.target is aten.t.default:
-            if rank < 2:
-                return source
-            named = (0, 1)
-        target = aten.transpose.int if node.target is aten.t.default else tree.target
-        if target is aten.transpose.int:
-            shifted = [_behind(dim, lanes, rank) for dim in named]
-            return Packed(self.editor.call(target, source.node, *shifted), lanes, rank)
-        if target is aten.permute.default:
-            order = [_behind(dim, lanes, rank) for dim in named[0]]
-            order.insert(lanes, lanes)
-            return Packed(self.editor.call(target, source.node, order), lanes, rank)
-        if target is aten.unsqueeze.default:
-            dim = named[0] % (rank + 1)
-            made = self.editor.call(target, source.node, dim + (dim > lanes))
-            return Packed(made, lanes + (dim <= lanes), rank + 1)
-        dims = [dim % rank for dim in (named[0] if isinstance(named[0], list | tuple) else [named[0]])]
-        shifted = [_behind(dim, lanes, rank) for dim in dims or range(rank)]
-        first = shifted if isinstance(named[0], list | tuple) else shifted[0]
-        made = self.editor.call(target, source.node, first, *named[1:], **node.kwargs)
-        after = len(shape_of(node))
-        gone = [dim for dim in dims or range(rank) if dim < lanes] if after < rank else []
-        return Packed(made, lanes - len(gone), after)
-
-    def _pointwise(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], rank: int) -> Packed:
-        """Lanes of every argument at one place, counted from the last dim, as broadcasting does."""
-        _, place = max((a.rank, a.dim - a.rank - 1) for a in args if isinstance(a, Packed) and a.dim is not None)
-        aligned = [self._aligned(a, place) if isinstance(a, Packed) else a for a in args]
-        return Packed(self.editor.call(target, *aligned, **kwargs), rank + 1 + place, rank)
-
-    def _aligned(self, packed: Packed, place: int) -> Node:
-        """The lanes at the dim `place` < 0; a dim of size 1 for what all lanes share."""
-        call, dim = self.editor.call, packed.rank + 1 + place
-        if packed.dim is None:
-            return call(aten.unsqueeze.default, packed.node, place) if packed.rank and dim >= 0 else packed.node
-        node = moved(self.editor, packed, max(dim, 0)).node
-        for _ in range(-dim):
-            node = call(aten.unsqueeze.default, node, 1)
-        return node
-
 
 def calling(module: GraphModule) -> Callable[..., Any]:
     """What stands in the graph: any compiler can look inside."""
@@ -340,12 +217,6 @@ def bytes_of_row(node: Node, batch: Size) -> int:
     value = node.meta["val"]
     sizes = [static(size) or 1 for size in value.shape if not same(size, batch)]
     return math.prod(sizes) * value.element_size()
-
-
-def _behind(dim: int, lanes: int, rank: int) -> int:
-    """Where the dim of a lane is beside the lanes."""
-    dim %= rank
-    return dim + (dim >= lanes)
 
 
 def _stacked_at(pool: Pool) -> int:
