@@ -147,7 +147,8 @@ def raced(
         return executable
     before = copied(captured.graph)
     direct(before, inference=True)
-    slow = slower_passes(executable, Race(captured, model, args, kwargs, before.forward, tuner), without)
+    race = Race(captured, model, args, kwargs, before.forward, tuner, config.cuda_graphs)
+    slow = slower_passes(executable, race, without)
     if slow:
         names = [ran.name for ran in slow]
         executable = verified(without(names), model, args, kwargs, less(names), tuner)

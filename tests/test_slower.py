@@ -182,18 +182,28 @@ def test_a_race_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, model: nn
     assert kept(fast) == {"clamps", "maxima"} and not timed
 
 
-def test_on_a_gpu_graphs_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    captured = list[int]()
-    monkeypatch.setattr(clock, "once", lambda *call: 1.0)
+@pytest.mark.parametrize(
+    ("device", "ours", "called", "ratio"),
+    [
+        ("cpu", False, 0.5, 0.5),  # nothing is captured
+        ("cuda", False, 0.5, 0.8),
+        ("cuda", False, 1.02, 0.8),
+        ("cuda", False, 2.0, 2.0),  # eight of ten as a graph, but twice as fast for who calls it
+        ("cuda", True, 2.0, 0.8),
+    ],
+)
+def test_on_a_gpu_graphs_race(
+    monkeypatch: pytest.MonkeyPatch, device: str, ours: bool, called: float, ratio: float
+) -> None:
+    old, new, old_replayed, new_replayed = (lambda *tensors: None for _ in range(4))
+    seconds = {old: called, new: 1.0, old_replayed: 0.8, new_replayed: 1.0}
+    monkeypatch.setattr(clock, "once", lambda run, repeats=1: seconds[run.func])
+    monkeypatch.setattr(slower, "all_captured", lambda runs: [partial(old_replayed), partial(new_replayed)])
     monkeypatch.setattr(slower, "on_device_of", lambda tensors: nullcontext())
-    monkeypatch.setattr(slower, "all_captured", lambda runs: captured.append(len(runs)) or runs)
-    capture = SimpleNamespace(state=())
     with FakeTensorMode():
-        for device in ("cpu", "cuda"):
-            x = torch.empty(3, device=device)
-            race = slower.Race(capture, nn.Module(), (x,), {}, abs, tuner.Tuner("full"))  # type: ignore[arg-type]
-            assert race.ratio(abs, [x]) == 1.0
-    assert captured == [2], "on the CPU there is nothing to capture"
+        x = torch.empty(3, device=device)
+        race = slower.Race(SimpleNamespace(state=()), nn.Module(), (x,), {}, old, tuner.Tuner("full"), ours)  # type: ignore[arg-type]
+        assert race.ratio(new, [x]) == ratio
 
 
 @pytest.mark.timed
