@@ -51,8 +51,9 @@ def _lower(graph: Graph, nodes: Sequence[Node]) -> bool:
 
 
 def _reads(nodes: Sequence[Node]) -> list[Node]:
-    """What they read and do not make."""
-    return list(dict.fromkeys(read for node in nodes for read in node.all_input_nodes if read not in nodes))
+    """What they read and do not make; inputs and constants, of which there may be thousands, live long enough."""
+    found = dict.fromkeys(read for node in nodes for read in node.all_input_nodes if read.op == "call_function")
+    return [read for read in found if read not in nodes]
 
 
 def _joining_after_errors(body: list[str]) -> list[str]:
