@@ -10,7 +10,7 @@ from fxopt.kernels.pointwise.encode import text
 from fxopt.kernels.pointwise.op import call, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.pointwise.find import find_crosses, find_pointwise
-from fxopt.patterns.pointwise.groups import Fused
+from fxopt.patterns.pointwise.fused import Fused
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
 

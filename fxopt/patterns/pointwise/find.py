@@ -9,7 +9,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.core import Match, Reject
-from fxopt.patterns.pointwise.groups import Fused, Search
+from fxopt.patterns.pointwise.fused import Fused
+from fxopt.patterns.pointwise.groups import Search
 from fxopt.patterns.pointwise.operators import PRODUCTS
 from fxopt.shape.sizes import shape_of, static
 from fxopt.shape.strides import Layout
