@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from fxopt.patterns.towers import products
 from fxopt.patterns.towers.steps import InputStep, LinearStep, SoftmaxStep, Steps
-from fxopt.patterns.towers.terms import Terms, added, computed, contracted, summed
+from fxopt.patterns.towers.terms import Terms, computed
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of, static, tensor_of
 
@@ -38,7 +39,6 @@ VIEWS = {
     *(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int),
 }
 JOINS = {aten.cat.default, aten.stack.default}
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _MOST_ROWS = 8  # linears that stand for one on [B, F, K]
 _MOST_COLUMNS = 1 << 15
 Value = Tensor | Terms | list[Any]
@@ -86,7 +86,7 @@ class Columns:
         if isinstance(moved, Tensor) and self._lies_in_one_row(moved):
             return moved
         sizes = [static(size) for size in shape_of(node)]
-        if not 2 <= len(sizes) <= 3 or sizes[0] is not None or None in sizes[1:] or self._batch_dim(node) != 0:
+        if not 2 <= len(sizes) <= 3 or sizes[0] is not None or None in sizes[1:] or self.batch_dim(node) != 0:
             return None
         columns = torch.Size(sizes[1:]).numel()  # type: ignore[arg-type]
         if not 0 < columns <= _MOST_COLUMNS:
@@ -116,7 +116,7 @@ class Columns:
         width = static(shape_of(step.node)[-1]) or 1
         return runs[0].column // width == (runs[0].column + runs[0].width - 1) // width
 
-    def _batch_dim(self, node: Node) -> int | None:
+    def batch_dim(self, node: Node) -> int | None:
         """The one dim that is the batch; None where another one depends on it, or none is."""
         found = None
         for dim, size in enumerate(shape_of(node)):
@@ -137,14 +137,15 @@ class Columns:
             pieces, index = self.values[known[0]], node.args[1]
             return pieces[index] if isinstance(pieces, list) and isinstance(index, int) else None
         if node.target in VIEWS or node.target in JOINS:
-            return self._moved(node, {n: self.values.get(n, self._read(n)) for n in node.all_input_nodes})
+            return self._moved(node, {n: self.values.get(n, self.read(n)) for n in node.all_input_nodes})
         handler = _HANDLERS.get(node.target)
         value = tensor_of(node)
-        if handler is None or value is None or value.dtype != torch.float32 or self._batch_dim(node) is None:
+        if handler is None or value is None or value.dtype != torch.float32 or self.batch_dim(node) is None:
             return None
         return handler(self, node)
 
-    def _read(self, node: Node) -> Value | None:
+    def read(self, node: Node) -> Value | None:
+        """The numbers of an operand that this graph does not compute."""
         return None if tensor_of(node) is None else self.numbers(node)
 
     def _moved(self, node: Node, sources: dict[Node, Any]) -> Value | None:
@@ -155,14 +156,14 @@ class Columns:
         terms = [source for source in sources.values() if isinstance(source, Terms)]
         if not terms:
             return self._run(node, sources)
-        counts = {source.left.shape[-1] if isinstance(source, Terms) else 0 for source in sources.values()}
-        if len(counts) != 1:
+        count, *others = {source.left.shape[-1] if isinstance(source, Terms) else 0 for source in sources.values()}
+        if others:
             return None
         sides = []
         for side in ("left", "right"):
             moved = [
                 self._run(node, {n: getattr(source, side)[..., term] for n, source in sources.items()})
-                for term in range(counts.pop() if side == "right" else max(counts))
+                for term in range(count)
             ]
             if not all(isinstance(m, Tensor) for m in moved):
                 return None
@@ -179,13 +180,13 @@ class Columns:
         except (RuntimeError, IndexError):
             return None
         made = list(made) if isinstance(made, list | tuple) else made
-        return made if self._has_shape(node, made) else None
+        return made if self.has_shape(node, made) else None
 
     def _is_batch(self, node: Node) -> bool:
         value = node.meta.get("val")
         return isinstance(value, torch.SymInt) and expression(value) == self.batch
 
-    def _has_shape(self, node: Node, made: Any) -> bool:
+    def has_shape(self, node: Node, made: Any) -> bool:
         """Whether the numbers have the node's shape but for a batch of one: where not, a view split or moved rows."""
         values = node.meta["val"] if isinstance(made, list) else [node.meta["val"]]
         for numbers, value in zip(made if isinstance(made, list) else [made], values, strict=True):
@@ -203,7 +204,7 @@ class Columns:
             return None
         if bias is not None and (not isinstance(bias, Node) or not self._is_plain(bias, 1)):
             return None
-        batch, rank = self._batch_dim(node), len(shape_of(node))
+        batch, rank = self.batch_dim(node), len(shape_of(node))
         if batch is None or batch == rank - 1 or tensor_of(node).dtype != torch.float32:  # type: ignore[union-attr]
             return None
         numbers = self.numbers(x)
@@ -243,7 +244,7 @@ class Columns:
         numbers = self.numbers(node.all_input_nodes[0])
         named: Any = node.args[1]
         dim = named % len(shape_of(node))
-        if numbers is None or dim == self._batch_dim(node):
+        if numbers is None or dim == self.batch_dim(node):
             return None
         last = numbers.movedim(dim, -1)
         rows = [
@@ -251,84 +252,9 @@ class Columns:
         ]
         return torch.stack(rows).reshape(last.shape).movedim(-1, dim)
 
-    def _factors(self, node: Node) -> list[Tensor] | None:
-        """Both factors of a product: of this graph, or columns from outside; at least one of them a step's."""
-        operands = _operands(node)
-        if len(operands) != 2 or not all(isinstance(operand, Node) for operand in operands):
-            return None
-        found = [self.values.get(operand, self._read(operand)) for operand in operands]
-        factors = [factor for factor in found if isinstance(factor, Tensor)]
-        return factors if len(factors) == 2 else None
-
-    def _product(self, node: Node) -> Value | None:
-        factors = self._factors(node)
-        if factors is None:
-            return None
-        left, right = factors
-        rank = len(shape_of(node))
-        if node.target is aten.mul.Tensor:
-            dims = _LETTERS[:rank]
-            own = [dims[rank - t.dim() :] for t in factors]
-        elif node.target is aten.einsum.default:
-            own, dims = _equation(node.args[0], [t.dim() for t in factors])  # type: ignore[arg-type]
-        else:
-            if left.dim() != right.dim() or left.dim() < 2:
-                return None
-            lead = _LETTERS[: left.dim() - 2]
-            own, dims = [lead + "yz", lead + "zx"], lead + "yx"
-        return self._with_batch(node, factors, own, dims)
-
-    def _with_batch(self, node: Node, factors: list[Tensor], own: list[str], dims: str) -> Terms | None:
-        """The batch is one dim of both factors and of the result."""
-        batch = dims[self._batch_dim(node) or 0] if len(dims) == len(shape_of(node)) else None
-        for operand, letters in zip(_operands(node), own, strict=True):
-            at = self._batch_dim(operand)
-            if batch is None or at is None or letters[at] != batch or len(set(letters)) < len(letters):
-                return None
-        terms = contracted(factors[0], own[0], factors[1], own[1], dims)
-        if terms is None or not self._has_shape(node, terms.left[..., 0]):
-            return None
-        return terms
-
-    def _sum(self, node: Node) -> Terms | None:
-        source: Any = node.args[0]
-        dims: Any = node.args[1]
-        value = self.values.get(source)
-        if not isinstance(value, Terms) or not isinstance(dims, list | tuple) or not dims or node.kwargs:
-            return None
-        rank = len(value.shape)
-        if self._batch_dim(source) in [dim % rank for dim in dims]:
-            return None
-        return summed(value, dims, len(node.args) > 2 and bool(node.args[2]))
-
-    def _add(self, node: Node) -> Terms | None:
-        values = [self.values.get(argument) for argument in node.args[:2] if isinstance(argument, Node)]
-        if node.kwargs or not all(isinstance(value, Terms) for value in values):
-            return None
-        if len(values) == 1:
-            return values[0] if 0 in node.args[:2] else None  # type: ignore[return-value]
-        made = added(*values)  # type: ignore[arg-type]
-        return made if self._has_shape(node, made.left[..., 0]) else None
-
-
-def _operands(node: Node) -> list[Any]:
-    arguments: Any = node.args
-    return list(arguments[1] if node.target is aten.einsum.default else arguments[:2])
-
-
-def _equation(text: str, ranks: list[int]) -> tuple[list[str], str]:
-    """Letters of both operands and of the result; none where it uses more of einsum than letters."""
-    left, arrow, dims = text.replace(" ", "").partition("->")
-    own = left.split(",")
-    if not arrow or "." in text or list(map(len, own)) != ranks:
-        return ["", ""], "?"
-    return own, dims
-
 
 _HANDLERS: dict[Any, Callable[[Columns, Node], Value | None]] = {
     **dict.fromkeys(ACTIVATIONS, Columns._activation),
-    **dict.fromkeys((aten.mul.Tensor, aten.matmul.default, aten.bmm.default, aten.einsum.default), Columns._product),
+    **products.HANDLERS,
     aten.softmax.int: Columns._softmax,
-    aten.sum.dim_IntList: Columns._sum,
-    aten.add.Tensor: Columns._add,
 }
