@@ -219,3 +219,14 @@ def test_what_takes_longer_loses_a_real_race(monkeypatch: pytest.MonkeyPatch) ->
     with torch.no_grad():
         model = fxopt.optimize(Model(), inputs(64), Config())
     assert "clamps" in reasons(model)
+
+
+@pytest.mark.parametrize(("device", "may_go"), [("cpu", ["embedding_columns", "views"]), ("cuda", ["views"])])
+def test_lookups_whose_ids_are_checked_stay_on_cuda(device, may_go):
+    """torch's own would end the process at a bad id."""
+    ran = [SimpleNamespace(name=name, changes=[None]) for name in ("normalize", "embedding_columns", "views")]
+    with FakeTensorMode():
+        node = SimpleNamespace(meta={"val": torch.empty(3, device=device)})
+    captured = SimpleNamespace(graph=SimpleNamespace(graph=SimpleNamespace(nodes=[node])))
+    executable = SimpleNamespace(capture=captured, findings=SimpleNamespace(passes=ran))
+    assert slower._changed(executable) == may_go  # type: ignore[arg-type]

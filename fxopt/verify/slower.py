@@ -27,6 +27,8 @@ from fxopt.verify.resized import batch_of, resized
 from fxopt.verify.trial import undisturbed, writes_declared
 
 _SURE = 1.2  # a win in a single look that needs no other
+_STAY = {"normalize"}
+_STAY_ON_CUDA = _STAY | {"embedding_columns"}  # torch's own lookups meet a bad id with an assert that ends the process
 _MOST_ROWS = 256  # that are made up; an example with more stands for itself
 
 
@@ -62,7 +64,11 @@ def slower_passes(executable: Executable, race: Race, without: Callable[[list[st
 
 
 def _changed(executable: Executable) -> list[str]:
-    return [ran.name for ran in executable.findings.passes if ran.changes and ran.name != "normalize"]
+    """The passes that may be left out."""
+    values = (node.meta.get("val") for node in executable.capture.graph.graph.nodes)
+    on_cuda = any(isinstance(value, Tensor) and value.is_cuda for value in values)
+    stay = _STAY_ON_CUDA if on_cuda else _STAY
+    return [ran.name for ran in executable.findings.passes if ran.changes and ran.name not in stay]
 
 
 def _left_out(name: str, ratios: str) -> PassFindings:
