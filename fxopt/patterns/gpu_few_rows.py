@@ -20,7 +20,7 @@ _ACTIVATIONS = {Op.RELU: "relu", Op.SIGMOID: "sigmoid"}
 
 
 def find_gpu_few_rows(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """Matches bind `layers` (Layer), from two up, each read by the next one alone."""
+    """Matches bind `layers` (Layer), from two up, each read by the next one alone, and all their `nodes`."""
     if not inference:
         return
     aliases, taken = Aliases(module.graph), set[Node]()

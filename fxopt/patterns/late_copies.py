@@ -37,7 +37,11 @@ def find_late_copies(module: GraphModule, inference: bool, plan_of: PlanOf) -> I
         if found:
             copied = [column for column in plan.columns if column.source.tensor in found]
             kept = tuple(column for column in plan.columns if column.source.tensor not in found)
-            if _still_written(kept, copied, plan) and _read_once(call, copied):
+            if not _still_written(kept, copied, plan):
+                yield Reject("expected a lookup in each output that takes copies, of a known width", call)
+            elif not _read_once(call, copied):
+                yield Reject("expected each of its outputs read by one node", call)
+            else:
                 copies = [Copy(column.source.tensor, column.output, column.offset) for column in copied]
                 bound = {"plan": replace(plan, columns=kept), "copies": copies, "side": _alone(cones, call, found)}
                 yield Match(call, {"call": call, **bound})

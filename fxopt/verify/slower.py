@@ -74,7 +74,7 @@ def _changed(executable: Executable) -> list[str]:
 def _left_out(name: str, ratios: str) -> PassFindings:
     reason = (
         f"left out, the whole graph was slower than as it was captured: {ratios}. "
-        f"Config(disable=('{name}',)) need not find out, Config(tune='off') keeps it"
+        f"Config(disable=('{name}',)) leaves it out untimed, Config(tune='off') keeps it"
     )
     return PassFindings(name, misses=[Miss(name, reason, Place())])
 

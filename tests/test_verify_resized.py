@@ -1,0 +1,47 @@
+"""Inputs of other batch sizes, made of those of one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fxopt.capture import capture
+from fxopt.verify.resized import resized
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(5, [1, 3]), (2, [1]), (0, [])])
+def test_bags_of_other_sizes_are_bags(rows, sizes):
+    """torch's embedding_bag reads behind its ids where offsets are wrong, and crashes where ids are in no bag."""
+
+    class Bags(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.bag = nn.Embedding(9, 4), nn.EmbeddingBag(9, 4, mode="max")
+
+        def forward(self, x, ids, lengths):
+            return torch.cat([self.table(x), self.bag(ids, lengths.cumsum(0) - lengths)], 1)
+
+    x, ids, lengths = torch.randint(0, 9, (rows,)), torch.randint(0, 9, (11,)), torch.full((rows,), 11 // max(1, rows))
+    graph = capture(Bags(), (x, ids, lengths), {}).graph.graph
+    assert [size for size in (0, 1, 3) if resized(graph, [x, ids, lengths], size)] == sizes
+    if rows:  # 11 ids beside 11 rows are no rows
+        assert resized(graph, [torch.zeros(11, dtype=torch.int64), ids, lengths], 1) is None
+
+
+def test_bags_as_long_as_each_other_are_resized_with_their_ids():
+    class Bags(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag = nn.EmbeddingBag(9, 4)
+
+        def forward(self, x, ids):
+            flat = self.bag(ids, torch.arange(0, x.shape[0] * 2, 2)) if ids.dim() == 1 else self.bag(ids)
+            return flat + x[:, :1]
+
+    x, ids = torch.randn(5, 3), torch.randint(0, 9, (5, 2))
+    sizes = (0, 1, 3, 7)
+    graph = capture(Bags(), (x, ids), {}).graph.graph
+    assert [len(resized(graph, [x, ids], size)[1]) for size in sizes] == list(sizes)
+    graph = capture(Bags(), (x, ids.flatten()), {}).graph.graph
+    assert not any(resized(graph, [x, ids.flatten()], size) for size in sizes), "ids that are not as many any more"
