@@ -33,10 +33,11 @@ class Product:
 
 @dataclass(frozen=True)
 class Products:
-    """Row by row one after the other in the anchor. dots: each product is summed over its vector."""
+    """Row by row one after the other in the anchor. dots: each is summed over its vector; total: and then all are."""
 
     parts: tuple[Product, ...]
     dots: bool
+    total: bool
 
 
 class _Other(Exception):
@@ -74,13 +75,33 @@ def _products(columns: Node) -> Iterator[tuple[Node, Products]]:
     for node in reversed(columns.graph.nodes):
         if node not in behind or not (node.target in _READS or "function" in node.meta):
             continue
+        terms = _terms(node)
         try:
-            parts = list(_parts(node, columns, {}))
+            parts = list(_parts(terms or node, columns, {}))
         except _Other:
             continue
-        kinds = {dots for dots, _ in parts}
+        kinds = {dots or terms is not None for dots, _ in parts}
         if len(kinds) == 1:
-            yield node, Products(tuple(product for _, product in parts), kinds.pop())
+            yield node, Products(tuple(product for _, product in parts), kinds.pop(), terms is not None)
+
+
+def _terms(node: Node) -> Node | None:
+    """The tensor of which a node sums all that is in a row, by one sum or two."""
+    dims: list[int] = []
+    for _ in range(2):
+        source = node.args[0] if node.args else None
+        if node.target is not aten.sum.dim_IntList or node.kwargs or not isinstance(source, Node):
+            return None
+        if dims and len(node.args) > 2:  # it keeps the dims that it sums
+            return None
+        rank = len(shape_of(source))
+        summed = [int(dim) % rank for dim in node.args[1]]  # type: ignore[union-attr,arg-type]
+        kept = [dim for dim in range(rank) if dim not in summed]
+        dims = summed + [kept[dim] for dim in dims]
+        if sorted(dims) == list(range(1, rank)) and rank > 2:
+            return source
+        node = source
+    return None
 
 
 def _parts(node: Node, columns: Node, outer: Outer) -> Iterator[tuple[bool, Product]]:
@@ -132,12 +153,21 @@ def _output(operand: object, product: Node, columns: Node, outer: Outer) -> int:
 
 def _regrouped(node: Node) -> Node:
     """What a tensor is but for the sizes within a row."""
-    while node.target in REGROUPS:
+    while node.target in REGROUPS or _keeps_order(node):
         source = node.args[0]
         if not isinstance(source, Node) or not same(shape_of(source)[0], shape_of(node)[0]):
             raise _Other
         node = source
     return node
+
+
+def _keeps_order(node: Node) -> bool:
+    """Whether it is a permutation that moves dims of size 1 alone."""
+    if node.target is not aten.permute.default:
+        return False
+    sizes, order = shape_of(node.args[0]), node.args[1]  # type: ignore[arg-type]
+    moved = [dim % len(sizes) for dim in order if static(sizes[dim]) != 1]  # type: ignore[union-attr,operator,index]
+    return moved == sorted(moved)
 
 
 def _joins_rows(cat: Node) -> bool:

@@ -27,6 +27,7 @@ aten = torch.ops.aten
 
 def replace_products(editor: Editor, match: Match) -> Replacement:
     columns, products = match.bound["columns"], match.bound["products"]
+    editor.point = columns  # what else it writes may be read before the products are
     tensors, tables, encoded = match.bound["arguments"]
     plan = plan_of(getattr(editor.module, encoded.target))
     sides = [*_side(plan, products, "left"), *_side(plan, products, "right")]
@@ -45,8 +46,10 @@ def replace_products(editor: Editor, match: Match) -> Replacement:
     call = editor.call(torch.ops.fxopt.lookup_products.default, *arguments)
     call.meta["bound"], call.meta["rowwise"] = call_of(pairs, words, len(tensors)), columns.meta["rowwise"]
     value, shape = call, shape_of(match.anchor)
+    if products.total:
+        value = editor.call(aten.sum.dim_IntList, call, [1], True)
     if len(shape) != 2:
-        value = editor.call(aten.view.default, call, [-1, *(static(size) for size in shape[1:])])
+        value = editor.call(aten.view.default, value, [-1, *(static(size) for size in shape[1:])])
     values = {match.anchor: value} | _others(editor, columns, plan, match.bound["others"])
     kind = "dot products" if products.dots else "products"
     what = f"{len(sides) // 2} {kind} of two lookups, one call"

@@ -64,6 +64,40 @@ class FieldAware(Dots):
         return self.linear(ids).sum(1) + products.sum(1).sum(1, keepdim=True)
 
 
+class OneByOne(Whole):
+    """Lookups of [B, 1] ids, flattened behind the cat, as in deepctr."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        sides = zip(self.left, self.right, self.pairs, strict=True)
+        products = [a(ids[:, i : i + 1]) * b(ids[:, j : j + 1]) for a, b, (i, j) in sides]
+        return self.top(torch.cat(products, dim=-1).flatten(1))
+
+
+class ReadBefore(FieldAware):
+    """What else the columns write is used ahead of the products."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        first = self.linear(ids).sum(1).exp().cumsum(1)
+        return first * super().forward(ids * 1) + first
+
+
+class Totals(Dots):
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.stack(self.products(ids), 1).sum((1, 2))
+
+
+class TotalOfDots(Dots):
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.stack(self.products(ids), 1).sum(2).sum(1, keepdim=True).sigmoid()
+
+
+class OverPairs(Dots):
+    """Summed, but not to one number."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.stack(self.products(ids), 1).sum(1)
+
+
 class Seen(Dots):
     """The rows leave the model as well."""
 
@@ -98,7 +132,9 @@ def ids_of(batch: int, dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.randint(0, ROWS, (batch, FIELDS), dtype=dtype)
 
 
-@pytest.mark.parametrize("make", [Dots, Stacked, Whole, FieldAware, Sums])
+@pytest.mark.parametrize(
+    "make", [Dots, Stacked, Whole, FieldAware, Sums, OneByOne, ReadBefore, Totals, TotalOfDots, OverPairs]
+)
 @torch.no_grad()
 def test_gives_eagers_numbers(make: type[Dots]) -> None:
     model = make().eval()

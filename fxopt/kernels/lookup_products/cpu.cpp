@@ -16,7 +16,7 @@ namespace fxopt {
 static const ProductKernels* kernels = FXOPT_BEST(products, std::getenv("FXOPT_ISA"));
 FXOPT_EXPORT void fxopt_lookup_products_isa(const char* limit) { kernels = FXOPT_BEST(products, limit); }  // for tests
 
-constexpr int64_t kRows = 4096;  // of a work item: the tables of a pair stay in the cache meanwhile
+constexpr int64_t kRows = 2048;  // of a work item: the tables of a pair stay in the cache meanwhile
 
 static bool run_pairs(const Products& all) {
   const int64_t tiles = (all.pairs + kPairs - 1) / kPairs, items = tiles * ((all.rows + kRows - 1) / kRows);
