@@ -18,6 +18,7 @@ LAYERS = (
     {"cli"},
     {"report"},
     {"optimize", "integrations"},
+    {"stages"},
     {"verify"},
     {"lowering"},
     {"runtime"},

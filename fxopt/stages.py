@@ -1,0 +1,158 @@
+"""The stages of the pipeline (optimize.py) behind the capture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from torch.fx import Graph, GraphModule
+
+from fxopt.capture import Capture, CaptureError, LeafCall
+from fxopt.config import Config
+from fxopt.findings import Change, Findings, Miss, PassFindings, Place
+from fxopt.normalize import normalize, records_nothing
+from fxopt.rewrites import passes
+from fxopt.rewrites.core import Fuel, apply
+from fxopt.rewrites.direct import direct
+from fxopt.rewrites.regions import calls_of
+from fxopt.runtime import Executable
+from fxopt.runtime.pieces import Pieces
+from fxopt.tune.tuner import Tuner
+from fxopt.verify import Verdict, bisect, verify
+from fxopt.verify.slower import Race, may_be_raced, slower_passes
+
+
+def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner) -> Executable:
+    """Normalize a copy of the captured graph and run the passes over it."""
+    module = copied(captured.graph)
+    inference = records_nothing(module.graph)
+    findings = Findings(
+        signature_of(captured), leaves=[Miss(leaf.path, leaf.reason, leaf.place) for leaf in captured.leaves]
+    )
+    findings.operators_before = operators(module.graph)
+    findings.passes.append(normalize(module, inference))
+    for rewrite_pass in passes(config):
+        if rewrite_pass.name not in config.disable:
+            findings.passes.append(apply(rewrite_pass, module, fuel, inference, tuner))
+    findings.passes[0].changes += normalize(module, inference).changes  # what the passes made alike
+    findings.operators_after, findings.rewrites = operators(module.graph), fuel.used
+    module.recompile()
+    fast = copied(module)
+    direct(fast, inference)
+    return Executable(captured, fast.forward, findings, module)
+
+
+def verified(
+    executable: Executable, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config, tuner: Tuner
+) -> Executable:
+    """`executable`, less the rewrites that change an answer beyond the error budget; each is named in the findings."""
+    captured, skip, wrong = executable.capture, frozenset[int](), list[tuple[str, Change]]()
+
+    def verdict_of(candidate: Executable) -> Verdict:
+        return verify(candidate, captured.graph, model, args, kwargs, config)
+
+    def verdict_with(limit: int) -> Verdict:
+        return verdict_of(rewrite(captured, config, Fuel(limit, skip), tuner))
+
+    while not (verdict := verdict_of(executable)).ok:
+        if not verdict.capture_ok or not verdict_with(0).ok:
+            raise CaptureError(verdict.message)  # no rewrite is to blame
+        number = bisect(verdict_with, executable.findings.rewrites)
+        name, change = executable.findings.blame(number)
+        wrong.append((name, replace(change, why=verdict.message)))
+        skip |= {number}
+        executable = rewrite(captured, config, Fuel(config.max_rewrites, skip), tuner)
+    for ran in executable.findings.passes:
+        ran.rolled_back.extend(change for name, change in wrong if name == ran.name)
+    executable.findings.max_error = verdict.max_error
+    return executable
+
+
+def raced(
+    executable: Executable, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config, tuner: Tuner
+) -> Executable:
+    """`executable`, less the passes that made the whole slower than it was captured; each is named in the findings."""
+    captured = executable.capture
+
+    def less(names: Sequence[str]) -> Config:
+        return replace(config, disable=(*config.disable, *names))
+
+    def without(names: Sequence[str]) -> Executable:
+        return rewrite(captured, less(names), Fuel(), tuner)
+
+    if not may_be_raced(executable, config, tuner):
+        return executable
+    before = copied(captured.graph)
+    direct(before, inference=True)
+    race = Race(captured, model, args, kwargs, before.forward, tuner, config.cuda_graphs)
+    slow = slower_passes(executable, race, without)
+    if slow:
+        names = [ran.name for ran in slow]
+        executable = verified(without(names), model, args, kwargs, less(names), tuner)
+        executable.findings.passes += slow
+    return executable
+
+
+def take_pieces(
+    executable: Executable,
+    model: nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any],
+    config: Config,
+    optimize: Callable[[nn.Module], nn.Module],
+) -> None:
+    """Opaque leaves run with those of their submodules optimized that can be, unless that changes the answer."""
+    modules = executable.graph.modules() if executable.graph is not None else ()
+    calls = [module for module in modules if isinstance(module, LeafCall)]
+    for call in calls:
+        if call.path not in config.leaves:
+            call.pieces = Pieces(call.module, optimize) or None
+    if config.verify == "off" or not any(call.pieces for call in calls):
+        return
+    if not verify(executable, executable.capture.graph, model, args, kwargs, config).ok:
+        for call in calls:
+            call.pieces = None
+
+
+def lowered(
+    executable: Executable, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config
+) -> Executable:
+    """`executable` with its islands compiled, or as it is where that fails or changes the answer; the findings say."""
+    from fxopt.lowering import NotLowered, lower  # Inductor takes a second to import
+
+    findings = PassFindings("lowering")
+    executable.findings.passes.append(findings)
+    try:
+        candidate, what = lower(executable, records_nothing(executable.capture.graph.graph))
+        verdict = verify(candidate, executable.capture.graph, model, args, kwargs, config)
+    except NotLowered as error:
+        findings.misses.append(Miss("lowering", str(error), Place()))
+        return executable
+    change = Change(executable.findings.rewrites, "", what, "compared with eager after compiling", Place())
+    if not verdict.ok:
+        findings.rolled_back.append(replace(change, why=verdict.message))
+        return executable
+    findings.changes.append(change)
+    return candidate
+
+
+def copied(module: GraphModule) -> GraphModule:
+    """The same graph module with a graph of its own; fake values and constants are shared."""
+    graph = Graph()
+    output: Any = graph.graph_copy(module.graph, {}, return_output_node=True)
+    graph.output(output[0])
+    return GraphModule(module, graph)
+
+
+def signature_of(captured: Capture) -> str:
+    """The inputs as a person writes them: "float32[s0, 13], int64[s0, 26]"."""
+    return ", ".join(
+        f"{str(spec.dtype).removeprefix('torch.')}[{', '.join(map(str, spec.dims))}]" for spec in captured.inputs
+    )
+
+
+def operators(graph: Graph) -> int:
+    """Calls of operators per forward, those of packed functions too; sizes and list items are free."""
+    return sum(map(calls_of, graph.nodes))
