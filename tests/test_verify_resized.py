@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxopt.capture import capture
 from fxopt.verify.resized import resized
@@ -45,3 +47,42 @@ def test_bags_as_long_as_each_other_are_resized_with_their_ids():
     assert [len(resized(graph, [x, ids], size)[1]) for size in sizes] == list(sizes)
     graph = capture(Bags(), (x, ids.flatten()), {}).graph.graph
     assert not any(resized(graph, [x, ids.flatten()], size) for size in sizes), "ids that are not as many any more"
+
+
+@torch.library.custom_op("fxopt_tests::sums_of_bags", mutates_args=())
+def sums_of_bags(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    return torch.stack([bag.sum() for bag in values.split(lengths.tolist())])
+
+
+@sums_of_bags.register_fake
+def _(values, lengths):
+    return values.new_empty(lengths.shape)
+
+
+def test_operators_of_others_keep_their_integers():
+    """Those of fbgemm read behind their values where lengths are wrong."""
+
+    def bags(x, values, lengths):
+        return x + sums_of_bags(values, lengths).unsqueeze(1)
+
+    inputs = torch.randn(4, 3), torch.randint(0, 9, (6,)), torch.tensor([2, 1, 0, 3])
+    graph = make_fx(bags)(*inputs).graph
+    assert not any(resized(graph, inputs, size) for size in (0, 1, 8))
+
+
+def test_no_row_is_cut_that_an_index_may_name_on_cuda():
+    """An index outside its tensor ends the process there."""
+
+    def picked(x, index):
+        return x[index] * 2
+
+    def looked_up(x, index):
+        return x[torch.arange(len(x)).flip(0)] + torch.nn.functional.embedding(index, torch.eye(9, 3))
+
+    for function, cut in ((picked, False), (looked_up, True)):
+        inputs = torch.randn(4, 3), torch.randint(0, 4, (4,))
+        graph = make_fx(function)(*inputs).graph
+        with FakeTensorMode():
+            on_cuda = [torch.empty(t.shape, dtype=t.dtype, device="cuda") for t in inputs]
+            assert bool(resized(graph, on_cuda, 1)) == cut and resized(graph, on_cuda, 8)
+        assert resized(graph, inputs, 1)

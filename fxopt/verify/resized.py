@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, fx
 
 _SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
+_BY_INDEX = ("index", "gather", "take", "scatter", "embedding")
 
 
 def resized(graph: fx.Graph, inputs: Sequence[Tensor], size: int) -> list[Tensor] | None:
     """The inputs with `size` rows: those whose first dim is the most common one are cut, or their rows repeated.
 
-    torch's embedding_bag trusts its offsets, and crashes where they are wrong, or where there are ids and no bags. So
-    ids of jagged bags are never cut, and what offsets are made of is neither repeated nor emptied. Offsets that sizes
-    alone make, of bags as long as each other, follow the ids where both have the rows.
+    What trusts its integers crashes where they are wrong: torch's embedding_bag its offsets, also where there are ids
+    and no bags; operators of others theirs; on CUDA, whatever looks up rows by index ends the process.
 
     Args:
         graph: the captured graph; the last placeholders are the inputs.
 
     Returns:
-        None where there are no such inputs.
+        None where there are no such inputs, or a call might crash on them.
     """
     batch = batch_of(inputs)
     changes = {k for k, t in enumerate(inputs) if t.dim() and t.shape[0] == batch}
-    if batch == 0 or not all(bags.stay(changes, 1 <= size <= batch) for bags in _bags(graph, len(inputs))):
+    calls = _Calls(graph, inputs, changes)
+    if batch == 0 or not all(calls.hold(node, size, batch) for node in graph.nodes):
         return None
     rows = [torch.arange(size, device=t.device) % batch if k in changes else None for k, t in enumerate(inputs)]
     return [t if row is None else t.index_select(0, row) for t, row in zip(inputs, rows, strict=True)]
@@ -39,36 +39,56 @@ def batch_of(inputs: Sequence[Tensor]) -> int:
     return first.most_common(1)[0][0] if first else 0
 
 
-@dataclass(frozen=True)
-class _Bags:
-    """The inputs, by number, that the ids and the offsets of a call are computed from. jagged: by values, not sizes."""
+class _Calls:
+    """Which calls stay what they are when the inputs numbered `changes` get other rows."""
 
-    ids: set[int]
-    offsets: set[int]
-    jagged: bool
+    def __init__(self, graph: fx.Graph, inputs: Sequence[Tensor], changes: set[int]) -> None:
+        placeholders = graph.find_nodes(op="placeholder")
+        self.inputs = {node: k for k, node in enumerate(placeholders[len(placeholders) - len(inputs) :])}
+        self.changes = changes
+        self.integers = {k for k, t in enumerate(inputs) if not t.is_floating_point()}
+        self.on_cuda = any(t.is_cuda for t in inputs)
 
-    def stay(self, changes: set[int], fewer: bool) -> bool:
-        """Whether these are bags when some inputs get other rows; `fewer`, and not none: of their own."""
-        if self.jagged:
-            return not changes & self.ids and (fewer or not changes & self.offsets)
-        read = self.ids | self.offsets
-        return read <= changes or not changes & read
+    def hold(self, node: fx.Node, size: int, batch: int) -> bool:
+        if node.op not in ("call_function", "call_module"):
+            return True
+        name = str(node.target)
+        if node.op == "call_function" and "embedding_bag" in name and len(node.args) > 2:
+            return self._are_bags(node.args[1], node.args[2], 1 <= size <= batch)
+        if _is_of_others(node):
+            read = self._reached(node.all_input_nodes)
+            return not read & self.integers or not read & self.changes
+        if self.on_cuda and size < batch and any(word in name for word in _BY_INDEX):
+            source, *index = node.all_input_nodes
+            cut = self._reached([source]) & self.changes
+            return not cut or not self._reached(index, sizes=False) & self.integers
+        return True
+
+    def _are_bags(self, ids: object, offsets: object, fewer: bool) -> bool:
+        """Ids of jagged bags are never cut, and what their offsets are made of is neither repeated nor emptied. Where
+        sizes alone make the offsets, both have other rows, or none has.
+        """
+        jagged = any(each.op != "call_function" for each in _ancestors([offsets], sizes=False))
+        of_ids, of_offsets = self._reached([ids]), self._reached([offsets])
+        if jagged:
+            return not self.changes & of_ids and (fewer or not self.changes & of_offsets)
+        return of_ids | of_offsets <= self.changes or not self.changes & (of_ids | of_offsets)
+
+    def _reached(self, values: Sequence[object], sizes: bool = True) -> set[int]:
+        """The inputs, by number, that values are computed from."""
+        return {self.inputs[node] for node in _ancestors(values, sizes) if node in self.inputs}
 
 
-def _bags(graph: fx.Graph, count: int) -> Iterator[_Bags]:
-    inputs = {node: k for k, node in enumerate(graph.find_nodes(op="placeholder")[-count:])}
-    for node in graph.nodes:
-        if "embedding_bag" in str(node.target) and len(node.args) > 2:
-            ids, offsets = (
-                {inputs[each] for each in _ancestors(argument) if each in inputs} for argument in node.args[1:3]
-            )
-            jagged = any(each.op != "call_function" for each in _ancestors(node.args[2], sizes=False))
-            yield _Bags(ids, offsets, jagged)
+def _is_of_others(node: fx.Node) -> bool:
+    """Neither torch's nor Python's."""
+    if node.op == "call_module":
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims")
 
 
-def _ancestors(value: object, sizes: bool = True) -> set[fx.Node]:
-    """What a value is computed from, itself included; without `sizes` not what only tells its size."""
-    left, seen = [value] if isinstance(value, fx.Node) else [], set[fx.Node]()
+def _ancestors(values: Sequence[object], sizes: bool = True) -> set[fx.Node]:
+    """What values are computed from, themselves included; without `sizes` not what only tells its size."""
+    left, seen = [value for value in values if isinstance(value, fx.Node)], set[fx.Node]()
     while left:
         if (node := left.pop()) not in seen:
             seen.add(node)
