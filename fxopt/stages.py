@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph
 
 from fxopt.capture import Capture, CaptureError, LeafCall
 from fxopt.config import Config
@@ -15,7 +15,7 @@ from fxopt.findings import Change, Findings, Miss, PassFindings, Place
 from fxopt.normalize import normalize, records_nothing
 from fxopt.rewrites import passes
 from fxopt.rewrites.core import Fuel, apply
-from fxopt.rewrites.direct import direct
+from fxopt.rewrites.direct import copied, direct
 from fxopt.rewrites.regions import calls_of
 from fxopt.runtime import Executable
 from fxopt.runtime.pieces import Pieces
@@ -136,14 +136,6 @@ def lowered(
         return executable
     findings.changes.append(change)
     return candidate
-
-
-def copied(module: GraphModule) -> GraphModule:
-    """The same graph module with a graph of its own; fake values and constants are shared."""
-    graph = Graph()
-    output: Any = graph.graph_copy(module.graph, {}, return_output_node=True)
-    graph.output(output[0])
-    return GraphModule(module, graph)
 
 
 def signature_of(captured: Capture) -> str:

@@ -67,6 +67,14 @@ def direct(module: GraphModule, inference: bool = False) -> None:
     module.recompile()
 
 
+def copied(module: GraphModule) -> GraphModule:
+    """The same graph module with a graph of its own; fake values and constants are shared."""
+    graph = Graph()
+    output: Any = graph.graph_copy(module.graph, {}, return_output_node=True)
+    graph.output(output[0])
+    return GraphModule(module, graph)
+
+
 def as_function(graph: Graph, inference: bool = False) -> Callable[..., Any]:
     """A graph without state of its own as a function, each call by its shortest way; the graph stays as it is."""
     twin = Graph()

@@ -15,7 +15,7 @@ from fxopt.kernels.columns.plan import Plan
 from fxopt.normalize import records_nothing
 from fxopt.patterns.core import calls_of_ours, is_ours
 from fxopt.patterns.row_wise import Rows
-from fxopt.rewrites.direct import direct
+from fxopt.rewrites.direct import copied, direct
 from fxopt.shape.aliases import has_effects, is_random
 
 
@@ -75,10 +75,7 @@ def ready(module: GraphModule, rows: Rows | None) -> tuple[GraphModule, list[Any
 
     Padded, the last bag must end with the ids there are, so offsets get one entry more.
     """
-    twin = Graph()
-    output: Any = twin.graph_copy(module.graph, {}, return_output_node=True)
-    twin.output(output[0])
-    fast, kept = GraphModule(module, twin), list[Any]()
+    fast, kept = copied(module), list[Any]()
     for node in fast.graph.nodes:
         if _arrives(node):
             node.meta["bound"] = lambda tensor, *_, **__: tensor

@@ -30,6 +30,7 @@ KERNEL = cuda_build.CudaLibrary(
     functions=("fxopt_few_rows",),
 )
 _NAMES = list(CODES)
+_HEAD, _LAYER = struct.Struct("<3q4i"), struct.Struct("<2q4i")  # few_rows.cu's Request, up to its layers, and Layer
 
 
 def reference(
@@ -59,15 +60,13 @@ def gpu_few_rows(
     out, between = x.new_empty(M, len(weights[-1])), x.new_empty(2, M, widest)
     pointers = x.data_ptr(), out.data_ptr(), between.data_ptr()
     layers = [
-        struct.pack("<2q4i", weight.data_ptr(), 0 if bias is None else bias.data_ptr(), *weight.shape, code, 0)
+        _LAYER.pack(weight.data_ptr(), 0 if bias is None else bias.data_ptr(), *weight.shape, code, 0)
         for weight, bias, code in zip(weights, biases, activations, strict=True)
     ]
-    request = struct.pack("<3q4i", *pointers, M, len(layers), widest, 0) + b"".join(layers)
-    cuda_call.launch(kernel.fxopt_few_rows, request.ljust(_REQUEST, b"\0"), x)
+    request = _HEAD.pack(*pointers, M, len(layers), widest, 0) + b"".join(layers)
+    whole = request.ljust(_HEAD.size + MOST_LAYERS * _LAYER.size, b"\0")
+    cuda_call.launch(kernel.fxopt_few_rows, whole, x)
     return out
-
-
-_REQUEST = struct.calcsize("<3q4i") + MOST_LAYERS * struct.calcsize("<2q4i")
 
 
 def _serves(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
