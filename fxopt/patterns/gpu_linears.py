@@ -43,9 +43,11 @@ def find_gpu_linears(module: GraphModule, inference: bool) -> Iterator[Match | R
             continue
         x, weight, bias = (*node.args, None)[:3]
         assert isinstance(x, Node) and isinstance(weight, Node)
-        others = [n for n in (x, weight, bias) if isinstance(n, Node)]
-        if any(n.meta["val"].dtype != value.dtype or n.meta["val"].device != value.device for n in others):
-            yield Reject("its tensors are of several dtypes or devices", node)
+        kind = value.dtype, value.device
+        values = {n.name: n.meta["val"] for n in (x, weight, bias) if isinstance(n, Node)}
+        if other := next((name for name, v in values.items() if (v.dtype, v.device) != kind), None):
+            found = values[other]
+            yield Reject(f"'{other}': expected {kind[0]} on {kind[1]}, found {found.dtype} on {found.device}", node)
             continue
         anchor, activation = _activated(node)
         outputs, inputs = shape_of(weight)

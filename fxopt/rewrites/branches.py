@@ -36,7 +36,9 @@ def move_to_readers(editor: Editor, nodes: Sequence[Node]) -> list[Node]:
 
 
 def words(nodes: Sequence[Node]) -> str:
-    return f"{sum(map(launches, nodes))} operators ({nodes[0].name} to {nodes[-1].name})"
+    """How many operators, and which, for a report."""
+    count = sum(map(launches, nodes))
+    return f"{count} operator{'s' * (count != 1)} ({nodes[0].name} to {nodes[-1].name})"
 
 
 REWRITE = Rewrite(

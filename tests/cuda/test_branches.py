@@ -56,7 +56,7 @@ def test_what_parameters_alone_make_runs_beside_the_end_of_what_is_in_front():
         return F.pad(x @ b, (0, 4)) @ F.pad(c, (0, 4)).t()
 
     changes, module = found(padded)
-    assert len(changes) == 1 and changes[0].startswith("1 operators") and "beside 2 operators" in changes[0]
+    assert len(changes) == 1 and changes[0].startswith("1 operator (") and "beside 2 operators" in changes[0]
     assert names_beside(module) == ["pad", "t"]
 
 
