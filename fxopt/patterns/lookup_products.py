@@ -58,8 +58,8 @@ def find_lookup_products(module: GraphModule, inference: bool) -> Iterator[Match
             yield Reject(f"'{edited.name}' is edited in place", anchor)
         elif not all(_ends_in(outputs[number], anchor) for number in used):
             yield Reject("the looked-up rows are read elsewhere too", anchor)
-        elif sum(part.pairs for part in products.parts) < FEWEST:
-            yield Reject(f"fewer than {FEWEST} pairs of rows", anchor)
+        elif (pairs := sum(part.pairs for part in products.parts)) < FEWEST:
+            yield Reject(f"expected at least {FEWEST} pairs of rows, found {pairs}", anchor)
         else:
             others = {number: node for number, node in outputs.items() if number not in used}
             arguments = list(columns.args)

@@ -31,8 +31,9 @@ def replace_products(editor: Editor, match: Match) -> Replacement:
     tensors, tables, encoded = match.bound["arguments"]
     plan = plan_of(getattr(editor.module, encoded.target))
     sides = [*_side(plan, products, "left"), *_side(plan, products, "right")]
-    if any(tables[column.table].meta["val"].dtype != torch.float32 for column in sides):
-        raise Rejected("expected tables of float32")
+    for table in (tables[column.table] for column in sides):
+        if (dtype := table.meta["val"].dtype) != torch.float32:
+            raise Rejected(f"'{table.name}': expected a table of float32, found {dtype}")
     dim = products.parts[0].dim
     pairs = Plan(
         tuple(replace(column, output=0, offset=number * dim) for number, column in enumerate(sides)),
