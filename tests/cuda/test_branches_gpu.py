@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -89,11 +90,8 @@ def test_captures_in_threads_take_streams_of_their_own():
             torch.cuda.current_stream().synchronize()
         found[k] = graph, result
 
-    threads = [threading.Thread(target=serve, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(serve, range(4)))
     for k in range(4):
         close(found[k][1], two_towers(*everything[k]))
     assert len(set(side_stream._SIDES.values())) >= 4

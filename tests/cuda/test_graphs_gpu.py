@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -109,11 +109,8 @@ def test_streams_and_threads(pair):
             found[k] = [optimized(*calls[k]) for _ in range(20)]
             torch.cuda.current_stream().synchronize()
 
-    threads = [threading.Thread(target=serve, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(serve, range(4)))
     for k in range(4):
         for result in found[k]:
             close(result, expected[k])
