@@ -1,11 +1,15 @@
-"""Functions of a few square matrices, with parts that need not wait for one another."""
+"""Functions of a few square matrices, with parts that need not wait for one another; layers behind each other."""
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from fxopt.kernels.gpu_linear.op import CODES
 
 
 def two_towers(x, *weights):
@@ -54,3 +58,12 @@ class Program:
                     new = a.chunk(2)[1].repeat(2, 1) * c
             known.append(new)
         return [known[output] for output in self.outputs]
+
+
+def layers(
+    sizes: Sequence[int], bias: bool = True, device: str = "cpu"
+) -> tuple[list[Tensor], list[Tensor | None], list[int]]:
+    """Weights, biases and activations of a tower, as gpu_few_rows takes them."""
+    weights = [torch.randn(N, K, device=device) / K**0.5 for K, N in itertools.pairwise(sizes)]
+    biases = [torch.randn(N, device=device) if bias else None for N in sizes[1:]]
+    return weights, biases, [CODES[("relu", "", "sigmoid")[at % 3]] for at in range(len(weights))]

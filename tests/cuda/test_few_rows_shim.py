@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from torch import Tensor
 
 from fxopt.kernels.gpu_few_rows.op import KERNEL, MOST_ROWS, gpu_few_rows, reference
-from fxopt.kernels.gpu_linear.op import CODES
 from tests.cuda.planted import awake, compiled, on_the_shim
+from tests.cuda.programs import layers
 from tests.cuda.shim_library import ShimError
 
 # What is wrong, where, and what the source says instead where shim::planted is the bug's number.
@@ -61,15 +59,8 @@ class Guarded:
         return all(bool(whole[size:].isnan().all()) for whole, size in self.memory)
 
 
-def tower(sizes, bias=True):
-    weights = [torch.randn(N, K) / K**0.5 for K, N in itertools.pairwise(sizes)]
-    biases = [torch.randn(N) if bias else None for N in sizes[1:]]
-    codes = [CODES[("relu", "", "sigmoid")[at % 3]] for at in range(len(weights))]
-    return weights, biases, codes
-
-
 def check(library, monkeypatch, rows, sizes, bias=True, seed=0):
-    weights, biases, codes = tower(sizes, bias)
+    weights, biases, codes = layers(sizes, bias)
     x = torch.randn(rows, sizes[0])
     readable = [x, *weights, *(b for b in biases if b is not None)]
     with monkeypatch.context() as patched:

@@ -15,6 +15,7 @@ from fxopt.kernels.gpu_linear.op import CODES
 from fxopt.rewrites import gpu_chains, gpu_linears
 from fxopt.rewrites import gpu_few_rows as few_rows
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
+from tests.cuda.programs import layers
 
 PASSES = (gpu_linears.REWRITE, few_rows.REWRITE)
 
@@ -99,17 +100,11 @@ def test_the_operator_gives_eagers_numbers_everywhere():
     assert torch.equal(found, expected)
 
 
-def layers(sizes, bias=True):
-    weights = [torch.randn(N, K, device="cuda") / K**0.5 for K, N in itertools.pairwise(sizes)]
-    biases = [torch.randn(N, device="cuda") if bias else None for N in sizes[1:]]
-    return weights, biases, [CODES[("relu", "", "sigmoid")[at % 3]] for at in range(len(weights))]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("sizes", [(8152, 1024, 1024, 128, 1), (4, 4), (1028, 3000, 8, 700), (64,) * 17])
 def test_equals_fp64(sizes, bias):
-    weights, biases, codes = layers(sizes, bias)
+    weights, biases, codes = layers(sizes, bias, "cuda")
     for rows in (0, 1, 2, 3, 4, 7, 8, 9, 16, 17, 300):
         x = torch.randn(rows, sizes[0], device="cuda")
         with torch.no_grad():
@@ -121,7 +116,7 @@ def test_equals_fp64(sizes, bias):
 
 @pytest.mark.gpu
 def test_what_the_kernel_does_not_know_goes_layer_by_layer():
-    weights, biases, codes = layers((64, 32, 16))
+    weights, biases, codes = layers((64, 32, 16), device="cuda")
     for x in (torch.randn(64, 3, device="cuda").t(), torch.randn(3, 65, device="cuda")[:, 1:]):
         with torch.no_grad():
             found = gpu_few_rows(x, weights, biases, codes)
@@ -130,7 +125,7 @@ def test_what_the_kernel_does_not_know_goes_layer_by_layer():
 
 @pytest.mark.gpu
 def test_streams_and_replays_beside_each_other_give_the_same_bits():
-    weights, biases, codes = layers((2048, 1024, 1024, 64, 1))
+    weights, biases, codes = layers((2048, 1024, 1024, 64, 1), device="cuda")
     x = torch.randn(5, 2048, device="cuda")
     with torch.no_grad():
         expected = gpu_few_rows(x, weights, biases, codes)
@@ -153,7 +148,7 @@ def test_streams_and_replays_beside_each_other_give_the_same_bits():
 
 @pytest.mark.gpu
 def test_a_replay_sees_an_update_and_nan_passes():
-    weights, biases, codes = layers((2048, 512, 4))
+    weights, biases, codes = layers((2048, 512, 4), device="cuda")
     x = torch.randn(2, 2048, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad():
