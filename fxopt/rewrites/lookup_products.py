@@ -1,7 +1,7 @@
 """Products of looked-up rows without the rows: `fxopt::lookup_products` in place of columns and what multiplies them.
 
-An ONN of 190 pairs, D = 8, on one thread, without / with: 79 / 42 us at batch 1, 684 / 304 us at 256, 10.6 / 4.1 ms at
-4096 (without: in chunks of 256 rows); an FFM of 325: 48 / 37 us, 447 / 353 us, 6.9 / 5.9 ms.
+On one thread without / with (without: in chunks of 256 rows): an ONN of 190 pairs, D = 8, 87 / 36 us at batch 1,
+655 / 199 us at 256, 11.5 / 3.2 ms at 4096; an FFM of 325: 50 / 17 us, 429 / 157 us, 7.0 / 2.1 ms.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _side(plan: Plan, products: Products, side: str) -> list[Column]:
 
 
 def _is_plain(column: Column) -> bool:
-    special = column.add or column.bag or column.weights or column.divisor or column.lengths or column.is_masked
+    special = column.add or column.bag or column.weights or column.divisor or column.is_masked or column.wrap_negative
     plain = column.table is not None and column.pool == "none" and not special
     return plain and column.source.rows == (0,) and column.source.lane is None
 

@@ -83,6 +83,25 @@ def test_a_row_is_the_same_in_every_batch(isa: None) -> None:
     assert torch.equal(torch.cat([call([row], tables, encode(plan), True) for row in ids.split(1)]), whole)
 
 
+def test_blocks_of_rows_and_threads(isa: None) -> None:
+    tables, plan = [torch.randn(ROWS, 2) for _ in range(4)], plan_of_pairs(19, 2, 5, 4)
+    ids, threads = torch.randint(0, ROWS, (2 * 8192 + 7, 5)), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = op.call_of(plan, encode(plan), 1)([ids], tables, encode(plan), True)
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(found.double(), exact(ids, tables, plan, True), rtol=1e-5, atol=1e-5)
+
+
+def test_padding_is_a_row_like_others(isa: None) -> None:
+    tables, plan = [torch.randn(ROWS, 8) for _ in range(4)], plan_of_pairs(4, 8, 4, 4, frozen=3)
+    ids = torch.full((5, 4), 3)
+    words = op._words(plan, encode(plan), 1, True)
+    (found,) = op.OPERATORS.past_dispatcher("lookup_products")([ids], tables, words)
+    torch.testing.assert_close(found.double(), exact(ids, tables, plan, True), rtol=1e-5, atol=1e-5)
+
+
 def test_programs_and_large_tables(isa: None) -> None:
     tables = [torch.randn(20_000, 8) for _ in range(2)]
     plan = plan_of_pairs(4, 8, 4, 2, program=(Instr(Op.REMAINDER, "int64", 20_000),))

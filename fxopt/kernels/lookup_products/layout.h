@@ -6,21 +6,29 @@ namespace fxopt {
 
 constexpr int kPairs = 16;  // of a work item: 16 dot products are a cache line of a row
 
-// Words in front of the columns' plan.
+// Words in front of the columns' plan. Behind them: the first column of each group, and the group of each column.
 struct Setting {
-  int64_t n_tensors, dots;  // the other operands are tables; dots: products are summed over their row
+  int64_t n_tensors, dots, n_columns, n_groups;  // the other operands are tables; dots: products are summed over their row
 };
 
+// Columns with the same ids are a group: those are made once.
 struct Products {
   Call call;  // of 2 * pairs columns: pair p are columns p and pairs + p
+  const int64_t *firsts, *groups;
   int64_t rows, pairs, dim;
   bool dots;
-  float* out;  // [rows, pairs] where dots, else [rows, pairs * dim]
+  float* out;            // [rows, pairs] where dots, else [rows, pairs * dim]
+  int32_t* ids;          // [groups, rows of a block]
+  uint64_t* largest;     // id of each group
+  int64_t row0, stride;  // the block's first row, and how many it has
 };
 
+// False: not plain lookups, or an id outside its table.
 struct ProductKernels {
-  // Rows [row0, row1) of pairs [first, last), at most kPairs. False: not plain lookups, or an id outside its table.
-  bool (*run)(const Products&, int64_t first, int64_t last, int64_t row0, int64_t row1);
+  // The ids of a group in the block.
+  bool (*find)(const Products&, int64_t group);
+  // Rows [row0, row1) of the block, of pairs [first, last), at most kPairs.
+  bool (*multiply)(const Products&, int64_t first, int64_t last, int64_t row0, int64_t row1);
 };
 
 namespace avx512 { extern const ProductKernels products; }

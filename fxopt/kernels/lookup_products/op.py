@@ -1,7 +1,7 @@
 """fxopt::lookup_products: products and dot products of pairs of looked-up rows, which are never written out.
 
 What field-aware models do with a table for each pair of fields (FFM: Juan et al., RecSys 2016; ONN: Yang et al.,
-arXiv:1904.12579). 190 pairs of 380 tables of 1000 x 8, batch 4096, one thread: 3.3 ms, the rows written first 33 ms.
+arXiv:1904.12579). 190 pairs of 380 tables of 1000 x 8, batch 4096, one thread: 1.1 ms, the rows written first 30 ms.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def lookup_products(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: T
 
 def call_of(plan: Plan, encoded: Tensor, n_tensors: int) -> Callable[..., Tensor]:
     """`lookup_products` for one plan, past the dispatcher where it can be, with its errors explained."""
-    words = [torch.cat([torch.tensor([n_tensors, dots]), encoded]) for dots in (False, True)]
+    words = [_words(plan, encoded, n_tensors, dots) for dots in (False, True)]
 
     def fxopt_lookup_products(
         tensors: Sequence[Tensor], tables: Sequence[Tensor], encoded: Tensor, dots: bool
@@ -59,6 +59,15 @@ def call_of(plan: Plan, encoded: Tensor, n_tensors: int) -> Callable[..., Tensor
             raise explain(error, plan) or error from None
 
     return fxopt_lookup_products
+
+
+def _words(plan: Plan, encoded: Tensor, n_tensors: int, dots: bool) -> Tensor:
+    """What layout.h's Setting says, then the plan."""
+    numbers: dict[object, int] = {}
+    keys = [(column.source, repr(column.program)) for column in plan.columns]  # 0.0 == -0.0
+    groups = [numbers.setdefault(key, len(numbers)) for key in keys]
+    firsts = [groups.index(number) for number in range(len(numbers))]
+    return torch.cat([torch.tensor([n_tensors, dots, len(groups), len(firsts), *firsts, *groups]), encoded])
 
 
 def _fake(tensors: list[Tensor], tables: list[Tensor], plan: Tensor, dots: bool) -> Tensor:
