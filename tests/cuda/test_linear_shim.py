@@ -152,3 +152,12 @@ def test_columns_that_are_not_side_by_side_are_left_to_torch(library, monkeypatc
     on_the_shim(monkeypatch, library, [])  # nothing may be read
     x, weight = torch.randn(13, 6).t(), torch.randn(13, 4).t()
     torch.testing.assert_close(gpu_linear(x, weight, None, ""), x @ weight.t())
+
+
+def test_a_layer_of_no_inputs_has_its_activation(monkeypatch):
+    """torch's fused one on CUDA forgets it there."""
+    monkeypatch.setattr(torch, "_addmm_activation", torch.addmm)
+    monkeypatch.setattr(cuda_build, "loaded", lambda library: None)
+    bias = torch.tensor([-1.0, 2.0])
+    found = gpu_linear(torch.empty(3, 0), torch.empty(2, 0), bias, "relu")
+    torch.testing.assert_close(found, bias.relu().expand(3, 2))

@@ -58,7 +58,7 @@ def gpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
             return _in_parts(kernel, x, weight, bias, activation)
     if is_odd(x.dtype, M, K):
         x, weight = (gpu_padded(t, K + -K % ALIGNED) for t in (x, weight))
-    if activation == "relu" and bias is not None:
+    if activation == "relu" and bias is not None and K:  # of no inputs torch's on CUDA is the bias, without ReLU
         return torch._addmm_activation(bias, x, weight.t())
     out = F.linear(x, weight, bias)
     return out.relu_() if activation == "relu" else out.sigmoid_() if activation == "sigmoid" else out
