@@ -16,7 +16,7 @@ _VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 
 
 def find_gathered_dots(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """Matches bind `z`, the vectors, the `arguments` of the columns, and those of the dots behind z (`rest`)."""
+    """Matches bind `z`, the vectors, the `columns` that write them, and the arguments of the dots behind z (`rest`)."""
     aliases = Aliases(module.graph)
     for node in calls_of_ours(module.graph, "fxopt::gpu_dots") if inference else ():
         z, *rest = node.args
@@ -26,7 +26,7 @@ def find_gathered_dots(module: GraphModule, inference: bool) -> Iterator[Match |
         if edited := next(filter(aliases.edited, columns.all_input_nodes), None):
             yield Reject(f"'{edited.name}' is edited in place", node)
         else:
-            yield Match(node, {"z": z, "arguments": list(columns.args), "rest": rest})
+            yield Match(node, {"z": z, "columns": columns, "rest": rest})
 
 
 def _columns_of(z: Any) -> Node | None:

@@ -12,12 +12,12 @@ import torch
 from torch.fx import Node
 
 from fxopt.config import Config
-from fxopt.kernels.columns.encode import plan_of
 from fxopt.kernels.compressed.op import linear, load, rank_for, table_in
 from fxopt.patterns.compression import find_large_tables, find_wide_linears
 from fxopt.patterns.core import Match
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.rewrites.row_formats import Rows, Use, rows_of, told
 
 _WHY = "asked for by Config; its error is checked against eager"
@@ -60,7 +60,7 @@ def _replace_tables(editor: Editor, match: Match, config: Config) -> Replacement
     load()
     call, small, rows = match.anchor, {}, list[Rows]()
     tensors, tables, plan = call.args
-    columns = plan_of(getattr(editor.module, str(plan.target))).columns  # type: ignore[union-attr]
+    columns = plan_in(editor.module, call).columns
     uses: dict[Any, set[Use]] = {table: set() for table in tables}  # type: ignore[union-attr]
     for column in columns:
         if column.table is not None:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import nn
 from torch.fx import GraphModule, Node
 
-from fxopt.kernels.columns.encode import encode
+from fxopt.kernels.columns.encode import encode, plan_of
 from fxopt.kernels.columns.errors import call_of
 from fxopt.kernels.columns.op import load
 from fxopt.kernels.columns.plan import Column, Instr, Offsets, PerRow, Plan, Source
@@ -76,6 +77,11 @@ def replace_group(editor: Editor, match: Match, bad_ids: str = "raise") -> Repla
     what = f"{sum(column.table is not None for column in plan.columns)} columns into {len(outputs)} {into}, one call"
     why = "same rows, same order; ids are checked inside the lookup"
     return Replacement(values, what if count > 1 else "1 column with its index program, one call", why)
+
+
+def plan_in(module: nn.Module, columns: Node) -> Plan:
+    """The plan of a call of fxopt::columns, or of one that takes the same arguments."""
+    return plan_of(getattr(module, str(columns.args[2].target)))  # type: ignore[union-attr]
 
 
 def _on_cuda(placed: Placed) -> bool:

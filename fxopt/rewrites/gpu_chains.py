@@ -13,6 +13,7 @@ from fxopt.patterns.gpu_chains import find_gpu_chains
 from fxopt.patterns.linear_chains import Chain
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.linear_chains import sizes_told
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of
 
@@ -32,7 +33,7 @@ def replace_chains(editor: Editor, match: Match) -> Replacement:
 
 def _sizes(chain: Chain) -> str:
     weights = [shape_of(chain.state[step.tensors[0]]) for step in chain.steps if step.op == Op.LINEAR]  # type: ignore
-    return "-".join(str(size) for size in (weights[0][1], *(weight[0] for weight in weights)))
+    return sizes_told(weights)
 
 
 REWRITE = Rewrite(

@@ -11,6 +11,7 @@ from fxopt.patterns.gpu_few_rows import find_gpu_few_rows
 from fxopt.patterns.gpu_linears import Layer
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.linear_chains import sizes_told
 from fxopt.shape.sizes import shape_of
 
 
@@ -21,8 +22,7 @@ def replace_layers(editor: Editor, match: Match) -> Replacement:
     codes = [CODES[layer.activation] for layer in layers]
     call = editor.call(torch.ops.fxopt.gpu_few_rows.default, layers[0].x, weights, biases, codes)
     call.meta["bound"] = gpu_few_rows
-    sizes = [shape_of(weights[0])[1], *(shape_of(weight)[0] for weight in weights)]
-    what = f"linear layers {'-'.join(map(str, sizes))} in one launch for up to 16 rows"
+    what = f"linear layers {sizes_told(list(map(shape_of, weights)))} in one launch for up to 16 rows"
     return Replacement({match.anchor: call}, what, "weights are fetched across layers")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from fxopt.kernels.columns.encode import plan_of
 from fxopt.kernels.columns.plan import Plan
 from fxopt.kernels.gpu_dots.gathered import call_of, load
 from fxopt.kernels.gpu_dots.plan import MOST_DIM, MOST_VECTORS, STEPS, fits, vectors
@@ -13,19 +12,21 @@ from fxopt.patterns.core import Match
 from fxopt.patterns.gpu_gathered_dots import find_gathered_dots
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.shape.sizes import shape_of, static
 
 
 def replace_gathered_dots(editor: Editor, match: Match) -> Replacement:
-    tensors, tables, encoded = match.bound["arguments"]
-    plan = plan_of(getattr(editor.module, encoded.target))
+    columns = match.bound["columns"]
+    tensors, tables, _ = columns.args
+    plan = plan_in(editor.module, columns)
     n = _vectors(plan, match.bound["z"])
     held = [tensors[c.source.tensor] if c.table is None else tables[c.table] for c in plan.columns]
     dtype = match.anchor.meta["val"].dtype
     if other := next((node for node in held if node.meta["val"].dtype != dtype), None):
         raise Rejected(f"'{other.name}': expected {dtype}, as the vectors are, found {other.meta['val'].dtype}")
     load()
-    arguments = (*match.bound["arguments"], *match.bound["rest"])
+    arguments = (*columns.args, *match.bound["rest"])
     call = editor.call(torch.ops.fxopt.gathered_dots.default, *arguments)
     call.meta["bound"] = call_of(plan)
     what = f"{n} vectors and their dots, one call"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.kernels.columns.encode import encode, plan_of
+from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.errors import call_of
 from fxopt.kernels.columns.op import kernel_on_cuda
 from fxopt.kernels.columns.plan import Plan
@@ -20,13 +21,11 @@ from fxopt.patterns.late_copies import find_late_copies
 from fxopt.rewrites.branches import move_to_readers, words
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.embedding_columns import plan_in
 
 
 def find(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    def plan(call: Node):
-        return plan_of(getattr(module, str(call.args[2].target)))  # type: ignore[union-attr]
-
-    return find_late_copies(module, inference, plan)
+    return find_late_copies(module, inference, functools.partial(plan_in, module))
 
 
 def replace_copies(editor: Editor, match: Match) -> Replacement:

@@ -13,13 +13,14 @@ import torch
 from torch.fx import Node
 
 from fxopt.kernels.columns import errors
-from fxopt.kernels.columns.encode import encode, plan_of
+from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.plan import Column, Plan
 from fxopt.kernels.lookup_products.op import call_of, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.lookup_products import Products, find_lookup_products
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.shape.sizes import shape_of, static
 
 aten = torch.ops.aten
@@ -28,8 +29,8 @@ aten = torch.ops.aten
 def replace_products(editor: Editor, match: Match) -> Replacement:
     columns, products = match.bound["columns"], match.bound["products"]
     editor.point = columns  # what else it writes may be read before the products are
-    tensors, tables, encoded = match.bound["arguments"]
-    plan = plan_of(getattr(editor.module, encoded.target))
+    tensors, tables, _ = match.bound["arguments"]
+    plan = plan_in(editor.module, columns)
     sides = [*_side(plan, products, "left"), *_side(plan, products, "right")]
     for table in (tables[column.table] for column in sides):
         if (dtype := table.meta["val"].dtype) != torch.float32:

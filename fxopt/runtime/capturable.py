@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from fxopt.kernels.columns import errors as columns_errors
-from fxopt.kernels.columns.encode import encode, plan_of
-from fxopt.kernels.columns.plan import Plan
+from fxopt.kernels.columns.encode import encode
 from fxopt.normalize import records_nothing
 from fxopt.patterns.core import calls_of_ours, is_ours
 from fxopt.patterns.row_wise import Rows
 from fxopt.rewrites.direct import copied, direct
+from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.shape.aliases import has_effects, is_random
 
 
@@ -63,11 +63,6 @@ def clamps(module: GraphModule) -> bool:
     names = ("fxopt::columns", "fxopt::gathered_dots")
     calls = (call for name in names for call in calls_of_ours(module.graph, name))
     return any(plan_in(module, call).bad_ids == "clamp" for call in calls)
-
-
-def plan_in(module: nn.Module, columns: Node) -> Plan:
-    """The plan of a call of fxopt::columns."""
-    return plan_of(getattr(module, str(columns.args[2].target)))  # type: ignore[union-attr]
 
 
 def ready(module: GraphModule, rows: Rows | None) -> tuple[GraphModule, list[Any]]:

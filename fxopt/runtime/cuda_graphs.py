@@ -22,7 +22,8 @@ from fxopt.kernels.columns import cuda as columns_cuda
 from fxopt.kernels.columns import errors as columns_errors
 from fxopt.kernels.stage import op as stage
 from fxopt.patterns.row_wise import NotRowWise, Rows, row_wise
-from fxopt.runtime.capturable import NoGraph, clamps, plan_in, ready, suited
+from fxopt.rewrites.embedding_columns import plan_in
+from fxopt.runtime.capturable import NoGraph, clamps, ready, suited
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.padding import Padding
 from fxopt.tune.cuda_graph import capture
