@@ -1,16 +1,13 @@
 """A second stream for part of a graph, while a CUDA graph is being captured; else everything stays on one.
 
-A branch stands between :func:`enter` and :func:`leave`; :func:`join` stands before the first reader of its results. In
-a replay the branch runs beside what stands between `fork` and `enter` and between `leave` and `join`.
+A branch stands between :func:`fork` and :func:`leave`; :func:`join` stands before the first reader of its results. In a
+replay the branch and what stands between `leave` and `join` run beside each other.
 
 Memory, of which the allocator keeps free blocks by stream and gives them out in that stream's order:
 
 - What the main stream made and the branch reads is an argument of `join`, so it lives until the main stream waits.
-- What the main stream makes between `fork` and `enter` the branch may write to, where nothing else was given out there:
-  whoever had that memory before came before `fork`.
 - What the branch made is free again for branches alone. The next one begins by waiting for all that the main stream was
-  given until its `fork`, and by that time it has been given the last reader of whatever is free. What is read between
-  `fork` and `enter` is an argument of `leave`, so it is not free within the branch that does not wait for its reader.
+  given until then, and by that time it has been given the last reader of whatever is free.
 """
 
 from __future__ import annotations
@@ -39,22 +36,19 @@ class Fork:
 
 
 def fork() -> Fork | None:
-    """From here on a stream beside the current one is free. None: nobody captures, and nothing changes."""
+    """What follows is launched on a stream beside the current one. None: nobody captures, and nothing changes."""
     if not torch.cuda.is_current_stream_capturing():
         return None
     main = torch.cuda.current_stream()
     side = _beside(main)
-    return None if side is None else Fork(main, side)
+    if side is None:
+        return None
+    torch.cuda.set_stream(side)
+    return Fork(main, side)
 
 
-def enter(fork: Fork | None) -> None:
-    """What follows is launched there."""
-    if fork is not None:
-        torch.cuda.set_stream(fork.side)
-
-
-def leave(fork: Fork | None, *read: object) -> None:
-    """The end of the branch. `read`: between `fork` and `enter`, alive until here."""
+def leave(fork: Fork | None) -> None:
+    """The end of the branch."""
     if fork is None:
         return
     torch.cuda.set_stream(fork.main)

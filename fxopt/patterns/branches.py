@@ -7,13 +7,13 @@ the padding of a weight beside what stands in front of its layer.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from fxopt.patterns.core import Match, Reject
@@ -34,21 +34,19 @@ class Branch:
 
 def find_branches(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Matches bind `side` and `main`, anchored where both are needed; those that save most waiting come first."""
-    if not inference:
-        return
     nodes = list(module.graph.nodes)
-    writer = first_writer(module.graph)
-    if writer is not None and any(map(launches, nodes)):
-        yield Reject(f"'{writer.name}' may write to memory, so the graph runs in the order of its calls", writer)
-    if writer is not None or not any(map(launches, nodes)):
+    if not inference or not any(map(launches, nodes)):
         return
-    cones = Cones(nodes)
+    if writer := next(filter(_may_write, nodes), None):
+        yield Reject(f"'{writer.name}' may write to memory, so the graph runs in the order of its calls", writer)
+        return
+    cones = _Cones(nodes)
     found = [(node, branch) for node in nodes if (branch := cones.branch_at(node)) is not None]
     for node, branch in sorted(found, key=lambda each: -sum(map(launches, each[1].side))):
         yield Match(node, {"side": branch.side, "main": branch.main})
 
 
-class Cones:
+class _Cones:
     """What each node needs, itself included, as the bits of their places in the graph."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -78,12 +76,6 @@ class Cones:
         if not self._count(side):
             return None
         return Branch(self._with_items(side), self._with_items(self._last(main, _MOST_BESIDE * self._count(side))))
-
-    def alone(self, late: Iterable[Node], others: Iterable[Node]) -> list[Node]:
-        """What `late` need and `others` do not, []: where the device need not work for it."""
-        left, right = (reduce(operator.or_, (self.needs[self.place[n]] for n in each), 0) for each in (late, others))
-        bits = self._movable(left & ~right)
-        return self._with_items(bits) if self._count(bits) else []
 
     def _movable(self, bits: int) -> int:
         """Less what has to stay, and what that needs."""
@@ -121,10 +113,9 @@ def _places(bits: int) -> Iterator[int]:
         bits ^= lowest
 
 
-def first_writer(graph: Graph) -> Node | None:
-    """The first node that may write to memory: it keeps its place, and all others theirs around it."""
-    called = (node for node in graph.nodes if node.op in ("call_module", "call_function"))
-    return next((node for node in called if node.op == "call_module" or has_effects(node)), None)
+def _may_write(node: Node) -> bool:
+    """Whether it may write to memory: then it keeps its place, and all others theirs around it."""
+    return node.op == "call_module" or (node.op == "call_function" and has_effects(node))
 
 
 def launches(node: Node) -> bool:

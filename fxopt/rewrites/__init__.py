@@ -26,7 +26,6 @@ from fxopt.rewrites import (
     gpu_linears,
     identities,
     k_largest,
-    late_copies,
     linear_chains,
     linear_pairs,
     lookup_products,
@@ -91,7 +90,6 @@ PASSES: tuple[Rewrite, ...] = (
     gpu_few_rows.REWRITE,
     gpu_batched_linears.REWRITE,
     row_chunks.REWRITE,
-    late_copies.REWRITE,
     branches.REWRITE,
 )
 
@@ -101,7 +99,7 @@ def passes(config: Config) -> Iterator[Rewrite]:
     for each in PASSES:
         if each is towers.REWRITE:
             yield from compression.linears_of(config)
-        if each in (late_copies.REWRITE, branches.REWRITE) and config.lower == "inductor":
+        if each is branches.REWRITE and config.lower == "inductor":
             continue  # islands are cut out of the graph afterwards
         yield embedding_columns.rewrite(config.bad_ids) if each is embedding_columns.REWRITE else each
         if each is embedding_columns.REWRITE:

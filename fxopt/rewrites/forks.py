@@ -1,5 +1,4 @@
-"""Marked branches as calls: `fork` and `enter` in front, `leave` behind, `join` before the first reader
-(kernels/side_stream.py). What was found to run beside a branch and stands right in front of it comes after `fork`.
+"""Marked branches as calls: `fork` in front, `leave` behind, `join` before the first reader (kernels/side_stream.py).
 
 Until this last step a branch is only marks on its nodes, so that a graph reads, and is analysed, as if there were none.
 """
@@ -11,8 +10,8 @@ from collections.abc import Sequence
 
 from torch.fx import Graph, Node
 
-from fxopt.kernels.side_stream import enter, fork, join, leave
-from fxopt.patterns.branches import BESIDE, SIDE
+from fxopt.kernels.side_stream import fork, join, leave
+from fxopt.patterns.branches import SIDE
 
 
 def lower_branches(graph: Graph) -> None:
@@ -33,18 +32,14 @@ def _is_closed(nodes: Sequence[Node]) -> bool:
 
 def _lower(graph: Graph, nodes: Sequence[Node]) -> bool:
     """False where nothing runs beside them."""
-    reader = min((user for node in nodes for user in node.users if user not in nodes), default=nodes[-1].next)
-    beside: list[Node] = []
-    while (first := (beside or nodes)[0]).prev.meta.get(BESIDE) == nodes[0].meta[SIDE]:
-        beside.insert(0, first.prev)
-    if reader is nodes[-1].next and not beside:
+    inside = set(nodes)
+    reader = min((user for node in nodes for user in node.users if user not in inside), default=nodes[-1].next)
+    if reader is nodes[-1].next:
         return False
-    with graph.inserting_before(first):
-        branch = graph.call_function(fork)
     with graph.inserting_before(nodes[0]):
-        graph.call_function(enter, (branch,))
+        branch = graph.call_function(fork)
     with graph.inserting_after(nodes[-1]):
-        graph.call_function(leave, (branch, *_reads(beside)))
+        graph.call_function(leave, (branch,))
     with graph.inserting_before(reader):
         graph.call_function(join, (branch, *_reads(nodes)))
     return True

@@ -221,7 +221,7 @@ _OURS: dict[str, Rule] = {
         ("fxopt::towers", "fxopt::dot_interaction", "fxopt::pair_sum", "fxopt::pair_attention", "fxopt::k_largest",
          "fxopt::compressed_interaction", "fxopt::target_attention", "fxopt::pointwise", "fxopt::compressed_linear",
          "fxopt::pair_select", "fxopt::gpu_dots", "fxopt::gathered_dots", "fxopt::gpu_linear", "fxopt::gpu_padded",
-         "fxopt::gpu_few_rows", "fxopt::mlp_chains", "fxopt::gpu_cross", "fxopt::late_copy"),
+         "fxopt::gpu_few_rows", "fxopt::mlp_chains", "fxopt::gpu_cross"),
         _first_dims,
     ),
     "fxopt::mlp": products.chain,

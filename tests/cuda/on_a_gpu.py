@@ -10,7 +10,6 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxopt.findings import PassFindings
-from fxopt.patterns.branches import SIDE
 from fxopt.rewrites.core import Fuel, Rewrite, apply
 
 
@@ -31,8 +30,3 @@ def rewritten(module: GraphModule, *passes: Rewrite, inference: bool = True) -> 
 def names_of(module: GraphModule) -> list[str]:
     """The operators of a graph."""
     return [str(node.target).removesuffix(".default") for node in module.graph.nodes if node.op == "call_function"]
-
-
-def names_beside(module: GraphModule) -> list[str]:
-    """Those of its branches."""
-    return [str(node.target).split(".")[1] for node in module.graph.nodes if SIDE in node.meta]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,10 +35,7 @@ class Stream:
 
 @dataclass
 class _Memory:
-    """before: the calls on whatever had this memory before."""
-
     stream: Stream
-    before: frozenset[int]
     writes: set[int] = field(default_factory=set)
     reads: set[int] = field(default_factory=set)
     tensors: int = 0
@@ -58,7 +54,6 @@ class Capture(TorchDispatchMode):
         self.main = self.current = Stream()
         self.by_main: dict[Stream, Stream] = {}
         self.calls = 0
-        self.columns: set[int] = set()  # calls that leave columns to late copies
         self.memory: dict[int, _Memory] = {}
         monkeypatch.setattr(side_stream, "_SIDES", self.by_main)
         monkeypatch.setattr(side_stream, "_new_stream", Stream)
@@ -84,15 +79,11 @@ class Capture(TorchDispatchMode):
         for tensor in _tensors((args, kwargs)):
             memory = self._of(tensor)
             writes = any(tensor is each for each in written)
-            parts = self.columns if function is torch.ops.aten.copy_.default else set()
-            self._ordered(stream, memory.before | memory.writes - parts | (memory.reads if writes else set()))
+            self._ordered(stream, memory.writes | (memory.reads if writes else set()))
             (memory.writes if writes else memory.reads).add(call)
-        if str(function) == "fxopt.columns.default":
-            self.columns.add(call)
         result = function(*args, **(kwargs or {}))
         for tensor in _tensors(result):
-            memory = self._of(tensor, frozenset(stream.reused))
-            memory.writes.add(call)
+            self._of(tensor).writes.add(call)
         stream.known.add(call)
         return result
 
@@ -105,9 +96,9 @@ class Capture(TorchDispatchMode):
         schema = function._schema.arguments
         return [a for a, s in zip(args, schema, strict=False) if s.alias_info is not None and s.alias_info.is_write]
 
-    def _of(self, tensor: torch.Tensor, before: frozenset[int] = frozenset()) -> _Memory:
+    def _of(self, tensor: torch.Tensor) -> _Memory:
         key = tensor.untyped_storage()._cdata
-        memory = self.memory.setdefault(key, _Memory(self.current, before))
+        memory = self.memory.setdefault(key, _Memory(self.current))
         if not hasattr(tensor, "_counted"):
             tensor._counted = True
             memory.tensors += 1
@@ -126,10 +117,9 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
-def run_captured(module, inputs, monkeypatch, before: Callable = lambda: None) -> tuple[Capture, Any]:
-    """What a capture of the call sees, and its result. before: done in the capture, in front of it."""
+def run_captured(module, inputs, monkeypatch) -> tuple[Capture, Any]:
+    """What a capture of the call sees, and its result."""
     capture = Capture(monkeypatch)
     with capture:
-        before()
         result = module(*inputs)
     return capture, result

@@ -14,7 +14,7 @@ from fxopt.normalize import remove_dead_code
 from fxopt.patterns.branches import SIDE
 from fxopt.rewrites import branches
 from fxopt.rewrites.direct import direct
-from tests.cuda.on_a_gpu import graph_of, names_beside, names_of, rewritten
+from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.programs import Program, two_towers
 from tests.cuda.streams import Capture, Hazard, Stream, run_captured
 
@@ -27,6 +27,11 @@ def found(function: Callable, shapes=SHAPES) -> tuple[list[str], torch.fx.GraphM
     (findings,) = rewritten(module, branches.REWRITE)
     assert not findings.rolled_back
     return [change.what for change in findings.changes], module
+
+
+def names_beside(module: torch.fx.GraphModule) -> list[str]:
+    """The operators of its branches."""
+    return [str(node.target).split(".")[1] for node in module.graph.nodes if SIDE in node.meta]
 
 
 def test_two_towers_are_beside_each_other():

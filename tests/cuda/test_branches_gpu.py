@@ -162,34 +162,3 @@ def test_a_model_by_its_own_graphs_and_by_a_users():
     model.deep[0].weight.mul_(0.5)
     graph.replay()
     torch.testing.assert_close(result, model(ids), rtol=1e-3, atol=1e-3)
-
-
-class Bottom(nn.Module):
-    """A bottom MLP beside lookups, in one row, as DLRM has them."""
-
-    def __init__(self, tables: int = 30, dim: int = 32) -> None:
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(1000, dim) for _ in range(tables))
-        self.bottom = nn.Sequential(nn.Linear(13, 64), nn.ReLU(), nn.Linear(64, dim), nn.ReLU())
-        self.top = nn.Linear((tables + 1) * dim, 1)
-
-    def forward(self, dense, ids):
-        rows = [table(ids[:, t]) for t, table in enumerate(self.tables)]
-        return torch.sigmoid(self.top(torch.cat([self.bottom(dense), *rows], 1)))
-
-
-@torch.no_grad()
-def test_lookups_do_not_wait_for_a_bottom_mlp():
-    model = Bottom().cuda()
-    dense, ids = torch.randn(2048, 13, device="cuda"), torch.randint(0, 1000, (2048, 30), device="cuda")
-    optimized = fxopt.optimize(model, (dense, ids))
-    (entry,) = dispatcher_of(optimized).entries
-    (ran,) = [each for each in entry.findings.passes if each.name == "late_copies"]
-    assert not ran.rolled_back and (ran.changes or ran.misses)
-    graph, result = captured(optimized, dense, ids)
-    for _ in range(20):
-        dense.normal_()
-        ids.random_(0, 1000)
-        model.bottom[0].weight.mul_(1.1)
-        graph.replay()
-        torch.testing.assert_close(result, model(dense, ids), rtol=1e-3, atol=1e-3)

@@ -292,7 +292,6 @@ ELSEWHERE = {
     "gpu_batched_linears",
     "gpu_linears",
     "gpu_target_attention",
-    "late_copies",
     "lookup_products",
     "row_chunks",
 }  # tests/cuda, test_row_chunks.py, test_lookup_products.py

@@ -131,12 +131,6 @@ def load_cuda() -> bool:
         return True
 
 
-def kernel_on_cuda() -> bool:
-    """Whether CUDA tensors are served by one launch, and not in PyTorch."""
-    load_cuda()
-    return cuda.is_loaded()
-
-
 def _columns_grouped(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
     if (tables or tensors)[0].is_cuda and load_cuda():
         return torch.ops.fxopt.columns(tensors, tables, plan)  # to the kernel that is there now

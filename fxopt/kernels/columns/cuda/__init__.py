@@ -57,10 +57,6 @@ def load() -> int | None:
     return ctypes.cast(wrapper.fxopt_cuda_run, ctypes.c_void_p).value
 
 
-def is_loaded() -> bool:
-    return _wrapper is not None
-
-
 def use(flags: tuple[str, ...] = (), wrapper: ctypes.CDLL | None = None) -> None:
     """Calls from now on go to the kernel built with `flags` more."""
     global _kernel

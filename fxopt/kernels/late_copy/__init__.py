@@ -1,1 +1,0 @@
-"""Values that come late into a tensor whose other columns are written beside them."""
