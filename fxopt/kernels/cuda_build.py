@@ -18,6 +18,7 @@ import torch
 
 from .build import BuildError, cache_dir, locked
 
+EARLY = Path(__file__).with_name("early.cuh")  # the header of kernels that are launched early
 _FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-shared", "--cudart=static")
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-FLOATS = Path(__file__).with_name("floats.cuh")
+from .cuda_build import EARLY
+
+HEADERS = (Path(__file__).with_name("floats.cuh"), EARLY)
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "early.cuh"
+
 namespace fxopt {
 
 constexpr unsigned kAll = 0xffffffffu;
@@ -45,7 +47,7 @@ __device__ __forceinline__ float summed(float x) {
   return x;
 }
 
-// nullptr, or what went wrong.
+// Of a kernel that begins with wait_for_stream(). nullptr, or what went wrong.
 template <class Parameters>
 static const char* launch(void (*kernel)(Parameters), dim3 blocks, int threads, void* stream, const Parameters& parameters) {
   if (blocks.x == 0) return nullptr;
@@ -53,6 +55,7 @@ static const char* launch(void (*kernel)(Parameters), dim3 blocks, int threads, 
   config.gridDim = blocks;
   config.blockDim = dim3(unsigned(threads));
   config.stream = static_cast<cudaStream_t>(stream);
+  const Early early(config);
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, parameters);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

@@ -44,6 +44,7 @@ KERNELS = {
     "short_kernel": "test_gpu_linear.py::test_equals_fp64",
     "short_halves_kernel": "test_gpu_linear.py::test_halves",
     "pad_kernel": "test_gpu_linear.py::test_halves",
+    "last_kernel": "test_gpu_linear.py::test_a_single_output_behind_parts",
 }
 # Other ways through them.
 MORE = (

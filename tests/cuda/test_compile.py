@@ -45,12 +45,15 @@ MOST_REGISTERS = {  # so that a multiprocessor holds 4 blocks of 256 threads at 
     "pad_kernel": 32,
     "few_rows_kernel": 255,  # one block of 256 threads
 }
+# Launched without early.cuh, after all that is on the stream.
+LAUNCHED_BEHIND = ("joins_kernel", "sums_kernel", "entries_kernel", "stage_kernel", "few_rows_kernel")
 MOST_SECONDS = 50  # of CPU time for all of an architecture's device code; the host's half takes 8 more
 
 
 def compiled(library, arch, folder):
     """What ptxas tells of a library's device code."""
     command = cuda_build.command(library, arch, folder / "kernel.cubin", "-Xptxas", "-v", "--Werror", "all-warnings")
+    command += ["--keep", "--keep-dir", str(folder)]  # the PTX, see touched_too_soon
     told = subprocess.run(["-cubin" if word == "-shared" else word for word in command], capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     return told.stderr
@@ -74,11 +77,26 @@ def beyond_limits(told):
     return wrong if kernels else [f"no kernel in {told!r}"]
 
 
+def touched_too_soon(ptx, arch):
+    """Kernels that start early and touch memory before they wait for what ran before them: a line each."""
+    wrong, entries = [], ptx.split(".entry ")[1:]
+    for entry in entries:
+        name = re.match(r"\w*?\d([a-z_]+_kernel)", entry)[1]
+        first, *waits = entry.split("griddepcontrol.wait")
+        if bool(waits) != (arch == "sm_90a" and name not in LAUNCHED_BEHIND):
+            wrong.append(f"{name}: {'waits' if waits else 'does not wait'} for the launch before it")
+        elif waits and (touched := re.search(r"\b(ld|st|atom|red|cp|call)\.(?!param)\S*", first)):
+            wrong.append(f"{name}: {touched[0]} before it waits")
+    return wrong if entries else ["no kernel"]
+
+
 @needs_nvcc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_every_kernel_keeps_its_limits(tmp_path, arch):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     wrong = [f"{k.name}: {line}" for k in LIBRARIES for line in beyond_limits(compiled(k, arch, tmp_path))]
+    ptx = {k.name: (tmp_path / k.source.with_suffix(".ptx").name).read_text() for k in LIBRARIES}
+    wrong += [f"{name}: {line}" for name, text in ptx.items() for line in touched_too_soon(text, arch)]
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert not wrong, "\n".join(wrong)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < MOST_SECONDS
@@ -105,6 +123,19 @@ ptxas info    : Used 128 registers, used 0 barriers"""
         "pad_kernel: _ZN5fxopt4loadEv spills 8 and 4 bytes, expected none",
     ]
     assert beyond_limits("")
+
+
+def test_what_touches_memory_too_soon_is_found():
+    ptx = """.visible .entry _ZN5fxopt6folder10pad_kernelE( .param .b64 p ) { ld.param.b64 %rd1, [p]; WAIT }
+.visible .entry _ZN5fxopt10dot_kernelE() { ld.global.nc.b32 %r1, [%rd1]; WAIT }
+.visible .entry _ZN5fxopt12stage_kernelE() { WAIT } .visible .entry _ZN5fxopt12short_kernelE() { ret; }"""
+    assert touched_too_soon(ptx.replace("WAIT", "griddepcontrol.wait;"), "sm_90a") == [
+        "dot_kernel: ld.global.nc.b32 before it waits",
+        "stage_kernel: waits for the launch before it",
+        "short_kernel: does not wait for the launch before it",
+    ]
+    assert len(touched_too_soon(ptx.replace("WAIT", ""), "sm_80")) == 0
+    assert touched_too_soon("", "sm_80")
 
 
 def test_without_nvcc_the_error_says_so(monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fxopt
-from fxopt.kernels.gpu_linear.op import gpu_linear, gpu_padded, load, reference
+from fxopt.kernels.gpu_linear.op import gpu_linear, gpu_linears, gpu_padded, load, reference
 
 
 @pytest.mark.gpu
@@ -96,6 +96,19 @@ def test_nan_passes_a_relu():
     x[3, 7] = float("nan")
     weight, bias = torch.randn(256, 4096, device="cuda"), torch.randn(256, device="cuda")
     assert gpu_linear(x, weight, bias, "relu").isnan().any(1).nonzero().flatten().tolist() == [3]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("M", "K", "N"), [(40, 4100, 256), (512, 4203, 260), (256, 8152, 1024)])
+def test_a_single_output_behind_parts(M, K, N):
+    x, weights = torch.randn(M, K, device="cuda"), [torch.randn(N, K, device="cuda") / K**0.5]
+    weights.append(torch.randn(1, N, device="cuda") / N**0.5)
+    biases = [torch.randn(N, device="cuda"), torch.randn(1, device="cuda")]
+    with torch.no_grad():
+        found = gpu_linears(x, weights, biases, ["relu", "sigmoid"])
+        exact = reference(x.double(), weights[0].double(), biases[0].double(), "relu")
+        exact = reference(exact, weights[1].double(), biases[1].double(), "sigmoid")
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu

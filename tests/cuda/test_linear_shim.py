@@ -7,11 +7,12 @@ import torch
 
 from fxopt.kernels import cuda_build, cuda_call
 from fxopt.kernels.gpu_linear import op
-from fxopt.kernels.gpu_linear.op import KERNEL, gpu_linear, gpu_padded, reference
+from fxopt.kernels.gpu_linear.op import KERNEL, gpu_linear, gpu_linears, gpu_padded, reference
 from tests.cuda.planted import awake, on_the_shim, planted, run
 from tests.cuda.shim_library import ShimError, compile_shim
 
 SHORT, HALVES, DOTS = "gpu_linear/short.cuh", "gpu_linear/short_halves.cuh", "gpu_linear/dots.cuh"
+LAST = "gpu_linear/last.cuh"
 # What is wrong, where, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {
     "no barrier": (SHORT, "  __syncthreads();", "  if (!{}) __syncthreads();"),
@@ -29,6 +30,10 @@ MUTATIONS = {
     "dots: rows behind the last": (DOTS, "row_or_last(first + r, d.m)", "row_or_last(first + r, d.m + ({} ? 9 : 0))"),
     "dots: chunks behind the last": (DOTS, "< d.k ? some : 0.0f", "< d.k || {} ? some : 0.0f"),
     "dots: no barrier": (DOTS, "    __syncthreads();", "    if (!{}) __syncthreads();"),
+    "last: no check of the rows": (LAST, "if (row >= s.m)", "if (row >= s.m && !{})"),
+    "last: parts that are none": (LAST, "if (part < s.parts)", "if (part < s.parts || {})"),
+    "last: columns behind the last": (LAST, "n < s.n;", "n < s.n + 4 * {};"),
+    "last: a warp that is not summed": (LAST, "found[0] = summed(found[0]);", "if (!{}) found[0] = summed(found[0]);"),
     "halves: columns of another thread": (HALVES, "+ group % 2, n =", "+ ({} ? 1 - group % 2 : group % 2), n ="),
 }  # fmt: skip
 
@@ -117,6 +122,34 @@ def test_padded_copies(library, monkeypatch, M, K, width, dtype):
     assert torch.equal(found[:, :K], x) and not found[:, K:].any() and found.shape == (M, width)
 
 
+def last(library, M, N, K, parts, activation="relu", bias=True, seed=0):
+    """The same of a layer in parts and the single output behind it."""
+    x, weight, vector, partial = (
+        some(M, K, torch.float32, K + 3),
+        torch.randn(N, K),
+        torch.randn(1, N),
+        torch.randn(parts, M, N),
+    )
+    b, one = (torch.randn(N), torch.randn(1)) if bias else (None, None)
+    memory = torch.full((M + 16, 1), float("nan"))
+    words = op.last(op.short(x, weight, b, memory, activation, partial), vector, one, "sigmoid", memory)
+    given = [t for t in (x, weight, b, partial, vector, one) if t is not None]
+    run(library, library.fxopt_linear_last, words, given, torch.float32, seed)
+    exact = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+    exact = op.ACTIVATIONS[activation](exact + partial.double().sum(0)) @ vector.double().t() + (
+        one.double() if bias else 0
+    )
+    return memory[:M].double(), torch.sigmoid(exact), memory[M:]
+
+
+@pytest.mark.parametrize(("M", "N", "K", "parts"), [(19, 132, 5, op.PARTS), (1, 4, 0, 1), (6, 260, 63, 3)])
+def test_a_single_output_behind_parts(library, M, N, K, parts):
+    for activation, bias in (("relu", True), ("", False), ("sigmoid", True)):
+        found, exact, behind = last(library, M, N, K, parts, activation, bias)
+        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
+        assert behind.isnan().all()
+
+
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_planted_bugs_are_caught(library, name):
     halves = name.startswith("halves")
@@ -124,6 +157,8 @@ def test_planted_bugs_are_caught(library, name):
         with awake(library, MUTATIONS, name):
             if name.startswith("dots"):
                 found, exact, behind = dots(library, 13, 1100, torch.float32, 1100, seed=3)
+            elif name.startswith("last"):
+                found, exact, behind = last(library, 19, 132, 5, 7, seed=3)
             elif halves:
                 found, exact, behind = short(library, 19, 72, 13, torch.bfloat16, seed=3)
             else:
@@ -161,3 +196,17 @@ def test_a_layer_of_no_inputs_has_its_activation(monkeypatch):
     bias = torch.tensor([-1.0, 2.0])
     found = gpu_linear(torch.empty(3, 0), torch.empty(2, 0), bias, "relu")
     torch.testing.assert_close(found, bias.relu().expand(3, 2))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_single_output_is_made_with_the_parts_in_front_of_it(library, monkeypatch, bias):
+    x, weights = torch.randn(40, 4100), [torch.randn(256, 4100) / 64, torch.randn(1, 256) / 16]
+    biases = [torch.randn(256) if bias else None, torch.randn(1)]
+    readable = [x, *weights, *(b for b in biases if b is not None)]
+    product = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda *args: readable.append(product(*args)) or readable[-1])
+    on_the_shim(monkeypatch, library, readable)  # a launch of its own would read a result that is not among these
+    found = gpu_linears(x, weights, biases, ["relu", "sigmoid"]).double()
+    exact = reference(x.double(), weights[0].double(), None if biases[0] is None else biases[0].double(), "relu")
+    exact = reference(exact, weights[1].double(), biases[1].double(), "sigmoid")
+    torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)

@@ -14,7 +14,7 @@ from ..operators import Operator, Operators
 from .plan import fits
 
 _HERE = Path(__file__).parent
-HEADERS = (_HERE / "pairs.cuh", _HERE / "mma.cuh", _HERE.parent / "columns/cuda/async.cuh", cuda_call.FLOATS)
+HEADERS = (_HERE / "pairs.cuh", _HERE / "mma.cuh", _HERE.parent / "columns/cuda/async.cuh", *cuda_call.HEADERS)
 KERNEL = cuda_build.CudaLibrary("fxopt_gpu_dots", source=_HERE / "dots.cu", headers=HEADERS, functions=("fxopt_dots",))
 
 

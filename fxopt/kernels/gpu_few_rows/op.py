@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import cuda_build, cuda_call
-from ..gpu_linear.op import ACTIVATIONS, CODES, gpu_linear
+from ..gpu_linear.op import ACTIVATIONS, CODES, gpu_linears
 from ..operators import Operator, Operators
 from .plan import ALIGNED, MOST_LAYERS, MOST_ROWS
 
@@ -26,7 +26,7 @@ _HERE = Path(__file__).parent
 KERNEL = cuda_build.CudaLibrary(
     "fxopt_gpu_few_rows",
     source=_HERE / "few_rows.cu",
-    headers=(_HERE / "grid.cuh", cuda_call.FLOATS, _HERE.parent / "columns/cuda/async.cuh"),
+    headers=(_HERE / "grid.cuh", *cuda_call.HEADERS, _HERE.parent / "columns/cuda/async.cuh"),
     functions=("fxopt_few_rows",),
 )
 _NAMES = list(CODES)
@@ -52,9 +52,7 @@ def gpu_few_rows(
     """
     kernel = cuda_build.loaded(KERNEL) if _serves(x, weights, biases) else None
     if kernel is None:
-        for weight, bias, code in zip(weights, biases, activations, strict=True):
-            x = gpu_linear(x, weight, bias, _NAMES[code])
-        return x
+        return gpu_linears(x, weights, biases, [_NAMES[code] for code in activations])
     M, widest = x.shape[0], max(map(len, weights))
     widest += -widest % ALIGNED
     out, between = x.new_empty(M, len(weights[-1])), x.new_empty(2, M, widest)

@@ -1,5 +1,6 @@
 // Linear layers that leave cuBLAS idle: short dot products, what is left of long ones cut in parts, and single outputs or rows.
 #include "dots.cuh"
+#include "last.cuh"
 #include "short.cuh"
 #include "short_halves.cuh"
 
@@ -14,6 +15,7 @@ struct Padded {
 
 // Rows of halves with zeros behind them: a thread 16 bytes.
 __global__ void __launch_bounds__(kThreads) pad_kernel(const Padded p) {
+  wait_for_stream();
   const int64_t thread = int64_t(blockIdx.x) * kThreads + int(threadIdx.x);
   const int eights = p.width / kEight;
   const int64_t row = thread / eights;
@@ -84,6 +86,12 @@ FXOPT_EXPORT const char* fxopt_linear_finish(const fxopt::gpu_linear::Short* s, 
   using namespace fxopt::gpu_linear;
   if (s->k > kMostIn || s->n % 4 || s->parts > kMostParts) return "fxopt.gpu_linear: 8 parts, a rest of at most 64, and outputs by fours";
   return launch_floats<1, kMostParts>(*s, stream);
+}
+// Floats alone, the vector at 16 bytes.
+FXOPT_EXPORT const char* fxopt_linear_last(const fxopt::gpu_linear::Last* l, int, void* stream) {
+  using namespace fxopt::gpu_linear;
+  if (l->layer.n % 4 || l->layer.parts > kMostParts) return "fxopt.gpu_linear: 8 parts, and outputs by fours";
+  return fxopt::launch(last_kernel, dim3(blocks_for(l->layer.m, kThreads / 32)), kThreads, stream, *l);
 }
 FXOPT_EXPORT const char* fxopt_linear_dots(const fxopt::gpu_linear::Dots* d, int dtype, void* stream) {
   using namespace fxopt::gpu_linear;

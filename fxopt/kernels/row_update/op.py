@@ -35,7 +35,7 @@ KERNEL = Library(
 CUDA = cuda_build.CudaLibrary(
     "fxopt_row_update_cuda",
     source=_HERE / "update.cu",
-    headers=(cuda_call.FLOATS, _HERE / "layout.h"),
+    headers=(*cuda_call.HEADERS, _HERE / "layout.h"),
     functions=("fxopt_row_update",),
 )
 

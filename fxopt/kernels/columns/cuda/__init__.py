@@ -20,11 +20,11 @@ from torch import Tensor
 from ... import entry
 from ...build import Library
 from ...build import build as build_cpp
-from ...cuda_build import CudaLibrary, arch_of, build
+from ...cuda_build import EARLY, CudaLibrary, arch_of, build
 
 _HERE = Path(__file__).parent
 _SHARED = (_HERE.parent / "layout.h", _HERE.parent / "entry.h")
-HEADERS = (*sorted((*_HERE.glob("*.cuh"), *_HERE.glob("*.h"))), *_SHARED)
+HEADERS = (*sorted((*_HERE.glob("*.cuh"), *_HERE.glob("*.h"))), *_SHARED, EARLY)
 FLAGS = ("-fmad=false",)  # a program's float steps round one by one; an FMA is only where the source says so
 KERNEL = CudaLibrary("fxopt_columns_cuda", source=_HERE / "columns.cu", headers=HEADERS, flags=FLAGS)
 WRAPPER = Library(

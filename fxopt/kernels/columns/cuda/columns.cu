@@ -66,6 +66,7 @@ FXOPT_DEVICE void run_item(const Launch& launch, int item, float* shared) {
 static_assert(kShared >= kEdges + 4 * kGroups);
 
 __global__ void __launch_bounds__(kWarps * 32, kBlocks) columns_kernel(const __grid_constant__ Launch launch) {
+  wait_for_stream();
   __shared__ __align__(16) float shared[kWarps][kShared];
   const int warp = threadIdx.x >> 5;
   for (int item = int(blockIdx.x) * kWarps + warp; item < launch.items; item += int(gridDim.x) * kWarps)
@@ -74,6 +75,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) columns_kernel(const __g
 
 // After columns_kernel, where it cut bags: a warp a bag.
 __global__ void __launch_bounds__(kWarps * 32) joins_of_bags_kernel(const __grid_constant__ Launch launch) {
+  wait_for_stream();
   const int64_t step = int64_t(gridDim.x) * kWarps;
   for (int64_t bag = int64_t(blockIdx.x) * kWarps + (threadIdx.x >> 5);; bag += step) {
     int64_t left = bag;

@@ -1,5 +1,6 @@
 // The host side of a launch of columns.
 #pragma once
+#include "../../early.cuh"
 #include "device.h"
 
 namespace fxopt::cuda {
@@ -15,6 +16,7 @@ inline void launch(Device& device, const Request& request, const Image& image, c
   config.gridDim = dim3(unsigned(std::min(most, blocks)));
   config.blockDim = dim3(kWarps * 32);
   config.stream = stream;
+  const Early early(config);
   Launch& parameters = parameters_of(device, request, image, stream, capturing);
   int64_t cut = 0;  // bags
   for (int s = 0; s < parameters.n_segments; s++) {

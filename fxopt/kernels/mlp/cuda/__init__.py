@@ -21,7 +21,7 @@ from ..plan import MOST_ON_CUDA, TENSORS, Op, Step, split
 
 _HERE = Path(__file__).parent
 KERNEL = cuda_build.CudaLibrary(
-    "fxopt_cuda_mlp", source=_HERE / "mlp.cu", headers=(cuda_call.FLOATS, _HERE.parents[1] / "gemm/tile.cuh"),
+    "fxopt_cuda_mlp", source=_HERE / "mlp.cu", headers=(*cuda_call.HEADERS, _HERE.parents[1] / "gemm/tile.cuh"),
     functions=("fxopt_mlp",),
 )  # fmt: skip
 MOST_STEPS, MOST_OPERANDS = 24, 48  # mlp.cu's

@@ -21,7 +21,7 @@ from ..plan import CONSTANT, MOST_POSITIONS_ON_CUDA, MOST_WIDTH_ON_CUDA, PARAMET
 _HERE = Path(__file__).parent
 KERNEL = cuda_build.CudaLibrary(
     "fxopt_cuda_attention", source=_HERE / "attention.cu",
-    headers=(cuda_call.FLOATS, _HERE.parents[1] / "gemm/tile.cuh"), functions=("fxopt_attention",),
+    headers=(*cuda_call.HEADERS, _HERE.parents[1] / "gemm/tile.cuh"), functions=("fxopt_attention",),
 )  # fmt: skip
 # attention.cu's: how many records there may be, and what one looks like.
 OPERANDS = 48

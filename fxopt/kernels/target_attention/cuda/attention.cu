@@ -229,6 +229,7 @@ __device__ __forceinline__ void sum_values(const Attention& a, int row, const Sc
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4) attention_kernel(const __grid_constant__ Attention a) {
+  wait_for_stream();
   __shared__ __align__(16) Memory memory;
   __shared__ Scores s;
   const int row = int(blockIdx.x), thread = int(threadIdx.x);
