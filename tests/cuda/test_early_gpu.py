@@ -44,6 +44,10 @@ class Steps:
         return x
 
 
+def assert_alike(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_results_are_those_of_one_launch_after_the_other(seed):
     steps = Steps(seed)
@@ -52,7 +56,7 @@ def test_results_are_those_of_one_launch_after_the_other(seed):
         stream, graph, x = torch.cuda.Stream(), torch.cuda.CUDAGraph(), steps.start.clone()
         with torch.cuda.stream(stream):
             for _ in range(20):
-                torch.testing.assert_close(steps(steps.start.clone(), ours=True), expected, rtol=1e-3, atol=1e-3)
+                assert_alike(steps(steps.start.clone(), ours=True), expected)
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
             found = steps(x.copy_(steps.start), ours=True)
@@ -61,7 +65,7 @@ def test_results_are_those_of_one_launch_after_the_other(seed):
             graph.replay()
             first = found.clone() if first is None else first
             assert torch.equal(found, first)
-        torch.testing.assert_close(first, expected, rtol=1e-3, atol=1e-3)
+        assert_alike(first, expected)
 
 
 class Lookups(nn.Module):
