@@ -77,7 +77,8 @@ class Verdict:
     def split(self) -> tuple[int, bool]:
         """(most, few): `few` tells which one serves up to `most` rows (True: the new one); the other serves more.
 
-        The cut that wins most time, as a sum of logarithms; between two timed sizes it is their geometric mean.
+        The cut that wins most time, as a sum of logarithms. Between two timed sizes it stands where a line through
+        their logarithms is 0: with 2.13x at 256 and 0.95x at 4096 rows at 3435.
         """
         rows = sorted(self.ratios)
         gains = [math.log(self.ratios[size]) for size in rows]
@@ -86,7 +87,9 @@ class Verdict:
         many, other = min(cuts)
         if few < -many:
             cut = other
-        return math.isqrt(rows[cut - 1] * rows[cut]), few >= -many
+        below, above = abs(gains[cut - 1]), abs(gains[cut])
+        share = below / (below + above) if below + above else 0.5
+        return round(rows[cut - 1] * (rows[cut] / rows[cut - 1]) ** share), few >= -many
 
     def __str__(self) -> str:
         if not self.ratios:
