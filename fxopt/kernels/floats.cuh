@@ -47,17 +47,24 @@ __device__ __forceinline__ float summed(float x) {
   return x;
 }
 
-// Of a kernel that begins with wait_for_stream(). nullptr, or what went wrong.
+// Of a kernel that begins with wait_for_stream(). nullptr, or what went wrong. shared: bytes of dynamic shared memory.
 template <class Parameters>
-static const char* launch(void (*kernel)(Parameters), dim3 blocks, int threads, void* stream, const Parameters& parameters) {
+static const char* launch_shared(void (*kernel)(Parameters), dim3 blocks, int threads, int shared, void* stream, const Parameters& parameters) {
   if (blocks.x == 0) return nullptr;
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = size_t(shared);
   config.stream = static_cast<cudaStream_t>(stream);
   const Early early(config);
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, parameters);
+  cudaError_t error = shared ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) : cudaSuccess;
+  if (error == cudaSuccess) error = cudaLaunchKernelEx(&config, kernel, parameters);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+template <class Parameters>
+static const char* launch(void (*kernel)(Parameters), dim3 blocks, int threads, void* stream, const Parameters& parameters) {
+  return launch_shared(kernel, blocks, threads, 0, stream, parameters);
 }
 
 }  // namespace fxopt

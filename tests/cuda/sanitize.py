@@ -82,8 +82,8 @@ MUTANTS = (
     Mutant(
         "racecheck",
         "target_attention/cuda/attention.cu",
-        "  }\n  __syncthreads();\n  run_tail",
-        "  }\n  run_tail",
+        " * a.stride];\n      __syncthreads();",
+        " * a.stride];",
         KERNELS["attention_kernel"],
     ),
 )

@@ -66,7 +66,8 @@ def test_on_a_gpu(dtype, sizes):
     with torch.no_grad():
         found = Attention(plan)(*on_gpu, plan)
     rtol = max(1e-4, torch.finfo(dtype).eps)
-    torch.testing.assert_close(found.cpu().double(), exact, rtol=rtol, atol=1e-4)
+    atol = 1e-4 if dtype is torch.float32 else 1e-3
+    torch.testing.assert_close(found.cpu().double(), exact, rtol=rtol, atol=atol)
 
 
 @pytest.mark.gpu

@@ -39,6 +39,7 @@ extern "C" char __start_shim_shared[] __attribute__((weak)), __stop_shim_shared[
 #define __grid_constant__
 
 struct uint4 { unsigned x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct dim3 {
   unsigned x, y = 1, z = 1;

@@ -38,6 +38,10 @@ struct cudaLaunchConfig_t {
   cudaStream_t stream;
 };
 
+enum { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel, int, int) { return cudaSuccess; }
+
 template <class Parameters>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters), const Parameters& parameters) {
   shim::Scheduler& scheduler = shim::Scheduler::it();
@@ -46,7 +50,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   gridDim = config->gridDim;
   for (unsigned y = 0; y < config->gridDim.y; y++) {
     for (unsigned x = 0; x < config->gridDim.x && shim::problem.empty(); x++) {
-      scheduler.run({dim3(x, y)}, int(config->blockDim.x));
+      scheduler.run({dim3(x, y)}, int(config->blockDim.x), config->dynamicSmemBytes);
     }
   }
   return cudaSuccess;

@@ -19,15 +19,22 @@ from .. import reference
 from ..plan import CONSTANT, MOST_POSITIONS_ON_CUDA, MOST_WIDTH_ON_CUDA, PARAMETER, Plan, Step
 
 _HERE = Path(__file__).parent
+_KERNELS = _HERE.parents[1]
 KERNEL = cuda_build.CudaLibrary(
     "fxopt_cuda_attention", source=_HERE / "attention.cu",
-    headers=(*cuda_call.HEADERS, _HERE.parents[1] / "gemm/tile.cuh"), functions=("fxopt_attention",),
+    headers=(*cuda_call.HEADERS, _KERNELS / "gemm/tf32.cuh", _KERNELS / "gpu_few_rows/grid.cuh"),
+    functions=("fxopt_attention",),
 )  # fmt: skip
 # attention.cu's: how many records there may be, and what one looks like.
 OPERANDS = 48
-_TERMS, _KEYS, _LAYERS, _NORMS = (12, "<4if"), (4, "<2i"), (4, "<4i"), (4, "<4if")
-_CONSTANTS, _STEPS, _TAIL = (12, "<f"), (40, "<4i"), (8, "<2if")
-_HEADER = "<9i4i"  # behind the number of rows
+_BLOCKS, _TERMS, _QUERIES, _KEYS, _PRODUCTS = (16, "<7i"), (16, "<if"), (8, "<3i"), (4, "<3i"), (8, "<4i")
+_LAYERS, _NORMS, _CONSTANTS = (5, "<10i"), (4, "<4if"), (12, "<f")
+_STEPS, _TAIL = (40, "<4i"), (8, "<2if")
+_HEADER = "<18i"  # behind the number of rows and whether products are exact
+_STEPWISE, _NONE, _RELU = range(3)
+_ROWS, _WARPS = 64, 8  # positions at a time, and who sums them up
+_MOST_SHARED = 99 * 1024  # bytes a block may have on any device, where nothing else is known
+_STATIC = 2048  # of them, for what is not counted here
 Lists = Sequence[Sequence[Tensor]]  # rows, positions, masks, params
 
 
@@ -78,7 +85,8 @@ def parameters(lists: Lists, out: Tensor, plan: Plan, encoded: bytes) -> bytes:
     matrices = {plan.weight, *(weight for weight, _ in plan.layers)}
     params = [x if number in matrices else x.reshape(-1) for number, x in enumerate(params)]
     operands = cuda_call.operands((out, *rows, *positions, *masks, *params), OPERANDS)
-    return operands + struct.pack("<i", len(out)) + encoded
+    exact = torch.backends.cuda.matmul.fp32_precision != "tf32"  # allow_tf32 raises where this was set
+    return operands + struct.pack("<2i", len(out), exact) + encoded
 
 
 def _alike_masks(masks: Sequence[Tensor], like: Tensor) -> bool:
@@ -106,38 +114,125 @@ class _Encoder:
         starts = [1, *(1 + sum(map(len, lists[:k])) for k in range(1, 4))]
         self.row, self.position, self.mask, self.param = map(_number_from, starts)
         _check(1 + sum(map(len, lists)) <= OPERANDS)
+        self.floats = self.inputs = 0  # places that are taken in shared memory, and columns of the inputs
+        self.blocks: list[tuple[int, ...]] = []
+        self.terms: list[tuple[int, float]] = []
+        self.queries: list[tuple[int, ...]] = []
+        self.keys: list[tuple[int, ...]] = []
+        self.products: list[tuple[int, ...]] = []
 
     def encoded(self) -> bytes:
         plan, T = self.plan, self._positions()
         width = width_of(self.positions, plan)
         _check(plan.values < 0 or width <= MOST_WIDTH_ON_CUDA)
-        keys = sorted({term.position for term in plan.terms if term.position >= 0})
-        _check(bool(keys))
-        first = self._layer(plan.weight, plan.bias)
-        for term in plan.terms:
-            ends = [self.rows[term.row].shape[1]] * (term.row >= 0)
-            ends += [self.positions[term.position].shape[2]] * (term.position >= 0)
-            _check(term.start >= 0 and term.start + term.width <= first[3] and set(ends) == {term.width})
-            _check(term.width > 0)
-        layers = [self._layer(*layer) for layer in plan.layers]
-        self._check_steps(first[2], [layer[2:] for layer in layers])
+        N = self._size(plan.weight, plan.bias)[0]
+        self._first_layer(N)
+        layers = [self._size(*layer) for layer in plan.layers]
+        self._check_steps(N, layers)
+        records = self._layers([(N, 0), *layers])
         is_bool = bool(self.masks) and self.masks[0].dtype == torch.bool
-        values = self.position(plan.values)
-        header = (T, len(plan.terms), len(keys), len(plan.steps), len(plan.tail), plan.score, values, width, is_bool)
-        terms = ((self.row(t.row), self.position(t.position), t.start, t.width, t.scale) for t in plan.terms)
+        inputs_stride = _stride(max(self.inputs, width * _WARPS // _ROWS, *(n for n, _ in layers), N))
+        inputs, scores = self._place(_ROWS * inputs_stride), self._place(2 * T)
+        bytes_ = 4 * self.floats
+        _check(bytes_ + _STATIC <= _most_shared(self.positions[0].device))
+        counts = len(self.blocks), len(self.queries), len(self.keys), len(self.products), len(records)
+        header = T, *counts, len(plan.tail), self.position(plan.values), width, is_bool
         norms = ((*map(self.param, (n.mean, n.variance, n.weight, n.bias)), n.eps) for n in plan.norms)
         return b"".join(
             (
-                struct.pack(_HEADER, *header, *first),
-                _records(_TERMS, terms),
-                _records(_KEYS, ((self.position(key), self.positions[key].shape[2]) for key in keys)),
-                _records(_LAYERS, layers),
+                struct.pack(_HEADER, *header, inputs, inputs_stride, *self.query, scores, bytes_),
+                _records(_BLOCKS, self.blocks),
+                _records(_TERMS, self.terms),
+                _records(_QUERIES, self.queries),
+                _records(_KEYS, self.keys),
+                _records(_PRODUCTS, self.products),
+                _records(_LAYERS, records),
                 _records(_NORMS, norms),
                 _records(_CONSTANTS, ((value,) for value in plan.constants)),
                 _records(_STEPS, ((s.op, s.out, self._operand(s.left), self._operand(s.right)) for s in plan.steps)),
                 _records(_TAIL, ((t.op, self.mask(t.mask), t.value) for t in plan.tail)),
             )
         )
+
+    def _place(self, floats: int) -> int:
+        """Of so many in shared memory."""
+        self.floats += _padded(floats)
+        return self.floats - _padded(floats)
+
+    def _block(
+        self, weight: int, n: int, place: int, stride: int, terms: Sequence[tuple[int, float]], width: int
+    ) -> None:
+        self.blocks.append((self.param(weight), place, stride, n, width, len(self.terms), len(terms)))
+        self.terms += terms
+
+    def _first_layer(self, N: int) -> None:
+        """Where its sources and its folded weights are."""
+        plan, K = self.plan, self.params[self.plan.weight].shape[1]
+        by_sources: dict[tuple[int, int], list[p.Term]] = {}
+        for term in plan.terms:
+            ends = [self.rows[term.row].shape[1]] * (term.row >= 0)
+            ends += [self.positions[term.position].shape[2]] * (term.position >= 0)
+            _check(term.start >= 0 and 0 < term.width <= K - term.start and set(ends) == {term.width})
+            by_sources.setdefault((term.row, term.position), []).append(term)
+        query_at, key_at, query_width = dict[int, int](), dict[int, int](), 0
+        for row in sorted({row for row, _ in by_sources if row >= 0}):
+            query_at[row] = query_width
+            query_width += _padded(self.rows[row].shape[1])
+        for position in sorted({position for _, position in by_sources if position >= 0}):
+            key_at[position] = self.inputs
+            width = self.positions[position].shape[2]
+            self.keys.append((self.position(position), self.inputs, width))
+            self.inputs += _padded(width)
+        _check(bool(key_at))
+        query, query_stride = self._place(query_width), _stride(query_width)
+        query_weight = self._place(_padded(N) * query_stride)
+        self.query = query, query_weight, query_stride, query_width
+        self.queries = [(self.row(row), query + at, self.rows[row].shape[1]) for row, at in query_at.items()]
+        for row, at in query_at.items():  # zeros where it is in products alone
+            self._block(
+                plan.weight,
+                N,
+                query_weight + at,
+                query_stride,
+                _columns(by_sources.get((row, -1), [])),
+                self.rows[row].shape[1],
+            )
+        products = {key: terms for key, terms in by_sources.items() if key[1] >= 0}
+        self.first = 0, _stride(sum(_padded(terms[0].width) for terms in products.values()))
+        self.first = self._place(_padded(N) * self.first[1]), self.first[1]
+        column = 0
+        for (row, position), terms in products.items():
+            width = terms[0].width
+            factor = query + query_at[row] if row >= 0 else -1
+            self.products.append((key_at[position], factor, _padded(width), column))
+            self._block(plan.weight, N, self.first[0] + column, self.first[1], _columns(terms), width)
+            column += _padded(width)
+
+    def _layers(self, sizes: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
+        """Every layer with the steps behind it."""
+        plan = self.plan
+        ends = [number for number, step in enumerate(plan.steps) if step.op == p.LINEAR] + [len(plan.steps)]
+        records, begin, out, number = list[tuple[int, ...]](), 0, 0, -1
+        for end in ends:
+            weight, bias = plan.layers[number] if number >= 0 else (plan.weight, plan.bias)
+            N, K = sizes[number + 1]
+            place, stride = self.first
+            if number >= 0:
+                place, stride = self._place(_padded(N) * _stride(K)), _stride(K)
+                self._block(weight, N, place, stride, [(0, 1.0)], K)
+            result = plan.steps[end].left if end < len(plan.steps) else plan.score
+            activation = self._activation(plan.steps[begin:end], out, result)
+            records.append((self.param(bias), N, K, place, stride, activation, out, begin, end, result))
+            if end < len(plan.steps):
+                begin, out, number = end + 1, plan.steps[end].out, plan.steps[end].right
+        return records
+
+    def _activation(self, steps: Sequence[Step], out: int, result: int) -> int:
+        if not steps:
+            return _NONE if result == out else _STEPWISE
+        relu = len(steps) == 1 and steps[0].op == p.MAXIMUM and (steps[0].left, steps[0].out) == (out, result)
+        zero = relu and steps[0].right >= CONSTANT and self.plan.constants[steps[0].right - CONSTANT] == 0
+        return _RELU if zero else _STEPWISE
 
     def _positions(self) -> int:
         B, T = self.positions[0].shape[:2]
@@ -147,11 +242,12 @@ class _Encoder:
         _check(all(x.shape == (B, T) for x in self.masks))
         return T
 
-    def _layer(self, weight: int, bias: int) -> tuple[int, int, int, int]:
+    def _size(self, weight: int, bias: int) -> tuple[int, int]:
+        """Outputs and inputs of a layer."""
         _check(self.params[weight].dim() == 2)
         N, K = self.params[weight].shape
         _check(0 < N <= MOST_WIDTH_ON_CUDA and K > 0 and (bias < 0 or self._length(bias) in (1, N)))
-        return self.param(weight), self.param(bias), N, K
+        return N, K
 
     def _length(self, param: int) -> int:
         """Of a vector of channels."""
@@ -179,6 +275,25 @@ class _Encoder:
             _check(all(length in (1, N) for length in lengths))
             alive.add(step.out)
         _check(self.plan.score in alive)
+
+
+def _columns(terms: Sequence[p.Term]) -> list[tuple[int, float]]:
+    return [(term.start, term.scale) for term in terms]
+
+
+def _padded(size: int) -> int:
+    return size + -size % 8
+
+
+def _stride(width: int) -> int:
+    """An odd multiple of 8 floats: eight rows are on different banks."""
+    return _padded(width) + 8 * (_padded(width) % 16 == 0)
+
+
+def _most_shared(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _MOST_SHARED
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", _MOST_SHARED)
 
 
 def _read(step: Step) -> list[int]:

@@ -1,48 +1,67 @@
-// Target attention, a block a row: its query's part and its valid positions once, then 32 positions at a time through all
-// layers in shared memory, the first one's weight folded as it is read, then the softmax and the weighted sum.
-#include "../../gemm/tile.cuh"
+// Target attention on tensor cores: a block holds the weights of all layers, folded, and takes rows one by one: its query's
+// part of the first layer and its valid positions once, then 64 positions at a time through all layers in shared memory,
+// then the softmax and the weighted sum.
+#include "../../floats.cuh"
+#include "../../gemm/tf32.cuh"
+#include "../../gpu_few_rows/grid.cuh"
 
 namespace fxopt::target {
 
-using namespace fxopt::tile;
-
-constexpr int kMostOperands = 48, kMostTerms = 12, kMostKeys = 4, kMostLayers = 4, kMostNorms = 4, kMostConstants = 12;
-constexpr int kMostSteps = 40, kMostTail = 8, kMostRegisters = 12, kMostPositions = 1024, kWarps = kThreads / 32;
+constexpr int kThreads = 256, kWarps = kThreads / 32, kRows = 64, kMost = 128;  // kMost: columns
+constexpr int kMostOperands = 48, kMostBlocks = 16, kMostTerms = 16, kMostKeys = 4, kMostProducts = 8, kMostQueries = 8;
+constexpr int kMostLayers = 5, kMostNorms = 4, kMostConstants = 12, kMostSteps = 40, kMostTail = 8, kMostRegisters = 12;
 constexpr int kParameter = 100, kConstant = 10000;  // from these numbers on what a step reads is an operand, or a constant
 
 // As in plan.py.
 enum Op : int32_t { kLinear, kBatchNorm, kAdd, kSub, kMul, kDiv, kMaximum, kMinimum, kNeg, kExp, kSigmoid, kTanh, kSilu, kPRelu };
 enum TailOp : int32_t { kScale, kShift, kFill, kFillWhere, kTimesMask, kPlusMask, kSoftmax };
+enum Activation : int32_t { kSteps, kNone, kRelu };
 
-// Tensors are operands by number, -1: none.
-struct Term { int32_t row, position, start, width; float scale; };
-struct Keys { int32_t position, width; };
-struct Layer { int32_t weight, bias, n, k; };
+// Tensors are operands by number, -1: none. Places are floats from the start of shared memory on; widths in it are
+// multiples of 8, behind a matrix's own are zeros, and a stride is an odd multiple of 8, for no two rows on one bank.
+struct Block { int32_t weight, place, stride, n, width, first, terms; };  // part of a matrix: the sum of some terms
+struct Term { int32_t start; float scale; };                              // columns of a weight
+struct Query { int32_t row, place, width; };                              // a row's source
+struct Keys { int32_t position, column, width; };                         // a source of positions, among the inputs
+struct Product { int32_t column, query, width, from; };  // inputs from a column on, times a query or -1; from: the weight's column
+struct Layer { int32_t bias, n, k, place, stride, activation, out, begin, end, result; };
 struct Norm { int32_t mean, variance, weight, bias; float eps; };
 struct Step { int32_t op, out, left, right; };
 struct TailStep { int32_t op, mask; float value; };
 
 struct Attention {
   Operand operands[kMostOperands];  // the first is the output
-  int32_t rows, positions, terms, keys, steps, tail, score, values, width, bool_masks;
-  Layer first;
+  int32_t rows, exact;
+  int32_t positions, blocks, queries, keys, products, layers, tail, values, width, bool_masks;
+  int32_t inputs, stride, query, query_weight, query_stride, query_width, scores, bytes;  // places; the inputs' stride
+  Block block[kMostBlocks];
   Term term[kMostTerms];
+  Query queried[kMostQueries];
   Keys key[kMostKeys];
+  Product product[kMostProducts];
   Layer layer[kMostLayers];
   Norm norm[kMostNorms];
   float constant[kMostConstants];
   Step step[kMostSteps];
   TailStep tail_step[kMostTail];
 };
-static_assert(sizeof(Attention) == kMostOperands * 32 + 40 + 16 + kMostTerms * 20 + kMostKeys * 8 + kMostLayers * 16 + kMostNorms * 20 +
-                                       kMostConstants * 4 + kMostSteps * 16 + kMostTail * 12);
+static_assert(sizeof(Attention) == kMostOperands * 32 + 80 + kMostBlocks * 28 + kMostTerms * 8 + kMostQueries * 12 + kMostKeys * 12 +
+                                       kMostProducts * 16 + kMostLayers * 40 + kMostNorms * 20 + kMostConstants * 4 + kMostSteps * 16 +
+                                       kMostTail * 12);
+static_assert(sizeof(Attention) <= 4096);
 
 struct Scores {
-  float query[kMost];  // a row's part of the first layer
-  float score[kMostPositions];
-  int valid[kMostPositions], count;
+  float first[kMost];  // a row's part of the first layer
   float by_warp[kWarps];
+  int count;
+  float* score;  // of every position
+  int* valid;
 };
+
+// As torch computes it in fp32.
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+__device__ __forceinline__ int padded(int size) { return (size + 7) / 8 * 8; }
 
 template <class T>
 __device__ __forceinline__ float at(const Attention& a, int operand, int64_t i, int64_t j = 0, int64_t k = 0) {
@@ -69,21 +88,56 @@ __device__ __forceinline__ void find_valid(const Attention& a, int row, Scores& 
   }
 }
 
-// What a row has once of the first layer: its bias, and what no position is a factor of. A warp an output.
-template <class T>
-__device__ __forceinline__ void read_query(const Attention& a, int row, Scores& s) {
-  const int lane = int(threadIdx.x) & 31;
-  for (int n = int(threadIdx.x) >> 5; n < a.first.n; n += kWarps) {
-    float sum = 0;
-    for (int m = 0; m < a.terms; m++) {
-      const Term& term = a.term[m];
-      if (term.position >= 0) continue;
-      for (int k = lane; k < term.width; k += 32)
-        sum = fmaf(term.scale * at<T>(a, a.first.weight, n, term.start + k), at<T>(a, term.row, row, k), sum);
+// The weights of all layers: sums of terms, zeros behind them. A warp a row, 8 of its rows at a time.
+template <class T, bool EXACT>
+__device__ __forceinline__ void fold(const Attention& a, float* memory) {
+  constexpr int kAtOnce = 8;
+  const int lane = int(threadIdx.x) & 31, warp = int(threadIdx.x) >> 5;
+  for (int b = 0; b < a.blocks; b++) {
+    const Block block = a.block[b];
+    const Operand& weight = a.operands[block.weight];
+    for (int k = lane; k < padded(block.width); k += 32) {
+      for (int n0 = warp; n0 < padded(block.n); n0 += kWarps * kAtOnce) {
+        float sums[kAtOnce] = {};
+        for (int m = block.first; m < block.first + block.terms; m++) {
+          const int64_t at = (a.term[m].start + k) * weight.strides[1];
+#pragma unroll
+          for (int j = 0; j < kAtOnce; j++) {
+            const int n = n0 + j * kWarps;
+            if (n < block.n && k < block.width) sums[j] = fmaf(a.term[m].scale, load<T>(weight.data, at + n * weight.strides[0]), sums[j]);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kAtOnce; j++) {
+          const int n = n0 + j * kWarps;
+          if (n < padded(block.n)) memory[block.place + n * block.stride + k] = EXACT ? sums[j] : tf32::rounded(sums[j]);
+        }
+      }
     }
-    sum = summed(sum);
-    if (lane == 0) s.query[n] = sum + (a.first.bias >= 0 ? at<T>(a, a.first.bias, n) : 0.0f);
   }
+}
+
+template <class T>
+__device__ __forceinline__ void read_query(const Attention& a, int row, float* memory) {
+  for (int m = 0; m < a.queries; m++)
+    for (int k = int(threadIdx.x); k < padded(a.queried[m].width); k += kThreads)
+      memory[a.queried[m].place + k] = k < a.queried[m].width ? at<T>(a, a.queried[m].row, row, k) : 0.0f;
+}
+
+// What a row has once of the first layer: its bias, and what no position is a factor of. Two threads an output.
+template <class T>
+__device__ __forceinline__ void multiply_query(const Attention& a, const float* memory, Scores& s) {
+  const int n = int(threadIdx.x) / 2, half = int(threadIdx.x) % 2 * 4;
+  float sum = 0;
+  if (n < a.layer[0].n) {
+    const float *weight = memory + a.query_weight + n * a.query_stride, *query = memory + a.query;
+    for (int k = half; k < a.query_width; k += 8) {
+      const float4 x = *reinterpret_cast<const float4*>(query + k), w = *reinterpret_cast<const float4*>(weight + k);
+      sum = fmaf(x.w, w.w, fmaf(x.z, w.z, fmaf(x.y, w.y, fmaf(x.x, w.x, sum))));
+    }
+  }
+  sum += __shfl_xor_sync(kAll, sum, 1);
+  if (n < a.layer[0].n) s.first[n] = sum + (a.layer[0].bias >= 0 ? at<T>(a, a.layer[0].bias, n) : 0.0f);
 }
 
 // Four positions of a column, by register.
@@ -135,41 +189,110 @@ __device__ __forceinline__ void run(const Attention& a, const Step& step, int n,
   for (int r = 0; r < 4; r++) registers.value[step.out][r] = z[r];
 }
 
-// Positions s.valid[first .. first + 32) through all layers; their scores are column 0 of memory.rows.
+// The keys of positions s.valid[first .. first + count): a warp a position, 8 at a time; zeros up to a multiple of 16.
 template <class T>
-__device__ __forceinline__ void run_layers(const Attention& a, int row, int first, Scores& s, Memory& memory) {
-  const Layer* layer = &a.first;
-  for (int begin = 0, out = 0;;) {
-    const bool folded = layer == &a.first;
-    Sums sums = {};
-    for (int part = 0; part < (folded ? a.keys : 1); part++) {
-      const int position = a.key[part].position;
-      const auto input = [&](int r, int k) { return first + r < s.count ? at<T>(a, position, row, s.valid[first + r], k) : 0.0f; };
-      const auto add = [&](int k, float(&weights)[kWeights]) {
-        const Operand& weight = a.operands[layer->weight];
-        for (int m = 0; m < (folded ? a.terms : 1); m++) {
-          const Term term = folded ? a.term[m] : Term{-1, position, 0, 0, 1.0f};
-          if (term.position != position) continue;
-          const float factor = term.row >= 0 ? term.scale * at<T>(a, term.row, row, k) : term.scale;
-          add_weights<T>(weight.data, (term.start + k) * weight.strides[1], weight.strides[0], layer->n, factor, weights);
-        }
-      };
-      multiply(memory, layer->n, folded ? a.key[part].width : layer->k, folded, input, add, sums);
+__device__ __forceinline__ void read_keys(const Attention& a, int row, int first, int count, const Scores& s, float* memory) {
+  constexpr int kAtOnce = kRows / kWarps;
+  const int lane = int(threadIdx.x) & 31, warp = int(threadIdx.x) >> 5;
+  for (int m = 0; m < a.keys; m++) {
+    const Keys keys = a.key[m];
+    for (int k = lane; k < padded(keys.width); k += 32) {
+      float values[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; j++) {
+        const int r = warp + j * kWarps;
+        values[j] = r < count && k < keys.width ? at<T>(a, keys.position, row, s.valid[first + r], k) : 0.0f;
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; j++) memory[a.inputs + (warp + j * kWarps) * a.stride + keys.column + k] = values[j];
     }
-    int end = begin;
-    while (end < a.steps && a.step[end].op != kLinear) end++;
-    const int result = end < a.steps ? a.step[end].left : a.score;
-    finish(memory, layer->n, sums, [&](int n, float(&four)[4]) {
+  }
+}
+
+// A warp's part of a layer: 16 rows, and every second group of 8 columns.
+constexpr int kGroups = kMost / 16;
+using Sums = float[kGroups][4];
+
+template <bool EXACT>
+__device__ __forceinline__ void multiply(const Attention& a, const Layer& layer, const Product& product, int row, const float* memory, Sums& sums) {
+  const int lane = int(threadIdx.x) & 31, group = int(threadIdx.x) / 32 % 2, two = lane % 4 * 2;
+  const float* left = memory + a.inputs + (row + lane / 4) * a.stride + product.column + two;
+  const float* right = memory + layer.place + (group * 8 + lane / 4) * layer.stride + product.from + two;
+  for (int k = 0; k < product.width; k += 8) {
+    float2 x = *reinterpret_cast<const float2*>(left + k), y = *reinterpret_cast<const float2*>(left + 8 * a.stride + k);
+    if (product.query >= 0) {
+      const float2 q = *reinterpret_cast<const float2*>(memory + product.query + two + k);
+      x = float2{x.x * q.x, x.y * q.y};
+      y = float2{y.x * q.x, y.y * q.y};
+    }
+    tf32::Fragment<4, EXACT> inputs;
+    inputs.set(0, x.x), inputs.set(1, y.x), inputs.set(2, x.y), inputs.set(3, y.y);  // in any order that the weights have too
+#pragma unroll
+    for (int j = 0; j < kGroups; j++) {
+      if (group * 8 + j * 16 >= layer.n) break;  // the whole warp
+      const float2 w = *reinterpret_cast<const float2*>(right + j * 16 * layer.stride + k);
+      tf32::Fragment<2, EXACT> weights;
+      if constexpr (EXACT) weights.set(0, w.x), weights.set(1, w.y);
+      else weights.big[0] = w.x, weights.big[1] = w.y;
+      tf32::multiply<EXACT>(sums[j], inputs, weights);
+    }
+  }
+}
+
+// Sums and bias, with a ReLU where that is all, where the next layer reads them.
+template <class T>
+__device__ __forceinline__ void finish(const Attention& a, const Layer& layer, bool first, int row, const Scores& s, const Sums& sums, float* memory) {
+  const int lane = int(threadIdx.x) & 31, group = int(threadIdx.x) / 32 % 2;
+  float* to = memory + a.inputs + (row + lane / 4) * a.stride;
+#pragma unroll
+  for (int j = 0; j < kGroups; j++) {
+    if (group * 8 + j * 16 >= layer.n) break;
+    const int n = group * 8 + j * 16 + lane % 4 * 2;
+    float bias[2];
+#pragma unroll
+    for (int c = 0; c < 2; c++) bias[c] = n + c >= layer.n ? 0.0f : first ? s.first[n + c] : layer.bias >= 0 ? at<T>(a, layer.bias, n + c) : 0.0f;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float2 x = float2{sums[j][2 * r] + bias[0], sums[j][2 * r + 1] + bias[1]};
+      if (layer.activation == kRelu) x = float2{x.x < 0 ? 0.0f : x.x, x.y < 0 ? 0.0f : x.y};  // NaN passes
+      *reinterpret_cast<float2*>(to + 8 * r * a.stride + n) = x;
+    }
+  }
+}
+
+// Any other activation: a warp four rows, its lanes the columns.
+template <class T>
+__device__ __forceinline__ void run_steps(const Attention& a, const Layer& layer, int count, float* memory) {
+  const int lane = int(threadIdx.x) & 31;
+  for (int row = int(threadIdx.x) / 32 * 4; row < count; row += kWarps * 4) {
+    for (int n = lane; n < layer.n; n += 32) {
+      float* at = memory + a.inputs + row * a.stride + n;
       Registers registers;
-      const float bias = folded ? s.query[n] : layer->bias >= 0 ? at<T>(a, layer->bias, n) : 0.0f;
-      for (int r = 0; r < 4; r++) registers.value[out][r] = four[r] + bias;
-      for (int k = begin; k < end; k++) run<T>(a, a.step[k], n, registers);
-      for (int r = 0; r < 4; r++) four[r] = registers.value[result][r];
-    });
-    if (end == a.steps) return;
-    layer = &a.layer[a.step[end].right];
-    out = a.step[end].out;
-    begin = end + 1;
+      for (int r = 0; r < 4; r++) registers.value[layer.out][r] = at[r * a.stride];
+      for (int k = layer.begin; k < layer.end; k++) run<T>(a, a.step[k], n, registers);
+      for (int r = 0; r < 4; r++) at[r * a.stride] = registers.value[layer.result][r];
+    }
+  }
+}
+
+// Positions s.valid[first .. first + count) through all layers; their scores are column 0 of the inputs.
+template <class T, bool EXACT>
+__device__ __forceinline__ void run_layers(const Attention& a, int count, const Scores& s, float* memory) {
+  const int row = int(threadIdx.x) / 64 * 16;
+  for (int m = 0; m < a.layers; m++) {
+    const Layer& layer = a.layer[m];
+    Sums sums = {};
+    if (row < count) {
+      if (m > 0) multiply<EXACT>(a, layer, Product{0, -1, padded(layer.k), 0}, row, memory, sums);
+      else
+        for (int k = 0; k < a.products; k++) multiply<EXACT>(a, layer, a.product[k], row, memory, sums);
+    }
+    __syncthreads();  // everybody has read the inputs
+    if (row < count) finish<T>(a, layer, m == 0, row, s, sums, memory);
+    __syncthreads();
+    if (layer.activation != kSteps) continue;
+    run_steps<T>(a, layer, count, memory);
+    __syncthreads();
   }
 }
 
@@ -208,47 +331,71 @@ __device__ __forceinline__ void run_tail(const Attention& a, int row, Scores& s)
   }
 }
 
-// Of all positions: each warp every fourth, its lanes the channels.
+// Of all positions: each warp every eighth, its lanes the channels.
 template <class T>
-__device__ __forceinline__ void sum_values(const Attention& a, int row, const Scores& s, Memory& memory) {
+__device__ __forceinline__ void sum_values(const Attention& a, int row, const Scores& s, float* memory) {
   const int thread = int(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   float sums[kMost / 32] = {};
+#pragma unroll 4
   for (int t = warp; t < a.positions; t += kWarps) {
 #pragma unroll
     for (int j = 0; j < kMost / 32; j++)
       if (lane + 32 * j < a.width) sums[j] = fmaf(s.score[t], at<T>(a, a.values, row, t, lane + 32 * j), sums[j]);
   }
+  float* by_warp = memory + a.inputs;
 #pragma unroll
-  for (int j = 0; j < kMost / 32; j++) memory.weight[warp][lane + 32 * j] = sums[j];
+  for (int j = 0; j < kMost / 32; j++)
+    if (lane + 32 * j < a.width) by_warp[warp * a.width + lane + 32 * j] = sums[j];
   __syncthreads();
   auto* out = static_cast<typename T::Bits*>(const_cast<void*>(a.operands[0].data)) + int64_t(row) * a.width;
-  float sum = memory.weight[0][thread];
-  for (int w = 1; w < kWarps; w++) sum += memory.weight[w][thread];
-  if (thread < a.width) out[thread] = T::rounded(sum);
+  if (thread >= a.width) return;
+  float sum = by_warp[thread];
+  for (int w = 1; w < kWarps; w++) sum += by_warp[w * a.width + thread];
+  out[thread] = T::rounded(sum);
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads, 4) attention_kernel(const __grid_constant__ Attention a) {
+template <class T, bool EXACT>
+__global__ void __launch_bounds__(kThreads, 2) attention_kernel(const __grid_constant__ Attention a) {
   wait_for_stream();
-  __shared__ __align__(16) Memory memory;
   __shared__ Scores s;
-  const int row = int(blockIdx.x), thread = int(threadIdx.x);
-  if (thread == 0) s.count = 0;
-  __syncthreads();
-  find_valid<T>(a, row, s);
-  read_query<T>(a, row, s);
-  __syncthreads();
-  for (int first = 0; first < s.count; first += kRows) {
-    run_layers<T>(a, row, first, s, memory);
-    __syncthreads();
-    if (thread < kRows && first + thread < s.count) s.score[s.valid[first + thread]] = memory.rows[0][thread];
+  float* memory = reinterpret_cast<float*>(dynamic_shared());
+  const int thread = int(threadIdx.x);
+  if (thread == 0) {
+    s.score = memory + a.scores;
+    s.valid = reinterpret_cast<int*>(s.score + a.positions);
   }
-  __syncthreads();
-  run_tail<T>(a, row, s);
-  __syncthreads();
-  if (a.values >= 0) return sum_values<T>(a, row, s, memory);
-  auto* out = static_cast<typename T::Bits*>(const_cast<void*>(a.operands[0].data)) + int64_t(row) * a.positions;
-  for (int t = thread; t < a.positions; t += kThreads) out[t] = T::rounded(s.score[t]);
+  fold<T, EXACT>(a, memory);
+  for (int row = int(blockIdx.x); row < a.rows; row += int(gridDim.x)) {
+    if (thread == 0) s.count = 0;
+    read_query<T>(a, row, memory);
+    __syncthreads();
+    find_valid<T>(a, row, s);
+    multiply_query<T>(a, memory, s);
+    __syncthreads();
+    for (int first = 0; first < s.count; first += kRows) {
+      const int count = s.count - first < kRows ? s.count - first : kRows;
+      read_keys<T>(a, row, first, count, s, memory);
+      __syncthreads();
+      run_layers<T, EXACT>(a, count, s, memory);
+      if (thread < count) s.score[s.valid[first + thread]] = memory[a.inputs + thread * a.stride];
+      __syncthreads();
+    }
+    run_tail<T>(a, row, s);
+    __syncthreads();
+    if (a.values >= 0) {
+      sum_values<T>(a, row, s, memory);
+    } else {
+      auto* out = static_cast<typename T::Bits*>(const_cast<void*>(a.operands[0].data)) + int64_t(row) * a.positions;
+      for (int t = thread; t < a.positions; t += kThreads) out[t] = T::rounded(s.score[t]);
+    }
+  }
+}
+
+template <class T, bool EXACT>
+static const char* launch(const Attention& a, void* stream) {
+  int count = 0;
+  if (const char* text = multiprocessors(&count)) return text;
+  return launch_shared(attention_kernel<T, EXACT>, dim3(unsigned(a.rows < 2 * count ? a.rows : 2 * count)), kThreads, a.bytes, stream, a);
 }
 
 }  // namespace fxopt::target
@@ -256,6 +403,7 @@ __global__ void __launch_bounds__(kThreads, 4) attention_kernel(const __grid_con
 // dtype: 0 float, 1 half, 2 bfloat16. nullptr, or what went wrong.
 extern "C" __attribute__((visibility("default"))) const char* fxopt_attention(const fxopt::target::Attention* a, int dtype, void* stream) {
   using namespace fxopt::target;
-  auto* kernel = dtype == 0 ? attention_kernel<fxopt::Float> : dtype == 1 ? attention_kernel<fxopt::Half> : attention_kernel<fxopt::BFloat16>;
-  return fxopt::launch(kernel, dim3(unsigned(a->rows)), kThreads, stream, *a);
+  if (dtype == 1) return launch<fxopt::Half, false>(*a, stream);
+  if (dtype == 2) return launch<fxopt::BFloat16, false>(*a, stream);
+  return a->exact ? launch<fxopt::Float, true>(*a, stream) : launch<fxopt::Float, false>(*a, stream);
 }
