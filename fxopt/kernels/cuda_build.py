@@ -22,7 +22,7 @@ EARLY = Path(__file__).with_name("early.cuh")  # the header of kernels that are 
 _FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-shared", "--cudart=static")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed at each launch: by identity, not by ten paths
 class CudaLibrary:
     """One .cu file and what it includes."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,8 +42,10 @@ def launch(function: Callable[..., bytes | None], parameters: bytes, like: Tenso
     Raises:
         RuntimeError: the launch failed.
     """
-    with torch.cuda.device(like.device):
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    device = like.get_device()
+    with contextlib.nullcontext() if device == torch.cuda.current_device() else torch.cuda.device(device):
+        # as Inductor's launches do: 5 us less on the host than torch.cuda.device and current_stream
+        stream = torch._C._cuda_getCurrentRawStream(device)
         text = function(parameters, DTYPES[like.dtype], stream)
     if text:
         raise RuntimeError(text.decode())

@@ -96,12 +96,12 @@ def short(
     """short.cuh's Short."""
     words = *_addresses(x, weight, bias, partial, out), x.stride(0), weight.stride(0)
     parts = 0 if partial is None else len(partial)
-    return struct.pack("<7q6i", *words, *x.shape[:1], len(weight), x.shape[1], CODES[activation], parts, tall)
+    return struct.pack("<7q6i", *words, x.shape[0], weight.shape[0], x.shape[1], CODES[activation], parts, tall)
 
 
 def _dots(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     out = x.new_empty(x.shape[0], weight.shape[0])
-    rows, vector = (x, weight) if len(weight) == 1 else (weight, x)
+    rows, vector = (x, weight) if weight.shape[0] == 1 else (weight, x)
     cuda_call.launch(kernel.fxopt_linear_dots, dots(rows, vector, bias, out, activation), x)
     return out
 

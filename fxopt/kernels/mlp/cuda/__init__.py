@@ -50,7 +50,7 @@ class Chains:
         return outputs
 
     def _encoded(self, inputs: Sequence[Tensor], states: Sequence[Sequence[Tensor]]) -> list[bytes] | None:
-        if any(x.dim() != 2 or len(x) != len(inputs[0]) for x in inputs):
+        if any(x.dim() != 2 or x.shape[0] != inputs[0].shape[0] for x in inputs):
             return None
         shapes = [(x.shape[1], [t.shape for t in own]) for x, own in zip(inputs, states, strict=True)]
         known = self._known  # another thread may replace it
@@ -86,7 +86,7 @@ def parameters(
     """mlp.cu's Request."""
     parts = [struct.pack("<2i", len(inputs), 0)]
     for x, out, state, encoded in zip(inputs, outputs, states, steps, strict=True):
-        parts += [cuda_call.operands((x, out, *state), MOST_OPERANDS), struct.pack("<i", len(x)), encoded]
+        parts += [cuda_call.operands((x, out, *state), MOST_OPERANDS), struct.pack("<i", x.shape[0]), encoded]
     return b"".join(parts)
 
 
