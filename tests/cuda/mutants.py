@@ -8,7 +8,7 @@ from fxopt.kernels.columns.cuda import KERNEL
 from tests.cuda.planted import planted
 from tests.cuda.shim_library import Shim, compile_shim
 
-LAUNCH = 'check(cudaLaunchKernelEx(&config, columns_kernel, parameters), "launch");'
+LAUNCH = 'check(cudaLaunchKernelEx(&config, kernel, parameters), "launch");'
 JOINS = 'check(cudaLaunchKernelEx(&config, joins_of_bags_kernel, parameters), "launch");'
 AT_BAG = "  Bag bag = bag_of(launch, record, row, rows, wanted);"
 # What is wrong, where, and what the source says instead where shim::planted is the bug's number.
@@ -35,6 +35,11 @@ MUTATIONS = {
         *("wait_copies<kRing / 4 - 1>()", "({} ? wait_copies<kRing / 4>() : wait_copies<kRing / 4 - 1>())"),
     ),
     "copies of ids there are not": ("staged.cuh", "real = one >= 0 && mine", "real = (one >= 0 || {}) && mine"),
+    "a tile without a barrier": ("tiles.cuh", "  __syncthreads();", "  if (!{}) __syncthreads();"),
+    "no bounds check in a tile": ("tiles.cuh", "bad |= uint64_t(id[k])", "bad |= !{} && uint64_t(id[k])"),
+    "no mask of a tile's tail": ("tiles.cuh", "< live) __stcs", "< live || {}) __stcs"),
+    "a tile moves what it has no ids of": ("tiles.cuh", "!tile.found[column]", "!({} || tile.found[column])"),
+    "ids of a tile that come late": ("tiles.cuh", "load_next(at + 32 *", "load_next(at + ({} ? 0 : 32) *"),
     "a turn of the ring too early": ("staged.cuh", "& (kRing - 1)", "& (kRing / (1 + {}) - 1)"),
 }  # fmt: skip
 

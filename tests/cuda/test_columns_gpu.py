@@ -18,6 +18,7 @@ from tests.cuda import test_codes_shim as codes
 from tests.cuda.compare import RELATIVE, assert_same, random_call
 from tests.cuda.test_long_bags_shim import CASES
 from tests.cuda.test_staged_shim import bags
+from tests.cuda.test_tiles_shim import TABLE_ROWS, narrow
 from tests.kernels.conftest import RandomCall
 
 pytestmark = pytest.mark.gpu
@@ -47,6 +48,23 @@ def lookup(ids, table, **more):
         ("float32",),
     )
     return columns([ids], [table], encode(plan)), plan
+
+
+@pytest.mark.parametrize("bad", [None, "clamp", "raise"])
+def test_tiles_equal_the_reference(bad):
+    tensors, tables, plan = narrow()
+    if bad:
+        tensors[1][[0, 41]], plan = torch.tensor([-5, 60], dtype=torch.int32), replace(plan, bad_ids=bad)
+    on_device = [t.cuda() for t in tensors], [t.cuda() for t in tables]
+    before = clamped()
+    (found,) = columns(*on_device, encode(plan))
+    if bad == "raise":
+        with pytest.raises(BadId, match="id -5 at row 0"):
+            check()
+        return
+    tensors[1].clamp_(0, TABLE_ROWS - 1)
+    assert clamped() - before == (2 * 42 if bad else 0)  # in 41 columns and a bag
+    assert torch.equal(found.cpu(), reference.columns(tensors, tables, plan)[0])
 
 
 def test_a_bad_id_is_named_and_the_device_lives_on():

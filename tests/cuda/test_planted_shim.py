@@ -11,6 +11,7 @@ from tests.cuda.mutants import MUTATIONS
 from tests.cuda.planted import awake
 from tests.cuda.shim_library import ShimError
 from tests.cuda.test_columns_shim import one_column
+from tests.cuda.test_tiles_shim import narrow
 from tests.kernels.test_columns_random import same_bits
 
 
@@ -36,6 +37,11 @@ def codes(**how):
     return [torch.arange(1, 46), torch.tensor([0, 20])], [quantized(torch.randn(50, 16))], plan
 
 
+def with_a_bad_id(call):
+    call[0][2][5, 2] = 10**6
+    return call
+
+
 def cut_in_parts():
     ids = torch.randint(0, 7, (1, 700))
     return [ids], [torch.randn(7, 8)], Plan((Column(Source(0, lane=1), 0, 0, 0, pool="sum"),), (8,), ("float32",))
@@ -57,6 +63,11 @@ def cut_in_parts():
         ("a wait for one turn less", lambda: short_bags(8), "copies that nobody waits for"),
         ("a wait for one turn less", lambda: short_bags(12), "copies that nobody waits for"),
         ("copies of ids there are not", lambda: short_bags(8), "a load outside every tensor"),
+        ("a tile without a barrier", narrow, "a load outside every tensor"),
+        ("no bounds check in a tile", lambda: with_a_bad_id(narrow()), "a load outside every tensor"),
+        ("no mask of a tile's tail", lambda: narrow(rows=1150), "a write outside the output"),  # by two rows
+        ("a tile moves what it has no ids of", lambda: with_a_bad_id(narrow()), "a load outside every tensor"),
+        ("ids of a tile that come late", narrow, "wrong"),
         ("a turn of the ring too early", lambda: short_bags(16), "wrong"),
     ],
 )
@@ -64,6 +75,7 @@ def test_planted_bugs_are_caught(shim, mutant, name, call, notice):
     tensors, tables, plan = call()
     (right,) = shim.run(tensors, tables, plan)
     shim.failure()
+    mutant.failure()  # which the last bug left
     assert same_bits(mutant.run(tensors, tables, plan, 1)[0], right)
     mutant.failure()
     with awake(mutant.library, MUTATIONS, name):

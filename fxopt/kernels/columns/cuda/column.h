@@ -11,7 +11,7 @@ struct Image {
   std::vector<Segment> segments;
   std::vector<Span> spans;
   std::vector<int64_t> words;
-  int64_t items = 0;
+  int64_t items = 0, tiles = 0;  // of a warp, of a block
   int32_t entries_word = 0;
 };
 

@@ -3,7 +3,7 @@
 #include "backward.cuh"
 #include "host.h"
 #include "pool.cuh"
-#include "rows.cuh"
+#include "tiles.cuh"
 
 namespace fxopt::cuda {
 
@@ -49,9 +49,7 @@ FXOPT_DEVICE UnitPart place_of(const Segment& segment, unsigned k) {
 }
 
 FXOPT_DEVICE void run_item(const Launch& launch, int item, float* shared) {
-  int s = 0;
-  while (s + 1 < launch.n_segments && item >= launch.segments[s + 1].first_item) s++;
-  const Segment& segment = launch.segments[s];
+  const Segment& segment = segment_of(launch, item);
   const UnitPart place = place_of(segment, unsigned(item - segment.first_item));
   const unsigned part = place.part;
   int at = segment.first_unit + int(place.unit);
@@ -70,6 +68,18 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) columns_kernel(const __g
   __shared__ __align__(16) float shared[kWarps][kShared];
   const int warp = threadIdx.x >> 5;
   for (int item = int(blockIdx.x) * kWarps + warp; item < launch.items; item += int(gridDim.x) * kWarps)
+    run_item(launch, item, shared[warp]);
+}
+
+// The same with tiles: blocks of items and tiles in turn, so that bags, which come first, do not hold every slot.
+__global__ void __launch_bounds__(kWarps * 32, kBlocks) tiled_columns_kernel(const __grid_constant__ Launch launch) {
+  __shared__ __align__(16) float shared[kWarps][kShared];
+  __shared__ Tile tile;
+  const int warp = threadIdx.x >> 5, block = int(blockIdx.x), item_blocks = int(gridDim.x) - launch.tiles, pairs = item_blocks < launch.tiles ? item_blocks : launch.tiles;
+  const bool in_turn = block < 2 * pairs;
+  const int number = in_turn ? block / 2 : block - pairs;
+  if (in_turn ? block % 2 == 1 : launch.tiles > pairs) return run_tile(launch, launch.items + number, shared[warp], tile);
+  for (int item = number * kWarps + warp; item < launch.items; item += item_blocks * kWarps)
     run_item(launch, item, shared[warp]);
 }
 

@@ -6,14 +6,15 @@
 namespace fxopt::cuda {
 
 __global__ void columns_kernel(const __grid_constant__ Launch launch);
+__global__ void tiled_columns_kernel(const __grid_constant__ Launch launch);
 __global__ void joins_of_bags_kernel(const __grid_constant__ Launch launch);
 
 inline void launch(Device& device, const Request& request, const Image& image, cudaStream_t stream, bool capturing) {
-  if (image.items == 0) return;
+  if (image.items + image.tiles == 0) return;
   // As many blocks as run at once, so that warps move through a table together.
   const int64_t most = int64_t(device.processors) * kBlocks, blocks = (image.items + kWarps - 1) / kWarps;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(std::min(most, blocks)));
+  config.gridDim = dim3(unsigned(std::min(most, blocks) + image.tiles));
   config.blockDim = dim3(kWarps * 32);
   config.stream = stream;
   const Early early(config);
@@ -26,7 +27,8 @@ inline void launch(Device& device, const Request& request, const Image& image, c
     segment.sums = reinterpret_cast<float*>(request.allocate(request.context, bags * segment.parts, segment.part_stride, kFloat));
     cut += bags;
   }
-  check(cudaLaunchKernelEx(&config, columns_kernel, parameters), "launch");
+  const auto kernel = image.tiles ? tiled_columns_kernel : columns_kernel;
+  check(cudaLaunchKernelEx(&config, kernel, parameters), "launch");
   if (cut == 0) return;
   config.gridDim = dim3(unsigned(std::min(most, (cut + kWarps - 1) / kWarps)));
   check(cudaLaunchKernelEx(&config, joins_of_bags_kernel, parameters), "launch");

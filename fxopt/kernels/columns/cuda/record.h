@@ -74,6 +74,7 @@ struct Segment {
   int32_t span;  // positions an item covers, a multiple of 32; or lanes of a warp that share a bag
   int32_t parts, part_stride;  // of a bag, a warp each; part_stride: floats
   float* sums;                 // of parts: [units, rows, parts, part_stride], see parts.cuh
+  int32_t chunks;              // of 16 bytes of a row where a block takes a tile (tiles.cuh), 0: where a warp takes an item
 };
 
 struct PartTotals {
@@ -120,6 +121,7 @@ constexpr int kBlocks = FXOPT_BLOCKS, kLoads = FXOPT_LOADS;  // of a multiproces
 constexpr int kRing = 8;  // chunks of 16 bytes that a thread has on their way to shared memory, see staged.cuh
 
 constexpr int kSegments = 12, kWarps = 8;
+constexpr int kMostSpan = 256;  // positions of an item or a tile
 constexpr int kEdges = 256, kGroups = 8;  // boundaries that a warp keeps in shared memory, and groups of them
 constexpr int kShared = kStaged ? kRing * 128 : kEdges + 4 * kGroups;  // floats of a warp
 #ifndef FXOPT_WORDS
@@ -135,7 +137,7 @@ struct Launch {
   Errors* errors;
   const int64_t* real_rows;  // of a batch padded to `capacity`; null: all rows are
   int64_t capacity, plan;
-  int32_t mode, items, n_segments, entries_word;  // entries_word: of gradients, see backward.cuh
+  int32_t mode, items, tiles, n_segments, entries_word;  // entries_word: of gradients, see backward.cuh
   Segment segments[kSegments];
   int64_t words[kWords];  // pointers of inputs and outputs, sizes of bags
 };

@@ -93,31 +93,36 @@ FXOPT_DEVICE void load_flat(const char* data, int64_t stride, const uint32_t (&p
   for (int k = 0; k < kPerThread; k++) v[k] = load_as<T>(data + position[k] * stride);
 }
 
-// Ids by the record's way.
-FXOPT_DEVICE void find_ids(const Launch& launch, const Record& record, const float* shared, const Edges& edges, const uint32_t (&position)[kPerThread], int64_t (&id)[kPerThread]) {
+// What ids are found from: integers, or the bits of floats.
+FXOPT_DEVICE void load_sources(const Launch& launch, const Record& record, const uint32_t (&position)[kPerThread], int64_t (&source)[kPerThread]) {
   const View& view = record.ids.view;
   const char* data = reinterpret_cast<const char*>(launch.words[view.word]) + view.offset;
+  if (view.dtype == kInt64) {
+    long long v[kPerThread];
+    load_flat(data, view.row_stride, position, v);
+#pragma unroll
+    for (int k = 0; k < kPerThread; k++) source[k] = v[k];
+    return;
+  }
+  int v[kPerThread];
+  load_flat(data, view.row_stride, position, v);
+#pragma unroll
+  for (int k = 0; k < kPerThread; k++) source[k] = v[k];
+}
+
+// Ids in place of what they are found from, by the record's way.
+FXOPT_DEVICE void find_ids(const Launch& launch, const Record& record, const float* shared, const Edges& edges, int64_t (&id)[kPerThread]) {
   if (record.way == kStagedBucketize) {
     float v[kPerThread];
-    load_flat(data, view.row_stride, position, v);
+#pragma unroll
+    for (int k = 0; k < kPerThread; k++) v[k] = __uint_as_float(uint32_t(id[k]));
     const bool right = launch.steps[record.ids.steps_at].a;
     right ? bucketize<true>(shared, edges, v, id) : bucketize<false>(shared, edges, v, id);
-    return;
-  }
-  if (view.dtype == kInt32) {
-    int v[kPerThread];
-    load_flat(data, view.row_stride, position, v);
+  } else if (record.way == kLongRemainder) {
+    const Step step = launch.steps[record.ids.steps_at];
 #pragma unroll
-    for (int k = 0; k < kPerThread; k++) id[k] = v[k];
-    return;
+    for (int k = 0; k < kPerThread; k++) id[k] = remainder(step.a, step.magic, id[k]);
   }
-  long long v[kPerThread];
-  load_flat(data, view.row_stride, position, v);
-  const bool divides = record.way == kLongRemainder;
-  Step step{};
-  if (divides) step = launch.steps[record.ids.steps_at];
-#pragma unroll
-  for (int k = 0; k < kPerThread; k++) id[k] = divides ? remainder(step.a, step.magic, v[k]) : v[k];
 }
 
 // Table rows `ids` of positions 32 k + thread, the first `live` of them, in chunks of type T. All 32 threads load a chunk
@@ -161,7 +166,8 @@ FXOPT_DEVICE uint32_t run_rows(const Launch& launch, const Record& record, float
 #pragma unroll
       for (int k = 0; k < kPerThread; k++) row[k] = int(position[k]);
     } else {
-      find_ids(launch, record, shared, edges, position, id);
+      load_sources(launch, record, position, id);
+      find_ids(launch, record, shared, edges, id);
       bool bad = false;
       const uint64_t rows = uint64_t(record.table_rows);
 #pragma unroll

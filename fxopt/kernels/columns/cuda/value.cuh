@@ -10,6 +10,13 @@ namespace fxopt::cuda {
 
 constexpr unsigned kAll = 0xffffffffu;
 
+// The one that an item or a tile is of.
+FXOPT_DEVICE const Segment& segment_of(const Launch& launch, int item) {
+  int s = 0;
+  while (s + 1 < launch.n_segments && item >= launch.segments[s + 1].first_item) s++;
+  return launch.segments[s];
+}
+
 struct Value {
   union {
     int64_t i;
