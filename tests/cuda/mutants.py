@@ -40,6 +40,10 @@ MUTATIONS = {
     "no mask of a tile's tail": ("tiles.cuh", "< live) __stcs", "< live || {}) __stcs"),
     "a tile moves what it has no ids of": ("tiles.cuh", "!tile.found[column]", "!({} || tile.found[column])"),
     "ids of a tile that come late": ("tiles.cuh", "load_next(at + 32 *", "load_next(at + ({} ? 0 : 32) *"),
+    "no bounds check in short bags": ("short_bags.cuh", "bad |= place(u).wanted", "bad |= !{} && place(u).wanted"),
+    "rows of the next bag": ("short_bags.cuh", "at < bags.count[b]", "at < bags.count[b] + {}"),
+    "no mask of bags that are not there": ("short_bags.cuh", "if (row + b < rows", "if (({} || row + b < rows)"),
+    "long bags begin again": ("short_bags.cuh", "int k = kFew; k < most", "int k = {} ? 0 : kFew; k < most"),
     "a turn of the ring too early": ("staged.cuh", "& (kRing - 1)", "& (kRing / (1 + {}) - 1)"),
 }  # fmt: skip
 

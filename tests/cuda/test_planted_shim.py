@@ -11,6 +11,7 @@ from tests.cuda.mutants import MUTATIONS
 from tests.cuda.planted import awake
 from tests.cuda.shim_library import ShimError
 from tests.cuda.test_columns_shim import one_column
+from tests.cuda.test_short_bags_shim import short, with_long_ones
 from tests.cuda.test_tiles_shim import narrow
 from tests.kernels.test_columns_random import same_bits
 
@@ -37,8 +38,8 @@ def codes(**how):
     return [torch.arange(1, 46), torch.tensor([0, 20])], [quantized(torch.randn(50, 16))], plan
 
 
-def with_a_bad_id(call):
-    call[0][2][5, 2] = 10**6
+def with_a_bad_id(call, tensor=2, at=(5, 2)):
+    call[0][tensor][at] = 10**6
     return call
 
 
@@ -68,6 +69,10 @@ def cut_in_parts():
         ("no mask of a tile's tail", lambda: narrow(rows=1150), "a write outside the output"),  # by two rows
         ("a tile moves what it has no ids of", lambda: with_a_bad_id(narrow()), "a load outside every tensor"),
         ("ids of a tile that come late", narrow, "wrong"),
+        ("no bounds check in short bags", lambda: with_a_bad_id(short(), 0, 77), "a load outside every tensor"),
+        ("rows of the next bag", short, "a load outside every tensor"),
+        ("no mask of bags that are not there", short, "a write outside the output"),
+        ("long bags begin again", with_long_ones, "wrong"),
         ("a turn of the ring too early", lambda: short_bags(16), "wrong"),
     ],
 )

@@ -3,6 +3,7 @@
 #include "backward.cuh"
 #include "host.h"
 #include "pool.cuh"
+#include "short_bags.cuh"
 #include "tiles.cuh"
 
 namespace fxopt::cuda {
@@ -11,10 +12,11 @@ namespace fxopt::cuda {
 FXOPT_DEVICE void run_record(const Launch& launch, const Segment& segment, const Record& record, unsigned part, float* shared) {
   int64_t first = int64_t(part) * segment.span, last = segment.positions;
   if (segment.positions == 0) {
-    const int64_t per_item = 32 / segment.span, row = part / unsigned(segment.parts) * per_item;
+    const int64_t per_item = segment.bags, row = part / unsigned(segment.parts) * per_item;
     if (record.kind >= kBags) {
       const int number = int(part % unsigned(segment.parts));
       float* found = segment.parts > 1 ? parts_of(segment, &record - launch.records - segment.first_unit, row) + number * segment.part_stride : nullptr;
+      if (segment.bags * segment.span > 32) return sum_short_bags(launch, record, row, segment.rows);
       return run_bags(launch, record, row, segment.rows, segment.span, {number, segment.parts, found}, shared);
     }
     first = row * record.lanes;
@@ -41,7 +43,7 @@ struct UnitPart {
 // uniform ids and 223 for Zipf's, 449 and 257 the other way.
 FXOPT_DEVICE UnitPart place_of(const Segment& segment, unsigned k) {
   if (segment.positions == 0 && segment.span >= 16) {
-    const unsigned bags = 32 / unsigned(segment.span), of_unit = unsigned((segment.rows + bags - 1) / bags) * unsigned(segment.parts);
+    const unsigned bags = unsigned(segment.bags), of_unit = unsigned((segment.rows + bags - 1) / bags) * unsigned(segment.parts);
     return {k / of_unit, k % of_unit};
   }
   const unsigned part = k / unsigned(segment.units);
@@ -79,8 +81,8 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) tiled_columns_kernel(con
   const bool in_turn = block < 2 * pairs;
   const int number = in_turn ? block / 2 : block - pairs;
   if (in_turn ? block % 2 == 1 : launch.tiles > pairs) return run_tile(launch, launch.items + number, shared[warp], tile);
-  for (int item = number * kWarps + warp; item < launch.items; item += item_blocks * kWarps)
-    run_item(launch, item, shared[warp]);
+  const int item = number * kWarps + warp;
+  if (item < launch.items) run_item(launch, item, shared[warp]);
 }
 
 // After columns_kernel, where it cut bags: a warp a bag.

@@ -14,7 +14,7 @@ inline void launch(Device& device, const Request& request, const Image& image, c
   // As many blocks as run at once, so that warps move through a table together.
   const int64_t most = int64_t(device.processors) * kBlocks, blocks = (image.items + kWarps - 1) / kWarps;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(std::min(most, blocks) + image.tiles));
+  config.gridDim = dim3(unsigned(image.tiles ? blocks + image.tiles : std::min(most, blocks)));
   config.blockDim = dim3(kWarps * 32);
   config.stream = stream;
   const Early early(config);

@@ -15,6 +15,8 @@ constexpr int64_t kMostParts = 64, kLeastPart = 64;  // of a bag; ids in one, on
 constexpr int64_t kLeastTiledRows = 1024;
 constexpr ptrdiff_t kLeastTiledColumns = 200;
 
+constexpr int64_t kMostShort = 8;  // ids of a short bag, on average
+
 struct OutputShape {
   int64_t rows, width;
 };
@@ -72,7 +74,8 @@ struct Builder : Columns {
       const int width = output.rows ? bag_width(chain, output.rows) : 0;
       const int64_t positions = output.rows * chain[0].lanes;
       const int parts = width == 32 ? bag_parts(chain, output.rows) : 1;
-      if (width || positions) classes[{-width, -parts, output.rows, width ? 0 : positions}].push_back(std::move(chain));
+      const int together = width ? bags_together(chain, output.rows, width, parts) : 0;
+      if (width || positions) classes[{-width, -parts, output.rows, width ? 0 : positions, together}].push_back(std::move(chain));
     }
     int64_t light = 0;
     for (auto& [key, units] : classes)
@@ -89,7 +92,7 @@ struct Builder : Columns {
   }
 
  private:
-  using Key = std::tuple<int, int, int64_t, int64_t>;  // -width, -parts, rows, positions
+  using Key = std::tuple<int, int, int64_t, int64_t, int>;  // -width, -parts, rows, positions, bags of an item
   using Units = std::vector<std::vector<Record>>;
 
   // Moves the units that tiles of so many chunks a row serve to a class of their own, if they are many.
@@ -131,6 +134,15 @@ struct Builder : Columns {
     return int(std::max<int64_t>(1, std::min({kMostParts, ids_of(chain[0], rows) / (rows * kLeastPart), warps / (bags * rows)})));
   }
 
+  // Bags that an item takes: many short ones where items of a few would be more than half of the warps.
+  int bags_together(const std::vector<Record>& chain, int64_t rows, int width, int parts) const {
+    const Record& r = chain[0];
+    const bool fits = chain.size() == 1 && r.kind == kBags && r.table_dtype == kFloat && r.chunk_bytes == 16 && r.chunks <= 32;
+    const bool plain = (r.flags & (kPlain | kDense)) == kPlain && parts == 1;
+    if (!fits || !plain || ids_of(r, rows) > kMostShort * rows || bags * rows * width <= 16 * int64_t(warps)) return 32 / width;
+    return kBeside * (32 >> r.group_log2);
+  }
+
   // A PartTotals, then sums or maxima, of maxima also the first values; in floats, 16 bytes at a time.
   static int32_t part_stride(const Record& r) {
     const int64_t floats = r.dim * (r.pool == kMax ? 2 : 1) * (r.flags & kAccurate ? 2 : 1);
@@ -139,12 +151,12 @@ struct Builder : Columns {
 
   // `chunks`: of tiles, which come after all that are not; 0: no tiles.
   void add_segment(const Key& key, int64_t light, const Units& units, int chunks) {
-    const auto [negative_width, negative_parts, rows, positions] = key;
+    const auto [negative_width, negative_parts, rows, positions, bags] = key;
     const int width = -negative_width, parts = -negative_parts;
-    Segment segment{rows, positions, int32_t(image.items + image.tiles), int32_t(image.records.size()), int32_t(units.size()), width, parts, 0, nullptr, chunks};
+    Segment segment{rows, positions, int32_t(image.items + image.tiles), int32_t(image.records.size()), int32_t(units.size()), width, parts, 0, nullptr, chunks, bags};
     int64_t per_unit;
     if (width) {
-      per_unit = (rows + 32 / width - 1) / (32 / width) * parts;
+      per_unit = (rows + bags - 1) / bags * parts;
       for (const auto& chain : units) segment.part_stride = std::max(segment.part_stride, part_stride(chain[0]));
     } else {
       if (positions > UINT32_MAX - 256) fail("fxopt.columns: more than 2^32 positions in a column");

@@ -75,6 +75,7 @@ struct Segment {
   int32_t parts, part_stride;  // of a bag, a warp each; part_stride: floats
   float* sums;                 // of parts: [units, rows, parts, part_stride], see parts.cuh
   int32_t chunks;              // of 16 bytes of a row where a block takes a tile (tiles.cuh), 0: where a warp takes an item
+  int32_t bags;                // of an item: 32 / span, more of short ones (short_bags.cuh)
 };
 
 struct PartTotals {
@@ -121,6 +122,7 @@ constexpr int kBlocks = FXOPT_BLOCKS, kLoads = FXOPT_LOADS;  // of a multiproces
 constexpr int kRing = 8;  // chunks of 16 bytes that a thread has on their way to shared memory, see staged.cuh
 
 constexpr int kSegments = 12, kWarps = 8;
+constexpr int kBeside = 4;      // short bags that the lanes of a row take side by side
 constexpr int kMostSpan = 256;  // positions of an item or a tile
 constexpr int kEdges = 256, kGroups = 8;  // boundaries that a warp keeps in shared memory, and groups of them
 constexpr int kShared = kStaged ? kRing * 128 : kEdges + 4 * kGroups;  // floats of a warp

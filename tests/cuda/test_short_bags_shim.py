@@ -1,0 +1,92 @@
+"""Bags of few ids side by side, through the shim: the bits of sums in order; long bags and broken ones, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fxopt.kernels.columns import reference
+from fxopt.kernels.columns.plan import Column, Offsets, Plan, Source
+from tests.cuda.test_clamped_shim import counted
+
+ROWS, TABLE_ROWS = 1061, 40  # more than warps wait for on the shim's device, and no item of them is full
+
+
+def short(dim=8, most=6, dtype=torch.int64, include_last=True, pool="sum", **more):
+    """A column of bags of 0 to `most` ids."""
+    lengths = torch.randint(0, most + 1, (ROWS,))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(dtype)
+    ids = torch.randint(0, TABLE_ROWS, (int(offsets[-1]),)).to(dtype)
+    bag = Offsets(1, include_last=include_last)
+    plan = Plan((Column(Source(0), 0, 0, 0, pool=pool, bag=bag, **more),), (dim,), ("float32",))
+    return [ids, offsets if include_last else offsets[:-1]], [torch.randn(TABLE_ROWS, dim)], plan
+
+
+def with_long_ones():
+    tensors, tables, plan = short()
+    lengths = tensors[1].diff()
+    lengths[[0, 3, 700, ROWS - 1]] = torch.tensor([17, 300, 16, 25])
+    tensors[1][1:] = lengths.cumsum(0)
+    tensors[0] = torch.randint(0, TABLE_ROWS, (int(tensors[1][-1]),))
+    return tensors, tables, plan
+
+
+def in_order(tensors, tables, plan):
+    ids, offsets = (t.tolist() for t in tensors)
+    found = torch.zeros(ROWS, tables[0].shape[1])
+    for row in range(ROWS):
+        for k in ids[offsets[row] : offsets[row + 1] if row + 1 < len(offsets) else None]:
+            found[row] += tables[0][k]
+    return found
+
+
+@pytest.mark.parametrize("dim", [4, 8, 12, 32, 64, 128])
+@pytest.mark.parametrize(("dtype", "include_last"), [(torch.int64, True), (torch.int32, False)])
+def test_sums_have_the_bits_of_sums_in_order(shim, dim, dtype, include_last):
+    call = short(dim, dtype=dtype, include_last=include_last)
+    found, again = (shim.run(*call, seed)[0] for seed in (1, 2))
+    assert torch.equal(found, in_order(*call)) and torch.equal(found, again)
+
+
+def test_long_bags_among_short_ones(shim):
+    tensors, tables, plan = with_long_ones()
+    (found,) = shim.run(tensors, tables, plan)
+    assert torch.equal(found, in_order(tensors, tables, plan))
+
+
+@pytest.mark.parametrize("empty_nan", [False, True])
+def test_means(shim, empty_nan):
+    tensors, tables, plan = short(pool="mean", empty_nan=empty_nan)
+    (found,) = shim.run(tensors, tables, plan)
+    torch.testing.assert_close(found, reference.columns(tensors, tables, plan)[0], equal_nan=True)
+
+
+def test_a_bad_id_makes_its_bag_nan_and_is_reported(shim):
+    tensors, tables, plan = short()
+    row = 500 + int(tensors[1].diff()[500:].argmax())
+    at = int(tensors[1][row]) + 4
+    tensors[0][at] = TABLE_ROWS + 3
+    (found,) = shim.run(tensors, tables, plan)
+    assert f"fxopt-bad-id column=0 row={row} lane=4 value=43 rows=40" in shim.failure()
+    assert found.isnan().any(1).nonzero().flatten().tolist() == [row]
+
+
+@pytest.mark.parametrize("dim", [8, 12])
+def test_clamp_counts_an_id_once(shim, dim):
+    tensors, tables, plan = short(dim)
+    tensors[0][[5, 1000]] = torch.tensor([-2, 99])
+    assert counted(shim, tensors, tables, plan) == 2
+    (found,) = shim.run(tensors, tables, replace(plan, bad_ids="clamp"))
+    assert torch.equal(found, in_order([tensors[0].clamp(0, TABLE_ROWS - 1), tensors[1]], tables, plan))
+
+
+@pytest.mark.parametrize("change", [(0, 1), (40, 0), (41, 10**6), (700, -1)])
+def test_broken_offsets_are_reported(shim, change):
+    tensors, tables, plan = short()
+    tensors[1][change[0]] = change[1]
+    (found,) = shim.run(tensors, tables, plan)
+    assert "expected them to start at 0" in shim.failure()
+    rows = found.isnan().all(1).nonzero().flatten().tolist()
+    assert rows and set(rows) <= {change[0] - 1, change[0]}
