@@ -56,15 +56,17 @@ FXOPT_DEVICE int warp_max(int x) {
 // The ids of a bag of plain ones. What a loop over a record's rows needs is copied out of the record: within the loop the
 // compiler would load it again for every row, and the row only then.
 struct PlainIds {
-  const char* data;
+  const char* data;  // of all bags, or of one
+  int64_t stride;
   bool wide;  // int64
   uint64_t table_rows;
+
+  FXOPT_DEVICE PlainIds of(int64_t at) const { return {data + at * stride, stride, wide, table_rows}; }
 };
 
-FXOPT_DEVICE PlainIds plain_ids(const Launch& launch, const Record& record, const Bag& bag) {
+FXOPT_DEVICE PlainIds plain_ids(const Launch& launch, const Record& record) {
   const View& view = record.ids.view;
-  const char* data = reinterpret_cast<const char*>(launch.words[view.word]) + view.offset + (record.flags & kDense ? bag.row : bag.begin) * view.row_stride;
-  return {data, view.dtype == kInt64, uint64_t(record.table_rows)};
+  return {reinterpret_cast<const char*>(launch.words[view.word]) + view.offset, view.row_stride, view.dtype == kInt64, uint64_t(record.table_rows)};
 }
 
 FXOPT_DEVICE int64_t plain_id(const PlainIds& ids, const Bag& bag, int k) {

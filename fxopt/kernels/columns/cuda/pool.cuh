@@ -36,14 +36,16 @@ __device__ __noinline__ void sum_bags(const Launch& launch, const Record& record
   const Lanes lanes = lanes_of(record, width);
   const int thread = lanes.thread, chunks = int(record.chunks), dim = int(record.dim);
   const uint32_t table_stride = uint32_t(record.table_stride);
+  const PlainIds all_ids = PLAIN ? plain_ids(launch, record) : PlainIds{};  // before the offsets, which it does not wait for
+  const char* first_row = record.table;
   Bag bag = bag_of(launch, record, row, rows, wanted);
   const int begin = cut(bag, part, width), longest = warp_max(bag.length);
   for (int block = 0; block < chunks; block += lanes.group) {
     const int chunk = block + lanes.column < chunks ? block + lanes.column : 0;  // lanes without one read the first, for nothing
-    const char* table = record.table + chunk * 16;
+    const char* table = first_row + chunk * 16;
     float sum[T::kSize] = {};
     PartTotals totals{0, 0, bag.broken, 0};
-    const PlainIds ids = PLAIN ? plain_ids(launch, record, bag) : PlainIds{};
+    const PlainIds ids = PLAIN ? all_ids.of(record.flags & kDense ? bag.row : bag.begin) : all_ids;
     int64_t next = PLAIN ? plain_id(ids, bag, begin + thread) : kNoId;  // on its way while earlier rows are added
     for (int at = begin; at < longest; at += width) {
       Member<float> one;

@@ -113,7 +113,7 @@ FXOPT_DEVICE unsigned load_rows(const Launch& launch, const Record& record, cons
 __device__ __noinline__ void sum_short_bags(const Launch& launch, const Record& record, int64_t first, int64_t rows) {
   const int log2 = record.group_log2, slot = (threadIdx.x & 31) >> log2, column = threadIdx.x & ((1 << log2) - 1), chunks = int(record.chunks);
   const int64_t row = first + slot * kBeside;
-  const PlainIds ids = plain_ids(launch, record, {0, 0, 0, 0, false});
+  const PlainIds ids = plain_ids(launch, record);
   const char* table = record.table + (column < chunks ? column : 0) * 16;
   const uint32_t table_stride = uint32_t(record.table_stride);
   ShortBags bags(launch, record, row, rows);

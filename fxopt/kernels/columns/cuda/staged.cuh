@@ -26,7 +26,7 @@ __device__ __noinline__ void sum_staged_bags(const Launch& launch, const Record&
   const bool mine = lanes.column < int(record.chunks);
   const char* table = record.table + lanes.column * 16;
   const uint32_t table_stride = uint32_t(record.table_stride);
-  const PlainIds ids = plain_ids(launch, record, bag);
+  const PlainIds ids = plain_ids(launch, record).of(record.flags & kDense ? bag.row : bag.begin);
   uint4* ring = reinterpret_cast<uint4*>(shared) + (threadIdx.x & 31);  // of this thread: every 32nd
   PartTotals totals{bag.length - begin, bag.length - begin, bag.broken, 0};
   float sum[T::kSize] = {};
