@@ -40,10 +40,13 @@ MUTATIONS = {
     "no mask of a tile's tail": ("tiles.cuh", "< live) __stcs", "< live || {}) __stcs"),
     "a tile moves what it has no ids of": ("tiles.cuh", "!tile.found[column]", "!({} || tile.found[column])"),
     "ids of a tile that come late": ("tiles.cuh", "load_next(at + 32 *", "load_next(at + ({} ? 0 : 32) *"),
-    "no bounds check in short bags": ("short_bags.cuh", "bad |= place(u).wanted", "bad |= !{} && place(u).wanted"),
-    "rows of the next bag": ("short_bags.cuh", "at < bags.count[b]", "at < bags.count[b] + {}"),
-    "no mask of bags that are not there": ("short_bags.cuh", "if (row + b < rows", "if (({} || row + b < rows)"),
-    "long bags begin again": ("short_bags.cuh", "int k = kFew; k < most", "int k = {} ? 0 : kFew; k < most"),
+    "no bounds check in short bags": ("short_bags.cuh", "good = next.high", "good = {} || next.high"),
+    "rows of the next bag": ("short_bags.cuh", "u < end)", "u < end + {})"),
+    "ids beyond the run": ("short_bags.cuh", "from + u < all", "from + u < all + {}"),
+    "ids of a run that come late": ("short_bags.cuh", "load_next(k + kRun)", "load_next(k + ({} ? 0 : kRun))"),
+    "ids behind a bag left out": ("short_bags.cuh", "by = k >= start[b] ?", "by = k >= start[b] && !{} ?"),
+    "no mask of bags that are not there": ("short_bags.cuh", "if (row + b < rows &&", "if (({} || row + b < rows) &&"),
+    "bags left out stay so": ("short_bags.cuh", "run.apart != 0", "run.apart != 0 && !{}"),
     "a turn of the ring too early": ("staged.cuh", "& (kRing - 1)", "& (kRing / (1 + {}) - 1)"),
 }  # fmt: skip
 

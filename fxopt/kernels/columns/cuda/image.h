@@ -139,7 +139,7 @@ struct Builder : Columns {
     const Record& r = chain[0];
     const bool fits = chain.size() == 1 && r.kind == kBags && r.table_dtype == kFloat && r.chunk_bytes == 16 && r.chunks <= 32;
     const bool plain = (r.flags & (kPlain | kDense)) == kPlain && parts == 1;
-    if (!fits || !plain || ids_of(r, rows) > kMostShort * rows || bags * rows * width <= 16 * int64_t(warps)) return 32 / width;
+    if (!fits || !plain || ids_of(r, rows) > std::min<int64_t>(kMostShort * rows, INT32_MAX) || bags * rows * width <= 16 * int64_t(warps)) return 32 / width;
     return kBeside * (32 >> r.group_log2);
   }
 

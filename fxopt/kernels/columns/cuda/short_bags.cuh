@@ -1,160 +1,138 @@
 // Plain bags of few ids, in float32. A bag alone waits for its offsets, its ids and its rows in turn, and has few rows on
-// their way; so the lanes of a row take four bags side by side, two ids of each at a time. Ids are added in their order.
+// their way; so the lanes of a row take four bags one after another as one run of ids, eight of it at a time, wherever a bag
+// ends. (Two ids of each of the four at a time wait for the longest one: 93 us where bags of 0 to 44 ids took 83 one by one.)
+// A bag's ids are added in their order. What is not as it should be, and long bags, all lanes take together: see apart.
 #pragma once
-#include "chunks.cuh"
+#include "pool.cuh"
 
 namespace fxopt::cuda {
 
-constexpr int kAtATime = 8 / kBeside;  // ids of each; a thread has eight rows on their way
-constexpr int kFew = 16;               // ids that are taken so: of longer bags the rest comes eight of one at a time
+constexpr int kRun = 8;    // ids of a run at a time; a thread has as many rows on their way
+constexpr int kLong = 64;  // ids; a longer bag would hold up those of other lanes
 
-template <class T>
-FXOPT_DEVICE void rotate(T (&x)[kBeside]) {
-  const T first = x[0];
+// Integers of either width, on their way: what is done to one as it comes would wait for it before the next is loaded. So
+// those of 32 bits are not extended by their sign: negative ones become 2^31 or more.
+template <int N>
+struct Integers {
+  uint32_t low[N], high[N];
+  bool wide;
+
+  // From at(k), where there(k); elsewhere -1.
+  template <class At, class There>
+  FXOPT_DEVICE void load(At at, There there) {
 #pragma unroll
-  for (int u = 0; u + 1 < kBeside; u++) x[u] = x[u + 1];
-  x[kBeside - 1] = first;
-}
-
-// Where a thread's bags begin among the ids, and how many ids they have.
-struct ShortBags {
-  int begin[kBeside], count[kBeside];
-  unsigned broken;  // a bit a bag
-
-  FXOPT_DEVICE ShortBags(const Launch& launch, const Record& record, int64_t row, int64_t rows) : broken(0) {
-    if (load(launch, launch.rares[record.extra], row, rows)) return;
-#pragma unroll 1
-    for (int b = 0; b < kBeside; b++) {
-      const Bag bag = bag_of(launch, record, row + b, rows, row + b < rows);  // which reports it
-      begin[0] = int(bag.begin);
-      count[0] = bag.length;
-      rotate(begin);
-      rotate(count);
-      broken |= unsigned(bag.broken) << b;
+    for (int k = 0; k < N; k++) low[k] = high[k] = ~0u;
+    if (wide) {
+#pragma unroll
+      for (int k = 0; k < N; k++)
+        if (there(k)) {
+          const auto both = uint64_t(load_as<long long>(at(k)));
+          low[k] = uint32_t(both);
+          high[k] = uint32_t(both >> 32);
+        }
+    } else {
+#pragma unroll
+      for (int k = 0; k < N; k++)
+        if (there(k)) {
+          low[k] = load_as<unsigned>(at(k));
+          high[k] = 0;
+        }
     }
   }
+  FXOPT_DEVICE int64_t operator[](int k) const { return int64_t(uint64_t(high[k]) << 32 | low[k]); }
+};
 
-  // False: offsets are broken, maybe another thread's.
-  FXOPT_DEVICE bool load(const Launch& launch, const Rare& rare, int64_t row, int64_t rows) {
+// The bags of the lanes of a row: bag b has ids [start[b], start[b + 1]) of the run, which lie `shift[b]` further on among all.
+struct Run {
+  int start[kBeside + 1], shift[kBeside];
+  unsigned apart;  // bags that the run leaves out, a bit each
+
+  FXOPT_DEVICE Run(const Launch& launch, const Rare& rare, int64_t row, int64_t rows) : start{}, apart(0) {
     const int64_t n = launch.words[rare.bounds_word], n_offsets = launch.words[rare.bounds_word + 1], first = rare.segment * rows;
     const char* offsets = reinterpret_cast<const char*>(launch.words[rare.offsets_word]);
-    const int64_t stride = rare.offsets_stride;
-    const bool wide = rare.offsets_dtype == kInt64;
-    int64_t bound[kBeside + 1];
+    const char* from[kBeside + 1];
+    Integers<kBeside + 1> found;
+    found.wide = rare.offsets_dtype == kInt64;
 #pragma unroll
     for (int b = 0; b <= kBeside; b++) {
       const int64_t number = first + (row + b < rows ? row + b : rows);  // bags that are not there are empty
-      const char* from = offsets + (number < n_offsets ? number : n_offsets - 1) * stride;
-      bound[b] = wide ? int64_t(load_as<long long>(from)) : int64_t(load_as<int>(from));
-      if (number >= n_offsets) bound[b] = n;
+      from[b] = offsets + (number < n_offsets ? number : n_offsets - 1) * rare.offsets_stride;
     }
-    bool bad = (first + row == 0 && bound[0] != 0) || bound[0] < 0 || bound[kBeside] > n;
+    found.load([&](int b) { return from[b]; }, [](int) { return true; });
+    int64_t bound[kBeside + 1];
+#pragma unroll
+    for (int b = 0; b <= kBeside; b++) bound[b] = first + (row + b < rows ? row + b : rows) < n_offsets ? found[b] : n;
+    const bool late = first + row == 0 && bound[0] != 0;
 #pragma unroll
     for (int b = 0; b < kBeside; b++) {
-      bad |= bound[b + 1] < bound[b];
-      begin[b] = int(bound[b]);
-      count[b] = int(bound[b + 1] - bound[b]);
-    }
-    return !__any_sync(kAll, bad);
-  }
-
-  FXOPT_DEVICE int longest() const {
-    int most = 0;
-#pragma unroll
-    for (int b = 0; b < kBeside; b++) most = count[b] > most ? count[b] : most;
-    return warp_max(most);
-  }
-};
-
-struct Sum {
-  float of[Floats::kSize];
-};
-
-// Of an id: where it is among all, and in its bag.
-struct IdPlace {
-  int at, position;
-  bool wanted;
-  int64_t row;
-};
-
-// Rows of the ids at place(0) to place(7), zeros where there are none; returns which of the ids are bad. All 32 threads call it.
-template <class Place>
-FXOPT_DEVICE unsigned load_rows(const Launch& launch, const Record& record, const PlainIds& ids, const char* table, uint32_t table_stride, bool counts, Place place, uint4 (&chunk)[8]) {
-  auto load_id = [&](const IdPlace& from) {
-    if (!from.wanted) return int64_t(kNoId);
-    return ids.wide ? int64_t(load_as<long long>(ids.data + int64_t(from.at) * 8)) : int64_t(load_as<int>(ids.data + int64_t(from.at) * 4));
-  };
-  int id[8];
-  bool bad = false;
-  unsigned poisoned = 0;
-#pragma unroll
-  for (int u = 0; u < 8; u++) {
-    const int64_t one = load_id(place(u));
-    bad |= place(u).wanted && uint64_t(one) >= ids.table_rows;
-    id[u] = int(one);
-  }
-  if (__any_sync(kAll, bad)) {
-#pragma unroll
-    for (int u = 0; u < 8; u++) {
-      const IdPlace from = place(u);
-      id[u] = int(checked(launch, record, from.wanted, load_id(from), from.position, from.row, counts));
-      poisoned |= unsigned(id[u] == kBad) << u;
+      const int64_t begin = bound[b], end = bound[b + 1];
+      const bool one_of_run = begin >= 0 && begin <= end && end <= n && end - begin <= kLong && !(b == 0 && late);
+      if (!one_of_run && row + b < rows) apart |= 1u << b;
+      start[b + 1] = start[b] + (one_of_run ? int(end - begin) : 0);
+      shift[b] = int(begin) - start[b];
     }
   }
+
+  // Where the id at `k` of the run is among all.
+  FXOPT_DEVICE int place(int k) const {
+    int by = shift[0];
 #pragma unroll
-  for (int u = 0; u < 8; u++) {
-    chunk[u] = {};
-    if (id[u] >= 0) chunk[u] = load_row(table + uint64_t(uint32_t(id[u])) * table_stride);
+    for (int b = 1; b < kBeside; b++) by = k >= start[b] ? shift[b] : by;
+    return k + by;
   }
-  return poisoned;
-}
+};
 
 // Bags from `first` on, as many as a warp's lanes take. What does not need the offsets is loaded before them.
-__device__ __noinline__ void sum_short_bags(const Launch& launch, const Record& record, int64_t first, int64_t rows) {
-  const int log2 = record.group_log2, slot = (threadIdx.x & 31) >> log2, column = threadIdx.x & ((1 << log2) - 1), chunks = int(record.chunks);
+__device__ __noinline__ void sum_short_bags(const Launch& launch, const Record& its_record, int64_t first, int64_t rows) {
+  const int log2 = its_record.group_log2, slot = (threadIdx.x & 31) >> log2, column = threadIdx.x & ((1 << log2) - 1);
   const int64_t row = first + slot * kBeside;
-  const PlainIds ids = plain_ids(launch, record);
-  const char* table = record.table + (column < chunks ? column : 0) * 16;
-  const uint32_t table_stride = uint32_t(record.table_stride);
-  ShortBags bags(launch, record, row, rows);
-  const int longest = bags.longest();
-  Sum sum[kBeside] = {};
-  uint4 chunk[8];
-  unsigned poisoned = bags.broken;  // a bit a bag
+  const PlainIds ids = plain_ids(launch, its_record);
+  const char* table = its_record.table + (column < int(its_record.chunks) ? column : 0) * 16;
+  const uint32_t table_stride = uint32_t(its_record.table_stride);
+  Run run(launch, launch.rares[its_record.extra], row, rows);
+  const int all = run.start[kBeside];
+  Integers<kRun> next;  // on their way while rows before them are added
+  next.wide = ids.wide;
+  const uint32_t table_rows = ids.table_rows < 1u << 31 ? uint32_t(ids.table_rows) : 1u << 31;
+  auto load_next = [&](int from) {
+    next.load([&](int u) { return ids.data + int64_t(run.place(from + u)) * (ids.wide ? 8 : 4); }, [&](int u) { return from + u < all; });
+  };
+  float sum[kBeside][Floats::kSize] = {};
+  load_next(0);
 #pragma unroll 1
-  for (int k = 0; k < longest && k < kFew; k += kAtATime) {
-    const unsigned bad = load_rows(launch, record, ids, table, table_stride, column == 0, [&](int u) {
-      const int b = u / kAtATime, at = k + u % kAtATime;
-      return IdPlace{bags.begin[b] + at, at, at < bags.count[b], row + b};
-    }, chunk);
+  for (int k = 0; k < all; k += kRun) {
+    uint4 chunk[kRun];
+    unsigned bad = 0;
 #pragma unroll
-    for (int u = 0; u < 8; u++) {
-      Floats::add(sum[u / kAtATime].of, chunk[u], 1.0f);
-      poisoned |= (bad >> u & 1) << u / kAtATime;
+    for (int u = 0; u < kRun; u++) {
+      const bool good = next.high[u] == 0 && next.low[u] < table_rows;
+      if (k + u < all && !good) bad |= 1u << u;
+      chunk[u] = {};
+      if (good) chunk[u] = load_row(table + uint64_t(next.low[u]) * table_stride);
+    }
+    load_next(k + kRun);
+#pragma unroll
+    for (int b = 0; b < kBeside; b++) {
+      const int from = run.start[b] > k ? run.start[b] - k : 0, end = run.start[b + 1] < k + kRun ? run.start[b + 1] - k : kRun;
+      if (from >= end) continue;
+#pragma unroll
+      for (int u = 0; u < kRun; u++)
+        if (u >= from && u < end) Floats::add(sum[b], chunk[u], 1.0f);
+      if (bad >> from & ((1u << (end - from)) - 1)) run.apart |= 1u << b;
     }
   }
-#pragma unroll 1
-  for (int b = 0; b < kBeside && longest > kFew; b++) {  // bag b is the first one here
-    const int most = warp_max(bags.count[0]);
-#pragma unroll 1
-    for (int k = kFew; k < most; k += 8) {
-      const unsigned bad = load_rows(launch, record, ids, table, table_stride, column == 0, [&](int u) {
-        return IdPlace{bags.begin[0] + k + u, k + u, k + u < bags.count[0], row + b};
-      }, chunk);
-      poisoned |= unsigned(bad != 0) << b;
-#pragma unroll
-      for (int u = 0; u < 8; u++) Floats::add(sum[0].of, chunk[u], 1.0f);
-    }
-    rotate(bags.begin);
-    rotate(bags.count);
-    rotate(sum);
-  }
+  const Record record = its_record;  // for all that the compiler knows, what is stored here could change it
   char* out = output(launch, record, row, 0) + column * 16;
-  const int64_t out_stride = record.out_stride;
 #pragma unroll
   for (int b = 0; b < kBeside; b++) {
-    auto last = [&](int d) { return finished(record, sum[b].of[d], bags.count[b], poisoned >> b & 1); };
-    if (row + b < rows && column < chunks) *reinterpret_cast<float4*>(out + b * out_stride) = float4{last(0), last(1), last(2), last(3)};
+    auto last = [&](int d) { return finished(record, sum[b][d], run.start[b + 1] - run.start[b], false); };
+    if (row + b < rows && column < int(record.chunks)) *reinterpret_cast<float4*>(out + b * record.out_stride) = float4{last(0), last(1), last(2), last(3)};
+  }
+  __syncwarp();
+  while (const unsigned lanes = __ballot_sync(kAll, run.apart != 0)) {
+    const int lane = __ffs(int(lanes)) - 1, its_slot = lane >> log2, b = __ffs(__shfl_sync(kAll, int(run.apart), lane)) - 1;
+    if (slot == its_slot) run.apart &= run.apart - 1;
+    sum_bags<Floats, true>(launch, its_record, first + its_slot * kBeside + b, rows, true, 32, {0, 1, nullptr});
   }
 }
 
