@@ -12,10 +12,17 @@
 namespace fxopt {
 
 // The first statement of every kernel that is launched early. Behind it all that was on the stream before is done and can
-// be seen. Only then may the next kernel come, so that no more than two wait.
+// be seen.
 __device__ __forceinline__ void wait_for_stream() {
 #if FXOPT_EARLY
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Behind wait_for_stream(), so that no more than two kernels wait. Without it the next one comes as blocks of this one leave:
+// better where it would take the places of blocks that are still to come (H200, E whole at batch 1: 17.9 us, with it 18.8).
+__device__ __forceinline__ void let_next_start() {
+#if FXOPT_EARLY
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

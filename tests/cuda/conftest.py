@@ -18,8 +18,14 @@ def shim(tmp_path_factory) -> Shim:
 
 @pytest.fixture(scope="session")
 def mutant(tmp_path_factory) -> Shim:
-    """The same with narrow rows staged and every planted bug asleep."""
+    """The same with every planted bug asleep."""
     return mutants.build(tmp_path_factory.mktemp("mutant"))
+
+
+@pytest.fixture(scope="session")
+def staged_mutant(tmp_path_factory) -> Shim:
+    """That with narrow rows staged."""
+    return mutants.build(tmp_path_factory.mktemp("staged_mutant"), "-DFXOPT_STAGED")
 
 
 @pytest.fixture

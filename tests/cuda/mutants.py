@@ -51,7 +51,6 @@ MUTATIONS = {
 }  # fmt: skip
 
 
-def build(folder: Path) -> Shim:
-    """Also with narrow rows staged, so that a second library for that is not needed."""
+def build(folder: Path, *flags: str) -> Shim:
     mutations = {name: (f"columns/cuda/{file}", *changes) for name, (file, *changes) in MUTATIONS.items()}
-    return Shim(compile_shim(folder, planted(KERNEL, folder, mutations), "-O0", "-DFXOPT_STAGED"))
+    return Shim(compile_shim(folder, planted(KERNEL, folder, mutations), "-O0", *flags))

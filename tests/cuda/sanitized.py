@@ -16,6 +16,8 @@ from tests.cuda.shim_library import Shim
 from tests.cuda.test_columns_shim import one_column
 from tests.cuda.test_long_bags_shim import CASES
 from tests.cuda.test_planted_shim import bucketized
+from tests.cuda.test_short_bags_shim import short, with_long_ones
+from tests.cuda.test_tiles_shim import narrow
 
 
 def main(library: str) -> None:
@@ -23,7 +25,7 @@ def main(library: str) -> None:
     for seed, rows in enumerate((1, 3, 21)):
         call = random_call(seed, rows, 6, ("lookup", "dense_pool", "bag", "copy", "masked"))
         assert_same(call, shim.run(call.tensors, call.tables, call.plan, seed)[0])
-    for make in (bucketized, *CASES.values()):
+    for make in (bucketized, *CASES.values(), short, with_long_ones, narrow):
         tensors, tables, plan = make()
         assert shim.run(tensors, tables, plan)[0].isfinite().all()
     tensors, tables, plan = one_column(torch.randint(0, 7, (45,)))

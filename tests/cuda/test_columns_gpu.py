@@ -17,6 +17,7 @@ from fxopt.kernels.columns.plan import Column, Offsets, Plan, Source
 from tests.cuda import test_codes_shim as codes
 from tests.cuda.compare import RELATIVE, assert_same, random_call
 from tests.cuda.test_long_bags_shim import CASES
+from tests.cuda.test_short_bags_shim import with_long_ones
 from tests.cuda.test_staged_shim import bags
 from tests.cuda.test_tiles_shim import TABLE_ROWS, narrow
 from tests.kernels.conftest import RandomCall
@@ -65,6 +66,27 @@ def test_tiles_equal_the_reference(bad):
     tensors[1].clamp_(0, TABLE_ROWS - 1)
     assert clamped() - before == (2 * 42 if bad else 0)  # in 41 columns and a bag
     assert torch.equal(found.cpu(), reference.columns(tensors, tables, plan)[0])
+
+
+@pytest.mark.parametrize("dim", [8, 12, 128])
+@pytest.mark.parametrize("bad", [None, "clamp", "raise"])
+def test_short_bags_equal_the_reference(bad, dim):
+    tensors, tables, plan = with_long_ones(dim, rows=20_000)
+    if bad:
+        tensors[0][1000], plan = -5, replace(plan, bad_ids=bad)
+    on_device = [t.cuda() for t in tensors], [t.cuda() for t in tables]
+    before = clamped()
+    (found,) = columns(*on_device, encode(plan))
+    if bad == "raise":
+        with pytest.raises(BadId, match="id -5 at row"):
+            check()
+    else:
+        assert clamped() - before == (bad is not None)
+    tensors[0].clamp_(0)
+    expected = reference.columns(tensors, tables, plan)[0]
+    if bad == "raise":
+        expected[torch.bucketize(1000, tensors[1], right=True) - 1] = float("nan")
+    torch.testing.assert_close(found.cpu(), expected, equal_nan=True)
 
 
 def test_a_bad_id_is_named_and_the_device_lives_on():

@@ -133,12 +133,13 @@ def test_a_plan_that_does_not_fit_is_an_error(shim):
         shim.run(tensors, tables, plan)
 
 
-def test_sanitizers_find_nothing(tmp_path):
+@pytest.mark.parametrize("flags", [(), ("-DFXOPT_STAGED",)])
+def test_sanitizers_find_nothing(tmp_path, flags):
     runtime = subprocess.run(["c++", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
     if not Path(runtime).is_absolute():
         pytest.skip("this compiler brings no AddressSanitizer")
     library = compile_shim(
-        tmp_path, CUDA / "columns.cu", "-O0", "-DFXOPT_STAGED", "-fsanitize=address,undefined", "-fno-sanitize-recover"
+        tmp_path, CUDA / "columns.cu", "-O0", *flags, "-fsanitize=address,undefined", "-fno-sanitize-recover"
     )
     settings = {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0", "OMP_NUM_THREADS": "1"}
     told = subprocess.run(

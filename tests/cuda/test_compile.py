@@ -47,6 +47,8 @@ MOST_REGISTERS = {  # so that a multiprocessor holds 4 blocks of 256 threads at 
 }
 # Launched without early.cuh, after all that is on the stream.
 LAUNCHED_BEHIND = ("joins_kernel", "sums_kernel", "entries_kernel", "stage_kernel", "few_rows_kernel")
+# Whose blocks the next kernel's would keep out, did they come early.
+LETS_NONE_START = ("columns_kernel", "tiled_columns_kernel", "joins_of_bags_kernel")
 MOST_SECONDS = 50  # of CPU time for all of an architecture's device code; the host's half takes 8 more
 
 
@@ -78,15 +80,17 @@ def beyond_limits(told):
 
 
 def touched_too_soon(ptx, arch):
-    """Kernels that start early and touch memory before they wait for what ran before them: a line each."""
+    """Kernels that touch memory, or let the next one start, before they wait for what ran before them: a line each."""
     wrong, entries = [], ptx.split(".entry ")[1:]
     for entry in entries:
         name = re.match(r"\w*?\d([a-z_]+_kernel)", entry)[1]
         first, *waits = entry.split("griddepcontrol.wait")
         if bool(waits) != (arch == "sm_90a" and name not in LAUNCHED_BEHIND):
             wrong.append(f"{name}: {'waits' if waits else 'does not wait'} for the launch before it")
-        elif waits and (touched := re.search(r"\b(ld|st|atom|red|cp|call)\.(?!param)\S*", first)):
+        elif waits and (touched := re.search(r"\b(ld|st|atom|red|cp|call|griddepcontrol)\.(?!param)\S*", first)):
             wrong.append(f"{name}: {touched[0]} before it waits")
+        elif ("griddepcontrol.launch" in entry) != (bool(waits) and name not in LETS_NONE_START):
+            wrong.append(f"{name}: {'lets' if name in LETS_NONE_START else 'does not let'} the next launch start")
     return wrong if entries else ["no kernel"]
 
 
@@ -126,15 +130,21 @@ ptxas info    : Used 128 registers, used 0 barriers"""
 
 
 def test_what_touches_memory_too_soon_is_found():
-    ptx = """.visible .entry _ZN5fxopt6folder10pad_kernelE( .param .b64 p ) { ld.param.b64 %rd1, [p]; WAIT }
-.visible .entry _ZN5fxopt10dot_kernelE() { ld.global.nc.b32 %r1, [%rd1]; WAIT }
-.visible .entry _ZN5fxopt12stage_kernelE() { WAIT } .visible .entry _ZN5fxopt12short_kernelE() { ret; }"""
-    assert touched_too_soon(ptx.replace("WAIT", "griddepcontrol.wait;"), "sm_90a") == [
+    ptx = """.visible .entry _ZN5fxopt6folder10pad_kernelE( .param .b64 p ) { ld.param.b64 %rd1, [p]; WAIT LET }
+.visible .entry _ZN5fxopt10dot_kernelE() { ld.global.nc.b32 %r1, [%rd1]; WAIT LET }
+.visible .entry _ZN5fxopt11dots_kernelE() { LET WAIT } .visible .entry _ZN5fxopt12cross_kernelE() { WAIT }
+.visible .entry _ZN5fxopt12stage_kernelE() { WAIT } .visible .entry _ZN5fxopt12short_kernelE() { ret; }
+.visible .entry _ZN5fxopt14columns_kernelE() { WAIT } .visible .entry _ZN5fxopt20joins_of_bags_kernelE() { WAIT LET }"""
+    early = ptx.replace("WAIT", "griddepcontrol.wait;").replace("LET", "griddepcontrol.launch_dependents;")
+    assert touched_too_soon(early, "sm_90a") == [
         "dot_kernel: ld.global.nc.b32 before it waits",
+        "dots_kernel: griddepcontrol.launch_dependents; before it waits",
+        "cross_kernel: does not let the next launch start",
         "stage_kernel: waits for the launch before it",
         "short_kernel: does not wait for the launch before it",
+        "joins_of_bags_kernel: lets the next launch start",
     ]
-    assert len(touched_too_soon(ptx.replace("WAIT", ""), "sm_80")) == 0
+    assert len(touched_too_soon(ptx.replace("WAIT", "").replace("LET", ""), "sm_80")) == 0
     assert touched_too_soon("", "sm_80")
 
 

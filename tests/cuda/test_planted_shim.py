@@ -79,7 +79,8 @@ def cut_in_parts():
         ("a turn of the ring too early", lambda: short_bags(16), "wrong"),
     ],
 )
-def test_planted_bugs_are_caught(shim, mutant, name, call, notice):
+def test_planted_bugs_are_caught(shim, request, name, call, notice):
+    mutant = request.getfixturevalue("staged_mutant" if MUTATIONS[name][0] == "staged.cuh" else "mutant")
     tensors, tables, plan = call()
     (right,) = shim.run(tensors, tables, plan)
     shim.failure()

@@ -14,9 +14,9 @@ from tests.cuda.test_clamped_shim import counted
 ROWS, TABLE_ROWS = 1061, 40  # more than warps wait for on the shim's device, and no item of them is full
 
 
-def short(dim=8, most=6, dtype=torch.int64, include_last=True, pool="sum", **more):
+def short(dim=8, most=6, dtype=torch.int64, include_last=True, pool="sum", rows=ROWS, **more):
     """A column of bags of 0 to `most` ids."""
-    lengths = torch.randint(0, most + 1, (ROWS,))
+    lengths = torch.randint(0, most + 1, (rows,))
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(dtype)
     ids = torch.randint(0, TABLE_ROWS, (int(offsets[-1]),)).to(dtype)
     bag = Offsets(1, include_last=include_last)
@@ -28,8 +28,8 @@ LONGER = {0: 17, 3: 300, 4: 65, 5: 64, 700: 16, ROWS - 1: 25}
 APART = [3, 4]  # longer than 64: added in another order
 
 
-def with_long_ones(dim=8):
-    tensors, tables, plan = short(dim)
+def with_long_ones(dim=8, rows=ROWS):
+    tensors, tables, plan = short(dim, rows=rows)
     lengths = tensors[1].diff()
     lengths[list(LONGER)] = torch.tensor(list(LONGER.values()))
     tensors[1][1:] = lengths.cumsum(0)

@@ -14,6 +14,7 @@ struct Launch {
 template <int KIND>
 __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ Launch launch) {
   wait_for_stream();
+  let_next_start();
   const Update<float>& u = launch.update;
   const int group_log2 = launch.group_log2;
   const int64_t thread = int64_t(blockIdx.x) * kThreads + threadIdx.x, k = thread >> group_log2;

@@ -16,7 +16,8 @@ FXOPT_DEVICE void run_record(const Launch& launch, const Segment& segment, const
     if (record.kind >= kBags) {
       const int number = int(part % unsigned(segment.parts));
       float* found = segment.parts > 1 ? parts_of(segment, &record - launch.records - segment.first_unit, row) + number * segment.part_stride : nullptr;
-      if (segment.bags * segment.span > 32) return sum_short_bags(launch, record, row, segment.rows);
+      if constexpr (kShortBags)
+        if (segment.bags * segment.span > 32) return sum_short_bags(launch, record, row, segment.rows);
       return run_bags(launch, record, row, segment.rows, segment.span, {number, segment.parts, found}, shared);
     }
     first = row * record.lanes;
@@ -65,6 +66,8 @@ FXOPT_DEVICE void run_item(const Launch& launch, int item, float* shared) {
 
 static_assert(kShared >= kEdges + 4 * kGroups);
 
+// Kernels here do not let the next one start: its blocks would take the places of theirs.
+
 __global__ void __launch_bounds__(kWarps * 32, kBlocks) columns_kernel(const __grid_constant__ Launch launch) {
   wait_for_stream();
   __shared__ __align__(16) float shared[kWarps][kShared];
@@ -75,6 +78,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) columns_kernel(const __g
 
 // The same with tiles: blocks of items and tiles in turn, so that bags, which come first, do not hold every slot.
 __global__ void __launch_bounds__(kWarps * 32, kBlocks) tiled_columns_kernel(const __grid_constant__ Launch launch) {
+  wait_for_stream();
   __shared__ __align__(16) float shared[kWarps][kShared];
   __shared__ Tile tile;
   const int warp = threadIdx.x >> 5, block = int(blockIdx.x), item_blocks = int(gridDim.x) - launch.tiles, pairs = item_blocks < launch.tiles ? item_blocks : launch.tiles;

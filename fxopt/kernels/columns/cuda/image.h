@@ -15,7 +15,8 @@ constexpr int64_t kMostParts = 64, kLeastPart = 64;  // of a bag; ids in one, on
 constexpr int64_t kLeastTiledRows = 1024;
 constexpr ptrdiff_t kLeastTiledColumns = 200;
 
-constexpr int64_t kMostShort = 8;  // ids of a short bag, on average
+// Ids of a short bag, on average. H200, short bags as runs against each by itself: 26 x 2048 bags of one id 49 -> 23 us, of 0 to 44 ids 81 -> 53, a few of 100 among short ones 76 -> 43.
+constexpr int64_t kMostShort = 8;
 
 struct OutputShape {
   int64_t rows, width;
@@ -51,6 +52,7 @@ inline OutputShape measure(const Request& request, const Plan& plan, const Outpu
 struct Builder : Columns {
   int warps;     // that the device runs at once
   int64_t bags;  // columns of them
+  int span = 0;  // positions of an item without bags
 
   Builder(const Request& request, const OutputData* outputs, int warps) : Columns(request, outputs), warps(warps), bags(0) {
     for (int c = 0; c < resolver.plan.header->n_columns; c++) bags += resolver.plan.columns[c].pool != kNone;
@@ -77,16 +79,14 @@ struct Builder : Columns {
       const int together = width ? bags_together(chain, output.rows, width, parts) : 0;
       if (width || positions) classes[{-width, -parts, output.rows, width ? 0 : positions, together}].push_back(std::move(chain));
     }
-    int64_t light = 0;
-    for (auto& [key, units] : classes)
-      if (std::get<0>(key) == 0) light += int64_t(units.size()) * ((std::get<3>(key) + 31) / 32);
+    span = span_of_items(classes);
     std::vector<std::pair<Key, Units>> tiled;
     for (auto& [key, units] : classes) {
       for (uint32_t chunks : {1, 2, 4})
         if (classes.size() + tiled.size() < kSegments) take_tiled(key, units, chunks, tiled);
-      if (!units.empty()) add_segment(key, light, units, 0);
+      if (!units.empty()) add_segment(key, units, 0);
     }
-    for (auto& [key, units] : tiled) add_segment(key, light, units, int(units[0][0].chunks));
+    for (auto& [key, units] : tiled) add_segment(key, units, int(units[0][0].chunks));
     image.words = std::move(resolver.words.values);
     return std::move(image);
   }
@@ -94,6 +94,26 @@ struct Builder : Columns {
  private:
   using Key = std::tuple<int, int, int64_t, int64_t, int>;  // -width, -parts, rows, positions, bags of an item
   using Units = std::vector<std::vector<Record>>;
+
+  // Of a unit whose columns have bags.
+  static int64_t items_of_bags(const Key& key) {
+    const auto [negative_width, negative_parts, rows, positions, bags] = key;
+    return (rows + bags - 1) / bags * -negative_parts;
+  }
+
+  // Positions that an item of columns without bags covers: so many that all items run at once where they can, in the half of
+  // the warps that registers allow. Those of bags count: else what comes behind them is a second round of few warps (H200,
+  // with short bags by runs: E's columns 14.3 -> 11.5 us at batch 256, 10.5 -> 8.6 at 64; E whole 61.7 -> 57.4 at 256).
+  int span_of_items(const std::map<Key, Units>& classes) const {
+    int64_t heavy = 0, light = 0;
+    for (const auto& [key, units] : classes) {
+      if (std::get<0>(key)) heavy += int64_t(units.size()) * items_of_bags(key);
+      else light += int64_t(units.size()) * ((std::get<3>(key) + 31) / 32);
+    }
+    int positions = 32;
+    while (positions < kMostSpan && heavy + light / (positions / 32) > warps / 2) positions *= 2;
+    return positions;
+  }
 
   // Moves the units that tiles of so many chunks a row serve to a class of their own, if they are many.
   static void take_tiled(const Key& key, Units& units, uint32_t chunks, std::vector<std::pair<Key, Units>>& tiled) {
@@ -134,12 +154,13 @@ struct Builder : Columns {
     return int(std::max<int64_t>(1, std::min({kMostParts, ids_of(chain[0], rows) / (rows * kLeastPart), warps / (bags * rows)})));
   }
 
-  // Bags that an item takes: many short ones where items of a few would be more than half of the warps.
+  // Bags that an item takes: short ones as runs where items of a few would be more than an eighth of the warps (H200, E whole
+  // at batch 256: 57.4 us; 61.8 from half of the warps on, which leaves its bags as they are).
   int bags_together(const std::vector<Record>& chain, int64_t rows, int width, int parts) const {
     const Record& r = chain[0];
-    const bool fits = chain.size() == 1 && r.kind == kBags && r.table_dtype == kFloat && r.chunk_bytes == 16 && r.chunks <= 32;
+    const bool fits = kShortBags && chain.size() == 1 && r.kind == kBags && r.table_dtype == kFloat && r.chunk_bytes == 16 && r.chunks <= 32;
     const bool plain = (r.flags & (kPlain | kDense)) == kPlain && parts == 1;
-    if (!fits || !plain || ids_of(r, rows) > std::min<int64_t>(kMostShort * rows, INT32_MAX) || bags * rows * width <= 16 * int64_t(warps)) return 32 / width;
+    if (!fits || !plain || ids_of(r, rows) > std::min<int64_t>(kMostShort * rows, INT32_MAX) || bags * rows * width <= 4 * int64_t(warps)) return 32 / width;
     return kBeside * (32 >> r.group_log2);
   }
 
@@ -150,19 +171,18 @@ struct Builder : Columns {
   }
 
   // `chunks`: of tiles, which come after all that are not; 0: no tiles.
-  void add_segment(const Key& key, int64_t light, const Units& units, int chunks) {
+  void add_segment(const Key& key, const Units& units, int chunks) {
     const auto [negative_width, negative_parts, rows, positions, bags] = key;
     const int width = -negative_width, parts = -negative_parts;
     Segment segment{rows, positions, int32_t(image.items + image.tiles), int32_t(image.records.size()), int32_t(units.size()), width, parts, 0, nullptr, chunks, bags};
     int64_t per_unit;
     if (width) {
-      per_unit = (rows + bags - 1) / bags * parts;
+      per_unit = items_of_bags(key);
       for (const auto& chain : units) segment.part_stride = std::max(segment.part_stride, part_stride(chain[0]));
     } else {
       if (positions > UINT32_MAX - 256) fail("fxopt.columns: more than 2^32 positions in a column");
-      segment.span = 32;
-      while (segment.span < kMostSpan && light / (segment.span / 32) > warps / 2) segment.span *= 2;
-      per_unit = (positions + segment.span - 1) / segment.span;
+      segment.span = span;
+      per_unit = (positions + span - 1) / span;
     }
     if (chunks) image.tiles += per_unit * ((int64_t(units.size()) + kWarps - 1) / kWarps);
     else image.items += per_unit * int64_t(units.size());

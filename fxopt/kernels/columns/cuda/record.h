@@ -122,7 +122,10 @@ constexpr int kBlocks = FXOPT_BLOCKS, kLoads = FXOPT_LOADS;  // of a multiproces
 constexpr int kRing = 8;  // chunks of 16 bytes that a thread has on their way to shared memory, see staged.cuh
 
 constexpr int kSegments = 12, kWarps = 8;
-constexpr int kBeside = 4;      // short bags that the lanes of a row take side by side
+constexpr bool kShortBags = !kStaged;  // as runs, see short_bags.cuh; beside staged rows they would spill
+// Short bags that the lanes of a row take as one run. H200, E whole at batch 256: 57.4 us, 62.9 with four, where too few warps
+// are at work; 26 x 2048 bags of one id take 22.7 and 16.8, of 0 to 44 ids 53.1 and 52.0.
+constexpr int kBeside = 2;
 constexpr int kMostSpan = 256;  // positions of an item or a tile
 constexpr int kEdges = 256, kGroups = 8;  // boundaries that a warp keeps in shared memory, and groups of them
 constexpr int kShared = kStaged ? kRing * 128 : kEdges + 4 * kGroups;  // floats of a warp

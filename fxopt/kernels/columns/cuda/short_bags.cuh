@@ -1,6 +1,6 @@
 // Plain bags of few ids, in float32. A bag alone waits for its offsets, its ids and its rows in turn, and has few rows on
-// their way; so the lanes of a row take four bags one after another as one run of ids, eight of it at a time, wherever a bag
-// ends. (Two ids of each of the four at a time wait for the longest one: 93 us where bags of 0 to 44 ids took 83 one by one.)
+// their way; so the lanes of a row take kBeside bags one after another as one run of ids, eight of it at a time, wherever a bag
+// ends. (Two ids of each of four at a time wait for the longest one: 93 us where bags of 0 to 44 ids took 83 one by one.)
 // A bag's ids are added in their order. What is not as it should be, and long bags, all lanes take together: see apart.
 #pragma once
 #include "pool.cuh"

@@ -90,6 +90,7 @@ __device__ __forceinline__ void apply(const Chain& c, const Step& s, int n, floa
 template <class T, int kChains>
 __global__ void __launch_bounds__(kThreads, kBlocks) chain_kernel(const __grid_constant__ Chains<kChains> chains) {
   wait_for_stream();
+  let_next_start();
   __shared__ __align__(16) Memory memory;
   const Chain& c = chains.chain[kChains == 1 ? 0 : blockIdx.y];
   const int first_row = int(blockIdx.x) * kRows;

@@ -357,6 +357,7 @@ __device__ __forceinline__ void sum_values(const Attention& a, int row, const Sc
 template <class T, bool EXACT>
 __global__ void __launch_bounds__(kThreads, 2) attention_kernel(const __grid_constant__ Attention a) {
   wait_for_stream();
+  let_next_start();
   __shared__ Scores s;
   float* memory = reinterpret_cast<float*>(dynamic_shared());
   const int thread = int(threadIdx.x);
