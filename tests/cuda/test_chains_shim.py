@@ -2,44 +2,70 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from fxopt.kernels import cuda_call
+from fxopt.kernels import cuda_build, cuda_call
 from fxopt.kernels.mlp import cuda, reference
 from fxopt.kernels.mlp.plan import CHAINS_ON_CUDA, Op, Step, encode, joined
-from tests.cuda.planted import awake, compiled, on_the_shim, run
-from tests.cuda.shim_library import ShimError
+from tests.cuda.planted import awake, on_the_shim, planted, run
+from tests.cuda.shim_library import ShimError, compile_shim
 from tests.kernels.test_mlp import chain
 
-TILE = Path("gemm/tile.cuh")
-# What is wrong, and what the source says instead where shim::planted is the bug's number.
+MLP, TILE = "mlp/cuda/mlp.cu", "mlp/cuda/tile.cuh"
+# What is wrong, in which file, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {
-    "no barrier before the products": ("    __syncthreads();\n    if (k0", "    if (!{}) __syncthreads();\n    if (k0"),
-    "no barrier behind the products": ("    __syncthreads();  // before", "    if (!{}) __syncthreads();  // before"),
-    "inputs behind the last": ("K - k0 < kChunk ? K - k0 : kChunk", "K - k0 < kChunk && !{} ? K - k0 : kChunk"),
-    "columns behind the last": ("if (own + j * kStep < N)", "if (own + j * kStep < N || {})"),
-    "rows in another order": ("c] + row_of(thread);", "c] + (row_of(thread) ^ ({} ? 4 : 0));"),
-}  # fmt: skip
+    "no barrier behind the copies": (
+        MLP,
+        "    __syncthreads();\n    if (!first)",
+        "    if (!{}) __syncthreads();\n    if (!first)",
+    ),
+    "the first piece before it is there": (
+        MLP,
+        "(first) cuda::wait_copies<1>()",
+        "(first) {} ? cuda::wait_copies<2>() : cuda::wait_copies<1>()",
+    ),
+    "a piece before it is there": (
+        MLP,
+        "else cuda::wait_copies<0>()",
+        "else {} ? cuda::wait_copies<1>() : cuda::wait_copies<0>()",
+    ),
+    "no barrier behind the products": (
+        MLP,
+        "    __syncthreads();  // before",
+        "    if (!{}) __syncthreads();  // before",
+    ),
+    "no barrier behind the sums": (
+        MLP,
+        "    __syncthreads();\n    int end",
+        "    if (!{}) __syncthreads();\n    int end",
+    ),
+    "a slice left out": (MLP, "s < slices;", "s < slices - {};"),
+    "columns behind the last": (MLP, ">= (N + 3) / 4 * 4)", ">= ({} ? N : (N + 3) / 4 * 4))"),
+    "rows behind the last": (MLP, "row + r < rows)", "(row + r < rows || {}))"),
+    "inputs behind the last": (TILE, "k < ks ? __ldg", "(k < ks || {}) ? __ldg"),
+    "copies that are not aligned": (TILE, "&& down % kVector == 0", "&& (down % kVector == 0 || {})"),
+    "rows in another order": (MLP, "kSumPitch + row_of(lane))", "kSumPitch + (row_of(lane) ^ ({} ? 4 : 0)))"),
+}
 
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
-    return compiled(cuda.KERNEL, tmp_path_factory.mktemp("mlp"), MUTATIONS, TILE)
+    folder = tmp_path_factory.mktemp("mlp")
+    return cuda_build.declared(cuda.KERNEL, compile_shim(folder, planted(cuda.KERNEL, folder, MUTATIONS), "-O1"))
 
 
 def found(library, x, state, steps, seed=0, copies=1):
     """What the kernel gives; nothing behind it is written."""
     N = cuda.width_of(state, steps)
-    memory = [torch.full((x.shape[0] + 33, N), float("nan"), dtype=x.dtype) for _ in range(copies)]
+    memory = [torch.full((x.shape[0] + 33, N), 77.0, dtype=x.dtype) for _ in range(copies)]
     outs = [out[: x.shape[0]] for out in memory]
     encoded = cuda.encode(steps, x.shape[1], [t.shape for t in state])
     assert encoded is not None
     parameters = cuda.parameters([x] * copies, outs, [state] * copies, [encoded] * copies)
     run(library, library.fxopt_mlp, parameters, [x, *state], x.dtype, seed)
-    assert all(out[x.shape[0] :].isnan().all() for out in memory)
+    if any((out[x.shape[0] :] != 77).any() for out in memory):
+        raise ShimError("a write outside the output")
     return outs[-1].double()
 
 
@@ -62,7 +88,9 @@ def test_every_step(shim, step):
 
 
 @pytest.mark.parametrize("dtype", cuda_call.DTYPES)
-@pytest.mark.parametrize(("rows", "sizes"), [(33, (40, 128, 17, 1)), (1, (1, 65)), (64, (150, 3, 128))])
+@pytest.mark.parametrize(
+    ("rows", "sizes"), [(33, (40, 128, 17, 1)), (1, (1, 65)), (64, (150, 3, 128)), (17, (304, 72, 128, 100, 8))]
+)
 def test_sizes(shim, dtype, rows, sizes):
     state, steps = example(Op.RELU, sizes, dtype)
     state[1 if len(state) > 2 else 0] = state[1 if len(state) > 2 else 0].t().contiguous().t()
@@ -108,15 +136,25 @@ def test_nan_and_infinities_are_torchs(shim):
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_planted_bugs_are_caught(shim, name):
-    state, steps = example(Op.RELU, (21, 70, 19))
-    x = torch.randn(34, 21)
-    x[0, 0], state[0][:, 0] = torch.inf, -1  # the ReLU leaves zeros, and nothing may make NaN of them
     try:
         with awake(shim, MUTATIONS, name):
-            given = found(shim, x, state, steps, seed=3)
+            assert not all(same for seed in range(3) for same in _planted_cases(shim, seed))
     except ShimError:
         return
-    assert not torch.allclose(given, exact(x, state, steps), rtol=1e-4, atol=1e-4)
+
+
+def _planted_cases(shim, seed):
+    """Whether all is right: odd sizes, sizes copied 16 bytes at a time, rows that do not start at 16 bytes."""
+    for sizes, width in (((21, 70, 19), 21), ((136, 128, 8), 136), ((24, 9), 25)):
+        state, steps = example(Op.RELU, sizes)
+        x = torch.randn(34, width)[:, : sizes[0]]
+        x[0, 0], state[0][:, 0] = torch.inf, -1  # the ReLU leaves zeros, and nothing may make NaN of them
+        given = found(shim, x, state, steps, seed=seed)
+        yield torch.allclose(given, exact(x, state, steps), rtol=1e-4, atol=1e-4)
+
+
+def test_without_a_bug_these_are_right(shim):
+    assert all(_planted_cases(shim, 0))
 
 
 def test_what_does_not_fit_is_refused():

@@ -1,4 +1,4 @@
-"""Chains of narrow layers on a GPU, without gradients: one launch for some of them, 32 rows a block through all layers.
+"""Chains of narrow layers on a GPU, without gradients: one launch for some of them, 16 rows a block through all layers.
 
 Sums are fp32 whatever the dtype, on the CUDA cores; whether that beats a cuBLAS call for each layer depends on rows,
 widths and TF32, so a trial on the device decides.
@@ -20,9 +20,10 @@ from .. import reference
 from ..plan import MOST_ON_CUDA, TENSORS, Op, Step, split
 
 _HERE = Path(__file__).parent
+_SHARED = ("columns/cuda/async.cuh", "gpu_few_rows/grid.cuh")
 KERNEL = cuda_build.CudaLibrary(
-    "fxopt_cuda_mlp", source=_HERE / "mlp.cu", headers=(*cuda_call.HEADERS, _HERE.parents[1] / "gemm/tile.cuh"),
-    functions=("fxopt_mlp",),
+    "fxopt_cuda_mlp", source=_HERE / "mlp.cu", functions=("fxopt_mlp",),
+    headers=(*cuda_call.HEADERS, _HERE / "tile.cuh", *(_HERE.parents[1] / name for name in _SHARED)),
 )  # fmt: skip
 MOST_STEPS, MOST_OPERANDS = 24, 48  # mlp.cu's
 _STEP = f"<3i{TENSORS}i2f"
