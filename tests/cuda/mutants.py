@@ -14,7 +14,7 @@ AT_BAG = "  Bag bag = bag_of(launch, record, row, rows, wanted);"
 # What is wrong, where, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {
     "no bounds check": ("rows.cuh", "bad |= uint64_t(id[k]) >= rows;", "bad |= !{} && uint64_t(id[k]) >= rows;"),
-    "no mask of the tail": ("rows.cuh", "if (row < live)", "if ({} || row < live)"),
+    "no mask of the tail": ("rows.cuh", "if (row < live &&", "if (({} || row < live) &&"),
     "no mask of the tail of codes": ("codes.cuh", "if (row < live)", "if ({} || row < live)"),
     "the scale of another row": ("codes.cuh", "_at(row + record.dim)", "_at(({} ? table : row) + record.dim)"),
     "the scale beside its place": ("codes.cuh", "_at(from + left)", "_at(from + left - 4 * {})"),
@@ -28,6 +28,16 @@ MUTATIONS = {
         "host.h", LAUNCH, f"if (!{{}} || !cut) {LAUNCH}", JOINS, f"{JOINS} if ({{}}) {LAUNCH}"
     ),
     "parts that overlap": ("parts.cuh", "bag.length = int(first + size)", "bag.length = int(first + size) + {}"),
+    "no mask behind the last chunk": ("rows.cuh", "|| slot[c] < 32))", "|| {} || slot[c] < 32))"),
+    "rows of an inner dim read as outer ones": ("rows.cuh", "* places.inner_step", "* ({} ? 1 : places.inner_step)"),
+    "a block that does not wait for its parts": (
+        "columns.cu", "  __syncthreads();\n  join_in_block", "  if (!{}) __syncthreads();\n  join_in_block"
+    ),
+    "a block that forgets to join the last part": (
+        "parts.cuh", "part < kWarps; part++) found", "part < kWarps - {}; part++) found"
+    ),
+    "weights of the turn before": ("pool.cuh", "bag, at + width + thread)", "bag, at + ({} ? 0 : width) + thread)"),
+    "weights that wrap around": ("pool.cuh", "u < lanes.group || READING", "u < lanes.group || {} || READING"),
     "a wait for one turn less": (
         "staged.cuh",
         *("wait_copies<kRing - 1>()", "({} ? wait_copies<kRing>() : wait_copies<kRing - 1>())"),
@@ -46,7 +56,7 @@ MUTATIONS = {
     "ids of a run that come late": ("short_bags.cuh", "load_next(k + kRun)", "load_next(k + ({} ? 0 : kRun))"),
     "ids behind a bag left out": ("short_bags.cuh", "by = k >= start[b] ?", "by = k >= start[b] && !{} ?"),
     "no mask of bags that are not there": ("short_bags.cuh", "if (row + b < rows &&", "if (({} || row + b < rows) &&"),
-    "bags left out stay so": ("short_bags.cuh", "run.apart != 0", "run.apart != 0 && !{}"),
+    "bags left out stay so": ("short_bags.cuh", "apart != 0", "apart != 0 && !{}"),
     "a turn of the ring too early": ("staged.cuh", "& (kRing - 1)", "& (kRing / (1 + {}) - 1)"),
 }  # fmt: skip
 

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Each kernel of fxopt/, and the test that launches it.
 KERNELS = {
     "columns_kernel": "test_columns_gpu.py::test_kernel_equals_reference",
+    "block_columns_kernel": "test_columns_gpu.py::test_bags_of_a_block_equal_the_reference",
     "tiled_columns_kernel": "test_columns_gpu.py::test_tiles_equal_the_reference",
     "joins_of_bags_kernel": "test_columns_gpu.py::test_cut_bags_equal_the_reference",
     "entries_kernel": "test_columns_gpu.py::test_gradients_equal_the_references",
@@ -51,6 +52,7 @@ KERNELS = {
 MORE = (
     "test_columns_gpu.py::test_a_bad_id_is_named_and_the_device_lives_on",
     "test_columns_gpu.py::test_clamp_counts",
+    "test_columns_gpu.py::test_copies_and_ids_of_any_strides_equal_the_reference",
     "test_columns_gpu.py::test_broken_offsets_are_reported",
     "test_columns_gpu.py::test_rows_in_8_bits",
     "test_columns_gpu.py::test_staged_rows_give_the_same_bits",

@@ -13,8 +13,10 @@ from fxopt.kernels.columns.cuda.tuning import VARIANTS, tune
 from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.errors import BadId, call_of, check, clamped
 from fxopt.kernels.columns.op import columns
-from fxopt.kernels.columns.plan import Column, Offsets, Plan, Source
+from fxopt.kernels.columns.plan import Column, Offsets, Op, Plan, Source
+from tests.cuda import test_block_bags_shim as block_bags
 from tests.cuda import test_codes_shim as codes
+from tests.cuda import test_copies_shim as copies
 from tests.cuda.compare import RELATIVE, assert_same, random_call
 from tests.cuda.test_long_bags_shim import CASES
 from tests.cuda.test_short_bags_shim import with_long_ones
@@ -170,8 +172,14 @@ def test_tune_keeps_a_build_and_answers_and_errors_stay():
         use()
 
 
+def laid_out(tensor):
+    """On the GPU, of the same strides, also where they are 0."""
+    storage = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+    return storage.cuda().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 def moved(tensors, tables, plan):
-    return [t.cuda() for t in tensors], [codes.moved(t) for t in tables], plan
+    return [laid_out(t) for t in tensors], [codes.moved(t) for t in tables], plan
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -183,6 +191,53 @@ def test_cut_bags_equal_the_reference(name):
     assert torch.equal(found, again)
     assert plan.columns[0].pool != "max" or torch.equal(found, expected)
     torch.testing.assert_close(found, expected, rtol=RELATIVE[tables[0].dtype], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", block_bags.CASES)
+def test_bags_of_a_block_equal_the_reference(name):
+    """Cases that a GPU's size leaves to warps too."""
+    torch.manual_seed(len(name))
+    tensors, tables, plan = moved(*block_bags.CASES[name]())
+    found, again = (columns(tensors, tables, encode(plan))[0] for _ in range(2))
+    check()
+    (expected,) = reference.columns(tensors, tables, plan)
+    assert torch.equal(found.nan_to_num(), again.nan_to_num())
+    relative = RELATIVE.get(tables[0].dtype, 2e-5)
+    torch.testing.assert_close(found, expected, rtol=relative, atol=relative, equal_nan=True)
+
+
+@pytest.mark.parametrize("call", [block_bags.padded, block_bags.jagged])
+@pytest.mark.parametrize("bad", ["clamp", "raise"])
+def test_a_bad_id_of_a_block_spoils_its_bag_alone(bad, call):
+    tensors, tables, plan = moved(*call())
+    tensors[0].view(-1)[60] = 50
+    (found,) = columns(tensors, tables, encode(replace(plan, bad_ids=bad)))
+    if bad == "raise":
+        with pytest.raises(BadId, match="id 50 at row 0"):
+            check()
+        assert found[:, -8:].isnan().all(1).tolist() == [True, False, False]
+        return
+    tensors[0].view(-1)[60] = 49
+    assert torch.equal(found, columns(tensors, tables, encode(plan))[0])
+
+
+CALLS = [
+    *(lambda shape=shape: copies.expanded(*shape) for shape in ((9, 5, 64), (300, 7, 12), (3, 43, 1))),
+    lambda: copies.expanded(dtype=torch.bfloat16),
+    lambda: copies.expanded(dtype=torch.float64),
+    *(lambda rows=rows: copies.wide(rows) for rows in (1, 45, 2048)),
+    *(lambda op=op: copies.sliced_ids(op) for op in (None, Op.BUCKETIZE, Op.REMAINDER)),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_copies_and_ids_of_any_strides_equal_the_reference(call):
+    tensors, tables, plan = call()
+    on_device = moved(tensors, tables, plan)
+    found = columns(*on_device[:2], encode(plan))
+    check()
+    for a, b in zip(found, reference.columns(tensors, tables, plan), strict=True):
+        assert torch.equal(a.cpu(), b)
 
 
 @pytest.mark.parametrize("how", [{}, *({"pool": pool, "bag": Offsets(1)} for pool in ("sum", "mean", "max"))])

@@ -48,7 +48,7 @@ MOST_REGISTERS = {  # so that a multiprocessor holds 4 blocks of 256 threads at 
 # Launched without early.cuh, after all that is on the stream.
 LAUNCHED_BEHIND = ("joins_kernel", "sums_kernel", "entries_kernel", "stage_kernel", "few_rows_kernel")
 # Whose blocks the next kernel's would keep out, did they come early.
-LETS_NONE_START = ("columns_kernel", "tiled_columns_kernel", "joins_of_bags_kernel")
+LETS_NONE_START = ("columns_kernel", "block_columns_kernel", "tiled_columns_kernel", "joins_of_bags_kernel")
 MOST_SECONDS = 50  # of CPU time for all of an architecture's device code; the host's half takes 8 more
 
 

@@ -10,7 +10,9 @@ from fxopt.kernels.columns.quantized import quantized
 from tests.cuda.mutants import MUTATIONS
 from tests.cuda.planted import awake
 from tests.cuda.shim_library import ShimError
+from tests.cuda.test_block_bags_shim import padded as padded_with_weights
 from tests.cuda.test_columns_shim import one_column
+from tests.cuda.test_copies_shim import expanded
 from tests.cuda.test_short_bags_shim import short, with_long_ones
 from tests.cuda.test_tiles_shim import narrow
 from tests.kernels.test_columns_random import same_bits
@@ -38,6 +40,17 @@ def codes(**how):
     return [torch.arange(1, 46), torch.tensor([0, 20])], [quantized(torch.randn(50, 16))], plan
 
 
+def three_chunks():
+    plan = Plan((Column(Source(0), 0, 0, 0),), (12,), ("float32",))
+    return [torch.randint(0, 50, (3000,))], [torch.randn(50, 12)], plan
+
+
+def infinite_weight():
+    call = padded_with_weights(rows=600, lanes=40, dim=4)
+    call[0][1][7, 1] = torch.inf
+    return call
+
+
 def with_a_bad_id(call, tensor=2, at=(5, 2)):
     call[0][tensor][at] = 10**6
     return call
@@ -60,6 +73,12 @@ def cut_in_parts():
         ("threads leave before a collective", padded, "deadlock|a write|threads of a warp"),
         ("a join that does not wait for the parts", cut_in_parts, "wrong"),
         ("parts that overlap", cut_in_parts, "wrong"),
+        ("no mask behind the last chunk", three_chunks, "wrong"),
+        ("rows of an inner dim read as outer ones", expanded, "a load outside every tensor"),
+        ("a block that does not wait for its parts", padded_with_weights, "wrong"),
+        ("a block that forgets to join the last part", lambda: padded_with_weights(lanes=127), "wrong"),
+        ("weights of the turn before", lambda: padded_with_weights(rows=600, lanes=40, dim=8), "wrong"),
+        ("weights that wrap around", infinite_weight, "wrong"),
         ("a wait for one turn less", lambda: short_bags(4), "copies that nobody waits for"),
         ("a wait for one turn less", lambda: short_bags(8), "copies that nobody waits for"),
         ("a wait for one turn less", lambda: short_bags(12), "copies that nobody waits for"),

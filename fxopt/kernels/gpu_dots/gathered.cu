@@ -109,7 +109,7 @@ struct Vectors : Columns {
   // A vector as it lies: a row of a table, or one of a tensor.
   static bool fits(const Record& r, int64_t bytes) {
     const bool whole = int64_t(r.chunks) * r.chunk_bytes == bytes && r.chunk_bytes > kCodes && r.lanes == 1;
-    return whole && (r.kind == kRows || (r.kind == kCopy && r.way == kPosition));
+    return whole && (r.kind == kRows || (r.kind == kCopy && r.way == kPosition && r.places.inner == 0));
   }
 };
 

@@ -299,6 +299,7 @@ inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return uint64_t(static_cast<unsigned __int128>(a) * b >> 64); }
 inline float __uint_as_float(unsigned x) { return shim::from_bits<float>(x); }
+inline unsigned __float_as_uint(float x) { return unsigned(shim::bits(x)); }
 
 #include "async.h"
 #include "half.h"

@@ -31,6 +31,9 @@ struct Floats : Whole {
     sum[2] = fmaf(__uint_as_float(bits.z), w, sum[2]);
     sum[3] = fmaf(__uint_as_float(bits.w), w, sum[3]);
   }
+  FXOPT_DEVICE static uint4 bits(const float* sum) {
+    return {__float_as_uint(sum[0]), __float_as_uint(sum[1]), __float_as_uint(sum[2]), __float_as_uint(sum[3])};
+  }
 };
 template <bool BFLOAT>
 struct Halves : Whole {
@@ -42,6 +45,10 @@ struct Halves : Whole {
       const uint16_t half = uint16_t(words[k / 2] >> k % 2 * 16);
       sum[k] = fmaf(BFLOAT ? bfloat16_to_float(half) : half_to_float(half), w, sum[k]);
     }
+  }
+  FXOPT_DEVICE static unsigned half(float x) { return BFLOAT ? float_to_bfloat16(x) : float_to_half(x); }
+  FXOPT_DEVICE static uint4 bits(const float* sum) {
+    return {half(sum[0]) | half(sum[1]) << 16, half(sum[2]) | half(sum[3]) << 16, half(sum[4]) | half(sum[5]) << 16, half(sum[6]) | half(sum[7]) << 16};
   }
 };
 
@@ -83,6 +90,29 @@ FXOPT_DEVICE int take_id(const Launch& launch, const Record& record, const Bag& 
   return id;
 }
 
+// Their weights, as lanes or as rows of a strided tensor.
+struct PlainWeights {
+  const char* data;
+  int64_t row_stride, stride;
+  int dtype;
+
+  FXOPT_DEVICE PlainWeights of(int64_t at) const { return {data + at * row_stride, row_stride, stride, dtype}; }
+};
+
+FXOPT_DEVICE PlainWeights plain_weights(const Launch& launch, const Record& record) {
+  const View& view = launch.rares[record.extra].weights;
+  const char* data = reinterpret_cast<const char*>(launch.words[view.word]) + view.offset;
+  return {data, view.row_stride, record.flags & kDense ? view.lane_stride : view.row_stride, view.dtype};
+}
+
+FXOPT_DEVICE float plain_weight(const PlainWeights& weights, const Bag& bag, int k) {
+  if (k >= bag.length) return 0;
+  const char* from = weights.data + k * weights.stride;
+  if (weights.dtype == kFloat) return load_as<float>(from);
+  const uint16_t half = load_as<unsigned short>(from);
+  return weights.dtype == kHalf ? half_to_float(half) : bfloat16_to_float(half);
+}
+
 // How the `width` lanes of a warp that share a bag take its rows: 2^group_log2 lanes to a row, a chunk each.
 struct Lanes {
   int width, thread, group, slot, parallel, parallel_log2, column;
@@ -119,14 +149,20 @@ FXOPT_DEVICE void finish_chunks(const Launch& launch, const Record& record, cons
   const float by = divisor<float>(launch, record, bag.row, totals.kept);
   if (!wanted || !writes) return;
   char* out = output(launch, record, bag.row, 0) + chunk * kSize * size_of(record.out_dtype);
+  if constexpr (kSize <= 8) {
+    if (record.chunk_bytes == 16) {  // in the rows' dtype, aligned, nothing more to do
 #pragma unroll
-  for (int d = 0; d < kSize; d++) sum[d] = finished(record, sum[d], totals.count, totals.poisoned);
-  if (kSize == 4 && record.chunk_bytes == 16) {  // float to float, aligned, nothing more to do
-    *reinterpret_cast<float4*>(out) = float4{sum[0], sum[1], sum[2], sum[3]};
-    return;
+      for (int d = 0; d < kSize; d++) sum[d] = finished(record, sum[d], totals.count, totals.poisoned);
+      *reinterpret_cast<uint4*>(out) = T::bits(sum);
+      return;
+    }
   }
+#pragma unroll 1
+  for (int d = 0; d < kSize; d++) {  // not unrolled: that was most of the code of bags
+    put(record, out + d * size_of(record.out_dtype), finished(record, sum[0], totals.count, totals.poisoned), by);
 #pragma unroll
-  for (int d = 0; d < kSize; d++) put(record, out + d * size_of(record.out_dtype), sum[d], by);
+    for (int k = 1; k < kSize; k++) sum[k - 1] = sum[k];
+  }
 }
 
 }  // namespace fxopt::cuda

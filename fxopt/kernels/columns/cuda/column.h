@@ -1,5 +1,8 @@
 // One column of a call as a record: what it reads, how wide its chunks are, and which code serves it.
 #pragma once
+#include <algorithm>
+#include <numeric>
+
 #include "resolve.h"
 
 namespace fxopt::cuda {
@@ -12,8 +15,12 @@ struct Image {
   std::vector<Span> spans;
   std::vector<int64_t> words;
   int64_t items = 0, tiles = 0;  // of a warp, of a block
+  int64_t in_blocks = 0;         // items, the first ones, whose neighbours share a bag
   int32_t entries_word = 0;
 };
+
+constexpr int64_t kMostChunks = 8192;              // of a row: chunk_magic is exact below
+constexpr int64_t kMostPieces = 64, kPiece = 16;  // of a copied row; chunks of one, where that is not too many pieces
 
 struct Columns {
   Resolver resolver;
@@ -22,7 +29,8 @@ struct Columns {
 
   Columns(const Request& request, const OutputData* outputs) : resolver(request), outputs(outputs) {}
 
-  Record record(const Column& column) {
+  // `alone`: in its output slot, so that a copy may be cut into pieces.
+  Record record(const Column& column, bool alone = true) {
     const Plan& plan = resolver.plan;
     const OutputData& output = outputs[column.output];
     const int out_dtype = plan.outputs[column.output].dtype, out_size = bytes_of(out_dtype);
@@ -50,11 +58,26 @@ struct Columns {
     if (column.table >= 0) wide |= table(column, r);
     r.flags |= wide ? kAccurate : 0;
     choose_kind(column, r);
-    if (column.pool == kNone) choose_way(r);
+    if (column.pool == kNone) choose_way(r, output.rows, alone);
     const int64_t width = (column.pool == kNone ? ids.lanes : 1) * r.dim;
     if (column.offset < 0 || column.offset + width > output.width)
       fail("column %d writes [%lld, %lld) of an output %lld wide", column.index, (long long)column.offset, (long long)(column.offset + width), (long long)output.width);
     return r;
+  }
+
+  // Copies of wide rows by parts of a row, a unit each: a warp that moved 32 rows of 2 KB would take 32 turns for it.
+  static std::vector<Record> pieces(const Record& r) {
+    if (r.way != kPosition) return {r};
+    const int64_t count = std::min<int64_t>(kMostPieces, (r.chunks + kPiece - 1) / kPiece);
+    std::vector<Record> found;
+    for (int64_t p = 0; p < count; p++) {
+      const int64_t first = r.chunks * p / count, end = r.chunks * (p + 1) / count;
+      found.push_back(r);
+      found.back().table += first * r.chunk_bytes;
+      found.back().out_offset += first * r.chunk_bytes;
+      set_chunks(found.back(), r.chunk_bytes, (end - first) * r.chunk_bytes);
+    }
+    return found;
   }
 
  private:
@@ -120,13 +143,18 @@ struct Columns {
     resolver.words.add(array.sizes[0]);
   }
 
-  // Whether rows.cuh serves the column, and how. Lanes that lie as further rows would count as rows.
-  void choose_way(Record& r) {
-    View& view = r.ids.view;
+  // Whether rows.cuh serves the column, and how. Lanes that become further rows of the output count as rows.
+  void choose_way(Record& r, int64_t rows, bool alone) {
+    View view = r.ids.view;
     const int64_t size = r.dim * bytes_of(r.out_dtype);
-    if (r.kind == kCopy) return choose_copy(r);
-    const bool lies_as_rows = r.lanes == 1 || (view.row_stride == r.lanes * view.lane_stride && r.out_stride == r.lanes * size);
-    if (r.kind != kRows || view.inner || !lies_as_rows || (r.flags & kWrapNegative)) return;
+    if (r.kind == kCopy) return choose_copy(r, rows, alone);
+    if (r.kind != kRows || (r.flags & kWrapNegative)) return;
+    if (r.lanes != 1) {
+      if (view.inner || r.out_stride != r.lanes * size) return;
+      if (view.row_stride != r.lanes * view.lane_stride) view.inner = r.lanes, view.inner_stride = view.lane_stride;
+      else view.row_stride = view.lane_stride;
+    }
+    if (!set_places(r, view, rows * r.lanes)) return;
     const Step* step = image.steps.data() + r.ids.steps_at;
     const bool whole = view.dtype == kInt64 || view.dtype == kInt32;
     if (r.ids.n_steps == 0 && whole) {
@@ -143,30 +171,48 @@ struct Columns {
     }
     r.flags |= kFlat;
     if (r.lanes == 1) return;
-    view.row_stride = view.lane_stride;
+    r.ids.view = view;
     r.out_stride = size;
   }
 
-  static bool is_plain(const Record& r) {
+  // False: they are too far apart. `rows`: of the view, with its inner ones.
+  static bool set_places(Record& r, const View& view, int64_t rows) {
+    const int64_t step = view.inner ? std::gcd(view.row_stride, view.inner_stride) : view.row_stride;
+    r.places = {int32_t(step), 0, 0, 0};
+    if (step < 0 || step >= INT32_MAX) return false;
+    if (view.inner == 0 || step == 0 || rows == 0) return true;
+    const int64_t outer_step = view.row_stride / step, inner_step = view.inner_stride / step;
+    if (std::max({view.inner, outer_step, inner_step}) > INT32_MAX) return false;
+    r.places = {int32_t(step), uint32_t(view.inner), uint32_t(outer_step), uint32_t(inner_step)};
+    return (rows / view.inner - 1) * outer_step + (view.inner - 1) * inner_step <= INT32_MAX;
+  }
+
+  bool is_plain(const Record& r) const {
     const View& view = r.ids.view;
     const int64_t size = bytes_of(view.dtype), stride = r.flags & kDense ? view.lane_stride : view.row_stride;
-    const bool changed = r.ids.n_steps > 0 || (r.flags & (kHasWeights | kHasLengths | kIsMasked | kHasPadding | kWrapNegative));
+    const bool changed = r.ids.n_steps > 0 || (r.flags & (kHasLengths | kIsMasked | kHasPadding | kWrapNegative));
     return !changed && (view.dtype == kInt64 || view.dtype == kInt32) && stride == size && view.inner == 0;
   }
 
+  bool has_plain_weights(const Record& r) const {
+    const View& view = image.rares[r.extra].weights;
+    return r.table_dtype != kUInt8 && (view.dtype == kFloat || view.dtype == kHalf || view.dtype == kBFloat16) && view.inner == 0;
+  }
+
   // A copy of rows as they are reads them as a table's, at the ids 0, 1, 2...
-  void choose_copy(Record& r) {
+  void choose_copy(Record& r, int64_t rows, bool alone) {
     const View& view = r.ids.view;
-    const int64_t size = bytes_of(r.out_dtype);
+    const int64_t size = bytes_of(r.out_dtype), row_bytes = r.lanes * size;
     const bool changed = r.ids.n_steps > 0 || view.dtype != r.out_dtype || (r.flags & (kAdd | kDivides));
-    if (changed || view.inner || (r.lanes != 1 && view.lane_stride != size) || r.lanes * size / 2 > 8192) return;
-    const int64_t data = resolver.words.values[view.word] + view.offset, bits = data | view.row_stride | r.lanes * size | r.out_stride | output_bits(r);
-    if (view.row_stride >= INT32_MAX || r.out_stride >= INT32_MAX || (size == 8 && bits % 16)) return;
+    if (changed || (r.lanes != 1 && view.lane_stride != size) || r.out_stride >= INT32_MAX || !set_places(r, view, rows)) return;
+    const int64_t data = resolver.words.values[view.word] + view.offset, bits = data | r.places.step | row_bytes | r.out_stride | output_bits(r);
+    const int64_t chunk_bytes = bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 2;
+    if (row_bytes / chunk_bytes >= (alone ? kMostPieces : 1) * kMostChunks) return;
     r.way = kPosition;
     r.flags |= kFlat;
     r.table = reinterpret_cast<const char*>(view.offset);
-    r.table_stride = view.row_stride;
-    set_chunks(r, bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 2, r.lanes * size);
+    r.table_stride = r.places.step;
+    set_chunks(r, chunk_bytes, row_bytes);
     r.lanes = 1;
   }
 
@@ -201,16 +247,16 @@ struct Columns {
     } else if (bags) {
       const bool fast = contiguous && column.pool != kMax && !(r.flags & kAccurate) && r.dim > 0 && fits(16) && r.table_stride < INT32_MAX;
       r.kind = fast ? kBags : kBagsAny;
-      r.flags |= is_plain(r) ? kPlain : 0;
+      if (is_plain(r)) r.flags |= !(r.flags & kHasWeights) ? kPlain : has_plain_weights(r) ? kWeighted : 0;
       r.chunks = uint32_t(r.dim * size / 16);
       while ((1u << r.group_log2) < r.chunks && r.group_log2 < 5) r.group_log2++;
       r.chunk_bytes = plain && fits_output(16) ? 16 : 0;
     } else {
       const int64_t bytes = fits(16) && fits_output(16) ? 16 : fits(4) && fits_output(4) ? 4 : 2, chunks = r.dim * size / bytes;
-      const bool narrow = r.table_rows < INT32_MAX && r.table_stride < INT32_MAX && r.out_stride < INT32_MAX && chunks < 8192;
+      const bool narrow = r.table_rows < INT32_MAX && r.table_stride < INT32_MAX && r.out_stride < INT32_MAX && chunks < kMostChunks;
       r.kind = plain && contiguous && chunks > 0 && narrow ? kRows : kConvert;
       set_chunks(r, bytes, r.dim * size);
-      const bool widens = r.table_dtype == kUInt8 && r.out_dtype == kFloat && !(r.flags & (kAdd | kDivides)) && r.dim > 0 && r.dim / 4 < 8192;
+      const bool widens = r.table_dtype == kUInt8 && r.out_dtype == kFloat && !(r.flags & (kAdd | kDivides)) && r.dim > 0 && r.dim / 4 < kMostChunks;
       if (column.table >= 0 && widens && narrow && fits(4) && fits_output(16)) {
         r.kind = kRows;
         set_chunks(r, 4, r.dim);

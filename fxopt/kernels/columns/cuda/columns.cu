@@ -8,17 +8,18 @@
 
 namespace fxopt::cuda {
 
-// One record over an item's share: rows of bags, or positions.
+// One record over an item's share: rows of bags, or positions. BAGS: it may be of bags.
+template <bool BAGS>
 FXOPT_DEVICE void run_record(const Launch& launch, const Segment& segment, const Record& record, unsigned part, float* shared) {
   int64_t first = int64_t(part) * segment.span, last = segment.positions;
   if (segment.positions == 0) {
     const int64_t per_item = segment.bags, row = part / unsigned(segment.parts) * per_item;
-    if (record.kind >= kBags) {
-      const int number = int(part % unsigned(segment.parts));
-      float* found = segment.parts > 1 ? parts_of(segment, &record - launch.records - segment.first_unit, row) + number * segment.part_stride : nullptr;
+    if (BAGS && record.kind >= kBags) {
       if constexpr (kShortBags)
-        if (segment.bags * segment.span > 32) return sum_short_bags(launch, record, row, segment.rows);
-      return run_bags(launch, record, row, segment.rows, segment.span, {number, segment.parts, found}, shared);
+        if (segment.bags * segment.span > 32) return run_short_bags(launch, record, row, segment.rows);
+      const auto number = int16_t(part % unsigned(segment.parts)), parts = int16_t(segment.parts);
+      float* found = segment.parts > 1 ? parts_of(segment, &record - launch.records - segment.first_unit, row) + number * segment.part_stride : nullptr;
+      return run_bags(launch, record, row, segment.rows, segment.span, {number, parts, segment.span, found}, shared);
     }
     first = row * record.lanes;
     last = (row + per_item < segment.rows ? row + per_item : segment.rows) * record.lanes;
@@ -51,6 +52,7 @@ FXOPT_DEVICE UnitPart place_of(const Segment& segment, unsigned k) {
   return {k - part * unsigned(segment.units), part};
 }
 
+template <bool BAGS>
 FXOPT_DEVICE void run_item(const Launch& launch, int item, float* shared) {
   const Segment& segment = segment_of(launch, item);
   const UnitPart place = place_of(segment, unsigned(item - segment.first_item));
@@ -58,10 +60,23 @@ FXOPT_DEVICE void run_item(const Launch& launch, int item, float* shared) {
   int at = segment.first_unit + int(place.unit);
   do {
     const Record& record = launch.records[at];
-    run_record(launch, segment, record, part, shared);
+    run_record<BAGS>(launch, segment, record, part, shared);
     at = record.next;
     __syncwarp();  // the next of the slot adds to what others of the warp wrote
   } while (at >= 0);
+}
+
+// A warp's part of a bag that its block takes: the items of a block's warps are neighbours, and the first ones of a launch.
+FXOPT_DEVICE void run_in_block(const Launch& launch, int item, float* shared) {
+  const Segment& segment = segment_of(launch, item);
+  const unsigned bag = unsigned(item - segment.first_item) / kWarps, rows = unsigned(segment.rows), unit = bag / rows;
+  const Record& record = launch.records[segment.first_unit + unit];
+  const int warp = threadIdx.x >> 5;
+  const int64_t row = bag - unit * rows;
+  run_any_bag(launch, record, row, rows, {int16_t(warp), kWarps, kGrain, shared});
+  __syncthreads();
+  join_in_block(launch, record, shared - warp * kShared, row);
+  __syncthreads();  // the next bag's parts go where these were
 }
 
 static_assert(kShared >= kEdges + 4 * kGroups);
@@ -73,7 +88,17 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) columns_kernel(const __g
   __shared__ __align__(16) float shared[kWarps][kShared];
   const int warp = threadIdx.x >> 5;
   for (int item = int(blockIdx.x) * kWarps + warp; item < launch.items; item += int(gridDim.x) * kWarps)
-    run_item(launch, item, shared[warp]);
+    run_item<true>(launch, item, shared[warp]);
+}
+
+// The same where all bags are those that blocks take. (Among the other bags' code there are no registers for that.)
+__global__ void __launch_bounds__(kWarps * 32, kBlocks) block_columns_kernel(const __grid_constant__ Launch launch) {
+  wait_for_stream();
+  __shared__ __align__(16) float shared[kWarps][kShared];
+  const int warp = threadIdx.x >> 5;
+  int item = int(blockIdx.x) * kWarps + warp;
+  for (; item < launch.in_blocks; item += int(gridDim.x) * kWarps) run_in_block(launch, item, shared[warp]);
+  for (; item < launch.items; item += int(gridDim.x) * kWarps) run_item<false>(launch, item, shared[warp]);
 }
 
 // The same with tiles: blocks of items and tiles in turn, so that bags, which come first, do not hold every slot.
@@ -86,7 +111,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) tiled_columns_kernel(con
   const int number = in_turn ? block / 2 : block - pairs;
   if (in_turn ? block % 2 == 1 : launch.tiles > pairs) return run_tile(launch, launch.items + number, shared[warp], tile);
   const int item = number * kWarps + warp;
-  if (item < launch.items) run_item(launch, item, shared[warp]);
+  if (item < launch.items) run_item<true>(launch, item, shared[warp]);
 }
 
 // After columns_kernel, where it cut bags: a warp a bag.
@@ -98,7 +123,7 @@ __global__ void __launch_bounds__(kWarps * 32) joins_of_bags_kernel(const __grid
     int s = 0;
     for (; s < launch.n_segments; s++) {
       const Segment& segment = launch.segments[s];
-      const int64_t bags = segment.parts > 1 ? segment.rows * segment.units : 0;
+      const int64_t bags = segment.part_stride > 0 ? segment.rows * segment.units : 0;
       if (left < bags) break;
       left -= bags;
     }

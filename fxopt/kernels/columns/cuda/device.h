@@ -137,6 +137,7 @@ inline Launch& parameters_of(Device& device, const Request& request, const Image
   parameters.plan = request.n_words;
   parameters.mode = int32_t(reinterpret_cast<const Header*>(request.words)->bad_ids);
   parameters.items = int32_t(image.items);
+  parameters.in_blocks = int32_t(image.in_blocks);
   parameters.tiles = int32_t(image.tiles);
   parameters.n_segments = int32_t(image.segments.size());
   std::copy(image.segments.begin(), image.segments.end(), parameters.segments);

@@ -6,6 +6,7 @@
 namespace fxopt::cuda {
 
 __global__ void columns_kernel(const __grid_constant__ Launch launch);
+__global__ void block_columns_kernel(const __grid_constant__ Launch launch);
 __global__ void tiled_columns_kernel(const __grid_constant__ Launch launch);
 __global__ void joins_of_bags_kernel(const __grid_constant__ Launch launch);
 
@@ -22,12 +23,12 @@ inline void launch(Device& device, const Request& request, const Image& image, c
   int64_t cut = 0;  // bags
   for (int s = 0; s < parameters.n_segments; s++) {
     Segment& segment = parameters.segments[s];
-    if (segment.parts == 1) continue;
+    if (segment.part_stride == 0) continue;
     const int64_t bags = segment.rows * segment.units;
     segment.sums = reinterpret_cast<float*>(request.allocate(request.context, bags * segment.parts, segment.part_stride, kFloat));
     cut += bags;
   }
-  const auto kernel = image.tiles ? tiled_columns_kernel : columns_kernel;
+  const auto kernel = image.in_blocks ? block_columns_kernel : image.tiles ? tiled_columns_kernel : columns_kernel;
   check(cudaLaunchKernelEx(&config, kernel, parameters), "launch");
   if (cut == 0) return;
   config.gridDim = dim3(unsigned(std::min(most, (cut + kWarps - 1) / kWarps)));

@@ -17,6 +17,7 @@ constexpr ptrdiff_t kLeastTiledColumns = 200;
 
 // Ids of a short bag, on average. H200, short bags as runs against each by itself: 26 x 2048 bags of one id 49 -> 23 us, of 0 to 44 ids 81 -> 53, a few of 100 among short ones 76 -> 43.
 constexpr int64_t kMostShort = 8;
+constexpr int64_t kLeastInBlock = 32;  // ids of a bag, on average, for which a block's warps come together
 
 struct OutputShape {
   int64_t rows, width;
@@ -70,20 +71,29 @@ struct Builder : Columns {
         break;
       }
       std::vector<Record> chain;
-      for (int c = next; c < end; c++) chain.push_back(record(plan.columns[c]));
+      for (int c = next; c < end; c++) chain.push_back(record(plan.columns[c], end == next + 1));
       const OutputData& output = outputs[plan.columns[next].output];
       next = end;
       const int width = output.rows ? bag_width(chain, output.rows) : 0;
       const int64_t positions = output.rows * chain[0].lanes;
       const int parts = width == 32 ? bag_parts(chain, output.rows) : 1;
       const int together = width ? bags_together(chain, output.rows, width, parts) : 0;
-      if (width || positions) classes[{-width, -parts, output.rows, width ? 0 : positions, together}].push_back(std::move(chain));
+      if (width && fits_a_block(chain, output.rows, width, parts)) {
+        classes[{false, -width, -parts, output.rows, 0, together}].push_back(std::move(chain));
+      } else if (width) {
+        classes[{true, -width, -parts, output.rows, 0, together}].push_back(std::move(chain));
+      } else if (positions && chain.size() == 1) {
+        for (const Record& piece : pieces(chain[0])) classes[{true, 0, -1, output.rows, positions, 0}].push_back({piece});
+      } else if (positions) {
+        classes[{true, 0, -1, output.rows, positions, 0}].push_back(std::move(chain));
+      }
     }
+    leave_blocks(classes);
     span = span_of_items(classes);
     std::vector<std::pair<Key, Units>> tiled;
     for (auto& [key, units] : classes) {
       for (uint32_t chunks : {1, 2, 4})
-        if (classes.size() + tiled.size() < kSegments) take_tiled(key, units, chunks, tiled);
+        if (!in_blocks(*classes.begin()) && classes.size() + tiled.size() < kSegments) take_tiled(key, units, chunks, tiled);
       if (!units.empty()) add_segment(key, units, 0);
     }
     for (auto& [key, units] : tiled) add_segment(key, units, int(units[0][0].chunks));
@@ -92,13 +102,14 @@ struct Builder : Columns {
   }
 
  private:
-  using Key = std::tuple<int, int, int64_t, int64_t, int>;  // -width, -parts, rows, positions, bags of an item
+  // No block to a bag, -width, -parts, rows, positions, bags of an item. Blocks come first, so that their items fill them.
+  using Key = std::tuple<bool, int, int, int64_t, int64_t, int>;
   using Units = std::vector<std::vector<Record>>;
 
   // Of a unit whose columns have bags.
   static int64_t items_of_bags(const Key& key) {
-    const auto [negative_width, negative_parts, rows, positions, bags] = key;
-    return (rows + bags - 1) / bags * -negative_parts;
+    const auto [no_block, negative_width, negative_parts, rows, positions, bags] = key;
+    return no_block ? (rows + bags - 1) / bags * -negative_parts : rows * kWarps;
   }
 
   // Positions that an item of columns without bags covers: so many that all items run at once where they can, in the half of
@@ -107,8 +118,9 @@ struct Builder : Columns {
   int span_of_items(const std::map<Key, Units>& classes) const {
     int64_t heavy = 0, light = 0;
     for (const auto& [key, units] : classes) {
-      if (std::get<0>(key)) heavy += int64_t(units.size()) * items_of_bags(key);
-      else light += int64_t(units.size()) * ((std::get<3>(key) + 31) / 32);
+      const auto [no_block, negative_width, negative_parts, rows, positions, bags] = key;
+      if (!negative_width) light += int64_t(units.size()) * ((positions + 31) / 32);
+      else if (no_block) heavy += int64_t(units.size()) * items_of_bags(key);
     }
     int positions = 32;
     while (positions < kMostSpan && heavy + light / (positions / 32) > warps / 2) positions *= 2;
@@ -121,7 +133,7 @@ struct Builder : Columns {
       const Record& r = chain[0];
       return chain.size() == 1 && r.kind == kRows && r.way != kAnyWay && r.chunk_bytes == 16 && r.chunks == chunks;
     };
-    if (std::get<3>(key) < kLeastTiledRows || std::count_if(units.begin(), units.end(), fits) < kLeastTiledColumns) return;
+    if (std::get<4>(key) < kLeastTiledRows || std::count_if(units.begin(), units.end(), fits) < kLeastTiledColumns) return;
     const auto taken = std::stable_partition(units.begin(), units.end(), [&](const auto& chain) { return !fits(chain); });
     tiled.emplace_back(key, Units(std::make_move_iterator(taken), std::make_move_iterator(units.end())));
     units.erase(taken, units.end());
@@ -154,6 +166,28 @@ struct Builder : Columns {
     return int(std::max<int64_t>(1, std::min({kMostParts, ids_of(chain[0], rows) / (rows * kLeastPart), warps / (bags * rows)})));
   }
 
+  // Whether the warps of a block share a bag, and add their parts up in shared memory: of few bags that are not plain, which
+  // keep their order of additions.
+  bool fits_a_block(const std::vector<Record>& chain, int64_t rows, int width, int parts) const {
+    const Record& r = chain[0];
+    if (chain.size() > 1 || r.kind < kBags || (r.flags & (kPlain | kAccurate)) || r.pool == kMax || width < 32 || part_stride(r) > kShared) return false;
+    return parts <= kWarps && ids_of(r, rows) >= kLeastInBlock * rows && bags * rows * kWarps <= warps;
+  }
+
+  static bool in_blocks(const std::pair<const Key, Units>& one) { return !std::get<0>(one.first); }
+
+  // A launch with other bags too has no blocks that share one.
+  void leave_blocks(std::map<Key, Units>& classes) const {
+    const bool others = std::any_of(classes.begin(), classes.end(), [](const auto& one) { return !in_blocks(one) && std::get<1>(one.first); });
+    while (others && in_blocks(*classes.begin())) {
+      Key key = classes.begin()->first;
+      Units units = std::move(classes.begin()->second);
+      classes.erase(classes.begin());
+      std::get<0>(key) = true;
+      std::move(units.begin(), units.end(), std::back_inserter(classes[key]));
+    }
+  }
+
   // Bags that an item takes: short ones as runs where items of a few would be more than an eighth of the warps (H200, E whole
   // at batch 256: 57.4 us; 61.8 from half of the warps on, which leaves its bags as they are).
   int bags_together(const std::vector<Record>& chain, int64_t rows, int width, int parts) const {
@@ -172,13 +206,14 @@ struct Builder : Columns {
 
   // `chunks`: of tiles, which come after all that are not; 0: no tiles.
   void add_segment(const Key& key, const Units& units, int chunks) {
-    const auto [negative_width, negative_parts, rows, positions, bags] = key;
-    const int width = -negative_width, parts = -negative_parts;
+    const auto [no_block, negative_width, negative_parts, rows, positions, bags] = key;
+    const int width = -negative_width, parts = no_block ? -negative_parts : kWarps;
     Segment segment{rows, positions, int32_t(image.items + image.tiles), int32_t(image.records.size()), int32_t(units.size()), width, parts, 0, nullptr, chunks, bags};
     int64_t per_unit;
     if (width) {
       per_unit = items_of_bags(key);
-      for (const auto& chain : units) segment.part_stride = std::max(segment.part_stride, part_stride(chain[0]));
+      if (no_block && parts > 1)
+        for (const auto& chain : units) segment.part_stride = std::max(segment.part_stride, part_stride(chain[0]));
     } else {
       if (positions > UINT32_MAX - 256) fail("fxopt.columns: more than 2^32 positions in a column");
       segment.span = span;
@@ -186,6 +221,7 @@ struct Builder : Columns {
     }
     if (chunks) image.tiles += per_unit * ((int64_t(units.size()) + kWarps - 1) / kWarps);
     else image.items += per_unit * int64_t(units.size());
+    if (!no_block) image.in_blocks = image.items;
     if (image.items + image.tiles > INT32_MAX) fail("fxopt.columns: a call of more than 2^31 work items");
     image.segments.push_back(segment);
     const size_t heads = image.records.size();

@@ -4,17 +4,20 @@
 
 namespace fxopt::cuda {
 
-// The share of a bag that a warp takes. Of more than one, `found` (16-byte aligned) gets a PartTotals, then [dim] sums or
-// maxima, then, of maxima, the first values.
+// The share of a bag that a warp takes, a multiple of `grain` ids. Of more than one, `found` (16-byte aligned) gets a
+// PartTotals, then [dim] sums or maxima, then, of maxima, the first values.
 struct Part {
-  int number, of;
+  int16_t number, of;
+  int32_t grain;
   float* found;
 };
 
-// Where a part begins; the bag then ends where it does. Parts are multiples of `width` long.
-FXOPT_DEVICE int cut(Bag& bag, const Part& part, int width) {
+constexpr int kGrain = 4;  // of parts that a block's warps take
+
+// Where a part begins; the bag then ends where it does.
+FXOPT_DEVICE int cut(Bag& bag, const Part& part) {
   if (part.of == 1) return 0;
-  const int64_t size = int64_t(bag.length / (part.of * width) + 1) * width, first = part.number * size;
+  const int64_t size = int64_t(bag.length / (part.of * part.grain) + 1) * part.grain, first = part.number * size;
   if (first + size < bag.length) bag.length = int(first + size);
   return first < bag.length ? int(first) : bag.length;
 }
@@ -73,6 +76,23 @@ FXOPT_DEVICE void join_bag(const Launch& launch, const Segment& segment, int64_t
   float* parts = parts_of(segment, unit, row);
   if (record.flags & kAccurate) join_bag<double>(launch, segment, record, parts, row);
   else join_bag<float>(launch, segment, record, parts, row);
+}
+
+// All warps of a block, after each has left its part of bag `row` in shared memory, kShared floats from the last one's.
+FXOPT_DEVICE void join_in_block(const Launch& launch, const Record& record, const float* parts, int64_t row) {
+  PartTotals all{0, 0, 0, 0};
+  for (int part = 0; part < kWarps; part++) {
+    const PartTotals one = *reinterpret_cast<const PartTotals*>(parts + part * kShared);
+    all.count += one.count;
+    all.kept += one.kept;
+    all.poisoned |= one.poisoned;
+  }
+  const float by = divisor<float>(launch, record, row, all.kept);
+  for (int d = threadIdx.x; d < int(record.dim); d += kWarps * 32) {
+    float found = 0;
+    for (int part = 0; part < kWarps; part++) found += parts[part * kShared + kTotalsFloats + d];
+    put(record, output(launch, record, row, 0) + d * size_of(record.out_dtype), finished(record, found, all.count, all.poisoned), by);
+  }
 }
 
 }  // namespace fxopt::cuda

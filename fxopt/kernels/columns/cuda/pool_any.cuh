@@ -22,7 +22,7 @@ FXOPT_DEVICE void elements(const Record& record, int id, int first, int64_t d, A
     case kDouble: return all([&](const char* row) { return load_as<double>(row + at); });
     case kHalf: return all([&](const char* row) { return half_to_float(load_as<uint16_t>(row + at)); });
     case kBFloat16: return all([&](const char* row) { return bfloat16_to_float(load_as<uint16_t>(row + at)); });
-    default: return all([&](const char* row) { return row_value<A>(record, row, d); });
+    default: return all([&](const char* row) { return code_value(record, row, d); });
   }
 }
 
@@ -31,7 +31,7 @@ __device__ __noinline__ void pool_any(const Launch& launch, const Record& record
   const int thread = threadIdx.x & 31, dtype = record.table_dtype;
   const bool is_max = record.pool == kMax, masked = record.flags & kIsMasked;
   Bag bag = bag_of(launch, record, row, rows, true);
-  const int begin = cut(bag, part, 32);
+  const int begin = cut(bag, part);
   const A value = masked ? A(launch.rares[record.extra].masked_value) : A(0);
   for (int64_t block = 0; block < record.dim; block += 32) {
     const int64_t d = block + thread;
@@ -43,6 +43,7 @@ __device__ __noinline__ void pool_any(const Launch& launch, const Record& record
       poisoned |= __any_sync(kAll, mine.id == kBad);
       const unsigned counts = __ballot_sync(kAll, mine.counts);
       const unsigned wanted = __ballot_sync(kAll, mine.id >= 0);
+#pragma unroll 1
       for (int k = 0; k < 32; k += kAhead) {
         if ((wanted >> k & ((1 << kAhead) - 1)) == 0) continue;
         A x[kAhead];

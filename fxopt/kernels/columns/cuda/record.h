@@ -20,6 +20,12 @@ struct Values {
   int32_t steps_at, n_steps, dtype;  // dtype: of the result
 };
 
+// Where rows.cuh reads position p: outer_step * (p / inner) + inner_step * (p % inner) steps from the first; inner 0: p steps.
+struct Places {
+  int32_t step;  // bytes
+  uint32_t inner, outer_step, inner_step;
+};
+
 constexpr uint8_t kCodes = 1;  // a Record's chunk_bytes where rows in 8 bits become floats, a chunk of four codes at a time
 enum Kind : int8_t { kCopy, kRows, kConvert, kBags, kBagsAny };  // see gather.cuh and pool.cuh
 // How rows.cuh comes to the ids of a kRows column. kPosition: the row itself, of a tensor that is copied.
@@ -32,11 +38,13 @@ enum RecordFlag : int32_t {  // beyond layout.h's, which keep their bits
   kHasWeights = 1 << 20,
   kFlat = 1 << 21,   // positions need no splitting into row and lane
   kPlain = 1 << 22,  // int32 or int64 ids side by side that nothing changes
+  kWeighted = 1 << 23,  // such ids, and a weight in float32, float16 or bfloat16 for each
 };
 
 // One column. Those of one output slot follow each other by `next`, in plan order.
 struct Record {
   Values ids;
+  Places places;
   const char* edges;
   int32_t n_edges, edges_stride;
   const char* table;
@@ -72,7 +80,7 @@ struct Segment {
   int64_t rows, positions;  // positions = rows * lanes; 0: bags
   int32_t first_item, first_unit, units;
   int32_t span;  // positions an item covers, a multiple of 32; or lanes of a warp that share a bag
-  int32_t parts, part_stride;  // of a bag, a warp each; part_stride: floats
+  int32_t parts, part_stride;  // of a bag, a warp each; part_stride: floats, 0 where they are the warps of one block
   float* sums;                 // of parts: [units, rows, parts, part_stride], see parts.cuh
   int32_t chunks;              // of 16 bytes of a row where a block takes a tile (tiles.cuh), 0: where a warp takes an item
   int32_t bags;                // of an item: 32 / span, more of short ones (short_bags.cuh)
@@ -142,7 +150,7 @@ struct Launch {
   Errors* errors;
   const int64_t* real_rows;  // of a batch padded to `capacity`; null: all rows are
   int64_t capacity, plan;
-  int32_t mode, items, tiles, n_segments, entries_word;  // entries_word: of gradients, see backward.cuh
+  int32_t mode, items, in_blocks, tiles, n_segments, entries_word;  // in_blocks: the first items; entries_word: of gradients, see backward.cuh
   Segment segments[kSegments];
   int64_t words[kWords];  // pointers of inputs and outputs, sizes of bags
 };

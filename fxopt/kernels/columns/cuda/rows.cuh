@@ -88,24 +88,36 @@ FXOPT_DEVICE Edges stage_edges(const Record& record, float* shared) {
 }
 
 template <class T>
-FXOPT_DEVICE void load_flat(const char* data, int64_t stride, const uint32_t (&position)[kPerThread], T (&v)[kPerThread]) {
+FXOPT_DEVICE void load_flat(const char* data, uint32_t step, const uint32_t (&position)[kPerThread], T (&v)[kPerThread]) {
 #pragma unroll
-  for (int k = 0; k < kPerThread; k++) v[k] = load_as<T>(data + position[k] * stride);
+  for (int k = 0; k < kPerThread; k++) v[k] = load_as<T>(data + uint64_t(position[k]) * step);
+}
+
+// Positions become places, in steps of record.places.step bytes.
+FXOPT_DEVICE void find_places(const Record& record, uint32_t (&position)[kPerThread]) {
+  const Places& places = record.places;
+  if (!places.inner) return;
+#pragma unroll
+  for (int k = 0; k < kPerThread; k++) {
+    const uint32_t outer = position[k] / places.inner;
+    position[k] = outer * places.outer_step + (position[k] - outer * places.inner) * places.inner_step;
+  }
 }
 
 // What ids are found from: integers, or the bits of floats.
 FXOPT_DEVICE void load_sources(const Launch& launch, const Record& record, const uint32_t (&position)[kPerThread], int64_t (&source)[kPerThread]) {
   const View& view = record.ids.view;
   const char* data = reinterpret_cast<const char*>(launch.words[view.word]) + view.offset;
+  const uint32_t step = uint32_t(record.places.step);
   if (view.dtype == kInt64) {
     long long v[kPerThread];
-    load_flat(data, view.row_stride, position, v);
+    load_flat(data, step, position, v);
 #pragma unroll
     for (int k = 0; k < kPerThread; k++) source[k] = v[k];
     return;
   }
   int v[kPerThread];
-  load_flat(data, view.row_stride, position, v);
+  load_flat(data, step, position, v);
 #pragma unroll
   for (int k = 0; k < kPerThread; k++) source[k] = v[k];
 }
@@ -125,28 +137,41 @@ FXOPT_DEVICE void find_ids(const Launch& launch, const Record& record, const flo
   }
 }
 
-// Table rows `ids` of positions 32 k + thread, the first `live` of them, in chunks of type T. All 32 threads load a chunk
-// of each of the kPerThread groups before they store the first. Streaming stores leave the cache to the tables: 880 columns
-// of 32, batch 2048, on an H200 take 89 us with them and 100 without.
-template <class T>
-FXOPT_DEVICE void move_rows(const Record& record, const char* table, const int (&ids)[kPerThread], char* out, uint32_t live) {
+// Table rows `ids` of positions 32 k + thread, the first `live` of them, in chunks of type T. All 32 threads load kPerThread
+// chunks before they store the first: as many of each of GROUPS groups of 32 rows, which hold all that are live. Streaming
+// stores leave the cache to the tables: 880 columns of 32, batch 2048, on an H200 take 89 us with them and 100 without.
+template <class T, int GROUPS>
+FXOPT_DEVICE void move_groups(const Record& record, const char* table, const int (&ids)[kPerThread], char* out, uint32_t live) {
+  constexpr int kOfEach = kPerThread / GROUPS;
   const uint32_t thread = threadIdx.x & 31, chunks = record.chunks, magic = record.chunk_magic;
   const uint32_t table_stride = uint32_t(record.table_stride), out_stride = uint32_t(record.out_stride);
 #pragma unroll 1
-  for (uint32_t number = thread; number < 32 * chunks; number += 32) {
-    const uint32_t slot = chunks == 1 ? number : __umulhi(number, magic), at = (number - slot * chunks) * uint32_t(sizeof(T));
+  for (uint32_t number = thread; number < 32 * chunks; number += 32 * kOfEach) {
+    uint32_t slot[kOfEach], at[kOfEach];  // behind the last chunk they begin again, and nothing is stored
     T value[kPerThread];
 #pragma unroll
-    for (int k = 0; k < kPerThread; k++) {
-      const uint32_t id = uint32_t(__shfl_sync(kAll, ids[k], int(slot)));
-      value[k] = __ldg(reinterpret_cast<const T*>(table + at + uint64_t(id) * table_stride));
+    for (int c = 0; c < kOfEach; c++) {
+      slot[c] = chunks == 1 ? number + c * 32 : __umulhi(number + c * 32, magic);
+      at[c] = (number + c * 32 - slot[c] * chunks) * uint32_t(sizeof(T));
     }
 #pragma unroll
     for (int k = 0; k < kPerThread; k++) {
-      const uint32_t row = k * 32 + slot;
-      if (row < live) __stcs(reinterpret_cast<T*>(out + at + uint64_t(row) * out_stride), value[k]);
+      const int c = k / GROUPS, id = __shfl_sync(kAll, ids[k % GROUPS], int(slot[c]));
+      value[k] = __ldg(reinterpret_cast<const T*>(table + at[c] + uint64_t(uint32_t(id)) * table_stride));
+    }
+#pragma unroll
+    for (int k = 0; k < kPerThread; k++) {
+      const uint32_t c = k / GROUPS, row = k % GROUPS * 32 + slot[c];
+      if (row < live && (kOfEach == 1 || slot[c] < 32)) __stcs(reinterpret_cast<T*>(out + at[c] + uint64_t(row) * out_stride), value[k]);
     }
   }
+}
+
+template <class T>
+FXOPT_DEVICE void move_rows(const Record& record, const char* table, const int (&ids)[kPerThread], char* out, uint32_t live) {
+  if (live <= 32) move_groups<T, 1>(record, table, ids, out, live);
+  else if (live <= 64) move_groups<T, 2>(record, table, ids, out, live);
+  else move_groups<T, kPerThread>(record, table, ids, out, live);
 }
 
 // Positions [first, last) of a column whose `way` is known, up to those with a bad id: returns where it stopped.
@@ -160,6 +185,7 @@ FXOPT_DEVICE uint32_t run_rows(const Launch& launch, const Record& record, float
     int row[kPerThread];
 #pragma unroll
     for (int k = 0; k < kPerThread; k++) position[k] = start + k * 32 < last ? start + k * 32 : first;
+    find_places(record, position);
     const char* table = record.table;
     if (record.way == kPosition) {
       table += launch.words[record.ids.view.word];

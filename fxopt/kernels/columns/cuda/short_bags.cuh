@@ -82,8 +82,8 @@ struct Run {
   }
 };
 
-// Bags from `first` on, as many as a warp's lanes take. What does not need the offsets is loaded before them.
-__device__ __noinline__ void sum_short_bags(const Launch& launch, const Record& its_record, int64_t first, int64_t rows) {
+// Bags from `first` on, as many as a warp's lanes take; returns which of a lane's are left out. What does not need the offsets is loaded before them.
+__device__ __noinline__ unsigned sum_short_bags(const Launch& launch, const Record& its_record, int64_t first, int64_t rows) {
   const int log2 = its_record.group_log2, slot = (threadIdx.x & 31) >> log2, column = threadIdx.x & ((1 << log2) - 1);
   const int64_t row = first + slot * kBeside;
   const PlainIds ids = plain_ids(launch, its_record);
@@ -128,11 +128,17 @@ __device__ __noinline__ void sum_short_bags(const Launch& launch, const Record& 
     auto last = [&](int d) { return finished(record, sum[b][d], run.start[b + 1] - run.start[b], false); };
     if (row + b < rows && column < int(record.chunks)) *reinterpret_cast<float4*>(out + b * record.out_stride) = float4{last(0), last(1), last(2), last(3)};
   }
+  return run.apart;
+}
+
+// And those that it leaves out. (It does not call this itself: there would be no registers for what both keep.)
+FXOPT_DEVICE void run_short_bags(const Launch& launch, const Record& record, int64_t first, int64_t rows) {
+  unsigned apart = sum_short_bags(launch, record, first, rows);
   __syncwarp();
-  while (const unsigned lanes = __ballot_sync(kAll, run.apart != 0)) {
-    const int lane = __ffs(int(lanes)) - 1, its_slot = lane >> log2, b = __ffs(__shfl_sync(kAll, int(run.apart), lane)) - 1;
-    if (slot == its_slot) run.apart &= run.apart - 1;
-    sum_bags<Floats, true>(launch, its_record, first + its_slot * kBeside + b, rows, true, 32, {0, 1, nullptr});
+  while (const unsigned lanes = __ballot_sync(kAll, apart != 0)) {
+    const int lane = __ffs(int(lanes)) - 1, slot = lane >> record.group_log2, b = __ffs(__shfl_sync(kAll, int(apart), lane)) - 1;
+    if (int(threadIdx.x & 31) >> record.group_log2 == slot) apart &= apart - 1;
+    sum_bags<Floats, kPlainIds>(launch, record, first + slot * kBeside + b, rows, true, 32, {0, 1, 32, nullptr});
   }
 }
 

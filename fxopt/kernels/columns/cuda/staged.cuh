@@ -22,7 +22,7 @@ template <class T>
 __device__ __noinline__ void sum_staged_bags(const Launch& launch, const Record& record, int64_t row, int64_t rows, bool wanted, int width, Part part, float* shared) {
   const Lanes lanes = lanes_of(record, width);
   Bag bag = bag_of(launch, record, row, rows, wanted);
-  const int begin = cut(bag, part, width), longest = warp_max(bag.length), turns = kRing >> record.group_log2;
+  const int begin = cut(bag, part), longest = warp_max(bag.length), turns = kRing >> record.group_log2;
   const bool mine = lanes.column < int(record.chunks);
   const char* table = record.table + lanes.column * 16;
   const uint32_t table_stride = uint32_t(record.table_stride);

@@ -166,10 +166,15 @@ FXOPT_DEVICE Quantization quantization_anywhere(const char* from) {
   return {__uint_as_float(bits[0]), __uint_as_float(bits[1])};
 }
 
+// Element d of a row in 8 bits.
+FXOPT_DEVICE float code_value(const Record& record, const char* row, int64_t d) {
+  return dequantized(load_as<unsigned char>(row + d), quantization_anywhere(row + record.dim));
+}
+
 // Element d of a table's row, whatever its format.
 template <class A>
 FXOPT_DEVICE A row_value(const Record& record, const char* row, int64_t d) {
-  if (record.table_dtype == kUInt8) return A(dequantized(load_as<unsigned char>(row + d), quantization_anywhere(row + record.dim)));
+  if (record.table_dtype == kUInt8) return A(code_value(record, row, d));
   return as_number<A>(load_value(row + d * record.column_stride, record.table_dtype), record.table_dtype);
 }
 
