@@ -19,26 +19,35 @@ from tests.kernels.test_target_attention import eager, inputs, plan_of
 
 # What is wrong, and what the source says instead where shim::planted is the bug's number.
 def without(barrier: str) -> tuple[str, str]:
-    """What the source says, and the same without its barrier."""
-    return barrier, barrier.replace("__syncthreads();", "if (!{}) __syncthreads();", 1)
+    """What the source says, and the same without its last barrier."""
+    for call in ("__syncthreads();", "__syncwarp();", "team.barrier();"):
+        if call in barrier:
+            return barrier, barrier.replace(call, f"if (!{{}}) {call}", 1)
+    raise AssertionError(barrier)
 
 
 MUTATIONS = {
-    "no barrier behind the query": without("read_query<T>(a, row, memory);\n    __syncthreads();"),
-    "no barrier behind the valid ones": without("multiply_query<T>(a, memory, s);\n    __syncthreads();"),
-    "no barrier behind the keys": without("count, s, memory);\n      __syncthreads();"),
-    "no barrier behind the products": without("    __syncthreads();  // everybody"),
-    "no barrier behind a layer": without("sums, memory);\n    __syncthreads();\n    if"),
-    "no barrier behind the steps": without("count, memory);\n    __syncthreads();\n  }"),
-    "no barrier behind a tile": without(" * a.stride];\n      __syncthreads();"),
-    "no barrier in a reduction": without("  __syncthreads();\n  x = s."),
-    "no barrier behind the tail": without("run_tail<T>(a, row, s);\n    __syncthreads();"),
-    "no barrier in the sum": without("= sums[j];\n  __syncthreads();"),
-    "channels behind the last": ("if (lane + 32 * j < a.width) sums", "if (lane + 32 * j < a.width || {}) sums"),
-    "the mask the other way": ("== kFill)) s.valid", "== ({} ? kFillWhere : kFill))) s.valid"),
+    "no barrier behind the weights": without("fold<T, EXACT>(a, memory);\n  __syncthreads();"),
+    "no barrier behind the query": without("read_query<T>(a, row, team);\n  team.barrier();"),
+    "no barrier behind the valid ones": without("multiply_query<T>(a, memory, team);\n  team.barrier();"),
+    "no barrier behind the keys": without("count, team);\n    __syncwarp();\n    run_layers"),
+    "no barrier behind a layer": without("j * 8) = x;\n    }\n  }\n  __syncwarp();"),
+    "no barrier behind the steps": without("a.layer[m], count, team);\n    __syncwarp();"),
+    "no barrier behind the tiles": without("  }\n  team.barrier();\n  run_tail"),
+    "no barrier in a reduction": without("  team.barrier();\n  x = team"),
+    "no barrier behind the tail": without("run_tail<T>(a, row, team);\n  team.barrier();"),
+    "no barrier in the sum": without("  if (team.warps == 1) return;\n  team.barrier();"),
+    "a team's barrier without one of its warps": (
+        "if (warps == 1) __syncwarp();",
+        "if (warps == 1 || {}) __syncwarp();",
+    ),
+    "a row too many": ("team.number() * int(gridDim.x); row", "team.number() * ({} ? 1 : int(gridDim.x)); row"),
+    "channels behind the last": ("channel < a.width; channel += 32", "channel < a.width + {}; channel += 32"),
+    "keys behind the last": ("r < count && k < keys.width", "(r < count || {}) && k < keys.width"),
+    "the mask the other way": ("== kFill));\n    if", "== ({} ? kFillWhere : kFill)));\n    if"),
     "no zeros behind a matrix": (
-        "k < padded(block.width); k",
-        "k < ({} ? block.width : padded(block.width)); k",
+        "if (k < padded(block.width)) memory",
+        "if (k < ({} ? block.width : padded(block.width))) memory",
     ),
     "fragments in another order": (
         "inputs.set(1, y.x), inputs.set(2, x.y)",
@@ -111,6 +120,24 @@ def test_relu_and_a_layer_without_activation(shim):
     torch.testing.assert_close(found(shim, q, k, mask, params, plan), expected, rtol=2e-5, atol=2e-5)
 
 
+def test_wide_layers(shim, monkeypatch):
+    """More columns than stand where their inputs do: one behind the other, and behind a narrow one."""
+    monkeypatch.setattr(cuda, "_MOST_SHARED", 200 * 1024)
+    for widths in ((16, 100, 128, 90), (16, 20, 90, 7)):
+        sizes = list(zip((64, *widths[1:]), (*widths[1:], 1), strict=True))
+        params = [x for K, N in sizes for x in (torch.randn(N, K) / K**0.5, torch.randn(N))]
+        q, k, mask, _ = inputs(4, 40, 16)
+        steps = [step for n in range(3) for step in (Step(p.MAXIMUM, 0, 0, CONSTANT), Step(p.LINEAR, 0, 0, n))]
+        layers = tuple((2 * n, 2 * n + 1) for n in range(1, 4))
+        plan = plan_of(16)
+        plan = dataclasses.replace(
+            plan, weight=0, bias=1, layers=layers, norms=(), steps=tuple(steps), constants=(0.0,), score=0
+        )
+        doubles = [q.double()], [k.double()], [mask], [x.double() for x in params]
+        expected = cuda.reference.target_attention(*doubles, plan)
+        torch.testing.assert_close(found(shim, q, k, mask, params, plan), expected, rtol=2e-5, atol=2e-5)
+
+
 def test_several_sources_in_any_pairs(shim):
     """Two queries and two kinds of keys of other widths; a product of each, and one that is there twice."""
     q, k, mask, params = inputs(7, 20, 9)
@@ -179,7 +206,7 @@ def test_the_operator_for_any_number_of_rows(shim, monkeypatch):
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_planted_bugs_are_caught(shim, name):
     arguments = inputs(13, 130, 9)  # two rows a block and more, two tiles of a row's valid positions
-    for seed in range(4):
+    for seed in range(40):
         try:
             with awake(shim, MUTATIONS, name):
                 given = found(shim, *arguments, plan_of(9), seed)

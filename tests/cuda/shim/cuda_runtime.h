@@ -46,7 +46,7 @@ struct dim3 {
   dim3(unsigned x = 1, unsigned y = 1) : x(x), y(y) {}
 };
 
-inline dim3 blockIdx, gridDim;
+inline dim3 blockIdx, gridDim, blockDim;
 
 namespace shim {
 
@@ -72,7 +72,7 @@ struct Copy {
   const char* from;
 };
 
-enum State { kReady, kAtWarp, kAtBlock, kAtGrid, kDone };
+enum State { kReady, kAtWarp, kAtSome, kAtBlock, kAtGrid, kDone };
 
 struct Fiber {
   ucontext_t context;
@@ -198,6 +198,14 @@ struct Scheduler {
       for (int t = warp; t < warp + 32; t++)
         for (int k = 0; k < 32; k++) fibers[t].taken[k] = fibers[warp + k].given;
       for (int t = warp; t < warp + 32; t++) fibers[t].state = kReady;
+    } else if (fibers[current].state == kAtSome) {  // as many as the barrier counts, aligned
+      const uint64_t given = fibers[current].given;
+      const int count = int(given & 0xffff), first = current / count * count;
+      for (int t = first; t < first + count; t++)
+        if (fibers[t].state != kAtSome) return;
+      for (int t = first; t < first + count; t++)
+        if (fibers[t].given != given) return complain("threads at barriers of other numbers or counts");
+      for (int t = first; t < first + count; t++) fibers[t].state = kReady;
     } else if (fibers[current].state == kAtBlock) {
       for (int t = block; t < block + threads; t++)
         if (fibers[t].state != kAtBlock) return;
@@ -269,6 +277,7 @@ inline unsigned __ballot_sync(unsigned mask, bool x) {
 inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
 inline bool __all_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) == 0xffffffffu; }
 inline void __syncwarp() { shim_warp(0xffffffffu, "syncwarp", 0); }
+inline void __barrier_sync_count(unsigned id, unsigned count) { shim::Scheduler::it().meet(shim::kAtSome, "barrier", id << 16 | count); }
 inline void __syncthreads() { shim::Scheduler::it().meet(shim::kAtBlock, "syncthreads", 0); }
 
 template <class T>
@@ -294,6 +303,7 @@ T atomicExch(T* at, T x) { T old = *at; *at = x; return old; }
 inline void __threadfence() {}
 inline void __threadfence_system() {}
 
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }

@@ -48,6 +48,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   scheduler.random.seed(shim::seed);
   scheduler.body = [&] { kernel(parameters); };
   gridDim = config->gridDim;
+  blockDim = config->blockDim;
   for (unsigned y = 0; y < config->gridDim.y; y++) {
     for (unsigned x = 0; x < config->gridDim.x && shim::problem.empty(); x++) {
       scheduler.run({dim3(x, y)}, int(config->blockDim.x), config->dynamicSmemBytes);

@@ -28,13 +28,14 @@ KERNEL = cuda_build.CudaLibrary(
 # attention.cu's: how many records there may be, and what one looks like.
 OPERANDS = 48
 _BLOCKS, _TERMS, _QUERIES, _KEYS, _PRODUCTS = (16, "<7i"), (16, "<if"), (8, "<3i"), (4, "<3i"), (8, "<4i")
-_LAYERS, _NORMS, _CONSTANTS = (5, "<10i"), (4, "<4if"), (12, "<f")
+_LAYERS, _NORMS, _CONSTANTS = (5, "<12i"), (4, "<4if"), (13, "<f")
 _STEPS, _TAIL = (40, "<4i"), (8, "<2if")
-_HEADER = "<18i"  # behind the number of rows and whether products are exact
+_HEADER = "<17i"  # behind the number of rows and whether products are exact
 _STEPWISE, _NONE, _RELU = range(3)
-_ROWS, _WARPS = 64, 8  # positions at a time, and who sums them up
+_GROUPS = (1, 2, 3, 5, 8, 10, 16)  # of 8 columns, that a layer is computed in
+_IN_PLACE = 80  # columns of a layer that may stand where its inputs do
+_ROWS, _WARPS, _FEWEST = 16, 16, 2  # positions of a warp at a time; warps of a block, at most and at least
 _MOST_SHARED = 99 * 1024  # bytes a block may have on any device, where nothing else is known
-_STATIC = 2048  # of them, for what is not counted here
 Lists = Sequence[Sequence[Tensor]]  # rows, positions, masks, params
 
 
@@ -131,16 +132,16 @@ class _Encoder:
         self._check_steps(N, layers)
         records = self._layers([(N, 0), *layers])
         is_bool = bool(self.masks) and self.masks[0].dtype == torch.bool
-        inputs_stride = _stride(max(self.inputs, width * _WARPS // _ROWS, *(n for n, _ in layers), N))
-        inputs, scores = self._place(_ROWS * inputs_stride), self._place(2 * T)
-        bytes_ = 4 * self.floats
-        _check(bytes_ + _STATIC <= _most_shared(self.positions[0].device))
+        stride = _stride(self.inputs)
+        of_team = 8 + _WARPS + MOST_WIDTH_ON_CUDA + self.query[-1] + _padded(2 * T)
+        most = _most_shared(self.positions[0].device)
+        _check(4 * (self.floats + of_team + _FEWEST * _ROWS * stride) <= most)
         counts = len(self.blocks), len(self.queries), len(self.keys), len(self.products), len(records)
         header = T, *counts, len(plan.tail), self.position(plan.values), width, is_bool
         norms = ((*map(self.param, (n.mean, n.variance, n.weight, n.bias)), n.eps) for n in plan.norms)
         return b"".join(
             (
-                struct.pack(_HEADER, *header, inputs, inputs_stride, *self.query, scores, bytes_),
+                struct.pack(_HEADER, *header, stride, *self.query, self.floats, of_team, most, 0),
                 _records(_BLOCKS, self.blocks),
                 _records(_TERMS, self.terms),
                 _records(_QUERIES, self.queries),
@@ -159,10 +160,8 @@ class _Encoder:
         self.floats += _padded(floats)
         return self.floats - _padded(floats)
 
-    def _block(
-        self, weight: int, n: int, place: int, stride: int, terms: Sequence[tuple[int, float]], width: int
-    ) -> None:
-        self.blocks.append((self.param(weight), place, stride, n, width, len(self.terms), len(terms)))
+    def _block(self, weight: int, n: int, place: int, terms: Sequence[tuple[int, float]], width: int) -> None:
+        self.blocks.append((self.param(weight), place, n, _rows(n), width, len(self.terms), len(terms)))
         self.terms += terms
 
     def _first_layer(self, N: int) -> None:
@@ -184,45 +183,42 @@ class _Encoder:
             self.keys.append((self.position(position), self.inputs, width))
             self.inputs += _padded(width)
         _check(bool(key_at))
-        query, query_stride = self._place(query_width), _stride(query_width)
-        query_weight = self._place(_padded(N) * query_stride)
-        self.query = query, query_weight, query_stride, query_width
-        self.queries = [(self.row(row), query + at, self.rows[row].shape[1]) for row, at in query_at.items()]
+        rows = _rows(N)
+        query_weight = self._place(rows * query_width)
+        self.query = query_weight, query_width
+        self.queries = [(self.row(row), at, self.rows[row].shape[1]) for row, at in query_at.items()]
         for row, at in query_at.items():  # zeros where it is in products alone
-            self._block(
-                plan.weight,
-                N,
-                query_weight + at,
-                query_stride,
-                _columns(by_sources.get((row, -1), [])),
-                self.rows[row].shape[1],
-            )
+            terms = _columns(by_sources.get((row, -1), []))
+            self._block(plan.weight, N, query_weight + at * rows, terms, self.rows[row].shape[1])
         products = {key: terms for key, terms in by_sources.items() if key[1] >= 0}
-        self.first = 0, _stride(sum(_padded(terms[0].width) for terms in products.values()))
-        self.first = self._place(_padded(N) * self.first[1]), self.first[1]
+        self.first = self._place(rows * sum(_padded(terms[0].width) for terms in products.values()))
         column = 0
-        for (row, position), terms in products.items():
-            width = terms[0].width
-            factor = query + query_at[row] if row >= 0 else -1
+        for (row, position), parts in products.items():
+            width = parts[0].width
+            factor = query_at[row] if row >= 0 else -1
             self.products.append((key_at[position], factor, _padded(width), column))
-            self._block(plan.weight, N, self.first[0] + column, self.first[1], _columns(terms), width)
+            self._block(plan.weight, N, self.first + column * rows, _columns(parts), width)
             column += _padded(width)
 
     def _layers(self, sizes: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
         """Every layer with the steps behind it."""
         plan = self.plan
         ends = [number for number, step in enumerate(plan.steps) if step.op == p.LINEAR] + [len(plan.steps)]
-        records, begin, out, number = list[tuple[int, ...]](), 0, 0, -1
+        records, begin, out, number, at = list[tuple[int, ...]](), 0, 0, -1, 0
+        beside = max(self.inputs, MOST_WIDTH_ON_CUDA)
         for end in ends:
             weight, bias = plan.layers[number] if number >= 0 else (plan.weight, plan.bias)
             N, K = sizes[number + 1]
-            place, stride = self.first
+            place = self.first
             if number >= 0:
-                place, stride = self._place(_padded(N) * _stride(K)), _stride(K)
-                self._block(weight, N, place, stride, [(0, 1.0)], K)
+                place = self._place(_rows(N) * _padded(K))
+                self._block(weight, N, place, [(0, 1.0)], K)
+            to = at if N <= _IN_PLACE else beside - at
+            self.inputs = max(self.inputs, to + _rows(N))
             result = plan.steps[end].left if end < len(plan.steps) else plan.score
             activation = self._activation(plan.steps[begin:end], out, result)
-            records.append((self.param(bias), N, K, place, stride, activation, out, begin, end, result))
+            records.append((self.param(bias), N, _rows(N) // 8, K, place, at, to, activation, out, begin, end, result))
+            at = to
             if end < len(plan.steps):
                 begin, out, number = end + 1, plan.steps[end].out, plan.steps[end].right
         return records
@@ -283,6 +279,11 @@ def _columns(terms: Sequence[p.Term]) -> list[tuple[int, float]]:
 
 def _padded(size: int) -> int:
     return size + -size % 8
+
+
+def _rows(n: int) -> int:
+    """Of a layer's matrix in shared memory: n, and zeros."""
+    return 8 * next(groups for groups in _GROUPS if 8 * groups >= n)
 
 
 def _stride(width: int) -> int:
