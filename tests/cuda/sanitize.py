@@ -86,8 +86,8 @@ MUTANTS = (
     Mutant(
         "racecheck",
         "target_attention/cuda/attention.cu",
-        " * a.stride];\n      __syncthreads();",
-        " * a.stride];",
+        "  }\n  team.barrier();\n  run_tail",
+        "  }\n  run_tail",
         KERNELS["attention_kernel"],
     ),
 )

@@ -43,7 +43,7 @@ MUTATIONS = {
     ),
     "a row too many": ("team.number() * int(gridDim.x); row", "team.number() * ({} ? 1 : int(gridDim.x)); row"),
     "channels behind the last": ("channel < a.width; channel += 32", "channel < a.width + {}; channel += 32"),
-    "keys behind the last": ("r < count && k < keys.width", "(r < count || {}) && k < keys.width"),
+    "keys behind the last": ("valid[r < count ? r : 0]", "valid[r < count || {} ? r : 0]"),
     "the mask the other way": ("== kFill));\n    if", "== ({} ? kFillWhere : kFill)));\n    if"),
     "no zeros behind a matrix": (
         "if (k < padded(block.width)) memory",

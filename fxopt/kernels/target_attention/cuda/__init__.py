@@ -1,4 +1,4 @@
-"""Target attention on a GPU, without gradients: one launch, a block a row, nothing of size [B, T, 4 D].
+"""Target attention on a GPU, without gradients: one launch, teams of warps take rows, nothing of size [B, T, 4 D].
 
 The first layer's weight is folded as the block reads it, for the 32 positions that it has in shared memory; positions
 that a mask fills are skipped. Sums are fp32 whatever the dtype.

@@ -217,20 +217,21 @@ __device__ __forceinline__ void run(const Attention& a, const Step& step, int n,
   for (int r = 0; r < 4; r++) registers.value[step.out][r] = z[r];
 }
 
-// The keys of positions valid[first .. first + count), zeros behind them: a lane a column, 16 positions at once.
+// The keys of positions valid[first .. first + count), zeros behind their columns: a lane a column, 16 positions at once. Rows
+// behind the last are the first once more, as no load waits for a branch; nobody reads what becomes of them.
 template <class T>
 __device__ __forceinline__ void read_keys(const Attention& a, int row, int first, int count, const Team& team) {
-  const int lane = team.thread & 31;
+  const int lane = team.thread & 31, *valid = team.valid(a) + first;
   for (int m = 0; m < a.keys; m++) {
     const Keys keys = a.key[m];
     const Operand& x = a.operands[keys.position];
     for (int k = lane; k < padded(keys.width); k += 32) {
-      const int64_t from = row * x.strides[0] + k * x.strides[2];
+      const int64_t from = row * x.strides[0] + (k < keys.width ? k : 0) * x.strides[2];
       float values[kRows];
 #pragma unroll
-      for (int r = 0; r < kRows; r++) values[r] = r < count && k < keys.width ? load<T>(x.data, from + team.valid(a)[first + r] * x.strides[1]) : 0.0f;
+      for (int r = 0; r < kRows; r++) values[r] = load<T>(x.data, from + valid[r < count ? r : 0] * x.strides[1]);
 #pragma unroll
-      for (int r = 0; r < kRows; r++) team.inputs[r * a.stride + keys.column + k] = values[r];
+      for (int r = 0; r < kRows; r++) team.inputs[r * a.stride + keys.column + k] = k < keys.width ? values[r] : 0.0f;
     }
   }
 }
@@ -270,12 +271,12 @@ __device__ __forceinline__ void run_groups(const Attention& a, int m, int group,
   const int lane = team.thread & 31, begin = group * 8 + lane % 4 * 2;
   float sums[GROUPS][4];
 #pragma unroll
-  for (int j = 0; j < GROUPS; j++) {
-#pragma unroll
-    for (int c = 0; c < 2; c++) {
-      const int n = begin + j * 8 + c;
-      sums[j][c] = sums[j][2 + c] = m == 0 ? team.first()[n] : layer.bias >= 0 && n < layer.n ? at<T>(a, layer.bias, n) : 0.0f;
-    }
+  for (int c = 0; c < GROUPS * 2; c++) {
+    const int n = begin + c / 2 * 8 + c % 2;
+    float bias = 0;
+    if (m == 0) bias = team.first()[n];
+    else if (layer.bias >= 0) bias = at<T>(a, layer.bias, n < layer.n ? n : 0);
+    sums[c / 2][c % 2] = sums[c / 2][2 + c % 2] = n < layer.n ? bias : 0.0f;
   }
   if (m > 0) multiply<EXACT, GROUPS>(a, layer, Product{layer.from, -1, padded(layer.k), 0}, group, memory, team, sums);
   else
@@ -375,12 +376,13 @@ __device__ __forceinline__ void sum_values(const Attention& a, int row, const Te
 #pragma unroll
       for (int u = 0; u < kAtOnce; u++) {
         const int t = t0 + u * team.warps;
-        values[u] = t < a.positions ? load<T>(x.data, from + t * x.strides[1]) : 0.0f;
+        values[u] = load<T>(x.data, from + (t < a.positions ? t : t0) * x.strides[1]);
       }
 #pragma unroll
       for (int u = 0; u < kAtOnce; u++) {
         const int t = t0 + u * team.warps;
-        if (t < a.positions) sum = fmaf(team.score[t], values[u], sum);
+        const float next = fmaf(team.score[t < a.positions ? t : t0], values[u], sum);
+        sum = t < a.positions ? next : sum;
       }
     }
     if (team.warps == 1) out[channel] = T::rounded(sum);
