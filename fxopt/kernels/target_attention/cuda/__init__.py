@@ -1,7 +1,7 @@
 """Target attention on a GPU, without gradients: one launch, teams of warps take rows, nothing of size [B, T, 4 D].
 
-The first layer's weight is folded as the block reads it, for the 32 positions that it has in shared memory; positions
-that a mask fills are skipped. Sums are fp32 whatever the dtype.
+A block folds all weights once into shared memory; positions that a mask fills are skipped. Sums are fp32 whatever the
+dtype.
 """
 
 from __future__ import annotations
