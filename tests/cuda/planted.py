@@ -18,15 +18,17 @@ from tests.cuda.shim_library import ShimError, compile_shim
 
 
 def compiled(
-    library: cuda_build.CudaLibrary, folder: Path, mutations: Mapping[str, tuple[str, str]], mutated: str | Path
+    library: cuda_build.CudaLibrary, folder: Path, mutations: Mapping[str, tuple[str, str]], *mutated: str
 ) -> ctypes.CDLL:
     """A library for the shim with every bug planted and asleep.
 
     Args:
         mutations: what is wrong: what the source says, and what instead, with {} where the bug is awake.
-        mutated: the source that says so.
+        mutated: the sources one of which says so.
     """
-    source = planted(library, folder, {name: (str(mutated), *change) for name, change in mutations.items()})
+    texts = {name: (Path(cuda_build.__file__).parent / name).read_text() for name in mutated}
+    where = {old: next((name for name in mutated if old in texts[name]), mutated[0]) for old, _ in mutations.values()}
+    source = planted(library, folder, {name: (where[old], old, new) for name, (old, new) in mutations.items()})
     return cuda_build.declared(library, compile_shim(folder, source, "-O1"))
 
 

@@ -1,120 +1,12 @@
 // Target attention on tensor cores: a block holds the weights of all layers, folded. Its warps are in teams, and each team
 // takes rows by itself: the query's part of the first layer and the valid positions once, then a warp 16 of these at a time
 // through all layers, then the softmax and the weighted sum. Teams of one warp where rows are many meet nobody.
-#include "../../floats.cuh"
 #include "../../gemm/tf32.cuh"
 #include "../../gpu_few_rows/grid.cuh"
+#include "steps.cuh"
+#include "tail.cuh"
 
 namespace fxopt::target {
-
-constexpr int kWarps = 16, kRows = 16, kMost = 128;  // warps of a block, at most; positions of a warp at a time; columns
-constexpr int kMostOperands = 48, kMostBlocks = 16, kMostTerms = 16, kMostKeys = 4, kMostProducts = 8, kMostQueries = 8;
-constexpr int kMostLayers = 5, kMostNorms = 4, kMostConstants = 13, kMostSteps = 40, kMostTail = 8, kMostRegisters = 12;
-constexpr int kParameter = 100, kConstant = 10000;  // from these numbers on what a step reads is an operand, or a constant
-
-// As in plan.py.
-enum Op : int32_t { kLinear, kBatchNorm, kAdd, kSub, kMul, kDiv, kMaximum, kMinimum, kNeg, kExp, kSigmoid, kTanh, kSilu, kPRelu };
-enum TailOp : int32_t { kScale, kShift, kFill, kFillWhere, kTimesMask, kPlusMask, kSoftmax };
-enum Activation : int32_t { kSteps, kNone, kRelu };
-
-// Tensors are operands by number, -1: none. Places are floats from the start of shared memory on, a query's from that of
-// the team; widths in it are multiples of 8, and behind a matrix's own are zeros. Matrices are tiles of 8 rows and 8
-// columns, those of the same columns side by side, for fragments without an address of their own; their rows are as many as
-// run_layers knows. The stride of a warp's inputs is an odd multiple of 8, for no two rows on one bank.
-struct Block { int32_t weight, place, n, rows, width, first, terms; };  // part of a matrix: the sum of some terms
-struct Term { int32_t start; float scale; };                              // columns of a weight
-struct Query { int32_t row, place, width; };                              // a row's source
-struct Keys { int32_t position, column, width; };                         // a source of positions, among the inputs
-struct Product { int32_t column, query, width, from; };  // inputs from a column on, times a query or -1; from: the weight's column
-struct Layer { int32_t bias, n, groups, k, place, from, to, activation, out, begin, end, result; };
-struct Norm { int32_t mean, variance, weight, bias; float eps; };
-struct Step { int32_t op, out, left, right; };
-struct TailStep { int32_t op, mask; float value; };
-
-struct Attention {
-  Operand operands[kMostOperands];  // the first is the output
-  int32_t rows, exact;
-  int32_t positions, blocks, queries, keys, products, layers, tail, values, width, bool_masks;
-  int32_t stride, query_weight, query_width;  // the first: of a warp's inputs
-  int32_t weights, of_team, bytes, team;  // floats of shared memory; its bytes that a block may have; warps of a team
-  Block block[kMostBlocks];
-  Term term[kMostTerms];
-  Query queried[kMostQueries];
-  Keys key[kMostKeys];
-  Product product[kMostProducts];
-  Layer layer[kMostLayers];
-  Norm norm[kMostNorms];
-  float constant[kMostConstants];
-  Step step[kMostSteps];
-  TailStep tail_step[kMostTail];
-};
-static_assert(sizeof(Attention) == kMostOperands * 32 + 76 + kMostBlocks * 28 + kMostTerms * 8 + kMostQueries * 12 + kMostKeys * 12 +
-                                       kMostProducts * 16 + kMostLayers * 48 + kMostNorms * 20 + kMostConstants * 4 + kMostSteps * 16 +
-                                       kMostTail * 12);
-static_assert(sizeof(Attention) <= 4096);
-
-// Warps that take a row together, and what they have of shared memory: few pointers, to have few registers.
-struct Team {
-  int warps, thread;
-  float* memory;
-  float* score;   // of every position
-  float* inputs;  // of this warp [kRows, stride]; those of the team lie side by side
-
-  __device__ Team(const Attention& a, float* block) : warps(a.team), thread(int(threadIdx.x) % (a.team * 32)) {
-    memory = block + a.weights + number() * a.of_team;
-    score = query() + a.query_width;
-    inputs = block + a.weights + int(blockDim.x) / threads() * a.of_team + int(threadIdx.x) / 32 * kRows * a.stride;
-  }
-
-  __device__ __forceinline__ int number() const { return int(threadIdx.x) / threads(); }
-  __device__ __forceinline__ int threads() const { return warps * 32; }
-  __device__ __forceinline__ int warp() const { return thread / 32; }
-  __device__ __forceinline__ int& count() const { return *reinterpret_cast<int*>(memory); }  // of valid positions
-  __device__ __forceinline__ float* by_warp() const { return memory + 8; }
-  __device__ __forceinline__ float* first() const { return memory + 8 + kWarps; }  // the row's part of the first layer
-  __device__ __forceinline__ float* query() const { return memory + 8 + kWarps + kMost; }
-  __device__ __forceinline__ int* valid(const Attention& a) const { return reinterpret_cast<int*>(score + a.positions); }
-
-  __device__ __forceinline__ void barrier() const {
-    if (warps == 1) __syncwarp();
-    else __barrier_sync_count(unsigned(1 + number()), unsigned(threads()));
-  }
-};
-
-// As torch computes it in fp32.
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
-__device__ __forceinline__ int padded(int size) { return (size + 7) / 8 * 8; }
-
-template <class T>
-__device__ __forceinline__ float at(const Attention& a, int operand, int64_t i, int64_t j = 0, int64_t k = 0) {
-  const Operand& x = a.operands[operand];
-  return load<T>(x.data, i * x.strides[0] + j * x.strides[1] + k * x.strides[2]);
-}
-
-template <class T>
-__device__ __forceinline__ float mask_at(const Attention& a, int operand, int row, int position) {
-  if (!a.bool_masks) return at<T>(a, operand, row, position);
-  const Operand& x = a.operands[operand];
-  return __ldg(static_cast<const unsigned char*>(x.data) + row * x.strides[0] + position * x.strides[1]) ? 1.0f : 0.0f;
-}
-
-// The positions whose score somebody reads: a fill in front of the softmax overwrites the others. In any order.
-template <class T>
-__device__ __forceinline__ void find_valid(const Attention& a, int row, const Team& team) {
-  const int lane = team.thread & 31;
-  int fill = 0;
-  while (fill < a.tail && a.tail_step[fill].op != kSoftmax && a.tail_step[fill].op != kFill && a.tail_step[fill].op != kFillWhere) fill++;
-  const bool fills = fill < a.tail && a.tail_step[fill].op != kSoftmax;
-  for (int t = team.thread; t - lane < a.positions; t += team.threads()) {
-    const bool valid = t < a.positions && (!fills || (mask_at<T>(a, a.tail_step[fill].mask, row, t) != 0) == (a.tail_step[fill].op == kFill));
-    if (t < a.positions) team.score[t] = 0;
-    const unsigned all = __ballot_sync(kAll, valid);
-    int before = lane == 0 ? atomicAdd(&team.count(), __popc(all)) : 0;
-    before = __shfl_sync(kAll, before, 0) + __popc(all & ((1u << lane) - 1));
-    if (valid) team.valid(a)[before] = t;
-  }
-}
 
 // The weights of all layers: sums of terms, zeros behind them. A warp 8 rows of 32 columns at a time.
 template <class T, bool EXACT>
@@ -166,55 +58,6 @@ __device__ __forceinline__ void multiply_query(const Attention& a, const float* 
     sum += __shfl_xor_sync(kAll, sum, 1);
     if (n < rows) team.first()[n] = sum + bias;
   }
-}
-
-// Four positions of a column, by register.
-struct Registers {
-  float value[kMostRegisters][4];
-};
-
-template <class T>
-__device__ __forceinline__ void read(const Attention& a, const Registers& registers, int number, int n, float (&x)[4]) {
-  const float all = number >= kConstant ? a.constant[number - kConstant] : number >= kParameter ? at<T>(a, number - kParameter, n) : 0.0f;
-#pragma unroll
-  for (int r = 0; r < 4; r++) x[r] = number >= kParameter ? all : registers.value[number][r];
-}
-
-template <class F>
-__device__ __forceinline__ void each(const float (&x)[4], const float (&y)[4], float (&z)[4], F f) {
-#pragma unroll
-  for (int r = 0; r < 4; r++) z[r] = f(x[r], y[r]);
-}
-
-template <class T>
-__device__ __forceinline__ void run(const Attention& a, const Step& step, int n, Registers& registers) {
-  float x[4], y[4], z[4] = {};
-  read<T>(a, registers, step.left, n, x);
-  read<T>(a, registers, step.op < kAdd || (step.op >= kNeg && step.op != kPRelu) ? step.left : step.right, n, y);
-  const auto to = [&](auto f) { each(x, y, z, f); };
-  switch (step.op) {
-    case kBatchNorm: {
-      const Norm& norm = a.norm[step.right];
-      const float scale = (norm.weight >= 0 ? at<T>(a, norm.weight, n) : 1.0f) / sqrtf(at<T>(a, norm.variance, n) + norm.eps);
-      const float shift = (norm.bias >= 0 ? at<T>(a, norm.bias, n) : 0.0f) - at<T>(a, norm.mean, n) * scale;
-      to([=](float u, float) { return fmaf(u, scale, shift); });
-      break;
-    }
-    case kAdd: to([](float u, float v) { return u + v; }); break;
-    case kSub: to([](float u, float v) { return u - v; }); break;
-    case kMul: to([](float u, float v) { return u * v; }); break;
-    case kDiv: to([](float u, float v) { return u / v; }); break;
-    case kMaximum: to([](float u, float v) { return u > v || u != u ? u : v; }); break;  // NaN passes
-    case kMinimum: to([](float u, float v) { return u < v || u != u ? u : v; }); break;
-    case kNeg: to([](float u, float) { return -u; }); break;
-    case kExp: to([](float u, float) { return expf(u); }); break;
-    case kSigmoid: to([](float u, float) { return sigmoid(u); }); break;
-    case kTanh: to([](float u, float) { return tanhf(u); }); break;
-    case kSilu: to([](float u, float) { return u / (1.0f + expf(-u)); }); break;
-    case kPRelu: to([](float u, float v) { return u > 0 ? u : v * u; }); break;
-  }
-#pragma unroll
-  for (int r = 0; r < 4; r++) registers.value[step.out][r] = z[r];
 }
 
 // The keys of positions valid[first .. first + count), zeros behind their columns: a lane a column, 16 positions at once. Rows
@@ -295,20 +138,6 @@ __device__ __forceinline__ void run_groups(const Attention& a, int m, int group,
   __syncwarp();
 }
 
-// Any other activation: four positions at a time, lanes are the columns.
-template <class T>
-__device__ __forceinline__ void run_steps(const Attention& a, const Layer& layer, int count, const Team& team) {
-  for (int row = 0; row < count; row += 4) {
-    for (int n = team.thread & 31; n < layer.n; n += 32) {
-      float* at = team.inputs + row * a.stride + layer.to + n;
-      Registers registers;
-      for (int r = 0; r < 4; r++) registers.value[layer.out][r] = at[r * a.stride];
-      for (int k = layer.begin; k < layer.end; k++) run<T>(a, a.step[k], n, registers);
-      for (int r = 0; r < 4; r++) at[r * a.stride] = registers.value[layer.result][r];
-    }
-  }
-}
-
 template <class T, bool EXACT>
 __device__ __forceinline__ void run_layers(const Attention& a, int count, const float* memory, const Team& team) {
   for (int m = 0; m < a.layers; m++) {
@@ -324,76 +153,6 @@ __device__ __forceinline__ void run_layers(const Attention& a, int count, const 
     if (a.layer[m].activation != kSteps) continue;
     run_steps<T>(a, a.layer[m], count, team);
     __syncwarp();
-  }
-}
-
-// f of all values of a team.
-template <class F>
-__device__ __forceinline__ float reduced(float x, const Team& team, F f) {
-  for (int width = 16; width >= 1; width >>= 1) x = f(x, __shfl_xor_sync(kAll, x, width));
-  if (team.warps == 1) return x;
-  team.barrier();  // everybody has read what was there before
-  if ((team.thread & 31) == 0) team.by_warp()[team.warp()] = x;
-  team.barrier();
-  x = team.by_warp()[0];
-  for (int w = 1; w < team.warps; w++) x = f(x, team.by_warp()[w]);
-  return x;
-}
-
-// A thread's own positions only, but for what the softmax reduces.
-template <class T>
-__device__ __forceinline__ void run_tail(const Attention& a, int row, const Team& team) {
-  for (int k = 0; k < a.tail; k++) {
-    const TailStep& step = a.tail_step[k];
-    if (step.op != kSoftmax) {
-      for (int t = team.thread; t < a.positions; t += team.threads()) {
-        const float x = team.score[t], mask = step.mask >= 0 ? mask_at<T>(a, step.mask, row, t) : 0.0f;
-        team.score[t] = step.op == kScale ? x * step.value : step.op == kShift ? x + step.value : step.op == kTimesMask ? x * mask
-                      : step.op == kPlusMask ? x + mask : (mask != 0) == (step.op == kFill) ? x : step.value;
-      }
-      continue;
-    }
-    float most = -INFINITY, total = 0;
-    for (int t = team.thread; t < a.positions; t += team.threads()) most = team.score[t] > most || team.score[t] != team.score[t] ? team.score[t] : most;
-    most = reduced(most, team, [](float x, float y) { return y > x || y != y ? y : x; });
-    for (int t = team.thread; t < a.positions; t += team.threads()) total += team.score[t] = expf(team.score[t] - most);
-    total = reduced(total, team, [](float x, float y) { return x + y; });
-    for (int t = team.thread; t < a.positions; t += team.threads()) team.score[t] /= total;
-  }
-}
-
-// Of all positions: a warp every so many, 16 at once, its lanes the channels.
-template <class T>
-__device__ __forceinline__ void sum_values(const Attention& a, int row, const Team& team) {
-  constexpr int kAtOnce = 16;
-  const Operand& x = a.operands[a.values];
-  auto* out = static_cast<typename T::Bits*>(const_cast<void*>(a.operands[0].data)) + int64_t(row) * a.width;
-  for (int channel = team.thread & 31; channel < a.width; channel += 32) {
-    const int64_t from = row * x.strides[0] + channel * x.strides[2];
-    float sum = 0;
-    for (int t0 = team.warp(); t0 < a.positions; t0 += team.warps * kAtOnce) {
-      float values[kAtOnce];
-#pragma unroll
-      for (int u = 0; u < kAtOnce; u++) {
-        const int t = t0 + u * team.warps;
-        values[u] = load<T>(x.data, from + (t < a.positions ? t : t0) * x.strides[1]);
-      }
-#pragma unroll
-      for (int u = 0; u < kAtOnce; u++) {
-        const int t = t0 + u * team.warps;
-        const float next = fmaf(team.score[t < a.positions ? t : t0], values[u], sum);
-        sum = t < a.positions ? next : sum;
-      }
-    }
-    if (team.warps == 1) out[channel] = T::rounded(sum);
-    else team.inputs[channel] = sum;
-  }
-  if (team.warps == 1) return;
-  team.barrier();
-  for (int channel = team.thread; channel < a.width; channel += team.threads()) {
-    float sum = 0;
-    for (int w = 0; w < team.warps; w++) sum += team.inputs[(w - team.warp()) * kRows * a.stride + channel];
-    out[channel] = T::rounded(sum);
   }
 }
 
