@@ -44,7 +44,7 @@ def launch(function: Callable[..., bytes | None], parameters: bytes, like: Tenso
     """
     device = like.get_device()
     with contextlib.nullcontext() if device == torch.cuda.current_device() else torch.cuda.device(device):
-        # as Inductor's launches do: 5 us less on the host than torch.cuda.device and current_stream
+        # as Inductor's launches do: less of the host's time than torch.cuda.device and current_stream take
         stream = torch._C._cuda_getCurrentRawStream(device)
         text = function(parameters, DTYPES[like.dtype], stream)
     if text:
