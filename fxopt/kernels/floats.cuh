@@ -41,6 +41,9 @@ __device__ __forceinline__ float load(const void* data, int64_t at) {
   return T::wide(__ldg(static_cast<const typename T::Bits*>(data) + at));
 }
 
+// As torch computes it in fp32.
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
 // Of a warp, for all of it.
 __device__ __forceinline__ float summed(float x) {
   for (int width = 16; width >= 1; width >>= 1) x += __shfl_xor_sync(kAll, x, width);

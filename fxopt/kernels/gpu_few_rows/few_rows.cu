@@ -2,7 +2,7 @@
 // microsecond, because weights depend on no layer before theirs.
 #include "../columns/cuda/async.cuh"
 #include "../floats.cuh"
-#include "grid.cuh"
+#include "../grid.cuh"
 
 namespace fxopt::few_rows {
 
@@ -18,7 +18,7 @@ enum Activation : int32_t { kNone, kRelu, kSigmoid };
 
 __device__ __forceinline__ float activated(float x, int activation) {
   if (activation == kRelu) return x < 0 ? 0.0f : x;  // NaN passes
-  return activation == kSigmoid ? 1.0f / (1.0f + expf(-x)) : x;
+  return activation == kSigmoid ? sigmoid(x) : x;
 }
 
 struct Layer {

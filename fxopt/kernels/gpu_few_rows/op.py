@@ -26,7 +26,7 @@ _HERE = Path(__file__).parent
 KERNEL = cuda_build.CudaLibrary(
     "fxopt_gpu_few_rows",
     source=_HERE / "few_rows.cu",
-    headers=(_HERE / "grid.cuh", *cuda_call.HEADERS, _HERE.parent / "columns/cuda/async.cuh"),
+    headers=(_HERE.parent / "grid.cuh", *cuda_call.HEADERS, _HERE.parent / "columns/cuda/async.cuh"),
     functions=("fxopt_few_rows",),
 )
 _NAMES = list(CODES)

@@ -13,7 +13,7 @@ __device__ __forceinline__ void activate(float (&x)[SIZE], int activation) {
     for (int k = 0; k < SIZE; k++) x[k] = x[k] < 0 ? 0.0f : x[k];  // NaN passes
   } else if (activation == kSigmoid) {
 #pragma unroll
-    for (int k = 0; k < SIZE; k++) x[k] = 1.0f / (1.0f + expf(-x[k]));
+    for (int k = 0; k < SIZE; k++) x[k] = sigmoid(x[k]);
   }
 }
 

@@ -20,7 +20,7 @@ from .. import reference
 from ..plan import MOST_ON_CUDA, TENSORS, Op, Step, split
 
 _HERE = Path(__file__).parent
-_SHARED = ("columns/cuda/async.cuh", "gpu_few_rows/grid.cuh")
+_SHARED = ("columns/cuda/async.cuh", "grid.cuh")
 KERNEL = cuda_build.CudaLibrary(
     "fxopt_cuda_mlp", source=_HERE / "mlp.cu", functions=("fxopt_mlp",),
     headers=(*cuda_call.HEADERS, _HERE / "tile.cuh", *(_HERE.parents[1] / name for name in _SHARED)),

@@ -4,7 +4,7 @@
 #pragma once
 #include "../../columns/cuda/async.cuh"
 #include "../../floats.cuh"
-#include "../../gpu_few_rows/grid.cuh"
+#include "../../grid.cuh"
 
 namespace fxopt::tile {
 
@@ -118,8 +118,5 @@ __device__ __forceinline__ void multiply(int columns, const typename In::Bits* l
   else if (columns > 8) multiply<In, T, 4>(left, left_pitch, weights, pitch, begin, ks, step, sums);
   else multiply<In, T, 1>(left, left_pitch, weights, pitch, begin, ks, step, sums);
 }
-
-// As torch computes them in fp32.
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 }  // namespace fxopt::tile

@@ -25,7 +25,7 @@ KERNEL = cuda_build.CudaLibrary(
     source=_HERE / "attention.cu",
     headers=(
         *(_HERE / name for name in ("record.cuh", "steps.cuh", "tail.cuh")),
-        *(_KERNELS / name for name in ("gemm/tf32.cuh", "gpu_few_rows/grid.cuh")),
+        *(_KERNELS / name for name in ("gemm/tf32.cuh", "grid.cuh")),
         *cuda_call.HEADERS,
     ),
     functions=("fxopt_attention",),

@@ -2,7 +2,7 @@
 // takes rows by itself: the query's part of the first layer and the valid positions once, then a warp 16 of these at a time
 // through all layers, then the softmax and the weighted sum. Teams of one warp where rows are many meet nobody.
 #include "../../gemm/tf32.cuh"
-#include "../../gpu_few_rows/grid.cuh"
+#include "../../grid.cuh"
 #include "steps.cuh"
 #include "tail.cuh"
 

@@ -4,9 +4,6 @@
 
 namespace fxopt::target {
 
-// As torch computes it in fp32.
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
 // Four positions of a column, by register.
 struct Registers {
   float value[kMostRegisters][4];
