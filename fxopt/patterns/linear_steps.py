@@ -92,15 +92,18 @@ def _clamp(node: Node) -> Found | None:
         low, high = None, low
     if not all(isinstance(bound, int | float | None) for bound in (low, high)):
         return None
-    if (low, high) == (0, None):
-        return Found(Op.RELU, (), (), [node])
     infinity = float("inf")
     bounds = (-infinity if low is None else float(low), infinity if high is None else float(high))
     return Found(Op.CLAMP, (), bounds, [node]) if bounds[0] <= bounds[1] else None
 
 
+def _hardtanh(node: Node) -> Found | None:
+    _, low, high = _arguments(node)
+    return Found(Op.HARDTANH, (), (float(low), float(high)), [node]) if low < high else None
+
+
 def _relu6(node: Node) -> Found:
-    return Found(Op.CLAMP, (), (0.0, 6.0), [node])
+    return Found(Op.HARDTANH, (), (0.0, 6.0), [node])
 
 
 def _prelu(node: Node) -> Found | None:
@@ -156,7 +159,7 @@ _STEPS: dict[Any, Callable[[Node], Found | None]] = {
     aten.elu.default: _elu,
     aten.softplus.default: _softplus,
     aten.relu6.default: _relu6,
-    aten.hardtanh.default: _clamp,
+    aten.hardtanh.default: _hardtanh,
     aten.clamp.default: _clamp,
     aten.clamp_min.default: _clamp,
     aten.clamp_max.default: _clamp,

@@ -6,7 +6,7 @@ namespace fxopt {
 
 enum Op : int64_t {
   kLinear, kBatchNorm, kRelu, kSigmoid, kTanh, kSilu, kGelu, kGeluTanh, kLeakyRelu, kPrelu, kElu, kSoftplus, kClamp,
-  kDice, kLayerNorm, kOps,
+  kDice, kLayerNorm, kHardtanh, kOps,
 };
 
 // As plan.py encodes it.

@@ -24,9 +24,10 @@ class Op(IntEnum):
     PRELU = 9  # [slope (1) or (N)]
     ELU = 10  # alpha, with scale and input_scale 1
     SOFTPLUS = 11  # beta 1, threshold 20
-    CLAMP = 12  # least, most
+    CLAMP = 12  # least, most; the gradient passes at a bound
     DICE = 13  # [as BATCH_NORM, slope (1) or (N)], eps: x * (p + slope * (1 - p)), p = sigmoid(batch norm of x)
     LAYER_NORM = 14  # [weight or None, bias or None], eps
+    HARDTANH = 15  # least, most; the gradient is 0 at a bound
 
 
 @dataclass(frozen=True)

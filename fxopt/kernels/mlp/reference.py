@@ -55,4 +55,5 @@ _STEPS: dict[Op, Callable[[Tensor, Any, Sequence[float]], Tensor]] = {
     Op.CLAMP: lambda x, t, c: x.clamp(c[0], c[1]),
     Op.DICE: _dice,
     Op.LAYER_NORM: lambda x, t, c: F.layer_norm(x, x.shape[-1:], t[0], t[1], c[0]),
+    Op.HARDTANH: lambda x, t, c: F.hardtanh(x, c[0], c[1]),
 }

@@ -75,6 +75,7 @@ inline void pointwise_row(const Step& s, float* row) {
     case kElu: return each(row, N, [&](Floats x, int64_t, int) { return elu(x, s.a); });
     case kSoftplus: return each(row, N, [](Floats x, int64_t, int) { return softplus(x); });
     case kClamp:
+    case kHardtanh:
       return each(row, N, [&](Floats x, int64_t, int) {
         const Floats most = x > s.b ? splat(s.b) : x;
         return most < s.a ? splat(s.a) : most;

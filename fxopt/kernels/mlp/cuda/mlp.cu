@@ -11,7 +11,7 @@ constexpr int kBlocks = 2;  // a multiprocessor, 93 KB of shared memory each
 constexpr int kMostSteps = 24, kMostOperands = 48, kMostChains = 12;
 
 // As in plan.py.
-enum Op : int32_t { kLinear, kBatchNorm, kRelu, kSigmoid, kTanh, kSilu, kGelu, kGeluTanh, kLeakyRelu, kPrelu, kElu, kSoftplus, kClamp, kDice };
+enum Op : int32_t { kLinear, kBatchNorm, kRelu, kSigmoid, kTanh, kSilu, kGelu, kGeluTanh, kLeakyRelu, kPrelu, kElu, kSoftplus, kClamp, kDice, kLayerNorm, kHardtanh };
 
 struct Step {
   int32_t op, n, k;       // of a linear: outputs and inputs; else n columns
@@ -92,7 +92,8 @@ __device__ __forceinline__ void apply(const Chain& c, const Step& s, int n, floa
     }
     case kElu: return each(x, [&](float v) { return v > 0 ? v : s.a * expm1f(v); });
     case kSoftplus: return each(x, [](float v) { return v > 20 ? v : log1pf(expf(v)); });
-    case kClamp: return each(x, [&](float v) { const float most = v > s.b ? s.b : v; return most < s.a ? s.a : most; });
+    case kClamp:
+    case kHardtanh: return each(x, [&](float v) { const float most = v > s.b ? s.b : v; return most < s.a ? s.a : most; });
     case kDice: {
       const Norm norm = normalizer<T>(c, s, n);
       const float slope = at<T>(c, s.tensors[4], n);
