@@ -86,5 +86,6 @@ def _operand(operand: Operand, values: list[Tensor]) -> Tensor | float:
 def _reduced(step: Step, source: Tensor, axes: int) -> Tensor:
     over = [axis for axis in range(axes) if axis not in step.axes]
     if step.op == "peak":
-        return source.detach().amax(over, keepdim=True)
+        largest = torch.amax if source.numel() else torch.sum  # of nothing, where a softmax has no elements
+        return largest(source.detach(), over, keepdim=True)
     return getattr(torch, step.op)(source, over, keepdim=True)
