@@ -122,6 +122,8 @@ inline bool resolve(const Call& call, const Column& column, Job& job, Error& err
     if (!resolve_bags(job, output.rows, error)) return false;
   } else if (job.ids.rows != output.rows) {
     return error.fail(column.index, 0, "column %d has %lld rows, the output %lld", column.index, (long long)job.ids.rows, (long long)output.rows);
+  } else if (column.pool == kMax && job.ids.lanes == 0) {
+    return job.fail("max over no ids", error);
   }
   if (column.table >= 0 && !resolve_table(job, error)) return false;
   if (job.extra && !resolve_extra(job, output.rows, error)) return false;

@@ -232,7 +232,6 @@ struct Pooling {
         }
         continue;
       }
-      if (dense && job.column->pool == kMax && to == from) return job.fail("max over no ids", error);
       if (last < to) last = to;
       if (in_place) acc = reinterpret_cast<A*>(job.out + row * job.out_stride);
       if (!reduce(from, to, last, count, error) || !write(row, 0, count, error)) return false;
