@@ -12,6 +12,7 @@ namespace fxopt {
 using torch::stable::Tensor;
 
 inline Operand operand_of(const Tensor& tensor) {
+  if (tensor.numel() > kMostElements) refused("fxopt: a tensor with more numbers than a memory holds");
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   int32_t dtype;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));

@@ -19,7 +19,7 @@ bool append_one(PyObject* item, bool grad_mode, std::vector<fxopt::Operand>& ope
   }
   if (!fxopt::is_plain(item)) return false;
   c10::TensorImpl* impl = fxopt::tensor_of(item).unsafeGetTensorImpl();
-  if ((impl->key_set().raw_repr() & ~kPlain) != 0 || (grad_mode && impl->requires_grad())) return false;
+  if ((impl->key_set().raw_repr() & ~kPlain) != 0 || (grad_mode && impl->requires_grad()) || impl->numel() > fxopt::kMostElements) return false;
   const auto sizes = impl->sizes();
   operands.push_back({static_cast<char*>(const_cast<void*>(impl->data())), sizes.data(), impl->strides().data(),
                       int32_t(sizes.size()), int32_t(c10::typeMetaToScalarType(impl->dtype()))});

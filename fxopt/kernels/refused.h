@@ -1,6 +1,7 @@
 // How a kernel turns a request down.
 #pragma once
 #include <cstdarg>
+#include <cstdint>
 #include <cstdio>
 #include <stdexcept>
 
@@ -15,6 +16,16 @@ namespace fxopt {
   vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
   throw std::runtime_error(text);
+}
+
+// Of one tensor. More than any memory holds, which only an expansion has: sizes below it can be padded and multiplied
+// by small numbers; products of sizes of several tensors are for product().
+constexpr int64_t kMostElements = int64_t(1) << 42;
+
+inline int64_t product(int64_t a, int64_t b) {
+  int64_t result;
+  if (__builtin_mul_overflow(a, b, &result) || result > kMostElements) refused("fxopt: more numbers than a memory holds");
+  return result;
 }
 
 }  // namespace fxopt

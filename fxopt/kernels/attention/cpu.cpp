@@ -37,16 +37,16 @@ static View view(const Operand& tensor, int64_t n_factors, Words& words, int64_t
   bool empty = false;
   for (int64_t a = 0; a < n_factors + 2; a++) {
     const int64_t dim = words.next(), step = words.next(), size = words.next();
-    check(dim >= -1 && dim < tensor.dim && step >= 0, "axes along the dims of their tensor");
+    check(dim >= -1 && dim < tensor.dim && step >= 0 && step <= kMostElements, "axes along the dims of their tensor");
     result.sizes[a] = size >= 0 ? size : dim >= 0 ? tensor.sizes[dim] : 1;
     steps[a] = dim >= 0 ? step * tensor.strides[dim] : 0;
-    if (dim >= 0) last[dim] += step * (result.sizes[a] - 1);
+    if (dim >= 0) last[dim] += product(step, std::max<int64_t>(result.sizes[a] - 1, 0));
     empty |= result.sizes[a] == 0;
   }
   int64_t offset = 0;
   for (int64_t n = words.next(); n > 0; n--) {
     const int64_t dim = words.next(), index = words.next();
-    check(dim >= 0 && dim < tensor.dim && index >= 0, "starts inside of their tensor");
+    check(dim >= 0 && dim < tensor.dim && index >= 0 && index <= tensor.sizes[dim], "starts inside of their tensor");
     offset += index * tensor.strides[dim];
     last[dim] += index;
   }
@@ -60,7 +60,7 @@ static View view(const Operand& tensor, int64_t n_factors, Words& words, int64_t
 
 static void check_sizes(const View& view, const Job& job, int64_t rows, int64_t columns, bool broadcasts) {
   const auto fits = [&](int64_t size, int64_t expected, int64_t stride) {
-    check(size == expected || (broadcasts && stride == 0 && size <= 1), "operands of equal sizes");
+    check(size == expected || (broadcasts && stride == 0 && size == 1), "operands of equal sizes");
   };
   for (int64_t f = 0; f < job.n_factors; f++) fits(view.sizes[f], job.factors[f], view.strided.factors[f]);
   fits(view.sizes[job.n_factors], rows, view.strided.row);
@@ -73,8 +73,9 @@ static Strided output(const Request& request, const Job& job, int64_t rows, int6
   std::copy(job.factors, job.factors + n, logical);
   logical[n] = rows, logical[n + 1] = columns;
   for (int64_t a = 0; a < n + 2; a++) sizes[a] = logical[order[a]];
+  char* data = request.allocate(request.context, int32_t(n + 2), sizes, kDtypeFloat);
   for (int64_t a = n + 1, stride = 1; a >= 0; a--) strides[order[a]] = stride, stride *= std::max<int64_t>(sizes[a], 1);
-  Strided result{request.allocate(request.context, int32_t(n + 2), sizes, kDtypeFloat), {}, strides[n], strides[n + 1]};
+  Strided result{data, {}, strides[n], strides[n + 1]};
   std::copy(strides, strides + n, result.factors);
   return result;
 }

@@ -8,6 +8,7 @@
 
 #include "../scratch.h"
 #include "../simd/cpu.h"
+#include "checked.h"
 #include "entry.h"
 #include "row_gradients.h"
 #include "schedule.h"
@@ -20,16 +21,8 @@ static_assert(int(torch::headeronly::ScalarType::BFloat16) == kBFloat16 && int(t
 static const Kernels* kernels = FXOPT_BEST(kernels, std::getenv("FXOPT_ISA"));
 FXOPT_EXPORT void fxopt_columns_isa(const char* limit) { kernels = FXOPT_BEST(kernels, limit); }  // for tests
 
-static void check_plan(const int64_t* words, int64_t n) {
-  constexpr int64_t kHeader = sizeof(Header) / sizeof(int64_t);
-  if (n < kHeader || words[0] != kVersion) refused("fxopt.columns: expected a plan tensor made by encode()");
-  const Plan plan(words);
-  const auto* end = reinterpret_cast<const int64_t*>(plan.tiles + plan.header->n_tiles);
-  if (end - words > n) refused("fxopt.columns: the plan tensor was cut off");
-}
-
 static void run(const Request& request) {
-  check_plan(request.words, request.n_words);
+  check_counts(request.words, request.n_words);
   Call call{Plan(request.words), request.tensors, request.tables, request.n_tensors, request.n_tables, nullptr, scratch};
   const int64_t n = call.plan.header->n_outputs;
   thread_local std::vector<OutputData> outputs;
@@ -47,6 +40,7 @@ static void run(const Request& request) {
 using torch::stable::Tensor;
 
 static Array as_array(const Tensor& tensor) {
+  if (tensor.numel() > kMostElements) refused("fxopt.columns: a tensor with more numbers than a memory holds");
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   int32_t dtype;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
@@ -69,10 +63,18 @@ static char* allocate(void* context, int64_t rows, int64_t width, int32_t dtype)
   return static_cast<char*>(results.back().data_ptr());
 }
 
-std::vector<Tensor> columns(const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan) {
-  const std::vector<Array> inputs = as_arrays(tensors), weights = as_arrays(tables);
+// The words of a plan that may come from anywhere.
+static Array words_of(const Tensor& plan) {
   const Array words = as_array(plan);
   if (words.dtype != kInt64 || words.dim != 1 || !plan.is_contiguous()) refused("fxopt.columns: the plan must be a contiguous 1-D int64 tensor");
+  check_counts(reinterpret_cast<const int64_t*>(words.data), words.sizes[0]);
+  check_records(Plan(reinterpret_cast<const int64_t*>(words.data)));
+  return words;
+}
+
+std::vector<Tensor> columns(const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan) {
+  const std::vector<Array> inputs = as_arrays(tensors), weights = as_arrays(tables);
+  const Array words = words_of(plan);
   std::vector<Tensor> results;
   run({inputs.data(), weights.data(), int64_t(inputs.size()), int64_t(weights.size()),
        reinterpret_cast<const int64_t*>(words.data), words.sizes[0], allocate, &results});
@@ -100,8 +102,7 @@ struct Backward {
   }
 
   static Call checked(const Tensor& plan, const Backward& self) {
-    const Array words = as_array(plan);
-    check_plan(reinterpret_cast<const int64_t*>(words.data), words.sizes[0]);
+    const Array words = words_of(plan);
     return {Plan(reinterpret_cast<const int64_t*>(words.data)), self.inputs.data(), self.weights.data(),
             int64_t(self.inputs.size()), int64_t(self.weights.size()), nullptr, scratch};
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../python_call.h"
+#include "../refused.h"
 #include "entry.h"
 
 namespace {
@@ -27,7 +28,8 @@ struct Place {
   bool grad_mode;
 
   bool holds(const c10::TensorImpl* impl) const {
-    return (impl->key_set().raw_repr() & ~keys) == 0 && !(grad_mode && impl->requires_grad()) && (device < 0 || impl->device().index() == device);
+    return (impl->key_set().raw_repr() & ~keys) == 0 && !(grad_mode && impl->requires_grad()) &&
+           impl->numel() <= fxopt::kMostElements && (device < 0 || impl->device().index() == device);
   }
 };
 

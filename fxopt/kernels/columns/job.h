@@ -132,9 +132,11 @@ inline bool resolve(const Call& call, const Column& column, Job& job, Error& err
   const int size = element_size(job.out_dtype);
   job.out = output.data + column.offset * size;
   job.out_stride = output.width * size;
-  if (column.offset < 0 || column.offset + job.lanes * job.dim > output.width)
+  int64_t end = 0;
+  const bool overflows = __builtin_mul_overflow(job.lanes, job.dim, &end) || __builtin_add_overflow(column.offset, end, &end);
+  if (column.offset < 0 || overflows || end > output.width)
     return error.fail(column.index, 0, "column %d writes [%lld, %lld) of an output %lld wide", column.index, (long long)column.offset,
-                      (long long)(column.offset + job.lanes * job.dim), (long long)output.width);
+                      (long long)end, (long long)output.width);
   return true;
 }
 

@@ -35,7 +35,7 @@ KERNEL = Library(
 ENTRY = Library(
     "fxopt_columns_entry",
     sources=(_HERE / "entry.cpp",),
-    headers=(_HERE / "entry.h", _HERE / "layout.h", *entry.PYTHON_CALL),
+    headers=(_HERE / "entry.h", _HERE / "layout.h", _HERE.parent / "refused.h", *entry.PYTHON_CALL),
     cflags=("-O1", f"-I{sysconfig.get_path('include')}", f"-DFXOPT_PYTHON={sys.version_info.minor}"),
 )
 _SCHEMAS = (

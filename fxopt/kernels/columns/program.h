@@ -55,7 +55,7 @@ struct Program {
 
   bool add_tensor(const Instr& instr, Value& v, int64_t position, int n, Error& error) const {
     const Array& t = call->tensors[instr.tensor];
-    if (t.dim != 1 || t.sizes[0] != view->inner) return fail("the added tensor must be 1-D with one value per lane", instr.tensor, error);
+    if (t.dim != 1 || t.sizes[0] != view->inner || !element_size(t.dtype)) return fail("the added tensor must be 1-D with one value per lane", instr.tensor, error);
     Value added;
     View walk;
     walk.data = t.data;

@@ -14,6 +14,7 @@ DTYPES = {
 }  # fmt: skip
 POOLS = ("none", "sum", "mean", "max")
 MASKED = ("scaled", "filled", "lowered")
+_BITS = {"uint8": 8, "int8": 8, "int16": 16, "int32": 32}
 FLAGS = (
     "empty_nan", "wrap_negative", "add", "padding", "bag", "masked", "frozen", "counted", "shared_grad",
 )  # fmt: skip
@@ -146,7 +147,8 @@ def _read_extra(records: dict, record: tuple, flags: dict[str, bool]) -> dict[st
 
 
 def _pack_instr(instr: Instr) -> bytes:
-    if instr.op in (Op.REMAINDER, Op.FMOD, Op.FLOOR_DIVIDE) and instr.a == 0:
+    divides = instr.op in (Op.REMAINDER, Op.FMOD, Op.FLOOR_DIVIDE)
+    if divides and int(instr.a) % (1 << _BITS.get(instr.dtype, 64)) == 0:  # as it wraps
         raise ValueError(f"plan: {instr.op.name} by zero")
     kinds = isinstance(instr.a, float) | isinstance(instr.b, float) << 1
     a, b = _bits(instr.a), _bits(instr.b)

@@ -60,7 +60,7 @@ inline OutputData measure(const Call& call, const Output& output) {
   } else {
     result.rows = size_of(array, column.source.row0) * (column.source.row1 < 0 ? 1 : size_of(array, column.source.row1));
   }
-  if (output.width < 0) result.width = (column.pool == kNone ? lanes_of(call, column.source) : 1) * dim_of(call, column);
+  if (output.width < 0) result.width = product(column.pool == kNone ? lanes_of(call, column.source) : 1, dim_of(call, column));
   if (result.width < 0) refused("fxopt.columns: negative number of lanes");
   return result;
 }

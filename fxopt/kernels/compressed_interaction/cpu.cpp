@@ -58,7 +58,7 @@ static void run(const Request& request) {
   const Operand &x = request.operands[0], &y = request.operands[1], &w = request.operands[2];
   Compressed c{vectors_of(x), vectors_of(y), reinterpret_cast<const float*>(w.data)};
   if (x.sizes[0] != y.sizes[0] || x.sizes[2] != y.sizes[2]) refused("fxopt.compressed_interaction: vectors of different batch or size");
-  if (w.dtype != kDtypeFloat || w.dim != 2 || w.sizes[1] != c.x.F * c.y.F)
+  if (w.dtype != kDtypeFloat || w.dim != 2 || w.sizes[1] != product(c.x.F, c.y.F))
     refused("fxopt.compressed_interaction: expected a float32 weight [O, %lld]", (long long)(c.x.F * c.y.F));
   c.O = w.sizes[0], c.K = w.sizes[1], c.stride = w.strides[0], c.D = x.sizes[2], c.folded = false;
   const int64_t B = x.sizes[0], sizes[3] = {B, c.O, c.D};

@@ -19,6 +19,7 @@ FXOPT_EXPORT void fxopt_interactions_isa(const char* limit) { kernels = FXOPT_BE
 
 static float* floats(int64_t count) { return reinterpret_cast<float*>(scratch(size_t(count) * sizeof(float))); }
 
+constexpr int64_t kMostVectors = 1 << 15, kMostPairs = int64_t(1) << 30;  // their Gram matrix, and a Run's numbers
 constexpr double kTaskNs = 10000;  // less work than this is not worth another thread
 
 template <class Rows>
@@ -39,6 +40,7 @@ struct FieldList {
     const int64_t last = x.dim - 1, count = x.dim == 3 ? x.sizes[1] : 1;
     if (row.empty() && B == 0 && D == 0) B = x.sizes[0], D = x.sizes[last];
     if (x.sizes[0] != B || x.sizes[last] != D) refused("fxopt.dot_interaction: vectors of different batch or size");
+    if (count > kMostVectors - int64_t(row.size())) refused("fxopt.dot_interaction: more than %lld vectors", (long long)kMostVectors);
     for (int64_t f = 0; f < count; f++) {
       data.push_back(reinterpret_cast<float*>(x.data) + (x.dim == 3 ? f * x.strides[1] : 0));
       row.push_back(x.strides[0]);
@@ -59,6 +61,7 @@ static int64_t index_at(const Operand& index, int64_t k, int64_t F) {
 static void append_runs(const Operand& i, const Operand& j, int64_t F, std::vector<Run>& runs) {
   if (i.dtype != kDtypeInt64 || j.dtype != kDtypeInt64 || i.dim != 1 || j.dim != 1 || i.sizes[0] != j.sizes[0])
     refused("fxopt.dot_interaction: expected two int64 lists of equal length");
+  if (i.sizes[0] > kMostPairs) refused("fxopt.dot_interaction: more than %lld pairs", (long long)kMostPairs);
   for (int64_t k = 0; k < i.sizes[0]; k++) {
     const int32_t left = int32_t(index_at(i, k, F)), right = int32_t(index_at(j, k, F));
     if (!runs.empty()) {
@@ -140,7 +143,7 @@ static void run_dot_backward(const Request& request) {
   std::vector<Run> runs;
   append_runs(request.operands[1], request.operands[2], x.F, runs);
   const int64_t at = request.words[0];
-  if (grad.dtype != kDtypeFloat || grad.dim != 2 || grad.sizes[0] != x.B || at < 0 || at + request.operands[1].sizes[0] > grad.sizes[1])
+  if (grad.dtype != kDtypeFloat || grad.dim != 2 || grad.sizes[0] != x.B || at < 0 || at > grad.sizes[1] - request.operands[1].sizes[0])
     refused("fxopt.dot_interaction_backward: the gradient does not fit");
   if (grad.strides[1] != 1 && grad.sizes[1] > 1) refused("fxopt.dot_interaction_backward: the gradient's rows must be contiguous");
   const DotBackward job{x, grads.fields(), runs.data(), int64_t(runs.size()), reinterpret_cast<float*>(grad.data) + at, grad.strides[0]};

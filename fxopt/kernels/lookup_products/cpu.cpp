@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "../columns/checked.h"
 #include "../columns/schedule.h"
 #include "../entry.h"
 #include "../scratch.h"
@@ -53,8 +54,9 @@ static void run(const Request& request) {
   const Setting& setting = *reinterpret_cast<const Setting*>(request.words);
   const int64_t* firsts = request.words + sizeof(Setting) / sizeof(int64_t);
   const int64_t* groups = firsts + setting.n_groups;
+  check_counts(groups + setting.n_columns, request.words + request.n_words - (groups + setting.n_columns));
   const Plan plan(groups + setting.n_columns);
-  if (plan.header->version != kVersion || plan.header->n_outputs != 1 || plan.header->n_columns != setting.n_columns)
+  if (plan.header->n_outputs != 1 || plan.header->n_columns != setting.n_columns || setting.n_tensors > request.n_operands)
     refused("fxopt.lookup_products: expected a plan of one output");
   thread_local std::vector<Array> arrays;
   arrays.clear();

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <vector>
 
 #include "../entry.h"
@@ -23,7 +24,7 @@ struct Chain {
 
 inline const Operand* state_of(const Request& request, int64_t n_inputs, int64_t index) {
   if (index < 0) return nullptr;
-  if (n_inputs + index >= request.n_operands) refused("fxopt.mlp: the plan reads tensor %lld", (long long)index);
+  if (index >= request.n_operands - n_inputs) refused("fxopt.mlp: the plan reads tensor %lld", (long long)index);
   const Operand* operand = request.operands + n_inputs + index;
   if (operand->is_none()) return nullptr;
   if (operand->dtype != kDtypeFloat) refused("fxopt.mlp: expected float32 tensors, found dtype %d", operand->dtype);
@@ -109,7 +110,7 @@ inline void resolve(const Request& request, Chain& chain) {
   if (n_steps < 1 || request.n_words != words + 1) refused("fxopt.mlp: expected a plan made by encode()");
   chain.keeps = request.words[0] < 0;
   chain.kept = nullptr;
-  chain.n_inputs = chain.keeps ? -request.words[0] : request.words[0];
+  chain.n_inputs = std::abs(std::max(request.words[0], -request.n_operands - 1));
   if (chain.n_inputs < 1 || chain.n_inputs > request.n_operands) refused("fxopt.mlp: expected %lld inputs", (long long)chain.n_inputs);
   chain.inputs = request.operands;
   chain.width = 0;

@@ -9,6 +9,7 @@ import functools
 
 import torch
 
+from .checks import checked
 from .plan import MOST_AXES, OPS, Input, Output, Plan, Step
 
 VERSION = 0x46584F50_0101  # layout.h checks it
@@ -29,13 +30,19 @@ def text(plan: Plan) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def plan_of(line: str) -> Plan:
-    """The plan of its text."""
+    """The plan of its text.
+
+    Raises:
+        ValueError: the text is not one of :func:`text`.
+    """
     axes, inputs, steps, outputs = line.split(";")
-    return Plan(
-        int(axes),
-        tuple(Input(_axes(dims)) for dims in inputs.split("/")),
-        tuple(_step(*step.split(" ")) for step in steps.split("/")),
-        tuple(_output(*output.split(" ")) for output in outputs.split("/")),
+    return checked(
+        Plan(
+            int(axes),
+            tuple(Input(_axes(dims)) for dims in inputs.split("/")),
+            tuple(_step(*step.split(" ")) for step in steps.split("/")),
+            tuple(_output(*output.split(" ")) for output in outputs.split("/")),
+        )
     )
 
 

@@ -54,6 +54,8 @@ void gather_as(float* to, const char* from, const Loops& loops) {
 }
 
 static void gather(float* to, const char* from, int32_t dtype, const Loops& loops) {
+  for (int k = 0; k < loops.depth; k++)
+    if (loops.sizes[k] == 0) return;  // an empty tensor has no memory
   switch (dtype) {
     case 0: case 11: return gather_as<uint8_t>(to, from, loops);
     case 3: return gather_as<int32_t>(to, from, loops);

@@ -1,6 +1,7 @@
 // One call: the plan with the sizes of its inputs. Axes [0, outer) are the rows, which are cut into blocks; the others
 // lie within a row.
 #pragma once
+#include <algorithm>
 #include <vector>
 
 #include "../entry.h"
@@ -91,8 +92,11 @@ struct Job {
       }
       if (elements != expected) refused("fxopt.pointwise: input %lld is larger than its plan says", (long long)k);
     }
-    for (int64_t axis = 0; axis < header->axes; axis++)
+    int64_t elements = 1;
+    for (int64_t axis = 0; axis < header->axes; axis++) {
       if (sizes[axis] < 0) refused("fxopt.pointwise: no input has axis %lld", (long long)axis);
+      elements = product(elements, std::max<int64_t>(sizes[axis], 1));  // of any value, whichever axes it has
+    }
   }
 
   // The fewest axes as rows that leave a row small.
@@ -157,6 +161,8 @@ struct Job {
     int64_t& slot = slots[step.slot];
     if (slot < value.inner) slot = value.inner;
     if (step.op == kExpand) resolve_expansion(value, step);
+    if ((step.op == kAmax || step.op == kAmin) && count(mask_of(step.operands[0]) & ~step.mask, 0, header->axes) == 0)
+      refused("fxopt.pointwise: an extremum over no numbers");
   }
 
   void resolve_expansion(Value& value, const Step& step) {

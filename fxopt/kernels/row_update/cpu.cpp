@@ -97,6 +97,7 @@ static void run(const Tensor& table, const std::vector<Tensor>& state, const Ten
   u.grads = data(checked(grads, to.dtype, {n, D}, "the gradient"));
   for (int64_t k = 0; k < n; k++)
     if (u.rows[k] < 0 || u.rows[k] >= R || (k > 0 && u.rows[k] <= u.rows[k - 1])) refused("fxopt.row_update: expected growing rows below %lld", (long long)R);
+  if (kind < kSgd || kind > kAdam) refused("fxopt.row_update: no kind %lld", (long long)kind);
   if (int64_t(state.size()) != (kind == kSgd ? 0 : kind == kAdam ? 2 : 1)) refused("fxopt.row_update: %lld tensors of state", (long long)state.size());
   if (kind == kSgd) return update<A, sgd<A>>(u);
   if (kind == kRowwiseAdagrad) {

@@ -54,7 +54,7 @@ static Matrix matrix(const Operand& operand) {
 
 // packed[k][n] += scale * weight[n][start + k]
 static void pack(const Matrix& weight, int64_t start, int64_t K, float scale, float* packed) {
-  check(start >= 0 && start + K <= weight.columns, "terms inside of the weight");
+  check(start >= 0 && start <= weight.columns - K, "terms inside of the weight");
   const int64_t ld = padded(weight.rows);
   for (int64_t k0 = 0; k0 < K; k0 += 16)
     for (int64_t n = 0; n < weight.rows; n++)
@@ -169,8 +169,8 @@ static Inputs split(const Request& request, Words& words) {
   const Operand* at = request.operands;
   for (List<Operand>* part : {&inputs.rows, &inputs.positions, &inputs.masks, &inputs.params}) {
     *part = {at, words.next()};
+    check(part->size >= 0 && part->size <= request.operands + request.n_operands - at, "the inputs of the plan");
     at += part->size;
-    check(part->size >= 0 && at <= request.operands + request.n_operands, "the inputs of the plan");
   }
   return inputs;
 }
@@ -244,19 +244,28 @@ static Prepared prepare(const Inputs& inputs, Words& words) {
     const float*& copy = p.parameters[index - kParameter];
     if (!copy) copy = vector_of(vector, -1, length, p.arena);
   };
+  int64_t widths[kMostRegisters] = {first.rows}, width = first.rows;  // of each register, and of the last layer
   for (int64_t n = words.next(); n > 0; n--) {
     const Instruction step{words.next(), words.next(), words.next(), words.next()};
-    check(step.dst >= 0 && step.dst < kMostRegisters, "a known register");
+    check(step.op >= kLinear && step.op <= kPRelu && step.dst >= 0 && step.dst < kMostRegisters, "a known step and register");
     check_operand(step.left);
-    if (step.op == kLinear) check(step.right >= 0 && step.right < int64_t(layers.size()) && step.left < kParameter, "a known layer");
-    else if (step.op == kBatchNorm) check(step.right >= 0 && step.right < int64_t(p.scales.size()), "a known norm");
-    else check_operand(step.right);
+    if (step.op == kLinear) {
+      check(step.right >= 0 && step.right < int64_t(layers.size()) && step.left < kParameter, "a known layer");
+      check(p.weights[step.right].K == widths[step.left], "layers as wide as what they read");
+      width = p.weights[step.right].N;
+    } else if (step.op == kBatchNorm) {
+      check(step.right >= 0 && step.right < int64_t(p.scales.size()), "a known norm");
+    } else {
+      check_operand(step.right);
+    }
+    widths[step.dst] = width;
     p.instructions.push_back(step);
   }
-  check(p.job.score >= 0 && p.job.score < kMostRegisters, "a known register");
+  check(p.job.score >= 0 && p.job.score < kMostRegisters && widths[p.job.score] > 0, "a register with a score");
   for (int64_t n = words.next(); n > 0; n--) {
     TailStep step{words.next(), words.next(), 0};
     step.value = float(words.number());
+    check(step.op >= kScale && step.op <= kSoftmax, "a known step");
     const bool masked = step.op >= kFill && step.op <= kPlusMask;
     check(!masked || (step.mask >= 0 && step.mask < int64_t(p.masks.size())), "a known mask");
     p.tail.push_back(step);

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..operators import Operator, Operators, cpu_library
 from . import reference
+from .checks import checked
 from .plan import decode, words_of
 
 _HERE = Path(__file__).parent
@@ -31,7 +32,7 @@ def bound(plan: str) -> Callable[..., list[Tensor]]:
 
 @functools.lru_cache(1024)
 def _tensor(plan: str) -> Tensor:
-    return torch.tensor(words_of(plan))
+    return torch.tensor(words_of(checked(decode(plan))))
 
 
 def _on_cpu(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], plan: str) -> list[Tensor]:

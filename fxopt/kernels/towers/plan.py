@@ -119,18 +119,12 @@ class Plan:
 
 def encode(plan: Plan) -> str:
     """As one literal, which costs a call nothing however many steps there are."""
-    words = _words(plan)
+    words = words_of(plan)
     return base64.b85encode(zlib.compress(struct.pack(f"<{len(words)}q", *words))).decode()
 
 
-@functools.lru_cache(1024)
-def words_of(encoded: str) -> tuple[int, ...]:
+def words_of(plan: Plan) -> list[int]:
     """What the kernel reads (program.h)."""
-    data = zlib.decompress(base64.b85decode(encoded))
-    return struct.unpack(f"<{len(data) // 8}q", data)
-
-
-def _words(plan: Plan) -> list[int]:
     words = [_VERSION, len(plan.inner), plan.n_weights, plan.n_biases, len(plan.buffers), len(plan.steps)]
     words += map(int, plan.inner)
     for buffer in plan.buffers:
@@ -155,7 +149,8 @@ def _words(plan: Plan) -> list[int]:
 @functools.lru_cache(1024)
 def decode(encoded: str) -> Plan:
     """The plan, its steps in levels."""
-    take = iter(words_of(encoded)).__next__
+    data = zlib.decompress(base64.b85decode(encoded))
+    take = iter(struct.unpack(f"<{len(data) // 8}q", data)).__next__
 
     def source() -> Source:
         tensor, place, start = take(), take(), take()
