@@ -1,0 +1,3 @@
+from tests.fuzz.driver import main
+
+main()

@@ -1,0 +1,399 @@
+"""Eager against optimized, call by call: values, gradients, state, effects, errors."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fxopt.config import Config
+from fxopt.optimize import optimize
+from tests.fuzz.programs import Loaded, Program, Sizes
+
+_NOISY_RUNS = 3
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One difference. kind: what shrinking keeps. sizes: of the call, None for the capture."""
+
+    kind: str
+    message: str
+    sizes: Sizes | None = None
+
+    def __str__(self) -> str:
+        where = f"at {tuple(self.sizes)}" if self.sizes else "at the capture"
+        return f"{self.kind} {where}: {self.message}"
+
+
+@dataclass
+class Outcome:
+    """What a call gave and left: tensors by name, and the exception."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    outputs: tuple[Any, ...] = ()
+    inputs: tuple[Tensor, ...] = ()
+    error: Exception | None = None
+
+
+def check(program: Program, seen: Counter[str] | None = None, loaded: Loaded | None = None) -> Failure | None:
+    """The first difference between eager and optimized, or None. `seen` counts what was run and what was rewritten."""
+    seen = Counter() if seen is None else seen
+    build, inputs = loaded or program.loaded()
+    eager = build()
+    fast_original = copy.deepcopy(eager)
+    config = Config(verify=program.verify, tune="off")
+    with torch.set_grad_enabled(program.grad):
+        failure, fast = _captured(program, fast_original, eager, inputs, config)
+        if failure is not None or fast is None:
+            return failure
+        for number, sizes in enumerate((program.captured, *program.later)):
+            wide = copy.deepcopy(eager)
+            expected = _outcome(eager, inputs, sizes, number, program.grad)
+            found = _outcome(fast, inputs, sizes, number, program.grad)
+            seen["calls"] += 1
+            seen["raised"] += expected.error is not None
+            comparison = _Comparison(program, wide, inputs, sizes, number, expected, found)
+            difference = comparison.difference()
+            if difference is not None:
+                return Failure(*difference, sizes)
+    _count(fast, seen)
+    return _hidden(fast, program)
+
+
+def _captured(
+    program: Program, model: nn.Module, eager: nn.Module, inputs: Callable, config: Config
+) -> tuple[Failure | None, nn.Module | None]:
+    """The optimized model. Capturing changes nothing, and raises only what eager raises."""
+    if not program.example:
+        return None, optimize(model, config=config)
+    torch.manual_seed(0)
+    example = _views(inputs(*program.captured), program.grad)
+    before, state = [t.detach().clone() for t in example], torch.get_rng_state()
+    try:
+        fast = optimize(model, example, config)
+    except Exception as error:
+        return _capture_error(error, eager, inputs, program)
+    for i, (old, new) in enumerate(zip(before, example, strict=True)):
+        if not _equal(old, new.detach()):
+            return Failure("capture edits", f"input {i} after optimize"), None
+    if not torch.equal(state, torch.get_rng_state()):
+        return Failure("capture edits", "random numbers were drawn"), None
+    now = dict(_state(model))
+    for name, value in _state(eager):
+        if name not in now or not _equal(value, now[name]):
+            return Failure("capture edits", f"{name} after optimize"), None
+    if now.keys() != dict(_state(eager)).keys():
+        return Failure("capture edits", f"{sorted(now.keys() - dict(_state(eager)).keys())} are new"), None
+    return None, fast
+
+
+def _capture_error(
+    error: Exception, eager: nn.Module, inputs: Callable, program: Program
+) -> tuple[Failure | None, nn.Module | None]:
+    torch.manual_seed(0)
+    try:
+        copy.deepcopy(eager)(*_views(inputs(*program.captured), program.grad))
+    except Exception as own:
+        same = isinstance(error, type(own))
+        return (None if same else Failure("other error", f"eager {own!r}, optimize {error!r}")), None
+    return Failure("raises", f"optimize: {type(error).__name__}: {error}"), None
+
+
+def _outcome(model: nn.Module, inputs: Callable, sizes: Sizes, seed: int, grad: bool, wide: bool = False) -> Outcome:
+    """One call on inputs of these sizes, with the gradients of a fixed random loss."""
+    torch.manual_seed(seed)
+    given = inputs(*sizes)
+    if wide:
+        given = tuple(_widened(t) for t in given)
+    leaves = tuple(given)
+    given = _views(given, grad)
+    for parameter in model.parameters():
+        parameter.grad = None
+    outcome = Outcome(inputs=given)
+    try:
+        result = model(*given)
+        outcome.outputs = result if isinstance(result, tuple) else (result,)
+        outcome.values = {f"output {i}": _frozen(leaf) for i, leaf in enumerate(outcome.outputs)}
+        if grad:
+            outcome.values.update(_gradients(model, leaves, outcome.outputs))
+    except Exception as error:
+        outcome.error = error
+    outcome.values.update((name, _frozen(value)) for name, value in _state(model))
+    outcome.values.update((f"input {i} after the call", _frozen(t)) for i, t in enumerate(given))
+    return outcome
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.detach().double().requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
+
+
+def _views(given: tuple[Tensor, ...], grad: bool) -> tuple[Tensor, ...]:
+    """An edit in place of a leaf raises, so that forward gets what was made of it."""
+    return tuple(t.view_as(t) if grad and t.requires_grad else t for t in given)
+
+
+def _gradients(model: nn.Module, leaves: tuple[Tensor, ...], outputs: tuple[Any, ...]) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(7)
+    roots = [t for t in outputs if isinstance(t, Tensor) and t.requires_grad]
+    seeds = [torch.randint(-4, 5, t.shape, generator=generator).to(t.dtype) for t in roots]
+    if roots:
+        torch.autograd.backward(roots, seeds)
+    named = [*model.named_parameters(), *((f"input {i}", t) for i, t in enumerate(leaves) if t.requires_grad)]
+    return {f"gradient of {name}": t.grad for name, t in named}
+
+
+def _state(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Parameters, buffers, and plain attributes that hold tensors or numbers."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, (Tensor, int, float)) and name != "training":
+                yield f"{path}.{name}", value
+
+
+def _frozen(value: Any) -> Any:
+    """A copy that later edits do not reach, with what its form was."""
+    if not isinstance(value, Tensor):
+        return value
+    copied = value.detach().clone(memory_format=torch.preserve_format)
+    return copied.requires_grad_() if value.requires_grad and value.is_floating_point() else copied
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return type(a) is type(b) and a == b
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = a.detach(), b.detach()
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+class _Comparison:
+    """One call of both, and (only where they differ) fp64 runs that say what rounding may do."""
+
+    def __init__(
+        self,
+        program: Program,
+        before: nn.Module,
+        inputs: Callable,
+        sizes: Sizes,
+        seed: int,
+        eager: Outcome,
+        ours: Outcome,
+    ) -> None:
+        self.program, self.before, self.inputs, self.sizes, self.seed = program, before, inputs, sizes, seed
+        self.eager, self.ours = eager, ours
+
+    def difference(self) -> tuple[str, str] | None:
+        eager, ours = self.eager, self.ours
+        if "cannot reshape tensor of 0 elements" in str(eager.error):
+            return None  # .view(0, -1), where a graph may know the size
+        if "modified by an inplace operation" in str(eager.error) and ours.error is None:
+            return None  # autograd's own limit, which a functional graph does not have
+        if eager.error is not None and ours.error is None:
+            return "no error", f"eager raises {type(eager.error).__name__}: {_short(eager.error)}"
+        if eager.error is None and ours.error is not None:
+            return "raises", f"{type(ours.error).__name__}: {_short(ours.error)}"
+        if not isinstance(ours.error, type(eager.error)):
+            return "other error", f"eager {eager.error!r}, optimized {ours.error!r}"
+        if eager.values.keys() != ours.values.keys():
+            return "structure", f"{sorted(eager.values.keys() ^ ours.values.keys())} in one of them"
+        for name, expected in eager.values.items():
+            message = self._different(name, expected, ours.values[name])
+            if message:
+                kind = "gradient" if name.startswith("gradient") else "output" if "output" in name else "effect"
+                return f"{kind} {message[0]}", f"{name}: {message[1]}"
+        return self._form() if eager.error is None else None
+
+    def _different(self, name: str, expected: Any, found: Any) -> tuple[str, str] | None:
+        if not isinstance(expected, Tensor) or not isinstance(found, Tensor):
+            same = type(expected) is type(found) and expected == found
+            return None if same else ("value", f"expected {_short(expected)}, found {_short(found)}")
+        for what in ("shape", "dtype", "requires_grad"):
+            a, b = getattr(expected, what), getattr(found, what)
+            if a != b:
+                return what, f"expected {a}, found {b}"
+        if _equal(expected, found):
+            return None
+        exact = name in self._moved
+        if exact or not expected.is_floating_point():
+            if not exact and self._uncertain(name, expected):
+                return None
+            return "value", f"not equal: {_worst(expected.detach(), found.detach())}"
+        message = self._beyond(name, expected.detach(), found.detach())
+        return ("value", message) if message else None
+
+    def _beyond(self, name: str, eager: Tensor, ours: Tensor) -> str:
+        """What exceeds twice eager's own error, plus what rounding each step would do."""
+        finite = eager.isfinite()
+        if not _equal(torch.where(finite, 0.0, eager), torch.where(ours.isfinite(), 0.0, ours)):
+            if any(not torch.equal(r.isfinite(), finite) for r in self._noisy(name, eager)):
+                return ""
+            return f"NaN or infinity: {_worst(eager, ours)}"
+        a, b = (torch.where(finite, t.double(), 0.0) for t in (eager, ours))
+        eps = torch.finfo(eager.dtype).eps
+        scale = float(a.abs().amax())
+        if float((a - b).abs().amax()) <= 8 * eps * max(scale, 1e-30):
+            return ""
+        exact = self._reference(name, eager)
+        floor = 16 * eps * scale
+        if name.startswith("gradient"):  # of a bias in front of a norm, say: terms that cancel to zero
+            floor = max(floor, 64 * eps * self._largest_gradient)
+        allowed = torch.full((), floor, dtype=torch.float64)
+        if exact is None:
+            return "" if float((a - b).abs().amax()) <= 1e3 * eps * max(scale, 1.0) else _worst(eager, ours)
+        error = torch.where(finite, (a - exact).abs(), 0.0)
+        allowed = allowed + 2 * error.amax()
+        if bool(((b - exact).abs() <= allowed).all()):
+            return ""
+        for noisy in self._noisy(name, eager):
+            moved = torch.where(finite, (noisy - exact).abs(), 0.0).nan_to_num(posinf=1e30)
+            if self._exactly:  # nothing was rounded, so there is nothing to excuse
+                break
+            allowed = torch.maximum(allowed, floor + 2 * error.amax() + 6 * moved.amax())
+        if bool(((b - exact).abs() <= allowed).all()):
+            return ""
+        return f"{_worst(eager, ours)}; budget {float(allowed.amax()):.3g}"
+
+    @cached_property
+    def _exactly(self) -> bool:
+        """Whether eager has rounded nothing: sums of halves, and what keeps them so."""
+        wide, eager = self._wide.values, self.eager.values
+        floats = [name for name, t in eager.items() if isinstance(t, Tensor) and t.is_floating_point()]
+        return self.program.whole and all(
+            name in wide and _equal(eager[name].detach().double(), wide[name].detach()) for name in floats
+        )
+
+    @cached_property
+    def _largest_gradient(self) -> float:
+        found = (t for name, t in self.eager.values.items() if name.startswith("gradient") and t is not None)
+        return max((float(t.abs().amax()) for t in found if t.numel()), default=0.0)
+
+    def _uncertain(self, name: str, eager: Tensor) -> bool:
+        """Whether integers change with the rounding of what they are made from."""
+        return not self._exactly and any(not torch.equal(r, eager.double()) for r in self._noisy(name, eager))
+
+    def _reference(self, name: str, like: Tensor) -> Tensor | None:
+        return _of(self._wide, name, like)
+
+    def _noisy(self, name: str, like: Tensor) -> list[Tensor]:
+        found = (_of(outcome, name, like) for outcome in self._wide_noisy)
+        return [value for value in found if value is not None]
+
+    @cached_property
+    def _moved(self) -> set[str]:
+        """Outputs that hold no arithmetic."""
+        return {f"output {i}" for i, name in enumerate(self.program.outputs) if name in self.program.exact}
+
+    @cached_property
+    def _wide(self) -> Outcome:
+        return self._run(None)
+
+    @cached_property
+    def _wide_noisy(self) -> list[Outcome]:
+        return [self._run(seed) for seed in range(_NOISY_RUNS)]
+
+    def _run(self, noise: int | None) -> Outcome:
+        model = copy.deepcopy(self.before).double()
+        if noise is None:
+            return _outcome(model, self.inputs, self.sizes, self.seed, self.program.grad, wide=True)
+        with _Rounding(noise, torch.finfo(self.program.dtype).eps):
+            return _outcome(model, self.inputs, self.sizes, self.seed, self.program.grad, wide=True)
+
+    def _form(self) -> tuple[str, str] | None:
+        """Strides that a caller's .view(-1) sees, and memory that outputs share with each other and with inputs."""
+        a, b = self.eager, self.ours
+        for i, (own, found) in enumerate(zip(a.outputs, b.outputs, strict=True)):
+            if isinstance(own, Tensor) and own.is_contiguous() and not found.is_contiguous():
+                return "strides", f"output {i}: expected {own.stride()}, found {found.stride()} for {tuple(own.shape)}"
+        pairs = [(i, j) for i in range(len(a.outputs)) for j in range(i)]
+        for i, j in pairs:
+            same = [_overlap(o.outputs[i], o.outputs[j]) for o in (a, b)]
+            if same[0] != same[1]:
+                return "aliases", f"outputs {j} and {i} share memory: eager {same[0]}, optimized {same[1]}"
+        for i, out in enumerate(a.outputs):
+            for j in range(len(a.inputs)):
+                same = [_overlap(out, a.inputs[j]), _overlap(b.outputs[i], b.inputs[j])]
+                if same[0] != same[1]:
+                    return "aliases", f"output {i} and input {j} share memory: eager {same[0]}, optimized {same[1]}"
+        return None
+
+
+class _Rounding(TorchFunctionMode):
+    """Moves every float64 result that is memory of its own by up to one rounding."""
+
+    def __init__(self, seed: int, eps: float) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+        self.eps = eps
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "")
+        if not isinstance(result, Tensor) or result.dtype is not torch.float64 or name.endswith("_"):
+            return result
+        if result._is_view() or any(isinstance(a, Tensor) and _overlap(result, a) for a in args) or name == "__get__":
+            return result
+        noise = torch.rand(result.shape, generator=self.generator, dtype=torch.float64)
+        return result * (1 + self.eps * (2 * noise - 1))
+
+
+def _of(outcome: Outcome, name: str, like: Tensor) -> Tensor | None:
+    value = outcome.values.get(name)
+    if outcome.error is not None or not isinstance(value, Tensor) or value.shape != like.shape:
+        return None
+    return value.detach().double()
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or not a.numel() or not b.numel():
+        return False
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _worst(a: Tensor, b: Tensor) -> str:
+    bad = (a.double() - b.double()).abs().nan_to_num(nan=float("inf"))
+    at = int(bad.flatten().argmax())
+    index = [int(i) for i in torch.unravel_index(torch.tensor(at), bad.shape)] if bad.dim() else []
+    count = int((bad > 0).sum())
+    values = [t.flatten()[at].item() for t in (a, b)]
+    return f"{count} of {a.numel()}, worst at {index}: eager {values[0]:.9g}, optimized {values[1]:.9g}"
+
+
+def _short(value: object) -> str:
+    return str(value).split("\n")[0][:200]
+
+
+def _count(fast: nn.Module, seen: Counter[str]) -> None:
+    """Which passes found something, and how many captures there are."""
+    seen["graphs"] += 1
+    for entry in fast._fxopt.entries:  # type: ignore[union-attr]
+        seen["captures"] += entry.executable is not None
+        seen["eager"] += entry.executable is None
+        for ran in entry.findings.passes:
+            if ran.changes:
+                seen[f"pass {ran.name}"] += 1
+
+
+_DROPPED = ("the captured graph", "the optimized graph raised", "the capture failed in")
+
+
+def _hidden(fast: nn.Module, program: Program) -> Failure | None:
+    """What verification has hidden, or a graph that was dropped after it raised."""
+    for entry in fast._fxopt.entries:  # type: ignore[union-attr]
+        reason = entry.findings.eager_reason or ""
+        if any(text in reason for text in _DROPPED):
+            return Failure("dropped", _short(reason))
+        for ran in entry.findings.passes:
+            if ran.rolled_back and program.verify != "off":
+                return Failure("rolled back", f"{ran.name}: {_short(ran.rolled_back[0].why)}")
+    return None

@@ -1,0 +1,83 @@
+"""Reads that may not move across an edit, whatever alias made it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests.fuzz.corpus.case import graph
+
+
+def rows(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return (torch.randn(B, 4),)
+
+
+def ids(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return torch.randint(0, 3, (B,)), torch.randint(0, 3, (B,))
+
+
+class MonotoneExperts(nn.Module):
+    """Each weight is clamped just before its layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = []
+        for layer in self.layers:
+            layer.weight.data.clamp_(min=0)
+            found.append(layer(x))
+        return torch.stack(found, 1)
+
+
+MONOTONE_EXPERTS = graph(rows)(MonotoneExperts)
+MONOTONE_EXPERTS_VERIFIED = graph(rows, verify="first", example=False)(MonotoneExperts)
+
+
+class PaddingRows(nn.Module):
+    """The first row of each table is zeroed just before its lookup."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList([nn.Embedding(3, 4) for _ in range(2)])
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        found = []
+        for table, own in zip(self.tables, (a, b), strict=True):
+            with torch.no_grad():
+                table.weight[0].zero_()
+            found.append(table(own))
+        return torch.cat(found, 1)
+
+
+PADDING_ROWS = graph(ids)(PaddingRows)
+PADDING_ROWS_VERIFIED = graph(ids, verify="first", example=False)(PaddingRows)
+
+
+class ReadBeforeAndBehind(nn.Module):
+    """One table, looked up before and behind an edit through an alias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e = nn.Embedding(3, 4)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        first = self.e(a)
+        self.e.weight.detach().mul_(0.5)
+        return torch.cat([first, self.e(b)], 1)
+
+
+READ_BEFORE_AND_BEHIND = graph(ids)(ReadBeforeAndBehind)
+
+
+@graph(ids)
+class MaxNorm(nn.Module):
+    """Lookups that edit their table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e = nn.Embedding(3, 4, max_norm=0.5)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.cat([self.e(a), self.e.weight[b], self.e(b)], 1)

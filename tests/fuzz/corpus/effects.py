@@ -1,0 +1,130 @@
+"""State and effects exactly once: counters, moving means, weights that a call edits, calls that fail."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests.fuzz.corpus.case import graph
+
+
+def rows(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return (torch.randn(B, 4),)
+
+
+class Counter(nn.Module):
+    """A buffer that each call replaces by the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+        self.l = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps = self.steps + 1
+        return torch.relu(self.l(x)) * self.steps
+
+
+COUNTER = graph(rows)(Counter)
+COUNTER_AT_THE_FIRST_CALL = graph(rows, example=False)(Counter)
+COUNTER_VERIFIED = graph(rows, example=False, verify="first")(Counter)
+
+
+class MovingMean(nn.Module):
+    """A mean of what was seen, read by the call that updates it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = self.mean * 0.9 + x.detach().mean(0) * 0.1
+        return x - self.mean
+
+
+MOVING_MEAN = graph(rows)(MovingMean)
+MOVING_MEAN_AT_THE_FIRST_CALL = graph(rows, example=False, verify="first")(MovingMean)
+
+
+class Number(nn.Module):
+    """A plain number that counts calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps = self.steps + 1
+        return x * self.steps
+
+
+NUMBER = graph(rows)(Number)
+NUMBER_AT_THE_FIRST_CALL = graph(rows, example=False)(Number)
+
+
+class Teacher(nn.Module):
+    """A second network that follows the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online = nn.Linear(4, 4)
+        self.target = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.target.weight.data.mul_(0.9).add_(self.online.weight.data * 0.1)
+        return self.online(x), self.target(x)
+
+
+TEACHER = graph(rows)(Teacher)
+TEACHER_AT_THE_FIRST_CALL = graph(rows, example=False, verify="first")(Teacher)
+
+
+class Decay(nn.Module):
+    """A weight that decays at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.l.weight.mul_(0.99)
+        return torch.relu(self.l(x))
+
+
+DECAY = graph(rows)(Decay)
+DECAY_AT_THE_FIRST_CALL = graph(rows, example=False, verify="first")(Decay)
+
+
+def bad_ids(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return torch.randn(B, 4), torch.full((B,), 3 if fill > 0.5 else 12)
+
+
+class EditsThenFails(nn.Module):
+    """A call that edits a buffer and its input, and then meets a bad id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4))
+        self.e = nn.Embedding(10, 4)
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        self.steps.add_(1)
+        x.mul_(2)
+        return self.e(ids) + x
+
+
+EDITS_THEN_FAILS = graph(bad_ids, later=((4, 4, 0.0), (3, 4, 1.0), (2, 4, 0.0)))(EditsThenFails)
+EDITS_THEN_FAILS_VERIFIED = graph(bad_ids, later=((4, 4, 0.0), (3, 4)), verify="first")(EditsThenFails)
+
+
+@graph(rows, training=True, later=((1, 4), (3, 4)))
+class BatchNormOfOneRow(nn.Module):
+    """Eager counts the batch, and then refuses its one row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)

@@ -1,0 +1,73 @@
+"""Gradients at bounds and ties, and over empty axes."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.fuzz.corpus.case import graph
+
+
+def bounds(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    """Rows of which some land exactly on 0, 1 and 6."""
+    return (torch.randint(-1, 4, (B, 4)).mul(torch.rand(B, 1) < 0.6).float() * 2,)
+
+
+class Bounded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(4, 4)
+        self.m = nn.Linear(4, 4)
+        with torch.no_grad():
+            self.l.weight.copy_(torch.eye(4) / 2)
+            self.l.bias.zero_()
+
+    def act(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.m(self.act(self.l(x)))
+
+
+@graph(bounds, captured=(8, 4), later=((8, 4), (5, 4)), grad=True)
+class Relu6(Bounded):
+    def act(self, x: Tensor) -> Tensor:
+        return F.relu6(x * 3)
+
+
+@graph(bounds, captured=(8, 4), later=((8, 4), (5, 4)), grad=True)
+class Relu6BehindALinear(Bounded):
+    def act(self, x: Tensor) -> Tensor:
+        return F.relu6(x)
+
+
+@graph(bounds, captured=(8, 4), later=((8, 4), (5, 4)), grad=True)
+class Hardtanh(Bounded):
+    def act(self, x: Tensor) -> Tensor:
+        return F.hardtanh(x)
+
+
+@graph(bounds, captured=(8, 4), later=((8, 4), (5, 4)), grad=True)
+class ClampMin(Bounded):
+    def act(self, x: Tensor) -> Tensor:
+        return x.clamp(min=0)
+
+
+@graph(bounds, captured=(8, 4), later=((8, 4), (5, 4)), grad=True)
+class Maximum(Bounded):
+    def act(self, x: Tensor) -> Tensor:
+        return torch.maximum(x, torch.zeros_like(x))
+
+
+def sequences(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return torch.randn(B, L, 4, requires_grad=True), torch.randn(B, 4, requires_grad=True)
+
+
+@graph(sequences, later=((3, 0), (0, 3), (2, 5)), grad=True)
+class SoftmaxOfNothing(nn.Module):
+    """Attention over a padded length of 0."""
+
+    def forward(self, x: Tensor, q: Tensor) -> Tensor:
+        scores = torch.bmm(x, q.unsqueeze(2)).squeeze(2) / 2
+        return torch.bmm(torch.softmax(scores, -1).unsqueeze(1), x).squeeze(1)

@@ -1,0 +1,37 @@
+"""Strides and aliases that a caller sees, and sizes that a kernel must survive."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests.fuzz.corpus.case import graph
+
+
+def broadcast(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return torch.randn(B, L), torch.randn(B, 4)
+
+
+@graph(broadcast, captured=(4, 4), later=((3, 0), (0, 3), (3, 5)))
+class OutputAlsoBroadcast(nn.Module):
+    """An output that is also broadcast along an axis which may be 0."""
+
+    def forward(self, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.sigmoid(y) * 2
+        return y.view(y.shape[0], 1, y.shape[1], 1), y.unsqueeze(2) * w.unsqueeze(1)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 1).t(), torch.randn(1, 1)), captured=(4, 4), later=((1, 1), (5, 4)))
+class ProductByOne(nn.Module):
+    """A product over an inner size of 1: its result is contiguous, whatever its inputs are."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.matmul(x.t(), y)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(4, B).t(), torch.randn(4, 1)), captured=(4, 4), later=((1, 1), (5, 4)))
+class OuterProduct(nn.Module):
+    """A product that is a mul takes no strides from a transposed input."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x[:, None, :].mT @ y.t()[:, :1]

@@ -1,0 +1,108 @@
+"""Sizes that only look equal: those that data decide, one row, and numbers that coincide at the capture."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests.fuzz.corpus.case import graph
+
+
+def picked(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    rows = torch.arange(B) < round(fill * B)
+    return torch.randn(B, 3), rows
+
+
+@graph(picked, captured=(4, 4, 1.0), later=((4, 4, 0.25), (4, 4, 0.5), (5, 4, 0.0)))
+class PickedRowsExpanded(nn.Module):
+    """Picked rows expand to all rows where one or all of them are picked, and raise elsewhere."""
+
+    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        return x[rows].expand_as(x) + 0
+
+
+@graph(picked, captured=(4, 4, 1.0), later=((4, 4, 0.25), (4, 4, 0.5)))
+class PickedRowsAdded(nn.Module):
+    """One picked row broadcasts; two raise."""
+
+    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        return torch.relu(x[rows] + x) * 2
+
+
+def padded(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    longest = L if fill == 1 else 1
+    return torch.randint(0, 9, (B, L)), torch.full((B,), longest)
+
+
+@graph(padded, captured=(4, 5, 1.0), later=((4, 5, 0.1), (3, 1, 0.1)))
+class LongestLength(nn.Module):
+    """A mask as long as the longest row, over a padding that may be longer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e = nn.Embedding(9, 4)
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+        return (self.e(ids) * mask.unsqueeze(-1)).sum(1)
+
+
+@graph(padded, captured=(4, 5, 1.0), later=((4, 5, 0.1), (3, 1, 0.1)))
+class LongestLengthAsATensor(nn.Module):
+    """The same, where arange takes the tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e = nn.Embedding(9, 4)
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        mask = torch.arange(lengths.max())[None] < lengths[:, None]
+        return (self.e(ids) * mask.unsqueeze(-1)).sum(1)
+
+
+def rows(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return (torch.randn(B, 4),)
+
+
+class Scrambled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([expert(x.transpose(0, 1).reshape(x.shape)) for expert in self.experts], 1)
+
+
+class ScrambledExperts(Scrambled):
+    """Experts over rows that a reshape has scrambled are no experts over the rows."""
+
+
+SCRAMBLED_EXPERTS = graph(rows, captured=(1, 4), later=((4, 4), (3, 4)))(ScrambledExperts)
+SCRAMBLED_EXPERTS_OF_A_SQUARE = graph(rows, captured=(4, 4), later=((8, 4), (3, 4)))(ScrambledExperts)
+
+
+class LastRow(nn.Module):
+    """The gate of the last row is that of every row only where there is one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(x[x.shape[0] - 1 :])
+
+
+LAST_ROW_OF_ONE = graph(rows, captured=(1, 4), later=((4, 4), (3, 4)))(LastRow)
+LAST_ROW_OF_MANY = graph(rows, captured=(4, 4), later=((1, 4), (3, 4)))(LastRow)
+
+
+@graph(rows, captured=(4, 4), later=((3, 4), (8, 4)))
+class SquareAtTheCapture(nn.Module):
+    """Fits only where the batch is as large as the row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x.softmax(0)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 4, 4),), captured=(4, 4), later=((1, 4), (3, 4), (0, 4)))
+class CubeAtTheCapture(nn.Module):
+    """Batch, fields and dim are all 4 at the capture."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x.permute(1, 2, 0).reshape(x.shape)) + x.permute(2, 0, 1).reshape(x.shape).sum(0)

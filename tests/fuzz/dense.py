@@ -1,0 +1,121 @@
+"""Random dense graphs of recommendation models: one integer is one program."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+
+from tests.fuzz import effects, indices, interactions, layers, moves, pointwise
+from tests.fuzz.programs import Program, Sizes
+from tests.fuzz.writer import SAMPLE, Value, Writer
+
+Statement = Callable[[Writer], Value | None]
+ORDINARY: dict[Statement, int] = {
+    layers.linear: 8,
+    layers.mlp: 10,
+    layers.towers: 12,
+    layers.cross: 5,
+    layers.norm: 5,
+    layers.product: 8,
+    interactions.fields: 9,
+    interactions.attention: 9,
+    interactions.target: 7,
+    pointwise.unary: 6,
+    pointwise.binary: 7,
+    pointwise.scaled: 5,
+    pointwise.program: 6,
+    pointwise.reduction: 8,
+    pointwise.along: 6,
+    pointwise.masked: 6,
+    moves.move: 12,
+    moves.scramble: 4,
+    moves.join: 9,
+    moves.parts: 3,
+}
+ODD: dict[Statement, int] = {
+    indices.order: 4,
+    indices.index: 4,
+    indices.sized: 5,
+    effects.edit: 5,
+    effects.weight: 2,
+    effects.counted: 3,
+    effects.asked: 3,
+    moves.scramble: 3,
+    pointwise.scaled: 3,
+}
+DTYPES = (torch.float32,) * 7 + (torch.float64, torch.float64, torch.bfloat16)
+LATER = (
+    Sizes(1, 1),
+    Sizes(2, 3),
+    Sizes(3, 5),
+    Sizes(7, 6),
+    Sizes(5, 1, 1.0),
+    Sizes(9, 4, 0.3),
+    Sizes(1, 5),
+    Sizes(6, 2),
+)
+EMPTY = (Sizes(0, 2), Sizes(2, 0), Sizes(0, 0), Sizes(3, 4, 0.0), Sizes(1, 3, 0.0))
+
+
+def program(seed: int, gradients: bool | None = None) -> Program:
+    """The program of a seed. gradients: with them, without, or (None) some with and some without."""
+    r = random.Random(seed)
+    dtype = r.choice(DTYPES)
+    captured = _captured(r, SAMPLE)
+    odd = r.choice((0, 0, 0, 15, 40))  # percent of the statements
+    # One in ten is written at the sizes of its capture: what fits only there is an error later, and must be one.
+    w = Writer(r, dtype, SAMPLE)
+    captured = _captured(r, Sizes(w.width, w.width))
+    if w.chance(10):
+        w = Writer(r, dtype, captured)
+    for _ in range(r.choice((1, 1, 2))):
+        w.given(("B", w.size())) if w.chance(50) else w.cube()
+    wanted = r.choice((2, 3, 4, 5, 6, 8, 10))
+    for _ in range(3 * wanted):
+        if len(w.lines) >= wanted:
+            break
+        table = ODD if w.chance(odd) else ORDINARY
+        statement = r.choices(list(table), list(table.values()))[0]
+        statement(w)
+    grad = w.chance(45) if gradients is None else gradients
+    return w.finish(
+        _outputs(w),
+        grad=grad,
+        training=w.chance(35),
+        whole=w.chance(20),
+        verify="first" if w.chance(4) else "off",
+        example=w.chance(75),
+        captured=captured,
+        later=_later(r),
+    )
+
+
+def _captured(r: random.Random, coincide: Sizes) -> Sizes:
+    """Batch and length of the capture: often the number that static sizes are, too."""
+    batch = r.choice((coincide.B, coincide.B, 4, 4, 1, 2, 3, 6))
+    length = r.choice((coincide.L, batch, batch, 4, 1, 3, 5))
+    return Sizes(batch, length, r.choice((1.0, 0.6)))
+
+
+def _later(r: random.Random) -> tuple[Sizes, ...]:
+    """Two others; an empty one comes last, because it may need a capture of its own."""
+    others = r.sample(LATER, 2)
+    return (*others[:1], r.choice(EMPTY)) if r.randrange(100) < 30 else tuple(others)
+
+
+def _outputs(w: Writer) -> list[Value]:
+    """The last variable, those that nothing reads, and now and then one more."""
+    text = "\n".join(w.lines)
+    made = [v for v in w.values if v.name.startswith("v")]
+    if not made:
+        return w.values[-1:]
+    unread = [v for v in made[:-1] if text.count(v.name) == 1]
+    found = [made[-1], *unread[-3:]]
+    if w.chance(25):
+        found.append(w.pick(made))
+    if w.chance(4):
+        found.append(w.pick(w.values))
+    w.random.shuffle(found)
+    return found

@@ -1,0 +1,108 @@
+"""One worker: checks the graphs of some seeds, one after the other, and says so in lines of text."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import os
+import random
+import sys
+import warnings
+from collections import Counter
+
+import torch
+
+from tests.fuzz import dense
+from tests.fuzz.check import Failure, check
+from tests.fuzz.programs import Program
+from tests.fuzz.shrink import shrink
+from tests.properties import check as columns
+from tests.properties.graphs import random_program
+
+_SHRUNK_A_KIND = 1
+
+
+def work(options: argparse.Namespace) -> None:
+    quiet()
+    seen: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    for seed in range(options.seed, options.seed + options.graphs):
+        print(f"at {seed}", flush=True)
+        failure, text = (_dense if options.kind == "dense" else _columns)(seed, options, seen, kinds)
+        if failure is not None:
+            record = {"seed": seed, "what": failure.kind, "message": str(failure), "text": text}
+            print(json.dumps(record), flush=True)
+            if options.out:
+                options.out.mkdir(parents=True, exist_ok=True)
+                name = f"{options.kind}_{seed}_{failure.kind.replace(' ', '_')}.py"
+                (options.out / name).write_text(f'"""{failure}"""\n\n{text}')
+    print(json.dumps({"seen": seen}), flush=True)
+    sys.stdout.flush()
+    os._exit(0)  # nothing is left to tidy up
+
+
+def show(options: argparse.Namespace) -> None:
+    """One graph of --kind dense, as it is and as small as it can be."""
+    quiet()
+    program = dense.program(options.show, True if options.gradients else None)
+    print(program.source())
+    failure = check(program)
+    print(failure or "the same")
+    if failure is not None and not options.no_shrink:
+        print(shrunk(program, failure))
+
+
+def quiet() -> None:
+    """One thread, no records of traces, and no collections over what the imports have made."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for name in ("torch.__trace", "torch._subclasses.fake_tensor"):
+        logging.getLogger(name).disabled = True
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+def shrunk(program: Program, failure: Failure) -> str:
+    """The source of the smallest program that fails in the same way, and how it fails."""
+
+    def wrong(candidate: Program) -> bool:
+        try:
+            found = check(candidate)
+        except Exception:
+            return False
+        return found is not None and found.kind == failure.kind
+
+    small = shrink(program, wrong)
+    return f"# {check(small)}\n{small.reproducer()}"
+
+
+def _dense(
+    seed: int, options: argparse.Namespace, seen: Counter[str], kinds: Counter[str]
+) -> tuple[Failure | None, str]:
+    program = dense.program(seed, True if options.gradients else None)
+    try:
+        failure = check(program, seen)
+    except Exception as error:
+        return Failure(f"harness {type(error).__name__}", str(error)), program.source()
+    if failure is None:
+        return None, ""
+    kinds[failure.kind] += 1
+    small = not options.no_shrink and kinds[failure.kind] <= _SHRUNK_A_KIND
+    return failure, shrunk(program, failure) if small else program.reproducer()
+
+
+def _columns(
+    seed: int, options: argparse.Namespace, seen: Counter[str], kinds: Counter[str]
+) -> tuple[Failure | None, str]:
+    program = random_program(random.Random(seed).choice)
+    program.grad |= options.gradients
+    seen["graphs"] += seed  # the sizes depend on it
+    try:
+        columns.check(program, seen)
+    except AssertionError as error:
+        return Failure("columns", str(error).split("\n")[0]), repr(program)
+    finally:
+        seen["graphs"] -= seed
+    return None, ""

@@ -1,0 +1,52 @@
+"""One random model of columns: the optimized one is the eager one, at every size, forward and backward."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import nn
+
+from fxopt.config import Config
+from fxopt.optimize import optimize
+from tests.properties.compare import assert_same, outcome
+from tests.properties.inputs import Sizes
+from tests.properties.programs import Program
+
+OTHERS = (Sizes(0, 2), Sizes(1, 1), Sizes(2, 0), Sizes(7, 6))
+
+
+def rewrites(model: nn.Module) -> int:
+    """Calls of the columns operator in the one capture of an optimized model."""
+    (entry,) = model._fxopt.entries  # type: ignore[union-attr, misc]
+    assert entry.executable is not None, entry.findings.eager_reason
+    return sum(len(ran.changes) for ran in entry.findings.passes if ran.name == "embedding_columns")
+
+
+def check(program: Program, seen: Counter[str]) -> bool:
+    """Eager against optimized at the captured sizes and at two others; one capture serves all but an empty batch.
+
+    False for a model that rejects its own example: lengths that do not fit.
+    """
+    eager, model = program.model(), program.model()
+    example = program.arguments(program.sizes, 0)
+    try:
+        with torch.set_grad_enabled(program.grad):
+            fast = optimize(model, example, Config(verify="off", tune="off"))
+    except RuntimeError as error:  # the model's own
+        assert isinstance(outcome(eager, program.arguments(program.sizes, 0), program.grad).error, type(error))
+        return False
+    seen["graphs"] += 1
+    seen["optimized"] += rewrites(fast) > 0
+    first = seen["graphs"] % len(OTHERS)
+    others = sorted((OTHERS[first], OTHERS[first - 1]), key=lambda sizes: sizes.batch == 0)
+    for seed, sizes in enumerate((program.sizes, *others)):
+        if sizes.batch == 0:
+            rewrites(fast)  # still the one capture
+        arguments = program.arguments(sizes, seed)
+        expected = outcome(eager, arguments, program.grad)
+        assert_same(expected, outcome(fast, arguments, program.grad))
+        seen["runs"] += 1
+        seen["raised"] += expected.error is not None
+    assert len(fast._fxopt.entries) <= 2  # type: ignore[union-attr, arg-type]
+    return True
