@@ -72,7 +72,7 @@ def program(seed: int, gradients: bool | None = None) -> Program:
         w = Writer(r, dtype, captured)
     for _ in range(r.choice((1, 1, 2))):
         w.given(("B", w.size())) if w.chance(50) else w.cube()
-    wanted = r.choice((2, 3, 4, 5, 6, 8, 10))
+    wanted = r.choice((1, 2, 2, 3, 3, 4, 5, 7))
     for _ in range(3 * wanted):
         if len(w.lines) >= wanted:
             break

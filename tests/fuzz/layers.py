@@ -75,7 +75,7 @@ def _sequential(w: Writer, n: int, rank: int = 2, out: int | None = None) -> str
 
 def towers(w: Writer) -> Value | None:
     """The same layers many times over: experts on one input, towers on fields, with gates that mix them."""
-    count, out = w.pick((2, 3, w.width)), w.size()
+    count, out = w.pick((2, 2, 3)), w.size()
     if w.chance(60):
         x = w.rows()
         seen = f"{x}"
