@@ -141,9 +141,9 @@ def _views(given: tuple[Tensor, ...], grad: bool) -> tuple[Tensor, ...]:
 
 
 def _gradients(model: nn.Module, leaves: tuple[Tensor, ...], outputs: tuple[Any, ...]) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator("cpu").manual_seed(7)
     roots = [t for t in outputs if isinstance(t, Tensor) and t.requires_grad]
-    seeds = [torch.randint(-4, 5, t.shape, generator=generator).to(t.dtype) for t in roots]
+    seeds = [torch.randint(-4, 5, t.shape, generator=generator, device="cpu").to(t) for t in roots]
     if roots:
         torch.autograd.backward(roots, seeds)
     named = [*model.named_parameters(), *((f"input {i}", t) for i, t in enumerate(leaves) if t.requires_grad)]
@@ -248,7 +248,7 @@ class _Comparison:
         floor = 16 * eps * scale
         if name.startswith("gradient"):  # of a bias in front of a norm, say: terms that cancel to zero
             floor = max(floor, 64 * eps * self._largest_gradient)
-        allowed = torch.full((), floor, dtype=torch.float64)
+        allowed = torch.full((), floor, dtype=torch.float64, device=eager.device)
         if exact is None:
             return "" if float((a - b).abs().amax()) <= 1e3 * eps * max(scale, 1.0) else _worst(eager, ours)
         error = torch.where(finite, (a - exact).abs(), 0.0)
@@ -333,7 +333,7 @@ class _Rounding(TorchFunctionMode):
 
     def __init__(self, seed: int, eps: float) -> None:
         super().__init__()
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator("cpu").manual_seed(seed)
         self.eps = eps
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -343,8 +343,8 @@ class _Rounding(TorchFunctionMode):
             return result
         if result._is_view() or any(isinstance(a, Tensor) and _overlap(result, a) for a in args) or name == "__get__":
             return result
-        noise = torch.rand(result.shape, generator=self.generator, dtype=torch.float64)
-        return result * (1 + self.eps * (2 * noise - 1))
+        noise = torch.rand(result.shape, generator=self.generator, dtype=torch.float64, device="cpu")
+        return result * (1 + self.eps * (2 * noise.to(result.device) - 1))
 
 
 def _of(outcome: Outcome, name: str, like: Tensor) -> Tensor | None:
@@ -363,7 +363,7 @@ def _overlap(a: Any, b: Any) -> bool:
 def _worst(a: Tensor, b: Tensor) -> str:
     bad = (a.double() - b.double()).abs().nan_to_num(nan=float("inf"))
     at = int(bad.flatten().argmax())
-    index = [int(i) for i in torch.unravel_index(torch.tensor(at), bad.shape)] if bad.dim() else []
+    index = [int(i) for i in torch.unravel_index(torch.tensor(at, device="cpu"), bad.shape)] if bad.dim() else []
     count = int((bad > 0).sum())
     values = [t.flatten()[at].item() for t in (a, b)]
     return f"{count} of {a.numel()}, worst at {index}: eager {values[0]:.9g}, optimized {values[1]:.9g}"

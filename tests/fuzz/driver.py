@@ -22,7 +22,7 @@ _SILENCE = 120  # seconds without a graph until a worker counts as hanging
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    options = parser().parse_args()
     if options.work:
         from tests.fuzz import worker
 
@@ -36,7 +36,7 @@ def main() -> None:
     sys.exit(1 if Run(options).failures() else 0)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--graphs", type=int, help="stop after so many of each kind")

@@ -26,6 +26,7 @@ _SHRUNK_A_KIND = 1
 
 def work(options: argparse.Namespace) -> None:
     quiet()
+    torch.set_default_device(options.device)
     seen: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     for seed in range(options.seed, options.seed + options.graphs):
@@ -46,6 +47,7 @@ def work(options: argparse.Namespace) -> None:
 def show(options: argparse.Namespace) -> None:
     """One graph of --kind dense, as it is and as small as it can be."""
     quiet()
+    torch.set_default_device(options.device)
     program = dense.program(options.show, True if options.gradients else None)
     print(program.source())
     failure = check(program)
