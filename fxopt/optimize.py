@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-import weakref
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 
 from fxopt.callable_module import make_callable
 from fxopt.capture import capture
+from fxopt.capture.settings import kept
 from fxopt.config import Config
 from fxopt.rewrites.core import Fuel
 from fxopt.runtime import Executable, dispatcher_of, optimized
@@ -50,10 +50,14 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
     Raises:
         CaptureError: the model stays eager for these inputs.
     """
+    return kept(lambda: _compiled(config, model, args, kwargs))
+
+
+def _compiled(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Executable:
     clock = _Clock()
     captured = capture(model, args, kwargs, config)
     for node, slot in zip(captured.graph.graph.find_nodes(op="placeholder"), captured.state, strict=False):
-        node.meta["tensor"] = weakref.ref(slot.read(model))  # what a rewrite is timed on
+        node.meta["tensor"] = functools.partial(slot.read, model)  # what a rewrite is timed on
     clock.lap("capture")
     tuner = Tuner(config.tune)
     executable = rewrite(captured, config, Fuel(config.max_rewrites), tuner)

@@ -30,16 +30,16 @@ LAYERS = (
     {"shape"},
     {"optimizers"},
     {"kernels"},
-    {"findings", "config", "callable_module", "machine", "trees"},
+    {"findings", "config", "callable_module", "locks", "machine", "trees"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # Narrower than the layers: all that these may import from the package.
 ONLY = {
     "patterns": r"patterns|normalize|shape|findings|kernels\.\w+\.plan",
-    "kernels": r"kernels|findings|config",
+    "kernels": r"kernels|findings|config|locks",
     "tune": r"tune|shape|kernels\.build|machine|config",
     "shape": r"shape|findings|config",
-    "capture": r"capture|shape|findings|config|trees",
+    "capture": r"capture|shape|findings|config|locks|trees",
 }
 EDITS = {
     "create_node", "eliminate_dead_code", "erase_node", "inserting_after", "inserting_before", "replace_all_uses_with",

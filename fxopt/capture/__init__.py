@@ -4,7 +4,7 @@ Importing this package imports sympy and torch's tracing machinery: do it when t
 """
 
 from fxopt.capture.captured import Capture
-from fxopt.capture.errors import CaptureError
+from fxopt.capture.errors import CaptureError, is_shortage
 from fxopt.capture.guards import Guards
 from fxopt.capture.inputs import TensorSpec
 from fxopt.capture.leaves import Leaf, LeafCall, LeafMismatch
@@ -21,4 +21,5 @@ __all__ = [
     "StateSlot",
     "TensorSpec",
     "capture",
+    "is_shortage",
 ]

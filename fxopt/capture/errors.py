@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from fxopt.findings import Place
 
 _UNKNOWN = Place()
@@ -14,3 +16,13 @@ class CaptureError(RuntimeError):
         super().__init__(f"{place}: {reason}")
         self.reason = reason
         self.place = place
+
+
+def is_shortage(error: BaseException | None) -> bool:
+    """Whether memory was short, which says nothing about the model."""
+    while error is not None:
+        allocator = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+        if allocator or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            return True
+        error = error.__cause__
+    return False

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import builtins
 import logging
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.proofs import ITEMS
+from fxopt.capture.settings import change, changed_here
 from fxopt.capture.shape_env import TraceShapeEnv
 
 if TYPE_CHECKING:
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
 _NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")  # they log what we handle
 
 
-@contextmanager
-def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
-    """Torch, as a trace needs it.
+def patch(tracer: Tracer, shape_env: TraceShapeEnv) -> None:
+    """Make torch as a trace needs it, until the trace ends.
 
     - meta["tensor_meta"] takes 40% of a trace and nobody here reads it;
     - Tensor.contiguous() asks is_contiguous() before it reaches a mode, which guards on sizes of 1;
@@ -37,8 +37,6 @@ def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
     - an autograd.Function would be inlined, and its backward lost: stop there;
     - torch._check of a number that depends on data is believed, and forgotten: keep it;
     - a seed would be set once, and not in every call: stop there;
-    - nn.MultiheadAttention has a fused operator for inference, and leaves it when it is traced. Its result is
-      contiguous, which what comes next may need, and NaN where all keys are masked, as where weights are asked for;
     - len(x) must be an int to Python, which would fix the batch: it is x.shape[0].
     """
     original, here = proxy_tensor._extract_tensor_metadata, threading.get_ident()
@@ -73,29 +71,6 @@ def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
         if node and node.target not in ITEMS and not free_unbacked_symbols(condition):  # it would compare s0 with s0
             raise CaptureError("checks that a number which depends on data is equal to another")
 
-    overridden, attend, fused = torch.overrides.has_torch_function, nn.MultiheadAttention.forward, False
-
-    def asked(tensors: Any) -> bool:
-        nonlocal fused
-        if threading.get_ident() == here and len(tensors) == 7:  # the last question but for gradients, and all it reads
-            needed = (isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
-            fused = not torch.is_grad_enabled() or not any(needed)
-        return overridden(tensors)
-
-    def attended(
-        self: Any, query: Any, key: Any, value: Any, key_padding_mask: Any = None, need_weights: bool = True,
-        *rest: Any, **named: Any,
-    ) -> Any:  # fmt: skip
-        nonlocal fused
-        given = self, query, key, value, key_padding_mask
-        if threading.get_ident() != here:
-            return attend(*given, need_weights, *rest, **named)
-        fused = False
-        result, weights = attend(*given, need_weights, *rest, **named)
-        if fused and not need_weights:
-            result, _ = attend(*given, True, *rest, **named)
-        return (result.contiguous() if fused else result), weights
-
     length = builtins.len
 
     def symbolic_length(x: Any, /) -> Any:
@@ -104,25 +79,50 @@ def patched(tracer: Tracer, shape_env: TraceShapeEnv) -> Iterator[None]:
             return x.shape[0]
         return length(x)
 
-    loggers = [(logger, logger.level) for logger in map(logging.getLogger, _NOISY)]
-    with (
-        mock.patch.object(proxy_tensor, "_extract_tensor_metadata", extract),
-        mock.patch.object(FakeTensor, "contiguous", _contiguous, create=True),
-        mock.patch.object(torch, "_debug_has_internal_overlap", overlaps),
-        mock.patch.object(torch.autograd.Function, "apply", classmethod(refuse)),
-        mock.patch.object(torch.random, "default_generator", _Unseeded(torch.default_generator)),
-        mock.patch.object(torch, "_check_with", keep),
-        mock.patch.object(torch.overrides, "has_torch_function", asked),
-        mock.patch.object(nn.MultiheadAttention, "forward", attended),
-        mock.patch.object(builtins, "len", symbolic_length),
-    ):
-        try:
-            for logger, _ in loggers:
-                logger.setLevel(logging.CRITICAL)
-            yield
-        finally:
-            for logger, level in loggers:
-                logger.setLevel(level)
+    changes = [
+        (proxy_tensor, "_extract_tensor_metadata", extract),
+        (FakeTensor, "contiguous", _contiguous),
+        (torch, "_debug_has_internal_overlap", overlaps),
+        (torch.autograd.Function, "apply", classmethod(refuse)),
+        (torch.random, "default_generator", _Unseeded(torch.default_generator)),
+        (torch, "_check_with", keep),
+        (builtins, "len", symbolic_length),
+    ]
+    for noisy in _NOISY:
+        logging.getLogger(noisy).addFilter(_quiet)  # once, and for ever
+    change(changes)
+
+
+def _quiet(record: logging.LogRecord) -> bool:
+    """What a trace of this thread logs is kept back."""
+    return not changed_here()
+
+
+def leaves_fused_attention() -> bool:
+    """Whether the nn.MultiheadAttention that is running would take its operator for inference, were it not traced.
+
+    It has asked for overrides of these tensors last, which a trace has, before it would look for gradients.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not _ATTEND:
+        frame = frame.f_back
+    tensors = frame.f_locals.get("tensor_args", ()) if frame is not None else ()
+    needed = torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
+    return bool(tensors) and not needed
+
+
+def as_fused(attend: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """F.multi_head_attention_forward, of [L, B, E], as the operator for inference computes it.
+
+    Its result is contiguous as [B, L, E], which what comes next may need, and NaN where all keys are masked, as where
+    weights are asked for.
+    """
+    result, weights = attend(*args, **{**kwargs, "need_weights": True})
+    result = result.transpose(0, 1).contiguous().transpose(0, 1)
+    return result, weights if kwargs["need_weights"] else None
+
+
+_ATTEND = nn.MultiheadAttention.forward.__code__
 
 
 class _Unseeded:
@@ -137,7 +137,9 @@ class _Unseeded:
         return getattr(self._generator, name)
 
 
-def _contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+def _contiguous(self: Any, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+    if not isinstance(self.fake_mode.shape_env, TraceShapeEnv):
+        return torch.Tensor.contiguous(self, memory_format=memory_format)
     return torch.ops.aten.contiguous.default(self, memory_format=memory_format)
 
 

@@ -6,14 +6,13 @@ the whole process while it runs, and other threads may be serving the model.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.fx.experimental._config as shape_config
 import torch.fx.experimental.proxy_tensor as proxy_tensor
+import torch.nn.functional as F
 from torch import nn
 from torch._decomp.decompositions import sym_numel
 from torch._dispatch.python import enable_python_dispatcher
@@ -23,18 +22,20 @@ from torch.overrides import TorchFunctionMode
 
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.forms import Forms
-from fxopt.capture.patches import patched
+from fxopt.capture.patches import as_fused, leaves_fused_attention, patch
 from fxopt.capture.places import Places
 from fxopt.capture.proofs import ITEMS, Proofs
 from fxopt.capture.recorded import graph_module, refuse_transforms
+from fxopt.capture.settings import kept, modes_of_this_thread
 from fxopt.capture.shape_env import TraceShapeEnv
 from fxopt.capture.slices import slices_have_terms
 from fxopt.findings import Place
+from fxopt.locks import lock
 
 if torch.__version__ < "2.12":  # a TorchVersion, which compares numbers
     slices_have_terms()
 
-TRACE_LOCK = threading.RLock()
+TRACE_LOCK = lock()  # what is changed in torch is the process's
 _SQUEEZES = frozenset(getattr(torch.ops.aten.squeeze, name) for name in ("default", "dim", "dims")) | frozenset(
     getattr(torch.ops.aten.squeeze_, name) for name in ("default", "dim", "dims")
 )
@@ -183,6 +184,8 @@ class _FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
             self.asked.add(_ASKS[func])
         elif func in _GRADIENTS:
             raise CaptureError(f"calls {func.__name__}, which a graph of the forward does not keep")
+        elif func is F.multi_head_attention_forward and leaves_fused_attention():
+            return as_fused(func, args, kwargs)
         elif func is torch._assert and self._asserts(*args, **(kwargs or {})):
             return None
         return super().__torch_function__(func, types, args, kwargs)
@@ -203,37 +206,44 @@ def trace(
     reals: Sequence[torch.Tensor | None],
     fake_mode: FakeTensorMode,
     places: Places,
-    modes: Sequence[TorchFunctionMode] = (),
+    mode: TorchFunctionMode,
 ) -> tuple[torch.fx.GraphModule, set[str]]:
     """Record what `run(tracer)` does with `tensors`, which become the placeholders in order.
 
     Args:
         run: returns the flat outputs: tensors, SymInts, plain constants.
         reals: per placeholder, the real tensor that stands for it when Python code reaches around the fakes.
-        modes: further function modes that see the user's calls.
+        mode: a further function mode that sees the user's calls.
 
     Returns:
         The graph, and what the user's code asked of its tensors: "strides", "requires_grad".
     """
+    with TRACE_LOCK:
+        modes_of_this_thread()
+        return kept(lambda: _traced(run, tensors, reals, fake_mode, places, mode))
+
+
+def _traced(
+    run: Callable[[Tracer], Sequence[Any]],
+    tensors: Sequence[torch.Tensor],
+    reals: Sequence[torch.Tensor | None],
+    fake_mode: FakeTensorMode,
+    places: Places,
+    mode: TorchFunctionMode,
+) -> tuple[torch.fx.GraphModule, set[str]]:
     known: dict[int, torch.fx.Node] = {}
     tracer = Tracer(places, known)
     shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
     proofs = Proofs(tracer)
-    functions = _FunctionMode(tracer, proofs)
-    with TRACE_LOCK, shape_config.patch(backed_size_oblivious=True), patched(tracer, shape_env):  # type: ignore[attr-defined]
+    functions, recording = _FunctionMode(tracer, proofs), _ProxyMode(tracer, shape_env, proofs)
+    with shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        patch(tracer, shape_env)
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
             proxy_tensor.track_tensor_tree(tensor, proxy, constant=None, tracer=tracer)
             if real is not None:
                 known[id(real)] = proxy.node
-        with ExitStack() as stack:
-            stack.enter_context(fake_mode)
-            stack.enter_context(enable_python_dispatcher())
-            stack.enter_context(functions)
-            for mode in modes:
-                stack.enter_context(mode)
-            recording = stack.enter_context(_ProxyMode(tracer, shape_env, proofs))
-            stack.enter_context(proxy_tensor.disable_autocast_cache())
+        with fake_mode, enable_python_dispatcher(), functions, mode, recording, proxy_tensor.disable_autocast_cache():
             outputs = tuple(_proxy_of(value, tracer) for value in run(tracer))
         tracer.create_node("output", "output", (tracer.create_arg(outputs),), {})
     if functions.autocast is not None:

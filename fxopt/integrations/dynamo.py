@@ -7,7 +7,6 @@ under autograd as eager does, so it trains; what cannot be captured runs as Dyna
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxopt.config import Config
+from fxopt.locks import lock
 from fxopt.optimize import compile
 from fxopt.runtime import Executable
 from fxopt.runtime.context import ambient, is_traced
@@ -109,7 +109,7 @@ class _Entry:
         self.fixed = arguments.fixed(args)
         self.signature = Signature.of_capture(capture)
         self.rebuild = rebuilder(capture.out_spec)
-        self.state = State(module, capture.state)
+        self.state = State(module, capture)
         positions = {_name(i): i for i in arguments.state}
         self.sources = [positions[slot.name] if slot.module == "" else slot for slot in capture.state]
         self.module = module
@@ -136,7 +136,7 @@ class _Compiled:
         self.config = config
         self.entries: tuple[_Entry, ...] = ()
         self.attempts = 0
-        self._lock = threading.Lock()
+        self._lock = lock()
 
     def __call__(self, *args: Any) -> Any:
         if is_traced():

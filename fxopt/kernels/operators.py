@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from fxopt.locks import lock
 
 from . import entry, simd
 from .build import BuildError, Library
@@ -68,7 +69,7 @@ class Operators:
     def __init__(self, operators: Sequence[Operator], kernel: Library | None = None) -> None:
         self._operators = operators
         self._kernel = kernel
-        self._lock = threading.RLock()
+        self._lock = lock()
         self._library: torch.library.Library | None = None
         self._tried = False
         self._path: Path | None = None
@@ -78,9 +79,11 @@ class Operators:
         """Defines the operators, once."""
         with self._lock:
             if self._library is None:
-                self._library = torch.library.Library("fxopt", "FRAGMENT")
-                for operator in self._operators:
-                    operator.define(self._library)
+                self._library = defined(self._define)
+
+    def _define(self, library: torch.library.Library) -> None:
+        for operator in self._operators:
+            operator.define(library)
 
     def compiled(self) -> bool:
         """Whether the kernels are there, compiling them at the first call."""
@@ -116,6 +119,17 @@ class Operators:
             return _no_way
         assert self._path is not None
         return entry.bind(self._path, f"fxopt_{name}_run") or _no_way
+
+
+def defined(define: Callable[[torch.library.Library], None]) -> torch.library.Library:
+    """A library of fxopt's operators: all that `define` adds to it, or, where it raises, none."""
+    library = torch.library.Library("fxopt", "FRAGMENT")
+    try:
+        define(library)
+    except BaseException:
+        library._destroy()
+        raise
+    return library
 
 
 def _no_way(*arguments: object) -> None:

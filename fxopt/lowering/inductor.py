@@ -5,7 +5,6 @@ Its kernel cache and its cache of FX graphs work as they do under torch.compile.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +14,10 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fxopt.locks import lock
+
 Compiled = Callable[..., Any]
-_COMPILING = threading.Lock()  # the settings that are changed meanwhile are the process's
+_COMPILING = lock()  # the settings that are changed meanwhile are the process's
 
 
 def compile_graph(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from fxopt.capture.errors import is_shortage
 from fxopt.findings import Change, Miss, PassFindings, Place
 from fxopt.normalize import remove_dead_code
 from fxopt.patterns.core import Match, Reject, place_of
@@ -124,6 +125,8 @@ def _found(rewrite: Rewrite, module: GraphModule, inference: bool, findings: Pas
         with no_new_guards(module), as_captured():
             return list(rewrite.find(module, inference))
     except Exception as error:
+        if is_shortage(error):
+            raise
         findings.misses.append(
             Miss(rewrite.name, f"the pattern itself failed, {type(error).__name__}: {error}", Place())
         )
@@ -154,6 +157,8 @@ def _commit(
         return False
     except Exception as error:  # whatever it is, the graph stays as it was and the report says so
         editor.undo()
+        if is_shortage(error):
+            raise
         reason = f"{type(error).__name__}: {error}"
         findings.rolled_back.append(Change(number, match.anchor.name, rewrite.name, reason, place))
         return False

@@ -5,7 +5,6 @@ A torch.zeros takes 1.1 us, a mask of four operators 5 us and more; finding one 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import sympy
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from fxopt.locks import lock
 from fxopt.patterns.core import Match
 from fxopt.patterns.recipes import Recipe
 from fxopt.patterns.sized_constants import KEPT_BYTES, find_sized_constants
@@ -33,7 +33,7 @@ def made(recipe: Callable[..., Tensor], *sizes: int) -> Tensor:
 def kept_by_size(recipe: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`recipe` that remembers the last few sizes. Reading takes no lock."""
     kept: dict[tuple[int, ...], Tensor] = {}
-    lock = threading.Lock()
+    keeping = lock()
 
     def constant(*sizes: int) -> Tensor:
         tensor = kept.get(sizes)
@@ -43,7 +43,7 @@ def kept_by_size(recipe: Callable[..., Tensor]) -> Callable[..., Tensor]:
         room = KEPT_BYTES - tensor.untyped_storage().nbytes()
         if room < 0:
             return tensor
-        with lock:
+        with keeping:
             while kept and (len(kept) >= _KEPT_SIZES or _bytes(kept) > room):
                 del kept[next(iter(kept))]
             return kept.setdefault(sizes, tensor)

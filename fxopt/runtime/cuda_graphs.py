@@ -7,7 +7,6 @@ by address: a tensor that has moved since means a new capture, any other update 
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from fxopt.kernels.build import BuildError
 from fxopt.kernels.columns import cuda as columns_cuda
 from fxopt.kernels.columns import errors as columns_errors
 from fxopt.kernels.stage import op as stage
+from fxopt.locks import lock
 from fxopt.patterns.row_wise import NotRowWise, Rows, row_wise
 from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.runtime.capturable import NoGraph, clamps, ready, suited
@@ -85,7 +85,7 @@ class Replays:
         self._inputs = stage.Inputs(len(specs))
         self._graphs: OrderedDict[tuple, _Captured] = OrderedDict()
         self._seen: OrderedDict[tuple, None] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = lock()
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +15,20 @@ from torch.utils.checkpoint import _StopRecomputationError
 from fxopt import trees
 from fxopt.config import Config
 from fxopt.findings import Findings
+from fxopt.locks import lock
 from fxopt.runtime.context import ambient, is_traced, saving_as_usual
 from fxopt.runtime.executable import Compile, Executable, run_eagerly
 from fxopt.runtime.flatten import rebuilder
+from fxopt.runtime.moment import Moment, NotNow
 from fxopt.runtime.signature import Signature, Sizes, State, unsupported
 from fxopt.runtime.traced import capturing, traced_view
 from fxopt.runtime.watch import HOOKS, Watch
 
 if TYPE_CHECKING:
     from fxopt.capture import Capture
+
+
+_PATIENCE = 3  # captures in a row that fail for a passing reason, before one that fails is taken at its word
 
 
 @dataclass
@@ -77,7 +81,8 @@ class Dispatcher:
         self.entries: tuple[Entry, ...] = ()
         self.refused: dict[str, Findings] = {}
         self.captured = capturing(self)
-        self._lock = threading.RLock()
+        self._lock = lock()
+        self._patience = _PATIENCE
 
     @property
     def findings(self) -> list[Findings]:
@@ -103,7 +108,11 @@ class Dispatcher:
             return
         with self._lock:
             if self._find(args, kwargs, now) is None:
-                entry, failure = self._compiled(args, kwargs, now)
+                try:
+                    entry, failure = self._compiled(args, kwargs, now)
+                except NotNow as reason:
+                    self._refuse(str(reason))
+                    return
                 if entry is None:
                     rehearse(self.original, args, kwargs)
                     entry = self._eager_entry(args, kwargs, now, failure)
@@ -137,7 +146,11 @@ class Dispatcher:
     def _first_call(self, eager: Callable, args: tuple, kwargs: dict, now: tuple) -> Any:
         """Compile, remember, run. Inputs that the eager model rejects leave no trace."""
         before = Watch(self.original)
-        entry, failure = self._compiled(args, kwargs, now)
+        try:
+            entry, failure = self._compiled(args, kwargs, now)
+        except NotNow as reason:
+            self._refuse(str(reason))
+            return eager(*args, **kwargs)
         if entry is not None:
             self.entries = (entry, *self.entries)
             return self._run(entry, entry.match(args, kwargs, now) or (), eager, args, kwargs)
@@ -152,29 +165,39 @@ class Dispatcher:
         return Entry(Signature.of_call(args, kwargs), now, Watch(self.original), findings)
 
     def _compiled(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry | None, str]:
-        """An entry that serves this call, or None and the reason."""
+        """An entry that serves this call, or None and the reason.
+
+        Raises:
+            NotNow: it failed, or the model was changed meanwhile, and the next call may do better.
+        """
+        before, bare = Moment(self.original), without_hooks(self.original)
+        executable, stored, failure, passing = None, dict[nn.Module, set[str]](), "", False
+        entry: Entry | None = None
         try:
-            bare = without_hooks(self.original)
             with torch.random.fork_rng(devices=_cuda_devices()), saving_as_usual():
                 executable = self.compile(bare, args, kwargs)
+            stored = stored_by(executable.capture, bare, self.original)
         except Exception as error:
-            return None, reason_of(error)
-        capture = executable.capture
-        stored = stored_by(capture, bare, self.original)
-        watch = Watch(self.original, tuple(leaf.path for leaf in capture.leaves), stored=stored)
-        state, sizes = State(self.original, capture.state), Sizes(self.original, capture, stored)
-        entry = Entry(
-            Signature.of_capture(capture),
-            now,
-            watch,
-            executable.findings,
-            executable,
-            state,
+            failure, passing = reason_of(error), is_passing(error)
+        if executable is not None:
+            entry = self._entry(executable, stored, now, before.watch)
+        if entry is not None and entry.match(args, kwargs, now) is None:
+            entry, executable, failure = None, None, "the capture does not fit the call that it was made from"
+        if not passing and not before.spoiled(executable, stored):
+            self._patience = _PATIENCE
+        elif self._patience:
+            self._patience -= 1
+            raise NotNow(f"not captured: {failure or 'another thread changed the model meanwhile'}")
+        return entry, failure
+
+    def _entry(self, executable: Executable, stored: dict[nn.Module, set[str]], now: tuple, before: Watch) -> Entry:
+        capture, model = executable.capture, self.original
+        watch = Watch(model, tuple(leaf.path for leaf in capture.leaves), stored=stored, since=before)
+        sizes = Sizes(model, capture, stored)
+        return Entry(
+            Signature.of_capture(capture), now, watch, executable.findings, executable, State(model, capture),
             sizes if sizes.any else None,
-        )
-        if entry.match(args, kwargs, now) is None:
-            return None, "the capture does not fit the call that it was made from"
-        return entry, ""
+        )  # fmt: skip
 
     def _run(self, entry: Entry, tensors: Sequence[Tensor], eager: Callable, args: tuple, kwargs: dict) -> Any:
         if entry.executable is None:
@@ -213,6 +236,13 @@ def without_hooks(model: nn.Module) -> nn.Module:
     bare = object.__new__(type(model))
     bare.__dict__.update(vars(model), **hooks)
     return bare
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether a failed compile says nothing about the model."""
+    from fxopt.capture import is_shortage
+
+    return is_shortage(error)
 
 
 def reason_of(error: Exception) -> str:

@@ -15,7 +15,7 @@ from fxopt.runtime.checks import PLAIN, TensorForm, comparer, reader, tensor_che
 from fxopt.runtime.flatten import flattener, is_constant
 
 if TYPE_CHECKING:
-    from fxopt.capture import Capture, StateSlot
+    from fxopt.capture import Capture
 
 
 def forms_of(capture: Capture) -> list[TensorForm]:
@@ -75,16 +75,18 @@ class State:
 
     Args:
         model: the root.
-        slots: in the graph's order.
+        capture: what was captured of it; its placeholders have the forms that the state must have.
     """
 
-    def __init__(self, model: nn.Module, slots: Sequence[StateSlot]) -> None:
+    def __init__(self, model: nn.Module, capture: Capture) -> None:
+        slots = capture.state
+        fakes = [n.meta["val"] for n in capture.graph.graph.find_nodes(op="placeholder")[: len(slots)]]
         modules = dict(model.named_modules(remove_duplicate=False))
         self._wheres = [getattr(modules[s.module], f"_{s.kind}s") for s in slots]
         self._keys = [s.name for s in slots]
         self._read, self._unchanged = reader(), comparer()
         tensors = self._read(self._wheres, self._keys) or []
-        self._check = tensor_check([TensorForm(t.dtype, t.device, tuple(t.shape)) for t in tensors])
+        self._check = tensor_check([TensorForm(t.dtype, t.device, tuple(t.shape)) for t in fakes])
         own = set(zip(map(id, self._wheres), self._keys, strict=True))
         aliases = [a for a in _aliases(model, tensors) if (id(a[0]), a[1]) not in own]
         self._alias_wheres = [where for where, _, _ in aliases]

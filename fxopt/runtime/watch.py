@@ -37,12 +37,17 @@ _QUIET = frozenset(getattr(nn, name) for name in _QUIET_NAMES.split())
 
 @dataclass
 class Slot:
-    """One watched value: `where[key]`, an attribute, a submodule or a class's forward."""
+    """One watched value: `where[key]`, an attribute, a submodule or the forward of the class `of`."""
 
     path: str
     where: Any
     key: str
     kind: str = "attribute"
+    of: type | None = None
+
+    @property
+    def identity(self) -> tuple[int, str]:
+        return id(self.of or self.where), self.key  # vars(class) is another object each time
 
     def __str__(self) -> str:
         return f"{self.path}.{self.key}".lstrip(".")
@@ -56,6 +61,7 @@ class Watch:
         opaque: paths of submodules whose inside the capture does not depend on.
         ignore: names of slots not to watch.
         stored: attributes that the capture assigns itself at each call, by module.
+        since: an earlier look at the model, whose values are the ones to expect.
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class Watch:
         opaque: tuple[str, ...] = (),
         ignore: frozenset[str] = frozenset(),
         stored: Mapping[nn.Module, set[str]] = MappingProxyType({}),
+        since: Watch | None = None,
     ) -> None:
         modules = [(p, m) for p, m in model.named_modules() if not _inside(p, opaque)]
         slots = [slot for path, module in modules for slot in _slots(path, module)] + list(_forwards(modules))
@@ -91,6 +98,22 @@ class Watch:
         self._present = [d for d in hooks if d]
         self._absent = [d for d in hooks if not d]
         self._hook_id = RemovableHandle.next_id
+        if since is not None:
+            self._expect(since, opaque)
+
+    def _expect(self, since: Watch, opaque: tuple[str, ...]) -> None:
+        """What `since` saw; but opaque modules as they are now, since the capture has run them."""
+        known = {slot.identity: value for slot, value in zip(since._slots, since._values, strict=True)}
+        ours = [(slot.path in opaque, slot, value) for slot, value in zip(self._slots, self._values, strict=True)]
+        self._values = [value if free else known.get(slot.identity, _MISSING) for free, slot, value in ours]
+        free = {id(slot.where) for inside, slot, _ in ours if inside} | {
+            id(value) for inside, _, value in ours if inside
+        }
+        self._contents = _of(since._containers, since._contents, self._containers, self._contents, free)
+        self._bytes = _of(since._arrays, since._bytes, self._arrays, self._bytes, free)
+        self._sizes = _of(since._sized, since._sizes, self._sized, self._sizes, free)
+        self._absent += [d for d in self._present if any(d is absent for absent in since._absent)]
+        self._hook_id = since._hook_id
 
     @property
     def slots(self) -> list[tuple[Any, str, Any]]:
@@ -146,6 +169,12 @@ _DEPTH = 3
 _LARGE = 1000  # comparing a dict costs 20 ns an entry: of a vocabulary only the length is watched
 
 
+def _of(keys: list, values: list, wanted: list, now: list, free: set[int]) -> list:
+    """The value of each wanted object, by identity; the one of now where there was none, or it is free to change."""
+    known = {id(key): value for key, value in zip(keys, values, strict=True) if id(key) not in free}
+    return [known.get(id(key), value) for key, value in zip(wanted, now, strict=True)]
+
+
 def _inside(path: str, opaque: tuple[str, ...]) -> bool:
     return any(path.startswith(leaf + ".") for leaf in opaque)
 
@@ -176,7 +205,7 @@ def _forwards(modules: list[tuple[str, nn.Module]]) -> Iterator[Slot]:
     for kind in {type(module) for _, module in modules}:
         owner = next((c for c in kind.__mro__ if "forward" in vars(c)), None)
         if owner is not None:
-            yield Slot(kind.__name__, vars(owner), "forward", "class")
+            yield Slot(kind.__name__, vars(owner), "forward", "class", owner)
 
 
 def _is_record(value: Any) -> bool:

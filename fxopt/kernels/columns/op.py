@@ -6,7 +6,6 @@ import ctypes
 import importlib.util
 import sys
 import sysconfig
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fxopt.locks import lock
+
 from .. import entry, simd
 from ..build import BuildError, Library, build, readable
+from ..operators import defined
 from . import autograd, cuda, grouped, reference
 from .cuda import backward as cuda_backward
 from .encode import plan_of
@@ -43,7 +45,7 @@ _SCHEMAS = (
     "columns_backward(Tensor[] grads, Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
     "columns_row_gradients(Tensor[] grads, Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
 )
-_loading = threading.Lock()
+_loading = lock()
 _library: torch.library.Library | None = None
 _entry: Callable | None = None
 _tried_cuda = False
@@ -75,13 +77,12 @@ def load() -> None:
         return
     with _loading:
         if _library is None:
-            library = _define()
+            library = defined(_define)
             _entry = _load_kernel()
             _library = library
 
 
-def _define() -> torch.library.Library:
-    library = torch.library.Library("fxopt", "FRAGMENT")
+def _define(library: torch.library.Library) -> None:
     for schema in _SCHEMAS:
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("columns", _columns_grouped, "CompositeExplicitAutograd")
@@ -91,7 +92,6 @@ def _define() -> torch.library.Library:
         "fxopt::columns", autograd.backward, setup_context=autograd.setup_context, lib=library
     )
     torch.library.register_autograd("fxopt::columns_backward", autograd.no_second_derivative, lib=library)
-    return library
 
 
 def _load_kernel() -> Callable | None:

@@ -1,0 +1,100 @@
+"""What a capture sets in this thread and in torch is put back, whatever was raised wherever.
+
+Context managers do that too, but for an interrupt that comes just as one of them is being left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch._ops as ops
+from torch import _C
+
+from fxopt.locks import in_child
+
+T = TypeVar("T")
+_MODES = tuple(_C._TorchDispatchModeKey.__members__.values())
+_changes: list[tuple[int, tuple]] = []  # of traces, one within another: their thread, and what it was before
+
+
+def kept(run: Callable[[], T]) -> T:
+    """What `run` returns or raises; modes, gradients and torch's attributes are then as they are now, and after an
+    exception random numbers too."""
+    before = _Settings()
+    with _C._PreserveDispatchKeyGuard():
+        try:
+            return run()
+        except BaseException:
+            before.restore()
+            torch.random.set_rng_state(before.random)
+            raise
+        finally:
+            before.restore()
+
+
+def change(changes: Sequence[tuple[Any, str, Any]]) -> None:
+    """Set attributes of torch, each an object, a name and a value, until the `kept` around this ends."""
+    targets, names, values = zip(*changes, strict=True)
+    olds = [vars(target).get(name) or getattr(target, name) for target, name, _ in changes]
+    _changes.append((threading.get_ident(), (targets, names, olds)))
+    _set(targets, names, values)
+
+
+def changed_here() -> int:
+    """Number of changes that this thread has under way."""
+    return sum(thread == threading.get_ident() for thread, _ in _changes)
+
+
+def modes_of_this_thread() -> None:
+    """From now on torch's modes before autograd are a thread's own: a trace saw another thread's torch.compile take
+    its mode away for a while, and torch.export saw ours."""
+    state = ops.mode_stack_state_for_pre_dispatch()
+    if not isinstance(state, threading.local) and state.count() == 0:
+        ops._mode_stack_state_for_pre_dispatch = _Modes()
+
+
+class _Modes(threading.local, ops._ModeStackStateForPreDispatch):
+    pass
+
+
+class _Settings:
+    def __init__(self) -> None:
+        self.random = torch.random.get_rng_state()
+        self._functions = _C._len_torch_function_stack()
+        self._modes = [_C._get_dispatch_mode(key) for key in _MODES]
+        self._before_autograd = [ops.mode_stack_state_for_pre_dispatch().get(slot) for slot in (0, 1)]
+        self._changes = changed_here()
+        self._grad, self._autocast_cache = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+
+    def restore(self) -> None:
+        while changed_here() > self._changes:
+            _set(*_changes[-1][1])
+            del _changes[-1]
+        while _C._len_torch_function_stack() > self._functions:
+            _C._pop_torch_function_stack()
+        for key, mode in zip(_MODES, self._modes, strict=True):
+            if _C._get_dispatch_mode(key) is not mode:
+                _C._unset_dispatch_mode(key)
+                if mode is not None:
+                    _C._set_dispatch_mode(mode)
+        for slot, mode in enumerate(self._before_autograd):
+            ops.mode_stack_state_for_pre_dispatch().set(slot, mode)
+        _C._set_grad_enabled(self._grad)
+        torch.set_autocast_cache_enabled(self._autocast_cache)
+
+
+def _set(targets: Sequence[Any], names: Sequence[str], values: Sequence[Any]) -> None:
+    """All of them, by no Python in between that an interrupt could stop."""
+    deque(map(setattr, targets, names, values), maxlen=0)
+
+
+def _unchanged() -> None:
+    while _changes:
+        _set(*_changes.pop()[1])
+
+
+in_child(_unchanged)
