@@ -24,6 +24,7 @@ from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
 from fxopt.capture.state import HOOKS, ModelCopy
 from fxopt.findings import Place
+from fxopt.shape.conditions import OtherSizes
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Leaf:
     place: Place
 
 
-class LeafMismatch(RuntimeError):
+class LeafMismatch(OtherSizes):
     """A leaf returned another structure, dtype or size than its graph was captured for."""
 
 

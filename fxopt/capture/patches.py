@@ -8,26 +8,21 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fxopt.capture.errors import CaptureError
-from fxopt.capture.proofs import ITEMS
 from fxopt.capture.settings import change, changed_here
 from fxopt.capture.shape_env import TraceShapeEnv
-
-if TYPE_CHECKING:
-    from fxopt.capture.trace import Tracer
 
 _NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")  # they log what we handle
 
 
-def patch(tracer: Tracer, shape_env: TraceShapeEnv) -> None:
+def patch(shape_env: TraceShapeEnv) -> None:
     """Make torch as a trace needs it, until the trace ends.
 
     - meta["tensor_meta"] takes 40% of a trace and nobody here reads it;
@@ -35,7 +30,6 @@ def patch(tracer: Tracer, shape_env: TraceShapeEnv) -> None:
     - a copy into a tensor, as x[:, 1:] = y makes, asks whether the tensor's elements share memory, which guards on no
       rows and on one: only a stride of 0 can say so;
     - an autograd.Function would be inlined, and its backward lost: stop there;
-    - torch._check of a number that depends on data is believed, and forgotten: keep it;
     - a seed would be set once, and not in every call: stop there;
     - len(x) must be an int to Python, which would fix the batch: it is x.shape[0].
     """
@@ -57,20 +51,6 @@ def patch(tracer: Tracer, shape_env: TraceShapeEnv) -> None:
             raise CaptureError(f"{cls.__name__}.apply: a graph of the forward does not keep its backward")
         return apply.__get__(None, cls)(*args, **kwargs)
 
-    check = torch._check_with
-
-    def keep(error_type: Any, condition: Any, *message: Any) -> None:
-        by_user = threading.get_ident() == here and shape_env.operator is None
-        slot = node = None
-        if by_user and isinstance(condition, torch.SymBool) and free_unbacked_symbols(condition):
-            slot = proxy_tensor.get_proxy_slot(condition, tracer, None)  # type: ignore[call-overload]
-        if slot is not None:  # else of a number that torch made up
-            node = slot.force().node
-            tracer.create_node("call_function", torch.ops.aten._assert_scalar.default, (node, "torch._check"), {})
-        check(error_type, condition, *message)
-        if node and node.target not in ITEMS and not free_unbacked_symbols(condition):  # it would compare s0 with s0
-            raise CaptureError("checks that a number which depends on data is equal to another")
-
     length = builtins.len
 
     def symbolic_length(x: Any, /) -> Any:
@@ -85,7 +65,6 @@ def patch(tracer: Tracer, shape_env: TraceShapeEnv) -> None:
         (torch, "_debug_has_internal_overlap", overlaps),
         (torch.autograd.Function, "apply", classmethod(refuse)),
         (torch.random, "default_generator", _Unseeded(torch.default_generator)),
-        (torch, "_check_with", keep),
         (builtins, "len", symbolic_length),
     ]
     for noisy in _NOISY:

@@ -1,4 +1,8 @@
-"""The symbol table of a trace: torch's ShapeEnv, less the guards that only choose strides."""
+"""The symbol table of a trace: torch's ShapeEnv, less the guards that only choose strides.
+
+A size that depends on data stays a symbol of its own: what torch's fake operators take for granted about it (u0 == s0,
+where it meets another size) is kept as a condition, and never makes it the other size.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +45,17 @@ class TraceShapeEnv(ShapeEnv):
     Attributes:
         operator: the overload whose fake implementation runs now, None in the user's code.
         symbolic_len, gave_len: whether len(tensor) gives a symbolic size as x.shape[0] does, and whether one was given.
+        decided: conditions on numbers that depend on data, as they were taken for granted.
     """
 
     operator: Any = None
     symbolic_len = True
     gave_len = False
+    _proven = False
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.decided: dict[sympy.Basic, None] = {}
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
         packet = getattr(self.operator, "overloadpacket", None)
@@ -60,6 +70,36 @@ class TraceShapeEnv(ShapeEnv):
             if not equal:
                 return answer
         return super().evaluate_expr(orig_expr, *args, **kwargs)
+
+    def guard_or_defer_runtime_assert(self, orig_expr: Any, *args: Any, **kwargs: Any) -> bool:
+        """What torch would assert at run time; it believes it from here on."""
+        before = self.num_deferred_runtime_asserts
+        answer = super().guard_or_defer_runtime_assert(orig_expr, *args, **kwargs)
+        if self.num_deferred_runtime_asserts != before:
+            self.decided[orig_expr] = None
+        return answer
+
+    def learn(self, fact: sympy.Eq) -> None:
+        """An equality that was proved for every input: the size that depends on data is the other one from now on."""
+        self._proven = True
+        try:
+            super()._maybe_guard_rel(fact)
+        finally:
+            self._proven = False
+
+    def _maybe_guard_rel(self, expr: Any) -> None:
+        """What torch learns from a guard. From a condition on data it learns bounds of the number alone."""
+        if not free_unbacked_symbols(expr):
+            super()._maybe_guard_rel(expr)
+        elif isinstance(expr, sympy.And):
+            for term in expr.args:
+                self._maybe_guard_rel(term)
+        elif isinstance(expr, Relational) and not isinstance(expr, sympy.Ne) and len(expr.free_symbols) == 1:
+            self._refine_ranges(expr)
+
+    def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
+        if self._proven or a in self.replacements or not free_unbacked_symbols(a):
+            super()._set_replacement(a, tgt, msg)
 
 
 def _is_about_strides(packet: Any, question: Relational) -> bool:

@@ -17,9 +17,10 @@ from torch import nn
 from torch._decomp.decompositions import sym_numel
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.overrides import TorchFunctionMode
 
+from fxopt.capture.decided import keep_decisions
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.forms import Forms
 from fxopt.capture.patches import as_fused, leaves_fused_attention, patch
@@ -114,6 +115,8 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
             return number
         if func in _SQUEEZES:
             _guard_squeeze(args)
+        if func is torch.ops.aten.slice.Tensor:
+            _guard_slice(args)
         if func is torch.ops.aten.contiguous.default:
             args = (self._twin(args[0]), *args[1:])
         self._shape_env.operator = func
@@ -159,6 +162,13 @@ def _guard_squeeze(args: Any) -> None:
     for d in chosen:
         if tensor.ndim:
             bool(tensor.shape[d] != 1)
+
+
+def _guard_slice(args: Any) -> None:
+    """From which end an index counts is a guard: where torch does not know it, it makes up a size without a source."""
+    for index in args[2:4]:
+        if isinstance(index, torch.SymInt) and not free_unbacked_symbols(index):
+            bool(index >= 0)
 
 
 class _FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
@@ -237,7 +247,7 @@ def _traced(
     proofs = Proofs(tracer)
     functions, recording = _FunctionMode(tracer, proofs), _ProxyMode(tracer, shape_env, proofs)
     with shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-        patch(tracer, shape_env)
+        patch(shape_env)
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
             proxy_tensor.track_tensor_tree(tensor, proxy, constant=None, tracer=tracer)
@@ -251,6 +261,7 @@ def _traced(
     if recording.switched:
         raise CaptureError("switches inference mode, which a graph does not keep")
     refuse_transforms(tracer.graph)
+    keep_decisions(tracer.graph, shape_env.decided)
     return graph_module(tracer), functions.asked
 
 

@@ -135,7 +135,7 @@ def learn(unknown: Size, known: Size) -> None:
         environment, symbol = unknown.node.shape_env, unknown.node.expr  # type: ignore[union-attr]
         if symbol in environment.var_to_range:  # a bound of int64 on 5 * s0 would be rounded, and asserted not to be
             environment.var_to_range[symbol] = ValueRanges(0, int_oo)
-        torch._check(unknown == known)
+        environment.learn((unknown == known).node.expr)  # type: ignore[union-attr]
 
 
 @contextmanager

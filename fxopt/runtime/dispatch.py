@@ -23,6 +23,7 @@ from fxopt.runtime.moment import Moment, NotNow
 from fxopt.runtime.signature import Signature, Sizes, State, unsupported
 from fxopt.runtime.traced import capturing, traced_view
 from fxopt.runtime.watch import HOOKS, Watch
+from fxopt.shape.conditions import OtherSizes
 
 if TYPE_CHECKING:
     from fxopt.capture import Capture
@@ -213,8 +214,11 @@ class Dispatcher:
         return self._recover(entry, failure, eager, args, kwargs)
 
     def _recover(self, entry: Entry, error: Exception, eager: Callable, args: tuple, kwargs: dict) -> Any:
-        """An error of the call stays an error; where eager has none, the graph is wrong and goes."""
+        """An error of the call stays an error; where eager has none, the graph is wrong and goes. Sizes that data gave
+        and that it is not for are no error: it waits for the next call."""
         result = run_eagerly(error, eager, args, kwargs)
+        if type(error) is OtherSizes:
+            return result
         reason = f"the optimized graph raised {type(error).__name__} where eager does not: {error}"
         plain = replace(
             entry, executable=None, state=None, sizes=None, findings=replace(entry.findings, eager_reason=reason)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx, nn
 
 from fxopt.findings import Findings
+from fxopt.shape.conditions import OtherSizes
 
 if TYPE_CHECKING:
     from fxopt.capture import Capture
@@ -45,6 +46,7 @@ def run_eagerly(failure: Exception, eager: Callable[..., Any], args: tuple, kwar
     try:
         return eager(*args, **kwargs)
     except Exception as own:
-        if type(failure) is not type(own) and isinstance(failure, type(own)):
+        special = type(failure) is not type(own) and isinstance(failure, type(own))
+        if special and not isinstance(failure, OtherSizes):
             raise failure from None
         raise

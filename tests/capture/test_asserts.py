@@ -163,11 +163,26 @@ def test_a_check_of_torch_stays(check: Check) -> None:
     [
         lambda i: torch._check(i[i < 61].shape[0] == i.shape[0]),
         lambda i: torch._check(i.min().item() == 50),
+        lambda i: torch._check(i[i < 61].shape[0] * 2 == i.shape[0] + i[i > 2].shape[0]),
     ],
 )
-def test_an_equality_that_the_trace_would_take_for_granted_is_not_captured(check: Check) -> None:
-    with pytest.raises(CaptureError, match="equal to another"):
-        captured(check)
+def test_an_equality_that_the_trace_takes_for_granted_is_asked_at_every_call(check: Check) -> None:
+    class Model(Checked):
+        def forward(self, x: Tensor) -> Tensor:
+            self.check(x)
+            return self.table(x) * 2
+
+    model = Model(check).eval()
+    optimized = fxopt.optimize(model, (torch.tensor([60, 50, 50]),))
+    assert torch.equal(optimized(torch.tensor([50, 60])), model(torch.tensor([50, 60])))
+    for wrong in ([62, 30, 3], [70, 70]):
+        with pytest.raises(RuntimeError) as expected:
+            model(torch.tensor(wrong))
+        with pytest.raises(expected.type) as found:
+            optimized(torch.tensor(wrong))
+        assert str(found.value) == str(expected.value)
+    (entry,) = dispatcher_of(optimized).entries
+    assert entry.executable is not None
 
 
 def test_a_mask_is_no_condition() -> None:

@@ -9,6 +9,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statica
 from fxopt.patterns.core import Reject
 from fxopt.patterns.dead_checks.proofs import Checks, Dead, Handler, Verdict
 from fxopt.shape.calls import arguments_of
+from fxopt.shape.conditions import follows, require
 from fxopt.shape.sizes import tensor_of
 
 aten = torch.ops.aten
@@ -37,6 +38,11 @@ def _assert_scalar(checks: Checks, node: Node) -> Verdict:
 def _depends_on_data(number: object) -> bool:
     """By the term that was written: what torch believes of such a number, u0 == 5, it believes because of asserts."""
     return isinstance(number, torch.SymBool | torch.SymInt) and bool(free_unbacked_symbols(number.node._expr))
+
+
+def _require(checks: Checks, node: Node) -> Verdict:
+    """A condition on sizes that depend on data, of which another check may have proved that they are an input's."""
+    return Dead("size condition removed", "it holds for every input size") if follows(node) else None
 
 
 def _constrain_range(checks: Checks, node: Node) -> Verdict:
@@ -71,6 +77,7 @@ HANDLERS: dict[object, Handler] = {
     aten._assert_async.msg: _assert_async,
     aten._assert_scalar.default: _assert_scalar,
     aten._assert_tensor_metadata.default: _assert_metadata,
+    require: _require,
     aten.sym_constrain_range.default: _constrain_range,
     aten.sym_constrain_range_for_size.default: _constrain_range,
 }

@@ -1,0 +1,97 @@
+"""What a trace took for granted about numbers that depend on data, as calls of the graph that ask it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import sympy
+import torch
+import torch.utils._pytree as pytree
+from torch.fx import Graph, Node
+from torch.fx.node import has_side_effect
+
+from fxopt.capture.errors import CaptureError
+from fxopt.capture.proofs import ITEMS
+from fxopt.shape.conditions import arguments, require
+
+aten = torch.ops.aten
+Source = tuple[Node, int | None]  # a number, or a tensor and its dim
+_NUMBERS = ITEMS | {aten.select.int, aten.unbind.int, aten.sym_size.int}
+
+
+def keep_decisions(graph: Graph, decided: dict[sympy.Basic, None]) -> None:
+    """Ask each condition where its last number is known: in front of all that is computed from it.
+
+    Raises:
+        CaptureError: a number is not to be had, as the place of a slice in memory.
+    """
+    if not decided:
+        return
+    has_side_effect(require)
+    sources, order = _sources(graph), {node: place for place, node in enumerate(graph.nodes)}
+    together: dict[Node, dict[sympy.Basic, None]] = {}
+    for term in decided:
+        read = {symbol: sources.get(symbol) for symbol in term.free_symbols}
+        if None in read.values():
+            raise CaptureError("depends on data")
+        if not _is_size(term, read):  # type: ignore[arg-type]
+            last = max((source[0] for source in read.values() if source), key=order.__getitem__)
+            together.setdefault(_behind(last), {})[term] = None
+    for place, terms in together.items():
+        _ask(graph, place, terms, sources)
+
+
+def _sources(graph: Graph) -> dict[sympy.Symbol, Source]:
+    """Where each symbol is known first."""
+    found: dict[sympy.Symbol, Source] = {}
+    for node in graph.nodes:
+        for number, dim in _numbers(node):
+            term = number.node._expr
+            if isinstance(term, sympy.Eq) and term.rhs == 1:  # how torch writes an item of a tensor of bools
+                term = term.lhs
+            if term.is_Symbol:
+                found.setdefault(term, (node, dim))
+    return found
+
+
+def _numbers(node: Node) -> Iterator[tuple[Any, int | None]]:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        for dim, size in enumerate(value.shape):
+            if isinstance(size, torch.SymInt):
+                yield size, dim
+    elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        yield value, None
+
+
+def _is_size(term: sympy.Basic, read: dict[sympy.Symbol, Source]) -> bool:
+    """Whether it only says that the size of a tensor is not negative."""
+    return isinstance(term, sympy.Ge) and term.rhs == 0 and term.lhs in read and read[term.lhs][1] is not None
+
+
+def _behind(node: Node) -> Node:
+    """The last of the reads of numbers that follow: conditions on a list of items are one question."""
+    while node.next.target in _NUMBERS or (node.op == "placeholder" and node.next.op == "placeholder"):
+        node = node.next
+    return node
+
+
+def _ask(graph: Graph, place: Node, terms: dict[sympy.Basic, None], sources: dict[sympy.Symbol, Source]) -> None:
+    symbols = sorted({symbol for term in terms for symbol in term.free_symbols}, key=str)
+    with graph.inserting_after(place):
+        node = graph.call_function(require)
+    with graph.inserting_before(node):
+        numbers = {symbol: _read(graph, *sources[symbol]) for symbol in symbols}
+    node.args = arguments(terms, numbers)
+    node.meta.update(val=None, terms=tuple(terms), symbols=tuple(symbols))
+    if "place" in place.meta:
+        node.meta["place"] = place.meta["place"]
+
+
+def _read(graph: Graph, node: Node, dim: int | None) -> Node:
+    if dim is None:
+        return node
+    size = graph.call_function(aten.sym_size.int, (node, dim))
+    size.meta["val"] = node.meta["val"].shape[dim]
+    return size

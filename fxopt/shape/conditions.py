@@ -1,0 +1,62 @@
+"""Conditions on sizes that depend on data: what a trace took for granted about them, asked at every call.
+
+A trace of `x[mask] * y` needs the rows picked to be as many as those of y, which eager would ask at that operator. The
+graph asks before anything depends on it; where the answer is no, the call is eager's, with eager's result or error.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+from torch.fx import Node
+from torch.utils._sympy.printers import PythonPrinter
+
+from fxopt.shape.sizes import expression
+
+
+class OtherSizes(Exception):
+    """Data gave sizes that a graph was not captured for: no error of the call, which is eager's."""
+
+
+def require(condition: str, names: tuple[str, ...], *values: int | float) -> None:
+    """Ask a condition in Python over `names`, which stand for `values`.
+
+    Raises:
+        OtherSizes: it does not hold.
+    """
+    if not _compiled(condition, names)(*values):
+        found = ", ".join(f"{name} = {value}" for name, value in zip(names, values, strict=True))
+        raise OtherSizes(f"expected {condition}, found {found}")
+
+
+def arguments(terms: dict[sympy.Basic, None], numbers: dict[sympy.Symbol, Node]) -> tuple[Any, ...]:
+    """The arguments of `require` for a conjunction; `numbers` are the nodes that give its symbols."""
+    text = " and ".join(f"({PythonPrinter().doprint(term)})" for term in terms)
+    return text, tuple(map(str, numbers)), *numbers.values()
+
+
+def follows(node: Node) -> bool:
+    """Whether a `require` holds for every input by what is known of its numbers now."""
+    known = {symbol: _term(number) for symbol, number in zip(node.meta["symbols"], node.args[2:], strict=True)}
+    return all(term.xreplace(known) == sympy.true for term in node.meta["terms"])
+
+
+def _term(number: Any) -> sympy.Expr:
+    return expression(number.meta["val"] if isinstance(number, Node) else number)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(condition: str, names: tuple[str, ...]) -> Callable[..., bool]:
+    asked = eval(f"lambda {', '.join(names)}: {condition}", {"math": math})
+
+    def holds(*values: Any) -> bool:
+        try:
+            return bool(asked(*values))
+        except ZeroDivisionError:
+            return False
+
+    return holds
