@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+WAIT = 30  # seconds for another thread's capture: it may be in the user's code, waiting for a lock that this one holds
 _locks: weakref.WeakSet = weakref.WeakSet()
 _undo: list[Callable[[], None]] = []
 

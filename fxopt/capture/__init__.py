@@ -4,7 +4,7 @@ Importing this package imports sympy and torch's tracing machinery: do it when t
 """
 
 from fxopt.capture.captured import Capture
-from fxopt.capture.errors import CaptureError, is_shortage
+from fxopt.capture.errors import Busy, CaptureError, is_passing
 from fxopt.capture.guards import Guards
 from fxopt.capture.inputs import TensorSpec
 from fxopt.capture.leaves import Leaf, LeafCall, LeafMismatch
@@ -12,6 +12,7 @@ from fxopt.capture.model import capture
 from fxopt.capture.state import StateSlot
 
 __all__ = [
+    "Busy",
     "Capture",
     "CaptureError",
     "Guards",
@@ -21,5 +22,5 @@ __all__ = [
     "StateSlot",
     "TensorSpec",
     "capture",
-    "is_shortage",
+    "is_passing",
 ]

@@ -19,7 +19,7 @@ from fxopt import trees
 from fxopt.capture import leaves as opaque
 from fxopt.capture.captured import Capture
 from fxopt.capture.effects import Attributes, make_write_first, record
-from fxopt.capture.errors import CaptureError, is_shortage
+from fxopt.capture.errors import CaptureError, is_passing
 from fxopt.capture.guards import conditions, guards_of
 from fxopt.capture.inputs import Dim, FakeInputs, Inputs, Shapes, filled, trace_shapes
 from fxopt.capture.leaves import Leaf, Trial
@@ -146,7 +146,7 @@ class Attempts:
         except (MakeStatic, MakePositive):
             raise
         except Exception as error:
-            if is_shortage(error):
+            if is_passing(error):
                 raise
             self.gave_len |= fakes.shape_env.gave_len
             raise _stopped(error, places) from error

@@ -18,11 +18,15 @@ class CaptureError(RuntimeError):
         self.place = place
 
 
-def is_shortage(error: BaseException | None) -> bool:
-    """Whether memory was short, which says nothing about the model."""
+class Busy(CaptureError):
+    """Another thread's capture did not end, perhaps because it waits for this thread."""
+
+
+def is_passing(error: BaseException | None) -> bool:
+    """Whether memory was short, or another thread in the way, which says nothing about the model."""
     while error is not None:
         allocator = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
-        if allocator or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        if allocator or isinstance(error, (Busy, MemoryError, torch.OutOfMemoryError)):
             return True
         error = error.__cause__
     return False

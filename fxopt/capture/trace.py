@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statica
 from torch.overrides import TorchFunctionMode
 
 from fxopt.capture.decided import keep_decisions
-from fxopt.capture.errors import CaptureError
+from fxopt.capture.errors import Busy, CaptureError
 from fxopt.capture.forms import Forms
 from fxopt.capture.patches import as_fused, leaves_fused_attention, patch
 from fxopt.capture.places import Places
@@ -31,7 +31,7 @@ from fxopt.capture.settings import kept, modes_of_this_thread
 from fxopt.capture.shape_env import TraceShapeEnv
 from fxopt.capture.slices import slices_have_terms
 from fxopt.findings import Place
-from fxopt.locks import lock
+from fxopt.locks import WAIT, lock
 
 if torch.__version__ < "2.12":  # a TorchVersion, which compares numbers
     slices_have_terms()
@@ -228,9 +228,13 @@ def trace(
     Returns:
         The graph, and what the user's code asked of its tensors: "strides", "requires_grad".
     """
-    with TRACE_LOCK:
+    if not TRACE_LOCK.acquire(timeout=WAIT):
+        raise Busy(f"another thread has been tracing for {WAIT} s")
+    try:
         modes_of_this_thread()
         return kept(lambda: _traced(run, tensors, reals, fake_mode, places, mode))
+    finally:
+        TRACE_LOCK.release()
 
 
 def _traced(

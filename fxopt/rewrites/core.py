@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from fxopt.capture.errors import is_shortage
+from fxopt.capture.errors import is_passing
 from fxopt.findings import Change, Miss, PassFindings, Place
 from fxopt.normalize import remove_dead_code
 from fxopt.patterns.core import Match, Reject, place_of
@@ -125,7 +125,7 @@ def _found(rewrite: Rewrite, module: GraphModule, inference: bool, findings: Pas
         with no_new_guards(module), as_captured():
             return list(rewrite.find(module, inference))
     except Exception as error:
-        if is_shortage(error):
+        if is_passing(error):
             raise
         findings.misses.append(
             Miss(rewrite.name, f"the pattern itself failed, {type(error).__name__}: {error}", Place())
@@ -157,7 +157,7 @@ def _commit(
         return False
     except Exception as error:  # whatever it is, the graph stays as it was and the report says so
         editor.undo()
-        if is_shortage(error):
+        if is_passing(error):
             raise
         reason = f"{type(error).__name__}: {error}"
         findings.rolled_back.append(Change(number, match.anchor.name, rewrite.name, reason, place))

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 from fxopt import trees
 from fxopt.config import Config
 from fxopt.findings import Findings
-from fxopt.locks import lock
+from fxopt.locks import WAIT, lock
 from fxopt.runtime.context import ambient, is_traced, saving_as_usual
 from fxopt.runtime.executable import Compile, Executable, run_eagerly
 from fxopt.runtime.flatten import rebuilder
@@ -129,13 +129,18 @@ class Dispatcher:
     def _miss(self, eager: Callable, args: tuple, kwargs: dict, now: tuple) -> Any:
         refusal = unsupported(args, kwargs)
         if not refusal:
-            with self._lock:
+            if not self._lock.acquire(timeout=WAIT):
+                self._refuse(f"another thread's capture took more than {WAIT} s")
+                return eager(*args, **kwargs)
+            try:
                 found = self._find(args, kwargs, now)  # another thread may have been first
                 if found is None:
                     self.entries = tuple(entry for entry in self.entries if entry.watch.same_tree())
                     if len(self.entries) < self.config.max_captures:
                         return self._first_call(eager, args, kwargs, now)
                     refusal = f"one signature more than Config.max_captures = {self.config.max_captures}"
+            finally:
+                self._lock.release()
             if found is not None:
                 return self._run(*found, eager, args, kwargs)
         self._refuse(refusal)
@@ -171,23 +176,25 @@ class Dispatcher:
         Raises:
             NotNow: it failed, or the model was changed meanwhile, and the next call may do better.
         """
+        from fxopt.capture import Busy, is_passing  # what compiles has paid for this import
+
         before, bare = Moment(self.original), without_hooks(self.original)
-        executable, stored, failure, passing = None, dict[nn.Module, set[str]](), "", False
+        executable, stored, failure, passing, busy = None, dict[nn.Module, set[str]](), "", False, False
         entry: Entry | None = None
         try:
             with torch.random.fork_rng(devices=_cuda_devices()), saving_as_usual():
                 executable = self.compile(bare, args, kwargs)
             stored = stored_by(executable.capture, bare, self.original)
         except Exception as error:
-            failure, passing = reason_of(error), is_passing(error)
+            failure, passing, busy = reason_of(error), is_passing(error), isinstance(error, Busy)
         if executable is not None:
             entry = self._entry(executable, stored, now, before.watch)
         if entry is not None and entry.match(args, kwargs, now) is None:
             entry, executable, failure = None, None, "the capture does not fit the call that it was made from"
         if not passing and not before.spoiled(executable, stored):
             self._patience = _PATIENCE
-        elif self._patience:
-            self._patience -= 1
+        elif busy or self._patience:
+            self._patience -= not busy
             raise NotNow(f"not captured: {failure or 'another thread changed the model meanwhile'}")
         return entry, failure
 
@@ -240,13 +247,6 @@ def without_hooks(model: nn.Module) -> nn.Module:
     bare = object.__new__(type(model))
     bare.__dict__.update(vars(model), **hooks)
     return bare
-
-
-def is_passing(error: Exception) -> bool:
-    """Whether a failed compile says nothing about the model."""
-    from fxopt.capture import is_shortage
-
-    return is_shortage(error)
 
 
 def reason_of(error: Exception) -> str:

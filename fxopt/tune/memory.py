@@ -35,18 +35,18 @@ class Memory:
 
     def save(self) -> None:
         """Add what is new to the file, by a rename; a machine that cannot write measures again next time."""
-        if not self._fresh:
+        fresh, self._fresh = self._fresh, {}  # another thread's puts go on
+        if not fresh:
             return
-        with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(_read(self.path) | self._fresh, indent=0)
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
-                file.write(text)
-            try:
-                os.replace(file.name, self.path)
-            except OSError:
-                os.unlink(file.name)
-        self._fresh = {}
+        with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=_made(self.path.parent)) as folder:
+            file = Path(folder, self.path.name)
+            file.write_text(json.dumps(_read(self.path) | fresh, indent=0))
+            os.replace(file, self.path)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _read(path: Path) -> dict[str, Ratios]:

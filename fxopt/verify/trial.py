@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fxopt import trees
-from fxopt.capture.errors import is_shortage
+from fxopt.capture.errors import is_passing
 from fxopt.capture.state import ModelCopy, StateSlot
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Setting:
             with undisturbed(model, self.capture), torch.set_grad_enabled(self.gradients or torch.is_grad_enabled()):
                 result = call()
         except Exception as error:
-            if is_shortage(error):
+            if is_passing(error):
                 raise
             return Trial(error=error)
         flat, structure = trees.flatten(result)

@@ -1,0 +1,316 @@
+"""Other threads while one captures: their calls, their training of the same model, their own tracing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.utils._python_dispatch as python_dispatch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import fxopt
+from fxopt.runtime import dispatcher_of
+
+CONFIG = fxopt.Config(tune="off", verify="off")
+
+
+class Attended(nn.Module):
+    def __init__(self, kind: type[nn.Module] = nn.MultiheadAttention):
+        super().__init__()
+        self.attention = kind(8, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x, need_weights=False)[0] + x
+
+
+class Own(nn.MultiheadAttention):
+    def forward(self, *args, **kwargs):
+        out, weights = super().forward(*args, **kwargs)
+        return out * 2, weights
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Drawing(nn.Module):
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    def forward(self, x):
+        return torch.cat([self.Twice.apply(row) for row in x]) + len(x)
+
+
+SERVED: dict[str, Callable[[], nn.Module]] = {
+    "attention": Attended,
+    "a subclass of it": lambda: Attended(Own),
+    "an encoder": Encoder,
+    "layers": lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU()),
+    "recurrent": lambda: nn.GRU(8, 4, batch_first=True),
+    "len and a function": Drawing,
+}
+
+
+class Pause:
+    """Runs `meanwhile` in another thread, from beginning to end, once."""
+
+    def __init__(self, meanwhile: Callable[[], Any]):
+        self.meanwhile: Callable[[], Any] | None = meanwhile
+        self.result: Any = None
+
+    def __call__(self) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            with ThreadPoolExecutor(1) as pool:
+                self.result = pool.submit(meanwhile).result(timeout=120)
+
+
+class Paused(nn.Module):
+    """In the middle of its first trace it calls `pause`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
+        self.pause: Pause | None = None
+
+    def forward(self, x):
+        x = self.inner(x)
+        if isinstance(x, FakeTensor) and self.pause is not None:
+            self.pause()
+        return x.relu() + len(x)
+
+
+def captured_while(meanwhile: Callable[[], Any]) -> tuple[nn.Module, Any]:
+    paused = Paused().eval()
+    paused.pause = Pause(meanwhile)
+    fast = fxopt.optimize(paused, (torch.randn(3, 8),), CONFIG)
+    assert paused.pause.meanwhile is None
+    return fast, paused.pause.result
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("name", SERVED)
+def test_calls_find_their_entry(name, grad):
+    model, x = SERVED[name]().eval(), torch.randn(4, 5, 8)
+    with torch.set_grad_enabled(grad):
+        expected = model(x)
+        fast = fxopt.optimize(model, (x,), CONFIG)
+    before = dispatcher_of(fast).entries
+
+    def serve() -> Any:
+        with torch.set_grad_enabled(grad):
+            return fast(x)
+
+    busy, result = captured_while(serve)
+    torch.testing.assert_close(result, expected)
+    assert dispatcher_of(fast).entries == before and dispatcher_of(busy).entries[0].executable is not None
+
+
+def refused(log: logging.Logger) -> bool:
+    records: list[Any] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    log.addHandler(handler)
+    log.warning("from another thread")
+    log.removeHandler(handler)
+    return not records
+
+
+def fakes() -> tuple:
+    with FakeTensorMode() as mode:
+        x = mode.from_tensor(torch.ones(2, 3))
+        return x.contiguous() is x, x.t().contiguous().stride(), len(x)
+
+
+def without_modes() -> bool:
+    """As torch.compile does while it traces."""
+    with python_dispatch._disable_current_modes():
+        return torch.ones(2).add(1).sum().item() == 4
+
+
+MEANWHILE: dict[str, tuple[Callable[[], Any], Any]] = {
+    "fake tensors": (fakes, (True, (2, 1), 2)),
+    "logs": (lambda: refused(logging.getLogger("torch.fx.experimental.symbolic_shapes")), False),
+    "levels": (lambda: logging.getLogger("torch._subclasses.fake_tensor").getEffectiveLevel() < 50, True),
+    "modes": (without_modes, True),
+    "seeds": (lambda: torch.Generator().manual_seed(3).initial_seed(), 3),
+    "forward": (lambda: nn.MultiheadAttention.forward.__module__, "torch.nn.modules.activation"),
+    "functions": (lambda: torch.overrides.has_torch_function((torch.ones(1),)), False),
+    "oblivious": (lambda: torch.fx.experimental._config.backed_size_oblivious, False),
+    "make_fx": (
+        lambda: len(torch.fx.experimental.proxy_tensor.make_fx(torch.add)(*[torch.ones(2)] * 2).graph.nodes),
+        4,
+    ),
+    "symbolic_trace": (lambda: len(torch.fx.symbolic_trace(nn.Sequential(nn.ReLU())).graph.nodes), 3),
+    "script": (lambda: torch.jit.script(lengths)(torch.ones(4, 2)), 4),
+    "gradients": (lambda: torch.ones(2, requires_grad=True).mul(2).sum().backward(), None),
+    "pickles": (lambda: pickle.loads(pickle.dumps(torch.ones(2))).sum().item(), 2.0),
+}
+
+
+def lengths(x: torch.Tensor) -> int:
+    return len(x)
+
+
+@pytest.mark.parametrize("name", MEANWHILE)
+def test_torch_is_as_ever(name):
+    meanwhile, expected = MEANWHILE[name]
+    if name == "oblivious" and torch.__version__ < "2.13":
+        pytest.skip("its settings are the process's")
+    fast, found = captured_while(meanwhile)
+    assert found == expected
+    x = torch.randn(6, 8)
+    torch.testing.assert_close(fast(x), dispatcher_of(fast).original(x))
+    (entry,) = dispatcher_of(fast).entries
+    assert entry.executable is not None and entry.findings.eager_reason == ""
+
+
+def _train(model: Paused) -> None:
+    model.train()
+
+
+def _double(model: Paused) -> None:
+    model.double()
+
+
+def _assign(model: Paused) -> None:
+    model.load_state_dict({k: v.clone() + 1 for k, v in model.state_dict().items()}, assign=True)
+
+
+def _load(model: Paused) -> None:
+    model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})
+
+
+def _hook(model: Paused) -> None:
+    model.inner[2].register_forward_hook(lambda module, args, out: out * 3)
+
+
+def _replace(model: Paused) -> None:
+    model.inner[0] = nn.Linear(8, 8, bias=False)
+
+
+def _attribute(model: Paused) -> None:
+    model.inner[1].momentum = 0.9
+    model.inner[1].eps = 3.0
+
+
+def _append(model: Paused) -> None:
+    model.inner.append(nn.Tanh())
+
+
+def _prune(model: Paused) -> None:
+    nn.utils.parametrize.register_parametrization(model.inner[0], "weight", nn.Tanh())
+
+
+def _tie(model: Paused) -> None:
+    model.inner[2].weight = model.inner[0].weight
+
+
+def _step(model: Paused) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+
+
+EDITS = [_train, _double, _assign, _load, _hook, _replace, _attribute, _append, _prune, _tie, _step]
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
+@pytest.mark.parametrize("verify", ["off", "first"])
+def test_the_model_is_changed_meanwhile(edit, verify):
+    """The capture is of the model as it is afterwards, or is dropped."""
+    model = Paused().eval()
+    model.pause = Pause(lambda: edit(model))
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off", verify=verify))
+    with contextlib.suppress(RuntimeError) if edit is _double else contextlib.nullcontext():
+        fast(torch.randn(3, 8))  # eager meets its new dtype
+    wide = model.inner[2].weight.dtype
+    for rows in (4, 2, 7, 4):
+        x = torch.randn(rows, 8, dtype=wide)
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        expected = model(x)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+        torch.testing.assert_close(fast(x), expected)
+    assert dispatcher_of(fast).entries[0].executable is not None or edit is _hook
+
+
+def test_many_models_and_signatures_at_once():
+    makers = [Attended, lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU()), lambda: nn.GRU(8, 4, batch_first=True)]
+    models = [maker().eval() for maker in makers]
+    drop_ins = [fxopt.optimize(model, config=CONFIG) for model in models]
+    inputs = [torch.randn(3, 2, 8), torch.randn(3, 2, 8).double()]
+    start = threading.Barrier(6)
+
+    def work(number: int) -> None:
+        start.wait(60)
+        for turn in range(4):
+            grad, model, fast = (number + turn) % 2 == 0, models[number % 3], drop_ins[number % 3]
+            with torch.set_grad_enabled(grad):
+                x = inputs[0] * (turn + 1)
+                torch.testing.assert_close(fast(x), model(x))
+
+    with ThreadPoolExecutor(6) as pool:
+        for done in [pool.submit(work, number) for number in range(6)]:
+            done.result(timeout=300)
+    assert [len(dispatcher_of(fast).entries) for fast in drop_ins] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_a_lock_of_the_users_that_a_forward_takes(monkeypatch, same):
+    """One thread holds it around a call, the other takes it in a forward that is traced: neither waits for ever."""
+    monkeypatch.setattr("fxopt.capture.trace.WAIT", 1)
+    monkeypatch.setattr("fxopt.runtime.dispatch.WAIT", 1)
+    theirs = threading.Lock()
+
+    class Locking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            if isinstance(x, FakeTensor):
+                tracing.set()
+                assert theirs.acquire(timeout=60)
+                theirs.release()
+            return self.layer(x)
+
+    tracing, x = threading.Event(), torch.randn(3, 8)
+    first, other = fxopt.optimize(Locking(), config=CONFIG), fxopt.optimize(nn.Linear(8, 8), config=CONFIG)
+
+    def hold() -> None:
+        with theirs:
+            held.set()
+            tracing.wait(60)
+            (first if same else other)(x)
+
+    held = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        holding = pool.submit(hold)
+        held.wait(60)
+        calling = pool.submit(first, x)
+        holding.result(timeout=120)
+        calling.result(timeout=120)
+    assert dispatcher_of(first).entries[0].executable is not None
+    other(x)
+    assert dispatcher_of(other).entries[0].executable is not None
