@@ -185,10 +185,9 @@ class Dispatcher:
             with torch.random.fork_rng(devices=_cuda_devices()), saving_as_usual():
                 executable = self.compile(bare, args, kwargs)
             stored = stored_by(executable.capture, bare, self.original)
-        except Exception as error:
-            failure, passing, busy = reason_of(error), is_passing(error), isinstance(error, Busy)
-        if executable is not None:
             entry = self._entry(executable, stored, now, before.watch)
+        except Exception as error:
+            executable, failure, passing, busy = None, reason_of(error), is_passing(error), isinstance(error, Busy)
         if entry is not None and entry.match(args, kwargs, now) is None:
             entry, executable, failure = None, None, "the capture does not fit the call that it was made from"
         if not passing and not before.spoiled(executable, stored):

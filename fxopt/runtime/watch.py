@@ -185,8 +185,8 @@ def _slots(path: str, module: nn.Module) -> Iterator[Slot]:
     for name, value in module._parameters.items():
         if value is None:  # a bias that may appear later
             yield Slot(path, module._parameters, name)
-    if type(module) not in _QUIET:
-        attributes = vars(module)
+    attributes = vars(module)
+    if type(module) not in _QUIET or "forward" in attributes:
         yield Slot(path, attributes, "training")
         for name in attributes.keys() - _BASE_ATTRIBUTES:
             yield Slot(path, attributes, name)
@@ -196,8 +196,9 @@ def _sized(module: nn.Module) -> Iterator[dict]:
     """Dicts that a new attribute, tensor or submodule would enter."""
     if module._modules:
         yield module._modules
+    yield vars(module)  # a forward of its own
     if type(module) not in _QUIET:
-        yield from (vars(module), module._parameters, module._buffers)
+        yield from (module._parameters, module._buffers)
 
 
 def _forwards(modules: list[tuple[str, nn.Module]]) -> Iterator[Slot]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,6 @@ import torch
 import torch.utils._python_dispatch as python_dispatch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import fxopt
 from fxopt.runtime import dispatcher_of
@@ -236,12 +236,23 @@ EDITS = [_train, _double, _assign, _load, _hook, _replace, _attribute, _append, 
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
-@pytest.mark.parametrize("verify", ["off", "first"])
-def test_the_model_is_changed_meanwhile(edit, verify):
+@pytest.mark.parametrize("when", ["while it is traced", "behind the trace", "behind the trace, verified"])
+def test_the_model_is_changed_meanwhile(monkeypatch, edit, when):
     """The capture is of the model as it is afterwards, or is dropped."""
     model = Paused().eval()
-    model.pause = Pause(lambda: edit(model))
-    fast = fxopt.optimize(model, config=fxopt.Config(tune="off", verify=verify))
+    pause = Pause(lambda: edit(model))
+    if when == "while it is traced":
+        model.pause = pause
+    else:
+        pipeline = sys.modules["fxopt.optimize"]
+        rewrite = pipeline.rewrite
+
+        def after(*args: Any) -> Any:
+            pause()
+            return rewrite(*args)
+
+        monkeypatch.setattr(pipeline, "rewrite", after)
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off", verify="first" if "verified" in when else "off"))
     with contextlib.suppress(RuntimeError) if edit is _double else contextlib.nullcontext():
         fast(torch.randn(3, 8))  # eager meets its new dtype
     wide = model.inner[2].weight.dtype
