@@ -192,10 +192,12 @@ class Dispatcher:
             entry, executable, failure = None, None, "the capture does not fit the call that it was made from"
         if not passing and not before.spoiled(executable, stored):
             self._patience = _PATIENCE
-        elif busy or self._patience:
+            return entry, failure
+        failure = failure or "another thread changed the model meanwhile"
+        if busy or self._patience:
             self._patience -= not busy
-            raise NotNow(f"not captured: {failure or 'another thread changed the model meanwhile'}")
-        return entry, failure
+            raise NotNow(f"not captured: {failure}")
+        return None, failure
 
     def _entry(self, executable: Executable, stored: dict[nn.Module, set[str]], now: tuple, before: Watch) -> Entry:
         capture, model = executable.capture, self.original

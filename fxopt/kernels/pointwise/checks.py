@@ -16,14 +16,18 @@ def checked(plan: Plan) -> Plan:
     _expect(0 < plan.axes <= MOST_AXES and bool(plan.inputs) and bool(plan.outputs), "axes, inputs and outputs")
     for given in plan.inputs:
         _expect(_are_axes(given.dims, plan), f"an input's axes, not {given.dims}")
-    _expect(frozenset().union(*(given.axes for given in plan.inputs)) == frozenset(range(plan.axes)), "inputs of all axes")
+    _expect(
+        frozenset().union(*(given.axes for given in plan.inputs)) == frozenset(range(plan.axes)), "inputs of all axes"
+    )
     for number, step in enumerate(plan.steps):
         _check_step(plan, len(plan.inputs) + number, step)
     values = range(len(plan.inputs), len(plan.inputs) + len(plan.steps))
     for output in plan.outputs:
         _expect(output.value in values, f"a step's value as output, not {output.value}")
         axes = [axis for axis in output.dims if axis is not None]
-        _expect(_are_axes(output.dims, plan) and axes == sorted(plan.axes_of(output.value)), "the axes of an output's value")
+        _expect(
+            _are_axes(output.dims, plan) and axes == sorted(plan.axes_of(output.value)), "the axes of an output's value"
+        )
         _expect(0 in axes, "outputs along the first axis")
     written = [output.value for output in plan.outputs if not output.boolean]
     _expect(len(set(written)) == len(written), "a value as one output")
