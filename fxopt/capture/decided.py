@@ -7,7 +7,6 @@ from typing import Any
 
 import sympy
 import torch
-import torch.utils._pytree as pytree
 from torch.fx import Graph, Node
 from torch.fx.node import has_side_effect
 

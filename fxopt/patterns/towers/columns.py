@@ -1,8 +1,8 @@
 """Which columns of which step every tensor of a graph holds.
 
 A tensor that has the batch as one of its dims is an int64 tensor of the numbers of its columns, of the same shape but
-for a batch of one. Torch's own operators then move the numbers as they would the values, so a view, a concat or a stack
-means what it means in any spelling; products of columns that are summed up are mixtures of experts.
+for a batch of one. Torch's own operators then move the numbers as they would the values (moved.py), so a view, a concat
+or a stack means what it means in any spelling; products of columns that are summed up are mixtures of experts.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import sympy
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 
 from fxopt.patterns.towers import products
+from fxopt.patterns.towers.moved import has_shape, moved
 from fxopt.patterns.towers.steps import InputStep, LinearStep, SoftmaxStep, Steps
 from fxopt.patterns.towers.terms import Terms, computed
 from fxopt.shape.aliases import Aliases
@@ -170,32 +170,11 @@ class Columns:
             sides.append(torch.stack(moved, -1))  # type: ignore[arg-type]
         return Terms(*sides)
 
+    def has_shape(self, node: Node, numbers: Tensor) -> bool:
+        return has_shape(node.meta["val"], numbers, self.batch)
+
     def _run(self, node: Node, numbers: dict[Node, Tensor]) -> Tensor | list[Tensor] | None:
-        sizes = {n: 1 for n in node.all_input_nodes if self._is_batch(n)}
-        if any(n not in numbers and n not in sizes for n in node.all_input_nodes):
-            return None
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: sizes.get(n, numbers.get(n)))
-        try:
-            made = node.target(*args, **kwargs)  # type: ignore[operator]
-        except (RuntimeError, IndexError):
-            return None
-        made = list(made) if isinstance(made, list | tuple) else made
-        return made if self.has_shape(node, made) else None
-
-    def _is_batch(self, node: Node) -> bool:
-        value = node.meta.get("val")
-        return isinstance(value, torch.SymInt) and expression(value) == self.batch
-
-    def has_shape(self, node: Node, made: Any) -> bool:
-        """Whether the numbers have the node's shape but for a batch of one: where not, a view split or moved rows."""
-        values = node.meta["val"] if isinstance(made, list) else [node.meta["val"]]
-        for numbers, value in zip(made if isinstance(made, list) else [made], values, strict=True):
-            sizes = [static(size) for size in value.shape]
-            if sizes.count(None) != 1 or [1 if size is None else size for size in sizes] != list(numbers.shape):
-                return False
-            if expression(value.shape[sizes.index(None)]) != self.batch:
-                return False
-        return True
+        return moved(node, numbers, self.batch, self.batch_dim)
 
     def _linear(self, node: Node) -> Tensor | None:
         x, weight = node.args[:2]
