@@ -23,7 +23,7 @@ def keep_decisions(graph: Graph, decided: dict[sympy.Basic, None]) -> None:
     """Ask each condition where its last number is known: in front of all that is computed from it.
 
     Raises:
-        CaptureError: a number is not to be had, as the place of a slice in memory.
+        CaptureError: a number is not to be had.
     """
     if not decided:
         return
@@ -31,12 +31,12 @@ def keep_decisions(graph: Graph, decided: dict[sympy.Basic, None]) -> None:
     sources, order = _sources(graph), {node: place for place, node in enumerate(graph.nodes)}
     together: dict[Node, dict[sympy.Basic, None]] = {}
     for term in decided:
-        read = {symbol: sources.get(symbol) for symbol in term.free_symbols}
-        if None in read.values():
+        if _is_made_up(term, sources):
+            continue
+        if not term.free_symbols <= sources.keys():
             raise CaptureError("depends on data")
-        if not _is_size(term, read):  # type: ignore[arg-type]
-            last = max((source[0] for source in read.values() if source), key=order.__getitem__)
-            together.setdefault(_behind(last), {})[term] = None
+        last = max((sources[symbol][0] for symbol in term.free_symbols), key=order.__getitem__)
+        together.setdefault(_behind(last), {})[term] = None
     for place, terms in together.items():
         _ask(graph, place, terms, sources)
 
@@ -64,9 +64,11 @@ def _numbers(node: Node) -> Iterator[tuple[Any, int | None]]:
         yield value, None
 
 
-def _is_size(term: sympy.Basic, read: dict[sympy.Symbol, Source]) -> bool:
-    """Whether it only says that the size of a tensor is not negative."""
-    return isinstance(term, sympy.Ge) and term.rhs == 0 and term.lhs in read and read[term.lhs][1] is not None
+def _is_made_up(term: sympy.Basic, sources: dict[sympy.Symbol, Source]) -> bool:
+    """Whether it only says that a size, or a place in memory (which has no source), is not negative."""
+    if not (isinstance(term, sympy.Ge) and term.lhs.is_Symbol and term.rhs == 0):
+        return False
+    return term.lhs not in sources or sources[term.lhs][1] is not None
 
 
 def _behind(node: Node) -> Node:

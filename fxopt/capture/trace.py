@@ -40,6 +40,7 @@ TRACE_LOCK = lock()  # what is changed in torch is the process's
 _SQUEEZES = frozenset(getattr(torch.ops.aten.squeeze, name) for name in ("default", "dim", "dims")) | frozenset(
     getattr(torch.ops.aten.squeeze_, name) for name in ("default", "dim", "dims")
 )
+_REGROUPS = {torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int}
 _ASKS = {
     torch.Tensor.is_contiguous: "strides",
     torch.Tensor.stride: "strides",
@@ -117,6 +118,8 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
             _guard_squeeze(args)
         if func is torch.ops.aten.slice.Tensor:
             _guard_slice(args)
+        if func in _REGROUPS:
+            _guard_inferred(args[-1])
         if func is torch.ops.aten.contiguous.default:
             args = (self._twin(args[0]), *args[1:])
         self._shape_env.operator = func
@@ -169,6 +172,14 @@ def _guard_slice(args: Any) -> None:
     for index in args[2:4]:
         if isinstance(index, torch.SymInt) and not free_unbacked_symbols(index):
             bool(index >= 0)
+
+
+def _guard_inferred(sizes: Any) -> None:
+    """Of no elements no size can be inferred: torch raises, and its fake tensors take it that there are some."""
+    given = [size for size in sizes if isinstance(size, torch.SymInt)]
+    if given and any(isinstance(size, int) and size == -1 for size in sizes):
+        for size in given:
+            torch._check(size != 0) if free_unbacked_symbols(size) else bool(size != 0)
 
 
 class _FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
