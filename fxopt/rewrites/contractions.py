@@ -30,6 +30,7 @@ from fxopt.shape.strides import Layout, Strides
 from fxopt.shape.view_steps import Permute, Reshape, Step
 
 aten = torch.ops.aten
+_FRESH = {aten.matmul.default, aten.bmm.default, aten.mm.default}  # contiguous, whatever they read
 
 
 def replace_disguised_linear(editor: Editor, match: Match) -> Replacement:
@@ -50,7 +51,7 @@ def replace_contraction(editor: Editor, match: Match) -> Replacement:
     term, (first, second, *rest) = match.bound["term"], match.bound["order"]
     if match.bound["spread"]:
         return _replace_spread(editor, match)
-    kept = {*term.axes, *(axis for factor in rest for axis in factor.axes)}
+    kept = tuple(dict.fromkeys((*term.axes, *(axis for factor in rest for axis in factor.axes))))
     value = contracted(editor, first, second, kept)
     for factor in rest:
         value = contracted(editor, value, factor, term.axes)
@@ -83,11 +84,11 @@ def _replace_spread(editor: Editor, match: Match) -> Replacement:
     return Replacement({match.anchor: node}, what, "the product of all rows is never written out")
 
 
-def contracted(editor: Editor, a: Factor, b: Factor, kept: Sequence[Axis] | set[Axis]) -> Factor:
+def contracted(editor: Editor, a: Factor, b: Factor, kept: Sequence[Axis]) -> Factor:
     """a * b, summed over the axes of both that are not kept."""
     roles = Roles.of(a.axes, b.axes, kept)
     if not roles.inner or not (roles.left or roles.right):
-        return _summed(editor, a, b, roles)
+        return _summed(editor, a, b, roles) if roles.inner else _in_order(editor, a, b, kept)
     if not roles.batch:
         groups = [*((axis,) for axis in roles.left), roles.inner]
         weight = arranged(editor, b, [roles.right, roles.inner])
@@ -98,14 +99,18 @@ def contracted(editor: Editor, a: Factor, b: Factor, kept: Sequence[Axis] | set[
     return Factor(editor.call(aten.bmm.default, left, right), (roles.batch, roles.left, roles.right))
 
 
+def _in_order(editor: Editor, a: Factor, b: Factor, kept: Sequence[Axis]) -> Factor:
+    """Elementwise; where the strides of both leave the order in memory open, it is that of the result."""
+    present = {*a.axes, *b.axes}
+    return _multiplied(editor, a, b, tuple(axis for axis in kept if axis in present))
+
+
 def _summed(editor: Editor, a: Factor, b: Factor, roles: Roles) -> Factor:
     """Elementwise, in the order of axes that `b` has where it has all of them, and a sum of what is not kept."""
     axes = roles.out + roles.inner
     if set(axes) == set(b.axes):
         axes = tuple(axis for axis in b.axes if axis not in roles.inner) + roles.inner
     whole, kept = _multiplied(editor, a, b, axes), len(axes) - len(roles.inner)
-    if not roles.inner:
-        return whole
     value = editor.call(aten.sum.dim_IntList, whole.node, list(range(kept, len(axes))))
     return Factor(value, whole.dims[:kept])
 
@@ -137,15 +142,20 @@ def _flat(editor: Editor, bias: Node) -> Node:
 
 
 def like(editor: Editor, old: Node, new: Node) -> Node:
-    """With the strides that the model's own result has, where someone could tell."""
+    """With the strides that the model's own result has, where someone could tell: those of contiguous inputs are known,
+    and a product that became elementwise would follow the strides of others.
+    """
 
     def alike(node: Node) -> bool:
         strides = zip(shape_of(old), old.meta["val"].stride(), node.meta["val"].stride(), strict=True)
         return all(same(size, 1) or same(before, after) for size, before, after in strides)
 
-    if not alike(new):
+    strides = Strides(editor.module.graph)
+    is_seen = strides.asked(old) is not Layout.ANY
+    follows = old.target in _FRESH and strides.known(new) is not Layout.CONTIGUOUS
+    if not alike(new) or (is_seen and follows):
         new = editor.call(aten.contiguous.default, new)
-    if not alike(new) and Strides(editor.module.graph).asked(old) is not Layout.ANY:
+    if is_seen and not alike(new):
         raise Rejected("its strides would differ")
     return new
 
