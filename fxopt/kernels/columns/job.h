@@ -72,6 +72,7 @@ inline bool resolve_bags(Job& job, int64_t rows, Error& error) {
     return job.fail("its offsets have another number of bags than the output has rows", error);
   job.offsets = &offsets;
   job.first_bag = extra.segment * rows;
+  if (rows == 0 && offsets.sizes[0] > 0 && offset_at(job, 0) != 0) return job.fail("offsets must start at 0", error);
   return true;
 }
 

@@ -213,7 +213,8 @@ static void run_attention(const Request& request) {
   std::vector<Run> runs;
   append_runs(operand[1], operand[2], job.x.F, runs);
   job.runs = runs.data(), job.n_runs = int64_t(runs.size()), job.n = operand[1].sizes[0];
-  if (operand[3].dim != 2 || job.n == 0) refused("fxopt.pair_attention: expected weights [A, D] and a pair");
+  if (operand[3].dim != 2 || operand[5].dim != 2 || operand[4].dim > 1 || job.n == 0)
+    refused("fxopt.pair_attention: expected weights [A, D] and [1, A], and a pair");
   job.A = operand[3].sizes[0], job.units = (job.A + kUnits - 1) / kUnits * kUnits;
   const std::vector<float> weight = turned(operand[3], job.A, job.x.D, job.units);
   std::vector<float> bias = turned(operand[4], 1, job.A, 1), query = turned(operand[5], 1, job.A, 1);

@@ -35,7 +35,7 @@ def lookup_products(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: T
     Raises:
         RuntimeError: as fxopt::columns.
     """
-    (rows,) = columns_op.columns(tensors, tables, plan)
+    (rows,) = torch.ops.fxopt.columns.default(tensors, tables, plan)
     left, right = rows.unflatten(1, (2, *_pairs(tables, plan))).unbind(1)
     return (left * right).sum(2) if dots else (left * right).flatten(1)
 

@@ -90,6 +90,7 @@ struct Prepared {
   std::vector<Keys> keys;
   std::vector<Packed> weights;
   std::vector<const float*> biases, scales, shifts, parameters, constants;
+  std::vector<int64_t> channels;  // of each norm
   std::vector<Instruction> instructions;
   std::vector<TailStep> tail;
 };
@@ -228,6 +229,7 @@ static Prepared prepare(const Inputs& inputs, Words& words) {
       scale[c] = float(1 / std::sqrt(double(v[c]) + eps)) * (w ? w[c] : 1.0f);
       shift[c] = (b ? b[c] : 0.0f) - m[c] * scale[c];
     }
+    p.channels.push_back(channels);
     p.scales.push_back(scale);
     p.shifts.push_back(shift);
   }
@@ -237,14 +239,17 @@ static Prepared prepare(const Inputs& inputs, Words& words) {
     p.constants.push_back(constant);
   }
   p.parameters.resize(inputs.params.size);
+  int64_t widths[kMostRegisters] = {first.rows}, width = first.rows;  // of each register, and of the last layer
   const auto check_operand = [&](int64_t index) {
     if (index >= kConstant) return check(index - kConstant < int64_t(p.constants.size()), "a known constant");
     if (index < kParameter) return check(index >= 0 && index < kMostRegisters, "a known register");
     const Operand& vector = param(index - kParameter);
     const float*& copy = p.parameters[index - kParameter];
     if (!copy) copy = vector_of(vector, -1, length, p.arena);
+    int64_t n = 1;
+    for (int32_t d = 0; d < vector.dim; d++) n *= vector.sizes[d];
+    check(n == 1 || n == width, "a number per channel");
   };
-  int64_t widths[kMostRegisters] = {first.rows}, width = first.rows;  // of each register, and of the last layer
   for (int64_t n = words.next(); n > 0; n--) {
     const Instruction step{words.next(), words.next(), words.next(), words.next()};
     check(step.op >= kLinear && step.op <= kPRelu && step.dst >= 0 && step.dst < kMostRegisters, "a known step and register");
@@ -254,7 +259,7 @@ static Prepared prepare(const Inputs& inputs, Words& words) {
       check(p.weights[step.right].K == widths[step.left], "layers as wide as what they read");
       width = p.weights[step.right].N;
     } else if (step.op == kBatchNorm) {
-      check(step.right >= 0 && step.right < int64_t(p.scales.size()), "a known norm");
+      check(step.right >= 0 && step.right < int64_t(p.scales.size()) && p.channels[step.right] == width, "a known norm");
     } else {
       check_operand(step.right);
     }

@@ -40,6 +40,11 @@ static int64_t rows_of(const Operand& operand, bool inner) {
   return rows;
 }
 
+static bool has_rows_of(const Operand& operand, bool inner, const Operand& first, bool first_inner) {
+  const int32_t leading = first.dim - 1 - first_inner;
+  return operand.dim - 1 - inner == leading && std::equal(first.sizes, first.sizes + leading, operand.sizes);
+}
+
 static void check_source(const Call& call, const Source& source, int64_t width) {
   if (source.tensor < 0) {
     const int64_t index = -1 - source.tensor;
@@ -110,7 +115,7 @@ static double prepare(const Request& request, Call& call) {
   for (int64_t i = 0; i < header.n_inputs; i++) {
     const bool inner = *words++;
     call.inputs.push_back(input_of(request.operands[i], inner));
-    if (rows_of(request.operands[i], inner) != call.rows || request.operands[i].dtype != kDtypeFloat)
+    if (!has_rows_of(request.operands[i], inner, first, first_inner) || request.operands[i].dtype != kDtypeFloat)
       refused("fxopt.towers: input %lld has other rows than the first, or another dtype", (long long)i);
   }
   call.buffers.clear();
