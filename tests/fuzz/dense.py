@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -63,7 +65,6 @@ def program(seed: int, gradients: bool | None = None) -> Program:
     """The program of a seed. gradients: with them, without, or (None) some with and some without."""
     r = random.Random(seed)
     dtype = r.choice(DTYPES)
-    captured = _captured(r, SAMPLE)
     odd = r.choice((0, 0, 0, 15, 40))  # percent of the statements
     # One in ten is written at the sizes of its capture: what fits only there is an error later, and must be one.
     w = Writer(r, dtype, SAMPLE)
@@ -105,14 +106,19 @@ def _later(r: random.Random) -> tuple[Sizes, ...]:
     return (*others[:1], r.choice(EMPTY)) if r.randrange(100) < 30 else tuple(others)
 
 
+def unread_of(lines: Sequence[str]) -> list[str]:
+    """Variables that are written and never read."""
+    names = re.findall(r"\bv\d+\b", "\n".join(lines))
+    return [name for name, count in Counter(names).items() if count == 1]
+
+
 def _outputs(w: Writer) -> list[Value]:
-    """The last variable, those that nothing reads, and now and then one more."""
-    text = "\n".join(w.lines)
+    """The variables that nothing reads (errors of dead statements are none in a graph), and now and then one more."""
     made = [v for v in w.values if v.name.startswith("v")]
     if not made:
         return w.values[-1:]
-    unread = [v for v in made[:-1] if text.count(v.name) == 1]
-    found = [made[-1], *unread[-3:]]
+    unread = set(unread_of(w.lines))
+    found = [v for v in made if v.name in unread] or made[-1:]
     if w.chance(25):
         found.append(w.pick(made))
     if w.chance(4):
