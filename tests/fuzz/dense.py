@@ -11,7 +11,7 @@ import torch
 
 from tests.fuzz import effects, indices, interactions, layers, moves, pointwise
 from tests.fuzz.programs import Program, Sizes
-from tests.fuzz.writer import SAMPLE, Value, Writer
+from tests.fuzz.writer import SAMPLE, STATIC, Value, Writer
 
 Statement = Callable[[Writer], Value | None]
 ORDINARY: dict[Statement, int] = {
@@ -67,10 +67,9 @@ def program(seed: int, gradients: bool | None = None) -> Program:
     dtype = r.choice(DTYPES)
     odd = r.choice((0, 0, 0, 15, 40))  # percent of the statements
     # One in ten is written at the sizes of its capture: what fits only there is an error later, and must be one.
-    w = Writer(r, dtype, SAMPLE)
-    captured = _captured(r, Sizes(w.width, w.width))
-    if w.chance(10):
-        w = Writer(r, dtype, captured)
+    width = r.choice(STATIC)
+    captured = _captured(r, width)
+    w = Writer(r, dtype, width, captured if r.randrange(100) < 10 else SAMPLE)
     for _ in range(r.choice((1, 1, 2))):
         w.given(("B", w.size())) if w.chance(50) else w.cube()
     wanted = r.choice((1, 2, 2, 3, 3, 4, 5, 7))
@@ -93,10 +92,10 @@ def program(seed: int, gradients: bool | None = None) -> Program:
     )
 
 
-def _captured(r: random.Random, coincide: Sizes) -> Sizes:
+def _captured(r: random.Random, width: int) -> Sizes:
     """Batch and length of the capture: often the number that static sizes are, too."""
-    batch = r.choice((coincide.B, coincide.B, 4, 4, 1, 2, 3, 6))
-    length = r.choice((coincide.L, batch, batch, 4, 1, 3, 5))
+    batch = r.choice((width, width, 4, 4, 1, 2, 3, 6))
+    length = r.choice((width, batch, batch, 4, 1, 3, 5))
     return Sizes(batch, length, r.choice((1.0, 0.6)))
 
 

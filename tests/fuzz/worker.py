@@ -74,7 +74,7 @@ def shrunk(program: Program, failure: Failure) -> str:
             found = check(candidate)
         except Exception:
             return False
-        if found is not None and found.kind == "no error" and set(dense.unread_of(candidate.lines)) - set(candidate.outputs):
+        if failure.kind == "no error" and set(dense.unread_of(candidate.lines)) - set(candidate.outputs):
             return False  # a dead statement's error may be missing
         return found is not None and found.kind == failure.kind
 

@@ -54,11 +54,11 @@ class Writer:
         values: the variables so far, oldest first.
     """
 
-    def __init__(self, random: random.Random, dtype: torch.dtype, sample: Sizes = SAMPLE) -> None:
+    def __init__(self, random: random.Random, dtype: torch.dtype, width: int, sample: Sizes = SAMPLE) -> None:
         self.random = random
         self.dtype = dtype
         self.sample = sample
-        self.width = self.pick(STATIC)
+        self.width = width
         self.setup: list[str] = []
         self.inputs: list[Input] = []
         self.lines: list[str] = []

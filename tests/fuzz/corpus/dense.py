@@ -18,3 +18,63 @@ class MeanOfAComparison(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return (self.e(ids) > 0).float().mean(2)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 3, 2), torch.randn(B, 2)), captured=(2, 2), later=((0, 2),), grad=True)
+class TowersTimesRows(nn.Module):
+    """A product with the rows of the batch as columns, of which there may be none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        found = torch.stack([torch.relu(t(x[:, i])) for i, t in enumerate(self.towers)], 1)
+        return torch.matmul(found, y.transpose(-1, -2))
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 2, 2),))
+class FilledBehindATranspose(nn.Module):
+    """masked_fill makes contiguous memory of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        return torch.erf(found.masked_fill(found > 0, 0))
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 3, 2),), grad=True)
+class OneTowerOfThree(nn.Module):
+    """The towers that nobody reads have gradients of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([t(x[:, i]) for i, t in enumerate(self.towers)], 1)[:, 2]
+
+
+def fields(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return torch.randn(B, 2).abs() * (1 if fill == 1 else -1), torch.randn(B, 1, 1)
+
+
+@graph(fields, captured=(1, 4, 0.0), later=((4, 4, 1.0), (2, 4, 1.0)))
+class PickedByTheirSum(nn.Module):
+    """Rows that data pick, all or none, times one row."""
+
+    def forward(self, y: Tensor, x: Tensor) -> Tensor:
+        picked = y[y.sum(1) > 0] * y[:1]
+        return (picked * x).sum(-1, keepdim=True)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 2),), captured=(2, 2), later=((3, 2), (1, 2)))
+class ProductWithTheLastRow(nn.Module):
+    """The last row by its number; the slice's size is no row count."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        last = x[x.shape[0] - 1 :]
+        return torch.addcmul(x, x, last), torch.minimum(x, last), x - x[-1:], x * x[:1]

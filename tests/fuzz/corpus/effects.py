@@ -118,7 +118,6 @@ EDITS_THEN_FAILS = graph(bad_ids, later=((4, 4, 0.0), (3, 4, 1.0), (2, 4, 0.0)))
 EDITS_THEN_FAILS_VERIFIED = graph(bad_ids, later=((4, 4, 0.0), (3, 4)), verify="first")(EditsThenFails)
 
 
-@graph(rows, training=True, later=((1, 4), (3, 4)))
 class BatchNormOfOneRow(nn.Module):
     """Eager counts the batch, and then refuses its one row."""
 
@@ -128,3 +127,7 @@ class BatchNormOfOneRow(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x)
+
+
+BATCH_NORM_OF_ONE_ROW = graph(rows, training=True, later=((1, 4), (3, 4)))(BatchNormOfOneRow)
+BATCH_NORM_OF_ONE_ROW_AT_FIRST = graph(rows, training=True, captured=(1, 4), example=False)(BatchNormOfOneRow)
