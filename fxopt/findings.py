@@ -57,6 +57,8 @@ class Findings:
         leaves: submodules that were kept opaque, with the reason and the line that stopped the capture.
         operators_before / operators_after: calls of operators per forward.
         max_error: largest absolute difference from eager seen by verification (None: not verified).
+        witness: sizes that were made up for verification because those of the call could not tell ("" for none).
+        untold: why none could be made up, and what follows ("" where they were, or need not be).
         seconds: wall time by stage ("capture", "rewrite", "verify", "race", ...).
         rewrites: how many rewrites were tried.
         graphs: what became of ``Config(cuda_graphs=True)``, "" without it.
@@ -69,6 +71,8 @@ class Findings:
     operators_before: int = 0
     operators_after: int = 0
     max_error: float | None = None
+    witness: str = ""
+    untold: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     rewrites: int = 0
     graphs: str = ""

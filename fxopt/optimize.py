@@ -16,7 +16,7 @@ from fxopt.config import Config
 from fxopt.rewrites.core import Fuel
 from fxopt.runtime import Executable, dispatcher_of, optimized
 from fxopt.runtime.cuda_graphs import graphed
-from fxopt.stages import lowered, raced, rewrite, take_pieces, verified
+from fxopt.stages import examples_of, lowered, raced, rewrite, take_pieces, verified
 from fxopt.tune.tuner import Tuner
 
 
@@ -62,16 +62,16 @@ def _compiled(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, A
     tuner = Tuner(config.tune)
     executable = rewrite(captured, config, Fuel(config.max_rewrites), tuner)
     clock.lap("rewrite")
-    if config.verify != "off":
-        executable = verified(executable, model, args, kwargs, config, tuner)
+    examples = examples_of(captured, model, args, kwargs, config)
+    executable = verified(executable, examples, config, tuner)
     clock.lap("verify")
-    executable = raced(executable, model, args, kwargs, config, tuner)
+    executable = raced(executable, model, args, kwargs, examples, config, tuner)
     clock.lap("race")
     tuner.save()
-    take_pieces(executable, model, args, kwargs, config, functools.partial(optimize, config=config))
+    take_pieces(executable, examples, config, functools.partial(optimize, config=config))
     clock.lap("pieces")
     if config.lower == "inductor":
-        executable = lowered(executable, model, args, kwargs, config)
+        executable = lowered(executable, examples)
         clock.lap("lower")
     if config.cuda_graphs:
         executable.run = graphed(executable)

@@ -20,7 +20,7 @@ from fxopt.rewrites.regions import calls_of
 from fxopt.runtime import Executable
 from fxopt.runtime.pieces import Pieces
 from fxopt.tune.tuner import Tuner
-from fxopt.verify import Verdict, bisect, verify
+from fxopt.verify import Examples, Verdict, bisect
 from fxopt.verify.slower import Race, may_be_raced, slower_passes
 
 
@@ -44,19 +44,23 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner) -> Exec
     return Executable(captured, fast.forward, findings, module)
 
 
-def verified(
-    executable: Executable, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config, tuner: Tuner
-) -> Executable:
+def examples_of(captured: Capture, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config) -> Examples:
+    """What the graphs of a capture are verified on. Where that says nothing of other sizes, the capture is for the
+    call's own: other sizes are captured, and compared, by themselves.
+    """
+    examples = Examples(captured, model, args, kwargs, config)
+    captured.guards = captured.guards.pinned(examples.degenerate)
+    return examples
+
+
+def verified(executable: Executable, examples: Examples, config: Config, tuner: Tuner) -> Executable:
     """`executable`, less the rewrites that change an answer beyond the error budget; each is named in the findings."""
     captured, skip, wrong = executable.capture, frozenset[int](), list[tuple[str, Change]]()
 
-    def verdict_of(candidate: Executable) -> Verdict:
-        return verify(candidate, captured.graph, model, args, kwargs, config)
-
     def verdict_with(limit: int) -> Verdict:
-        return verdict_of(rewrite(captured, config, Fuel(limit, skip), tuner))
+        return examples.verdict(rewrite(captured, config, Fuel(limit, skip), tuner))
 
-    while not (verdict := verdict_of(executable)).ok:
+    while not (verdict := examples.verdict(executable)).ok:
         if not verdict.capture_ok or not verdict_with(0).ok:
             raise CaptureError(verdict.message)  # no rewrite is to blame
         number = bisect(verdict_with, executable.findings.rewrites)
@@ -67,11 +71,28 @@ def verified(
     for ran in executable.findings.passes:
         ran.rolled_back.extend(change for name, change in wrong if name == ran.name)
     executable.findings.max_error = verdict.max_error
+    executable.findings.witness, executable.findings.untold = examples.witness, _untold(examples)
     return executable
 
 
+def _untold(examples: Examples) -> str:
+    """What is not known of a capture, and what follows."""
+    if not examples.untold:
+        return ""
+    what = f"only the call's own sizes were compared with eager: {examples.untold}"
+    names = {examples.captured.inputs[k].dims[axis]: size for (k, axis), size in examples.degenerate}
+    served = ", ".join(f"{name}={size}" for name, size in names.items())
+    return f"{what}; so it serves calls with {served} alone" if served else what
+
+
 def raced(
-    executable: Executable, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config, tuner: Tuner
+    executable: Executable,
+    model: nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any],
+    examples: Examples,
+    config: Config,
+    tuner: Tuner,
 ) -> Executable:
     """`executable`, less the passes that made the whole slower than it was captured; each is named in the findings."""
     captured = executable.capture
@@ -90,18 +111,13 @@ def raced(
     slow = slower_passes(executable, race, without)
     if slow:
         names = [ran.name for ran in slow]
-        executable = verified(without(names), model, args, kwargs, less(names), tuner)
+        executable = verified(without(names), examples, less(names), tuner)
         executable.findings.passes += slow
     return executable
 
 
 def take_pieces(
-    executable: Executable,
-    model: nn.Module,
-    args: tuple,
-    kwargs: dict[str, Any],
-    config: Config,
-    optimize: Callable[[nn.Module], nn.Module],
+    executable: Executable, examples: Examples, config: Config, optimize: Callable[[nn.Module], nn.Module]
 ) -> None:
     """Opaque leaves run with those of their submodules optimized that can be, unless that changes the answer."""
     modules = executable.graph.modules() if executable.graph is not None else ()
@@ -111,14 +127,12 @@ def take_pieces(
             call.pieces = Pieces(call.module, optimize) or None
     if config.verify == "off" or not any(call.pieces for call in calls):
         return
-    if not verify(executable, executable.capture.graph, model, args, kwargs, config).ok:
+    if not examples.verdict(executable).ok:
         for call in calls:
             call.pieces = None
 
 
-def lowered(
-    executable: Executable, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config
-) -> Executable:
+def lowered(executable: Executable, examples: Examples) -> Executable:
     """`executable` with its islands compiled, or as it is where that fails or changes the answer; the findings say."""
     from fxopt.lowering import NotLowered, lower  # Inductor takes a second to import
 
@@ -126,7 +140,7 @@ def lowered(
     executable.findings.passes.append(findings)
     try:
         candidate, what = lower(executable, records_nothing(executable.capture.graph.graph))
-        verdict = verify(candidate, executable.capture.graph, model, args, kwargs, config)
+        verdict = examples.verdict(candidate)
     except NotLowered as error:
         findings.misses.append(Miss("lowering", str(error), Place()))
         return executable

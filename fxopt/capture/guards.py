@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -40,6 +40,10 @@ class Guards:
         where = {name: _read(dim) for name, dim in self.sources}
         lines += [_rename(text, where) for text in self.relations]
         return "\n".join(lines)
+
+    def pinned(self, sizes: Sequence[tuple[Dim, int]]) -> Guards:
+        """These conditions, for dims of these sizes alone."""
+        return replace(self, static=tuple({**dict(self.static), **dict(sizes)}.items()))
 
     def __reduce__(self) -> tuple:
         return Guards, (self.equal, self.static, self.relations, self.sources)

@@ -80,6 +80,8 @@ def _signature(findings: Findings, entry: Entry | None) -> SignatureReport:
         operators_after=findings.operators_after,
         roles=census(executable.capture.graph.graph, executable.graph.graph) if executable and executable.graph else (),
         max_error=findings.max_error,
+        witness=findings.witness,
+        untold=findings.untold,
         seconds=dict(findings.seconds),
     )
 

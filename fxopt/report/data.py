@@ -106,6 +106,8 @@ class SignatureReport:
     operators_after: int = 0
     roles: tuple[Tally, ...] = ()
     max_error: float | None = None
+    witness: str = ""
+    untold: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     measurements: tuple[Measurement, ...] = ()
 

@@ -200,6 +200,8 @@ def _reasons(found: SignatureReport) -> Iterator[tuple[str, Text]]:
         for note in item.misses[:_MOST_KINDS]:
             yield item.name, _sentence(note, in_letters(note.text, found.signature))
         yield from _more(item.name, item.misses)
+    if found.untold:
+        yield "verification", Text(in_letters(found.untold, found.signature))
 
 
 def _work(found: SignatureReport) -> Iterator[tuple[str, Text]]:
@@ -211,7 +213,9 @@ def _work(found: SignatureReport) -> Iterator[tuple[str, Text]]:
         stages = ", ".join(f"{stage} {seconds(spent)}" for stage, spent in found.seconds.items())
         yield "took", Text(f"{seconds(sum(found.seconds.values()))}: {stages}")
     if found.max_error is not None:
-        yield "verified", Text(f"against eager when it was captured; largest error {error(found.max_error)}")
+        made_up = f", and at made-up sizes {in_letters(found.witness, found.signature)}" if found.witness else ""
+        what = f"against eager when it was captured{made_up}; largest error {error(found.max_error)}"
+        yield "verified", Text(what)
 
 
 def _sentence(note: Note, text: str) -> Text:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, fx, nn
 
 from fxopt import trees
+from fxopt.capture import Capture
+from fxopt.capture.inputs import Dim
 from fxopt.config import Config
 from fxopt.runtime.executable import Executable
 from fxopt.verify.budget import Reference, explains, largest_difference, rounding_of, within_budget, within_share
 from fxopt.verify.reference import double_run
 from fxopt.verify.resized import resized
 from fxopt.verify.trial import Setting, Trial, gradients, undisturbed, writes_declared
-
-if TYPE_CHECKING:
-    pass
+from fxopt.verify.witness import Witnesses
 
 _FURTHER_BATCHES = (0, 1, 3)
 
@@ -43,44 +43,13 @@ class Verdict:
 def verify(
     executable: Executable, baseline: fx.GraphModule, model: nn.Module, args: tuple, kwargs: dict, config: Config
 ) -> Verdict:
-    """Compare `executable` with `model` on these inputs, without side effects on either.
-
-    Outputs (values, shapes, dtypes, devices, contiguity, requires_grad) and whatever state and inputs the call
-    mutates must agree within the error budget; where eager raises, the same type of exception, or a special kind of
-    it, must be raised. Level "full" also compares gradients (where grad mode is on) of every parameter and float
-    input, and batch sizes 0, 1 and 3.
+    """Compare `executable` with `model` on these inputs alone: see :class:`Examples`.
 
     Args:
         baseline: the captured graph before any rewrite: ``forward(*state, *inputs)``.
     """
-    if config.verify == "off":
-        return Verdict(True)
-    inputs = [leaf for leaf in trees.leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    gradients_on = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(gradients_on):
-        return _verify(executable, baseline, model, inputs, config)
-
-
-def _verify(
-    executable: Executable, baseline: fx.GraphModule, model: nn.Module, inputs: list[Tensor], config: Config
-) -> Verdict:
-    full, share = config.verify == "full", config.max_error if config.lossy else None
-    differentiate = full and torch.is_grad_enabled()  # a capture made without gradients need not have any
-    writes = writes_declared(baseline)
-    setting = Setting(executable.capture, inputs, writes, differentiate)
-    verdict = _Comparison(executable, baseline, model, setting, share).verdict()
-    for size in _FURTHER_BATCHES if full else ():
-        others = resized(baseline.graph, inputs, size)
-        if not verdict.ok or others is None or not executable.capture.guards.holds(others):
-            continue
-        setting = Setting(executable.capture, others, writes, differentiate)
-        if setting.run_model(model).error is not None:
-            continue
-        other = _Comparison(executable, baseline, model, setting, share).verdict()
-        error = max(verdict.max_error or 0.0, other.max_error or 0.0)
-        message = f"at batch size {size}: {other.message}" if other.message else ""
-        verdict = Verdict(other.ok, error, message, other.capture_ok)
-    return verdict
+    captured = replace(executable.capture, graph=baseline)
+    return Examples(captured, model, args, kwargs, config, witness=False).verdict(executable)
 
 
 def bisect(compile_with_fuel: Callable[[int], Verdict], n: int) -> int:
@@ -99,45 +68,119 @@ def bisect(compile_with_fuel: Callable[[int], Verdict], n: int) -> int:
     return bad - 1
 
 
-class _Comparison:
-    """Eager and optimized on one setting; the baseline graph explains a difference.
+class Examples:
+    """Inputs on which every graph of one capture is compared with eager, and what eager makes of them.
 
-    share: what may differ at a loss, None for nothing.
+    Outputs (values, shapes, dtypes, devices, contiguity, requires_grad) and whatever state and inputs a call mutates
+    must agree within the error budget; where eager raises, the same type of exception, or a special kind of it, must be
+    raised. There are the call's own inputs; with `witness`, where their sizes or rows could be taken for one another,
+    made-up ones (see witness.py); and at level "full" batch sizes 0, 1 and 3, and gradients (where grad mode is on) of
+    every parameter and float input. Level "off" compares nothing. Neither the model nor the inputs are touched.
+
+    Attributes:
+        witness: the sizes that were made up, in words; "" where none were needed, or none could be.
+        untold: why none could be made up, "" where they were or need not be.
+        degenerate: then the dims, with their sizes, that say nothing of other sizes.
     """
 
     def __init__(
-        self,
-        executable: Executable,
-        baseline: fx.GraphModule,
-        model: nn.Module,
-        setting: Setting,
-        share: float | None,
+        self, captured: Capture, model: nn.Module, args: tuple, kwargs: dict, config: Config, witness: bool = True
     ) -> None:
-        self.share = share
-        self.executable = executable
-        self.baseline = baseline
+        self.captured, self.model = captured, model
+        self.share = config.max_error if config.lossy else None
+        self.witness, self.untold = "", ""
+        self.degenerate: tuple[tuple[Dim, int], ...] = ()
+        self.comparisons: list[_Comparison] = []
+        if config.verify == "off":
+            return
+        inputs = [leaf for leaf in trees.leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.writes = writes_declared(captured.graph)
+        full = config.verify == "full"
+        with _recording():
+            self.gradients = full and torch.is_grad_enabled()  # a capture without gradients need not have any
+            own = self._compared("", inputs)
+            self.comparisons.append(own)
+            if witness and own.eager.error is None:
+                self._add_witness(inputs)
+            for size in _FURTHER_BATCHES if full else ():
+                self._add_batch(size, inputs)
+
+    def verdict(self, executable: Executable) -> Verdict:
+        """Whether `executable` may stand for the model: what is wrong with the first inputs on which it may not."""
+        error: float | None = None
+        with _recording():
+            for comparison in self.comparisons:
+                verdict = comparison.verdict(executable)
+                error = max(error or 0.0, verdict.max_error or 0.0)
+                if not verdict.ok:
+                    return replace(verdict, max_error=error)
+        return Verdict(True, error)
+
+    def _compared(self, where: str, inputs: Sequence[Tensor]) -> _Comparison:
+        setting = Setting(self.captured, inputs, self.writes, self.gradients)
+        return _Comparison(where, self.captured, self.model, setting, self.share)
+
+    def _add_witness(self, inputs: Sequence[Tensor]) -> None:
+        witnesses = Witnesses(self.captured, inputs, lambda: [slot.read(self.model) for slot in self.captured.state])
+        if not witnesses.needed:
+            return
+        for made in witnesses.tries():
+            comparison = self._compared(f"at sizes {made.sizes}: ", made.inputs)
+            if comparison.eager.error is None:
+                self.comparisons.append(comparison)
+                self.witness = made.sizes
+                return
+        self.untold = witnesses.reason
+        self.degenerate = tuple((dim, size.own) for size in witnesses.degenerate for dim in size.dims)
+
+    def _add_batch(self, size: int, inputs: Sequence[Tensor]) -> None:
+        others = resized(self.captured.graph.graph, inputs, size)
+        if others is not None and self.captured.guards.holds(others):
+            comparison = self._compared(f"at batch size {size}: ", others)
+            if comparison.eager.error is None:
+                self.comparisons.append(comparison)
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[None]:
+    """In inference mode no tensor would count its versions, or become a leaf."""
+    gradients_on = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients_on):
+        yield
+
+
+class _Comparison:
+    """Eager on one setting, with which graphs are compared; the captured graph explains a difference.
+
+    where: begins what is said of a difference. share: what may differ at a loss, None for nothing.
+    """
+
+    def __init__(self, where: str, captured: Capture, model: nn.Module, setting: Setting, share: float | None) -> None:
+        self.where = where
+        self.captured = captured
         self.model = model
         self.setting = setting
-
+        self.share = share
         self.eager = setting.run_model(model)
 
-    def verdict(self) -> Verdict:
-        ours = self.setting.run_graph(self.executable.run, self.model)
+    def verdict(self, executable: Executable) -> Verdict:
+        ours = self.setting.run_graph(executable.run, self.model)
         error = _max_error(self.eager, ours)
         message = self._difference(ours)
         if not message:
             return Verdict(True, error)
         captured = self._difference(self._plain)
         if captured:
-            return Verdict(False, error, f"the captured graph, before any rewrite: {captured}", capture_ok=False)
-        return Verdict(False, error, message)
+            message = f"{self.where}the captured graph, before any rewrite: {captured}"
+            return Verdict(False, error, message, capture_ok=False)
+        return Verdict(False, error, self.where + message)
 
     @cached_property
     def _plain(self) -> Trial:
-        return self.setting.run_graph(self.baseline, self.model)
+        return self.setting.run_graph(self.captured.graph, self.model)
 
     def _difference(self, ours: Trial) -> str:
-        eager, out_spec = self.eager, self.executable.capture.out_spec
+        eager, out_spec = self.eager, self.captured.out_spec
         if eager.error is not None or ours.error is not None:
             return self._different_errors(eager.error, ours.error)
         if eager.structure != out_spec:
@@ -174,7 +217,9 @@ class _Comparison:
             reference = Reference(exact, lambda: self._perturbed[name].detach())
             eager, plain = self.eager.values[name].detach(), self._plain.values.get(name)
             same = plain is not None and plain.shape == eager.shape and not within_budget(eager, plain.detach(), _none)
-            return reference if same or explains(reference, eager, rounding_of(eager, self.baseline.graph)) else None
+            return (
+                reference if same or explains(reference, eager, rounding_of(eager, self.captured.graph.graph)) else None
+            )
         except Exception:  # an operator without a float64 kernel: no reference, the difference stands
             return None
 
@@ -188,7 +233,7 @@ class _Comparison:
 
     def _wide_values(self, perturb: bool) -> dict[str, Tensor]:
         """The values of the baseline graph in fp64, under the names that Trial uses."""
-        capture, differentiate = self.executable.capture, self.setting.gradients
+        capture, differentiate = self.captured, self.setting.gradients
         state = [self.setting.fresh_state(slot.read(self.model), slot) for slot in capture.state]
         tensors = [*state, *self.setting.fresh_inputs()]
         widen = _Widen(perturb)
@@ -198,7 +243,7 @@ class _Comparison:
         before = [t._version for t in tensors]
         with undisturbed(self.model, capture), torch.set_grad_enabled(differentiate):
             move = widen.moved if perturb and differentiate else None
-            flat, wide = double_run(self.baseline, tensors, widen, leaves, move)
+            flat, wide = double_run(self.captured.graph, tensors, widen, leaves, move)
         values = {f"output {i}": leaf for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)}
         outputs = list(values.values())
         names = [*map(str, capture.state), *(spec.name for spec in capture.inputs)]

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
-_SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
+from fxopt.verify.reads import Reads, ancestors, is_of_others
+
 _BY_INDEX = ("index", "gather", "take", "scatter", "embedding")
 
 
@@ -43,8 +44,7 @@ class _Calls:
     """Which calls stay what they are when the inputs numbered `changes` get other rows."""
 
     def __init__(self, graph: fx.Graph, inputs: Sequence[Tensor], changes: set[int]) -> None:
-        placeholders = graph.find_nodes(op="placeholder")
-        self.inputs = {node: k for k, node in enumerate(placeholders[len(placeholders) - len(inputs) :])}
+        self.behind = Reads(graph, len(inputs)).behind
         self.changes = changes
         self.integers = {k for k, t in enumerate(inputs) if not t.is_floating_point()}
         self.on_cuda = any(t.is_cuda for t in inputs)
@@ -55,42 +55,21 @@ class _Calls:
         name = str(node.target)
         if node.op == "call_function" and "embedding_bag" in name and len(node.args) > 2:
             return self._are_bags(node.args[1], node.args[2], 1 <= size <= batch)
-        if _is_of_others(node):
-            read = self._reached(node.all_input_nodes)
+        if is_of_others(node):
+            read = self.behind(node.all_input_nodes)
             return not read & self.integers or not read & self.changes
         if self.on_cuda and size < batch and any(word in name for word in _BY_INDEX):
             source, *index = node.all_input_nodes
-            cut = self._reached([source]) & self.changes
-            return not cut or not self._reached(index, sizes=False) & self.integers
+            cut = self.behind([source]) & self.changes
+            return not cut or not self.behind(index, sizes=False) & self.integers
         return True
 
     def _are_bags(self, ids: object, offsets: object, fewer: bool) -> bool:
         """Ids of jagged bags are never cut, and what their offsets are made of is neither repeated nor emptied. Where
         sizes alone make the offsets, both have other rows, or none has.
         """
-        jagged = any(each.op != "call_function" for each in _ancestors([offsets], sizes=False))
-        of_ids, of_offsets = self._reached([ids]), self._reached([offsets])
+        jagged = any(each.op != "call_function" for each in ancestors([offsets], sizes=False))
+        of_ids, of_offsets = self.behind([ids]), self.behind([offsets])
         if jagged:
             return not self.changes & of_ids and (fewer or not self.changes & of_offsets)
         return of_ids | of_offsets <= self.changes or not self.changes & (of_ids | of_offsets)
-
-    def _reached(self, values: Sequence[object], sizes: bool = True) -> set[int]:
-        """The inputs, by number, that values are computed from."""
-        return {self.inputs[node] for node in _ancestors(values, sizes) if node in self.inputs}
-
-
-def _is_of_others(node: fx.Node) -> bool:
-    """Neither torch's nor Python's."""
-    if node.op == "call_module":
-        return True
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims")
-
-
-def _ancestors(values: Sequence[object], sizes: bool = True) -> set[fx.Node]:
-    """What values are computed from, themselves included; without `sizes` not what only tells its size."""
-    left, seen = [value for value in values if isinstance(value, fx.Node)], set[fx.Node]()
-    while left:
-        if (node := left.pop()) not in seen:
-            seen.add(node)
-            left += node.all_input_nodes if sizes or node.target not in _SIZES else ()
-    return seen

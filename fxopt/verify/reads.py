@@ -1,0 +1,50 @@
+"""Who reads what in a captured graph: the inputs behind a value, and the calls that trust their integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, fx
+
+_SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
+
+
+class Reads:
+    """The inputs of a graph, by number; the last placeholders are the inputs."""
+
+    def __init__(self, graph: fx.Graph, count: int) -> None:
+        placeholders = graph.find_nodes(op="placeholder")
+        self.inputs = {node: k for k, node in enumerate(placeholders[len(placeholders) - count :])}
+
+    def behind(self, values: Sequence[object], sizes: bool = True) -> set[int]:
+        """The inputs that values are computed from; without `sizes` not those of which only a size is read."""
+        return {self.inputs[node] for node in ancestors(values, sizes) if node in self.inputs}
+
+
+def ancestors(values: Sequence[object], sizes: bool = True) -> set[fx.Node]:
+    """What values are computed from, themselves included; without `sizes` not what only tells its size."""
+    left, seen = [value for value in values if isinstance(value, fx.Node)], set[fx.Node]()
+    while left:
+        if (node := left.pop()) not in seen:
+            seen.add(node)
+            left += node.all_input_nodes if sizes or node.target not in _SIZES else ()
+    return seen
+
+
+def is_of_others(node: fx.Node) -> bool:
+    """Neither torch's nor Python's."""
+    if node.op == "call_module":
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims")
+
+
+def bags(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
+    """(ids, offsets) of torch's calls for jagged bags. They read behind their ids where the offsets are wrong."""
+    calls = [node for node in graph.nodes if node.op == "call_function" and "embedding_bag" in str(node.target)]
+    return [(node.args[1], node.args[2]) for node in calls if len(node.args) > 2 and isinstance(node.args[2], fx.Node)]
+
+
+def holds_integers(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and not value.is_floating_point() and value.dtype is not torch.bool

@@ -1,0 +1,125 @@
+"""Lengths and offsets of jagged values: which inputs are some, others that fit, and whether bags may trust them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxopt.verify.reads import Reads, ancestors, bags, is_of_others
+from fxopt.verify.sizes import Size
+
+aten = torch.ops.aten
+_COUNTED = (aten.item.default, aten._local_scalar_dense.default)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """An input that shares `total` values out.
+
+    kind: "lengths", "starts" (offsets without the end), or "bounds" (with it: one more than there are segments).
+    """
+
+    kind: str
+    total: str
+
+
+def segments_of(graph: fx.Graph, inputs: Sequence[Tensor], sizes: Sequence[Size]) -> dict[int, Segments]:
+    """By number, the inputs that are lengths or offsets in front of a bag, or decide about sizes."""
+    reads = Reads(graph, len(inputs))
+    name_of = {dim: size.name for size in sizes for dim in size.dims}
+    found: dict[int, Segments] = {}
+    for ids, offsets in bags(graph):
+        totals = {name_of.get((k, 0), "") for k in reads.behind([ids], sizes=False)}
+        _find(found, inputs, sizes, reads, offsets, totals - {""})
+    for node in graph.nodes:
+        if node.target in _COUNTED:
+            _find(found, inputs, sizes, reads, node, {size.name for size in sizes})
+    return found
+
+
+def _find(
+    found: dict[int, Segments],
+    inputs: Sequence[Tensor],
+    sizes: Sequence[Size],
+    reads: Reads,
+    value: fx.Node,
+    totals: set[str],
+) -> None:
+    numbers = reads.behind([value], sizes=False) - found.keys()
+    summed = numbers and any("sum" in str(node.target) for node in ancestors([value]))
+    for number in sorted(numbers):
+        own = {size.name for size in sizes if (number, 0) in size.dims}
+        for total in (size for size in sizes if own and size.name in totals - own):
+            if kind := _kind(inputs[number], total.own, bool(summed)):
+                found[number] = Segments(kind, total.name)
+                break
+
+
+def _kind(tensor: Tensor, total: int, summed: bool) -> str:
+    """What a tensor of integers is to `total` values, "" for nothing. summed: as lengths are on their way."""
+    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.dtype is torch.bool or not tensor.numel():
+        return ""
+    lengths = int(tensor.min()) >= 0 and int(tensor.sum()) == total
+    starts = int(tensor[0]) == 0 and int(tensor[-1]) <= total and bool((tensor.diff() >= 0).all())
+    if lengths and (summed or not starts):
+        return "lengths"
+    if not starts:
+        return ""
+    return "bounds" if len(tensor) > 1 and int(tensor[-1]) == total else "starts"
+
+
+class Shares:
+    """Random lengths for each total and number of segments, the same ones for all inputs that tell of them."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+        self._made: dict[tuple[str, int], Tensor] = {}
+
+    def drawn(self, tensor: Tensor, role: Segments, length: int, total: int) -> Tensor:
+        """What `tensor` is to its values, for `total` of them."""
+        lengths = self._lengths(role.total, length - (role.kind == "bounds"), total)
+        ends = lengths.cumsum(0)
+        made = {"lengths": lengths, "starts": ends - lengths, "bounds": torch.cat([ends.new_zeros(1), ends])}
+        return made[role.kind].to(tensor)
+
+    def _lengths(self, name: str, count: int, total: int) -> Tensor:
+        if (name, count) not in self._made:
+            owners = torch.randint(0, max(1, count), (total,), generator=self.generator)
+            self._made[name, count] = owners.bincount(minlength=max(0, count))
+        return self._made[name, count]
+
+
+def are_sound(graph: fx.GraphModule, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+    """Whether the ids and offsets of all jagged bags are proper, computed as the graph computes them."""
+    calls = bags(graph.graph)
+    needed = ancestors([each for pair in calls for each in pair])
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    known: dict[fx.Node, Any] = dict(zip(placeholders, (*state, *inputs), strict=True))
+    try:
+        for node in graph.graph.nodes:
+            if node in needed and node not in known:
+                known[node] = _computed(graph, node, known)
+        return all(_are_offsets(known[offsets], known[ids]) for ids, offsets in calls)
+    except Exception:  # what cannot be computed is not known to be sound
+        return False
+
+
+def _computed(graph: fx.GraphModule, node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
+    schema = getattr(node.target, "_schema", None)
+    if is_of_others(node) or (schema is not None and schema.is_mutable):
+        raise ValueError(f"'{node.name}' may do more than compute")
+    if node.op == "get_attr":
+        return getattr(graph, str(node.target))
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _are_offsets(offsets: Tensor, ids: Tensor) -> bool:
+    """They begin at 0, never fall, and none is behind the ids. Ids that are in no bag are a crash, too."""
+    if not offsets.numel():
+        return not ids.numel()
+    return int(offsets[0]) == 0 and int(offsets[-1]) <= ids.numel() and bool((offsets.diff() >= 0).all())

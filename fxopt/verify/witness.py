@@ -1,0 +1,187 @@
+"""Inputs at sizes that can tell: no two independent ones coincide, none is 0 or 1, and rows are no copies of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, fx
+
+from fxopt.capture import Capture
+from fxopt.verify.drawn import drawn
+from fxopt.verify.reads import Reads, bags, holds_integers, is_of_others
+from fxopt.verify.segments import Segments, Shares, are_sound, segments_of
+from fxopt.verify.sizes import Size, ambiguous, chosen, constants_of, merged, reshaped, sizes_of
+
+_BY_INDEX = ("index", "gather", "take", "scatter", "embedding", "one_hot")
+_TABLES = ("embedding", "index_select")
+
+
+@dataclass(frozen=True)
+class Witness:
+    """Made-up inputs, and their sizes in words."""
+
+    inputs: list[Tensor]
+    sizes: str
+
+
+class Witnesses:
+    """Where the sizes and values of a call cannot tell a wrong graph from a right one, others that can.
+
+    Attributes:
+        needed: whether the call itself is none.
+        degenerate: the sizes at which the call says nothing of others.
+        reason: why nothing is made up, "" where something may be.
+    """
+
+    def __init__(self, captured: Capture, inputs: Sequence[Tensor], state: Callable[[], Sequence[Tensor]]) -> None:
+        self.captured, self.inputs, self.state = captured, inputs, state
+        self.graph: fx.Graph = captured.graph.graph
+        self.constants = constants_of(captured)
+        self.sizes = sizes_of(captured, inputs)
+        self.degenerate = ambiguous(self.sizes, self.constants)
+        self.needed = bool(self.sizes) and (bool(self.degenerate) or not self._rows_differ())
+        self.reason = ""
+
+    def tries(self) -> Iterator[Witness]:
+        """Inputs that eager may still refuse: values at random; rows of the call's own; sizes that coincide kept so."""
+        kept = self._kept()
+        roles = {k: role for k, role in self._roles().items() if k not in kept}
+        fixed = {size.name for size in self.sizes if any(k in kept for k, _ in size.dims)}
+        stuck = next((size for size in self.degenerate if size.name in fixed), None)
+        if stuck is not None:
+            self.reason = f"an operator of others, or one that trusts its integers, reads inputs of size {stuck.name}"
+            return
+        self.reason = "no other sizes were found that fulfil the guards"
+        together = merged(self.sizes)
+        for sizes, resampled in ((self.sizes, False), (self.sizes, True), (together, True)):
+            if (resampled or not self._on_cuda) and not (sizes is together and len(together) == len(self.sizes)):
+                witness = self._made(sizes, kept, fixed, roles, resampled)
+                if witness is not None:
+                    self.reason = "eager raises on inputs that are made up"
+                    yield witness
+
+    @property
+    def _on_cuda(self) -> bool:
+        return any(t.is_cuda for t in self.inputs)
+
+    def _rows_differ(self) -> bool:
+        return all(
+            not torch.equal(self.inputs[k], self.inputs[k].narrow(axis, 0, 1).expand_as(self.inputs[k]))
+            for size in self.sizes
+            for k, axis in size.dims
+            if self.inputs[k].numel()
+        )
+
+    def _kept(self) -> set[int]:
+        """Inputs behind integers that operators of others read, or bags whose offsets are not understood."""
+        reads = Reads(self.graph, len(self.inputs))
+        kept: set[int] = set()
+        for node in self.graph.nodes:
+            if is_of_others(node) and any(map(holds_integers, node.all_input_nodes)):
+                kept |= reads.behind(node.all_input_nodes)
+        roles = self._roles()
+        for ids, offsets in bags(self.graph):
+            of_offsets = reads.behind([offsets], sizes=False)
+            if of_offsets and (self._on_cuda or not of_offsets & roles.keys()):
+                kept |= of_offsets | reads.behind([ids], sizes=False)
+        return kept
+
+    def _roles(self) -> dict[int, Segments]:
+        return segments_of(self.graph, self.inputs, self.sizes)
+
+    def _made(
+        self, sizes: Sequence[Size], kept: set[int], fixed: set[str], roles: Mapping[int, Segments], resampled: bool
+    ) -> Witness | None:
+        name_of = {dim: size.name for size in sizes for dim in size.dims}
+        like = {name_of[dim]: name_of[k, 0] for k, role in roles.items() for dim in self._dims_of(role.total)}
+        sizes = [replace(size, like=like.get(size.name, "")) for size in sizes]
+        own = {size.name: size.own for size in sizes if size.name in fixed}
+        values = chosen(self.captured.guards, sizes, own, self.constants)
+        if values is None:
+            return None
+        generator = torch.Generator().manual_seed(0)
+        made = _Made(self, sizes, values, roles, generator)
+        inputs = [t if k in kept else made.input(k, resampled) for k, t in enumerate(self.inputs)]
+        if not self.captured.guards.holds(inputs) or not self._is_safe(inputs):
+            return None
+        return Witness(inputs, in_words({size.name: values[size.name] for size in sizes}))
+
+    def _dims_of(self, name: str) -> tuple[tuple[int, int], ...]:
+        return next(size.dims for size in self.sizes if size.name == name)[:1]
+
+    def _is_safe(self, inputs: Sequence[Tensor]) -> bool:
+        if bags(self.graph) and not are_sound(self.captured.graph, self.state(), inputs):
+            return False
+        if not self._on_cuda:
+            return True
+        reads = Reads(self.graph, len(inputs))
+        changed = {k for k, t in enumerate(inputs) if t.shape != self.inputs[k].shape}
+        for node in self.graph.nodes:
+            if any(word in str(node.target) for word in _BY_INDEX) and node.all_input_nodes:
+                source, *index = node.all_input_nodes
+                if reads.behind([source]) & changed and reads.behind(index, sizes=False):
+                    return False
+        return True
+
+
+class _Made:
+    """The inputs of one witness."""
+
+    def __init__(
+        self,
+        of: Witnesses,
+        sizes: Sequence[Size],
+        values: Mapping[str, int],
+        roles: Mapping[int, Segments],
+        generator: torch.Generator,
+    ) -> None:
+        self.of, self.sizes, self.values, self.roles, self.generator = of, sizes, values, roles, generator
+        self.shares = Shares(generator)
+        self.rooms = _rooms(of.graph, len(of.inputs))
+        self.counted = _read_as_integers(of.graph, len(of.inputs))
+        self.rows = {
+            size.name: torch.randint(0, max(1, size.own), (values[size.name],), generator=generator) for size in sizes
+        }
+
+    def input(self, number: int, resampled: bool) -> Tensor:
+        like = self.of.inputs[number]
+        shape = reshaped(like.shape, number, self.sizes, self.values)
+        role = self.roles.get(number)
+        if role is not None:
+            total = next(size.name for size in self.sizes if self.of._dims_of(role.total)[0] in size.dims)
+            made = self.shares.drawn(like, role, shape[0], self.values[total])
+        elif resampled and like.numel() and (not like.is_floating_point() or number in self.counted):
+            made = like.detach()
+            for size in self.sizes:
+                for k, axis in size.dims:
+                    if k == number:
+                        made = made.index_select(axis, self.rows[size.name].to(like.device))
+        else:
+            columns = not any((number, like.dim() - 1) in size.dims for size in self.sizes)
+            made = drawn(like, shape, columns, self.rooms.get(number, 0), self.generator)
+        return made.requires_grad_(like.requires_grad)
+
+
+def _rooms(graph: fx.Graph, count: int) -> dict[int, int]:
+    """By number, the rows of the smallest table that an input is looked up in."""
+    reads, rooms = Reads(graph, count), dict[int, int]()
+    for node in graph.nodes:
+        if node.op == "call_function" and any(word in str(node.target) for word in _TABLES) and len(node.args) > 1:
+            rows = node.args[0].meta["val"].shape[0] if isinstance(node.args[0], fx.Node) else None
+            if type(rows) is int:
+                for k in reads.behind([node.args[1 if "embedding" in str(node.target) else -1]], sizes=False):
+                    rooms[k] = min(rooms.get(k, rows), rows)
+    return rooms
+
+
+def _read_as_integers(graph: fx.Graph, count: int) -> set[int]:
+    """The inputs that integers are computed from."""
+    return Reads(graph, count).behind([n for n in graph.nodes if holds_integers(n) and n.op != "placeholder"], False)
+
+
+def in_words(sizes: Mapping[str, int]) -> str:
+    """As in: s0=5, s1=7 and 3 more."""
+    shown = [f"{name}={size}" for name, size in list(sizes.items())[:6]]
+    return ", ".join(shown) + (f" and {len(sizes) - 6} more" if len(sizes) > 6 else "")
