@@ -23,35 +23,31 @@ def drawn(like: Tensor, shape: Sequence[int], columns: bool, room: int, generato
     if like.is_complex():
         return torch.randn(tuple(shape), dtype=like.dtype, generator=generator).to(like.device)
     seen = like.detach().cpu().double()
-    lanes = seen.reshape(-1, seen.shape[-1]) if columns and seen.dim() > 1 else seen.reshape(-1, 1)
-    count = prod(shape) // lanes.shape[1] if lanes.shape[1] else 0
+    lanes = seen.reshape(-1, seen.shape[-1] if columns and seen.dim() > 1 else 1)
     if not lanes.numel():
         lanes = torch.zeros(1, lanes.shape[1], dtype=torch.float64)
-        whole = torch.full((lanes.shape[1],), not like.is_floating_point())
-    else:
-        whole = (lanes == lanes.floor()).all(0) & (lanes.abs() < _EXACT).all(0)
-    values = torch.where(
-        whole, _integers(lanes, count, room, generator), _floats(lanes[:, ~whole], count, lanes, generator)
-    )
+    form = (prod(shape) // max(1, lanes.shape[1]), lanes.shape[1])
+    whole = (lanes == lanes.floor()).all(0) & (lanes.abs() < _EXACT).all(0)
     if not like.is_floating_point() and not bool(whole.all()):  # too large to be counted in floats
-        rows = torch.randint(0, max(1, like.numel()), tuple(shape), generator=generator)
-        return like.detach().cpu().reshape(-1)[rows].to(like.device)
+        return like.flatten()[torch.randint(0, like.numel(), tuple(shape), generator=generator).to(like.device)]
+    whole &= bool(like.numel()) | (not like.is_floating_point())
+    floats = _floats(lanes[:, ~whole], form, generator)
+    values = torch.where(whole, _integers(lanes, form, room, generator), floats)
     return values.reshape(tuple(shape)).to(like.dtype).to(like.device)
 
 
-def _integers(lanes: Tensor, count: int, room: int, generator: torch.Generator) -> Tensor:
+def _integers(lanes: Tensor, shape: tuple[int, int], room: int, generator: torch.Generator) -> Tensor:
     low, high = lanes.amin(0).clamp(max=0), lanes.amax(0).clamp(min=max(1, room - 1))
-    uniform = torch.rand(count, lanes.shape[1], dtype=torch.float64, generator=generator)
-    rows = torch.randint(0, lanes.shape[0], (count, lanes.shape[1]), generator=generator)
+    uniform = torch.rand(shape, dtype=torch.float64, generator=generator)
+    rows = torch.randint(0, lanes.shape[0], shape, generator=generator)
     own = torch.rand(uniform.shape, generator=generator) < 0.5
     return torch.where(own, lanes.gather(0, rows), (low + uniform * (high - low + 1)).floor().minimum(high))
 
 
-def _floats(seen: Tensor, count: int, lanes: Tensor, generator: torch.Generator) -> Tensor:
+def _floats(seen: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Positive where all that was seen is."""
     seen = seen[seen.isfinite()]
-    scale = float(seen.square().mean().sqrt()) if seen.numel() else 1.0
-    shape = (count, lanes.shape[1])
-    if seen.numel() and float(seen.min()) >= 0:
+    if seen.any() and float(seen.min()) >= 0:
         return float(seen.max()) * (1 - torch.rand(shape, dtype=torch.float64, generator=generator))
+    scale = float(seen.square().mean().sqrt()) if seen.any() else 1.0
     return scale * torch.randn(shape, dtype=torch.float64, generator=generator)
