@@ -49,7 +49,7 @@ def examples_of(captured: Capture, model: nn.Module, args: tuple, kwargs: dict[s
     call's own: other sizes are captured, and compared, by themselves.
     """
     examples = Examples(captured, model, args, kwargs, config)
-    captured.guards = captured.guards.pinned(examples.degenerate)
+    captured.guards = examples.guards
     return examples
 
 
@@ -71,18 +71,8 @@ def verified(executable: Executable, examples: Examples, config: Config, tuner: 
     for ran in executable.findings.passes:
         ran.rolled_back.extend(change for name, change in wrong if name == ran.name)
     executable.findings.max_error = verdict.max_error
-    executable.findings.witness, executable.findings.untold = examples.witness, _untold(examples)
+    executable.findings.witness, executable.findings.untold = examples.witness, examples.untold
     return executable
-
-
-def _untold(examples: Examples) -> str:
-    """What is not known of a capture, and what follows."""
-    if not examples.untold:
-        return ""
-    what = f"only the call's own sizes were compared with eager: {examples.untold}"
-    names = {examples.captured.inputs[k].dims[axis]: size for (k, axis), size in examples.degenerate}
-    served = ", ".join(f"{name}={size}" for name, size in names.items())
-    return f"{what}; so it serves calls with {served} alone" if served else what
 
 
 def raced(

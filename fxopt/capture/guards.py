@@ -41,9 +41,14 @@ class Guards:
         lines += [_rename(text, where) for text in self.relations]
         return "\n".join(lines)
 
-    def pinned(self, sizes: Sequence[tuple[Dim, int]]) -> Guards:
-        """These conditions, for dims of these sizes alone."""
-        return replace(self, static=tuple({**dict(self.static), **dict(sizes)}.items()))
+    def narrowed(self, static: Sequence[tuple[Dim, int]], equal: Sequence[tuple[Dim, ...]]) -> Guards:
+        """These conditions, and further ones of the same kinds."""
+        groups = [set(group) for group in self.equal]
+        for group in equal:
+            joined = set(group).union(*(other for other in groups if other & set(group)))
+            groups = [other for other in groups if not other & joined] + [joined]
+        fixed = {**dict(self.static), **dict(static)}
+        return replace(self, equal=tuple(tuple(sorted(group)) for group in groups), static=tuple(fixed.items()))
 
     def __reduce__(self) -> tuple:
         return Guards, (self.equal, self.static, self.relations, self.sources)

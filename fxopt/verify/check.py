@@ -12,7 +12,6 @@ from torch import Tensor, fx, nn
 
 from fxopt import trees
 from fxopt.capture import Capture
-from fxopt.capture.inputs import Dim
 from fxopt.config import Config
 from fxopt.runtime.executable import Executable
 from fxopt.verify.budget import Reference, explains, largest_difference, rounding_of, within_budget, within_share
@@ -79,8 +78,8 @@ class Examples:
 
     Attributes:
         witness: the sizes that were made up, in words; "" where none were needed, or none could be.
-        untold: why none could be made up, "" where they were or need not be.
-        degenerate: then the dims, with their sizes, that say nothing of other sizes.
+        untold: why none could be made up and what follows, "" where they were or need not be.
+        guards: those of the capture, for sizes that the examples can vouch for.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Examples:
         self.captured, self.model = captured, model
         self.share = config.max_error if config.lossy else None
         self.witness, self.untold = "", ""
-        self.degenerate: tuple[tuple[Dim, int], ...] = ()
+        self.guards = captured.guards
         self.comparisons: list[_Comparison] = []
         if config.verify == "off":
             return
@@ -130,8 +129,9 @@ class Examples:
                 self.comparisons.append(comparison)
                 self.witness = made.sizes
                 return
-        self.untold = witnesses.reason
-        self.degenerate = tuple((dim, size.own) for size in witnesses.degenerate for dim in size.dims)
+        self.guards, served = witnesses.narrowed()
+        self.untold = f"only the call's own sizes were compared with eager: {witnesses.reason}"
+        self.untold += f"; so the graph serves calls with {served} alone" if served else ""
 
     def _add_batch(self, size: int, inputs: Sequence[Tensor]) -> None:
         others = resized(self.captured.graph.graph, inputs, size)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, fx
 
 from fxopt.capture import Capture
-from fxopt.verify.drawn import drawn
+from fxopt.capture.guards import Guards
+from fxopt.verify.made import Made
 from fxopt.verify.reads import Reads, bags, holds_integers, is_of_others
-from fxopt.verify.segments import Segments, Shares, are_sound, segments_of
-from fxopt.verify.sizes import Size, ambiguous, chosen, constants_of, merged, reshaped, sizes_of
+from fxopt.verify.segments import Segments, are_sound, segments_of
+from fxopt.verify.sizes import Size, ambiguous, chosen, constants_of, merged, sizes_of
 
 _BY_INDEX = ("index", "gather", "take", "scatter", "embedding", "one_hot")
-_TABLES = ("embedding", "index_select")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ class Witnesses:
 
     Attributes:
         needed: whether the call itself is none.
-        degenerate: the sizes at which the call says nothing of others.
         reason: why nothing is made up, "" where something may be.
     """
 
@@ -40,8 +39,8 @@ class Witnesses:
         self.graph: fx.Graph = captured.graph.graph
         self.constants = constants_of(captured)
         self.sizes = sizes_of(captured, inputs)
-        self.degenerate = ambiguous(self.sizes, self.constants)
-        self.needed = bool(self.sizes) and (bool(self.degenerate) or not self._rows_differ())
+        self.ambiguous = ambiguous(self.sizes, self.constants)
+        self.needed = bool(self.sizes) and (bool(self.ambiguous) or not self._rows_differ())
         self.reason = ""
 
     def tries(self) -> Iterator[Witness]:
@@ -49,7 +48,7 @@ class Witnesses:
         kept = self._kept()
         roles = {k: role for k, role in self._roles().items() if k not in kept}
         fixed = {size.name for size in self.sizes if any(k in kept for k, _ in size.dims)}
-        stuck = next((size for size in self.degenerate if size.name in fixed), None)
+        stuck = next((size for size in self.ambiguous if size.name in fixed), None)
         if stuck is not None:
             self.reason = f"an operator of others, or one that trusts its integers, reads inputs of size {stuck.name}"
             return
@@ -61,6 +60,21 @@ class Witnesses:
                 if witness is not None:
                     self.reason = "eager raises on inputs that are made up"
                     yield witness
+
+    def narrowed(self) -> tuple[Guards, str]:
+        """The guards for what the call's own sizes can vouch for, and what they add, in words: sizes that are 0, 1 or
+        one of the graph's stay what they are, and those that coincide remain equal.
+        """
+        groups: dict[int, list[Size]] = {}
+        for size in self.ambiguous:
+            groups.setdefault(size.own, []).append(size)
+        fixed = {own: group for own, group in groups.items() if own < 2 or own in self.constants}
+        static = [(dim, own) for own, group in fixed.items() for size in group for dim in size.dims]
+        equal = [group for own, group in groups.items() if own not in fixed]
+        words = [f"{size.name}={own}" for own, group in fixed.items() for size in group]
+        words += ["=".join(size.name for size in group) for group in equal]
+        together = [sum((size.dims for size in group), ()) for group in equal]
+        return self.captured.guards.narrowed(static, together), ", ".join(words)
 
     @property
     def _on_cuda(self) -> bool:
@@ -95,21 +109,21 @@ class Witnesses:
         self, sizes: Sequence[Size], kept: set[int], fixed: set[str], roles: Mapping[int, Segments], resampled: bool
     ) -> Witness | None:
         name_of = {dim: size.name for size in sizes for dim in size.dims}
-        like = {name_of[dim]: name_of[k, 0] for k, role in roles.items() for dim in self._dims_of(role.total)}
+        now = {
+            size.name: name_of[size.dims[0]] for size in self.sizes
+        }  # those that are one with others have their name
+        roles = {k: replace(role, total=now[role.total]) for k, role in roles.items()}
+        like = {role.total: name_of[k, 0] for k, role in roles.items()}
         sizes = [replace(size, like=like.get(size.name, "")) for size in sizes]
         own = {size.name: size.own for size in sizes if size.name in fixed}
         values = chosen(self.captured.guards, sizes, own, self.constants)
         if values is None:
             return None
-        generator = torch.Generator().manual_seed(0)
-        made = _Made(self, sizes, values, roles, generator)
+        made = Made(self.graph, self.inputs, sizes, values, roles)
         inputs = [t if k in kept else made.input(k, resampled) for k, t in enumerate(self.inputs)]
         if not self.captured.guards.holds(inputs) or not self._is_safe(inputs):
             return None
         return Witness(inputs, in_words({size.name: values[size.name] for size in sizes}))
-
-    def _dims_of(self, name: str) -> tuple[tuple[int, int], ...]:
-        return next(size.dims for size in self.sizes if size.name == name)[:1]
 
     def _is_safe(self, inputs: Sequence[Tensor]) -> bool:
         if bags(self.graph) and not are_sound(self.captured.graph, self.state(), inputs):
@@ -124,61 +138,6 @@ class Witnesses:
                 if reads.behind([source]) & changed and reads.behind(index, sizes=False):
                     return False
         return True
-
-
-class _Made:
-    """The inputs of one witness."""
-
-    def __init__(
-        self,
-        of: Witnesses,
-        sizes: Sequence[Size],
-        values: Mapping[str, int],
-        roles: Mapping[int, Segments],
-        generator: torch.Generator,
-    ) -> None:
-        self.of, self.sizes, self.values, self.roles, self.generator = of, sizes, values, roles, generator
-        self.shares = Shares(generator)
-        self.rooms = _rooms(of.graph, len(of.inputs))
-        self.counted = _read_as_integers(of.graph, len(of.inputs))
-        self.rows = {
-            size.name: torch.randint(0, max(1, size.own), (values[size.name],), generator=generator) for size in sizes
-        }
-
-    def input(self, number: int, resampled: bool) -> Tensor:
-        like = self.of.inputs[number]
-        shape = reshaped(like.shape, number, self.sizes, self.values)
-        role = self.roles.get(number)
-        if role is not None:
-            total = next(size.name for size in self.sizes if self.of._dims_of(role.total)[0] in size.dims)
-            made = self.shares.drawn(like, role, shape[0], self.values[total])
-        elif resampled and like.numel() and (not like.is_floating_point() or number in self.counted):
-            made = like.detach()
-            for size in self.sizes:
-                for k, axis in size.dims:
-                    if k == number:
-                        made = made.index_select(axis, self.rows[size.name].to(like.device))
-        else:
-            columns = not any((number, like.dim() - 1) in size.dims for size in self.sizes)
-            made = drawn(like, shape, columns, self.rooms.get(number, 0), self.generator)
-        return made.requires_grad_(like.requires_grad)
-
-
-def _rooms(graph: fx.Graph, count: int) -> dict[int, int]:
-    """By number, the rows of the smallest table that an input is looked up in."""
-    reads, rooms = Reads(graph, count), dict[int, int]()
-    for node in graph.nodes:
-        if node.op == "call_function" and any(word in str(node.target) for word in _TABLES) and len(node.args) > 1:
-            rows = node.args[0].meta["val"].shape[0] if isinstance(node.args[0], fx.Node) else None
-            if type(rows) is int:
-                for k in reads.behind([node.args[1 if "embedding" in str(node.target) else -1]], sizes=False):
-                    rooms[k] = min(rooms.get(k, rows), rows)
-    return rooms
-
-
-def _read_as_integers(graph: fx.Graph, count: int) -> set[int]:
-    """The inputs that integers are computed from."""
-    return Reads(graph, count).behind([n for n in graph.nodes if holds_integers(n) and n.op != "placeholder"], False)
 
 
 def in_words(sizes: Mapping[str, int]) -> str:
