@@ -16,8 +16,10 @@ class Config:
     """Options of :func:`fxopt.optimize`.
 
     Args:
-        verify: ``"first"`` compares the optimized graph with eager on the inputs of each capture;
-            ``"full"`` also compares gradients and further batch sizes; ``"off"`` trusts the rewrites.
+        verify: ``"first"`` compares the optimized graph with eager on the inputs of each capture, and where their sizes
+            coincide or are 0 or 1, or their rows are copies, on made-up inputs of other sizes (where none can be made,
+            the capture serves such sizes alone); ``"full"`` also compares gradients and further batch sizes;
+            ``"off"`` trusts the rewrites.
         tune: ``"fast"`` times rewrites against what they replace, at most 5 seconds a capture, and leaves out what is
             slower on this machine (timings are remembered beside the compiled kernels), and in the end whatever made
             the model as a whole slower on the inputs of the capture; ``"full"`` takes its time and more batch sizes;

@@ -356,6 +356,20 @@ def test_where_nothing_can_be_made_up_a_graph_is_for_the_sizes_that_were_compare
     assert len(fast._fxopt.findings) == 2
 
 
+def test_sizes_that_coincide_remain_equal_where_nothing_can_be_made_up() -> None:
+    model = Pooled()
+
+    def call(rows: int, values: int) -> tuple:
+        return torch.randn(rows, 4), torch.randn(values), torch.tensor([1] * (rows - 1) + [values - rows + 1])
+
+    with torch.no_grad():
+        fast = fxopt.optimize(model, call(7, 7), Config(tune="off"))
+        for rows, values, captures in ((7, 7, 1), (9, 9, 1), (5, 8, 2), (8, 8, 2)):
+            inputs = call(rows, values)
+            torch.testing.assert_close(fast(*inputs), model(*inputs))
+            assert len(fast._fxopt.findings) == captures
+
+
 def test_values_that_eager_refuses_are_no_witness() -> None:
     model, inputs = Narrow(), (torch.randn(1, 4), torch.tensor([123456]))
     examples = Examples(capture(model, inputs), model, inputs, {}, Config())

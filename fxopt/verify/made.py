@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -10,9 +12,12 @@ from torch import Tensor, fx
 from fxopt.verify.drawn import drawn
 from fxopt.verify.reads import Reads, holds_integers
 from fxopt.verify.segments import Segments, Shares
-from fxopt.verify.sizes import Size, reshaped
+from fxopt.verify.sizes import Size
 
-_TABLES = ("embedding", "index_select")
+_MOVES = frozenset(
+    ("view", "reshape", "slice", "select", "narrow", "unbind", "split", "split_with_sizes", "chunk", "squeeze")
+    + ("unsqueeze", "transpose", "permute", "flatten", "expand", "to", "_to_copy", "contiguous", "clone", "detach")
+)
 
 
 class Made:
@@ -26,7 +31,8 @@ class Made:
         values: Mapping[str, int],
         roles: Mapping[int, Segments],
     ) -> None:
-        self.own, self.sizes, self.values, self.roles = own, sizes, values, roles
+        self.own, self.values, self.roles = own, values, roles
+        self.names = {dim: size.name for size in sizes for dim in size.dims}
         self.generator = generator = torch.Generator().manual_seed(0)
         self.shares = Shares(generator)
         self.rooms = _rooms(graph, len(own))
@@ -40,37 +46,45 @@ class Made:
     def input(self, number: int, resampled: bool) -> Tensor:
         """Input `number` at random; `resampled`: what is read as integers is rows of the call's own."""
         like, role = self.own[number], self.roles.get(number)
-        shape = reshaped(like.shape, number, self.sizes, self.values)
+        names = [self.names.get((number, axis)) for axis in range(like.dim())]
+        shape = [own if name is None else self.values[name] for own, name in zip(like.shape, names, strict=True)]
         integers = not like.is_floating_point() or number in self.counted
         if role is not None:
             made = self.shares.drawn(like, role, shape[0], self.values[role.total])
         elif resampled and integers and like.numel() and number not in self.jagged:
-            made = self._rows_of(like.detach(), number)
+            made = like.detach()
+            for axis, name in enumerate(names):
+                made = made if name is None else made.index_select(axis, self.rows[name].to(like.device))
         else:
-            columns = not any((number, like.dim() - 1) in size.dims for size in self.sizes)
+            columns = bool(names) and names[-1] is None
             room = self.rooms.get(number, 0)
             if room and number in self.jagged:
                 like = like.clamp(max=room - 1)  # an id may come into another segment, and so another table
             made = drawn(like, shape, columns, room, self.generator)
         return made.requires_grad_(self.own[number].requires_grad)
 
-    def _rows_of(self, like: Tensor, number: int) -> Tensor:
-        for size in self.sizes:
-            for axis in (axis for k, axis in size.dims if k == number):
-                like = like.index_select(axis, self.rows[size.name].to(like.device))
-        return like
-
 
 def _rooms(graph: fx.Graph, count: int) -> dict[int, int]:
-    """By number, the rows of the smallest table that an input is looked up in."""
-    reads, rooms = Reads(graph, count), dict[int, int]()
+    """By number, the rows of the smallest table that an input is looked up in as it is."""
+    numbers, rooms = Reads(graph, count).inputs, dict[int, int]()
     for node in graph.nodes:
-        if node.op == "call_function" and any(word in str(node.target) for word in _TABLES) and len(node.args) > 1:
-            rows = node.args[0].meta["val"].shape[0] if isinstance(node.args[0], fx.Node) else None
-            if type(rows) is int:
-                for k in reads.behind([node.args[1 if "embedding" in str(node.target) else -1]], sizes=False):
-                    rooms[k] = min(rooms.get(k, rows), rows)
+        if node.op == "call_function" and "embedding" in str(node.target) and len(node.args) > 1:
+            table, ids = node.all_input_nodes[0].meta.get("val"), _moved(node.args[1])
+            size = table.shape[0] if isinstance(table, Tensor) else None
+            if type(size) is int and ids in numbers:
+                rooms[numbers[ids]] = min(rooms.get(numbers[ids], size), size)
     return rooms
+
+
+def _moved(node: Any) -> Any:
+    """What has the same integers, elsewhere or cut."""
+    while isinstance(node, fx.Node) and (node.target is operator.getitem or _name(node) in _MOVES):
+        node = node.args[0]
+    return node
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(node.target, "overloadpacket", "")).removeprefix("aten.")
 
 
 def _read_as_integers(graph: fx.Graph, count: int) -> set[int]:

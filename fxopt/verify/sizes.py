@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from fxopt.capture import Capture
@@ -138,9 +136,3 @@ def _predicate(text: str, names: Mapping[str, str]) -> Callable[[Mapping[str, in
             return False
 
     return holds
-
-
-def reshaped(shape: torch.Size, number: int, sizes: Sequence[Size], values: Mapping[str, int]) -> list[int]:
-    """The shape of input `number` with these sizes."""
-    at: dict[Any, int] = {dim: values[size.name] for size in sizes for dim in size.dims}
-    return [at.get((number, axis), own) for axis, own in enumerate(shape)]

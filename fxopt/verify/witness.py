@@ -109,9 +109,7 @@ class Witnesses:
         self, sizes: Sequence[Size], kept: set[int], fixed: set[str], roles: Mapping[int, Segments], resampled: bool
     ) -> Witness | None:
         name_of = {dim: size.name for size in sizes for dim in size.dims}
-        now = {
-            size.name: name_of[size.dims[0]] for size in self.sizes
-        }  # those that are one with others have their name
+        now = {size.name: name_of[size.dims[0]] for size in self.sizes}  # merged ones have the name of the first
         roles = {k: replace(role, total=now[role.total]) for k, role in roles.items()}
         like = {role.total: name_of[k, 0] for k, role in roles.items()}
         sizes = [replace(size, like=like.get(size.name, "")) for size in sizes]
