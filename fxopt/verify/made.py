@@ -14,10 +14,10 @@ from fxopt.verify.reads import Reads, holds_integers
 from fxopt.verify.segments import Segments, Shares
 from fxopt.verify.sizes import Size
 
-_MOVES = frozenset(
-    ("view", "reshape", "slice", "select", "narrow", "unbind", "split", "split_with_sizes", "chunk", "squeeze")
-    + ("unsqueeze", "transpose", "permute", "flatten", "expand", "to", "_to_copy", "contiguous", "clone", "detach")
-)
+_MOVES = frozenset({
+    "view", "reshape", "slice", "select", "narrow", "unbind", "split", "split_with_sizes", "chunk", "squeeze",
+    "unsqueeze", "transpose", "permute", "flatten", "expand", "to", "_to_copy", "contiguous", "clone", "detach",
+})  # fmt: skip
 
 
 class Made:
