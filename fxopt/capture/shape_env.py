@@ -71,7 +71,7 @@ class TraceShapeEnv(ShapeEnv):
                 return answer
         return super().evaluate_expr(orig_expr, *args, **kwargs)
 
-    def guard_or_defer_runtime_assert(self, orig_expr: Any, *args: Any, **kwargs: Any) -> bool:
+    def guard_or_defer_runtime_assert(self, orig_expr: Any, *args: Any, **kwargs: Any) -> bool:  # type: ignore[override]
         """What torch would assert at run time; it believes it from here on."""
         before = self.num_deferred_runtime_asserts
         answer = super().guard_or_defer_runtime_assert(orig_expr, *args, **kwargs)
@@ -87,7 +87,7 @@ class TraceShapeEnv(ShapeEnv):
         finally:
             self._proven = False
 
-    def _maybe_guard_rel(self, expr: Any) -> None:
+    def _maybe_guard_rel(self, expr: Any) -> None:  # type: ignore[override]
         """What torch learns from a guard. From a condition on data it learns bounds of the number alone."""
         if not free_unbacked_symbols(expr):
             super()._maybe_guard_rel(expr)

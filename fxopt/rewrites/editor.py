@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
 import torch.fx.experimental._config as symbolic_config
 from torch._dispatch.python import enable_python_dispatcher
@@ -21,7 +22,7 @@ from fxopt.capture.shape_env import TraceShapeEnv
 from fxopt.patterns.core import place_of
 from fxopt.patterns.groups import hoisted
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import Size, same
+from fxopt.shape.sizes import Size, expression, same
 
 # Up to torch 2.12 matmul and linear take symbolic sizes only as Python decompositions, which double the time of a call.
 _decomposed = enable_python_dispatcher if torch.__version__ < "2.13" else nullcontext
@@ -135,7 +136,7 @@ def learn(unknown: Size, known: Size) -> None:
         environment, symbol = unknown.node.shape_env, unknown.node.expr  # type: ignore[union-attr]
         if symbol in environment.var_to_range:  # a bound of int64 on 5 * s0 would be rounded, and asserted not to be
             environment.var_to_range[symbol] = ValueRanges(0, int_oo)
-        environment.learn((unknown == known).node.expr)  # type: ignore[union-attr]
+        environment.learn(sympy.Eq(expression(unknown), expression(known)))
 
 
 @contextmanager
