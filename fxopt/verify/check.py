@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fxopt.capture import Capture
 from fxopt.runtime.executable import Executable
+from fxopt.shape.conditions import OtherSizes, require
 from fxopt.verify.budget import Reference, explains, largest_difference, rounding_of, within_budget, within_share
 from fxopt.verify.reference import double_run
 from fxopt.verify.trial import Setting, Trial, gradients, undisturbed
@@ -73,6 +74,12 @@ class Comparison:
             message = f"{self.where}the captured graph, before any rewrite: {captured}"
             return Verdict(False, error, message, capture_ok=False)
         return Verdict(False, error, self.where + message)
+
+    @property
+    def served(self) -> bool:
+        """Whether the capture is for these inputs; data may give sizes that it is not for."""
+        asks = any(node.target is require for node in self.captured.graph.graph.nodes)
+        return not (asks and isinstance(self._plain.error, OtherSizes))
 
     @cached_property
     def _plain(self) -> Trial:

@@ -91,7 +91,7 @@ class Examples:
             return
         for made in witnesses.tries():
             comparison = self._compared(f"at sizes {made.sizes}: ", made.inputs)
-            if comparison.eager.error is None:
+            if comparison.eager.error is None and comparison.served:
                 self.comparisons.append(comparison)
                 self.witness = made.sizes
                 return
@@ -103,7 +103,7 @@ class Examples:
         others = resized(self.captured.graph.graph, inputs, size)
         if others is not None and self.captured.guards.holds(others):
             comparison = self._compared(f"at batch size {size}: ", others)
-            if comparison.eager.error is None:
+            if comparison.eager.error is None and comparison.served:
                 self.comparisons.append(comparison)
 
 

@@ -13,7 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxopt import Config, optimize
+from fxopt.capture import capture
 from fxopt.shape.conditions import require
+from fxopt.verify.check import Comparison
+from fxopt.verify.trial import Setting
 
 CONFIG = Config(verify="off", tune="off")
 MASKS = ([1, 1, 1, 1], [0, 0, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0], [1, 0, 1], [1], [0], [], [1] * 8, [1, 0] * 4)
@@ -193,3 +196,12 @@ def test_models_without_a_doubt_ask_nothing() -> None:
         optimized = check(run, [masked(mask) for mask in MASKS])
         graph = optimized._fxopt.entries[0].executable.graph.graph  # type: ignore[union-attr]
         assert all(node.target is not require for node in graph.nodes)
+
+
+def test_inputs_that_a_graph_is_not_for_tell_nothing_of_it() -> None:
+    """Verification may make up a mask that picks one row, which eager takes and the graph leaves to it."""
+    model = Model(BY_MASK["product"]).eval()
+    captured = capture(model, masked([1, 1, 1]))
+    for mask, served in (([1, 1, 1, 1], True), ([0, 1, 0], False), ([1], True)):
+        setting = Setting(captured, masked(mask), writes=False, gradients=False)
+        assert Comparison("", captured, model, setting, share=None).served == served
