@@ -10,7 +10,7 @@ from tests.fuzz import dense
 from tests.fuzz.check import check
 
 GRAPHS, PARTS = 200, 4
-REWRITES = ("linear_chains", "attention", "towers", "target_attention", "pointwise", "embedding_columns")
+PASSES = 10  # that have to have found something, so that there was something to be wrong
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def test_random_graphs(part: int) -> None:
         if failure is not None:
             failures[seed] = str(failure)
     assert not failures, f"python -m tests.fuzz --kind dense --show SEED prints and shrinks each of {failures}"
-    assert all(seen[f"pass {name}"] for name in REWRITES), seen
+    assert sum(name.startswith("pass ") for name in seen) >= PASSES, seen
     assert seen["captures"] > 5 * seen["eager"], seen
     assert seen["raised"] < 0.3 * seen["calls"], seen
 

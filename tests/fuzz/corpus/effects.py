@@ -131,3 +131,15 @@ class BatchNormOfOneRow(nn.Module):
 
 BATCH_NORM_OF_ONE_ROW = graph(rows, training=True, later=((1, 4), (3, 4)))(BatchNormOfOneRow)
 BATCH_NORM_OF_ONE_ROW_AT_FIRST = graph(rows, training=True, captured=(1, 4), example=False)(BatchNormOfOneRow)
+
+
+@graph(rows, training=True, later=((1, 4), (3, 4)))
+class AveragingBatchNorm(nn.Module):
+    """Eager counts the batch, and then refuses its one row; the count is a factor of the average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4, momentum=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
