@@ -10,11 +10,12 @@ from tests.fuzz import dense
 from tests.fuzz.check import check
 
 GRAPHS, PARTS = 200, 4
+# A seed goes when its graph is right.
+STILL_WRONG = {145: "effects-AveragingBatchNorm", 198: "barriers-MONOTONE_EXPERTS"}  # of test_corpus.py
 PASSES = 10  # that have to have found something, so that there was something to be wrong
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="the families of STILL_WRONG in test_corpus.py")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_graphs(part: int) -> None:
     seen: Counter[str] = Counter()
@@ -23,7 +24,8 @@ def test_random_graphs(part: int) -> None:
         failure = check(dense.program(seed), seen)
         if failure is not None:
             failures[seed] = str(failure)
-    assert not failures, f"python -m tests.fuzz --kind dense --show SEED prints and shrinks each of {failures}"
+    expected = {seed for seed in STILL_WRONG if seed % PARTS == part}
+    assert failures.keys() == expected, f"python -m tests.fuzz --kind dense --show SEED shrinks each of {failures}"
     assert sum(name.startswith("pass ") for name in seen) >= PASSES, seen
     assert seen["captures"] > 5 * seen["eager"], seen
     assert seen["raised"] < 0.3 * seen["calls"], seen

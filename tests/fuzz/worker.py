@@ -26,7 +26,8 @@ _SHRUNK_A_KIND = 1
 
 def work(options: argparse.Namespace) -> None:
     quiet()
-    torch.set_default_device(options.device)
+    if options.device != "cpu":
+        torch.set_default_device(options.device)
     seen: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     for seed in range(options.seed, options.seed + options.graphs):
@@ -47,7 +48,8 @@ def work(options: argparse.Namespace) -> None:
 def show(options: argparse.Namespace) -> None:
     """One graph of --kind dense, as it is and as small as it can be."""
     quiet()
-    torch.set_default_device(options.device)
+    if options.device != "cpu":
+        torch.set_default_device(options.device)
     program = dense.program(options.show, True if options.gradients else None)
     print(program.source())
     failure = check(program)
@@ -85,11 +87,11 @@ def shrunk(program: Program, failure: Failure) -> str:
 def _dense(
     seed: int, options: argparse.Namespace, seen: Counter[str], kinds: Counter[str]
 ) -> tuple[Failure | None, str]:
-    program = dense.program(seed, True if options.gradients else None)
     try:
+        program = dense.program(seed, True if options.gradients else None)
         failure = check(program, seen)
     except Exception as error:
-        return Failure(f"harness {type(error).__name__}", str(error)), program.source()
+        return Failure(f"harness {type(error).__name__}", str(error)), ""
     if failure is None:
         return None, ""
     kinds[failure.kind] += 1
