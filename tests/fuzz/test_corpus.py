@@ -26,9 +26,6 @@ STILL_WRONG = {
     "effects-EDITS_THEN_FAILS": "a call that fails edits twice",
     "effects-EDITS_THEN_FAILS_VERIFIED": "a call that fails edits twice",
     "effects-AveragingBatchNorm": "a call that fails edits twice",
-    "outputs-OuterProduct": "strides of a product that became a mul",
-    "sizes-SCRAMBLED_EXPERTS": "a scrambling reshape is taken for none",
-    "sizes-SCRAMBLED_EXPERTS_OF_A_SQUARE": "a scrambling reshape is taken for none",
 }
 
 
