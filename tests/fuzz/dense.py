@@ -64,6 +64,7 @@ EMPTY = (Sizes(0, 2), Sizes(2, 0), Sizes(0, 0), Sizes(3, 4, 0.0), Sizes(1, 3, 0.
 def program(seed: int, gradients: bool | None = None) -> Program:
     """The program of a seed. gradients: with them, without, or (None) some with and some without."""
     r = random.Random(seed)
+    torch.manual_seed(seed)  # what a line gives on the sample decides whether it stays
     dtype = r.choice(DTYPES)
     odd = r.choice((0, 0, 0, 15, 40))  # percent of the statements
     # One in ten is written at the sizes of its capture: what fits only there is an error later, and must be one.
