@@ -1,9 +1,9 @@
 """AddressSanitizer and UndefinedBehaviorSanitizer over every CPU kernel of ours: `python -m tests.sanitize`.
 
-The kernels are compiled by the same code as ever; the compiler is a script that adds the sanitizers' flags, so that what
-it makes has a key of its own in the cache. The process that loads them starts with the sanitizers' library. torch itself
-is not instrumented, but its allocator is the sanitizer's: a load beside a tensor is seen. `--planted` compiles kernels
-with a bug each instead, which must be reported. tests/cuda/sanitize.py is the same for CUDA.
+The kernels are compiled by the same code as ever; the compiler is a script that adds the sanitizers' flags, so that
+what it makes has a key of its own in the cache. The process that loads them starts with the sanitizers' library. torch
+itself is not instrumented, but its allocator is the sanitizer's: a load beside a tensor is seen. `--planted` compiles
+kernels with a bug each instead, which must be reported. tests/cuda/sanitize.py is the same for CUDA.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Mutant:
 HOSTILE = ("-m", "tests.kernels.hostile", "--small")
 _PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
 MUTANTS = (
-    Mutant("k_largest/select.h", "i < job.n; i++) {", "i <= job.n; i++) {", (*HOSTILE, "--share", "50", "-k", "k_largest")),
+    Mutant(
+        "k_largest/select.h", "i < job.n; i++) {", "i <= job.n; i++) {", (*HOSTILE, "--share", "50", "-k", "k_largest")
+    ),
 )
 
 
@@ -131,7 +133,17 @@ def main(argv: Sequence[str]) -> int:
         return 2
     build = ("-m", "fxopt", "build")
     tests = [build, HOSTILE, (*_PYTEST, "tests/kernels"), (*_PYTEST, "tests/properties")]
-    graphs = ("-m", "tests.fuzz", "--graphs", str(args.graphs), "--minutes", "600", "--seed", str(args.seed), "--no-shrink")
+    graphs = (
+        "-m",
+        "tests.fuzz",
+        "--graphs",
+        str(args.graphs),
+        "--minutes",
+        "600",
+        "--seed",
+        str(args.seed),
+        "--no-shrink",
+    )
     calls = [*([build] if args.only_graphs else tests), *([graphs] if args.graphs else [])]
     wrong = 0
     for told, right, name in (

@@ -37,6 +37,7 @@ from fxopt.kernels.towers import op as towers
 from fxopt.kernels.towers import plan as tw
 from tests.kernels.conftest import RandomCall
 
+
 @dataclass(frozen=True)
 class Call:
     """An operator's arguments.
@@ -99,7 +100,9 @@ def _dense() -> Iterator[Call]:
     words = a.Plan(*sides, mask, a.FILL_SET, -1e9, 0.5, (0, 1, 2), True).words()
     heads = _some(2, 4, 3), _some(2, 5, 3), _some(2, 5, 6), [torch.rand(2, 5) < 0.3]
     for name in ("attention", "attention_kernel"):
-        yield Call(attention, name, (*heads, words), lambda q, k, v, m, p: attention._defined(a.Plan.of(p), q, k, v, *m), (4,))
+        yield Call(
+            attention, name, (*heads, words), lambda q, k, v, m, p: attention._defined(a.Plan.of(p), q, k, v, *m), (4,)
+        )
     yield from _target_attention()
     yield Call(k_largest, "k_largest", (_some(2, 6, 3), 2), k_largest.k_largest)
     yield Call(compressed, "compressed_linear", (_some(3, 4), _some(5, 4), _some(5), "bf16", 0), native=False)
@@ -154,7 +157,13 @@ def _interactions() -> Iterator[Call]:
     yield Call(field_index, "mask_places", (torch.eye(3, dtype=torch.bool), 3), field_index._mask_places, native=False)
     for kind, sizes in enumerate(((), ((6,),), ((6, 3), (6, 3)))):
         state = [torch.rand(*size) for size in sizes]
-        arguments = _some(6, 3), state, torch.tensor([0, 2, 5]), _some(3, 3), row_update.constants(0.1, 1e-8, (0.9, 0.9), 1)
+        arguments = (
+            _some(6, 3),
+            state,
+            torch.tensor([0, 2, 5]),
+            _some(3, 3),
+            row_update.constants(0.1, 1e-8, (0.9, 0.9), 1),
+        )
         yield Call(row_update, "row_update", (*arguments, kind))
 
 
@@ -174,16 +183,26 @@ def _columns() -> Iterator[Call]:
             yield Call(columns, name, (grad, made.tensors, tables, scattered), None, (3,))
     pairs = tuple(Column(Source(0, fixed=((1, k),)), k % 2, 0, 4 * k) for k in range(4))
     plan = columns_encode(ColumnsPlan(pairs, (16,), ("float32",)))
-    yield Call(lookup_products, "lookup_products", ([torch.randint(5, (3, 4))], [_some(5, 4), _some(5, 4)], plan, True), None, (2,))
+    yield Call(
+        lookup_products,
+        "lookup_products",
+        ([torch.randint(5, (3, 4))], [_some(5, 4), _some(5, 4)], plan, True),
+        None,
+        (2,),
+    )
 
 
 def _columns_like(made: RandomCall) -> Callable[..., Any]:
-    """The reference, for tables as wide as the plan's slots are: else what is between them is nobody's."""
-    plan, widths = made.plan, [table.shape[1] for table in made.tables]
+    """The reference, for ids and tables as wide as the plan's slots: else what is between them is nobody's."""
+    plan, given = made.plan, [*made.tensors, *made.tables]
+
+    def fits(old: torch.Tensor, new: torch.Tensor) -> bool:
+        return new.dim() == old.dim() and new.shape[1:] == old.shape[1:] and (new.dtype == old.dtype or old.dim() < 2)
 
     def defined(tensors: list[torch.Tensor], tables: list[torch.Tensor], _: torch.Tensor) -> Any:
-        given = [table.shape[1] for table in tables if table.dim() == 2]
-        return columns_reference.columns(tensors, tables, plan) if given[: len(widths)] == widths else None
+        fit = len(tensors) + len(tables) == len(given) and all(map(fits, given, [*tensors, *tables]))
+        empty = any(x.shape[:1] == (0,) for x in tensors)  # bags of no rows: torch does not ask where they start
+        return columns_reference.columns(tensors, tables, plan) if fit and not empty else None
 
     return defined
 

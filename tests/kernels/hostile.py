@@ -13,6 +13,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,7 +48,12 @@ def tensors_like(x: Tensor, huge: bool) -> Iterator[tuple[str, Tensor]]:
         yield str(dtype), x.to(dtype)
     if not x.is_floating_point():
         for value in (-1, 7, 2**31, 2**62, -(2**62)):
-            yield f"values {value}", torch.full_like(x, min(max(value, torch.iinfo(x.dtype).min), torch.iinfo(x.dtype).max)) if x.dtype != torch.bool else ~x
+            yield (
+                f"values {value}",
+                torch.full_like(x, min(max(value, torch.iinfo(x.dtype).min), torch.iinfo(x.dtype).max))
+                if x.dtype != torch.bool
+                else ~x,
+            )
         yield "falling", x.flip(0) if x.dim() else x
     else:
         yield "not finite", torch.full_like(x, float("nan"))
@@ -137,7 +143,11 @@ def told(call: Call, arguments: tuple[Any, ...], compared: bool) -> str | None:
         found = call(*arguments)
     except Exception:
         return None
-    if not compared or call.reference is None or any(isinstance(x, Tensor) and (x.is_meta or x.is_sparse) for x in leaves):
+    if (
+        not compared
+        or call.reference is None
+        or any(isinstance(x, Tensor) and (x.is_meta or x.is_sparse) for x in leaves)
+    ):
         return None
     try:
         expected = call.reference(*arguments)
@@ -160,10 +170,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kernels.hostile", description=__doc__)
     parser.add_argument("--small", action="store_true", help="no huge numbers, which a sanitizer's allocator dies of")
     parser.add_argument("--share", type=int, default=1, help="every n-th attack alone")
-    parser.add_argument("-k", default=".*", metavar="NAMES", help="operators of these names alone, a regular expression")
+    parser.add_argument(
+        "-k", default=".*", metavar="NAMES", help="operators of these names alone, a regular expression"
+    )
     args = parser.parse_args()
     if not args.small:
-        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 2**32, used + 2**32))
     rng = random.Random(0)
     count = wrong = 0
