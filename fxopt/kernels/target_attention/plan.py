@@ -21,6 +21,7 @@ PARAMETER, CONSTANT = 100, 10_000  # from these numbers on an operand is one of 
 
 # In the order of the enums in job.h.
 LINEAR, BATCH_NORM, ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, NEG, EXP, SIGMOID, TANH, SILU, PRELU = range(14)
+BOUNDS = (MAXIMUM, MINIMUM)  # with a constant: on the right the bound of a clamp, on the left the 0 of a relu
 SCALE, SHIFT, FILL, FILL_WHERE, TIMES_MASK, PLUS_MASK, SOFTMAX = range(7)
 
 

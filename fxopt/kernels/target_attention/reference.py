@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import plan as p
-from .plan import CONSTANT, PARAMETER, Norm, Plan, Term
+from .plan import CONSTANT, PARAMETER, Norm, Plan, Step, Term
 
 _CHUNK = 1 << 19  # elements of the widest layer at a time: 2 MB of fp32, the size of a second-level cache
 
@@ -72,10 +72,19 @@ def _scores(rows: Sequence[Tensor], positions: Sequence[Tensor], params: Sequenc
             y = _normalized(x, plan.norms[step.right], params)
         elif step.op in _UNARY:
             y = _UNARY[step.op](x)
+        elif step.op in p.BOUNDS and CONSTANT <= max(step.left, step.right):
+            y = _bounded(step, x, operand(step.right))
         else:
             y = _BINARY[step.op](x, operand(step.right))
         registers[step.out] = y
     return registers[plan.score][..., 0]
+
+
+def _bounded(step: Step, left: Tensor, right: Tensor) -> Tensor:
+    """A relu or a clamp: they differ in the gradient at the bound."""
+    if step.left >= CONSTANT:
+        return right.relu()
+    return left.clamp(min=right) if step.op == p.MAXIMUM else left.clamp(max=right)
 
 
 def _first_layer(rows: Sequence[Tensor], positions: Sequence[Tensor], params: Sequence[Tensor], plan: Plan) -> Tensor:

@@ -90,7 +90,7 @@ class Layers:
         if node.target in _UNARY:
             return self._step(_UNARY[node.target], value, value.number)
         if node.target is aten.relu.default:
-            return self._step(p.MAXIMUM, value, value.number, self._constant(0.0))
+            return self._step(p.MAXIMUM, value, self._constant(0.0), value.number)
         if node.target is aten.leaky_relu.default:
             slope = node.args[1] if len(node.args) > 1 else 0.01
             return self._step(p.PRELU, value, value.number, self._constant(slope))
@@ -123,6 +123,8 @@ class Layers:
         if not known or any((value.layout, value.channels) != (known[0].layout, known[0].channels) for value in known):
             return None
         numbers = [self._operand(operand, known[0]) for operand in operands]
+        if operation in p.BOUNDS and any(number is not None and number >= CONSTANT for number in numbers):
+            return None  # at a tie eager halves the gradient, as it does not at the bound of a clamp
         return None if None in numbers else self._step(operation, known[0], *numbers)
 
     def _clamped(self, node: Node, value: Value) -> Value | None:
