@@ -72,7 +72,7 @@ def _scores(rows: Sequence[Tensor], positions: Sequence[Tensor], params: Sequenc
             y = _normalized(x, plan.norms[step.right], params)
         elif step.op in _UNARY:
             y = _UNARY[step.op](x)
-        elif step.op in p.BOUNDS and CONSTANT <= max(step.left, step.right):
+        elif step.op in p.BOUNDS and max(step.left, step.right) >= CONSTANT:
             y = _bounded(step, x, operand(step.right))
         else:
             y = _BINARY[step.op](x, operand(step.right))
