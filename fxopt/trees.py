@@ -59,9 +59,10 @@ def unflatten(values: Sequence[Any], spec: pytree.TreeSpec) -> Any:
 
 
 def map_only(kind: type, function: Any, tree: Any) -> Any:
-    """`tree` with `function` of every leaf of this type."""
+    """`tree` with `function` of every leaf of this type; what is one object stays one."""
     values, spec = flatten(tree)
-    return unflatten([function(value) if isinstance(value, kind) else value for value in values], spec)
+    made = {id(value): function(value) for value in {id(v): v for v in values if isinstance(v, kind)}.values()}
+    return unflatten([made.get(id(value), value) for value in values], spec)
 
 
 def _with_records(tree: Any, depth: int = _DEPTH) -> Any:

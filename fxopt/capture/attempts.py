@@ -22,12 +22,13 @@ from fxopt.capture.effects import Attributes, make_write_first, record
 from fxopt.capture.errors import CaptureError, is_passing
 from fxopt.capture.guards import conditions, guards_of
 from fxopt.capture.inputs import Dim, FakeInputs, Inputs, Shapes, filled, trace_shapes
-from fxopt.capture.leaves import Leaf, Trial
+from fxopt.capture.leaves import Leaf, Trial, share_memory
 from fxopt.capture.packed import MakePositive, MakeStatic, PackedDims
 from fxopt.capture.places import Places
 from fxopt.capture.state import ModelCopy, StateSlot, fake_state
 from fxopt.capture.trace import trace
 from fxopt.findings import Place
+from fxopt.shape.aliases import Aliases, written_arguments
 
 _DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 _FINAL = (*_DATA_DEPENDENT, CaptureError)  # no other sizes would help
@@ -138,7 +139,8 @@ class Attempts:
             graph, asked = trace(
                 run,
                 [*news, *fakes.tensors],
-                [*reals, *[None] * len(fakes.tensors)],
+                [*reals, *self.inputs.tensors],
+                len(reals),
                 fakes.fake_mode,
                 places,
                 PackedDims(fakes.sources, positive),
@@ -156,10 +158,13 @@ class Attempts:
             )
         self._check_effects(copy)
         _demand_simple(fakes)
+        used = _label(graph, slots, self.inputs.names)
+        share_memory(graph)
+        _refuse_edited_constants(graph)
         fixed = {dim: int(self.inputs.tensors[dim[0]].shape[dim[1]]) for dim in static}
         return Capture(
             graph,
-            _label(graph, slots, self.inputs.names),
+            used,
             tuple(fakes.specs),
             self.inputs.constants,
             self.inputs.spec,
@@ -174,6 +179,7 @@ class Attempts:
             tuple(leaf for path, leaf in self.leaves.items() if path in self.trial.calls),
             fakes.fake_mode,
             fakes.shape_env,
+            self.inputs.firsts,
         )
 
     def _answers(self, asked: set[str]) -> Iterator[str]:
@@ -211,6 +217,22 @@ def _stopped(error: Exception, places: Places) -> Stopped:
     what = str(error).strip().split("\n")[0] or type(error).__name__
     why = "depends on data" if isinstance(error, _DATA_DEPENDENT) else what
     return Stopped({path: Leaf(path, f"`{source}`: {why}" if source else why, place)})
+
+
+def _refuse_edited_constants(module: torch.fx.GraphModule) -> None:
+    """A tensor that is no state belongs to someone, and no trial works on a copy of it."""
+    aliases = Aliases(module.graph)
+    for node in module.graph.nodes:
+        for written in written_arguments(node) if node.op == "call_function" else ():
+            if any(map(_is_held, aliases.sharing(written))):
+                place = node.meta.get("place", Place())
+                why = "edits a tensor that is no parameter, no buffer and no input"
+                raise Stopped({place.module: Leaf(place.module, why, place)})
+
+
+def _is_held(node: torch.fx.Node) -> bool:
+    """A constant that the forward did not make: torch.tensor(...) is traced as a copy."""
+    return node.op == "get_attr" and any(u.target is not torch.ops.aten.lift_fresh_copy.default for u in node.users)
 
 
 def _check_containers(before: tuple[list, Any], after: tuple[list, Any]) -> None:

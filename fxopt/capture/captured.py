@@ -24,6 +24,7 @@ class Capture:
         meta["state"] (StateSlot) or meta["input"] (readable name) on placeholders.
     state: the parameters and buffers it reads; inputs: every tensor leaf of (args, kwargs); constants: the other
         leaves, (index, value), which the graph has baked in; in_spec, out_spec: pytree specs;
+    firsts: for each input the place of the first one that was the same object;
     guards: what must hold of the input sizes; leaves: submodules that stay opaque.
     """
 
@@ -37,3 +38,4 @@ class Capture:
     leaves: tuple[Leaf, ...]
     fake_mode: FakeTensorMode
     shape_env: ShapeEnv
+    firsts: tuple[int, ...]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,7 +49,8 @@ class TensorSpec:
 class Inputs:
     """(args, kwargs), flattened.
 
-    tensors: the tensor leaves in order; names: readable ("args[0]['C3']");
+    tensors: the tensor leaves in order; names: readable ("args[0]['C3']"); firsts: of each one the place of the first
+    that is the same object;
     constants: (leaf index, value) of every other leaf; total: number of leaves.
     """
 
@@ -57,6 +59,11 @@ class Inputs:
     constants: tuple[tuple[int, Any], ...]
     spec: pytree.TreeSpec
     total: int
+
+    @functools.cached_property
+    def firsts(self) -> tuple[int, ...]:
+        places: dict[int, int] = {}
+        return tuple(places.setdefault(id(tensor), place) for place, tensor in enumerate(self.tensors))
 
     def unflatten(self, tensors: Sequence[Any]) -> tuple[tuple, dict]:
         leaves: list[Any] = [None] * self.total
@@ -115,6 +122,10 @@ class FakeInputs:
         self.tensors: list[torch.Tensor] = []
         self.specs: list[TensorSpec] = []
         for i, (real, shape) in enumerate(zip(inputs.tensors, shapes, strict=True)):
+            if (first := inputs.firsts[i]) != i:  # `q is k`, and what one of them edits the other sees
+                self.tensors.append(self.tensors[first])
+                self.specs.append(replace(self.specs[first], name=inputs.names[i]))
+                continue
             sizes: list[int | torch.SymInt] = []
             for d, size in enumerate(shape):
                 if (i, d) in static:

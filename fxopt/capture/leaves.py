@@ -22,6 +22,7 @@ from fxopt import trees
 from fxopt.capture.effects import make_write_first
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
+from fxopt.capture.reach import held_by
 from fxopt.capture.state import HOOKS, ModelCopy
 from fxopt.findings import Place
 from fxopt.shape.conditions import OtherSizes
@@ -225,6 +226,13 @@ def install(copy: ModelCopy, model: nn.Module, trial: Trial, tracer: Any, mode: 
         make_write_first(copy.at(path), path, names)
 
 
+def share_memory(graph: torch.fx.GraphModule) -> None:
+    """Of the memory that leaves hold, keep in mind what the graph reads as well."""
+    read = {number for n in graph.graph.nodes if n.op in ("placeholder", "get_attr") for number in n.meta["memory"]}
+    for node in graph.graph.find_nodes(op="call_module"):
+        node.meta["memory"] = tuple(read.intersection(node.meta.get("memory", ())))
+
+
 def _stub(module: nn.Module, path: str, signatures: Any, tracer: Any, mode: FakeTensorMode) -> Callable:
     def call(*args: Any, **kwargs: Any) -> Any:
         flat, in_spec = trees.flatten((args, kwargs))
@@ -239,6 +247,8 @@ def _stub(module: nn.Module, path: str, signatures: Any, tracer: Any, mode: Fake
         arguments = tuple(tracer.unwrap_proxy(value) for value in flat)
         proxy = tracer.create_proxy("call_module", name, arguments, {})
         proxy.node.meta["edits"] = signature.edits
+        held = (value for value in held_by(module) if isinstance(value, torch.Tensor))
+        proxy.node.meta["memory"] = tuple(number for tensor in held for number in tracer.memory.of(tensor))
         with proxy_tensor.disable_proxy_modes_tracing(), mode:
             outputs = [
                 o.constant if o.dtype is None else torch.empty(o.sizes(flat), dtype=o.dtype, device=o.device)

@@ -20,6 +20,8 @@ def refuse_transforms(graph: torch.fx.Graph) -> None:
         if node.op != "call_function" or isinstance(node.target, torch._ops.OpOverload):
             continue
         plain = getattr(node.target, "__module__", "") in ("_operator", "math", "torch")
+        if node.target is getattr:  # x.data
+            continue
         if not plain and node.target is not torch._C._set_grad_enabled:
             raise CaptureError(f"uses {getattr(node.target, '__name__', node.target)}", node.meta["place"])
 

@@ -32,6 +32,7 @@ from fxopt.capture.shape_env import TraceShapeEnv
 from fxopt.capture.slices import slices_have_terms
 from fxopt.findings import Place
 from fxopt.locks import WAIT, lock
+from fxopt.shape.memory import Memory
 
 if torch.__version__ < "2.12":  # a TorchVersion, which compares numbers
     slices_have_terms()
@@ -41,11 +42,23 @@ _SQUEEZES = frozenset(getattr(torch.ops.aten.squeeze, name) for name in ("defaul
     getattr(torch.ops.aten.squeeze_, name) for name in ("default", "dim", "dims")
 )
 _REGROUPS = {torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int}
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _ASKS = {
     torch.Tensor.is_contiguous: "strides",
     torch.Tensor.stride: "strides",
     torch.Tensor.data_ptr: "strides",
     torch.Tensor.requires_grad.__get__: "requires_grad",  # type: ignore[attr-defined]
+}
+_REFUSED = {
+    torch.Tensor.data.__set__: "assigns to .data",  # type: ignore[attr-defined]
+    torch.Tensor.grad.__get__: "asks for .grad",  # type: ignore[attr-defined]
+    torch.Tensor.grad_fn.__get__: "asks for .grad_fn",  # type: ignore[attr-defined]
+    torch.Tensor.is_leaf.__get__: "asks for .is_leaf",  # type: ignore[attr-defined]
+    torch.Tensor._version.__get__: "asks for ._version",  # type: ignore[attr-defined]
+    torch.Tensor._base.__get__: "asks for ._base",  # type: ignore[attr-defined]
+    torch.Tensor.storage_offset: "asks for the storage_offset of a tensor",
+    torch.Tensor.untyped_storage: "asks for the storage of a tensor",
+    torch.Tensor.is_shared: "asks whether memory is shared",
 }
 _GRADIENTS = frozenset(
     {
@@ -62,12 +75,13 @@ _GRADIENTS = frozenset(
 class Tracer(proxy_tensor.PythonKeyTracer):
     """Records nodes with their places. Constants are interned once; one that is a known tensor is that placeholder."""
 
-    def __init__(self, places: Places, known: dict[int, torch.fx.Node]):
+    def __init__(self, places: Places, known: dict[int, torch.fx.Node], memory: Memory):
         super().__init__()
         self.root = nn.Module()
         self.graph = torch.fx.Graph(tracer_cls=Tracer)
         self.tensor_attrs: dict[Any, str] = {}
         self.known = known
+        self.memory = memory
         self._places = places
 
     def create_arg(self, a: Any) -> Any:
@@ -79,7 +93,9 @@ class Tracer(proxy_tensor.PythonKeyTracer):
             if a not in self.tensor_attrs:
                 name = self.tensor_attrs[a] = f"_constant{len(self.tensor_attrs)}"
                 self.root.__dict__[name] = a
-            return self.create_node("get_attr", self.tensor_attrs[a], (), {})
+            node = self.create_node("get_attr", self.tensor_attrs[a], (), {})
+            node.meta["memory"] = self.memory.of(a)
+            return node
         return super().create_arg(a)
 
     def create_node(self, kind: str, *args: Any, **kwargs: Any) -> torch.fx.Node:  # type: ignore[override]
@@ -109,6 +125,8 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
         self.switched |= torch.is_inference_mode_enabled() != self._inference
         if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
             raise CaptureError("draws from a generator, which a graph would not seed again")
+        if func._schema.is_mutable:
+            _refuse_constants(func, args, kwargs or {})
         if func is torch.ops.aten.sym_numel.default:  # as a product of sizes
             with self:
                 return sym_numel(*args)
@@ -156,6 +174,17 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
             exact = torch.empty((end - start) // step, dtype=out.dtype, device=out.device)
         proxy_tensor.track_tensor_tree(exact, proxy, constant=None, tracer=self.tracer)
         return exact
+
+
+def _refuse_constants(func: Any, args: tuple, kwargs: dict) -> None:
+    """A tensor that is no state would be edited here and now."""
+    named = zip(func._schema.arguments, args, strict=False)
+    values = [value for argument, value in named if argument.is_write]
+    values += [kwargs.get(argument.name) for argument in func._schema.arguments if argument.is_write]
+    for value in values:
+        for tensor in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor):
+                raise CaptureError("edits a tensor that is no parameter, no buffer and no input")
 
 
 def _guard_squeeze(args: Any) -> None:
@@ -207,9 +236,21 @@ class _FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
             raise CaptureError(f"calls {func.__name__}, which a graph of the forward does not keep")
         elif func is F.multi_head_attention_forward and leaves_fused_attention():
             return as_fused(func, args, kwargs)
+        elif func in _REFUSED:
+            raise CaptureError(f"{_REFUSED[func]}, which a graph does not keep")
+        elif func == _DATA and (slot := proxy_tensor.get_proxy_slot(args[0], self.tracer, None)) is not None:
+            return self._data(args[0], slot.proxy)
         elif func is torch._assert and self._asserts(*args, **(kwargs or {})):
             return None
         return super().__torch_function__(func, types, args, kwargs)
+
+    def _data(self, tensor: torch.Tensor, proxy: torch.fx.Proxy) -> torch.Tensor:
+        """x.data has a version of its own, which detach() has not: an edit of it is none that backward complains of."""
+        taken = self.tracer.create_proxy("call_function", getattr, (proxy, "data"), {})  # type: ignore[union-attr]
+        with proxy_tensor.disable_proxy_modes_tracing():
+            twin = torch.ops.aten.detach.default(tensor)
+        proxy_tensor.track_tensor_tree(twin, taken, constant=None, tracer=self.tracer)  # type: ignore[arg-type]
+        return twin
 
     def _asserts(self, condition: Any, message: str) -> bool:
         """An assert about data stays in the graph, in its place and with its error; a proved one goes."""
@@ -224,7 +265,8 @@ class _FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
 def trace(
     run: Callable[[Tracer], Sequence[Any]],
     tensors: Sequence[torch.Tensor],
-    reals: Sequence[torch.Tensor | None],
+    reals: Sequence[torch.Tensor],
+    stand_ins: int,
     fake_mode: FakeTensorMode,
     places: Places,
     mode: TorchFunctionMode,
@@ -233,7 +275,8 @@ def trace(
 
     Args:
         run: returns the flat outputs: tensors, SymInts, plain constants.
-        reals: per placeholder, the real tensor that stands for it when Python code reaches around the fakes.
+        reals: per placeholder, the real tensor.
+        stand_ins: so many of them, the first ones, stand for their placeholder where Python reaches around the fakes.
         mode: a further function mode that sees the user's calls.
 
     Returns:
@@ -243,7 +286,7 @@ def trace(
         raise Busy(f"another thread has been tracing for {WAIT} s")
     try:
         modes_of_this_thread()
-        return kept(lambda: _traced(run, tensors, reals, fake_mode, places, mode))
+        return kept(lambda: _traced(run, tensors, reals, stand_ins, fake_mode, places, mode))
     finally:
         TRACE_LOCK.release()
 
@@ -251,13 +294,14 @@ def trace(
 def _traced(
     run: Callable[[Tracer], Sequence[Any]],
     tensors: Sequence[torch.Tensor],
-    reals: Sequence[torch.Tensor | None],
+    reals: Sequence[torch.Tensor],
+    stand_ins: int,
     fake_mode: FakeTensorMode,
     places: Places,
     mode: TorchFunctionMode,
 ) -> tuple[torch.fx.GraphModule, set[str]]:
     known: dict[int, torch.fx.Node] = {}
-    tracer = Tracer(places, known)
+    tracer = Tracer(places, known, Memory())
     shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
     proofs = Proofs(tracer)
     functions, recording = _FunctionMode(tracer, proofs), _ProxyMode(tracer, shape_env, proofs)
@@ -266,7 +310,8 @@ def _traced(
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
             proxy_tensor.track_tensor_tree(tensor, proxy, constant=None, tracer=tracer)
-            if real is not None:
+            proxy.node.meta["memory"] = tracer.memory.of(real)
+            if number < stand_ins:
                 known[id(real)] = proxy.node
         with fake_mode, enable_python_dispatcher(), functions, mode, recording, proxy_tensor.disable_autocast_cache():
             outputs = tuple(_proxy_of(value, tracer) for value in run(tracer))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fxopt.runtime.native import native
+from fxopt.shape.memory import Memory
 
 PLAIN = frozenset((Tensor, nn.Parameter))
 _DTYPE, _SHAPE, _DEVICE, _LAYOUT = map(attrgetter, ("dtype", "shape", "device", "layout"))
@@ -23,6 +24,12 @@ class TensorForm:
     dtype: torch.dtype
     device: torch.device
     dims: tuple[int | str, ...]
+
+
+def firsts_of(tensors: Sequence[Any]) -> list[int]:
+    """For each tensor the place of the first one that is the same object."""
+    places: dict[int, int] = {}
+    return [places.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)]
 
 
 def reader() -> Callable[[list, list], list | None]:
@@ -43,15 +50,33 @@ def length_check() -> Callable[[list, list], bool]:
     return module.lengths if module else python_lengths
 
 
-def tensor_check(forms: Sequence[TensorForm]) -> Callable[[Sequence[Any]], bool]:
-    """``check(tensors)``: a list or tuple of plain strided tensors of these forms."""
+def apart_check() -> Callable[[list, list], bool]:
+    """``apart(tensors, groups)``: whether no tensor overlaps memory of another group; groups below 0 are none."""
+    module = native()
+    return module.apart if module else python_apart
+
+
+def tensor_check(forms: Sequence[TensorForm], firsts: Sequence[int] = ()) -> Callable[[Sequence[Any]], bool]:
+    """``check(tensors)``: a list or tuple of plain strided tensors of these forms.
+
+    Where `firsts` are given they say which are one object: tensor i is tensor firsts[i], and no other before it.
+    """
     module = native()
     if module is None:
-        return PythonTensorCheck(forms)
+        return PythonTensorCheck(forms, firsts)
     like = {(f.dtype, f.device): torch.empty(0, dtype=f.dtype, device=f.device) for f in forms}
     symbols = {d: -1 - i for i, d in enumerate(dict.fromkeys(d for f in forms for d in f.dims if isinstance(d, str)))}
     dims = [[d if isinstance(d, int) else symbols[d] for d in form.dims] for form in forms]
-    return module.TensorCheck([like[f.dtype, f.device] for f in forms], dims, len(symbols))
+    return module.TensorCheck([like[f.dtype, f.device] for f in forms], dims, len(symbols), list(firsts))
+
+
+def python_apart(tensors: list, groups: list[int]) -> bool:
+    memory, owners = Memory(), dict[int, int]()
+    for tensor, group in sorted(zip(tensors, groups, strict=True), key=lambda pair: -pair[1]):
+        for piece in memory.of(tensor):
+            if owners.setdefault(piece, max(group, -1)) != max(group, -1):
+                return False
+    return True
 
 
 def python_lengths(containers: list, expected: list[int]) -> bool:
@@ -73,7 +98,8 @@ def python_unchanged(wheres: list, keys: list, values: list) -> bool:
 class PythonTensorCheck:
     """The same as signature.cpp's TensorCheck."""
 
-    def __init__(self, forms: Sequence[TensorForm]) -> None:
+    def __init__(self, forms: Sequence[TensorForm], firsts: Sequence[int] = ()) -> None:
+        self._firsts = list(firsts)
         self._dtypes = [form.dtype for form in forms]
         self._devices = [form.device for form in forms]
         self._layouts = [torch.strided] * len(forms)
@@ -86,6 +112,7 @@ class PythonTensorCheck:
             and self._shapes(list(map(_SHAPE, tensors)))
             and list(map(_DEVICE, tensors)) == self._devices
             and list(map(_LAYOUT, tensors)) == self._layouts
+            and (not self._firsts or firsts_of(tensors) == self._firsts)
         )
 
 

@@ -20,7 +20,7 @@ from fxopt.runtime.context import ambient, is_traced, saving_as_usual
 from fxopt.runtime.executable import Compile, Executable, run_eagerly
 from fxopt.runtime.flatten import rebuilder
 from fxopt.runtime.moment import Moment, NotNow
-from fxopt.runtime.signature import Signature, Sizes, State, unsupported
+from fxopt.runtime.signature import Sharing, Signature, Sizes, State, unsupported
 from fxopt.runtime.traced import capturing, traced_view
 from fxopt.runtime.watch import HOOKS, Watch
 from fxopt.shape.conditions import OtherSizes
@@ -43,6 +43,7 @@ class Entry:
     executable: Executable | None = None
     state: State | None = None
     sizes: Sizes | None = None
+    sharing: Sharing | None = None
 
     def __post_init__(self) -> None:
         if self.executable is not None:
@@ -60,7 +61,10 @@ class Entry:
         if self.sizes is not None and not self.sizes.hold():
             return None
         state = self.state.read()
-        return None if state is None else [*state, *inputs]
+        if state is None:
+            return None
+        tensors = [*state, *inputs]
+        return tensors if self.sharing is None or self.sharing.holds(tensors) else None
 
 
 class Dispatcher:
@@ -202,10 +206,10 @@ class Dispatcher:
     def _entry(self, executable: Executable, stored: dict[nn.Module, set[str]], now: tuple, before: Watch) -> Entry:
         capture, model = executable.capture, self.original
         watch = Watch(model, tuple(leaf.path for leaf in capture.leaves), stored=stored, since=before)
-        sizes = Sizes(model, capture, stored)
+        sizes, sharing = Sizes(model, capture, stored), Sharing(capture)
         return Entry(
             Signature.of_capture(capture), now, watch, executable.findings, executable, State(model, capture),
-            sizes if sizes.any else None,
+            sizes if sizes.any else None, sharing if sharing.any else None,
         )  # fmt: skip
 
     def _run(self, entry: Entry, tensors: Sequence[Tensor], eager: Callable, args: tuple, kwargs: dict) -> Any:
@@ -229,7 +233,7 @@ class Dispatcher:
             return result
         reason = f"the optimized graph raised {type(error).__name__} where eager does not: {error}"
         plain = replace(
-            entry, executable=None, state=None, sizes=None, findings=replace(entry.findings, eager_reason=reason)
+            entry, executable=None, state=None, sizes=None, sharing=None, findings=replace(entry.findings, eager_reason=reason)
         )
         with self._lock:
             self.entries = tuple(plain if e is entry else e for e in self.entries)

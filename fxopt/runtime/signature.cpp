@@ -1,6 +1,7 @@
 // The per-call checks of a signature at C speed: dict reads and tensor metadata, without a Python object for either.
 // signature.py and watch.py hold the same functions in Python; a test compares them.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <new>
@@ -191,23 +192,59 @@ struct Forms {
   }
 };
 
+// Which of the tensors are one object: firsts[i] is the place of the first one that tensor i is. Empty: nobody asked.
+struct Identities {
+  std::vector<uint32_t> firsts;
+
+  bool hold(PyObject* const* tensors) const {
+    const size_t n = firsts.size();
+    if (n <= kFew) {
+      for (size_t i = 1; i < n; ++i) {
+        for (size_t j = 0; j < i; ++j) {
+          if ((tensors[i] == tensors[j]) != (firsts[i] == firsts[j])) return false;
+        }
+      }
+      return true;
+    }
+    size_t slots = 1;
+    while (slots < 2 * n) slots *= 2;
+    std::vector<PyObject*> seen(slots, nullptr);
+    for (size_t i = 0; i < n; ++i) {
+      if (firsts[i] != i) {
+        if (tensors[i] != tensors[firsts[i]]) return false;
+        continue;
+      }
+      size_t slot = (reinterpret_cast<uintptr_t>(tensors[i]) * 0x9E3779B97F4A7C15u >> 32) & (slots - 1);
+      for (; seen[slot] != nullptr; slot = (slot + 1) & (slots - 1)) {
+        if (seen[slot] == tensors[i]) return false;
+      }
+      seen[slot] = tensors[i];
+    }
+    return true;
+  }
+
+  static constexpr size_t kFew = 12;
+};
+
 struct TensorCheck {
   PyObject_HEAD
   Forms* forms;
+  Identities* identities;
 };
 
 void check_dealloc(PyObject* self) {
   delete reinterpret_cast<TensorCheck*>(self)->forms;
+  delete reinterpret_cast<TensorCheck*>(self)->identities;
   PyTypeObject* type = Py_TYPE(self);
   type->tp_free(self);
   Py_DECREF(type);
 }
 
-// TensorCheck(like, dims, symbols): like[i] is an empty tensor of the dtype and device, dims[i] a list of ints.
+// TensorCheck(like, dims, symbols, firsts=[]): like[i] is an empty tensor of the dtype and device, dims[i] a list of ints.
 PyObject* check_new(PyTypeObject* type, PyObject* args, PyObject*) {
-  PyObject *like, *dims;
+  PyObject *like, *dims, *firsts = nullptr;
   Py_ssize_t symbols;
-  if (!PyArg_ParseTuple(args, "O!O!n", &PyList_Type, &like, &PyList_Type, &dims, &symbols)) {
+  if (!PyArg_ParseTuple(args, "O!O!n|O!", &PyList_Type, &like, &PyList_Type, &dims, &symbols, &PyList_Type, &firsts)) {
     return nullptr;
   }
   auto forms = std::make_unique<Forms>();
@@ -235,9 +272,19 @@ PyObject* check_new(PyTypeObject* type, PyObject* args, PyObject*) {
     const auto ndim = static_cast<uint32_t>(PyList_GET_SIZE(shape));
     forms->forms.push_back(Form{tensor.scalar_type(), tensor.device(), begin, ndim});
   }
+  auto identities = std::make_unique<Identities>();
+  for (Py_ssize_t i = 0; firsts != nullptr && i < PyList_GET_SIZE(firsts); ++i) {
+    const Py_ssize_t first = PyLong_AsSsize_t(PyList_GET_ITEM(firsts, i));
+    if (first < 0 || first > i || PyList_GET_SIZE(firsts) != PyList_GET_SIZE(like)) {
+      PyErr_SetString(PyExc_ValueError, "TensorCheck: expected a place at or before each tensor's own");
+      return nullptr;
+    }
+    identities->firsts.push_back(static_cast<uint32_t>(first));
+  }
   auto* self = reinterpret_cast<TensorCheck*>(type->tp_alloc(type, 0));
   if (self != nullptr) {
     self->forms = forms.release();
+    self->identities = identities.release();
   }
   return reinterpret_cast<PyObject*>(self);
 }
@@ -255,12 +302,61 @@ PyObject* check_call(PyObject* self, PyObject* args, PyObject*) {
   const Py_ssize_t n = PySequence_Fast_GET_SIZE(tensors);
   try {
     std::vector<int64_t> sizes(forms.symbols, -1);
-    const bool holds =
-        n == static_cast<Py_ssize_t>(forms.forms.size()) && forms.hold(PySequence_Fast_ITEMS(tensors), n, sizes);
-    return PyBool_FromLong(holds);
+    PyObject* const* items = PySequence_Fast_ITEMS(tensors);
+    const bool holds = n == static_cast<Py_ssize_t>(forms.forms.size()) && forms.hold(items, n, sizes);
+    return PyBool_FromLong(holds && reinterpret_cast<TensorCheck*>(self)->identities->hold(items));
   } catch (const std::exception&) {  // sizes that are symbols, or a tensor type without sizes: not one of ours
     Py_RETURN_FALSE;
   }
+}
+
+// ---- memory -----------------------------------------------------------------------------------------------------
+
+struct Span {
+  const char* begin;
+  const char* end;
+  long group;
+};
+
+// apart(tensors, groups) -> bool: no tensor overlaps memory of another group. groups[i] < 0: not edited, in no group.
+PyObject* apart(PyObject*, PyObject* args) {
+  PyObject *tensors, *groups;
+  if (!take_lists(args, "O!O!", &tensors, &groups, nullptr)) {
+    return nullptr;
+  }
+  const Py_ssize_t n = PyList_GET_SIZE(tensors);
+  if (PyList_GET_SIZE(groups) != n) {
+    PyErr_SetString(PyExc_ValueError, "apart: expected two lists of one length");
+    return nullptr;
+  }
+  std::vector<Span> edited, others;
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    PyObject* item = PyList_GET_ITEM(tensors, i);
+    if (!fxopt::is_plain(item)) Py_RETURN_FALSE;
+    const at::Tensor& tensor = fxopt::tensor_of(item);
+    if (!tensor.has_storage()) Py_RETURN_FALSE;
+    const auto* begin = static_cast<const char*>(tensor.storage().data());
+    const size_t size = tensor.storage().nbytes();
+    const long group = PyLong_AsLong(PyList_GET_ITEM(groups, i));
+    if (begin != nullptr && size > 0) (group < 0 ? others : edited).push_back(Span{begin, begin + size, group});
+  }
+  std::sort(edited.begin(), edited.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  std::vector<Span> pieces;
+  for (const Span& span : edited) {
+    if (pieces.empty() || pieces.back().end <= span.begin) {
+      pieces.push_back(span);
+    } else if (pieces.back().group != span.group) {
+      Py_RETURN_FALSE;
+    } else {
+      pieces.back().end = std::max(pieces.back().end, span.end);
+    }
+  }
+  for (const Span& span : others) {
+    auto after = std::lower_bound(pieces.begin(), pieces.end(), span.end,
+                                  [](const Span& piece, const char* end) { return piece.begin < end; });
+    if (after != pieces.begin() && (after - 1)->end > span.begin) Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
 }
 
 PyType_Slot check_slots[] = {
@@ -275,6 +371,7 @@ PyMethodDef functions[] = {
     {"read", read, METH_VARARGS, nullptr},
     {"unchanged", unchanged, METH_VARARGS, nullptr},
     {"lengths", lengths, METH_VARARGS, nullptr},
+    {"apart", apart, METH_VARARGS, nullptr},
     {"readable", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fxopt::readable)), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxopt import trees
-from fxopt.runtime.checks import PLAIN, TensorForm, comparer, reader, tensor_check
+from fxopt.runtime.checks import PLAIN, TensorForm, apart_check, comparer, reader, tensor_check
 from fxopt.runtime.flatten import flattener, is_constant
+from fxopt.shape.aliases import Aliases
 
 if TYPE_CHECKING:
     from fxopt.capture import Capture
@@ -30,7 +31,8 @@ def forms_of(capture: Capture) -> list[TensorForm]:
 
 
 class Signature:
-    """Argument structure, constants, tensor forms, and a predicate on the tensors for what forms cannot say."""
+    """Argument structure, constants, tensor forms, which tensors are one object (`firsts`: forward may ask `q is k`),
+    and a predicate on the tensors for what forms cannot say."""
 
     def __init__(
         self,
@@ -38,16 +40,17 @@ class Signature:
         forms: Sequence[TensorForm],
         constants: dict[int, Any],
         holds: Callable[[Sequence[Tensor]], bool] | None = None,
+        firsts: Sequence[int] = (),
     ) -> None:
         self.flatten = flattener(spec, constants)
-        self._check = tensor_check(forms)
+        self._check = tensor_check(forms, firsts)
         self._holds = holds
 
     @classmethod
     def of_capture(cls, capture: Capture) -> Signature:
         guards = replace(capture.guards, equal=(), static=())  # those are in the forms
         holds = guards.holds if guards.relations else None
-        return cls(capture.in_spec, forms_of(capture), dict(capture.constants), holds)
+        return cls(capture.in_spec, forms_of(capture), dict(capture.constants), holds, capture.firsts)
 
     @classmethod
     def of_call(cls, args: tuple, kwargs: dict) -> Signature:
@@ -112,6 +115,29 @@ class State:
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these tensors have the form of the state."""
         return self._check(tensors)
+
+
+class Sharing:
+    """Which memory the graph edits, and that it is under no other tensors of a call than it was in the capture.
+
+    Attributes:
+        any: whether the graph edits state or inputs at all.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        graph = capture.graph.graph
+        aliases = Aliases(graph)
+        edited = set(aliases.edited_inputs())
+        placeholders = graph.find_nodes(op="placeholder")
+        place = {node: number for number, node in enumerate(placeholders)}
+        groups = {node: min(place.get(other, len(place)) for other in aliases.sharing(node)) for node in edited}
+        self._groups = [groups.get(node, -1) for node in placeholders]
+        self._apart = apart_check()
+        self.any = bool(edited)
+
+    def holds(self, tensors: list[Tensor]) -> bool:
+        """Of the state and the inputs, in the graph's order."""
+        return self._apart(tensors, self._groups)
 
 
 class Sizes:

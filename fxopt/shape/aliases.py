@@ -25,13 +25,18 @@ _NORMS = frozenset({torch.ops.aten.batch_norm.default, torch.ops.aten.instance_n
 def mutates(node: Node) -> bool:
     """Whether a node writes to one of its arguments; an opaque module does what it did in the capture."""
     if not isinstance(node.target, torch._ops.OpOverload):
-        return bool(node.meta.get("edits"))
+        return bool(node.meta.get("edits") or _reaches_state(node))
     return bool(_written(node.target)) or _updates_statistics(node)
 
 
 def _updates_statistics(node: Node) -> bool:
     """A batch norm in training writes running_mean and running_var; its schema does not say so."""
     return node.target in _NORMS and bool(node.args[5]) and isinstance(node.args[3], Node)
+
+
+def _reaches_state(node: Node) -> bool:
+    """Whether an opaque module holds memory that the graph reads as well: it may write there, by whatever name."""
+    return node.op == "call_module" and bool(node.meta.get("memory"))
 
 
 def is_random(node: Node) -> bool:
@@ -70,7 +75,11 @@ def is_pure(node: Node) -> bool:
 
 
 class Aliases:
-    """Groups of nodes that may share memory: by operator schemas, and by what the fake values themselves share."""
+    """Groups of nodes that may share memory: by operator schemas, and by what the values themselves share.
+
+    meta["memory"]: the pieces of memory that a placeholder or constant stood on in the capture, and those of them that
+    an opaque module holds as well.
+    """
 
     def __init__(self, graph: Graph | None = None) -> None:
         self._parent: dict[Node, Node] = {}
@@ -78,6 +87,7 @@ class Aliases:
         self._edits: dict[Node, list[int]] = {}  # by root, places in the graph
         self._places: dict[Node, int] = {}
         self._leaving: set[Node] = set()
+        self._memory: dict[int, Node] = {}
         for node in graph.nodes if graph is not None else ():
             self.add(node)
 
@@ -87,6 +97,8 @@ class Aliases:
         self._places[node] = len(self._places)
         for other in _aliased_arguments(node):
             self.join(node, other)
+        for number in node.meta.get("memory", ()):
+            self.join(self._memory.setdefault(number, node), node)
         for written in written_arguments(node):
             self._edits.setdefault(self._root(written), []).append(self._places[node])
         if node.op in ("output", "call_module"):
@@ -113,6 +125,10 @@ class Aliases:
     def edited_after(self, node: Node, place: Node) -> bool:
         """Whether the memory of `node` is edited later than at `place`: from there on, is its value what it was?"""
         return any(edit > self._places[place] for edit in self._edits.get(self._root(node), ()))
+
+    def edited_inputs(self) -> list[Node]:
+        """The placeholders and constants whose memory is edited."""
+        return [node for node in self._parent if node.op in ("placeholder", "get_attr") and self.edited(node)]
 
     def leaves(self, node: Node) -> bool:
         """Whether this value, or one that shares its memory, reaches code that may edit it: returned, or handed to an
@@ -187,7 +203,7 @@ def written_arguments(node: Node) -> list[Node]:
     if _updates_statistics(node):
         return [argument for argument in node.args[3:5] if isinstance(argument, Node)]
     if not isinstance(node.target, torch._ops.OpOverload):
-        return node.all_input_nodes if node.meta.get("edits") else []
+        return [*(node.all_input_nodes if node.meta.get("edits") else []), *([node] if _reaches_state(node) else [])]
     return _nodes_at(node, _written(node.target))
 
 

@@ -57,7 +57,7 @@ class Setting:
         fresh = [t.detach().clone() if p else t.detach() for t, p in zip(self.inputs, private, strict=True)]
         for new, real in zip(fresh, self.inputs, strict=True):
             new.requires_grad_((self.gradients and new.is_floating_point()) or real.requires_grad)
-        return fresh
+        return [fresh[first] for first in self.capture.firsts]
 
     def fresh_state(self, tensor: Tensor, slot: StateSlot) -> Tensor:
         private = self.writes or slot.kind == "buffer" or tensor.is_inference()
