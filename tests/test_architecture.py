@@ -30,7 +30,7 @@ LAYERS = (
     {"shape"},
     {"optimizers"},
     {"kernels"},
-    {"findings", "config", "callable_module", "locks", "machine", "trees"},
+    {"findings", "config", "callable_module", "locks", "machine", "reach", "trees"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # Narrower than the layers: all that these may import from the package.
@@ -39,7 +39,7 @@ ONLY = {
     "kernels": r"kernels|findings|config|locks",
     "tune": r"tune|shape|kernels\.build|machine|config",
     "shape": r"shape|findings|config",
-    "capture": r"capture|shape|findings|config|locks|trees",
+    "capture": r"capture|shape|findings|config|locks|reach|trees",
 }
 EDITS = {
     "create_node", "eliminate_dead_code", "erase_node", "inserting_after", "inserting_before", "replace_all_uses_with",

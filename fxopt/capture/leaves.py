@@ -22,7 +22,7 @@ from fxopt import trees
 from fxopt.capture.effects import make_write_first
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
-from fxopt.capture.reach import held_by
+from fxopt.reach import Code, held_by
 from fxopt.capture.state import HOOKS, ModelCopy
 from fxopt.findings import Place
 from fxopt.shape.conditions import OtherSizes
@@ -247,7 +247,8 @@ def _stub(module: nn.Module, path: str, signatures: Any, tracer: Any, mode: Fake
         arguments = tuple(tracer.unwrap_proxy(value) for value in flat)
         proxy = tracer.create_proxy("call_module", name, arguments, {})
         proxy.node.meta["edits"] = signature.edits
-        held = (value for value in held_by(module) if isinstance(value, torch.Tensor))
+        code = Code.behind(module.modules())
+        held = [v for v in held_by(module, *code.functions.values()) if isinstance(v, torch.Tensor)]
         proxy.node.meta["memory"] = tuple(number for tensor in held for number in tracer.memory.of(tensor))
         with proxy_tensor.disable_proxy_modes_tracing(), mode:
             outputs = [

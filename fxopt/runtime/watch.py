@@ -6,11 +6,12 @@ A traced graph has Python attributes, train/eval flags, submodules and the absen
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import compress
 from operator import getitem, not_
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
+from fxopt.reach import Cell, Code, Fields, is_users, named_by, slots_of
 from fxopt.runtime.checks import comparer, length_check, python_read
 from fxopt.runtime.flatten import same_value
 
@@ -74,6 +76,10 @@ class Watch:
     ) -> None:
         modules = [(p, m) for p, m in model.named_modules() if not _inside(p, opaque)]
         slots = [slot for path, module in modules for slot in _slots(path, module)] + list(_forwards(modules))
+        leaves = [module for path, module in modules if path in opaque]
+        code = Code.behind((module for _, module in modules), without=leaves)
+        slots += _named(code)
+        slots += list(_inside_records(slots, code))
         assigned = {(id(vars(module)), name) for module, names in stored.items() for name in names}
         self._slots = [s for s in slots if str(s) not in ignore and (id(s.where), s.key) not in assigned]
         self._wheres = [slot.where for slot in self._slots]
@@ -163,6 +169,7 @@ class Watch:
 
 
 _MISSING = object()
+_OPAQUE = (str, bytes, int, float, complex, type(None), type, torch.Tensor, nn.Module, np.ndarray, ModuleType, FunctionType)
 _CONTAINERS = (list, dict, set)
 _DATA = (bool, int, float, complex, str, bytes, tuple, type(None), torch.dtype, torch.device, *_CONTAINERS)
 _DEPTH = 3
@@ -207,6 +214,59 @@ def _forwards(modules: list[tuple[str, nn.Module]]) -> Iterator[Slot]:
         owner = next((c for c in kind.__mro__ if "forward" in vars(c)), None)
         if owner is not None:
             yield Slot(kind.__name__, vars(owner), "forward", "class", owner)
+
+
+def _named(code: Code) -> Iterator[Slot]:
+    """The globals, the variables of enclosing functions and the attributes of classes that the forwards' code names."""
+    for function in code.functions.values():
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        found = [*named_by(function), *((function.__qualname__, Cell(cell), name) for name, cell in cells)]
+        yield from (Slot(path, where, name, "global") for path, where, name in found if _is_setting(where[name]))
+    for kind in code.classes:
+        for name in code.names & vars(kind).keys():
+            if _is_setting(vars(kind)[name]) and not name.startswith("__"):
+                yield Slot(kind.__name__, vars(kind), name, "class")
+    if "environ" in code.names or "getenv" in code.names:
+        yield Slot("os.environ", vars(os.environ), "_data", "global")
+
+
+def _is_setting(value: Any) -> bool:
+    """What code may decide by: data, settings, a function of the user's; not a class, and not a library's function."""
+    if isinstance(value, FunctionType):
+        return is_users(value.__module__)
+    return not (callable(value) or isinstance(value, (ModuleType, classmethod, staticmethod, property)))
+
+
+def _inside_records(slots: list[Slot], code: Code) -> Iterator[Slot]:
+    """The attributes that the code names of the objects behind these values, and of what those hold."""
+    seen, level = set[int](), [(slot.path or slot.key, slot.where[slot.key]) for slot in slots]
+    whole = {id(value) for _, value in level}  # settings that are watched as they are
+    for _ in range(_DEPTH + 1):
+        inner: list[tuple[str, Any]] = []
+        for path, value in level:
+            if id(value) in seen or isinstance(value, _OPAQUE):
+                continue
+            seen.add(id(value))
+            if isinstance(value, (list, tuple, dict)):
+                inner += [(path, item) for item in (value.values() if isinstance(value, dict) else value)][:_LARGE]
+            elif _is_record(value) and id(value) in whole:
+                inner += [(path, item) for item in vars(value).values()]
+            else:
+                found = list(_fields(path, value, code))
+                whole.update(id(slot.where[slot.key]) for slot in found)
+                inner += [(str(slot), slot.where[slot.key]) for slot in found]
+                yield from found
+        level = inner
+
+
+def _fields(path: str, value: Any, code: Code) -> Iterator[Slot]:
+    open_ended = _is_record(value) or hasattr(type(value), "__getattr__")  # or it is asked for under other names
+    fields = getattr(value, "__dict__", {})
+    for name in fields if open_ended else code.names & fields.keys():
+        yield Slot(path, fields, name)
+    for name in slots_of(type(value)):
+        if name in code.names and hasattr(value, name):
+            yield Slot(path, Fields(value), name)
 
 
 def _is_record(value: Any) -> bool:

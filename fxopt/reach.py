@@ -4,12 +4,13 @@ objects behind attributes, globals and closures. Bounded: what lies deeper than 
 
 from __future__ import annotations
 
+import dis
 import functools
 import itertools
 import sys
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,20 +20,31 @@ from torch import nn
 
 _MOST_FUNCTIONS, _MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 500, 200_000, 1000, 6
 _ATOMS = (str, bytes, int, float, complex, type(None), type, types.ModuleType, types.CodeType, torch.Tensor)
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None), torch.dtype, torch.device})
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
 
-def held_by(*roots: Any) -> Iterator[Any]:
-    """`roots` and all that is behind their attributes, items and closures, and behind the globals they name; once."""
-    seen, level = set[int](), list(roots)
+def held_by(*roots: Any, without: Iterable[Any] = ()) -> Iterator[Any]:
+    """`roots` and all that is behind their attributes, items and closures, and behind the globals they name; once.
+
+    What stands in `without` is not looked into, nor are hooks.
+    """
+    seen, level = set(map(id, without)), list(roots)
     for _ in range(_DEPTH + 1):
         inner: list[Any] = []
         for value in level:
             if id(value) not in seen and len(seen) < _MOST_OBJECTS:
                 seen.add(id(value))
                 yield value
-                inner += _children(value)
+                inner += [child for child in _children(value) if type(child) not in _PLAIN and not _is_empty(child)]
         level = inner
+
+
+_HOOKS = frozenset(vars(nn.Module())) - {"_modules", "_parameters", "_buffers"}
+
+
+def _is_empty(value: Any) -> bool:
+    return type(value) in (dict, OrderedDict, list, tuple, set) and not value
 
 
 def _children(value: Any) -> Iterable[Any]:
@@ -52,32 +64,42 @@ def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, weakref.ReferenceType):
         return (value(),)
     own = [getattr(value, name, None) for name in slots_of(type(value))]
-    methods = (f for kind in _user_classes(type(value)) for f in functions_in(vars(kind).values()))
-    return [*getattr(value, "__dict__", {}).values(), *own, *(methods if isinstance(value, nn.Module) else ())]
+    fields = getattr(value, "__dict__", {})
+    if isinstance(value, nn.Module):
+        return [item for name, item in fields.items() if name not in _HOOKS]
+    return [*fields.values(), *own]
 
 
-def slots_of(kind: type) -> Iterator[str]:
+@functools.lru_cache(maxsize=4096)
+def slots_of(kind: type) -> tuple[str, ...]:
     """Attributes of instances outside of their __dict__."""
-    for base in kind.__mro__:
-        names = vars(base).get("__slots__", ())
-        yield from (name for name in ((names,) if isinstance(names, str) else names) if not name.startswith("__"))
+    declared = (vars(base).get("__slots__", ()) for base in kind.__mro__)
+    names = (name for slots in declared for name in ((slots,) if isinstance(slots, str) else slots))
+    return tuple(name for name in names if not name.startswith("__"))
 
 
 @functools.cache
-def names_in(code: types.CodeType) -> frozenset[str]:
-    """Names of globals and attributes in a function, with those of the functions within it."""
-    inner = (names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The globals that a function reads, and all its names, those of attributes too; with the functions within it."""
+    inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    read = (step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     words = (constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier())
-    return frozenset(code.co_names).union(words, *inner)
+    return frozenset(read).union(*(names for names, _ in inner)), frozenset(code.co_names).union(
+        words, *(names for _, names in inner)
+    )
 
 
 def functions_in(values: Iterable[Any]) -> Iterator[types.FunctionType]:
     """The functions behind methods, properties and partial calls."""
     for value in values:
-        inner = getattr(value, "__func__", None) or getattr(value, "func", None) or value
-        for function in (value.fget,) if isinstance(value, property) else (inner,):
-            if isinstance(function, types.FunctionType):
-                yield function
+        if isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, (types.MethodType, classmethod, staticmethod)):
+            value = value.__func__
+        elif isinstance(value, (functools.partial, functools.cached_property)):
+            value = value.func
+        if isinstance(value, types.FunctionType):
+            yield value
 
 
 @dataclass
@@ -89,20 +111,13 @@ class Code:
     names: set[str] = field(default_factory=set)
 
     @classmethod
-    def behind(cls, modules: Iterable[nn.Module]) -> Code:
+    def behind(cls, modules: Iterable[nn.Module], without: Iterable[nn.Module] = ()) -> Code:
         code = cls()
-        for module in modules:
-            code._add_class(type(module))
-            code._follow(functions_in(vars(module).values()))
+        held = [v for v in held_by(*modules, without=without) if isinstance(v, types.FunctionType) or is_users(type(v).__module__)]
+        code.classes.update((base, None) for value in held for base in _user_classes(type(value)))
         code._follow(f for kind in list(code.classes) for f in functions_in([vars(kind).get("forward")]))
+        code._follow(functions_in(held))
         return code
-
-    def _add_class(self, kind: type) -> None:
-        for base in _user_classes(kind):
-            if base not in self.classes:
-                self.classes[base] = None
-                named = self.names | {"__init__", "__call__", "__getattr__"} if self.functions else set[str]()
-                self._follow(functions_in(value for name, value in vars(base).items() if name in named))
 
     def _follow(self, functions: Iterable[types.FunctionType]) -> None:
         pending = list(functions)
@@ -111,21 +126,28 @@ class Code:
             if id(function) in self.functions or not is_users(function.__module__):
                 continue
             self.functions[id(function)] = function
-            named = names_in(function.__code__)
-            new, self.names = named - self.names, self.names | named
-            pending += functions_in(vars(kind)[name] for kind in self.classes for name in new & vars(kind).keys())
+            new = names_in(function.__code__)[1] - self.names
+            self.names |= new
+            pending += self._methods(self.classes, new)
             pending += functions_in(map(_content, function.__closure__ or ()))
-            for _, where, name in named_by(function):
-                if isinstance(where[name], type):
-                    self._add_class(where[name])
-                else:
-                    pending += functions_in([where[name]])
+            named = [where[name] for _, where, name in named_by(function)]
+            pending += functions_in(named)
+            for base in (base for value in named if isinstance(value, type) for base in _user_classes(value)):
+                if base not in self.classes:
+                    self.classes[base] = None
+                    pending += self._methods([base], self.names)
+
+    @staticmethod
+    def _methods(classes: Iterable[type], names: set[str] | frozenset[str]) -> list[types.FunctionType]:
+        """What is called by its name, and what Python calls by itself."""
+        asked = names | {"__init__", "__call__", "__getattr__", "__getitem__", "__len__", "__bool__", "__iter__"}
+        return list(functions_in(vars(kind)[name] for kind in classes for name in asked & vars(kind).keys()))
 
 
 def named_by(function: types.FunctionType) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """(path, dict, key) of the globals that a function names, in its own module and in others of its package."""
-    named = names_in(function.__code__)
-    for name in named & function.__globals__.keys():
+    """(path, dict, key) of the globals that a function reads, in its own module and in others of the user's."""
+    read, named = names_in(function.__code__)
+    for name in read & function.__globals__.keys():
         value = function.__globals__[name]
         if not isinstance(value, types.ModuleType):
             yield function.__module__ or "", function.__globals__, name
@@ -146,6 +168,22 @@ class Cell:
         return _content(self._cell)
 
 
+class Fields:
+    """The slots of an object, read as fields[name]."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self._owner, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self._owner, name, default)
+
+
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
@@ -153,6 +191,7 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
+@functools.lru_cache(maxsize=4096)
 def _user_classes(kind: type) -> list[type]:
     return [base for base in kind.__mro__ if is_users(base.__module__)]
 
