@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from fxopt.capture import leaves as opaque
 from fxopt.capture.captured import Capture
 from fxopt.capture.effects import Attributes, make_write_first, record
 from fxopt.capture.errors import CaptureError, is_passing
+from fxopt.capture.generators import Generators
 from fxopt.capture.guards import conditions, guards_of
 from fxopt.capture.inputs import Dim, FakeInputs, Inputs, Shapes, filled, trace_shapes
 from fxopt.capture.leaves import Leaf, Trial, share_memory
@@ -135,7 +135,7 @@ class Attempts:
             copy = ModelCopy(self.model, fake_state(fakes.fake_mode, self.trial.within_leaf))
             places = Places({key: path for key, path in copy.paths.items() if path not in self.leaves})
             slots, reals, news = zip(*copy.state, strict=True) if copy.state else ((), (), ())
-            draws = random.getstate()
+            generators = Generators(self.model)
             graph, asked = trace(
                 run,
                 [*news, *fakes.tensors],
@@ -152,10 +152,9 @@ class Attempts:
                 raise
             self.gave_len |= fakes.shape_env.gave_len
             raise _stopped(error, places) from error
-        if random.getstate() != draws:
-            raise Stopped(
-                {"": Leaf("", "draws from Python's random module, which a graph would do only once", Place())}
-            )
+        if drawn := generators.advanced():
+            generators.put_back()
+            raise Stopped({"": Leaf("", f"draws from {drawn}, which a graph would do only once", Place())})
         self._check_effects(copy)
         _demand_simple(fakes)
         used = _label(graph, slots, self.inputs.names)

@@ -186,7 +186,9 @@ class Dispatcher:
         executable, stored, failure, passing, busy = None, dict[nn.Module, set[str]](), "", False, False
         entry: Entry | None = None
         try:
-            with torch.random.fork_rng(devices=_cuda_devices()), saving_as_usual():
+            from fxopt.capture.generators import undrawn  # the first capture pays for this import
+
+            with undrawn(self.original), torch.random.fork_rng(devices=_cuda_devices()), saving_as_usual():
                 executable = self.compile(bare, args, kwargs)
             stored = stored_by(executable.capture, bare, self.original)
             entry = self._entry(executable, stored, now, before.watch)
@@ -286,9 +288,10 @@ def stored_by(capture: Capture, stand_in: nn.Module, original: nn.Module) -> dic
 
 def rehearse(model: nn.Module, args: tuple, kwargs: dict) -> None:
     """Run the model once and leave nothing behind. Raises what it raises."""
-    from fxopt.capture.state import ModelCopy  # the first capture has paid for this import
+    from fxopt.capture.generators import undrawn  # the first capture has paid for these imports
+    from fxopt.capture.state import ModelCopy
 
     root = ModelCopy(model, lambda tensor, slot: tensor.detach().clone()).root
     inputs, keywords = trees.map_only(Tensor, lambda t: t.detach().clone(), (args, kwargs))
-    with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices()):
+    with torch.no_grad(), undrawn(model), torch.random.fork_rng(devices=_cuda_devices()):
         type(root).forward(root, *inputs, **keywords)
