@@ -113,7 +113,11 @@ class Code:
     @classmethod
     def behind(cls, modules: Iterable[nn.Module], without: Iterable[nn.Module] = ()) -> Code:
         code = cls()
-        held = [v for v in held_by(*modules, without=without) if isinstance(v, types.FunctionType) or is_users(type(v).__module__)]
+        held = [
+            v
+            for v in held_by(*modules, without=without)
+            if isinstance(v, types.FunctionType) or is_users(type(v).__module__)
+        ]
         code.classes.update((base, None) for value in held for base in _user_classes(type(value)))
         code._follow(f for kind in list(code.classes) for f in functions_in([vars(kind).get("forward")]))
         code._follow(functions_in(held))

@@ -46,7 +46,6 @@ _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _ASKS = {
     torch.Tensor.is_contiguous: "strides",
     torch.Tensor.stride: "strides",
-    torch.Tensor.data_ptr: "strides",
     torch.Tensor.requires_grad.__get__: "requires_grad",  # type: ignore[attr-defined]
 }
 _REFUSED = {
@@ -56,6 +55,7 @@ _REFUSED = {
     torch.Tensor.is_leaf.__get__: "asks for .is_leaf",  # type: ignore[attr-defined]
     torch.Tensor._version.__get__: "asks for ._version",  # type: ignore[attr-defined]
     torch.Tensor._base.__get__: "asks for ._base",  # type: ignore[attr-defined]
+    torch.Tensor.data_ptr: "asks for the address of a tensor",
     torch.Tensor.storage_offset: "asks for the storage_offset of a tensor",
     torch.Tensor.untyped_storage: "asks for the storage of a tensor",
     torch.Tensor.is_shared: "asks whether memory is shared",

@@ -235,7 +235,12 @@ class Dispatcher:
             return result
         reason = f"the optimized graph raised {type(error).__name__} where eager does not: {error}"
         plain = replace(
-            entry, executable=None, state=None, sizes=None, sharing=None, findings=replace(entry.findings, eager_reason=reason)
+            entry,
+            executable=None,
+            state=None,
+            sizes=None,
+            sharing=None,
+            findings=replace(entry.findings, eager_reason=reason),
         )
         with self._lock:
             self.entries = tuple(plain if e is entry else e for e in self.entries)

@@ -169,7 +169,20 @@ class Watch:
 
 
 _MISSING = object()
-_OPAQUE = (str, bytes, int, float, complex, type(None), type, torch.Tensor, nn.Module, np.ndarray, ModuleType, FunctionType)
+_OPAQUE = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type(None),
+    type,
+    torch.Tensor,
+    nn.Module,
+    np.ndarray,
+    ModuleType,
+    FunctionType,
+)
 _CONTAINERS = (list, dict, set)
 _DATA = (bool, int, float, complex, str, bytes, tuple, type(None), torch.dtype, torch.device, *_CONTAINERS)
 _DEPTH = 3
