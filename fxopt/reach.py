@@ -205,6 +205,6 @@ _LIBRARIES = frozenset({"torch", "fxopt", "numpy", "scipy", "pandas", "sklearn",
 
 @functools.lru_cache(maxsize=4096)
 def is_users(module: str | None) -> bool:
-    """Whether the module of this name is the user's, or of a library of models, and not one that models are built on."""
+    """Whether the module of this name is the user's, or of a library of models; not what models are built on."""
     top = (module or "").partition(".")[0]
     return top == "__main__" or (top not in sys.stdlib_module_names and top not in _LIBRARIES)

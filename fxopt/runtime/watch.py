@@ -39,17 +39,17 @@ _QUIET = frozenset(getattr(nn, name) for name in _QUIET_NAMES.split())
 
 @dataclass
 class Slot:
-    """One watched value: `where[key]`, an attribute, a submodule or the forward of the class `of`."""
+    """One watched value: `where[key]`, an attribute, a submodule, a global, or a member of `of`, a class or a cell."""
 
     path: str
     where: Any
     key: str
     kind: str = "attribute"
-    of: type | None = None
+    of: Any = None
 
     @property
     def identity(self) -> tuple[int, str]:
-        return id(self.of or self.where), self.key  # vars(class) is another object each time
+        return id(self.where if self.of is None else self.of), self.key  # vars(class) is another object each time
 
     def __str__(self) -> str:
         return f"{self.path}.{self.key}".lstrip(".")
@@ -79,7 +79,7 @@ class Watch:
         leaves = [module for path, module in modules if path in opaque]
         code = Code.behind((module for _, module in modules), without=leaves)
         slots += _named(code)
-        slots += list(_inside_records(slots, code))
+        slots += list(_inside_records([slot for slot in slots if slot.path not in opaque], code))
         assigned = {(id(vars(module)), name) for module, names in stored.items() for name in names}
         self._slots = [s for s in slots if str(s) not in ignore and (id(s.where), s.key) not in assigned]
         self._wheres = [slot.where for slot in self._slots]
@@ -233,12 +233,13 @@ def _named(code: Code) -> Iterator[Slot]:
     """The globals, the variables of enclosing functions and the attributes of classes that the forwards' code names."""
     for function in code.functions.values():
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        found = [*named_by(function), *((function.__qualname__, Cell(cell), name) for name, cell in cells)]
-        yield from (Slot(path, where, name, "global") for path, where, name in found if _is_setting(where[name]))
+        found = [Slot(path, where, name, "global") for path, where, name in named_by(function)]
+        found += [Slot(function.__qualname__, Cell(cell), name, "global", cell) for name, cell in cells]
+        yield from (slot for slot in found if _is_setting(slot.where[slot.key]))
     for kind in code.classes:
         for name in code.names & vars(kind).keys():
             if _is_setting(vars(kind)[name]) and not name.startswith("__"):
-                yield Slot(kind.__name__, vars(kind), name, "class")
+                yield Slot(kind.__name__, vars(kind), name, "class", kind)
     if "environ" in code.names or "getenv" in code.names:
         yield Slot("os.environ", vars(os.environ), "_data", "global")
 
@@ -279,7 +280,7 @@ def _fields(path: str, value: Any, code: Code) -> Iterator[Slot]:
         yield Slot(path, fields, name)
     for name in slots_of(type(value)):
         if name in code.names and hasattr(value, name):
-            yield Slot(path, Fields(value), name)
+            yield Slot(path, Fields(value), name, of=value)
 
 
 def _is_record(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Which real tensors share memory: Parameters and buffers made as views of one another, inputs that are views of state."""
+"""Which real tensors share memory: Parameters and buffers made as views of one another, inputs that view state."""
 
 from __future__ import annotations
 
