@@ -63,7 +63,7 @@ def _children(value: Any) -> Iterable[Any]:
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, weakref.ReferenceType):
         return (value(),)
-    own = [getattr(value, name, None) for name in slots_of(type(value))]
+    own = [getattr(value, name, None) for name in slots_of(type(value))]  # type: ignore[arg-type]
     fields = getattr(value, "__dict__", {})
     if isinstance(value, nn.Module):
         return [item for name, item in fields.items() if name not in _HOOKS]
@@ -118,7 +118,7 @@ class Code:
             for v in held_by(*modules, without=without)
             if isinstance(v, types.FunctionType) or is_users(type(v).__module__)
         ]
-        code.classes.update((base, None) for value in held for base in _user_classes(type(value)))
+        code.classes.update((base, None) for value in held for base in _user_classes(type(value)))  # type: ignore[arg-type]
         code._follow(f for kind in list(code.classes) for f in functions_in([vars(kind).get("forward")]))
         code._follow(functions_in(held))
         return code

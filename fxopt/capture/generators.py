@@ -1,4 +1,4 @@
-"""Random generators besides torch's own: Python's, NumPy's, and those that a model or the code of its forwards holds."""
+"""Random generators besides torch's own: Python's, NumPy's, and those that a model or its code holds."""
 
 from __future__ import annotations
 

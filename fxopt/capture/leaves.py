@@ -22,9 +22,9 @@ from fxopt import trees
 from fxopt.capture.effects import make_write_first
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
-from fxopt.reach import Code, held_by
 from fxopt.capture.state import HOOKS, ModelCopy
 from fxopt.findings import Place
+from fxopt.reach import Code, held_by
 from fxopt.shape.conditions import OtherSizes
 
 

@@ -31,7 +31,11 @@ from fxopt.capture.settings import kept, modes_of_this_thread
 from fxopt.capture.shape_env import TraceShapeEnv
 from fxopt.capture.slices import slices_have_terms
 from fxopt.findings import Place
-from fxopt.locks import WAIT, lock
+
+_REGROUPS = {torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int}
+
+
+from fxopt.locks import lock
 from fxopt.shape.memory import Memory
 
 if torch.__version__ < "2.12":  # a TorchVersion, which compares numbers
@@ -42,19 +46,25 @@ _SQUEEZES = frozenset(getattr(torch.ops.aten.squeeze, name) for name in ("defaul
     getattr(torch.ops.aten.squeeze_, name) for name in ("default", "dim", "dims")
 )
 _REGROUPS = {torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int}
-_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+
+
+def _accessor(name: str, kind: str) -> Any:
+    return getattr(getattr(torch.Tensor, name), kind)
+
+
+_DATA = _accessor("data", "__get__")
 _ASKS = {
     torch.Tensor.is_contiguous: "strides",
     torch.Tensor.stride: "strides",
     torch.Tensor.requires_grad.__get__: "requires_grad",  # type: ignore[attr-defined]
 }
 _REFUSED = {
-    torch.Tensor.data.__set__: "assigns to .data",  # type: ignore[attr-defined]
-    torch.Tensor.grad.__get__: "asks for .grad",  # type: ignore[attr-defined]
-    torch.Tensor.grad_fn.__get__: "asks for .grad_fn",  # type: ignore[attr-defined]
-    torch.Tensor.is_leaf.__get__: "asks for .is_leaf",  # type: ignore[attr-defined]
-    torch.Tensor._version.__get__: "asks for ._version",  # type: ignore[attr-defined]
-    torch.Tensor._base.__get__: "asks for ._base",  # type: ignore[attr-defined]
+    _accessor("data", "__set__"): "assigns to .data",
+    _accessor("grad", "__get__"): "asks for .grad",
+    _accessor("grad_fn", "__get__"): "asks for .grad_fn",
+    _accessor("is_leaf", "__get__"): "asks for .is_leaf",
+    _accessor("_version", "__get__"): "asks for ._version",
+    _accessor("_base", "__get__"): "asks for ._base",
     torch.Tensor.data_ptr: "asks for the address of a tensor",
     torch.Tensor.storage_offset: "asks for the storage_offset of a tensor",
     torch.Tensor.untyped_storage: "asks for the storage of a tensor",

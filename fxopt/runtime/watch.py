@@ -278,7 +278,7 @@ def _fields(path: str, value: Any, code: Code) -> Iterator[Slot]:
     fields = getattr(value, "__dict__", {})
     for name in fields if open_ended else code.names & fields.keys():
         yield Slot(path, fields, name)
-    for name in slots_of(type(value)):
+    for name in slots_of(type(value)):  # type: ignore[arg-type]
         if name in code.names and hasattr(value, name):
             yield Slot(path, Fields(value), name, of=value)
 
