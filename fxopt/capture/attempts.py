@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from fxopt import trees
 from fxopt.capture import leaves as opaque
 from fxopt.capture.captured import Capture
+from fxopt.capture.edits import check_memory, layout
 from fxopt.capture.effects import Attributes, make_write_first, record
 from fxopt.capture.errors import CaptureError, is_passing
 from fxopt.capture.generators import Generators
@@ -25,10 +26,10 @@ from fxopt.capture.inputs import Dim, FakeInputs, Inputs, Shapes, filled, trace_
 from fxopt.capture.leaves import Leaf, Trial, share_memory
 from fxopt.capture.packed import MakePositive, MakeStatic, PackedDims
 from fxopt.capture.places import Places
+from fxopt.capture.reach import Reach
 from fxopt.capture.state import ModelCopy, StateSlot, fake_state
 from fxopt.capture.trace import trace
 from fxopt.findings import Place
-from fxopt.shape.aliases import Aliases, written_arguments
 
 _DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 _FINAL = (*_DATA_DEPENDENT, CaptureError)  # no other sizes would help
@@ -60,6 +61,9 @@ class Attempts:
     stores: Attributes = field(default_factory=dict)
     symbolic_len: bool = True
     gave_len: bool = False
+
+    def __post_init__(self) -> None:
+        self.reach = Reach(self.model)
 
     def first(self) -> Capture:
         """The first attempt whose guards hold for the example."""
@@ -136,6 +140,7 @@ class Attempts:
             places = Places({key: path for key, path in copy.paths.items() if path not in self.leaves})
             slots, reals, news = zip(*copy.state, strict=True) if copy.state else ((), (), ())
             generators = Generators(self.model)
+            layouts = list(map(layout, (*news, *fakes.tensors)))
             graph, asked = trace(
                 run,
                 [*news, *fakes.tensors],
@@ -152,14 +157,22 @@ class Attempts:
                 raise
             self.gave_len |= fakes.shape_env.gave_len
             raise _stopped(error, places) from error
+        finally:
+            outside = self.reach.changed()
+            self.reach.put_back()
+        if outside:
+            raise Stopped({"": Leaf("", f"forward changes {outside}, which is not the model's own", Place())})
         if drawn := generators.advanced():
             generators.put_back()
             raise Stopped({"": Leaf("", f"draws from {drawn}, which a graph would do only once", Place())})
         self._check_effects(copy)
+        try:
+            check_memory(graph, (*news, *fakes.tensors), layouts, slots, self.trial.edits)
+        except CaptureError as error:
+            raise _stopped(error, places) from error
         _demand_simple(fakes)
         used = _label(graph, slots, self.inputs.names)
         share_memory(graph)
-        _refuse_edited_constants(graph)
         fixed = {dim: int(self.inputs.tensors[dim[0]].shape[dim[1]]) for dim in static}
         return Capture(
             graph,
@@ -216,22 +229,6 @@ def _stopped(error: Exception, places: Places) -> Stopped:
     what = str(error).strip().split("\n")[0] or type(error).__name__
     why = "depends on data" if isinstance(error, _DATA_DEPENDENT) else what
     return Stopped({path: Leaf(path, f"`{source}`: {why}" if source else why, place)})
-
-
-def _refuse_edited_constants(module: torch.fx.GraphModule) -> None:
-    """A tensor that is no state belongs to someone, and no trial works on a copy of it."""
-    aliases = Aliases(module.graph)
-    for node in module.graph.nodes:
-        for written in written_arguments(node) if node.op == "call_function" else ():
-            if any(map(_is_held, aliases.sharing(written))):
-                place = node.meta.get("place", Place())
-                why = "edits a tensor that is no parameter, no buffer and no input"
-                raise Stopped({place.module: Leaf(place.module, why, place)})
-
-
-def _is_held(node: torch.fx.Node) -> bool:
-    """A constant that the forward did not make: torch.tensor(...) is traced as a copy."""
-    return node.op == "get_attr" and any(u.target is not torch.ops.aten.lift_fresh_copy.default for u in node.users)
 
 
 def _check_containers(before: tuple[list, Any], after: tuple[list, Any]) -> None:

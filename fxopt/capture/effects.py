@@ -23,18 +23,36 @@ Attributes = dict[str, set[str]]  # module path to attribute names
 
 
 class StoreAttribute(nn.Module):
-    """setattr(module, name, value), the value's flat leaves being the arguments. `module` is no child of this one."""
+    """setattr(module, name, value), the value's flat leaves being the arguments; `held` instead, until it is released.
+
+    Attributes:
+        held: what was last to be stored while the graph was only looked at.
+    """
 
     _is_impure = True  # never dead code
 
     def __init__(self, module: nn.Module, name: str, spec: pytree.TreeSpec):
         super().__init__()
-        self.target = (module,)
+        self._target = (module,)  # in a tuple: no child of this one
         self.name = name
         self.spec = spec
+        self.held: Any = None
+        self._released = False
+
+    @property
+    def module(self) -> nn.Module:
+        return self._target[0]
+
+    def release(self, module: nn.Module) -> None:
+        """From now on each call stores, into this module."""
+        self._target, self._released, self.held = (module,), True, None
 
     def forward(self, *flat: Any) -> None:
-        setattr(self.target[0], self.name, trees.unflatten(flat, self.spec))
+        value = trees.unflatten(flat, self.spec)
+        if self._released:
+            setattr(self.module, self.name, value)
+        else:
+            self.held = value
 
 
 def stores_of(graph: nn.Module) -> Iterator[StoreAttribute]:

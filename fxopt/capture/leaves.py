@@ -8,6 +8,7 @@ before anything depends on it: the caller then runs the eager model.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,8 @@ from fxopt import trees
 from fxopt.capture.effects import make_write_first
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
-from fxopt.capture.state import HOOKS, ModelCopy
+from fxopt.capture.state import HOOKS, ModelCopy, StateSlot
+from fxopt.capture.untouched import Look, looked
 from fxopt.findings import Place
 from fxopt.reach import Code, held_by
 from fxopt.shape.conditions import OtherSizes
@@ -63,13 +65,16 @@ class Output:
 class Signature:
     """Structure of one call of a leaf: what goes in and what comes out, flattened.
 
-    edits: whether it writes to its arguments.
+    edits: whether it writes to its arguments; state: what it writes to of the model's; touched: what it
+    leaves with another value, tensors and attributes, as (path of the module, name).
     """
 
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     outputs: tuple[Output, ...]
     edits: bool = False
+    state: frozenset[StateSlot] = frozenset()
+    touched: frozenset[tuple[str, str]] = frozenset()
 
 
 class LeafCall(nn.Module):
@@ -80,6 +85,7 @@ class LeafCall(nn.Module):
     """
 
     _is_impure = True  # never dead code: the module may count, print, or update its buffers
+    stand_in: Callable[..., Any] | None = None  # what runs instead for the time of a look
 
     def __init__(self, module: nn.Module, path: str, signature: Signature):
         super().__init__()
@@ -90,7 +96,7 @@ class LeafCall(nn.Module):
 
     def forward(self, *flat: Any) -> tuple:
         args, kwargs = trees.unflatten(flat, self.signature.in_spec)
-        values, spec = trees.flatten((self.pieces or self.module)(*args, **kwargs))
+        values, spec = trees.flatten((self.stand_in or self.pieces or self.module)(*args, **kwargs))
         expected = self.signature.outputs
         if spec != self.signature.out_spec or not all(o.fits(v, flat) for o, v in zip(expected, values, strict=True)):
             raise LeafMismatch(f"{self.path}: expected {expected}, found {[getattr(v, 'shape', v) for v in values]}")
@@ -99,10 +105,13 @@ class LeafCall(nn.Module):
 
 @dataclass(frozen=True)
 class Trial:
-    """calls: leaf path to the signature of each of its calls, in order; assigns: attributes set inside leaves."""
+    """calls: leaf path to the signature of each of its calls, in order; assigns: attributes set inside leaves; edits:
+    state whose memory leaves write to.
+    """
 
     calls: dict[str, list[Signature]] = field(default_factory=dict)
     assigns: dict[str, set[str]] = field(default_factory=dict)
+    edits: set[StateSlot] = field(default_factory=set)
 
     def within_leaf(self, path: str) -> bool:
         return any(path == leaf or path.startswith(leaf + ".") for leaf in self.calls)
@@ -117,67 +126,61 @@ class _Record:
     arguments: list[Any]
     values: list[Any]
     edits: bool
+    state: frozenset[StateSlot]
 
 
 def trial(model: nn.Module, leaves: set[str], args: tuple, kwargs: dict) -> Trial:
-    """Run a copy of the model on real inputs and watch its leaves.
-
-    Buffers, inputs and the random state are cloned or restored. Errors of the model for these inputs pass through.
-    """
+    """Run a copy of the model on real inputs and watch its leaves. The model's own errors pass through."""
     recorded = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(recorded):  # tensors of inference mode count no versions
-        records, assigns = _run(model, leaves, args, kwargs)
-        try:
-            twice = trees.map_only(torch.Tensor, lambda t: torch.cat([t, t]) if t.ndim else t, (args, kwargs))
-            again, _ = _run(model, leaves, *twice) if leaves else ({}, {})
-        except Exception:  # offsets cannot be doubled, for one: the first run has to do
-            again = {}
-    found = Trial({path: _signatures(calls, again.get(path, [])) for path, calls in records.items()})
-    found.assigns.update((path, names) for path, names in assigns.items() if found.within_leaf(path))
+        once = _Run(model, leaves, args, kwargs)
+        again: dict[str, list[_Record]] = {}
+        if leaves:
+            with contextlib.suppress(Exception):  # offsets cannot be doubled, for one: the first run has to do
+                twice = trees.map_only(torch.Tensor, lambda t: torch.cat([t, t]) if t.ndim else t, (args, kwargs))
+                again = _Run(model, leaves, *twice).records
+    assigned = frozenset((path, name) for path, names in once.assigns.items() for name in names)
+    found = Trial({p: _signatures(calls, again.get(p, []), assigned) for p, calls in once.records.items()})
+    found.assigns.update((path, names) for path, names in once.assigns.items() if found.within_leaf(path))
+    found.edits.update(slot for calls in once.records.values() for call in calls for slot in call.state)
     return found
 
 
-def _run(
-    model: nn.Module, leaves: set[str], args: tuple, kwargs: dict
-) -> tuple[dict[str, list[_Record]], dict[str, set[str]]]:
-    copy = ModelCopy(model, lambda real, slot: real if slot.kind == "parameter" else real.clone())
-    records: dict[str, list[_Record]] = {path: [] for path in leaves}
-    replaced = []
-    for path in leaves:
-        attributes = copy.at(path).__dict__
-        replaced.append((attributes, attributes.get("forward")))
-        attributes["forward"] = _recording(copy.at(path).forward, records[path])
-    args, kwargs = trees.map_only(torch.Tensor, torch.clone, (args, kwargs))
-    with torch.random.fork_rng(devices=_cuda_devices()):
-        type(copy.root).forward(copy.root, *args, **kwargs)
-    for attributes, forward in replaced:
-        attributes.pop("forward")
-        attributes.update({"forward": forward} if forward else {})
-    return records, copy.changed_attributes()
+class _Run:
+    """A look at the model: records of each leaf's calls, and what was assigned."""
+
+    def __init__(self, model: nn.Module, leaves: set[str], args: tuple, kwargs: dict):
+        self._look = Look()
+        self._copy = copy = self._look.copy(model)
+        self.records: dict[str, list[_Record]] = {path: [] for path in leaves}
+        replaced = []
+        for path in leaves:
+            attributes = copy.at(path).__dict__
+            replaced.append((attributes, attributes.get("forward")))
+            attributes["forward"] = self._recording(copy.at(path).forward, self.records[path])
+        args, kwargs = self._look.own_inputs((args, kwargs))
+        looked(self._look, copy.root, *args, **kwargs)
+        for attributes, forward in replaced:
+            attributes.pop("forward")
+            attributes.update({"forward": forward} if forward else {})
+        self.assigns = copy.changed_attributes()
+
+    def _recording(self, forward: Callable, records: list[_Record]) -> Callable:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            arguments, in_spec = trees.flatten((args, kwargs))
+            start = len(self._look.log)
+            result = forward(*args, **kwargs)
+            values, out_spec = trees.flatten(result)
+            tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+            edits = any(self._look.writes(tensor, start) for tensor in tensors)
+            state = frozenset(slot for slot, _, own in self._copy.state if self._look.writes(own, start))
+            records.append(_Record(in_spec, out_spec, arguments, values, edits, state))
+            return result
+
+        return record
 
 
-def _cuda_devices() -> list[int]:
-    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-
-
-def _recording(forward: Callable, records: list[_Record]) -> Callable:
-    def record(*args: Any, **kwargs: Any) -> Any:
-        arguments, in_spec = trees.flatten((args, kwargs))
-        before = _versions(arguments)
-        result = forward(*args, **kwargs)
-        values, out_spec = trees.flatten(result)
-        records.append(_Record(in_spec, out_spec, arguments, values, before != _versions(arguments)))
-        return result
-
-    return record
-
-
-def _versions(arguments: list[Any]) -> list[int]:
-    tensors = (value for value in arguments if isinstance(value, torch.Tensor))
-    return [tensor._version for tensor in tensors if not tensor.is_inference()]
-
-
-def _signatures(calls: list[_Record], again: list[_Record]) -> list[Signature]:
+def _signatures(calls: list[_Record], again: list[_Record], assigned: frozenset[tuple[str, str]]) -> list[Signature]:
     same = [(c.in_spec, c.out_spec) for c in calls] == [(c.in_spec, c.out_spec) for c in again]
     pairs = zip(calls, again, strict=True) if same else zip(calls, strict=True)
     return [
@@ -186,6 +189,8 @@ def _signatures(calls: list[_Record], again: list[_Record]) -> list[Signature]:
             runs[0].out_spec,
             tuple(_output(runs, i) for i in range(len(runs[0].values))),
             any(run.edits for run in runs),
+            runs[0].state,
+            frozenset((slot.module, slot.name) for slot in runs[0].state) | assigned,
         )
         for runs in pairs
     ]

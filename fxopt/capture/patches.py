@@ -104,6 +104,10 @@ def as_fused(attend: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 _ATTEND = nn.MultiheadAttention.forward.__code__
 
 
+def refuse_to_print(*args: Any, **kwargs: Any) -> None:
+    raise CaptureError("prints, which a graph would not do again")
+
+
 class _Unseeded:
     """A generator whose state this thread may not set."""
 

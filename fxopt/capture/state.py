@@ -5,19 +5,15 @@ The user's modules may be serving other threads while we trace: nothing here wri
 
 from __future__ import annotations
 
-import functools
-import types
-import weakref
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxopt.capture.errors import CaptureError
+from fxopt.capture.mirror import Mirror
 from fxopt.findings import Place
 
 
@@ -44,34 +40,40 @@ def has_hooks(module: nn.Module) -> bool:
     return any(module.__dict__.get(name) for name in HOOKS)
 
 
-class ModelCopy:
-    """New module objects around the same attribute values, with tensors of the state replaced.
+class ModelCopy(Mirror):
+    """New module objects around copies of what the modules hold, with tensors of the state replaced.
 
     Args:
         model: left untouched.
-        swap: the replacement of a parameter or buffer (fake for tracing, a clone for a trial run).
+        swap: the replacement of a parameter or buffer (fake for tracing, memory of its own for a trial run).
+        hold: the replacement of any other tensor; by default it stays the same.
 
     Attributes:
         root: the copy. paths: id of each copied module to its path.
         state: slot, tensor and replacement of what was replaced, in order, tied tensors once.
     """
 
-    def __init__(self, model: nn.Module, swap: Callable[[torch.Tensor, StateSlot], torch.Tensor]):
+    def __init__(
+        self,
+        model: nn.Module,
+        swap: Callable[[torch.Tensor, StateSlot], torch.Tensor],
+        hold: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    ):
+        super().__init__(hold)
         self._model = model
         self._swap = swap
-        self._memo: dict[int, Any] = {}
-        self._keep: list[Any] = []  # ids in the memo stay valid
         self.originals: dict[int, nn.Module] = {}
         self.paths: dict[int, str] = {}
         self.state: list[tuple[StateSlot, torch.Tensor, torch.Tensor]] = []
         for path, module in model.named_modules():
             self._memo[id(module)] = copy = object.__new__(type(module))
+            self._parts.add(id(module))
             self.paths[id(copy)] = path
             self.originals[id(copy)] = module
         for path, module in model.named_modules():
             self._tensors(path, module)
         for module in model.modules():
-            self._fill(module)
+            self.fill(module, self._memo[id(module)])
         self.root: nn.Module = self._memo[id(model)]
 
     def _tensors(self, path: str, module: nn.Module) -> None:
@@ -83,45 +85,16 @@ class ModelCopy:
                     if new is not tensor:
                         self.state.append((slot, tensor, new))
 
-    def _fill(self, module: nn.Module) -> None:
-        self._memo[id(module)].__dict__.update({k: self.mirror(v) for k, v in module.__dict__.items()})
-
-    def mirror(self, value: Any) -> Any:
-        """`value` with copied containers, modules and state tensors; anything else as it is."""
-        kind = type(value)
-        if kind in _ATOMS:
-            return value
-        if id(value) in self._memo:
-            return self._memo[id(value)]
-        if kind in (dict, OrderedDict):
-            return self._remember(value, kind((k, self.mirror(v)) for k, v in value.items()))
-        if kind in (list, set, deque):
-            return self._remember(value, kind(map(self.mirror, value)))
-        if kind is defaultdict:
-            items = {k: self.mirror(v) for k, v in value.items()}
-            return self._remember(value, defaultdict(value.default_factory, items))
-        if kind is tuple:
-            return tuple(map(self.mirror, value))
-        if kind is types.MethodType and id(value.__self__) in self._memo:
-            return self._remember(value, types.MethodType(value.__func__, self._memo[id(value.__self__)]))
-        if kind is weakref.ReferenceType and id(value()) in self._memo:
-            return self._remember(value, weakref.ref(self._memo[id(value())]))
-        if kind is functools.partial:
-            copy = functools.partial(self.mirror(value.func), *map(self.mirror, value.args), **value.keywords)
-            return self._remember(value, copy)
-        return value
-
-    def _remember(self, value: Any, copy: Any) -> Any:
-        self._memo[id(value)] = copy
-        self._keep.append(value)
-        return copy
-
     def at(self, path: str) -> nn.Module:
         """The copy of the submodule at `path`."""
         return self._memo[id(self._model.get_submodule(path))]
 
+    def of(self, module: nn.Module) -> nn.Module:
+        """The copy of a module of the tree."""
+        return self._memo[id(module)]
+
     def changed_attributes(self) -> dict[str, set[str]]:
-        """Path of each module whose forward assigned other values to attributes or buffers, and their names."""
+        """Path of each module whose forward changed attributes or buffers, and their names."""
         changed: dict[str, set[str]] = {}
         for copy_id, module in self.originals.items():
             before, after = module.__dict__, self._memo[id(module)].__dict__
@@ -136,33 +109,7 @@ class ModelCopy:
         return changed
 
     def _same_item(self, name: str, before: dict, after: dict) -> bool:
-        return self._same(before.get(name, _MISSING), after.get(name, _MISSING))
-
-    def _same(self, before: Any, after: Any) -> bool:
-        """Whether `after`, in the copy, is still what `before` was mirrored to, or equal to it."""
-        if before is after:
-            return True
-        known = self._memo.get(id(before))
-        if isinstance(before, (dict, list, tuple, set, deque)) and type(before) is type(after):
-            if len(before) != len(after):
-                return False
-            if isinstance(before, dict) and isinstance(after, dict):
-                return all(k in after and self._same(v, after[k]) for k, v in before.items())
-            if isinstance(before, set):
-                return before == after
-            return all(map(self._same, before, after))
-        if known is not None:
-            return known is after
-        if isinstance(before, (torch.Tensor, nn.Module)) or isinstance(after, (torch.Tensor, nn.Module)):
-            return False
-        try:
-            return bool(before == after)
-        except Exception:
-            return False
-
-
-_MISSING = object()
-_ATOMS = {type(None), bool, int, float, str, torch.dtype, torch.device, types.FunctionType, type}
+        return name in before and name in after and self.same(before[name], after[name])
 
 
 def fake_state(

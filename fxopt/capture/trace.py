@@ -23,19 +23,17 @@ from torch.overrides import TorchFunctionMode
 from fxopt.capture.decided import keep_decisions
 from fxopt.capture.errors import Busy, CaptureError
 from fxopt.capture.forms import Forms
-from fxopt.capture.patches import as_fused, leaves_fused_attention, patch
+from fxopt.capture.patches import as_fused, leaves_fused_attention, patch, refuse_to_print
 from fxopt.capture.places import Places
+from fxopt.capture.prints import printing
 from fxopt.capture.proofs import ITEMS, Proofs
 from fxopt.capture.recorded import graph_module, refuse_transforms
 from fxopt.capture.settings import kept, modes_of_this_thread
 from fxopt.capture.shape_env import TraceShapeEnv
 from fxopt.capture.slices import slices_have_terms
+from fxopt.capture.untouched import written
 from fxopt.findings import Place
-
-_REGROUPS = {torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int}
-
-
-from fxopt.locks import lock
+from fxopt.locks import WAIT, lock
 from fxopt.shape.memory import Memory
 
 if torch.__version__ < "2.12":  # a TorchVersion, which compares numbers
@@ -93,6 +91,7 @@ class Tracer(proxy_tensor.PythonKeyTracer):
         self.known = known
         self.memory = memory
         self._places = places
+        self._versions: list[tuple[torch.Tensor, int]] = []  # of constants, as they were before the trace
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, torch.Tensor):
@@ -102,6 +101,8 @@ class Tracer(proxy_tensor.PythonKeyTracer):
                 raise CaptureError("uses a tensor that the trace has not seen (a function transform such as vmap?)")
             if a not in self.tensor_attrs:
                 name = self.tensor_attrs[a] = f"_constant{len(self.tensor_attrs)}"
+                if not a.is_inference():
+                    self._versions.append((a, a._version))
                 self.root.__dict__[name] = a
             node = self.create_node("get_attr", self.tensor_attrs[a], (), {})
             node.meta["memory"] = self.memory.of(a)
@@ -117,6 +118,11 @@ class Tracer(proxy_tensor.PythonKeyTracer):
 
     def here(self) -> Place:
         return self._places.here()
+
+    def put_back(self) -> None:
+        """An edit of a constant is one of its fake, but counts as a version of the constant's own."""
+        for tensor, version in self._versions:
+            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
@@ -150,6 +156,8 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
             _guard_inferred(args[-1])
         if func is torch.ops.aten.contiguous.default:
             args = (self._twin(args[0]), *args[1:])
+        if any(not isinstance(tensor, FakeTensor) for tensor in written(func, args, kwargs or {})):
+            raise CaptureError("edits a tensor that is no parameter, buffer or input")
         self._shape_env.operator = func
         with torch._C.DisableTorchFunction():  # recording reads strides, but not for the user
             key = self._forms.key(func, args, kwargs)
@@ -315,7 +323,7 @@ def _traced(
     shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
     proofs = Proofs(tracer)
     functions, recording = _FunctionMode(tracer, proofs), _ProxyMode(tracer, shape_env, proofs)
-    with shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+    with shape_config.patch(backed_size_oblivious=True), printing(refuse_to_print):  # type: ignore[attr-defined]
         patch(shape_env)
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
@@ -323,8 +331,12 @@ def _traced(
             proxy.node.meta["memory"] = tracer.memory.of(real)
             if number < stand_ins:
                 known[id(real)] = proxy.node
-        with fake_mode, enable_python_dispatcher(), functions, mode, recording, proxy_tensor.disable_autocast_cache():
-            outputs = tuple(_proxy_of(value, tracer) for value in run(tracer))
+        uncached = proxy_tensor.disable_autocast_cache()
+        try:
+            with fake_mode, enable_python_dispatcher(), functions, mode, recording, uncached:
+                outputs = tuple(_proxy_of(value, tracer) for value in run(tracer))
+        finally:
+            tracer.put_back()
         tracer.create_node("output", "output", (tracer.create_arg(outputs),), {})
     if functions.autocast is not None:
         raise CaptureError("uses autocast", functions.autocast)

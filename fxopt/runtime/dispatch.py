@@ -22,6 +22,7 @@ from fxopt.runtime.flatten import rebuilder
 from fxopt.runtime.moment import Moment, NotNow
 from fxopt.runtime.signature import Sharing, Signature, Sizes, State, unsupported
 from fxopt.runtime.traced import capturing, traced_view
+from fxopt.runtime.undo import TooMuch, Undo
 from fxopt.runtime.watch import HOOKS, Watch
 from fxopt.shape.conditions import OtherSizes
 
@@ -207,7 +208,11 @@ class Dispatcher:
 
     def _entry(self, executable: Executable, stored: dict[nn.Module, set[str]], now: tuple, before: Watch) -> Entry:
         capture, model = executable.capture, self.original
-        watch = Watch(model, tuple(leaf.path for leaf in capture.leaves), stored=stored, since=before)
+        undo = Undo(executable, model)
+        if undo.needed:
+            executable.run = undo.around(executable.run)
+        leaves, touched = tuple(leaf.path for leaf in capture.leaves), touched_by_leaves(capture)
+        watch = Watch(model, leaves, ignore=touched, stored=stored, since=before)
         sizes, sharing = Sizes(model, capture, stored), Sharing(capture)
         return Entry(
             Signature.of_capture(capture), now, watch, executable.findings, executable, State(model, capture),
@@ -265,7 +270,7 @@ def reason_of(error: Exception) -> str:
     """A failed compile for the report: a CaptureError says where by itself, any other error gets its last line."""
     from fxopt.capture import CaptureError
 
-    if isinstance(error, CaptureError):
+    if isinstance(error, CaptureError | TooMuch):
         return str(error)
     *_, last = traceback.extract_tb(error.__traceback__)
     message = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -280,23 +285,30 @@ def described(model: nn.Module, args: tuple, kwargs: dict) -> str:
 
 
 def stored_by(capture: Capture, stand_in: nn.Module, original: nn.Module) -> dict[nn.Module, set[str]]:
-    """The attributes that a capture assigns, by module; what it would store in the stand-in goes to the original."""
+    """The attributes that a capture assigns from now on, by module; those of the stand-in are the original's."""
     from fxopt.capture.effects import stores_of  # the capture has paid for this import
 
     stored: dict[nn.Module, set[str]] = {}
     for store in stores_of(capture.graph):
-        if store.target[0] is stand_in:
-            store.target = (original,)
-        stored.setdefault(store.target[0], set()).add(store.name)
+        store.release(original if store.module is stand_in else store.module)
+        stored.setdefault(store.module, set()).add(store.name)
     return stored
+
+
+def touched_by_leaves(capture: Capture) -> frozenset[str]:
+    """What opaque submodules change of themselves, by the names that a watch has for it."""
+    children: list[Any] = list(capture.graph.children())
+    calls = [call for call in children if hasattr(call, "signature")]
+    return frozenset(f"{path}.{name}".lstrip(".") for call in calls for path, name in call.signature.touched)
 
 
 def rehearse(model: nn.Module, args: tuple, kwargs: dict) -> None:
     """Run the model once and leave nothing behind. Raises what it raises."""
     from fxopt.capture.generators import undrawn  # the first capture has paid for these imports
-    from fxopt.capture.state import ModelCopy
+    from fxopt.capture.untouched import Look, looked
 
-    root = ModelCopy(model, lambda tensor, slot: tensor.detach().clone()).root
-    inputs, keywords = trees.map_only(Tensor, lambda t: t.detach().clone(), (args, kwargs))
-    with torch.no_grad(), undrawn(model), torch.random.fork_rng(devices=_cuda_devices()):
-        type(root).forward(root, *inputs, **keywords)
+    look = Look()
+    with torch.inference_mode(False), torch.no_grad(), undrawn(model):
+        root = look.copy(model).root
+        inputs, keywords = look.own_inputs((args, kwargs))
+        looked(look, root, *inputs, **keywords)

@@ -32,6 +32,17 @@ class Pieces:
         children = () if _is_special(module) else module.children()
         self._parts = {child: part for child in children if (part := self._part(child)) is not None}
 
+    def on(self, copy_of: Callable[[nn.Module], nn.Module], touched: set[nn.Module]) -> Pieces:
+        """The same around a copy of the module, with copies of the parts in place of those that are `touched`."""
+        twin = object.__new__(Pieces)
+        twin.module = copy_of(self.module)
+        twin._parts = {
+            copy_of(child): _Part(part.fast, part.inner.on(copy_of, touched))
+            for child, part in self._parts.items()
+            if touched.isdisjoint(child.modules())
+        }
+        return twin
+
     def __bool__(self) -> bool:
         """Whether there is a submodule worth a capture."""
         return bool(self._parts)

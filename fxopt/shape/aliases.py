@@ -29,6 +29,11 @@ def mutates(node: Node) -> bool:
     return bool(_written(node.target)) or _updates_statistics(node)
 
 
+def leaves_a_trace(node: Node) -> bool:
+    """Whether a call may do something that its caller can see besides its result: it writes, or is no operator."""
+    return node.op == "call_module" or mutates(node)
+
+
 def _updates_statistics(node: Node) -> bool:
     """A batch norm in training writes running_mean and running_var; its schema does not say so."""
     return node.target in _NORMS and bool(node.args[5]) and isinstance(node.args[3], Node)

@@ -139,25 +139,24 @@ class Comparison:
 
     def _wide_values(self, perturb: bool) -> dict[str, Tensor]:
         """The values of the baseline graph in fp64, under the names that Trial uses."""
-        capture, differentiate = self.captured, self.setting.gradients
-        state = [self.setting.fresh_state(slot.read(self.model), slot) for slot in capture.state]
-        tensors = [*state, *self.setting.fresh_inputs()]
-        widen = _Widen(perturb)
+        with self.setting.tensors(self.model) as tensors:
+            return self._widened(tensors, _Widen(perturb))
+
+    def _widened(self, tensors: list[Tensor], widen: _Widen) -> dict[str, Tensor]:
+        differentiate = self.setting.gradients
         leaves: list[Tensor | None] = [None] * len(tensors)
         if differentiate:  # gradients are taken with respect to whole leaves
             leaves = [widen(t).requires_grad_(t.requires_grad) if t.is_floating_point() else None for t in tensors]
-        before = [t._version for t in tensors]
-        with undisturbed(self.model, capture), torch.set_grad_enabled(differentiate):
-            move = widen.moved if perturb and differentiate else None
+        with undisturbed(self.model), torch.set_grad_enabled(differentiate):
+            move = widen.moved if widen.noise is not None and differentiate else None
             flat, wide = double_run(self.captured.graph, tensors, widen, leaves, move)
         values = {f"output {i}": leaf for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)}
         outputs = list(values.values())
-        names = [*map(str, capture.state), *(spec.name for spec in capture.inputs)]
-        for name, tensor, version, now in zip(names, tensors, before, wide, strict=True):
-            if tensor._version != version:
-                values[f"{name} after the call"] = tensor if now is None else now
+        for number in self.setting.written:
+            now = wide[number]
+            values[f"{self.setting.names[number]} after the call"] = tensors[number] if now is None else now
         if differentiate:
-            values.update(gradients(outputs, names, leaves))
+            values.update(gradients(outputs, self.setting.names, leaves))
         return values
 
 

@@ -15,7 +15,7 @@ from fxopt.config import Config
 from fxopt.runtime.executable import Executable
 from fxopt.verify.check import Comparison, Verdict
 from fxopt.verify.resized import resized
-from fxopt.verify.trial import Setting, writes_declared
+from fxopt.verify.trial import Setting
 from fxopt.verify.witness import Witnesses
 
 _FURTHER_BATCHES = (0, 1, 3)
@@ -59,7 +59,6 @@ class Examples:
         if config.verify == "off":
             return
         inputs = [leaf for leaf in trees.leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        self.writes = writes_declared(captured.graph)
         full = config.verify == "full"
         with _recording():
             self.gradients = full and torch.is_grad_enabled()  # a capture without gradients need not have any
@@ -82,7 +81,7 @@ class Examples:
         return Verdict(True, error)
 
     def _compared(self, where: str, inputs: Sequence[Tensor]) -> Comparison:
-        setting = Setting(self.captured, inputs, self.writes, self.gradients)
+        setting = Setting(self.captured, inputs, self.gradients)
         return Comparison(where, self.captured, self.model, setting, self.share)
 
     def _add_witness(self, inputs: Sequence[Tensor]) -> None:

@@ -21,10 +21,11 @@ from fxopt.config import Config
 from fxopt.findings import Miss, PassFindings, Place
 from fxopt.normalize import records_nothing
 from fxopt.runtime.executable import Executable
+from fxopt.shape.aliases import leaves_a_trace
 from fxopt.tune.clock import all_captured, fastest, on_device_of
 from fxopt.tune.tuner import Tuner, Verdict
 from fxopt.verify.resized import batch_of, resized
-from fxopt.verify.trial import undisturbed, writes_declared
+from fxopt.verify.trial import undisturbed
 
 _SURE = 1.2  # a win in a single look that needs no other
 _STAY = {"normalize"}
@@ -36,7 +37,7 @@ def may_be_raced(executable: Executable, config: Config, tuner: Tuner) -> bool:
     """Something changed, the user lets us choose, and a call records no gradients and leaves nothing behind."""
     captured, graph = executable.capture, executable.graph  # where only edits that can be seen outside are left
     chosen = tuner.effort.seconds == 0 or config.verify == "off" or config.max_rewrites is not None
-    effects = captured.leaves or graph is None or writes_declared(graph)
+    effects = captured.leaves or graph is None or any(map(leaves_a_trace, graph.graph.nodes))
     return not (chosen or effects) and bool(_changed(executable)) and records_nothing(captured.graph.graph)
 
 
@@ -51,7 +52,7 @@ def slower_passes(executable: Executable, race: Race, without: Callable[[list[st
     """
     names = _changed(executable)
     try:
-        with undisturbed(race.model, race.captured):
+        with undisturbed(race.model):
             verdict = race.verdict(executable.run)
             if not verdict.slower or not race.verdict(executable.run).slower:
                 return []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,13 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fxopt import trees
+from fxopt.capture import LeafCall
+from fxopt.capture.effects import stores_of
 from fxopt.capture.errors import is_passing
-from fxopt.capture.state import ModelCopy, StateSlot
+from fxopt.capture.state import ModelCopy
+from fxopt.capture.untouched import LARGE, Look, quietly
+from fxopt.runtime.pieces import Pieces
+from fxopt.shape.aliases import Aliases
 
 if TYPE_CHECKING:
     from fxopt.capture import Capture
@@ -35,54 +41,84 @@ class Trial:
     structure: pytree.TreeSpec | None = None
     error: Exception | None = None
 
+    def keep_attributes(self, items: Iterable[tuple[str, Any]]) -> None:
+        """Attributes that a forward has assigned are compared as outputs are."""
+        for number, (name, value) in enumerate(items):
+            for place, leaf in enumerate(trees.leaves(value)):
+                kept: dict[str, Any] = self.values if isinstance(leaf, Tensor) else self.plain
+                kept[f"attribute {name} ({number}, {place})"] = leaf
+
 
 class Setting:
-    """The tensors of one trial: views of the inputs and the state, or copies of what the run may write to.
-
-    Inference tensors are copied too: they count no versions, and cannot become leaves.
+    """The tensors of one trial: of the state, the inputs and the modules that a run may write to it has copies.
 
     Args:
-        writes: the graph declares that it mutates something; then inputs and parameters are copied too.
+        graph: what was captured, which tells what a graph of it writes to.
         gradients: make every float tensor a leaf of its own, and differentiate.
     """
 
-    def __init__(self, capture: Capture, inputs: Sequence[Tensor], writes: bool, gradients: bool) -> None:
+    def __init__(self, capture: Capture, inputs: Sequence[Tensor], gradients: bool) -> None:
         self.capture = capture
         self.inputs = inputs
-        self.writes = writes
         self.gradients = gradients
-
-    def fresh_inputs(self) -> list[Tensor]:
-        private = [self.writes or t.is_inference() for t in self.inputs]
-        fresh = [t.detach().clone() if p else t.detach() for t, p in zip(self.inputs, private, strict=True)]
-        for new, real in zip(fresh, self.inputs, strict=True):
-            new.requires_grad_((self.gradients and new.is_floating_point()) or real.requires_grad)
-        return [fresh[first] for first in self.capture.firsts]
-
-    def fresh_state(self, tensor: Tensor, slot: StateSlot) -> Tensor:
-        private = self.writes or slot.kind == "buffer" or tensor.is_inference()
-        copy = tensor.detach().clone() if private else tensor.detach()
-        return nn.Parameter(copy, tensor.requires_grad) if slot.kind == "parameter" else copy
+        self.names = [*map(str, capture.state), *(spec.name for spec in capture.inputs)]
+        self.written = written_placeholders(capture.graph.graph)
 
     def run_model(self, model: nn.Module) -> Trial:
         """The eager model, on a copy of its module tree."""
-        copy = ModelCopy(model, self.fresh_state)
+        look = Look()
+        copy = look.copy(model)
         owners = {(slot.module, slot.name): new for slot, _, new in copy.state}
         state = [owners[slot.module, slot.name] for slot in self.capture.state]
-        inputs = self.fresh_inputs()
-        root = copy.root
+        inputs = self._leaves(map(look.own, self.inputs))
         args, kwargs = _unflatten(self.capture, inputs)
-        return self._run(lambda: type(root).forward(root, *args, **kwargs), state, inputs, model)
+
+        def after(tensor: Tensor, number: int) -> Tensor | None:
+            return look.value(tensor) if number in self.written or look.writes(tensor) else None
+
+        with look:
+            trial = self._run(
+                lambda: type(copy.root).forward(copy.root, *args, **kwargs), [*state, *inputs], after, model
+            )
+        if trial.error is None:
+            trial.keep_attributes((s.name, getattr(copy.of(s.module), s.name)) for s in stores_of(self.capture.graph))
+        return trial
 
     def run_graph(self, run: Callable[..., Sequence[Any]], model: nn.Module) -> Trial:
-        state = [self.fresh_state(slot.read(model), slot) for slot in self.capture.state]
-        inputs = self.fresh_inputs()
-        return self._run(lambda: run(*state, *inputs), state, inputs, model)
+        with self.tensors(model) as tensors:
 
-    def _run(self, call: Callable[[], Any], state: list[Tensor], inputs: list[Tensor], model: nn.Module) -> Trial:
-        before = [t._version for t in (*state, *inputs)]
+            def after(tensor: Tensor, number: int) -> Tensor | None:
+                return tensor.detach() if number in self.written else None
+
+            trial = self._run(lambda: run(*tensors), tensors, after, model)
+            if trial.error is None:
+                trial.keep_attributes((store.name, store.held) for store in stores_of(self.capture.graph))
+            return trial
+
+    @contextlib.contextmanager
+    def tensors(self, model: nn.Module) -> Iterator[list[Tensor]]:
+        """State and inputs for a graph, with copies of what it writes; opaque modules are copies meanwhile."""
+        given = [*(slot.read(model) for slot in self.capture.state), *self.inputs]
+        look = Look(large=0)
+        for number in self.written:
+            look.clone(given[number])
+        private = map(look.own, given)
+        with stand_ins(self.capture.graph, model):
+            yield [*itertools.islice(private, len(self.capture.state)), *self._leaves(private)]
+
+    def _leaves(self, inputs: Iterable[Tensor]) -> list[Tensor]:
+        made = [t.requires_grad_() if self.gradients and t.is_floating_point() else t for t in inputs]
+        return [made[first] for first in self.capture.firsts]
+
+    def _run(
+        self,
+        call: Callable[[], Any],
+        tensors: list[Tensor],
+        after: Callable[[Tensor, int], Tensor | None],
+        model: nn.Module,
+    ) -> Trial:
         try:
-            with undisturbed(model, self.capture), torch.set_grad_enabled(self.gradients or torch.is_grad_enabled()):
+            with undisturbed(model), torch.set_grad_enabled(self.gradients or torch.is_grad_enabled()):
                 result = call()
         except Exception as error:
             if is_passing(error):
@@ -92,12 +128,11 @@ class Setting:
         values = {f"output {i}": leaf for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)}
         plain = {f"output {i}": leaf for i, leaf in enumerate(flat) if isinstance(leaf, (int, str))}
         outputs = list(values.values())
-        names = [*map(str, self.capture.state), *(spec.name for spec in self.capture.inputs)]
-        for name, tensor, version in zip(names, (*state, *inputs), before, strict=True):
-            if tensor._version != version:
-                values[f"{name} after the call"] = tensor.detach()
+        for number, (name, tensor) in enumerate(zip(self.names, tensors, strict=True)):
+            if (now := after(tensor, number)) is not None:
+                values[f"{name} after the call"] = now
         if self.gradients:
-            values.update(gradients(outputs, names, [*state, *inputs]))
+            values.update(gradients(outputs, self.names, tensors))
         return Trial(values, plain, structure)
 
 
@@ -115,26 +150,48 @@ def gradients(outputs: Sequence[Tensor], names: Sequence[str], leaves: Sequence[
     return {f"gradient of {name}": grad.to_dense() if grad.is_sparse else grad for name, grad in dense.items()}
 
 
-def writes_declared(graph: fx.GraphModule) -> bool:
-    """Whether an operator of the graph declares that it writes to an argument."""
-    schemas = (getattr(node.target, "_schema", None) for node in graph.graph.nodes if node.op == "call_function")
-    return any(schema is not None and schema.is_mutable for schema in schemas)
+def written_placeholders(graph: fx.Graph) -> list[int]:
+    """The arguments of a graph, by number, whose memory it edits."""
+    aliases = Aliases(graph)
+    return [number for number, node in enumerate(graph.find_nodes(op="placeholder")) if aliases.edited(node)]
 
 
 @contextlib.contextmanager
-def undisturbed(model: nn.Module, capture: Capture) -> Iterator[None]:
-    """The same random numbers at every trial, and the buffers of opaque submodules put back."""
-    leaves = [model.get_submodule(leaf.path) for leaf in capture.leaves]
-    buffers = [(b, b.detach().clone()) for leaf in leaves for b in leaf.buffers()]
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """The same random numbers at every trial, nothing printed, nothing left where the model's code reaches."""
+    with quietly(model):
         torch.manual_seed(0)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
+        yield
+
+
+@contextlib.contextmanager
+def stand_ins(graph: fx.GraphModule, model: nn.Module) -> Iterator[None]:
+    """Copies of opaque modules, for all graphs that were made of `graph`."""
+    calls = [module for module in graph.children() if isinstance(module, LeafCall)]
+    look = Look()
+    try:
+        if calls:
+            copy = look.copy(model)
+            for call in calls:
+                call.stand_in = _stand_in(call, copy, look, model)
+        yield
+    finally:
+        for call in calls:
+            call.stand_in = None
+
+
+def _stand_in(call: LeafCall, copy: ModelCopy, look: Look, model: nn.Module) -> Callable[..., Any]:
+    """A call of an opaque module's copy. Its optimized parts would not run under a mode."""
+    signature, module = call.signature, copy.of(call.module)
+    large = any(slot.read(model).untyped_storage().nbytes() > LARGE for slot in signature.state)
+    if isinstance(call.pieces, Pieces) and not large:
+        return call.pieces.on(copy.of, {model.get_submodule(path) for path, _ in signature.touched})
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        with look:
+            return module(*args, **kwargs)
+
+    return watched
 
 
 def _unflatten(capture: Capture, tensors: Sequence[Tensor]) -> tuple[tuple, dict]:

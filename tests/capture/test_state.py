@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fxopt.capture import capture
+from fxopt.capture.effects import stores_of
 from fxopt.findings import Place
 
 
@@ -118,7 +119,10 @@ def test_reassigned_buffer_is_stored(check):
 
     model, twin = Average(), Average()
     found = capture(model, (torch.rand(4, 3),))
-    assert torch.equal(model.mean, torch.zeros(3))
+    found.graph(*[slot.read(model) for slot in found.state], torch.rand(5, 3))
+    assert torch.equal(model.mean, torch.zeros(3)), "nothing is stored before it is released"
+    for store in stores_of(found.graph):
+        store.release(store.module)
     for _ in range(2):
         x = torch.rand(5, 3)
         (got,) = found.graph(*[slot.read(model) for slot in found.state], x)

@@ -1,0 +1,200 @@
+"""Copies of what Python objects hold, so that a forward that runs on them edits nobody's own."""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+_ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, types.BuiltinFunctionType, type}
+_DICTS = (OrderedDict, defaultdict, dict)
+_CONTAINERS = (*_DICTS, list, set, deque)
+_LARGE = 1 << 16  # an array of more bytes stays shared: a copy for each trace would cost more than the trace
+_MISSING = object()
+_OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__deepcopy__")
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made in Python, whose instances are their attributes
+
+
+class Mirror:
+    """Copies of values, each object once: containers, plain objects, functions around them, arrays and tensors.
+
+    What has a way of its own to be copied (locks, files, loggers, generators) stays shared.
+
+    Args:
+        hold: the tensor that stands for one that is held.
+    """
+
+    def __init__(self, hold: Callable[[torch.Tensor], torch.Tensor]):
+        self._hold = hold
+        self._memo: dict[int, Any] = {}
+        self._keep: list[Any] = []  # ids in the memo stay valid
+        self._parts: set[int] = set()  # modules that are compared one by one
+
+    def mirror(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if isinstance(value, tuple):
+            items = tuple(map(self.mirror, value))
+            return items if kind is tuple else tuple.__new__(kind, items) if hasattr(kind, "_fields") else value
+        if isinstance(value, torch.Tensor):
+            return self._remember(value, self._hold(value))
+        if (base := _container(kind)) is not None:
+            return self._filled(value, _bare(kind), functools.partial(self._fill_container, base, value))
+        if kind is types.MethodType:
+            owner = self.mirror(value.__self__)
+            return value if owner is value.__self__ else self._remember(value, types.MethodType(value.__func__, owner))
+        if kind is weakref.ReferenceType and id(value()) in self._memo:
+            return self._remember(value, weakref.ref(self._memo[id(value())]))
+        if kind is functools.partial:
+            named = {k: self.mirror(v) for k, v in value.keywords.items()}
+            copy = functools.partial(self.mirror(value.func), *map(self.mirror, value.args), **named)
+            return self._remember(value, copy)
+        if kind is types.FunctionType:
+            return self._function(value)
+        if kind is np.ndarray:
+            return self._remember(value, value.copy() if value.nbytes <= _LARGE else value)
+        if is_plain_object(kind):
+            return self._filled(value, _bare(kind), lambda copy: self.fill(value, copy))
+        return value
+
+    def fill(self, value: Any, copy: Any) -> None:
+        """Give a bare `copy` of an object its attributes."""
+        inside = getattr(copy, "__dict__", {})
+        for name, item in attributes(value).items():
+            if name in getattr(value, "__dict__", ()):
+                inside[name] = self.mirror(item)
+            else:
+                object.__setattr__(copy, name, self.mirror(item))
+
+    def _fill_container(self, base: type, value: Any, copy: Any) -> None:
+        if base in _DICTS:
+            if base is defaultdict:
+                copy.default_factory = self.mirror(value.default_factory)
+            for key, item in base.items(value):  # type: ignore[attr-defined]
+                base.__setitem__(copy, self.mirror(key), self.mirror(item))  # type: ignore[attr-defined]
+        else:
+            more = (value.maxlen,) if base is deque else ()
+            base.__init__(copy, map(self.mirror, base.__iter__(value)), *more)  # type: ignore[attr-defined,misc]
+        self.fill(value, copy)
+
+    def _function(self, function: Any) -> Any:
+        """A function around copies of the variables that it closes over."""
+        cells = function.__closure__ or ()
+        if not cells:
+            return function
+        made = tuple(types.CellType() for _ in cells)
+        copy: Any = types.FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, made
+        )
+        copy.__kwdefaults__ = function.__kwdefaults__
+        copy.__dict__.update(function.__dict__)
+        self._remember(function, copy)
+        for cell, new in zip(cells, made, strict=True):
+            if (content := _content(cell)) is not _MISSING:
+                new.cell_contents = self.mirror(content)
+        return copy
+
+    def _filled(self, value: Any, copy: Any, fill: Callable[[Any], object]) -> Any:
+        """`copy`, known before it is filled: what it holds may hold it."""
+        self._remember(value, copy)
+        fill(copy)
+        return copy
+
+    def _remember(self, value: Any, copy: Any) -> Any:
+        self._memo[id(value)] = copy
+        self._keep.append(value)
+        return copy
+
+    def same(self, before: Any, after: Any, seen: frozenset[int] = frozenset()) -> bool:
+        """Whether `after` is still what `before` was mirrored to, or equal to it."""
+        kind, known = type(before), self._memo.get(id(before), _MISSING)
+        if (before is after and known is _MISSING) or id(before) in seen:
+            return True
+        seen = seen | {id(before)}
+        if isinstance(before, torch.Tensor) or id(before) in self._parts:
+            return known is after
+        if kind is not type(after):
+            return False
+        if isinstance(before, dict):
+            return len(before) == len(after) and all(
+                self.same(k, other, seen) and self.same(before[k], after[other], seen)
+                for k, other in zip(before, after, strict=True)
+            )
+        if isinstance(before, (list, tuple, deque)):
+            return len(before) == len(after) and all(self.same(a, b, seen) for a, b in zip(before, after, strict=True))
+        if isinstance(before, set):
+            return {id(self._memo.get(id(v), v)) for v in before} == set(map(id, after)) or before == after
+        if isinstance(before, np.ndarray):
+            return bool(before.shape == after.shape and before.tobytes() == after.tobytes())
+        if known is not _MISSING:
+            return known is after and self._same_inside(before, after, seen)
+        return _equal(before, after)
+
+    def _same_inside(self, before: Any, after: Any, seen: frozenset[int]) -> bool:
+        if isinstance(before, types.FunctionType):
+            cells = zip(before.__closure__ or (), after.__closure__ or (), strict=True)
+            return all(self.same(_content(a), _content(b), seen) for a, b in cells)
+        if not is_plain_object(type(before)):
+            return True
+        old, new = attributes(before), attributes(after)
+        return old.keys() == new.keys() and all(self.same(value, new[name], seen) for name, value in old.items())
+
+
+def is_plain_object(kind: type) -> bool:
+    """Whether instances are their attributes and nothing else, and do not say otherwise."""
+    if issubclass(kind, (nn.Module, torch.optim.Optimizer)):
+        return not issubclass(kind, torch.jit.ScriptModule)
+    own = kind is types.SimpleNamespace or (_is_of_python(kind) and kind.__new__ is object.__new__)
+    return own and all(_inherited(kind, name) for name in _OWN_WAYS)
+
+
+def _bare(kind: Any) -> Any:
+    return kind.__new__(kind)
+
+
+def _container(kind: type) -> Any:
+    """The built-in container that `kind` is, or is a class around."""
+    base = next((base for base in _CONTAINERS if issubclass(kind, base)), None)
+    return base if base is not None and kind.__new__ is base.__new__ else None
+
+
+def _is_of_python(kind: type) -> bool:
+    return bool(kind.__flags__ & _HEAP_TYPE) and (kind.__dictoffset__ != 0 or "__slots__" in vars(kind))
+
+
+def _inherited(kind: type, name: str) -> bool:
+    """Whether a way of being copied is object's, or none."""
+    base = types.SimpleNamespace if kind is types.SimpleNamespace else object
+    return getattr(kind, name, None) is getattr(base, name, None)
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """An object's attributes, those in slots too."""
+    slots = (vars(base).get("__slots__", ()) for base in type(value).__mro__)
+    names = [name for group in slots for name in ((group,) if isinstance(group, str) else group)]
+    names = [name for name in names if name not in ("__dict__", "__weakref__") and hasattr(value, name)]
+    return {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in names}}
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return _MISSING
+
+
+def _equal(before: Any, after: Any) -> bool:
+    try:
+        return bool(before == after)
+    except Exception:
+        return False

@@ -1,0 +1,183 @@
+"""What a graph has done before it fails, undone: eager runs next, and does it once.
+
+A graph without effects, or whose effects come after all that can fail, runs as it is. For any other the little that it
+writes is kept for the time of a call; where that is much, the model stays eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils.checkpoint import _StopRecomputationError
+
+from fxopt.runtime.executable import Executable
+from fxopt.shape.aliases import Aliases, is_random, written_arguments
+
+if TYPE_CHECKING:
+    from fxopt.capture import LeafCall
+
+MOST = 1 << 22  # bytes: 0.2 ms a call
+
+# Operators that raise for no data, of sizes that a capture has checked.
+_CERTAIN_NAMES = """
+    linear addmm mm bmm matmul baddbmm addmv mv dot einsum sum mean amax amin cumsum softmax log_softmax layer_norm
+    group_norm rms_norm batch_norm instance_norm dropout native_dropout cat stack view reshape _unsafe_view expand
+    permute transpose t unsqueeze squeeze select slice split split_with_sizes unbind flatten unflatten alias detach
+    clone contiguous _to_copy to copy_ fill_ zero_ zeros ones full empty zeros_like ones_like full_like empty_like
+    new_zeros new_ones new_full arange expand_as view_as type_as lift_fresh_copy sym_size sym_numel var std norm
+    linalg_vector_norm prelu celu selu scaled_dot_product_attention conv1d conv2d avg_pool1d max_pool1d repeat chunk
+    narrow lerp_ lerp pad constant_pad_nd masked_fill masked_fill_ bucketize rand_like randn_like movedim"""
+_CERTAIN = frozenset(_CERTAIN_NAMES.split())
+_OF_DATA_NAMES = """
+    floor_divide remainder fmod pow bernoulli bernoulli_ __lshift__ __rshift__ floor_divide_ remainder_ fmod_ pow_
+    div div_ normal_ binary_cross_entropy"""
+_OF_DATA = frozenset(_OF_DATA_NAMES.split())
+
+
+class TooMuch(Exception):
+    """Why a graph cannot be undone."""
+
+
+class Undo:
+    """Keeps what a graph edits before something of it may fail.
+
+    Args:
+        executable: its graph is rewritten by now.
+        model: whose state it edits.
+
+    Raises:
+        TooMuch: what it edits is large.
+    """
+
+    def __init__(self, executable: Executable, model: nn.Module) -> None:
+        module = executable.graph or executable.capture.graph
+        nodes, placeholders = list(module.graph.nodes), module.graph.find_nodes(op="placeholder")
+        last = max((place for place, node in enumerate(nodes) if _may_fail(node, module)), default=-1)
+        before = nodes[: last + 1]
+        edited = _edited(module.graph, before)
+        calls = [call for node in before if (call := _leaf(node, module)) is not None]
+        self._numbers = [number for number, node in enumerate(placeholders) if node in edited]
+        self._slots = sorted({slot for call in calls for slot in call.signature.state}, key=str)
+        self._modules = [
+            model.get_submodule(p) for p in sorted({path for call in calls for path, _ in call.signature.touched})
+        ]
+        self._random = bool(calls) or any(map(is_random, before))
+        self._model = model
+        kept = [placeholders[number].meta["val"] for number in self._numbers]
+        if sum(map(_bytes, (*kept, *(slot.read(model) for slot in self._slots)))) > MOST:
+            raise TooMuch(
+                "edits large tensors before something that may fail: what a failed call edits, eager edits again"
+            )
+
+    @property
+    def needed(self) -> bool:
+        return bool(self._numbers or self._slots or self._modules or self._random)
+
+    def around(self, run: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        """`run`, of which nothing is left where it raises."""
+
+        def undoing(*tensors: Any) -> Sequence[Any]:
+            kept = _Kept([*(tensors[number] for number in self._numbers), *(s.read(self._model) for s in self._slots)])
+            attributes = [(module, _Attributes(module)) for module in self._modules]
+            random = _random_states() if self._random else []
+            try:
+                return run(*tensors)
+            except _StopRecomputationError:
+                raise
+            except Exception:
+                kept.put_back()
+                for module, held in attributes:
+                    held.put_back(module)
+                for put_back, state in random:
+                    put_back(state)
+                raise
+
+        return undoing
+
+
+class _Kept:
+    """Tensors, and their values and versions as they are now."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        with torch.no_grad():
+            self._values = [tensor.detach().clone() for tensor in tensors]
+        self._versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
+
+    def put_back(self) -> None:
+        for tensor, value, version in zip(self._tensors, self._values, self._versions, strict=True):
+            with torch.inference_mode(version is None), torch.no_grad():
+                tensor.data.copy_(value)
+            if version is not None:
+                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+class _Attributes:
+    """What a module holds now, down to what its containers and plain objects hold."""
+
+    def __init__(self, module: nn.Module) -> None:
+        from fxopt.capture.reach import content  # the capture has paid for this import
+
+        self._attributes = dict(vars(module))
+        self._contents: list[tuple[Any, Any]] = []
+        left = list(self._attributes.values())
+        while left:
+            value = left.pop()
+            held = None if any(value is known for known, _ in self._contents) else content(value)
+            if held is not None:
+                self._contents.append((value, held))
+                left += held.values() if isinstance(held, dict) else held if isinstance(held, (list, set)) else ()
+        self._tensors = _Kept(_tensors([self._attributes, *(held for _, held in self._contents)]))
+
+    def put_back(self, module: nn.Module) -> None:
+        from fxopt.capture.reach import refill
+
+        for value, held in self._contents:
+            refill(value, held)
+        refill(vars(module), self._attributes)
+        self._tensors.put_back()
+
+
+def _tensors(groups: Sequence[Any]) -> list[Tensor]:
+    """The tensors in dicts and lists that are no parameters, but for large ones."""
+    values = [v for held in groups for v in (held.values() if isinstance(held, dict) else held)]
+    tensors = {id(v): v for v in values if isinstance(v, Tensor) and not isinstance(v, nn.Parameter)}
+    return [tensor for tensor in tensors.values() if _bytes(tensor) <= MOST]
+
+
+def _leaf(node: fx.Node, module: fx.GraphModule) -> LeafCall | None:
+    called: Any = module.get_submodule(str(node.target)) if node.op == "call_module" else None
+    return called if hasattr(called, "signature") else None
+
+
+def _edited(graph: fx.Graph, nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """All that shares memory with what these nodes edit."""
+    written = [argument for node in nodes for argument in written_arguments(node)]
+    aliases = Aliases(graph if written else None)
+    return {other for argument in written for other in aliases.sharing(argument)}
+
+
+def _may_fail(node: fx.Node, module: fx.GraphModule) -> bool:
+    """Whether a call may raise because of its data: an id, a condition, a size that data decide."""
+    if node.op != "call_function":
+        return _leaf(node, module) is not None
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return getattr(node.target, "__module__", "") not in ("_operator", "math", "torch._C")
+    name = node.target.overloadpacket.__name__
+    certain = name in _CERTAIN or (torch.Tag.pointwise in node.target.tags and name not in _OF_DATA)
+    return not (certain or (name in ("div", "div_") and "rounding_mode" not in node.kwargs))
+
+
+def _random_states() -> list[tuple[Callable[[Tensor], None], Tensor]]:
+    states: list[tuple[Callable[[Tensor], None], Tensor]] = [(torch.set_rng_state, torch.get_rng_state())]
+    if torch.cuda.is_initialized():
+        states.append((torch.cuda.set_rng_state, torch.cuda.get_rng_state()))
+    return states
+
+
+def _bytes(tensor: Tensor) -> int:
+    size = tensor.numel() * tensor.element_size()
+    return size if isinstance(size, int) else 0

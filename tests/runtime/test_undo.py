@@ -1,0 +1,189 @@
+"""A call that fails has the effects that eager has until it fails, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxopt
+from fxopt import Config
+from fxopt.runtime import dispatcher_of, undo
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.table, self.layer, self.norm = nn.Embedding(5, 3), nn.Linear(3, 2), nn.BatchNorm1d(3)
+        self.register_buffer("total", torch.zeros(3))
+        self.last: Any = None
+
+    def answer(self, x: Tensor, ids: Tensor) -> Tensor:
+        return self.layer(x + self.table(ids))
+
+
+class EditsAll(Base):
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        self.total += 1
+        x.mul_(2)
+        self.last = x.shape[1]
+        return self.answer(x * self.total, ids)
+
+
+class Statistics(Base):
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        return self.answer(self.norm(x), ids)
+
+
+class Reassigns(Base):
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        self.total = self.total + 1
+        return self.answer(x * self.total, ids)
+
+
+class Draws(Base):
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        return self.answer(torch.dropout(x, 0.5, True), ids)
+
+
+class Asserts(Base):
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        self.total += 1
+        torch._assert(((ids >= 0) & (ids < 5)).all(), "a bad id")
+        return self.layer(x * self.total)
+
+
+class Late(Base):
+    """Nothing can fail behind the edit."""
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        found = self.table(ids)
+        self.total += 1
+        return self.layer(x * self.total + found)
+
+
+class Scatters(Base):
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        self.total.index_add_(0, ids.clamp(max=2), torch.ones(ids.shape[0]))
+        return self.answer(x * self.total, ids)
+
+
+class EditsWeights(Base):
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.layer.weight.mul_(0.9)
+            self.table.weight[0].zero_()
+        return self.answer(x, ids)
+
+
+class EditsIds(Base):
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        ids += 1
+        return self.answer(x, ids)
+
+
+class EditsView(Base):
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        x[:, 1:].add_(self.total[1:])
+        self.total[:2].add_(1)
+        return self.answer(x, ids)
+
+
+class Leaf(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.rows, self.seen = 0, [0], {"last": [0.0]}
+        self.register_buffer("total", torch.zeros(()))
+        self.plain = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > -1e9:
+            self.calls += 1
+        self.rows.append(self.calls)
+        self.seen["last"].append(1.0)
+        self.total += 1
+        self.plain.add_(1)
+        return x + self.total + self.plain
+
+
+class Opaque(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaf = Leaf()
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        return self.answer(self.leaf(x), ids)
+
+
+class Large(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("large", torch.zeros(undo.MOST // 4 + 1))
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        self.large += 1
+        return self.answer(x, ids) + self.large[:2]
+
+
+MODELS = [
+    EditsAll, Statistics, Reassigns, Draws, Asserts, Late, Scatters, EditsWeights, EditsIds, EditsView, Opaque, Large,
+]  # fmt: skip
+IDS = ([0, 1, 2, 3], [0, 1, 9, 3], [1, 1, 1, 1], [-3, 0, 0, 0], [2, 2, 2, 2])
+
+
+def outcome(model: nn.Module, x: Tensor, ids: Tensor, seed: int) -> Any:
+    torch.manual_seed(seed)
+    try:
+        return model(x, ids)
+    except (IndexError, AssertionError, RuntimeError) as error:
+        return type(error).__name__
+
+
+def plain(model: nn.Module) -> tuple:
+    leaf = getattr(model, "leaf", None)
+    return model.last, leaf and (leaf.calls, leaf.rows, leaf.seen, leaf.plain.tolist())
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("level", ["full", "off"])
+@pytest.mark.parametrize("prepared", [True, False])
+@pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.__name__)
+def test_failing_calls(kind, prepared, level, grad):
+    model, twin = kind(), kind()
+    example = (torch.randn(4, 3), torch.tensor([0, 1, 2, 3])) if prepared else None
+    with torch.set_grad_enabled(grad):
+        fast = fxopt.optimize(model, example, Config(verify=level, tune="off"))
+        failed = 0
+        for number, ids in enumerate(IDS):
+            given = torch.randn(4, 3), torch.tensor(ids)
+            copies = [tensor.clone() for tensor in given]
+            expected = outcome(twin, *copies, number)
+            drawn = torch.get_rng_state()
+            found = outcome(fast, *given, number)
+            assert torch.equal(torch.get_rng_state(), drawn)
+            if isinstance(expected, str):
+                failed += 1
+                assert found == expected
+            else:
+                torch.testing.assert_close(found, expected)
+            assert all(map(torch.equal, given, copies))
+            assert all(map(torch.equal, model.state_dict().values(), twin.state_dict().values()))
+            assert plain(model) == plain(twin)
+    assert failed == 2
+    (entry,) = dispatcher_of(fast).entries
+    assert (entry.executable is None) == (kind is Large)
+    if kind is Large:
+        assert "large" in entry.findings.eager_reason
+
+
+def test_what_eager_raises_for_is_undone_to_the_version():
+    """A failing call counts as many versions as eager's."""
+    model, twin = Asserts(), Asserts()
+    fast = fxopt.optimize(model, config=Config(tune="off"))
+    for ids in IDS[:2]:
+        for net in (fast, twin):
+            outcome(net, torch.ones(4, 3), torch.tensor(ids), 0)
+    assert model.total._version == twin.total._version == 2
