@@ -11,6 +11,7 @@ import sympy
 from sympy.core.relational import Relational
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.solve import try_solve
 
 from fxopt.capture.inputs import Dim
 
@@ -91,6 +92,7 @@ def guards_of(
         names = {str(s) for s in expr.free_symbols}
         if not names or not names <= set(sources):
             continue
+        expr = _solved(expr)
         if isinstance(expr, sympy.Eq) and expr.lhs.is_Symbol and expr.rhs.is_Symbol:
             groups.join(str(expr.lhs), str(expr.rhs))
         elif (
@@ -132,6 +134,16 @@ def conditions(shape_env: ShapeEnv) -> Iterator[sympy.Basic]:
     """The environment's guards, one term of a conjunction at a time."""
     for guard in shape_env.guards:
         yield from guard.expr.args if isinstance(guard.expr, sympy.And) else (guard.expr,)
+
+
+def _solved(expr: sympy.Basic) -> sympy.Basic:
+    """12 + s0 == 15, as a cat in front of a linear layer asks, as s0 == 3."""
+    if isinstance(expr, sympy.Eq) and len(expr.free_symbols) == 1:
+        (symbol,) = expr.free_symbols
+        solved = try_solve(expr, symbol)
+        if solved is not None and solved[1].is_Integer:
+            return sympy.Eq(symbol, solved[1])
+    return expr
 
 
 def _lower_bound(expr: sympy.Basic) -> tuple[str, int] | None:
