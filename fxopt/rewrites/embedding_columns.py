@@ -204,7 +204,7 @@ def _shaped(editor: Editor, call: Node, index: int, output: Output) -> Node:
     if len(output.shape) == 2 and len(output.rows) == 1:
         return flat
     known = [static(size) for size in output.shape]
-    if known.count(None) == 1:  # of bags with offsets of B + 1, no input need have the size B
+    if known.count(None) == 1 and 0 not in known:  # of bags with offsets of B + 1, no input need have the size B
         return editor.call(aten.view.default, flat, [-1 if size is None else size for size in known])
     return editor.call(aten.view.default, flat, [_size(editor, output, size) for size in output.shape])
 

@@ -30,7 +30,7 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:  # type: ignore[override]
         (ids,) = ctx.saved_tensors
-        flat, grads = ids.flatten(), grad.reshape(-1, grad.shape[-1])
+        flat, grads = ids.flatten(), grad.reshape(ids.numel(), grad.shape[-1])
         if ctx.padding_idx is not None:
             grads = torch.where((flat == ctx.padding_idx).unsqueeze(1), 0, grads)
         return None, sum_by_id(flat, grads, ctx.rows), None

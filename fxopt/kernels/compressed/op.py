@@ -35,7 +35,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, format: str, rank: in
     """
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return F.linear(x, weight, bias)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.flatten(0, -2)
     try:
         for factor in _factors.of(weight, format, rank):
             rows = factor(rows)

@@ -95,13 +95,13 @@ class Chain(torch.autograd.Function):
 def kept_by_torch(inputs: Sequence[Tensor], state: Sequence[Tensor | None], layers: Sequence[Layer]) -> list[Tensor]:
     """What the kernel gives for a plan that keeps values."""
     x = torch.cat(list(inputs), -1) if len(inputs) > 1 else inputs[0]
-    kept = [x.reshape(-1, x.shape[-1])]
+    kept = [x.flatten(0, -2)]
     for layer in layers:
         x = by_torch.apply(x, state, layer.linear)
-        kept += [x.reshape(-1, x.shape[-1])] if layer.own else []
+        kept += [x.flatten(0, -2)] if layer.own else []
         for step in layer.behind:
             x = by_torch.apply(x, state, step)
-        kept.append(x.reshape(-1, x.shape[-1]))
+        kept.append(x.flatten(0, -2))
     return [x, *kept[:-1]]
 
 
@@ -194,4 +194,4 @@ class _Backward:
 
 
 def _matrix(x: Tensor) -> Tensor:
-    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    return x if x.dim() == 2 else x.flatten(0, -2)
