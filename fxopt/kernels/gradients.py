@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def mark(
+    ctx: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor], differentiable: Sequence[Collection[int]]
+) -> None:
+    """Only an output that is differentiable in an input that asks for a gradient requires one, as each by itself would;
+    and a backward is told, by None, which outputs have no gradient.
+
+    differentiable: for each output the numbers of inputs.
+    """
+    asking = {number for number, tensor in enumerate(inputs) if tensor.requires_grad}
+    constant = [y for y, reads in zip(outputs, differentiable, strict=True) if asking.isdisjoint(reads)]
+    ctx.mark_non_differentiable(*constant)
+    ctx.set_materialize_grads(False)
 
 
 def by_definition(grads: Sequence[Tensor | None]) -> bool:

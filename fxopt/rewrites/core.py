@@ -20,6 +20,7 @@ from fxopt.normalize import remove_dead_code
 from fxopt.patterns.core import Match, Reject, place_of
 from fxopt.rewrites.editor import Editor, Rejected, as_captured, learn, no_new_guards
 from fxopt.rewrites.gradient_modes import stay_on_one_side
+from fxopt.rewrites.gradient_paths import GradientPaths
 from fxopt.rewrites.regions import before
 from fxopt.rewrites.trial import Trial
 from fxopt.shape.aliases import has_effects
@@ -94,7 +95,8 @@ def apply(
     trial = None
     if rewrite.measured and tuner is not None:
         trial = Trial(tuner, not inference, rewrite.rows, rewrite.proof, rewrite.everywhere)
-    commit = functools.partial(_commit, rewrite, module, trial)
+    paths = None if inference else GradientPaths(module.graph)
+    commit = functools.partial(_commit, rewrite, module, trial, paths)
     for _ in range(_MOST_ROUNDS):
         changed = False
         rejects = []
@@ -141,7 +143,13 @@ def _alive(match: Match, module: GraphModule) -> bool:
 
 
 def _commit(
-    rewrite: Rewrite, module: GraphModule, trial: Trial | None, match: Match, findings: PassFindings, number: int
+    rewrite: Rewrite,
+    module: GraphModule,
+    trial: Trial | None,
+    paths: GradientPaths | None,
+    match: Match,
+    findings: PassFindings,
+    number: int,
 ) -> bool:
     """Replace one match. False, with the reason in the findings, where the replacement does not hold."""
     editor = Editor(module, match.anchor)
@@ -151,6 +159,8 @@ def _commit(
         if trial is not None:
             values, timing = trial.judged(editor, replacement.values)
             replacement = replace(replacement, values=values, why="; ".join(filter(None, (replacement.why, timing))))
+        if paths is not None:
+            paths.keep(replacement.values)
     except Rejected as error:
         editor.undo()
         findings.misses.append(Miss(rewrite.name, str(error), place))

@@ -18,16 +18,22 @@ from fxopt.normalize.functional import functional_overload
 from fxopt.shape.aliases import Aliases, is_random
 from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import same, tensor_of
+from fxopt.shape.strides import Layout, Strides
+
+aten = torch.ops.aten
+_MAKES_CONTIGUOUS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.mvlgamma.default}
 
 
 def reuse_memory(graph: Graph) -> int:
     """Turn `op(x, ...)` into `op_(x, ...)` where x is dead afterwards. Returns how often."""
-    aliases = Aliases(graph)
+    aliases, strides = Aliases(graph), Strides(graph)
     place = {node: number for number, node in enumerate(graph.nodes)}
     reused = 0
     for node in graph.nodes:
         edit = in_place_overload(node.target) if isinstance(node.target, OpOverload) else None
         if edit is None or "bound" in node.meta or aliases.leaves(node) or not _dies(node, aliases, place):
+            continue
+        if node.target in _MAKES_CONTIGUOUS and not _stays_contiguous(node, strides):
             continue
         node.target = edit
         aliases.join(node, node.args[0])  # type: ignore[arg-type]
@@ -55,6 +61,12 @@ def _dies(node: Node, aliases: Aliases, place: dict[Node, int]) -> bool:
     if read_again or not all(map(_makes_memory, sharing)):
         return False
     return all(place[user] <= place[node] for member in sharing for user in member.users)
+
+
+def _stays_contiguous(node: Node, strides: Strides) -> bool:
+    """Whether its result may have the strides of its argument: fake ones are not those of every operator."""
+    known = strides.known(node.args[0])  # type: ignore[arg-type]
+    return known is Layout.CONTIGUOUS or strides.asked(node) is Layout.ANY
 
 
 def _makes_memory(node: Node) -> bool:

@@ -47,24 +47,44 @@ class _Split:
 
 
 _splits: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_differentiable: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
     tensors, tables, plan = inputs
     ctx.save_for_backward(*tensors, *tables, plan)
     ctx.n_tensors = len(tensors)
+    gradients.mark(ctx, (*tensors, *tables), output, _differentiable_in(plan, len(tensors)))
 
 
-def backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], list[Tensor | None], None]:
+def _differentiable_in(plan: Tensor, n_tensors: int) -> list[set[int]]:
+    """For each output the tensors and, numbered behind them, the tables that it has a gradient in."""
+    found = _differentiable.get(plan)
+    if found is None:
+        decoded = plan_of(plan)
+        found = _differentiable[plan] = [set() for _ in decoded.widths]
+        for column in decoded.columns:
+            found[column.output].update(_float_inputs(column))
+            if column.table is not None:
+                found[column.output].add(n_tensors + column.table)
+    return found
+
+
+def backward(ctx: Any, grads: list[Any]) -> tuple[list[Tensor | None], list[Tensor | None], None]:
     *inputs, plan = ctx.saved_tensors
     tensors, tables = inputs[: ctx.n_tensors], inputs[ctx.n_tensors :]
     needs_tensors, needs_tables, _ = ctx.needs_input_grad
     if gradients.by_definition(grads):
-        found = _by_reference(plan_of(plan), grads, tensors, tables, needs_tensors, needs_tables)
+        flowing, outputs = _subplan(plan_of(plan), [c for c in plan_of(plan).columns if grads[c.output] is not None])
+        if flowing is None:
+            return [None] * len(tensors), [None] * len(tables), None
+        chosen = [grads[o] for o in outputs]
+        found = _by_reference(flowing, chosen, tensors, tables, needs_tensors, needs_tables)
         return found[: len(tensors)], found[len(tensors) :], None
     by_kernel = tuple(_kernel_of(table) if need else "" for need, table in zip(needs_tables, tables, strict=True))
     touched = tuple(bool(device) and row_gradients.sparse(t) for t, device in zip(tables, by_kernel, strict=True))
-    split = _split(plan, tuple(map(bool, needs_tensors)), tuple(map(bool, needs_tables)), by_kernel, touched)
+    flows = tuple(grad is not None for grad in grads)
+    split = _split(plan, tuple(map(bool, needs_tensors)), tuple(map(bool, needs_tables)), by_kernel, touched, flows)
     tensor_grads: list[Tensor | None] = [None] * len(tensors)
     table_grads_: list[Tensor | None] = [None] * len(tables)
     for part, gradients_of in (
@@ -126,10 +146,15 @@ def _split(plan_tensor: Tensor, *key: tuple) -> _Split:
     return cache[key]
 
 
-def _make_split(plan: Plan, needs_tensors: tuple, needs_tables: tuple, by_kernel: tuple, touched: tuple) -> _Split:
+def _make_split(
+    plan: Plan, needs_tensors: tuple, needs_tables: tuple, by_kernel: tuple, touched: tuple, flows: tuple
+) -> _Split:
+    """flows: whether a gradient comes for each output."""
     kernel: list[Column] = []
     rest: list[Column] = []
     for column in plan.columns:
+        if not flows[column.output]:
+            continue
         fast = column.table is not None and by_kernel[column.table] and column.pool != "max"
         fast = fast and bool(column.bag or column.source.rows)  # a kernel plan tells its rows by itself
         if fast and by_kernel[column.table] == "cuda":  # type: ignore[index]

@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fxopt.config import BAD_IDS
@@ -69,7 +70,8 @@ def plan_of(tensor: torch.Tensor) -> Plan:
     if plan is not None:
         return plan
     if type(tensor) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        plan = decode(tensor)
+        with _disable_current_modes():  # data, whoever looks on
+            plan = decode(tensor)
         _remember(tensor.numel(), plan)
         _decoded[tensor] = plan
         return plan

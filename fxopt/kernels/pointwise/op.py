@@ -54,6 +54,7 @@ def _fake(inputs: list[Tensor], plan: str) -> list[Tensor]:
 def _setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
     tensors, ctx.plan = inputs
     ctx.save_for_backward(*tensors)
+    gradients.mark(ctx, tensors, output, plan_of(ctx.plan).differentiable)
 
 
 def _backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], None]:

@@ -7,6 +7,7 @@ of its own ("expand"). Booleans are 0.0 and 1.0.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 MOST_AXES = 6
@@ -19,6 +20,7 @@ BINARY = (
     "and", "or", "xor", "leaky_relu", "prelu",
 )  # fmt: skip
 TERNARY = ("where", "fma")  # fma: a * b + c, rounded once
+CONSTANT = ("not", "isnan", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "peak")  # they have no gradient
 REDUCTIONS = ("sum", "mean", "amax", "amin", "peak")  # peak: amax without a gradient, for softmax
 OPS = (*UNARY, *BINARY, *TERNARY, *REDUCTIONS, "expand")
 
@@ -75,3 +77,12 @@ class Plan:
             if step.op in REDUCTIONS:
                 missing |= self.axes_of(int(step.operands[0])) - step.axes
         return min(missing, default=self.axes)
+
+    @functools.cached_property
+    def differentiable(self) -> tuple[frozenset[int], ...]:
+        """For each output the inputs that it has a gradient in."""
+        reached = [frozenset([number]) for number in range(len(self.inputs))]
+        for step in self.steps:
+            read = step.operands[1:] if step.op == "where" else () if step.op in CONSTANT else step.operands
+            reached.append(frozenset().union(*(reached[value] for value in read if isinstance(value, int))))
+        return tuple(frozenset() if output.boolean else reached[output.value] for output in self.outputs)

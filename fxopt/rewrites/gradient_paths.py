@@ -1,0 +1,87 @@
+"""Gradients reach what they reach in eager. A parameter that has lost its way to an output has no gradient where
+eager's is zeros, and an optimizer with momentum or weight decay steps on zeros and passes over nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.fx import Graph, Node
+
+from fxopt.normalize.gradients import gradient_switches
+from fxopt.rewrites.editor import Rejected
+
+aten = torch.ops.aten
+Values = Mapping[Node, Node | None]
+# What reads no more of a tensor than its form; integers and booleans have no gradients anyway.
+_CUTS = {
+    aten.detach.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
+    aten.empty_like.default, aten.rand_like.default, aten.randn_like.default, aten.new_zeros.default,
+    aten.new_ones.default, aten.new_full.default, aten.new_empty.default,
+}  # fmt: skip
+
+
+class GradientPaths:
+    """Which parameters and inputs each node of a graph is differentiable in: a bit each."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._reached = self._with({})
+
+    def keep(self, values: Values) -> None:
+        """Raises Rejected where nodes that change for others take a parameter's last way to an output with them."""
+        lost = [old for old, new in values.items() if new is not None and self._of(old) & ~self._of(new)]
+        if not lost:
+            return
+        after = self._with(values)
+        for output in self._graph.output_node().all_input_nodes:
+            if self._of(output) & ~after[values.get(output) or output]:
+                raise Rejected(f"without '{lost[0].name}' a parameter has no gradient where eager's is zeros")
+        self._reached = after
+
+    def _of(self, node: Node) -> int:
+        found = self._reached.get(node)
+        if found is None:
+            found = self._reached[node] = _joined(node, [self._of(read) for read in node.all_input_nodes])
+        return found
+
+    def _with(self, values: Values) -> dict[Node, int]:
+        """For each node, where the users of old values read the new ones."""
+        reached = dict[Node, int]()
+        switches, on = gradient_switches(self._graph), torch.is_grad_enabled()
+        for number, node in enumerate(self._graph.nodes):
+            on = switches.get(node, on)
+            if node.op == "placeholder":
+                reached[node] = 1 << number if _may_ask(node) else 0
+            elif on:
+                new = (values.get(read) for read in node.all_input_nodes)
+                reads = zip(node.all_input_nodes, new, strict=True)
+                reached[node] = _joined(node, [reached[n if n in reached else read] for read, n in reads])  # type: ignore[index]
+            else:
+                reached[node] = 0
+        return reached
+
+
+def _joined(node: Node, reads: list[int]) -> int:
+    if node.target in _CUTS or not _is_float(node):
+        return 0
+    found = 0
+    for read in reads:
+        found |= read
+    return found
+
+
+def _may_ask(placeholder: Node) -> bool:
+    """A parameter may be frozen and thawed after the capture; what an input asks is part of its signature."""
+    slot = placeholder.meta.get("state")
+    return _is_float(placeholder) and (slot.kind == "parameter" if slot else placeholder.meta["val"].requires_grad)
+
+
+def _is_float(node: Node) -> bool:
+    """Whether it may have a gradient; of what has no value on its own nothing is known."""
+    value = node.meta.get("val")
+    if value is None:
+        return True
+    values = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()) for one in values)
