@@ -104,9 +104,7 @@ class Writer:
     def cube(self, fields: bool = False) -> Value:
         """[B, F, D], or [B, L, D] where it need not be fields."""
         known = [self.sample.L] if fields else []
-        found = self.any(
-            lambda v: v.floats and v.rank == 3 and v.shape[0] == self.sample.B and v.shape[1] not in known
-        )
+        found = self.any(lambda v: v.floats and v.rank == 3 and v.shape[0] == self.sample.B and v.shape[1] not in known)
         if found and not self.chance(10):
             return found
         if self.chance(40):

@@ -58,6 +58,18 @@ class OneTowerOfThree(nn.Module):
         return torch.stack([t(x[:, i]) for i, t in enumerate(self.towers)], 1)[:, 2]
 
 
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 3, 2),), grad=True)
+class OnePieceOfAStack(nn.Module):
+    """A stack that is taken apart at once keeps its other towers for their gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([t(x[:, i]) for i, t in enumerate(self.towers)], 1).unbind(1)[1] * 2
+
+
 def fields(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
     return torch.randn(B, 2).abs() * (1 if fill == 1 else -1), torch.randn(B, 1, 1)
 
