@@ -46,6 +46,10 @@ EDITS = {
     "replace_input_with", "update_arg", "update_kwarg",
 }  # fmt: skip
 EDITORS = r"lowering\..*|rewrites\.(core|editor|direct|forks)|normalize(\..*)?|capture(\..*)?"
+FACTORIES = {
+    "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand",
+    "randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros",
+}  # fmt: skip
 DRAWERS = {"utils", "util", "helpers", "common", "misc"}
 
 
@@ -111,6 +115,19 @@ def edits(name: str, source: str) -> list[str]:
     ]
 
 
+def deviceless(name: str, source: str) -> list[str]:
+    """Tensors that are made where the caller's default device is, which is nobody's wish."""
+    return [
+        f"{name}, line {node.lineno}: torch.{node.func.attr}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and (node.func.value.id, node.func.attr in FACTORIES) == ("torch", True)
+        and not any(keyword.arg in ("device", None) for keyword in node.keywords)
+    ]
+
+
 def test_every_module_has_a_layer() -> None:
     assert not [name for name in modules() if layer_of(name) not in RANK], "give the new module a place in LAYERS"
 
@@ -153,6 +170,10 @@ def test_only_the_core_edits_graphs() -> None:
     assert not found, "leave the editing of graphs to fxopt/rewrites/core.py (and the last lowering to direct.py)"
 
 
+def test_every_new_tensor_names_its_device() -> None:
+    assert not [line for name, source in modules().items() for line in deviceless(name, source)]
+
+
 def test_no_drawer_for_everything() -> None:
     assert not [name for name in modules() if name.split(".")[-1] in DRAWERS]
 
@@ -188,3 +209,8 @@ def test_allowed_imports_are_allowed() -> None:
 
 def test_edits_are_seen() -> None:
     assert edits("patterns.pooling", "def f(graph, node):\n    graph.erase_node(node)")
+
+
+def test_tensors_without_a_device_are_seen() -> None:
+    assert deviceless("verify.made", "import torch\nx = torch.rand(3)")
+    assert not deviceless("verify.made", "import torch\nx = torch.rand(3, device='cpu')")

@@ -77,7 +77,8 @@ def _parted(graph: Graph, batch: sympy.Symbol) -> tuple[list[Node], list[Node], 
     ahead, behind = list[Node](), list[Node]()
     while True:
         placements = rows_of(graph, batch, frozenset(ahead))
-        mixing = next((node for node in graph.nodes if _mixes(node, placements) and node not in behind), None)
+        unsettled = (node for node in graph.nodes if _mixes(node, placements, ahead) and node not in behind)
+        mixing = next(unsettled, None)
         if mixing is None:
             return ahead, behind, placements
         needed, needing = _closure(mixing, lambda node: node.all_input_nodes), _closure(mixing, lambda node: node.users)
@@ -90,8 +91,10 @@ def _parted(graph: Graph, batch: sympy.Symbol) -> tuple[list[Node], list[Node], 
             behind.append(mixing)
 
 
-def _mixes(node: Node, placements: Placements) -> bool:
-    """Whether a node is the first about which nothing is known."""
+def _mixes(node: Node, placements: Placements, ahead: Sequence[Node]) -> bool:
+    """Whether a node is the first about which nothing is known, or an opaque module on neither side yet."""
+    if node.op == "call_module":
+        return node not in ahead
     if node.op != "call_function" or placements[node] is not None:
         return False
     return all(placements[needed] is not None for needed in node.all_input_nodes)
