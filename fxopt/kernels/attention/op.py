@@ -70,7 +70,8 @@ def _setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
     q, k, v, mask, ctx.plan = inputs
     ctx.save_for_backward(q, k, v, *mask, *output[1:])
     ctx.masks = len(mask)
-    ctx.set_materialize_grads(False)
+    of_weights = [0, 1, *range(3, 3 + len(mask))]
+    gradients.mark(ctx, (q, k, v, *mask), output, [range(3 + len(mask)), of_weights][: len(output)])
 
 
 def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple:
