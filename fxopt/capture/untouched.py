@@ -58,13 +58,16 @@ class Look(TorchDispatchMode):
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
             return tensor.detach().clone()
         memory = self._standing_for(tensor.untyped_storage())
+        new = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        if not tensor.is_leaf:  # which may be edited where a leaf that requires a gradient may not
+            with torch.enable_grad():
+                new = new.requires_grad_().clone()
         with torch.no_grad():
-            new = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
             new.set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
         if isinstance(tensor, nn.Parameter):
             new = nn.Parameter(new, tensor.requires_grad)
         vars(new).update(vars(tensor))
-        return new.requires_grad_(tensor.requires_grad)
+        return new.requires_grad_(tensor.requires_grad) if tensor.is_leaf else new
 
     def clone(self, tensor: torch.Tensor) -> None:
         """Copy the memory of this tensor before the run, however large."""

@@ -75,7 +75,7 @@ def _captured(
     if not program.example:
         return None, optimize(model, config=config)
     torch.manual_seed(0)
-    example = _views(inputs(*program.captured), program.grad)
+    example = _made_of(inputs(*program.captured), program.grad)
     before, state = [t.detach().clone() for t in example], torch.get_rng_state()
     try:
         fast = optimize(model, example, config)
@@ -100,7 +100,7 @@ def _capture_error(
 ) -> tuple[Failure | None, nn.Module | None]:
     torch.manual_seed(0)
     try:
-        copy.deepcopy(eager)(*_views(inputs(*program.captured), program.grad))
+        copy.deepcopy(eager)(*_made_of(inputs(*program.captured), program.grad))
     except Exception as own:
         same = isinstance(error, type(own))
         return (None if same else Failure("other error", f"eager {own!r}, optimize {error!r}")), None
@@ -114,7 +114,7 @@ def _outcome(model: nn.Module, inputs: Callable, sizes: Sizes, seed: int, grad: 
     if wide:
         given = tuple(_widened(t) for t in given)
     leaves = tuple(given)
-    given = _views(given, grad)
+    given = _made_of(given, grad)
     for parameter in model.parameters():
         parameter.grad = None
     outcome = Outcome(inputs=given)
@@ -135,9 +135,9 @@ def _widened(tensor: Tensor) -> Tensor:
     return tensor.detach().double().requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
 
 
-def _views(given: tuple[Tensor, ...], grad: bool) -> tuple[Tensor, ...]:
-    """An edit in place of a leaf raises, so that forward gets what was made of it."""
-    return tuple(t.view_as(t) if grad and t.requires_grad else t for t in given)
+def _made_of(given: tuple[Tensor, ...], grad: bool) -> tuple[Tensor, ...]:
+    """An edit in place of a leaf, or of a view of one, raises, so that forward gets what was computed from it."""
+    return tuple(t.clone() if grad and t.requires_grad else t for t in given)
 
 
 def _gradients(model: nn.Module, leaves: tuple[Tensor, ...], outputs: tuple[Any, ...]) -> dict[str, Any]:

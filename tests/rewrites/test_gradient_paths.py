@@ -51,6 +51,7 @@ MODELS: dict[str, Forward] = {
     "detached": lambda m, x, ids: ((torch.cat(m.rows(ids, 0, 1), 1) * 2).detach().sum(1), m.rows(ids, 2)[0]),
     "two outputs": lambda m, x, ids: (torch.cat(m.rows(ids, 0, 1), 1), torch.cat(m.rows(ids, 2, 3), 1)),
     "three lookups": lambda m, x, ids: tuple(m.rows(ids, 0, 1, 2)),
+    "a tower each": lambda m, x, ids: tuple(m.layers(x)),
     "the same table twice": lambda m, x, ids: (m.tables[0](ids), torch.cat(m.rows(ids, 1, 2), 1)),
 }
 

@@ -90,3 +90,47 @@ class ProductWithTheLastRow(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         last = x[x.shape[0] - 1 :]
         return torch.addcmul(x, x, last), torch.minimum(x, last), x - x[-1:], x * x[:1]
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 2, 3),), captured=(2, 4), later=((0, 4), (1, 4)), grad=True)
+class NothingOfALayer(nn.Module):
+    """Layers of width 0 and their gradients, of rows and of none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = nn.Linear(3, 0)
+        self.wide = nn.Linear(0, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.wide(torch.relu(self.narrow(x))) * torch.sigmoid(x)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randint(0, 9, (B, 2)),), captured=(2, 4), later=((0, 4), (1, 4)), grad=True)
+class TablesOfNothing(nn.Module):
+    """A table of width 0 beside another one, pooled and as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e = nn.Embedding(9, 0)
+        self.w = nn.Embedding(9, 4)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, ...]:
+        return torch.cat([self.e(ids), self.w(ids)], -1).relu(), self.e(ids).sum(1), self.e(ids)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 3, 2),), later=((3, 4), (1, 4), (0, 4)))
+class FilledBehindAnything(nn.Module):
+    """What masked_fill gives is contiguous, whatever memory it is given and whoever writes over that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        turned = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        mask = x > 0
+        return (
+            torch.sigmoid(turned * 2).masked_fill(mask, 0),
+            torch.exp(turned).masked_fill(mask, torch.tensor(1.0)),
+            (turned + 1).masked_fill(mask[:, :1], 2).tanh(),
+        )

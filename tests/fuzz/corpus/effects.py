@@ -143,3 +143,16 @@ class AveragingBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 8, requires_grad=True), torch.randn(B, 8)), grad=True)
+class EditsWhatWasComputed(nn.Module):
+    """An input that autograd has made may be edited, where a leaf may not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x.transpose(0, -1).mul_(2)
+        return self.l(x) * torch.sigmoid(y)
