@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from fxopt.config import Config
 from fxopt.optimize import optimize
+from tests.fuzz.placed import CPU, elsewhere, is_spoilt, moved, on_cpu, on_default, settled
 from tests.fuzz.programs import Loaded, Program, Sizes
 
 _NOISY_RUNS = 3
@@ -46,26 +49,41 @@ class Outcome:
 def check(program: Program, seen: Counter[str] | None = None, loaded: Loaded | None = None) -> Failure | None:
     """The first difference between eager and optimized, or None. `seen` counts what was run and what was rewritten."""
     seen = Counter() if seen is None else seen
-    build, inputs = loaded or program.loaded()
-    eager = build()
-    fast_original = copy.deepcopy(eager)
+    build, made = loaded or program.loaded()
+    inputs, eager = on_default(made), on_cpu(build)()
+    calls = list(enumerate((program.captured, *program.later)))
     config = Config(verify=program.verify, tune="off")
     with torch.set_grad_enabled(program.grad):
-        failure, fast = _captured(program, fast_original, eager, inputs, config)
+        if elsewhere():
+            harmless = _harmless(eager, made, calls, program.grad)
+            seen["left out"] += len(calls) - len(harmless)
+            if not harmless:
+                return None
+            calls, eager = harmless, moved(eager, torch.get_default_device())
+        failure, fast = _captured(program, copy.deepcopy(eager), eager, inputs, config)
         if failure is not None or fast is None:
             return failure
-        for number, sizes in enumerate((program.captured, *program.later)):
+        for number, sizes in calls:
             wide = copy.deepcopy(eager)
             expected = _outcome(eager, inputs, sizes, number, program.grad)
+            if isinstance(expected.error, torch.AcceleratorError):
+                raise expected.error  # the device is lost, by nothing of ours
             found = _outcome(fast, inputs, sizes, number, program.grad)
             seen["calls"] += 1
             seen["raised"] += expected.error is not None
-            comparison = _Comparison(program, wide, inputs, sizes, number, expected, found)
+            comparison = _Comparison(program, wide, made, sizes, number, expected, found)
             difference = comparison.difference()
             if difference is not None:
                 return Failure(*difference, sizes)
     _count(fast, seen)
     return _hidden(fast, program)
+
+
+def _harmless(eager: nn.Module, made: Callable, calls: list[tuple[int, Sizes]], grad: bool) -> list[tuple[int, Sizes]]:
+    """The calls up to the first that raises on the CPU; the other device may be lost by it."""
+    with CPU:
+        twin = copy.deepcopy(eager)
+        return list(takewhile(lambda call: _outcome(twin, made, call[1], call[0], grad).error is None, calls))
 
 
 def _captured(
@@ -79,8 +97,12 @@ def _captured(
     before, state = [t.detach().clone() for t in example], torch.get_rng_state()
     try:
         fast = optimize(model, example, config)
+    except torch.AcceleratorError as error:
+        return Failure("raises", f"optimize: {error!r}"), None
     except Exception as error:
         return _capture_error(error, eager, inputs, program)
+    if is_spoilt():
+        return Failure("raises", "optimize leaves the device in an error"), None
     for i, (old, new) in enumerate(zip(before, example, strict=True)):
         if not _equal(old, new.detach()):
             return Failure("capture edits", f"input {i} after optimize"), None
@@ -124,6 +146,9 @@ def _outcome(model: nn.Module, inputs: Callable, sizes: Sizes, seed: int, grad: 
         outcome.values = {f"output {i}": _frozen(leaf) for i, leaf in enumerate(outcome.outputs)}
         if grad:
             outcome.values.update(_gradients(model, leaves, outcome.outputs))
+        settled()
+    except torch.AcceleratorError as error:
+        return Outcome(error=error)
     except Exception as error:
         outcome.error = error
     outcome.values.update((name, _frozen(value)) for name, value in _state(model))
@@ -270,7 +295,8 @@ class _Comparison:
         wide, eager = self._wide.values, self.eager.values
         floats = [name for name, t in eager.items() if isinstance(t, Tensor) and t.is_floating_point()]
         return self.program.whole and all(
-            name in wide and _equal(eager[name].detach().double(), wide[name].detach()) for name in floats
+            name in wide and _equal(eager[name].detach().double(), wide[name].detach().to(eager[name].device))
+            for name in floats
         )
 
     @cached_property
@@ -303,11 +329,12 @@ class _Comparison:
         return [self._run(seed) for seed in range(_NOISY_RUNS)]
 
     def _run(self, noise: int | None) -> Outcome:
-        model = copy.deepcopy(self.before).double()
-        if noise is None:
-            return _outcome(model, self.inputs, self.sizes, self.seed, self.program.grad, wide=True)
-        with _Rounding(noise, torch.finfo(self.program.dtype).eps):
-            return _outcome(model, self.inputs, self.sizes, self.seed, self.program.grad, wide=True)
+        """On the CPU, where noise that makes an id too large does no harm."""
+        rounding = nullcontext() if noise is None else _Rounding(noise, torch.finfo(self.program.dtype).eps)
+        with CPU if elsewhere() else nullcontext():
+            model = moved(self.before, CPU).double()
+            with rounding:
+                return _outcome(model, self.inputs, self.sizes, self.seed, self.program.grad, wide=True)
 
     def _form(self) -> tuple[str, str] | None:
         """Strides that a caller's .view(-1) sees, and memory that outputs share with each other and with inputs."""
@@ -351,7 +378,7 @@ def _of(outcome: Outcome, name: str, like: Tensor) -> Tensor | None:
     value = outcome.values.get(name)
     if outcome.error is not None or not isinstance(value, Tensor) or value.shape != like.shape:
         return None
-    return value.detach().double()
+    return value.detach().double().to(like.device)
 
 
 def _overlap(a: Any, b: Any) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 _GRAPHS_A_WORKER = 500  # then a fresh one: what a process has compiled and traced adds up
 _SHRUNK_A_KIND = 2
+SPOILT = 86  # a worker's exit status: an accelerator has failed, and the failure of its graph is told
 _SILENCE = 120  # seconds without a graph until a worker counts as hanging
 
 
@@ -127,6 +128,8 @@ class Run:
         watchdog.stop()
         if code == 0 or watchdog.over:
             return None
+        if code == SPOILT:
+            return at
         name = signal.Signals(-code).name if code < 0 else f"exit {code}"
         self._note(kind, {"seed": at, "what": f"crash: {'hangs' if watchdog.hung else name}", "text": ""})
         return at

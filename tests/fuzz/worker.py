@@ -16,6 +16,8 @@ import torch
 
 from tests.fuzz import dense
 from tests.fuzz.check import Failure, check
+from tests.fuzz.driver import SPOILT
+from tests.fuzz.placed import is_spoilt, on_cpu
 from tests.fuzz.programs import Program
 from tests.fuzz.shrink import shrink
 from tests.properties import check as columns
@@ -33,6 +35,7 @@ def work(options: argparse.Namespace) -> None:
     for seed in range(options.seed, options.seed + options.graphs):
         print(f"at {seed}", flush=True)
         failure, text = (_dense if options.kind == "dense" else _columns)(seed, options, seen, kinds)
+        spoilt = is_spoilt()
         if failure is not None:
             record = {"seed": seed, "what": failure.kind, "message": str(failure), "text": text}
             print(json.dumps(record), flush=True)
@@ -40,6 +43,9 @@ def work(options: argparse.Namespace) -> None:
                 options.out.mkdir(parents=True, exist_ok=True)
                 name = f"{options.kind}_{seed}_{failure.kind.replace(' ', '_')}.py"
                 (options.out / name).write_text(f'"""{failure}"""\n\n{text}')
+        if spoilt:
+            print(json.dumps({"seen": seen}), flush=True)
+            os._exit(SPOILT)  # nothing runs on this device any more
     print(json.dumps({"seen": seen}), flush=True)
     sys.stdout.flush()
     os._exit(0)  # nothing is left to tidy up
@@ -95,20 +101,22 @@ def _dense(
     if failure is None:
         return None, ""
     kinds[failure.kind] += 1
-    small = not options.no_shrink and kinds[failure.kind] <= _SHRUNK_A_KIND
+    small = not options.no_shrink and not is_spoilt() and kinds[failure.kind] <= _SHRUNK_A_KIND
     return failure, shrunk(program, failure) if small else program.reproducer()
 
 
 def _columns(
     seed: int, options: argparse.Namespace, seen: Counter[str], kinds: Counter[str]
 ) -> tuple[Failure | None, str]:
-    program = random_program(random.Random(seed).choice)
+    program = on_cpu(random_program)(random.Random(seed).choice)
     program.grad |= options.gradients
     seen["graphs"] += seed  # the sizes depend on it
     try:
         columns.check(program, seen)
     except AssertionError as error:
         return Failure("columns", str(error).split("\n")[0]), repr(program)
+    except torch.AcceleratorError as error:
+        return Failure("harness AcceleratorError", str(error).split("\n")[0]), repr(program)
     finally:
         seen["graphs"] -= seed
     return None, ""

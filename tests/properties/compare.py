@@ -32,9 +32,9 @@ def outcome(model: nn.Module, arguments: tuple[Tensor, ...], grad: bool) -> Outc
 
 
 def _gradients(model: nn.Module, arguments: tuple[Tensor, ...], outputs: Any) -> dict[str, Tensor | None]:
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator("cpu").manual_seed(7)
     leaves = [leaf for leaf in pytree.tree_leaves(outputs) if leaf.requires_grad]
-    seeds = [torch.randint(-4, 5, leaf.shape, generator=generator).to(leaf.dtype) for leaf in leaves]
+    seeds = [torch.randint(-4, 5, leaf.shape, generator=generator, device="cpu").to(leaf) for leaf in leaves]
     if leaves:
         torch.autograd.backward(leaves, seeds)
     named = [*model.named_parameters(), *((f"input {i}", a) for i, a in enumerate(arguments) if a.requires_grad)]
