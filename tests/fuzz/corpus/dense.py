@@ -134,3 +134,19 @@ class FilledBehindAnything(nn.Module):
             torch.exp(turned).masked_fill(mask, torch.tensor(1.0)),
             (turned + 1).masked_fill(mask[:, :1], 2).tanh(),
         )
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 5),), captured=(6, 6), training=True)
+class AroundAnOpaqueNorm(nn.Module):
+    """What runs row by row stands before an opaque module and behind it: it is no one call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList([nn.Linear(5, 3) for _ in range(3)])
+        self.norm = nn.BatchNorm1d(3, momentum=None)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        left, middle, right = (tower(x.flip(0)) * 2 for tower in self.towers)
+        gate = torch.sigmoid(self.norm(middle))
+        mixed = gate * middle + (1 - gate) * middle
+        return left, right, torch.relu(mixed + mixed)
