@@ -74,6 +74,11 @@ class Look(TorchDispatchMode):
         self._keep.append(storage := tensor.untyped_storage())
         self._memory[storage._cdata] = storage.clone()
 
+    def adopt(self, values: Any) -> None:
+        """The memory of these is the run's own, to be written where it is."""
+        for tensor in filter(_has_memory, trees.leaves(values)):
+            _mark(tensor.untyped_storage())
+
     def _standing_for(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         number = storage._cdata
         if number not in self._memory:

@@ -188,6 +188,8 @@ def _stand_in(call: LeafCall, copy: ModelCopy, look: Look, model: nn.Module) -> 
         return call.pieces.on(copy.of, {model.get_submodule(path) for path, _ in signature.touched})
 
     def watched(*args: Any, **kwargs: Any) -> Any:
+        if signature.edits:  # of the arguments, of which the graph has copies then
+            look.adopt((args, kwargs))
         with look:
             return module(*args, **kwargs)
 
