@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxopt.verify.lookups import indices_of, is_in_range
 from fxopt.verify.reads import Reads, ancestors, bags, is_of_others
 from fxopt.verify.sizes import Size
 
@@ -93,14 +94,22 @@ class Shares:
         return self._made[name, count]
 
 
-def are_sound(graph: fx.GraphModule, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
-    """Whether the ids and offsets of all jagged bags are proper, computed as the graph computes them."""
-    calls = bags(graph.graph)
-    needed = ancestors([each for pair in calls for each in pair])
+def are_sound(
+    graph: fx.GraphModule, state: Sequence[Tensor], inputs: Sequence[Tensor], lookups: Sequence[fx.Node] = ()
+) -> bool:
+    """Whether the ids and offsets of all jagged bags are proper, and the integers of `lookups` in range, computed as
+    the graph computes them.
+    """
+    calls, indices = bags(graph.graph), {node: indices_of(node) or [] for node in lookups}
+    read = [integers for found in indices.values() for _, _, integers in found]
+    needed = ancestors([*read, *(each for pair in calls for each in pair)])
     placeholders = graph.graph.find_nodes(op="placeholder")
     known: dict[fx.Node, Any] = dict(zip(placeholders, (*state, *inputs), strict=True))
     try:
         for node in graph.graph.nodes:
+            from_end = node.target is aten.index.Tensor
+            if not all(is_in_range(index, known, from_end) for index in indices.get(node, ())):
+                return False
             if node in needed and node not in known:
                 known[node] = _computed(graph, node, known)
         return all(_are_offsets(known[offsets], known[ids]) for ids, offsets in calls)

@@ -10,12 +10,11 @@ from torch import Tensor, fx
 
 from fxopt.capture import Capture
 from fxopt.capture.guards import Guards
+from fxopt.verify.lookups import indices_of, is_lookup
 from fxopt.verify.made import Made
 from fxopt.verify.reads import Reads, bags, holds_integers, is_of_others
 from fxopt.verify.segments import Segments, are_sound, segments_of
 from fxopt.verify.sizes import Size, ambiguous, chosen, constants_of, merged, sizes_of
-
-_BY_INDEX = ("index", "gather", "take", "scatter", "embedding", "one_hot")
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Witnesses:
         roles = self._roles()
         for ids, offsets in bags(self.graph):
             of_offsets = reads.behind([offsets], sizes=False)
-            if of_offsets and (self._on_cuda or not of_offsets & roles.keys()):
+            if of_offsets and not of_offsets & roles.keys():
                 kept |= of_offsets | reads.behind([ids], sizes=False)
         return kept
 
@@ -124,14 +123,13 @@ class Witnesses:
         return Witness(inputs, in_words({size.name: values[size.name] for size in sizes}))
 
     def _is_safe(self, inputs: Sequence[Tensor]) -> bool:
-        if bags(self.graph) and not are_sound(self.captured.graph, self.state(), inputs):
+        lookups = list(filter(is_lookup, self.graph.nodes)) if self._on_cuda else []
+        if (lookups or bags(self.graph)) and not are_sound(self.captured.graph, self.state(), inputs, lookups):
             return False
-        if not self._on_cuda:
-            return True
         reads = Reads(self.graph, len(inputs))
         changed = {k for k, t in enumerate(inputs) if t.shape != self.inputs[k].shape}
-        for node in self.graph.nodes:
-            if any(word in str(node.target) for word in _BY_INDEX) and node.all_input_nodes:
+        for node in lookups:
+            if indices_of(node) is None and node.all_input_nodes:
                 source, *index = node.all_input_nodes
                 if reads.behind([source]) & changed and reads.behind(index, sizes=False):
                     return False
