@@ -77,8 +77,8 @@ class Comparison:
 
     @property
     def served(self) -> bool:
-        """Whether the capture is for these inputs; data may give sizes that it is not for."""
-        asks = any(node.target is require for node in self.captured.graph.graph.nodes)
+        """Whether the capture is for these inputs; data and opaque modules may give sizes that it is not for."""
+        asks = any(node.target is require for node in self.captured.graph.graph.nodes) or self.captured.leaves
         return not (asks and isinstance(self._plain.error, OtherSizes))
 
     @cached_property
