@@ -82,6 +82,7 @@ class TraceShapeEnv(ShapeEnv):
     def learn(self, fact: sympy.Eq) -> None:
         """An equality that was proved for every input: the size that depends on data is the other one from now on."""
         self._proven = True
+        self.size_like.difference_update(fact.free_symbols)  # torch keeps those from what may be 0 or 1
         try:
             super()._maybe_guard_rel(fact)
         finally:
