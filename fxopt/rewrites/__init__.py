@@ -46,8 +46,8 @@ from fxopt.rewrites.core import Rewrite
 
 PASSES: tuple[Rewrite, ...] = (
     # What is dead, or only moves memory.
-    dead_checks.REWRITE,
     masked_fields.REWRITE,
+    dead_checks.REWRITE,
     views.REWRITE,
     cats.REWRITE,
     identities.REWRITE,

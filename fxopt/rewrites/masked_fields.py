@@ -54,5 +54,5 @@ REWRITE = Rewrite(
     "masked_fields",
     find_masked_fields,
     replace_mask,
-    why="beside the dead checks: everything after it sees sizes that are known",
+    why="in front of the dead checks: what was asked of a size that is known now is one of them",
 )
