@@ -188,7 +188,7 @@ class Adam(InBackward):
 
     def _first_state(self, table: Tensor) -> dict[str, Tensor]:
         moments = {name: torch.zeros_like(table) for name in ("exp_avg", "exp_avg_sq")}
-        return {"step": torch.tensor(0.0), **moments}
+        return {"step": torch.tensor(0.0, device="cpu"), **moments}
 
     def _constants(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         return constants(float(group["lr"]), group["eps"], group["betas"], int(state["step"]))

@@ -51,7 +51,7 @@ class Library:
 
 def readable(module: ModuleType) -> bool:
     """Whether a library that includes python_tensor.h reads this torch's tensors right."""
-    tensor = torch.empty(1)
+    tensor = torch.empty(1, device="cpu")
     return bool(module.readable(tensor, tensor._cdata))
 
 

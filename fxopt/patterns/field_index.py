@@ -24,9 +24,9 @@ def pairs(z: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return z[:, i, j]
 
 
-_INDEX = torch.tensor([0, 1])
-FIELDS = Traced(fields, torch.zeros(2, 2, 2), _INDEX)
-PAIRS = Traced(pairs, torch.zeros(2, 2, 2), _INDEX, _INDEX)
+_INDEX = torch.tensor([0, 1], device="cpu")
+FIELDS = Traced(fields, torch.zeros(2, 2, 2, device="cpu"), _INDEX)
+PAIRS = Traced(pairs, torch.zeros(2, 2, 2, device="cpu"), _INDEX, _INDEX)
 
 
 def find_field_index(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:

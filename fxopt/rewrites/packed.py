@@ -188,7 +188,7 @@ class Packer:
             return self.editor.call(aten.slice.Tensor, source, dim, first, last + 1)
         places = self._places.get(tuple(index))
         if places is None:
-            places = self._places[tuple(index)] = self.outer.constant("lanes", torch.tensor(index))
+            places = self._places[tuple(index)] = self.outer.constant("lanes", torch.tensor(index, device="cpu"))
         return self.editor.call(aten.index_select.default, source, dim, self.input(places))
 
     def _rows_first(self, packed: Packed) -> Packed:

@@ -146,7 +146,7 @@ class Replays:
             self._graphs.popitem(last=False)
         rooms = self._padding.rooms(tensors[self._n_state :], capacity, before.capacity if before else None)
         state = list(tensors[: self._n_state])
-        addresses = torch.zeros(max(1, self._n_state), dtype=torch.int64)
+        addresses = torch.zeros(max(1, self._n_state), dtype=torch.int64, device="cpu")
         stage.pointers().addresses(tensors, self._n_state, addresses.data_ptr())
         with torch.inference_mode(False):  # whose tensors nothing outside may write to
             real_rows = torch.zeros(1, dtype=torch.int64, device=self._device) if self._clamps else None

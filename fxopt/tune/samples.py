@@ -67,14 +67,14 @@ def _made(value: Any, sizes: Sizes) -> Any:
         own = [size if stride else 1 for size, stride in zip(shape, strides, strict=True)]
         made = made.as_strided(own, strides)
     if value.dtype.is_floating_point or value.dtype.is_complex:
-        made.copy_(torch.rand(made.shape, dtype=torch.float32) + 0.1)
+        made.copy_(torch.rand(made.shape, dtype=torch.float32, device="cpu") + 0.1)
     else:
         made.copy_(_integers(made.shape))
     return made.expand(shape)
 
 
 def _integers(shape: Sequence[int]) -> torch.Tensor:
-    made = torch.randint(0, 2, shape)
+    made = torch.randint(0, 2, shape, device="cpu")
     if made.dim() == 1:
         made = made.sort().values
         made[:1] = 0

@@ -122,7 +122,7 @@ def _spread(error: Tensor) -> Tensor:
 
 def _worst(eager: Tensor, ours: Tensor, badness: Tensor) -> str:
     at = int(badness.flatten().argmax())
-    index = [int(i) for i in torch.unravel_index(torch.tensor(at), badness.shape)]
+    index = [int(i) for i in torch.unravel_index(torch.tensor(at, device="cpu"), badness.shape)]
     count = int((badness > 0).sum())
     values = [t.flatten()[at].item() for t in (eager, ours)]
     shown = [f"{v:.9g}" if isinstance(v, float) and math.isfinite(v) else str(v) for v in values]

@@ -175,7 +175,7 @@ class _Widen:
         return wide if self.noise is None else self.moved(wide, tensor.dtype)
 
     def moved(self, wide: Tensor, dtype: torch.dtype) -> Tensor:
-        noise = torch.rand(wide.shape, generator=self.noise).to(wide.device)
+        noise = torch.rand(wide.shape, generator=self.noise, device="cpu").to(wide.device)
         return wide * (1 + torch.finfo(dtype).eps * (2 * noise - 1))
 
 

@@ -40,7 +40,8 @@ class Made:
         totals = {role.total for role in roles.values()}
         self.jagged = {k for size in sizes if size.name in totals for k, axis in size.dims if axis == 0}
         self.rows = {
-            size.name: torch.randint(0, max(1, size.own), (values[size.name],), generator=generator) for size in sizes
+            size.name: torch.randint(0, max(1, size.own), (values[size.name],), generator=generator, device="cpu")
+            for size in sizes
         }
 
     def input(self, number: int, resampled: bool) -> Tensor:

@@ -103,7 +103,7 @@ def _with_equal_randomness(node: fx.Node, first: Callable[[], Any], second: Call
 
 
 def _gives_floats(node: fx.Node) -> bool:
-    values = pytree.tree_leaves(node.meta.get("val", torch.empty(0)))
+    values = pytree.tree_leaves(node.meta.get("val", torch.empty(0, device="cpu")))
     return any(isinstance(value, Tensor) and value.is_floating_point() for value in values)
 
 

@@ -89,7 +89,7 @@ class Shares:
 
     def _lengths(self, name: str, count: int, total: int) -> Tensor:
         if (name, count) not in self._made:
-            owners = torch.randint(0, max(1, count), (total,), generator=self.generator)
+            owners = torch.randint(0, max(1, count), (total,), generator=self.generator, device="cpu")
             self._made[name, count] = owners.bincount(minlength=max(0, count))
         return self._made[name, count]
 

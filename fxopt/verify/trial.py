@@ -144,7 +144,7 @@ def gradients(outputs: Sequence[Tensor], names: Sequence[str], leaves: Sequence[
     if not outputs or not wanted:
         return {}
     generator = torch.Generator().manual_seed(0)
-    cotangents = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
+    cotangents = [torch.randn(t.shape, generator=generator, device="cpu").to(t) for t in outputs]
     found = torch.autograd.grad(outputs, list(wanted.values()), cotangents, allow_unused=True)
     dense = {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
     return {f"gradient of {name}": grad.to_dense() if grad.is_sparse else grad for name, grad in dense.items()}

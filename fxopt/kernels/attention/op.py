@@ -28,7 +28,7 @@ _ARGUMENTS = "Tensor query, Tensor key, Tensor value, Tensor[] mask, int[] plan"
 
 def call_of(plan: Sequence[int]) -> Callable[..., Sequence[Tensor]]:
     """The operator with this plan, for a graph that runs: past the dispatcher where it may."""
-    words, past_dispatcher = torch.tensor(plan), OPERATORS.past_dispatcher("attention")
+    words, past_dispatcher = torch.tensor(plan, device="cpu"), OPERATORS.past_dispatcher("attention")
 
     def attention(q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor], plan: Sequence[int]) -> Sequence[Tensor]:
         results = past_dispatcher(q, k, v, mask, words) if q.dtype is torch.float32 else None

@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 Derived = TypeVar("Derived")
 _SAMPLES = 64
-_NONE = torch.empty(0)
+_NONE = torch.empty(0, device="cpu")
 
 
 class Kept(Generic[Derived]):

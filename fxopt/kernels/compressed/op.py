@@ -127,7 +127,7 @@ def _in_format(matrix: Tensor, format: str) -> Callable[[Tensor], Tensor]:
         return _Plain(matrix.contiguous())
     scales = matrix.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
     packed = torch.ops.onednn.qlinear_prepack((matrix / scales[:, None]).round().to(torch.int8), None)
-    return _Int8(packed, scales, torch.zeros(len(scales), dtype=torch.int32))
+    return _Int8(packed, scales, torch.zeros(len(scales), dtype=torch.int32, device="cpu"))
 
 
 _factors: Kept = Kept(_compressed)

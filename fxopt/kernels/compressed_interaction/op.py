@@ -19,7 +19,7 @@ from ..operators import Operator, Operators, cpu_library
 KERNEL = cpu_library(Path(__file__).parent)
 _SCHEMA = "compressed_interaction(Tensor x, Tensor y, Tensor weight) -> Tensor"
 _CHUNK = 1 << 20  # products at a time, in PyTorch
-_PLAN = torch.zeros(0, dtype=torch.int64)
+_PLAN = torch.zeros(0, dtype=torch.int64, device="cpu")
 
 
 def compressed_interaction(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ _SCHEMA = (
     " -> (Tensor, Tensor)"
 )
 _CHUNK = 1 << 21  # bytes of a chunk's products in the backward: they stay in the cache
-_NO_PLAN = torch.empty(0, dtype=torch.int64)
+_NO_PLAN = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def pair_attention(

@@ -41,7 +41,7 @@ def dot_interaction(
 
 def call_of(vectors: int, before: int, after: int) -> Callable[..., Tensor]:
     """The operator for so many tensors, past the dispatcher where it can be."""
-    counts = torch.tensor([vectors, before, after])
+    counts = torch.tensor([vectors, before, after], device="cpu")
 
     def fxopt_dot_interaction(
         vectors: list[Tensor], before: list[Tensor], after: list[Tensor], i: Tensor, j: Tensor
@@ -119,7 +119,9 @@ def _gradients_of(ctx: Any, grad: Tensor, needs_vectors: bool) -> tuple:
 
 
 def _call_backward(grad: Tensor, i: Tensor, j: Tensor, vectors: list[Tensor], at: int) -> list[Tensor | None]:
-    outputs = OPERATORS.past_dispatcher("dot_interaction_backward")(grad, i, j, vectors, torch.tensor([at]))
+    outputs = OPERATORS.past_dispatcher("dot_interaction_backward")(
+        grad, i, j, vectors, torch.tensor([at], device="cpu")
+    )
     if outputs is not None:
         return outputs
     return torch.ops.fxopt.dot_interaction_backward(grad, i, j, vectors, at)

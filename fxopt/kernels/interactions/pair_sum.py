@@ -42,7 +42,7 @@ def pair_sum(x: Tensor, weights: Tensor | None, scale: float, total: bool) -> Te
 
 def call_of(scale: float, total: bool) -> Callable[..., Tensor]:
     """The operator with these constants, past the dispatcher where it can be."""
-    plan = torch.tensor([struct.unpack("i", struct.pack("f", scale))[0], int(total)])
+    plan = torch.tensor([struct.unpack("i", struct.pack("f", scale))[0], int(total)], device="cpu")
 
     def fxopt_pair_sum(x: Tensor, weights: Tensor | None, scale: float, total: bool) -> Tensor:
         outputs = OPERATORS.past_dispatcher("pair_sum")(x, weights, plan)

@@ -26,7 +26,7 @@ def k_largest(x: Tensor, k: int) -> Tensor:
 
 def call_of(k: int) -> Callable[[Tensor, int], Tensor]:
     """The operator for one k, past the dispatcher where it can be."""
-    plan, past_dispatcher = torch.tensor([k]), OPERATORS.past_dispatcher("k_largest")
+    plan, past_dispatcher = torch.tensor([k], device="cpu"), OPERATORS.past_dispatcher("k_largest")
 
     def fxopt_k_largest(x: Tensor, k: int) -> Tensor:
         outputs = past_dispatcher(x, plan)

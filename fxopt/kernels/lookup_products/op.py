@@ -67,7 +67,9 @@ def _words(plan: Plan, encoded: Tensor, n_tensors: int, dots: bool) -> Tensor:
     keys = [(column.source, repr(column.program)) for column in plan.columns]  # 0.0 == -0.0
     groups = [numbers.setdefault(key, len(numbers)) for key in keys]
     firsts = [groups.index(number) for number in range(len(numbers))]
-    return torch.cat([torch.tensor([n_tensors, dots, len(groups), len(firsts), *firsts, *groups]), encoded])
+    return torch.cat(
+        [torch.tensor([n_tensors, dots, len(groups), len(firsts), *firsts, *groups], device="cpu"), encoded]
+    )
 
 
 def _fake(tensors: list[Tensor], tables: list[Tensor], plan: Tensor, dots: bool) -> Tensor:

@@ -30,10 +30,10 @@ def on(plan: Sequence[int], is_wide: bool = True) -> Call:
     tensors do not fit the plan.
     """
     is_compiled, call = OPERATORS.compiled(), OPERATORS.past_dispatcher("mlp")
-    words, steps = torch.tensor(plan, dtype=torch.int64), decode(plan)
+    words, steps = torch.tensor(plan, dtype=torch.int64, device="cpu"), decode(plan)
     n_inputs = plan[0]
     chain = autograd.layers_of(steps) if steps[0].op == Op.LINEAR else []
-    marked = torch.tensor(encode(-n_inputs, autograd.keeping(chain)))
+    marked = torch.tensor(encode(-n_inputs, autograd.keeping(chain)), device="cpu")
 
     def kept(inputs: Sequence[Tensor], state: Sequence[Tensor | None]) -> Sequence[Tensor] | None:
         return None if layers.pays(inputs, state, steps) else call(inputs, state, marked)

@@ -78,7 +78,7 @@ def words_of(line: str) -> torch.Tensor:
     for output in plan.outputs:
         dims = _padded(-1 if axis is None else axis for axis in output.dims)
         words += [output.value, _DTYPES[output.boolean], len(output.dims), *dims]
-    return torch.tensor(words, dtype=torch.int64)
+    return torch.tensor(words, dtype=torch.int64, device="cpu")
 
 
 def _slots(plan: Plan) -> tuple[list[int], int]:
@@ -126,4 +126,4 @@ def _three(numbers: list[int]) -> list[int]:
 
 
 def _bits(value: float) -> int:
-    return int(torch.tensor(value, dtype=torch.float32).view(torch.int32))
+    return int(torch.tensor(value, dtype=torch.float32, device="cpu").view(torch.int32))

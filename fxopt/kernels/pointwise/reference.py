@@ -74,7 +74,7 @@ def _result(step: Step, values: list[Tensor], sizes: list[int], dtype: torch.dty
         assert isinstance(source, Tensor)
         return _reduced(step, source, len(sizes))
     if step.op != "where" and not isinstance(source, Tensor):
-        operands[0] = torch.tensor(source, dtype=dtype)
+        operands[0] = torch.tensor(source, dtype=dtype, device="cpu")
     function = _STEPS.get(step.op) or getattr(torch, step.op)
     return function(*operands).to(dtype)
 

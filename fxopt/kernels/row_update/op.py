@@ -50,7 +50,7 @@ def constants(lr: float, eps: float = 0.0, betas: tuple[float, float] = (0.0, 0.
     """What a step takes besides tensors: float64 [5]."""
     beta1, beta2 = betas
     rate, root = (lr / (1 - beta1**step), (1 - beta2**step) ** 0.5) if step else (lr, 1.0)
-    return torch.tensor([rate, eps, beta1, beta2, root], dtype=torch.float64)
+    return torch.tensor([rate, eps, beta1, beta2, root], dtype=torch.float64, device="cpu")
 
 
 def row_update(

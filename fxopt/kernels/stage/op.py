@@ -112,7 +112,10 @@ class Stage:
         self.tensors = [_view(self._memory, at, room) for at, room in zip(offsets, rooms, strict=True)]
         packed = [k for k, room in enumerate(rooms) if room.on_host]
         packed_bytes = max((offsets[k] + rooms[k].row_bytes * rooms[k].capacity for k in packed), default=0)
-        pinned = [torch.empty(packed_bytes, dtype=torch.uint8).pin_memory() for _ in range(_RING if packed else 0)]
+        pinned = [
+            torch.empty(packed_bytes, dtype=torch.uint8, device="cpu").pin_memory()
+            for _ in range(_RING if packed else 0)
+        ]
         here, there = ([k for k in range(len(rooms)) if rooms[k].on_host is host] for host in (False, True))
         slots = _slots(rooms, here, offsets, self._memory.data_ptr())
         items = [

@@ -26,7 +26,7 @@ _ARGUMENTS = "Tensor[] rows, Tensor[] positions, Tensor[] masks, Tensor[] params
 
 def call_of(plan: Sequence[int]) -> Callable[..., Tensor]:
     """The operator with this plan, for a graph that runs: past the dispatcher where it may."""
-    words, past_dispatcher = torch.tensor(plan), OPERATORS.past_dispatcher("target_attention")
+    words, past_dispatcher = torch.tensor(plan, device="cpu"), OPERATORS.past_dispatcher("target_attention")
 
     def target_attention(
         rows: list[Tensor], positions: list[Tensor], masks: list[Tensor], params: list[Tensor], plan: Sequence[int]

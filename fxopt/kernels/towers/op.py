@@ -32,7 +32,7 @@ def bound(plan: str) -> Callable[..., list[Tensor]]:
 
 @functools.lru_cache(1024)
 def _tensor(plan: str) -> Tensor:
-    return torch.tensor(words_of(checked(decode(plan))))
+    return torch.tensor(words_of(checked(decode(plan))), device="cpu")
 
 
 def _on_cpu(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], plan: str) -> list[Tensor]:

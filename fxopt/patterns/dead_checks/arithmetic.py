@@ -43,7 +43,7 @@ def _holds(dtype: torch.dtype, number: Number) -> bool:
         return False
     if not dtype.is_floating_point:
         return torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
-    return torch.tensor(number, dtype=torch.float64).to(dtype).item() == number
+    return torch.tensor(number, dtype=torch.float64, device="cpu").to(dtype).item() == number
 
 
 def _bounded(checks: Checks, node: Node, kept: str, low: object, high: object, strict: bool = False) -> Dead | None:

@@ -168,7 +168,7 @@ def _behind_views(value: object) -> tuple[object, list[Node]]:
 
 def _as(number: Number, node: Node) -> Number:
     """A number as the dtype of `node` holds it."""
-    return torch.tensor(number, dtype=torch.float64).to(node.meta["val"].dtype).item()
+    return torch.tensor(number, dtype=torch.float64, device="cpu").to(node.meta["val"].dtype).item()
 
 
 _CHOICES: dict[object, Callable[[Node, dict[Node, Lookup]], _Choice | None]] = {

@@ -124,7 +124,7 @@ def numbered(pairs: Tensor, vectors: tuple[Node, ...], terms: Terms) -> tuple[Te
     """The pairs [P, 2] by the places that their vectors have in `vectors`, one after the other."""
     held = [term for node in vectors for term in _numbers(node, terms)]
     place = {term: at for at, term in enumerate(held)}
-    i, j = (torch.tensor([place[term] for term in column.tolist()]) for column in pairs.unbind(1))
+    i, j = (torch.tensor([place[term] for term in column.tolist()], device="cpu") for column in pairs.unbind(1))
     return i, j
 
 

@@ -93,8 +93,8 @@ def half(terms: Terms, node: Node) -> Value | None:
         return None
     diagonal: Any = rest[0] if rest else 0
     kept = torch.tril if node.target is aten.tril.default else torch.triu
-    keeps = kept(torch.ones(value.terms.shape[-3:-1]), diagonal).bool().unsqueeze(-1)
-    return Value(value.axes, value.terms.where(keeps, torch.tensor(NOTHING)), value.B, value.D)
+    keeps = kept(torch.ones(value.terms.shape[-3:-1], device="cpu"), diagonal).bool().unsqueeze(-1)
+    return Value(value.axes, value.terms.where(keeps, torch.tensor(NOTHING, device="cpu")), value.B, value.D)
 
 
 RULES: dict[object, Rule] = {

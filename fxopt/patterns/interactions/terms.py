@@ -89,7 +89,7 @@ class Terms:
             return None
         start = len(self.fields)
         self.fields += [(node, f) for f in range(F)]
-        terms = torch.arange(start, start + F).unsqueeze(1)
+        terms = torch.arange(start, start + F, device="cpu").unsqueeze(1)
         return Value("bfl", terms, shape[0], D) if len(shape) == 3 else Value("bl", terms[0], shape[0], D)
 
     def _followed(self, node: Node) -> Value | None:

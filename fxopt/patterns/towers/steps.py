@@ -101,7 +101,7 @@ class Steps:
         if step not in self._numbers:
             self.steps.append(step)
             self._starts.append(self._next)
-            self._numbers[step] = torch.arange(self._next, self._next + width)
+            self._numbers[step] = torch.arange(self._next, self._next + width, device="cpu")
             self._next += width + 1
         return self._numbers[step]
 

@@ -73,7 +73,7 @@ class Entries:
 
 def _uploaded(numbers: list[tuple[int, int]], device: torch.device) -> Tensor:
     """On the device, without waiting for it. A captured graph copies them again at each replay."""
-    given = torch.tensor(numbers, pin_memory=device.type == "cuda")
+    given = torch.tensor(numbers, pin_memory=device.type == "cuda", device="cpu")
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         _captured.append(given)
     return given.to(device, non_blocking=True)
