@@ -210,6 +210,9 @@ def _slots(path: str, module: nn.Module) -> Iterator[Slot]:
         yield Slot(path, attributes, "training")
         for name in attributes.keys() - _BASE_ATTRIBUTES:
             yield Slot(path, attributes, name)
+        for name in slots_of(type(module)):  # type: ignore[arg-type]
+            if hasattr(module, name):
+                yield Slot(path, Fields(module), name, of=module)
 
 
 def _sized(module: nn.Module) -> Iterator[dict]:

@@ -203,5 +203,5 @@ def test_inputs_that_a_graph_is_not_for_tell_nothing_of_it() -> None:
     model = Model(BY_MASK["product"]).eval()
     captured = capture(model, masked([1, 1, 1]))
     for mask, served in (([1, 1, 1, 1], True), ([0, 1, 0], False), ([1], True)):
-        setting = Setting(captured, masked(mask), writes=False, gradients=False)
+        setting = Setting(captured, masked(mask), gradients=False)
         assert Comparison("", captured, model, setting, share=None).served == served
