@@ -101,8 +101,9 @@ class Tracer(proxy_tensor.PythonKeyTracer):
                 raise CaptureError("uses a tensor that the trace has not seen (a function transform such as vmap?)")
             if a not in self.tensor_attrs:
                 name = self.tensor_attrs[a] = f"_constant{len(self.tensor_attrs)}"
-                if not a.is_inference():
-                    self._versions.append((a, a._version))
+                with torch._C.DisableTorchFunction():  # no question of the traced code's
+                    if not a.is_inference():
+                        self._versions.append((a, a._version))
                 self.root.__dict__[name] = a
             node = self.create_node("get_attr", self.tensor_attrs[a], (), {})
             node.meta["memory"] = self.memory.of(a)

@@ -74,10 +74,12 @@ class Look(TorchDispatchMode):
         self._keep.append(storage := tensor.untyped_storage())
         self._memory[storage._cdata] = storage.clone()
 
-    def adopt(self, values: Any) -> None:
-        """The memory of these is the run's own, to be written where it is."""
+    def adopt(self, values: Any, others: Sequence[torch.Tensor]) -> None:
+        """The memory of these is the run's own, to be written where it is; but for what is that of `others`."""
+        shared = {tensor.untyped_storage()._cdata for tensor in filter(_has_memory, others)}
         for tensor in filter(_has_memory, trees.leaves(values)):
-            _mark(tensor.untyped_storage())
+            if tensor.untyped_storage()._cdata not in shared:
+                _mark(tensor.untyped_storage())
 
     def _standing_for(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         number = storage._cdata

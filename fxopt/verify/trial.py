@@ -168,19 +168,22 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 def stand_ins(graph: fx.GraphModule, model: nn.Module) -> Iterator[None]:
     """Copies of opaque modules, for all graphs that were made of `graph`."""
     calls = [module for module in graph.children() if isinstance(module, LeafCall)]
+    constants = [getattr(graph, str(node.target)) for node in graph.graph.find_nodes(op="get_attr")] if calls else []
     look = Look()
     try:
         if calls:
             copy = look.copy(model)
             for call in calls:
-                call.stand_in = _stand_in(call, copy, look, model)
+                call.stand_in = _stand_in(call, copy, look, model, constants)
         yield
     finally:
         for call in calls:
             call.stand_in = None
 
 
-def _stand_in(call: LeafCall, copy: ModelCopy, look: Look, model: nn.Module) -> Callable[..., Any]:
+def _stand_in(
+    call: LeafCall, copy: ModelCopy, look: Look, model: nn.Module, constants: Sequence[Tensor]
+) -> Callable[..., Any]:
     """A call of an opaque module's copy. Its optimized parts would not run under a mode."""
     signature, module = call.signature, copy.of(call.module)
     large = any(slot.read(model).untyped_storage().nbytes() > LARGE for slot in signature.state)
@@ -189,7 +192,7 @@ def _stand_in(call: LeafCall, copy: ModelCopy, look: Look, model: nn.Module) -> 
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         if signature.edits:  # of the arguments, of which the graph has copies then
-            look.adopt((args, kwargs))
+            look.adopt((args, kwargs), constants)
         with look:
             return module(*args, **kwargs)
 

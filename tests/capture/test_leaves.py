@@ -338,6 +338,22 @@ def test_what_a_leaf_edits_is_edited(name, mode):
         assert all(map(torch.equal, fast(x), expected))
 
 
+def test_a_look_edits_no_constant_of_an_opaque_module():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.x = Editing(), torch.ones(2, 3)
+
+        def forward(self, x):
+            return self.inner(self.x), self.x * x, self.inner(x * 0.5)
+
+    model, twin, x = Model(), Model(), torch.rand(2, 3)
+    fast = fxopt.optimize(model, (x,))
+    assert torch.equal(model.x, twin.x)
+    assert all(map(torch.equal, fast(x), twin(x)))
+    assert torch.equal(model.x, twin.x)
+
+
 def test_function_transforms_make_a_leaf(check):
     class Mapped(nn.Module):
         def forward(self, x):
