@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxopt
@@ -187,3 +189,52 @@ def test_what_eager_raises_for_is_undone_to_the_version():
         for net in (fast, twin):
             outcome(net, torch.ones(4, 3), torch.tensor(ids), 0)
     assert model.total._version == twin.total._version == 2
+
+
+SIZED: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "the largest of none": lambda m, x, y: x.amax(1),
+    "a window": lambda m, x, y: torch.max_pool1d(x.mT, 3),
+    "an index": lambda m, x, y: x[:, 4],
+    "a part": lambda m, x, y: x.narrow(1, 2, 3),
+    "groups": lambda m, x, y: x.unflatten(1, (-1, 3)),
+    "reflected": lambda m, x, y: F.pad(x.mT, (3, 3), mode="reflect"),
+    "one value a channel": lambda m, x, y: F.batch_norm(x.mT, None, None, training=True),
+    "expanded": lambda m, x, y: y.expand_as(x),
+    "side by side": lambda m, x, y: torch.cat([x, y], 2),
+    "a product": lambda m, x, y: x.mT @ y,
+    "flat": lambda m, x, y: F.linear(x.flatten(1), torch.ones(2, 24)),
+    "sizes that shrink": lambda m, x, y: x.new_full((x.shape[0], x.shape[1] - 3), 1.0),
+}
+LENGTHS = ((6, 6, 4), (3, 3, 4), (0, 0, 4), (1, 1, 1), (2, 2, 3), (6, 1, 4), (6, 5, 4), (1, 6, 4), (6, 6, 0))
+
+
+class Counts(nn.Module):
+    def __init__(self, run: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.run = run
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.total.add_(1)
+        return self.run(self, x, y) * 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SIZED)
+def test_what_sizes_make_fail_is_counted_once(name: str) -> None:
+    """Whatever the graph takes for certain, of sizes that it was not captured with."""
+    eager, own = Counts(SIZED[name]), Counts(SIZED[name])
+    fast, failed = fxopt.optimize(own, None, Config(tune="off", verify="off")), 0
+    for length, other, batch in LENGTHS:
+        x, y = torch.randn(batch, length, 4), torch.randn(batch, other, 4)
+        outcomes: list[Any] = []
+        for model in (eager, fast):
+            try:
+                outcomes.append(model(x, y))
+            except Exception as error:
+                outcomes.append(type(error))
+        failed += isinstance(outcomes[0], type)
+        torch.testing.assert_close(outcomes[1], outcomes[0]) if isinstance(outcomes[0], Tensor) else None
+        assert isinstance(outcomes[0], Tensor) or outcomes[1] is outcomes[0]
+        assert torch.equal(own.total, eager.total)
+    assert failed and not any(findings.eager_reason for findings in fast._fxopt.findings)
