@@ -134,7 +134,10 @@ def step(w: Writer, x: Value) -> Value:
     constants = _FLOAT_CONSTANTS if x.floats or w.chance(5) else _CONSTANTS
     # What a float beyond an 8- or 16-bit integer's range becomes differs between eager's own vector and scalar loops.
     dtypes = _CASTS if x.floats else _CASTS + _SMALL_INTS
-    expression = w.pick(templates).format(
+    template = w.pick(templates)
+    if "trunc" in template:  # of the smallest integer by -1 torch's own division crashes
+        constants = [c for c in constants if c != -1]
+    expression = template.format(
         x=x.name, c=w.pick(constants), d=w.pick(constants), compare=w.pick(_COMPARES), dtype=w.pick(dtypes)
     )
     written = w.line(expression)

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -72,17 +73,25 @@ SERVED: dict[str, Callable[[], nn.Module]] = {
 
 
 class Pause:
-    """Runs `meanwhile` in another thread, from beginning to end, once."""
+    """Runs `meanwhile` in another thread, from beginning to end, once. What changes of it is in queues, which nobody
+    copies for a trace, or takes for settings of the model."""
 
     def __init__(self, meanwhile: Callable[[], Any]):
-        self.meanwhile: Callable[[], Any] | None = meanwhile
-        self.result: Any = None
+        self._left: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+        self._results: SimpleQueue[Any] = SimpleQueue()
+        self._left.put(meanwhile)
 
     def __call__(self) -> None:
-        meanwhile, self.meanwhile = self.meanwhile, None
-        if meanwhile is not None:
+        if not self.over:
             with ThreadPoolExecutor(1) as pool:
-                self.result = pool.submit(meanwhile).result(timeout=120)
+                self._results.put(pool.submit(self._left.get()).result(timeout=120))
+
+    @property
+    def over(self) -> bool:
+        return self._left.empty()
+
+    def result(self) -> Any:
+        return self._results.get(timeout=1)
 
 
 class Paused(nn.Module):
@@ -104,8 +113,8 @@ def captured_while(meanwhile: Callable[[], Any]) -> tuple[nn.Module, Any]:
     paused = Paused().eval()
     paused.pause = Pause(meanwhile)
     fast = fxopt.optimize(paused, (torch.randn(3, 8),), CONFIG)
-    assert paused.pause.meanwhile is None
-    return fast, paused.pause.result
+    assert paused.pause.over
+    return fast, paused.pause.result()
 
 
 @pytest.mark.parametrize("grad", [True, False])
