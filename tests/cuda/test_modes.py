@@ -32,7 +32,7 @@ def test_the_plan_of_a_model_holds_its_mode(mode):
 def test_encoding_and_gradients_keep_it():
     plan = Plan((Column(Source(0), 0, 0, 0),), (8,), ("float32",), bad_ids="clamp")
     assert decode(encode(plan)).bad_ids == "clamp"
-    part = _make_split(plan, (False,), (True,), ("cpu",), (False,)).dense
+    part = _make_split(plan, (False,), (True,), ("cpu",), (False,), (True,)).dense
     assert part is not None and plan_of(part.plan).bad_ids == "clamp"
 
 

@@ -55,7 +55,9 @@ inline void entries(const Request& request, const Array* grads, cudaStream_t str
   std::vector<OutputData> outputs;
   for (int64_t o = 0; o < plan.header->n_outputs; o++) {
     const Array& grad = grads[o];
-    if (grad.dim != 2 || grad.dtype != kFloat || grad.strides[1] != 1 || (grad.sizes[0] > 1 && grad.strides[0] != grad.sizes[1])) fail("fxopt.columns: gradients must be contiguous [rows, width] in float32");
+    // As torch says it: the strides of dims of one element, and of nothing at all, are any.
+    const bool dense = grad.dim == 2 && (grad.sizes[0] * grad.sizes[1] == 0 || ((grad.sizes[1] == 1 || grad.strides[1] == 1) && (grad.sizes[0] == 1 || grad.strides[0] == grad.sizes[1])));
+    if (!dense || grad.dtype != kFloat) fail("fxopt.columns: gradients must be contiguous [rows, width] in float32");
     outputs.push_back({grad.data, grad.sizes[0], grad.sizes[1]});
   }
   std::vector<std::unique_ptr<Spans>> parts;
