@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.fx.experimental._config as shape_config
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -66,6 +67,7 @@ def patch(shape_env: TraceShapeEnv) -> None:
         (torch.autograd.Function, "apply", classmethod(refuse)),
         (torch.random, "default_generator", _Unseeded(torch.default_generator)),
         (builtins, "len", symbolic_length),
+        (shape_config, "backed_size_oblivious", True),
     ]
     for noisy in _NOISY:
         logging.getLogger(noisy).addFilter(_quiet)  # once, and for ever

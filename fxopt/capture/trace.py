@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as shape_config
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.nn.functional as F
 from torch import nn
@@ -324,7 +323,7 @@ def _traced(
     shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
     proofs = Proofs(tracer)
     functions, recording = _FunctionMode(tracer, proofs), _ProxyMode(tracer, shape_env, proofs)
-    with shape_config.patch(backed_size_oblivious=True), printing(refuse_to_print):  # type: ignore[attr-defined]
+    with printing(refuse_to_print):
         patch(shape_env)
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})

@@ -40,7 +40,7 @@ def test_gradients_equal_the_references(shim, divides_as_cuda, seed, rows):
     call = random_call(seed * 100 + rows, rows, 8, ("lookup", "dense_pool", "bag"))
     needs = (False,) * len(call.tensors), (True,) * len(call.tables)
     by_kernel = tuple("cuda" if t.dtype == torch.float32 else "" for t in call.tables)
-    part = _make_split(call.plan, *needs, by_kernel, (False,) * len(call.tables)).dense
+    part = _make_split(call.plan, *needs, by_kernel, (False,) * len(call.tables), (True,) * len(call.plan.widths)).dense
     if part is None:
         pytest.skip("no column of this call has a gradient in the kernel")
     tables = [call.tables[t].detach().clone().requires_grad_() for t in part.tables]
