@@ -223,7 +223,7 @@ def _guard_slice(args: Any) -> None:
 
 def _guard_inferred(sizes: Any) -> None:
     """Of no elements no size can be inferred: torch raises, and its fake tensors take it that there are some."""
-    given = [size for size in sizes if isinstance(size, torch.SymInt) and not statically_known_true(size > 0)]
+    given = [size for size in sizes if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol]
     if given and any(isinstance(size, int) and size == -1 for size in sizes):
         for size in given:
             torch._check(size != 0) if free_unbacked_symbols(size) else bool(size != 0)
