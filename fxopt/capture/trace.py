@@ -222,7 +222,10 @@ def _guard_slice(args: Any) -> None:
 
 
 def _guard_inferred(sizes: Any) -> None:
-    """Of no elements no size can be inferred: torch raises, and its fake tensors take it that there are some."""
+    """Of no elements no size can be inferred: torch raises, and its fake tensors take it that there are some.
+
+    Sums and products of sizes are not asked: a guard on 12 + 3 * L would fix L.
+    """
     given = [size for size in sizes if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol]
     if given and any(isinstance(size, int) and size == -1 for size in sizes):
         for size in given:
