@@ -19,13 +19,15 @@ _CONTAINERS = (*_DICTS, list, set, deque)
 _LARGE = 1 << 16  # an array of more bytes stays shared: a copy for each trace would cost more than the trace
 _MISSING = object()
 _OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__deepcopy__")
+_BETWEEN_THREADS = {"threading", "queue", "multiprocessing", "concurrent", "asyncio", "logging", "socket", "subprocess"}
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made in Python, whose instances are their attributes
 
 
 class Mirror:
     """Copies of values, each object once: containers, plain objects, functions around them, arrays and tensors.
 
-    What has a way of its own to be copied (locks, files, loggers, generators) stays shared.
+    What has a way of its own to be copied (files, generators) stays shared, and so do events, queues and loggers: a
+    copy would wait for ever for what another thread does.
 
     Args:
         hold: the tensor that stands for one that is held.
@@ -154,6 +156,8 @@ def is_plain_object(kind: type) -> bool:
     """Whether instances are their attributes and nothing else, and do not say otherwise."""
     if issubclass(kind, (nn.Module, torch.optim.Optimizer)):
         return not issubclass(kind, torch.jit.ScriptModule)
+    if any(base.__module__.partition(".")[0] in _BETWEEN_THREADS for base in kind.__mro__):
+        return False
     own = kind is types.SimpleNamespace or (_is_of_python(kind) and kind.__new__ is object.__new__)
     return own and all(_inherited(kind, name) for name in _OWN_WAYS)
 

@@ -6,7 +6,7 @@ Context managers do that too, but for an interrupt that comes just as one of the
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from fxopt.locks import in_child
 
 T = TypeVar("T")
 _MODES = tuple(_C._TorchDispatchModeKey.__members__.values())
-_changes: list[tuple[int, tuple]] = []  # of traces, one within another: their thread, and what it was before
+_changes: defaultdict[int, list[tuple]] = defaultdict(list)  # of each thread, one within another: what was before
 
 
 def kept(run: Callable[[], T]) -> T:
@@ -40,13 +40,26 @@ def change(changes: Sequence[tuple[Any, str, Any]]) -> None:
     """Set attributes of torch, each an object, a name and a value, until the `kept` around this ends."""
     targets, names, values = zip(*changes, strict=True)
     olds = [vars(target).get(name) or getattr(target, name) for target, name, _ in changes]
-    _changes.append((threading.get_ident(), (targets, names, olds)))
+    _changes[threading.get_ident()].append((targets, names, olds))
     _set(targets, names, values)
+
+
+class Changed:
+    """`change` for the time of a with-block. What an interrupt leaves of it, the `kept` around it puts back."""
+
+    def __init__(self, changes: Sequence[tuple[Any, str, Any]]) -> None:
+        self._changes = changes
+
+    def __enter__(self) -> None:
+        change(self._changes)
+
+    def __exit__(self, *error: Any) -> None:
+        _put_back_last(_changes[threading.get_ident()])
 
 
 def changed_here() -> int:
     """Number of changes that this thread has under way."""
-    return sum(thread == threading.get_ident() for thread, _ in _changes)
+    return len(_changes.get(threading.get_ident(), ()))
 
 
 def modes_of_this_thread() -> None:
@@ -72,8 +85,7 @@ class _Settings:
 
     def restore(self) -> None:
         while changed_here() > self._changes:
-            _set(*_changes[-1][1])
-            del _changes[-1]
+            _put_back_last(_changes[threading.get_ident()])
         while _C._len_torch_function_stack() > self._functions:
             _C._pop_torch_function_stack()
         for key, mode in zip(_MODES, self._modes, strict=True):
@@ -92,9 +104,15 @@ def _set(targets: Sequence[Any], names: Sequence[str], values: Sequence[Any]) ->
     deque(map(setattr, targets, names, values), maxlen=0)
 
 
+def _put_back_last(changes: list[tuple]) -> None:
+    _set(*changes[-1])
+    del changes[-1]
+
+
 def _unchanged() -> None:
-    while _changes:
-        _set(*_changes.pop()[1])
+    for changes in _changes.values():
+        while changes:
+            _put_back_last(changes)
 
 
 in_child(_unchanged)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fxopt.capture.settings import Changed
 from fxopt.locks import lock
 
 Compiled = Callable[..., Any]
@@ -43,7 +44,7 @@ def compile_graph(
         results = function(*arguments)
         return (results,) if single else tuple(results)
 
-    oblivious: Any = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    oblivious = Changed([(symbolic_config, "backed_size_oblivious", True)])
     with _COMPILING, oblivious:
         if differentiated is not None:
             run = _both(flat, examples, mode, differentiated)

@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from fxopt.capture.settings import Changed
 from fxopt.capture.shape_env import TraceShapeEnv
 from fxopt.patterns.core import place_of
 from fxopt.patterns.groups import hoisted
@@ -164,7 +165,7 @@ def no_new_guards(module: GraphModule) -> Iterator[None]:
 
 def as_captured() -> Any:
     """Sizes are not 0 or 1 by accident. Not for every match: torch takes 0.1 ms to change a setting."""
-    return symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    return Changed([(symbolic_config, "backed_size_oblivious", True)])
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import fxopt
 from fxopt.runtime import dispatcher_of
 
 CONFIGS = {
-    "plain": fxopt.Config(tune="off"),
+    "plain": fxopt.Config(tune="off", verify="off"),  # nothing hides a wrong rewrite
     "timed": fxopt.Config(),
     "bf16": fxopt.Config(tune="off", precision="bf16"),
     "int8": fxopt.Config(tune="off", precision="int8"),
@@ -158,6 +158,9 @@ AFTERWARDS: dict[str, Callable[[Any], Any]] = {
     "shared": lambda m: m.share_memory(),
     "apply": lambda m: m.apply(lambda x: nn.init.ones_(x.weight) if isinstance(x, nn.Linear) else None),
     "double": lambda m: m.double(),
+    "train": lambda m: m.train(),
+    "edited": lambda m: [tensor.detach().mul_(0.5) for tensor in m.parameters()],
+    "a larger table": lambda m: setattr(m.table.weight, "data", torch.randn(12, 4)),
     "to": lambda m: m.to(torch.float64),
     "there and back": lambda m: m.double().float(),
     "saved": saved,
@@ -178,6 +181,14 @@ def test_the_answers_are_those_of_the_model(name):
     model, fast = optimized()
     AFTERWARDS[name](model)
     agree(fast, model)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_ids_beyond_a_smaller_table_raise(grad):
+    model, fast = optimized()
+    model.table.weight.data = torch.randn(7, 4)
+    with torch.set_grad_enabled(grad), pytest.raises(IndexError):
+        fast(torch.randn(2, 3), torch.tensor([[3] * 4, [8] * 4]))
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), copy.copy])

@@ -7,9 +7,10 @@ import logging
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
+from queue import Queue, SimpleQueue
 from typing import Any
 
 import pytest
@@ -275,10 +276,11 @@ def test_the_model_is_changed_meanwhile(monkeypatch, edit, when):
     assert dispatcher_of(fast).entries[0].executable is not None or edit is _hook
 
 
-def test_many_models_and_signatures_at_once():
+@pytest.mark.parametrize("config", [CONFIG, fxopt.Config()], ids=["unchecked", "default"])
+def test_many_models_and_signatures_at_once(config):
     makers = [Attended, lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU()), lambda: nn.GRU(8, 4, batch_first=True)]
     models = [maker().eval() for maker in makers]
-    drop_ins = [fxopt.optimize(model, config=CONFIG) for model in models]
+    drop_ins = [fxopt.optimize(model, config=config) for model in models]
     inputs = [torch.randn(3, 2, 8), torch.randn(3, 2, 8).double()]
     start = threading.Barrier(6)
 
@@ -334,3 +336,27 @@ def test_a_lock_of_the_users_that_a_forward_takes(monkeypatch, same):
     assert dispatcher_of(first).entries[0].executable is not None
     other(x)
     assert dispatcher_of(other).entries[0].executable is not None
+
+
+def test_what_threads_share_is_not_copied():
+    """A copy of an event would never be set, and a copy of a queue would keep what another thread has taken."""
+    event, queue = threading.Event(), Queue()
+    queue.put(torch.ones(()))
+
+    class Waiting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ready, self.items, self.layer = event, queue, nn.Linear(3, 2)
+
+        def forward(self, x):
+            assert self.ready.wait(60)
+            return self.layer(x) + self.items.queue[0]
+
+    model, x = Waiting(), torch.randn(4, 3)
+    fast = fxopt.optimize(model, config=CONFIG)
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(fast, x)
+        time.sleep(0.2)
+        event.set()
+        torch.testing.assert_close(result.result(timeout=30), model(x))
+    assert event.is_set() and queue.qsize() == 1
