@@ -104,19 +104,20 @@ def functions_in(values: Iterable[Any]) -> Iterator[types.FunctionType]:
 
 @dataclass
 class Code:
-    """The user's functions that the forwards of some modules may call, the classes they belong to, and all names."""
+    """The user's functions that forwards may call, the classes they belong to, and all names in them."""
 
     functions: dict[int, types.FunctionType] = field(default_factory=dict)
     classes: dict[type, None] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
 
     @classmethod
-    def behind(cls, modules: Iterable[nn.Module], without: Iterable[nn.Module] = ()) -> Code:
+    def behind(cls, roots: Iterable[Any], without: Iterable[nn.Module] = ()) -> Code:
+        """That of `roots`, modules and functions, and of what they hold; but for what stands in `without`."""
         code = cls()
         held = [
-            v
-            for v in held_by(*modules, without=without)
-            if isinstance(v, types.FunctionType) or is_users(type(v).__module__)
+            value
+            for value in held_by(*roots, without=without)
+            if isinstance(value, types.FunctionType) or is_users(type(value).__module__)
         ]
         code.classes.update((base, None) for value in held for base in _user_classes(type(value)))  # type: ignore[arg-type]
         code._follow(f for kind in list(code.classes) for f in functions_in([vars(kind).get("forward")]))

@@ -6,15 +6,13 @@ and what changed is the reason why the model stays eager.
 
 from __future__ import annotations
 
-import types
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from torch import nn
 
 from fxopt.capture.mirror import attributes, is_plain_object
-from fxopt.capture.places import is_user_code
+from fxopt.reach import Code, named_by
 
 _NUMBERS = (bool, int, float, complex, str, bytes, tuple, type(None))
 _LARGE = 1000  # entries
@@ -25,15 +23,17 @@ class Reach:
     """The names that code of `model` reads outside of it, and what they hold now."""
 
     def __init__(self, model: nn.Module):
+        hooks = [hook for m in model.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
+        code = Code.behind([*model.modules(), *hooks])
         self._seen: set[int] = set()
         self._names: list[tuple[Any, str, Any]] = []  # owner (a dict or a class), name, value
         self._contents: list[tuple[str, Any, Any]] = []  # name, container, what it holds
-        for kind in {base for module in model.modules() for base in type(module).__mro__}:
-            self._class(kind)
-        for module in model.modules():
-            for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                for hook in hooks.values():
-                    self._value("", None, hook)
+        for function in code.functions.values():
+            for _, where, name in named_by(function):
+                self._value(name, where, where[name])
+        for kind in code.classes:
+            for name in code.names & vars(kind).keys():
+                self._value(name, kind, vars(kind)[name])
 
     def changed(self) -> str:
         """The first name that holds something else now; "" where none does."""
@@ -50,55 +50,16 @@ class Reach:
             if not _same(content(value), held):
                 refill(value, held)
 
-    def _class(self, kind: type) -> None:
-        if id(kind) in self._seen:
-            return
-        self._seen.add(id(kind))
-        for name, value in list(vars(kind).items()):
-            value = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
-            value = value.fget if isinstance(value, property) else value
-            if isinstance(value, types.FunctionType):
-                self._function(value)
-            elif _is_own(kind) and not name.startswith("__"):
-                self._value(name, kind, value)
-
-    def _function(self, function: types.FunctionType) -> None:
-        if not is_user_code(function.__code__):
-            return
-        for name in set(_names(function.__code__)) & function.__globals__.keys():
-            self._value(name, function.__globals__, function.__globals__[name])
-
     def _value(self, name: str, owner: Any, value: Any) -> None:
         if owner is not None and isinstance(value, _NUMBERS):
             self._names.append((owner, name, value))
-        if isinstance(value, _NUMBERS) or id(value) in self._seen:
-            return
-        if isinstance(value, type):
-            if _is_own(value):
-                self._class(value)
+        if isinstance(value, (*_NUMBERS, type)) or id(value) in self._seen:
             return
         self._seen.add(id(value))
-        if isinstance(value, types.MethodType):
-            self._value(name, None, value.__func__)
-        elif isinstance(value, types.FunctionType):
-            self._function(value)
-        elif (held := content(value)) is not None:
+        if (held := content(value)) is not None:
             self._contents.append((name, value, held))
             for item in held.values() if isinstance(held, dict) else held if isinstance(held, (list, set)) else ():
                 self._value(name, None, item)
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-
-
-def _is_own(kind: type) -> bool:
-    """A class of the user's: one of its functions is user code."""
-    functions = (value for value in vars(kind).values() if isinstance(value, types.FunctionType))
-    return any(is_user_code(function.__code__) for function in functions)
 
 
 def _read(owner: Any, name: str) -> Any:

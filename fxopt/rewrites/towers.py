@@ -46,7 +46,7 @@ def _shaped(editor: Editor, made: Node, node: Node) -> Node:
     """[B, W] or [B, E, W] in the shape of the node, whose memory must be laid out alike."""
     value = node.meta["val"]
     if len(made.meta["val"].shape) != len(value.shape):
-        sizes = [-1 if static(size) is None else size for size in value.shape]
+        sizes = [-1 if (known := static(size)) is None else known for size in value.shape]
         made = editor.call(aten.view.default, made, sizes)
     for size, stride, other in zip(value.shape, value.stride(), made.meta["val"].stride(), strict=True):
         if not same(size, 1) and not same(stride, other):

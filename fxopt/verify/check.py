@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fxopt.capture import Capture
+from fxopt.capture.effects import stores_of
 from fxopt.runtime.executable import Executable
 from fxopt.shape.conditions import OtherSizes, require
 from fxopt.verify.budget import Reference, explains, largest_difference, rounding_of, within_budget, within_share
@@ -155,6 +156,9 @@ class Comparison:
         for number in self.setting.written:
             now = wide[number]
             values[f"{self.setting.names[number]} after the call"] = tensors[number] if now is None else now
+        stored = Trial()
+        stored.keep_attributes((store.name, store.held) for store in stores_of(self.captured.graph))
+        values |= stored.values
         if differentiate:
             values.update(gradients(outputs, self.setting.names, leaves))
         return values

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from fxopt.capture.effects import StoreAttribute
+
 aten = torch.ops.aten
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _COPIES = (aten.embedding.default, aten.index_select.default, aten.index.Tensor, aten.gather.default)
@@ -31,7 +33,8 @@ def double_run(
     known: Sequence[Tensor | None],
     move: Move | None = None,
 ) -> tuple[list[Any], list[Tensor | None]]:
-    """The flat outputs of `graph` with floats as float64, and the float64 forms of `tensors` afterwards.
+    """The flat outputs of `graph` with floats as float64, and the float64 forms of `tensors` afterwards; stores hold
+    what they are given as float64, too.
 
     Args:
         tensors: state and inputs as they are (they are mutated where the graph mutates them).
@@ -73,6 +76,8 @@ class _Twice(fx.Interpreter):
         if n.op in ("placeholder", "output"):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if n.op == "call_module" and isinstance(self.fetch_attr(str(n.target)), StoreAttribute):
+            return self.call_module(str(n.target), *_take((args, kwargs), "wide"))
         plain = partial(getattr(self, n.op), n.target, *_take((args, kwargs), "plain"))
         if not _gives_floats(n):
             return plain()

@@ -51,7 +51,7 @@ def check(program: Program, seen: Counter[str] | None = None, loaded: Loaded | N
     seen = Counter() if seen is None else seen
     build, made = loaded or program.loaded()
     inputs, eager = on_default(made), on_cpu(build)()
-    calls = list(enumerate((program.captured, *program.later)))
+    calls, rejected = list(enumerate((program.captured, *program.later))), False
     config = Config(verify=program.verify, tune="off")
     with torch.set_grad_enabled(program.grad):
         if elsewhere():
@@ -71,12 +71,13 @@ def check(program: Program, seen: Counter[str] | None = None, loaded: Loaded | N
             found = _outcome(fast, inputs, sizes, number, program.grad)
             seen["calls"] += 1
             seen["raised"] += expected.error is not None
+            rejected |= number == 0 and expected.error is not None
             comparison = _Comparison(program, wide, made, sizes, number, expected, found)
             difference = comparison.difference()
             if difference is not None:
                 return Failure(*difference, sizes)
     _count(fast, seen)
-    return _hidden(fast, program)
+    return None if rejected else _hidden(fast, program)
 
 
 def _harmless(eager: nn.Module, made: Callable, calls: list[tuple[int, Sizes]], grad: bool) -> list[tuple[int, Sizes]]:
@@ -272,7 +273,7 @@ class _Comparison:
         exact = self._reference(name, eager)
         floor = 16 * eps * scale
         if name.startswith("gradient"):  # of a bias in front of a norm, say: terms that cancel to zero
-            floor = max(floor, 64 * eps * self._largest_gradient)
+            floor = max(floor, 64 * eps * self._largest)
         allowed = torch.full((), floor, dtype=torch.float64, device=eager.device)
         if exact is None:
             return "" if float((a - b).abs().amax()) <= 1e3 * eps * max(scale, 1.0) else _worst(eager, ours)
@@ -300,9 +301,11 @@ class _Comparison:
         )
 
     @cached_property
-    def _largest_gradient(self) -> float:
-        found = (t for name, t in self.eager.values.items() if name.startswith("gradient") and t is not None)
-        return max((float(t.abs().amax()) for t in found if t.numel()), default=0.0)
+    def _largest(self) -> float:
+        """Of all outputs and gradients: of that size may the terms of a gradient be that cancel."""
+        values = (value for name, value in self.eager.values.items() if name.startswith(("gradient", "output")))
+        found = (t.detach() for t in values if isinstance(t, Tensor) and t.is_floating_point() and t.numel())
+        return max((float(t.abs().nan_to_num(0.0, 0.0).amax()) for t in found), default=0.0)
 
     def _uncertain(self, name: str, eager: Tensor) -> bool:
         """Whether integers change with the rounding of what they are made from."""

@@ -108,6 +108,7 @@ def _dense(
 def _columns(
     seed: int, options: argparse.Namespace, seen: Counter[str], kinds: Counter[str]
 ) -> tuple[Failure | None, str]:
+    torch.manual_seed(seed)
     program = on_cpu(random_program)(random.Random(seed).choice)
     program.grad |= options.gradients
     seen["graphs"] += seed  # the sizes depend on it

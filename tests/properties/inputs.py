@@ -25,6 +25,7 @@ _EXTREME_FLOATS = (
     9.3e18,
     -1e19,
 )
+_EXTREME_WEIGHTS = (torch.nan, torch.inf, -torch.inf, -0.0, 0.5, -1.5, 2.5)  # whose sums are the same in any order
 _EXTREME_INTS = (
     -1,
     0,
@@ -98,6 +99,8 @@ class Input:
         return torch.where(torch.randint(0, 3, dims, generator=generator) == 0, chosen, values)
 
     def _extremes(self) -> Tensor:
+        if self.role == "weights":
+            return torch.tensor(_EXTREME_WEIGHTS, dtype=self.dtype)
         if self.dtype.is_floating_point:
             return torch.tensor(_EXTREME_FLOATS, dtype=torch.float64).to(self.dtype)
         limits = torch.iinfo(self.dtype)

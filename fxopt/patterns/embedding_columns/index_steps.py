@@ -210,7 +210,6 @@ HANDLERS: dict[object, Handler] = {
     aten.floor.default: _unary(Op.FLOOR),
     aten.ceil.default: _unary(Op.CEIL),
     aten.trunc.default: _unary(Op.TRUNC),
-    aten.sqrt.default: _unary(Op.SQRT),
     aten.bucketize.Tensor: _bucketize,
     aten.searchsorted.Tensor: _searchsorted,
     aten.where.self: where,

@@ -150,3 +150,17 @@ class AroundAnOpaqueNorm(nn.Module):
         gate = torch.sigmoid(self.norm(middle))
         mixed = gate * middle + (1 - gate) * middle
         return left, right, torch.relu(mixed + mixed)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, L, 2), torch.randn(B, 1, L, 2)), captured=(1, 1))
+class OneHeadOfEach(nn.Module):
+    """Sizes that a split makes equal to a number are that number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.keys = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, values: Tensor) -> Tensor:
+        queries = torch.stack(self.queries(x).split(2, -1), 1)
+        keys = torch.stack(self.keys(x).split(2, -1), 1)
+        return torch.softmax(queries @ keys.mT * 0.5, -1) @ values
