@@ -82,7 +82,8 @@ class _Identities:
         if self.reshapes_in_place and self.aliases.edited(node):
             return None
         if node.target is aten.detach.default:
-            return (source, "detach", "gradients are off") if self.inference else None
+            off = self.inference and not self.aliases.leaves(node)  # what requires a gradient, the caller sees
+            return (source, "detach", "gradients are off") if off else None
         return (source, "view", "of the same shape") if _same_form(node, source) else None
 
     def _copy(self, node: Node) -> Identity | None:

@@ -139,7 +139,8 @@ class ViewChains:
         self._seen[node], self._sources[node] = seen, source
 
     def _through(self, node: Node) -> Viewed | None:
-        if node.target is aten.expand.default or (node.target is aten.detach.default and self._inference):
+        detached = node.target is aten.detach.default and self._inference and not self.aliases.leaves(node)
+        if node.target is aten.expand.default or detached:
             source, shape = node.args[0], shape_of(node)
             assert isinstance(source, Node)
             return source, (lambda view: view.expand(shape) if node.target is aten.expand.default else view)

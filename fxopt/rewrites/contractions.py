@@ -30,7 +30,7 @@ from fxopt.shape.strides import Layout, Strides
 from fxopt.shape.view_steps import Permute, Reshape, Step
 
 aten = torch.ops.aten
-_FRESH = {aten.matmul.default, aten.bmm.default, aten.mm.default}  # contiguous, whatever they read
+_FRESH = {aten.matmul.default, aten.bmm.default, aten.mm.default, aten.linear.default}  # contiguous, whatever they read
 
 
 def replace_disguised_linear(editor: Editor, match: Match) -> Replacement:

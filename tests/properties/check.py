@@ -57,6 +57,9 @@ def check(program: Program, seen: Counter[str]) -> bool:
             continue
         arguments = arguments_of(sizes, seed)
         expected = outcome(eager, arguments, program.grad)
+        if isinstance(expected.error, NotImplementedError):  # torch has no kernel for this dtype on this device
+            seen["left out"] += 1
+            continue
         assert_same(expected, outcome(fast, arguments, program.grad))
         seen["runs"] += 1
         seen["raised"] += expected.error is not None

@@ -35,3 +35,28 @@ class OuterProduct(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return x[:, None, :].mT @ y.t()[:, :1]
+
+
+def turned(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return (torch.randn(B, L, 1).transpose(0, -1).contiguous().transpose(0, -1).requires_grad_(),)
+
+
+@graph(turned, captured=(3, 5), grad=False)
+class OfWidthOne(nn.Module):
+    """A linear layer of one input and one output is a product, and its result contiguous whatever it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.left(x) @ self.right(x).mT, self.left(x)
+
+
+@graph(turned, captured=(3, 5), grad=False)
+class DetachedView(nn.Module):
+    """A view of an input requires a gradient even where none is recorded; one of what was detached does not."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        detached = x.detach()
+        return detached.transpose(1, 2), detached.reshape(x.shape), detached.unbind(2)[0]
