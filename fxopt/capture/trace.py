@@ -216,6 +216,10 @@ def _guard_squeeze(args: Any) -> None:
 
 def _guard_slice(args: Any) -> None:
     """From which end an index counts is a guard: where torch does not know it, it makes up a size without a source."""
+    if len(args) > 3 and type(args[3]) is int and args[3] == 1:  # x[:1] is a row to broadcast, not min(1, s) rows
+        size = args[0].shape[args[1]]
+        if not free_unbacked_symbols(size):
+            bool(size >= 1)
     for index in args[2:4]:
         if isinstance(index, torch.SymInt) and not free_unbacked_symbols(index):
             bool(index >= 0)

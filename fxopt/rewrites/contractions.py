@@ -30,7 +30,9 @@ from fxopt.shape.strides import Layout, Strides
 from fxopt.shape.view_steps import Permute, Reshape, Step
 
 aten = torch.ops.aten
-_FRESH = {aten.matmul.default, aten.bmm.default, aten.mm.default, aten.linear.default}  # contiguous, whatever they read
+_FRESH = {  # contiguous, whatever they read
+    aten.matmul.default, aten.bmm.default, aten.mm.default, aten.linear.default, aten.conv1d.default,
+}  # fmt: skip
 
 
 def replace_disguised_linear(editor: Editor, match: Match) -> Replacement:

@@ -22,7 +22,7 @@ NAN, INF = float("nan"), float("inf")
 EXTREME_FLOATS = (0.0, -0.0, NAN, INF, -INF, 1e-42, 2.0**31, -(2.0**31), 2.0**63, 3e38, 0.5, -0.5)
 BOTH_STEPS = (Op.ADD, Op.MUL, Op.RSUB, Op.CLAMP_MIN, Op.CLAMP_MAX, Op.ABS)
 INT_STEPS = (*BOTH_STEPS, Op.REMAINDER, Op.FMOD, Op.FLOOR_DIVIDE, Op.AND)
-FLOAT_STEPS = (*BOTH_STEPS, Op.DIV, Op.FLOOR, Op.CEIL, Op.TRUNC)
+FLOAT_STEPS = (*BOTH_STEPS, Op.DIV, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.SQRT)
 
 
 def torch_dtype(name: str) -> torch.dtype:

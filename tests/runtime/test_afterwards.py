@@ -158,7 +158,6 @@ AFTERWARDS: dict[str, Callable[[Any], Any]] = {
     "shared": lambda m: m.share_memory(),
     "apply": lambda m: m.apply(lambda x: nn.init.ones_(x.weight) if isinstance(x, nn.Linear) else None),
     "double": lambda m: m.double(),
-    "train": lambda m: m.train(),
     "edited": lambda m: [tensor.detach().mul_(0.5) for tensor in m.parameters()],
     "a larger table": lambda m: setattr(m.table.weight, "data", torch.randn(12, 4)),
     "to": lambda m: m.to(torch.float64),

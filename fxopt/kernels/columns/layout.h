@@ -47,7 +47,7 @@ struct Extra {
 
 enum Op : uint8_t {
   kCast = 1, kAddConstant, kMul, kRSub, kDiv, kRemainder, kFmod, kFloorDivide, kClampMin, kClampMax, kAnd, kAbs,
-  kFloor, kCeil, kBucketize, kAddTensor, kSave, kWhere, kTrunc, kKeep,
+  kFloor, kCeil, kSqrt, kBucketize, kAddTensor, kSave, kWhere, kTrunc, kKeep,
 };
 
 struct Instr {

@@ -52,12 +52,13 @@ class Op(IntEnum):
     ABS = 12
     FLOOR = 13
     CEIL = 14
-    BUCKETIZE = 15  # boundaries = tensors[tensor] (1-D), right = a (0 or 1); NaN gives len(boundaries)
-    ADD_TENSOR = 16  # v + tensors[tensor][k], k = the lane, or the second row index where rows has two dims
-    SAVE = 17  # saved = v
-    WHERE = 18  # v = b if compare(saved, a) else v; saved is the value at the last SAVE
-    TRUNC = 19
-    KEEP = 20  # a lane counts only if compare(v, a) here: the mask of a padded row. v itself passes on
+    SQRT = 15
+    BUCKETIZE = 16  # boundaries = tensors[tensor] (1-D), right = a (0 or 1); NaN gives len(boundaries)
+    ADD_TENSOR = 17  # v + tensors[tensor][k], k = the lane, or the second row index where rows has two dims
+    SAVE = 18  # saved = v
+    WHERE = 19  # v = b if compare(saved, a) else v; saved is the value at the last SAVE
+    TRUNC = 20
+    KEEP = 21  # a lane counts only if compare(v, a) here: the mask of a padded row. v itself passes on
 
 
 class Compare(IntEnum):

@@ -31,6 +31,7 @@ _STEPS: dict[Op, Callable[[Tensor, Instr], Tensor]] = {
     Op.FLOOR: lambda v, i: v.floor(),
     Op.CEIL: lambda v, i: v.ceil(),
     Op.TRUNC: lambda v, i: v.trunc(),
+    Op.SQRT: lambda v, i: v.sqrt(),
 }
 
 

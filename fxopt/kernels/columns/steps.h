@@ -128,6 +128,7 @@ inline void step_float(const Instr& instr, F* v, int n) {
     case kFloor: return each(v, n, [](F x) { return std::floor(x); });
     case kCeil: return each(v, n, [](F x) { return std::ceil(x); });
     case kTrunc: return each(v, n, [](F x) { return std::trunc(x); });
+    case kSqrt: return each(v, n, [](F x) { return std::sqrt(x); });
   }
 }
 

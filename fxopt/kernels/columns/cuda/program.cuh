@@ -87,6 +87,7 @@ FXOPT_DEVICE F step_float(int op, F x, F a) {
     case kFloor: return floor(x);
     case kCeil: return ceil(x);
     case kTrunc: return trunc(x);
+    case kSqrt: return sqrt(x);
     default: return x;
   }
 }
