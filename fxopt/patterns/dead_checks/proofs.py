@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from fxopt.shape.calls import arguments_of
 from fxopt.shape.ranges.analysis import Ranges
 from fxopt.shape.ranges.values import Values
 from fxopt.shape.sizes import Size, same, same_shape, shape_of, static, tensor_of
+from fxopt.shape.strides import Strides
 
 aten = torch.ops.aten
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -41,6 +43,7 @@ class Dead:
 
 
 Verdict = Dead | Reject | None
+_CONTIGUOUS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor}  # is what they give, whatever they read
 
 
 class Checks:
@@ -50,6 +53,11 @@ class Checks:
         self.aliases = Aliases(graph)
         self.ranges = Ranges(graph, self.aliases)
         self.inference = inference
+        self._graph = graph
+
+    @functools.cached_property
+    def strides(self) -> Strides:
+        return Strides(self._graph)
 
     def values(self, value: object) -> Values:
         return self.ranges.of_value(value).values
@@ -108,6 +116,8 @@ class Checks:
             return None
         assert isinstance(kept, Node)
         copied = torch.preserve_format if self._must_copy(node, kept) else None
+        if node.target in _CONTIGUOUS and self.strides.asked(node) > self.strides.known(kept):
+            copied = torch.contiguous_format
         return Dead(f"{what or told_call(node)} removed", why, name, copied)
 
 

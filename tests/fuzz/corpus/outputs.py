@@ -60,3 +60,12 @@ class DetachedView(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         detached = x.detach()
         return detached.transpose(1, 2), detached.reshape(x.shape), detached.unbind(2)[0]
+
+
+@graph(turned, captured=(3, 5), grad=False)
+class FilledNowhere(nn.Module):
+    """What masked_fill gives is contiguous, where its mask never holds too."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        positive = torch.exp(-x.abs())
+        return positive.expand(-1, -1, 2).masked_fill(positive < 0, 0), positive.masked_fill(positive < 0, 0)
