@@ -6,29 +6,31 @@ the whole process while it runs, and other threads may be serving the model.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
-import torch.nn.functional as F
 from torch import nn
 from torch._decomp.decompositions import sym_numel
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
 
 from fxopt.capture.decided import keep_decisions
 from fxopt.capture.errors import Busy, CaptureError
 from fxopt.capture.forms import Forms
-from fxopt.capture.patches import as_fused, leaves_fused_attention, patch, refuse_to_print
+from fxopt.capture.function_mode import FunctionMode
+from fxopt.capture.patches import patch, refuse_to_print
 from fxopt.capture.places import Places
 from fxopt.capture.prints import printing
 from fxopt.capture.proofs import ITEMS, Proofs
 from fxopt.capture.recorded import graph_module, refuse_transforms
 from fxopt.capture.settings import kept, modes_of_this_thread
 from fxopt.capture.shape_env import TraceShapeEnv
+from fxopt.capture.size_guards import guard_sizes
 from fxopt.capture.slices import slices_have_terms
 from fxopt.capture.untouched import written
 from fxopt.findings import Place
@@ -38,45 +40,9 @@ from fxopt.shape.memory import Memory
 if torch.__version__ < "2.12":  # a TorchVersion, which compares numbers
     slices_have_terms()
 
+P = ParamSpec("P")
+T = TypeVar("T")
 TRACE_LOCK = lock()  # what is changed in torch is the process's
-_SQUEEZES = frozenset(getattr(torch.ops.aten.squeeze, name) for name in ("default", "dim", "dims")) | frozenset(
-    getattr(torch.ops.aten.squeeze_, name) for name in ("default", "dim", "dims")
-)
-_REGROUPS = {torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int}
-
-
-def _accessor(name: str, kind: str) -> Any:
-    return getattr(getattr(torch.Tensor, name), kind)
-
-
-_DATA = _accessor("data", "__get__")
-_ASKS = {
-    torch.Tensor.is_contiguous: "strides",
-    torch.Tensor.stride: "strides",
-    torch.Tensor.requires_grad.__get__: "requires_grad",  # type: ignore[attr-defined]
-}
-_REFUSED = {
-    _accessor("data", "__set__"): "assigns to .data",
-    _accessor("grad", "__get__"): "asks for .grad",
-    _accessor("grad_fn", "__get__"): "asks for .grad_fn",
-    _accessor("is_leaf", "__get__"): "asks for .is_leaf",
-    _accessor("_version", "__get__"): "asks for ._version",
-    _accessor("_base", "__get__"): "asks for ._base",
-    torch.Tensor.data_ptr: "asks for the address of a tensor",
-    torch.Tensor.storage_offset: "asks for the storage_offset of a tensor",
-    torch.Tensor.untyped_storage: "asks for the storage of a tensor",
-    torch.Tensor.is_shared: "asks whether memory is shared",
-}
-_GRADIENTS = frozenset(
-    {
-        torch.autograd.grad,
-        torch.autograd.backward,
-        torch.Tensor.backward,
-        torch.Tensor.register_hook,
-        torch.Tensor.retain_grad,
-        torch.Tensor.requires_grad_,
-    }
-)
 
 
 class Tracer(proxy_tensor.PythonKeyTracer):
@@ -148,12 +114,7 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
                 return sym_numel(*args)
         if func in ITEMS and (number := self._proofs.number(args[0])) is not None:
             return number
-        if func in _SQUEEZES:
-            _guard_squeeze(args)
-        if func is torch.ops.aten.slice.Tensor:
-            _guard_slice(args)
-        if func in _REGROUPS:
-            _guard_inferred(args[-1])
+        guard_sizes(func, args)
         if func is torch.ops.aten.contiguous.default:
             args = (self._twin(args[0]), *args[1:])
         if any(not isinstance(tensor, FakeTensor) for tensor in written(func, args, kwargs or {})):
@@ -205,88 +166,23 @@ def _refuse_constants(func: Any, args: tuple, kwargs: dict) -> None:
                 raise CaptureError("edits a tensor that is no parameter, no buffer and no input")
 
 
-def _guard_squeeze(args: Any) -> None:
-    """Squeezing a symbolic dim gives another rank at size 1: make that a guard (torch assumes "not 1" silently)."""
-    tensor, *dims = args
-    chosen = range(tensor.ndim) if not dims else [dims[0]] if isinstance(dims[0], int) else dims[0]
-    for d in chosen:
-        if tensor.ndim:
-            bool(tensor.shape[d] != 1)
+def _alone(trace: Callable[P, T]) -> Callable[P, T]:
+    """One trace at a time, after which everything is as it was before."""
+
+    @functools.wraps(trace)
+    def locked(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not TRACE_LOCK.acquire(timeout=WAIT):
+            raise Busy(f"another thread has been tracing for {WAIT} s")
+        try:
+            modes_of_this_thread()
+            return kept(lambda: trace(*args, **kwargs))
+        finally:
+            TRACE_LOCK.release()
+
+    return locked
 
 
-def _guard_slice(args: Any) -> None:
-    """From which end an index counts is a guard: where torch does not know it, it makes up a size without a source."""
-    if len(args) > 3 and type(args[3]) is int and args[3] == 1:  # x[:1] is a row to broadcast, not min(1, s) rows
-        size = args[0].shape[args[1]]
-        if not free_unbacked_symbols(size):
-            bool(size >= 1)
-    for index in args[2:4]:
-        if isinstance(index, torch.SymInt) and not free_unbacked_symbols(index):
-            bool(index >= 0)
-
-
-def _guard_inferred(sizes: Any) -> None:
-    """Of no elements no size can be inferred: torch raises, and its fake tensors take it that there are some.
-
-    Sums and products of sizes are not asked: a guard on 12 + 3 * L would fix L.
-    """
-    given = [size for size in sizes if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol]
-    if given and any(isinstance(size, int) and size == -1 for size in sizes):
-        for size in given:
-            torch._check(size != 0) if free_unbacked_symbols(size) else bool(size != 0)
-
-
-class _FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
-    """Watches for what a graph cannot say.
-
-    Attributes:
-        autocast: where autocast was entered. (Raising there would leave it on: its context manager has switched it.)
-        asked: what else than dtypes and sizes the user's code asked tensors for: "strides" (those of the inputs are not
-            known to their fakes) or "requires_grad".
-    """
-
-    autocast: Place | None = None
-
-    def __init__(self, tracer: Tracer, proofs: Proofs):
-        super().__init__(tracer)  # type: ignore[arg-type]
-        self.asked: set[str] = set()
-        self._proofs = proofs
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.amp.autocast_mode._enter_autocast:
-            self.autocast = self.autocast or self.tracer.here()  # type: ignore[union-attr]
-        elif func in _ASKS and not isinstance(args[0], nn.Parameter):
-            self.asked.add(_ASKS[func])
-        elif func in _GRADIENTS:
-            raise CaptureError(f"calls {func.__name__}, which a graph of the forward does not keep")
-        elif func is F.multi_head_attention_forward and leaves_fused_attention():
-            return as_fused(func, args, kwargs)
-        elif func in _REFUSED:
-            raise CaptureError(f"{_REFUSED[func]}, which a graph does not keep")
-        elif func == _DATA and (slot := proxy_tensor.get_proxy_slot(args[0], self.tracer, None)) is not None:
-            return self._data(args[0], slot.proxy)
-        elif func is torch._assert and self._asserts(*args, **(kwargs or {})):
-            return None
-        return super().__torch_function__(func, types, args, kwargs)
-
-    def _data(self, tensor: torch.Tensor, proxy: torch.fx.Proxy) -> torch.Tensor:
-        """x.data has a version of its own, which detach() has not: an edit of it is none that backward complains of."""
-        taken = self.tracer.create_proxy("call_function", getattr, (proxy, "data"), {})  # type: ignore[union-attr]
-        with proxy_tensor.disable_proxy_modes_tracing():
-            twin = torch.ops.aten.detach.default(tensor)
-        proxy_tensor.track_tensor_tree(twin, taken, constant=None, tracer=self.tracer)  # type: ignore[arg-type]
-        return twin
-
-    def _asserts(self, condition: Any, message: str) -> bool:
-        """An assert about data stays in the graph, in its place and with its error; a proved one goes."""
-        node = self._proofs.node_of(condition) if isinstance(condition, FakeTensor) else None
-        if node is None:
-            return False
-        if self._proofs.number(condition) is None:
-            self.tracer.create_node("call_function", torch._assert, (node, message), {})
-        return self._proofs.number(condition) != 0
-
-
+@_alone
 def trace(
     run: Callable[[Tracer], Sequence[Any]],
     tensors: Sequence[torch.Tensor],
@@ -307,29 +203,11 @@ def trace(
     Returns:
         The graph, and what the user's code asked of its tensors: "strides", "requires_grad".
     """
-    if not TRACE_LOCK.acquire(timeout=WAIT):
-        raise Busy(f"another thread has been tracing for {WAIT} s")
-    try:
-        modes_of_this_thread()
-        return kept(lambda: _traced(run, tensors, reals, stand_ins, fake_mode, places, mode))
-    finally:
-        TRACE_LOCK.release()
-
-
-def _traced(
-    run: Callable[[Tracer], Sequence[Any]],
-    tensors: Sequence[torch.Tensor],
-    reals: Sequence[torch.Tensor],
-    stand_ins: int,
-    fake_mode: FakeTensorMode,
-    places: Places,
-    mode: TorchFunctionMode,
-) -> tuple[torch.fx.GraphModule, set[str]]:
     known: dict[int, torch.fx.Node] = {}
     tracer = Tracer(places, known, Memory())
     shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
     proofs = Proofs(tracer)
-    functions, recording = _FunctionMode(tracer, proofs), _ProxyMode(tracer, shape_env, proofs)
+    functions, recording = FunctionMode(tracer, proofs), _ProxyMode(tracer, shape_env, proofs)
     with printing(refuse_to_print):
         patch(shape_env)
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):

@@ -18,7 +18,7 @@ from fxopt.runtime import dispatcher_of
 
 if TYPE_CHECKING:
     from fxopt.runtime import Executable
-    from fxopt.runtime.dispatch import Entry
+    from fxopt.runtime.entry import Entry
 
 WORTH_COMPILING = 4  # operators a compiled call, which itself costs what two or three small ones do (5 us)
 

@@ -18,7 +18,8 @@ from fxopt.report.data import Measurement
 from fxopt.report.spending import spending
 from fxopt.runtime import Executable, dispatcher_of
 from fxopt.runtime.context import ambient
-from fxopt.runtime.dispatch import Dispatcher, Entry
+from fxopt.runtime.dispatch import Dispatcher
+from fxopt.runtime.entry import Entry
 from fxopt.tune.clock import no_gc
 from fxopt.verify import verify
 

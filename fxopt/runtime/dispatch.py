@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,55 +17,20 @@ from fxopt.config import Config
 from fxopt.findings import Findings
 from fxopt.locks import WAIT, lock
 from fxopt.runtime.context import ambient, is_traced, saving_as_usual
-from fxopt.runtime.executable import Compile, Executable, run_eagerly
-from fxopt.runtime.flatten import rebuilder
+from fxopt.runtime.entry import Entry, entry_of, stored_by
+from fxopt.runtime.executable import Compile, run_eagerly
 from fxopt.runtime.moment import Moment, NotNow
-from fxopt.runtime.signature import Sharing, Signature, Sizes, State, unsupported
-from fxopt.runtime.traced import capturing, traced_view
-from fxopt.runtime.undo import TooMuch, Undo
+from fxopt.runtime.signature import Signature, unsupported
+from fxopt.runtime.traced import capturing
+from fxopt.runtime.undo import TooMuch
 from fxopt.runtime.watch import HOOKS, Watch
 from fxopt.shape.conditions import OtherSizes
 
 if TYPE_CHECKING:
-    from fxopt.capture import Capture
+    pass
 
 
 _PATIENCE = 3  # captures in a row that fail for a passing reason, before one that fails is taken at its word
-
-
-@dataclass
-class Entry:
-    """One signature: compiled, or (executable None) known to stay eager."""
-
-    signature: Signature
-    ambient: tuple
-    watch: Watch
-    findings: Findings
-    executable: Executable | None = None
-    state: State | None = None
-    sizes: Sizes | None = None
-    sharing: Sharing | None = None
-
-    def __post_init__(self) -> None:
-        if self.executable is not None:
-            self.run = self.executable.run
-            self.rebuild = rebuilder(self.executable.capture.out_spec)
-        self.traced = traced_view(self)
-
-    def match(self, args: tuple, kwargs: dict, now: tuple) -> Sequence[Tensor] | None:
-        """State and inputs for `run`, or None when this entry does not serve the call."""
-        inputs = self.signature.bind(args, kwargs)
-        if inputs is None or self.ambient != now or not self.watch.holds():
-            return None
-        if self.state is None:
-            return inputs
-        if self.sizes is not None and not self.sizes.hold():
-            return None
-        state = self.state.read()
-        if state is None:
-            return None
-        tensors = [*state, *inputs]
-        return tensors if self.sharing is None or self.sharing.holds(tensors) else None
 
 
 class Dispatcher:
@@ -192,7 +157,7 @@ class Dispatcher:
             with undrawn(self.original), torch.random.fork_rng(devices=_cuda_devices()), saving_as_usual():
                 executable = self.compile(bare, args, kwargs)
             stored = stored_by(executable.capture, bare, self.original)
-            entry = self._entry(executable, stored, now, before.watch)
+            entry = entry_of(self.original, executable, stored, now, before.watch)
         except Exception as error:
             executable, failure, passing, busy = None, reason_of(error), is_passing(error), isinstance(error, Busy)
         if entry is not None and entry.match(args, kwargs, now) is None:
@@ -205,19 +170,6 @@ class Dispatcher:
             self._patience -= not busy
             raise NotNow(f"not captured: {failure}")
         return None, failure
-
-    def _entry(self, executable: Executable, stored: dict[nn.Module, set[str]], now: tuple, before: Watch) -> Entry:
-        capture, model = executable.capture, self.original
-        undo = Undo(executable, model)
-        if undo.needed:
-            executable.run = undo.around(executable.run)
-        leaves, touched = tuple(leaf.path for leaf in capture.leaves), touched_by_leaves(capture)
-        watch = Watch(model, leaves, ignore=touched, stored=stored, since=before)
-        sizes, sharing = Sizes(model, capture, stored), Sharing(capture)
-        return Entry(
-            Signature.of_capture(capture), now, watch, executable.findings, executable, State(model, capture),
-            sizes if sizes.any else None, sharing if sharing.any else None,
-        )  # fmt: skip
 
     def _run(self, entry: Entry, tensors: Sequence[Tensor], eager: Callable, args: tuple, kwargs: dict) -> Any:
         if entry.executable is None:
@@ -282,24 +234,6 @@ def described(model: nn.Module, args: tuple, kwargs: dict) -> str:
     tensors = [leaf for leaf in trees.leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     inputs = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
     return f"{inputs}; {'train' if model.training else 'eval'}"
-
-
-def stored_by(capture: Capture, stand_in: nn.Module, original: nn.Module) -> dict[nn.Module, set[str]]:
-    """The attributes that a capture assigns from now on, by module; those of the stand-in are the original's."""
-    from fxopt.capture.effects import stores_of  # the capture has paid for this import
-
-    stored: dict[nn.Module, set[str]] = {}
-    for store in stores_of(capture.graph):
-        store.release(original if store.module is stand_in else store.module)
-        stored.setdefault(store.module, set()).add(store.name)
-    return stored
-
-
-def touched_by_leaves(capture: Capture) -> frozenset[str]:
-    """What opaque submodules change of themselves, by the names that a watch has for it."""
-    children: list[Any] = list(capture.graph.children())
-    calls = [call for call in children if hasattr(call, "signature")]
-    return frozenset(f"{path}.{name}".lstrip(".") for call in calls for path, name in call.signature.touched)
 
 
 def rehearse(model: nn.Module, args: tuple, kwargs: dict) -> None:

@@ -21,7 +21,8 @@ from fxopt.runtime.executable import Executable
 from fxopt.runtime.signature import forms_of
 
 if TYPE_CHECKING:
-    from fxopt.runtime.dispatch import Dispatcher, Entry
+    from fxopt.runtime.dispatch import Dispatcher
+    from fxopt.runtime.entry import Entry
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 

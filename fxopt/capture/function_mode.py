@@ -1,0 +1,104 @@
+"""What the user's code asks of tensors in a trace, call by call above ATen: kept, made a condition, or refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx.experimental.proxy_tensor as proxy_tensor
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from fxopt.capture.errors import CaptureError
+from fxopt.capture.patches import as_fused, leaves_fused_attention
+from fxopt.capture.proofs import Proofs
+from fxopt.findings import Place
+
+if TYPE_CHECKING:
+    from fxopt.capture.trace import Tracer
+
+
+def _accessor(name: str, kind: str) -> Any:
+    return getattr(getattr(torch.Tensor, name), kind)
+
+
+_DATA = _accessor("data", "__get__")
+_ASKS = {
+    torch.Tensor.is_contiguous: "strides",
+    torch.Tensor.stride: "strides",
+    torch.Tensor.requires_grad.__get__: "requires_grad",  # type: ignore[attr-defined]
+}
+_REFUSED = {
+    _accessor("data", "__set__"): "assigns to .data",
+    _accessor("grad", "__get__"): "asks for .grad",
+    _accessor("grad_fn", "__get__"): "asks for .grad_fn",
+    _accessor("is_leaf", "__get__"): "asks for .is_leaf",
+    _accessor("_version", "__get__"): "asks for ._version",
+    _accessor("_base", "__get__"): "asks for ._base",
+    torch.Tensor.data_ptr: "asks for the address of a tensor",
+    torch.Tensor.storage_offset: "asks for the storage_offset of a tensor",
+    torch.Tensor.untyped_storage: "asks for the storage of a tensor",
+    torch.Tensor.is_shared: "asks whether memory is shared",
+}
+_GRADIENTS = frozenset(
+    {
+        torch.autograd.grad,
+        torch.autograd.backward,
+        torch.Tensor.backward,
+        torch.Tensor.register_hook,
+        torch.Tensor.retain_grad,
+        torch.Tensor.requires_grad_,
+    }
+)
+
+
+class FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
+    """Watches for what a graph cannot say.
+
+    Attributes:
+        autocast: where autocast was entered. (Raising there would leave it on: its context manager has switched it.)
+        asked: what else than dtypes and sizes the user's code asked tensors for: "strides" (those of the inputs are not
+            known to their fakes) or "requires_grad".
+    """
+
+    autocast: Place | None = None
+
+    def __init__(self, tracer: Tracer, proofs: Proofs):
+        super().__init__(tracer)  # type: ignore[arg-type]
+        self.asked: set[str] = set()
+        self._proofs = proofs
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.amp.autocast_mode._enter_autocast:
+            self.autocast = self.autocast or self.tracer.here()  # type: ignore[union-attr]
+        elif func in _ASKS and not isinstance(args[0], nn.Parameter):
+            self.asked.add(_ASKS[func])
+        elif func in _GRADIENTS:
+            raise CaptureError(f"calls {func.__name__}, which a graph of the forward does not keep")
+        elif func is F.multi_head_attention_forward and leaves_fused_attention():
+            return as_fused(func, args, kwargs)
+        elif func in _REFUSED:
+            raise CaptureError(f"{_REFUSED[func]}, which a graph does not keep")
+        elif func == _DATA and (slot := proxy_tensor.get_proxy_slot(args[0], self.tracer, None)) is not None:
+            return self._data(args[0], slot.proxy)
+        elif func is torch._assert and self._asserts(*args, **(kwargs or {})):
+            return None
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _data(self, tensor: torch.Tensor, proxy: torch.fx.Proxy) -> torch.Tensor:
+        """x.data has a version of its own, which detach() has not: an edit of it is none that backward complains of."""
+        taken = self.tracer.create_proxy("call_function", getattr, (proxy, "data"), {})  # type: ignore[union-attr]
+        with proxy_tensor.disable_proxy_modes_tracing():
+            twin = torch.ops.aten.detach.default(tensor)
+        proxy_tensor.track_tensor_tree(twin, taken, constant=None, tracer=self.tracer)  # type: ignore[arg-type]
+        return twin
+
+    def _asserts(self, condition: Any, message: str) -> bool:
+        """An assert about data stays in the graph, in its place and with its error; a proved one goes."""
+        node = self._proofs.node_of(condition) if isinstance(condition, FakeTensor) else None
+        if node is None:
+            return False
+        if self._proofs.number(condition) is None:
+            self.tracer.create_node("call_function", torch._assert, (node, message), {})
+        return self._proofs.number(condition) != 0

@@ -1,0 +1,90 @@
+"""One signature of a model: what serves its calls, and how a call is known to be one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from fxopt.findings import Findings
+from fxopt.runtime.executable import Executable
+from fxopt.runtime.flatten import rebuilder
+from fxopt.runtime.signature import Sharing, Signature, Sizes, State
+from fxopt.runtime.traced import traced_view
+from fxopt.runtime.undo import Undo
+from fxopt.runtime.watch import Watch
+
+if TYPE_CHECKING:
+    from fxopt.capture import Capture
+
+
+@dataclass
+class Entry:
+    """One signature: compiled, or (executable None) known to stay eager."""
+
+    signature: Signature
+    ambient: tuple
+    watch: Watch
+    findings: Findings
+    executable: Executable | None = None
+    state: State | None = None
+    sizes: Sizes | None = None
+    sharing: Sharing | None = None
+
+    def __post_init__(self) -> None:
+        if self.executable is not None:
+            self.run = self.executable.run
+            self.rebuild = rebuilder(self.executable.capture.out_spec)
+        self.traced = traced_view(self)
+
+    def match(self, args: tuple, kwargs: dict, now: tuple) -> Sequence[Tensor] | None:
+        """State and inputs for `run`, or None when this entry does not serve the call."""
+        inputs = self.signature.bind(args, kwargs)
+        if inputs is None or self.ambient != now or not self.watch.holds():
+            return None
+        if self.state is None:
+            return inputs
+        if self.sizes is not None and not self.sizes.hold():
+            return None
+        state = self.state.read()
+        if state is None:
+            return None
+        tensors = [*state, *inputs]
+        return tensors if self.sharing is None or self.sharing.holds(tensors) else None
+
+
+def entry_of(
+    model: nn.Module, executable: Executable, stored: dict[nn.Module, set[str]], now: tuple, before: Watch
+) -> Entry:
+    """The entry of what was compiled for `model`, as `before` saw it; `stored`: the attributes that it assigns."""
+    capture = executable.capture
+    undo = Undo(executable, model)
+    if undo.needed:
+        executable.run = undo.around(executable.run)
+    leaves, touched = tuple(leaf.path for leaf in capture.leaves), _touched_by_leaves(capture)
+    watch = Watch(model, leaves, ignore=touched, stored=stored, since=before)
+    sizes, sharing = Sizes(model, capture, stored), Sharing(capture)
+    return Entry(
+        Signature.of_capture(capture), now, watch, executable.findings, executable, State(model, capture),
+        sizes if sizes.any else None, sharing if sharing.any else None,
+    )  # fmt: skip
+
+
+def stored_by(capture: Capture, stand_in: nn.Module, original: nn.Module) -> dict[nn.Module, set[str]]:
+    """The attributes that a capture assigns from now on, by module; those of the stand-in are the original's."""
+    from fxopt.capture.effects import stores_of  # the capture has paid for this import
+
+    stored: dict[nn.Module, set[str]] = {}
+    for store in stores_of(capture.graph):
+        store.release(original if store.module is stand_in else store.module)
+        stored.setdefault(store.module, set()).add(store.name)
+    return stored
+
+
+def _touched_by_leaves(capture: Capture) -> frozenset[str]:
+    """What opaque submodules change of themselves, by the names that a watch has for it."""
+    children: list[Any] = list(capture.graph.children())
+    calls = [call for call in children if hasattr(call, "signature")]
+    return frozenset(f"{path}.{name}".lstrip(".") for call in calls for path, name in call.signature.touched)
