@@ -11,13 +11,12 @@ from types import FrameType
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as shape_config
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fxopt.capture.errors import CaptureError
-from fxopt.capture.settings import change, changed_here
+from fxopt.capture.settings import OBLIVIOUS, change, changed_here
 from fxopt.capture.shape_env import TraceShapeEnv
 
 _NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")  # they log what we handle
@@ -67,7 +66,7 @@ def patch(shape_env: TraceShapeEnv) -> None:
         (torch.autograd.Function, "apply", classmethod(refuse)),
         (torch.random, "default_generator", _Unseeded(torch.default_generator)),
         (builtins, "len", symbolic_length),
-        (shape_config, "backed_size_oblivious", True),
+        OBLIVIOUS,
     ]
     for noisy in _NOISY:
         logging.getLogger(noisy).addFilter(_quiet)  # once, and for ever

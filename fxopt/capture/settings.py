@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch._ops as ops
+import torch.fx.experimental._config as shape_config
 from torch import _C
 
 from fxopt.locks import in_child
 
 T = TypeVar("T")
+OBLIVIOUS = (shape_config, "backed_size_oblivious", True)  # sizes are not 0 or 1 by accident
 _MODES = tuple(_C._TorchDispatchModeKey.__members__.values())
 _changes: defaultdict[int, list[tuple]] = defaultdict(list)  # of each thread, one within another: what was before
 

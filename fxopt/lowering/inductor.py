@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as symbolic_config
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxopt.capture.settings import Changed
+from fxopt.capture.settings import OBLIVIOUS, Changed
 from fxopt.locks import lock
 
 Compiled = Callable[..., Any]
@@ -44,8 +43,7 @@ def compile_graph(
         results = function(*arguments)
         return (results,) if single else tuple(results)
 
-    oblivious = Changed([(symbolic_config, "backed_size_oblivious", True)])
-    with _COMPILING, oblivious:
+    with _COMPILING, Changed([OBLIVIOUS]):
         if differentiated is not None:
             run = _both(flat, examples, mode, differentiated)
         else:

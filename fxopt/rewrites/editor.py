@@ -9,7 +9,6 @@ from typing import Any
 
 import sympy
 import torch
-import torch.fx.experimental._config as symbolic_config
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
@@ -18,7 +17,7 @@ from torch.fx.node import map_arg
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from fxopt.capture.settings import Changed
+from fxopt.capture.settings import OBLIVIOUS, Changed
 from fxopt.capture.shape_env import TraceShapeEnv
 from fxopt.patterns.core import place_of
 from fxopt.patterns.groups import hoisted
@@ -163,9 +162,9 @@ def no_new_guards(module: GraphModule) -> Iterator[None]:
         raise Rejected("it holds only for some input sizes")
 
 
-def as_captured() -> Any:
+def as_captured() -> Changed:
     """Sizes are not 0 or 1 by accident. Not for every match: torch takes 0.1 ms to change a setting."""
-    return Changed([(symbolic_config, "backed_size_oblivious", True)])
+    return Changed([OBLIVIOUS])
 
 
 @contextmanager

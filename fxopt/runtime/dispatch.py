@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,6 @@ from fxopt.runtime.traced import capturing
 from fxopt.runtime.undo import TooMuch
 from fxopt.runtime.watch import HOOKS, Watch
 from fxopt.shape.conditions import OtherSizes
-
-if TYPE_CHECKING:
-    pass
-
 
 _PATIENCE = 3  # captures in a row that fail for a passing reason, before one that fails is taken at its word
 

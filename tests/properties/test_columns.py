@@ -1,4 +1,4 @@
-"""At least 1,200 random models: the optimized one is the eager one, at every size, forward and backward.
+"""At least 2,000 random models: the optimized one is the eager one, at every size, forward and backward.
 
 `python -m tests.fuzz --kind columns` makes more of them.
 """
@@ -14,7 +14,7 @@ import torch
 from tests.properties.check import check
 from tests.properties.graphs import random_program
 
-GRAPHS, PARTS = 1200, 4
+GRAPHS, PARTS = 2000, 4
 
 
 @pytest.mark.slow
