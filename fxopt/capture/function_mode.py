@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fxopt.capture.errors import CaptureError
-from fxopt.capture.patches import as_fused, leaves_fused_attention
+from fxopt.capture.patches import as_fused, leaves_fused
 from fxopt.capture.proofs import Proofs
 from fxopt.findings import Place
 
@@ -76,8 +76,10 @@ class FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
             self.asked.add(_ASKS[func])
         elif func in _GRADIENTS:
             raise CaptureError(f"calls {func.__name__}, which a graph of the forward does not keep")
-        elif func is F.multi_head_attention_forward and leaves_fused_attention():
+        elif func is F.multi_head_attention_forward and leaves_fused(nn.MultiheadAttention):
             return as_fused(func, args, kwargs)
+        elif func is torch.Tensor.add and leaves_fused(nn.TransformerEncoderLayer):  # which gives a contiguous sum
+            return super().__torch_function__(func, types, args, kwargs).contiguous()  # type: ignore[attr-defined]
         elif func in _REFUSED:
             raise CaptureError(f"{_REFUSED[func]}, which a graph does not keep")
         elif func == _DATA and (slot := proxy_tensor.get_proxy_slot(args[0], self.tracer, None)) is not None:

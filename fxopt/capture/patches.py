@@ -78,13 +78,14 @@ def _quiet(record: logging.LogRecord) -> bool:
     return not changed_here()
 
 
-def leaves_fused_attention() -> bool:
-    """Whether the nn.MultiheadAttention that is running would take its operator for inference, were it not traced.
+def leaves_fused(kind: type[nn.Module]) -> bool:
+    """Whether the nn.MultiheadAttention or nn.TransformerEncoderLayer that is running would take its operator for
+    inference, were it not traced.
 
     It has asked for overrides of these tensors last, which a trace has, before it would look for gradients.
     """
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not _ATTEND:
+    while frame is not None and frame.f_code is not kind.forward.__code__:
         frame = frame.f_back
     tensors = frame.f_locals.get("tensor_args", ()) if frame is not None else ()
     needed = torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
@@ -100,9 +101,6 @@ def as_fused(attend: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     result, weights = attend(*args, **{**kwargs, "need_weights": True})
     result = result.transpose(0, 1).contiguous().transpose(0, 1)
     return result, weights if kwargs["need_weights"] else None
-
-
-_ATTEND = nn.MultiheadAttention.forward.__code__
 
 
 def refuse_to_print(*args: Any, **kwargs: Any) -> None:

@@ -131,6 +131,8 @@ class Strides:
             return Layout.CONTIGUOUS
         if not isinstance(user.target, torch._ops.OpOverload):
             return self._asked[user]
+        if user.target is aten.contiguous.default and self._known[user.args[0]] is Layout.CONTIGUOUS:  # type: ignore[index]
+            return self._asked[user]  # it may go, because its argument is what it is
         if user.target in _STRIDE_BLIND or _is_ours(user):
             return Layout.ANY
         if user.target in _JOINS and len(shape_of(user)) < 4:

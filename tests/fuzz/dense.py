@@ -106,13 +106,16 @@ def _later(r: random.Random) -> tuple[Sizes, ...]:
     return (*others[:1], r.choice(EMPTY)) if r.randrange(100) < 30 else tuple(others)
 
 
-_EDIT = re.compile(r"^\s*v\d+(?=\[[^=]*\] [-+*/]?= |\.\w+_\(| [-+*/]= )")
+_EDIT = re.compile(r"^\s*(v\d+)(?=\[[^=]*\] [-+*/]?= |\.\w+_\(| [-+*/]= )")
 
 
 def unread_of(lines: Sequence[str]) -> list[str]:
     """Variables that are written and never read; an edit reads nothing of its own."""
-    names = re.findall(r"\bv\d+\b", "\n".join(_EDIT.sub("", line) for line in lines))
-    return [name for name, count in Counter(names).items() if count == 1]
+    count: Counter[str] = Counter()
+    for line in lines:
+        edit = _EDIT.match(line)
+        count.update(name for name in re.findall(r"\bv\d+\b", line) if not edit or name != edit[1])
+    return [name for name, times in count.items() if times == 1]
 
 
 def _outputs(w: Writer) -> list[Value]:

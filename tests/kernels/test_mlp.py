@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fxopt.kernels.build import build
@@ -122,11 +123,22 @@ def test_refusals_say_what_was_expected() -> None:
         ([torch.randn(2, 5)], [weight, bias], r"weight \[N, 5\]"),
         ([torch.randn(2, 4)], [weight, torch.randn(2)], "vector of 3, found 2"),
         ([torch.randn(2, 4)], [weight], "reads tensor 1"),
-        ([torch.randn(2, 4)], [torch.randn(3, 8)[:, ::2], bias], "dense rows or columns"),
         ([torch.randn(2, 4).double()], [weight, bias], "float32"),
     ):
         with pytest.raises(RuntimeError, match=words):
             run(inputs, state, plan)
+
+
+def test_weights_and_biases_of_any_strides() -> None:
+    plan = encode(1, [Step(Op.LINEAR, (0, 1))])
+    for weight in (
+        torch.randn(3, 8)[:, ::2],
+        torch.randn(3, 4, 2)[..., 1],
+        torch.randn(4, 3).T,
+        torch.randn(1, 4).expand(3, 4),
+    ):
+        x, bias = torch.randn(2, 4), torch.randn(6)[::2]
+        torch.testing.assert_close(op.on(plan)([x], [weight, bias], plan), F.linear(x, weight, bias))
 
 
 def test_plans_survive_encoding() -> None:

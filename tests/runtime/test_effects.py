@@ -104,9 +104,7 @@ def test_looking_leaves_no_trace(kind, level, large, training, monkeypatch, caps
     fxopt.optimize(model, given, CONFIGS[level])
     assert not differing(before, effects.everything(model))
     assert not differing(objects, effects.identities(model))
-    assert all(
-        torch.equal(t, copy) and t._version == version for t, (copy, version) in zip(given, copies, strict=True)
-    )
+    assert all(torch.equal(t, copy) and t._version == version for t, (copy, version) in zip(given, copies, strict=True))
     assert not capsys.readouterr().out
 
 

@@ -12,7 +12,7 @@ namespace fxopt {
 
 struct Chain {
   std::vector<Step> steps;
-  std::vector<std::vector<float>> vectors;  // scales and shifts of batch norms, for this call
+  std::vector<std::vector<float>> vectors;  // scales and shifts of batch norms, and what lay apart: for this call
   const Operand* inputs;
   int64_t n_inputs, rows, width, widest, both;  // width: of the inputs side by side; both: what a layer reads and gives
   int64_t last_linear;                    // from here on the steps work on the output
@@ -31,31 +31,42 @@ inline const Operand* state_of(const Request& request, int64_t n_inputs, int64_t
   return operand;
 }
 
+// Rows [M, N] that lie apart, side by side: for this call.
+inline const float* side_by_side(Chain& chain, const Operand& from, int64_t M, int64_t N, int64_t row, int64_t column) {
+  chain.vectors.emplace_back(product(M, N));
+  const auto* read = reinterpret_cast<const float*>(from.data);
+  float* to = chain.vectors.back().data();
+  for (int64_t m = 0; m < M; m++)
+    for (int64_t n = 0; n < N; n++) to[m * N + n] = read[m * row + n * column];
+  return to;
+}
+
 // A vector of N values, or of one where that is allowed; null where the plan has none.
-inline const float* vector_of(const Operand* operand, int64_t N, bool* one = nullptr) {
+inline const float* vector_of(Chain& chain, const Operand* operand, int64_t N, bool* one = nullptr) {
   if (!operand) return nullptr;
-  if (operand->dim != 1 || (operand->sizes[0] > 1 && operand->strides[0] != 1))
-    refused("fxopt.mlp: expected a dense vector of %lld, found %d dims", (long long)N, operand->dim);
+  if (operand->dim != 1) refused("fxopt.mlp: expected a vector of %lld, found %d dims", (long long)N, operand->dim);
   if (one) *one = operand->sizes[0] == 1;
   if (operand->sizes[0] != N && !(one && *one))
     refused("fxopt.mlp: expected a vector of %lld, found %lld", (long long)N, (long long)operand->sizes[0]);
+  if (operand->sizes[0] > 1 && operand->strides[0] != 1) return side_by_side(chain, *operand, 1, N, 0, operand->strides[0]);
   return reinterpret_cast<const float*>(operand->data);
 }
 
-inline void resolve_linear(Step& step, const Operand* weight, const Operand* bias) {
+inline void resolve_linear(Chain& chain, Step& step, const Operand* weight, const Operand* bias) {
   if (!weight || weight->dim != 2 || weight->sizes[1] != step.K) refused("fxopt.mlp: expected a weight [N, %lld]", (long long)step.K);
   step.N = weight->sizes[0];
-  step.across = step.K > 1 && weight->strides[1] != 1;
-  if (step.across && step.N > 1 && weight->strides[0] != 1) refused("fxopt.mlp: expected a weight with dense rows or columns");
-  step.weight = reinterpret_cast<const float*>(weight->data);
-  step.weight_stride = weight->strides[step.across ? 1 : 0];
-  step.bias = vector_of(bias, step.N);
+  step.bias = vector_of(chain, bias, step.N);
+  const int64_t row = weight->strides[0], column = weight->strides[1];
+  const bool apart = step.K > 1 && column != 1 && step.N > 1 && row != 1;
+  step.across = step.K > 1 && column != 1 && !apart;
+  step.weight_stride = apart ? step.K : step.across ? column : row;
+  step.weight = apart ? side_by_side(chain, *weight, step.N, step.K, row, column) : reinterpret_cast<const float*>(weight->data);
 }
 
 // Running statistics as x * scale + shift, by torch's own formula.
 inline void resolve_batch_norm(Chain& chain, Step& step, const Operand* const (&tensors)[5]) {
-  const float *mean = vector_of(tensors[0], step.N), *variance = vector_of(tensors[1], step.N);
-  const float *weight = vector_of(tensors[2], step.N), *bias = vector_of(tensors[3], step.N);
+  const float *mean = vector_of(chain, tensors[0], step.N), *variance = vector_of(chain, tensors[1], step.N);
+  const float *weight = vector_of(chain, tensors[2], step.N), *bias = vector_of(chain, tensors[3], step.N);
   if (!mean || !variance) refused("fxopt.mlp: a batch norm without running statistics");
   chain.vectors.emplace_back(2 * step.N);
   float *scale = chain.vectors.back().data(), *shift = scale + step.N;
@@ -74,16 +85,16 @@ inline void resolve_step(Chain& chain, const Request& request, const Record& rec
                          float(record.constants[0]), float(record.constants[1]), nullptr, nullptr});
   Step& step = chain.steps.back();
   switch (step.op) {
-    case kLinear: resolve_linear(step, tensors[0], tensors[1]); break;
+    case kLinear: resolve_linear(chain, step, tensors[0], tensors[1]); break;
     case kBatchNorm: resolve_batch_norm(chain, step, tensors); break;
     case kDice:
       resolve_batch_norm(chain, step, tensors);
-      step.slope = vector_of(tensors[4], K, &step.one_slope);
+      step.slope = vector_of(chain, tensors[4], K, &step.one_slope);
       break;
-    case kPrelu: step.slope = vector_of(tensors[0], K, &step.one_slope); break;
+    case kPrelu: step.slope = vector_of(chain, tensors[0], K, &step.one_slope); break;
     case kLayerNorm:
-      step.scale = vector_of(tensors[0], K);
-      step.shift = vector_of(tensors[1], K);
+      step.scale = vector_of(chain, tensors[0], K);
+      step.shift = vector_of(chain, tensors[1], K);
       break;
     default: break;
   }

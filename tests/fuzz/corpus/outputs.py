@@ -69,3 +69,27 @@ class FilledNowhere(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         positive = torch.exp(-x.abs())
         return positive.expand(-1, -1, 2).masked_fill(positive < 0, 0), positive.masked_fill(positive < 0, 0)
+
+
+@graph(turned, captured=(3, 5), grad=False)
+class NormFirst(nn.Module):
+    """torch's operator for inference gives a contiguous result where the layer's own sum follows its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(2, 2, 2, dropout=0.0, batch_first=True, norm_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.expand(-1, -1, 2))
+
+
+def apart(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return torch.randn(B, L, 2)[..., 0], torch.randn(B, 3, L)
+
+
+@graph(apart, captured=(3, 5), grad=False)
+class RowsApart(nn.Module):
+    """A weight that is computed may have strides in both its axes."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return y @ x.T
