@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fxopt.capture.asked_strides import refuse_guess
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.patches import as_fused, leaves_fused
 from fxopt.capture.proofs import Proofs
@@ -74,6 +75,8 @@ class FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
             self.autocast = self.autocast or self.tracer.here()  # type: ignore[union-attr]
         elif func in _ASKS and not isinstance(args[0], nn.Parameter):
             self.asked.add(_ASKS[func])
+            if _ASKS[func] == "strides" and (node := self._proofs.node_of(args[0])) is not None:
+                refuse_guess(node)
         elif func in _GRADIENTS:
             raise CaptureError(f"calls {func.__name__}, which a graph of the forward does not keep")
         elif func is F.multi_head_attention_forward and leaves_fused(nn.MultiheadAttention):

@@ -1,15 +1,16 @@
 """Submodules that stay opaque: how their calls enter the graph, and how their output sizes are known.
 
 The real model runs on a copy, on the example and (if it accepts that) on the example twice over, and `trial` records
-what each leaf returned. An output dim that equals an input dim of the same leaf in both runs is taken to follow it, any
-other is taken to be static. That is an assumption, so `LeafCall` checks it at every call and raises `LeafMismatch`
+what each leaf returned. (Not twice over on a GPU, where what it does not accept may end the process: an assertion on
+the device.) An output dim that equals an input dim of the same leaf in both runs is taken to follow it, any other is
+taken to be static. That is an assumption, so `LeafCall` checks it at every call and raises `LeafMismatch`
 before anything depends on it: the caller then runs the eager model.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,7 +136,7 @@ def trial(model: nn.Module, leaves: set[str], args: tuple, kwargs: dict) -> Tria
     with torch.inference_mode(False), torch.set_grad_enabled(recorded):  # tensors of inference mode count no versions
         once = _Run(model, leaves, args, kwargs)
         again: dict[str, list[_Record]] = {}
-        if leaves:
+        if leaves and all(tensor.device.type == "cpu" for tensor in _tensors(model, args, kwargs)):
             with contextlib.suppress(Exception):  # offsets cannot be doubled, for one: the first run has to do
                 twice = trees.map_only(torch.Tensor, lambda t: torch.cat([t, t]) if t.ndim else t, (args, kwargs))
                 again = _Run(model, leaves, *twice).records
@@ -144,6 +145,12 @@ def trial(model: nn.Module, leaves: set[str], args: tuple, kwargs: dict) -> Tria
     found.assigns.update((path, names) for path, names in once.assigns.items() if found.within_leaf(path))
     found.edits.update(slot for calls in once.records.values() for call in calls for slot in call.state)
     return found
+
+
+def _tensors(model: nn.Module, *inputs: Any) -> Iterator[torch.Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+    yield from (leaf for leaf in trees.leaves(inputs) if isinstance(leaf, torch.Tensor))
 
 
 class _Run:

@@ -90,8 +90,10 @@ class Editor:
 
     def parameter(self, outer: Node) -> Node:
         """A node of another graph, as the first parameter of this one."""
-        with self.module.graph.inserting_before(next(iter(self.module.graph.nodes))):
-            node = self.module.graph.placeholder(outer.name)
+        graph = self.module.graph
+        taken = {node.target for node in graph.find_nodes(op="placeholder")}
+        with graph.inserting_before(next(iter(graph.nodes))):
+            node = graph.placeholder(next(name for name in _numbered(outer.name) if name not in taken))
         node.meta["val"] = outer.meta["val"]
         return node
 

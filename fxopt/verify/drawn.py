@@ -23,10 +23,9 @@ def drawn(like: Tensor, shape: Sequence[int], columns: bool, room: int, generato
     if like.is_complex():
         return torch.randn(tuple(shape), dtype=like.dtype, generator=generator, device="cpu").to(like.device)
     seen = like.detach().cpu().double()
-    lanes = seen.reshape(-1, seen.shape[-1] if columns and seen.dim() > 1 else 1)
-    if not lanes.numel():
-        lanes = torch.zeros(1, lanes.shape[1], dtype=torch.float64, device="cpu")
-    form = (prod(shape) // max(1, lanes.shape[1]), lanes.shape[1])
+    width = max(1, seen.shape[-1]) if columns and seen.dim() > 1 else 1
+    lanes = seen.reshape(-1, width) if seen.numel() else torch.zeros(1, width, dtype=torch.float64, device="cpu")
+    form = (prod(shape) // width, width)
     whole = (lanes == lanes.floor()).all(0) & (lanes.abs() < _EXACT).all(0)
     if not like.is_floating_point() and not bool(whole.all()):  # too large to be counted in floats
         return like.flatten()[

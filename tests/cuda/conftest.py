@@ -34,6 +34,6 @@ def divides_as_cuda(monkeypatch):
 
     def divide(v, instr):
         wide = v.double() if v.dtype == torch.float64 else v.float()
-        return (wide * (1 / torch.tensor(instr.a, dtype=wide.dtype))).to(v.dtype)
+        return (wide * (1 / torch.tensor(instr.a, dtype=torch.float64)).to(wide.dtype)).to(v.dtype)
 
     monkeypatch.setitem(programs._STEPS, Op.DIV, divide)

@@ -42,6 +42,41 @@ def test_equals_eager(models, batch):
         torch.testing.assert_close(optimized(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
 
 
+class Shares(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(64, 8)
+        self.register_buffer("edges", torch.arange(63) / 8)
+
+    def forward(self, *floats):
+        divisors = (0.3, 1e39, 16777217, 7.0, -1.1)
+        ids = [torch.bucketize(x / c, self.edges) for x, c in zip(floats, divisors, strict=True)]
+        return torch.cat([self.table(i) for i in ids], 1)
+
+
+def test_a_division_is_the_product_with_a_reciprocal_rounded_once():
+    model = Shares().cuda()
+    floats = [torch.randint(0, 64, (4096,), device="cuda") / 8 * c for c in (0.3, 1, 16777216.0, 7.0, -1.1)]
+    with torch.no_grad():
+        assert torch.equal(fxopt.optimize(model)(*floats), model(*floats))
+
+
+def test_a_leaf_of_offsets_leaves_the_device_alive():
+    class Bags(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag = nn.EmbeddingBag(20, 8, mode="sum")
+
+        def forward(self, ids, offsets):
+            return self.bag(ids.to(torch.int16), offsets) * 2  # torch's fake operator takes no int16
+
+    model, ids = Bags().cuda(), torch.randint(0, 20, (10,), device="cuda")
+    offsets = torch.tensor([0, 3, 5], device="cuda")
+    with torch.no_grad():
+        fast = fxopt.optimize(model, (ids, offsets))
+        torch.testing.assert_close(fast(ids, offsets), model(ids, offsets))
+
+
 def test_columns_became_one_operator(models):
     before, after = operators(models[1])
     assert before > 100 and after < 30

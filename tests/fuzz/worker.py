@@ -115,7 +115,9 @@ def _columns(
     try:
         columns.check(program, seen)
     except AssertionError as error:
-        return Failure("columns", str(error).split("\n")[0]), repr(program)
+        lines = str(error).splitlines()
+        told = [line for line in lines[1:] if line.startswith(("Mismatched", "Greatest"))]
+        return Failure("columns", "; ".join([*lines[:1], *told])), repr(program)
     except torch.AcceleratorError as error:
         return Failure("harness AcceleratorError", str(error).split("\n")[0]), repr(program)
     finally:

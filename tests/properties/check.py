@@ -35,7 +35,7 @@ def check(program: Program, seen: Counter[str]) -> bool:
     device = torch.get_default_device()
     arguments_of, made = on_default(program.arguments), on_cpu(program.model)
     eager, model = moved(made(), device), moved(made(), device)
-    if elsewhere() and not _is_harmless(program, program.sizes, 0):
+    if elsewhere() and (_pads_infinities(program) or not _is_harmless(program, program.sizes, 0)):
         return False
     example = arguments_of(program.sizes, 0)
     try:
@@ -57,14 +57,29 @@ def check(program: Program, seen: Counter[str]) -> bool:
             continue
         arguments = arguments_of(sizes, seed)
         expected = outcome(eager, arguments, program.grad)
-        if isinstance(expected.error, NotImplementedError):  # torch has no kernel for this dtype on this device
+        if _is_torchs_own(expected.error):
             seen["left out"] += 1
             continue
-        assert_same(expected, outcome(fast, arguments, program.grad))
+        assert_same(expected, outcome(fast, arguments, program.grad), _eps(program))
         seen["runs"] += 1
         seen["raised"] += expected.error is not None
     assert len(fast._fxopt.entries) <= 2  # type: ignore[union-attr, arg-type]
     return True
+
+
+def _is_torchs_own(error: Exception | None) -> bool:
+    """No kernel for a dtype on this device, or a number that a half cannot hold, which others hold as infinity."""
+    return isinstance(error, NotImplementedError) or (elsewhere() and "without overflow" in str(error))
+
+
+def _pads_infinities(program: Program) -> bool:
+    """A documented limit: torch's CUDA kernel multiplies a padded row's 0 by its weight, ours reads neither."""
+    return "padding_idx" in repr(program) and any(x.wild and x.role == "weights" for x in program.inputs)
+
+
+def _eps(program: Program) -> float:
+    """On CUDA torch multiplies by a rounded reciprocal where it divides on the CPU."""
+    return max((torch.finfo(t.dtype).eps for t in program.tables.values()), default=0.0) if elsewhere() else 0.0
 
 
 def _is_harmless(program: Program, sizes: Sizes, seed: int) -> bool:

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 
+_SEEDS = 4  # the largest gradient of an output
+
+
 @dataclass
 class Outcome:
     """What a call gave: outputs and gradients by name, or an exception."""
@@ -34,14 +37,17 @@ def outcome(model: nn.Module, arguments: tuple[Tensor, ...], grad: bool) -> Outc
 def _gradients(model: nn.Module, arguments: tuple[Tensor, ...], outputs: Any) -> dict[str, Tensor | None]:
     generator = torch.Generator("cpu").manual_seed(7)
     leaves = [leaf for leaf in pytree.tree_leaves(outputs) if leaf.requires_grad]
-    seeds = [torch.randint(-4, 5, leaf.shape, generator=generator, device="cpu").to(leaf) for leaf in leaves]
+    seeds = [
+        torch.randint(-_SEEDS, _SEEDS + 1, leaf.shape, generator=generator, device="cpu").to(leaf) for leaf in leaves
+    ]
     if leaves:
         torch.autograd.backward(leaves, seeds)
     named = [*model.named_parameters(), *((f"input {i}", a) for i, a in enumerate(arguments) if a.requires_grad)]
     return {name: tensor.grad for name, tensor in named}
 
 
-def assert_same(eager: Outcome, ours: Outcome) -> None:
+def assert_same(eager: Outcome, ours: Outcome, eps: float = 0.0) -> None:
+    """eps: of the narrowest floats that are computed in, where outputs are wider."""
     if "cannot reshape tensor of 0 elements" in str(eager.error):
         return  # .view(0, -1), where a graph may know the size
     if eager.error is not None:
@@ -57,22 +63,25 @@ def assert_same(eager: Outcome, ours: Outcome) -> None:
     assert spec == other, f"expected {spec}, found {other}"
     for index, (a, b) in enumerate(zip(left, right, strict=True)):
         assert a.requires_grad == b.requires_grad, f"output {index}: requires_grad {a.requires_grad}, {b.requires_grad}"
-        _close(f"output {index}", a.detach(), b.detach())
+        _close(f"output {index}", a.detach(), b.detach(), eps)
     _same_sharing(left, right)
     for name, gradient in (eager.gradients or {}).items():
         found = (ours.gradients or {})[name]
         assert (gradient is None) == (found is None), f"gradient of {name}: {gradient}, {found}"
         if gradient is not None and found is not None:
             neither = ~(gradient.isfinite() | found.isfinite())  # (1 - 1) * inf is NaN here and inf - inf there
-            _close(f"gradient of {name}", gradient.masked_fill(neither, 0), found.masked_fill(neither, 0))
+            _close(f"gradient of {name}", gradient.masked_fill(neither, 0), found.masked_fill(neither, 0), eps, _SEEDS)
 
 
-def _close(what: str, expected: Tensor, found: Tensor) -> None:
-    """Equal up to the rounding of a division: sums of the values in use are exact in any order."""
+def _close(what: str, expected: Tensor, found: Tensor, eps: float, terms: float = 0.0) -> None:
+    """Equal up to the rounding of a division: sums of the values in use are exact in any order.
+
+    terms: what is summed is as large, however small the sum.
+    """
     assert (found.shape, found.dtype, found.layout) == (expected.shape, expected.dtype, expected.layout), what
     if expected.dtype.is_floating_point:
-        tolerance = 8 * torch.finfo(expected.dtype).eps
-        scale = expected[expected.isfinite()].abs().max().item() if expected.isfinite().any() else 0.0
+        tolerance = 8 * max(eps, torch.finfo(expected.dtype).eps)
+        scale = max(terms, expected[expected.isfinite()].abs().max().item() if expected.isfinite().any() else 0.0)
         torch.testing.assert_close(
             found, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True, msg=lambda text: f"{what}: {text}"
         )

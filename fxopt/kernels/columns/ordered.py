@@ -79,11 +79,17 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _first_max(rows: Tensor, bag: Tensor, n_bags: int) -> Tensor:
-    """The maximum of each bag, whose gradient goes to the first that reaches it. rows [N, D], bag [N] of n_bags + 1."""
+    """The maximum of each bag, whose gradient goes to the first that reaches it. rows [N, D], bag [N] of n_bags + 1.
+
+    As in F.embedding_bag, NaN counts only where it comes first, and nothing is larger then.
+    """
     n, D = rows.shape
+    position = torch.arange(n, device=rows.device)
+    heads = position.new_full((n_bags + 1,), n).scatter_reduce(0, bag, position, "amin")
+    unordered = torch.where(position == heads[bag], torch.inf, -torch.inf).unsqueeze(1).to(rows.dtype)
     bag, values = bag.unsqueeze(1).expand(n, D), rows.detach()
+    values = torch.where(values.isnan(), unordered, values)
     best = values.new_full((n_bags + 1, D), -torch.inf).scatter_reduce(0, bag, values, "amax")
-    position = torch.arange(n, device=rows.device).unsqueeze(1)
-    first = torch.where(values == best.gather(0, bag), position, n)
+    first = torch.where(values == best.gather(0, bag), position.unsqueeze(1), n)
     first = torch.full_like(best, n, dtype=torch.int64).scatter_reduce(0, bag, first, "amin")[:n_bags]
     return torch.where(first < n, rows.gather(0, first.clamp(max=n - 1)), 0)

@@ -93,3 +93,15 @@ class RowsApart(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return y @ x.T
+
+
+def twice(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return torch.randn(B, L, 8), torch.randn(B, 8, 8)
+
+
+@graph(twice, captured=(3, 5))
+class SameFactorTwice(nn.Module):
+    """A contraction reads one tensor as two factors."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.einsum("abc,adc->abd", x, (y.unsqueeze(2) * y.unsqueeze(1)).reshape(y.shape[0], -1, 8))

@@ -106,3 +106,15 @@ class CubeAtTheCapture(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x.permute(1, 2, 0).reshape(x.shape)) + x.permute(2, 0, 1).reshape(x.shape).sum(0)
+
+
+class AsksForStrides(nn.Module):
+    """A square matrix keeps the strides of its transpose, any other is copied."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = x.T.reshape(x.shape) + 0
+        return turned if turned.is_contiguous() else turned * 2
+
+
+ASKS_FOR_STRIDES = graph(rows, captured=(3, 4), later=((4, 4), (5, 4)))(AsksForStrides)
+ASKS_FOR_STRIDES_OF_A_SQUARE = graph(rows, captured=(4, 4), later=((3, 4), (5, 4)))(AsksForStrides)

@@ -158,7 +158,7 @@ struct Resolver {
       } else if (instr.op == kAddTensor) {
         if (vector(column, instr.tensor, step).sizes[0] != inner) fail("column %d: the added tensor must have one value per lane", column.index);
       } else if (instr.op == kDiv) {
-        step.a = reciprocal(step.a, instr.dtype);
+        step.a = reciprocal(instr.a, instr.kinds & 1, step.dtype);
       } else if (instr.op == kRemainder || instr.op == kFmod || instr.op == kFloorDivide) {
         step.magic = magic(column, step.a);
       }
@@ -185,9 +185,10 @@ struct Resolver {
     return a == 1 ? ~uint64_t(0) : uint64_t((static_cast<unsigned __int128>(1) << 64) / a);
   }
 
-  static int64_t reciprocal(int64_t bits, int dtype) {
-    if (dtype == kDouble) return bits_as<int64_t>(1.0 / bits_as<double>(bits));
-    return bits_as<int64_t>(1.0f / bits_as<float>(int32_t(bits)));
+  // Rounded once: 1e39 has a reciprocal in float, and 16777217 has one of its own.
+  static int64_t reciprocal(int64_t bits, bool is_double, int dtype) {
+    const double value = 1.0 / (is_double ? bits_as<double>(bits) : double(bits));
+    return dtype == kDouble ? bits_as<int64_t>(value) : bits_as<int64_t>(float(value));
   }
 };
 

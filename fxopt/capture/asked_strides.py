@@ -1,0 +1,29 @@
+"""Questions about strides whose answer depends on sizes: where a reshape is a view or a copy."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from fxopt.capture.errors import CaptureError
+from fxopt.shape.strides import Layout, Strides, looks_contiguous
+
+aten = torch.ops.aten
+_MAY_COPY = {aten.reshape.default, aten.reshape_as.default, aten.flatten.using_ints, aten.ravel.default}
+
+
+def refuse_guess(node: Node) -> None:
+    """A square matrix keeps its strides in x.T.reshape(x.shape), and others are copied: no trace tells for all sizes.
+
+    Raises:
+        CaptureError: the strides of `node` depend on such a reshape.
+    """
+    strides, left, seen = Strides(node.graph), [node], set[Node]()
+    while left:
+        node = left.pop()
+        if node in seen or strides.known(node) is Layout.CONTIGUOUS:
+            continue
+        seen.add(node)
+        if node.target in _MAY_COPY and not looks_contiguous(node.all_input_nodes[0]):
+            raise CaptureError("asks for strides behind a reshape() that copies at some sizes and not at others")
+        left += node.all_input_nodes
