@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-
 _SEEDS = 4  # the largest gradient of an output
 
 
