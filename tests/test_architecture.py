@@ -180,7 +180,8 @@ def test_no_drawer_for_everything() -> None:
 
 def test_no_machine_paths() -> None:
     machine = re.compile(r"(?<![\w.])/(home|root|work|Users|opt|mnt)/\w")
-    files = [file for top in ("fxopt", "bench", "examples", "tests", ".ci") for file in (ROOT / top).rglob("*.*")]
+    folders = ("fxopt", "bench", "docs", "examples", "tests", ".ci")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.*")]
     files += [*ROOT.glob("*.md"), ROOT / "pyproject.toml", ROOT / "Makefile", ROOT / ".ci/setup", ROOT / ".ci/run"]
     read = [file for file in files if file.suffix in {"", ".cpp", ".cu", ".cuh", ".h", ".md", ".py", ".toml"}]
     assert not [file for file in read if machine.search(file.read_text())]
