@@ -52,7 +52,7 @@ class Rewrite:
     find: yields Match and Reject for a graph module; `inference` tells whether gradients are off.
     replace: builds the replacement of one match through an Editor; raises Rejected where it does not hold.
     why: the reason for its place in the order of passes.
-    measured: applied only where it was timed to be faster on this machine, at the batch sizes where it was.
+    measured: timed on this machine, and left out at the batch sizes where it loses; applied where no time was left.
     rows: batch sizes to time it at, where the usual ones would say nothing.
     proof: left alone where nothing could be timed or nothing is gained, because no device is known on which it wins.
     everywhere: left alone where it loses at some batch size; else one of the two is picked at each call.
