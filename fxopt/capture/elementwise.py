@@ -44,6 +44,8 @@ class CaptureFakeMode(FakeTensorMode):
             out = self._elementwise(func, args, kwargs or {})
             if out is not None:
                 return out
+        if func is aten.linalg_vector_norm.default:
+            return _without_axis(super().dispatch(func, types, args, kwargs), *args)
         return super().dispatch(func, types, args, kwargs)
 
     def _elementwise(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> FakeTensor | None:
@@ -62,6 +64,14 @@ class CaptureFakeMode(FakeTensorMode):
         with in_kernel_invocation_manager(self):
             meta = torch.empty_strided(first.shape, first.stride(), dtype=dtype, device="meta")
         return FakeTensor(self, meta, first.fake_device)
+
+
+def _without_axis(
+    out: Any, x: torch.Tensor, order: float = 2, dims: Sequence[int] | None = None, keepdim: bool = False
+) -> Any:
+    """Of torch 2.11, whose fake norm over axes of length 1 keeps them."""
+    kept = dims and not keepdim and out.ndim == x.ndim
+    return aten.squeeze.dims(out, dims) if kept else out
 
 
 def _exprs(sizes: Sequence[Any]) -> tuple[Any, ...]:

@@ -35,7 +35,7 @@ _FRESH = {
 _JOINS = {aten.cat.default, aten.stack.default}
 # The result's strides follow from its shape, and nothing but the values of the arguments is read.
 _STRIDE_BLIND = _FRESH | {
-    aten.matmul.default, aten.einsum.default, aten.tensordot.default, aten.contiguous.default, aten.one_hot.default,
+    aten.matmul.default, aten.tensordot.default, aten.contiguous.default, aten.one_hot.default,
     aten.item.default, aten.sym_size.int, aten.sym_numel.default, aten.embedding_bag.padding_idx,
     aten.embedding_bag.default,
 }  # fmt: skip
@@ -133,7 +133,7 @@ class Strides:
             return self._asked[user]
         if user.target is aten.contiguous.default and self._known[user.args[0]] is Layout.CONTIGUOUS:  # type: ignore[index]
             return self._asked[user]  # it may go, because its argument is what it is
-        if user.target in _STRIDE_BLIND or _is_ours(user):
+        if user.target in _STRIDE_BLIND or _is_ours(user) or _sums(user):
             return Layout.ANY
         if user.target in _JOINS and len(shape_of(user)) < 4:
             return Layout.ANY
@@ -144,6 +144,14 @@ class Strides:
         if user.target in _RESHAPES:
             return self._asked[user]
         return Layout.CONTIGUOUS if self._asked[user] and not _is_scalar(user) else Layout.ANY
+
+
+def _sums(node: Node) -> bool:
+    """An einsum that is a matrix product; one that sums nothing is pointwise, or a view."""
+    if node.target is not aten.einsum.default or not isinstance(node.args[0], str):
+        return False
+    letters, arrow, kept = node.args[0].replace(" ", "").partition("->")
+    return bool(arrow) and bool(set(letters) - set(kept) - {","})
 
 
 def looks_contiguous(node: Node) -> bool:

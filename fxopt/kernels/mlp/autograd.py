@@ -95,13 +95,13 @@ class Chain(torch.autograd.Function):
 def kept_by_torch(inputs: Sequence[Tensor], state: Sequence[Tensor | None], layers: Sequence[Layer]) -> list[Tensor]:
     """What the kernel gives for a plan that keeps values."""
     x = torch.cat(list(inputs), -1) if len(inputs) > 1 else inputs[0]
-    kept = [x.flatten(0, -2)]
+    kept = [_matrix(x)]
     for layer in layers:
         x = by_torch.apply(x, state, layer.linear)
-        kept += [x.flatten(0, -2)] if layer.own else []
+        kept += [_matrix(x)] if layer.own else []
         for step in layer.behind:
             x = by_torch.apply(x, state, step)
-        kept.append(x.flatten(0, -2))
+        kept.append(_matrix(x))
     return [x, *kept[:-1]]
 
 
@@ -194,4 +194,7 @@ class _Backward:
 
 
 def _matrix(x: Tensor) -> Tensor:
-    return x if x.dim() == 2 else x.flatten(0, -2)
+    """[..., D] as [B, D]; one row has no axis of its own."""
+    if x.dim() == 2:
+        return x
+    return x.unsqueeze(0) if x.dim() == 1 else x.flatten(0, -2)

@@ -120,6 +120,8 @@ class Columns:
     def _usable(self, lookup: Lookup) -> Lookup | Reject:
         if self.aliases.edited(lookup.table):
             return Reject("its table is edited in place in forward (max_norm does this)", lookup.anchor)
+        if edited := next(filter(self.aliases.edited, lookup.inside), None):
+            return Reject(f"'{edited.name}' is edited in place", lookup.anchor)
         edited = self.programs.edited(self.programs.describe(lookup.ids))
         if edited is not None:
             return Reject(f"its ids are edited in place ('{edited.name}')", lookup.anchor)

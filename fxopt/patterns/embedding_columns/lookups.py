@@ -36,6 +36,7 @@ class Lookup:
     wrap_negative: ids in [-R, -1] count from the end.
     runtime_error: torch raises RuntimeError for an id outside the table.
     inference_only: its gradient has a form (sparse, scaled by frequency) that only eager gives.
+    inside: what is computed between ids and anchor.
     """
 
     anchor: Node
@@ -46,6 +47,7 @@ class Lookup:
     wrap_negative: bool = False
     runtime_error: bool = False
     inference_only: str = ""
+    inside: tuple[Node, ...] = ()
 
 
 def find_lookup(node: Node) -> Lookup | Reject | None:
@@ -167,14 +169,16 @@ def _one_hot(node: Node) -> Lookup | Reject | None:
     hot, table = node.args[:2]
     if not _is_table(table) or not isinstance(hot, Node) or not isinstance(table, Node):
         return None
+    inside = [hot]
     while hot.target in (aten.to.dtype, aten._to_copy.default, aten.type_as.default) and isinstance(hot.args[0], Node):
         hot = hot.args[0]
+        inside.append(hot)
     if hot.target is not aten.one_hot.default or not isinstance(hot.args[0], Node):
         return None
     classes = hot.args[1] if len(hot.args) > 1 else -1
     if not isinstance(classes, int) or not same(shape_of(table)[0], classes):
         return Reject("one_hot without num_classes reads the ids first; give it the table's number of rows", node)
-    return Lookup(node, table, hot.args[0], runtime_error=True)
+    return Lookup(node, table, hot.args[0], runtime_error=True, inside=tuple(inside))
 
 
 _FINDERS: dict[object, Callable[[Node], Lookup | Reject | None]] = {

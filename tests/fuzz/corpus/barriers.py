@@ -81,3 +81,17 @@ class MaxNorm(nn.Module):
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return torch.cat([self.e(a), self.e.weight[b], self.e(b)], 1)
+
+
+@graph(ids, captured=(5, 4))
+class EditedOneHot(nn.Module):
+    """A product with a one-hot matrix is a lookup only where nothing has edited the ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList([nn.Embedding(3, 4) for _ in range(2)])
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        hot = nn.functional.one_hot(a, 3).float()
+        hot.detach().mul_(0.5)
+        return torch.cat([hot @ self.tables[0].weight, self.tables[1](b)], 1)

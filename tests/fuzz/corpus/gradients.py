@@ -71,3 +71,15 @@ class SoftmaxOfNothing(nn.Module):
     def forward(self, x: Tensor, q: Tensor) -> Tensor:
         scores = torch.bmm(x, q.unsqueeze(2)).squeeze(2) / 2
         return torch.bmm(torch.softmax(scores, -1).unsqueeze(1), x).squeeze(1)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 5, requires_grad=True),), captured=(3, 5), grad=True)
+class OneRowWithoutAnAxis(nn.Module):
+    """A linear layer of a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 4), nn.GELU(), nn.Linear(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.sum(0))

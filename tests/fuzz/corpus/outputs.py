@@ -105,3 +105,24 @@ class SameFactorTwice(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.einsum("abc,adc->abd", x, (y.unsqueeze(2) * y.unsqueeze(1)).reshape(y.shape[0], -1, 8))
+
+
+def matrix(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return (torch.randn(B, 5),)
+
+
+@graph(matrix, captured=(3, 5), later=((5, 1), (4, 4)))
+class ProductOfATranspose(nn.Module):
+    """An einsum that sums nothing has the strides of what it reads: here of a copy, also where the matrix is square."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("ab,ab->ab", x.transpose(0, 1).contiguous().view(x.shape), x)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 1, 3),), captured=(3, 5))
+class NormOfOne(nn.Module):
+    """The fake norm of torch 2.11 keeps an axis of length 1."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        norm = torch.linalg.vector_norm(x, dim=-2).clamp(-1, 1)
+        return norm * norm.sum(-1, keepdim=True), torch.linalg.vector_norm(x[..., :1], dim=(1, 2))
