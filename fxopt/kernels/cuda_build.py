@@ -9,17 +9,24 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from fxopt.locks import lock
+
 from .build import BuildError, cache_dir, locked
 
 EARLY = Path(__file__).with_name("early.cuh")  # the header of kernels that are launched early
 _FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-shared", "--cudart=static")
+_OLDEST = (8, 0)  # with cp.async, and products of bf16
+_TOLD = 5  # lines of the compiler's errors
+_CHOICE = "CUDACXX or CUDA_HOME chooses an nvcc"
 
 
 @dataclass(frozen=True, eq=False)  # hashed at each launch: by identity, not by ten paths
@@ -48,6 +55,28 @@ def arch_of(capability: tuple[int, int]) -> str:
 
 
 @functools.cache
+def arch_on(device: int | torch.device) -> str:
+    """The architecture of a GPU of this machine."""
+    return arch_of(torch.cuda.get_device_capability(device))
+
+
+def architectures() -> list[str]:
+    """What this nvcc compiles the kernels for.
+
+    Raises:
+        BuildError: there is no nvcc.
+    """
+    listed = subprocess.run([_compiler(), "--list-gpu-code"], capture_output=True, text=True).stdout
+    capabilities = [divmod(int(number), 10) for number in re.findall(r"sm_(\d+)$", listed, re.MULTILINE)]
+    return [arch_of(capability) for capability in sorted(capabilities) if capability >= _OLDEST]
+
+
+def serves(arch: str) -> bool:
+    """Whether the kernels can be compiled for a GPU of this architecture."""
+    return divmod(int(arch.strip("sm_a")), 10) >= _OLDEST
+
+
+@functools.cache
 def nvcc() -> Path | None:
     """CUDACXX, else CUDA_HOME's, else the one on PATH, else the usual place."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
@@ -56,18 +85,21 @@ def nvcc() -> Path | None:
     return Path(found).resolve() if found else None
 
 
+def _compiler() -> str:
+    if (compiler := nvcc()) is None:
+        raise BuildError(f"no CUDA compiler: nvcc is not on PATH ({_CHOICE})")
+    return str(compiler)
+
+
 def command(library: CudaLibrary, arch: str, output: Path, *more: str) -> list[str]:
     """The compiler's command line.
 
     Raises:
         BuildError: there is no nvcc.
     """
-    compiler = nvcc()
-    if compiler is None:
-        raise BuildError("no CUDA compiler: nvcc is not on PATH (set CUDA_HOME or CUDACXX)")
     number = arch.removeprefix("sm_")
     target = f"-gencode=arch=compute_{number},code={arch}"  # -arch=sm_90a would also make a plain sm_90
-    return [str(compiler), *_FLAGS, *library.flags, target, *more, "-o", str(output), str(library.source)]
+    return [_compiler(), *_FLAGS, *library.flags, target, *more, "-o", str(output), str(library.source)]
 
 
 def _compiler_id() -> str | None:
@@ -88,8 +120,10 @@ def build(library: CudaLibrary, arch: str) -> Path:
     """The path of the compiled library, compiling it when it is not cached.
 
     Raises:
-        BuildError: no nvcc, no place to write, or nvcc failed.
+        BuildError: a GPU that is too old, no nvcc, no place to write, or nvcc failed.
     """
+    if not serves(arch):
+        raise BuildError(f"expected a GPU of {arch_of(_OLDEST)} or newer, found one of {arch}")
     if cached := find(library, arch):
         return cached
     target = cache_dir() / f"{library.name}-{arch}-{library.key(arch)}-{_compiler_id()}"
@@ -98,26 +132,68 @@ def build(library: CudaLibrary, arch: str) -> Path:
     try:
         with locked(library.name) as folder:
             if not target.exists():
-                _run(words, folder)
+                _run(words, folder, f"{library.name} for {arch}")
                 os.rename(folder, target)
     except OSError as error:
         raise BuildError(f"cannot write the kernel cache {cache_dir()}: {error}") from error
     return built
 
 
-def _run(words: list[str], folder: Path) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, cwd=folder)
+def _run(words: list[str], folder: Path, what: str) -> None:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, cwd=folder)
+    except OSError as error:
+        raise BuildError(f"cannot run {words[0]}: {error.strerror} ({_CHOICE})") from error
     if done.returncode:
-        raise BuildError(f"nvcc failed: {' '.join(words)}\n{done.stdout}{done.stderr}")
+        told = _first_errors(done.stderr + done.stdout) or [f"it ended with {done.returncode} and said nothing"]
+        text = "\n  ".join(told)
+        raise BuildError(f"nvcc could not compile {what}: {text}\n{_CHOICE}; this one ran: {' '.join(words)}")
+
+
+def _first_errors(told: str) -> list[str]:
+    """A compiler's lines from the first error on, a few."""
+    lines = [line for line in told.splitlines() if line.strip()]
+    first = next((number for number, line in enumerate(lines) if "error" in line.lower()), 0)
+    return lines[first : first + _TOLD]
 
 
 @functools.cache
-def loaded(library: CudaLibrary) -> ctypes.CDLL | None:
-    """The library for the current device, with its functions declared; None where it cannot be had."""
+def loaded(library: CudaLibrary, device: int) -> ctypes.CDLL | None:
+    """The library for a GPU of this machine, with its functions declared; None where it cannot be had (a warning)."""
+    found = _outcome(library, arch_on(device))
+    return None if isinstance(found, str) else found
+
+
+def missing(library: CudaLibrary, device: int | torch.device) -> str:
+    """Why calls on a GPU of this machine do without the library, in one line; "" where they have it."""
+    found = _outcome(library, arch_on(device))
+    return found if isinstance(found, str) else ""
+
+
+def _outcome(library: CudaLibrary, arch: str) -> ctypes.CDLL | str:
+    """The library, or why there is none: built, and warned of, once in a process."""
+    with _loading:
+        if (library, arch) not in _outcomes:
+            _outcomes[library, arch] = _opened(library, arch)
+        return _outcomes[library, arch]
+
+
+def _opened(library: CudaLibrary, arch: str) -> ctypes.CDLL | str:
     try:
-        return declared(library, build(library, arch_of(torch.cuda.get_device_capability())))
-    except (BuildError, OSError):
-        return None
+        return declared(library, build(library, arch))
+    except (BuildError, OSError) as error:
+        _warn(str(error))
+        return str(error).splitlines()[0]
+
+
+@functools.cache
+def _warn(reason: str) -> None:
+    """Once for all libraries where the reason is the same: no nvcc."""
+    warnings.warn(f"fxopt: what CUDA kernels are for runs in PyTorch: {reason}", stacklevel=5)
+
+
+_loading = lock()
+_outcomes: dict[tuple[CudaLibrary, str], ctypes.CDLL | str] = {}
 
 
 def declared(library: CudaLibrary, path: Path) -> ctypes.CDLL:

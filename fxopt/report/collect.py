@@ -82,6 +82,7 @@ def _signature(findings: Findings, entry: Entry | None) -> SignatureReport:
         max_error=findings.max_error,
         witness=findings.witness,
         untold=findings.untold,
+        graphs=findings.graphs,
         seconds=dict(findings.seconds),
     )
 

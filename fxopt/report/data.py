@@ -108,6 +108,7 @@ class SignatureReport:
     max_error: float | None = None
     witness: str = ""
     untold: str = ""
+    graphs: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     measurements: tuple[Measurement, ...] = ()
 

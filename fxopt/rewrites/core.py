@@ -156,6 +156,8 @@ def _commit(
     place = place_of(match.anchor)
     try:
         replacement = _checked(rewrite, editor, match)
+        if editor.missing and rewrite.proof:
+            raise Rejected(editor.missing)
         if trial is not None:
             values, timing = trial.judged(editor, replacement.values)
             replacement = replace(replacement, values=values, why="; ".join(filter(None, (replacement.why, timing))))
@@ -180,6 +182,8 @@ def _commit(
             old.replace_all_uses_with(new, lambda user: user not in dying)
         if new is None or has_effects(old):  # they are part of what was replaced, and would keep it alive
             module.graph.erase_node(old)
+    if editor.missing:
+        findings.misses.append(Miss(rewrite.name, editor.missing, place))
     findings.changes.append(Change(number, match.anchor.name, replacement.what, replacement.why, place))
     return True
 

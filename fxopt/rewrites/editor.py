@@ -19,6 +19,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from fxopt.capture.settings import OBLIVIOUS, Changed
 from fxopt.capture.shape_env import TraceShapeEnv
+from fxopt.kernels.cuda_build import CudaLibrary, missing
 from fxopt.patterns.core import place_of
 from fxopt.patterns.groups import hoisted
 from fxopt.shape.aliases import Aliases
@@ -40,6 +41,13 @@ class Editor:
     point: Node
     added: list[Node] = field(default_factory=list)
     moved: list[tuple[Node, Node]] = field(default_factory=list)
+    missing: str = ""  # why calls that were added run without a kernel
+
+    def needs(self, library: CudaLibrary) -> None:
+        """Says that a call is the library's on CUDA; where it cannot be built, `missing` tells the report why."""
+        device = self.point.meta["val"].device
+        if device.type == "cuda" and torch.cuda.is_available() and (why := missing(library, device)):
+            self.missing = f"its CUDA kernel is not used: {why}"
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """A call of an operator, with its shape and dtype worked out on fake tensors."""

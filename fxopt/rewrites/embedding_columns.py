@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from fxopt.kernels.columns.cuda import KERNEL
 from fxopt.kernels.columns.encode import encode, plan_of
 from fxopt.kernels.columns.errors import call_of
 from fxopt.kernels.columns.op import load
@@ -60,6 +61,7 @@ def replace_group(editor: Editor, match: Match, bad_ids: str = "raise") -> Repla
     builder = _PlanBuilder()
     plan = replace(builder.plan(outputs), bad_ids=bad_ids)
     load()
+    editor.needs(KERNEL)
     call = editor.call(
         torch.ops.fxopt.columns.default,
         list(builder.tensors),

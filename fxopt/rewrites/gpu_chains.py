@@ -6,7 +6,7 @@ import operator
 
 import torch
 
-from fxopt.kernels.mlp.cuda import Chains, load
+from fxopt.kernels.mlp.cuda import KERNEL, Chains, load
 from fxopt.kernels.mlp.plan import Op, encode, joined
 from fxopt.patterns.core import Match
 from fxopt.patterns.gpu_chains import find_gpu_chains
@@ -23,6 +23,7 @@ def replace_chains(editor: Editor, match: Match) -> Replacement:
     inputs, state = ([node for chain in chains for node in getattr(chain, name)] for name in ("inputs", "state"))
     editor.hoist_for([*inputs, *state], Aliases(editor.module.graph))
     load()
+    editor.needs(KERNEL)
     plan = joined([(len(chain.state), encode(1, chain.steps)) for chain in chains])
     call = editor.call(torch.ops.fxopt.mlp_chains.default, inputs, state, plan)
     call.meta["bound"] = Chains(plan)

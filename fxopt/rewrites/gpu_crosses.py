@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fxopt.kernels.gpu_cross.op import gpu_cross, load
+from fxopt.kernels.gpu_cross.op import KERNEL, gpu_cross, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.gpu_crosses import find_gpu_crosses
 from fxopt.rewrites.core import Replacement, Rewrite
@@ -20,6 +20,7 @@ def replace_cross(editor: Editor, match: Match) -> Replacement:
         call = editor.call(aten.addcmul.default, x, x0, product)
         return Replacement({match.anchor: call}, "a product and a sum", "one pass over memory, rounded once")
     load()
+    editor.needs(KERNEL)
     call = editor.call(torch.ops.fxopt.gpu_cross.default, *match.bound["vector"])
     call.meta["bound"] = gpu_cross
     what = f"a cross layer of {shape_of(match.anchor)[1]} columns as one operator"

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from fxopt.kernels.gpu_dots.op import gpu_dots, load
+from fxopt.kernels.gpu_dots.op import KERNEL, gpu_dots, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.gpu_dots import find_gpu_dots
 from fxopt.rewrites.core import Replacement, Rewrite
@@ -16,6 +16,7 @@ from fxopt.shape.sizes import shape_of
 
 def replace_dots(editor: Editor, match: Match) -> Replacement:
     load()
+    editor.needs(KERNEL)
     arguments = [match.bound[name] for name in ("z", "before", "i", "j")]
     call = editor.call(torch.ops.fxopt.gpu_dots.default, *arguments, shape_of(match.anchor)[1])
     call.meta["bound"] = gpu_dots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fxopt.kernels.gpu_few_rows.op import gpu_few_rows, load
+from fxopt.kernels.gpu_few_rows.op import KERNEL, gpu_few_rows, load
 from fxopt.kernels.gpu_linear.op import CODES
 from fxopt.patterns.core import Match
 from fxopt.patterns.gpu_few_rows import find_gpu_few_rows
@@ -18,6 +18,7 @@ from fxopt.shape.sizes import shape_of
 def replace_layers(editor: Editor, match: Match) -> Replacement:
     layers: list[Layer] = match.bound["layers"]
     load()
+    editor.needs(KERNEL)
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
     codes = [CODES[layer.activation] for layer in layers]
     call = editor.call(torch.ops.fxopt.gpu_few_rows.default, layers[0].x, weights, biases, codes)

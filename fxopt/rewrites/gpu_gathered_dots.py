@@ -6,7 +6,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.kernels.columns.plan import Plan
-from fxopt.kernels.gpu_dots.gathered import call_of, load
+from fxopt.kernels.gpu_dots.gathered import KERNEL, call_of, load
 from fxopt.kernels.gpu_dots.plan import MOST_DIM, MOST_VECTORS, STEPS, fits, vectors
 from fxopt.patterns.core import Match
 from fxopt.patterns.gpu_gathered_dots import find_gathered_dots
@@ -25,7 +25,8 @@ def replace_gathered_dots(editor: Editor, match: Match) -> Replacement:
     dtype = match.anchor.meta["val"].dtype
     if other := next((node for node in held if node.meta["val"].dtype != dtype), None):
         raise Rejected(f"'{other.name}': expected {dtype}, as the vectors are, found {other.meta['val'].dtype}")
-    load()
+    load(match.anchor.meta["val"].device)
+    editor.needs(KERNEL)
     arguments = (*columns.args, *match.bound["rest"])
     call = editor.call(torch.ops.fxopt.gathered_dots.default, *arguments)
     call.meta["bound"] = call_of(plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from fxopt.kernels.gpu_linear.op import gpu_linear, gpu_padded, load
+from fxopt.kernels.gpu_linear.op import KERNEL, gpu_linear, gpu_padded, load
 from fxopt.kernels.gpu_linear.plan import ALIGNED
 from fxopt.patterns.core import Match, is_ours
 from fxopt.patterns.gpu_linears import find_gpu_linears
@@ -16,6 +16,7 @@ from fxopt.shape.sizes import shape_of, static
 
 def replace_linear(editor: Editor, match: Match) -> Replacement:
     load()
+    editor.needs(KERNEL)
     x, weight, bias, activation = match.bound["arguments"]
     outputs, inputs = shape_of(weight)
     if _is_odd_row_of_dots(x) and static(outputs) != 1:

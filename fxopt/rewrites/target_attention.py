@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch.fx import Node
 
-from fxopt.kernels.target_attention.cuda import Attention
+from fxopt.kernels.target_attention.cuda import KERNEL, Attention
 from fxopt.kernels.target_attention.op import call_of, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.target_attention import Found, Source, find_on_cuda, find_target_attention
@@ -28,6 +28,7 @@ def replace_target_attention(
 ) -> Replacement:
     found: Found = match.bound["found"]
     load()
+    editor.needs(KERNEL)
     rows, positions, masks = (
         [_made(editor, source) for source in sources] for sources in (found.rows, found.positions, found.masks)
     )

@@ -69,7 +69,7 @@ class Replays:
         self._device = suited(module.graph, self._n_state, [spec.device.type == "cpu" for spec in specs])
         if len(specs) > stage.MOST_INPUTS:
             raise NoGraph(f"{len(specs)} inputs, expected at most {stage.MOST_INPUTS}")
-        stage.pointers(), stage.kernel()
+        stage.pointers(), stage.kernel(self._device.index)
         rows: Rows | None = None
         try:
             rows = row_wise(module.graph, partial(plan_in, module))

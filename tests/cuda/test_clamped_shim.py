@@ -49,7 +49,7 @@ def test_rows_that_a_graph_pads_do_not_count(shim, monkeypatch, real):
         Column(Source(1, rows=(0, 1), lane=2), 0, 1, 0, pool="mean"),
     )
     plan = Plan(columns, (24, 8), ("float32", "float32"))
-    monkeypatch.setattr(cuda, "_kernels", {(): shim.library})
+    monkeypatch.setattr(cuda, "_kernels", [shim.library])
     real_rows = torch.tensor([real])
     pointer = shim._name(real_rows)
     with cuda.padded(real_rows, 4):

@@ -192,7 +192,7 @@ def test_columns_that_are_not_side_by_side_are_left_to_torch(library, monkeypatc
 def test_a_layer_of_no_inputs_has_its_activation(monkeypatch):
     """torch's fused one on CUDA forgets it there."""
     monkeypatch.setattr(torch, "_addmm_activation", torch.addmm)
-    monkeypatch.setattr(cuda_build, "loaded", lambda library: None)
+    monkeypatch.setattr(cuda_build, "loaded", lambda library, device: None)
     bias = torch.tensor([-1.0, 2.0])
     found = gpu_linear(torch.empty(3, 0), torch.empty(2, 0), bias, "relu")
     torch.testing.assert_close(found, bias.relu().expand(3, 2))

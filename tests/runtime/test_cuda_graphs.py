@@ -61,7 +61,7 @@ class Log:
         dtypes = [torch.float32, torch.int64, torch.int64]
         inputs = tuple(TensorSpec("x", t, torch.device("cpu"), dims) for t, dims in zip(dtypes, specs, strict=True))
         capture = SimpleNamespace(state=[0], inputs=inputs)
-        monkeypatch.setattr(stage, "kernel", lambda: None)
+        monkeypatch.setattr(stage, "kernel", lambda device: None)
         monkeypatch.setattr(stage, "Stage", Stage)
         for name, value in {
             "suited": lambda *_: torch.device("cuda", 0),

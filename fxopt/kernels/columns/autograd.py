@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import gradients
-from . import reference, row_gradients
+from . import cuda, reference, row_gradients
 from .cuda import backward as cuda_backward
 from .encode import encode, plan_of
 from .plan import Column, Op, Plan
@@ -115,10 +115,12 @@ def no_second_derivative(ctx: Any, grads: list[Tensor]) -> None:
 
 def _kernel_of(table: Tensor) -> str:
     """The device whose kernel gives this table's gradient; "" where none does."""
-    device = table.device.type
-    if table.dtype not in _KERNEL_DTYPES.get(device, ()):
+    device = table.device
+    if table.dtype not in _KERNEL_DTYPES.get(device.type, ()):
         return ""
-    return device if torch._C._dispatch_has_kernel_for_dispatch_key(_BACKWARD, device.upper()) else ""
+    if device.type == "cuda":
+        return "cuda" if cuda.serves(table.get_device()) else ""
+    return "cpu" if torch._C._dispatch_has_kernel_for_dispatch_key(_BACKWARD, "CPU") else ""
 
 
 def _by_reference(

@@ -16,7 +16,7 @@ namespace {
 using Run = void (*)(const fxopt::Request*);
 using RunCuda = bool (*)(const fxopt::Request*, int device, char* text);
 Run run = nullptr;
-RunCuda run_cuda = nullptr;
+RunCuda run_cuda[fxopt::kMostDevices] = {};  // null where a device has no kernel
 
 const uint64_t kPlainCuda = c10::DispatchKeySet({c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA,
                                                  c10::DispatchKey::ADInplaceOrView}).raw_repr();
@@ -73,11 +73,13 @@ bool append_all(PyObject* sequence, const Place& place, std::vector<fxopt::Array
 Place place_of(PyObject* sequence, bool grad_mode) {
   Place place;
   place.grad_mode = grad_mode;
-  if (!run_cuda || !PySequence_Check(sequence) || PySequence_Size(sequence) == 0) return place;
+  if (!PySequence_Check(sequence) || PySequence_Size(sequence) == 0) return place;
   PyObject* first = PyList_CheckExact(sequence) || PyTuple_CheckExact(sequence) ? PySequence_Fast_ITEMS(sequence)[0] : nullptr;
   if (!first || !fxopt::is_plain(first) || !fxopt::tensor_of(first).is_cuda()) return place;
+  const int device = fxopt::tensor_of(first).device().index();
+  if (!run_cuda[device]) return place;
   place.keys = kPlainCuda;
-  place.device = fxopt::tensor_of(first).device().index();
+  place.device = device;
   return place;
 }
 
@@ -116,7 +118,7 @@ PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   const bool ran = ran_without_gil([&] {
     char text[256];
     if (place.device < 0) run(&request);
-    else if (!run_cuda(&request, place.device, text)) throw std::runtime_error(text);
+    else if (!run_cuda[place.device](&request, place.device, text)) throw std::runtime_error(text);
   });
   if (!ran) return nullptr;
   results.tensors.resize(size_t(reinterpret_cast<const fxopt::Header*>(plan.data)->n_outputs));  // the rest is scratch
@@ -130,17 +132,19 @@ PyObject* bind(PyObject*, PyObject* address) {
   Py_RETURN_NONE;
 }
 
-// bind_cuda(address of fxopt_cuda_run)
-PyObject* bind_cuda(PyObject*, PyObject* address) {
-  run_cuda = reinterpret_cast<RunCuda>(PyLong_AsVoidPtr(address));
-  if (PyErr_Occurred()) return nullptr;
+// bind_cuda(address of fxopt_cuda_run, device)
+PyObject* bind_cuda(PyObject*, PyObject* arguments) {
+  unsigned long long address;
+  int device;
+  if (!PyArg_ParseTuple(arguments, "Ki", &address, &device)) return nullptr;
+  run_cuda[device] = reinterpret_cast<RunCuda>(address);
   Py_RETURN_NONE;
 }
 
 PyMethodDef methods[] = {
     {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call)), METH_FASTCALL, nullptr},
     {"bind", &bind, METH_O, nullptr},
-    {"bind_cuda", &bind_cuda, METH_O, nullptr},
+    {"bind_cuda", &bind_cuda, METH_VARARGS, nullptr},
     {"readable", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fxopt::readable)), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -4,6 +4,8 @@
 
 namespace fxopt {
 
+constexpr int kMostDevices = 128;  // torch has 120
+
 struct Request {
   const Array* tensors;
   const Array* tables;

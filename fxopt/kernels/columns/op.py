@@ -42,13 +42,14 @@ ENTRY = Library(
 )
 _SCHEMAS = (
     "columns(Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
+    "columns_in_pytorch(Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
     "columns_backward(Tensor[] grads, Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
     "columns_row_gradients(Tensor[] grads, Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
 )
 _loading = lock()
 _library: torch.library.Library | None = None
 _entry: Callable | None = None
-_tried_cuda = False
+_cuda: dict[int, bool] = {}  # by device: whether it has a kernel, or nothing while nobody asked
 
 
 def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -> list[Tensor]:
@@ -67,6 +68,9 @@ def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -
         outputs = _entry(tensors, tables, plan)
         if outputs is not None:
             return outputs
+    first = (tables or tensors)[0]
+    if first.is_cuda and not load_cuda(first.get_device()):
+        return torch.ops.fxopt.columns_in_pytorch(tensors, tables, plan)
     return torch.ops.fxopt.columns(tensors, tables, plan)
 
 
@@ -85,12 +89,13 @@ def load() -> None:
 def _define(library: torch.library.Library) -> None:
     for schema in _SCHEMAS:
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl("columns", _columns_grouped, "CompositeExplicitAutograd")
-    torch.library.register_fake("fxopt::columns", _fake, lib=library)
+    for name in ("columns", "columns_in_pytorch"):
+        library.impl(name, _columns_grouped, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"fxopt::{name}", _fake, lib=library)
+        torch.library.register_autograd(
+            f"fxopt::{name}", autograd.backward, setup_context=autograd.setup_context, lib=library
+        )
     torch.library.register_fake("fxopt::columns_backward", _fake_backward, lib=library)
-    torch.library.register_autograd(
-        "fxopt::columns", autograd.backward, setup_context=autograd.setup_context, lib=library
-    )
     torch.library.register_autograd("fxopt::columns_backward", autograd.no_second_derivative, lib=library)
 
 
@@ -111,28 +116,36 @@ def _load_kernel() -> Callable | None:
     return module.call if readable(module) else None
 
 
-def load_cuda() -> bool:
-    """Registers the CUDA kernel when the first CUDA tensors come; False when it is not to be had, or was tried."""
-    global _tried_cuda
-    with _loading:
-        if _tried_cuda or torch.version.cuda is None:
-            return False
-        _tried_cuda = True
-        try:
-            address = cuda.load()
-        except (BuildError, OSError) as error:
-            warnings.warn(f"fxopt: embedding columns on CUDA run in PyTorch, without the kernel: {error}", stacklevel=4)
-            return False
-        if _entry is not None and address is not None:
-            _entry.__self__.bind_cuda(address)  # type: ignore[attr-defined]
-        if _library is not None and address is not None:
-            _library.impl("columns_backward", cuda_backward.backward, "CUDA")
-            _library.impl("columns_row_gradients", cuda_backward.row_gradients, "CUDA")
-        return True
+def load_cuda(device: int) -> bool:
+    """Whether a device has a kernel; it is built and registered when its first CUDA tensors come."""
+    load()
+    if device not in _cuda:
+        with _loading:
+            if device not in _cuda:
+                _cuda[device] = torch.version.cuda is not None and _load_cuda(device)
+    return _cuda[device]
+
+
+def _load_cuda(device: int) -> bool:
+    first = not any(_cuda.values())
+    try:
+        address = cuda.load(device)
+    except (BuildError, OSError) as error:
+        warnings.warn(f"fxopt: embedding columns on CUDA run in PyTorch, without the kernel: {error}", stacklevel=5)
+        return False
+    if address is None:
+        return False
+    if _entry is not None:
+        _entry.__self__.bind_cuda(address, device)  # type: ignore[attr-defined]
+    if _library is not None and first:
+        _library.impl("columns_backward", cuda_backward.backward, "CUDA")
+        _library.impl("columns_row_gradients", cuda_backward.row_gradients, "CUDA")
+    return True
 
 
 def _columns_grouped(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
-    if (tables or tensors)[0].is_cuda and load_cuda():
+    first = (tables or tensors)[0]
+    if first.is_cuda and load_cuda(first.get_device()):
         return torch.ops.fxopt.columns(tensors, tables, plan)  # to the kernel that is there now
     return grouped.columns(tensors, tables, plan_of(plan))
 

@@ -31,7 +31,8 @@ def reference(x0: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None, bias:
 def gpu_cross(x0: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
     """x0, x [M, K], weight [1, K], scale [1], bias of K numbers -> [M, K]."""
     given = [x0, x, weight, *(tensor for tensor in (scale, bias) if tensor is not None)]
-    kernel = cuda_build.loaded(KERNEL) if cuda_call.alike(given) and _fits(x0, x, weight, scale, bias) else None
+    fits = cuda_call.alike(given) and _fits(x0, x, weight, scale, bias)
+    kernel = cuda_build.loaded(KERNEL, x.get_device()) if fits else None
     if kernel is None:
         return reference(x0, x, weight, scale, bias)
     out = x.new_empty(x.shape)

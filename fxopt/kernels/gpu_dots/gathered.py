@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from .. import cuda_build
-from ..build import BuildError
 from ..columns import cuda
 from ..columns import op as columns_op
 from ..columns.errors import explain
@@ -45,7 +44,7 @@ def gathered_dots(
     Raises:
         RuntimeError: as fxopt::columns.
     """
-    if _bound() and before.is_cuda:
+    if before.is_cuda and _bound(before.get_device()):
         try:
             return torch.ops.fxopt.columns_dots(tensors, tables, plan, [before, i, j], width)
         except RuntimeError as error:
@@ -73,21 +72,19 @@ def _fake(
 
 
 @functools.cache
-def _bound() -> bool:
-    columns_op.load()
-    columns_op.load_cuda()
-    try:
-        return torch.version.cuda is not None and cuda.bind_dots(KERNEL)
-    except (BuildError, OSError):
+def _bound(device: int) -> bool:
+    if not columns_op.load_cuda(device) or cuda_build.loaded(KERNEL, device) is None:
         return False
+    cuda.bind_dots(KERNEL, device)
+    return True
 
 
 _INPUTS = "Tensor[] tensors, Tensor[] tables, Tensor plan, Tensor before, Tensor i, Tensor j, int width"
 OPERATORS = Operators((Operator(f"gathered_dots({_INPUTS}) -> Tensor", in_two, _fake),))
 
 
-def load() -> None:
+def load(device: torch.device) -> None:
     """Defines the operator, and builds its kernel where there is a GPU: ids are counted from the first call on."""
     OPERATORS.load()
     if torch.cuda.is_available():
-        _bound()
+        _bound(torch.cuda.current_device() if device.index is None else device.index)

@@ -29,7 +29,7 @@ def gpu_dots(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> Ten
 
     An index outside [-F, F) gives NaN.
     """
-    kernel = cuda_build.loaded(KERNEL) if _fits(z, before, i, j, width) else None
+    kernel = cuda_build.loaded(KERNEL, z.get_device()) if _fits(z, before, i, j, width) else None
     if kernel is None:
         return reference(z, before, i, j, width)
     out = z.new_empty(z.shape[0], width)

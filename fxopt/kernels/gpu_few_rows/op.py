@@ -50,7 +50,7 @@ def gpu_few_rows(
     `activations` are ACTIVATIONS by number. More rows, and what the kernel does not know, go layer by layer. For
     tensors that record no gradients.
     """
-    kernel = cuda_build.loaded(KERNEL) if _serves(x, weights, biases) else None
+    kernel = cuda_build.loaded(KERNEL, x.get_device()) if _serves(x, weights, biases) else None
     if kernel is None:
         return gpu_linears(x, weights, biases, [_NAMES[code] for code in activations])
     M, widest = x.shape[0], max(map(len, weights))

@@ -60,7 +60,7 @@ def gpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
         bias is None or (bias.shape == (N,) and bias.is_contiguous())
     )
     known = x.dtype in cuda_call.DTYPES and side_by_side and 0 < M < MOST_COUNTED
-    kernel = cuda_build.loaded(KERNEL) if known else None
+    kernel = cuda_build.loaded(KERNEL, x.get_device()) if known else None
     if kernel is not None:
         if is_short(x.dtype, M, N, K):
             return _short(kernel, x, weight, bias, activation)
@@ -127,7 +127,7 @@ def gpu_linears(
     layers = list(zip(weights, biases, activations, strict=True))
     while layers:
         layer, *layers = layers
-        kernel = cuda_build.loaded(KERNEL) if layers and _ends_in_one(x, layer, layers[0]) else None
+        kernel = cuda_build.loaded(KERNEL, x.get_device()) if layers and _ends_in_one(x, layer, layers[0]) else None
         x = gpu_linear(x, *layer) if kernel is None else _in_parts(kernel, x, layer, layers.pop(0))
     return x
 
@@ -167,7 +167,7 @@ def gpu_padded(x: Tensor, width: int) -> Tensor:
     512 x 415 in bf16 takes 1.5 us, as fill and copy 3.2.
     """
     halves = x.dtype in HALVES and x.stride(1) == 1 and width % ALIGNED == 0
-    kernel = cuda_build.loaded(KERNEL) if halves and 0 < x.shape[0] < MOST_COUNTED and width else None
+    kernel = cuda_build.loaded(KERNEL, x.get_device()) if halves and 0 < x.shape[0] < MOST_COUNTED and width else None
     if kernel is None:
         return _padded(x, width)
     out = x.new_empty(x.shape[0], width)

@@ -95,7 +95,7 @@ def _on_cuda(table: Tensor, state: Sequence[Tensor], rows: Tensor, grads: Tensor
     tensors = (table, *state, grads)
     fits = all(t.dtype is torch.float32 and t.is_contiguous() and t.device == table.device for t in tensors)
     fits = fits and rows.is_contiguous() and rows.device == table.device
-    library = cuda_build.loaded(CUDA) if fits else None
+    library = cuda_build.loaded(CUDA, table.get_device()) if fits else None
     if library is None:
         row_update(table, state, rows, grads, constants, kind)
     else:

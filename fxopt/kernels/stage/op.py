@@ -23,12 +23,11 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from .. import cuda_build
 from ..build import PYTHON_TENSOR, BuildError, Library, build, readable
-from ..cuda_build import CudaLibrary, arch_of
-from ..cuda_build import build as build_cuda
 
 _HERE = Path(__file__).parent
-KERNEL = CudaLibrary("fxopt_stage", source=_HERE / "stage.cu", headers=(_HERE / "slots.h",))
+KERNEL = cuda_build.CudaLibrary("fxopt_stage", source=_HERE / "stage.cu", headers=(_HERE / "slots.h",))
 POINTERS = Library(
     f"fxopt_stage_pointers_{sys.implementation.cache_tag}",
     sources=(_HERE / "pointers.cpp",),
@@ -141,7 +140,7 @@ class Stage:
             )  # fmt: skip
         self._copied = [torch.cuda.Event() for _ in pinned]
         self._turn = 0
-        self._run = kernel().fxopt_stage
+        self._run = kernel(self._memory.get_device()).fxopt_stage
         self._text = ctypes.create_string_buffer(256)
 
     def fill(self, inputs: Inputs, stream: torch.cuda.Stream) -> None:
@@ -182,13 +181,15 @@ def _slots(rooms: Sequence[Room], chosen: Sequence[int], offsets: Sequence[int],
 
 
 @functools.cache
-def kernel() -> ctypes.CDLL:
-    """The library for the current device.
+def kernel(device: int) -> ctypes.CDLL:
+    """The library for a device.
 
     Raises:
-        BuildError, OSError: there is no nvcc, or the library cannot be made or loaded.
+        BuildError: it cannot be made or loaded.
     """
-    library = ctypes.CDLL(str(build_cuda(KERNEL, arch_of(torch.cuda.get_device_capability()))))
+    library = cuda_build.loaded(KERNEL, device)
+    if library is None:
+        raise BuildError(cuda_build.missing(KERNEL, device))
     library.fxopt_stage.restype = ctypes.c_bool
     library.fxopt_stage.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
     return library

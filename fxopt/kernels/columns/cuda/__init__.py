@@ -8,6 +8,7 @@ would have; "clamp" takes the nearest row and counts (:func:`clamped`); "uncheck
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ... import entry
-from ...build import Library
+from ... import cuda_build, entry
+from ...build import BuildError, Library
 from ...build import build as build_cpp
-from ...cuda_build import EARLY, CudaLibrary, arch_of, build
+from ...cuda_build import EARLY, CudaLibrary, arch_on
 
 _HERE = Path(__file__).parent
 _SHARED = (_HERE.parent / "layout.h", _HERE.parent / "entry.h")
@@ -33,73 +34,83 @@ WRAPPER = Library(
     headers=_SHARED,
     cflags=("-O2", "-fvisibility=hidden", entry.STABLE_ABI),
 )
-_wrapper: ctypes.CDLL | None = None
-_kernels: dict[tuple[str, ...], ctypes.CDLL] = {}  # by their flags, dots by their name; captured graphs keep theirs
-_kernel: ctypes.CDLL | None = None  # that calls use
+_kernels: list[ctypes.CDLL] = []  # that were ever bound: captured graphs keep theirs
+_current: dict[int, ctypes.CDLL] = {}  # by device: that calls use
 
 
-def load() -> int | None:
-    """Builds where needed, and registers the kernel of the current device's architecture.
+def load(device: int) -> int | None:
+    """Builds where needed, and binds the kernel of a device's architecture to all devices of the same.
 
-    Returns the address of its entry, None when it was loaded before.
+    Returns the address of the entry to every device's kernel; None where this one has none.
 
     Raises:
-        BuildError, OSError: there is no nvcc, or a library cannot be made or loaded.
+        BuildError, OSError: what stands between torch and the kernel cannot be made or loaded.
     """
-    global _wrapper
-    if _wrapper is not None:
+    if cuda_build.loaded(KERNEL, device) is None:
         return None
+    for other in range(torch.cuda.device_count()):
+        if not serves(other) and arch_on(other) == arch_on(device):
+            use(device=other)
+    return ctypes.cast(_wrapper().fxopt_cuda_run, ctypes.c_void_p).value
+
+
+@functools.cache
+def _wrapper() -> ctypes.CDLL:
     path = build_cpp(WRAPPER)
     torch.ops.load_library(path)
-    wrapper = ctypes.CDLL(str(path))
-    use(wrapper=wrapper)
-    _wrapper = wrapper
-    return ctypes.cast(wrapper.fxopt_cuda_run, ctypes.c_void_p).value
+    return ctypes.CDLL(str(path))
 
 
-def use(flags: tuple[str, ...] = (), wrapper: ctypes.CDLL | None = None) -> None:
-    """Calls from now on go to the kernel built with `flags` more."""
-    global _kernel
-    if flags not in _kernels:
-        _kernels[flags] = _opened(replace(KERNEL, flags=(*KERNEL.flags, *flags)))
-    _kernel = _kernels[flags]
-    torch_cuda = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
-    addresses = (_kernel.fxopt_cuda_columns, _kernel.fxopt_cuda_entries, torch_cuda.aoti_torch_get_current_cuda_stream)
-    wrapper = wrapper or _wrapper
-    assert wrapper is not None
-    wrapper.fxopt_cuda_bind(*(ctypes.cast(f, ctypes.c_void_p) for f in addresses))
+def serves(device: int) -> bool:
+    """Whether a device has a kernel; the first columns there load it."""
+    return device in _current
 
 
-def current_kernel() -> ctypes.CDLL:
-    """The one that calls use now; :func:`load` comes before."""
-    assert _kernel is not None
-    return _kernel
-
-
-def bind_dots(library: CudaLibrary) -> bool:
-    """Calls of fxopt::columns_dots go to this library, whose ids are seen to as the columns' are.
-
-    Returns:
-        False: the columns' own library is not loaded.
+def use(flags: tuple[str, ...] = (), device: int | None = None) -> None:
+    """Calls on a device (None: the current one) go from now on to the kernel built with `flags` more.
 
     Raises:
         BuildError, OSError: it cannot be made or loaded.
     """
-    if _wrapper is None:
-        return False
-    kernel = _opened(library)
-    _wrapper.fxopt_cuda_bind_dots(ctypes.cast(kernel.fxopt_cuda_dots, ctypes.c_void_p))
-    _kernels[(library.name,)] = kernel
-    return True
+    device = torch.cuda.current_device() if device is None else device
+    kernel = _opened(_variant(flags) if flags else KERNEL, device)
+    torch_cuda = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+    addresses = (kernel.fxopt_cuda_columns, kernel.fxopt_cuda_entries, torch_cuda.aoti_torch_get_current_cuda_stream)
+    _wrapper().fxopt_cuda_bind(device, *(ctypes.cast(f, ctypes.c_void_p) for f in addresses))
+    _current[device] = kernel
 
 
-def _opened(library: CudaLibrary) -> ctypes.CDLL:
-    kernel = ctypes.CDLL(str(build(library, arch_of(torch.cuda.get_device_capability()))))
-    for name in ("failure", "reported", "sums"):
-        if hasattr(kernel, f"fxopt_cuda_{name}"):
-            getattr(kernel, f"fxopt_cuda_{name}").restype = ctypes.c_bool
-    kernel.fxopt_cuda_clamped.restype = ctypes.c_longlong
-    kernel.fxopt_cuda_blocking(os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
+@functools.cache
+def _variant(flags: tuple[str, ...]) -> CudaLibrary:
+    return replace(KERNEL, flags=(*KERNEL.flags, *flags))
+
+
+def current_kernel(device: int) -> ctypes.CDLL:
+    """The one that calls on a device use now; :func:`load` comes before."""
+    return _current[device]
+
+
+def bind_dots(library: CudaLibrary, device: int) -> None:
+    """Calls of fxopt::columns_dots on a device go to this library, whose ids are seen to as the columns' are.
+
+    Raises:
+        BuildError, OSError: it cannot be made or loaded.
+    """
+    kernel = _opened(library, device)
+    _wrapper().fxopt_cuda_bind_dots(device, ctypes.cast(kernel.fxopt_cuda_dots, ctypes.c_void_p))
+
+
+def _opened(library: CudaLibrary, device: int) -> ctypes.CDLL:
+    kernel = cuda_build.loaded(library, device)
+    if kernel is None:
+        raise BuildError(cuda_build.missing(library, device))
+    if kernel not in _kernels:
+        for name in ("failure", "reported", "sums"):
+            if hasattr(kernel, f"fxopt_cuda_{name}"):
+                getattr(kernel, f"fxopt_cuda_{name}").restype = ctypes.c_bool
+        kernel.fxopt_cuda_clamped.restype = ctypes.c_longlong
+        kernel.fxopt_cuda_blocking(os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
+        _kernels.append(kernel)
     return kernel
 
 
@@ -108,7 +119,7 @@ def clamped(device: int = 0) -> int:
     if not _kernels:
         return 0
     torch.cuda.synchronize(device)  # all its streams: a copy waits for the default one alone
-    return sum(int(kernel.fxopt_cuda_clamped(device)) for kernel in _kernels.values())
+    return sum(int(kernel.fxopt_cuda_clamped(device)) for kernel in _kernels)
 
 
 @contextmanager
@@ -119,7 +130,7 @@ def padded(real_rows: Tensor | None, capacity: int) -> Iterator[None]:
         real_rows: [1], int64, on the device, read at each launch: how many rows of the batch are real. None: all are.
         capacity: rows of the padded batch. What has a multiple of them has the same multiple of real ones.
     """
-    at, kernels = (0, []) if real_rows is None else (real_rows.data_ptr(), list(_kernels.values()))
+    at, kernels = (0, []) if real_rows is None else (real_rows.data_ptr(), list(_kernels))
     for kernel in kernels:
         kernel.fxopt_cuda_real_rows(ctypes.c_void_p(at), ctypes.c_int64(capacity))
     try:
@@ -131,7 +142,7 @@ def padded(real_rows: Tensor | None, capacity: int) -> Iterator[None]:
 
 def reported(device: int = 0) -> bool:
     """Whether :func:`failure` has something to tell already. Does not wait."""
-    return any(kernel.fxopt_cuda_reported(device) for kernel in _kernels.values())
+    return any(kernel.fxopt_cuda_reported(device) for kernel in _kernels)
 
 
 def failure(device: int = 0) -> str | None:
@@ -140,4 +151,4 @@ def failure(device: int = 0) -> str | None:
         return None
     torch.cuda.synchronize(device)
     text = ctypes.create_string_buffer(256)
-    return next((text.value.decode() for k in _kernels.values() if k.fxopt_cuda_failure(device, text)), None)
+    return next((text.value.decode() for k in _kernels if k.fxopt_cuda_failure(device, text)), None)

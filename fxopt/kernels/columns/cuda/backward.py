@@ -106,9 +106,10 @@ def row_gradients(grads: list[Tensor], tensors: list[Tensor], tables: list[Tenso
 
 def _add_up(sums: Sums, memory: list[Tensor]) -> None:
     text = ctypes.create_string_buffer(256)
-    with torch.cuda.device(memory[0].device):
+    device = memory[0].get_device()
+    with torch.cuda.device(device):
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        if not current_kernel().fxopt_cuda_sums(ctypes.byref(sums), stream, text):
+        if not current_kernel(device).fxopt_cuda_sums(ctypes.byref(sums), stream, text):
             raise RuntimeError(text.value.decode())
 
 

@@ -18,7 +18,7 @@ struct Bound {
   bool (*dots)(const Request*, const Array* rest, int64_t width, void* stream, int device, char* text) = nullptr;
   AOTITorchError (*current_stream)(int32_t device, void** stream) = nullptr;
 };
-static Bound bound;
+static Bound bounds[kMostDevices];  // architectures differ
 
 using torch::stable::Tensor;
 
@@ -55,22 +55,22 @@ static char* allocate(void* context, int64_t rows, int64_t width, int32_t dtype)
 
 static void* stream_of(int device) {
   void* stream;
-  TORCH_ERROR_CODE_CHECK(bound.current_stream(device, &stream));
+  TORCH_ERROR_CODE_CHECK(bounds[device].current_stream(device, &stream));
   return stream;
 }
 
 // On the device's current stream. False: `text` (256 bytes) says what is wrong.
 static bool run(const Request& request, int device, char* text) {
   const torch::stable::accelerator::DeviceGuard guard(device);
-  return bound.columns(&request, stream_of(device), device, text);
+  return bounds[device].columns(&request, stream_of(device), device, text);
 }
 
 // `call(request, text)` on the tensors of a call; the results are what it allocated.
 template <class F>
 static std::vector<Tensor> with_request(const std::vector<Tensor>& tensors, const std::vector<Tensor>& tables, const Tensor& plan, F call) {
-  STD_TORCH_CHECK(bound.columns != nullptr, "fxopt.columns: no CUDA library was bound");
   Results results{{}, tables.empty() ? tensors.at(0).get_device_index() : tables[0].get_device_index()};
   const int device = results.device;
+  STD_TORCH_CHECK(bounds[device].columns != nullptr, "fxopt.columns: cuda:", device, " has no kernel: expected fxopt.kernels.columns.op.load_cuda(", device, ") before");
   const std::vector<Array> inputs = as_arrays(tensors, device), weights = as_arrays(tables, device);
   const Array words = as_array(plan);
   STD_TORCH_CHECK(plan.is_cpu() && words.dtype == kInt64 && words.dim == 1 && plan.is_contiguous(),
@@ -94,7 +94,7 @@ std::vector<Tensor> columns_entries(const std::vector<Tensor> grads, const std::
     const std::vector<Array> arrays = as_arrays(grads, device);
     STD_TORCH_CHECK(int64_t(arrays.size()) == reinterpret_cast<const Header*>(request.words)->n_outputs, "fxopt.columns: expected a gradient for each output");
     const torch::stable::accelerator::DeviceGuard guard(device);
-    return bound.entries(&request, arrays.data(), stream_of(device), device, text);
+    return bounds[device].entries(&request, arrays.data(), stream_of(device), device, text);
   };
   std::vector<Tensor> found = with_request(tensors, tables, plan, call);
   found.erase(found.begin() + 3, found.end());
@@ -103,11 +103,11 @@ std::vector<Tensor> columns_entries(const std::vector<Tensor> grads, const std::
 
 // A row of dots of the vectors that a plan's columns would write: see gpu_dots/gathered.cu. `rest`: what stands before them, and the pairs.
 Tensor columns_dots(const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan, const std::vector<Tensor> rest, int64_t width) {
-  STD_TORCH_CHECK(bound.dots != nullptr && rest.size() == 3, "fxopt.gathered_dots: no CUDA library was bound, or not three tensors");
   auto call = [&](const Request& request, int device, char* text) {
+    STD_TORCH_CHECK(bounds[device].dots != nullptr && rest.size() == 3, "fxopt.gathered_dots: cuda:", device, " has no kernel, or not three tensors");
     const std::vector<Array> arrays = as_arrays(rest, device);
     const torch::stable::accelerator::DeviceGuard guard(device);
-    return bound.dots(&request, arrays.data(), width, stream_of(device), device, text);
+    return bounds[device].dots(&request, arrays.data(), width, stream_of(device), device, text);
   };
   return with_request(tensors, tables, plan, call)[0];
 }
@@ -115,13 +115,14 @@ Tensor columns_dots(const std::vector<Tensor> tensors, const std::vector<Tensor>
 }  // namespace fxopt
 
 #define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
-FXOPT_EXPORT void fxopt_cuda_bind(void* columns, void* entries, void* current_stream) {
-  fxopt::bound.columns = reinterpret_cast<decltype(fxopt::Bound::columns)>(columns);
-  fxopt::bound.entries = reinterpret_cast<decltype(fxopt::Bound::entries)>(entries);
-  fxopt::bound.current_stream = reinterpret_cast<decltype(fxopt::Bound::current_stream)>(current_stream);
+FXOPT_EXPORT void fxopt_cuda_bind(int device, void* columns, void* entries, void* current_stream) {
+  fxopt::Bound& bound = fxopt::bounds[device];
+  bound.entries = reinterpret_cast<decltype(fxopt::Bound::entries)>(entries);
+  bound.current_stream = reinterpret_cast<decltype(fxopt::Bound::current_stream)>(current_stream);
+  bound.columns = reinterpret_cast<decltype(fxopt::Bound::columns)>(columns);  // last: who sees it may call
 }
 
-FXOPT_EXPORT void fxopt_cuda_bind_dots(void* dots) { fxopt::bound.dots = reinterpret_cast<decltype(fxopt::Bound::dots)>(dots); }
+FXOPT_EXPORT void fxopt_cuda_bind_dots(int device, void* dots) { fxopt::bounds[device].dots = reinterpret_cast<decltype(fxopt::Bound::dots)>(dots); }
 
 // For entry.cpp, which is another library.
 FXOPT_EXPORT bool fxopt_cuda_run(const fxopt::Request* request, int device, char* text) { return fxopt::run(*request, device, text); }

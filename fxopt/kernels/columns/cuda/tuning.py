@@ -38,7 +38,7 @@ def tune(call: Callable[[], object]) -> dict[str, float]:
     Raises:
         BuildError: there is no nvcc. A build takes 10 s where it is not cached.
     """
-    load()
+    load(torch.cuda.current_device())
     times = {}
     for name, flags in VARIANTS.items():
         use(flags)

@@ -40,7 +40,7 @@ class Chains:
         """As `fxopt::mlp_chains` on CUDA; layer by layer where the kernel cannot serve."""
         states = _states(state, self._chains)
         steps = self._encoded(inputs, states) if cuda_call.alike((*inputs, *state)) else None
-        kernel = cuda_build.loaded(KERNEL) if steps is not None else None
+        kernel = cuda_build.loaded(KERNEL, inputs[0].get_device()) if steps is not None else None
         if steps is None or kernel is None:
             return _layers(inputs, states, self._chains)
         outputs = [

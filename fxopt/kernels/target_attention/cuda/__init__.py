@@ -46,7 +46,7 @@ class Attention:
         lists = (rows, positions, masks, params)
         fits = cuda_call.alike((*positions, *rows, *params)) and _alike_masks(masks, positions[0])
         encoded = self._encoded(lists) if fits else None
-        kernel = cuda_build.loaded(KERNEL) if encoded is not None else None
+        kernel = cuda_build.loaded(KERNEL, positions[0].get_device()) if encoded is not None else None
         if encoded is None or kernel is None:
             return reference.target_attention(rows, positions, masks, params, self._plan)
         out = positions[0].new_empty(positions[0].shape[0], width_of(positions, self._plan))
