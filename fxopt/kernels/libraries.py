@@ -1,17 +1,26 @@
-"""Every library of C++ for the CPU, for those who compile ahead; what takes longest first."""
+"""Every library of kernels, for those who compile ahead; what takes longest first."""
 
 from __future__ import annotations
 
 from . import entry
 from .attention import op as attention
+from .columns import cuda as columns_cuda
 from .columns import op as columns
 from .compressed_interaction import op as compressed_interaction
+from .gpu_cross import op as gpu_cross
+from .gpu_dots import gathered
+from .gpu_dots import op as gpu_dots
+from .gpu_few_rows import op as gpu_few_rows
+from .gpu_linear import op as gpu_linear
 from .interactions import library as interactions
 from .k_largest import op as k_largest
 from .lookup_products import op as lookup_products
+from .mlp import cuda as chains
 from .mlp import op as mlp
 from .pointwise import op as pointwise
 from .row_update import op as row_update
+from .stage import op as stage
+from .target_attention import cuda as cuda_attention
 from .target_attention import op as target_attention
 from .towers import op as towers
 
@@ -29,4 +38,17 @@ LIBRARIES = (
     compressed_interaction.KERNEL,
     k_largest.KERNEL,
     row_update.KERNEL,
+)
+BESIDE_CUDA = (columns_cuda.WRAPPER, stage.POINTERS)  # C++ between torch and the kernels for GPUs
+CUDA_LIBRARIES = (
+    columns_cuda.KERNEL,
+    gpu_linear.KERNEL,
+    gathered.KERNEL,
+    gpu_dots.KERNEL,
+    gpu_few_rows.KERNEL,
+    cuda_attention.KERNEL,
+    chains.KERNEL,
+    stage.KERNEL,
+    gpu_cross.KERNEL,
+    row_update.CUDA,
 )
