@@ -13,7 +13,10 @@ import pytest
 
 import fxopt
 from fxopt import cli
+from fxopt.kernels import build, cuda_build
+from fxopt.kernels.libraries import CUDA_LIBRARIES
 from fxopt.report import measure
+from tests.cuda import fake_nvcc
 
 MODEL = """
     import torch
@@ -155,10 +158,12 @@ def test_json_that_cannot_be_written_is_said_before_the_work(run: Run) -> None:
     assert "--json /nowhere/report.json: cannot write there" in err
 
 
-def test_build_says_where_the_kernels_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_build_says_where_the_kernels_are(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_build, "nvcc", lambda: None)
     assert cli.main(["build"]) == 0
-    *libraries, seconds = capsys.readouterr().out.splitlines()
+    *libraries, cuda, seconds = capsys.readouterr().out.splitlines()
     assert libraries and all(Path(line.split(": ", 1)[1]).exists() for line in libraries)
+    assert cuda.startswith("CUDA kernels were not built: nvcc is not on PATH")
     assert seconds.endswith(" s")
 
 
@@ -168,7 +173,77 @@ def test_build_without_a_compiler(
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("FXOPT_CACHE", str(tmp_path))
     assert cli.main(["build"]) == 1
-    assert "no C++ compiler" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("no C++ compiler") == 1
+
+
+@pytest.fixture
+def cuda_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What is built for CUDA, where nothing of C++ is."""
+    monkeypatch.setattr(build, "find", lambda library: tmp_path)
+    monkeypatch.setattr(build, "build", lambda library: tmp_path)
+    return [library.name for library in CUDA_LIBRARIES]
+
+
+def test_build_for_gpus_elsewhere(
+    cuda_alone: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_nvcc.install(monkeypatch, tmp_path, fake_nvcc.WORKS)
+    assert cli.main(["build", "--arch", "sm_80,sm_90a"]) == 0
+    out, err = capsys.readouterr()
+    lines = [line for line in out.splitlines() if " for sm_" in line]
+    assert [line.split(" built: ")[0] for line in lines] == [
+        f"{name} for {arch}" for arch in ("sm_80", "sm_90a") for name in cuda_alone
+    ]
+    paths = {line.split(": ")[1] for line in lines}
+    assert len(paths) == len(lines) and all(Path(path).exists() for path in paths)
+    assert err == ""  # no progress bar where stderr is no terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    assert cli.main(["build", "--arch", "sm_90a"]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("for sm_90a was built already: ") == len(cuda_alone)
+    assert f"/{out.count('was built already')}" in err
+
+
+def test_build_for_the_gpus_here(
+    cuda_alone: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_nvcc.install(monkeypatch, tmp_path, fake_nvcc.WORKS, (9, 0), (8, 0), (9, 0), (7, 5))
+    assert cli.main(["build"]) == 0
+    out = capsys.readouterr().out
+    assert [out.count(f"for {arch} built") for arch in ("sm_75", "sm_80", "sm_90a")] == [0, *[len(cuda_alone)] * 2]
+    fake_nvcc.install(monkeypatch, tmp_path, fake_nvcc.WORKS, (7, 5))
+    assert cli.main(["build"]) == 0
+    assert "CUDA kernels were not built: no GPU for them is here (--arch names others)\n" in capsys.readouterr().out
+
+
+def test_what_nvcc_cannot_build_keeps_nothing_else(
+    cuda_alone: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fails = f'case "$*" in *sm_80*stage*|*sm_80*cross*) {fake_nvcc.BROKEN} ;; esac\n'
+    fake_nvcc.install(monkeypatch, tmp_path, fails + fake_nvcc.WORKS)
+    assert cli.main(["build", "--arch", "sm_80,sm_90a"]) == 1
+    out, err = capsys.readouterr()
+    assert [out.count(f"for {arch} built") for arch in ("sm_80", "sm_90a")] == [len(cuda_alone) - 2, len(cuda_alone)]
+    assert err.startswith("fxopt: nvcc could not compile fxopt_stage for sm_80: kernel.cu(3): error: identifier")
+    assert err.endswith("1 more could not be built\n")
+
+
+@pytest.mark.parametrize("names", ["sm_90", "sm_75", "90a", "sm_80,,sm_90a", "sm_80 sm_90a", ""])
+def test_architectures_that_there_are_not(
+    names: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    log = fake_nvcc.install(monkeypatch, tmp_path, fake_nvcc.WORKS)
+    assert cli.main(["build", "--arch", names]) == 2
+    out, err = capsys.readouterr()
+    wrong = "" if "," in names else names
+    assert err == f"fxopt: --arch: expected names with commas between, of sm_80, sm_90a; found {wrong!r}\n"
+    assert out == "" and log.read_text() == ""
+
+
+def test_architectures_without_nvcc(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_build, "nvcc", lambda: None)
+    assert cli.main(["build", "--arch", "sm_80"]) == 1
+    assert "no CUDA compiler: nvcc is not on PATH" in capsys.readouterr().err
 
 
 def test_as_a_command() -> None:

@@ -55,7 +55,7 @@ def arch_of(capability: tuple[int, int]) -> str:
 
 
 @functools.cache
-def arch_on(device: int | torch.device) -> str:
+def arch_on(device: int) -> str:
     """The architecture of a GPU of this machine."""
     return arch_of(torch.cuda.get_device_capability(device))
 
@@ -164,7 +164,7 @@ def loaded(library: CudaLibrary, device: int) -> ctypes.CDLL | None:
     return None if isinstance(found, str) else found
 
 
-def missing(library: CudaLibrary, device: int | torch.device) -> str:
+def missing(library: CudaLibrary, device: int) -> str:
     """Why calls on a GPU of this machine do without the library, in one line; "" where they have it."""
     found = _outcome(library, arch_on(device))
     return found if isinstance(found, str) else ""

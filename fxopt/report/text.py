@@ -213,7 +213,7 @@ def _work(found: SignatureReport) -> Iterator[tuple[str, Text]]:
         stages = ", ".join(f"{stage} {seconds(spent)}" for stage, spent in found.seconds.items())
         yield "took", Text(f"{seconds(sum(found.seconds.values()))}: {stages}")
     if found.graphs:
-        yield "runs as", Text(in_letters(found.graphs, found.signature))
+        yield "replayed", Text(in_letters(found.graphs, found.signature))
     if found.max_error is not None:
         made_up = f", and at made-up sizes {in_letters(found.witness, found.signature)}" if found.witness else ""
         what = f"against eager when it was captured{made_up}; largest error {error(found.max_error)}"

@@ -46,7 +46,7 @@ class Editor:
     def needs(self, library: CudaLibrary) -> None:
         """Says that a call is the library's on CUDA; where it cannot be built, `missing` tells the report why."""
         device = self.point.meta["val"].device
-        if device.type == "cuda" and torch.cuda.is_available() and (why := missing(library, device)):
+        if device.type == "cuda" and torch.cuda.is_available() and (why := missing(library, device.index)):
             self.missing = f"its CUDA kernel is not used: {why}"
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:

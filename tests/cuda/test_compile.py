@@ -13,29 +13,9 @@ from fxopt.kernels import cuda_build
 from fxopt.kernels.build import BuildError
 from fxopt.kernels.columns.cuda import KERNEL
 from fxopt.kernels.columns.cuda.tuning import VARIANTS
-from fxopt.kernels.gpu_cross import op as gpu_cross
-from fxopt.kernels.gpu_dots import gathered
-from fxopt.kernels.gpu_dots import op as gpu_dots
-from fxopt.kernels.gpu_few_rows import op as gpu_few_rows
-from fxopt.kernels.gpu_linear import op as gpu_linear
-from fxopt.kernels.mlp import cuda as chains
-from fxopt.kernels.row_update import op as row_update
-from fxopt.kernels.stage import op as stage
-from fxopt.kernels.target_attention import cuda as attention
+from fxopt.kernels.libraries import CUDA_LIBRARIES
 
 needs_nvcc = pytest.mark.skipif(cuda_build.nvcc() is None, reason="needs nvcc")
-LIBRARIES = [
-    KERNEL,
-    stage.KERNEL,
-    gpu_linear.KERNEL,
-    gpu_few_rows.KERNEL,
-    gpu_dots.KERNEL,
-    gathered.KERNEL,
-    gpu_cross.KERNEL,
-    chains.KERNEL,
-    attention.KERNEL,
-    row_update.CUDA,
-]
 MOST_REGISTERS = {  # so that a multiprocessor holds 4 blocks of 256 threads at 64, 3 at 80, 2 at 128: any other kernel
     "joins_of_bags_kernel": 64,
     "joins_kernel": 64,
@@ -119,9 +99,9 @@ def yardstick(arch, folder):
 @needs_nvcc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_every_kernel_keeps_its_limits(tmp_path, arch):
-    told, seconds = spent(lambda: {k.name: compiled(k, arch, tmp_path) for k in LIBRARIES})
+    told, seconds = spent(lambda: {k.name: compiled(k, arch, tmp_path) for k in CUDA_LIBRARIES})
     wrong = [f"{name}: {line}" for name, text in told.items() for line in beyond_limits(text)]
-    ptx = {k.name: (tmp_path / k.source.with_suffix(".ptx").name).read_text() for k in LIBRARIES}
+    ptx = {k.name: (tmp_path / k.source.with_suffix(".ptx").name).read_text() for k in CUDA_LIBRARIES}
     wrong += [f"{name}: {line}" for name, text in ptx.items() for line in touched_too_soon(text, arch)]
     assert not wrong, "\n".join(wrong)
     assert seconds < MOST_YARDSTICKS * (unit := yardstick(arch, tmp_path)), f"{seconds} s; a yardstick takes {unit} s"

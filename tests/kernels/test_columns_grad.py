@@ -112,11 +112,22 @@ def test_only_what_needs_grad():
     assert tables[1].grad.shape == tables[1].shape
 
 
-def test_opcheck():
+@pytest.mark.parametrize("name", ["columns", "columns_in_pytorch"])
+def test_opcheck(name):
     op.load()
     tensors, tables, plan = small_call(torch.float32)
     differentiable(tensors, tables)
-    torch.library.opcheck(torch.ops.fxopt.columns.default, (tensors, tables, encode(plan)))
+    torch.library.opcheck(getattr(torch.ops.fxopt, name).default, (tensors, tables, encode(plan)))
+
+
+def test_a_gpu_without_a_kernel_has_the_same_gradients():
+    op.load()
+    tensors, tables, plan = small_call()
+    wanted = differentiable(tensors, tables)
+    expected = grads_of(op.columns, tensors, tables, encode(plan), wanted)
+    found = grads_of(torch.ops.fxopt.columns_in_pytorch, tensors, tables, encode(plan), wanted)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_fake_sizes_stay_symbolic():

@@ -33,6 +33,7 @@ FOUND = SignatureReport(
     operators_after=31,
     roles=(Tally("table lookups", 26, 1), Tally("checks of ids", 52, 0), Tally("everything else", 80, 30)),
     max_error=2.98e-8,
+    graphs="no CUDA graphs: nvcc is not on PATH",
     seconds={"capture": 0.41, "rewrite": 0.12},
     measurements=MEASURED,
 )
@@ -92,6 +93,7 @@ def test_everything_known_is_said(shown: str) -> None:
         "attention at din.py:88: `if mask.any():`: depends on data",
         "side at model.py:9: taken back: a tensor it reads may not move",
         "found no match dot_interaction",
+        "replayed no CUDA graphs: nvcc is not on PATH",
         "530 ms: capture 410 ms, rewrite 120 ms",
         "batch 4,096: differs from eager: output 0",
         "A CPU, 2 threads, torch 2.13.0",

@@ -87,4 +87,4 @@ def load(device: torch.device) -> None:
     """Defines the operator, and builds its kernel where there is a GPU: ids are counted from the first call on."""
     OPERATORS.load()
     if torch.cuda.is_available():
-        _bound(torch.cuda.current_device() if device.index is None else device.index)
+        _bound(device.index)
