@@ -39,7 +39,7 @@ def test_plans_that_are_vectors():
 
 
 def test_without_the_kernel_both_steps_serve():
-    load()
+    load(torch.device("cpu"))
     tensors, tables, plan, *rest = example(3, 4, 8, torch.float32)
     expected = exact(tensors, tables, plan, *rest)
     for call in (gathered_dots, in_two, torch.ops.fxopt.gathered_dots):

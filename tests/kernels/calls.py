@@ -174,7 +174,9 @@ def _columns() -> Iterator[Call]:
         for kind in ("lookup", "dense_pool", "masked", "bag", "copy", "more"):
             getattr(made, kind)()
         plan = columns_encode(made.plan)
-        yield Call(columns, "columns", (made.tensors, made.tables, plan), _columns_like(made), (2,))
+        arguments = made.tensors, made.tables, plan
+        yield Call(columns, "columns", arguments, _columns_like(made), (2,))
+        yield Call(columns, "columns_in_pytorch", arguments, _columns_like(made), native=False)
         pooled = [c for c in made.columns if c.table is not None and c.pool != "max"]
         scattered = columns_encode(ColumnsPlan(tuple(pooled), (made.width,), ("float32",)))
         grad = [_some(5, made.width)]

@@ -86,5 +86,5 @@ OPERATORS = Operators((Operator(f"gathered_dots({_INPUTS}) -> Tensor", in_two, _
 def load(device: torch.device) -> None:
     """Defines the operator, and builds its kernel where there is a GPU: ids are counted from the first call on."""
     OPERATORS.load()
-    if torch.cuda.is_available():
+    if device.type == "cuda" and torch.cuda.is_available():
         _bound(device.index)
