@@ -27,6 +27,8 @@ _FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-shar
 _OLDEST = (8, 0)  # with cp.async, and products of bf16
 _TOLD = 5  # lines of the compiler's errors
 _CHOICE = "CUDACXX or CUDA_HOME chooses an nvcc"
+_loading = lock()
+_outcomes: dict[tuple[CudaLibrary, str], ctypes.CDLL | str] = {}  # the libraries of this process, or why there is none
 
 
 @dataclass(frozen=True, eq=False)  # hashed at each launch: by identity, not by ten paths
@@ -130,7 +132,7 @@ def build(library: CudaLibrary, arch: str) -> Path:
     built = target / f"{library.name}.so"
     words = command(library, arch, Path(built.name))
     try:
-        with locked(library.name) as folder:
+        with locked(f"{library.name}-{arch}") as folder:
             if not target.exists():
                 _run(words, folder, f"{library.name} for {arch}")
                 os.rename(folder, target)
@@ -189,11 +191,7 @@ def _opened(library: CudaLibrary, arch: str) -> ctypes.CDLL | str:
 @functools.cache
 def _warn(reason: str) -> None:
     """Once for all libraries where the reason is the same: no nvcc."""
-    warnings.warn(f"fxopt: what CUDA kernels are for runs in PyTorch: {reason}", stacklevel=5)
-
-
-_loading = lock()
-_outcomes: dict[tuple[CudaLibrary, str], ctypes.CDLL | str] = {}
+    warnings.warn(f"fxopt: PyTorch runs in place of CUDA kernels: {reason}", stacklevel=5)
 
 
 def declared(library: CudaLibrary, path: Path) -> ctypes.CDLL:

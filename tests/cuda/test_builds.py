@@ -45,12 +45,12 @@ def test_a_failed_build_is_one_warning(monkeypatch, tmp_path):
     assert len(log.read_text().splitlines()) == 1
     what, then, advice = text.splitlines()
     assert what == (
-        "fxopt: what CUDA kernels are for runs in PyTorch: nvcc could not compile some_kernel for sm_90a: "
+        "fxopt: PyTorch runs in place of CUDA kernels: nvcc could not compile some_kernel for sm_90a: "
         'kernel.cu(3): error: identifier "pancake" is undefined'
     )
     assert then.strip().startswith("1 error detected")
     assert advice.startswith("CUDACXX or CUDA_HOME chooses an nvcc; this one ran: ")
-    assert cuda_build.missing(library, 0) == what.partition("in PyTorch: ")[2]
+    assert cuda_build.missing(library, 0) == what.partition("kernels: ")[2]
     with pytest.raises(BuildError, match="could not compile fxopt_stage for sm_90a"), pytest.warns(UserWarning):
         stage.kernel(0)
 
