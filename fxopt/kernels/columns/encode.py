@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import defaultdict
-from dataclasses import replace
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -25,7 +24,8 @@ VERSION = 0x46584F50_0002  # "FXOP", layout 2: layout.h checks it
 TILE_COLUMNS = 16  # light columns of one work item: 8-64 wide each, they fill whole cache lines of an output row
 HEADER = "<8q"  # version, a count per format, the number of bad_ids
 
-_known: dict[int, Plan | None] = {}  # number of words -> its plan; None where two plans share a length
+# By the number of words the encoding and its plan; None where two plans share a length.
+_known: dict[int, tuple[bytes, Plan] | None] = {}
 _decoded: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
@@ -54,8 +54,9 @@ def encode(plan: Plan) -> torch.Tensor:
     body = b"".join(b"".join(records[name]) for name in FORMATS)
     counts = (len(records[name]) for name in FORMATS)
     data = struct.pack(HEADER, VERSION, *counts, BAD_IDS.index(plan.bad_ids)) + body
-    words = _unique_length(len(data) // 8, zlib.crc32(data), plan)
-    tensor = torch.frombuffer(bytearray(data.ljust(words * 8, b"\0")), dtype=torch.int64).clone()
+    padded = _padded(data)
+    _known[len(padded) // 8] = padded, plan
+    tensor = torch.frombuffer(bytearray(padded), dtype=torch.int64).clone()
     _decoded[tensor] = plan
     return tensor
 
@@ -72,19 +73,20 @@ def plan_of(tensor: torch.Tensor) -> Plan:
     if type(tensor) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         with _disable_current_modes():  # data, whoever looks on
             plan = decode(tensor)
-        _remember(tensor.numel(), plan)
+            _remember(tensor, plan)
         _decoded[tensor] = plan
         return plan
     words = tensor.shape[0]
     known = _known.get(words if isinstance(words, int) else words.node.hint)
     if known is None:
         raise ValueError(f"fxopt.columns: no plan of {words} words is known here; call plan_of() on the real tensor")
-    return known
+    return known[1]
 
 
 def known_plan(words: int) -> Plan | None:
     """The plan whose encoding has this many words in this process."""
-    return _known.get(words)
+    known = _known.get(words)
+    return None if known is None else known[1]
 
 
 def decode(tensor: torch.Tensor) -> Plan:
@@ -92,7 +94,7 @@ def decode(tensor: torch.Tensor) -> Plan:
     if tensor.dtype != torch.int64 or tensor.dim() != 1 or tensor.numel() < struct.calcsize(HEADER) // 8:
         found = f"{tensor.dtype} {tuple(tensor.shape)}"
         raise ValueError(f"fxopt.columns: expected an encoded plan (int64, 1-D), found {found}")
-    data = tensor.contiguous().numpy().tobytes()
+    data = _bytes(tensor)
     version, *counts, bad_ids = struct.unpack_from(HEADER, data)
     if version != VERSION:
         raise ValueError(f"fxopt.columns: expected plan version {VERSION:#x}, found {version:#x}")
@@ -141,25 +143,29 @@ def _tiles(plan: Plan) -> tuple[list[int], list[tuple[int, int, int, int]]]:
     return order, tiles
 
 
-def _unique_length(words: int, checksum: int, plan: Plan) -> int:
-    """Pads by the content, so that lengths differ across processes too, and on until it is free here."""
-    words += checksum % 61
-    while words in _known and not _same(_known[words], plan):
+def _padded(data: bytes) -> bytes:
+    """To a length by the content, so that lengths differ across processes too, and on until it is free here."""
+    words = len(data) // 8 + zlib.crc32(data) % 61
+    while not _is_free(words, padded := data.ljust(words * 8, b"\0")):
         words += 1
-    _known[words] = plan
-    return words
+    return padded
 
 
-def _remember(words: int, plan: Plan) -> None:
-    if not _same(_known.setdefault(words, plan), plan):
+def _is_free(words: int, data: bytes) -> bool:
+    """Whether no other encoding has this length. Two plans are the same up to names where their encodings are."""
+    if words not in _known:
+        return True
+    known = _known[words]
+    return known is not None and known[0] == data
+
+
+def _remember(tensor: torch.Tensor, plan: Plan) -> None:
+    words, data = tensor.numel(), _bytes(tensor)
+    if not _is_free(words, data):
         _known[words] = None
+    elif words not in _known:
+        _known[words] = data, plan
 
 
-def _same(known: Plan | None, plan: Plan) -> bool:
-    return known is not None and (known == plan or _unnamed(known) == _unnamed(plan))
-
-
-def _unnamed(plan: Plan) -> Plan:
-    """As :func:`decode` gives it: without what only error messages need."""
-    columns = (replace(c, name="", table_name="", runtime_error=False) for c in plan.columns)
-    return replace(plan, columns=tuple(columns))
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().numpy().tobytes()
