@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, is_accessor_node
 
 from fxopt.capture.errors import CaptureError
@@ -29,7 +30,7 @@ def refuse_transforms(graph: torch.fx.Graph) -> None:
 def graph_module(tracer: Tracer) -> torch.fx.GraphModule:
     constants = {n: tracer.root.__dict__.pop(n) for n in tracer.tensor_attrs.values()}
     root = {**constants, **dict(tracer.root.named_children())}
-    module = torch.fx.GraphModule(root, tracer.graph, "Captured")
+    module = _LazyGraphModule(root, tracer.graph, "Captured")  # compiled where it runs: most never do
     module.graph.eliminate_dead_code(lambda node: node.is_impure() or not _is_size(node))
     _share_sizes(module.graph)
     for name, tensor in constants.items():  # plain attributes: not in the state_dict, not moved, the very same tensor

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fxopt.rewrites.forks import lower_branches
 from fxopt.rewrites.in_place import reuse_memory
@@ -65,21 +66,22 @@ def direct(module: GraphModule, inference: bool = False) -> None:
         elif isinstance(node.target, torch._ops.OpOverload):
             node.target = _bindings().get(node.target.overloadpacket, node.target)
     module.recompile()
+    _LazyGraphModule.force_recompile(module)  # its forward runs from here on
 
 
 def copied(module: GraphModule) -> GraphModule:
-    """The same graph module with a graph of its own; fake values and constants are shared."""
+    """The same graph module with a graph of its own, compiled where it runs; fake values and constants are shared."""
     graph = Graph()
     output: Any = graph.graph_copy(module.graph, {}, return_output_node=True)
     graph.output(output[0])
-    return GraphModule(module, graph)
+    return _LazyGraphModule(module, graph)
 
 
 def as_function(graph: Graph, inference: bool = False) -> Callable[..., Any]:
     """A graph without state of its own as a function, each call by its shortest way; the graph stays as it is."""
     twin = Graph()
     twin.output(twin.graph_copy(graph, {}))
-    fast = GraphModule(torch.nn.Module(), twin)
+    fast = _LazyGraphModule(torch.nn.Module(), twin)
     direct(fast, inference)
     forward = fast.forward
 
