@@ -65,11 +65,10 @@ def show(options: argparse.Namespace) -> None:
 
 
 def quiet() -> None:
-    """One thread, no records of traces, and no collections over what the imports have made."""
+    """One thread, no words about what fails, and no collections over what the imports have made."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for name in ("torch.__trace", "torch._subclasses.fake_tensor"):
-        logging.getLogger(name).disabled = True
+    logging.getLogger("torch._subclasses.fake_tensor").disabled = True
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
 
