@@ -6,6 +6,7 @@ broadcast and strides to sort. Where all tensors have the same sizes and are con
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,8 +87,13 @@ def _is_contiguous(tensor: torch.Tensor) -> bool:
     for size, stride in zip(reversed(_exprs(tensor.shape)), reversed(_exprs(tensor.stride())), strict=True):
         if stride != behind:
             return False
-        behind = behind * (max(1, size) if isinstance(size, int) else Max(1, size))
+        behind = _stride_over(behind, size)
     return True
+
+
+@functools.lru_cache(1024)  # sympy takes 0.3 ms for a Max
+def _stride_over(behind: Any, size: Any) -> Any:
+    return behind * (max(1, size) if isinstance(size, int) else Max(1, size))
 
 
 def _dtype(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype | None:
