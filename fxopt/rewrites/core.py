@@ -95,8 +95,8 @@ def apply(
     trial = None
     if rewrite.measured and tuner is not None:
         trial = Trial(tuner, not inference, rewrite.rows, rewrite.proof, rewrite.everywhere)
-    paths = None if inference else GradientPaths(module.graph)
-    commit = functools.partial(_commit, rewrite, module, trial, paths)
+    paths = functools.cache(lambda: None if inference else GradientPaths(module.graph))  # before the first edit
+    commit = functools.partial(_commit, rewrite, module, trial)
     for _ in range(_MOST_ROUNDS):
         changed = False
         rejects = []
@@ -109,7 +109,7 @@ def apply(
             if fuel.empty:
                 break
             number = fuel.take()
-            if number in fuel.skip or not commit(found, findings, number):
+            if number in fuel.skip or not commit(paths(), found, findings, number):
                 refused.add(found.anchor.name)
                 continue
             changed = True
