@@ -31,15 +31,16 @@ LAYERS = (
     {"optimizers"},
     {"kernels"},
     {"findings", "config", "callable_module", "locks", "machine", "reach", "trees"},
+    {"torch_internals"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # Narrower than the layers: all that these may import from the package.
 ONLY = {
-    "patterns": r"patterns|normalize|shape|findings|kernels\.\w+\.plan",
-    "kernels": r"kernels|findings|config|locks",
-    "tune": r"tune|shape|kernels\.build|machine|config",
-    "shape": r"shape|findings|config",
-    "capture": r"capture|shape|findings|config|locks|reach|trees",
+    "patterns": r"patterns|normalize|shape|findings|torch_internals|kernels\.\w+\.plan",
+    "kernels": r"kernels|findings|config|locks|torch_internals",
+    "tune": r"tune|shape|kernels\.build|machine|config|torch_internals",
+    "shape": r"shape|findings|config|torch_internals",
+    "capture": r"capture|shape|findings|config|locks|reach|trees|torch_internals",
 }
 EDITS = {
     "create_node", "eliminate_dead_code", "erase_node", "inserting_after", "inserting_before", "replace_all_uses_with",

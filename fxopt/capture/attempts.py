@@ -11,8 +11,6 @@ import torch
 import torch.utils._pytree as pytree
 from sympy.core.relational import Relational
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from fxopt import trees
 from fxopt.capture import leaves as opaque
@@ -30,10 +28,9 @@ from fxopt.capture.reach import Reach
 from fxopt.capture.state import ModelCopy, StateSlot, fake_state
 from fxopt.capture.trace import trace
 from fxopt.findings import Place
+from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT
 
-_DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
-_FINAL = (*_DATA_DEPENDENT, CaptureError)  # no other sizes would help
-
+_FINAL = (*DATA_DEPENDENT, CaptureError)  # no other sizes would help
 
 PATIENCE = 4  # traces that ask for the dims of one input after the other, before inputs alike are treated alike
 
@@ -227,7 +224,7 @@ def _stopped(error: Exception, places: Places) -> Stopped:
         path = error.place.module or path
         return Stopped({path: Leaf(path, error.reason, error.place if error.place.module else place)})
     what = str(error).strip().split("\n")[0] or type(error).__name__
-    why = "depends on data" if isinstance(error, _DATA_DEPENDENT) else what
+    why = "depends on data" if isinstance(error, DATA_DEPENDENT) else what
     return Stopped({path: Leaf(path, f"`{source}`: {why}" if source else why, place)})
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxopt.capture.guards import Guards
 from fxopt.capture.inputs import TensorSpec
 from fxopt.capture.leaves import Leaf
 from fxopt.capture.state import StateSlot
+from fxopt.torch_internals.fake_tensors import FakeTensorMode
+from fxopt.torch_internals.symbols import ShapeEnv
 
 
 @dataclass

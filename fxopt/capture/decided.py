@@ -13,6 +13,7 @@ from torch.fx.node import has_side_effect
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.proofs import ITEMS
 from fxopt.shape.conditions import arguments, require
+from fxopt.torch_internals.symbols import recorded_term
 
 aten = torch.ops.aten
 Source = tuple[Node, int | None]  # a number, or a tensor and its dim
@@ -46,7 +47,7 @@ def _sources(graph: Graph) -> dict[sympy.Symbol, Source]:
     found: dict[sympy.Symbol, Source] = {}
     for node in graph.nodes:
         for number, dim in _numbers(node):
-            term = number.node._expr
+            term = recorded_term(number)
             if isinstance(term, sympy.Eq) and term.rhs == 1:  # how torch writes an item of a tensor of bools
                 term = term.lhs
             if term.is_Symbol:

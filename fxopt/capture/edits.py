@@ -10,13 +10,14 @@ import torch
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.state import StateSlot
 from fxopt.shape.aliases import Aliases, written_arguments
+from fxopt.torch_internals.storage import storage_number
 
 
 def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Which memory a fake tensor has, and how it lies there."""
     if tensor.layout is not torch.strided:
         return ()
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.ndim, tensor.requires_grad
+    return storage_number(tensor), tensor.storage_offset(), tensor.ndim, tensor.requires_grad
 
 
 def check_memory(

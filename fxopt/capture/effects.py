@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.utils._pytree as pytree
 from torch import nn
 
@@ -18,6 +17,7 @@ from fxopt import trees
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
 from fxopt.findings import Place
+from fxopt.torch_internals.tracing import SYMBOLIC
 
 Attributes = dict[str, set[str]]  # module path to attribute names
 
@@ -91,7 +91,7 @@ def record(copy: nn.Module, module: nn.Module, path: str, name: str, tracer: Any
     """Add the node that stores the attribute's traced value into the real module."""
     flat, spec = trees.flatten(getattr(copy, name))
     for value in flat:
-        if not isinstance(value, (torch.Tensor, *CONSTANTS, *proxy_tensor.py_sym_types)):
+        if not isinstance(value, (torch.Tensor, *CONSTANTS, *SYMBOLIC)):
             raise CaptureError(f"forward assigns a {type(value).__qualname__} to its attribute {name!r}", Place(path))
     child = f"store{sum(isinstance(m, StoreAttribute) for m in tracer.root.children())}"
     tracer.root.add_module(child, StoreAttribute(module, name, spec))

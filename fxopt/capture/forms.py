@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.fx.experimental.proxy_tensor as proxy_tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-from fxopt.shape.sizes import expression
+from fxopt.torch_internals.fake_tensors import FakeTensor
+from fxopt.torch_internals.modes import is_any_autocast_enabled
+from fxopt.torch_internals.symbols import expression
+from fxopt.torch_internals.tracing import call_proxy, disable_proxy_modes_tracing, proxy_of, record
 
 aten = torch.ops.aten
 # Their results are memory of their own, and their form follows from the forms of the arguments.
@@ -36,7 +37,7 @@ class Forms:
 
     def key(self, func: Any, args: tuple, kwargs: dict | None) -> Any:
         """Equal for calls with results of equal forms; None where that is not known."""
-        if func not in _FRESH or kwargs or torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
+        if func not in _FRESH or kwargs or torch.is_grad_enabled() or is_any_autocast_enabled():
             return None
         forms = tuple(map(self._form, args))
         return None if None in forms else (func, torch.is_inference_mode_enabled(), forms)
@@ -51,23 +52,16 @@ class Forms:
         if known is None:
             return None
         func, (sizes, strides, dtype, device) = key[0], known
-        proxies = tuple(slot.proxy if (slot := self._slot(value)) is not None else value for value in args)
-        name = self._tracer.graph._target_to_str(func.overloadpacket.__name__)
-        proxy = self._tracer.create_proxy("call_function", func, proxies, {}, name=name)
-        with proxy_tensor.disable_proxy_modes_tracing():
+        proxy = call_proxy(func, args, self._tracer)
+        with disable_proxy_modes_tracing():
             out = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
-        proxy_tensor.track_tensor_tree(out, proxy, constant=None, tracer=self._tracer)
+        record(out, proxy, self._tracer)
         return out
 
     def _form(self, value: Any) -> Any:
         if isinstance(value, FakeTensor):
-            if value.dim() == 0 or value.layout is not torch.strided or self._slot(value) is None:
+            if value.dim() == 0 or value.layout is not torch.strided or proxy_of(value, self._tracer) is None:
                 return None
             sizes, strides = tuple(map(expression, value.shape)), tuple(map(expression, value.stride()))
             return sizes, strides, value.dtype, value.device
         return (type(value), value) if isinstance(value, int | float | bool) or value is None else None
-
-    def _slot(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return None
-        return proxy_tensor.get_proxy_slot(value, self._tracer, None)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from fxopt.capture.asked_strides import refuse_guess
 from fxopt.capture.errors import CaptureError
-from fxopt.capture.patches import as_fused, leaves_fused
 from fxopt.capture.proofs import Proofs
 from fxopt.findings import Place
+from fxopt.torch_internals.fake_tensors import FakeTensor
+from fxopt.torch_internals.fused_attention import as_fused, leaves_fused
+from fxopt.torch_internals.modes import enter_autocast
+from fxopt.torch_internals.tracing import PreDispatchTorchFunctionMode, disable_proxy_modes_tracing, proxy_of, record
 
 if TYPE_CHECKING:
     from fxopt.capture.trace import Tracer
@@ -54,7 +55,7 @@ _GRADIENTS = frozenset(
 )
 
 
-class FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
+class FunctionMode(PreDispatchTorchFunctionMode):
     """Watches for what a graph cannot say.
 
     Attributes:
@@ -71,7 +72,7 @@ class FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
         self._proofs = proofs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.amp.autocast_mode._enter_autocast:
+        if func is enter_autocast:
             self.autocast = self.autocast or self.tracer.here()  # type: ignore[union-attr]
         elif func in _ASKS and not isinstance(args[0], nn.Parameter):
             self.asked.add(_ASKS[func])
@@ -85,8 +86,8 @@ class FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
             return super().__torch_function__(func, types, args, kwargs).contiguous()  # type: ignore[attr-defined]
         elif func in _REFUSED:
             raise CaptureError(f"{_REFUSED[func]}, which a graph does not keep")
-        elif func == _DATA and (slot := proxy_tensor.get_proxy_slot(args[0], self.tracer, None)) is not None:
-            return self._data(args[0], slot.proxy)
+        elif func == _DATA and (proxy := proxy_of(args[0], self.tracer)) is not None:
+            return self._data(args[0], proxy)
         elif func is torch._assert and self._asserts(*args, **(kwargs or {})):
             return None
         return super().__torch_function__(func, types, args, kwargs)
@@ -94,9 +95,9 @@ class FunctionMode(proxy_tensor.PreDispatchTorchFunctionMode):
     def _data(self, tensor: torch.Tensor, proxy: torch.fx.Proxy) -> torch.Tensor:
         """x.data has a version of its own, which detach() has not: an edit of it is none that backward complains of."""
         taken = self.tracer.create_proxy("call_function", getattr, (proxy, "data"), {})  # type: ignore[union-attr]
-        with proxy_tensor.disable_proxy_modes_tracing():
+        with disable_proxy_modes_tracing():
             twin = torch.ops.aten.detach.default(tensor)
-        proxy_tensor.track_tensor_tree(twin, taken, constant=None, tracer=self.tracer)  # type: ignore[arg-type]
+        record(twin, taken, self.tracer)
         return twin
 
     def _asserts(self, condition: Any, message: str) -> bool:

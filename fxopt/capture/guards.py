@@ -9,11 +9,11 @@ from typing import Any
 
 import sympy
 from sympy.core.relational import Relational
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.solve import try_solve
 
 from fxopt.capture.inputs import Dim
+from fxopt.torch_internals.symbols import ShapeEnv
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,12 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch._dynamo.source import ConstantSource
-from torch.fx.experimental.symbolic_shapes import DimDynamic
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from fxopt import trees
-from fxopt.capture.elementwise import CaptureFakeMode
 from fxopt.capture.errors import CaptureError
-from fxopt.capture.shape_env import TraceShapeEnv
+from fxopt.torch_internals.elementwise import CaptureFakeMode
+from fxopt.torch_internals.shape_env import TraceShapeEnv
+from fxopt.torch_internals.symbols import expression
 
 Dim = tuple[int, int]  # (tensor leaf, dim)
 Shapes = tuple[tuple[int, ...], ...]
@@ -112,9 +109,8 @@ class FakeInputs:
     """
 
     def __init__(self, inputs: Inputs, shapes: Shapes, static: set[Dim], positive: set[Dim]):
-        self.shape_env = TraceShapeEnv(duck_shape=False, specialize_zero_one=False)
-        self.fake_mode = CaptureFakeMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
-        self.fake_mode.cache_enabled = len(inputs.tensors) >= _MANY
+        self.shape_env = TraceShapeEnv()
+        self.fake_mode = CaptureFakeMode(self.shape_env, cached=len(inputs.tensors) >= _MANY)
         self.sources: dict[str, list[Dim]] = {}
         self._positive = positive
         shared = Counter(s[0] for t, s in zip(inputs.tensors, shapes, strict=True) if s and t.is_floating_point())
@@ -137,25 +133,19 @@ class FakeInputs:
             with self.fake_mode:
                 fake = torch.empty(sizes, dtype=real.dtype, device=real.device, requires_grad=real.requires_grad)
             self.tensors.append(fake)
-            dims = tuple(s if isinstance(s, int) else str(s.node.expr) for s in sizes)
+            dims = tuple(s if isinstance(s, int) else str(expression(s)) for s in sizes)
             self.specs.append(TensorSpec(inputs.names[i], real.dtype, real.device, dims, real.requires_grad))
 
     def _symbol(self, size: int, dim: Dim) -> torch.SymInt:
-        """A size, which may be 0 and 1."""
-        source = ConstantSource(f"x{dim[0]}_{dim[1]}")
-        # positive=None: torch's default declares sizes positive, and answers `if x.shape[0] == 0` without a guard.
-        positive = True if dim in self._positive else None
-        symbol = self.shape_env.create_symbol(size, source, DimDynamic.DYNAMIC, None, positive=positive)
-        if not positive:
-            self.shape_env.var_to_range[symbol] = ValueRanges(0, int_oo)
-        self.sources[str(symbol)] = [dim]
-        return self.shape_env.create_symintnode(symbol, hint=size, source=source)  # type: ignore[return-value]
+        symbol = self.shape_env.size(f"x{dim[0]}_{dim[1]}", size, positive=dim in self._positive)
+        self.sources[str(expression(symbol))] = [dim]
+        return symbol
 
     def _shared_symbol(self, size: int, dim: Dim) -> torch.SymInt:
         if size not in self._shared:
             self._shared[size] = self._symbol(size, dim)
         else:
-            self.sources[str(self._shared[size].node.expr)].append(dim)
+            self.sources[str(expression(self._shared[size]))].append(dim)
         return self._shared[size]
 
 

@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.utils._pytree as pytree
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxopt import trees
 from fxopt.capture.effects import make_write_first
@@ -29,6 +27,9 @@ from fxopt.capture.untouched import Look, looked
 from fxopt.findings import Place
 from fxopt.reach import Code, held_by
 from fxopt.shape.conditions import OtherSizes
+from fxopt.torch_internals.fake_tensors import FakeTensorMode
+from fxopt.torch_internals.modes import no_function_modes
+from fxopt.torch_internals.tracing import SYMBOLIC, disable_proxy_modes_tracing, record
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ def _stub(module: nn.Module, path: str, signatures: Any, tracer: Any, mode: Fake
         if signature is None or signature.in_spec != in_spec:
             raise CaptureError(f"{path} is called otherwise while tracing than with the example inputs")
         for value in flat:
-            if not isinstance(value, (torch.Tensor, *CONSTANTS, *proxy_tensor.py_sym_types)):
+            if not isinstance(value, (torch.Tensor, *CONSTANTS, *SYMBOLIC)):
                 raise CaptureError(f"{path} takes a {type(value).__qualname__}, which is no pytree of tensors")
         name = f"leaf{len(list(tracer.root.children()))}"
         tracer.root.add_module(name, LeafCall(module, path, signature))
@@ -262,13 +263,13 @@ def _stub(module: nn.Module, path: str, signatures: Any, tracer: Any, mode: Fake
         code = Code.behind(module.modules())
         held = [v for v in held_by(module, *code.functions.values()) if isinstance(v, torch.Tensor)]
         proxy.node.meta["memory"] = tuple(number for tensor in held for number in tracer.memory.of(tensor))
-        with proxy_tensor.disable_proxy_modes_tracing(), mode:
+        with disable_proxy_modes_tracing(), mode:
             outputs = [
                 o.constant if o.dtype is None else torch.empty(o.sizes(flat), dtype=o.dtype, device=o.device)
                 for o in signature.outputs
             ]
-        with torch._C.DisableTorchFunction():
-            proxy_tensor.track_tensor_tree(tuple(outputs), proxy, constant=None, tracer=tracer)
+        with no_function_modes():
+            record(tuple(outputs), proxy, tracer)
         return trees.unflatten(outputs, signature.out_spec)
 
     return call

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fxopt.capture.inputs import Dim
+from fxopt.torch_internals.symbols import expression
 
 
 class MakeStatic(Exception):
@@ -92,7 +93,7 @@ class PackedDims(TorchFunctionMode):
         if not isinstance(tensor, Tensor):
             return set()
         sizes: list[Any] = [tensor.shape[d] for d in dims if -tensor.ndim <= d < tensor.ndim]
-        symbols = {s for size in sizes if isinstance(size, torch.SymInt) for s in size.node.expr.free_symbols}
+        symbols = {s for size in sizes if isinstance(size, torch.SymInt) for s in expression(size).free_symbols}
         return {dim for s in symbols for dim in self._sources.get(str(s), ()) if dim[1] >= 1}
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from fxopt.shape.aliases import Aliases, mutates
 from fxopt.shape.ranges.analysis import Ranges
 from fxopt.shape.ranges.values import Values
 from fxopt.shape.sizes import static
+from fxopt.torch_internals.modes import no_dispatch_modes, no_function_modes
+from fxopt.torch_internals.symbols import narrow
+from fxopt.torch_internals.tracing import nodes_behind, proxy_of
 
 ITEMS = frozenset({torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default})
 
@@ -38,33 +37,25 @@ class Proofs:
 
     def bound(self, number: torch.SymInt, tensor: torch.Tensor) -> None:
         """Tell the shape environment the range of `number`, which is the element of `tensor`."""
-        values, shape_env = self._values(tensor), number.node.shape_env
-        if (
-            values is None
-            or not values.intervals
-            or not number.node.expr.is_Symbol
-            or not isinstance(shape_env, ShapeEnv)
-        ):
-            return
-        known = shape_env.var_to_range[number.node.expr]
-        shape_env.var_to_range[number.node.expr] = known & ValueRanges(int(values.min), int(values.max))
+        values = self._values(tensor)
+        if values is not None and values.intervals:
+            narrow(number, int(values.min), int(values.max))
 
     def node_of(self, tensor: torch.Tensor) -> Node | None:
-        slot = proxy_tensor.get_proxy_slot(tensor, self._tracer, None)  # type: ignore[call-overload]
-        return None if slot is None else slot.proxy.node
+        proxy = proxy_of(tensor, self._tracer)
+        return None if proxy is None else proxy.node
 
     def _values(self, tensor: torch.Tensor) -> Values | None:
         node = self.node_of(tensor)
         if node is None:
             return None
-        with torch._C.DisableTorchFunction(), _disable_current_modes():  # asking is not to be traced
+        with no_function_modes(), no_dispatch_modes():  # asking is not to be traced
             self._follow(node.graph)
             return self._ranges.of(node).values
 
     def _follow(self, graph: Graph) -> None:
         """Take in what was traced since; an edit in place makes what was known before it void."""
-        node = graph._root if self._last is None else self._last
-        while (node := node.next) is not graph._root:
+        for node in nodes_behind(self._last, graph):
             self._aliases.add(node)
             self._last = node
             if mutates(node):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.fx.experimental.proxy_tensor as proxy_tensor
-from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, is_accessor_node
 
 from fxopt.capture.errors import CaptureError
+from fxopt.torch_internals.autograd import set_grad_enabled
+from fxopt.torch_internals.symbols import expression, free_unbacked_symbols, is_accessor_node
+from fxopt.torch_internals.tracing import SYMBOLIC, LazyGraphModule
 
 if TYPE_CHECKING:
     from fxopt.capture.trace import Tracer
@@ -23,14 +23,14 @@ def refuse_transforms(graph: torch.fx.Graph) -> None:
         plain = getattr(node.target, "__module__", "") in ("_operator", "math", "torch")
         if node.target is getattr:  # x.data
             continue
-        if not plain and node.target is not torch._C._set_grad_enabled:
+        if not plain and node.target is not set_grad_enabled:
             raise CaptureError(f"uses {getattr(node.target, '__name__', node.target)}", node.meta["place"])
 
 
 def graph_module(tracer: Tracer) -> torch.fx.GraphModule:
     constants = {n: tracer.root.__dict__.pop(n) for n in tracer.tensor_attrs.values()}
     root = {**constants, **dict(tracer.root.named_children())}
-    module = _LazyGraphModule(root, tracer.graph, "Captured")  # compiled where it runs: most never do
+    module = LazyGraphModule(root, tracer.graph, "Captured")  # compiled where it runs: most never do
     module.graph.eliminate_dead_code(lambda node: node.is_impure() or not _is_size(node))
     _share_sizes(module.graph)
     for name, tensor in constants.items():  # plain attributes: not in the state_dict, not moved, the very same tensor
@@ -44,9 +44,8 @@ def _is_size(node: torch.fx.Node) -> bool:
     """Reads a size, or computes with sizes only (an .item() is neither)."""
     if is_accessor_node(node):
         return True
-    symbolic = proxy_tensor.py_sym_types
-    return isinstance(node.meta.get("val"), symbolic) and all(
-        isinstance(a.meta.get("val"), symbolic) for a in node.all_input_nodes
+    return isinstance(node.meta.get("val"), SYMBOLIC) and all(
+        isinstance(a.meta.get("val"), SYMBOLIC) for a in node.all_input_nodes
     )
 
 
@@ -56,7 +55,7 @@ def _share_sizes(graph: torch.fx.Graph) -> None:
     for node in list(graph.nodes):
         value = node.meta.get("val")
         if node.op == "call_function" and isinstance(value, torch.SymInt) and not free_unbacked_symbols(value):
-            kept = first.setdefault(value.node.expr, node)
+            kept = first.setdefault(expression(value), node)
             if kept is not node:
                 node.replace_all_uses_with(kept)
                 graph.erase_node(node)

@@ -11,15 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-import torch._ops as ops
-import torch.fx.experimental._config as shape_config
-from torch import _C
 
 from fxopt.locks import in_child
+from fxopt.torch_internals.modes import Modes, dispatch_keys_kept
 
 T = TypeVar("T")
-OBLIVIOUS = (shape_config, "backed_size_oblivious", True)  # sizes are not 0 or 1 by accident
-_MODES = tuple(_C._TorchDispatchModeKey.__members__.values())
 _changes: defaultdict[int, list[tuple]] = defaultdict(list)  # of each thread, one within another: what was before
 
 
@@ -27,7 +23,7 @@ def kept(run: Callable[[], T]) -> T:
     """What `run` returns or raises; modes, gradients and torch's attributes are then as they are now, and after an
     exception random numbers too."""
     before = _Settings()
-    with _C._PreserveDispatchKeyGuard():
+    with dispatch_keys_kept():
         try:
             return run()
         except BaseException:
@@ -64,40 +60,17 @@ def changed_here() -> int:
     return len(_changes.get(threading.get_ident(), ()))
 
 
-def modes_of_this_thread() -> None:
-    """From now on torch's modes before autograd are a thread's own: a trace saw another thread's torch.compile take
-    its mode away for a while, and torch.export saw ours."""
-    state = ops.mode_stack_state_for_pre_dispatch()
-    if not isinstance(state, threading.local) and state.count() == 0:
-        ops._mode_stack_state_for_pre_dispatch = _Modes()
-
-
-class _Modes(threading.local, ops._ModeStackStateForPreDispatch):
-    pass
-
-
 class _Settings:
     def __init__(self) -> None:
         self.random = torch.random.get_rng_state()
-        self._functions = _C._len_torch_function_stack()
-        self._modes = [_C._get_dispatch_mode(key) for key in _MODES]
-        self._before_autograd = [ops.mode_stack_state_for_pre_dispatch().get(slot) for slot in (0, 1)]
+        self._modes = Modes()
         self._changes = changed_here()
-        self._grad, self._autocast_cache = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+        self._autocast_cache = torch.is_autocast_cache_enabled()
 
     def restore(self) -> None:
         while changed_here() > self._changes:
             _put_back_last(_changes[threading.get_ident()])
-        while _C._len_torch_function_stack() > self._functions:
-            _C._pop_torch_function_stack()
-        for key, mode in zip(_MODES, self._modes, strict=True):
-            if _C._get_dispatch_mode(key) is not mode:
-                _C._unset_dispatch_mode(key)
-                if mode is not None:
-                    _C._set_dispatch_mode(mode)
-        for slot, mode in enumerate(self._before_autograd):
-            ops.mode_stack_state_for_pre_dispatch().set(slot, mode)
-        _C._set_grad_enabled(self._grad)
+        self._modes.restore()
         torch.set_autocast_cache_enabled(self._autocast_cache)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from fxopt.torch_internals.symbols import expression, free_unbacked_symbols
 
 _SQUEEZES = frozenset(getattr(torch.ops.aten.squeeze, name) for name in ("default", "dim", "dims")) | frozenset(
     getattr(torch.ops.aten.squeeze_, name) for name in ("default", "dim", "dims")
@@ -48,7 +49,7 @@ def _guard_inferred(sizes: Any) -> None:
 
     Sums and products of sizes are not asked: a guard on 12 + 3 * L would fix L.
     """
-    given = [size for size in sizes if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol]
+    given = [size for size in sizes if isinstance(size, torch.SymInt) and expression(size).is_Symbol]
     if given and any(isinstance(size, int) and size == -1 for size in sizes):
         for size in given:
             torch._check(size != 0) if free_unbacked_symbols(size) else bool(size != 0)

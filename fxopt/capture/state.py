@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.mirror import Mirror
 from fxopt.findings import Place
+from fxopt.torch_internals.fake_tensors import FakeTensorMode, as_parameter
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def fake_state(
             new = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
         new.requires_grad_(real.requires_grad)
         if slot.kind == "parameter":
-            new._is_param = True  # type: ignore[attr-defined]  # isinstance(new, nn.Parameter)
+            as_parameter(new)
         return new
 
     return fake

@@ -11,12 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import nn
-from torch._decomp.decompositions import sym_numel
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
 
 from fxopt.capture.decided import keep_decisions
@@ -28,14 +23,31 @@ from fxopt.capture.places import Places
 from fxopt.capture.prints import printing
 from fxopt.capture.proofs import ITEMS, Proofs
 from fxopt.capture.recorded import graph_module, refuse_transforms
-from fxopt.capture.settings import kept, modes_of_this_thread
-from fxopt.capture.shape_env import TraceShapeEnv
+from fxopt.capture.settings import kept
 from fxopt.capture.size_guards import guard_sizes
-from fxopt.capture.slices import slices_have_terms
 from fxopt.capture.untouched import written
 from fxopt.findings import Place
 from fxopt.locks import WAIT, lock
 from fxopt.shape.memory import Memory
+from fxopt.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
+from fxopt.torch_internals.modes import is_functorch_wrapped_tensor, modes_of_this_thread, no_function_modes
+from fxopt.torch_internals.shape_env import TraceShapeEnv
+from fxopt.torch_internals.slices import slices_have_terms
+from fxopt.torch_internals.storage import set_version
+from fxopt.torch_internals.symbols import statically_known_true
+from fxopt.torch_internals.tracing import (
+    SYMBOLIC,
+    ProxyTorchDispatchMode,
+    PythonKeyTracer,
+    disable_autocast_cache,
+    disable_proxy_modes_tracing,
+    enable_python_dispatcher,
+    number_proxy,
+    proxy_of,
+    record,
+    stands_for,
+    sym_numel,
+)
 
 if torch.__version__ < "2.12":  # a TorchVersion, which compares numbers
     slices_have_terms()
@@ -45,7 +57,7 @@ T = TypeVar("T")
 TRACE_LOCK = lock()  # what is changed in torch is the process's
 
 
-class Tracer(proxy_tensor.PythonKeyTracer):
+class Tracer(PythonKeyTracer):
     """Records nodes with their places. Constants are interned once; one that is a known tensor is that placeholder."""
 
     def __init__(self, places: Places, known: dict[int, torch.fx.Node], memory: Memory):
@@ -62,11 +74,11 @@ class Tracer(proxy_tensor.PythonKeyTracer):
         if isinstance(a, torch.Tensor):
             if id(a) in self.known:
                 return self.known[id(a)]
-            if isinstance(a, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(a):
+            if isinstance(a, FakeTensor) or is_functorch_wrapped_tensor(a):
                 raise CaptureError("uses a tensor that the trace has not seen (a function transform such as vmap?)")
             if a not in self.tensor_attrs:
                 name = self.tensor_attrs[a] = f"_constant{len(self.tensor_attrs)}"
-                with torch._C.DisableTorchFunction():  # no question of the traced code's
+                with no_function_modes():  # no question of the traced code's
                     if not a.is_inference():
                         self._versions.append((a, a._version))
                 self.root.__dict__[name] = a
@@ -76,7 +88,7 @@ class Tracer(proxy_tensor.PythonKeyTracer):
         return super().create_arg(a)
 
     def create_node(self, kind: str, *args: Any, **kwargs: Any) -> torch.fx.Node:  # type: ignore[override]
-        with torch._C.DisableTorchFunction():
+        with no_function_modes():
             node = super().create_node(kind, *args, **kwargs)
         if kind == "call_function" or kind == "call_module":
             node.meta["place"] = self._places.here()
@@ -88,10 +100,10 @@ class Tracer(proxy_tensor.PythonKeyTracer):
     def put_back(self) -> None:
         """An edit of a constant is one of its fake, but counts as a version of the constant's own."""
         for tensor, version in self._versions:
-            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+            set_version(tensor, version)
 
 
-class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
+class _ProxyMode(ProxyTorchDispatchMode):
     """switched: an operator was called in another inference mode than the model."""
 
     switched = False
@@ -120,7 +132,7 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
         if any(not isinstance(tensor, FakeTensor) for tensor in written(func, args, kwargs or {})):
             raise CaptureError("edits a tensor that is no parameter, buffer or input")
         self._shape_env.operator = func
-        with torch._C.DisableTorchFunction():  # recording reads strides, but not for the user
+        with no_function_modes():  # recording reads strides, but not for the user
             key = self._forms.key(func, args, kwargs)
             try:
                 out: Any = self._forms.again(key, args)
@@ -136,22 +148,21 @@ class _ProxyMode(proxy_tensor.ProxyTorchDispatchMode):
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
         """x.contiguous() is x itself only where x is contiguous; were they one, x would be read from the copy."""
-        slot = proxy_tensor.get_proxy_slot(tensor, self.tracer, None)
-        if slot is None:  # a constant
+        if proxy_of(tensor, self.tracer) is None:  # a constant
             return tensor
-        with proxy_tensor.disable_proxy_modes_tracing():
+        with disable_proxy_modes_tracing():
             twin = torch.ops.aten.alias.default(tensor)
-        proxy_tensor.set_proxy_slot(twin, self.tracer, slot)
+        stands_for(twin, tensor, self.tracer)
         return twin
 
     def _divided(self, out: Any, start: Any, end: Any, step: Any = 1) -> torch.Tensor:
         """arange(0, B * L, L), as F.embedding_bag counts its bags, has B items, not (B*L + L - 1) // L."""
         if not isinstance(step, torch.SymInt) or not statically_known_true((end - start) % step == 0):
             return out
-        proxy = proxy_tensor.get_proxy_slot(out, self.tracer).proxy
-        with proxy_tensor.disable_proxy_modes_tracing():
+        proxy: Any = proxy_of(out, self.tracer)
+        with disable_proxy_modes_tracing():
             exact = torch.empty((end - start) // step, dtype=out.dtype, device=out.device)
-        proxy_tensor.track_tensor_tree(exact, proxy, constant=None, tracer=self.tracer)
+        record(exact, proxy, self.tracer)
         return exact
 
 
@@ -212,11 +223,11 @@ def trace(
         patch(shape_env)
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
-            proxy_tensor.track_tensor_tree(tensor, proxy, constant=None, tracer=tracer)
+            record(tensor, proxy, tracer)
             proxy.node.meta["memory"] = tracer.memory.of(real)
             if number < stand_ins:
                 known[id(real)] = proxy.node
-        uncached = proxy_tensor.disable_autocast_cache()
+        uncached = disable_autocast_cache()
         try:
             with fake_mode, enable_python_dispatcher(), functions, mode, recording, uncached:
                 outputs = tuple(_proxy_of(value, tracer) for value in run(tracer))
@@ -234,7 +245,6 @@ def trace(
 
 def _proxy_of(value: Any, tracer: Tracer) -> Any:
     if isinstance(value, torch.Tensor):
-        return proxy_tensor.get_proxy_slot(value, tracer, value, lambda slot: slot.proxy)
-    if isinstance(value, proxy_tensor.py_sym_types):
-        return proxy_tensor.get_proxy_slot(value, tracer).force()
-    return value
+        proxy = proxy_of(value, tracer)
+        return value if proxy is None else proxy
+    return number_proxy(value, tracer) if isinstance(value, SYMBOLIC) else value

@@ -20,6 +20,7 @@ from fxopt import trees
 from fxopt.capture.prints import printing
 from fxopt.capture.reach import Reach
 from fxopt.capture.state import ModelCopy
+from fxopt.torch_internals.storage import number_of, set_version, storage_number
 
 LARGE = 1 << 20  # bytes
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
@@ -72,17 +73,17 @@ class Look(TorchDispatchMode):
     def clone(self, tensor: torch.Tensor) -> None:
         """Copy the memory of this tensor before the run, however large."""
         self._keep.append(storage := tensor.untyped_storage())
-        self._memory[storage._cdata] = storage.clone()
+        self._memory[number_of(storage)] = storage.clone()
 
     def adopt(self, values: Any, others: Sequence[torch.Tensor]) -> None:
         """The memory of these is the run's own, to be written where it is; but for what is that of `others`."""
-        shared = {tensor.untyped_storage()._cdata for tensor in filter(_has_memory, others)}
+        shared = {storage_number(tensor) for tensor in filter(_has_memory, others)}
         for tensor in filter(_has_memory, trees.leaves(values)):
-            if tensor.untyped_storage()._cdata not in shared:
+            if storage_number(tensor) not in shared:
                 _mark(tensor.untyped_storage())
 
     def _standing_for(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        number = storage._cdata
+        number = number_of(storage)
         if number not in self._memory:
             self._keep.append(storage)
             self._memory[number] = memory = storage.clone() if storage.nbytes() <= self._large else storage
@@ -92,7 +93,7 @@ class Look(TorchDispatchMode):
 
     def writes(self, tensor: torch.Tensor, since: int = 0) -> bool:
         """Whether the memory of one of its tensors was written, from this length of the log on."""
-        return _has_memory(tensor) and tensor.untyped_storage()._cdata in self.log[since:]
+        return _has_memory(tensor) and storage_number(tensor) in self.log[since:]
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor:
         """One of its tensors as the look left it."""
@@ -101,7 +102,7 @@ class Look(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         for tensor, version in self._versions:
-            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+            set_version(tensor, version)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given, spec = pytree.tree_flatten((args, kwargs or {}))
@@ -115,25 +116,25 @@ class Look(TorchDispatchMode):
                     given[place], back[id(new)] = new, value
             args, kwargs = pytree.tree_unflatten(given, spec)
         result = func(*args, **(kwargs or {}))
-        read = {tensor.untyped_storage()._cdata for tensor in tensors}
+        read = {storage_number(tensor) for tensor in tensors}
         for out in pytree.tree_leaves(result):
-            if _has_memory(out) and id(out) not in back and out.untyped_storage()._cdata not in read:
+            if _has_memory(out) and id(out) not in back and storage_number(out) not in read:
                 _mark(out.untyped_storage())
         return pytree.tree_map_only(torch.Tensor, lambda out: back.get(id(out), out), result) if back else result
 
     def _about_to_write(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        self.log.append(storage._cdata)
-        if _is_marked(storage) or storage._cdata in self._copies:
+        self.log.append(number_of(storage))
+        if _is_marked(storage) or number_of(storage) in self._copies:
             return
         self._keep.append(storage)
         if not tensor.is_inference():
             self._versions.append((tensor, tensor._version))
-        self._copies[storage._cdata] = memory = storage.clone()
+        self._copies[number_of(storage)] = memory = storage.clone()
         _mark(memory)
 
     def _on_copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        memory = self._copies.get(tensor.untyped_storage()._cdata) if self._copies and _has_memory(tensor) else None
+        memory = self._copies.get(storage_number(tensor)) if self._copies and _has_memory(tensor) else None
         if memory is None:
             return tensor
         new = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxopt.capture.settings import OBLIVIOUS, Changed
+from fxopt.capture.settings import Changed
 from fxopt.locks import lock
+from fxopt.torch_internals.patches import OBLIVIOUS
 
 Compiled = Callable[..., Any]
 _COMPILING = lock()  # the settings that are changed meanwhile are the process's

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
 import torch
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.fx.node import map_arg
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges
 
-from fxopt.capture.settings import OBLIVIOUS, Changed
-from fxopt.capture.shape_env import TraceShapeEnv
+from fxopt.capture.settings import Changed
 from fxopt.kernels.cuda_build import CudaLibrary, missing
 from fxopt.patterns.core import place_of
 from fxopt.patterns.groups import hoisted
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import Size, expression, same
+from fxopt.shape.sizes import Size, same
+from fxopt.torch_internals.fake_tensors import FakeTensorMode, mode_of
+from fxopt.torch_internals.patches import OBLIVIOUS
+from fxopt.torch_internals.shape_env import TraceShapeEnv, questions
+from fxopt.torch_internals.symbols import environment_of, expression, free_unbacked_symbols
+from fxopt.torch_internals.tracing import enable_python_dispatcher
 
 # Up to torch 2.12 matmul and linear take symbolic sizes only as Python decompositions, which double the time of a call.
 _decomposed = enable_python_dispatcher if torch.__version__ < "2.13" else nullcontext
@@ -132,7 +130,7 @@ class Editor:
 def fake_mode_of(module: GraphModule) -> FakeTensorMode:
     """The fake mode that a captured graph's values live in."""
     for node in module.graph.nodes:
-        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        mode = mode_of(node.meta.get("val"))
         if mode is not None:
             return mode
     return FakeTensorMode()
@@ -143,10 +141,7 @@ def learn(unknown: Size, known: Size) -> None:
     if not same(unknown, known):
         if not free_unbacked_symbols(unknown):
             raise Rejected(f"expected a size that depends on data to be {known}, found {unknown}")
-        environment, symbol = unknown.node.shape_env, unknown.node.expr  # type: ignore[union-attr]
-        if symbol in environment.var_to_range:  # a bound of int64 on 5 * s0 would be rounded, and asserted not to be
-            environment.var_to_range[symbol] = ValueRanges(0, int_oo)
-        environment.learn(sympy.Eq(expression(unknown), expression(known)))
+        environment_of(unknown).learn(expression(unknown), expression(known))  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -154,21 +149,9 @@ def no_new_guards(module: GraphModule) -> Iterator[None]:
     """Refuses, when it ends, what only holds for some input sizes. A guard added after the capture would be no
     condition of the graph, and its consequence (s0 is 5) would reach every later rewrite.
     """
-    environment: Any = fake_mode_of(module).shape_env
-    asked: list[Any] = []
-
-    def suppress(expr: Any, value: Any) -> None:  # called before a guard is added
-        if not environment._suppress_guards_tls():
-            asked.append(expr)
-            suppressed.enter_context(environment.suppress_guards())
-
-    with ExitStack() as suppressed:
-        if environment is not None:
-            environment._check_frozen = suppress
-            suppressed.callback(delattr, environment, "_check_frozen")
+    with questions(fake_mode_of(module).shape_env) as asked:
         yield
     if asked:
-        ShapeEnv._inner_evaluate_expr.cache_clear()  # the answers, without their guards
         raise Rejected("it holds only for some input sizes")
 
 

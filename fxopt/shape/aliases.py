@@ -9,6 +9,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from fxopt.torch_internals.storage import shares_storage
+
 # Return their input itself (in eval) although their schema does not say so.
 DROPOUTS = {
     torch.ops.aten.dropout.default,
@@ -193,7 +195,7 @@ def _share_storage(left: Node, right: Node) -> bool:
 def _is_view_of(value: object, other: object) -> bool:
     if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
-    return torch._C._is_alias_of(value, other)  # type: ignore[attr-defined]
+    return shares_storage(value, other)
 
 
 def makes_results(graph: Graph) -> bool:

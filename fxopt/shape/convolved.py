@@ -15,6 +15,8 @@ from torch.fx.node import map_arg
 
 from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import expression, tensor_of
+from fxopt.torch_internals.fake_tensors import mode_of
+from fxopt.torch_internals.symbols import hints_of
 
 aten = torch.ops.aten
 _CONVOLUTIONS = frozenset({aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.convolution.default})
@@ -32,7 +34,7 @@ def placed_as_convolved(node: Node) -> Any:
     except Exception:  # sizes that small ones do not fit
         return value
     order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
-    with value.fake_mode:
+    with mode_of(value):
         return torch.empty_permuted(value.shape, order, dtype=value.dtype, device=value.device)
 
 
@@ -74,6 +76,6 @@ def _small(node: Node, made: dict[Node, Any]) -> Any:
 def _number(size: int | torch.SymInt) -> int:
     if isinstance(size, int):
         return size
-    term, hints = expression(size), size.node.shape_env.backed_var_to_val
+    term, hints = expression(size), hints_of(size)
     small = {symbol: min(max(2, int(hints[symbol])), 64) for symbol in term.free_symbols}
     return int(term.subs(small))  # type: ignore[arg-type]

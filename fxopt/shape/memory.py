@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
+from fxopt.torch_internals.modes import no_function_modes
+
 Span = tuple[torch.device, int, int]  # begin and end
 
 
 def span_of(tensor: torch.Tensor) -> Span | None:
     """The memory under a tensor: all of its storage. None where there is none."""
     try:
-        with torch._C.DisableTorchFunction():  # no question of the traced code's
+        with no_function_modes():  # no question of the traced code's
             storage = tensor.untyped_storage()
             begin = storage.data_ptr()
     except (NotImplementedError, RuntimeError):  # sparse, or of a subclass without memory

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 import sympy
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fxopt.torch_internals.symbols import expression, statically_known_true
 
 Size = int | torch.SymInt
 
@@ -27,16 +28,11 @@ def shape_of(node: Node) -> tuple[Size, ...]:
     return tuple(node.meta["val"].shape)
 
 
-def expression(size: Size) -> sympy.Expr:
-    """The size as a term over the symbols of the trace; equal terms are equal sizes."""
-    return sympy.Integer(size) if isinstance(size, int) else size.node.expr
-
-
 def static(size: Size) -> int | None:
     """The size as an int when it is the same for every input, else None."""
     if isinstance(size, int):
         return size
-    expr = size.node.expr
+    expr = expression(size)
     return int(expr) if expr.is_number else None
 
 

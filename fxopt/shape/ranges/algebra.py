@@ -17,6 +17,7 @@ import torch
 from torch.utils._sympy.value_ranges import SymPyValueRangeAnalysis, ValueRanges
 
 from fxopt.shape.ranges.values import Interval, Number, Values
+from fxopt.torch_internals.symbols import range_of
 
 _NUMPY: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 _ROUNDED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -114,7 +115,7 @@ def size_values(size: int | torch.SymInt) -> Values:
     """What a size can be, by the shape environment."""
     if isinstance(size, int):
         return Values.only(size)
-    found = size.node.shape_env.bound_sympy(size.node.expr)
+    found = range_of(size)
     low, high = (_clipped(end) for end in (found.lower, found.upper))
     return Values.between(low, high)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import Max
 
 aten = torch.ops.aten
@@ -38,7 +39,15 @@ _found: dict[tuple[Any, ...], torch.dtype | None] = {}  # by operator and what o
 
 
 class CaptureFakeMode(FakeTensorMode):
-    """Torch's fake mode, with a short way for elementwise operators."""
+    """Torch's fake mode, with a short way for elementwise operators.
+
+    Args:
+        cached: whether torch remembers the results of its own way.
+    """
+
+    def __init__(self, shape_env: ShapeEnv, cached: bool) -> None:
+        super().__init__(shape_env=shape_env, allow_non_fake_inputs=True)
+        self.cache_enabled = cached
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _ELEMENTWISE:

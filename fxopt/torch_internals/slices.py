@@ -9,7 +9,7 @@ import torch
 from torch._subclasses import fake_impls
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fxopt.capture.shape_env import TraceShapeEnv
+from fxopt.torch_internals.shape_env import TraceShapeEnv
 
 aten = torch.ops.aten
 

@@ -11,8 +11,8 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shape_config
 
-from fxopt.capture import elementwise
 from fxopt.capture.inputs import FakeInputs, flatten
+from fxopt.torch_internals import elementwise
 
 Operator = Callable[[Tensor], Tensor]
 

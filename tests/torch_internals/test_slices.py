@@ -6,28 +6,24 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config as shape_config
-from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges
 
-from fxopt.capture.shape_env import TraceShapeEnv
-from fxopt.capture.slices import sliced_by_terms
+from fxopt.torch_internals.shape_env import TraceShapeEnv
+from fxopt.torch_internals.slices import sliced_by_terms
+from fxopt.torch_internals.symbols import expression
 
 ENDS = ((2, None, 1), (None, 2, 1), (-2, None, 1), (None, -2, 1), (2, 7, 1), (-7, -2, 2), (2, -2, 1), (7, 2, 1))
 
 
 def test_terms_are_eagers_sizes_at_every_size() -> None:
-    environment = TraceShapeEnv(duck_shape=False, specialize_zero_one=False)
-    symbol = environment.create_symbol(5, ConstantSource("x"), DimDynamic.DYNAMIC, None, positive=None)
-    environment.var_to_range[symbol] = ValueRanges(0, int_oo)
+    environment = TraceShapeEnv()
+    rows = environment.size("x", 5, positive=False)
 
     def at(value: Any, size: int) -> int:
-        return value if isinstance(value, int) else int(value.node.expr.subs(symbol, size))
+        return value if isinstance(value, int) else int(expression(value).subs(expression(rows), size))
 
     with FakeTensorMode(shape_env=environment), shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-        x = torch.empty(environment.create_symintnode(symbol, hint=5), 3)
+        x = torch.empty(rows, 3)
         for start, end, step in ENDS:
             for cut in (sliced_by_terms(x, 0, start, end, step), x[start:end:step]):
                 for size in range(9):

@@ -6,12 +6,17 @@ where it meets another size) is kept as a condition, and never makes it the othe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import sympy
 import torch
 from sympy.core.relational import Relational
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 aten = torch.ops.aten
 
@@ -53,9 +58,18 @@ class TraceShapeEnv(ShapeEnv):
     gave_len = False
     _proven = False
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self) -> None:
+        super().__init__(duck_shape=False, specialize_zero_one=False)
         self.decided: dict[sympy.Basic, None] = {}
+
+    def size(self, name: str, hint: int, positive: bool) -> torch.SymInt:
+        """A size of its own, which may be 0 and 1; at least 1 if it is `positive`."""
+        source = ConstantSource(name)
+        # positive=None: torch's default declares sizes positive, and answers `if x.shape[0] == 0` without a guard.
+        symbol = self.create_symbol(hint, source, DimDynamic.DYNAMIC, None, positive=positive or None)
+        if not positive:
+            self.var_to_range[symbol] = ValueRanges(0, int_oo)
+        return self.create_symintnode(symbol, hint=hint, source=source)  # type: ignore[return-value]
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
         packet = getattr(self.operator, "overloadpacket", None)
@@ -79,9 +93,11 @@ class TraceShapeEnv(ShapeEnv):
             self.decided[orig_expr] = None
         return answer
 
-    def learn(self, fact: sympy.Eq) -> None:
-        """An equality that was proved for every input: the size that depends on data is the other one from now on."""
-        self._proven = True
+    def learn(self, unknown: sympy.Expr, known: sympy.Expr) -> None:
+        """A size that depends on data was proved to be `known` for every input, and is that from now on."""
+        if unknown in self.var_to_range:  # a bound of int64 on 5 * s0 would be rounded, and asserted not to be
+            self.var_to_range[unknown] = ValueRanges(0, int_oo)  # type: ignore[index]
+        self._proven, fact = True, sympy.Eq(unknown, known)
         self.size_like.difference_update(fact.free_symbols)  # torch keeps those from what may be 0 or 1
         try:
             super()._maybe_guard_rel(fact)
@@ -111,3 +127,22 @@ def _is_about_strides(packet: Any, question: Relational) -> bool:
     if 0 in question.args:
         return packet not in _SIZES_BY_EMPTINESS
     return 1 in question.args and packet in _STRIDES_BY_ONE
+
+
+@contextmanager
+def questions(environment: Any) -> Iterator[list[sympy.Basic]]:
+    """What is asked about sizes meanwhile, and answered without a guard. Without a symbol table nothing is."""
+    asked: list[sympy.Basic] = []
+
+    def suppress(expr: Any, value: Any) -> None:  # called before a guard is added
+        if not environment._suppress_guards_tls():
+            asked.append(expr)
+            suppressed.enter_context(environment.suppress_guards())
+
+    with ExitStack() as suppressed:
+        if environment is not None:
+            environment._check_frozen = suppress
+            suppressed.callback(delattr, environment, "_check_frozen")
+        yield asked
+    if asked:
+        ShapeEnv._inner_evaluate_expr.cache_clear()  # the answers, without their guards

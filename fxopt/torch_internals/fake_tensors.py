@@ -1,0 +1,37 @@
+"""Fake tensors, which have sizes and no data, and what torch raises where those would be needed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+__all__ = ["DATA_DEPENDENT", "FakeTensor", "FakeTensorMode", "as_parameter", "mode_of", "quieten"]
+
+DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+_NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")  # they log what we handle
+
+
+def mode_of(value: object) -> Any:
+    """The mode that a fake tensor lives in; None for any other value."""
+    return getattr(value, "fake_mode", None)
+
+
+def as_parameter(tensor: torch.Tensor) -> None:
+    """isinstance(tensor, nn.Parameter) holds from now on."""
+    tensor._is_param = True  # type: ignore[attr-defined]
+
+
+def quieten(let_through: Callable[[logging.LogRecord], bool]) -> None:
+    """Ask this about all that fake tensors and symbol tables log, for ever; asking for it again changes nothing."""
+    for noisy in _NOISY:
+        logging.getLogger(noisy).addFilter(let_through)

@@ -1,0 +1,87 @@
+"""What of this thread's state torch keeps in C++: stacks of modes, function transforms, autocast."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+import torch._ops as ops
+from torch import _C
+from torch._C import DisableTorchFunction as no_function_modes
+from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
+from torch._C import _len_torch_function_stack as function_modes
+from torch._C import _PreserveDispatchKeyGuard as dispatch_keys_kept
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
+from torch.amp.autocast_mode import _enter_autocast as enter_autocast
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes
+
+__all__ = [
+    "Modes",
+    "dispatch_keys_kept",
+    "enter_autocast",
+    "function_modes",
+    "is_any_autocast_enabled",
+    "is_functorch_wrapped_tensor",
+    "is_legacy_batchedtensor",
+    "is_traced",
+    "modes_of_this_thread",
+    "no_dispatch_modes",
+    "no_function_modes",
+]
+_KEYS = tuple(_C._TorchDispatchModeKey.__members__.values())
+
+
+def is_traced() -> bool:
+    """Whether someone watches or transforms the operators of this call, and must see the original forward:
+    torch.compile, torch.export, make_fx, functorch (vmap, grad), forward-mode
+    autograd, torch.jit.trace, a dispatch or function mode."""
+    return bool(
+        torch.compiler.is_compiling()
+        or _C._len_torch_dispatch_stack()
+        or _C._functorch.peek_interpreter_stack() is not None
+        or _C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+        or (_C._len_torch_function_stack() and not _only_default_device())
+    )
+
+
+def _only_default_device() -> bool:
+    """torch.set_default_device and `with torch.device(...)` are function modes that only name a device."""
+    stack = map(_C._get_function_stack_at, range(_C._len_torch_function_stack()))
+    return all(type(mode) is DeviceContext for mode in stack)
+
+
+class Modes:
+    """The modes of this thread as they are now, and whether gradients are on."""
+
+    def __init__(self) -> None:
+        self._functions = _C._len_torch_function_stack()
+        self._modes = [_C._get_dispatch_mode(key) for key in _KEYS]
+        self._before_autograd = [ops.mode_stack_state_for_pre_dispatch().get(slot) for slot in (0, 1)]
+        self._grad = torch.is_grad_enabled()
+
+    def restore(self) -> None:
+        while _C._len_torch_function_stack() > self._functions:
+            _C._pop_torch_function_stack()
+        for key, mode in zip(_KEYS, self._modes, strict=True):
+            if _C._get_dispatch_mode(key) is not mode:
+                _C._unset_dispatch_mode(key)
+                if mode is not None:
+                    _C._set_dispatch_mode(mode)
+        for slot, mode in enumerate(self._before_autograd):
+            ops.mode_stack_state_for_pre_dispatch().set(slot, mode)
+        _C._set_grad_enabled(self._grad)
+
+
+def modes_of_this_thread() -> None:
+    """From now on torch's modes before autograd are a thread's own: a trace saw another thread's torch.compile take
+    its mode away for a while, and torch.export saw ours."""
+    state = ops.mode_stack_state_for_pre_dispatch()
+    if not isinstance(state, threading.local) and state.count() == 0:
+        ops._mode_stack_state_for_pre_dispatch = _OfThisThread()
+
+
+class _OfThisThread(threading.local, ops._ModeStackStateForPreDispatch):
+    pass

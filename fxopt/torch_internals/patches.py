@@ -1,0 +1,101 @@
+"""Functions of torch, and `builtins.len`, that a trace needs otherwise: (object, name, what stands there meanwhile).
+
+Other threads see no difference: each function asks whether the thread that made it calls, or for whose fake tensor.
+`tests/runtime/test_other_threads.py` shows it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx.experimental._config as shape_config
+import torch.fx.experimental.proxy_tensor as proxy_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from fxopt.torch_internals.shape_env import TraceShapeEnv
+
+Change = tuple[Any, str, Any]
+OBLIVIOUS: Change = (shape_config, "backed_size_oblivious", True)  # sizes are not 0 or 1 by accident
+
+
+def no_tensor_meta() -> Change:
+    """meta["tensor_meta"] takes 40% of a trace and nobody here reads it."""
+    original, here = proxy_tensor._extract_tensor_metadata, threading.get_ident()
+
+    def extract(tensor: torch.Tensor, *args: Any) -> Any:
+        return None if threading.get_ident() == here else original(tensor, *args)
+
+    return proxy_tensor, "_extract_tensor_metadata", extract
+
+
+def contiguous_unasked() -> Change:
+    """Tensor.contiguous() asks is_contiguous() before it reaches a mode, which guards on sizes of 1."""
+
+    def contiguous(self: Any, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+        if not isinstance(self.fake_mode.shape_env, TraceShapeEnv):
+            return torch.Tensor.contiguous(self, memory_format=memory_format)
+        return torch.ops.aten.contiguous.default(self, memory_format=memory_format)
+
+    return FakeTensor, "contiguous", contiguous
+
+
+def overlap_unasked() -> Change:
+    """A copy into a tensor, as x[:, 1:] = y makes, asks whether the tensor's elements share memory, which guards on no
+    rows and on one: only a stride of 0 can say so."""
+    original, here = torch._debug_has_internal_overlap, threading.get_ident()
+
+    def overlaps(tensor: torch.Tensor) -> int:
+        too_hard = threading.get_ident() == here and isinstance(tensor, FakeTensor) and not _has_strides_of_0(tensor)
+        return 2 if too_hard else original(tensor)
+
+    return torch, "_debug_has_internal_overlap", overlaps
+
+
+def _has_strides_of_0(tensor: torch.Tensor) -> bool:
+    return any(isinstance(stride, int) and stride == 0 for stride in tensor.stride())
+
+
+def no_autograd_functions(error: Callable[[str], Exception]) -> Change:
+    """An autograd.Function would be inlined, and its backward lost: it raises `error`, which is told its name."""
+    apply, here = torch.autograd.Function.__dict__["apply"], threading.get_ident()
+
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == here and torch.is_grad_enabled():
+            raise error(cls.__name__)
+        return apply.__get__(None, cls)(*args, **kwargs)
+
+    return torch.autograd.Function, "apply", classmethod(refuse)
+
+
+def no_seeds(error: Callable[[], Exception]) -> Change:
+    """A seed would be set once, and not in every call: it raises `error`."""
+    return torch.random, "default_generator", _Unseeded(torch.default_generator, error)
+
+
+class _Unseeded:
+    """A generator whose state this thread may not set."""
+
+    def __init__(self, generator: torch.Generator, error: Callable[[], Exception]) -> None:
+        self._generator, self._error, self._thread = generator, error, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("manual_seed", "seed", "set_state") and threading.get_ident() == self._thread:
+            raise self._error()
+        return getattr(self._generator, name)
+
+
+def symbolic_len(shape_env: TraceShapeEnv) -> Change:
+    """len(x) must be an int to Python, which would fix the batch: it is x.shape[0]."""
+    length, here = builtins.len, threading.get_ident()
+
+    def symbolic_length(x: Any, /) -> Any:
+        if isinstance(x, FakeTensor) and threading.get_ident() == here and shape_env.symbolic_len and x.dim():
+            shape_env.gave_len |= isinstance(x.shape[0], torch.SymInt)
+            return x.shape[0]
+        return length(x)
+
+    return builtins, "len", symbolic_length

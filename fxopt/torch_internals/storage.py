@@ -1,0 +1,29 @@
+"""The memory under tensors: which one it is, whether two share it, and how often it was edited."""
+
+from __future__ import annotations
+
+import torch
+from torch._C import _is_alias_of as shares_storage  # type: ignore[attr-defined]
+from torch._C._autograd import _unsafe_set_version_counter
+
+__all__ = ["number_of", "set_version", "shares_storage", "storage_number", "tensor_address"]
+
+
+def storage_number(tensor: torch.Tensor) -> int:
+    """One number for all tensors, real or fake, that share a storage; given out again when that dies."""
+    return tensor.untyped_storage()._cdata
+
+
+def number_of(storage: torch.UntypedStorage) -> int:
+    """The number that `storage_number` gives for the tensors in it."""
+    return storage._cdata
+
+
+def tensor_address(tensor: torch.Tensor) -> int:
+    """Where the C++ part of a tensor lies."""
+    return tensor._cdata
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Make a tensor's edits, as `tensor._version` counts them, so many."""
+    _unsafe_set_version_counter((tensor,), (version,))

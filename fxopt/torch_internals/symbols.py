@@ -1,0 +1,69 @@
+"""Symbolic sizes as terms: what torch's symbol table knows of a SymInt, and how it is told more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import (
+    ShapeEnv,
+    free_symbols,
+    free_unbacked_symbols,
+    is_accessor_node,
+    statically_known_true,
+)
+from torch.utils._sympy.value_ranges import ValueRanges
+
+__all__ = [
+    "ShapeEnv",
+    "environment_of",
+    "expression",
+    "free_symbols",
+    "free_unbacked_symbols",
+    "hint_of",
+    "hints_of",
+    "is_accessor_node",
+    "narrow",
+    "range_of",
+    "recorded_term",
+    "statically_known_true",
+]
+
+
+def expression(size: Any) -> sympy.Expr:
+    """The size as a term over the symbols of the trace; equal terms are equal sizes."""
+    return sympy.Integer(size) if isinstance(size, int) else size.node.expr
+
+
+def recorded_term(number: Any) -> sympy.Basic:
+    """The term of a symbolic number as it was when the number was made: what was learned since is not put in."""
+    return number.node._expr
+
+
+def hint_of(size: torch.SymInt) -> int | None:
+    """The size that it had while the model was captured; None where it depends on data."""
+    return size.node.hint
+
+
+def hints_of(size: torch.SymInt) -> Mapping[sympy.Symbol, int]:
+    """Every symbol of the size's trace that is known from an input, with the size that this had."""
+    return size.node.shape_env.backed_var_to_val
+
+
+def range_of(size: torch.SymInt) -> ValueRanges:
+    """What the size can be."""
+    return size.node.shape_env.bound_sympy(size.node.expr)
+
+
+def narrow(number: torch.SymInt, least: int, most: int) -> None:
+    """Tell the symbol table the range of a number that is a symbol itself."""
+    environment, symbol = number.node.shape_env, number.node.expr
+    if symbol.is_Symbol and isinstance(environment, ShapeEnv):
+        environment.var_to_range[symbol] &= ValueRanges(least, most)
+
+
+def environment_of(size: torch.SymInt) -> Any:
+    """The symbol table of the trace that the size belongs to."""
+    return size.node.shape_env

@@ -1,0 +1,67 @@
+"""Autograd's hooks, keys and switches that no documentation mentions."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from fxopt.torch_internals.autograd import (
+    StopRecomputation,
+    below_autograd,
+    has_kernel,
+    saving_as_usual,
+    set_grad_enabled,
+)
+from fxopt.torch_internals.tracing import make_fx
+
+
+def test_hooks_on_saved_tensors_are_lifted_for_a_while() -> None:
+    saved: list[torch.Tensor] = []
+    x = torch.ones(2, requires_grad=True)
+    with saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        with saving_as_usual():
+            x.exp()
+        assert not saved, "_pop_saved_tensors_default_hooks: torch.utils.checkpoint miscounts what a capture saves"
+        x.exp()
+    assert len(saved) == 1, "_push_saved_tensors_default_hooks: the caller's hooks are gone after a call of fxopt"
+
+
+def test_nothing_is_recorded_below_autograd() -> None:
+    with below_autograd():
+        y = torch.ones(2, requires_grad=True) * 2
+    assert not y.requires_grad, "_AutoDispatchBelowAutograd: fxopt/kernels/towers/op.py would record its forward twice"
+
+
+def test_kernels_are_known_by_device() -> None:
+    assert has_kernel("aten::add.Tensor", "CPU") and not has_kernel("aten::_cudnn_init_dropout_state", "CPU"), (
+        "_dispatch_has_kernel_for_dispatch_key: fxopt/kernels/columns/autograd.py chooses the backward by it"
+    )
+
+
+def test_switches_of_gradients_are_recorded() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return x * 2
+
+    traced = make_fx(function, pre_dispatch=True)(torch.ones(2))
+    assert traced.graph.find_nodes(op="call_function", target=set_grad_enabled), (
+        "torch.no_grad() is no call of _set_grad_enabled in a graph: fxopt/normalize/gradients.py reads it as one"
+    )
+
+
+def test_a_checkpoint_stops_with_its_own_error() -> None:
+    raised: list[type] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return (x.exp() * 2).sin()
+        except BaseException as error:
+            raised.append(type(error))
+            raise
+
+    x = torch.ones(2, requires_grad=True)
+    checkpoint(function, x, use_reentrant=False).sum().backward()
+    assert raised == [StopRecomputation], (
+        f"a checkpoint stops its recomputation by {raised}: fxopt/runtime/dispatch.py would take it for a wrong graph"
+    )

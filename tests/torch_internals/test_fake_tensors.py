@@ -1,0 +1,54 @@
+"""Fake tensors belong to a mode, and raise known errors where a graph would need data."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxopt.torch_internals.fake_tensors import (
+    DATA_DEPENDENT,
+    FakeTensor,
+    FakeTensorMode,
+    as_parameter,
+    mode_of,
+    quieten,
+)
+
+
+def test_a_fake_tensor_has_its_mode(x: Tensor, fake_mode: FakeTensorMode) -> None:
+    assert isinstance(x, FakeTensor) and mode_of(x) is fake_mode and mode_of(torch.ones(1)) is None, (
+        "FakeTensor.fake_mode: fxopt/rewrites/editor.py works out new nodes in the mode of the old ones"
+    )
+
+
+def test_what_depends_on_data_raises(fake_mode: FakeTensorMode) -> None:
+    with FakeTensorMode() as mode:
+        y = torch.ones(3)
+        for ask in (lambda: y.sum().item(), lambda: y.nonzero(), lambda: bool(y.sum() > 0)):
+            with pytest.raises(DATA_DEPENDENT):
+                ask()
+    assert mode is not fake_mode
+    with fake_mode, pytest.raises(DATA_DEPENDENT):
+        bool(torch.ones(3).sum() > 0)
+
+
+def test_a_fake_can_be_a_parameter(x: Tensor) -> None:
+    as_parameter(x)
+    assert isinstance(x, nn.Parameter), "_is_param no longer makes a parameter: a model that asks is traced wrongly"
+
+
+def test_logs_can_be_kept_back() -> None:
+    seen: list[str] = []
+    quieten(lambda record: not seen.append(record.name))
+    for name in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes"):
+        found = logging.getLogger(name)
+        found.handle(found.makeRecord(name, 50, "", 0, "", (), None))
+        found.filters.pop()
+    assert len(seen) == 2
+    import torch._subclasses.fake_tensor as theirs
+    import torch.fx.experimental.symbolic_shapes as others
+
+    assert [theirs.log.name, others.log.name] == seen, "torch logs under other names: captures fill the user's log"

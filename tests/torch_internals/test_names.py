@@ -1,0 +1,89 @@
+"""Every name of torch that fxopt uses privately is there: what a new release of torch breaks, it breaks here first."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+PACKAGE = Path(__file__).resolve().parents[2] / "fxopt"
+ROOMS = sorted(path.stem for path in (PACKAGE / "torch_internals").glob("[!_]*.py"))
+
+
+def names_of_torch(tree: ast.AST) -> set[str]:
+    """What a file imports from torch, and what it reads of that, as dotted names."""
+    bound, found = {}, set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            bound.update(
+                {alias.asname or "torch": alias.name for alias in node.names if alias.name.startswith("torch")}
+            )
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            bound.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+    bound = {name: "torch" if name == "torch" else whole for name, whole in bound.items()}
+    for node in ast.walk(tree):
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts, node = [node.attr, *parts], node.value
+        if isinstance(node, ast.Name) and node.id in bound:
+            found.add(".".join([bound[node.id], *parts]))
+    return found | set(bound.values())
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name leads to a module of torch, or to what one holds."""
+    parts, held = name.split("."), torch
+    for count, part in enumerate(parts[1:], 2):
+        if not hasattr(held, part):
+            try:
+                importlib.import_module(".".join(parts[:count]))
+            except ImportError:
+                return False
+        held = getattr(held, part)
+    return True
+
+
+def dependents(room: str) -> str:
+    """The files of fxopt that import a room, in words."""
+    wanted = f"torch_internals.{room} import", f"torch_internals import {room}"
+    files = [path for path in PACKAGE.rglob("*.py") if any(each in path.read_text() for each in wanted)]
+    return ", ".join(str(path.relative_to(PACKAGE.parent)) for path in files)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_torch_has_the_names(room: str) -> None:
+    tree = ast.parse((PACKAGE / "torch_internals" / f"{room}.py").read_text())
+    gone = sorted(name for name in names_of_torch(tree) if not exists(name))
+    assert not gone, f"torch {torch.__version__} has no {', '.join(gone)}; on {room}.py depend {dependents(room)}"
+
+
+def test_a_name_that_is_gone_is_seen() -> None:
+    source = "import torch\nfrom torch._C import _left as left\nfrom torch import fx\nfx._right(torch._C._nn)"
+    found = names_of_torch(ast.parse(source))
+    assert sorted(name for name in found if not exists(name)) == ["torch._C._left", "torch.fx._right"]
+
+
+def overrides(room: str) -> Iterator[tuple[type, type, str]]:
+    """(class, class of torch, method) for all that a room's classes define anew."""
+    module: Any = importlib.import_module(f"fxopt.torch_internals.{room}")
+    for kind in vars(module).values():
+        if inspect.isclass(kind) and kind.__module__ == module.__name__ and kind.__base__ is not object:
+            yield from ((kind, kind.__base__, name) for name, value in vars(kind).items() if inspect.isfunction(value))
+
+
+NEW = {"size", "learn", "_elementwise"}  # ours, and called by us
+
+
+@pytest.mark.parametrize("room", ["shape_env", "elementwise"])
+def test_what_is_overridden_is_asked_for(room: str) -> None:
+    """A method that torch no longer has would be overridden in vain, and nobody would notice."""
+    lost = [
+        f"{base.__name__}.{name}" for _, base, name in overrides(room) if name not in NEW and not hasattr(base, name)
+    ]
+    assert not lost, f"torch {torch.__version__} has no {', '.join(lost)} to override; the capture depends on {room}.py"

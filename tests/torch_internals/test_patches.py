@@ -1,0 +1,103 @@
+"""Each function that a trace changes is still asked by torch, and by this thread alone is another one met."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxopt.torch_internals import patches
+from fxopt.torch_internals.fake_tensors import FakeTensorMode
+from fxopt.torch_internals.shape_env import TraceShapeEnv
+from fxopt.torch_internals.tracing import make_fx
+
+
+class Stopped(Exception):
+    pass
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[patches.Change], None]:
+    return lambda change: monkeypatch.setattr(*change)
+
+
+def elsewhere(run: Callable[[], Any]) -> Any:
+    """What another thread gets."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(run()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def has_meta() -> bool:
+    graph = make_fx(torch.neg)(torch.ones(2)).graph
+    return any(node.meta.get("tensor_meta") is not None for node in graph.nodes)
+
+
+def test_no_tensor_meta(changed: Any) -> None:
+    changed(patches.no_tensor_meta())
+    assert not has_meta(), "_extract_tensor_metadata is not asked: 40% of a trace goes into what nobody reads"
+    assert elsewhere(has_meta), "another thread's make_fx has no tensor_meta while fxopt traces"
+
+
+@pytest.mark.usefixtures("recording")
+def test_contiguous_is_not_asked(changed: Any, environment: TraceShapeEnv, tracer: Any, x: Tensor) -> None:
+    changed(patches.contiguous_unasked())
+    with FakeTensorMode() as other:
+        theirs = other.from_tensor(torch.ones(2, 3))
+    assert theirs.contiguous() is theirs, "the fake tensors of others are made contiguous otherwise"
+    known = len(environment.guards)
+    x.contiguous()
+    assert [node for node in tracer.graph.nodes if node.target is torch.ops.aten.contiguous.default], (
+        "FakeTensor.contiguous() reaches no mode: a capture would take x for contiguous, and guard on a size of 1"
+    )
+    assert len(environment.guards) == known
+
+
+def test_overlaps_are_not_asked(changed: Any, environment: TraceShapeEnv, x: Tensor) -> None:
+    changed(patches.overlap_unasked())
+    known = len(environment.guards)
+    assert torch._debug_has_internal_overlap(x) == 2 and len(environment.guards) == known, (
+        "_debug_has_internal_overlap: x[:, 1:] = y would guard on no rows and on one"
+    )
+    assert torch._debug_has_internal_overlap(torch.ones(1).expand(3)) == 1
+
+
+def test_functions_are_refused(changed: Any) -> None:
+    changed(patches.no_autograd_functions(Stopped))
+    with pytest.raises(Stopped, match="Twice"):
+        Twice.apply(torch.ones(2))
+    with torch.no_grad():
+        assert Twice.apply(torch.ones(2)).tolist() == [2, 2]
+    assert elsewhere(lambda: Twice.apply(torch.ones(2)).tolist()) == [2, 2]
+
+
+def test_seeds_are_refused(changed: Any) -> None:
+    changed(patches.no_seeds(Stopped))
+    for seed in (lambda: torch.manual_seed(3), torch.seed, lambda: torch.set_rng_state(torch.get_rng_state())):
+        with pytest.raises(Stopped):
+            seed()
+    assert elsewhere(lambda: torch.manual_seed(3).initial_seed()) == 3
+
+
+def test_len_is_a_size(changed: Any, environment: TraceShapeEnv, x: Tensor) -> None:
+    changed(patches.symbolic_len(environment))
+    assert isinstance(len(x), torch.SymInt) and environment.gave_len  # type: ignore[redundant-expr]
+    assert len(torch.ones(3)) == len([1, 2, 3]) == 3
+    environment.symbolic_len = False
+    assert type(len(torch.ones(3))) is int

@@ -1,0 +1,37 @@
+"""Which memory a tensor has, and the count of its edits, are still told by what fxopt asks."""
+
+from __future__ import annotations
+
+import torch
+
+from fxopt.torch_internals.fake_tensors import FakeTensorMode
+from fxopt.torch_internals.storage import number_of, set_version, shares_storage, storage_number, tensor_address
+
+
+def test_views_have_the_storage_of_their_base() -> None:
+    x = torch.ones(4)
+    with FakeTensorMode():
+        fake = torch.ones(4)
+    for tensor in (x, fake):
+        assert storage_number(tensor) == storage_number(tensor[1:]) == number_of(tensor.untyped_storage()), (
+            "a storage's _cdata no longer names it: fxopt/capture/untouched.py and edits.py find written memory by it"
+        )
+        assert storage_number(tensor) != storage_number(tensor + 1)
+        assert shares_storage(tensor, tensor[1:]) and not shares_storage(tensor, tensor + 1), (
+            "_is_alias_of no longer tells views: fxopt/shape/aliases.py keeps rewrites from edited memory by it"
+        )
+
+
+def test_a_version_can_be_put_back() -> None:
+    x = torch.ones(4)
+    before = x._version
+    x.add_(1)
+    set_version(x, before)
+    assert x._version == before, "_unsafe_set_version_counter: what fxopt undoes would count as edits in backward()"
+
+
+def test_a_tensor_has_an_address() -> None:
+    x = torch.ones(4)
+    assert tensor_address(x) == tensor_address(x) != tensor_address(torch.ones(4)), (
+        "Tensor._cdata no longer names its C++ part: fxopt/kernels/build.py checks by it that kernels read tensors"
+    )
