@@ -18,10 +18,12 @@ from fxopt.config import Config
 from fxopt.locks import lock
 from fxopt.optimize import compile
 from fxopt.runtime import Executable
-from fxopt.runtime.context import ambient, is_traced
+from fxopt.runtime.context import ambient
 from fxopt.runtime.executable import run_eagerly
 from fxopt.runtime.flatten import rebuilder, same_value
 from fxopt.runtime.signature import Signature, State
+from fxopt.torch_internals.dynamo import is_state
+from fxopt.torch_internals.modes import is_traced
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Any:
@@ -183,9 +185,8 @@ def _fake(node: fx.Node, example: Tensor) -> Tensor:
 
 
 def _is_state(node: fx.Node, example: Tensor) -> bool:
-    static = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type")
     sizes = _fake(node, example).shape
-    return (isinstance(example, nn.Parameter) or static is not None) and all(isinstance(n, int) for n in sizes)
+    return (isinstance(example, nn.Parameter) or is_state(node)) and all(isinstance(n, int) for n in sizes)
 
 
 def _only_item(node: fx.Node) -> bool:

@@ -17,6 +17,7 @@ from fxopt.patterns.row_wise import Rows
 from fxopt.rewrites.direct import copied, direct
 from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.shape.aliases import has_effects, is_random
+from fxopt.torch_internals.storage import storage_number
 
 
 class NoGraph(Exception):
@@ -37,7 +38,7 @@ def suited(graph: Graph, n_state: int, on_host: Sequence[bool]) -> torch.device:
         raise NoGraph("an output that is no CUDA tensor")
     held = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
     memory = [n.meta["val"] for n in held if isinstance(n.meta.get("val"), Tensor)] + returned
-    if len({value.untyped_storage()._cdata for value in memory}) < len(memory):
+    if len({storage_number(value) for value in memory}) < len(memory):
         raise NoGraph("an output shares the memory of another tensor")
     placeholders = graph.find_nodes(op="placeholder")
     for node, host in zip(placeholders[n_state:], on_host, strict=True):

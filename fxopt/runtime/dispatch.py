@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import _StopRecomputationError
 
 from fxopt import trees
 from fxopt.config import Config
 from fxopt.findings import Findings
 from fxopt.locks import WAIT, lock
-from fxopt.runtime.context import ambient, is_traced, saving_as_usual
+from fxopt.runtime.context import ambient
 from fxopt.runtime.entry import Entry, entry_of, stored_by
 from fxopt.runtime.executable import Compile, run_eagerly
 from fxopt.runtime.moment import Moment, NotNow
@@ -25,6 +24,8 @@ from fxopt.runtime.traced import capturing
 from fxopt.runtime.undo import TooMuch
 from fxopt.runtime.watch import HOOKS, Watch
 from fxopt.shape.conditions import OtherSizes
+from fxopt.torch_internals.autograd import StopRecomputation, saving_as_usual
+from fxopt.torch_internals.modes import is_traced
 
 _PATIENCE = 3  # captures in a row that fail for a passing reason, before one that fails is taken at its word
 
@@ -172,7 +173,7 @@ class Dispatcher:
             return eager(*args, **kwargs)
         try:
             flat = entry.run(*tensors)
-        except _StopRecomputationError:  # checkpointing's own: it has what it wanted, in the middle of the graph
+        except StopRecomputation:  # checkpointing's own: it has what it wanted, in the middle of the graph
             raise
         except Exception as error:
             failure = error

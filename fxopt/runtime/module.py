@@ -15,6 +15,7 @@ from fxopt.runtime.dispatch import Dispatcher
 from fxopt.runtime.executable import Compile
 from fxopt.runtime.native import build_ahead
 from fxopt.runtime.traced import traced_forward
+from fxopt.torch_internals.dynamo import is_exporting
 
 
 class OptimizedMixin:
@@ -93,8 +94,7 @@ def _subclass(cls: type[nn.Module]) -> type:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         eager = functools.partial(cls.forward, self)
         if torch.compiler.is_compiling():
-            # Not is_exporting(): in torch 2.11 that is True whenever Dynamo traces.
-            if torch.compiler.is_dynamo_compiling() and not torch.compiler._is_exporting_flag:
+            if torch.compiler.is_dynamo_compiling() and not is_exporting():
                 return traced_forward(self._fxopt, eager, args, kwargs)
             return eager(*args, **kwargs)
         try:

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._guards import tracing
-from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 from fxopt.runtime.checks import TensorForm
-from fxopt.runtime.context import is_traced
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.signature import forms_of
+from fxopt.torch_internals.dynamo import tracing
+from fxopt.torch_internals.modes import is_traced, no_dispatch_modes
 
 if TYPE_CHECKING:
     from fxopt.runtime.dispatch import Dispatcher
@@ -46,7 +45,7 @@ def capturing(dispatcher: Dispatcher) -> Callable[..., None]:
 
     def captured(names: tuple[str, ...], *leaves: Any) -> None:
         count = len(leaves) - len(names)
-        with suppress(Exception), tracing(None), disable_current_modes():  # what eager raises, it raises itself
+        with suppress(Exception), tracing(None), no_dispatch_modes():  # what eager raises, it raises itself
             dispatcher.prepare(leaves[:count], dict(zip(names, leaves[count:], strict=True)))
 
     return torch.compiler.assume_constant_result(captured)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils.checkpoint import _StopRecomputationError
 
 from fxopt.runtime.executable import Executable
 from fxopt.shape.aliases import Aliases, is_random, written_arguments
+from fxopt.torch_internals.autograd import StopRecomputation
+from fxopt.torch_internals.storage import set_version
 
 if TYPE_CHECKING:
     from fxopt.capture import LeafCall
@@ -85,7 +86,7 @@ class Undo:
             random = _random_states() if self._random else []
             try:
                 return run(*tensors)
-            except _StopRecomputationError:
+            except StopRecomputation:
                 raise
             except Exception:
                 kept.put_back()
@@ -112,7 +113,7 @@ class _Kept:
             with torch.inference_mode(version is None), torch.no_grad():
                 tensor.data.copy_(value)
             if version is not None:
-                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+                set_version(tensor, version)
 
 
 class _Attributes:

@@ -1,0 +1,19 @@
+"""torch.compile's front half: who traces now, how to leave its trace, and what it says of a graph's inputs."""
+
+from __future__ import annotations
+
+from torch import compiler
+from torch._guards import tracing
+from torch.fx import Node
+
+__all__ = ["is_exporting", "is_state", "tracing"]
+
+
+def is_exporting() -> bool:
+    """Whether torch.export traces. (Its public name in torch 2.11 is True whenever Dynamo traces.)"""
+    return compiler._is_exporting_flag
+
+
+def is_state(node: Node) -> bool:
+    """Whether a placeholder of Dynamo's graph is a parameter or buffer, or was marked to be taken for one."""
+    return (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type") is not None
