@@ -23,6 +23,7 @@ from fxopt.normalize.keys import form, frozen
 from fxopt.shape.aliases import Aliases, is_random, mutates, written_arguments
 from fxopt.shape.sizes import same, tensor_of
 from fxopt.shape.strides import same_stride
+from fxopt.torch_internals.fake_tensors import mode_of, without_guards
 
 aten = torch.ops.aten
 
@@ -139,18 +140,18 @@ class _Values:
         if before is None:
             return None
         key = operator, frozen(map_arg((edit.args, edit.kwargs), lambda node: form(node.meta["val"])))
-        mode: Any = getattr(before, "fake_mode", None)
+        mode = mode_of(before)
         with mode or nullcontext():
             if key not in self._fits:
-                self._fits[key] = _fits(operator, edit, before, getattr(mode, "shape_env", None))
+                self._fits[key] = _fits(operator, edit, before, mode)
             if not self._fits[key]:
                 return None
             return torch.empty_strided(before.shape, before.stride(), dtype=before.dtype, device=before.device)
 
 
-def _fits(operator: OpOverload, edit: Node, before: torch.Tensor, environment: Any) -> bool:
+def _fits(operator: OpOverload, edit: Node, before: torch.Tensor, mode: Any) -> bool:
     args, kwargs = map_arg((edit.args, edit.kwargs), lambda node: node.meta["val"])
-    with environment.suppress_guards() if environment else nullcontext():
+    with without_guards(mode):
         after = operator(*args, **kwargs)  # asks no more about sizes than the edit itself did
     if before.dtype != after.dtype or before.ndim != after.ndim or not _is_dense(before):
         return False

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, Node
 
+from fxopt.torch_internals.autograd import set_grad_enabled
+
 
 def gradient_switches(graph: Graph) -> dict[Node, bool]:
     """The nodes that switch, and what they switch to."""
-    return {node: bool(node.args[0]) for node in graph.nodes if node.target is torch._C._set_grad_enabled}
+    return {node: bool(node.args[0]) for node in graph.nodes if node.target is set_grad_enabled}
 
 
 def records_nothing(graph: Graph) -> bool:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from fxopt.torch_internals.symbols import expression
+
 
 def frozen(value: Any) -> Any:
     """A hashable stand-in; numbers keep their type, since 1, 1.0 and True mean different things to torch."""
@@ -22,4 +24,4 @@ def form(value: Any) -> Any:
     """A fake value by all that the dtype, the sizes and the strides of a result depend on."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.device, tuple(map(form, value.shape)), tuple(map(form, value.stride()))
-    return value.node.expr if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else frozen(value)
+    return expression(value) if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else frozen(value)

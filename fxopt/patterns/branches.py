@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import has_effects, is_random
+from fxopt.torch_internals.storage import shares_storage
 
 SIDE = "side"  # in the meta of a branch's nodes: which branch
 BESIDE = "beside"  # in the meta of those that it was found to run beside
@@ -124,7 +125,7 @@ def launches(node: Node) -> bool:
     if node.op != "call_function" or not any(tensor.is_cuda for tensor in tensors):
         return False
     read = [tensor for needed in node.all_input_nodes for tensor in _tensors(needed)]
-    return not all(any(torch._C._is_alias_of(tensor, other) for other in read) for tensor in tensors)  # type: ignore[attr-defined]
+    return not all(any(shares_storage(tensor, other) for other in read) for tensor in tensors)
 
 
 def _may_move(node: Node) -> bool:

@@ -83,7 +83,7 @@ class Writer:
         if node.op == "get_attr":
             return getattr(node.graph.owning_module, str(node.target))
         if isinstance(node.target, torch._ops.OpOverload):
-            self._names.append(node.target._opname)
+            self._names.append(node.target.overloadpacket.__name__)
         if is_filled(node):
             return self._filled(node)
         args: Any = map_aggregate(node.args, self._stand_in)

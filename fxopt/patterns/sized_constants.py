@@ -105,7 +105,7 @@ def _is_repeatable(node: Node) -> bool:
         return True
     if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
         return False
-    return is_pure(node) and "empty" not in node.target._opname
+    return is_pure(node) and "empty" not in node.target.overloadpacket.__name__
 
 
 def _tensors(node: Node) -> list[Any]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxopt.normalize import normalize
 from fxopt.shape.aliases import Aliases
+from fxopt.torch_internals.tracing import make_fx
 
 aten = torch.ops.aten
 _COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor, aten.maximum.default, aten.minimum.default}

@@ -26,6 +26,7 @@ from fxopt.rewrites.trial import Trial
 from fxopt.shape.aliases import has_effects
 from fxopt.shape.expressions import is_size
 from fxopt.shape.sizes import Size, same, same_shape, tensor_of
+from fxopt.torch_internals.tracing import is_erased
 from fxopt.tune.tuner import Tuner
 
 _MOST_ROUNDS = 100  # matches that wait for one another need two or three; one that makes its own pattern, all of them
@@ -139,7 +140,7 @@ def _alive(match: Match, module: GraphModule) -> bool:
     """Whether no earlier match of this round has replaced a node that this one speaks of."""
     nodes: list[Node] = [match.anchor]
     map_arg(tuple(match.bound.values()), nodes.append)
-    return all(node.graph is module.graph and not node._erased and "replaced" not in node.meta for node in nodes)
+    return all(node.graph is module.graph and not is_erased(node) and "replaced" not in node.meta for node in nodes)
 
 
 def _commit(

@@ -20,6 +20,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from fxopt.rewrites.forks import lower_branches
 from fxopt.rewrites.in_place import reuse_memory
 from fxopt.shape.aliases import mutates
+from fxopt.torch_internals.operators import nn_bindings
 
 aten = torch.ops.aten
 _MANY = 64
@@ -41,7 +42,7 @@ _HOMES = {
     "zeros ones full zeros_like ones_like full_like arange unbind split_with_sizes t topk maximum minimum",
     torch.Tensor: "view expand repeat contiguous new_zeros new_ones new_full "
     "add_ sub_ mul_ div_ pow_ neg_ exp_ log_ log1p_ sqrt_ relu_ sigmoid_ tanh_ clamp_ masked_fill_",
-    torch._C._nn: "linear gelu silu leaky_relu",
+    nn_bindings: "linear gelu silu leaky_relu",
 }
 
 

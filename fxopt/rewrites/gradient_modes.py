@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.rewrites.regions import before
+from fxopt.torch_internals.autograd import set_grad_enabled
 
 Values = Mapping[Node, Node | None]
 _REASON = "gradients are switched on or off between '{}' and the others"
@@ -17,7 +18,7 @@ _REASON = "gradients are switched on or off between '{}' and the others"
 def stay_on_one_side(editor: Editor, values: Values) -> None:
     """Raises Rejected where what is replaced, moved or put in place is not all in one mode."""
     graph = editor.module.graph
-    if not graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled):
+    if not graph.find_nodes(op="call_function", target=set_grad_enabled):
         return
     modes = _modes(editor)
     mode = modes[editor.point]
@@ -38,7 +39,7 @@ def _modes(editor: Editor) -> dict[Node, bool]:
     modes, on = dict[Node, bool](), torch.is_grad_enabled()
     for node in editor.module.graph.nodes:
         modes[node] = on
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is set_grad_enabled:
             on = bool(node.args[0])
     return modes
 

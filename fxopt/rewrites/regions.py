@@ -9,7 +9,6 @@ from typing import Any
 import sympy
 import torch
 from torch._ops import OpOverload
-from torch._subclasses import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -19,6 +18,8 @@ from fxopt.shape.aliases import has_effects
 from fxopt.shape.convolved import placed_as_convolved
 from fxopt.shape.rows import batch_symbol
 from fxopt.shape.sizes import expression
+from fxopt.torch_internals.fake_tensors import FakeTensor
+from fxopt.torch_internals.symbols import hints_of
 from fxopt.tune.tuner import Site
 
 
@@ -134,7 +135,7 @@ def _device(device: torch.device) -> str:
 def _size(size: int | torch.SymInt, batch: Any) -> str:
     if isinstance(size, int):
         return str(size)
-    hints = size.node.shape_env.backed_var_to_val
+    hints = hints_of(size)
     term = expression(size)
     unknown, rows = sympy.symbols("? B")  # "?": it depends on data
     return str(term.subs({each: rows if each == batch else hints.get(each, unknown) for each in term.free_symbols}))

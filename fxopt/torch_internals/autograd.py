@@ -1,17 +1,18 @@
-"""Autograd below what it documents: recorded switches of gradients, hooks on what is saved, the keys beneath it."""
+"""Autograd below what it documents: recorded switches of gradients, hooks on what is saved and on tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch._C import _AutoDispatchBelowAutograd as below_autograd
+from torch import Tensor
 from torch._C import _autograd
-from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel  # type: ignore[attr-defined]
 from torch._C import _set_grad_enabled as set_grad_enabled
 from torch.utils.checkpoint import _StopRecomputationError as StopRecomputation
 
-__all__ = ["StopRecomputation", "below_autograd", "has_kernel", "saving_as_usual", "set_grad_enabled"]
+__all__ = ["StopRecomputation", "hooks_of", "saving_as_usual", "set_grad_enabled"]
+
+hooks_of = Tensor._backward_hooks.__get__  # type: ignore[union-attr]  # what Tensor.register_hook adds to
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-__all__ = ["DATA_DEPENDENT", "FakeTensor", "FakeTensorMode", "as_parameter", "mode_of", "quieten"]
+__all__ = ["DATA_DEPENDENT", "FakeTensor", "FakeTensorMode", "as_parameter", "mode_of", "quieten", "without_guards"]
 
 DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 _NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")  # they log what we handle
@@ -24,6 +25,12 @@ _NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shape
 def mode_of(value: object) -> Any:
     """The mode that a fake tensor lives in; None for any other value."""
     return getattr(value, "fake_mode", None)
+
+
+def without_guards(mode: Any) -> AbstractContextManager:
+    """What the fake tensors of a mode are asked about sizes is answered, and becomes no guard."""
+    environment = getattr(mode, "shape_env", None)
+    return environment.suppress_guards() if environment else nullcontext()
 
 
 def as_parameter(tensor: torch.Tensor) -> None:

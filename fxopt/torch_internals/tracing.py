@@ -1,4 +1,4 @@
-"""Proxies: how torch's tracer knows which node a tensor came from, and the modes that record operators."""
+"""Proxies and nodes: how torch's tracer knows which node a tensor came from, and the modes that record operators."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ __all__ = [
     "disable_autocast_cache",
     "disable_proxy_modes_tracing",
     "enable_python_dispatcher",
+    "is_erased",
     "make_fx",
     "nodes_behind",
     "number_proxy",
@@ -77,3 +78,8 @@ def nodes_behind(node: Node | None, graph: Graph) -> Iterator[Node]:
     node = root if node is None else node
     while (node := node.next) is not root:
         yield node
+
+
+def is_erased(node: Node) -> bool:
+    """Whether the node was taken out of its graph."""
+    return node._erased

@@ -8,9 +8,10 @@ from typing import Any
 import sympy
 import torch
 import torch.utils._pytree as pytree
-from torch._subclasses import FakeTensor
 
 from fxopt.shape.sizes import expression
+from fxopt.torch_internals.fake_tensors import FakeTensor
+from fxopt.torch_internals.symbols import hints_of
 
 Sizes = Mapping[sympy.Symbol, int]
 _MOST_BYTES = 1 << 28  # of all inputs; a region that reads whole tables is not copied to be timed
@@ -25,7 +26,7 @@ def sizes_of(values: Sequence[Any]) -> dict[sympy.Symbol, int]:
     sizes: dict[sympy.Symbol, int] = {}
     for size in _sizes(values):
         for symbol in expression(size).free_symbols:
-            hint = size.node.shape_env.backed_var_to_val.get(symbol)
+            hint = hints_of(size).get(symbol)
             if hint is None:
                 raise NoSample("its sizes depend on data")
             sizes[symbol] = int(hint)

@@ -8,8 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fxopt.torch_internals.autograd import (
     StopRecomputation,
-    below_autograd,
-    has_kernel,
+    hooks_of,
     saving_as_usual,
     set_grad_enabled,
 )
@@ -27,15 +26,12 @@ def test_hooks_on_saved_tensors_are_lifted_for_a_while() -> None:
     assert len(saved) == 1, "_push_saved_tensors_default_hooks: the caller's hooks are gone after a call of fxopt"
 
 
-def test_nothing_is_recorded_below_autograd() -> None:
-    with below_autograd():
-        y = torch.ones(2, requires_grad=True) * 2
-    assert not y.requires_grad, "_AutoDispatchBelowAutograd: fxopt/kernels/towers/op.py would record its forward twice"
-
-
-def test_kernels_are_known_by_device() -> None:
-    assert has_kernel("aten::add.Tensor", "CPU") and not has_kernel("aten::_cudnn_init_dropout_state", "CPU"), (
-        "_dispatch_has_kernel_for_dispatch_key: fxopt/kernels/columns/autograd.py chooses the backward by it"
+def test_hooks_on_tensors_are_seen() -> None:
+    x = torch.ones(2, requires_grad=True)
+    before = bool(hooks_of(x))
+    x.register_hook(lambda grad: grad)
+    assert (before, bool(hooks_of(x))) == (False, True), (
+        "Tensor._backward_hooks: a hook on a table would see a sparse gradient (fxopt/kernels/columns/row_gradients.py)"
     )
 
 

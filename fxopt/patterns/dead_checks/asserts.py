@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from fxopt.patterns.core import Reject
 from fxopt.patterns.dead_checks.proofs import Checks, Dead, Handler, Verdict
 from fxopt.shape.calls import arguments_of
 from fxopt.shape.conditions import follows, require
 from fxopt.shape.sizes import tensor_of
+from fxopt.torch_internals.symbols import free_unbacked_symbols, recorded_term, statically_known_true
 
 aten = torch.ops.aten
 
@@ -37,7 +37,7 @@ def _assert_scalar(checks: Checks, node: Node) -> Verdict:
 
 def _depends_on_data(number: object) -> bool:
     """By the term that was written: what torch believes of such a number, u0 == 5, it believes because of asserts."""
-    return isinstance(number, torch.SymBool | torch.SymInt) and bool(free_unbacked_symbols(number.node._expr))
+    return isinstance(number, torch.SymBool | torch.SymInt) and bool(free_unbacked_symbols(recorded_term(number)))
 
 
 def _require(checks: Checks, node: Node) -> Verdict:

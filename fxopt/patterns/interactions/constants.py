@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_aggregate
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fxopt.shape.aliases import is_pure
 from fxopt.shape.sizes import static
+from fxopt.torch_internals.modes import no_dispatch_modes
 
 _MOST_ELEMENTS = 1 << 16
 
@@ -24,7 +24,7 @@ def constant_tensor(node: object, held: Mapping[Node, Tensor] | None = None) -> 
     held: tensors to take as they are now: the answer is then true until one of them changes.
     """
     try:
-        with _disable_current_modes(), torch.no_grad():
+        with no_dispatch_modes(), torch.no_grad():
             value = _content(node, dict(held or {}))
     except (_Unknown, RuntimeError, TypeError, ValueError, IndexError):
         return None

@@ -13,7 +13,7 @@ from fxopt.patterns.repeated.trees import Call, Lanes, Leaf, Picked, Pool, Share
 from fxopt.patterns.views_of import through
 from fxopt.shape.aliases import Aliases, is_pure
 from fxopt.shape.calls import is_pointwise
-from fxopt.shape.sizes import Size, product, shape_of, static, tensor_of
+from fxopt.shape.sizes import Size, expression, product, shape_of, static, tensor_of
 from fxopt.shape.views import View
 
 aten = torch.ops.aten
@@ -198,7 +198,7 @@ def _kind(node: Node) -> str:
 
 
 def _spelled_shape(node: Node) -> tuple[Any, ...]:
-    return tuple(size if isinstance(size, int) else size.node.expr for size in shape_of(node))
+    return tuple(size if isinstance(size, int) else expression(size) for size in shape_of(node))
 
 
 def piece_of(node: Node) -> Piece | None:

@@ -1,0 +1,23 @@
+"""The dispatcher, and operators whose names begin with an underscore or that have a shorter way in C."""
+
+from __future__ import annotations
+
+from torch import _addmm_activation as addmm_activation
+from torch import _foreach_zero_ as foreach_zero_
+from torch import _softmax_backward_data as softmax_backward
+from torch._C import _AutoDispatchBelowAutograd as below_autograd
+from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel  # type: ignore[attr-defined]
+from torch._C import _nn as nn_bindings  # where F.linear, F.gelu and their kin live
+from torch.library import Library
+
+__all__ = [
+    "addmm_activation",
+    "below_autograd",
+    "destroy",
+    "foreach_zero_",
+    "has_kernel",
+    "nn_bindings",
+    "softmax_backward",
+]
+
+destroy = Library._destroy  # takes back all that a library has defined
