@@ -21,6 +21,8 @@ from types import ModuleType
 
 import torch
 
+from fxopt.torch_internals.storage import tensor_address
+
 PYTHON_TENSOR = Path(__file__).with_name("python_tensor.h")
 _BUILDING = ".building-"
 
@@ -41,7 +43,7 @@ class Library:
     @property
     def key(self) -> str:
         digest = hashlib.sha256()
-        abi = str(torch._C._GLIBCXX_USE_CXX11_ABI)
+        abi = str(torch.compiled_with_cxx11_abi())
         for part in (self.name, *self.cflags, torch.__version__, abi, platform.machine()):
             digest.update(part.encode() + b"\0")
         for path in sorted(self.sources + self.headers):
@@ -52,7 +54,7 @@ class Library:
 def readable(module: ModuleType) -> bool:
     """Whether a library that includes python_tensor.h reads this torch's tensors right."""
     tensor = torch.empty(1, device="cpu")
-    return bool(module.readable(tensor, tensor._cdata))
+    return bool(module.readable(tensor, tensor_address(tensor)))
 
 
 def cache_dir() -> Path:

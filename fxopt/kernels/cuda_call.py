@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fxopt.torch_internals.cuda import current_raw_stream
+
 from .cuda_build import EARLY
 
 HEADERS = (Path(__file__).with_name("floats.cuh"), EARLY)
@@ -45,7 +47,7 @@ def launch(function: Callable[..., bytes | None], parameters: bytes, like: Tenso
     device = like.get_device()
     with contextlib.nullcontext() if device == torch.cuda.current_device() else torch.cuda.device(device):
         # as Inductor's launches do: less of the host's time than torch.cuda.device and current_stream take
-        stream = torch._C._cuda_getCurrentRawStream(device)
+        stream = current_raw_stream(device)
         text = function(parameters, DTYPES[like.dtype], stream)
     if text:
         raise RuntimeError(text.decode())

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxopt.torch_internals.modes import is_legacy_batchedtensor
+
 
 def mark(
     ctx: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor], differentiable: Sequence[Collection[int]]
@@ -26,9 +28,7 @@ def mark(
 def by_definition(grads: Sequence[Tensor | None]) -> bool:
     """Whether a backward must keep to PyTorch's own operators: it may be differentiated itself (create_graph), or it
     gets many gradients at once (is_grads_batched)."""
-    return torch.is_grad_enabled() or any(
-        grad is not None and torch._C._functorch.is_legacy_batchedtensor(grad) for grad in grads
-    )
+    return torch.is_grad_enabled() or any(grad is not None and is_legacy_batchedtensor(grad) for grad in grads)
 
 
 def again(

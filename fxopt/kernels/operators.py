@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fxopt.locks import lock
+from fxopt.torch_internals.operators import destroy
 
 from . import entry, simd
 from .build import BuildError, Library
@@ -127,7 +128,7 @@ def defined(define: Callable[[torch.library.Library], None]) -> torch.library.Li
     try:
         define(library)
     except BaseException:
-        library._destroy()
+        destroy(library)
         raise
     return library
 

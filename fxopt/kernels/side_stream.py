@@ -17,9 +17,10 @@ import ctypes
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+
+from fxopt.torch_internals.cuda import torch_cuda
 
 _NON_BLOCKING, _RELAXED = 1, 2
 _FUNCTIONS = ("cudaStreamCreateWithFlags", "cudaThreadExchangeStreamCaptureMode")
@@ -95,7 +96,7 @@ def _beside(main: torch.cuda.Stream) -> torch.cuda.Stream | None:
 def _runtime() -> ctypes.CDLL | None:
     """CUDA's runtime, as torch's library links to it; None where it holds none that can be called."""
     try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+        library = torch_cuda()
     except OSError:
         return None
     return library if all(hasattr(library, name) for name in _FUNCTIONS) else None

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from fxopt.torch_internals.cuda import forget_pool
+
 _failed: list[torch.cuda.CUDAGraph] = []  # torch goes on pointing to them
 
 
@@ -26,7 +28,6 @@ def capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = 
     except BaseException:
         torch.cuda.set_stream(current)
         with contextlib.suppress(RuntimeError):  # of an allocator that was told
-            torch._C._cuda_endAllocateToPool(current.device_index, pool)
-            torch._C._cuda_releasePool(current.device_index, pool)
+            forget_pool(current.device_index, pool)
             _failed.append(graph)
         raise

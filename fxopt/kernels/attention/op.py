@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxopt.torch_internals.operators import softmax_backward
+
 from .. import gradients
 from ..operators import Operator, Operators, cpu_library
 from . import reference
@@ -92,7 +94,7 @@ def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple:
             dv, dweights = weights.mT @ grad, grad @ v.mT
         if len(grads) > 1 and grads[1] is not None:
             dweights = dweights + grads[1]
-        dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
+        dscores = softmax_backward(dweights, weights, -1, weights.dtype)
         if plan.safe:
             dscores = dscores.nan_to_num(0)
         dscores = reference.unfilled(dscores, mask, plan)

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
+
+from fxopt.torch_internals.modes import no_dispatch_modes
+from fxopt.torch_internals.operators import has_kernel
 
 from .. import gradients
 from . import cuda, reference, row_gradients
@@ -120,7 +122,7 @@ def _kernel_of(table: Tensor) -> str:
         return ""
     if device.type == "cuda":
         return "cuda" if cuda.serves(table.get_device()) else ""
-    return "cpu" if torch._C._dispatch_has_kernel_for_dispatch_key(_BACKWARD, "CPU") else ""
+    return "cpu" if has_kernel(_BACKWARD, "CPU") else ""
 
 
 def _by_reference(
@@ -178,7 +180,7 @@ def _part(plan: Plan, columns: list[Column]) -> _Part | None:
         return None
     numbered = {table: i for i, table in enumerate(tables)}
     renamed = tuple(replace(c, table=numbered[c.table]) for c in part.columns if c.table is not None)
-    with _disable_current_modes():  # data, also while someone traces this backward with fake tensors
+    with no_dispatch_modes():  # data, also while someone traces this backward with fake tensors
         return _Part(encode(replace(part, columns=renamed)), outputs, tables)
 
 

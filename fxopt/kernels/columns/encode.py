@@ -11,10 +11,10 @@ import zlib
 from collections import defaultdict
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fxopt.config import BAD_IDS
+from fxopt.torch_internals.modes import is_functorch_wrapped_tensor, no_dispatch_modes
 
 from .checks import check
 from .plan import Plan
@@ -70,14 +70,16 @@ def plan_of(tensor: torch.Tensor) -> Plan:
     plan = _decoded.get(tensor)
     if plan is not None:
         return plan
-    if type(tensor) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        with _disable_current_modes():  # data, whoever looks on
+    if type(tensor) is torch.Tensor and not is_functorch_wrapped_tensor(tensor):
+        with no_dispatch_modes():  # data, whoever looks on
             plan = decode(tensor)
             _remember(tensor, plan)
         _decoded[tensor] = plan
         return plan
+    from fxopt.torch_internals.symbols import hint_of  # whoever has a fake tensor has paid for this import
+
     words = tensor.shape[0]
-    known = _known.get(words if isinstance(words, int) else words.node.hint)
+    known = _known.get(words if isinstance(words, int) else hint_of(words))
     if known is None:
         raise ValueError(f"fxopt.columns: no plan of {words} words is known here; call plan_of() on the real tensor")
     return known[1]

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fxopt.torch_internals.autograd import hooks_of
+
 _wanted: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
@@ -26,7 +28,7 @@ def wanted(table: Tensor) -> bool:
 
 def sparse(table: Tensor) -> bool:
     """Whether a backward gives it one. Where the caller has hung hooks on it they see the dense gradient, as ever."""
-    return wanted(table) and not table._backward_hooks
+    return wanted(table) and not hooks_of(table)
 
 
 def row_gradients(grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -> list:

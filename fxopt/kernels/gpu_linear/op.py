@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fxopt.torch_internals.operators import addmm_activation
+
 from .. import cuda_build, cuda_call
 from ..operators import Operator, Operators
 from .plan import ALIGNED, HALVES, is_long, is_odd, is_row, is_short
@@ -71,7 +73,7 @@ def gpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
     if is_odd(x.dtype, M, K):
         x, weight = (gpu_padded(t, K + -K % ALIGNED) for t in (x, weight))
     if activation == "relu" and bias is not None and K:  # of no inputs torch's on CUDA is the bias, without ReLU
-        return torch._addmm_activation(bias, x, weight.t())
+        return addmm_activation(bias, x, weight.t())
     out = F.linear(x, weight, bias)
     return out.relu_() if activation == "relu" else out.sigmoid_() if activation == "sigmoid" else out
 

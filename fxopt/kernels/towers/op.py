@@ -9,6 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fxopt.torch_internals.operators import below_autograd
+from fxopt.torch_internals.storage import storage_number
+
 from ..operators import Operator, Operators, cpu_library
 from . import reference
 from .checks import checked
@@ -47,15 +50,15 @@ def _in_pytorch(
     inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], plan: str
 ) -> list[Tensor]:
     made = reference.towers(inputs, weights, biases, decode(plan))
-    given = {tensor.untyped_storage()._cdata for tensor in inputs}
-    return [y.clone() if y.untyped_storage()._cdata in given else y.contiguous() for y in made]
+    given = {storage_number(tensor) for tensor in inputs}
+    return [y.clone() if storage_number(y) in given else y.contiguous() for y in made]
 
 
 def _recorded(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], plan: str) -> list[Tensor]:
     """Gradients are those of the plain operators, of any order and for any of the arguments."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*inputs, *weights, *biases)):
         return _in_pytorch(inputs, weights, biases, plan)
-    with torch._C._AutoDispatchBelowAutograd():
+    with below_autograd():
         return torch.ops.fxopt.towers.default(inputs, weights, biases, plan)
 
 

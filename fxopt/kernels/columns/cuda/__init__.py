@@ -18,6 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fxopt.torch_internals.cuda import torch_cuda
+
 from ... import cuda_build, entry
 from ...build import BuildError, Library
 from ...build import build as build_cpp
@@ -74,8 +76,8 @@ def use(flags: tuple[str, ...] = (), device: int | None = None) -> None:
     """
     device = torch.cuda.current_device() if device is None else device
     kernel = _opened(_variant(flags) if flags else KERNEL, device)
-    torch_cuda = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
-    addresses = (kernel.fxopt_cuda_columns, kernel.fxopt_cuda_entries, torch_cuda.aoti_torch_get_current_cuda_stream)
+    current_stream = torch_cuda().aoti_torch_get_current_cuda_stream
+    addresses = (kernel.fxopt_cuda_columns, kernel.fxopt_cuda_entries, current_stream)
     _wrapper().fxopt_cuda_bind(device, *(ctypes.cast(f, ctypes.c_void_p) for f in addresses))
     _current[device] = kernel
 

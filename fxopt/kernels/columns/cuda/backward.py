@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fxopt.torch_internals.operators import foreach_zero_
+
 from ..plan import Column
 from . import current_kernel
 
@@ -88,7 +90,7 @@ def backward(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], p
     """
     found = [torch.empty_like(table, memory_format=torch.contiguous_format) for table in tables]
     if found:
-        torch._foreach_zero_(found)
+        foreach_zero_(found)
         _add_up(*Entries.of(grads, tensors, tables, plan).sums(found))
     return found
 

@@ -1,0 +1,32 @@
+"""CUDA below torch.cuda: the current stream as a number, the allocator's pools, and the library that torch links to."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import _C
+
+# current_raw_stream(device): as Inductor's launches ask. None in a build of torch without CUDA.
+current_raw_stream: Any = getattr(_C, "_cuda_getCurrentRawStream", None)
+
+
+def torch_cuda() -> ctypes.CDLL:
+    """torch's own library for CUDA, which has CUDA's runtime and aoti_torch_get_current_cuda_stream in it.
+
+    Raises:
+        OSError: this torch has none.
+    """
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+
+
+def forget_pool(device: int, pool: Any) -> None:
+    """The allocator no longer believes in a capture into this pool.
+
+    Raises:
+        RuntimeError: it does not know of one.
+    """
+    _C._cuda_endAllocateToPool(device, pool)  # type: ignore[attr-defined]
+    _C._cuda_releasePool(device, pool)  # type: ignore[attr-defined]

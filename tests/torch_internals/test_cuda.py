@@ -1,0 +1,37 @@
+"""CUDA's allocator, streams and library, as the kernels and captures of CUDA graphs reach for them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fxopt.torch_internals.cuda import current_raw_stream, forget_pool, torch_cuda
+
+
+@pytest.mark.gpu
+def test_the_current_stream_has_a_number() -> None:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        assert current_raw_stream(stream.device_index) == stream.cuda_stream, (
+            "_cuda_getCurrentRawStream: fxopt/kernels/cuda_call.py would launch on another stream than the caller's"
+        )
+
+
+@pytest.mark.gpu
+def test_torchs_library_has_the_runtime() -> None:
+    library = torch_cuda()
+    names = "aoti_torch_get_current_cuda_stream", "cudaStreamCreateWithFlags", "cudaThreadExchangeStreamCaptureMode"
+    gone = [name for name in names if not hasattr(library, name)]
+    assert not gone, f"libtorch_cuda.so has no {gone}: fxopt/kernels/side_stream.py and columns/cuda need them"
+
+
+@pytest.mark.gpu
+def test_a_pool_that_nobody_captures_into_is_refused() -> None:
+    with pytest.raises(RuntimeError):
+        forget_pool(torch.cuda.current_device(), torch.cuda.graph_pool_handle())
+
+
+def test_a_build_without_cuda_has_no_stream() -> None:
+    assert (current_raw_stream is None) == (torch.version.cuda is None), (
+        "torch._C._cuda_getCurrentRawStream is gone: fxopt/kernels/cuda_call.py launches kernels with it"
+    )
