@@ -15,7 +15,6 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -25,6 +24,7 @@ from fxopt.lowering.inductor import compile_graph
 from fxopt.lowering.islands import computes, islands, obstacle
 from fxopt.rewrites.direct import direct
 from fxopt.runtime.executable import Executable
+from fxopt.torch_internals.symbols import expression, free_symbols
 
 _PREFIX = "island_"
 
@@ -121,7 +121,7 @@ def _hidden_sizes(values: Sequence[Any]) -> Iterator[sympy.Symbol]:
     """Symbols that the values depend on, and that none of them has as a size: a compiled function cannot solve
     26 * s0 = x.shape[0]."""
     sizes = [size for value in values for size in (value.shape if isinstance(value, torch.Tensor) else (value,))]
-    shown = {size.node.expr for size in sizes if isinstance(size, torch.SymInt)}
+    shown = {expression(size) for size in sizes if isinstance(size, torch.SymInt)}
     needed = {symbol for value in values for symbol in free_symbols(value)}
     yield from sorted(needed - shown, key=str)
 
@@ -130,7 +130,7 @@ def _read_size(call: Node, symbol: sympy.Symbol) -> Node:
     """A node in front of `call` with the value of `symbol`, which is a size of some input of the graph."""
     for node in call.graph.find_nodes(op="placeholder"):
         for dim, size in enumerate(node.meta["val"].shape):
-            if isinstance(size, torch.SymInt) and size.node.expr == symbol:
+            if isinstance(size, torch.SymInt) and expression(size) == symbol:
                 with call.graph.inserting_before(call):
                     found = call.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
                 found.meta["val"] = size

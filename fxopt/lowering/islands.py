@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from fxopt.shape.aliases import is_pure, mutates
 from fxopt.shape.calls import is_pointwise
+from fxopt.torch_internals.symbols import free_unbacked_symbols
 
 aten = torch.ops.aten
 _FEWEST = 2  # operators that compute: one alone is one kernel already
