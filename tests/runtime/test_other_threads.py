@@ -171,6 +171,8 @@ MEANWHILE: dict[str, tuple[Callable[[], Any], Any]] = {
         lambda: len(torch.fx.experimental.proxy_tensor.make_fx(torch.add)(*[torch.ones(2)] * 2).graph.nodes),
         4,
     ),
+    "metadata": (lambda: torch.fx.experimental.proxy_tensor._extract_tensor_metadata(torch.ones(2, 3)).shape, (2, 3)),
+    "overlaps": (lambda: torch._debug_has_internal_overlap(torch.ones(1).expand(2)), 1),
     "symbolic_trace": (lambda: len(torch.fx.symbolic_trace(nn.Sequential(nn.ReLU())).graph.nodes), 3),
     "script": (lambda: torch.jit.script(lengths)(torch.ones(4, 2)), 4),
     "gradients": (lambda: torch.ones(2, requires_grad=True).mul(2).sum().backward(), None),

@@ -12,28 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.torch_internals.test_borders import uses_of_torch
+
 PACKAGE = Path(__file__).resolve().parents[2] / "fxopt"
 ROOMS = sorted(path.stem for path in (PACKAGE / "torch_internals").glob("[!_]*.py"))
-
-
-def names_of_torch(tree: ast.AST) -> set[str]:
-    """What a file imports from torch, and what it reads of that, as dotted names."""
-    bound, found = {}, set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            bound.update(
-                {alias.asname or "torch": alias.name for alias in node.names if alias.name.startswith("torch")}
-            )
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
-            bound.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
-    bound = {name: "torch" if name == "torch" else whole for name, whole in bound.items()}
-    for node in ast.walk(tree):
-        parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts, node = [node.attr, *parts], node.value
-        if isinstance(node, ast.Name) and node.id in bound:
-            found.add(".".join([bound[node.id], *parts]))
-    return found | set(bound.values())
 
 
 def exists(name: str) -> bool:
@@ -59,7 +41,9 @@ def dependents(room: str) -> str:
 @pytest.mark.parametrize("room", ROOMS)
 def test_torch_has_the_names(room: str) -> None:
     tree = ast.parse((PACKAGE / "torch_internals" / f"{room}.py").read_text())
-    gone = sorted(name for name in names_of_torch(tree) if not exists(name) and not _of_another_build(name))
+    gone = sorted(
+        name for name in {name for _, name in uses_of_torch(tree)} if not exists(name) and not _of_another_build(name)
+    )
     assert not gone, f"torch {torch.__version__} has no {', '.join(gone)}; on {room}.py depend {dependents(room)}"
 
 
@@ -69,7 +53,7 @@ def _of_another_build(name: str) -> bool:
 
 def test_a_name_that_is_gone_is_seen() -> None:
     source = "import torch\nfrom torch._C import _left as left\nfrom torch import fx\nfx._right(torch._C._nn)"
-    found = names_of_torch(ast.parse(source))
+    found = {name for _, name in uses_of_torch(ast.parse(source))}
     assert sorted(name for name in found if not exists(name)) == ["torch._C._left", "torch.fx._right"]
 
 
@@ -91,3 +75,13 @@ def test_what_is_overridden_is_asked_for(room: str) -> None:
         f"{base.__name__}.{name}" for _, base, name in overrides(room) if name not in NEW and not hasattr(base, name)
     ]
     assert not lost, f"torch {torch.__version__} has no {', '.join(lost)} to override; the capture depends on {room}.py"
+
+
+def test_every_room_is_lived_in() -> None:
+    """Nothing stands here that fxopt does not use."""
+    idle = []
+    for room in ROOMS:
+        module: Any = importlib.import_module(f"fxopt.torch_internals.{room}")
+        others = [path.read_text() for path in PACKAGE.rglob("*.py") if path != PACKAGE / f"torch_internals/{room}.py"]
+        idle += [f"{room}.{name}" for name in getattr(module, "__all__", ()) if not any(name in s for s in others)]
+    assert not idle, f"nobody uses {', '.join(idle)}"
