@@ -17,13 +17,9 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
-from fxopt.torch_internals.storage import tensor_address
-
-PYTHON_TENSOR = Path(__file__).with_name("python_tensor.h")
 _BUILDING = ".building-"
 
 
@@ -49,12 +45,6 @@ class Library:
         for path in sorted(self.sources + self.headers):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
         return digest.hexdigest()[:16]
-
-
-def readable(module: ModuleType) -> bool:
-    """Whether a library that includes python_tensor.h reads this torch's tensors right."""
-    tensor = torch.empty(1, device="cpu")
-    return bool(module.readable(tensor, tensor_address(tensor)))
 
 
 def cache_dir() -> Path:

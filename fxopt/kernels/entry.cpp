@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "entry.h"
-#include "python_call.h"
+#include "../torch_internals/python_call.h"
 
 namespace {
 

@@ -15,11 +15,12 @@ from types import ModuleType
 
 import torch
 
-from .build import PYTHON_TENSOR, BuildError, Library, build, readable
+from fxopt.torch_internals.python_tensor import PYTHON_CALL, readable
+
+from .build import BuildError, Library, build
 
 _HERE = Path(__file__).parent
 HEADERS = tuple(_HERE / f"{name}.h" for name in ("dispatched", "entry", "refused", "scratch", "words"))
-PYTHON_CALL = (_HERE / "python_call.h", PYTHON_TENSOR)  # what a way past the dispatcher includes
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # torch 2.11
 ENTRY = Library(
     "fxopt_entry",

@@ -10,7 +10,8 @@ from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
 
-from fxopt.kernels.build import PYTHON_TENSOR, BuildError, Library, build, readable
+from fxopt.kernels.build import BuildError, Library, build
+from fxopt.torch_internals.python_tensor import PYTHON_TENSOR, readable
 
 LIBRARY = Library(
     f"fxopt_signature_{sys.implementation.cache_tag}",

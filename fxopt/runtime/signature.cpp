@@ -7,7 +7,7 @@
 #include <new>
 #include <vector>
 
-#include "../kernels/python_tensor.h"
+#include "../torch_internals/python_tensor.h"
 
 namespace {
 

@@ -6,7 +6,7 @@ import torch
 from torch._C import _is_alias_of as shares_storage  # type: ignore[attr-defined]
 from torch._C._autograd import _unsafe_set_version_counter
 
-__all__ = ["number_of", "set_version", "shares_storage", "storage_number", "tensor_address"]
+__all__ = ["number_of", "set_version", "shares_storage", "storage_number"]
 
 
 def storage_number(tensor: torch.Tensor) -> int:
@@ -17,11 +17,6 @@ def storage_number(tensor: torch.Tensor) -> int:
 def number_of(storage: torch.UntypedStorage) -> int:
     """The number that `storage_number` gives for the tensors in it."""
     return storage._cdata
-
-
-def tensor_address(tensor: torch.Tensor) -> int:
-    """Where the C++ part of a tensor lies."""
-    return tensor._cdata
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "../python_call.h"
+#include "../../torch_internals/python_call.h"
 #include "../refused.h"
 #include "entry.h"
 

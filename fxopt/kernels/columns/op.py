@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fxopt.locks import lock
+from fxopt.torch_internals.python_tensor import PYTHON_CALL, readable
 
 from .. import entry, simd
-from ..build import BuildError, Library, build, readable
+from ..build import BuildError, Library, build
 from ..operators import defined
 from . import autograd, cuda, grouped, reference
 from .cuda import backward as cuda_backward
@@ -37,7 +38,7 @@ KERNEL = Library(
 ENTRY = Library(
     "fxopt_columns_entry",
     sources=(_HERE / "entry.cpp",),
-    headers=(_HERE / "entry.h", _HERE / "layout.h", _HERE.parent / "refused.h", *entry.PYTHON_CALL),
+    headers=(_HERE / "entry.h", _HERE / "layout.h", _HERE.parent / "refused.h", *PYTHON_CALL),
     cflags=("-O1", f"-I{sysconfig.get_path('include')}", f"-DFXOPT_PYTHON={sys.version_info.minor}"),
 )
 _SCHEMAS = (

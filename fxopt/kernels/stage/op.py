@@ -23,8 +23,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from fxopt.torch_internals.python_tensor import PYTHON_TENSOR, readable
+
 from .. import cuda_build
-from ..build import PYTHON_TENSOR, BuildError, Library, build, readable
+from ..build import BuildError, Library, build
 
 _HERE = Path(__file__).parent
 KERNEL = cuda_build.CudaLibrary("fxopt_stage", source=_HERE / "stage.cu", headers=(_HERE / "slots.h",))

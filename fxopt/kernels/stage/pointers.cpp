@@ -1,5 +1,5 @@
 // Addresses and shapes of a thousand Python tensors at C speed.
-#include "../python_tensor.h"
+#include "../../torch_internals/python_tensor.h"
 
 #include <cstdint>
 #include <cstring>
