@@ -10,8 +10,6 @@ from torch._C import _autograd
 from torch._C import _set_grad_enabled as set_grad_enabled
 from torch.utils.checkpoint import _StopRecomputationError as StopRecomputation
 
-__all__ = ["StopRecomputation", "hooks_of", "saving_as_usual", "set_grad_enabled"]
-
 hooks_of = Tensor._backward_hooks.__get__  # type: ignore[union-attr]  # what Tensor.register_hook adds to
 
 

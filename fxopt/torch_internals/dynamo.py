@@ -6,8 +6,6 @@ from torch import compiler
 from torch._guards import tracing
 from torch.fx import Node
 
-__all__ = ["is_exporting", "is_state", "tracing"]
-
 
 def is_exporting() -> bool:
     """Whether torch.export traces. (Its public name in torch 2.11 is True whenever Dynamo traces.)"""

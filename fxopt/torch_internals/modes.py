@@ -17,19 +17,6 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes
 
-__all__ = [
-    "Modes",
-    "dispatch_keys_kept",
-    "enter_autocast",
-    "function_modes",
-    "is_any_autocast_enabled",
-    "is_functorch_wrapped_tensor",
-    "is_legacy_batchedtensor",
-    "is_traced",
-    "modes_of_this_thread",
-    "no_dispatch_modes",
-    "no_function_modes",
-]
 _KEYS = tuple(_C._TorchDispatchModeKey.__members__.values())
 
 

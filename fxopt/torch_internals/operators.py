@@ -10,14 +10,4 @@ from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel  # type
 from torch._C import _nn as nn_bindings  # where F.linear, F.gelu and their kin live
 from torch.library import Library
 
-__all__ = [
-    "addmm_activation",
-    "below_autograd",
-    "destroy",
-    "foreach_zero_",
-    "has_kernel",
-    "nn_bindings",
-    "softmax_backward",
-]
-
 destroy = Library._destroy  # takes back all that a library has defined

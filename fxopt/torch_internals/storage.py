@@ -6,8 +6,6 @@ import torch
 from torch._C import _is_alias_of as shares_storage  # type: ignore[attr-defined]
 from torch._C._autograd import _unsafe_set_version_counter
 
-__all__ = ["number_of", "set_version", "shares_storage", "storage_number"]
-
 
 def storage_number(tensor: torch.Tensor) -> int:
     """One number for all tensors, real or fake, that share a storage; given out again when that dies."""

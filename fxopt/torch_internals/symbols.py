@@ -16,21 +16,6 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._sympy.value_ranges import ValueRanges
 
-__all__ = [
-    "ShapeEnv",
-    "environment_of",
-    "expression",
-    "free_symbols",
-    "free_unbacked_symbols",
-    "hint_of",
-    "hints_of",
-    "is_accessor_node",
-    "narrow",
-    "range_of",
-    "recorded_term",
-    "statically_known_true",
-]
-
 
 def expression(size: Any) -> sympy.Expr:
     """The size as a term over the symbols of the trace; equal terms are equal sizes."""

@@ -22,25 +22,6 @@ from torch.fx.experimental.proxy_tensor import (
 )
 from torch.fx.experimental.proxy_tensor import py_sym_types as SYMBOLIC
 
-__all__ = [
-    "SYMBOLIC",
-    "PreDispatchTorchFunctionMode",
-    "ProxyTorchDispatchMode",
-    "PythonKeyTracer",
-    "call_proxy",
-    "disable_autocast_cache",
-    "disable_proxy_modes_tracing",
-    "enable_python_dispatcher",
-    "is_erased",
-    "make_fx",
-    "nodes_behind",
-    "number_proxy",
-    "proxy_of",
-    "record",
-    "stands_for",
-    "sym_numel",
-]
-
 
 def proxy_of(tensor: torch.Tensor, tracer: Any) -> Proxy | None:
     """None for a tensor that the tracer has not seen."""
