@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fxopt.rewrites.forks import lower_branches
 from fxopt.rewrites.in_place import reuse_memory
 from fxopt.shape.aliases import mutates
 from fxopt.torch_internals.operators import nn_bindings
+from fxopt.torch_internals.tracing import LazyGraphModule
 
 aten = torch.ops.aten
 _MANY = 64
@@ -67,7 +67,7 @@ def direct(module: GraphModule, inference: bool = False) -> None:
         elif isinstance(node.target, torch._ops.OpOverload):
             node.target = _bindings().get(node.target.overloadpacket, node.target)
     module.recompile()
-    _LazyGraphModule.force_recompile(module)  # its forward runs from here on
+    LazyGraphModule.force_recompile(module)  # its forward runs from here on
 
 
 def copied(module: GraphModule) -> GraphModule:
@@ -75,14 +75,14 @@ def copied(module: GraphModule) -> GraphModule:
     graph = Graph()
     output: Any = graph.graph_copy(module.graph, {}, return_output_node=True)
     graph.output(output[0])
-    return _LazyGraphModule(module, graph)
+    return LazyGraphModule(module, graph)
 
 
 def as_function(graph: Graph, inference: bool = False) -> Callable[..., Any]:
     """A graph without state of its own as a function, each call by its shortest way; the graph stays as it is."""
     twin = Graph()
     twin.output(twin.graph_copy(graph, {}))
-    fast = _LazyGraphModule(torch.nn.Module(), twin)
+    fast = LazyGraphModule(torch.nn.Module(), twin)
     direct(fast, inference)
     forward = fast.forward
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fxopt.torch_internals.tracing import (
     SYMBOLIC,
+    LazyGraphModule,
     call_proxy,
     disable_autocast_cache,
     disable_proxy_modes_tracing,
@@ -100,3 +101,15 @@ def test_make_fx_records_before_autograd() -> None:
     assert aten.linear.default in [node.target for node in traced.graph.nodes], (
         "make_fx(pre_dispatch=True): fxopt/patterns/traced.py writes its patterns with it"
     )
+
+
+def test_a_lazy_module_compiles_its_forward_when_it_runs() -> None:
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(torch.neg, (graph.placeholder("x"),)))
+    module = LazyGraphModule(torch.nn.Module(), graph)
+    x = torch.ones(2)
+
+    assert module._needs_recompile(), "torch's _LazyGraphModule compiles at once; captures take longer (recorded.py)"
+    torch.testing.assert_close(module(x), -x)
+    LazyGraphModule.force_recompile(module)
+    assert not module._needs_recompile(), "force_recompile leaves the first call of a graph to compile (direct.py)"
