@@ -106,7 +106,8 @@ def _later(r: random.Random) -> tuple[Sizes, ...]:
     return (*others[:1], r.choice(EMPTY)) if r.randrange(100) < 30 else tuple(others)
 
 
-_EDIT = re.compile(r"^\s*(v\d+)(?=\[[^=]*\] [-+*/]?= |\.\w+_\(| [-+*/]= )")
+_VIEWS = r"(?:\.\w+(?:\([^()]*\))?)*"
+_EDIT = re.compile(rf"^\s*(v\d+)(?=\[[^=]*\] [-+*/]?= |{_VIEWS}\.\w+_\(| [-+*/]= )")
 
 
 def unread_of(lines: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ def test_every_operator_is_called():
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("fxopt::")
     }
-    elsewhere = {name for name in defined if name.startswith(("gpu_", "gathered_", "stage"))}
+    elsewhere = {name for name in defined if name.startswith(("gpu_", "gathered_", "stage", "mlp_chains"))}  # on CUDA
     assert defined - elsewhere <= called
 
 
