@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch.fx import Node
 
 from fxopt.capture.errors import CaptureError
-from fxopt.shape.strides import Layout, Strides, looks_contiguous
-
-aten = torch.ops.aten
-_MAY_COPY = {aten.reshape.default, aten.reshape_as.default, aten.flatten.using_ints, aten.ravel.default}
+from fxopt.shape.strides import MAY_COPY, Layout, Strides, looks_contiguous
 
 
 def refuse_guess(node: Node) -> None:
@@ -24,6 +20,6 @@ def refuse_guess(node: Node) -> None:
         if node in seen or strides.known(node) is Layout.CONTIGUOUS:
             continue
         seen.add(node)
-        if node.target in _MAY_COPY and not looks_contiguous(node.all_input_nodes[0]):
+        if node.target in MAY_COPY and not looks_contiguous(node.all_input_nodes[0]):
             raise CaptureError("asks for strides behind a reshape() that copies at some sizes and not at others")
         left += node.all_input_nodes

@@ -15,17 +15,13 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.views_of import REGROUPS, SAME, Viewed
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape, shape_of
-from fxopt.shape.strides import Layout, Strides, looks_contiguous, reads_once
+from fxopt.shape.strides import MAY_COPY, Layout, Strides, looks_contiguous, reads_once
 from fxopt.shape.view_steps import Contiguous, Reshape, Step, steps_of
 from fxopt.shape.views import View
 
 aten = torch.ops.aten
 _REORDER_NOTHING = REGROUPS | SAME | {aten.detach.default}
 _COPIES = {aten.clone.default, aten.lift_fresh_copy.default}
-_MAY_COPY = {
-    aten.reshape.default, aten.flatten.using_ints, aten.reshape_as.default, aten.ravel.default,
-    aten.contiguous.default,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -154,7 +150,7 @@ class ViewChains:
     def _may_copy(self, node: Node, source: Node) -> bool:
         if node.target in _COPIES:
             return True
-        return node.target in _MAY_COPY and self.strides.known(source) is not Layout.CONTIGUOUS
+        return node.target in MAY_COPY and self.strides.known(source) is not Layout.CONTIGUOUS
 
     def _copies(self, node: Node, source: Node) -> bool:
         """Whether an operator between the two may have copied."""

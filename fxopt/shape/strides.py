@@ -43,6 +43,11 @@ _RESHAPES = {
     aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int, aten.squeeze.default,
     aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
 }  # fmt: skip
+# Views where the strides of their argument allow it, and copies elsewhere.
+MAY_COPY = {
+    aten.reshape.default, aten.flatten.using_ints, aten.reshape_as.default, aten.ravel.default,
+    aten.contiguous.default,
+}  # fmt: skip
 _CUTS = {
     aten.slice.Tensor, aten.narrow.default, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default,
     aten.chunk.default, aten.unbind.int,
