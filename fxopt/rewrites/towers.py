@@ -154,9 +154,7 @@ class _Builder:
         if step.node not in self.inputs:
             self.inputs[step.node] = len(self.inputs)
             self._inner.append(step.inner > 0)
-        width = static(shape_of(step.node)[-1]) or 1
-        place, start = divmod(run.column, width) if step.inner else (-1, run.column)
-        return Source(self.inputs[step.node], place, start)
+        return Source(self.inputs[step.node], *step.at(run.column))
 
 
 REWRITE = Rewrite(

@@ -92,7 +92,7 @@ class Columns:
         if not 0 < columns <= _MOST_COLUMNS:
             return None
         inner = sizes[1] if len(sizes) == 3 else 0
-        return self.steps.numbers(InputStep(node, inner or 0), columns).reshape(1, *sizes[1:])  # type: ignore[arg-type]
+        return self.steps.numbers(InputStep(node, inner or 0)).reshape(1, *sizes[1:])  # type: ignore[arg-type]
 
     def _view(self, node: Node) -> Value | None:
         """The numbers of a view, or of the parts of a split, of an input."""
@@ -110,11 +110,7 @@ class Columns:
     def _lies_in_one_row(self, numbers: Tensor) -> bool:
         """Whether a step can read them where they are: side by side, in one of the input's inner rows."""
         runs = self.steps.runs(numbers)
-        step = self.steps[runs[0].step] if len(runs) == 1 else None
-        if not isinstance(step, InputStep):
-            return False
-        width = static(shape_of(step.node)[-1]) or 1
-        return runs[0].column // width == (runs[0].column + runs[0].width - 1) // width
+        return len(runs) == 1 and isinstance(self.steps[runs[0].step], InputStep)
 
     def batch_dim(self, node: Node) -> int | None:
         """The one dim that is the batch; None where another one depends on it, or none is."""
@@ -191,7 +187,7 @@ class Columns:
         if numbers is None or numbers.numel() > _MOST_ROWS * K:
             return None
         rows = [LinearStep(self.steps.runs(row), weight, bias, N) for row in numbers.reshape(-1, K)]
-        return torch.stack([self.steps.numbers(step, N) for step in rows]).reshape(*numbers.shape[:-1], N)
+        return torch.stack([self.steps.numbers(step) for step in rows]).reshape(*numbers.shape[:-1], N)
 
     def _is_matrix(self, weight: Node) -> bool:
         return self._is_plain(weight, 2) and weight.meta["val"].stride()[-1] == 1
@@ -215,7 +211,7 @@ class Columns:
             if not isinstance(step, LinearStep) or step.activation != "none":
                 return None
             active = LinearStep(step.x, step.weight, step.bias, step.width, ACTIVATIONS[node.target])  # type: ignore[index]
-            made[at : at + run.width] = self.steps.numbers(active, step.width)[run.column : run.column + run.width]
+            made[at : at + run.width] = self.steps.numbers(active)[run.column : run.column + run.width]
             at += run.width
         return made.reshape(numbers.shape)
 
@@ -226,9 +222,7 @@ class Columns:
         if numbers is None or dim == self.batch_dim(node):
             return None
         last = numbers.movedim(dim, -1)
-        rows = [
-            self.steps.numbers(SoftmaxStep(self.steps.runs(row)), len(row)) for row in last.reshape(-1, last.shape[-1])
-        ]
+        rows = [self.steps.numbers(SoftmaxStep(self.steps.runs(row))) for row in last.reshape(-1, last.shape[-1])]
         return torch.stack(rows).reshape(last.shape).movedim(-1, dim)
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from fxopt.shape.sizes import shape_of, static
+
 
 @dataclass(frozen=True)
 class Run:
@@ -25,6 +27,21 @@ class InputStep:
 
     node: Node
     inner: int  # F, or 0
+
+    def at(self, column: int) -> tuple[int, int]:
+        """The inner row, or -1, and the place in it of a column that `Steps` has numbered."""
+        return divmod(column, self._row + 1) if self.inner else (-1, column)
+
+    @property
+    def numbers(self) -> Tensor:
+        """Of its columns, [F * W], from 0: rows are no neighbours, because no step reads beyond the end of one."""
+        return torch.arange((self.inner or 1) * (self._row + 1), device="cpu").view(-1, self._row + 1)[:, :-1].flatten()
+
+    @property
+    def _row(self) -> int:
+        width = static(shape_of(self.node)[-1])
+        assert width is not None
+        return width
 
     @property
     def reads(self) -> tuple[Run, ...]:
@@ -49,6 +66,10 @@ class SoftmaxStep:
     """No step of a plan: its columns are known only to mixtures."""
 
     logits: tuple[Run, ...]
+
+    @property
+    def width(self) -> int:
+        return sum(run.width for run in self.logits)
 
     @property
     def reads(self) -> tuple[Run, ...]:
@@ -96,13 +117,14 @@ class Steps:
     def __getitem__(self, index: int) -> Step:
         return self.steps[index]
 
-    def numbers(self, step: Step, width: int) -> Tensor:
-        """The numbers of a step's columns, [width]; equal steps are one."""
+    def numbers(self, step: Step) -> Tensor:
+        """The numbers of a step's columns, [columns]; equal steps are one."""
         if step not in self._numbers:
             self.steps.append(step)
             self._starts.append(self._next)
-            self._numbers[step] = torch.arange(self._next, self._next + width, device="cpu")
-            self._next += width + 1
+            columns = step.numbers if isinstance(step, InputStep) else torch.arange(step.width, device="cpu")
+            self._numbers[step] = columns + self._next
+            self._next += int(columns[-1]) + 2
         return self._numbers[step]
 
     def of(self, number: int) -> int:

@@ -88,7 +88,7 @@ def _products(terms: Terms, steps: Steps) -> Tensor | None:
         (a,), (b,) = map(steps.runs, pair)
         if a.width < 2 or any(isinstance(steps[run.step], SoftmaxStep) for run in (a, b)):
             return None
-        made.append(steps.numbers(ProductStep(a, b), a.width))
+        made.append(steps.numbers(ProductStep(a, b)))
     return torch.cat(made).reshape(terms.shape) if made else None
 
 
@@ -104,7 +104,7 @@ def _mixed(gates: Tensor, values: Tensor, steps: Steps) -> Tensor | None:
         step = _mixture(gate[0][order], value[0][order], len(gate), steps)
         if step is None:
             return None
-        made.append(steps.numbers(step, step.width))
+        made.append(steps.numbers(step))
     return torch.cat(made)
 
 
@@ -119,6 +119,6 @@ def _mixture(gate: Tensor, first: Tensor, width: int, steps: Steps) -> MixtureSt
     soft = [step for run in weights if isinstance(step := steps[run.step], SoftmaxStep)]
     if not soft:
         return MixtureStep(weights, False, tuple(experts), width)
-    if len(weights) > 1 or sum(run.width for run in soft[0].logits) != weights[0].width:
+    if len(weights) > 1 or soft[0].width != weights[0].width:
         return None  # some of the softmax, or more than one
     return MixtureStep(soft[0].logits, True, tuple(experts), width)

@@ -164,3 +164,20 @@ class OneHeadOfEach(nn.Module):
         queries = torch.stack(self.queries(x).split(2, -1), 1)
         keys = torch.stack(self.keys(x).split(2, -1), 1)
         return torch.softmax(queries @ keys.mT * 0.5, -1) @ values
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 3, 4),), captured=(2, 2), later=((5, 4), (1, 4), (0, 4)))
+class RowsOfAnInputSideBySide(nn.Module):
+    """What towers copy, multiply and read of their input goes beyond the end of one of its inner rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+        self.wide = nn.ModuleList([nn.Linear(8, 2) for _ in range(2)])
+        self.each = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        towers = [tower(x[:, i]) for i, tower in enumerate(self.towers)]
+        beside = torch.cat([towers[0], x[:, 0], x[:, 1]], 1)
+        multiplied = torch.cat([x[:, 1], x[:, 2], towers[1]], 1) * torch.cat([towers[2], x[:, 0], x[:, 1]], 1)
+        return torch.cat([self.each(x), x, x], 1), sum(towers), multiplied, *(net(beside[:, 4:]) for net in self.wide)
