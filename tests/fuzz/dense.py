@@ -111,11 +111,13 @@ _EDIT = re.compile(rf"^\s*(v\d+)(?=\[[^=]*\] [-+*/]?= |{_VIEWS}\.\w+_\(| [-+*/]=
 
 
 def unread_of(lines: Sequence[str]) -> list[str]:
-    """Variables that are written and never read; an edit reads nothing of its own."""
+    """Variables that are written and never read; an edit reads nothing of its own, a dtype or shape no element."""
     count: Counter[str] = Counter()
     for line in lines:
         edit = _EDIT.match(line)
-        count.update(name for name in re.findall(r"\bv\d+\b", line) if not edit or name != edit[1])
+        count.update(
+            name for name in re.findall(r"\bv\d+\b(?!\.(?:dtype|shape)\b)", line) if not edit or name != edit[1]
+        )
     return [name for name, times in count.items() if times == 1]
 
 
