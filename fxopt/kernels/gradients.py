@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fxopt.torch_internals.modes import is_legacy_batchedtensor
 
@@ -23,6 +25,19 @@ def mark(
     constant = [y for y, reads in zip(outputs, differentiable, strict=True) if asking.isdisjoint(reads)]
     ctx.mark_non_differentiable(*constant)
     ctx.set_materialize_grads(False)
+
+
+def where_they_flow(backward: Callable[..., tuple]) -> Callable[..., tuple]:
+    """A backward that gives no gradient where it is given none: what only a comparison reads has None in eager, and an
+    optimizer with momentum tells that from zeros. Its context must have `set_materialize_grads(False)`."""
+
+    @functools.wraps(backward)
+    def flowing(ctx: Any, *grads: Any) -> tuple:
+        if any(grad is not None for grad in tree_leaves(grads)):
+            return backward(ctx, *grads)
+        return tuple([None] * len(need) if isinstance(need, list) else None for need in ctx.needs_input_grad)
+
+    return flowing
 
 
 def by_definition(grads: Sequence[Tensor | None]) -> bool:

@@ -13,7 +13,7 @@ import torch
 from fxopt.locks import lock
 from fxopt.torch_internals.operators import destroy
 
-from . import entry, simd
+from . import entry, gradients, simd
 from .build import BuildError, Library
 
 
@@ -38,7 +38,7 @@ class Operator:
         schema: what torch.library.define takes.
         forward: in PyTorch, on any device; None: there is only the kernel.
         fake: its shapes. None: forward is a composition of torch's operators, which has them.
-        backward, setup_context: what torch.library.register_autograd takes.
+        backward, setup_context: what torch.library.register_autograd takes; an output without a gradient has None.
         others: for a dispatch key each.
     """
 
@@ -60,8 +60,13 @@ class Operator:
         if self.fake is not None:
             torch.library.register_fake(f"fxopt::{name}", self.fake, lib=library)
         if self.backward is not None:
-            setup: Any = self.setup_context
-            torch.library.register_autograd(f"fxopt::{name}", self.backward, setup_context=setup, lib=library)
+            backward = gradients.where_they_flow(self.backward)
+            torch.library.register_autograd(f"fxopt::{name}", backward, setup_context=self._set_up, lib=library)
+
+    def _set_up(self, ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        if self.setup_context is not None:
+            self.setup_context(ctx, inputs, output)
 
 
 class Operators:

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import gradients
+
 
 def embedding(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:
     """As F.embedding."""
@@ -23,11 +25,13 @@ def embedding(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Ten
 class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids: Tensor, table: Tensor, padding_idx: int | None) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(ids)
         ctx.rows, ctx.padding_idx = table.shape[0], padding_idx
         return F.embedding(ids, table)
 
     @staticmethod
+    @gradients.where_they_flow
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:  # type: ignore[override]
         (ids,) = ctx.saved_tensors
         flat, grads = ids.flatten(), grad.reshape(ids.numel(), grad.shape[-1])

@@ -55,7 +55,7 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, grad: Tensor, grad_scores: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor | None, grad_scores: Tensor | None) -> tuple[Tensor | None, ...]:
     """The definition's gradients, some rows at a time."""
     x, i, j, *weights, query_bias = ctx.saved_tensors
     of_query_bias = None if query_bias is None else torch.zeros_like(query_bias)  # it moves all scores alike
@@ -63,6 +63,8 @@ def _backward(ctx: Any, grad: Tensor, grad_scores: Tensor) -> tuple[Tensor | Non
         wanted = [t is not None and t.requires_grad for t in (x, i, j, *weights, query_bias)]
         tensors = (x, i, j, *weights, query_bias)
         return tuple(gradients.again(pair_attention, tensors, wanted, [grad, grad_scores]))
+    grad = x.new_zeros(x.shape[0], x.shape[2]) if grad is None else grad
+    grad_scores = x.new_zeros(x.shape[0], i.shape[0]) if grad_scores is None else grad_scores
     rows = max(16, _CHUNK // max(1, 4 * i.shape[0] * x.shape[2]))
     leaves = [None if w is None else w.detach().requires_grad_() for w in weights]
     given = [leaf for leaf in leaves if leaf is not None]

@@ -63,6 +63,7 @@ class _Recorded(torch.autograd.Function):
     def forward(
         ctx: Any, counts: Tensor, n_vectors: int, n_before: int, i: Tensor, j: Tensor, *tensors: Tensor
     ) -> Tensor:
+        ctx.set_materialize_grads(False)
         split = n_vectors + n_before
         parts = list(tensors[:n_vectors]), list(tensors[n_vectors:split]), list(tensors[split:])
         _setup_context(ctx, (*parts, i, j), counts)
@@ -70,6 +71,7 @@ class _Recorded(torch.autograd.Function):
         return torch.ops.fxopt.dot_interaction(*parts, i, j) if outputs is None else outputs[0]
 
     @staticmethod
+    @gradients.where_they_flow
     def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
         found, before, after, _, _ = _gradients_of(ctx, grad, any(ctx.needs_input_grad[5 : 5 + ctx.n_vectors]))
         return None, None, None, None, None, *found, *before, *after

@@ -60,12 +60,14 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor | None, scale: float, total: bool, plan: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
         _setup_context(ctx, (x, weights, scale, total), plan)
         ctx.plan = plan
         outputs = OPERATORS.past_dispatcher("pair_sum")(x, weights, plan)
         return torch.ops.fxopt.pair_sum(x, weights, scale, total) if outputs is None else outputs[0]
 
     @staticmethod
+    @gradients.where_they_flow
     def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
         by_kernel = None if gradients.by_definition([grad]) else OPERATORS.past_dispatcher("pair_sum_backward")
         found = by_kernel(grad, *ctx.saved_tensors, ctx.plan) if by_kernel is not None else None

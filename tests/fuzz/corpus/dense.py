@@ -181,3 +181,22 @@ class RowsOfAnInputSideBySide(nn.Module):
         beside = torch.cat([towers[0], x[:, 0], x[:, 1]], 1)
         multiplied = torch.cat([x[:, 1], x[:, 2], towers[1]], 1) * torch.cat([towers[2], x[:, 0], x[:, 1]], 1)
         return torch.cat([self.each(x), x, x], 1), sum(towers), multiplied, *(net(beside[:, 4:]) for net in self.wide)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randint(0, 9, (B, 3)), torch.randn(B, 4)), captured=(4, 4), grad=True)
+class OnlyCompared(nn.Module):
+    """A table whose rows reach the result through comparisons alone has no gradient, whichever operator reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList([nn.Embedding(9, 4) for _ in range(3)])
+        self.mlp = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4))
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, ids: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        pairs, dots, largest = (table(ids) for table in self.tables)
+        summed = 0.5 * (pairs.sum(1) ** 2 - (pairs**2).sum(1))
+        i, j = torch.triu_indices(3, 3, 1)
+        inner = self.mlp((dots @ dots.transpose(1, 2))[:, i, j])
+        top = largest.flatten(1).topk(4, 1)[0]
+        return tuple((self.norm(x) / 3).masked_fill(found * 2 > 0, 0.0) for found in (summed, inner, top))
