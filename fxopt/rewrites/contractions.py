@@ -26,7 +26,7 @@ from fxopt.rewrites.regions import calls_of
 from fxopt.rewrites.views import made
 from fxopt.shape.aliases import makes_results
 from fxopt.shape.sizes import product, same, shape_of
-from fxopt.shape.strides import Layout, Strides
+from fxopt.shape.strides import Layout, Strides, is_matrix_product
 from fxopt.shape.view_steps import Permute, Reshape, Step
 
 aten = torch.ops.aten
@@ -154,7 +154,8 @@ def like(editor: Editor, old: Node, new: Node) -> Node:
 
     strides = Strides(editor.module.graph)
     is_seen = strides.asked(old) is not Layout.ANY
-    follows = old.target in _FRESH and strides.known(new) is not Layout.CONTIGUOUS
+    fresh = old.target in _FRESH or is_matrix_product(old)
+    follows = fresh and strides.known(new) is not Layout.CONTIGUOUS
     if not alike(new) or (is_seen and follows):
         new = editor.call(aten.contiguous.default, new)
     if is_seen and not alike(new):

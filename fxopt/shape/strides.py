@@ -138,7 +138,7 @@ class Strides:
             return self._asked[user]
         if user.target is aten.contiguous.default and self._known[user.args[0]] is Layout.CONTIGUOUS:  # type: ignore[index]
             return self._asked[user]  # it may go, because its argument is what it is
-        if user.target in _STRIDE_BLIND or _is_ours(user) or _sums(user):
+        if user.target in _STRIDE_BLIND or _is_ours(user) or is_matrix_product(user):
             return Layout.ANY
         if user.target in _JOINS and len(shape_of(user)) < 4:
             return Layout.ANY
@@ -151,8 +151,8 @@ class Strides:
         return Layout.CONTIGUOUS if self._asked[user] and not _is_scalar(user) else Layout.ANY
 
 
-def _sums(node: Node) -> bool:
-    """An einsum that is a matrix product; one that sums nothing is pointwise, or a view."""
+def is_matrix_product(node: Node) -> bool:
+    """Whether it is an einsum that sums, so that its strides follow from its shape; another is pointwise, or a view."""
     if node.target is not aten.einsum.default or not isinstance(node.args[0], str):
         return False
     letters, arrow, kept = node.args[0].replace(" ", "").partition("->")

@@ -200,3 +200,12 @@ class OnlyCompared(nn.Module):
         inner = self.mlp((dots @ dots.transpose(1, 2))[:, i, j])
         top = largest.flatten(1).topk(4, 1)[0]
         return tuple((self.norm(x) / 3).masked_fill(found * 2 > 0, 0.0) for found in (summed, inner, top))
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, L, 4), torch.randn(B, L)), captured=(4, 1), later=((3, 1), (4, 4)))
+class ProductOfAScrambledTensor(nn.Module):
+    """A product over an axis of length 1 has strides of its own, however the elementwise one's factors lie."""
+
+    def forward(self, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        scrambled = x.transpose(0, 2).contiguous().view(x.shape)
+        return torch.einsum("bl,bld->bd", weights, scrambled), (weights.unsqueeze(1) @ scrambled).squeeze(1)
