@@ -61,6 +61,8 @@ class Run:
         self.until = time.monotonic() + 60 * options.minutes
         self.lock = threading.Lock()
         self.next = dict.fromkeys(_kinds(options), options.seed)
+        every = _GRAPHS_A_WORKER * options.processes if options.graphs is None else options.graphs * len(self.next)
+        self.share = min(_GRAPHS_A_WORKER, -(-every // options.processes))  # all processes have work until the end
         self.found: dict[tuple[str, str], list[int]] = defaultdict(list)
         self.seen: dict[str, Counter[str]] = defaultdict(Counter)
 
@@ -94,7 +96,7 @@ class Run:
 
     def _take(self, kind: str) -> tuple[int, int] | None:
         with self.lock:
-            count = min(_GRAPHS_A_WORKER, self._left(kind))
+            count = min(self.share, self._left(kind))
             start = self.next[kind]
             self.next[kind] += count
         return (start, start + count) if count else None
