@@ -36,7 +36,7 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # Narrower than the layers: all that these may import from the package.
 ONLY = {
-    "patterns": r"patterns|normalize|shape|findings|torch_internals|kernels\.\w+\.plan",
+    "patterns": r"patterns|normalize|shape|findings|torch_internals|kernels\.\w+\.(plan|serves)",
     "kernels": r"kernels|findings|config|locks|torch_internals",
     "tune": r"tune|shape|kernels\.build|machine|config|torch_internals",
     "shape": r"shape|findings|config|torch_internals",

@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from fxopt.capture import capture
-from fxopt.kernels.gpu_linear.plan import is_long
+from fxopt.kernels.mlp.cuda.ways import is_long
 from fxopt.verify.budget import rounding_of
 
 

@@ -7,16 +7,12 @@ from .attention import op as attention
 from .columns import cuda as columns_cuda
 from .columns import op as columns
 from .compressed_interaction import op as compressed_interaction
-from .gpu_cross import op as gpu_cross
-from .gpu_dots import gathered
-from .gpu_dots import op as gpu_dots
-from .gpu_few_rows import op as gpu_few_rows
-from .gpu_linear import op as gpu_linear
 from .interactions import library as interactions
+from .interactions.cuda import dots, gathered
 from .k_largest import op as k_largest
 from .lookup_products import op as lookup_products
-from .mlp import cuda as chains
 from .mlp import op as mlp
+from .mlp.cuda import chains, cross, few_rows, linear
 from .pointwise import op as pointwise
 from .row_update import op as row_update
 from .stage import op as stage
@@ -42,13 +38,13 @@ LIBRARIES = (
 BESIDE_CUDA = (columns_cuda.WRAPPER, stage.POINTERS)  # C++ between torch and the kernels for GPUs
 CUDA_LIBRARIES = (
     columns_cuda.KERNEL,
-    gpu_linear.KERNEL,
+    linear.KERNEL,
     gathered.KERNEL,
-    gpu_dots.KERNEL,
-    gpu_few_rows.KERNEL,
+    dots.KERNEL,
+    few_rows.KERNEL,
     cuda_attention.KERNEL,
     chains.KERNEL,
     stage.KERNEL,
-    gpu_cross.KERNEL,
+    cross.KERNEL,
     row_update.CUDA,
 )

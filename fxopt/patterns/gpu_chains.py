@@ -8,7 +8,8 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from fxopt.kernels.mlp.plan import CHAINS_ON_CUDA, MOST_ON_CUDA, Op
+from fxopt.kernels.mlp.plan import Op
+from fxopt.kernels.mlp.serves import MOST_CHAINS, MOST_IN, MOST_OUT
 from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.gpu_linears import layer_at
 from fxopt.patterns.groups import group
@@ -17,7 +18,6 @@ from fxopt.patterns.linear_steps import Found, step_at
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of, static
 
-_MOST_IN = 1024  # inputs of a first layer: a block reads them all by itself
 _ACTIVATIONS = {"": (), "relu": (Op.RELU,), "sigmoid": (Op.SIGMOID,)}
 
 
@@ -44,7 +44,7 @@ def find_gpu_chains(module: GraphModule, inference: bool) -> Iterator[Match | Re
     alike: dict[object, list[Member]] = {}
     for node in module.graph.nodes:
         layer = _layer(node)
-        if node in taken or not layer or (static(shape_of(node.args[1])[1]) or _MOST_IN + 1) > _MOST_IN:
+        if node in taken or not layer or (static(shape_of(node.args[1])[1]) or MOST_IN + 1) > MOST_IN:
             continue
         chain = _chain(node, layer)
         taken.update(chain.inside)
@@ -60,8 +60,8 @@ def find_gpu_chains(module: GraphModule, inference: bool) -> Iterator[Match | Re
 
 def _matches(together: list[Member]) -> Iterator[Match]:
     """All of a group; and each by itself, for where that is not faster."""
-    for start in range(0, len(together), CHAINS_ON_CUDA):
-        some = together[start : start + CHAINS_ON_CUDA]
+    for start in range(0, len(together), MOST_CHAINS):
+        some = together[start : start + MOST_CHAINS]
         if len(some) > 1:
             yield _match(some)
     for member in together:
@@ -98,7 +98,7 @@ def _after(node: Node) -> list[Found]:
 def _layer(node: Node) -> list[Found]:
     """A linear layer with its activation, as steps; nothing for what is none, or too wide."""
     layer = layer_at(node)
-    if layer is None or (static(shape_of(layer.weight)[0]) or 0) > MOST_ON_CUDA:
+    if layer is None or (static(shape_of(layer.weight)[0]) or 0) > MOST_OUT:
         return []
     linear = Found(Op.LINEAR, (layer.weight, layer.bias), (), [node])
     return [linear, *(Found(op, (), (), [node]) for op in _ACTIVATIONS[layer.activation])]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.kernels.gpu_dots.plan import STEPS
+from fxopt.kernels.interactions.serves import STEPS
 from fxopt.patterns.core import Match, Reject, is_ours
 from fxopt.shape.sizes import shape_of, static, tensor_of
 

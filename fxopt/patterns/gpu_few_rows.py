@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.kernels.gpu_few_rows.plan import ALIGNED, MOST_LAYERS
 from fxopt.kernels.mlp.plan import Op, split
+from fxopt.kernels.mlp.serves import MOST_LAYERS, VECTOR
 from fxopt.patterns.core import Match, Reject, is_ours
 from fxopt.patterns.gpu_linears import Layer, layer_at
 from fxopt.shape.aliases import Aliases
@@ -59,7 +59,7 @@ def _layers(node: Node) -> list[Layer]:
     value = tensor_of(node)
     if value is None or value.dtype != torch.float32:
         return []
-    return layers if all((static(shape_of(layer.weight)[1]) or 1) % ALIGNED == 0 for layer in layers) else []
+    return layers if all((static(shape_of(layer.weight)[1]) or 1) % VECTOR == 0 for layer in layers) else []
 
 
 def _of_chain(node: Node) -> list[Layer]:

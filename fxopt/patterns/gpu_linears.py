@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.kernels.gpu_linear.plan import LONG_IN, SHORT_IN
+from fxopt.kernels.mlp.serves import LONG_IN, SHORT_IN
 from fxopt.patterns.core import Match, Reject, is_ours
 from fxopt.shape.sizes import shape_of, static, tensor_of
 

@@ -6,7 +6,7 @@ import operator
 
 import torch
 
-from fxopt.kernels.mlp.cuda import KERNEL, Chains, load
+from fxopt.kernels.mlp.cuda.chains import KERNEL, Chains, load
 from fxopt.kernels.mlp.plan import Op, encode, joined
 from fxopt.patterns.core import Match
 from fxopt.patterns.gpu_chains import find_gpu_chains

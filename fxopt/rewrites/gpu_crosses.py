@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fxopt.kernels.gpu_cross.op import KERNEL, gpu_cross, load
+from fxopt.kernels.mlp.cuda.cross import KERNEL, gpu_cross, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.gpu_crosses import find_gpu_crosses
 from fxopt.rewrites.core import Replacement, Rewrite

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from fxopt.kernels.gpu_dots.op import KERNEL, gpu_dots, load
+from fxopt.kernels.interactions.cuda.dots import KERNEL, gpu_dots, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.gpu_dots import find_gpu_dots
 from fxopt.rewrites.core import Replacement, Rewrite

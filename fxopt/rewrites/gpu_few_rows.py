@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fxopt.kernels.gpu_few_rows.op import KERNEL, gpu_few_rows, load
-from fxopt.kernels.gpu_linear.op import CODES
+from fxopt.kernels.mlp.cuda.few_rows import KERNEL, gpu_few_rows, load
+from fxopt.kernels.mlp.cuda.linear import CODES
 from fxopt.patterns.core import Match
 from fxopt.patterns.gpu_few_rows import find_gpu_few_rows
 from fxopt.patterns.gpu_linears import Layer

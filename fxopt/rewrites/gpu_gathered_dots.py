@@ -6,8 +6,8 @@ import torch
 from torch.fx import Node
 
 from fxopt.kernels.columns.plan import Plan
-from fxopt.kernels.gpu_dots.gathered import KERNEL, call_of, load
-from fxopt.kernels.gpu_dots.plan import MOST_DIM, MOST_VECTORS, STEPS, fits, vectors
+from fxopt.kernels.interactions.cuda.gathered import KERNEL, call_of, load
+from fxopt.kernels.interactions.serves import MOST_DIM, MOST_VECTORS, STEPS, fits, vectors
 from fxopt.patterns.core import Match
 from fxopt.patterns.gpu_gathered_dots import find_gathered_dots
 from fxopt.rewrites.core import Replacement, Rewrite

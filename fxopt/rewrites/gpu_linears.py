@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from fxopt.kernels.gpu_linear.op import KERNEL, gpu_linear, gpu_padded, load
-from fxopt.kernels.gpu_linear.plan import ALIGNED
+from fxopt.kernels.mlp.cuda.linear import KERNEL, gpu_linear, gpu_padded, load
+from fxopt.kernels.mlp.cuda.ways import ALIGNED
 from fxopt.patterns.core import Match, is_ours
 from fxopt.patterns.gpu_linears import find_gpu_linears
 from fxopt.rewrites.core import Replacement, Rewrite

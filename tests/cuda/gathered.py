@@ -6,7 +6,7 @@ import torch
 
 from fxopt.kernels.columns import reference
 from fxopt.kernels.columns.plan import Column, Plan, Source
-from fxopt.kernels.gpu_dots import op as dots
+from fxopt.kernels.interactions.cuda import dots
 
 
 def example(B, T, D, dtype=torch.bfloat16, device="cpu", ids=torch.int64, packed=True, copied=True, bad_ids="raise"):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxopt.kernels.gpu_linear.op import CODES
+from fxopt.kernels.mlp.cuda.linear import CODES
 
 
 def two_towers(x, *weights):

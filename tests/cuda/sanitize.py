@@ -36,17 +36,17 @@ KERNELS = {
     "joins_kernel": "test_columns_gpu.py::test_gradients_equal_the_references",
     "update_kernel": "test_row_update_shim.py::test_on_a_gpu",
     "stage_kernel": "test_stage_shim.py::test_on_a_gpu",
-    "attention_kernel": "test_gpu_attention.py::test_on_a_gpu",
-    "chain_kernel": "test_gpu_chains.py::test_on_a_gpu",
-    "cross_kernel": "test_gpu_crosses.py::test_on_a_gpu",
-    "dots_kernel": "test_gpu_dots.py::test_on_a_gpu",
+    "attention_kernel": "test_target_attention.py::test_on_a_gpu",
+    "chain_kernel": "test_linear_chains.py::test_on_a_gpu",
+    "cross_kernel": "test_crosses.py::test_on_a_gpu",
+    "dots_kernel": "test_dots.py::test_on_a_gpu",
     "gathered_kernel": "test_gathered_dots.py::test_on_a_gpu",
-    "few_rows_kernel": "test_gpu_few_rows.py::test_equals_fp64",
-    "dot_kernel": "test_gpu_linear.py::test_equals_fp64",
-    "short_kernel": "test_gpu_linear.py::test_equals_fp64",
-    "short_halves_kernel": "test_gpu_linear.py::test_halves",
-    "pad_kernel": "test_gpu_linear.py::test_halves",
-    "last_kernel": "test_gpu_linear.py::test_a_single_output_behind_parts",
+    "few_rows_kernel": "test_few_rows.py::test_equals_fp64",
+    "dot_kernel": "test_linear_layers.py::test_equals_fp64",
+    "short_kernel": "test_linear_layers.py::test_equals_fp64",
+    "short_halves_kernel": "test_linear_layers.py::test_halves",
+    "pad_kernel": "test_linear_layers.py::test_halves",
+    "last_kernel": "test_linear_layers.py::test_a_single_output_behind_parts",
 }
 # Other ways through them.
 MORE = (
@@ -57,7 +57,7 @@ MORE = (
     "test_columns_gpu.py::test_rows_in_8_bits",
     "test_columns_gpu.py::test_staged_rows_give_the_same_bits",
     "test_columns_gpu.py::test_short_bags_equal_the_reference",
-    "test_gpu_linear.py::test_rows_of_any_stride",
+    "test_linear_layers.py::test_rows_of_any_stride",
     "test_gathered_dots.py::test_bad_ids_on_a_gpu",
 )
 PROFILER = "profiler"  # sees that each test launches what KERNELS says

@@ -39,7 +39,7 @@ from fxopt.kernels import cuda_build
 from fxopt.kernels.columns import cuda, reference
 from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.op import columns
-from fxopt.kernels.gpu_cross import op as cross
+from fxopt.kernels.mlp.cuda import cross
 from tests.cuda.compare import random_call
 
 cuda_build.arch_on = cuda.arch_on = lambda device: ("sm_90a", "sm_90")[device]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fxopt
-from fxopt.kernels.gpu_linear.op import gpu_linear
+from fxopt.kernels.mlp.cuda.linear import gpu_linear
 
 pytestmark = pytest.mark.gpu
 STEPS = 40

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxopt.kernels.gpu_few_rows.op import KERNEL, MOST_ROWS, gpu_few_rows, reference
+from fxopt.kernels.mlp.cuda.few_rows import KERNEL, MOST_ROWS, gpu_few_rows, reference
 from tests.cuda.planted import awake, compiled, on_the_shim
 from tests.cuda.programs import layers
 from tests.cuda.shim_library import ShimError
@@ -37,7 +37,7 @@ MUTATIONS = {
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """With every planted bug, asleep."""
-    return compiled(KERNEL, tmp_path_factory.mktemp("few_rows"), MUTATIONS, "gpu_few_rows/few_rows.cu")
+    return compiled(KERNEL, tmp_path_factory.mktemp("few_rows"), MUTATIONS, "mlp/cuda/few_rows.cu")
 
 
 class Guarded:

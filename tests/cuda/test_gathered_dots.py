@@ -16,9 +16,9 @@ from fxopt.kernels.columns import errors
 from fxopt.kernels.columns import op as columns_op
 from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.plan import Column, Plan, Source
-from fxopt.kernels.gpu_dots import op as dots
-from fxopt.kernels.gpu_dots.gathered import call_of, gathered_dots, in_two, load
-from fxopt.kernels.gpu_dots.plan import vectors
+from fxopt.kernels.interactions.cuda import dots
+from fxopt.kernels.interactions.cuda.gathered import call_of, gathered_dots, in_two, load
+from fxopt.kernels.interactions.serves import vectors
 from fxopt.rewrites.editor import Editor
 from fxopt.rewrites.gpu_gathered_dots import REWRITE
 from fxopt.tune.tuner import Verdict

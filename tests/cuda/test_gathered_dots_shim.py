@@ -9,12 +9,12 @@ import torch
 
 from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.plan import Column, Instr, Op, Plan, Source
-from fxopt.kernels.gpu_dots.gathered import KERNEL
-from fxopt.kernels.gpu_dots.plan import vectors
+from fxopt.kernels.interactions.cuda.gathered import KERNEL
+from fxopt.kernels.interactions.serves import vectors
 from tests.cuda.gathered import assert_close, bad, exact, example
 from tests.cuda.planted import awake
 from tests.cuda.shim_library import Shim, ShimError, _arrays
-from tests.cuda.test_gpu_dots import PAIRS, with_bugs
+from tests.cuda.test_dots import PAIRS, with_bugs
 
 MUTATIONS = PAIRS | {
     "no bounds check": ("gathered.cu", "__any_sync(kAll, wanted &&", "__any_sync(kAll, !{} && wanted &&"),

@@ -50,7 +50,7 @@ def test_operators_without_a_public_name() -> None:
     x, weight, bias = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
     activated = addmm_activation(bias, x, weight.t())
     assert torch.allclose(activated, F.linear(x, weight, bias).relu(), atol=1e-6), (
-        "_addmm_activation is no linear layer with ReLU: fxopt/kernels/gpu_linear/op.py"
+        "_addmm_activation is no linear layer with ReLU: fxopt/kernels/mlp/cuda/linear.py"
     )
     y, grad = x.clone().requires_grad_(), torch.ones(3, 4).cumsum(1)
     weights = y.softmax(-1)

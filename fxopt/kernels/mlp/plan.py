@@ -39,7 +39,6 @@ class Step:
     constants: tuple[float, ...] = ()
 
 
-MOST_ON_CUDA, CHAINS_ON_CUDA = 128, 12  # columns of a layer; chains of a launch
 TENSORS, CONSTANTS = 5, 2
 WORDS = 1 + TENSORS + CONSTANTS  # chain.h overlays a struct
 

@@ -101,7 +101,7 @@ std::vector<Tensor> columns_entries(const std::vector<Tensor> grads, const std::
   return found;
 }
 
-// A row of dots of the vectors that a plan's columns would write: see gpu_dots/gathered.cu. `rest`: what stands before them, and the pairs.
+// A row of dots of the vectors that a plan's columns would write: see interactions/cuda/gathered.cu. `rest`: what stands before them, and the pairs.
 Tensor columns_dots(const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan, const std::vector<Tensor> rest, int64_t width) {
   auto call = [&](const Request& request, int device, char* text) {
     STD_TORCH_CHECK(bounds[device].dots != nullptr && rest.size() == 3, "fxopt.gathered_dots: cuda:", device, " has no kernel, or not three tensors");

@@ -1,0 +1,64 @@
+"""fxopt::gpu_dots: cat([before, z[i] . z[j]], 1) for vectors z on CUDA, without gradients."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ... import cuda_build, cuda_call
+from ...operators import Operator, Operators
+from ..serves import fits
+
+_HERE = Path(__file__).parent
+_SHARED = ("gemm/mma.cuh", "columns/cuda/async.cuh")
+HEADERS = (_HERE / "pairs.cuh", *(_HERE.parents[1] / name for name in _SHARED), *cuda_call.HEADERS)
+KERNEL = cuda_build.CudaLibrary("fxopt_gpu_dots", source=_HERE / "dots.cu", headers=HEADERS, functions=("fxopt_dots",))
+
+
+def reference(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> Tensor:
+    """What the model wrote, with zeros behind it."""
+    found = torch.cat([before, torch.bmm(z, z.transpose(1, 2))[:, i, j]], 1)
+    return F.pad(found, (0, width - found.shape[1]))
+
+
+def gpu_dots(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> Tensor:
+    """z [B, F, D], before [B, W], i and j int64 [P] -> [B, width], behind W + P zeros.
+
+    An index outside [-F, F) gives NaN.
+    """
+    kernel = cuda_build.loaded(KERNEL, z.get_device()) if _fits(z, before, i, j, width) else None
+    if kernel is None:
+        return reference(z, before, i, j, width)
+    out = z.new_empty(z.shape[0], width)
+    cuda_call.launch(kernel.fxopt_dots, parameters(z, before, i, j, out), z)
+    return out
+
+
+def _fake(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> Tensor:
+    return z.new_empty(z.shape[0], width)
+
+
+def parameters(z: Tensor, before: Tensor, i: Tensor, j: Tensor, out: Tensor) -> bytes:
+    """dots.cu's Dots."""
+    pointers = (tensor.data_ptr() for tensor in (before, i, j, out))
+    width = before.shape[1]
+    return struct.pack("<5q6iq16x", *pointers, width, *z.shape, width, i.shape[0], out.shape[1], z.data_ptr())
+
+
+def _fits(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> bool:
+    tensors = (z, before, i, j)
+    alike = all(t.is_contiguous() and t.device == z.device for t in tensors) and i.shape == j.shape and i.dim() == 1
+    small = fits(z.dtype, z.shape[1], z.shape[2])
+    aligned = z.data_ptr() % 16 == 0 and before.dtype == z.dtype and i.dtype == j.dtype == torch.int64
+    alike = alike and width >= before.shape[1] + i.shape[0]
+    return alike and small and aligned and z.is_cuda
+
+
+OPERATORS = Operators(
+    (Operator("gpu_dots(Tensor z, Tensor before, Tensor i, Tensor j, int width) -> Tensor", reference, _fake),)
+)
+load = OPERATORS.load

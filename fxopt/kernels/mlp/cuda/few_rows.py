@@ -1,0 +1,89 @@
+"""fxopt::gpu_few_rows: linear layers one behind the other for at most 16 rows on CUDA, in one persistent launch.
+
+At batch 1 a tower is the reading of its weights, and each launch of its own begins and ends with an idle memory. Here
+all blocks stay through all layers, with a barrier between two, and fetch weights as far ahead as shared memory holds
+them, also those of the next layer, because they depend on none before it. The idea is that of "MonoNN: Enabling a New
+Monolithic Optimization Space for Neural Network Inference Tasks on Modern GPU-Centric Architectures" (Zhuang et al.,
+OSDI 2024). Sums are fp32 in an order that sizes and device decide.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ... import cuda_build, cuda_call
+from ...operators import Operator, Operators
+from ..serves import MOST_LAYERS, MOST_ROWS, VECTOR
+from .linear import ACTIVATIONS, CODES, gpu_linears
+
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
+KERNEL = cuda_build.CudaLibrary(
+    "fxopt_gpu_few_rows",
+    source=_HERE / "few_rows.cu",
+    headers=(_ROOT / "grid.cuh", *cuda_call.HEADERS, _ROOT / "columns/cuda/async.cuh"),
+    functions=("fxopt_few_rows",),
+)
+_NAMES = list(CODES)
+_HEAD, _LAYER = struct.Struct("<3q4i"), struct.Struct("<2q4i")  # few_rows.cu's Request, up to its layers, and Layer
+
+
+def reference(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], activations: Sequence[int]
+) -> Tensor:
+    """What the model wrote, a layer at a time."""
+    for weight, bias, code in zip(weights, biases, activations, strict=True):
+        x = ACTIVATIONS[_NAMES[code]](torch.nn.functional.linear(x, weight, bias))
+    return x
+
+
+def gpu_few_rows(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], activations: Sequence[int]
+) -> Tensor:
+    """x [M, K], weights [N, K] each of which takes what the one before gives -> [M, N of the last].
+
+    `activations` are ACTIVATIONS by number. More rows, and what the kernel does not know, go layer by layer. For
+    tensors that record no gradients.
+    """
+    kernel = cuda_build.loaded(KERNEL, x.get_device()) if _serves(x, weights, biases) else None
+    if kernel is None:
+        return gpu_linears(x, weights, biases, [_NAMES[code] for code in activations])
+    M, widest = x.shape[0], max(map(len, weights))
+    widest += -widest % VECTOR
+    out, between = x.new_empty(M, len(weights[-1])), x.new_empty(2, M, widest)
+    pointers = x.data_ptr(), out.data_ptr(), between.data_ptr()
+    layers = [
+        _LAYER.pack(weight.data_ptr(), 0 if bias is None else bias.data_ptr(), *weight.shape, code, 0)
+        for weight, bias, code in zip(weights, biases, activations, strict=True)
+    ]
+    request = _HEAD.pack(*pointers, M, len(layers), widest, 0) + b"".join(layers)
+    whole = request.ljust(_HEAD.size + MOST_LAYERS * _LAYER.size, b"\0")
+    cuda_call.launch(kernel.fxopt_few_rows, whole, x)
+    return out
+
+
+def _serves(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
+    if x.dtype is not torch.float32 or not 0 < x.shape[0] <= MOST_ROWS or not 0 < len(weights) <= MOST_LAYERS:
+        return False
+    inputs = (x.shape[1], *map(len, weights))  # of each layer, and what the last one gives
+    return (
+        cuda_call.alike((x, *weights, *(bias for bias in biases if bias is not None)))
+        and all(t.is_contiguous() and t.data_ptr() % 16 == 0 and t.numel() for t in (x, *weights))
+        and all(width % VECTOR == 0 for width in inputs[:-1])
+        and all(w.shape == (N, K) for w, (K, N) in zip(weights, itertools.pairwise(inputs), strict=True))
+        and all(
+            b is None or (b.shape == w.shape[:1] and b.is_contiguous()) for w, b in zip(weights, biases, strict=True)
+        )
+    )
+
+
+OPERATORS = Operators(
+    (Operator("gpu_few_rows(Tensor x, Tensor[] weights, Tensor?[] biases, int[] activations) -> Tensor", reference),)
+)
+load = OPERATORS.load

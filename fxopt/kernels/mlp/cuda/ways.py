@@ -1,0 +1,57 @@
+"""By which way a linear layer x [M, K] by weight [N, K] is fastest, as an H200 measured it.
+
+Figures are microseconds with the 0.4 to the next kernel, ours and then cuBLAS's, both with a ReLU, at the sizes that
+were timed.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..serves import LONG_IN, SHORT_IN
+
+HALVES = (torch.float16, torch.bfloat16)
+ALIGNED = 8  # halves: 16 bytes
+_SHORT_OUT = 1024
+_LONGEST_IN = 4096  # from here on parts win with any number of outputs
+_FEWEST_ROWS, _MOST_ROWS, _FEWEST_OUT = 32, 512, 256  # chosen around what was timed
+_ODD_IN = 128
+
+
+def is_short(dtype: torch.dtype, M: int, N: int, K: int) -> bool:
+    """Whether our own launch wins.
+
+    fp32: 256 x 32 by 32 1.9 and 3.7, 2048 x 32 by 128 3.0 and 3.4, by 512 5.2 and 4.6, 256 x 64 by 128 2.7 and 3.9, and
+    a row of 64 2.4 and 2.1; bf16: 2048 x 13 by 512 2.7 and 4.3, 2048 x 32 by 128 2.6 and 3.0, by 512 4.0 and 3.5.
+    """
+    if not 0 < K <= SHORT_IN or not 1 < N <= _SHORT_OUT:
+        return False
+    if dtype in HALVES:
+        return K <= 16 or (K <= 32 and (K % 2 == 1 or M * N <= 2**18))
+    return K <= 16 or (M * N * K <= 2**23 and (K <= 32 or M > 16))
+
+
+def is_row(M: int, N: int, K: int) -> bool:
+    """Whether dot products one by one win.
+
+    fp32: a row of 1024 by 128 2.0 and 4.6, by 1024 2.7 and 2.9, of 512 by 512 1.8 and 3.3, of 8152 by 1024 5.9 and 9.0,
+    of 128 by 4096 2.7 and 2.5; bf16: 1024 by 1024 2.2 and 7.5.
+    """
+    return M == 1 and K > 0 and (N <= 2048 or K > 256)
+
+
+def is_long(dtype: torch.dtype, M: int, N: int, K: int) -> bool:
+    """Whether cuBLAS leaves most of the device idle, so that parts win.
+
+    TF32: 256 x 1024 by 128 5.8 and 6.9, by 256 6.3 and 6.7, by 512 8.2 and 6.7; 256 x 8152 by 1024 23.8 and 44.6.
+    """
+    if dtype is not torch.float32 or N % 4 or not _FEWEST_ROWS <= M <= _MOST_ROWS:
+        return False
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"  # allow_tf32 raises where this was set
+    few = K >= LONG_IN and M * N <= 2**16 and tf32  # measured in TF32 alone
+    return few or (K >= _LONGEST_IN and N >= _FEWEST_OUT)
+
+
+def is_odd(dtype: torch.dtype, M: int, K: int) -> bool:
+    """Whether halves whose rows do not start at 16 bytes are padded first: 256 x 415 by 512 6.4 and 13.0."""
+    return dtype in HALVES and K % ALIGNED != 0 and K >= _ODD_IN and M >= _FEWEST_ROWS

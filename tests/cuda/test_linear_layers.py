@@ -1,0 +1,128 @@
+"""Linear layers on a GPU by each of their ways, against fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fxopt
+from fxopt.kernels.mlp.cuda.linear import gpu_linear, gpu_linears, gpu_padded, load, reference
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", ["", "relu", "sigmoid"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("M", "K", "N"),
+    [
+        (1, 40, 1),
+        (77, 301, 1),
+        (33, 4099, 260),
+        (512, 8152, 1024),
+        (100, 4160, 300),
+        (5, 64, 32),
+        (0, 8, 1),
+        (0, 13, 8),
+        (256, 32, 32),
+        (1, 13, 7),
+        (2048, 32, 128),
+        (9000, 16, 513),
+        (300, 100, 20),
+    ],
+)
+def test_equals_fp64(M, K, N, bias, activation):
+    x, weight = torch.randn(M, K, device="cuda"), torch.randn(N, K, device="cuda") / K**0.5
+    b = torch.randn(N, device="cuda") if bias else None
+    with torch.no_grad():
+        found, eager = gpu_linear(x, weight, b, activation), reference(x, weight, b, activation)
+        exact = reference(x.double(), weight.double(), None if b is None else b.double(), activation)
+    assert found.shape == (M, N)
+    if M:
+        assert (found - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("M", "K", "N"),
+    [
+        (70, 256, 1),
+        (3, 33, 1),
+        (64, 415, 128),
+        (64, 64, 32),
+        (1, 13, 512),
+        (2100, 13, 512),
+        (77, 31, 9),
+        (0, 13, 4),
+        (1, 415, 33),
+        (1, 4096, 40),
+    ],
+)
+def test_halves(M, K, N, dtype):
+    x, weight = torch.randn(M, K, device="cuda").to(dtype), (torch.randn(N, K, device="cuda") / K**0.5).to(dtype)
+    bias = torch.randn(N, device="cuda").to(dtype)
+    for activation in ("relu", "sigmoid"):
+        with torch.no_grad():
+            found = gpu_linear(x, weight, bias, activation)
+        exact = reference(x.double(), weight.double(), bias.double(), activation)
+        if not M:
+            assert found.shape == (0, N)
+            continue
+        assert found.dtype == dtype and (found - exact).abs().max() <= 2 * torch.finfo(dtype).eps * (
+            1 + exact.abs().max()
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_of_any_stride(dtype):
+    x, weight = (
+        torch.randn(50, 40, device="cuda").to(dtype)[:, 3:16],
+        torch.randn(20, 21, device="cuda").to(dtype)[:, 1:14],
+    )
+    eps = max(torch.finfo(dtype).eps, 1e-6)
+    with torch.no_grad():
+        for rows in (x, x.t().contiguous().t(), x[:1].expand(50, -1)):
+            found = gpu_linear(rows, weight, None, "").double()
+            torch.testing.assert_close(found, rows.double() @ weight.double().t(), rtol=2 * eps, atol=20 * eps)
+    if dtype is not torch.float32:
+        assert torch.equal(gpu_padded(x, 16), torch.nn.functional.pad(x, (0, 3)))
+
+
+@pytest.mark.gpu
+def test_nan_passes_a_relu():
+    x = torch.randn(64, 4096, device="cuda")
+    x[3, 7] = float("nan")
+    weight, bias = torch.randn(256, 4096, device="cuda"), torch.randn(256, device="cuda")
+    assert gpu_linear(x, weight, bias, "relu").isnan().any(1).nonzero().flatten().tolist() == [3]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("M", "K", "N"), [(40, 4100, 256), (512, 4203, 260), (256, 8152, 1024)])
+def test_a_single_output_behind_parts(M, K, N):
+    x, weights = torch.randn(M, K, device="cuda"), [torch.randn(N, K, device="cuda") / K**0.5]
+    weights.append(torch.randn(1, N, device="cuda") / N**0.5)
+    biases = [torch.randn(N, device="cuda"), torch.randn(1, device="cuda")]
+    with torch.no_grad():
+        found = gpu_linears(x, weights, biases, ["relu", "sigmoid"])
+        exact = reference(x.double(), weights[0].double(), biases[0].double(), "relu")
+        exact = reference(exact, weights[1].double(), biases[1].double(), "sigmoid")
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_a_tower_is_rewritten():
+    model = nn.Sequential(nn.Linear(5000, 512), nn.ReLU(), nn.Linear(512, 1), nn.Sigmoid()).cuda().eval()
+    x = torch.randn(200, 5000, device="cuda")
+    with torch.no_grad():
+        optimized = fxopt.optimize(model, (x,))
+        torch.testing.assert_close(optimized(x), model(x), rtol=1e-3, atol=1e-4)
+        (found,) = optimized._fxopt.findings
+        assert sum(len(ran.changes) for ran in found.passes if ran.name == "gpu_linears") == 2
+
+
+def test_the_operator_gives_eagers_numbers_everywhere():
+    load()
+    x, weight = torch.randn(3, 5), torch.randn(2, 5)
+    assert torch.equal(torch.ops.fxopt.gpu_linear(x, weight, None, "relu"), torch.relu(x @ weight.t()))
