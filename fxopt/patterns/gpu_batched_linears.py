@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from torch.fx import GraphModule
 
 from fxopt.patterns.core import Match, Reject
-from fxopt.patterns.gpu_linears import Layer, layer_at
 from fxopt.patterns.groups import group
+from fxopt.patterns.linear_layers import Layer, cuda_layer
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of
 
@@ -22,7 +22,7 @@ def find_gpu_batched_linears(module: GraphModule, inference: bool) -> Iterator[M
     aliases = Aliases(module.graph)
     alike: dict[object, list[Layer]] = {}
     for node in module.graph.nodes:
-        layer = layer_at(node)
+        layer = cuda_layer(node)
         if layer is None or any(map(aliases.edited, [node, *layer.reads])):
             continue
         if any(user.op == "output" for user in node.users):

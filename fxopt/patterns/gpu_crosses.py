@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.patterns.core import Match, Reject
-from fxopt.patterns.gpu_linears import Layer, layer_at
+from fxopt.patterns.linear_layers import Layer, cuda_layer
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
 
@@ -84,7 +84,7 @@ def _is_product(node: Any) -> bool:
 
 def _vector_layer(node: Node) -> Layer | None:
     """A layer with one output and no activation that nobody else reads."""
-    layer = layer_at(node) if len(node.users) == 1 else None
+    layer = cuda_layer(node) if len(node.users) == 1 else None
     return layer if layer is not None and not layer.activation and static(shape_of(layer.weight)[0]) == 1 else None
 
 

@@ -1,19 +1,23 @@
-"""Linear layers one after the other, with what is done to each one's rows in between."""
+"""Linear layers one after the other, with what is done to each one's rows in between, cut as a kernel takes them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from fxopt.kernels.mlp.plan import Op, Step
-from fxopt.patterns.core import Match, Reject
+from fxopt.kernels.mlp.serves import LONGEST, Cut
+from fxopt.patterns.core import Match, Reject, is_ours
+from fxopt.patterns.groups import group
+from fxopt.patterns.linear_layers import layers_at
 from fxopt.patterns.linear_steps import Found, step_at
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import same, shape_of, static, tensor_of
+from fxopt.shape.sizes import expression, shape_of, static, tensor_of
 
 aten = torch.ops.aten
 _MOST_INPUTS = 16  # of a cat that is read part by part
@@ -28,6 +32,18 @@ class Chain:
     steps: list[Step] = field(default_factory=list)
     inside: list[Node] = field(default_factory=list)
 
+    @property
+    def anchor(self) -> Node:
+        return self.inside[-1]
+
+    @property
+    def reads(self) -> list[Node]:
+        return [*self.inputs, *self.state]
+
+    @property
+    def weights(self) -> list[Node]:
+        return [self.state[step.tensors[0]] for step in self.steps if step.op == Op.LINEAR]  # type: ignore[index]
+
     def add(self, found: Found) -> None:
         for node in found.tensors:
             if node is not None and node not in self.state:
@@ -37,51 +53,92 @@ class Chain:
         self.inside += found.nodes
 
 
-def find_chains(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """The longest chains that begin with a linear layer, or with what is done to its input alone."""
+def find_chains(module: GraphModule, inference: bool, cut: Cut = LONGEST) -> Iterator[Match | Reject]:
+    """The longest chains that `cut` takes. Matches bind the `chains` of one call, and all their `nodes`."""
+    if not inference and not cut.gradients:
+        return
     aliases = Aliases(module.graph)
+    alike: dict[object, list[Chain]] = {}
+    for found in _chains(module.graph, inference, cut, aliases):
+        if isinstance(found, Reject):
+            yield found
+        elif cut.together == 1:
+            yield _match([found])
+        else:
+            value = found.inside[0].meta["val"]
+            alike.setdefault((expression(value.shape[0]), value.dtype, value.device), []).append(found)
+    for chains in alike.values():
+        for together in group(module.graph, chains, aliases):
+            yield from _matches(together, cut)
+
+
+def _chains(graph: Graph, inference: bool, cut: Cut, aliases: Aliases) -> Iterator[Chain | Reject]:
     taken = set[Node]()
-    for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
-        if node in taken:
+    for node in graph.nodes:
+        layers = None if node in taken else layers_at(node, cut)
+        if isinstance(layers, str):
+            yield Reject(layers, node)
             continue
-        first = linear_at(node)
-        if isinstance(first, str):
-            yield Reject(first, node)
+        if layers is None or cut.most_in < (static(shape_of(layers.weight)[1]) or math.inf):
             continue
-        chain = _chain(node, first, inference)
+        before = _steps_before(node) if cut.in_front and inference else []  # a gradient goes back to a layer's input
+        source: Any = before[0].nodes[0].args[0] if before else layers.x
+        chain = _chain(_inputs(source) if cut.in_front else [source], [*before, *layers.steps], cut)
         taken.update(chain.inside)
-        if edited := next(filter(aliases.edited, [*chain.inputs, *chain.state, *chain.inside[:-1]]), None):
-            yield Reject(f"'{edited.name}' is edited in place", node)
+        if cut.together == 1 and len(set(chain.inside)) < cut.fewest:
             continue
-        bound: dict[str, Any] = {"inputs": chain.inputs, "state": chain.state, "steps": chain.steps}
-        yield Match(chain.inside[-1], bound)
+        inside = chain.inside[:-1] if cut.device == "cpu" else chain.inside
+        if edited := next(filter(aliases.edited, [*chain.reads, *inside]), None):
+            yield Reject(f"'{edited.name}' is edited in place", node)
+        else:
+            yield chain
 
 
-def linear_at(node: Node) -> Found | str:
-    """The step of a linear layer, or why it is none."""
-    x, weight = node.args[:2]
-    bias = node.args[2] if len(node.args) > 2 else None
-    value, rows = tensor_of(weight), tensor_of(x)  # type: ignore[arg-type]
-    if not isinstance(weight, Node) or value is None or rows is None:
-        return "its weight is not a tensor"
-    if value.dtype != torch.float32 or value.device.type != "cpu" or rows.dtype != torch.float32:
-        return f"expected float32 on the CPU, found {value.dtype} on {value.device.type}"
-    if value.dim() != 2:
-        return f"expected a matrix as its weight, found {value.dim()} dims"
-    if not any(static(size) == 1 or same(stride, 1) for size, stride in zip(value.shape, value.stride(), strict=True)):
-        return "neither the rows nor the columns of its weight are dense"
-    return Found(Op.LINEAR, (weight, bias if isinstance(bias, Node) else None), (), [node])
+def _matches(together: list[Chain], cut: Cut) -> Iterator[Match]:
+    """All of a group, as many as a call takes; and each by itself, for where that is not faster."""
+    for start in range(0, len(together), cut.together):
+        some = together[start : start + cut.together]
+        if len(some) > 1:
+            yield _match(some)
+    for chain in together:
+        if len(set(chain.inside)) >= cut.fewest:
+            yield _match([chain])
 
 
-def _chain(node: Node, first: Found, inference: bool) -> Chain:
-    before = _steps_before(node) if inference else []  # a gradient goes back to a linear layer's input
-    source: Any = before[0].nodes[0].args[0] if before else node.args[0]
-    chain = Chain(_inputs(source))
-    for found in (*before, first):
-        chain.add(found)
-    while found_after := _after(chain.inside[-1]):
-        chain.add(found_after)
+def _match(chains: list[Chain]) -> Match:
+    nodes = [node for chain in chains for node in (*chain.reads, *chain.inside)]
+    return Match(min(chain.anchor for chain in chains), {"chains": chains, "nodes": nodes})
+
+
+def _chain(inputs: list[Node], steps: list[Found], cut: Cut) -> Chain:
+    """A chain that begins with these steps, as long as `cut` lets it become."""
+    chain = Chain(inputs)
+    while steps:
+        for found in steps:
+            chain.add(found)
+        steps = _behind(chain.anchor, cut)
+        if len(chain.weights) + sum(found.op == Op.LINEAR for found in steps) > cut.most_layers:
+            break
     return chain
+
+
+def _behind(node: Node, cut: Cut) -> list[Found]:
+    """What comes next, if nothing else reads what it works on."""
+    step = step_at(node)
+    if step is not None:
+        return [step] if step.op in cut.between else []
+    user = _only_user(node)
+    if user is not None and is_ours(user, "fxopt::mlp_chains"):
+        user = _only_user(user)
+    layers = layers_at(user, cut) if user is not None else None
+    if layers is None or isinstance(layers, str) or layers.x is not node or node in layers.steps[0].tensors:
+        return []
+    return layers.steps
+
+
+def _only_user(node: Node) -> Node | None:
+    (user, *others) = node.users or (None,)
+    return None if others else user
 
 
 def _steps_before(linear: Node) -> list[Found]:
@@ -96,18 +153,6 @@ def _steps_before(linear: Node) -> list[Found]:
         steps.insert(0, found)
         node = source
     return steps
-
-
-def _after(node: Node) -> Found | None:
-    """The next step, if nothing else reads what it works on."""
-    found = step_at(node)
-    if found is not None:
-        return found
-    user = next(iter(node.users), None)
-    if len(node.users) != 1 or user is None or user.target is not aten.linear.default or user.args[0] is not node:
-        return None
-    linear = linear_at(user)
-    return None if isinstance(linear, str) or user.args[1] is node else linear
 
 
 def _inputs(source: Node) -> list[Node]:

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from fxopt.patterns.core import Match
 from fxopt.patterns.gpu_batched_linears import find_gpu_batched_linears
-from fxopt.patterns.gpu_linears import Layer
+from fxopt.patterns.linear_layers import Layer
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
 from fxopt.shape.aliases import Aliases

@@ -1,37 +1,77 @@
-"""A chain of linear layers in one call."""
+"""Chains of linear layers in one call: on the CPU, and on CUDA as narrow layers or for a few rows."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 
 import torch
+from torch.fx import Node
 
+from fxopt.kernels.mlp.cuda import chains as cuda_chains
+from fxopt.kernels.mlp.cuda import few_rows
+from fxopt.kernels.mlp.cuda.linear import CODES
 from fxopt.kernels.mlp.layers import is_wide
 from fxopt.kernels.mlp.op import load, on
-from fxopt.kernels.mlp.plan import Op, encode
+from fxopt.kernels.mlp.plan import Op, encode, joined
+from fxopt.kernels.mlp.serves import FEW_ROWS, MOST_ROWS, NARROW
 from fxopt.patterns.core import Match
-from fxopt.patterns.linear_chains import find_chains
+from fxopt.patterns.linear_chains import Chain, find_chains
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
-from fxopt.shape.sizes import Size, shape_of
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import shape_of
 
 
-def sizes_told(weights: Sequence[Sequence[Size]]) -> str:
-    """As "13-512-256": the widths of layers of shapes [N, K], one behind the other."""
-    return "-".join(str(size) for size in (weights[0][1], *(weight[0] for weight in weights)))
+def _sizes(chain: Chain) -> str:
+    """As "13-512-256": the widths of its layers, one behind the other."""
+    shapes = list(map(shape_of, chain.weights))
+    return "-".join(str(size) for size in (shapes[0][1], *(shape[0] for shape in shapes)))
 
 
 def replace_chain(editor: Editor, match: Match) -> Replacement:
+    (chain,) = match.bound["chains"]
     load()
-    inputs, state, steps = (match.bound[name] for name in ("inputs", "state", "steps"))
-    plan = encode(len(inputs), steps)
-    call = editor.call(torch.ops.fxopt.mlp.default, inputs, state, plan)
-    weights = [shape_of(state[step.tensors[0]]) for step in steps if step.op == Op.LINEAR]
-    call.meta["bound"] = on(plan, any(is_wide(*weight) for weight in weights))
-    others = [step.op.name.lower() for step in steps if step.op != Op.LINEAR]
+    plan = encode(len(chain.inputs), chain.steps)
+    call = editor.call(torch.ops.fxopt.mlp.default, chain.inputs, chain.state, plan)
+    call.meta["bound"] = on(plan, any(is_wide(*shape_of(weight)) for weight in chain.weights))
+    others = [step.op.name.lower() for step in chain.steps if step.op != Op.LINEAR]
     with_others = f", with {', '.join(others)}" if others else ""
-    what = f"{len(weights)} linear layers {sizes_told(weights)} in one call{with_others}"
+    what = f"{len(chain.weights)} linear layers {_sizes(chain)} in one call{with_others}"
     return Replacement({match.anchor: call}, what, "a block of rows stays in the cache through all layers")
+
+
+def replace_narrow(editor: Editor, match: Match) -> Replacement:
+    chains: Sequence[Chain] = match.bound["chains"]
+    inputs, state = ([node for chain in chains for node in getattr(chain, name)] for name in ("inputs", "state"))
+    editor.hoist_for([*inputs, *state], Aliases(editor.module.graph))
+    cuda_chains.load()
+    editor.needs(cuda_chains.KERNEL)
+    plan = joined([(len(chain.state), encode(1, chain.steps)) for chain in chains])
+    call = editor.call(torch.ops.fxopt.mlp_chains.default, inputs, state, plan)
+    call.meta["bound"] = cuda_chains.Chains(plan)
+    values = {chain.anchor: editor.call(operator.getitem, call, at) for at, chain in enumerate(chains)}
+    what = f"linear layers {' and '.join(map(_sizes, chains))} in one launch"
+    return Replacement(values, what, "32 rows stay in a block's shared memory through all layers")
+
+
+def replace_for_few_rows(editor: Editor, match: Match) -> Replacement:
+    (chain,) = match.bound["chains"]
+    biases: list[Node | None] = []
+    codes: list[int] = []
+    for step in chain.steps:
+        if step.op == Op.LINEAR:
+            biases.append(None if step.tensors[1] is None else chain.state[step.tensors[1]])
+            codes.append(CODES[""])
+        else:
+            codes[-1] = CODES[step.op.name.lower()]
+    few_rows.load()
+    editor.needs(few_rows.KERNEL)
+    call = editor.call(torch.ops.fxopt.gpu_few_rows.default, chain.inputs[0], chain.weights, biases, codes)
+    call.meta["bound"] = few_rows.gpu_few_rows
+    what = f"linear layers {_sizes(chain)} in one launch for up to {MOST_ROWS} rows"
+    return Replacement({match.anchor: call}, what, "weights are fetched across layers")
 
 
 REWRITE = Rewrite(
@@ -40,4 +80,20 @@ REWRITE = Rewrite(
     replace_chain,
     why="after what makes linear layers and joins parallel ones; before pointwise, which would take the activations",
     measured=True,
+)
+OF_NARROW_LAYERS = Rewrite(
+    "gpu_chains",
+    functools.partial(find_chains, cut=NARROW),
+    replace_narrow,
+    measured=True,
+    proof=True,
+    why="after gpu_linears, whose layers it has to beat",
+)
+FOR_FEW_ROWS = Rewrite(
+    "gpu_few_rows",
+    functools.partial(find_chains, cut=FEW_ROWS),
+    replace_for_few_rows,
+    measured=True,
+    proof=True,
+    why="after gpu_linears and gpu_chains, which it has to beat",
 )

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxopt
-from fxopt.rewrites import gpu_batched_linears, gpu_linears
+from fxopt.rewrites import gpu_batched_linears, linear_layers
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 
-PASSES = (gpu_linears.REWRITE, gpu_batched_linears.REWRITE)
+PASSES = (linear_layers.REWRITE, gpu_batched_linears.REWRITE)
 
 
 def experts(x, bias, *weights):

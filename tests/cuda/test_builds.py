@@ -13,7 +13,7 @@ from fxopt.kernels import cuda_build
 from fxopt.kernels.build import BuildError
 from fxopt.kernels.stage import op as stage
 from fxopt.report.collect import notes
-from fxopt.rewrites import editor, gpu_crosses, gpu_linears
+from fxopt.rewrites import editor, gpu_crosses, linear_layers
 from tests.cuda import fake_nvcc
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 
@@ -107,7 +107,7 @@ def test_what_only_the_kernel_can_gain_is_left_alone(without_kernels):
 
 def test_a_rewrite_that_is_good_without_it_says_that_it_goes_without(without_kernels):
     module = graph_of(lambda x, w, v: F.linear(torch.relu(F.linear(x, w)), v), [(6, 8), (16, 8), (4, 16)])
-    (findings,) = rewritten(module, gpu_linears.REWRITE)
+    (findings,) = rewritten(module, linear_layers.REWRITE)
     assert len(findings.changes) == 2 and "fxopt.gpu_linear" in names_of(module)
     (note,) = notes(findings.misses)
     assert note.text == "its CUDA kernel is not used: no fxopt_gpu_linear on 0"

@@ -11,7 +11,7 @@ from fxopt.kernels.cuda_build import declared
 from fxopt.kernels.field_index import op as field_index
 from fxopt.kernels.interactions.cuda.dots import KERNEL, gpu_dots, load, parameters, reference
 from fxopt.rewrites import gpu_dots as dots_pass
-from fxopt.rewrites import gpu_linears as linears_pass
+from fxopt.rewrites import linear_layers as linears_pass
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.planted import awake, planted, run
 from tests.cuda.shim_library import ShimError, compile_shim

@@ -12,12 +12,11 @@ from torch import nn
 import fxopt
 from fxopt.kernels.mlp.cuda.few_rows import gpu_few_rows, load, reference
 from fxopt.kernels.mlp.cuda.linear import CODES
-from fxopt.rewrites import gpu_chains, gpu_linears
-from fxopt.rewrites import gpu_few_rows as few_rows
+from fxopt.rewrites import linear_chains, linear_layers
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.programs import layers
 
-PASSES = (gpu_linears.REWRITE, few_rows.REWRITE)
+PASSES = (linear_layers.REWRITE, linear_chains.FOR_FEW_ROWS)
 
 
 def tower(x, *weights):
@@ -37,7 +36,7 @@ def test_plain_linears_are_layers_too():
         return F.linear(F.linear(x, a), b)
 
     module = graph_of(plain, [(7, 300), (500, 300), (200, 500)])
-    rewritten(module, few_rows.REWRITE)
+    rewritten(module, linear_chains.FOR_FEW_ROWS)
     assert names_of(module) == ["fxopt.gpu_few_rows"]
 
 
@@ -47,9 +46,9 @@ def test_chains_of_narrow_layers_are_taken_along():
 
     shapes = [(7, 300), (500, 300), (100, 500), (20, 100), (1, 20)]
     module = graph_of(narrow, shapes)
-    rewritten(module, *PASSES[:1], gpu_chains.REWRITE)
+    rewritten(module, *PASSES[:1], linear_chains.OF_NARROW_LAYERS)
     assert "fxopt.mlp_chains" in names_of(module)
-    rewritten(module, few_rows.REWRITE)
+    rewritten(module, linear_chains.FOR_FEW_ROWS)
     assert names_of(module) == ["fxopt.gpu_few_rows"]
     tensors = [torch.randn(shape) for shape in shapes]
     torch.testing.assert_close(module(*tensors), narrow(*tensors))
@@ -65,7 +64,7 @@ def test_chains_that_do_more_stay():
 
     for function in (silu, beside):
         module = graph_of(function, [(7, 300), (500, 300), (100, 500), (20, 100)])
-        rewritten(module, *PASSES[:1], gpu_chains.REWRITE, few_rows.REWRITE)
+        rewritten(module, *PASSES[:1], linear_chains.OF_NARROW_LAYERS, linear_chains.FOR_FEW_ROWS)
         assert "fxopt.gpu_few_rows" not in names_of(module)
 
 
@@ -88,7 +87,7 @@ def test_what_cannot_be_one_call_stays():
         (tower, shapes, torch.float32, False),
     ):
         module = graph_of(function, sizes, dtype)
-        rewritten(module, few_rows.REWRITE, inference=inference)
+        rewritten(module, linear_chains.FOR_FEW_ROWS, inference=inference)
         assert "fxopt.gpu_few_rows" not in names_of(module)
 
 

@@ -10,13 +10,13 @@ from torch import nn
 import fxopt
 from fxopt.kernels.mlp.cuda.chains import Chains, load
 from fxopt.kernels.mlp.plan import Op, encode, joined
-from fxopt.rewrites import gpu_chains, gpu_linears
+from fxopt.rewrites import linear_chains, linear_layers
 from fxopt.rewrites.direct import direct
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.test_linear_chains_shim import exact, example
 
 GETITEM = "<built-in function getitem>"
-PASSES = (gpu_linears.REWRITE, gpu_chains.REWRITE)
+PASSES = (linear_layers.REWRITE, linear_chains.OF_NARROW_LAYERS)
 
 
 def tower(x, *weights):
@@ -63,7 +63,7 @@ def test_gradients_layer_norms_and_single_layers_stay():
     for function, inference in ((normed, True), (tower, False)):
         module = graph_of(function, [(7, 20), (30, 20), *[(5, 30)] * (function is tower)])
         before = names_of(module)
-        rewritten(module, gpu_chains.REWRITE, inference=inference)
+        rewritten(module, linear_chains.OF_NARROW_LAYERS, inference=inference)
         assert names_of(module) == before
 
 
@@ -94,7 +94,7 @@ def test_a_chain_behind_another_reads_what_replaced_it():
         return F.silu(F.linear(y, b)) + F.silu(F.linear(y, c))
 
     module = graph_of(twice, [(7, 20), (30, 20), (5, 30), (5, 30)])
-    rewritten(module, gpu_chains.REWRITE)
+    rewritten(module, linear_chains.OF_NARROW_LAYERS)
     assert [name for name in names_of(module) if name != GETITEM] == ["fxopt.mlp_chains"] * 2 + ["aten.add.Tensor"]
 
 

@@ -8,7 +8,7 @@ from torch.fx import Node
 from fxopt.kernels.mlp.cuda.linear import KERNEL, gpu_linear, gpu_padded, load
 from fxopt.kernels.mlp.cuda.ways import ALIGNED
 from fxopt.patterns.core import Match, is_ours
-from fxopt.patterns.gpu_linears import find_gpu_linears
+from fxopt.patterns.linear_layers import find_layers
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
 from fxopt.shape.sizes import shape_of, static
@@ -47,7 +47,7 @@ def _padded(editor: Editor, x: Node, weight: Node) -> tuple[Node, Node]:
 
 REWRITE = Rewrite(
     "gpu_linears",
-    find_gpu_linears,
+    find_layers,
     replace_linear,
     why="after everything else that would take a linear layer or an activation",
 )

@@ -1,0 +1,145 @@
+"""Linear layers one by one: as the model wrote them, and on CUDA as earlier passes left them."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxopt.kernels.mlp.plan import Op, split
+from fxopt.kernels.mlp.serves import FLOATS, LONG_IN, SHORT_IN, Cut
+from fxopt.patterns.core import Match, Reject, is_ours
+from fxopt.patterns.linear_steps import Found
+from fxopt.shape.sizes import same, shape_of, static, tensor_of
+
+aten = torch.ops.aten
+_ACTIVATIONS = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid"}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """activation(x @ weight.T + bias), x [..., K] and weight [N, K]; `anchor` is the node of its result."""
+
+    anchor: Node
+    x: Node
+    weight: Node
+    bias: Node | None
+    activation: str = ""
+
+    @property
+    def reads(self) -> list[Node]:
+        return [node for node in (self.x, self.weight, self.bias) if node is not None]
+
+    @property
+    def steps(self) -> list[Found]:
+        steps = [Found(Op.LINEAR, (self.weight, self.bias), (), [self.anchor])]
+        if self.activation:
+            steps.append(Found(Op[self.activation.upper()], (), (), [self.anchor]))
+        return steps
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Layers with their activations that have a launch of their own. x, weight: what the first one reads."""
+
+    x: Node
+    weight: Node
+    steps: list[Found]
+
+
+def find_layers(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """2-D linears on CUDA that record no gradients, with their activations; what gains nothing is passed over."""
+    for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
+        layer = _cuda_layer(node)
+        if layer is not None and not inference:
+            yield Reject("gradients are on", node)
+        elif isinstance(layer, str):
+            yield Reject(layer, node)
+        elif layer is not None:
+            anchor, activation = _activated(node)
+            outputs, inputs = map(static, shape_of(layer.weight))
+            if activation or outputs == 1 or (inputs is not None and not SHORT_IN < inputs < LONG_IN):
+                yield Match(anchor, {"arguments": (layer.x, layer.weight, layer.bias, activation)})
+
+
+def _activated(node: Node) -> tuple[Node, str]:
+    (user, *others) = node.users or (node,)
+    if others or user.target not in _ACTIVATIONS:
+        return node, ""
+    return user, _ACTIVATIONS[user.target]
+
+
+def layers_at(node: Node, cut: Cut) -> Layer | Launched | str | None:
+    """The layer or layers that a node computes, if `cut` takes them; a reason where it takes none of this kind."""
+    if cut.device == "cpu":
+        return _cpu_layer(node) if node.target is aten.linear.default else None
+    found = cuda_layer(node) or (_launched(node) if cut.launched else None)
+    if found is None or node.meta["val"].dtype not in cut.dtypes:
+        return None
+    sizes = [shape_of(step.tensors[0]) for step in found.steps if step.op == Op.LINEAR]  # type: ignore[arg-type]
+    fits = all((static(N) or 0) <= cut.most_out and (static(K) or 1) % cut.aligned == 0 for N, K in sizes)
+    return found if fits else None
+
+
+def _cpu_layer(node: Node) -> Layer | str:
+    """A layer as fxopt::mlp takes it, or why it does not."""
+    x, weight = node.args[:2]
+    bias = node.args[2] if len(node.args) > 2 else None
+    value, rows = tensor_of(weight), tensor_of(x)  # type: ignore[arg-type]
+    if not isinstance(weight, Node) or value is None or rows is None:
+        return "its weight is not a tensor"
+    if value.dtype != torch.float32 or value.device.type != "cpu" or rows.dtype != torch.float32:
+        return f"expected float32 on the CPU, found {value.dtype} on {value.device.type}"
+    if value.dim() != 2:
+        return f"expected a matrix as its weight, found {value.dim()} dims"
+    if not any(static(size) == 1 or same(stride, 1) for size, stride in zip(value.shape, value.stride(), strict=True)):
+        return "neither the rows nor the columns of its weight are dense"
+    return Layer(node, x, weight, bias if isinstance(bias, Node) else None)  # type: ignore[arg-type]
+
+
+def cuda_layer(node: Node) -> Layer | None:
+    """A layer as aten has it, or as `find_layers` left it: on CUDA, of one dtype, its weight's sizes known."""
+    layer = _cuda_layer(node)
+    if layer is None or isinstance(layer, str) or any(static(size) is None for size in shape_of(layer.weight)):
+        return None
+    return layer
+
+
+def _cuda_layer(node: Node) -> Layer | str | None:
+    """A layer whose result is a matrix on CUDA, or why it is none that a kernel takes."""
+    ours, result = is_ours(node, "fxopt::gpu_linear"), tensor_of(node)
+    if (not ours and node.target is not aten.linear.default) or result is None:
+        return None
+    if result.dtype not in FLOATS or result.dim() != 2 or not result.is_cuda:
+        return None
+    x, weight, bias = (*node.args, None)[:3]
+    layer = Layer(node, x, weight, bias, node.args[3] if ours else "")  # type: ignore[arg-type]
+    for read in layer.reads:
+        value = read.meta["val"]
+        if (value.dtype, value.device) != (result.dtype, result.device):
+            expected = f"expected {result.dtype} on {result.device}"
+            return f"'{read.name}': {expected}, found {value.dtype} on {value.device}"
+    return layer
+
+
+def _launched(node: Node) -> Launched | None:
+    """The layers of a chain that has a launch to itself; None where it does more than layers with activations do."""
+    call = node.args[0] if node.target is operator.getitem else None
+    if not isinstance(call, Node) or not is_ours(call, "fxopt::mlp_chains"):
+        return None
+    inputs, state, plan = call.args
+    (_, steps), *others = split(plan)  # type: ignore[arg-type]
+    plain = {(Op.LINEAR, Op.RELU), (Op.LINEAR, Op.SIGMOID)}
+    ops = [step.op for step in steps]
+    if others or any(op != Op.LINEAR and (before, op) not in plain for before, op in itertools.pairwise(ops)):
+        return None
+    found: list[Found] = []
+    for step in steps:
+        tensors: Any = tuple(None if at is None else state[at] for at in step.tensors[:2])  # type: ignore[index]
+        found.append(Found(step.op, tensors, (), [node]))
+    return Launched(inputs[0], found[0].tensors[0], found)  # type: ignore[index,arg-type]
