@@ -8,7 +8,7 @@ from .columns import cuda as columns_cuda
 from .columns import op as columns
 from .compressed_interaction import op as compressed_interaction
 from .interactions import library as interactions
-from .interactions.cuda import dots, gathered
+from .interactions.cuda import dot_rows, gathered
 from .k_largest import op as k_largest
 from .lookup_products import op as lookup_products
 from .mlp import op as mlp
@@ -40,7 +40,7 @@ CUDA_LIBRARIES = (
     columns_cuda.KERNEL,
     linear.KERNEL,
     gathered.KERNEL,
-    dots.KERNEL,
+    dot_rows.KERNEL,
     few_rows.KERNEL,
     cuda_attention.KERNEL,
     chains.KERNEL,

@@ -87,7 +87,7 @@ def _chains(graph: Graph, inference: bool, cut: Cut, aliases: Aliases) -> Iterat
         taken.update(chain.inside)
         if cut.together == 1 and len(set(chain.inside)) < cut.fewest:
             continue
-        inside = chain.inside[:-1] if cut.device == "cpu" else chain.inside
+        inside = chain.inside if cut.device == "cuda" else chain.inside[:-1]  # launches are moved, edits are not
         if edited := next(filter(aliases.edited, [*chain.reads, *inside]), None):
             yield Reject(f"'{edited.name}' is edited in place", node)
         else:

@@ -6,7 +6,7 @@ import torch
 
 from fxopt.kernels.columns import reference
 from fxopt.kernels.columns.plan import Column, Plan, Source
-from fxopt.kernels.interactions.cuda import dots
+from fxopt.kernels.interactions.cuda import dot_rows
 
 
 def example(B, T, D, dtype=torch.bfloat16, device="cpu", ids=torch.int64, packed=True, copied=True, bad_ids="raise"):
@@ -28,7 +28,7 @@ def exact(tensors, tables, plan, before, i, j, width):
     (flat,) = reference.columns([t.cpu() for t in tensors], [t.cpu() for t in tables], plan)
     dim = tables[0].shape[1]
     z = flat.view(len(flat), flat.shape[1] // dim, dim).double()
-    return dots.reference(z, before.cpu().double(), i.cpu(), j.cpu(), width)
+    return dot_rows.reference(z, before.cpu().double(), i.cpu(), j.cpu(), width)
 
 
 def assert_close(found, expected):

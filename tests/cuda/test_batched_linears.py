@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxopt
-from fxopt.rewrites import gpu_batched_linears, linear_layers
+from fxopt.rewrites import batched_linears, linear_layers
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 
-PASSES = (linear_layers.REWRITE, gpu_batched_linears.REWRITE)
+PASSES = (linear_layers.REWRITE, batched_linears.REWRITE)
 
 
 def experts(x, bias, *weights):
@@ -44,7 +44,7 @@ def test_two_layers_other_sizes_and_outputs_stay():
         (sums, [(30, 20), (31, 20), (32, 20), (33, 20)]),
     ):
         module = graph_of(function, [(7, 20), *shapes])
-        assert not rewritten(module, gpu_batched_linears.REWRITE)[0].changes
+        assert not rewritten(module, batched_linears.REWRITE)[0].changes
 
 
 def test_one_after_the_other_are_no_group():
@@ -54,7 +54,7 @@ def test_one_after_the_other_are_no_group():
         return x * 2
 
     module = graph_of(chain, [(7, 20), *[(20, 20)] * 4])
-    assert not rewritten(module, gpu_batched_linears.REWRITE)[0].changes
+    assert not rewritten(module, batched_linears.REWRITE)[0].changes
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from fxopt.kernels import cuda_build
 from fxopt.kernels.build import BuildError
 from fxopt.kernels.stage import op as stage
 from fxopt.report.collect import notes
-from fxopt.rewrites import editor, gpu_crosses, linear_layers
+from fxopt.rewrites import cross_layers, editor, linear_layers
 from tests.cuda import fake_nvcc
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 
@@ -99,7 +99,7 @@ def without_kernels(monkeypatch):
 def test_what_only_the_kernel_can_gain_is_left_alone(without_kernels):
     module = graph_of(crossed, [(6, 8), (6, 8), (1, 8)])
     before = names_of(module)
-    (findings,) = rewritten(module, gpu_crosses.REWRITE)
+    (findings,) = rewritten(module, cross_layers.REWRITE)
     assert names_of(module) == before and not findings.changes
     (note,) = notes(findings.misses)
     assert note.text == "its CUDA kernel is not used: no fxopt_gpu_cross on 0"

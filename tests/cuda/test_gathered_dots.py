@@ -16,11 +16,11 @@ from fxopt.kernels.columns import errors
 from fxopt.kernels.columns import op as columns_op
 from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.plan import Column, Plan, Source
-from fxopt.kernels.interactions.cuda import dots
+from fxopt.kernels.interactions.cuda import dot_rows
 from fxopt.kernels.interactions.cuda.gathered import call_of, gathered_dots, in_two, load
 from fxopt.kernels.interactions.serves import vectors
+from fxopt.rewrites.dot_rows import GATHERED
 from fxopt.rewrites.editor import Editor
-from fxopt.rewrites.gpu_gathered_dots import REWRITE
 from fxopt.tune.tuner import Verdict
 from tests.cuda.gathered import assert_close, bad, exact, example
 from tests.cuda.on_a_gpu import names_of, rewritten
@@ -48,7 +48,7 @@ def test_without_the_kernel_both_steps_serve():
 
 def on_a_gpu(tensors, tables, plan, before, i, j, width, read_twice=False):
     """The graph of dots behind a call of columns, whose tensors say that they are on a GPU."""
-    dots.load()
+    dot_rows.load()
     columns_op.load()
     graph = Graph()
     inputs = [before, i, j, *tables, *tensors[1:]]
@@ -70,14 +70,14 @@ def on_a_gpu(tensors, tables, plan, before, i, j, width, read_twice=False):
 
 def test_lookups_in_front_of_dots_are_found():
     module = on_a_gpu(*example(7, 3, 16))
-    (found,) = rewritten(module, REWRITE)
+    (found,) = rewritten(module, GATHERED)
     assert len(found.changes) == 1 and not found.rolled_back and not found.misses
     assert names_of(module) == ["fxopt.gathered_dots"]
 
 
 def test_lookups_that_others_read_stay():
     module = on_a_gpu(*example(7, 3, 16), read_twice=True)
-    (found,) = rewritten(module, REWRITE)
+    (found,) = rewritten(module, GATHERED)
     assert not found.changes and "fxopt.gpu_dots" in names_of(module)
 
 
@@ -87,13 +87,13 @@ def test_other_vectors_stay_with_a_reason():
         tensors, tables, plan, *rest = example(7, 3, dim)
         columns = [replace(column, **change) if column.table == 1 else column for column in plan.columns]
         module = on_a_gpu(tensors, tables, replace(plan, columns=tuple(columns)), *rest)
-        (found,) = rewritten(module, REWRITE)
+        (found,) = rewritten(module, GATHERED)
         assert not found.changes and reason in found.misses[0].reason
 
 
 def test_with_gradients_nothing_changes():
     module = on_a_gpu(*example(7, 3, 16))
-    (found,) = rewritten(module, REWRITE, inference=False)
+    (found,) = rewritten(module, GATHERED, inference=False)
     assert not found.changes and "fxopt.gpu_dots" in names_of(module)
 
 

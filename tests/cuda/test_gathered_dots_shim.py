@@ -14,7 +14,7 @@ from fxopt.kernels.interactions.serves import vectors
 from tests.cuda.gathered import assert_close, bad, exact, example
 from tests.cuda.planted import awake
 from tests.cuda.shim_library import Shim, ShimError, _arrays
-from tests.cuda.test_dots import PAIRS, with_bugs
+from tests.cuda.test_dot_rows import PAIRS, with_bugs
 
 MUTATIONS = PAIRS | {
     "no bounds check": ("gathered.cu", "__any_sync(kAll, wanted &&", "__any_sync(kAll, !{} && wanted &&"),

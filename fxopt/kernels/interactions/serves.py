@@ -7,7 +7,8 @@ import torch
 from ..columns.plan import Column, Plan
 
 MOST_VECTORS, MOST_DIM = 32, 128
-STEPS = {torch.float32: 4, torch.bfloat16: 16, torch.float16: 16}  # what D is a multiple of
+HALVES = (torch.bfloat16, torch.float16)
+STEPS = {torch.float32: 4, **dict.fromkeys(HALVES, 16)}  # what D is a multiple of
 
 
 def fits(dtype: torch.dtype, vectors: int, dim: int) -> bool:

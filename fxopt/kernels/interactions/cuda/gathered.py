@@ -15,11 +15,11 @@ from ...columns import op as columns_op
 from ...columns.errors import explain
 from ...columns.plan import Plan
 from ...operators import Operator, Operators
-from . import dots
+from . import dot_rows
 
 _HERE = Path(__file__).parent
 KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gathered_dots", source=_HERE / "gathered.cu", headers=(*cuda.HEADERS, *dots.HEADERS), flags=cuda.FLAGS
+    "fxopt_gathered_dots", source=_HERE / "gathered.cu", headers=(*cuda.HEADERS, *dot_rows.HEADERS), flags=cuda.FLAGS
 )
 _UNFIT = "fxopt-unfit"  # gathered.cu's
 
@@ -30,7 +30,7 @@ def in_two(
     """The vectors, then their dots."""
     (flat,) = columns_op.columns(tensors, tables, plan)
     dim = tables[0].shape[1]
-    return dots.gpu_dots(flat.view(flat.shape[0], flat.shape[1] // dim, dim), before, i, j, width)
+    return dot_rows.gpu_dots(flat.view(flat.shape[0], flat.shape[1] // dim, dim), before, i, j, width)
 
 
 def gathered_dots(

@@ -20,7 +20,7 @@ from torch import Tensor
 from ... import cuda_build, cuda_call
 from ...operators import Operator, Operators
 from ..serves import MOST_LAYERS, MOST_ROWS, VECTOR
-from .linear import ACTIVATIONS, CODES, gpu_linears
+from . import linear
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
@@ -30,7 +30,7 @@ KERNEL = cuda_build.CudaLibrary(
     headers=(_ROOT / "grid.cuh", *cuda_call.HEADERS, _ROOT / "columns/cuda/async.cuh"),
     functions=("fxopt_few_rows",),
 )
-_NAMES = list(CODES)
+_NAMES = list(linear.CODES)
 _HEAD, _LAYER = struct.Struct("<3q4i"), struct.Struct("<2q4i")  # few_rows.cu's Request, up to its layers, and Layer
 
 
@@ -39,7 +39,7 @@ def reference(
 ) -> Tensor:
     """What the model wrote, a layer at a time."""
     for weight, bias, code in zip(weights, biases, activations, strict=True):
-        x = ACTIVATIONS[_NAMES[code]](torch.nn.functional.linear(x, weight, bias))
+        x = linear.reference(x, weight, bias, _NAMES[code])
     return x
 
 
@@ -48,12 +48,12 @@ def gpu_few_rows(
 ) -> Tensor:
     """x [M, K], weights [N, K] each of which takes what the one before gives -> [M, N of the last].
 
-    `activations` are ACTIVATIONS by number. More rows, and what the kernel does not know, go layer by layer. For
+    `activations` are linear.ACTIVATIONS by number. More rows, and what the kernel does not know, go layer by layer. For
     tensors that record no gradients.
     """
     kernel = cuda_build.loaded(KERNEL, x.get_device()) if _serves(x, weights, biases) else None
     if kernel is None:
-        return gpu_linears(x, weights, biases, [_NAMES[code] for code in activations])
+        return linear.gpu_linears(x, weights, biases, [_NAMES[code] for code in activations])
     M, widest = x.shape[0], max(map(len, weights))
     widest += -widest % VECTOR
     out, between = x.new_empty(M, len(weights[-1])), x.new_empty(2, M, widest)

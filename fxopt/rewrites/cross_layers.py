@@ -6,7 +6,7 @@ import torch
 
 from fxopt.kernels.mlp.cuda.cross import KERNEL, gpu_cross, load
 from fxopt.patterns.core import Match
-from fxopt.patterns.gpu_crosses import find_gpu_crosses
+from fxopt.patterns.cross_layers import find_cross_layers
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
 from fxopt.shape.sizes import shape_of
@@ -29,7 +29,7 @@ def replace_cross(editor: Editor, match: Match) -> Replacement:
 
 REWRITE = Rewrite(
     "gpu_crosses",
-    find_gpu_crosses,
+    find_cross_layers,
     replace_cross,
     measured=True,
     proof=True,

@@ -15,7 +15,7 @@ from fxopt.shape.sizes import expression, shape_of
 _FEWEST = 3  # layers: to stack their weights and biases takes two launches
 
 
-def find_gpu_batched_linears(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_batched_linears(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Matches bind `layers`, at least three that differ only in their tensors, and what they read."""
     if not inference:
         return

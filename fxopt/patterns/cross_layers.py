@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from fxopt.kernels.mlp.serves import FLOATS
 from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.linear_layers import Layer, cuda_layer
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
 
 aten = torch.ops.aten
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def find_gpu_crosses(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_cross_layers(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Matches bind `vector`, the arguments of fxopt::gpu_cross, or `matrix`, (x0, product, x)."""
     if not inference:
         return
@@ -33,7 +33,7 @@ def find_gpu_crosses(module: GraphModule, inference: bool) -> Iterator[Match | R
 def _is_plain(node: Any, like: Node) -> bool:
     """A 2-D tensor on CUDA of the dtype and sizes of `like`."""
     value = tensor_of(node) if isinstance(node, Node) else None
-    if value is None or value.dim() != 2 or not value.is_cuda or value.dtype not in _FLOATS:
+    if value is None or value.dim() != 2 or not value.is_cuda or value.dtype not in FLOATS:
         return False
     return value.dtype == like.meta["val"].dtype and same_shape(node, like)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
+from fxopt.patterns.batched_linears import find_batched_linears
 from fxopt.patterns.core import Match
-from fxopt.patterns.gpu_batched_linears import find_gpu_batched_linears
 from fxopt.patterns.linear_layers import Layer
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
@@ -50,7 +50,7 @@ def _inputs(editor: Editor, layers: list[Layer]) -> Node:
 
 REWRITE = Rewrite(
     "gpu_batched_linears",
-    find_gpu_batched_linears,
+    find_batched_linears,
     replace_linears,
     measured=True,
     proof=True,

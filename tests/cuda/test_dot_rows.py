@@ -9,8 +9,8 @@ import torch.nn.functional as F
 import fxopt
 from fxopt.kernels.cuda_build import declared
 from fxopt.kernels.field_index import op as field_index
-from fxopt.kernels.interactions.cuda.dots import KERNEL, gpu_dots, load, parameters, reference
-from fxopt.rewrites import gpu_dots as dots_pass
+from fxopt.kernels.interactions.cuda.dot_rows import KERNEL, gpu_dots, load, parameters, reference
+from fxopt.rewrites import dot_rows
 from fxopt.rewrites import linear_layers as linears_pass
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.planted import awake, planted, run
@@ -35,7 +35,7 @@ PAIRS = {
     ),
     "fp32: another tile": ("pairs.cuh", "number - a * (a + 1) / 2", "number - a * (a + 1 - {}) / 2"),
 }  # fmt: skip
-MUTATIONS = PAIRS | {"vectors behind the last": ("dots.cu", "d.row.fields, [&]", "d.row.fields + {}, [&]")}
+MUTATIONS = PAIRS | {"vectors behind the last": ("dot_rows.cu", "d.row.fields, [&]", "d.row.fields + {}, [&]")}
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_a_layer_behind_an_odd_number_of_dots_reads_zeros_behind_them():
     (pairs,) = module.graph.find_nodes(op="call_function", target=aten.index.Tensor)
     gram, (_, i, j) = pairs.args
     pairs.target, pairs.args = torch.ops.fxopt.pair_select.default, (gram, i, j)
-    for found in rewritten(module, dots_pass.REWRITE, linears_pass.REWRITE):
+    for found in rewritten(module, dot_rows.REWRITE, linears_pass.REWRITE):
         assert len(found.changes) == 1 and not found.rolled_back
     names = names_of(module)
     assert [n for n in names if "gpu" in n or "pad" in n] == [
@@ -168,8 +168,8 @@ def test_floats_are_for_a_pass_that_times_them_and_are_not_padded():
     (pairs,) = module.graph.find_nodes(op="call_function", target=aten.index.Tensor)
     gram, (_, i, j) = pairs.args
     pairs.target, pairs.args = torch.ops.fxopt.pair_select.default, (gram, i, j)
-    halves, floats, _ = rewritten(module, dots_pass.REWRITE, dots_pass.OF_FLOATS, linears_pass.REWRITE)
-    assert not halves.changes and len(floats.changes) == 1 and dots_pass.OF_FLOATS.proof
+    halves, floats, _ = rewritten(module, dot_rows.REWRITE, dot_rows.OF_FLOATS, linears_pass.REWRITE)
+    assert not halves.changes and len(floats.changes) == 1 and dot_rows.OF_FLOATS.proof
     assert [n for n in names_of(module) if "gpu" in n or "pad" in n] == ["fxopt.gpu_dots", "fxopt.gpu_linear"]
 
 

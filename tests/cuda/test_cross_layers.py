@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fxopt.kernels import cuda_call
 from fxopt.kernels.mlp.cuda.cross import KERNEL, gpu_cross, load, parameters, reference
-from fxopt.rewrites import gpu_crosses, linear_layers
+from fxopt.rewrites import cross_layers, linear_layers
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.planted import awake, compiled, on_the_shim, run
 from tests.cuda.shim_library import ShimError
@@ -88,7 +88,7 @@ def matrices(x0, a, b, bias):
 def test_both_versions_are_found():
     for function, rows, name in ((vectors, 1, "fxopt.gpu_cross"), (matrices, 8, "aten.addcmul")):
         module = graph_of(function, [(7, 8), (rows, 8), (rows, 8), (8,)])
-        *_, crosses = rewritten(module, linear_layers.REWRITE, gpu_crosses.REWRITE)
+        *_, crosses = rewritten(module, linear_layers.REWRITE, cross_layers.REWRITE)
         names = names_of(module)
         assert names.count(name) == 2 and not {"aten.mul.Tensor", "aten.add.Tensor"} & set(names), names
         assert not crosses.rolled_back
@@ -104,7 +104,7 @@ def test_what_is_read_elsewhere_or_has_other_factors_stays():
 
     for function in (scaled, read_twice):
         module = graph_of(function, [(7, 8), (1, 8), (1, 8), (8,)])
-        (crosses,) = rewritten(module, gpu_crosses.REWRITE)
+        (crosses,) = rewritten(module, cross_layers.REWRITE)
         assert not crosses.changes
 
 

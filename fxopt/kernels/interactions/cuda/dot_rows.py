@@ -16,7 +16,9 @@ from ..serves import fits
 _HERE = Path(__file__).parent
 _SHARED = ("gemm/mma.cuh", "columns/cuda/async.cuh")
 HEADERS = (_HERE / "pairs.cuh", *(_HERE.parents[1] / name for name in _SHARED), *cuda_call.HEADERS)
-KERNEL = cuda_build.CudaLibrary("fxopt_gpu_dots", source=_HERE / "dots.cu", headers=HEADERS, functions=("fxopt_dots",))
+KERNEL = cuda_build.CudaLibrary(
+    "fxopt_gpu_dots", source=_HERE / "dot_rows.cu", headers=HEADERS, functions=("fxopt_dots",)
+)
 
 
 def reference(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> Tensor:
@@ -43,7 +45,7 @@ def _fake(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> Tensor
 
 
 def parameters(z: Tensor, before: Tensor, i: Tensor, j: Tensor, out: Tensor) -> bytes:
-    """dots.cu's Dots."""
+    """dot_rows.cu's Dots."""
     pointers = (tensor.data_ptr() for tensor in (before, i, j, out))
     width = before.shape[1]
     return struct.pack("<5q6iq16x", *pointers, width, *z.shape, width, i.shape[0], out.shape[1], z.data_ptr())

@@ -1,22 +1,34 @@
-"""Lookups on CUDA and the dots of what they find, in one launch."""
+"""Dots of pairs on CUDA and the cat that takes them, in one launch, which may also look their vectors up."""
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch.fx import Node
 
 from fxopt.kernels.columns.plan import Plan
-from fxopt.kernels.interactions.cuda.gathered import KERNEL, call_of, load
+from fxopt.kernels.interactions.cuda import dot_rows, gathered
 from fxopt.kernels.interactions.serves import MOST_DIM, MOST_VECTORS, STEPS, fits, vectors
 from fxopt.patterns.core import Match
-from fxopt.patterns.gpu_gathered_dots import find_gathered_dots
+from fxopt.patterns.interactions.dot_rows import find_gathered, find_rows
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.shape.sizes import shape_of, static
 
 
-def replace_gathered_dots(editor: Editor, match: Match) -> Replacement:
+def replace_row(editor: Editor, match: Match) -> Replacement:
+    dot_rows.load()
+    editor.needs(dot_rows.KERNEL)
+    arguments = [match.bound[name] for name in ("z", "before", "i", "j")]
+    call = editor.call(torch.ops.fxopt.gpu_dots.default, *arguments, shape_of(match.anchor)[1])
+    call.meta["bound"] = dot_rows.gpu_dots
+    what = f"dots of {shape_of(match.bound['z'])[1]} vectors in one row with what stands before them"
+    return Replacement({match.anchor: call}, what, "a warp a sample, summed in fp32")
+
+
+def replace_gathered(editor: Editor, match: Match) -> Replacement:
     columns = match.bound["columns"]
     tensors, tables, _ = columns.args
     plan = plan_in(editor.module, columns)
@@ -25,11 +37,11 @@ def replace_gathered_dots(editor: Editor, match: Match) -> Replacement:
     dtype = match.anchor.meta["val"].dtype
     if other := next((node for node in held if node.meta["val"].dtype != dtype), None):
         raise Rejected(f"'{other.name}': expected {dtype}, as the vectors are, found {other.meta['val'].dtype}")
-    load(match.anchor.meta["val"].device)
-    editor.needs(KERNEL)
+    gathered.load(match.anchor.meta["val"].device)
+    editor.needs(gathered.KERNEL)
     arguments = (*columns.args, *match.bound["rest"])
     call = editor.call(torch.ops.fxopt.gathered_dots.default, *arguments)
-    call.meta["bound"] = call_of(plan)
+    call.meta["bound"] = gathered.call_of(plan)
     what = f"{n} vectors and their dots, one call"
     return Replacement({match.anchor: call}, what, "a warp a sample reads the rows from their tables")
 
@@ -45,10 +57,19 @@ def _vectors(plan: Plan, z: Node) -> int:
     return n
 
 
-REWRITE = Rewrite(
+REWRITE = Rewrite("gpu_dots", find_rows, replace_row, why="after field_index, whose operator it takes")
+OF_FLOATS = Rewrite(
+    "gpu_dots_of_floats",
+    functools.partial(find_rows, dtypes=(torch.float32,)),
+    replace_row,
+    measured=True,
+    proof=True,
+    why="the same on CUDA cores, whose rate a product in TF32 may beat",
+)
+GATHERED = Rewrite(
     "gpu_gathered_dots",
-    find_gathered_dots,
-    replace_gathered_dots,
+    find_gathered,
+    replace_gathered,
     measured=True,
     proof=True,
     why="after gpu_dots, which it has to beat, and gpu_linears, which says how wide its rows are",
