@@ -53,7 +53,7 @@ def replace_narrow(editor: Editor, match: Match) -> Replacement:
     call.meta["bound"] = cuda_chains.Chains(plan)
     values = {chain.anchor: editor.call(operator.getitem, call, at) for at, chain in enumerate(chains)}
     what = f"linear layers {' and '.join(map(_sizes, chains))} in one launch"
-    return Replacement(values, what, "32 rows stay in a block's shared memory through all layers")
+    return Replacement(values, what, "rows stay in a block's shared memory through all layers")
 
 
 def replace_for_few_rows(editor: Editor, match: Match) -> Replacement:
