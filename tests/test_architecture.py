@@ -30,16 +30,16 @@ LAYERS = (
     {"shape"},
     {"optimizers"},
     {"kernels"},
-    {"findings", "config", "callable_module", "locks", "machine", "reach", "trees"},
+    {"findings", "facts", "config", "callable_module", "locks", "machine", "reach", "trees"},
     {"torch_internals"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # Narrower than the layers: all that these may import from the package.
 ONLY = {
-    "patterns": r"patterns|normalize|shape|findings|torch_internals|kernels\.\w+\.(plan|serves)",
-    "kernels": r"kernels|findings|config|locks|torch_internals",
+    "patterns": r"patterns|normalize|shape|findings|facts|torch_internals|kernels\.\w+\.(plan|serves)",
+    "kernels": r"kernels|findings|facts|config|locks|torch_internals",
     "tune": r"tune|shape|kernels\.build|machine|config|torch_internals",
-    "shape": r"shape|findings|config|torch_internals",
+    "shape": r"shape|findings|facts|config|torch_internals",
     "capture": r"capture|shape|findings|config|locks|reach|trees|torch_internals",
 }
 EDITS = {

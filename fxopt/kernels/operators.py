@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 
+from fxopt.facts import UNKNOWN, Facts, declare
 from fxopt.locks import lock
 from fxopt.torch_internals.operators import destroy
 
 from . import entry, gradients, simd
 from .build import BuildError, Library
+
+BY_ROWS = Facts(rows="first")  # of most operators
 
 
 def cpu_library(folder: Path, *headers: Path) -> Library:
@@ -40,6 +43,7 @@ class Operator:
         fake: its shapes. None: forward is a composition of torch's operators, which has them.
         backward, setup_context: what torch.library.register_autograd takes; an output without a gradient has None.
         others: for a dispatch key each.
+        facts: what graphs may take for granted of it.
     """
 
     schema: str
@@ -48,9 +52,11 @@ class Operator:
     backward: Callable | None = None
     setup_context: Callable | None = None
     others: Mapping[str, Callable] = field(default_factory=dict)
+    facts: Facts = UNKNOWN
 
     def define(self, library: torch.library.Library) -> None:
         name = self.schema.partition("(")[0]
+        declare(name, self.facts)
         library.define(self.schema, tags=(torch.Tag.pt2_compliant_tag,))
         if self.forward is not None:
             composite = "CompositeImplicitAutograd" if self.fake is None else "CompositeExplicitAutograd"

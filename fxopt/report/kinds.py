@@ -10,6 +10,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
 
+from fxopt.facts import facts_of
+
 COLUMNS = "embedding columns"
 INDEX = "index preparation"
 MLP = "MLP"
@@ -18,7 +20,7 @@ OPAQUE = "opaque submodules"
 OTHER = "other"
 KINDS = (COLUMNS, INDEX, MLP, INTERACTION, OPAQUE, OTHER)
 
-_LOOKUPS = {"embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only", "columns", "lookup_products"}
+_LOOKUPS = {"embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"}
 _GATHERS = {"index_select", "index", "gather"}  # lookups where what they read is a table
 _DENSE = {"linear", "addmm", "mm", "addbmm", "baddbmm", "conv1d", "conv2d", "convolution"}
 _PRODUCTS = {"bmm", "matmul", "einsum", "outer", "dot", "softmax", "_softmax", "scaled_dot_product_attention"}
@@ -37,7 +39,8 @@ def is_operator(node: Node) -> bool:
 def is_lookup(node: Node) -> bool:
     """Whether it reads rows of a table, or of many in one call."""
     name = name_of(node)
-    return name in _LOOKUPS or (name in _GATHERS and _is_state(node.args[0]))
+    looks_up = name in _LOOKUPS or facts_of(node.target).looks_up
+    return looks_up or (name in _GATHERS and _is_state(node.args[0]))
 
 
 def kinds(graph: Graph) -> dict[Node, str]:

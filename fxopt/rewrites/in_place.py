@@ -14,6 +14,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from fxopt.facts import facts_of
 from fxopt.normalize.functional import functional_overload
 from fxopt.shape.aliases import Aliases, is_random
 from fxopt.shape.calls import is_pointwise
@@ -70,12 +71,12 @@ def _stays_contiguous(node: Node, strides: Strides) -> bool:
 
 
 def _makes_memory(node: Node) -> bool:
-    """Not an input, a parameter or a constant, nor what a kernel of ours keeps from call to call."""
+    """Not an input, a parameter or a constant, nor what an operator of ours may keep from call to call."""
     if node.target is operator.getitem:
         return True
     if not isinstance(node.target, OpOverload):
         return False
-    return node.target.namespace == "aten" or node.target._schema.name == "fxopt::mlp"
+    return node.target.namespace == "aten" or facts_of(node.target).overwritable
 
 
 def _same_form(source: Node, node: Node) -> bool:

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from fxopt.kernels.columns import errors as columns_errors
-from fxopt.kernels.columns.encode import encode
+from fxopt.facts import facts_of
 from fxopt.normalize import records_nothing
-from fxopt.patterns.core import calls_of_ours, is_ours
 from fxopt.patterns.row_wise import Rows
 from fxopt.rewrites.direct import copied, direct
-from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.shape.aliases import has_effects, is_random
+from fxopt.shape.calls import arguments_of
 from fxopt.torch_internals.storage import storage_number
 
 
@@ -61,24 +59,27 @@ _MOVES = {torch.ops.aten._to_copy.default, torch.ops.aten.to.device, torch.ops.a
 
 
 def clamps(module: GraphModule) -> bool:
-    names = ("fxopt::columns", "fxopt::gathered_dots")
-    calls = (call for name in names for call in calls_of_ours(module.graph, name))
-    return any(plan_in(module, call).bad_ids == "clamp" for call in calls)
+    """Whether some call counts the ids outside their table that it moves into it."""
+    calls = ((facts_of(node.target).clamps, node) for node in module.graph.nodes)
+    return any(clamps(getattr(module, _plan(node))) for clamps, node in calls if clamps is not None)
+
+
+def _plan(node: Node) -> str:
+    """The name of the constant that is a call's argument `plan`."""
+    plan: Any = arguments_of(node)["plan"]
+    return str(plan.target)
 
 
 def ready(module: GraphModule, rows: Rows | None) -> tuple[GraphModule, list[Any]]:
-    """A twin to capture, and where it puts the tensors that it keeps by size: the graph reads them at each replay.
-
-    Padded, the last bag must end with the ids there are, so offsets get one entry more.
-    """
+    """A twin to capture, and where it puts the tensors that it keeps by size: the graph reads them at each replay."""
     fast, kept = copied(module), list[Any]()
     for node in fast.graph.nodes:
         if _arrives(node):
             node.meta["bound"] = lambda tensor, *_, **__: tensor
             continue
-        if rows is not None and is_ours(node, "fxopt::columns"):
-            plan = plan_in(module, node)
-            setattr(fast, node.args[2].target, encode(columns_errors.ending_with_last(plan)))
+        padded = facts_of(node.target).padded
+        if rows is not None and padded is not None:
+            setattr(fast, _plan(node), padded(getattr(module, _plan(node))))
         elif "bound" in node.meta and not any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
             node.meta["bound"] = _keeping(node.meta["bound"], kept)
     direct(fast, inference=True)

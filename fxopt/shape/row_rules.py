@@ -11,6 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from fxopt.facts import facts_of
 from fxopt.shape import row_products as products
 from fxopt.shape.calls import is_pointwise, packet_of
 from fxopt.shape.placements import Rows, Rowwise, Unknown, agreed, times_of
@@ -215,18 +216,8 @@ RULES: dict[Any, Rule] = {
 }  # fmt: skip
 SHAPED = (_reshape, _expand, _made)  # which may read sizes
 
-# Our own operators that work row by row; where it depends on their arguments meta["rowwise"] or meta["axes"] says so.
-_OURS: dict[str, Rule] = {
-    **dict.fromkeys(
-        ("fxopt::towers", "fxopt::dot_interaction", "fxopt::pair_sum", "fxopt::pair_attention", "fxopt::k_largest",
-         "fxopt::compressed_interaction", "fxopt::target_attention", "fxopt::pointwise", "fxopt::compressed_linear",
-         "fxopt::pair_select", "fxopt::gpu_dots", "fxopt::gathered_dots", "fxopt::gpu_linear", "fxopt::gpu_padded",
-         "fxopt::gpu_few_rows", "fxopt::mlp_chains", "fxopt::gpu_cross"),
-        _first_dims,
-    ),
-    "fxopt::mlp": products.chain,
-    "fxopt::attention": products.by_axes,
-}  # fmt: skip
+# What operators of ours declare (fxopt/facts.py).
+_DECLARED: dict[str, Rule] = {"first": _first_dims, "layers": products.chain, "axes": products.by_axes}
 
 
 def rule_of(node: Node) -> Rule | None:
@@ -239,5 +230,4 @@ def rule_of(node: Node) -> Rule | None:
 
 def rule_of_ours(node: Node) -> Rule | None:
     """Of an operator or a function of ours that works row by row."""
-    known = _OURS.get(node.target._schema.name) if isinstance(node.target, OpOverload) else None
-    return known or (_first_dims if node.meta.get("rowwise") else None)
+    return _DECLARED.get(facts_of(node.target).rows) or (_first_dims if node.meta.get("rowwise") else None)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxopt.facts import Facts
 from fxopt.torch_internals.operators import softmax_backward
 
 from .. import gradients
@@ -25,7 +26,7 @@ from .plan import Plan
 _HERE = Path(__file__).parent
 _TARGET = _HERE.parent / "target_attention"
 KERNEL = cpu_library(_HERE, _TARGET / "multiply.h", _TARGET / "job.h")
-_ARGUMENTS = "Tensor query, Tensor key, Tensor value, Tensor[] mask, int[] plan"
+_SCHEMA = "(Tensor query, Tensor key, Tensor value, Tensor[] mask, int[] plan) -> Tensor[]"
 
 
 def call_of(plan: Sequence[int]) -> Callable[..., Sequence[Tensor]]:
@@ -116,8 +117,8 @@ def _of_bases(found: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> tuple
 
 OPERATORS = Operators(
     (
-        Operator(f"attention({_ARGUMENTS}) -> Tensor[]", _forward, _fake, _backward, _setup_context),
-        Operator(f"attention_kernel({_ARGUMENTS}) -> Tensor[]"),
+        Operator(f"attention{_SCHEMA}", _forward, _fake, _backward, _setup_context, facts=Facts(rows="axes")),
+        Operator(f"attention_kernel{_SCHEMA}"),
     ),
     KERNEL,
 )

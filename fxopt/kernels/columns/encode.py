@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import defaultdict
+from dataclasses import replace
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -83,6 +84,18 @@ def plan_of(tensor: torch.Tensor) -> Plan:
     if known is None:
         raise ValueError(f"fxopt.columns: no plan of {words} words is known here; call plan_of() on the real tensor")
     return known[1]
+
+
+def clamps(encoded: torch.Tensor) -> bool:
+    """Whether a call with this plan moves ids outside their table into it, and counts them."""
+    return plan_of(encoded).bad_ids == "clamp"
+
+
+def ending_with_last(encoded: torch.Tensor) -> torch.Tensor:
+    """The plan for offsets with one entry more, the number of ids, where they ended with the ids."""
+    plan = plan_of(encoded)
+    bags = (c.bag and replace(c.bag, include_last=True) for c in plan.columns)
+    return encode(replace(plan, columns=tuple(replace(c, bag=bag) for c, bag in zip(plan.columns, bags, strict=True))))
 
 
 def known_plan(words: int) -> Plan | None:

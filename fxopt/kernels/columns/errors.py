@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -83,12 +82,6 @@ def raise_reported(device: int = 0) -> None:
     """As :func:`check`, for what a CUDA device has told by now: it does not wait."""
     if cuda.reported(device):
         check(device)
-
-
-def ending_with_last(plan: Plan) -> Plan:
-    """The plan for offsets with one entry more, the number of ids, where they ended with the ids."""
-    bags = (c.bag and replace(c.bag, include_last=True) for c in plan.columns)
-    return replace(plan, columns=tuple(replace(c, bag=bag) for c, bag in zip(plan.columns, bags, strict=True)))
 
 
 def call_of(plan: Plan) -> Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], list[Tensor]]:

@@ -14,15 +14,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fxopt.facts import Facts
 from fxopt.locks import lock
 from fxopt.torch_internals.python_tensor import PYTHON_CALL, readable
 
 from .. import entry, simd
 from ..build import BuildError, Library, build
-from ..operators import defined
+from ..operators import Operator, defined
 from . import autograd, cuda, grouped, reference
 from .cuda import backward as cuda_backward
-from .encode import plan_of
+from .encode import clamps, ending_with_last, plan_of
 
 _HERE = Path(__file__).parent
 KERNEL = Library(
@@ -41,12 +42,7 @@ ENTRY = Library(
     headers=(_HERE / "entry.h", _HERE / "layout.h", _HERE.parent / "refused.h", *PYTHON_CALL),
     cflags=("-O1", f"-I{sysconfig.get_path('include')}", f"-DFXOPT_PYTHON={sys.version_info.minor}"),
 )
-_SCHEMAS = (
-    "columns(Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
-    "columns_in_pytorch(Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
-    "columns_backward(Tensor[] grads, Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
-    "columns_row_gradients(Tensor[] grads, Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]",
-)
+_INPUTS = "Tensor[] tensors, Tensor[] tables, Tensor plan"
 _loading = lock()
 _library: torch.library.Library | None = None
 _entry: Callable | None = None
@@ -88,16 +84,22 @@ def load() -> None:
 
 
 def _define(library: torch.library.Library) -> None:
-    for schema in _SCHEMAS:
-        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for name in ("columns", "columns_in_pytorch"):
-        library.impl(name, _columns_grouped, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"fxopt::{name}", _fake, lib=library)
-        torch.library.register_autograd(
-            f"fxopt::{name}", autograd.backward, setup_context=autograd.setup_context, lib=library
-        )
-    torch.library.register_fake("fxopt::columns_backward", _fake_backward, lib=library)
-    torch.library.register_autograd("fxopt::columns_backward", autograd.no_second_derivative, lib=library)
+    for operator in _operators():
+        operator.define(library)
+
+
+def _operators() -> tuple[Operator, ...]:
+    forward = (_columns_grouped, _fake, autograd.backward, autograd.setup_context)
+    facts = Facts(looks_up=True, clamps=clamps, padded=ending_with_last)
+    no_second_derivative = autograd.no_second_derivative
+    return (
+        Operator(f"columns({_INPUTS}) -> Tensor[]", *forward, facts=facts),
+        Operator(f"columns_in_pytorch({_INPUTS}) -> Tensor[]", *forward),
+        Operator(
+            f"columns_backward(Tensor[] grads, {_INPUTS}) -> Tensor[]", None, _fake_backward, no_second_derivative
+        ),
+        Operator(f"columns_row_gradients(Tensor[] grads, {_INPUTS}) -> Tensor[]"),
+    )
 
 
 def _load_kernel() -> Callable | None:

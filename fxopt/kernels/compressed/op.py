@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..columns.quantized import NotFinite, empty_rows, quantized
-from ..operators import Operator, Operators
+from ..operators import BY_ROWS, Operator, Operators
 from .kept import Kept
 
 
@@ -139,6 +139,7 @@ OPERATORS = Operators(
             "compressed_linear(Tensor x, Tensor weight, Tensor? bias, str format, int rank) -> Tensor",
             linear,
             _fake_linear,
+            facts=BY_ROWS,
         ),
         Operator("compressed_table(Tensor table, ScalarType dtype) -> Tensor", table_in, _fake_table),
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import gradients
-from ..operators import Operator, Operators, cpu_library
+from ..operators import BY_ROWS, Operator, Operators, cpu_library
 
 KERNEL = cpu_library(Path(__file__).parent)
 _SCHEMA = "compressed_interaction(Tensor x, Tensor y, Tensor weight) -> Tensor"
@@ -85,5 +85,7 @@ def _of_weight(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return total
 
 
-OPERATORS = Operators((Operator(_SCHEMA, compressed_interaction, _fake, _backward, _setup_context),), KERNEL)
+OPERATORS = Operators(
+    (Operator(_SCHEMA, compressed_interaction, _fake, _backward, _setup_context, facts=BY_ROWS),), KERNEL
+)
 load = OPERATORS.load

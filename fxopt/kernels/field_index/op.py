@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..operators import Operator, Operators
+from ..operators import BY_ROWS, Operator, Operators
 
 FEWEST_ROWS = 16
 
@@ -35,7 +35,7 @@ def _mask_places_fake(mask: Tensor, count: int) -> Tensor:
 
 OPERATORS = Operators(
     (
-        Operator("pair_select(Tensor z, Tensor i, Tensor j) -> Tensor", _pair_select),
+        Operator("pair_select(Tensor z, Tensor i, Tensor j) -> Tensor", _pair_select, facts=BY_ROWS),
         Operator("mask_places(Tensor mask, int count) -> Tensor", _mask_places, _mask_places_fake),
     )
 )

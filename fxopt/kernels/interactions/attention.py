@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import gradients
-from ..operators import Operator, Operators
+from ..operators import BY_ROWS, Operator, Operators
 from .library import KERNEL
 
 _SCHEMA = (
@@ -82,5 +82,5 @@ def _backward(ctx: Any, grad: Tensor | None, grad_scores: Tensor | None) -> tupl
     return torch.cat(parts), None, None, *of_others, of_query_bias
 
 
-OPERATORS = Operators((Operator(_SCHEMA, pair_attention, _fake, _backward, _setup_context),), KERNEL)
+OPERATORS = Operators((Operator(_SCHEMA, pair_attention, _fake, _backward, _setup_context, facts=BY_ROWS),), KERNEL)
 load = OPERATORS.load

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import gradients
-from ..operators import Operator, Operators
+from ..operators import BY_ROWS, Operator, Operators
 from .library import KERNEL
 
 _SCHEMAS = (
@@ -131,7 +131,7 @@ def _call_backward(grad: Tensor, i: Tensor, j: Tensor, vectors: list[Tensor], at
 
 OPERATORS = Operators(
     (
-        Operator(_SCHEMAS[0], dot_interaction, _fake, _backward, _setup_context),
+        Operator(_SCHEMAS[0], dot_interaction, _fake, _backward, _setup_context, facts=BY_ROWS),
         Operator(_SCHEMAS[1], _gradients, _fake_backward),
     ),
     KERNEL,

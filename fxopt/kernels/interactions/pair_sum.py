@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import gradients
-from ..operators import Operator, Operators
+from ..operators import BY_ROWS, Operator, Operators
 from .library import KERNEL
 
 _SCHEMAS = (
@@ -109,7 +109,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
 
 OPERATORS = Operators(
     (
-        Operator(_SCHEMAS[0], pair_sum, _fake, _backward, _setup_context),
+        Operator(_SCHEMAS[0], pair_sum, _fake, _backward, _setup_context, facts=BY_ROWS),
         Operator(_SCHEMAS[1], _gradients, _fake_backward),
     ),
     KERNEL,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..operators import Operator, Operators, cpu_library
+from ..operators import BY_ROWS, Operator, Operators, cpu_library
 
 KERNEL = cpu_library(Path(__file__).parent)
 
@@ -50,6 +50,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
 
 
 OPERATORS = Operators(
-    (Operator("k_largest(Tensor x, int k) -> Tensor", k_largest, _fake, _backward, _setup_context),), KERNEL
+    (Operator("k_largest(Tensor x, int k) -> Tensor", k_largest, _fake, _backward, _setup_context, facts=BY_ROWS),),
+    KERNEL,
 )
 load = OPERATORS.load

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fxopt.facts import Facts
+
 from ..columns import op as columns_op
 from ..columns.encode import plan_of
 from ..columns.errors import explain
@@ -86,7 +88,9 @@ def _pairs(tables: Sequence[Tensor], plan: Tensor) -> tuple[int, int]:
 
 
 _INPUTS = "Tensor[] tensors, Tensor[] tables, Tensor plan, bool dots"
-OPERATORS = Operators((Operator(f"lookup_products({_INPUTS}) -> Tensor", lookup_products, _fake),), KERNEL)
+OPERATORS = Operators(
+    (Operator(f"lookup_products({_INPUTS}) -> Tensor", lookup_products, _fake, facts=Facts(looks_up=True)),), KERNEL
+)
 
 
 def load() -> None:

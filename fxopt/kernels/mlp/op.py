@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxopt.facts import Facts
+
 from ..operators import Operator, Operators, cpu_library
 from . import autograd, layers, reference
 from .plan import Op, decode, encode
@@ -78,12 +80,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     return grads[: len(inputs)], grads[len(inputs) :], None
 
 
-OPERATORS = Operators(
-    (
-        Operator(
-            "mlp(Tensor[] inputs, Tensor?[] state, int[] plan) -> Tensor", _in_pytorch, _fake, _backward, _setup_context
-        ),
-    ),
-    KERNEL,
-)
+_SCHEMA = "mlp(Tensor[] inputs, Tensor?[] state, int[] plan) -> Tensor"
+_FACTS = Facts(rows="layers", overwritable=True)
+OPERATORS = Operators((Operator(_SCHEMA, _in_pytorch, _fake, _backward, _setup_context, facts=_FACTS),), KERNEL)
 load = OPERATORS.load

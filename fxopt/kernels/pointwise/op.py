@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import gradients
-from ..operators import Operator, Operators, cpu_library
+from ..operators import BY_ROWS, Operator, Operators, cpu_library
 from . import reference
 from .encode import plan_of, words_of
 
@@ -66,8 +66,6 @@ def _backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], None]
     return gradients.again(pointwise, ctx.saved_tensors, list(map(bool, ctx.needs_input_grad[0])), grads), None
 
 
-OPERATORS = Operators(
-    (Operator("pointwise(Tensor[] inputs, str plan) -> Tensor[]", _below_autograd, _fake, _backward, _setup_context),),
-    KERNEL,
-)
+_SCHEMA = "pointwise(Tensor[] inputs, str plan) -> Tensor[]"
+OPERATORS = Operators((Operator(_SCHEMA, _below_autograd, _fake, _backward, _setup_context, facts=BY_ROWS),), KERNEL)
 load = OPERATORS.load

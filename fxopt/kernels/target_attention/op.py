@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import gradients
-from ..operators import Operator, Operators, cpu_library
+from ..operators import BY_ROWS, Operator, Operators, cpu_library
 from . import reference
 from .plan import Plan
 
@@ -122,7 +122,9 @@ def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 OPERATORS = Operators(
     (
-        Operator(f"target_attention({_ARGUMENTS}) -> Tensor", _forward, _fake, _backward, _setup_context),
+        Operator(
+            f"target_attention({_ARGUMENTS}) -> Tensor", _forward, _fake, _backward, _setup_context, facts=BY_ROWS
+        ),
         Operator(f"target_attention_kernel({_ARGUMENTS}) -> Tensor[]"),
     ),
     KERNEL,

@@ -12,7 +12,7 @@ from torch import Tensor
 from fxopt.torch_internals.operators import below_autograd
 from fxopt.torch_internals.storage import storage_number
 
-from ..operators import Operator, Operators, cpu_library
+from ..operators import BY_ROWS, Operator, Operators, cpu_library
 from . import reference
 from .checks import checked
 from .plan import decode, words_of
@@ -76,6 +76,7 @@ OPERATORS = Operators(
             _in_pytorch,
             _fake,
             others={"CPU": _on_cpu, "Autograd": _recorded},
+            facts=BY_ROWS,
         ),
     ),
     KERNEL,

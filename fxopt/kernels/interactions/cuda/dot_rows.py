@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import cuda_build, cuda_call
-from ...operators import Operator, Operators
+from ...operators import BY_ROWS, Operator, Operators
 from ..serves import fits
 
 _HERE = Path(__file__).parent
@@ -60,7 +60,6 @@ def _fits(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> bool:
     return alike and small and aligned and z.is_cuda
 
 
-OPERATORS = Operators(
-    (Operator("gpu_dots(Tensor z, Tensor before, Tensor i, Tensor j, int width) -> Tensor", reference, _fake),)
-)
+_SCHEMA = "gpu_dots(Tensor z, Tensor before, Tensor i, Tensor j, int width) -> Tensor"
+OPERATORS = Operators((Operator(_SCHEMA, reference, _fake, facts=BY_ROWS),))
 load = OPERATORS.load

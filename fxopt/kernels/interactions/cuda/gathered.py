@@ -9,9 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fxopt.facts import Facts
+
 from ... import cuda_build
 from ...columns import cuda
 from ...columns import op as columns_op
+from ...columns.encode import clamps
 from ...columns.errors import explain
 from ...columns.plan import Plan
 from ...operators import Operator, Operators
@@ -80,7 +83,8 @@ def _bound(device: int) -> bool:
 
 
 _INPUTS = "Tensor[] tensors, Tensor[] tables, Tensor plan, Tensor before, Tensor i, Tensor j, int width"
-OPERATORS = Operators((Operator(f"gathered_dots({_INPUTS}) -> Tensor", in_two, _fake),))
+_FACTS = Facts(rows="first", clamps=clamps)
+OPERATORS = Operators((Operator(f"gathered_dots({_INPUTS}) -> Tensor", in_two, _fake, facts=_FACTS),))
 
 
 def load(device: torch.device) -> None:

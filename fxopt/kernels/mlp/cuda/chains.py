@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ... import cuda_build, cuda_call
-from ...operators import Operator, Operators
+from ...operators import BY_ROWS, Operator, Operators
 from .. import reference
 from ..plan import TENSORS, Op, Step, split
 from ..serves import MOST_OUT
@@ -116,5 +116,6 @@ def _in_pytorch(inputs: Sequence[Tensor], state: Sequence[Tensor], plan: Sequenc
     return _layers(inputs, _states(state, chains), chains)
 
 
-OPERATORS = Operators((Operator("mlp_chains(Tensor[] inputs, Tensor[] state, int[] plan) -> Tensor[]", _in_pytorch),))
+_SCHEMA = "mlp_chains(Tensor[] inputs, Tensor[] state, int[] plan) -> Tensor[]"
+OPERATORS = Operators((Operator(_SCHEMA, _in_pytorch, facts=BY_ROWS),))
 load = OPERATORS.load

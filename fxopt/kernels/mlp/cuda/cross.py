@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import cuda_build, cuda_call
-from ...operators import Operator, Operators
+from ...operators import BY_ROWS, Operator, Operators
 
 KERNEL = cuda_build.CudaLibrary(
     "fxopt_gpu_cross",
@@ -58,6 +58,7 @@ OPERATORS = Operators(
             "gpu_cross(Tensor x0, Tensor x, Tensor weight, Tensor? scale, Tensor? bias) -> Tensor",
             reference,
             lambda x0, x, *vectors: x.new_empty(x.shape),
+            facts=BY_ROWS,
         ),
     )
 )

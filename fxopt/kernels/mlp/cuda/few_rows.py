@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ... import cuda_build, cuda_call
-from ...operators import Operator, Operators
+from ...operators import BY_ROWS, Operator, Operators
 from ..serves import MOST_LAYERS, MOST_ROWS, VECTOR
 from . import linear
 
@@ -83,7 +83,6 @@ def _serves(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
     )
 
 
-OPERATORS = Operators(
-    (Operator("gpu_few_rows(Tensor x, Tensor[] weights, Tensor?[] biases, int[] activations) -> Tensor", reference),)
-)
+_SCHEMA = "gpu_few_rows(Tensor x, Tensor[] weights, Tensor?[] biases, int[] activations) -> Tensor"
+OPERATORS = Operators((Operator(_SCHEMA, reference, facts=BY_ROWS),))
 load = OPERATORS.load

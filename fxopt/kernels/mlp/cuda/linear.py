@@ -22,7 +22,7 @@ from torch import Tensor
 from fxopt.torch_internals.operators import addmm_activation
 
 from ... import cuda_build, cuda_call
-from ...operators import Operator, Operators
+from ...operators import BY_ROWS, Operator, Operators
 from .ways import ALIGNED, HALVES, is_long, is_odd, is_row, is_short
 
 _HERE = Path(__file__).parent
@@ -190,10 +190,11 @@ def _fake_padded(x: Tensor, width: int) -> Tensor:
     return x.new_empty(x.shape[0], width)
 
 
+_SCHEMA = "gpu_linear(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor"
 OPERATORS = Operators(
     (
-        Operator("gpu_linear(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor", reference),
-        Operator("gpu_padded(Tensor x, int width) -> Tensor", _padded, _fake_padded),
+        Operator(_SCHEMA, reference, facts=BY_ROWS),
+        Operator("gpu_padded(Tensor x, int width) -> Tensor", _padded, _fake_padded, facts=BY_ROWS),
     )
 )
 load = OPERATORS.load
