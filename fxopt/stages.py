@@ -35,7 +35,7 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner) -> Exec
     findings.passes.append(normalize(module, inference))
     for rewrite_pass in passes(config):
         if rewrite_pass.name not in config.disable:
-            findings.passes.append(apply(rewrite_pass, module, fuel, inference, tuner))
+            findings.passes.append(apply(rewrite_pass, module, fuel, inference, tuner, config))
     findings.passes[0].changes += normalize(module, inference).changes  # what the passes made alike
     findings.operators_after, findings.rewrites = operators(module.graph), fuel.used
     module.recompile()

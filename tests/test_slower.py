@@ -19,6 +19,7 @@ import fxopt
 from fxopt.config import Config
 from fxopt.findings import Findings
 from fxopt.patterns.core import Match, Reject
+from fxopt.rewrites import embedding_columns, views
 from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.editor import Editor
 from fxopt.tune import clock, tuner
@@ -222,8 +223,9 @@ def test_what_takes_longer_loses_a_real_race(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("device", "may_go"), [("cpu", ["embedding_columns", "views"]), ("cuda", ["views"])])
-def test_lookups_whose_ids_are_checked_stay_on_cuda(device, may_go):
+def test_lookups_whose_ids_are_checked_stay_on_cuda(monkeypatch, device, may_go):
     """torch's own would end the process at a bad id."""
+    monkeypatch.setattr("fxopt.rewrites.PASSES", (embedding_columns.REWRITE, views.REWRITE))
     ran = [SimpleNamespace(name=name, changes=[None]) for name in ("normalize", "embedding_columns", "views")]
     with FakeTensorMode():
         node = SimpleNamespace(meta={"val": torch.empty(3, device=device)})

@@ -63,10 +63,12 @@ PASSES: tuple[Rewrite, ...] = (
     convolutions.REWRITE,
     k_largest.REWRITE,
     # Many of a kind at once.
+    compression.LINEARS,
     towers.REWRITE,
     repeated.REWRITE,
     # Lookups, and what is left of their surroundings.
     embedding_columns.REWRITE,
+    compression.TABLES,
     dot_interaction.PARTS,
     views.OF_COLUMNS,
     lookup_products.REWRITE,
@@ -92,12 +94,5 @@ PASSES: tuple[Rewrite, ...] = (
 
 
 def passes(config: Config) -> Iterator[Rewrite]:
-    """The passes for a configuration: all of them, and the lossy ones it asks for."""
-    for each in PASSES:
-        if each is towers.REWRITE:
-            yield from compression.linears_of(config)
-        if each is branches.REWRITE and config.lower == "inductor":
-            continue  # islands are cut out of the graph afterwards
-        yield embedding_columns.rewrite(config.bad_ids) if each is embedding_columns.REWRITE else each
-        if each is embedding_columns.REWRITE:
-            yield from compression.tables_of(config)
+    """The passes that a configuration asks for."""
+    return (each for each in PASSES if each.when(config))

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fxopt.config import Config
 from fxopt.kernels.compressed.op import linear, load, rank_for, table_in
 from fxopt.patterns.compression import find_large_tables, find_wide_linears
 from fxopt.patterns.core import Match
@@ -23,40 +22,25 @@ from fxopt.rewrites.row_formats import Rows, Use, rows_of, told
 _WHY = "asked for by Config; its error is checked against eager"
 
 
-def linears_of(config: Config) -> tuple[Rewrite, ...]:
-    """The pass over wide linears that a configuration asks for; none by default."""
-
-    def replace_linear(editor: Editor, match: Match) -> Replacement:
-        bound = match.bound
-        rank = _rank(match, config.low_rank) if config.low_rank is not None else 0
-        if not rank and config.precision == "fp32":
-            raise Rejected("its weight has no low rank within Config(low_rank=..)")
-        load()
-        arguments = (bound["x"], bound["weight"], bound["bias"], config.precision, rank)
-        small = editor.call(torch.ops.fxopt.compressed_linear.default, *arguments)
-        small.meta["bound"] = linear
-        what = f"[*, {bound['K']}] x [{bound['K']}, {bound['N']}] in {config.precision}"
-        return Replacement({match.anchor: small}, what + (f", rank {rank}" if rank else ""), _WHY)
-
-    why = "before linears are joined; only where it was asked for"
-    return (Rewrite("compressed_linears", find_wide_linears, replace_linear, why, True),) if config.lossy else ()
+def replace_linear(editor: Editor, match: Match) -> Replacement:
+    """A wide linear with its weight in fewer bits, or as two of a lower rank."""
+    bound, config = match.bound, editor.config
+    rank = _rank(match, config.low_rank) if config.low_rank is not None else 0
+    if not rank and config.precision == "fp32":
+        raise Rejected("its weight has no low rank within Config(low_rank=..)")
+    load()
+    arguments = (bound["x"], bound["weight"], bound["bias"], config.precision, rank)
+    small = editor.call(torch.ops.fxopt.compressed_linear.default, *arguments)
+    small.meta["bound"] = linear
+    what = f"[*, {bound['K']}] x [{bound['K']}, {bound['N']}] in {config.precision}"
+    return Replacement({match.anchor: small}, what + (f", rank {rank}" if rank else ""), _WHY)
 
 
-def tables_of(config: Config) -> tuple[Rewrite, ...]:
-    """The pass over large tables that a configuration asks for; none by default."""
-
-    def replace(editor: Editor, match: Match) -> Replacement:
-        if config.cuda_graphs and match.anchor.args[1][0].meta["val"].is_cuda:  # type: ignore[index, union-attr]
-            raise Rejected("Config(cuda_graphs=True) would replay copies of tables that nobody renews")
-        return _replace_tables(editor, match, config)
-
-    why = "the tables of columns; only where it was asked for"
-    tables = Rewrite("compressed_tables", find_large_tables, replace, why)
-    return (tables,) if config.precision != "fp32" else ()
-
-
-def _replace_tables(editor: Editor, match: Match, config: Config) -> Replacement:
+def replace_tables(editor: Editor, match: Match) -> Replacement:
     """The same columns on rows of fewer bits."""
+    config = editor.config
+    if config.cuda_graphs and match.anchor.args[1][0].meta["val"].is_cuda:  # type: ignore[index, union-attr]
+        raise Rejected("Config(cuda_graphs=True) would replay copies of tables that nobody renews")
     load()
     call, small, rows = match.anchor, {}, list[Rows]()
     tensors, tables, plan = call.args
@@ -88,3 +72,20 @@ def _rank(match: Match, error: float) -> int:
         raise Rejected("its weight is not at hand")
     rank, N, K = rank_for(weight, error), match.bound["N"], match.bound["K"]
     return rank if 0 < rank * (N + K) < 0.8 * N * K else 0
+
+
+LINEARS = Rewrite(
+    "compressed_linears",
+    find_wide_linears,
+    replace_linear,
+    why="before linears are joined; only where it was asked for",
+    measured=True,
+    when=lambda config: config.lossy,
+)
+TABLES = Rewrite(
+    "compressed_tables",
+    find_large_tables,
+    replace_tables,
+    why="the tables of columns; only where it was asked for",
+    when=lambda config: config.precision != "fp32",
+)

@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxopt.capture.errors import is_passing
+from fxopt.config import Config
 from fxopt.findings import Change, Miss, PassFindings, Place
 from fxopt.normalize import remove_dead_code
 from fxopt.patterns.core import Match, Reject, place_of
@@ -46,6 +47,10 @@ class Replacement:
     equal: tuple[tuple[Size, Size], ...] = ()
 
 
+def _always(config: Config) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Rewrite:
     """A named pass: find matches (or reasons why not), and replace each.
@@ -57,6 +62,8 @@ class Rewrite:
     rows: batch sizes to time it at, where the usual ones would say nothing.
     proof: left alone where nothing could be timed or nothing is gained, because no device is known on which it wins.
     everywhere: left alone where it loses at some batch size; else one of the two is picked at each call.
+    safer_on_cuda: never left out there because the whole graph is slower with it.
+    when: whether a configuration asks for it; by default each does.
     """
 
     name: str
@@ -67,6 +74,8 @@ class Rewrite:
     rows: tuple[int, ...] = ()
     proof: bool = False
     everywhere: bool = False
+    safer_on_cuda: bool = False
+    when: Callable[[Config], bool] = _always
 
 
 @dataclass
@@ -88,7 +97,12 @@ class Fuel:
 
 
 def apply(
-    rewrite: Rewrite, module: GraphModule, fuel: Fuel, inference: bool, tuner: Tuner | None = None
+    rewrite: Rewrite,
+    module: GraphModule,
+    fuel: Fuel,
+    inference: bool,
+    tuner: Tuner | None = None,
+    config: Config = Config(),
 ) -> PassFindings:
     """Run one pass to its fixed point; every match is a transaction of its own. Without a tuner nothing is timed."""
     findings, started = PassFindings(rewrite.name), time.perf_counter()
@@ -97,7 +111,7 @@ def apply(
     if rewrite.measured and tuner is not None:
         trial = Trial(tuner, not inference, rewrite.rows, rewrite.proof, rewrite.everywhere)
     paths = functools.cache(lambda: None if inference else GradientPaths(module.graph))  # before the first edit
-    commit = functools.partial(_commit, rewrite, module, trial)
+    commit = functools.partial(_commit, rewrite, module, trial, config)
     for _ in range(_MOST_ROUNDS):
         changed = False
         rejects = []
@@ -147,13 +161,14 @@ def _commit(
     rewrite: Rewrite,
     module: GraphModule,
     trial: Trial | None,
+    config: Config,
     paths: GradientPaths | None,
     match: Match,
     findings: PassFindings,
     number: int,
 ) -> bool:
     """Replace one match. False, with the reason in the findings, where the replacement does not hold."""
-    editor = Editor(module, match.anchor)
+    editor = Editor(module, match.anchor, config)
     place = place_of(match.anchor)
     try:
         replacement = _checked(rewrite, editor, match)

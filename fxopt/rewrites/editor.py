@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxopt.capture.settings import Changed
+from fxopt.config import Config
 from fxopt.kernels.cuda_build import CudaLibrary, missing
 from fxopt.patterns.core import place_of
 from fxopt.patterns.groups import hoisted
@@ -37,6 +38,7 @@ class Editor:
 
     module: GraphModule
     point: Node
+    config: Config = Config()
     added: list[Node] = field(default_factory=list)
     moved: list[tuple[Node, Node]] = field(default_factory=list)
     missing: str = ""  # why calls that were added run without a kernel

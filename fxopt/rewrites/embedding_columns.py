@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import nn
@@ -52,14 +51,14 @@ def find(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     yield from columns.rejects
 
 
-def replace_group(editor: Editor, match: Match, bad_ids: str = "raise") -> Replacement:
+def replace_group(editor: Editor, match: Match) -> Replacement:
     """One call for the group, then the views and shorter cats that put its outputs where they belong."""
     collectors: list[Collector] = match.bound["collectors"]
     editor.hoist_for(match.bound["reads"], match.bound["aliases"])
     slots = _slots(collectors, match.bound["aliases"])
     outputs = list({slot: output for output, slot in slots}.values())
     builder = _PlanBuilder()
-    plan = replace(builder.plan(outputs), bad_ids=bad_ids)
+    plan = replace(builder.plan(outputs), bad_ids=editor.config.bad_ids)
     load()
     editor.needs(KERNEL)
     call = editor.call(
@@ -231,9 +230,5 @@ REWRITE = Rewrite(
     find,
     replace_group,
     why="after interactions and repeated lanes: it writes the vectors where those read them",
+    safer_on_cuda=True,  # torch's own lookups meet a bad id with an assert that ends the process
 )
-
-
-def rewrite(bad_ids: str) -> Rewrite:
-    """REWRITE with what the lookups do about ids outside their tables on CUDA (Config.bad_ids)."""
-    return REWRITE if bad_ids == "raise" else replace(REWRITE, replace=partial(replace_group, bad_ids=bad_ids))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxopt import trees
+from fxopt import rewrites, trees
 from fxopt.capture import Capture
 from fxopt.config import Config
 from fxopt.findings import Miss, PassFindings, Place
@@ -28,8 +28,6 @@ from fxopt.verify.resized import batch_of, resized
 from fxopt.verify.trial import undisturbed
 
 _SURE = 1.2  # a win in a single look that needs no other
-_STAY = {"normalize"}
-_STAY_ON_CUDA = _STAY | {"embedding_columns"}  # torch's own lookups meet a bad id with an assert that ends the process
 _MOST_ROWS = 256  # that are made up; an example with more stands for itself
 
 
@@ -68,7 +66,7 @@ def _changed(executable: Executable) -> list[str]:
     """The passes that may be left out."""
     values = (node.meta.get("val") for node in executable.capture.graph.graph.nodes)
     on_cuda = any(isinstance(value, Tensor) and value.is_cuda for value in values)
-    stay = _STAY_ON_CUDA if on_cuda else _STAY
+    stay = {"normalize"}.union(each.name for each in rewrites.PASSES if on_cuda and each.safer_on_cuda)
     return [ran.name for ran in executable.findings.passes if ran.changes and ran.name not in stay]
 
 

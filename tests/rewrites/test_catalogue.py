@@ -283,6 +283,8 @@ CATALOGUE = {
 }
 ELSEWHERE = {
     "branches",
+    "compressed_linears",
+    "compressed_tables",
     "gpu_chains",
     "gpu_crosses",
     "gpu_dots",
@@ -294,7 +296,7 @@ ELSEWHERE = {
     "gpu_target_attention",
     "lookup_products",
     "row_chunks",
-}  # tests/cuda, test_row_chunks.py, test_lookup_products.py
+}  # tests/cuda, test_compression.py, test_row_chunks.py, test_lookup_products.py
 
 
 WITHOUT_GRADIENTS = {"towers"}  # with gradients they stay as they are
