@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, Node
 
+from fxopt.kernels import reports
 from fxopt.kernels.by_rows.op import up_to
-from fxopt.kernels.columns import cuda as columns_cuda
 from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.rewrites.regions import after, before, calls_of, inputs_of, module_of, rows_in, site
 from fxopt.shape.aliases import makes_results
@@ -67,20 +67,20 @@ class Trial:
 
 @contextlib.contextmanager
 def _reports_of_samples(timed: Site) -> Iterator[None]:
-    """What columns on a GPU report of ids that were made up is no later call's to raise."""
+    """What kernels on a GPU report of ids that were made up is no later call's to raise."""
     device = next((value.device for value in timed.values if isinstance(value, torch.Tensor) and value.is_cuda), None)
     if device is None:
         yield
         return
     index = torch.cuda.current_device() if device.index is None else device.index
-    if columns_cuda.reported(index):
+    if reports.reported(index):
         raise Rejected(
             f"an earlier call on {device} has an error that the next call raises; until then nothing is timed"
         )
     try:
         yield
     finally:
-        while columns_cuda.failure(index):
+        while reports.failure(index):
             pass
 
 

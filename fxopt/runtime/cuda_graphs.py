@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxopt.kernels import reports
 from fxopt.kernels.build import BuildError
-from fxopt.kernels.columns import cuda as columns_cuda
 from fxopt.kernels.columns import errors as columns_errors
 from fxopt.kernels.stage import op as stage
 from fxopt.locks import lock
@@ -49,7 +49,7 @@ class _Captured:
     outputs: list[Tensor]
     state: Tensor  # addresses
     capacity: list[int]  # rows of each input
-    real_rows: Tensor | None  # of the batch, where clamped ids are counted: see columns.cuda.padded
+    real_rows: Tensor | None  # of the batch, where clamped ids are counted: see kernels/reports.py
     keep: list[Any]
 
 
@@ -150,7 +150,7 @@ class Replays:
         stage.pointers().addresses(tensors, self._n_state, addresses.data_ptr())
         with torch.inference_mode(False):  # whose tensors nothing outside may write to
             real_rows = torch.zeros(1, dtype=torch.int64, device=self._device) if self._clamps else None
-        uncounted = partial(columns_cuda.padded, real_rows, max(1, capacity))  # no row is real before the replay
+        uncounted = partial(reports.padded, real_rows, max(1, capacity))  # no row is real before the replay
         with uncounted():
             expected = self._plain(*tensors)
         torch.cuda.synchronize(self._device)  # the memory of the last graph is still in use

@@ -36,6 +36,7 @@ assert "its CUDA kernel is not used: nvcc could not compile fxopt_columns_cuda f
 TWO_ARCHITECTURES = """
 import torch
 from fxopt.kernels import cuda_build
+from fxopt.kernels import reports
 from fxopt.kernels.columns import cuda, reference
 from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.op import columns
@@ -48,7 +49,7 @@ call = random_call(0, 21, 12)
 for device in (1, 0, 1):
     tensors, tables = ([t.to(f"cuda:{device}") for t in given] for given in (call.tensors, call.tables))
     (found,) = columns(tensors, tables, encode(call.plan))
-    assert cuda.failure(device) is None and found.get_device() == device
+    assert reports.failure(device) is None and found.get_device() == device
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4, equal_nan=True)
     x0, x, weight = (torch.randn(n, 8, device=device) for n in (5, 5, 1))
     found = cross.gpu_cross(x0, x, weight, None, None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fxopt.kernels.columns import cuda
+from fxopt.kernels import reports
 from fxopt.kernels.columns.plan import Column, PerRow, Plan, Source
 from tests.cuda.test_long_bags_shim import dense, jagged
 
@@ -49,10 +49,10 @@ def test_rows_that_a_graph_pads_do_not_count(shim, monkeypatch, real):
         Column(Source(1, rows=(0, 1), lane=2), 0, 1, 0, pool="mean"),
     )
     plan = Plan(columns, (24, 8), ("float32", "float32"))
-    monkeypatch.setattr(cuda, "_kernels", [shim.library])
+    monkeypatch.setattr(reports, "_kernels", [shim.library])
     real_rows = torch.tensor([real])
     pointer = shim._name(real_rows)
-    with cuda.padded(real_rows, 4):
+    with reports.padded(real_rows, 4):
         assert counted(shim, [ids, pairs], [torch.randn(7, 8), torch.randn(9, 8)], plan) == real * (2 + 2 + 2 * 3)
     shim.library.shim_forget(pointer)
     assert counted(shim, [ids, pairs], [torch.randn(7, 8), torch.randn(9, 8)], plan) == 40

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fxopt.kernels.columns import cuda, reference
+from fxopt.kernels import reports
+from fxopt.kernels.columns import reference
 from fxopt.kernels.columns.plan import Column, Instr, Offsets, Op, Plan, Source
 from tests.cuda.shim_library import ShimError
 from tests.cuda.test_clamped_shim import counted
@@ -81,10 +82,10 @@ def test_clamp_takes_the_nearest_row_and_counts_it_once(shim):
 def test_rows_that_a_graph_pads_do_not_count(shim, monkeypatch):
     tensors, tables, plan = narrow()
     tensors[1][:] = TABLE_ROWS
-    monkeypatch.setattr(cuda, "_kernels", [shim.library])
+    monkeypatch.setattr(reports, "_kernels", [shim.library])
     real_rows = torch.tensor([7])
     pointer = shim._name(real_rows)
-    with cuda.padded(real_rows, ROWS):
+    with reports.padded(real_rows, ROWS):
         assert counted(shim, tensors, tables, plan) == 7 * len([*range(1, COLUMNS, 5), COLUMNS])
     shim.library.shim_forget(pointer)
 

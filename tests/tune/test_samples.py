@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from fxopt.kernels.columns import cuda as columns_cuda
+from fxopt.kernels import reports
 from fxopt.rewrites.editor import Rejected
 from fxopt.rewrites.trial import _reports_of_samples
 from fxopt.tune.samples import sample
@@ -29,11 +29,11 @@ def test_what_the_device_reports_of_samples_is_forgotten(monkeypatch):
     with FakeTensorMode():
         site = Site(len, len, [torch.empty(3, device="cuda:0")], None, False)
     pending = ["one of each kernel", "another"]
-    monkeypatch.setattr(columns_cuda, "reported", lambda device: False)
-    monkeypatch.setattr(columns_cuda, "failure", lambda device: pending.pop() if pending else None)
+    monkeypatch.setattr(reports, "reported", lambda device: False)
+    monkeypatch.setattr(reports, "failure", lambda device: pending.pop() if pending else None)
     with pytest.raises(ValueError), _reports_of_samples(site):
         raise ValueError
     assert not pending
-    monkeypatch.setattr(columns_cuda, "reported", lambda device: True)
+    monkeypatch.setattr(reports, "reported", lambda device: True)
     with pytest.raises(Rejected, match="earlier call"), _reports_of_samples(site):
         raise AssertionError("nothing is timed, and no earlier call's report taken")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from . import cuda
+from .. import reports
 from .encode import known_plan
 from .op import columns
 from .plan import Plan
@@ -63,7 +63,7 @@ def check(device: int = 0) -> None:
 
     A bad id on CUDA is otherwise raised by the next call of `columns`; until then its rows are NaN.
     """
-    text = cuda.failure(device)
+    text = reports.failure(device)
     if text:
         error = RuntimeError(text)
         raise explain(error, _NO_PLAN) or error
@@ -75,12 +75,12 @@ def clamped(device: int = 0) -> int:
     Each id of each call counts once; lanes that lengths or masks leave out do not count, nor does what CUDA graphs add:
     rows that pad a batch, and the calls that warm up.
     """
-    return cuda.clamped(device)
+    return reports.clamped(device)
 
 
 def raise_reported(device: int = 0) -> None:
     """As :func:`check`, for what a CUDA device has told by now: it does not wait."""
-    if cuda.reported(device):
+    if reports.reported(device):
         check(device)
 
 

@@ -2,7 +2,8 @@
 
 The kernel never asserts. A plan's `bad_ids` says what it does: "raise" (the default) writes a row of NaN and a note of
 the first bad id, which the next call of fxopt::columns on that device, or :func:`..errors.check`, raises as the CPU
-would have; "clamp" takes the nearest row and counts (:func:`clamped`); "unchecked" trusts the ids and follows them.
+would have; "clamp" takes the nearest row and counts (:func:`..errors.clamped`); "unchecked" trusts the ids and
+follows them.
 """
 
 from __future__ import annotations
@@ -10,17 +11,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from fxopt.torch_internals.cuda import torch_cuda
 
-from ... import cuda_build, entry
+from ... import cuda_build, entry, reports
 from ...build import BuildError, Library
 from ...build import build as build_cpp
 from ...cuda_build import EARLY, CudaLibrary, arch_on
@@ -36,7 +34,6 @@ WRAPPER = Library(
     headers=_SHARED,
     cflags=("-O2", "-fvisibility=hidden", entry.STABLE_ABI),
 )
-_kernels: list[ctypes.CDLL] = []  # that were ever bound: captured graphs keep theirs
 _current: dict[int, ctypes.CDLL] = {}  # by device: that calls use
 
 
@@ -106,51 +103,8 @@ def _opened(library: CudaLibrary, device: int) -> ctypes.CDLL:
     kernel = cuda_build.loaded(library, device)
     if kernel is None:
         raise BuildError(cuda_build.missing(library, device))
-    if kernel not in _kernels:
-        for name in ("failure", "reported", "sums"):
-            if hasattr(kernel, f"fxopt_cuda_{name}"):
-                getattr(kernel, f"fxopt_cuda_{name}").restype = ctypes.c_bool
-        kernel.fxopt_cuda_clamped.restype = ctypes.c_longlong
+    if reports.listen(kernel):
+        if hasattr(kernel, "fxopt_cuda_sums"):
+            kernel.fxopt_cuda_sums.restype = ctypes.c_bool
         kernel.fxopt_cuda_blocking(os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
-        _kernels.append(kernel)
     return kernel
-
-
-def clamped(device: int = 0) -> int:
-    """How many ids "clamp" has moved so far. Waits for the device."""
-    if not _kernels:
-        return 0
-    torch.cuda.synchronize(device)  # all its streams: a copy waits for the default one alone
-    return sum(int(kernel.fxopt_cuda_clamped(device)) for kernel in _kernels)
-
-
-@contextmanager
-def padded(real_rows: Tensor | None, capacity: int) -> Iterator[None]:
-    """Launches of this thread in here, and graphs that capture them, count clamped ids of real rows alone.
-
-    Args:
-        real_rows: [1], int64, on the device, read at each launch: how many rows of the batch are real. None: all are.
-        capacity: rows of the padded batch. What has a multiple of them has the same multiple of real ones.
-    """
-    at, kernels = (0, []) if real_rows is None else (real_rows.data_ptr(), list(_kernels))
-    for kernel in kernels:
-        kernel.fxopt_cuda_real_rows(ctypes.c_void_p(at), ctypes.c_int64(capacity))
-    try:
-        yield
-    finally:
-        for kernel in kernels:
-            kernel.fxopt_cuda_real_rows(None, ctypes.c_int64(0))
-
-
-def reported(device: int = 0) -> bool:
-    """Whether :func:`failure` has something to tell already. Does not wait."""
-    return any(kernel.fxopt_cuda_reported(device) for kernel in _kernels)
-
-
-def failure(device: int = 0) -> str | None:
-    """Takes what the last launches reported, in the kernel's words; waits for the device."""
-    if not _kernels:
-        return None
-    torch.cuda.synchronize(device)
-    text = ctypes.create_string_buffer(256)
-    return next((text.value.decode() for k in _kernels if k.fxopt_cuda_failure(device, text)), None)
