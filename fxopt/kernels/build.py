@@ -29,12 +29,16 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Library:
-    """Sources of one shared library. Everything in `headers` takes part in the key."""
+    """Sources of one shared library. Everything in `headers` takes part in the key.
+
+    beside_cuda: it stands between torch and kernels for GPUs, and nobody else needs it.
+    """
 
     name: str
     sources: tuple[Path, ...]
     headers: tuple[Path, ...] = ()
     cflags: tuple[str, ...] = ("-O2",)
+    beside_cuda: bool = False
 
     @property
     def key(self) -> str:

@@ -35,6 +35,7 @@ POINTERS = Library(
     sources=(_HERE / "pointers.cpp",),
     headers=(PYTHON_TENSOR,),
     cflags=("-O1", f"-I{sysconfig.get_path('include')}"),
+    beside_cuda=True,
 )
 MOST_INPUTS = 2000  # two words each, in 32 KB of launch parameters
 MOST_BYTES = 2**31 - 1  # of one padded input

@@ -33,6 +33,7 @@ WRAPPER = Library(
     sources=(_HERE / "torch.cpp",),
     headers=_SHARED,
     cflags=("-O2", "-fvisibility=hidden", entry.STABLE_ABI),
+    beside_cuda=True,
 )
 _current: dict[int, ctypes.CDLL] = {}  # by device: that calls use
 
