@@ -27,7 +27,11 @@ def listen(kernel: ctypes.CDLL) -> bool:
 
 
 def clamped(device: int = 0) -> int:
-    """How many ids "clamp" has moved so far. Waits for the device."""
+    """How many ids calls with ``bad_ids="clamp"`` have moved on a CUDA device so far; waits for it.
+
+    Each id of each call counts once; lanes that lengths or masks leave out do not count, nor does what CUDA graphs add:
+    rows that pad a batch, and the calls that warm up.
+    """
     if not _kernels:
         return 0
     torch.cuda.synchronize(device)  # all its streams: a copy waits for the default one alone

@@ -32,7 +32,7 @@ def replace_towers(editor: Editor, match: Match) -> Replacement:
     encoded = encode(plan)
     state = list(builder.weights), list(builder.biases)
     call = editor.call(torch.ops.fxopt.towers.default, list(builder.inputs), *state, encoded)
-    call.meta["bound"], call.meta["rowwise"] = bound(encoded), True
+    call.meta["bound"] = bound(encoded)
     values: dict[Node, Node | None] = {}
     for index, node in enumerate(region.outputs):
         values[node] = _shaped(editor, editor.call(operator.getitem, call, index), node)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from .. import reports
+from ..reports import clamped as clamped
 from .encode import known_plan
 from .op import columns
 from .plan import Plan
@@ -67,15 +68,6 @@ def check(device: int = 0) -> None:
     if text:
         error = RuntimeError(text)
         raise explain(error, _NO_PLAN) or error
-
-
-def clamped(device: int = 0) -> int:
-    """How many ids calls with ``bad_ids="clamp"`` have moved on a CUDA device so far; waits for it.
-
-    Each id of each call counts once; lanes that lengths or masks leave out do not count, nor does what CUDA graphs add:
-    rows that pad a batch, and the calls that warm up.
-    """
-    return reports.clamped(device)
 
 
 def raise_reported(device: int = 0) -> None:
