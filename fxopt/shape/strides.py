@@ -59,6 +59,7 @@ _UNTAGGED = {  # pointwise, although their tags do not say so
 _EXPANSIONS = {aten.expand.default, aten.expand_as.default}
 _REDUCTIONS = {
     aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.amax.default, aten.amin.default,
+    aten.linalg_vector_norm.default,
 }  # fmt: skip
 # These fail, warn or read other memory where the strides of their argument are not what they were.
 _STRICT = {

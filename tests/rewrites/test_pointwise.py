@@ -119,8 +119,16 @@ def stepped(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
     return torch.addcmul(x, x, m.vector, value=0.5).add(x, alpha=2).sub(1).neg().exp().reciprocal().sqrt()
 
 
+def cosines(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    return (F.normalize(e, dim=-1) * F.normalize(x, dim=1).unsqueeze(1)).sum(2)
+
+
+def length_of_rows(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    return e.norm(dim=(1, 2)).unsqueeze(1) * x - torch.linalg.vector_norm(x, dim=1, keepdim=True)
+
+
 FUSED = [dice, masked, attention, second_order, second_order_kept, residual_norm, cross, excited, logit, extrema]
-FUSED += [steep, transposed, of_lengths, stepped]
+FUSED += [steep, transposed, of_lengths, stepped, cosines, length_of_rows]
 
 
 @pytest.mark.parametrize("function", FUSED)
@@ -189,9 +197,14 @@ def pairs_of_rows(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
     return torch.sigmoid((score.unsqueeze(1) - score.unsqueeze(0)) * 2).sum(1)
 
 
-@pytest.mark.parametrize(
-    "function", [pairs_of_rows, training_norm, edited, over_rows, random, large_integers, own_transpose]
-)
+def other_norms(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    return torch.cat([x.norm(p, dim=1, keepdim=True) * 2 for p in (1, 3, float("inf"))], 1)
+
+
+LEFT_ALONE = [pairs_of_rows, training_norm, edited, over_rows, random, large_integers, own_transpose, other_norms]
+
+
+@pytest.mark.parametrize("function", LEFT_ALONE)
 def test_is_left_alone(function: Callable[..., Tensor]) -> None:
     model = Model(function)
     fast, operators = fused(model)
@@ -262,6 +275,18 @@ def test_gradients_and_new_weights() -> None:
         with torch.no_grad():
             model.vector.add_(1)
             model.norm.running_var.data = model.norm.running_var + 1  # type: ignore[operator, union-attr]
+
+
+def test_a_norm_of_zeros_has_no_gradient() -> None:
+    """Through the root of a sum of squares it would be NaN."""
+    model = Model(cosines)
+    fast = optimize(model, inputs(B), Config(tune="off", disable=ONLY))
+    given = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in inputs(5)]
+    with torch.no_grad():
+        given[0][2], given[1][:, 1] = 0, 0
+    expected, found = (torch.autograd.grad(net(*given).square().sum(), given[:2]) for net in (model, fast))
+    assert not found[0].isnan().any()
+    torch.testing.assert_close(found, expected)
 
 
 class Mixture(nn.Module):

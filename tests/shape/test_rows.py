@@ -41,6 +41,7 @@ KEEP: dict[str, Callable[..., Tensor]] = {
     "made by size": lambda x, i: x + x.new_ones(x.shape[0], 4, 3) * TABLE[:4, :1],
     "expanded": lambda x, i: x * W[:1].expand(x.shape[0], -1).unsqueeze(1),
     "layer norm": lambda x, i: F.layer_norm(x, (3,)),
+    "norms": lambda x, i: F.normalize(x, dim=-1) + x.norm(dim=(1, 2), keepdim=True),
     "top": lambda x, i: x.topk(2, 1).values.flatten(1),
     "indexed": lambda x, i: x[:, [0, 2, 2]],
     "one-hot": lambda x, i: F.one_hot(i, 9).float().sum(1) + x[:, 0, :1],
@@ -52,6 +53,7 @@ KEEP: dict[str, Callable[..., Tensor]] = {
 MIX: dict[str, Callable[..., Tensor]] = {
     "a mean of the batch": lambda x, i: x - x.mean(0),
     "all pairs of rows": lambda x, i: x[:, 0] @ x[:, 1].T,
+    "a norm of the batch": lambda x, i: F.normalize(x, dim=0),
     "softmax over the batch": lambda x, i: x.softmax(0),
     "cumulative over the batch": lambda x, i: x.cumsum(0),
     "reversed": lambda x, i: x.flip(0),

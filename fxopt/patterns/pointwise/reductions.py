@@ -15,16 +15,21 @@ aten = torch.ops.aten
 def _reduced_dims(node: Node) -> list[int]:
     """The dims that a reduction or a softmax goes over; all of them where none is given."""
     rank = len(shape_of(tensors(node)[0]))
-    dims = None if node.target is aten.sum.default else argument(node, 1)
+    dims = None if node.target is aten.sum.default else argument(node, _position(node))
     dims = [dims] if isinstance(dims, int) else dims
     return [dim % rank for dim in dims] if dims else list(range(rank))
 
 
 def _reduced(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:
     over = _reduced_dims(node)
-    if node.target is not aten.sum.default and argument(node, 2, False):
+    if node.target is not aten.sum.default and argument(node, _position(node) + 1, False):
         return tuple(None if dim in over else axis for dim, axis in enumerate(dims[0]))
     return tuple(axis for dim, axis in enumerate(dims[0]) if dim not in over)
+
+
+def _position(node: Node) -> int:
+    """Where its dims stand among the arguments, in front of whether it keeps them."""
+    return 2 if node.target is aten.linalg_vector_norm.default else 1
 
 
 def _over(call: Call) -> list[int]:
@@ -38,6 +43,20 @@ def reduction(op: str) -> Rule:
             call.program.reduce(op, call.values[0], _over(call)) if _over(call) else call.do("copy", call.values[0])
         ),
     )
+
+
+def norm_dims(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:
+    if argument(node, 1, 2) != 2 or argument(node, 4) is not None:
+        raise Mismatch  # another norm than the root of squares, or in another dtype
+    return _reduced(node, axes, dims)
+
+
+def norm(call: Call) -> int:
+    """The root of a sum of squares. Of zeros it has no gradient, where that of a root would be NaN."""
+    squares, over = call.do("square", call.values[0]), _over(call)
+    total = call.program.reduce("sum", squares, over) if over else squares
+    empty = call.do("eq", total, 0.0)
+    return call.do("where", empty, 0.0, call.do("sqrt", call.do("where", empty, 1.0, total)))
 
 
 def same(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:
