@@ -47,10 +47,6 @@ class Replacement:
     equal: tuple[tuple[Size, Size], ...] = ()
 
 
-def _always(config: Config) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Rewrite:
     """A named pass: find matches (or reasons why not), and replace each.
@@ -75,7 +71,7 @@ class Rewrite:
     proof: bool = False
     everywhere: bool = False
     safer_on_cuda: bool = False
-    when: Callable[[Config], bool] = _always
+    when: Callable[[Config], bool] = lambda config: True
 
 
 @dataclass
