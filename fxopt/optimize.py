@@ -13,7 +13,7 @@ from fxopt.callable_module import make_callable
 from fxopt.capture import capture
 from fxopt.capture.settings import kept
 from fxopt.config import Config
-from fxopt.rewrites.core import Fuel
+from fxopt.rewrites.framework.core import Fuel
 from fxopt.runtime import Executable, dispatcher_of, optimized
 from fxopt.runtime.cuda_graphs import graphed
 from fxopt.stages import examples_of, lowered, raced, rewrite, take_pieces, verified

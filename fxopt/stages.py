@@ -14,9 +14,9 @@ from fxopt.config import Config
 from fxopt.findings import Change, Findings, Miss, PassFindings, Place
 from fxopt.normalize import normalize, records_nothing
 from fxopt.rewrites import passes
-from fxopt.rewrites.core import Fuel, apply
-from fxopt.rewrites.direct import copied, direct
-from fxopt.rewrites.regions import calls_of
+from fxopt.rewrites.framework.core import Fuel, apply
+from fxopt.rewrites.framework.direct import copied, direct
+from fxopt.rewrites.framework.regions import calls_of
 from fxopt.runtime import Executable
 from fxopt.runtime.pieces import Pieces
 from fxopt.tune.tuner import Tuner

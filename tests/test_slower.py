@@ -20,8 +20,8 @@ from fxopt.config import Config
 from fxopt.findings import Findings
 from fxopt.patterns.core import Match, Reject
 from fxopt.rewrites import embedding_columns, views
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.tune import clock, tuner
 from fxopt.verify import slower
 

@@ -14,8 +14,8 @@ from fxopt import rewrites
 from fxopt.capture import capture
 from fxopt.config import Config
 from fxopt.patterns.core import Match, Reject
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.verify import Examples
 
 aten = torch.ops.aten

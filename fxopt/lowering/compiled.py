@@ -22,7 +22,7 @@ from fxopt.capture import Capture
 from fxopt.capture.guards import Guards, conditions
 from fxopt.lowering.inductor import compile_graph
 from fxopt.lowering.islands import computes, islands, obstacle
-from fxopt.rewrites.direct import direct
+from fxopt.rewrites.framework.direct import direct
 from fxopt.runtime.executable import Executable
 from fxopt.torch_internals.symbols import expression, free_symbols
 

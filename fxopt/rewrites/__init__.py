@@ -39,7 +39,7 @@ from fxopt.rewrites import (
     towers,
     views,
 )
-from fxopt.rewrites.core import Rewrite
+from fxopt.rewrites.framework.core import Rewrite
 
 PASSES: tuple[Rewrite, ...] = (
     # What is dead, or only moves memory.

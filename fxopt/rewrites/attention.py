@@ -12,8 +12,8 @@ from fxopt.kernels.attention.op import call_of, load
 from fxopt.kernels.attention.plan import Plan
 from fxopt.patterns.attention import Found, find_attention
 from fxopt.patterns.core import Match
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.shape.sizes import same_shape
 
 aten = torch.ops.aten

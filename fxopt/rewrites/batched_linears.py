@@ -11,8 +11,8 @@ from torch.fx import Node
 from fxopt.patterns.batched_linears import find_batched_linears
 from fxopt.patterns.core import Match
 from fxopt.patterns.linear_layers import Layer
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of
 

@@ -8,9 +8,9 @@ from torch.fx import Node
 
 from fxopt.patterns.branches import BESIDE, SIDE, find_branches, launches
 from fxopt.patterns.core import Match
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
-from fxopt.rewrites.regions import Region
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.regions import Region
 from fxopt.shape.aliases import Aliases
 
 

@@ -6,8 +6,8 @@ import torch
 
 from fxopt.patterns.cats import find_cats
 from fxopt.patterns.core import Match
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.rewrites.views import made, name_of
 
 aten = torch.ops.aten

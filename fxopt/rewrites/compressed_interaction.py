@@ -13,8 +13,8 @@ from fxopt.patterns.compressed_interaction import find_compressed_interactions
 from fxopt.patterns.contractions.terms import Factor
 from fxopt.patterns.core import Match
 from fxopt.rewrites.contractions import arranged, like
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 
 aten = torch.ops.aten
 

@@ -18,11 +18,11 @@ from fxopt.patterns.contractions.find import find_contractions, find_disguised_l
 from fxopt.patterns.contractions.pairs import Axes, Roles
 from fxopt.patterns.contractions.terms import Axis, Dim, Factor
 from fxopt.patterns.core import Match
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.direct import as_function
-from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.direct import as_function
+from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework.regions import calls_of
 from fxopt.rewrites.packed import bytes_of_row, calling
-from fxopt.rewrites.regions import calls_of
 from fxopt.rewrites.views import made
 from fxopt.shape.aliases import makes_results
 from fxopt.shape.sizes import product, same, shape_of

@@ -7,8 +7,8 @@ import torch
 from fxopt.patterns.contractions.convolutions import CONVOLUTIONS, find_convolutions
 from fxopt.patterns.core import Match
 from fxopt.rewrites.contractions import like
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.shape.sizes import shape_of
 from fxopt.shape.strides import Layout, Strides
 

@@ -7,8 +7,8 @@ import torch
 from fxopt.kernels.mlp.cuda.cross import KERNEL, gpu_cross, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.cross_layers import find_cross_layers
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.shape.sizes import shape_of
 
 aten = torch.ops.aten

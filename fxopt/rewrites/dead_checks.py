@@ -9,8 +9,8 @@ from fxopt.patterns.core import Match
 from fxopt.patterns.dead_checks.proofs import Dead
 from fxopt.patterns.dead_checks.search import find_dead_checks
 from fxopt.patterns.dead_checks.unique import Deduplicated
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.shape.calls import arguments_of
 
 aten = torch.ops.aten

@@ -12,8 +12,8 @@ from fxopt.kernels.interactions.dot import call_of, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.dots import find_dots
 from fxopt.patterns.interactions.parts import find_parts
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.shape.sizes import shape_of, static
 
 aten = torch.ops.aten

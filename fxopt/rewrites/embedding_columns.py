@@ -22,8 +22,8 @@ from fxopt.patterns.embedding_columns.columns import Columns, Placed
 from fxopt.patterns.embedding_columns.columns import PerRow as Value
 from fxopt.patterns.embedding_columns.layout import Layout
 from fxopt.patterns.groups import group
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import Size, same, shape_of, static
 

@@ -11,8 +11,8 @@ import torch
 from fxopt.kernels.field_index.op import call_of, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.field_index import find_field_index
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 
 aten = torch.ops.aten
 _WHAT = "advanced indexing into index_select"

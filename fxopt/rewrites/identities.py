@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fxopt.patterns.core import Match
 from fxopt.patterns.identities import find_identities
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.rewrites.views import name_of
 
 

@@ -8,8 +8,8 @@ from fxopt.kernels.k_largest.op import call_of, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.k_largest import find_k_largest
 from fxopt.rewrites.contractions import like
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.rewrites.views import made
 from fxopt.shape.sizes import product, shape_of
 from fxopt.shape.view_steps import Reshape

@@ -18,8 +18,8 @@ from fxopt.kernels.mlp.plan import Op, encode, joined
 from fxopt.kernels.mlp.serves import FEW_ROWS, MOST_ROWS, NARROW
 from fxopt.patterns.core import Match
 from fxopt.patterns.linear_chains import Chain, find_chains
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of
 

@@ -9,8 +9,8 @@ from fxopt.kernels.mlp.cuda.linear import KERNEL, gpu_linear, gpu_padded, load
 from fxopt.kernels.mlp.cuda.ways import ALIGNED
 from fxopt.patterns.core import Match, is_ours
 from fxopt.patterns.linear_layers import find_layers
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.shape.sizes import shape_of, static
 
 

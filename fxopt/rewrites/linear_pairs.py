@@ -8,8 +8,8 @@ import torch
 
 from fxopt.patterns.core import Match
 from fxopt.patterns.linear_pairs import find_pairs
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 
 aten = torch.ops.aten
 

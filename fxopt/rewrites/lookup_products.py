@@ -18,9 +18,9 @@ from fxopt.kernels.columns.plan import Column, Plan
 from fxopt.kernels.lookup_products.op import call_of, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.lookup_products import Products, find_lookup_products
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor, Rejected
 from fxopt.rewrites.embedding_columns import plan_in
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.shape.sizes import shape_of, static
 
 aten = torch.ops.aten

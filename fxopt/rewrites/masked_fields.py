@@ -13,8 +13,8 @@ from torch.fx import Node
 from fxopt.kernels.field_index.op import load, places_of
 from fxopt.patterns.core import Match
 from fxopt.patterns.masked_fields import Selected, find_masked_fields
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.shape.sizes import Size, product, shape_of
 
 aten = torch.ops.aten

@@ -7,8 +7,8 @@ from torch.fx.node import map_arg
 
 from fxopt.patterns.core import Match
 from fxopt.patterns.ones import find_ones, kept
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.rewrites.views import made, name_of
 from fxopt.shape.sizes import shape_of
 from fxopt.shape.view_steps import Reshape

@@ -14,9 +14,9 @@ from fxopt.kernels.by_rows.op import in_chunks, unless_many
 from fxopt.patterns.repeated.lanes import BY_DIM, piece_of
 from fxopt.patterns.repeated.trees import Leaf, Picked, Pool, Shared, Tree
 from fxopt.rewrites.batched import Batched, Packed, moved
-from fxopt.rewrites.direct import as_function
-from fxopt.rewrites.editor import Editor
-from fxopt.rewrites.regions import calls_of
+from fxopt.rewrites.framework.direct import as_function
+from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.regions import calls_of
 from fxopt.shape.aliases import makes_results
 from fxopt.shape.sizes import Size, same, shape_of, static
 

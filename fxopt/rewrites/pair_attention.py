@@ -10,9 +10,9 @@ from torch.fx import Node
 from fxopt.kernels.interactions.attention import call, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.attention import Affine, find_attention
-from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.dot_interaction import joined
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.shape.sizes import shape_of, static
 
 aten = torch.ops.aten

@@ -7,9 +7,9 @@ import torch
 from fxopt.kernels.interactions.pair_sum import call_of, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.pair_sums import PairSum, find_pair_sums
-from fxopt.rewrites.core import Replacement, Rewrite
 from fxopt.rewrites.dot_interaction import joined
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.shape.sizes import shape_of, static
 
 aten = torch.ops.aten

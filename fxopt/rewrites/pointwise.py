@@ -11,8 +11,8 @@ from fxopt.kernels.pointwise.op import call, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.pointwise.find import find_crosses, find_pointwise
 from fxopt.patterns.pointwise.fused import Fused
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 
 
 def replace_pointwise(editor: Editor, match: Match) -> Replacement:

@@ -13,8 +13,8 @@ from fxopt.patterns.core import Match
 from fxopt.patterns.repeated.search import Collector, Run, find_repeated, freed
 from fxopt.patterns.repeated.trees import leaves_of
 from fxopt.rewrites.batched import moved
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.rewrites.packed import Packer
 from fxopt.shape.sizes import same, shape_of
 

@@ -12,10 +12,10 @@ from fxopt.kernels.by_rows.op import some_rows_at_a_time
 from fxopt.patterns.core import Match
 from fxopt.patterns.groups import behind
 from fxopt.patterns.row_chunks import RowRegion, find_row_chunks
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.direct import as_function
-from fxopt.rewrites.editor import Editor
-from fxopt.rewrites.regions import Region, calls_of, module_of
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.direct import as_function
+from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.regions import Region, calls_of, module_of
 
 ROWS = 256
 

@@ -14,8 +14,8 @@ from torch.fx import Node
 
 from fxopt.patterns.core import Match
 from fxopt.patterns.sizes import find_sizes
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.shape.expressions import Computed, Sources, header
 from fxopt.shape.sizes import expression
 

@@ -16,8 +16,8 @@ from fxopt.kernels.target_attention.cuda import KERNEL, Attention
 from fxopt.kernels.target_attention.op import call_of, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.target_attention import Found, Source, find_on_cuda, find_target_attention
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.shape.sizes import same, same_shape, shape_of
 
 aten = torch.ops.aten

@@ -14,8 +14,8 @@ from fxopt.kernels.towers.plan import Step as PlanStep
 from fxopt.patterns.core import Match
 from fxopt.patterns.towers.regions import Region, find_towers
 from fxopt.patterns.towers.steps import InputStep, LinearStep, MixtureStep, ProductStep, Run, Steps
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.shape.sizes import same, shape_of, static
 
 aten = torch.ops.aten

@@ -10,8 +10,8 @@ from torch.fx import Node
 
 from fxopt.patterns.core import Match
 from fxopt.patterns.view_chains import find_views
-from fxopt.rewrites.core import Replacement, Rewrite
-from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.shape.sizes import Size, product, same, shape_of, static
 from fxopt.shape.view_steps import Contiguous, Expand, Permute, Reshape, Select, Slice, Step
 

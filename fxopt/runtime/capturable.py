@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxopt.facts import facts_of
 from fxopt.normalize import records_nothing
 from fxopt.patterns.row_wise import Rows
-from fxopt.rewrites.direct import copied, direct
+from fxopt.rewrites.framework.direct import copied, direct
 from fxopt.shape.aliases import has_effects, is_random
 from fxopt.shape.calls import arguments_of
 from fxopt.torch_internals.storage import storage_number

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxopt.findings import PassFindings
-from fxopt.rewrites.core import Fuel, Rewrite, apply
+from fxopt.rewrites.framework.core import Fuel, Rewrite, apply
 
 
 def graph_of(

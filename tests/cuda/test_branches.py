@@ -13,7 +13,7 @@ from fxopt.kernels import side_stream
 from fxopt.normalize import remove_dead_code
 from fxopt.patterns.branches import SIDE
 from fxopt.rewrites import branches
-from fxopt.rewrites.direct import direct
+from fxopt.rewrites.framework.direct import direct
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.programs import Program, two_towers
 from tests.cuda.streams import Capture, Hazard, Stream, run_captured

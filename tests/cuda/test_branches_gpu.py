@@ -14,7 +14,7 @@ from fxopt.kernels import side_stream
 from fxopt.normalize import remove_dead_code
 from fxopt.patterns.branches import SIDE
 from fxopt.rewrites import branches
-from fxopt.rewrites.direct import direct
+from fxopt.rewrites.framework.direct import direct
 from fxopt.runtime import dispatcher_of
 from tests.cuda.on_a_gpu import graph_of, rewritten
 from tests.cuda.programs import Program, two_towers

@@ -13,7 +13,8 @@ from fxopt.kernels import cuda_build
 from fxopt.kernels.build import BuildError
 from fxopt.kernels.stage import op as stage
 from fxopt.report.collect import notes
-from fxopt.rewrites import cross_layers, editor, linear_layers
+from fxopt.rewrites import cross_layers, linear_layers
+from fxopt.rewrites.framework import editor
 from tests.cuda import fake_nvcc
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 

@@ -20,7 +20,7 @@ from fxopt.kernels.interactions.cuda import dot_rows
 from fxopt.kernels.interactions.cuda.gathered import call_of, gathered_dots, in_two, load
 from fxopt.kernels.interactions.serves import vectors
 from fxopt.rewrites.dot_rows import GATHERED
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.tune.tuner import Verdict
 from tests.cuda.gathered import assert_close, bad, exact, example
 from tests.cuda.on_a_gpu import names_of, rewritten

@@ -11,7 +11,7 @@ import fxopt
 from fxopt.kernels.mlp.cuda.chains import Chains, load
 from fxopt.kernels.mlp.plan import Op, encode, joined
 from fxopt.rewrites import linear_chains, linear_layers
-from fxopt.rewrites.direct import direct
+from fxopt.rewrites.framework.direct import direct
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.test_linear_chains_shim import exact, example
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fxopt.rewrites.core import Fuel, Rewrite, apply
+from fxopt.rewrites.framework.core import Fuel, Rewrite, apply
 from fxopt.tune.tuner import Site, Tuner, Verdict
 from tests.cuda.on_a_gpu import graph_of
 from tests.tune.test_tuner import as_clamp, relus

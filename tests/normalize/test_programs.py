@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fxopt.capture import CaptureError, capture
 from fxopt.normalize import functional, normalize
-from fxopt.rewrites.direct import copied
+from fxopt.rewrites.framework.direct import copied
 from tests.normalize.programs import Program, inputs
 
 PROGRAMS = 60

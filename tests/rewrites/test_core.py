@@ -17,8 +17,8 @@ from fxopt.config import Config
 from fxopt.findings import PassFindings
 from fxopt.normalize import normalize
 from fxopt.patterns.core import Match, Reject
-from fxopt.rewrites.core import Fuel, Replacement, Rewrite, apply
-from fxopt.rewrites.editor import Editor, Rejected
+from fxopt.rewrites.framework.core import Fuel, Replacement, Rewrite, apply
+from fxopt.rewrites.framework.editor import Editor, Rejected
 
 pipeline = __import__("sys").modules["fxopt.optimize"]  # the package's attribute of this name is the function
 aten = torch.ops.aten

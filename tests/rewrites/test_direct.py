@@ -8,7 +8,7 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxopt import optimize
-from fxopt.rewrites import direct
+from fxopt.rewrites.framework import direct
 
 
 def test_bindings_take_the_overloads_arguments() -> None:

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 import fxopt
 from fxopt.capture import capture
 from fxopt.normalize import normalize
-from fxopt.rewrites.in_place import in_place_overload, reuse_memory
+from fxopt.rewrites.framework.in_place import in_place_overload, reuse_memory
 from fxopt.shape.aliases import mutates
 
 aten = torch.ops.aten

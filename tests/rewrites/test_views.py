@@ -202,7 +202,7 @@ def test_a_second_run_finds_nothing() -> None:
     from fxopt.capture import capture
     from fxopt.normalize import normalize
     from fxopt.rewrites import cats, identities, views
-    from fxopt.rewrites.core import Fuel, apply
+    from fxopt.rewrites.framework.core import Fuel, apply
 
     module = capture(chains_model(3, 8), (X,)).graph
     normalize(module)

@@ -183,7 +183,9 @@ def test_memory_that_stays_short_ends_the_attempts():
 
 
 @pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()], ids=repr)
-@pytest.mark.parametrize("where", ["fxopt.optimize.rewrite", "fxopt.optimize.verified", "fxopt.rewrites.core._checked"])
+@pytest.mark.parametrize(
+    "where", ["fxopt.optimize.rewrite", "fxopt.optimize.verified", "fxopt.rewrites.framework.core._checked"]
+)
 def test_in_every_stage(monkeypatch, where, error):
     def fail(*args: Any, **kwargs: Any) -> None:
         raise error

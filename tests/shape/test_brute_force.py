@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.rewrites.core import Fuel, apply
 from fxopt.rewrites.dead_checks import REWRITE
+from fxopt.rewrites.framework.core import Fuel, apply
 from fxopt.shape.ranges import rules
 from fxopt.shape.ranges.analysis import Ranges
 from fxopt.shape.ranges.operation import Known, Operation

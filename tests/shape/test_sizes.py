@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fxopt.capture import Capture, capture
 from fxopt.config import Config
-from fxopt.rewrites.editor import no_new_guards
+from fxopt.rewrites.framework.editor import no_new_guards
 from fxopt.shape.expressions import Computed, Sources, sizes_in
 from fxopt.shape.sizes import Size, at_most, divides, expression, same, same_count
 

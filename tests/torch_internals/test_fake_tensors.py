@@ -20,7 +20,7 @@ from fxopt.torch_internals.fake_tensors import (
 
 def test_a_fake_tensor_has_its_mode(x: Tensor, fake_mode: FakeTensorMode) -> None:
     assert isinstance(x, FakeTensor) and mode_of(x) is fake_mode and mode_of(torch.ones(1)) is None, (
-        "FakeTensor.fake_mode: fxopt/rewrites/editor.py works out new nodes in the mode of the old ones"
+        "FakeTensor.fake_mode: fxopt/rewrites/framework/editor.py works out new nodes in the mode of the old ones"
     )
 
 

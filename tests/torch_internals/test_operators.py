@@ -42,7 +42,7 @@ def test_a_library_takes_back_what_it_defined() -> None:
 def test_bindings_are_in_c() -> None:
     found = [type(getattr(nn_bindings, name)) for name in ("linear", "gelu", "silu", "leaky_relu")]
     assert found == [types.BuiltinFunctionType] * 4, (
-        "torch._C._nn holds Python functions: fxopt/rewrites/direct.py would go to them for speed"
+        "torch._C._nn holds Python functions: fxopt/rewrites/framework/direct.py would go to them for speed"
     )
 
 

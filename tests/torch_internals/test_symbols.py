@@ -39,7 +39,9 @@ def test_a_size_is_a_term(environment: TraceShapeEnv) -> None:
     assert hint_of(size) == 5 and dict(hints_of(size)) == {expression(size): 5}, (
         "node.hint or backed_var_to_val: fxopt/tune times a region at the sizes of the example"
     )
-    assert environment_of(size) is environment, "node.shape_env: fxopt/rewrites/editor.py tells it what was proved"
+    assert environment_of(size) is environment, (
+        "node.shape_env: fxopt/rewrites/framework/editor.py tells it what was proved"
+    )
     assert free_symbols(size) == {expression(size)} and not free_unbacked_symbols(size), (
         "free_symbols: fxopt/lowering looks for hidden sizes with it"
     )
@@ -67,7 +69,7 @@ def test_what_was_learned_is_not_in_the_recorded_term(environment: TraceShapeEnv
     symbol = expression(number)
     environment.learn(symbol, expression(size))
     assert expression(number) == expression(size), (
-        "_set_replacement no longer makes one size another: fxopt/rewrites/editor.py learns proved sizes so"
+        "_set_replacement no longer makes one size another: fxopt/rewrites/framework/editor.py learns proved sizes so"
     )
     assert recorded_term(number) == symbol, "node._expr: fxopt/capture/decided.py finds where a number is known first"
 

@@ -7,8 +7,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from fxopt.kernels import reports
-from fxopt.rewrites.editor import Rejected
-from fxopt.rewrites.trial import _reports_of_samples
+from fxopt.rewrites.framework.editor import Rejected
+from fxopt.rewrites.framework.trial import _reports_of_samples
 from fxopt.tune.samples import sample
 from fxopt.tune.tuner import Site
 

@@ -17,8 +17,8 @@ import fxopt
 from fxopt.capture import capture
 from fxopt.normalize import normalize
 from fxopt.patterns.core import Match, Reject
-from fxopt.rewrites.core import Fuel, Replacement, Rewrite, apply
-from fxopt.rewrites.editor import Editor
+from fxopt.rewrites.framework.core import Fuel, Replacement, Rewrite, apply
+from fxopt.rewrites.framework.editor import Editor
 from fxopt.runtime import dispatcher_of
 from fxopt.tune.memory import Memory
 from fxopt.tune.tuner import Disagreement, Effort, Tuner, Verdict

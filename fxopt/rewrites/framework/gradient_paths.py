@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fxopt.normalize.gradients import gradient_switches
-from fxopt.rewrites.editor import Rejected
+from fxopt.rewrites.framework.editor import Rejected
 
 aten = torch.ops.aten
 Values = Mapping[Node, Node | None]

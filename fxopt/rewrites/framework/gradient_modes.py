@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch.fx import Node
 
-from fxopt.rewrites.editor import Editor, Rejected
-from fxopt.rewrites.regions import before
+from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework.regions import before
 from fxopt.torch_internals.autograd import set_grad_enabled
 
 Values = Mapping[Node, Node | None]

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from fxopt.rewrites.forks import lower_branches
-from fxopt.rewrites.in_place import reuse_memory
+from fxopt.rewrites.framework.forks import lower_branches
+from fxopt.rewrites.framework.in_place import reuse_memory
 from fxopt.shape.aliases import mutates
 from fxopt.torch_internals.operators import nn_bindings
 from fxopt.torch_internals.tracing import LazyGraphModule

@@ -12,8 +12,8 @@ from torch.fx import Graph, Node
 
 from fxopt.kernels import reports
 from fxopt.kernels.by_rows.op import up_to
-from fxopt.rewrites.editor import Editor, Rejected
-from fxopt.rewrites.regions import after, before, calls_of, inputs_of, module_of, rows_in, site
+from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework.regions import after, before, calls_of, inputs_of, module_of, rows_in, site
 from fxopt.shape.aliases import makes_results
 from fxopt.shape.rows import keeps_rows
 from fxopt.tune.tuner import Disagreement, Site, Tuner, Verdict

@@ -19,11 +19,11 @@ from fxopt.config import Config
 from fxopt.findings import Change, Miss, PassFindings, Place
 from fxopt.normalize import remove_dead_code
 from fxopt.patterns.core import Match, Reject, place_of
-from fxopt.rewrites.editor import Editor, Rejected, as_captured, learn, no_new_guards
-from fxopt.rewrites.gradient_modes import stay_on_one_side
-from fxopt.rewrites.gradient_paths import GradientPaths
-from fxopt.rewrites.regions import before
-from fxopt.rewrites.trial import Trial
+from fxopt.rewrites.framework.editor import Editor, Rejected, as_captured, learn, no_new_guards
+from fxopt.rewrites.framework.gradient_modes import stay_on_one_side
+from fxopt.rewrites.framework.gradient_paths import GradientPaths
+from fxopt.rewrites.framework.regions import before
+from fxopt.rewrites.framework.trial import Trial
 from fxopt.shape.aliases import has_effects
 from fxopt.shape.expressions import is_size
 from fxopt.shape.sizes import Size, same, same_shape, tensor_of

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxopt.patterns.branches import SIDE
-from fxopt.rewrites.direct import as_function
+from fxopt.rewrites.framework.direct import as_function
 from fxopt.shape.aliases import has_effects
 from fxopt.shape.convolved import placed_as_convolved
 from fxopt.shape.rows import batch_symbol
