@@ -1,19 +1,20 @@
 """Fake results of elementwise operators without torch's references, which ask about every size and stride.
 
 A clamp of a tensor with symbolic sizes takes torch 20 ms: it is traced as comparisons and wheres, each with shapes to
-broadcast and strides to sort. Where all tensors have the same sizes and are contiguous, nothing is to be asked.
+broadcast and strides to sort. Where equal sizes are spelled alike and all tensors lie row by row, nothing is to be
+asked.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._sympy.functions import Max
+
+from fxopt.torch_internals.known_sizes import SHORT, expressions, fresh, is_contiguous, is_of
 
 aten = torch.ops.aten
 
@@ -39,7 +40,7 @@ _found: dict[tuple[Any, ...], torch.dtype | None] = {}  # by operator and what o
 
 
 class CaptureFakeMode(FakeTensorMode):
-    """Torch's fake mode, with a short way for elementwise operators.
+    """Torch's fake mode, with a short way for elementwise operators and those of known_sizes.py.
 
     Args:
         cached: whether torch remembers the results of its own way.
@@ -54,26 +55,46 @@ class CaptureFakeMode(FakeTensorMode):
             out = self._elementwise(func, args, kwargs or {})
             if out is not None:
                 return out
+        if func in SHORT and not kwargs:
+            out = SHORT[func](self, *args)
+            if out is not None:
+                return out
         if func is aten.linalg_vector_norm.default:
             return _without_axis(super().dispatch(func, types, args, kwargs), *args)
         return super().dispatch(func, types, args, kwargs)
 
     def _elementwise(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> FakeTensor | None:
-        """The result; None where tensors broadcast or have strides, and where torch would raise."""
+        """The result; None where other strides than contiguous ones may come out, and where torch would raise."""
         tensors: list[Any] = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        if not all(type(t) is FakeTensor and t.fake_mode is self and t.constant is None for t in tensors):
+        if not is_of(self, *tensors):
             return None
         first = max(tensors, key=lambda t: t.ndim)
-        sizes = _exprs(first.shape)
-        for t in tensors:
-            if t.fake_device != first.fake_device or (t.ndim and _exprs(t.shape) != sizes) or not _is_contiguous(t):
-                return None
-        dtype = _dtype(func, args, kwargs)
-        if dtype is None:
+        if any(t.fake_device != first.fake_device for t in tensors):
             return None
-        with in_kernel_invocation_manager(self):
-            meta = torch.empty_strided(first.shape, first.stride(), dtype=dtype, device="meta")
-        return FakeTensor(self, meta, first.fake_device)
+        sizes = expressions(first.shape)
+        alike = all((not t.ndim or expressions(t.shape) == sizes) and is_contiguous(t) for t in tensors)
+        shape = first.shape if alike else _broadcast(tensors, first.ndim)
+        dtype = None if shape is None else _dtype(func, args, kwargs)
+        if shape is None or dtype is None:
+            return None
+        return fresh(self, shape, dtype, first.fake_device)
+
+
+def _broadcast(tensors: Sequence[Any], rank: int) -> list[Any] | None:
+    """The sizes of a result whose rows lie one behind the other, as those of all tensors do; None where others may come
+    out. An axis is spelled in the same way in all tensors that do not have a 1 there."""
+    if rank > 3 or not all(is_contiguous(t, gaps=True) for t in tensors):  # strides of images begin at 4
+        return None
+    sizes: list[Any] = [1] * rank
+    for tensor in tensors:
+        for axis, size in enumerate(tensor.shape, rank - tensor.ndim):
+            if type(size) is int and size == 1:
+                continue
+            if type(sizes[axis]) is int and sizes[axis] == 1:
+                sizes[axis] = size
+            elif expressions([size]) != expressions([sizes[axis]]):
+                return None
+    return sizes
 
 
 def _without_axis(
@@ -82,27 +103,6 @@ def _without_axis(
     """Of torch 2.11, whose fake norm over axes of length 1 keeps them."""
     kept = dims and not keepdim and out.ndim == x.ndim
     return aten.squeeze.dims(out, dims) if kept else out
-
-
-def _exprs(sizes: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes)
-
-
-def _is_contiguous(tensor: torch.Tensor) -> bool:
-    """Whether each stride is spelled as the product of the sizes behind it, as torch spells those of fresh tensors."""
-    if tensor.is_neg() or tensor.is_conj():
-        return False
-    behind: Any = 1
-    for size, stride in zip(reversed(_exprs(tensor.shape)), reversed(_exprs(tensor.stride())), strict=True):
-        if stride != behind:
-            return False
-        behind = _stride_over(behind, size)
-    return True
-
-
-@functools.lru_cache(1024)  # sympy takes 0.3 ms for a Max
-def _stride_over(behind: Any, size: Any) -> Any:
-    return behind * (max(1, size) if isinstance(size, int) else Max(1, size))
 
 
 def _dtype(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype | None:

@@ -37,9 +37,13 @@ SHORT: dict[str, Operator] = {
     "and": lambda x: (x > 0) & (x < 5),
     "bits": lambda x: (x > 0).bitwise_not(),
     "isnan": lambda x: x.isnan(),
+    "one row": lambda x: x * x[0],
+    "rows and columns": lambda x: x.new_empty(x.shape[0], 1) + x.new_empty(1, x.shape[1]),
+    "each with each": lambda x: x.unsqueeze(2) == torch.arange(7),
+    "columns": lambda x: x.new_empty(x.shape[0], 9)[:, 2:5].clamp(0, 5),
+    "a column": lambda x: x.new_empty(x.shape[0], 9)[:, 2] + 1,
 }
 LONG: dict[str, Operator] = {
-    "one row": lambda x: x * x[0],
     "constant": lambda x: x * torch.tensor(2.0, dtype=torch.float64),
     "transposed": lambda x: x.t() + 1,
     "sliced": lambda x: x[:, 1:].clamp(0, 5),
