@@ -18,7 +18,7 @@ from fxopt.capture.inputs import FakeInputs, flatten
 from fxopt.torch_internals import elementwise, known_sizes
 
 aten = torch.ops.aten
-CASES = 300
+CASES = 100
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.int64, torch.bfloat16)
 
 
