@@ -12,6 +12,7 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.traced import Traced
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static
+from fxopt.shape.strides import Layout, Strides
 
 
 def fields(x: Tensor, i: Tensor) -> Tensor:
@@ -30,18 +31,25 @@ PAIRS = Traced(pairs, torch.zeros(2, 2, 2, device="cpu"), _INDEX, _INDEX)
 
 
 def find_field_index(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """Both forms with constants that lie inside the dims they index; pairs also with tensors (triu_indices)."""
-    aliases = Aliases(module.graph)
+    """Both forms with constants that lie inside the dims they index; pairs also with tensors (triu_indices).
+
+    follows: whether something could tell that the fields of a tensor lie in memory as the tensor does.
+    """
+    aliases, strides = Aliases(module.graph), Strides(module.graph)
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.index.Tensor):
         bound = FIELDS.match(node, aliases) or PAIRS.match(node, aliases)
-        if bound is None:
+        if bound is None or "bound" in node.meta:
             continue
         source, *indices = bound.values()
+        seen = strides.asked(node) is not Layout.ANY and strides.known(source) is not Layout.CONTIGUOUS
         sizes = [static(size) for size in shape_of(source)[1 : 1 + len(indices)]]
         if all(index.meta.get("literal") for index in indices):
             flat = _flat(indices, sizes)
             pairs = len(indices) == 2
-            yield flat if isinstance(flat, Reject) else Match(node, {"source": source, "flat": flat, "pairs": pairs})
+            if isinstance(flat, Reject):
+                yield flat
+            else:
+                yield Match(node, {"source": source, "flat": flat, "pairs": pairs, "follows": seen and not pairs})
         elif len(indices) == 2 and all(map(_is_list, indices)):
             yield Match(node, {"source": source, "live": tuple(indices)})
         else:

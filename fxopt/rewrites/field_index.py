@@ -7,6 +7,7 @@ against 0.03 ms, where the bmm in front of it takes 0.13 ms. Same values to the 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from fxopt.kernels.field_index.op import call_of, load
 from fxopt.patterns.core import Match
@@ -28,8 +29,18 @@ def replace_index(editor: Editor, match: Match) -> Replacement:
     flat = editor.constant("fields", match.bound["flat"])
     if match.bound["pairs"]:
         source = editor.call(aten.flatten.using_ints, source, 1, 2)
-    selected = editor.call(aten.index_select.default, source, 1, flat)
+    if match.bound["follows"]:
+        selected = editor.call(aten.index.Tensor, source, [None, flat])
+        selected.meta["bound"] = _fields
+    else:
+        selected = editor.call(aten.index_select.default, source, 1, flat)
     return Replacement({match.anchor: selected}, _WHAT, "constant indices, all in range")
+
+
+def _fields(x: Tensor, indices: list[Tensor | None]) -> Tensor:
+    """x[:, index], which lies in memory as x does; index_select gives what is contiguous."""
+    _, index = indices
+    return x.index_select(1, index) if x.is_contiguous() else x[:, index]  # type: ignore[arg-type]
 
 
 REWRITE = Rewrite("field_index", find_field_index, replace_index, why="after the columns: lookups are indexing too")

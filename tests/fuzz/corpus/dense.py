@@ -209,3 +209,11 @@ class ProductOfAScrambledTensor(nn.Module):
     def forward(self, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
         scrambled = x.transpose(0, 2).contiguous().view(x.shape)
         return torch.einsum("bl,bld->bd", weights, scrambled), (weights.unsqueeze(1) @ scrambled).squeeze(1)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(2, 2, B).permute(2, 1, 0),), captured=(2, 2), later=((3, 4), (1, 4)))
+class FieldsOfATransposedTensor(nn.Module):
+    """What advanced indexing gives lies in memory as its argument does."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x[:, [0]] * x[:, [1]])[:, :, 0], x[:, [0, 1, 0]], x[:, [0, 1], [1, 0]]
