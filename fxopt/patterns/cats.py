@@ -14,11 +14,12 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.freshness import Freshness
 from fxopt.patterns.pieces import Run, merged, pieces_of, whole_split
 from fxopt.patterns.view_chains import ViewChains
-from fxopt.patterns.views_of import RESHAPES
 from fxopt.shape.aliases import Aliases
+from fxopt.shape.fewest_steps import steps_of
 from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
 from fxopt.shape.strides import Layout, reads_once
-from fxopt.shape.view_steps import Permute, Reshape, Select, Slice, Step, steps_of
+from fxopt.shape.view_operators import RESHAPES
+from fxopt.shape.view_steps import Permute, Reshape, Select, Slice, Step
 from fxopt.shape.views import View
 
 aten = torch.ops.aten

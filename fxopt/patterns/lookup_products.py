@@ -11,9 +11,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fxopt.patterns.core import Match, Reject, calls_of_ours
-from fxopt.patterns.views_of import REGROUPS
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
+from fxopt.shape.view_operators import REGROUPS
 
 aten = torch.ops.aten
 FEWEST = 4  # pairs; fewer fit in the cache

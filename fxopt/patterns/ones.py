@@ -9,10 +9,10 @@ from torch.fx import GraphModule, Node
 
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.core import Match, Reject
-from fxopt.patterns.views_of import REGROUPS
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
+from fxopt.shape.view_operators import REGROUPS
 
 aten = torch.ops.aten
 

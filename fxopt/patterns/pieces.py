@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from fxopt.patterns import views_of
 from fxopt.shape.sizes import Size, same, shape_of, static
+from fxopt.shape.view_operators import SPLITS, split_dim, viewed
 from fxopt.shape.views import Axis, Part, View
 
 aten = torch.ops.aten
@@ -95,7 +95,7 @@ def whole_split(inputs: Sequence[Node], start: int, dim: int) -> int:
     if first.target is not operator.getitem or first.args[1] != 0:
         return 0
     many: Node = first.args[0]  # type: ignore[assignment]
-    if many.target not in views_of.SPLITS or split_dim(many) != dim:
+    if many.target not in SPLITS or split_dim(many) != dim:
         return 0
     count = len(many.meta["val"])
     pieces = inputs[start : start + count]
@@ -105,18 +105,12 @@ def whole_split(inputs: Sequence[Node], start: int, dim: int) -> int:
     return count if len(pieces) == count and in_order else 0
 
 
-def split_dim(many: Node) -> int:
-    dim = many.args[2] if len(many.args) > 2 else 0
-    assert isinstance(dim, int)
-    return dim % len(shape_of(many.args[0]))  # type: ignore[arg-type]
-
-
 def pieces_of(node: Node, dim: int, sizes: Sequence[Size] | None) -> dict[Node, int]:
     """Input by what reads it, of a cat of these sizes (None: a stack); {} if something reads otherwise."""
     found: dict[Node, int] = {}
     starts = None if sizes is None else _starts(sizes)
     for user in node.users:
-        if user.target is aten.unbind.int or user.target in views_of.SPLITS:
+        if user.target is aten.unbind.int or user.target in SPLITS:
             if not _cuts_alike(user, dim, sizes):
                 return {}
             found |= {piece: piece.args[1] for piece in user.users}  # type: ignore[misc]
@@ -157,9 +151,8 @@ def _index_of(
     user: Node, node: Node, dim: int, sizes: Sequence[Size] | None, starts: dict[int, int] | None
 ) -> int | None:
     """The input that a slice or a select of the cat reads, if it is exactly one."""
-    viewed = views_of.through(user)
-    view = viewed[1](View.of(shape_of(node))) if viewed is not None and viewed[0] is node else None
-    if view is None:
+    source, view = viewed(user) or (None, None)
+    if view is None or source is not node:
         return None
     if sizes is None or starts is None:
         moved = len(view.fixed) != 1 or view.fixed[0][0] != dim

@@ -10,13 +10,13 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fxopt.normalize import switches_gradients
-from fxopt.patterns import views_of
 from fxopt.patterns.core import Match, Reject
-from fxopt.patterns.views_of import REGROUPS, SAME, Viewed
 from fxopt.shape.aliases import Aliases
+from fxopt.shape.fewest_steps import steps_of
 from fxopt.shape.sizes import same_shape, shape_of
 from fxopt.shape.strides import MAY_COPY, Layout, Strides, looks_contiguous, reads_once
-from fxopt.shape.view_steps import Contiguous, Reshape, Step, steps_of
+from fxopt.shape.view_operators import REGROUPS, SAME, through
+from fxopt.shape.view_steps import Contiguous, Reshape, Step
 from fxopt.shape.views import View
 
 aten = torch.ops.aten
@@ -118,12 +118,12 @@ class ViewChains:
         viewed = self._through(node)
         if viewed is None or not isinstance(node.meta["val"], torch.Tensor):
             return
-        source, change = viewed
+        source, step = viewed
         before = self.of(source)
         copies = before.copies + self._may_copy(node, source)
-        base, view = before.base, change(before.view)
+        base, view = before.base, before.view.after(step)
         if view is None:
-            base, view = source, change(View.of(shape_of(source)))
+            base, view = source, View.of(shape_of(source)).after(step)
         in_order = node.target in _REORDER_NOTHING
         if view is None:
             seen = Seen.of(node, before.root if in_order else None, copies)
@@ -134,13 +134,10 @@ class ViewChains:
             seen = Seen(base, view, root, copies)
         self._seen[node], self._sources[node] = seen, source
 
-    def _through(self, node: Node) -> Viewed | None:
-        detached = node.target is aten.detach.default and self._inference and not self.aliases.leaves(node)
-        if node.target is aten.expand.default or detached:
-            source, shape = node.args[0], shape_of(node)
-            assert isinstance(source, Node)
-            return source, (lambda view: view.expand(shape) if node.target is aten.expand.default else view)
-        return views_of.through(node)
+    def _through(self, node: Node) -> tuple[Node, Step | None] | None:
+        if node.target is aten.detach.default and self._inference and not self.aliases.leaves(node):
+            return node.all_input_nodes[0], Contiguous()
+        return through(node, (aten.expand.default,))
 
     def _is_known(self, source: Node, node: Node) -> bool:
         """Whether the caller has `source`, or may get it for another view: each one is a tensor object of its own."""

@@ -42,8 +42,8 @@ def name_of(node: Node) -> str:
 
 def _applied(editor: Editor, value: Node, step: Step) -> Node:
     match step:
-        case Slice(dim, start, stop):
-            return editor.call(aten.slice.Tensor, value, dim, start, 2**63 - 1 if stop is None else stop)
+        case Slice(dim, start, size, to_end):
+            return editor.call(aten.slice.Tensor, value, dim, start, 2**63 - 1 if to_end else start + _known(size))
         case Select(dim, index):
             return editor.call(aten.select.int, value, dim, index)
         case Permute(order):

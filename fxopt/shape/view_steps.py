@@ -1,25 +1,34 @@
-"""From a view back to operators: the fewest that make it out of its base."""
+"""What a view operator does to the axes of a tensor, as data, and what becomes of axes that have names.
+
+A *dim* of named axes is a tuple of them, outermost first: none for a dim of size 1, several where a reshape has joined
+them. A name is anything that has a `size`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from fxopt.shape.sizes import Size, same, static
-from fxopt.shape.views import Axis, Part, View
+import sympy
+
+from fxopt.shape.sizes import Size, expression, product, same, static
 
 
 @dataclass(frozen=True)
 class Slice:
-    """stop None: to the end of the dim."""
+    """`size` indices from `start` on; whether they reach the end of the dim."""
 
     dim: int
     start: int
-    stop: int | None
+    size: Size
+    to_end: bool
 
 
 @dataclass(frozen=True)
 class Select:
+    """index: not negative."""
+
     dim: int
     index: int
 
@@ -35,120 +44,87 @@ class Reshape:
 
 
 @dataclass(frozen=True)
+class Unsqueeze:
+    dim: int
+
+
+@dataclass(frozen=True)
 class Expand:
     shape: tuple[Size, ...]
 
 
 @dataclass(frozen=True)
 class Contiguous:
-    """No view: the copy that the tensor may need to have contiguous strides."""
+    """No view: the same elements, maybe copied to have contiguous strides."""
 
 
-Step = Slice | Select | Permute | Reshape | Expand | Contiguous
+Step = Slice | Select | Permute | Reshape | Unsqueeze | Expand | Contiguous
 
 
-def steps_of(view: View, base: Sequence[Size]) -> list[Step] | None:
-    """The operators that make `view` out of a tensor of shape `base`; None where these kinds do not suffice."""
-    views = [view]
-    if any(static(base[dim]) != 1 for dim, _ in view.fixed):
-        views.append(_kept_ones(view, base))
-    ways = [_steps(each, base, select_ones=False) for each in views]
-    if any(_is_cut_to_one(part, base) for axis in view.axes for part in axis.parts):
-        ways.append(_steps(view, base, select_ones=True))
-    return min((way for way in ways if way is not None), key=len, default=None)
+class Named(Protocol):
+    @property
+    def size(self) -> Size: ...
 
 
-def _kept_ones(view: View, base: Sequence[Size]) -> View:
-    """The same view with new axes as slices of size 1 where it has selects: x[:, 3].unsqueeze(1) is x[:, 3:4]."""
-    picked = sorted((dim, index) for dim, index in view.fixed if static(base[dim]) != 1)
-    axes = []
-    for axis in view.axes:
-        if not axis.parts and axis.spread is None and picked:
-            dim, index = picked.pop(0)
-            axis = Axis((Part(dim, index, 1, whole=False),))
-        axes.append(axis)
-    dims = {part.dim for axis in axes for part in axis.parts}
-    return View(tuple(axes), tuple((dim, index) for dim, index in view.fixed if dim not in dims))
+Name = TypeVar("Name", bound=Named)
+Dim = tuple[Name, ...]
+Split = Callable[[Name, int], Dim]  # an axis and the size of its outer part -> both parts
 
 
-def _steps(view: View, base: Sequence[Size], select_ones: bool) -> list[Step] | None:
-    """select_ones: a slice of size 1 is a select, and its axis a new one."""
-    axes = [_without_ones(axis, base) for axis in view.axes] if select_ones else list(view.axes)
-    parts = {part.dim: part for axis in axes for part in axis.parts}
-    fixed = dict(view.fixed)
-    if select_ones:
-        kept = [part for axis in view.axes for part in axis.parts if part.dim not in parts]
-        fixed |= {part.dim: part.start for part in kept}
-    if len(parts) + len(fixed) != len(base) or parts.keys() & fixed.keys():
-        return None
-    cuts = _cuts(parts, fixed, base)
-    if cuts is None:
-        return None
-    left = [dim for dim in range(len(base)) if dim in parts or static(base[dim]) == 1]
-    sizes = {dim: parts[dim].size if dim in parts else 1 for dim in left}
-    return cuts + _arranged(axes, left, sizes)
+def moved(
+    dims: Sequence[Dim], step: Step | None, split: Split | None = None, spread: Callable[[Size], Dim] | None = None
+) -> tuple[Dim, ...] | None:
+    """The dims behind a step that shows every element; None behind any other one.
+
+    split: cuts an axis in two where a reshape does; without it, such a reshape gives None.
+    spread: the axes of a dim that is expanded to a size; without it, no expansion is followed.
+    """
+    match step:
+        case Contiguous():
+            return tuple(dims)
+        case Permute(order):
+            return tuple(dims[dim] for dim in order)
+        case Unsqueeze(dim):
+            return (*dims[:dim], (), *dims[dim:])
+        case Reshape(shape):
+            return regrouped([axis for dim in dims for axis in dim], shape, split)
+        case Expand(shape) if spread is not None:
+            return _spread(dims, shape, spread)
+    return None
 
 
-def _without_ones(axis: Axis, base: Sequence[Size]) -> Axis:
-    return Axis(tuple(part for part in axis.parts if not _is_cut_to_one(part, base)), axis.spread)
+def regrouped(axes: Sequence[Name], shape: Sequence[Size], split: Split | None = None) -> tuple[Dim, ...] | None:
+    """The axes, in their order, as the dims of a tensor of this shape."""
+    left, dims = list(axes), list[Dim]()
+    for size in shape:
+        taken: list[Name] = []
+        while not same(have := product(axis.size for axis in taken), size):
+            if not left:
+                return None
+            whole = static(left[0].size)
+            if split and whole is not None and (wanted := _quotient(size, have)) is not None and wanted < whole:
+                if wanted < 1 or whole % wanted:
+                    return None
+                left[:1] = split(left[0], wanted)
+            taken.append(left.pop(0))
+        dims.append(tuple(taken))
+    return None if left else tuple(dims)
 
 
-def _is_cut_to_one(part: Part, base: Sequence[Size]) -> bool:
-    return static(part.size) == 1 and static(base[part.dim]) != 1
+def _quotient(size: Size, divisor: Size) -> int | None:
+    """How often one size is in another one, where that is a number."""
+    whole, part = static(size), static(divisor)
+    if whole is not None and part is not None:
+        return whole // part if part and whole % part == 0 else None
+    ratio = sympy.cancel(expression(size) / expression(divisor))
+    return int(ratio) if ratio.is_Integer else None
 
 
-def _cuts(parts: dict[int, Part], fixed: dict[int, int], base: Sequence[Size]) -> list[Step] | None:
-    """Slices and selects, the last dim first, so that the dims before keep their numbers."""
-    cuts: list[Step] = []
-    for dim in reversed(range(len(base))):
-        if dim in fixed:
-            if static(base[dim]) != 1:
-                cuts.append(Select(dim, fixed[dim]))
-            continue
-        part, size = parts[dim], static(parts[dim].size)
-        if part.whole and part.start == 0:
-            continue
-        if not part.whole and size is None:
+def _spread(dims: Sequence[Dim], shape: Sequence[Size], spread: Callable[[Size], Dim]) -> tuple[Dim, ...] | None:
+    """Dims of size 1, and new ones in front, become those of `shape`; the others must be what they are."""
+    result: list[Dim] = []
+    for dim, size in zip(((),) * (len(shape) - len(dims)) + tuple(dims), shape, strict=True):
+        if dim and not same(product(axis.size for axis in dim), size):
             return None
-        cuts.append(Slice(dim, part.start, None if part.whole else part.start + size))  # type: ignore[operator]
-    return cuts
-
-
-def _arranged(axes: Sequence[Axis], left: list[int], sizes: dict[int, Size]) -> list[Step]:
-    """Permute, reshape and expand: from the dims that are `left` to the axes."""
-    steps: list[Step] = []
-    wanted = [part.dim for axis in axes for part in axis.parts if static(part.size) != 1]
-    if wanted != sorted(wanted):
-        order = _order(axes, left)
-        steps.append(Permute(tuple(left.index(dim) for dim in order)))
-        left = order
-    shape = [sizes[dim] for dim in left]
-    target = [axis.size for axis in axes]
-    if _equal(shape, target):
-        return steps
-    if not any(axis.spread is not None for axis in axes):
-        return [*steps, Reshape(tuple(target))]
-    narrow = [axis.size if axis.spread is None else 1 for axis in axes]
-    leading = len(target) - len(shape)
-    if not (
-        leading >= 0 and all(axis.spread is not None for axis in axes[:leading]) and _equal(shape, narrow[leading:])
-    ):
-        steps.append(Reshape(tuple(narrow)))
-    return [*steps, Expand(tuple(target))]
-
-
-def _order(axes: Sequence[Axis], left: list[int]) -> list[int]:
-    """The dims in the order of the axes; new axes take dims of size 1 that no axis speaks of, while there are some."""
-    named = {part.dim for axis in axes for part in axis.parts}
-    spare = [dim for dim in left if dim not in named]
-    order: list[int] = []
-    for axis in axes:
-        if axis.parts:
-            order += [part.dim for part in axis.parts]
-        elif spare:
-            order.append(spare.pop(0))
-    return order + spare
-
-
-def _equal(left: Sequence[Size], right: Sequence[Size]) -> bool:
-    return len(left) == len(right) and all(map(same, left, right))
+        result.append(dim or (() if static(size) == 1 else spread(size)))
+    return tuple(result)

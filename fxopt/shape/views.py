@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fxopt.shape.sizes import Size, product, same, static
+from fxopt.shape.view_steps import Contiguous, Expand, Permute, Reshape, Select, Slice, Step, Unsqueeze, regrouped
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,36 @@ class View:
             and all(static(base[dim]) == 1 for dim, _ in self.fixed)
         )
 
+    def whole_dims(self, base: Sequence[Size]) -> tuple[int | None, ...] | None:
+        """By axis the dim of a base of that shape that it is, None where it has size 1 or repeats one element.
+
+        None where the view shows only a part of the base, or joins two dims.
+        """
+        parts = [part for axis in self.axes for part in axis.parts]
+        shown = {part.dim for part in parts}
+        left_out = any(static(size) != 1 for dim, size in enumerate(base) if dim not in shown)
+        wide = [[part.dim for part in axis.parts if static(part.size) != 1] for axis in self.axes]
+        if left_out or any(part.start or not part.whole for part in parts) or max(map(len, wide), default=0) > 1:
+            return None
+        return tuple(dims[0] if dims else None for dims in wide)
+
+    def after(self, step: Step | None) -> View | None:
+        """What a view operator makes of it; None stands for one that is no plain view."""
+        match step:
+            case Slice(dim, start, size, to_end):
+                return self.slice(dim, start, size, to_end)
+            case Select(dim, index):
+                return self.select(dim, index)
+            case Unsqueeze(dim):
+                return self.unsqueeze(dim)
+            case Permute(order):
+                return self.permute(order)
+            case Expand(shape):
+                return self.expand(shape)
+            case Reshape(shape):
+                return self.reshape(shape)
+        return self if isinstance(step, Contiguous) else None
+
     def slice(self, dim: int, start: int, size: Size, to_end: bool) -> View | None:
         axis = self.axes[dim]
         if start == 0 and same(axis.size, size):
@@ -121,18 +152,10 @@ class View:
             return None
         parts = [part for axis in self.axes for part in axis.parts]
         ones = [part for part in parts if static(part.size) == 1]
-        rest = [part for part in parts if static(part.size) != 1]
-        axes = []
-        for size in shape:
-            taken: list[Part] = []
-            while not same(product(part.size for part in taken), size):
-                if not rest:
-                    return None
-                taken.append(rest.pop(0))
-            axes.append(Axis(tuple(taken)))
-        if rest:
+        dims = regrouped([part for part in parts if static(part.size) != 1], shape)
+        if dims is None:
             return None
-        return View(tuple(axes), self.fixed + tuple((part.dim, part.start) for part in ones))
+        return View(tuple(map(Axis, dims)), self.fixed + tuple((part.dim, part.start) for part in ones))
 
     def _with(self, dim: int, axis: Axis) -> View:
         return View((*self.axes[:dim], axis, *self.axes[dim + 1 :]), self.fixed)

@@ -11,8 +11,8 @@ from torch.fx import Node
 
 from fxopt.patterns.attention.strided import Axes, Factor, regrouped, reordered
 from fxopt.patterns.constants import constant_of
-from fxopt.patterns.views_of import REGROUPS, SAME
 from fxopt.shape.sizes import Size, product, same, shape_of, static, tensor_of
+from fxopt.shape.view_operators import REGROUPS, SAME
 
 aten = torch.ops.aten
 _REGULAR = {*REGROUPS, *SAME, aten.cat.default}  # whose results lie in memory as they are read

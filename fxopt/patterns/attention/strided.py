@@ -12,8 +12,8 @@ import torch
 from torch.fx import Node
 
 from fxopt.patterns.constants import constant_of
-from fxopt.patterns.views_of import REGROUPS, SAME
 from fxopt.shape.sizes import Size, expression, product, same, shape_of, static, tensor_of
+from fxopt.shape.view_operators import REGROUPS, SAME
 
 aten = torch.ops.aten
 

@@ -12,9 +12,9 @@ from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.spelled import SPELLED, spelled
 from fxopt.patterns.contractions.terms import Factor, Term
 from fxopt.patterns.core import Match, Reject
-from fxopt.patterns.views_of import CASTS
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
+from fxopt.shape.view_operators import CASTS
 
 aten = torch.ops.aten
 _BIASED = {aten.conv1d.default, aten.conv2d.default}  # by one number for each output feature

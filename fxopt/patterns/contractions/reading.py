@@ -10,9 +10,9 @@ from torch.fx import Node
 
 from fxopt.patterns.contractions.spelled import Letters, spelled
 from fxopt.patterns.contractions.terms import Dim, Factor, Names, Term, Unfit, dims_of
-from fxopt.patterns.views_of import REGROUPS
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static, tensor_of
+from fxopt.shape.view_operators import REGROUPS
 
 aten = torch.ops.aten
 _SPREADS = {aten.expand.default, aten.expand_as.default, aten.repeat.default}

@@ -19,10 +19,10 @@ from fxopt.patterns.dead_checks.proofs import (
     is_integer,
     told_call,
 )
-from fxopt.patterns.views_of import CASTS, through
 from fxopt.shape.calls import arguments_of
 from fxopt.shape.ranges.values import Values
 from fxopt.shape.sizes import tensor_of
+from fxopt.shape.view_operators import CASTS, through
 
 aten = torch.ops.aten
 _ROUNDINGS = {aten.floor.default, aten.ceil.default, aten.round.default, aten.trunc.default, aten.fix.default}

@@ -10,9 +10,9 @@ from torch.fx import Node
 
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.dead_checks.proofs import Checks, Dead
-from fxopt.patterns.views_of import CASTS
 from fxopt.shape.calls import arguments_of
 from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
+from fxopt.shape.view_operators import CASTS
 
 aten = torch.ops.aten
 _BAGS = (aten.embedding_bag.padding_idx, aten.embedding_bag.default)

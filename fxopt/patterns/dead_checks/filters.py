@@ -9,8 +9,8 @@ from torch.fx import Node
 
 from fxopt.patterns.core import Reject
 from fxopt.patterns.dead_checks.proofs import Checks, Dead, Handler, Verdict, is_line, tested_by, told
-from fxopt.patterns.views_of import RESHAPES, SAME
 from fxopt.shape.sizes import product, same, shape_of
+from fxopt.shape.view_operators import RESHAPES, SAME
 
 aten = torch.ops.aten
 _POSITIONS = {aten.nonzero.default, aten.nonzero_static.default, aten.argwhere.default}

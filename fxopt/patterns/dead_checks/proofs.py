@@ -11,13 +11,13 @@ from torch.fx import Graph, Node
 
 from fxopt.patterns.constants import Number, constant_of
 from fxopt.patterns.core import Reject
-from fxopt.patterns.views_of import CASTS, through
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.calls import arguments_of
 from fxopt.shape.ranges.analysis import Ranges
 from fxopt.shape.ranges.values import Values
 from fxopt.shape.sizes import Size, same, same_shape, shape_of, static, tensor_of
 from fxopt.shape.strides import Strides
+from fxopt.shape.view_operators import CASTS, through
 
 aten = torch.ops.aten
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}

@@ -1,22 +1,21 @@
 """Index programs: what happens to an id between the model's input and the table it is looked up in.
 
 Walking up from an id tensor, every operator that the columns kernel can run on the fly becomes a step of the
-program (index_steps.py) or a change of the view (views_of.py); the first one that it cannot becomes the source.
+program (index_steps.py) or a change of the view (view_operators.py); the first one that it cannot becomes the source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from torch.fx import Node
 
 from fxopt.kernels.columns.plan import Instr, Op
-from fxopt.patterns import views_of
 from fxopt.patterns.embedding_columns.index_steps import HANDLERS
 from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, name_of
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape, shape_of, tensor_of
+from fxopt.shape.view_operators import through
 from fxopt.shape.views import View
 
 
@@ -45,19 +44,14 @@ class IndexPrograms:
     def _step(self, node: Node) -> IndexValue | None:
         if node.op != "call_function" or tensor_of(node) is None or self.is_edited(node):
             return None
-        if (viewed := views_of.through(node)) is not None:
-            return self._view(*viewed)
+        if (viewed := through(node)) is not None:
+            value = self.describe(viewed[0])
+            view = value.view.after(viewed[1])
+            if view is None or (value.per_lane and view.axes[-1:] != value.view.axes[-1:]):
+                return None
+            return replace(value, view=view)
         handler = HANDLERS.get(node.target)
         return handler(self, node) if handler else None
-
-    def _view(self, source: Node, change: Callable[[View], View | None]) -> IndexValue | None:
-        if tensor_of(source) is None:
-            return None
-        value = self.describe(source)
-        view = change(value.view)
-        if view is None or (value.per_lane and view.axes[-1:] != value.view.axes[-1:]):
-            return None
-        return replace(value, view=view)
 
     def then(self, node: Node, source: Node, *steps: Step) -> IndexValue | None:
         """`source`'s value, cast to `node`'s dtype if torch promotes it, then `steps`."""

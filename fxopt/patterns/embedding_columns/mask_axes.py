@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from fxopt.patterns import views_of
 from fxopt.shape.sizes import same, shape_of, static
+from fxopt.shape.view_operators import CASTS as _CASTS
 
 aten = torch.ops.aten
 LANE = -1  # the axis that counts along a row; others are numbered as in the atom's tensor, None: it repeats
 Axes = tuple[int | None, ...]
 
 CASTS = (
-    *views_of.CASTS,
+    *_CASTS,
     aten.contiguous.default, aten.clone.default, aten.detach.default, aten.alias.default,
 )  # fmt: skip
 _PERMUTES = (aten.transpose.int, aten.permute.default, aten.t.default)

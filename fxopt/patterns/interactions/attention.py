@@ -9,14 +9,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.normalize import switches_gradients
-from fxopt.patterns import views_of
 from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.interactions import movement, products
 from fxopt.patterns.interactions.dots import joint_vectors, numbered
 from fxopt.patterns.interactions.terms import Terms
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static, tensor_of
-from fxopt.shape.views import View
+from fxopt.shape.view_operators import viewed
 
 aten = torch.ops.aten
 _FEWEST_PAIRS = 3
@@ -78,11 +77,8 @@ def _scores(softmax: Node) -> Affine | None:
 
 def _through_ones(node: Node) -> Node:
     """The tensor behind views that only add and drop axes of size 1."""
-    while (viewed := views_of.through(node)) is not None:
-        view = viewed[1](View.of(shape_of(viewed[0])))
-        if view is None or not view.is_reshape(shape_of(viewed[0])):
-            break
-        node = viewed[0]
+    while (found := viewed(node)) is not None and found[1].is_reshape(shape_of(found[0])):
+        node = found[0]
     return node
 
 

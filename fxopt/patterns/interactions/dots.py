@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxopt.normalize import switches_gradients
-from fxopt.patterns import views_of
 from fxopt.patterns.cats import Join
 from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.interactions import movement, products
 from fxopt.patterns.interactions.terms import MOST_FIELDS, NOTHING, Terms, Value
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape, shape_of, tensor_of
+from fxopt.shape.view_operators import SPLITS, through
 
 aten = torch.ops.aten
 _CONTRACTIONS = {aten.bmm.default, aten.matmul.default, aten.einsum.default, aten.sum.dim_IntList}
@@ -201,7 +201,7 @@ def _used_elsewhere(ends: list[Node], path: set[Node]) -> Reject | None:
 
 
 def _is_pieces(node: Node) -> bool:
-    return node.target is aten.unbind.int or node.target in views_of.SPLITS
+    return node.target is aten.unbind.int or node.target in SPLITS
 
 
 def _match(
@@ -236,6 +236,6 @@ def _takes(join: Join, ends: list[Node], dots: Dots, aliases: Aliases, terms: Te
 
 
 def _base(node: Node) -> Node:
-    while (viewed := views_of.through(node)) is not None:
+    while (viewed := through(node)) is not None:
         node = viewed[0]
     return node

@@ -9,7 +9,6 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.normalize import switches_gradients
-from fxopt.patterns import views_of
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.interactions import movement, products
@@ -17,7 +16,7 @@ from fxopt.patterns.interactions.dots import joint_vectors
 from fxopt.patterns.interactions.terms import Terms
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, shape_of, static, tensor_of
-from fxopt.shape.views import View
+from fxopt.shape.view_operators import viewed
 
 aten = torch.ops.aten
 
@@ -180,8 +179,7 @@ def _totalled(found: PairSum, user: Node) -> PairSum | None:
 
 
 def _reshaped(found: PairSum, user: Node) -> PairSum | None:
-    viewed = views_of.through(user)
-    if viewed is None or viewed[0] is not found.anchor:
+    source, view = viewed(user) or (None, None)
+    if view is None or source is not found.anchor or not view.is_reshape(shape_of(source)):
         return None
-    view = viewed[1](View.of(shape_of(found.anchor)))
-    return replace(found, anchor=user) if view is not None and view.is_reshape(shape_of(found.anchor)) else None
+    return replace(found, anchor=user)

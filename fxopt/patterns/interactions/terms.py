@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fxopt.patterns import views_of
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
+from fxopt.shape.view_operators import viewed
 from fxopt.shape.views import View
 
 BATCH, FIELD, LANE = "bfl"
@@ -98,12 +98,9 @@ class Terms:
         rule = self.rules.get(node.target)
         if rule is not None:
             return rule(self, node)
-        viewed = views_of.through(node)
-        if viewed is None or self.aliases.edited(viewed[0]):
-            return None
-        source = self.of(viewed[0])
-        view = viewed[1](View.of(shape_of(viewed[0]))) if source is not None else None
-        return None if view is None or source is None else _viewed(source, view)
+        found = viewed(node)
+        source = self.of(found[0]) if found is not None and not self.aliases.edited(found[0]) else None
+        return _viewed(source, found[1]) if found is not None and source is not None else None
 
     def operands(self, nodes: Sequence[object]) -> list[Value] | None:
         """Values of one batch and one size of vector."""

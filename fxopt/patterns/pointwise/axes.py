@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch.fx import Node
 
-from fxopt.patterns import views_of
-from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
-from fxopt.shape.views import View
+from fxopt.shape.sizes import Size, same, shape_of, static
+from fxopt.shape.view_operators import EXPANSIONS, viewed
 
-_EXPANSIONS = {torch.ops.aten.expand.default, torch.ops.aten.expand_as.default}
 Dims = tuple[int | None, ...]  # by dim its axis; None where it is constant
 
 
@@ -95,32 +92,7 @@ def expanded(node: Node, dims: Dims) -> bool:
     return any(axis is None and static(size) != 1 for axis, size in zip(dims, shape_of(node), strict=True))
 
 
-def _expanded(node: Node) -> tuple[Node, Dims]:
-    source: Node = node.args[0]  # type: ignore[assignment]
-    sizes = shape_of(source)
-    added = len(shape_of(node)) - len(sizes)
-    return source, (*(None,) * added, *(None if static(size) == 1 else dim for dim, size in enumerate(sizes)))
-
-
 def _step(node: Node) -> tuple[Node, Dims] | None:
-    if tensor_of(node) is None or node.op != "call_function":
-        return None
-    if node.target in _EXPANSIONS:
-        return _expanded(node)
-    viewed = views_of.through(node)
-    if viewed is None or tensor_of(viewed[0]) is None:
-        return None
-    source, change = viewed
-    shape = shape_of(source)
-    view = change(View.of(shape))
-    if view is None or any(static(shape[dim]) != 1 for dim, _ in view.fixed):
-        return None
-    dims: list[int | None] = []
-    for axis in view.axes:
-        parts = [part for part in axis.parts if static(part.size) != 1]
-        if len(parts) > 1 or any(part.start or not part.whole for part in axis.parts):
-            return None
-        dims.append(parts[0].dim if parts else None)
-    shown = {dim for dim in dims if dim is not None}
-    whole = all(static(size) == 1 or dim in shown for dim, size in enumerate(shape))
-    return (source, tuple(dims)) if whole and source.meta["val"].dtype == node.meta["val"].dtype else None
+    source, view = viewed(node, EXPANSIONS) or (node, None)
+    dims = view.whole_dims(shape_of(source)) if view is not None else None
+    return (source, dims) if dims is not None and source.meta["val"].dtype == node.meta["val"].dtype else None

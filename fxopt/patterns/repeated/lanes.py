@@ -10,11 +10,10 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from fxopt.patterns.repeated.trees import Call, Lanes, Leaf, Picked, Pool, Shared, Tree, operands_of
-from fxopt.patterns.views_of import through
 from fxopt.shape.aliases import Aliases, is_pure
 from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import Size, expression, product, shape_of, static, tensor_of
-from fxopt.shape.views import View
+from fxopt.shape.view_operators import viewed
 
 aten = torch.ops.aten
 FEWEST = 4  # lanes worth an axis
@@ -203,12 +202,8 @@ def _spelled_shape(node: Node) -> tuple[Any, ...]:
 
 def piece_of(node: Node) -> Piece | None:
     """One cut of one dim of a tensor, at a place and of a size that never change."""
-    step = through(node) if node.op == "call_function" else None
-    if step is None:
-        return None
-    base, change = step
-    view = change(View.of(shape_of(base)))
-    if view is None or view.is_expanded or any(len(axis.parts) != 1 for axis in view.axes):
+    base, view = viewed(node) or (node, None)
+    if view is None or any(len(axis.parts) != 1 for axis in view.axes):
         return None
     parts = [axis.parts[0] for axis in view.axes]
     cuts = [part for part in parts if part.start or not part.whole]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fxopt.patterns.views_of import REGROUPS, SAME
 from fxopt.shape.sizes import Size, product, same, shape_of, static
+from fxopt.shape.view_operators import REGROUPS, SAME
 
 aten = torch.ops.aten
 Layout = tuple[str, ...]  # "B", "T", "C", "1", or "BT", a merged dim

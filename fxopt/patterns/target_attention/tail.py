@@ -14,8 +14,8 @@ from fxopt.kernels.target_attention.plan import TailStep
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.target_attention.layout import Layout, Sizes, has, to_rows, viewed
 from fxopt.patterns.target_attention.terms import Source
-from fxopt.patterns.views_of import REGROUPS
 from fxopt.shape.sizes import same, shape_of, static, tensor_of
+from fxopt.shape.view_operators import REGROUPS
 
 aten = torch.ops.aten
 _SCALARS = {
