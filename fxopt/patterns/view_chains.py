@@ -15,13 +15,12 @@ from fxopt.shape.aliases import Aliases
 from fxopt.shape.fewest_steps import steps_of
 from fxopt.shape.sizes import same_shape, shape_of
 from fxopt.shape.strides import MAY_COPY, Layout, Strides, looks_contiguous, reads_once
-from fxopt.shape.view_operators import REGROUPS, SAME, through
+from fxopt.shape.view_operators import COPIES, REGROUPS, SAME, through
 from fxopt.shape.view_steps import Contiguous, Reshape, Step
 from fxopt.shape.views import View
 
 aten = torch.ops.aten
 _REORDER_NOTHING = REGROUPS | SAME | {aten.detach.default}
-_COPIES = {aten.clone.default, aten.lift_fresh_copy.default}
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class ViewChains:
         return source.op != "call_function" or any(_is_handed_out(other) for other in sharing if other is not node)
 
     def _may_copy(self, node: Node, source: Node) -> bool:
-        if node.target in _COPIES:
+        if node.target in COPIES:
             return True
         return node.target in MAY_COPY and self.strides.known(source) is not Layout.CONTIGUOUS
 

@@ -24,7 +24,8 @@ REGROUPS = RESHAPES | {aten.unsqueeze.default}  # dims of the same elements in t
 CASTS = {
     aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other, aten._to_copy.default, aten.type_as.default,
 }  # fmt: skip
-SAME = {aten.contiguous.default, aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default}
+COPIES = {aten.clone.default, aten.lift_fresh_copy.default}
+SAME = COPIES | {aten.contiguous.default, aten.alias.default}
 SPLITS = {
     aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unsafe_split.Tensor,
     aten.unsafe_split_with_sizes.default, aten.unsafe_chunk.default,

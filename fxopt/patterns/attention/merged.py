@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fxopt.patterns.attention.strided import Axes, Factor, regrouped, reordered
+from fxopt.patterns.attention.strided import Axes, Factor
 from fxopt.patterns.constants import constant_of
-from fxopt.shape.sizes import Size, product, same, shape_of, static, tensor_of
-from fxopt.shape.view_operators import REGROUPS, SAME
+from fxopt.shape.sizes import Size, product, same, static, tensor_of
+from fxopt.shape.view_operators import REGROUPS, SAME, through
+from fxopt.shape.view_steps import moved
 
 aten = torch.ops.aten
 _REGULAR = {*REGROUPS, *SAME, aten.cat.default}  # whose results lie in memory as they are read
@@ -71,11 +72,8 @@ def _next(node: Node, axes: Axes) -> tuple[Node, Axes] | None:
         return _split_and_joined(user, axes)
     if tensor_of(user) is None or user.meta["val"].dtype != node.meta["val"].dtype:
         return None
-    if user.target in SAME:
-        return user, axes
-    changed = regrouped(axes, shape_of(user)) if user.target in REGROUPS else None
-    if changed is None and user.target is not aten.expand.default:
-        changed = reordered(user, axes)
+    _, step = through(user) or (node, None)
+    changed = moved(axes, step, Factor.split)
     return None if changed is None else (user, changed)
 
 
