@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -11,12 +11,11 @@ from torch.fx import Node
 from fxopt.patterns.contractions.spelled import Letters, spelled
 from fxopt.patterns.contractions.terms import Dim, Factor, Names, Term, Unfit, dims_of
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import shape_of, static, tensor_of
-from fxopt.shape.view_operators import REGROUPS
+from fxopt.shape.sizes import tensor_of
+from fxopt.shape.view_operators import COPIES, EXPANSIONS, through
+from fxopt.shape.view_steps import Select, Slice, Step, moved
 
-aten = torch.ops.aten
-_SPREADS = {aten.expand.default, aten.expand_as.default, aten.repeat.default}
-_RESHAPES = REGROUPS | {aten.contiguous.default}
+_SPREADS = EXPANSIONS | {torch.ops.aten.repeat.default}
 
 
 class Reader:
@@ -57,8 +56,9 @@ class _Reading:
         """A view, a product that nobody else needs, or else a factor."""
         try:
             if node.op == "call_function" and not self._aliases.edited(node):
-                if node.target in _VIEWS:
-                    return self._view(node, depth if len(node.users) == 1 else 0)
+                source, step = through(node, _SPREADS) or (node, None)
+                if step is not None and not isinstance(step, Slice | Select) and node.target not in COPIES:
+                    return self._view(source, step, depth if len(node.users) == 1 else 0)
                 if depth and len(node.users) == 1:
                     return self.call(node, depth - 1, biased=False)
         except Unfit:
@@ -72,20 +72,11 @@ class _Reading:
         dims = dims_of(value.shape)
         return Term(dims, (Factor(node, dims),))
 
-    def _view(self, node: Node, depth: int) -> Term:
-        source: Any = node.args[0]
-        if tensor_of(node) is None or tensor_of(source) is None:
-            raise Unfit
+    def _view(self, source: Node, step: Step, depth: int) -> Term:
         term = self.read(source, depth)
-        if node.target in _ORDERS:
-            order = _ORDERS[node.target](len(term.dims), *node.args[1:])
-            dims = tuple(term.dims[dim] for dim in order)
-        elif node.target in _SPREADS:
-            if node.target is aten.repeat.default and not _spreads(node):
-                raise Unfit
-            dims = self._names.spread(term.dims, shape_of(node))
-        else:
-            dims = self._names.regrouped(term.dims, shape_of(node))
+        dims = moved(self._names.resolved_dims(term.dims), step, self._names.halves, self._names.spread)
+        if dims is None:
+            raise Unfit
         return Term(dims, term.factors, term.inside)
 
     def call(self, node: Node, depth: int, biased: bool = True) -> Term:
@@ -111,32 +102,3 @@ class _Reading:
                 elif dim:
                     found[letter] = dim
         return found
-
-
-def _spreads(repeat: Node) -> bool:
-    """Whether only dims of size 1, and new ones, are repeated."""
-    source, counts = cast("tuple[Node, list[Any]]", repeat.args)
-    before = shape_of(source)
-    old = counts[len(counts) - len(before) :]
-    return all(static(size) == 1 or count == 1 for size, count in zip(before, old, strict=True))
-
-
-def _permuted(rank: int, order: list[int]) -> list[int]:
-    return [dim % rank for dim in order]
-
-
-def _swapped(rank: int, first: int = -2, second: int = -1) -> list[int]:
-    order = list(range(rank))
-    if rank > 1:
-        order[first], order[second] = order[second], order[first]
-    return order
-
-
-_ORDERS: dict[Any, Any] = {
-    aten.permute.default: _permuted,
-    aten.transpose.int: _swapped,
-    aten.t.default: _swapped,
-    aten.mT.default: _swapped,
-    aten.numpy_T.default: lambda rank: list(range(rank))[::-1],
-}
-_VIEWS = {*_RESHAPES, *_SPREADS, *_ORDERS}

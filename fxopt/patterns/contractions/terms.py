@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from fxopt.shape.sizes import Size, product, same, static
+from fxopt.shape.sizes import Size, same, static
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +66,10 @@ class Names:
         self._spread: set[Axis] = set()
 
     def resolved(self, term: Term) -> Term:
-        factors = tuple(Factor(factor.node, self._dims(factor.dims)) for factor in term.factors)
-        return Term(self._dims(term.dims), factors, term.inside)
+        factors = tuple(Factor(factor.node, self.resolved_dims(factor.dims)) for factor in term.factors)
+        return Term(self.resolved_dims(term.dims), factors, term.inside)
 
-    def _dims(self, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    def resolved_dims(self, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
         return tuple(self.atoms(dim) for dim in dims)
 
     def atoms(self, dim: Dim) -> Dim:
@@ -110,46 +110,20 @@ class Names:
         self._parts[axis] = (first or Axis(part), rest)
         return rest
 
-    def spread(self, dims: Sequence[Dim], shape: Sequence[Size]) -> tuple[Dim, ...]:
-        """The axes of an expand to `shape`: new ones, which no factor has until another tensor's dim meets them."""
-        new = len(shape) - len(dims)
-        spread: list[Dim] = []
-        for dim, size in zip(((),) * new + tuple(dims), shape, strict=True):
-            spread.append(dim if dim or static(size) == 1 else (Axis(size),))
-            if not dim:
-                self._spread.update(spread[-1])
-        return tuple(spread)
+    def spread(self, size: Size) -> Dim:
+        """The axis of an expanded dim: a new one, which no factor has until another tensor's dim meets it."""
+        axis = Axis(size)
+        self._spread.add(axis)
+        return (axis,)
 
     def is_spread(self, dim: Dim) -> bool:
         """Whether it has an axis that only says how often the rest is repeated."""
         return any(atom in self._spread for atom in self.atoms(dim))
 
-    def regrouped(self, dims: Sequence[Dim], shape: Sequence[Size]) -> tuple[Dim, ...]:
-        """The axes of a reshape to `shape`."""
-        left = [atom for dim in dims for atom in self.atoms(dim)]
-        taken = tuple(self._taken(left, size) for size in shape)
-        if left:
-            raise Unfit
-        return taken
-
-    def _taken(self, left: list[Axis], size: Size) -> Dim:
-        """The axes, from the front of `left`, that make a dim of this size."""
-        taken: list[Axis] = []
-        while not same(have := product(axis.size for axis in taken), size):
-            if not left:
-                raise Unfit
-            axis = left.pop(0)
-            wanted, known = _quotient(size, have), static(axis.size)
-            if wanted is not None and known is not None and known > wanted:
-                left.insert(0, self.split(axis, wanted))
-                axis = self.atoms((axis,))[0]
-            taken.append(axis)
-        return tuple(taken)
-
-
-def _quotient(size: Size, divisor: Size) -> int | None:
-    whole, part = static(size), static(divisor)
-    return None if whole is None or part is None or part == 0 or whole % part else whole // part
+    def halves(self, axis: Axis, size: int) -> Dim:
+        """An axis as two, of which the first has `size`."""
+        self.split(axis, size)
+        return self._parts[axis]
 
 
 def _larger(left: Axis, right: Axis) -> bool:
