@@ -17,7 +17,7 @@ from fxopt.kernels.columns.op import load
 from fxopt.kernels.columns.plan import Column, Instr, Offsets, PerRow, Plan, Source
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.core import Match, Reject, place_of
-from fxopt.patterns.embedding_columns.collectors import RESHAPES, Collector, Output, Piece, find_collectors
+from fxopt.patterns.embedding_columns.collectors import REORDER_NOTHING, Collector, Output, Piece, find_collectors
 from fxopt.patterns.embedding_columns.columns import Columns, Placed
 from fxopt.patterns.embedding_columns.columns import PerRow as Value
 from fxopt.patterns.embedding_columns.layout import Layout
@@ -104,7 +104,7 @@ def _slots(collectors: list[Collector], aliases: Aliases) -> list[tuple[Output, 
 
 def _returned(node: Node) -> bool:
     """Whether a value, or a view of it, leaves the model: its memory must then be its own."""
-    return any(user.op == "output" or (user.target in RESHAPES and _returned(user)) for user in node.users)
+    return any(user.op == "output" or (user.target in REORDER_NOTHING and _returned(user)) for user in node.users)
 
 
 def _keeps_rows(plan: Plan) -> bool:

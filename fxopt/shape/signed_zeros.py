@@ -12,6 +12,7 @@ from torch.fx import Graph, Node
 
 from fxopt.shape.aliases import mutates
 from fxopt.shape.sizes import tensor_of
+from fxopt.shape.view_operators import CONJUGATES, VIEWS
 
 aten = torch.ops.aten
 
@@ -21,12 +22,8 @@ _NEVER = {
     aten.square.default, aten.cosh.default, aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default,
     aten.ones.default, aten.new_ones.default, aten.ones_like.default, aten.arange.default,
 }  # fmt: skip
-_MOVES = {
-    aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int, aten.squeeze.default,
-    aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.permute.default, aten.transpose.int,
-    aten.t.default, aten.expand.default, aten.contiguous.default, aten.clone.default, aten.slice.Tensor,
-    aten.narrow.default, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default,
-    aten.unbind.int, aten.cat.default, aten.stack.default, aten.index_select.default, aten.detach.default,
+_MOVES = (VIEWS - CONJUGATES) | {
+    aten.clone.default, aten.cat.default, aten.stack.default, aten.index_select.default, aten.detach.default,
     aten.repeat.default, aten.relu.default,
 }  # fmt: skip
 _ERASES = _NEVER | {

@@ -12,6 +12,7 @@ from torch.utils._sympy.functions import Max as TorchMax
 
 from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import Size, expression, product, same, shape_of, static, tensor_of
+from fxopt.shape.view_operators import CUTS, EXPANSIONS, REGROUPS
 
 aten = torch.ops.aten
 
@@ -39,24 +40,15 @@ _STRIDE_BLIND = _FRESH | {
     aten.item.default, aten.sym_size.int, aten.sym_numel.default, aten.embedding_bag.padding_idx,
     aten.embedding_bag.default,
 }  # fmt: skip
-_RESHAPES = {
-    aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int, aten.squeeze.default,
-    aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
-}  # fmt: skip
 # Views where the strides of their argument allow it, and copies elsewhere.
 MAY_COPY = {
     aten.reshape.default, aten.flatten.using_ints, aten.reshape_as.default, aten.ravel.default,
     aten.contiguous.default,
 }  # fmt: skip
-_CUTS = {
-    aten.slice.Tensor, aten.narrow.default, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default,
-    aten.chunk.default, aten.unbind.int,
-}  # fmt: skip
 _UNTAGGED = {  # pointwise, although their tags do not say so
     aten.__and__.Tensor, aten.__or__.Tensor, aten.__xor__.Tensor, aten.rsub.Tensor, aten.prelu.default,
     aten.where.ScalarSelf, aten.where.ScalarOther, aten.masked_fill.Tensor,
 }  # fmt: skip
-_EXPANSIONS = {aten.expand.default, aten.expand_as.default}
 _REDUCTIONS = {
     aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.amax.default, aten.amin.default,
     aten.linalg_vector_norm.default,
@@ -102,7 +94,7 @@ class Strides:
         return max(least, self._known_of_call(node))
 
     def _known_of_pieces(self, node: Node) -> Layout:
-        if node.target in _CUTS:
+        if node.target in CUTS:
             return min(self._known[node.args[0]], Layout.ORDERED)  # type: ignore[index]
         return Layout.CONTIGUOUS if _is_ours(node) else Layout.ANY
 
@@ -118,11 +110,11 @@ class Strides:
             return Layout.ANY
         if node.target is aten.contiguous.default:
             return Layout.CONTIGUOUS
-        if node.target in _RESHAPES:
+        if node.target in REGROUPS:
             return self._known[source]
         if node.target is aten.batch_norm.default and len(shape_of(node)) < 4:
             return Layout.CONTIGUOUS
-        if node.target in _CUTS or node.target in _EXPANSIONS:  # a stride of 0 decides nothing
+        if node.target in CUTS or node.target in EXPANSIONS:  # a stride of 0 decides nothing
             return min(self._known[source], Layout.ORDERED)
         if node.target in _REDUCTIONS:
             return Layout.CONTIGUOUS if self._known[source] is Layout.CONTIGUOUS else Layout.ANY
@@ -147,7 +139,7 @@ class Strides:
             return Layout.CONTIGUOUS
         if _is_pointwise(user):
             return min(self._asked[user], Layout.ORDERED)
-        if user.target in _RESHAPES:
+        if user.target in REGROUPS:
             return self._asked[user]
         return Layout.CONTIGUOUS if self._asked[user] and not _is_scalar(user) else Layout.ANY
 

@@ -30,6 +30,7 @@ SPLITS = {
     aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unsafe_split.Tensor,
     aten.unsafe_split_with_sizes.default, aten.unsafe_chunk.default,
 }  # fmt: skip
+CUTS = {*SPLITS, aten.slice.Tensor, aten.narrow.default, aten.select.int, aten.unbind.int}
 EXPANSIONS = {aten.expand.default, aten.expand_as.default}
 # Copies, of dims of size 1 in all the cases that are followed.
 REPEATS = EXPANSIONS | {aten.repeat.default, aten.repeat_interleave.self_int}
@@ -53,7 +54,7 @@ def through(node: Node, spreads: Collection[Any] = ()) -> tuple[Node, Step | Non
         shape = shape_of(node)
         return source, Expand(shape) if len(shape) >= len(shape_of(source)) else None
     if node.target in ORDERS:
-        conjugates = node.target in _CONJUGATES and node.meta["val"].is_complex()
+        conjugates = node.target in CONJUGATES and node.meta["val"].is_complex()
         order = ORDERS[node.target](len(shape_of(source)), *node.args[1:])
         return source, None if conjugates else Permute(tuple(order))
     read = _READERS.get(node.target)
@@ -157,7 +158,8 @@ ORDERS: dict[Any, Callable[..., list[int]]] = {
     aten.numpy_T.default: lambda rank: list(range(rank))[::-1],
     **dict.fromkeys((aten.movedim.int, aten.movedim.intlist), _moved),
 }
-_CONJUGATES = {aten.mH.default, aten.adjoint.default}
+VIEWS = {*REGROUPS, *(SAME - COPIES), *EXPANSIONS, *ORDERS, *CUTS}
+CONJUGATES = {aten.mH.default, aten.adjoint.default}
 _READERS: dict[Any, Callable[..., Step | None]] = {
     aten.slice.Tensor: _slice,
     aten.narrow.default: _narrow,

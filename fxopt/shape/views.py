@@ -88,7 +88,8 @@ class View:
         shown = {part.dim for part in parts}
         left_out = any(static(size) != 1 for dim, size in enumerate(base) if dim not in shown)
         wide = [[part.dim for part in axis.parts if static(part.size) != 1] for axis in self.axes]
-        if left_out or any(part.start or not part.whole for part in parts) or max(map(len, wide), default=0) > 1:
+        mixed = any(len(dims) > (axis.spread is None) for dims, axis in zip(wide, self.axes, strict=True))
+        if left_out or mixed or any(part.start or not part.whole for part in parts):
             return None
         return tuple(dims[0] if dims else None for dims in wide)
 

@@ -17,18 +17,10 @@ from fxopt.patterns.embedding_columns.columns import Column, Columns, Placed
 from fxopt.patterns.embedding_columns.layout import Layout
 from fxopt.shape.aliases import is_pure
 from fxopt.shape.sizes import Size, product, same, shape_of, static, tensor_of
+from fxopt.shape.view_operators import REGROUPS
 
 aten = torch.ops.aten
-
-RESHAPES = {
-    aten.view.default,
-    aten.reshape.default,
-    aten.flatten.using_ints,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.contiguous.default,
-}
+REORDER_NOTHING = REGROUPS | {aten.contiguous.default}
 
 
 @dataclass(frozen=True)
@@ -115,7 +107,7 @@ def _alone(column: Column, columns: Columns, collectors: dict[Node, Collector]) 
 
 def _column_behind(node: Node, columns: Columns) -> Column | None:
     """The column that `node` is, or is a reshape of."""
-    while node not in columns.found and node.target in RESHAPES and not columns.aliases.edited(node):
+    while node not in columns.found and node.target in REORDER_NOTHING and not columns.aliases.edited(node):
         node = node.args[0]  # type: ignore[assignment]
     column = columns.found.get(node)
     return column if column is not None and not columns.aliases.edited(column.anchor) else None

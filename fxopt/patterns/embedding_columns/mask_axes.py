@@ -5,23 +5,17 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from fxopt.shape.sizes import same, shape_of, static
-from fxopt.shape.view_operators import CASTS as _CASTS
+from fxopt.shape import view_operators
+from fxopt.shape.sizes import shape_of, static
+from fxopt.shape.view_operators import ORDERS, REGROUPS, REPEATS, SAME, through
+from fxopt.shape.view_steps import Expand
+from fxopt.shape.views import View
 
-aten = torch.ops.aten
 LANE = -1  # the axis that counts along a row; others are numbered as in the atom's tensor, None: it repeats
 Axes = tuple[int | None, ...]
 
-CASTS = (
-    *_CASTS,
-    aten.contiguous.default, aten.clone.default, aten.detach.default, aten.alias.default,
-)  # fmt: skip
-_PERMUTES = (aten.transpose.int, aten.permute.default, aten.t.default)
-_REPEATS = (aten.expand.default, aten.expand_as.default, aten.repeat.default, aten.repeat_interleave.self_int)
-VIEWS = (
-    *_PERMUTES, *_REPEATS, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
-    aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int, aten._unsafe_view.default,
-)  # fmt: skip
+CASTS = view_operators.CASTS | SAME | {torch.ops.aten.detach.default}
+VIEWS = {*ORDERS, *REPEATS, *REGROUPS}
 
 
 def numbered(node: Node) -> Axes:
@@ -29,41 +23,20 @@ def numbered(node: Node) -> Axes:
 
 
 def moved_axes(node: Node, axes: Axes) -> Axes | None:
-    """The axes of a view, given those of what it views."""
-    source = node.args[0]
-    assert isinstance(source, Node)
-    before, after = shape_of(source), shape_of(node)
-    if node.target in _PERMUTES:
-        order = _order(node, len(before))
-        return tuple(axes[dim] for dim in order)
-    if node.target in _REPEATS:
-        if len(after) < len(before):
-            return None  # repeat_interleave without a dim flattens
-        axes, before = (None,) * (len(after) - len(axes)) + axes, (1,) * (len(after) - len(before)) + before
-        return axes if all(axis is None or same(b, a) for axis, b, a in zip(axes, before, after, strict=True)) else None
-    real = [axis for axis, size in zip(axes, before, strict=True) if static(size) != 1]
-    kept = [size for size in before if static(size) != 1]
-    sizes = [size for size in after if static(size) != 1]
-    if len(kept) != len(sizes) or not all(map(same, kept, sizes)):
-        return None
-    left = iter(real)
-    return tuple(None if static(size) == 1 else next(left) for size in after)
-
-
-def _order(node: Node, rank: int) -> list[int]:
-    order = list(range(rank))
-    if node.target is aten.permute.default:
-        return [int(dim) % rank for dim in node.args[1]]  # type: ignore[union-attr, arg-type]
-    if node.target is aten.t.default:
-        return order[::-1]
-    first, second = (int(dim) % rank for dim in node.args[1:3])  # type: ignore[arg-type]
-    order[first], order[second] = order[second], order[first]
-    return order
+    """The axes of a view or a cast, given those of what it reads; what repeats already may be repeated once more."""
+    if node.target in CASTS:
+        return axes
+    source, step = through(node, REPEATS) or (node, None)
+    repeats = isinstance(step, Expand)
+    sizes = [1 if axis is None and repeats else size for axis, size in zip(axes, shape_of(source), strict=True)]
+    view = View.of(sizes).after(step)
+    dims = view.whole_dims(sizes) if view is not None else None
+    return None if dims is None else tuple(None if dim is None else axes[dim] for dim in dims)
 
 
 def unrepeated(node: Node) -> tuple[Node, Axes]:
     """What `node` repeats, and where its axes are in `node`."""
-    source = node.args[0] if node.target in _REPEATS else None
+    source = node.args[0] if node.target in REPEATS else None
     if not isinstance(source, Node):
         return node, numbered(node)
     found, axes = unrepeated(source)

@@ -10,7 +10,8 @@ import torch
 from torch.fx import Node
 
 from fxopt.shape.sizes import Size, product, same, shape_of, static
-from fxopt.shape.view_operators import REGROUPS, SAME
+from fxopt.shape.view_operators import through
+from fxopt.shape.view_steps import Contiguous, Expand, Permute, Reshape, Select, Unsqueeze
 
 aten = torch.ops.aten
 Layout = tuple[str, ...]  # "B", "T", "C", "1", or "BT", a merged dim
@@ -29,23 +30,19 @@ class Sizes:
 
 def viewed(node: Node, layout: Layout, sizes: Sizes, channels: int) -> Layout | None:
     """The layout of a view operator's result, None where it is no view, or mixes dims. `layout`: of what it views."""
-    if node.target in SAME:
-        return layout
-    if node.target is aten.transpose.int:
-        left, right = (int(dim) % len(layout) for dim in node.args[1:3])  # type: ignore[arg-type]
-        swapped = list(layout)
-        swapped[left], swapped[right] = layout[right], layout[left]
-        return tuple(swapped)
-    if node.target is aten.permute.default:
-        return tuple(layout[dim % len(layout)] for dim in node.args[1])  # type: ignore[union-attr, operator, index]
-    if node.target is aten.t.default and len(layout) == 2:
-        return layout[::-1]
-    if node.target is aten.select.int:
-        dim = int(node.args[1]) % len(layout)  # type: ignore[arg-type]
-        return layout[:dim] + layout[dim + 1 :] if layout[dim] == "1" else None
-    if node.target is aten.expand.default:
-        return layout if len(shape_of(node)) == len(layout) and has(shape_of(node), layout, sizes, channels) else None
-    return _reshaped(shape_of(node), layout, sizes, channels) if node.target in REGROUPS else None
+    _, step = through(node, (aten.expand.default,)) or (node, None)
+    match step:
+        case Contiguous():
+            return layout
+        case Permute(order):
+            return tuple(layout[dim] for dim in order)
+        case Select(dim) if layout[dim] == "1":
+            return layout[:dim] + layout[dim + 1 :]
+        case Expand(shape) if has(shape, layout, sizes, channels):
+            return layout
+        case Reshape() | Unsqueeze():
+            return _reshaped(shape_of(node), layout, sizes, channels)
+    return None
 
 
 def has(shape: Sequence[Size], layout: Layout, sizes: Sizes, channels: int) -> bool:

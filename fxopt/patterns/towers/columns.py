@@ -22,22 +22,10 @@ from fxopt.patterns.towers.steps import InputStep, LinearStep, SoftmaxStep, Step
 from fxopt.patterns.towers.terms import Terms, computed
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of, static, tensor_of
+from fxopt.shape.view_operators import VIEWS
 
 aten = torch.ops.aten
 ACTIVATIONS = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid", aten.tanh.default: "tanh"}
-VIEWS = {
-    *(aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int, aten.expand.default),
-    *(
-        aten.select.int,
-        aten.slice.Tensor,
-        aten.narrow.default,
-        aten.transpose.int,
-        aten.permute.default,
-        aten.t.default,
-    ),
-    *(aten.squeeze.dim, aten.unsqueeze.default, aten.contiguous.default),
-    *(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int),
-}
 JOINS = {aten.cat.default, aten.stack.default}
 _MOST_ROWS = 8  # linears that stand for one on [B, F, K]
 _MOST_COLUMNS = 1 << 15

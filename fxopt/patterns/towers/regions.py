@@ -13,11 +13,12 @@ from torch.fx import GraphModule, Node
 
 from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.groups import hoisted
-from fxopt.patterns.towers.columns import JOINS, VIEWS, Columns
+from fxopt.patterns.towers.columns import JOINS, Columns
 from fxopt.patterns.towers.steps import InputStep, LinearStep, Step, Steps
 from fxopt.patterns.towers.terms import Terms
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of, static
+from fxopt.shape.view_operators import VIEWS
 
 aten = torch.ops.aten
 StepsOf = dict[Node, set[int]]
