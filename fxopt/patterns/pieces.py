@@ -169,4 +169,4 @@ def _index_of(
 
 def _is_dim(axis: Axis, dim: int) -> bool:
     """Whether this axis is that dim of the base, all of it."""
-    return len(axis.parts) == 1 and axis.parts[0].dim == dim and axis.parts[0].start == 0 and axis.parts[0].whole
+    return axis.parts == (Part(dim, 0, size=1),)  # sizes do not count

@@ -12,6 +12,8 @@ from torch.fx import Node
 from fxopt.patterns.repeated.trees import Call
 from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.shape.sizes import shape_of, static
+from fxopt.shape.view_operators import through
+from fxopt.shape.view_steps import Permute, Unsqueeze
 
 aten = torch.ops.aten
 
@@ -104,23 +106,17 @@ class Batched:
 
     def by_dim(self, tree: Call, source: Packed) -> Packed:
         """An operator whose arguments name dims: those behind the lanes count one more."""
-        target, named, lanes, rank = tree.target, tree.args[1:], source.dim, source.rank
+        call, lanes, rank = self.editor.call, source.dim, source.rank
         assert lanes is not None
-        if target is aten.t.default:
-            if rank < 2:
-                return source
-            target, named = aten.transpose.int, (0, 1)
-        if target is aten.transpose.int:
-            shifted = [_behind(dim, lanes, rank) for dim in named]
-            return Packed(self.editor.call(target, source.node, *shifted), lanes, rank)
-        if target is aten.permute.default:
-            order = [_behind(dim, lanes, rank) for dim in named[0]]
-            order.insert(lanes, lanes)
-            return Packed(self.editor.call(target, source.node, order), lanes, rank)
-        if target is aten.unsqueeze.default:
-            dim = named[0] % (rank + 1)
-            made = self.editor.call(target, source.node, dim + (dim > lanes))
-            return Packed(made, lanes + (dim <= lanes), rank + 1)
+        _, step = through(tree.node) or (tree.node, None)
+        match step:
+            case Permute(order):
+                shifted = [_behind(dim, lanes, rank) for dim in order]
+                shifted.insert(lanes, lanes)
+                return Packed(call(aten.permute.default, source.node, shifted), lanes, rank)
+            case Unsqueeze(dim):
+                made = call(aten.unsqueeze.default, source.node, dim + (dim > lanes))
+                return Packed(made, lanes + (dim <= lanes), rank + 1)
         return self._reduced(tree, source, lanes)
 
     def _reduced(self, tree: Call, source: Packed, lanes: int) -> Packed:

@@ -16,6 +16,8 @@ from fxopt.shape import row_products as products
 from fxopt.shape.calls import is_pointwise, packet_of
 from fxopt.shape.placements import Rows, Rowwise, Unknown, agreed, times_of
 from fxopt.shape.sizes import expression, shape_of
+from fxopt.shape.view_operators import through
+from fxopt.shape.view_steps import Permute, Unsqueeze
 
 aten = torch.ops.aten
 Rule = Callable[[Rowwise], Rows]
@@ -74,22 +76,16 @@ def _without(call: Rowwise) -> Rows:
     return replace(found, dim=found.dim - sum(dim < found.dim for dim in gone))
 
 
-def _unsqueeze(call: Rowwise) -> Rows:
+def _moved(call: Rowwise) -> Rows:
+    """Dims in another order, or one more of size 1."""
     _, found = call.only("self")
-    dim = call.dims("dim", len(call.shape))[0]
-    return replace(found, dim=found.dim + (dim <= found.dim))
-
-
-def _permute(call: Rowwise) -> Rows:
-    source, found = call.only("self")
-    return replace(found, dim=call.dims("dims", call.rank(source)).index(found.dim))
-
-
-def _transpose(call: Rowwise) -> Rows:
-    source, found = call.only("self")
-    rank = call.rank(source)
-    (first,), (second,) = (call.dims(name, rank) for name in ("dim0", "dim1"))
-    return replace(found, dim={first: second, second: first}.get(found.dim, found.dim))
+    _, step = through(call.node) or (call.node, None)
+    match step:
+        case Permute(order):
+            return replace(found, dim=order.index(found.dim))
+        case Unsqueeze(dim):
+            return replace(found, dim=found.dim + (dim <= found.dim))
+    raise Unknown
 
 
 def _expand(call: Rowwise) -> Rows:
@@ -191,9 +187,7 @@ RULES: dict[Any, Rule] = {
              "unsafe_split unsafe_chunk", _along),
     **_named("sum mean amax amin max min var std prod logsumexp linalg_vector_norm any all argmax argmin", _without),
     **_named("select squeeze unbind", _without),
-    **_named("unsqueeze", _unsqueeze),
-    **_named("permute", _permute),
-    **_named("transpose", _transpose),
+    **_named("unsqueeze permute transpose", _moved),
     **_named("expand", _expand),
     **_named("expand_as", _pointwise),
     **_named("cat stack", _cat),

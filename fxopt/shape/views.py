@@ -55,14 +55,8 @@ class View:
     @property
     def is_base(self) -> bool:
         """Whether this is the base tensor itself."""
-        return (
-            not self.fixed
-            and all(
-                len(axis.parts) == 1 and axis.parts[0].dim == dim and axis.parts[0].start == 0 and axis.parts[0].whole
-                for dim, axis in enumerate(self.axes)
-            )
-            and not self.is_expanded
-        )
+        whole = tuple(Axis((Part(dim, 0, size=1),)) for dim in range(len(self.axes)))  # sizes do not count
+        return self.axes == whole and not self.fixed and not self.is_expanded
 
     @property
     def is_expanded(self) -> bool:

@@ -10,7 +10,8 @@ from torch.fx import Node
 from fxopt.patterns.core import Reject
 from fxopt.patterns.dead_checks.proofs import Checks, Dead, Handler, Verdict, is_line, tested_by, told
 from fxopt.shape.sizes import product, same, shape_of
-from fxopt.shape.view_operators import RESHAPES, SAME
+from fxopt.shape.view_operators import RESHAPES, SAME, through
+from fxopt.shape.view_steps import Select
 
 aten = torch.ops.aten
 _POSITIONS = {aten.nonzero.default, aten.nonzero_static.default, aten.argwhere.default}
@@ -52,15 +53,11 @@ def _mask_behind(index: Node) -> Node | None:
         return None
     while index.target in RESHAPES | SAME:
         index = index.args[0]  # type: ignore[assignment]
-    if index.target is aten.select.int and index.args[1] in (1, -1) and index.args[2] in (0, -1):
+    source, step = through(index) or (index, None)
+    if step == Select(1, 0):
+        index = source
+    elif index.target is operator.getitem and index.args[1] == 0:
         index = index.args[0]  # type: ignore[assignment]
-    if index.target is operator.getitem and index.args[1] == 0:  # of unbind(1), or of a tuple
-        many = index.args[0]
-        assert isinstance(many, Node)
-        if many.target is aten.unbind.int and many.args[1:] in ((1,), (-1,)):
-            index = many.args[0]  # type: ignore[assignment]
-        elif many.target in (aten.where.default, aten.nonzero_numpy.default):
-            index = many
     if index.target not in (*_POSITIONS, aten.where.default, aten.nonzero_numpy.default):
         return None
     mask = index.args[0]
