@@ -9,11 +9,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.patterns.contractions.reading import Reader
-from fxopt.patterns.contractions.spelled import SPELLED, spelled
 from fxopt.patterns.contractions.terms import Dim, Factor, Term
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import static
+from fxopt.shape.spelled import SPELLED, spelled
 
 
 def find_compressed_interactions(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:

@@ -234,6 +234,15 @@ class Einsums(Heads):
         return torch.einsum("bhls,bshd->blhd", scores.softmax(-1), v).flatten(1)
 
 
+class EllipsisEinsums(Heads):
+    """Einsums whose batch dims are an ellipsis; heads by movedim, which is one more spelling of a permutation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (side.unflatten(-1, (2, 4)).movedim(1, 2) for side in self.sides(x))
+        scores = torch.einsum("...qd,...kd->...qk", q, k) * 0.5
+        return torch.einsum("...qk,...kd->...qd", scores.softmax(-1), v).swapaxes(1, 2).flatten(1)
+
+
 class Library(Heads):
     """nn.MultiheadAttention with a padding mask; its weights are dropped."""
 
@@ -283,5 +292,5 @@ class KeysAndValuesSwapped(Heads):
         return torch.bmm(v, weights).flatten(1)
 
 
-SELF = (Heads, HeadsInTheBatch, TransposedHeads, Einsums, Library, LibraryLengthFirst, OneQuery)
+SELF = (Heads, HeadsInTheBatch, TransposedHeads, Einsums, EllipsisEinsums, Library, LibraryLengthFirst, OneQuery)
 NOT_SELF = (HeadsOverRows, KeysAndValuesSwapped)

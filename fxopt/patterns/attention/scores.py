@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -11,9 +13,10 @@ from fxopt.kernels.attention.plan import ADDED, FILL_SET, FILL_UNSET, NO_MASK
 from fxopt.patterns.attention.strided import Strided, strided
 from fxopt.patterns.constants import constant_of
 from fxopt.shape.sizes import same, shape_of, tensor_of
+from fxopt.shape.spelled import Letters, spelled
 
 aten = torch.ops.aten
-PRODUCTS = (aten.matmul.default, aten.bmm.default)
+PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.einsum.default)
 
 
 @dataclass
@@ -32,16 +35,8 @@ def scores_of(node: Node) -> Product | None:
     """Products of queries and keys, scaled and masked in any order."""
     if tensor_of(node) is None or not isinstance(node.target, torch._ops.OpOverload):
         return None
-    if node.target in PRODUCTS:
-        left, right = node.args
-        return Product(strided(left), _swapped(strided(right)))  # type: ignore[arg-type]
-    if node.target is aten.baddbmm.default:
-        if node.kwargs.get("beta", 1) != 1 or node.kwargs.get("alpha", 1) != 1:
-            return None
-        mask, left, right = node.args
-        return replace(Product(strided(left), _swapped(strided(right))), masking=ADDED, mask=mask)  # type: ignore[arg-type]
-    if node.target is aten.einsum.default:
-        return _einsum(node)
+    if node.target in PRODUCTS or node.target is aten.baddbmm.default:
+        return _product(node)
     if node.target in (aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar):
         left, right = node.args[:2]
         number = constant_of(right)
@@ -79,41 +74,25 @@ def _masked(node: Node) -> Product | None:
     return replace(inner, masking=masking, fill=float(fill), mask=mask)
 
 
-def _einsum(node: Node) -> Product | None:
+def _product(node: Node) -> Product | None:
     """Any letters: batch letters in all three, one of queries, one of keys, one that is summed, in matrix order."""
-    letters = letters_of(node)
-    if letters is None:
+    call = spelled(node)
+    if call is None or len(call.operands) != 2 or len(call.out) < 2:
         return None
-    left, right, out = letters
-    if len(out) < 2:
-        return None
-    batch, L, S = out[:-2], out[-2], out[-1]
-    summed = [letter for letter in left if letter in right and letter not in out]
-    if len(summed) != 1:
-        return None
-    first, second = (strided(operand) for operand in node.args[1])  # type: ignore[union-attr, arg-type]
+    (one, left), (other, right) = call.operands
+    *batch, L, S = call.out
+    summed = [letter for letter in left if letter in right and letter not in call.out]
     if L in right:
-        (left, first), (right, second) = (right, second), (left, first)
-    order = [*batch, L, *summed], [*batch, S, *summed]
-    if sorted(order[0]) != sorted(left) or sorted(order[1]) != sorted(right):
+        (one, left), (other, right) = (other, right), (one, left)
+    query, key = ordered(one, left, [*batch, L, *summed]), ordered(other, right, [*batch, S, *summed])
+    if query is None or key is None or len(summed) != 1:
         return None
-    return Product(ordered(first, left, order[0]), ordered(second, right, order[1]))
+    return Product(query, key) if call.bias is None else Product(query, key, masking=ADDED, mask=call.bias[0])
 
 
-def letters_of(node: Node) -> tuple[str, str, str] | None:
-    equation, operands = node.args[:2]
-    inputs, arrow, out = str(equation).replace(" ", "").partition("->")
-    names = inputs.split(",")
-    if not arrow or "." in inputs or len(names) != 2 or len(operands) != 2:  # type: ignore[arg-type]
+def ordered(node: Node, letters: Letters, order: Sequence[Any]) -> Strided | None:
+    """A tensor whose axes have these letters, with its axes in this order; None where they are others."""
+    if {*letters} != {*order} or len(letters) != len(order):
         return None
-    if any(len(set(name)) < len(name) for name in (*names, out)):
-        return None
-    return names[0], names[1], out
-
-
-def ordered(operand: Strided, names: str, order: list[str]) -> Strided:
-    return replace(operand, axes=tuple(operand.axes[names.index(letter)] for letter in order))
-
-
-def _swapped(operand: Strided) -> Strided:
-    return replace(operand, axes=(*operand.axes[:-2], operand.axes[-1], operand.axes[-2]))
+    found = strided(node)
+    return replace(found, axes=tuple(found.axes[letters.index(letter)] for letter in order))

@@ -12,11 +12,12 @@ from torch.fx import GraphModule, Node
 from fxopt.kernels.attention.plan import ADDED, CAUSAL, FILL_UNSET, MOST_FACTORS, Axis, Operand, Plan
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.attention.merged import Groups, Merged, merged_of, readers, sizes_of
-from fxopt.patterns.attention.scores import PRODUCTS, Product, letters_of, ordered, scores_of
+from fxopt.patterns.attention.scores import PRODUCTS, Product, ordered, scores_of
 from fxopt.patterns.attention.strided import Factor, Strided, strided
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, shape_of, static, tensor_of
+from fxopt.shape.spelled import spelled
 
 aten = torch.ops.aten
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -109,24 +110,15 @@ def _of_operator(node: Node, inference: bool) -> Found | None:
 
 def _used(softmax: Node) -> tuple[Node, Strided, tuple[int, ...]] | None:
     """(the product with the values, the values [..., S, d], the axes [..., L, d] in the product's order)"""
-    for user in softmax.users:
-        if user.target in PRODUCTS and user.args[0] is softmax:
-            values = strided(user.args[1])  # type: ignore[arg-type]
-            return user, values, tuple(range(len(shape_of(user))))
-        if user.target is aten.einsum.default and user.args[1][0] is softmax:  # type: ignore[index]
-            letters = letters_of(user)
-            if letters is None:
-                continue
-            left, right, out = letters
-            batch, L, S = left[:-2], left[-2], left[-1]
-            channels = [letter for letter in right if letter not in left]
-            if L in right or S in out or len(channels) != 1 or sorted(out) != sorted([*batch, L, *channels]):
-                continue
-            if sorted(right) != sorted([*batch, S, *channels]):
-                continue
-            values = ordered(strided(user.args[1][1]), right, [*batch, S, *channels])  # type: ignore[index, arg-type]
-            names = [*batch, L, *channels]
-            return user, values, tuple(names.index(letter) for letter in out)
+    for user in softmax.users if len(shape_of(softmax)) > 1 else ():
+        call = spelled(user) if user.target in PRODUCTS else None
+        if call is None or len(call.operands) != 2 or call.operands[0][0] is not softmax:
+            continue
+        (_, (*batch, L, S)), (values, right) = call.operands
+        channels = [letter for letter in right if letter not in (*batch, L, S)]
+        found, names = ordered(values, right, [*batch, S, *channels]), [*batch, L, *channels]
+        if found is not None and len(channels) == 1 and {*call.out} == {*names} and len(call.out) == len(names):
+            return user, found, tuple(names.index(letter) for letter in call.out)
     return None
 
 

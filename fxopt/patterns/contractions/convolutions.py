@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.patterns.contractions.spelled import spelled
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static
+from fxopt.shape.spelled import spelled
 
 aten = torch.ops.aten
 CONVOLUTIONS = {aten.conv1d.default, aten.conv2d.default}

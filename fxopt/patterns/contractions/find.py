@@ -9,11 +9,11 @@ from torch.fx import GraphModule, Node
 
 from fxopt.patterns.contractions.pairs import Axes, Roles, elements, is_full, linear_order, orders, spread_order
 from fxopt.patterns.contractions.reading import Reader
-from fxopt.patterns.contractions.spelled import SPELLED, spelled
 from fxopt.patterns.contractions.terms import Factor, Term
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
+from fxopt.shape.spelled import SPELLED, spelled
 from fxopt.shape.view_operators import CASTS
 
 aten = torch.ops.aten

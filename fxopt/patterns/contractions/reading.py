@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fxopt.patterns.contractions.spelled import Letters, spelled
 from fxopt.patterns.contractions.terms import Dim, Factor, Names, Term, Unfit, dims_of
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import tensor_of
+from fxopt.shape.spelled import Letters, spelled
 from fxopt.shape.view_operators import COPIES, EXPANSIONS, through
 from fxopt.shape.view_steps import Select, Slice, Step, moved
 
