@@ -43,6 +43,10 @@ def by_matmul_of_columns(gate: Tensor, experts: list[Tensor]) -> Tensor:
     return (torch.stack(experts, 2) @ F.softmax(gate, 1)[:, :, None])[..., 0]
 
 
+def by_ellipsis(gate: Tensor, experts: list[Tensor]) -> Tensor:
+    return torch.einsum("...e,e...d->...d", gate.softmax(1), torch.stack(experts))
+
+
 def by_einsum(gate: Tensor, experts: list[Tensor]) -> Tensor:
     return torch.einsum("be,ebd->bd", gate.softmax(1), torch.stack(experts))
 
@@ -67,7 +71,7 @@ def without_softmax(gate: Tensor, experts: list[Tensor]) -> Tensor:
     return torch.einsum("bed,be->bd", torch.stack(experts, 1), gate.sigmoid())
 
 
-SPELLINGS = (by_bmm, by_matmul_of_columns, by_einsum, by_sum, by_loop, by_python_sum, without_softmax)
+SPELLINGS = (by_bmm, by_matmul_of_columns, by_einsum, by_ellipsis, by_sum, by_loop, by_python_sum, without_softmax)
 
 
 def calls(model: nn.Module) -> list[str]:

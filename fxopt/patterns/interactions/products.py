@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch.fx import Node
 
 from fxopt.patterns.interactions.terms import BATCH, FIELD, LANE, MOST_TERMS, Rule, Terms, Value
+from fxopt.shape.spelled import Letters, spelled
 
 aten = torch.ops.aten
+_MATRIX_PRODUCTS = (aten.bmm.default, aten.matmul.default)
 
 
-def _multiplied(terms: Terms, node: Node) -> Value | None:
-    """x * y of vectors, with fields broadcast."""
-    values = terms.operands(node.args[:2])
-    if values is None or len(node.args) != 2 or not all(value.is_vectors for value in values):
+def _product(terms: Terms, node: Node) -> Value | None:
+    """x * y of vectors of one batch, or their dot products, where it sums the lanes; fields are broadcast."""
+    call = spelled(node)
+    values = terms.operands([operand for operand, _ in call.operands]) if call is not None else None
+    if call is None or values is None or len(values) != 2 or not all(value.is_vectors for value in values):
         return None
-    left, right = values  # a batch comes first, so vectors of fewer dims would be broadcast along it
-    return _paired(left.axes, left, right) if left.axes == right.axes else None
+    words = [letters for _, letters in call.operands]
+    kinds = _kinds(words, values)
+    if kinds is None or any(kinds[letter] != LANE for letter in set(kinds) - set(call.out)):
+        return None
+    fields = [letter for letter in call.out if kinds[letter] == FIELD]
+    left, right = (_aligned(value, word, fields) for word, value in zip(words, values, strict=True))
+    most = math.inf if node.target in _MATRIX_PRODUCTS else MOST_TERMS
+    return _paired("".join(kinds[letter] for letter in call.out), left, right, most)
 
 
-def _paired(axes: str, left: Value, right: Value) -> Value | None:
+def _paired(axes: str, left: Value, right: Value, most: float = MOST_TERMS) -> Value | None:
     try:
         pairs = torch.broadcast_tensors(left.terms, right.terms)
     except RuntimeError:
         return None
-    return Value(axes, torch.cat(pairs, -1), left.B, left.D) if pairs[0].numel() <= MOST_TERMS else None
+    return Value(axes, torch.cat(pairs, -1), left.B, left.D) if pairs[0].numel() <= most else None
 
 
 def _squared(terms: Terms, node: Node) -> Value | None:
@@ -54,44 +66,10 @@ def _contracted(value: Value, dim: int, keep: bool) -> Value:
     return Value(axes, value.terms.unsqueeze(at), value.B, value.D)
 
 
-def _matrix_product(terms: Terms, node: Node) -> Value | None:
-    """[B, F, D] x [B, D, G]."""
-    values = terms.operands(node.args[:2])
-    if values is None or [value.axes for value in values] != ["bfl", "blf"]:
-        return None
-    left, right = values
-    if left.terms.shape[-1] != 1 or right.terms.shape[-1] != 1:
-        return None
-    pairs = torch.broadcast_tensors(left.terms[:, None], right.terms[None])
-    return Value("bff", torch.cat(pairs, -1), left.B, left.D)
-
-
-def _einsum(terms: Terms, node: Node) -> Value | None:
-    """Two operands, whose lanes are summed and whose batch is kept."""
-    equation, operands = node.args[:2]
-    if not isinstance(equation, str) or not isinstance(operands, list | tuple) or len(operands) != 2:
-        return None
-    values = terms.operands(operands)
-    inputs, arrow, output = equation.replace(" ", "").partition("->")
-    words = inputs.split(",")
-    if values is None or not arrow or len(words) != 2 or not all(value.is_vectors for value in values):
-        return None
-    kinds = _kinds(words, values)
-    if kinds is None or set(kinds) - set(output) != {letter for letter in kinds if kinds[letter] == LANE}:
-        return None
-    if not set(output) <= set(kinds) or len(set(output)) < len(output):
-        return None
-    fields = [letter for letter in output if kinds[letter] == FIELD]
-    left, right = (_aligned(value, word, fields) for word, value in zip(words, values, strict=True))
-    return _paired("".join(kinds[letter] for letter in output), left, right)
-
-
-def _kinds(words: list[str], values: list[Value]) -> dict[str, str] | None:
-    """What each letter of an einsum stands for, where the operands agree."""
-    kinds: dict[str, str] = {}
+def _kinds(words: list[Letters], values: list[Value]) -> dict[Any, str] | None:
+    """What each letter stands for, where the operands agree."""
+    kinds: dict[Any, str] = {}
     for word, value in zip(words, values, strict=True):
-        if len(word) != len(value.axes) or len(set(word)) < len(word) or "." in word:
-            return None
         for letter, kind in zip(word, value.axes, strict=True):
             if kinds.setdefault(letter, kind) != kind:
                 return None
@@ -99,7 +77,7 @@ def _kinds(words: list[str], values: list[Value]) -> dict[str, str] | None:
     return kinds if found.count(BATCH) == found.count(LANE) == 1 else None
 
 
-def _aligned(value: Value, word: str, fields: list[str]) -> Value:
+def _aligned(value: Value, word: Letters, fields: list[Any]) -> Value:
     """The value with its field dims in the order of `fields`, those it lacks of size 1."""
     own = [letter for letter, kind in zip(word, value.axes, strict=True) if kind == FIELD]
     terms = value.terms.permute([own.index(letter) for letter in fields if letter in own] + [len(own)])
@@ -110,11 +88,8 @@ def _aligned(value: Value, word: str, fields: list[str]) -> Value:
 
 
 RULES: dict[object, Rule] = {
-    aten.mul.Tensor: _multiplied,
     aten.pow.Tensor_Scalar: _squared,
     aten.square.default: _squared,
     aten.sum.dim_IntList: _summed,
-    aten.bmm.default: _matrix_product,
-    aten.matmul.default: _matrix_product,
-    aten.einsum.default: _einsum,
+    **dict.fromkeys((*_MATRIX_PRODUCTS, aten.mul.Tensor, aten.einsum.default), _product),
 }

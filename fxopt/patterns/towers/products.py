@@ -10,55 +10,33 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxopt.patterns.towers.terms import Terms, added, contracted, summed
-from fxopt.shape.sizes import shape_of
+from fxopt.shape.spelled import Letters, spelled
 
 if TYPE_CHECKING:
     from fxopt.patterns.towers.columns import Columns
 
 aten = torch.ops.aten
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-
-def _factors(columns: Columns, node: Node) -> list[Tensor] | None:
-    """Both factors of a product: of this graph, or columns from outside; at least one of them a step's."""
-    operands = _operands(node)
-    if len(operands) != 2 or not all(isinstance(operand, Node) for operand in operands):
-        return None
-    found = [columns.values.get(operand, columns.read(operand)) for operand in operands]
-    factors = [factor for factor in found if isinstance(factor, Tensor)]
-    return factors if len(factors) == 2 else None
 
 
 def _product(columns: Columns, node: Node) -> Terms | None:
-    factors = _factors(columns, node)
-    if factors is None:
+    """Of two factors: of this graph, or columns from outside; at least one of them a step's."""
+    call = spelled(node)
+    if call is None or len(call.operands) != 2:
         return None
-    left, right = factors
-    rank = len(shape_of(node))
-    if node.target is aten.mul.Tensor:
-        dims = _LETTERS[:rank]
-        own = [dims[rank - t.dim() :] for t in factors]
-    elif node.target is aten.einsum.default:
-        own, dims = _equation(node.args[0], [t.dim() for t in factors])  # type: ignore[arg-type]
-    else:
-        if left.dim() != right.dim() or left.dim() < 2:
-            return None
-        lead = _LETTERS[: left.dim() - 2]
-        own, dims = [lead + "yz", lead + "zx"], lead + "yx"
-    return _with_batch(columns, node, factors, own, dims)
+    found = [columns.values.get(operand, columns.read(operand)) for operand, _ in call.operands]
+    factors = [factor for factor in found if isinstance(factor, Tensor)]
+    batch = call.out[columns.batch_dim(node) or 0] if call.out else None
+    if len(factors) < 2 or any(_batch(columns, operand, own) != batch for operand, own in call.operands):
+        return None
+    (_, left), (_, right) = call.operands
+    terms = contracted(factors[0], left, factors[1], right, call.out)
+    return terms if terms is not None and columns.has_shape(node, terms.left[..., 0]) else None
 
 
-def _with_batch(columns: Columns, node: Node, factors: list[Tensor], own: list[str], dims: str) -> Terms | None:
-    """The batch is one dim of both factors and of the result."""
-    batch = dims[columns.batch_dim(node) or 0] if len(dims) == len(shape_of(node)) else None
-    for operand, letters in zip(_operands(node), own, strict=True):
-        at = columns.batch_dim(operand)
-        if batch is None or at is None or letters[at] != batch or len(set(letters)) < len(letters):
-            return None
-    terms = contracted(factors[0], own[0], factors[1], own[1], dims)
-    if terms is None or not columns.has_shape(node, terms.left[..., 0]):
-        return None
-    return terms
+def _batch(columns: Columns, operand: Node, letters: Letters) -> Any:
+    """The letter of the rows."""
+    at = columns.batch_dim(operand)
+    return None if at is None else letters[at]
 
 
 def _sum(columns: Columns, node: Node) -> Terms | None:
@@ -81,20 +59,6 @@ def _add(columns: Columns, node: Node) -> Terms | None:
         return values[0] if 0 in node.args[:2] else None  # type: ignore[return-value]
     made = added(*values)  # type: ignore[arg-type]
     return made if columns.has_shape(node, made.left[..., 0]) else None
-
-
-def _operands(node: Node) -> list[Any]:
-    arguments: Any = node.args
-    return list(arguments[1] if node.target is aten.einsum.default else arguments[:2])
-
-
-def _equation(text: str, ranks: list[int]) -> tuple[list[str], str]:
-    """Letters of both operands and of the result; none where it uses more of einsum than letters."""
-    left, arrow, dims = text.replace(" ", "").partition("->")
-    own = left.split(",")
-    if not arrow or "." in text or list(map(len, own)) != ranks:
-        return ["", ""], "?"
-    return own, dims
 
 
 HANDLERS: dict[Any, Callable[[Columns, Node], Terms | None]] = {

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fxopt.patterns.towers.steps import MixtureStep, ProductStep, Run, SoftmaxStep, Steps
+from fxopt.shape.spelled import Letters
 
 _MOST = 1 << 17  # products of one tensor; 8 experts of 1024 columns are 2**13
 
@@ -26,9 +27,9 @@ class Terms:
         return self.left.shape[:-1]
 
 
-def contracted(left: Tensor, left_dims: str, right: Tensor, right_dims: str, dims: str) -> Terms | None:
+def contracted(left: Tensor, left_dims: Letters, right: Tensor, right_dims: Letters, dims: Letters) -> Terms | None:
     """einsum of two tensors of numbers, dims by letters; None where it is too large."""
-    summed = "".join(dict.fromkeys(letter for letter in left_dims + right_dims if letter not in dims))
+    summed = tuple(dict.fromkeys(letter for letter in left_dims + right_dims if letter not in dims))
     sizes = dict(zip(left_dims + right_dims, (*left.shape, *right.shape), strict=True))
     for letter, size in zip(left_dims, left.shape, strict=True):
         sizes[letter] = max(sizes[letter], size)
@@ -41,7 +42,7 @@ def contracted(left: Tensor, left_dims: str, right: Tensor, right_dims: str, dim
     return Terms(*both)
 
 
-def _aligned(numbers: Tensor, dims: str, order: str) -> Tensor:
+def _aligned(numbers: Tensor, dims: Letters, order: Letters) -> Tensor:
     present = [letter for letter in order if letter in dims]
     moved = numbers.permute([dims.index(letter) for letter in present])
     for at, letter in enumerate(order):
