@@ -9,6 +9,8 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from fxopt.shape.placements import Rows, Rowwise, Unknown, agreed
+from fxopt.shape.sizes import shape_of, static
+from fxopt.shape.spelled import spelled
 
 
 def linear(call: Rowwise) -> Rows:
@@ -33,39 +35,23 @@ def baddbmm(call: Rowwise) -> Rows:
     return found
 
 
-def matmul(call: Rowwise) -> Rows:
-    """[.., M, K] x [.., K, N]: rows in the batch dims of both or of one, or in M."""
-    left, right = call.arguments.get("self"), call.arguments.get("mat2", call.arguments.get("other"))
-    if not isinstance(left, Node) or not isinstance(right, Node) or min(call.rank(left), call.rank(right)) < 2:
+def by_letters(call: Rowwise) -> Rows:
+    """Sums of products: the letter of the rows is that of no other dim but of size 1, and of the result."""
+    product = spelled(call.node)
+    if product is None or product.bias is not None:
         raise Unknown
-    aligned = []
-    for source, summed in ((left, 1), (right, 2)):
-        if found := call.rows(source):
-            if call.rank(source) - found.dim == summed:
-                raise Unknown
-            aligned.append(replace(found, dim=found.dim + len(call.shape) - call.rank(source)))
-    if any(call.rows(source) for source in call.node.all_input_nodes if source not in (left, right)):
+    operands = [(letters, call.rows(source), shape_of(source)) for source, letters in product.operands]
+    found = agreed(replace(place, dim=0) for _, place, _ in operands if place)
+    named = {letters[place.dim] for letters, place, _ in operands if place}
+    others = {
+        letter
+        for letters, place, shape in operands
+        for dim, (letter, size) in enumerate(zip(letters, shape, strict=True))
+        if static(size) != 1 and not (place and dim == place.dim)
+    }
+    if len(named) != 1 or not named <= set(product.out) or named & others:
         raise Unknown
-    found = agreed(aligned)
-    if found.dim == len(call.shape) - 2 and call.rows(right):
-        raise Unknown
-    return found
-
-
-def einsum(call: Rowwise) -> Rows:
-    """The letter of the rows is that of no other dim, and of the result."""
-    equation: Any = call.arguments["equation"]
-    tensors: Any = call.arguments["tensors"]
-    terms, arrow, result = equation.replace(" ", "").partition("->")
-    if not arrow or "." in equation:
-        raise Unknown
-    operands = [(term, call.rows(tensor)) for term, tensor in zip(terms.split(","), tensors, strict=True)]
-    found = agreed(replace(place, dim=0) for _, place in operands if place)
-    letters = {term[place.dim] for term, place in operands if place}
-    others = {letter for term, place in operands for dim, letter in enumerate(term) if not place or dim != place.dim}
-    if len(letters) != 1 or not letters <= set(result) or letters & others:
-        raise Unknown
-    return replace(found, dim=result.index(letters.pop()))
+    return replace(found, dim=product.out.index(named.pop()))
 
 
 def attention(call: Rowwise) -> Rows:
