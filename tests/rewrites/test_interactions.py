@@ -108,7 +108,16 @@ PAIR_SUMS = {
     "weighted": lambda self, v, t: 0.5 * squares(t * self.dense.bias[:FIELDS].softmax(0).view(1, -1, 1).expand_as(t)),
     "weights of a row": lambda self, v, t: 0.5 * squares(t * v[0][:, :FIELDS].sigmoid().unsqueeze(-1)),
 }
+
+
+def attention_by_einsums(self: Model, v: list[Tensor], t: Tensor) -> Tensor:
+    p = t[:, LI] * t[:, LJ]
+    hidden = torch.relu(torch.einsum("...d,hd->...h", p, self.hidden.weight) + self.hidden.bias)
+    return (torch.einsum("bph,oh->bpo", hidden, self.query.weight).softmax(1) * p).sum(1)
+
+
 ATTENTION = {
+    "einsums": attention_by_einsums,
     "torchfm": lambda self, v, t: (attention(self, t[:, LI] * t[:, LJ]).softmax(1) * (t[:, LI] * t[:, LJ])).sum(1),
     "tensordots": tensordots,
     "matrix product": lambda self, v, t: torch.bmm(

@@ -15,6 +15,7 @@ from fxopt.patterns.interactions.dots import joint_vectors, numbered
 from fxopt.patterns.interactions.terms import Terms
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static, tensor_of
+from fxopt.shape.spelled import spelled
 from fxopt.shape.view_operators import viewed
 
 aten = torch.ops.aten
@@ -92,17 +93,15 @@ def _affine(node: Node | None) -> Affine | None:
         return None
     if node.target is aten.add.Tensor and len(node.args) == 2 and not node.kwargs:
         return _with_bias(*node.args) or _with_bias(*node.args[::-1])
-    x, weight, *rest = node.args
-    if not isinstance(x, Node) or not isinstance(weight, Node) or not _is_float(x, 3) or not _is_float(weight, 2):
+    call = spelled(node)
+    if call is None or len(call.operands) != 2:
         return None
-    if node.target is aten.linear.default:
-        bias = rest[0] if rest else None
-        return Affine(x, weight, False, bias if isinstance(bias, Node) else None)
-    if node.target is aten.matmul.default or (
-        node.target is aten.tensordot.default and rest in ([[-1], [0]], [[2], [0]])
-    ):
-        return Affine(x, weight, True)
-    return None
+    (x, own), (weight, letters) = call.operands
+    if not _is_float(x, 3) or not _is_float(weight, 2) or own[2] not in letters:
+        return None
+    outputs = tuple(letter for letter in letters if letter != own[2])
+    bias = None if call.bias is None else call.bias[0]
+    return Affine(x, weight, letters[0] == own[2], bias) if call.out == (*own[:2], *outputs) else None
 
 
 def _with_bias(product: object, bias: object) -> Affine | None:

@@ -13,6 +13,7 @@ from fxopt.kernels.target_attention.plan import Term
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.target_attention.layout import Sizes
 from fxopt.shape.sizes import same, shape_of, static
+from fxopt.shape.view_operators import EXPANSIONS, REGROUPS, REPEATS
 
 aten = torch.ops.aten
 
@@ -100,21 +101,13 @@ class Terms:
         inner = node.args[0] if node.args and isinstance(node.args[0], Node) else None
         if inner is None or self.edited(node):
             return None
-        if node.target in (aten.expand.default, aten.expand_as.default):
-            return self._expanded(node, inner, width)
-        if node.target is aten.repeat.default and static(shape_of(inner)[-2] if len(shape_of(inner)) == 3 else 0) == 1:
-            return self._single(inner, width)
-        if node.target is aten.repeat_interleave.self_int and node.args[2] in (1, -2):
-            return self._single(inner, width)
-        if node.target in (aten.view.default, aten.reshape.default, aten.unflatten.int):
-            return self._repeated(inner, width)
-        return None
-
-    def _expanded(self, node: Node, inner: Node, width: int) -> Source | None:
-        sizes = (1,) * (3 - len(shape_of(inner))) + shape_of(inner)
-        if static(sizes[1]) != 1 or not same(sizes[2], width):
-            return None
-        return self._single(inner, width) or Source(node, ((aten.select.int, 1, 0),))
+        if node.target in REPEATS and (single := self._single(inner, width)) is not None:
+            return single
+        if node.target in EXPANSIONS:
+            sizes = (1,) * (3 - len(shape_of(inner))) + shape_of(inner)
+            spread = static(sizes[1]) == 1 and same(sizes[2], width)
+            return Source(node, ((aten.select.int, 1, 0),)) if spread else None
+        return self._repeated(inner, width) if node.target in REGROUPS else None
 
     def _single(self, inner: Node, width: int) -> Source | None:
         shape = shape_of(inner)
