@@ -16,7 +16,7 @@ from fxopt.patterns.pieces import Run, merged, pieces_of, whole_split
 from fxopt.patterns.view_chains import ViewChains
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.fewest_steps import steps_of
-from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
+from fxopt.shape.sizes import same_shape, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.strides import Layout, reads_once
 from fxopt.shape.view_operators import RESHAPES
 from fxopt.shape.view_steps import Permute, Reshape, Select, Slice, Step
@@ -114,9 +114,7 @@ class _Cats:
         if dim + 1 == len(shape) or any(map(self.aliases.edited, join.inputs)):
             return None
         flat = (*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :])
-        if len(flat) != len(shape_of(node)) or not all(map(same, flat, shape_of(node))):
-            return None
-        return Match(node, {"reads": join.inputs, "cat": dim})
+        return Match(node, {"reads": join.inputs, "cat": dim}) if same_sizes(flat, shape_of(node)) else None
 
     def taken_apart(self, join: Join) -> Match | None:
         """A cat that is only ever read in the pieces it was made of."""
@@ -201,9 +199,7 @@ def _kept_by(step: Step) -> Layout:
 def _is_unsqueezed(item: Node, root: Node, dim: int) -> bool:
     """Whether `item` is `root` with a new axis at `dim`."""
     shape = shape_of(item)
-    rest = (*shape[:dim], *shape[dim + 1 :])
-    own = shape_of(root)
-    return static(shape[dim]) == 1 and len(own) == len(rest) and all(map(same, own, rest))
+    return static(shape[dim]) == 1 and same_sizes(shape_of(root), (*shape[:dim], *shape[dim + 1 :]))
 
 
 def _is_empty(item: Node, rank: int, dim: int) -> bool:

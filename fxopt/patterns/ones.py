@@ -11,7 +11,7 @@ from fxopt.normalize import switches_gradients
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.calls import is_pointwise
-from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
+from fxopt.shape.sizes import Size, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.view_operators import REGROUPS
 
 aten = torch.ops.aten
@@ -46,7 +46,7 @@ def _without(operand: Node, node: Node) -> Node | None:
     source, wanted = operand, kept(shape_of(operand), shape_of(node))
     while source.target in REGROUPS and isinstance(source.args[0], Node):
         source = source.args[0]
-        if _equal(shape_of(source), wanted):
+        if same_sizes(shape_of(source), wanted):
             return source
     return None
 
@@ -58,10 +58,10 @@ def _there_and_back(node: Node) -> Node | None:
     source, shape = node.args[0], shape_of(node)
     plain = [size for size in shape if static(size) != 1]
     while isinstance(source, Node) and source.target in REGROUPS and isinstance(source.args[0], Node):
-        if not _equal([size for size in shape_of(source) if static(size) != 1], plain):
+        if not same_sizes([size for size in shape_of(source) if static(size) != 1], plain):
             return None
         source = source.args[0]
-        if _equal(shape_of(source), shape):
+        if same_sizes(shape_of(source), shape):
             return source
     return None
 
@@ -76,7 +76,3 @@ def _is_pointwise(node: Node) -> bool:
     return not node.target._schema.is_mutable and all(
         tensor_of(operand) is not None for operand in node.all_input_nodes
     )
-
-
-def _equal(left: Sequence[Size], right: Sequence[Size]) -> bool:
-    return len(left) == len(right) and all(map(same, left, right))

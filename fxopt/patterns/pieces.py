@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from fxopt.shape.sizes import Size, same, shape_of, static
-from fxopt.shape.view_operators import SPLITS, split_dim, viewed
+from fxopt.shape.sizes import Size, same, same_sizes, shape_of, static
+from fxopt.shape.view_operators import SPLITS, split_dim, through
+from fxopt.shape.view_steps import Select, Slice
 from fxopt.shape.views import Axis, Part, View
 
 aten = torch.ops.aten
@@ -130,7 +131,7 @@ def _cuts_alike(many: Node, dim: int, sizes: Sequence[Size] | None) -> bool:
     if sizes is None or split_dim(many) != dim:
         return False
     cut = [piece.shape[dim] for piece in many.meta["val"]]
-    return len(cut) == len(sizes) and all(map(same, cut, sizes))
+    return same_sizes(cut, sizes)
 
 
 def _starts(sizes: Sequence[Size]) -> dict[int, int]:
@@ -151,22 +152,13 @@ def _index_of(
     user: Node, node: Node, dim: int, sizes: Sequence[Size] | None, starts: dict[int, int] | None
 ) -> int | None:
     """The input that a slice or a select of the cat reads, if it is exactly one."""
-    source, view = viewed(user) or (None, None)
-    if view is None or source is not node:
+    source, step = through(user) or (None, None)
+    if source is not node:
         return None
-    if sizes is None or starts is None:
-        moved = len(view.fixed) != 1 or view.fixed[0][0] != dim
-        kept = all(_is_dim(axis, number + (number >= dim)) for number, axis in enumerate(view.axes))
-        return None if moved or not kept else view.fixed[0][1]
-    if view.fixed or len(view.axes) != len(shape_of(node)) or len(view.axes[dim].parts) != 1:
-        return None
-    if not all(_is_dim(axis, number) for number, axis in enumerate(view.axes) if number != dim):
-        return None
-    part = view.axes[dim].parts[0]
-    index = starts.get(part.start) if part.dim == dim else None
-    return index if index is not None and same(part.size, sizes[index]) else None
-
-
-def _is_dim(axis: Axis, dim: int) -> bool:
-    """Whether this axis is that dim of the base, all of it."""
-    return axis.parts == (Part(dim, 0, size=1),)  # sizes do not count
+    match step:
+        case Select(at, index) if sizes is None and at == dim:
+            return index
+        case Slice(at, start, size) if sizes is not None and starts is not None and at == dim:
+            number = starts.get(start)
+            return number if number is not None and same(size, sizes[number]) else None
+    return None

@@ -25,7 +25,7 @@ from fxopt.rewrites.framework.regions import calls_of
 from fxopt.rewrites.packed import bytes_of_row, calling
 from fxopt.rewrites.views import made
 from fxopt.shape.aliases import makes_results
-from fxopt.shape.sizes import product, same, shape_of
+from fxopt.shape.sizes import product, same, same_sizes, shape_of
 from fxopt.shape.strides import Layout, Strides, is_matrix_product
 from fxopt.shape.view_steps import Permute, Reshape, Step
 
@@ -133,7 +133,7 @@ def arranged(editor: Editor, factor: Factor, groups: Sequence[Dim]) -> Node:
         steps.append(Permute(tuple(axes.index(axis) for axis in wanted)))
         shape = [axis.size for axis in wanted]
     target = [product(axis.size for axis in group) for group in groups]
-    if len(target) != len(shape) or not all(map(same, target, shape)):
+    if not same_sizes(target, shape):
         steps.append(Reshape(tuple(target)))
     return made(editor, factor.node, steps)
 

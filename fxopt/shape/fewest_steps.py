@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fxopt.shape.sizes import Size, same, static
+from fxopt.shape.sizes import Size, same_sizes, static
 from fxopt.shape.view_steps import Expand, Permute, Reshape, Select, Slice, Step
 from fxopt.shape.views import Axis, Part, View
 
@@ -86,14 +86,14 @@ def _arranged(axes: Sequence[Axis], left: list[int], sizes: dict[int, Size]) -> 
         left = order
     shape = [sizes[dim] for dim in left]
     target = [axis.size for axis in axes]
-    if _equal(shape, target):
+    if same_sizes(shape, target):
         return steps
     if not any(axis.spread is not None for axis in axes):
         return [*steps, Reshape(tuple(target))]
     narrow = [axis.size if axis.spread is None else 1 for axis in axes]
     leading = len(target) - len(shape)
     if not (
-        leading >= 0 and all(axis.spread is not None for axis in axes[:leading]) and _equal(shape, narrow[leading:])
+        leading >= 0 and all(axis.spread is not None for axis in axes[:leading]) and same_sizes(shape, narrow[leading:])
     ):
         steps.append(Reshape(tuple(narrow)))
     return [*steps, Expand(tuple(target))]
@@ -110,7 +110,3 @@ def _order(axes: Sequence[Axis], left: list[int]) -> list[int]:
         elif spare:
             order.append(spare.pop(0))
     return order + spare
-
-
-def _equal(left: Sequence[Size], right: Sequence[Size]) -> bool:
-    return len(left) == len(right) and all(map(same, left, right))

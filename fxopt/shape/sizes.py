@@ -55,8 +55,12 @@ def at_most(left: Size, right: Size) -> bool:
 
 def same_shape(left: Node, right: Node) -> bool:
     """Whether two tensor nodes have equal sizes for every input this graph accepts."""
-    sizes, others = shape_of(left), shape_of(right)
-    return len(sizes) == len(others) and all(map(same, sizes, others))
+    return same_sizes(shape_of(left), shape_of(right))
+
+
+def same_sizes(left: Sequence[Size], right: Sequence[Size]) -> bool:
+    """Whether two shapes are equal for every input this graph accepts."""
+    return len(left) == len(right) and all(map(same, left, right))
 
 
 def same_count(left: Sequence[Size], right: Sequence[Size]) -> bool:

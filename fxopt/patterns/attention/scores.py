@@ -12,7 +12,7 @@ from torch.fx import Node
 from fxopt.kernels.attention.plan import ADDED, FILL_SET, FILL_UNSET, NO_MASK
 from fxopt.patterns.attention.strided import Strided, strided
 from fxopt.patterns.constants import constant_of
-from fxopt.shape.sizes import same, shape_of, tensor_of
+from fxopt.shape.sizes import same_shape, tensor_of
 from fxopt.shape.spelled import Letters, spelled
 
 aten = torch.ops.aten
@@ -69,9 +69,7 @@ def _masked(node: Node) -> Product | None:
     dtype = torch.bool if masking != ADDED else node.meta["val"].dtype
     if inner is None or inner.masking != NO_MASK or mask.meta["val"].dtype != dtype:
         return None
-    if len(shape_of(kept)) != len(shape_of(node)) or not all(map(same, shape_of(kept), shape_of(node))):
-        return None
-    return replace(inner, masking=masking, fill=float(fill), mask=mask)
+    return replace(inner, masking=masking, fill=float(fill), mask=mask) if same_shape(kept, node) else None
 
 
 def _product(node: Node) -> Product | None:

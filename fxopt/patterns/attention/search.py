@@ -16,7 +16,7 @@ from fxopt.patterns.attention.scores import PRODUCTS, Product, ordered, scores_o
 from fxopt.patterns.attention.strided import Factor, Strided, strided
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import same, shape_of, static, tensor_of
+from fxopt.shape.sizes import same, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
 
 aten = torch.ops.aten
@@ -161,7 +161,7 @@ def _groups(sides: tuple[Strided, ...]) -> Groups | None:
     for axes in zip(*(side.axes[:-2] for side in sides), strict=True):
         sizes = [tuple(factor.size for factor in axis) for axis in axes if axis]
         longest = max(sizes, key=len, default=())
-        if not all(len(each) == len(longest) and all(map(same, each, longest)) for each in sizes):
+        if not all(same_sizes(each, longest) for each in sizes):
             return None
         result.append(longest)
     return tuple(result)
@@ -191,14 +191,6 @@ def _mask(node: Node, groups: Groups, queries: tuple, keys: tuple) -> tuple[Node
         if missing < 0 or mask.scale != 1 or mask.base.meta["val"].dtype != node.meta["val"].dtype:
             continue
         axes = (*((),) * missing, *mask.axes)
-        fits = (
-            not axis
-            or (
-                len(axis) == len(group)
-                and all(same(factor.size, size) for factor, size in zip(axis, group, strict=True))
-            )
-            for axis, group in zip(axes, sizes, strict=True)
-        )
-        if all(fits):
+        if all(not axis or same_sizes(sizes_of(axis), group) for axis, group in zip(axes, sizes, strict=True)):
             return mask.base, _operand(replace(mask, axes=axes), groups)
     return None

@@ -16,7 +16,7 @@ from fxopt.patterns.core import Reject
 from fxopt.patterns.embedding_columns.columns import Column, Columns, Placed
 from fxopt.patterns.embedding_columns.layout import Layout
 from fxopt.shape.aliases import is_pure
-from fxopt.shape.sizes import Size, product, same, shape_of, static, tensor_of
+from fxopt.shape.sizes import Size, product, same, same_shape, shape_of, static, tensor_of
 from fxopt.shape.view_operators import REGROUPS
 
 aten = torch.ops.aten
@@ -212,10 +212,8 @@ def _sum(node: Node, columns: Columns) -> Collector | None:
 
 
 def _addable(term: Node, node: Node) -> bool:
-    shape, total = shape_of(term), shape_of(node)
     return (
-        len(shape) == len(total)
-        and all(map(same, shape, total))
+        same_shape(term, node)
         and term.meta["val"].dtype == node.meta["val"].dtype
         and node.meta["val"].dtype in (torch.float32, torch.float64)  # halves round after every addition
     )

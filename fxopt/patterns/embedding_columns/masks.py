@@ -21,7 +21,7 @@ from fxopt.patterns.constants import Number, constant_of
 from fxopt.patterns.embedding_columns.index_substitution import COMPARES, INVERSE
 from fxopt.patterns.embedding_columns.index_value import operand
 from fxopt.patterns.embedding_columns.mask_axes import CASTS, LANE, VIEWS, Axes, moved_axes, numbered, unrepeated
-from fxopt.shape.sizes import same, shape_of, static, tensor_of
+from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
 
 aten = torch.ops.aten
 
@@ -100,8 +100,7 @@ def _fits(atom: Atom, ids: Node, axes: tuple[int | None, ...]) -> bool:
     if len(given) != len(expected):
         return False
     if isinstance(atom, Test):
-        tested = shape_of(atom.tensor)
-        return len(tested) == len(shape) and all(map(same, tested, shape)) and given == expected
+        return same_shape(atom.tensor, ids) and given == expected
     sizes = shape_of(atom.lengths)
     rows = [(have, want) for have, want in zip(given, expected, strict=True) if want != lane]
     if any((have is None) != (want is None) for have, want in rows) or given.count(LANE) != 1:

@@ -25,7 +25,8 @@ from fxopt.patterns.embedding_columns.index_value import IndexValue
 from fxopt.patterns.embedding_columns.lookups import Lookup
 from fxopt.patterns.embedding_columns.masked_rows import Describe, Masking, counted_by, masked_rows, masking_of
 from fxopt.patterns.embedding_columns.masks import mask_of
-from fxopt.shape.sizes import same, shape_of, static, tensor_of
+from fxopt.shape.sizes import same, same_sizes, shape_of, static, tensor_of
+from fxopt.shape.view_operators import REPEATS
 
 aten = torch.ops.aten
 
@@ -109,9 +110,7 @@ def _one_per_id(mask: Node, rows: Node) -> Node | None:
     if tensor_of(mask) is None or not _converts_exactly(mask, rows):
         return None
     shape, full = shape_of(mask), shape_of(rows)
-    if len(shape) != len(full) or static(shape[-1]) != 1:
-        return None
-    return mask if all(map(same, shape[:-1], full[:-1])) else None
+    return mask if same_sizes(shape, (*full[:-1], 1)) else None
 
 
 def _converts_exactly(mask: Node, rows: Node) -> bool:
@@ -124,17 +123,10 @@ def _repeats_last_axis(mask: Node) -> bool:
     source = mask.args[0] if mask.args else None
     if not isinstance(source, Node) or tensor_of(source) is None or tensor_of(mask) is None:
         return False
-    repeats = (aten.expand.default, aten.repeat.default, aten.repeat_interleave.self_int, aten.expand_as.default)
-    before, after = shape_of(source), shape_of(mask)
     casts = (aten.to.dtype, aten._to_copy.default)
     if mask.target in casts and source.meta["val"].dtype == mask.meta["val"].dtype:
         return True
-    return (
-        mask.target in repeats
-        and len(before) == len(after)
-        and static(before[-1]) == 1
-        and all(map(same, before[:-1], after[:-1]))
-    )
+    return mask.target in REPEATS and same_sizes(shape_of(source), (*shape_of(mask)[:-1], 1))
 
 
 def _weighted_product(node: Node, lookups: dict[Node, Lookup], describe: Describe) -> Pooled | None:
@@ -163,7 +155,7 @@ def _divided(node: Node, lookups: dict[Node, Lookup], describe: Describe) -> Poo
     if found is None or found.divisor is not None or len(pooled.users) > 1:
         return None
     shape, full = shape_of(divisor), shape_of(pooled)
-    if len(shape) != len(full) or not all(map(same, shape[:-1], full[:-1])):
+    if len(shape) != len(full) or not same_sizes(shape[:-1], full[:-1]):
         return None
     if node.meta["val"].dtype != pooled.meta["val"].dtype or not _divides_exactly(divisor, pooled):
         return None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fxopt.shape.sizes import Size, product, same, shape_of, static
+from fxopt.shape.sizes import Size, product, same, same_sizes, shape_of, static
 from fxopt.shape.view_operators import through
 from fxopt.shape.view_steps import Contiguous, Expand, Permute, Reshape, Select, Unsqueeze
 
@@ -47,9 +47,7 @@ def viewed(node: Node, layout: Layout, sizes: Sizes, channels: int) -> Layout | 
 
 def has(shape: Sequence[Size], layout: Layout, sizes: Sizes, channels: int) -> bool:
     """Whether a tensor of this shape has this layout."""
-    return len(shape) == len(layout) and all(
-        same(size, sizes.of(label, channels)) for size, label in zip(shape, layout, strict=True)
-    )
+    return same_sizes(shape, [sizes.of(label, channels) for label in layout])
 
 
 def _reshaped(shape: Sequence[Size], layout: Layout, sizes: Sizes, channels: int) -> Layout | None:
