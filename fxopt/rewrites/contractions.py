@@ -25,8 +25,8 @@ from fxopt.rewrites.framework.regions import calls_of
 from fxopt.rewrites.packed import bytes_of_row, calling
 from fxopt.rewrites.views import made
 from fxopt.shape.aliases import makes_results
-from fxopt.shape.sizes import product, same, same_sizes, shape_of
-from fxopt.shape.strides import Layout, Strides, is_matrix_product
+from fxopt.shape.sizes import product, same_sizes, shape_of
+from fxopt.shape.strides import Layout, Strides, is_matrix_product, lies_alike
 from fxopt.shape.view_steps import Permute, Reshape, Step
 
 aten = torch.ops.aten
@@ -147,18 +147,13 @@ def like(editor: Editor, old: Node, new: Node) -> Node:
     """With the strides that the model's own result has, where someone could tell: those of contiguous inputs are known,
     and a product that became elementwise would follow the strides of others.
     """
-
-    def alike(node: Node) -> bool:
-        strides = zip(shape_of(old), old.meta["val"].stride(), node.meta["val"].stride(), strict=True)
-        return all(same(size, 1) or same(before, after) for size, before, after in strides)
-
     strides = Strides(editor.module.graph)
     is_seen = strides.asked(old) is not Layout.ANY
     fresh = old.target in _FRESH or is_matrix_product(old)
     follows = fresh and strides.known(new) is not Layout.CONTIGUOUS
-    if not alike(new) or (is_seen and follows):
+    if not lies_alike(old, new) or (is_seen and follows):
         new = editor.call(aten.contiguous.default, new)
-    if is_seen and not alike(new):
+    if is_seen and not lies_alike(old, new):
         raise Rejected("its strides would differ")
     return new
 

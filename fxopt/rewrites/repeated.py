@@ -16,7 +16,7 @@ from fxopt.rewrites.batched import moved
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.rewrites.packed import Packer
-from fxopt.shape.sizes import same, shape_of
+from fxopt.shape.strides import lies_alike
 
 aten = torch.ops.aten
 
@@ -57,14 +57,9 @@ def _collected(packer: Packer, part: Run | Node, collector: Collector) -> Node:
 
 def _like(editor: Editor, old: Node, new: Node) -> Node:
     """With the strides that the model's own collector has: its users may take views."""
-
-    def alike(node: Node) -> bool:
-        strides = zip(shape_of(old), old.meta["val"].stride(), node.meta["val"].stride(), strict=True)
-        return all(same(size, 1) or same(before, after) for size, before, after in strides)
-
-    if not alike(new):
+    if not lies_alike(old, new):
         new = editor.call(aten.contiguous.default, new)
-    if not alike(new):
+    if not lies_alike(old, new):
         raise Rejected("its strides would differ")
     return new
 

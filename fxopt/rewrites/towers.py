@@ -16,7 +16,8 @@ from fxopt.patterns.towers.regions import Region, find_towers
 from fxopt.patterns.towers.steps import InputStep, LinearStep, MixtureStep, ProductStep, Run, Steps
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.shape.sizes import same, shape_of, static
+from fxopt.shape.sizes import shape_of, static
+from fxopt.shape.strides import lies_alike
 
 aten = torch.ops.aten
 
@@ -48,9 +49,8 @@ def _shaped(editor: Editor, made: Node, node: Node) -> Node:
     if len(made.meta["val"].shape) != len(value.shape):
         sizes = [-1 if (known := static(size)) is None else known for size in value.shape]
         made = editor.call(aten.view.default, made, sizes)
-    for size, stride, other in zip(value.shape, value.stride(), made.meta["val"].stride(), strict=True):
-        if not same(size, 1) and not same(stride, other):
-            raise Rejected("its memory would be laid out otherwise")
+    if not lies_alike(node, made):
+        raise Rejected("its memory would be laid out otherwise")
     return made
 
 

@@ -164,6 +164,12 @@ def looks_contiguous(node: Node) -> bool:
     return True
 
 
+def lies_alike(left: Node, right: Node) -> bool:
+    """Whether two tensors of one shape have the same strides, but for those of dims of size 1."""
+    strides = zip(shape_of(left), left.meta["val"].stride(), right.meta["val"].stride(), strict=True)
+    return all(same(size, 1) or same(one, other) for size, one, other in strides)
+
+
 def same_stride(left: Size, right: Size) -> bool:
     """Whether two strides are equal but for empty tensors: 676 * Max(1, s0), since torch counts an empty dim as one."""
     return same(left, right) or _of_any(left) == _of_any(right)

@@ -176,7 +176,18 @@ class TrainedDice(WithDice):
 
 
 TARGET = (Pooled, WithoutMask, Scaled, Multiplied, Added, WithDice, Scores, Weights, SoftmaxOverRows)
-NOT_TARGET = (SeenInside, TrainedDice)
+
+
+class TiledQueries(Pooled):
+    """The whole batch of queries, one copy after the other: what a view makes of it mixes rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, _ = self.sides(x)
+        q = q.unsqueeze(1).repeat(1, T, 1, 1).view(-1, T, D)
+        return (self.unit(torch.cat([q, k, q - k, q * k], -1)).softmax(1) * k).sum(1)
+
+
+NOT_TARGET = (SeenInside, TrainedDice, TiledQueries)
 
 
 class Heads(nn.Module):

@@ -12,7 +12,7 @@ from torch.fx import Node
 from fxopt.kernels.target_attention.plan import Term
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.target_attention.layout import Sizes
-from fxopt.shape.sizes import same, shape_of, static
+from fxopt.shape.sizes import same, same_sizes, shape_of, static
 from fxopt.shape.view_operators import EXPANSIONS, REGROUPS, REPEATS
 
 aten = torch.ops.aten
@@ -95,8 +95,7 @@ class Terms:
 
     def _row(self, node: Node, width: int) -> Source | None:
         """[B, T, width] as one [B, width] for all positions."""
-        shape = shape_of(node)
-        if not (len(shape) == 3 and same(shape[0], self.sizes.B) and same(shape[1], self.sizes.T)):
+        if not same_sizes(shape_of(node)[:-1], (self.sizes.B, self.sizes.T)):
             return None
         inner = node.args[0] if node.args and isinstance(node.args[0], Node) else None
         if inner is None or self.edited(node):
@@ -110,27 +109,21 @@ class Terms:
         return self._repeated(inner, width) if node.target in REGROUPS else None
 
     def _single(self, inner: Node, width: int) -> Source | None:
-        shape = shape_of(inner)
-        if len(shape) != 3 or not same(shape[0], self.sizes.B) or static(shape[1]) != 1 or not same(shape[2], width):
+        if not same_sizes(shape_of(inner), (self.sizes.B, 1, width)) or self.edited(inner):
             return None
-        return None if self.edited(inner) else Source(inner, ((aten.select.int, 1, 0),))
+        return Source(inner, ((aten.select.int, 1, 0),))
 
     def _repeated(self, inner: Node, width: int) -> Source | None:
         """q.repeat(1, T).view(B, T, D), or q.repeat_interleave(T, 0).view(B, T, D), of q [B, D]."""
         query = inner.args[0] if inner.args and isinstance(inner.args[0], Node) else None
         if query is None or self.edited(query) or self.edited(inner):
             return None
-        shape = shape_of(query)
-        if len(shape) == 3 and static(shape[1]) == 1 and same(shape[0], self.sizes.B) and same(shape[2], width):
-            whole = inner.target is aten.repeat.default and static(inner.args[1][0]) == 1  # type: ignore[index, arg-type]
-            return Source(query, ((aten.select.int, 1, 0),)) if whole else None
-        if len(shape) != 2 or not same(shape[0], self.sizes.B) or not same(shape[1], width):
-            return None
-        if inner.target is aten.repeat.default and len(shape_of(inner)) == 2 and same(shape_of(inner)[0], self.sizes.B):
-            return Source(query)
-        if inner.target is aten.repeat_interleave.self_int and len(inner.args) > 2 and inner.args[2] in (0, -2):
-            return Source(query)
-        return None
+        sizes, made = shape_of(query), shape_of(inner)
+        tiled = inner.target is aten.repeat.default and len(made) == len(sizes) and same(made[0], self.sizes.B)
+        if same_sizes(sizes, (self.sizes.B, 1, width)):
+            return Source(query, ((aten.select.int, 1, 0),)) if tiled else None
+        by_rows = inner.target is aten.repeat_interleave.self_int and inner.args[2:] in ((0,), (-2,))
+        return Source(query) if same_sizes(sizes, (self.sizes.B, width)) and (tiled or by_rows) else None
 
 
 def _number(sources: list[Source], source: Source) -> int:
