@@ -10,17 +10,26 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import os
 import platform
 import shutil
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
+from fxopt.torch_internals.python_tensor import readable
+
 _BUILDING = ".building-"
+# Of libraries that are modules of Python; a key tells its versions apart.
+PYTHON_CFLAGS = ("-O1", f"-I{sysconfig.get_path('include')}", f"-DFXOPT_PYTHON={sys.implementation.cache_tag}")
 
 
 class BuildError(RuntimeError):
@@ -32,6 +41,7 @@ class Library:
     """Sources of one shared library. Everything in `headers` takes part in the key.
 
     beside_cuda: it stands between torch and kernels for GPUs, and nobody else needs it.
+    written: more sources, (file name, text), which the build writes; they name headers as from this folder.
     """
 
     name: str
@@ -39,6 +49,7 @@ class Library:
     headers: tuple[Path, ...] = ()
     cflags: tuple[str, ...] = ("-O2",)
     beside_cuda: bool = False
+    written: tuple[tuple[str, str], ...] = ()
 
     @property
     def key(self) -> str:
@@ -48,6 +59,8 @@ class Library:
             digest.update(part.encode() + b"\0")
         for path in sorted(self.sources + self.headers):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        for name, text in self.written:
+            digest.update(f"{name}\0{text}".encode())
         return digest.hexdigest()[:16]
 
 
@@ -89,6 +102,22 @@ def build(library: Library) -> Path:
     return target / f"{library.name}.so"
 
 
+def imported(library: Library) -> ModuleType:
+    """A library that is a module of Python, by its own name, and reads tensors past their methods.
+
+    Raises:
+        BuildError, ImportError: it cannot be compiled or loaded, or it does not read this Python's tensors right.
+    """
+    loader = ExtensionFileLoader(library.name, str(build(library)))
+    spec = importlib.util.spec_from_loader(library.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    if not readable(module):
+        raise BuildError("the tensors of this Python cannot be read past their methods")
+    return module
+
+
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[Path]:
     """Holds the library's lock and gives a private folder. Folders of killed builders go: they held the lock."""
@@ -110,11 +139,15 @@ def _compile(library: Library, folder: Path) -> None:
     from torch.utils import cpp_extension  # pulls in setuptools: only a cold build pays for it
 
     _find_ninja()
+    for name, text in library.written:
+        (folder / name).write_text(text)
+    written = [folder / name for name, _ in library.written]
     try:
         cpp_extension.load(
             library.name,
-            [str(path) for path in library.sources],
+            [str(path) for path in (*written, *library.sources)],
             extra_cflags=list(library.cflags),
+            extra_include_paths=[str(Path(__file__).parent)],
             build_directory=str(folder),
             is_python_module=False,
         )

@@ -11,7 +11,7 @@ namespace fxopt {
 
 using torch::stable::Tensor;
 
-inline Operand operand_of(const Tensor& tensor) {
+inline Array operand_of(const Tensor& tensor) {
   if (tensor.numel() > kMostElements) refused("fxopt: a tensor with more numbers than a memory holds");
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   int32_t dtype;
@@ -19,35 +19,66 @@ inline Operand operand_of(const Tensor& tensor) {
   return {static_cast<char*>(tensor.data_ptr()), sizes.data(), strides.data(), int32_t(sizes.size()), dtype};
 }
 
-inline void append(const Tensor& tensor, std::vector<Operand>& operands) { operands.push_back(operand_of(tensor)); }
+// What a call allocates. device -1: on the CPU, else on that CUDA device.
+struct Results {
+  std::vector<Tensor> tensors;
+  int32_t device = -1;
 
-inline void append(const std::optional<Tensor>& tensor, std::vector<Operand>& operands) {
-  operands.push_back(tensor ? operand_of(*tensor) : Operand{nullptr, nullptr, nullptr, -1, 0});
-}
+  static char* allocate(void* context, int32_t dim, const int64_t* sizes, int32_t dtype) {
+    auto& results = *static_cast<Results*>(context);
+    const int32_t type = results.device < 0 ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
+    std::vector<int64_t> strides(dim, 1);
+    for (int32_t d = dim - 1; d > 0; d--) strides[d - 1] = strides[d] * (sizes[d] > 1 ? sizes[d] : 1);
+    AtenTensorHandle handle;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides.data(), dtype, type, results.device < 0 ? 0 : results.device, &handle));
+    results.tensors.emplace_back(handle);
+    return static_cast<char*>(results.tensors.back().data_ptr());
+  }
+};
 
-template <class Items>
-inline void append(const std::vector<Items>& items, std::vector<Operand>& operands) {
-  for (const Items& item : items) append(item, operands);
-}
+// The arguments of a call: tensors, optional tensors, and vectors of either.
+class Arguments {
+ public:
+  template <class... All>
+  explicit Arguments(const All&... arguments) {
+    (add(arguments), ...);
+  }
 
-inline char* allocate_tensor(void* context, int32_t dim, const int64_t* sizes, int32_t dtype) {
-  std::vector<int64_t> strides(dim, 1);
-  for (int32_t d = dim - 1; d > 0; d--) strides[d - 1] = strides[d] * (sizes[d] > 1 ? sizes[d] : 1);
-  AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides.data(), dtype, aoti_torch_device_type_cpu(), 0, &handle));
-  auto& results = *static_cast<std::vector<Tensor>*>(context);
-  results.emplace_back(handle);
-  return static_cast<char*>(results.back().data_ptr());
-}
+  const std::vector<Array>& operands() const { return operands_; }
 
-// Runs the kernel on tensors, optional tensors and vectors of either.
-template <class... Arguments>
-std::vector<Tensor> run_dispatched(void (*run)(const Request&), const std::vector<int64_t>& words, const Arguments&... arguments) {
-  std::vector<Operand> operands;
-  (append(arguments, operands), ...);
-  std::vector<Tensor> results;
-  run({operands.data(), int64_t(operands.size()), words.data(), int64_t(words.size()), allocate_tensor, &results});
-  return results;
+  Request request(const int64_t* words, int64_t n_words, Results& results) const {
+    return {operands_.data(), counts_.data(), int64_t(operands_.size()), int64_t(counts_.size()), words, n_words, Results::allocate, &results};
+  }
+
+ private:
+  template <class Argument>
+  void add(const Argument& argument) {
+    const size_t before = operands_.size();
+    append(argument);
+    counts_.push_back(int64_t(operands_.size() - before));
+  }
+
+  void append(const Tensor& tensor) { operands_.push_back(operand_of(tensor)); }
+
+  void append(const std::optional<Tensor>& tensor) {
+    operands_.push_back(tensor ? operand_of(*tensor) : Array{nullptr, nullptr, nullptr, -1, 0});
+  }
+
+  template <class Items>
+  void append(const std::vector<Items>& items) {
+    for (const Items& item : items) append(item);
+  }
+
+  std::vector<Array> operands_;
+  std::vector<int64_t> counts_;
+};
+
+// Runs a kernel of the CPU.
+template <class... All>
+std::vector<Tensor> run_dispatched(void (*run)(const Request&), const std::vector<int64_t>& words, const All&... arguments) {
+  Results results;
+  run(Arguments(arguments...).request(words.data(), int64_t(words.size()), results));
+  return std::move(results.tensors);
 }
 
 }  // namespace fxopt

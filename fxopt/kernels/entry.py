@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
-import sys
-import sysconfig
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 
 import torch
 
-from fxopt.torch_internals.python_tensor import PYTHON_CALL, readable
+from fxopt.torch_internals.python_tensor import PYTHON_CALL
 
-from .build import BuildError, Library, build
+from .build import PYTHON_CFLAGS, BuildError, Library, build, imported
 
 _HERE = Path(__file__).parent
 HEADERS = tuple(_HERE / f"{name}.h" for name in ("dispatched", "entry", "refused", "scratch", "words"))
@@ -26,7 +23,7 @@ ENTRY = Library(
     "fxopt_entry",
     sources=(_HERE / "entry.cpp",),
     headers=(_HERE / "entry.h", _HERE / "refused.h", *PYTHON_CALL),
-    cflags=("-O1", f"-I{sysconfig.get_path('include')}", f"-DFXOPT_PYTHON={sys.version_info.minor}"),
+    cflags=PYTHON_CFLAGS,
 )
 
 
@@ -55,14 +52,17 @@ def bind(kernel: Path, run: str) -> Callable | None:
     return module.bind(ctypes.cast(getattr(ctypes.CDLL(str(kernel)), run), ctypes.c_void_p).value)
 
 
+def bind_cuda(way: Callable, address: int, device: int) -> None:
+    """From now on a way of :func:`bind` takes tensors on a CUDA device, too, to the kernel at `address`."""
+    module = _entry()
+    if module is not None and isinstance(way, BuiltinFunctionType):  # where the CPU has no kernel, there is no way
+        module.bind_cuda(way, address, device)
+
+
 @functools.cache
 def _entry() -> ModuleType | None:
     try:
-        spec = importlib.util.spec_from_file_location(ENTRY.name, build(ENTRY))
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        return imported(ENTRY)
     except (BuildError, OSError, ImportError) as error:
         warnings.warn(f"fxopt: kernels are called through the dispatcher: {error}", stacklevel=5)
         return None
-    return module if readable(module) else None

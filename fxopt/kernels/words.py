@@ -1,8 +1,15 @@
-"""Numbers as the int64 words of a plan; words.h reads them."""
+"""Plans as int64 words: what kind it is, then its fields in their order; words.h reads them one after the other."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import struct
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def bits_of(value: float) -> int:
@@ -13,3 +20,74 @@ def bits_of(value: float) -> int:
 def float_of(bits: int) -> float:
     """The inverse of :func:`bits_of`."""
     return struct.unpack("<d", struct.pack("<q", bits))[0]
+
+
+class Worded:
+    """A dataclass that can be written as words: of ints, bools, floats, such dataclasses, tuples and None beside them.
+
+    A float is its bits. In front of a tuple of any length stands its length, and in front of what may be None whether
+    it is there.
+    """
+
+    KIND: ClassVar[int]  # the first word, which the kernel checks: a number of this plan and of its version
+    OPERATOR: ClassVar[str]
+
+    def words(self) -> list[int]:
+        words = [self.KIND]
+        _write(words, type(self), self)
+        return words
+
+    @classmethod
+    def of(cls, words: Sequence[int]) -> Self:
+        """The inverse of :meth:`words`.
+
+        Raises:
+            ValueError: another operator's words, another version's, or not all of them.
+        """
+        left = iter(words)
+        try:
+            found = _read(left, cls) if next(left) == cls.KIND else None
+        except StopIteration:
+            found = None
+        if found is None or next(left, None) is not None:
+            raise ValueError(f"fxopt.{cls.OPERATOR}: expected a plan made by words()")
+        return found
+
+
+@functools.cache
+def _fields(kind: type) -> list[tuple[str, Any]]:
+    hints = get_type_hints(kind)
+    return [(field.name, hints[field.name]) for field in dataclasses.fields(kind)]
+
+
+def _write(words: list[int], kind: Any, value: Any) -> None:
+    if kind in (int, bool, float):
+        words.append(bits_of(value) if kind is float else int(value))
+    elif dataclasses.is_dataclass(kind):
+        for name, inner in _fields(kind):  # type: ignore[arg-type]
+            _write(words, inner, getattr(value, name))
+    elif get_origin(kind) is tuple:
+        kinds = get_args(kind)
+        if kinds[-1] is ...:
+            words.append(len(value))
+            kinds = kinds[:1] * len(value)
+        for inner, item in zip(kinds, value, strict=True):
+            _write(words, inner, item)
+    else:  # or None
+        words.append(value is not None)
+        if value is not None:
+            _write(words, get_args(kind)[0], value)
+
+
+def _read(words: Iterator[int], kind: Any) -> Any:
+    if kind in (int, bool, float):
+        word = next(words)
+        return float_of(word) if kind is float else kind(word)
+    if dataclasses.is_dataclass(kind):
+        return kind(*[_read(words, inner) for _, inner in _fields(kind)])  # type: ignore[arg-type, operator]
+    kinds = get_args(kind)
+    if get_origin(kind) is not tuple:  # or None
+        return _read(words, kinds[0]) if next(words) else None
+    if kinds[-1] is ...:
+        return tuple([_read(words, kinds[0]) for _ in range(next(words))])
+    return tuple([_read(words, inner) for inner in kinds])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fxopt.kernels.interactions.dot import call_of, load
+from fxopt.kernels.interactions.dot import call, load
 from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.dots import find_dots
 from fxopt.patterns.interactions.parts import find_parts
@@ -27,7 +27,7 @@ def replace_dots(editor: Editor, match: Match) -> Replacement:
     before, after = beside if bound["inside"] else ([], [])
     vectors = joined(editor, bound["vectors"])
     dots = editor.call(torch.ops.fxopt.dot_interaction.default, [vectors], before, after, i, j)
-    dots.meta["bound"] = call_of(1, len(before), len(after))
+    dots.meta["bound"] = call
     what = f"{shape_of(i)[0]} dot products of {shape_of(vectors)[1]} vectors"
     if bound["inside"]:
         what += " in one row with what stands beside them"
@@ -64,7 +64,7 @@ def replace_parts(editor: Editor, match: Match) -> Replacement:
     _, before, after, i, j = match.anchor.args
     parts = list(match.bound["parts"])
     dots = editor.call(torch.ops.fxopt.dot_interaction.default, parts, before, after, i, j)
-    dots.meta["bound"] = call_of(len(parts), len(before), len(after))  # type: ignore[arg-type]
+    dots.meta["bound"] = call
     what = f"{len(parts)} tensors of vectors read where they are"
     return Replacement({match.anchor: dots}, what, "the same vectors in the same order")
 

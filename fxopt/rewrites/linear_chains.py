@@ -13,7 +13,7 @@ from fxopt.kernels.mlp.cuda import chains as cuda_chains
 from fxopt.kernels.mlp.cuda import few_rows
 from fxopt.kernels.mlp.cuda.linear import CODES
 from fxopt.kernels.mlp.layers import is_wide
-from fxopt.kernels.mlp.op import load, on
+from fxopt.kernels.mlp.op import call_of, load
 from fxopt.kernels.mlp.plan import Op, encode, joined
 from fxopt.kernels.mlp.serves import FEW_ROWS, MOST_ROWS, NARROW
 from fxopt.patterns.core import Match
@@ -35,7 +35,7 @@ def replace_chain(editor: Editor, match: Match) -> Replacement:
     load()
     plan = encode(len(chain.inputs), chain.steps)
     call = editor.call(torch.ops.fxopt.mlp.default, chain.inputs, chain.state, plan)
-    call.meta["bound"] = on(plan, any(is_wide(*shape_of(weight)) for weight in chain.weights))
+    call.meta["bound"] = call_of(plan, any(is_wide(*shape_of(weight)) for weight in chain.weights))
     others = [step.op.name.lower() for step in chain.steps if step.op != Op.LINEAR]
     with_others = f", with {', '.join(others)}" if others else ""
     what = f"{len(chain.weights)} linear layers {_sizes(chain)} in one call{with_others}"

@@ -46,7 +46,7 @@ def replace_products(editor: Editor, match: Match) -> Replacement:
     words = encode(pairs)
     arguments = tensors, tables, editor.constant("plan", words), products.dots
     call = editor.call(torch.ops.fxopt.lookup_products.default, *arguments)
-    call.meta["bound"], call.meta["rowwise"] = call_of(pairs, words, len(tensors)), columns.meta["rowwise"]
+    call.meta["bound"], call.meta["rowwise"] = call_of(pairs, words), columns.meta["rowwise"]
     value, shape = call, shape_of(match.anchor)
     if products.total:
         value = editor.call(aten.sum.dim_IntList, call, [1], True)

@@ -33,7 +33,7 @@ def replace_target_attention(
         [_made(editor, source) for source in sources] for sources in (found.rows, found.positions, found.masks)
     )
     params = list(found.params)
-    words = found.plan.words(len(rows), len(positions), len(masks), len(params))
+    words = found.plan.words()
     masks = [_as_wide(editor, mask, positions[0]) for mask in masks]
     called = editor.call(torch.ops.fxopt.target_attention.default, rows, positions, masks, params, words)
     called.meta["bound"] = call_of(words)

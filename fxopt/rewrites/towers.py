@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fxopt.kernels.towers.op import bound, load
+from fxopt.kernels.towers.op import call_of, load
 from fxopt.kernels.towers.plan import Buffer, Copy, Linear, Mixture, Plan, Product, Source, encode
 from fxopt.kernels.towers.plan import Step as PlanStep
 from fxopt.patterns.core import Match
@@ -33,7 +33,7 @@ def replace_towers(editor: Editor, match: Match) -> Replacement:
     encoded = encode(plan)
     state = list(builder.weights), list(builder.biases)
     call = editor.call(torch.ops.fxopt.towers.default, list(builder.inputs), *state, encoded)
-    call.meta["bound"] = bound(encoded)
+    call.meta["bound"] = call_of(encoded)
     values: dict[Node, Node | None] = {}
     for index, node in enumerate(region.outputs):
         values[node] = _shaped(editor, editor.call(operator.getitem, call, index), node)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import sys
 import threading
-from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
 
-from fxopt.kernels.build import BuildError, Library, build
-from fxopt.torch_internals.python_tensor import PYTHON_TENSOR, readable
+from fxopt.kernels.build import PYTHON_CFLAGS, BuildError, Library, imported
+from fxopt.torch_internals.python_tensor import PYTHON_TENSOR
 
 LIBRARY = Library(
-    f"fxopt_signature_{sys.implementation.cache_tag}",
+    "fxopt_signature",
     sources=(Path(__file__).with_name("signature.cpp"),),
     headers=(PYTHON_TENSOR,),
+    cflags=(*PYTHON_CFLAGS, "-O2"),
 )
 
 
@@ -26,13 +25,9 @@ def native() -> ModuleType | None:
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
     try:
-        loader = ExtensionFileLoader("fxopt_signature", str(build(LIBRARY)))
-        spec = importlib.util.spec_from_loader("fxopt_signature", loader)
-        module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-        loader.exec_module(module)
+        return imported(LIBRARY)
     except (BuildError, ImportError):
         return None
-    return module if readable(module) else None
 
 
 @functools.cache

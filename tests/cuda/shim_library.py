@@ -22,7 +22,7 @@ _NAMES = {code: getattr(torch, name) for name, code in DTYPES.items()}
 
 
 class Array(ctypes.Structure):
-    """layout.h's Array."""
+    """entry.h's Array."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -33,17 +33,19 @@ class Array(ctypes.Structure):
     ]
 
 
-ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
+ALLOCATE = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int64), ctypes.c_int32
+)
 
 
 class Request(ctypes.Structure):
     """entry.h's Request."""
 
     _fields_ = [
-        ("tensors", ctypes.POINTER(Array)),
-        ("tables", ctypes.POINTER(Array)),
-        ("n_tensors", ctypes.c_int64),
-        ("n_tables", ctypes.c_int64),
+        ("operands", ctypes.POINTER(Array)),
+        ("counts", ctypes.POINTER(ctypes.c_int64)),
+        ("n_operands", ctypes.c_int64),
+        ("n_arguments", ctypes.c_int64),
         ("words", ctypes.c_void_p),
         ("n_words", ctypes.c_int64),
         ("allocate", ALLOCATE),
@@ -116,15 +118,17 @@ class Shim:
         keep = list[object]()
         memory: list[tuple[Tensor, tuple[int, int], torch.dtype]] = []
 
-        def allocate(_: object, rows: int, width: int, dtype: int) -> int:
+        def allocate(_: object, dim: int, sizes: Sequence[int], dtype: int) -> int:
+            rows, width = sizes[:dim]
             size = rows * width * _NAMES[dtype].itemsize
             memory.append((torch.full((size + 2 * GUARD,), POISON, dtype=torch.uint8), (rows, width), _NAMES[dtype]))
             return memory[-1][0].data_ptr() + GUARD
 
         named = [self._name(t) for t in (*tensors, *tables, *more)]
         callback = ALLOCATE(allocate)
+        counts = (ctypes.c_int64 * 2)(len(tensors), len(tables))
         request = Request(
-            *(_arrays(group, keep) for group in (tensors, tables)), len(tensors), len(tables),
+            _arrays((*tensors, *tables), keep), counts, sum(counts), 2,
             words.data_ptr(), words.numel(), callback, None,
         )  # fmt: skip
         self.library.shim_seed(ctypes.c_uint64(seed))

@@ -51,7 +51,7 @@ def test_gradients_and_other_devices_stay():
 
 def test_without_the_kernel_pytorch_serves():
     q, k, mask, params = inputs(3, 5, 4)
-    plan = plan_of(4).words(1, 1, 1, len(params))
+    plan = plan_of(4).words()
     torch.testing.assert_close(Attention(plan)([q], [k], [mask], params, plan), eager(q, k, mask, params))
 
 
@@ -61,7 +61,7 @@ def test_without_the_kernel_pytorch_serves():
 def test_on_a_gpu(dtype, sizes):
     q, k, mask, params = inputs(*sizes, dtype)
     exact = eager(q.double(), k.double(), mask, [x.double() for x in params])
-    plan = plan_of(sizes[2]).words(1, 1, 1, len(params))
+    plan = plan_of(sizes[2]).words()
     on_gpu = [q.cuda()], [k.cuda()], [mask.cuda()], [x.cuda() for x in params]
     with torch.no_grad():
         found = Attention(plan)(*on_gpu, plan)

@@ -193,7 +193,7 @@ def test_not_finite_as_in_eager(shim):
 
 
 def test_the_operator_for_any_number_of_rows(shim, monkeypatch):
-    words = plan_of(6).words(1, 1, 1, 10)
+    words = plan_of(6).words()
     attention = cuda.Attention(words)
     for rows, T in ((2, 9), (3, 9), (1, 40)):
         q, k, mask, params = inputs(rows, T, 6)

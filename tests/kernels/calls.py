@@ -138,7 +138,7 @@ def _target_attention() -> Iterator[Call]:
         return target_attention.reference.target_attention(*arguments[:4], t.Plan.of(arguments[4]))
 
     for name in ("target_attention", "target_attention_kernel"):
-        yield Call(target_attention, name, (*tensors, plan.words(1, 1, 1, 6)), defined, (4,))
+        yield Call(target_attention, name, (*tensors, plan.words()), defined, (4,))
 
 
 def _interactions() -> Iterator[Call]:

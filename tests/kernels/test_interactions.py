@@ -58,7 +58,7 @@ def test_dot_interaction(kind: str, split: int) -> None:
         parts.append(torch.randn(D, B, F - len(parts)).permute(1, 2, 0) if split > 1 else torch.randn(B, F, D))
         before, after = [torch.randn(B, 3)], [torch.randn(2, B).t(), torch.randn(B, 1)]
         inputs = [x.requires_grad_() for x in (*parts, *before, *after)]
-        call = dot.call_of(len(parts), len(before), len(after))
+        call = dot.call
         expected = dot.dot_interaction(parts, before, after, i, j)
         agree(call(parts, before, after, i, j), expected, inputs)
         with torch.no_grad():
@@ -68,7 +68,7 @@ def test_dot_interaction(kind: str, split: int) -> None:
 def test_an_index_outside_of_the_vectors_is_refused() -> None:
     x = torch.randn(3, 4, 5)
     with pytest.raises(RuntimeError, match="index 4 is out of bounds for 4 vectors"):
-        dot.call_of(1, 0, 0)([x], [], [], torch.tensor([0, 4]), torch.tensor([1, 2]))
+        dot.call([x], [], [], torch.tensor([0, 4]), torch.tensor([1, 2]))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -132,7 +132,7 @@ def test_second_derivatives() -> None:
         return torch.autograd.grad(first.square().sum(), x)
 
     pairs = [
-        (dot.call_of(1, 0, 0)([x], [], [], i, j), dot.dot_interaction([x], [], [], i, j)),
+        (dot.call([x], [], [], i, j), dot.dot_interaction([x], [], [], i, j)),
         (pair_sum.call_of(0.5, False)(x, w, 0.5, False), pair_sum.pair_sum(x, w, 0.5, False)),
         (attention.call(x, i, j, hidden, None, query, None)[0],
          attention.pair_attention(x, i, j, hidden, None, query, None)[0]),

@@ -55,7 +55,7 @@ def test_no_further_from_fp64_than_torch(step: Op) -> None:
     plan = encode(2, steps)
     for rows in (0, 1, 5, 77):
         inputs = [torch.randn(rows, 6), torch.randn(7, rows).t()]
-        found, torchs = op.on(plan)(inputs, state, plan), reference.mlp(inputs, state, steps)
+        found, torchs = op.call_of(plan)(inputs, state, plan), reference.mlp(inputs, state, steps)
         exact = reference.mlp([x.double() for x in inputs], [tensor.double() for tensor in state], steps)
         assert found.shape == torchs.shape
         if rows:
@@ -69,7 +69,7 @@ def test_nan_and_infinities_are_torchs(step: Op) -> None:
     values = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e30, -1e30, 1e-40, 90.0, -90.0])
     steps = [Step(Op.LINEAR, (0, None)), Step(step, (), (0.25, 0.75))]
     x = values.unsqueeze(1)
-    found = op.on(encode(1, steps))([x], [torch.ones(1, 1)], encode(1, steps))
+    found = op.call_of(encode(1, steps))([x], [torch.ones(1, 1)], encode(1, steps))
     torch.testing.assert_close(found, reference.apply(x, [], steps[1]), equal_nan=True)
 
 
@@ -82,7 +82,7 @@ def test_weights_that_lie_the_other_way() -> None:
         state = [torch.randn(K, H).t() / K**0.5, torch.randn(H), torch.randn(H, N).t() / H**0.5]
         for rows in (1, 2, 9, 50):
             x = torch.randn(rows, K)
-            torch.testing.assert_close(op.on(plan)([x], state, plan), reference.mlp([x], state, steps))
+            torch.testing.assert_close(op.call_of(plan)([x], state, plan), reference.mlp([x], state, steps))
 
 
 @needs_kernel
@@ -94,7 +94,7 @@ def test_threads_share_rows_or_columns() -> None:
         results = []
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            results.append(op.on(plan)([x], state, plan))
+            results.append(op.call_of(plan)([x], state, plan))
         torch.set_num_threads(threads)
         torch.testing.assert_close(results[1:], [results[0]] * 2)
 
@@ -104,7 +104,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     state, steps = chain(Op.GELU, (200, 150, 2))
     plan, x = encode(1, steps), torch.randn(90, 200)
     with torch.no_grad():
-        torch.testing.assert_close(op.on(plan)([x], state, plan), reference.mlp([x], state, steps))
+        torch.testing.assert_close(op.call_of(plan)([x], state, plan), reference.mlp([x], state, steps))
 
 
 def test_opcheck() -> None:
@@ -118,7 +118,7 @@ def test_opcheck() -> None:
 def test_refusals_say_what_was_expected() -> None:
     plan = encode(1, [Step(Op.LINEAR, (0, 1))])
     weight, bias = torch.randn(3, 4), torch.randn(3)
-    run = op.on(plan)
+    run = op.call_of(plan)
     for inputs, state, words in (
         ([torch.randn(2, 5)], [weight, bias], r"weight \[N, 5\]"),
         ([torch.randn(2, 4)], [weight, torch.randn(2)], "vector of 3, found 2"),
@@ -138,7 +138,7 @@ def test_weights_and_biases_of_any_strides() -> None:
         torch.randn(1, 4).expand(3, 4),
     ):
         x, bias = torch.randn(2, 4), torch.randn(6)[::2]
-        torch.testing.assert_close(op.on(plan)([x], [weight, bias], plan), F.linear(x, weight, bias))
+        torch.testing.assert_close(op.call_of(plan)([x], [weight, bias], plan), F.linear(x, weight, bias))
 
 
 def test_plans_survive_encoding() -> None:

@@ -64,7 +64,7 @@ def inputs(B: int, T: int, D: int, dtype: torch.dtype = torch.float32) -> tuple[
 
 
 def run(q: Tensor, k: Tensor, mask: Tensor, params: list[Tensor]) -> Tensor:
-    words = plan_of(q.shape[1]).words(1, 1, 1, len(params))
+    words = plan_of(q.shape[1]).words()
     return op.call_of(words)([q], [k], [mask], params, words)
 
 
@@ -125,19 +125,19 @@ def test_many_rows_are_split() -> None:
 def test_opcheck() -> None:
     q, k, mask, params = inputs(3, 4, 2)
     tensors = [[x.requires_grad_() for x in part] for part in ([q], [k])]
-    words = plan_of(2).words(1, 1, 1, len(params))
+    words = plan_of(2).words()
     op.load()
     torch.library.opcheck(torch.ops.fxopt.target_attention.default, (*tensors, [mask], params, words))
 
 
 def test_plans_survive_words() -> None:
     plan = dataclasses.replace(plan_of(3), values=-1)
-    assert Plan.of(plan.words(1, 1, 1, 10)) == plan
+    assert Plan.of(plan.words()) == plan
 
 
 def test_plans_that_do_not_fit_are_refused() -> None:
     q, k, mask, params = inputs(3, 4, 2)
-    words = plan_of(3).words(1, 1, 1, len(params))
+    words = plan_of(3).words()
     with pytest.raises(RuntimeError, match="as wide as their terms"):
         op.call_of(words)([q], [k], [mask], params, words)
     with pytest.raises(RuntimeError, match="a whole plan"):

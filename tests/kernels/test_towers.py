@@ -85,7 +85,7 @@ def assert_right(found: list[Tensor], arguments: Arguments, plan: Plan) -> None:
 def test_random_programs(seed: int, isa: str) -> None:
     torch.manual_seed(seed)
     plan, (_, weights, biases), (K, F) = program(seed)
-    run = op.bound(encode(plan))
+    run = op.call_of(encode(plan))
     assert decode(encode(plan)).buffers == plan.buffers
     for rows in ((0,), (1,), (2,), (13,), (49,), (250,), (3, 5)):
         arguments = ([torch.randn(*rows, K), torch.randn(*rows, F, K)], weights, biases)
@@ -94,7 +94,7 @@ def test_random_programs(seed: int, isa: str) -> None:
 
 def test_inputs_of_any_layout(isa: str) -> None:
     plan, (_, weights, biases), (K, F) = program(3)
-    run = op.bound(encode(plan))
+    run = op.call_of(encode(plan))
     for x, z in (
         (torch.randn(K, 9).t(), torch.randn(F, 9, K).transpose(0, 1)),
         (torch.randn(9, 2 * K)[:, ::2], torch.randn(K, F, 9).permute(2, 1, 0)),
@@ -114,7 +114,7 @@ def test_threads_share_rows_or_columns() -> None:
         torch.set_num_threads(2)
         for rows in (1, 3, 9, 300):
             arguments = ([torch.randn(rows, 700)], weights, [])
-            assert_right(op.bound(encode(plan))(*arguments, ""), arguments, plan)
+            assert_right(op.call_of(encode(plan))(*arguments, ""), arguments, plan)
     finally:
         torch.set_num_threads(threads)
 
@@ -140,7 +140,7 @@ def test_gradients_of_any_order_where_they_are_asked_for() -> None:
     weights = [w.double().requires_grad_(i % 2 == 0) for i, w in enumerate(weights)]
     biases = [b.double() for b in biases]
     x, z = torch.randn(2, K).double(), torch.randn(2, F, K).double().requires_grad_()
-    run = op.bound(encode(plan))
+    run = op.call_of(encode(plan))
 
     def total(z: Tensor) -> Tensor:
         return sum(y.sin().sum() for y in run([x, z], weights, biases, ""))  # type: ignore[return-value]
@@ -162,4 +162,4 @@ def test_gradients_of_any_order_where_they_are_asked_for() -> None:
 def test_what_does_not_fit_is_refused(inputs: tuple, weight: tuple, bias: tuple, reason: str) -> None:
     plan = Plan((False,), 1, 1, (Buffer(5),), (Linear(Source(0, -1, 0 if inputs[1] < 4 else 2), 0, 0, 5, 0, 0),))
     with pytest.raises(RuntimeError, match=reason):
-        op.bound(encode(plan))([torch.randn(inputs)], [torch.randn(weight)], [torch.randn(bias)], "")
+        op.call_of(encode(plan))([torch.randn(inputs)], [torch.randn(weight)], [torch.randn(bias)], "")

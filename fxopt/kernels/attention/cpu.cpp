@@ -4,24 +4,20 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <vector>
 
 #include "../dispatched.h"
 #include "../scratch.h"
-#include "../simd/cpu.h"
 #include "../words.h"
 #include "job.h"
 
 namespace fxopt::attention {
 
-constexpr int64_t kVersion = 0x465841530001;
-constexpr int32_t kDtypeBool = 11;
+constexpr int64_t kVersion = 0x465841530002;
 constexpr double kParallelFlops = 1e6;  // 30 us on one thread; less is not worth waking another
 
-static Run run_heads = *FXOPT_BEST(run, std::getenv("FXOPT_ISA"));
-FXOPT_EXPORT void fxopt_attention_isa(const char* limit) { run_heads = *FXOPT_BEST(run, limit); }  // for tests
+FXOPT_CHOSEN(run, attention)
 
 static void check(bool holds, const char* what) {
   if (!holds) refused("fxopt.attention: expected %s", what);
@@ -30,11 +26,12 @@ static void check(bool holds, const char* what) {
 struct View { Strided strided; int64_t sizes[kMostFactors + 2]; };
 
 // An operand of the plan in a tensor; nothing of it lies outside.
-static View view(const Operand& tensor, int64_t n_factors, Words& words, int64_t element) {
+static View view(const Array& tensor, int64_t n_factors, Words& words, int64_t element) {
   View result{};
   int64_t last[16] = {}, steps[kMostFactors + 2];
   check(tensor.dim >= 0 && tensor.dim <= 16, "a tensor");
   bool empty = false;
+  check(words.next() == n_factors + 2, "operands of the same axes");
   for (int64_t a = 0; a < n_factors + 2; a++) {
     const int64_t dim = words.next(), step = words.next(), size = words.next();
     check(dim >= -1 && dim < tensor.dim && step >= 0 && step <= kMostElements, "axes along the dims of their tensor");
@@ -83,26 +80,33 @@ static Strided output(const Request& request, const Job& job, int64_t rows, int6
 void attention(const Request& request) {
   Words words(request, kVersion, "attention");
   Job job{};
-  const int64_t n = job.n_factors = words.next();
+  check(request.n_operands >= 3 && request.n_words > 1, "queries, keys and values");
+  for (int64_t o = 0; o < 3; o++) check(request.operands[o].dtype == kDtypeFloat, "float32 operands");
+  const int64_t n = job.n_factors = request.words[1] - 2;  // axes of the first operand
   check(n >= 0 && n <= kMostFactors, "at most 4 batch factors");
-  job.scale = float(words.number());
+  const View query = view(request.operands[0], n, words, 4), key = view(request.operands[1], n, words, 4);
+  const View value = view(request.operands[2], n, words, 4);
+  const bool has_mask = words.next();
+  check(request.n_operands == 3 + has_mask, "queries, keys, values and the plan's mask");
+  View masked{};
+  if (has_mask) {
+    job.mask_is_bool = request.operands[3].dtype == kDtypeBool;
+    masked = view(request.operands[3], n, words, job.mask_is_bool ? 1 : 4);
+  }
   job.masking = words.next();
   job.fill = float(words.number());
-  const int64_t flags = words.next();
-  const bool weights = flags & 1;
-  job.safe = flags & 2;
+  job.scale = float(words.number());
   int64_t order[kMostFactors + 2], seen = 0, plain[kMostFactors + 2] = {0, 1, 2, 3, 4, 5};
+  check(words.next() == n + 2, "an order of all axes");
   for (int64_t a = 0; a < n + 2; a++) {
     order[a] = words.next();
     check(order[a] >= 0 && order[a] < n + 2, "an order of the axes");
     seen |= int64_t(1) << order[a];
   }
   check(seen == (int64_t(1) << (n + 2)) - 1, "an order of all axes");
-  const bool has_mask = job.masking >= kFillSet && job.masking <= kAdded;
-  check(request.n_operands == 3 + has_mask, "queries, keys, values and the plan's mask");
-  for (int64_t o = 0; o < 3; o++) check(request.operands[o].dtype == kDtypeFloat, "float32 operands");
-  const View query = view(request.operands[0], n, words, 4), key = view(request.operands[1], n, words, 4);
-  const View value = view(request.operands[2], n, words, 4);
+  const bool weights = words.next();
+  job.safe = words.next();
+  check(has_mask == (job.masking >= kFillSet && job.masking <= kAdded), "the mask of its masking");
   for (int64_t f = 0; f < n; f++) {  // a side that is the same for all of a factor has size 1 there
     job.factors[f] = query.sizes[f];
     if (job.factors[f] == 1) job.factors[f] = key.sizes[f];
@@ -116,10 +120,7 @@ void attention(const Request& request) {
   check(key.sizes[n + 1] == job.channels && value.sizes[n] == job.keys, "operands of equal sizes");
   job.query = query.strided, job.key = key.strided, job.value = value.strided;
   if (has_mask) {
-    const Operand& mask = request.operands[3];
-    job.mask_is_bool = mask.dtype == kDtypeBool;
-    check(job.masking == kAdded ? mask.dtype == kDtypeFloat : job.mask_is_bool, "a mask of bools, or float32 to add");
-    const View masked = view(mask, n, words, job.mask_is_bool ? 1 : 4);
+    check(job.masking == kAdded ? request.operands[3].dtype == kDtypeFloat : job.mask_is_bool, "a mask of bools, or float32 to add");
     check_sizes(masked, job, job.queries, job.keys, true);
     job.mask = masked.strided;
   }
@@ -135,11 +136,11 @@ void attention(const Request& request) {
   }
   const double flops = 2.0 * double(heads) * double(job.queries) * double(job.keys) * double(job.channels + job.value_channels + 8);
   const int64_t threads = std::min<int64_t>({int64_t(flops / kParallelFlops) + 1, heads, int64_t(torch::stable::get_num_threads())});
-  if (threads <= 1) return run_heads(job, 0, heads);
+  if (threads <= 1) return (*chosen)(job, 0, heads);
   std::atomic<int64_t> next{0};
   const int64_t some = std::max<int64_t>(1, heads / (8 * threads));
   torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t head; (head = next.fetch_add(some)) < heads;) run_heads(job, head, std::min(head + some, heads));
+    for (int64_t head; (head = next.fetch_add(some)) < heads;) (*chosen)(job, head, std::min(head + some, heads));
   });
 }
 

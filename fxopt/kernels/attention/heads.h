@@ -42,13 +42,6 @@ struct Memory {
   float *keys, *values, *scores, *result, *queries, *zeros, *padding;
 };
 
-// A call of memcpy costs more than these few numbers.
-inline void copy(float* to, const float* from, int64_t n) {
-  int64_t k = 0;
-  for (; k + kLanes <= n; k += kLanes) store(to + k, load(from + k));
-  if (k < n) store(to + k, load(from + k, int(n - k)), int(n - k));
-}
-
 static void pack(const Job& job, Memory& memory, const int64_t* index) {
   const float *k = at(job.key, index, job.n_factors), *v = at(job.value, index, job.n_factors);
   for (int64_t s = 0; s < job.keys; s++, k += job.key.row, v += job.value.row) {
@@ -88,14 +81,6 @@ inline float most_of(Floats v) {
 #endif
 }
 
-inline float sum_of(Floats v) {
-#if FXOPT_VECTOR_BYTES == 64
-  return _mm512_reduce_add_ps((__m512)v);
-#else
-  return sum(v);
-#endif
-}
-
 // In place, over whole vectors: what is behind the last key is minus infinity, and becomes 0. A NaN makes its row NaN.
 static void softmax(float* x, int64_t n, bool safe) {
   Floats most = load(x);
@@ -114,7 +99,7 @@ static void softmax(float* x, int64_t n, bool safe) {
     total += e;
     store(x + s, e);
   }
-  const Floats scale = splat(1.0f / sum_of(total));
+  const Floats scale = splat(1.0f / sum(total));
   for (int64_t s = 0; s < n; s += kLanes) store(x + s, load(x + s) * scale);
 }
 

@@ -3,6 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../simd/cpu.h"
+#include "../target_attention/job.h"  // whose matrices heads.h multiplies
+
 namespace fxopt::attention {
 
 constexpr int64_t kMostFactors = 4;
@@ -22,8 +25,6 @@ struct Job {
 
 using Run = void (*)(const Job&, int64_t first, int64_t last);  // heads of all batch factors, counted together
 
-namespace avx512 { extern const Run run; }
-namespace avx2 { extern const Run run; }
-namespace scalar { extern const Run run; }
+FXOPT_IN_EACH(const Run run)
 
 }  // namespace fxopt::attention

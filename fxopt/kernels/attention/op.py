@@ -25,7 +25,7 @@ from .plan import Plan
 
 _HERE = Path(__file__).parent
 _TARGET = _HERE.parent / "target_attention"
-KERNEL = cpu_library(_HERE, _TARGET / "multiply.h", _TARGET / "job.h")
+KERNEL = cpu_library(_HERE, "job.h", "heads.h", _TARGET / "multiply.h", _TARGET / "job.h")
 _SCHEMA = "(Tensor query, Tensor key, Tensor value, Tensor[] mask, int[] plan) -> Tensor[]"
 
 

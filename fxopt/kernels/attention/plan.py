@@ -8,12 +8,11 @@ that splitting, stacking and transposing heads costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
-from ..words import bits_of, float_of
+from ..words import Worded
 
-VERSION = 0x46584153_0001  # cpu.cpp checks it
 NO_MASK, FILL_SET, FILL_UNSET, ADDED, CAUSAL = range(5)
 MOST_FACTORS = 4
 
@@ -39,12 +38,15 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Worded):
     """order: of the result in memory; number n is batch factor n, behind them come queries and channels.
 
     weights: whether the softmax is a second result, [factors, queries, keys].
     safe: a query without any key gives 0, as in torch's own attention, and not NaN, as its softmax does.
     """
+
+    KIND: ClassVar[int] = 0x46584153_0002
+    OPERATOR: ClassVar[str] = "attention"
 
     query: Operand
     key: Operand
@@ -60,39 +62,3 @@ class Plan:
     @property
     def factors(self) -> int:
         return len(self.query.axes) - 2
-
-    def words(self) -> list[int]:
-        """As the int64 numbers that cpu.cpp reads."""
-        words = [
-            VERSION,
-            self.factors,
-            bits_of(self.scale),
-            self.masking,
-            bits_of(self.fill),
-            self.weights + 2 * self.safe,
-            *self.order,
-        ]
-        for operand in (self.query, self.key, self.value, *([self.mask] if self.mask else [])):
-            for axis in operand.axes:
-                words += [axis.dim, axis.step, axis.size]
-            words += [len(operand.starts), *(number for start in operand.starts for number in start)]
-        return words
-
-    @classmethod
-    def of(cls, words: list[int]) -> Plan:
-        """The inverse of :meth:`words`."""
-        at = iter(words)
-        if next(at) != VERSION:
-            raise ValueError("fxopt.attention: expected a plan made by words()")
-        factors, scale, masking, fill, flags = (next(at) for _ in range(5))
-        order = tuple(next(at) for _ in range(factors + 2))
-        query, key, value = (_operand(at, factors) for _ in range(3))
-        mask = _operand(at, factors) if masking in (FILL_SET, FILL_UNSET, ADDED) else None
-        return cls(
-            query, key, value, mask, masking, float_of(fill), float_of(scale), order, bool(flags & 1), bool(flags & 2)
-        )
-
-
-def _operand(words: Iterator[int], factors: int) -> Operand:
-    axes = tuple(Axis(next(words), next(words), next(words)) for _ in range(factors + 2))
-    return Operand(axes, tuple((next(words), next(words)) for _ in range(next(words))))

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "../simd/cpu.h"
 #include "../refused.h"
 #include "layout.h"
 
@@ -63,8 +64,6 @@ struct Kernels {
   void (*sum_entries)(const Entries&, int dtype, int64_t dim, int64_t* rows, char* values);
 };
 
-namespace avx512 { extern const Kernels kernels; }
-namespace avx2 { extern const Kernels kernels; }
-namespace scalar { extern const Kernels kernels; }
+FXOPT_IN_EACH(const Kernels kernels)
 
 }  // namespace fxopt

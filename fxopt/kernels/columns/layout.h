@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "../entry.h"
+
 namespace fxopt {
 
 constexpr int64_t kVersion = 0x46584F500002;
@@ -10,6 +12,38 @@ constexpr int64_t kVersion = 0x46584F500002;
 enum DType : int32_t {
   kUInt8 = 0, kInt8 = 1, kInt16 = 2, kInt32 = 3, kInt64 = 4, kHalf = 5, kFloat = 6, kDouble = 7, kBool = 11, kBFloat16 = 15,
 };
+
+// For every CPU that kernels are compiled for, and for GPUs. Always inlined: a shared copy might be one for a newer CPU.
+#ifdef __CUDACC__
+#define FXOPT_ANYWHERE __host__ __device__ __forceinline__
+#else
+#define FXOPT_ANYWHERE [[gnu::always_inline]] inline
+#endif
+
+FXOPT_ANYWHERE bool is_floating(int dtype) { return dtype == kFloat || dtype == kDouble || dtype == kHalf || dtype == kBFloat16; }
+
+// In bytes; 0: a dtype that no column has.
+FXOPT_ANYWHERE int element_size(int dtype) {
+  switch (dtype) {
+    case kUInt8: case kInt8: case kBool: return 1;
+    case kInt16: case kHalf: case kBFloat16: return 2;
+    case kInt32: case kFloat: return 4;
+    case kInt64: case kDouble: return 8;
+    default: return 0;
+  }
+}
+
+// An integer as its dtype holds it.
+FXOPT_ANYWHERE int64_t wrap(int64_t x, int dtype) {
+  switch (dtype) {
+    case kUInt8: return uint8_t(x);
+    case kInt8: return int8_t(x);
+    case kInt16: return int16_t(x);
+    case kInt32: return int32_t(x);
+    case kBool: return x != 0;
+    default: return x;
+  }
+}
 
 struct Source {
   int32_t tensor;
@@ -96,14 +130,6 @@ struct Plan {
         tiles(reinterpret_cast<const Tile*>(outputs + header->n_outputs)) {}
 };
 
-// A strided CPU tensor, borrowed.
-struct Array {
-  char* data;
-  const int64_t* sizes;
-  const int64_t* strides;
-  int32_t dim, dtype;
-};
-
 // A table of uint8 has rows in 8 bits: D codes, then this, as quantized.py writes them.
 struct Quantization {
   float scale, offset;
@@ -114,12 +140,6 @@ inline int64_t row_dim(const Array& table) { return table.dtype == kUInt8 ? tabl
 struct OutputData {
   char* data;
   int64_t rows, width;
-};
-
-struct Inputs {
-  const Array* tensors;
-  const Array* tables;
-  int64_t n_tensors, n_tables;
 };
 
 }  // namespace fxopt

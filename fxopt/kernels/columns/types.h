@@ -60,18 +60,6 @@ inline void narrow(float x, double& out) { out = x; }
 inline void narrow(float x, Half& out) { out = to_half(x); }
 inline void narrow(float x, BFloat16& out) { out = to_bfloat16(x); }
 
-inline bool is_floating(int dtype) { return dtype == kHalf || dtype == kFloat || dtype == kDouble || dtype == kBFloat16; }
-
-inline int element_size(int dtype) {
-  switch (dtype) {
-    case kUInt8: case kInt8: case kBool: return 1;
-    case kInt16: case kHalf: case kBFloat16: return 2;
-    case kInt32: case kFloat: return 4;
-    case kInt64: case kDouble: return 8;
-    default: return 0;
-  }
-}
-
 template <class T, class A>
 inline void widen_all(const T* from, int64_t n, A* to) {
   int64_t k = 0;
@@ -89,17 +77,6 @@ inline int64_t truncate(F x, int dtype) {
     case kBool: return x != 0;
     case kInt64: case kUInt8: return int64_t(x);
     default: return int32_t(x);  // int8 and int16 narrow from int32, as compilers do
-  }
-}
-
-inline int64_t wrap(int64_t x, int dtype) {
-  switch (dtype) {
-    case kUInt8: return uint8_t(x);
-    case kInt8: return int8_t(x);
-    case kInt16: return int16_t(x);
-    case kInt32: return int32_t(x);
-    case kBool: return x != 0;
-    default: return x;
   }
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "../simd/cpu.h"
+
 namespace fxopt {
 
 // F vectors of D floats a batch row: data[b * row + f * field + d * lane].
@@ -25,8 +27,6 @@ struct Kernels {
   void (*compress)(const Compressed&, int64_t b0, int64_t b1, int64_t o0, int64_t o1, float* (*scratch)(int64_t count));
 };
 
-namespace avx512 { extern const Kernels kernels; }
-namespace avx2 { extern const Kernels kernels; }
-namespace scalar { extern const Kernels kernels; }
+FXOPT_IN_EACH(const Kernels kernels)
 
 }  // namespace fxopt

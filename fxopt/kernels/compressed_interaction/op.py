@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from .. import gradients
-from ..operators import BY_ROWS, Operator, Operators, cpu_library
+from ..operators import BY_ROWS, NO_PLAN, Operator, Operators, cpu_library
 
-KERNEL = cpu_library(Path(__file__).parent)
+KERNEL = cpu_library(Path(__file__).parent, "layout.h", "compress.h")
 _SCHEMA = "compressed_interaction(Tensor x, Tensor y, Tensor weight) -> Tensor"
 _CHUNK = 1 << 20  # products at a time, in PyTorch
-_PLAN = torch.zeros(0, dtype=torch.int64, device="cpu")
 
 
 def compressed_interaction(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -44,7 +43,7 @@ def _products(x: Tensor, y: Tensor) -> Tensor:
 
 def call(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """The operator, past the dispatcher where it can be."""
-    outputs = OPERATORS.past_dispatcher("compressed_interaction")(x, y, weight, _PLAN)
+    outputs = OPERATORS.past_dispatcher("compressed_interaction")(x, y, weight, NO_PLAN)
     return torch.ops.fxopt.compressed_interaction(x, y, weight) if outputs is None else outputs[0]
 
 

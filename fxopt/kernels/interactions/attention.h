@@ -59,8 +59,7 @@ struct AttentionRow {
     for (int64_t k = 0; k < job.n; k += kLanes) {
       const Floats e = load(scores + k) / norm;
       store(scores + k, e);
-      if (job.n - k >= kLanes) store(out + k, e);
-      else store(out + k, e, int(job.n - k));
+      store_part(out + k, e, job.n - k);
     }
   }
 
@@ -73,8 +72,7 @@ struct AttentionRow {
         for (int64_t k = 0; k < run.count; k++) others = fma(splat(scores[run.at + k]), load(rows + (run.j + k) * depth + d), others);
         pooled = fma(others, load(rows + run.i * depth + d), pooled);
       }
-      if (job.x.D - d >= kLanes) store(out + d, pooled);
-      else store(out + d, pooled, int(job.x.D - d));
+      store_part(out + d, pooled, job.x.D - d);
     }
   }
 };

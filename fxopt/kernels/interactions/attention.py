@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import gradients
-from ..operators import BY_ROWS, Operator, Operators
+from ..operators import BY_ROWS, NO_PLAN, Operator, Operators
 from .library import KERNEL
 
 _SCHEMA = (
@@ -17,7 +17,6 @@ _SCHEMA = (
     " -> (Tensor, Tensor)"
 )
 _CHUNK = 1 << 21  # bytes of a chunk's products in the backward: they stay in the cache
-_NO_PLAN = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def pair_attention(
@@ -43,7 +42,7 @@ def call(
     x: Tensor, i: Tensor, j: Tensor, weight: Tensor, bias: Tensor | None, query: Tensor, query_bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The operator, past the dispatcher where it can be."""
-    outputs = OPERATORS.past_dispatcher("pair_attention")(x, i, j, weight, bias, query, query_bias, _NO_PLAN)
+    outputs = OPERATORS.past_dispatcher("pair_attention")(x, i, j, weight, bias, query, query_bias, NO_PLAN)
     return outputs or torch.ops.fxopt.pair_attention(x, i, j, weight, bias, query, query_bias)
 
 

@@ -2,20 +2,17 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <tuple>
 #include <vector>
 
 #include "../dispatched.h"
 #include "../scratch.h"
-#include "../simd/cpu.h"
 #include "layout.h"
 
 namespace fxopt {
 
-static const Kernels* kernels = FXOPT_BEST(kernels, std::getenv("FXOPT_ISA"));
-FXOPT_EXPORT void fxopt_interactions_isa(const char* limit) { kernels = FXOPT_BEST(kernels, limit); }  // for tests
+FXOPT_CHOSEN(kernels, interactions)
 
 static float* floats(int64_t count) { return reinterpret_cast<float*>(scratch(size_t(count) * sizeof(float))); }
 
@@ -35,7 +32,7 @@ struct FieldList {
   std::vector<int64_t> row, lane;
   int64_t B = 0, D = 0;
 
-  void add(const Operand& x) {
+  void add(const Array& x) {
     if (x.dtype != kDtypeFloat || (x.dim != 2 && x.dim != 3)) refused("fxopt.dot_interaction: expected float32 vectors [B, F, D] or [B, D]");
     const int64_t last = x.dim - 1, count = x.dim == 3 ? x.sizes[1] : 1;
     if (row.empty() && B == 0 && D == 0) B = x.sizes[0], D = x.sizes[last];
@@ -51,14 +48,14 @@ struct FieldList {
   Fields fields() const { return {data.data(), row.data(), lane.data(), B, int64_t(data.size()), D}; }
 };
 
-static int64_t index_at(const Operand& index, int64_t k, int64_t F) {
+static int64_t index_at(const Array& index, int64_t k, int64_t F) {
   const int64_t value = reinterpret_cast<const int64_t*>(index.data)[k * index.strides[0]];
   if (value < -F || value >= F) refused("fxopt.dot_interaction: index %lld is out of bounds for %lld vectors", (long long)value, (long long)F);
   return value < 0 ? value + F : value;
 }
 
 // The pairs as runs of neighbours, in the order of the results. A pair may stand either way round.
-static void append_runs(const Operand& i, const Operand& j, int64_t F, std::vector<Run>& runs) {
+static void append_runs(const Array& i, const Array& j, int64_t F, std::vector<Run>& runs) {
   if (i.dtype != kDtypeInt64 || j.dtype != kDtypeInt64 || i.dim != 1 || j.dim != 1 || i.sizes[0] != j.sizes[0])
     refused("fxopt.dot_interaction: expected two int64 lists of equal length");
   if (i.sizes[0] > kMostPairs) refused("fxopt.dot_interaction: more than %lld pairs", (long long)kMostPairs);
@@ -78,12 +75,12 @@ static double ns_a_row(const Fields& x, int64_t results) { return 50 + double(x.
 
 // What stands beside the results in their rows.
 struct Copy {
-  const Operand* from;
+  const Array* from;
   int64_t at;
 };
 
 static void copy_beside(const Copy& copy, float* out, int64_t width, int64_t row0, int64_t row1) {
-  const Operand& x = *copy.from;
+  const Array& x = *copy.from;
   for (int64_t b = row0; b < row1; b++) {
     const float* from = reinterpret_cast<const float*>(x.data) + b * x.strides[0];
     float* to = out + b * width + copy.at;
@@ -92,7 +89,7 @@ static void copy_beside(const Copy& copy, float* out, int64_t width, int64_t row
   }
 }
 
-static int64_t place(const Operand* beside, int64_t count, int64_t B, int64_t at, std::vector<Copy>& copies) {
+static int64_t place(const Array* beside, int64_t count, int64_t B, int64_t at, std::vector<Copy>& copies) {
   for (int64_t k = 0; k < count; k++) {
     if (beside[k].dtype != kDtypeFloat || beside[k].dim != 2 || beside[k].sizes[0] != B)
       refused("fxopt.dot_interaction: what stands beside the results must be float32 [B, W]");
@@ -102,38 +99,35 @@ static int64_t place(const Operand* beside, int64_t count, int64_t B, int64_t at
   return at;
 }
 
-// words: how many tensors hold vectors, stand before the results, and behind. Then come the lists i and j.
+// Arguments: the vectors, what stands before the results, and behind; the lists i and j.
 static void run_dot(const Request& request) {
-  if (request.n_words != 3) refused("fxopt.dot_interaction: expected three counts");
-  const int64_t n_vectors = request.words[0], n_before = request.words[1], n_after = request.words[2];
-  if (n_vectors < 1 || n_before < 0 || n_after < 0 || request.n_operands != n_vectors + n_before + n_after + 2)
-    refused("fxopt.dot_interaction: the counts are not those of its tensors");
-  const Operand* operand = request.operands;
+  if (request.n_arguments != 5 || request.counts[0] < 1 || request.counts[3] != 1 || request.counts[4] != 1)
+    refused("fxopt.dot_interaction: expected vectors, what stands beside the results, and two lists");
   FieldList list;
-  for (int64_t k = 0; k < n_vectors; k++) list.add(*operand++);
-  const Operand *before = operand, *after = before + n_before, *index = after + n_after;
+  for (int64_t k = 0; k < request.counts[0]; k++) list.add(request.operands[k]);
+  const Array *before = request.argument(1), *after = request.argument(2), *index = request.argument(3);
   thread_local std::vector<Run> runs;
   runs.clear();
   const Fields x = list.fields();
   append_runs(index[0], index[1], x.F, runs);
   std::vector<Copy> copies;
-  const int64_t n = index[0].sizes[0], at = place(before, n_before, x.B, 0, copies);
-  const int64_t sizes[2] = {x.B, place(after, n_after, x.B, at + n, copies)};
-  float* out = reinterpret_cast<float*>(request.allocate(request.context, 2, sizes, kDtypeFloat));
-  const Dot job{x, runs.data(), int64_t(runs.size()), n, out + at, sizes[1]};
-  over_rows(x.B, ns_a_row(x, sizes[1]), [&](int64_t row0, int64_t row1) {
-    kernels->dot(job, row0, row1, floats);
-    for (const Copy& copy : copies) copy_beside(copy, out, sizes[1], row0, row1);
+  const int64_t n = index[0].sizes[0], at = place(before, request.counts[1], x.B, 0, copies);
+  const int64_t width = place(after, request.counts[2], x.B, at + n, copies);
+  float* out = request.floats({x.B, width});
+  const Dot job{x, runs.data(), int64_t(runs.size()), n, out + at, width};
+  over_rows(x.B, ns_a_row(x, width), [&](int64_t row0, int64_t row1) {
+    chosen->dot(job, row0, row1, floats);
+    for (const Copy& copy : copies) copy_beside(copy, out, width, row0, row1);
   });
 }
 
 // words: where the results begin in the rows of the gradient. Operands: it, the lists i and j, the vectors.
 static void run_dot_backward(const Request& request) {
   if (request.n_words != 1 || request.n_operands < 4) refused("fxopt.dot_interaction_backward: expected a gradient, two lists and vectors");
-  const Operand& grad = request.operands[0];
+  const Array& grad = request.operands[0];
   FieldList list, grads;
   for (int64_t k = 3; k < request.n_operands; k++) {
-    const Operand& x = request.operands[k];
+    const Array& x = request.operands[k];
     list.add(x);
     const int64_t last = x.dim - 1, row = x.sizes[last] * (x.dim == 3 ? x.sizes[1] : 1);
     const int64_t strides[3] = {row, x.dim == 3 ? x.sizes[last] : 1, 1};
@@ -147,11 +141,11 @@ static void run_dot_backward(const Request& request) {
     refused("fxopt.dot_interaction_backward: the gradient does not fit");
   if (grad.strides[1] != 1 && grad.sizes[1] > 1) refused("fxopt.dot_interaction_backward: the gradient's rows must be contiguous");
   const DotBackward job{x, grads.fields(), runs.data(), int64_t(runs.size()), reinterpret_cast<float*>(grad.data) + at, grad.strides[0]};
-  over_rows(x.B, 2 * ns_a_row(x, grad.sizes[1]), [&](int64_t row0, int64_t row1) { kernels->dot_backward(job, row0, row1, floats); });
+  over_rows(x.B, 2 * ns_a_row(x, grad.sizes[1]), [&](int64_t row0, int64_t row1) { chosen->dot_backward(job, row0, row1, floats); });
 }
 
 // Operands: x [B, F, D], weights [B, F] or [B, F, 1] or None. words: the scale's bits, and whether lanes are summed.
-static PairSum pair_sum_of(const Operand& x, const Operand& weights, const int64_t* words, FieldList& list) {
+static PairSum pair_sum_of(const Array& x, const Array& weights, const int64_t* words, FieldList& list) {
   list.add(x);
   PairSum job{list.fields(), nullptr, 0, 0, 0, words[1] != 0, nullptr};
   const int32_t bits = int32_t(words[0]);
@@ -170,15 +164,14 @@ static void run_pair_sum(const Request& request) {
   if (request.n_words != 2 || request.n_operands != 2) refused("fxopt.pair_sum: expected vectors and weights");
   FieldList list;
   PairSum job = pair_sum_of(request.operands[0], request.operands[1], request.words, list);
-  const int64_t sizes[2] = {job.x.B, job.total ? 1 : job.x.D};
-  job.out = reinterpret_cast<float*>(request.allocate(request.context, 2, sizes, kDtypeFloat));
-  over_rows(job.x.B, 10 + double(job.x.F * job.x.D) / 8, [&](int64_t row0, int64_t row1) { kernels->pair_sum(job, row0, row1); });
+  job.out = request.floats({job.x.B, job.total ? 1 : job.x.D});
+  over_rows(job.x.B, 10 + double(job.x.F * job.x.D) / 8, [&](int64_t row0, int64_t row1) { chosen->pair_sum(job, row0, row1); });
 }
 
 // Operands: the gradient, x, weights. Outputs: the gradient of x and, where there are weights, theirs.
 static void run_pair_sum_backward(const Request& request) {
   if (request.n_words != 2 || request.n_operands != 3) refused("fxopt.pair_sum_backward: expected a gradient, vectors and weights");
-  const Operand &grad = request.operands[0], &x = request.operands[1], &weights = request.operands[2];
+  const Array &grad = request.operands[0], &x = request.operands[1], &weights = request.operands[2];
   FieldList list;
   PairSumBackward job{pair_sum_of(x, weights, request.words, list), reinterpret_cast<const float*>(grad.data), 0, 0, nullptr, nullptr};
   const Fields& fields = job.forward.x;
@@ -187,11 +180,11 @@ static void run_pair_sum_backward(const Request& request) {
   job.grad_row = grad.strides[0], job.grad_lane = grad.strides[1];
   job.grad_x = reinterpret_cast<float*>(request.allocate(request.context, x.dim, x.sizes, kDtypeFloat));
   if (!weights.is_none()) job.grad_weights = reinterpret_cast<float*>(request.allocate(request.context, weights.dim, weights.sizes, kDtypeFloat));
-  over_rows(fields.B, 10 + double(fields.F * fields.D) / 4, [&](int64_t row0, int64_t row1) { kernels->pair_sum_backward(job, row0, row1); });
+  over_rows(fields.B, 10 + double(fields.F * fields.D) / 4, [&](int64_t row0, int64_t row1) { chosen->pair_sum_backward(job, row0, row1); });
 }
 
 // Floats [m, n] of a matrix, or [n] of a vector where m is 1, turned over and filled up with 0 to [n, wide].
-static std::vector<float> turned(const Operand& from, int64_t m, int64_t n, int64_t wide) {
+static std::vector<float> turned(const Array& from, int64_t m, int64_t n, int64_t wide) {
   std::vector<float> to(n * wide);
   if (from.is_none()) return to;
   const int64_t last = from.dim - 1;
@@ -206,7 +199,7 @@ static std::vector<float> turned(const Operand& from, int64_t m, int64_t n, int6
 // Operands: x [B, F, D], i, j, weight [A, D], bias [A] or None, query [1, A], its bias or None, which changes no softmax.
 static void run_attention(const Request& request) {
   if (request.n_operands != 7) refused("fxopt.pair_attention: expected vectors, pairs and weights");
-  const Operand* operand = request.operands;
+  const Array* operand = request.operands;
   FieldList list;
   list.add(operand[0]);
   Attention job{list.fields()};
@@ -220,11 +213,10 @@ static void run_attention(const Request& request) {
   std::vector<float> bias = turned(operand[4], 1, job.A, 1), query = turned(operand[5], 1, job.A, 1);
   bias.resize(job.units), query.resize(job.units);
   job.weight = weight.data(), job.bias = bias.data(), job.query = query.data();
-  const int64_t pooled[2] = {job.x.B, job.x.D}, scores[2] = {job.x.B, job.n};
-  job.pooled = reinterpret_cast<float*>(request.allocate(request.context, 2, pooled, kDtypeFloat));
-  job.scores = reinterpret_cast<float*>(request.allocate(request.context, 2, scores, kDtypeFloat));
+  job.pooled = request.floats({job.x.B, job.x.D});
+  job.scores = request.floats({job.x.B, job.n});
   const double ns = 50 + double(job.n * job.units * job.x.D) / 60;
-  over_rows(job.x.B, ns, [&](int64_t row0, int64_t row1) { kernels->attention(job, row0, row1, floats); });
+  over_rows(job.x.B, ns, [&](int64_t row0, int64_t row1) { chosen->attention(job, row0, row1, floats); });
 }
 
 static std::tuple<Tensor, Tensor> pair_attention(
@@ -252,8 +244,7 @@ static std::vector<Tensor> pair_sum_backward(
 
 static Tensor dot_interaction(
     const std::vector<Tensor> vectors, const std::vector<Tensor> before, const std::vector<Tensor> after, const Tensor i, const Tensor j) {
-  const std::vector<int64_t> words{int64_t(vectors.size()), int64_t(before.size()), int64_t(after.size())};
-  return run_dispatched(run_dot, words, vectors, before, after, i, j)[0];
+  return run_dispatched(run_dot, {}, vectors, before, after, i, j)[0];
 }
 
 static std::vector<Tensor> dot_interaction_backward(

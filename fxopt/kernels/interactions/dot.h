@@ -91,7 +91,7 @@ inline void load_weights(const DotBackward& job, const float* grad, int64_t widt
     float* to = weights + run.i * width + run.j;
     for (int64_t k = 0; k < run.count; k += kLanes) {
       const float* from = grad + run.at + k;
-      store(to + k, load(to + k) + (run.count - k >= kLanes ? load(from) : load(from, int(run.count - k))));
+      store(to + k, load(to + k) + load_part(from, run.count - k));
     }
   }
 }
@@ -105,11 +105,8 @@ inline void gradient_block(const DotBackward& job, int64_t b, const float* rows,
 #pragma GCC unroll 8
     for (int r = 0; r < kTall; r++) sums[r] = fma(splat(line[r]), right, sums[r]);
   }
-  const int64_t n = job.x.D - d;
-  for (int r = 0; r < kTall && f + r < job.x.F; r++) {
-    float* to = job.grad_x.data[f + r] + b * job.grad_x.row[f + r] + d;
-    n >= kLanes ? store(to, sums[r]) : store(to, sums[r], int(n));
-  }
+  for (int r = 0; r < kTall && f + r < job.x.F; r++)
+    store_part(job.grad_x.data[f + r] + b * job.grad_x.row[f + r] + d, sums[r], job.x.D - d);
 }
 
 static void dot_backward(const DotBackward& job, int64_t row0, int64_t row1, float* (*scratch)(int64_t)) {

@@ -6,14 +6,14 @@ Each batch row's Gram matrix lives in the cache only; the vectors are read where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import gradients
-from ..operators import BY_ROWS, Operator, Operators
+from ..operators import BY_ROWS, NO_PLAN, Operator, Operators
 from .library import KERNEL
 
 _SCHEMAS = (
@@ -39,42 +39,33 @@ def dot_interaction(
     return torch.cat([*before, torch.bmm(z, z.transpose(1, 2))[:, i, j], *after], 1)
 
 
-def call_of(vectors: int, before: int, after: int) -> Callable[..., Tensor]:
-    """The operator for so many tensors, past the dispatcher where it can be."""
-    counts = torch.tensor([vectors, before, after], device="cpu")
-
-    def fxopt_dot_interaction(
-        vectors: list[Tensor], before: list[Tensor], after: list[Tensor], i: Tensor, j: Tensor
-    ) -> Tensor:
-        outputs = OPERATORS.past_dispatcher("dot_interaction")(vectors, before, after, i, j, counts)
-        if outputs is not None:
-            return outputs[0]
-        if torch.is_grad_enabled():  # through the dispatcher a step costs 50 us more
-            return _Recorded.apply(counts, len(vectors), len(before), i, j, *vectors, *before, *after)
-        return torch.ops.fxopt.dot_interaction(vectors, before, after, i, j)
-
-    return fxopt_dot_interaction
+def call(vectors: list[Tensor], before: list[Tensor], after: list[Tensor], i: Tensor, j: Tensor) -> Tensor:
+    """The operator, past the dispatcher where it can be."""
+    outputs = OPERATORS.past_dispatcher("dot_interaction")(vectors, before, after, i, j, NO_PLAN)
+    if outputs is not None:
+        return outputs[0]
+    if torch.is_grad_enabled():  # through the dispatcher a step costs 50 us more
+        return _Recorded.apply(len(vectors), len(before), i, j, *vectors, *before, *after)
+    return torch.ops.fxopt.dot_interaction(vectors, before, after, i, j)
 
 
 class _Recorded(torch.autograd.Function):
     """The operator with its gradients, past the dispatcher."""
 
     @staticmethod
-    def forward(
-        ctx: Any, counts: Tensor, n_vectors: int, n_before: int, i: Tensor, j: Tensor, *tensors: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, n_vectors: int, n_before: int, i: Tensor, j: Tensor, *tensors: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         split = n_vectors + n_before
         parts = list(tensors[:n_vectors]), list(tensors[n_vectors:split]), list(tensors[split:])
-        _setup_context(ctx, (*parts, i, j), counts)
-        outputs = OPERATORS.past_dispatcher("dot_interaction")(*parts, i, j, counts)
+        _setup_context(ctx, (*parts, i, j), i)
+        outputs = OPERATORS.past_dispatcher("dot_interaction")(*parts, i, j, NO_PLAN)
         return torch.ops.fxopt.dot_interaction(*parts, i, j) if outputs is None else outputs[0]
 
     @staticmethod
     @gradients.where_they_flow
     def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
-        found, before, after, _, _ = _gradients_of(ctx, grad, any(ctx.needs_input_grad[5 : 5 + ctx.n_vectors]))
-        return None, None, None, None, None, *found, *before, *after
+        found, before, after, _, _ = _gradients_of(ctx, grad, any(ctx.needs_input_grad[4 : 4 + ctx.n_vectors]))
+        return None, None, None, None, *found, *before, *after
 
 
 def _fake(vectors: list[Tensor], before: list[Tensor], after: list[Tensor], i: Tensor, j: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "../simd/cpu.h"
+
 namespace fxopt {
 
 // B rows of F vectors of D floats. Vector f of row b starts at data[f] + b * row[f]; its floats are lane[f] apart.
@@ -78,8 +80,6 @@ struct Kernels {
   void (*pair_sum_backward)(const PairSumBackward&, int64_t row0, int64_t row1);
 };
 
-namespace avx512 { extern const Kernels kernels; }
-namespace avx2 { extern const Kernels kernels; }
-namespace scalar { extern const Kernels kernels; }
+FXOPT_IN_EACH(const Kernels kernels)
 
 }  // namespace fxopt

@@ -6,4 +6,4 @@ from pathlib import Path
 
 from ..operators import cpu_library
 
-KERNEL = cpu_library(Path(__file__).parent)
+KERNEL = cpu_library(Path(__file__).parent, "layout.h", "kernels.h")

@@ -21,8 +21,7 @@ static void pair_sum(const PairSum& job, int64_t row0, int64_t row1) {
         before += v;
       }
       if (job.total) all += pairs;
-      else if (x.D - d >= kLanes) store(job.out + b * x.D + d, pairs * splat(job.scale));
-      else store(job.out + b * x.D + d, pairs * splat(job.scale), int(x.D - d));
+      else store_part(job.out + b * x.D + d, pairs * splat(job.scale), x.D - d);
     }
     if (job.total) job.out[b] = sum(all) * job.scale;
   }
@@ -36,7 +35,6 @@ static void pair_sum_backward(const PairSumBackward& job, int64_t row0, int64_t 
   for (int64_t b = row0; b < row1; b++) {
     if (job.grad_weights) memset(job.grad_weights + b * x.F, 0, size_t(x.F) * sizeof(float));
     for (int64_t d = 0; d < x.D; d += kLanes) {
-      const int n = x.D - d < kLanes ? int(x.D - d) : kLanes;
       Floats all{};
       for (int64_t f = 0; f < x.F; f++) all = fma(lanes_of(x, b, f, d), splat(weight_of(forward, b, f)), all);
       const Floats grad = forward.total ? splat(job.grad[b * job.grad_row]) : lanes_of(grads, b, 0, d);
@@ -44,9 +42,7 @@ static void pair_sum_backward(const PairSumBackward& job, int64_t row0, int64_t 
       for (int64_t f = 0; f < x.F; f++) {
         const Floats v = lanes_of(x, b, f, d), w = splat(weight_of(forward, b, f)), own = scaled * (all - w * v);
         if (job.grad_weights) job.grad_weights[b * x.F + f] += sum(own * v);
-        if (!job.grad_x) continue;
-        float* to = job.grad_x + (b * x.F + f) * x.D + d;
-        n == kLanes ? store(to, own * w) : store(to, own * w, n);
+        if (job.grad_x) store_part(job.grad_x + (b * x.F + f) * x.D + d, own * w, x.D - d);
       }
     }
   }

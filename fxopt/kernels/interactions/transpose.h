@@ -46,7 +46,7 @@ inline Floats lanes_of(const Fields& x, int64_t b, int64_t f, int64_t d) {
   if (f >= x.F) return Floats{};
   const int64_t lane = x.lane[f], n = x.D - d;
   const float* from = x.data[f] + b * x.row[f] + d * lane;
-  if (lane == 1) return n >= kLanes ? load(from) : load(from, int(n));
+  if (lane == 1) return load_part(from, n);
   Floats v{};
   for (int k = 0; k < kLanes && k < n; k++) v[k] = from[k * lane];
   return v;

@@ -2,26 +2,23 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <cstdlib>
 
 #include "../dispatched.h"
-#include "../simd/cpu.h"
 #include "layout.h"
 
 namespace fxopt {
 
-static const Kernels* kernels = FXOPT_BEST(kernels, std::getenv("FXOPT_ISA"));
-FXOPT_EXPORT void fxopt_k_largest_isa(const char* limit) { kernels = FXOPT_BEST(kernels, limit); }  // for tests
+FXOPT_CHOSEN(kernels, k_largest)
 
 // Operands: x [outer, n, inner]. words: k.
 static void run(const Request& request) {
   if (request.n_operands != 1 || request.n_words != 1) refused("fxopt.k_largest: expected a tensor and k");
-  const Operand& x = request.operands[0];
+  const Array& x = request.operands[0];
   const int64_t k = request.words[0];
   if (x.dtype != kDtypeFloat || x.dim != 3) refused("fxopt.k_largest: expected float32 [outer, n, inner]");
   if (k < 1 || k > 64 || k > x.sizes[1]) refused("fxopt.k_largest: expected 1 <= k <= %lld, found %lld", (long long)(x.sizes[1] < 64 ? x.sizes[1] : 64), (long long)k);
-  const int64_t outer = x.sizes[0], inner = x.sizes[2], sizes[3] = {outer, k, inner};
-  float* out = reinterpret_cast<float*>(request.allocate(request.context, 3, sizes, kDtypeFloat));
+  const int64_t outer = x.sizes[0], inner = x.sizes[2];
+  float* out = request.floats({outer, k, inner});
   const float* data = reinterpret_cast<const float*>(x.data);
   if (outer == 0 || inner == 0) return;
   const int64_t grain = 1 + 20000 / (k * x.sizes[1] * inner);
@@ -32,14 +29,14 @@ static void run(const Request& request) {
       job.lists = last - first, job.list_step = x.strides[0], job.to_list_step = k * inner;
       for (int64_t i = 0; i < inner; i++) {
         job.from = data + first * x.strides[0] + i * x.strides[2], job.to = out + first * k * inner + i;
-        kernels->largest(job);
+        chosen->largest(job);
       }
       return;
     }
     job.lists = inner, job.list_step = x.strides[2], job.to_list_step = 1;
     for (int64_t row = first; row < last; row++) {
       job.from = data + row * x.strides[0], job.to = out + row * k * inner;
-      kernels->largest(job);
+      chosen->largest(job);
     }
   };
   if (outer <= grain || torch::stable::get_num_threads() == 1) rows(0, outer);

@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "../simd/cpu.h"
+
 namespace fxopt {
 
 // The k largest of n numbers, the first the largest: of each of `lists` lists.
@@ -17,8 +19,6 @@ struct Kernels {
   void (*largest)(const Largest&);
 };
 
-namespace avx512 { extern const Kernels kernels; }
-namespace avx2 { extern const Kernels kernels; }
-namespace scalar { extern const Kernels kernels; }
+FXOPT_IN_EACH(const Kernels kernels)
 
 }  // namespace fxopt

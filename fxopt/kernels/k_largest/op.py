@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..operators import BY_ROWS, Operator, Operators, cpu_library
 
-KERNEL = cpu_library(Path(__file__).parent)
+KERNEL = cpu_library(Path(__file__).parent, "layout.h", "select.h")
 
 
 def k_largest(x: Tensor, k: int) -> Tensor:

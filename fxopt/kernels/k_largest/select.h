@@ -15,14 +15,14 @@ inline Ints key_of(Floats x) {
 inline Floats value_of(Ints key) { return from_bits(key ^ ((key >> 31) & 0x7fffffff)); }
 
 inline Floats lanes_of(const float* from, int64_t step, int count) {
-  if (step == 1) return count == kLanes ? load(from) : load(from, count);
+  if (step == 1) return load_part(from, count);
   float lanes[kLanes] = {};
   for (int l = 0; l < count; l++) lanes[l] = from[l * step];
   return load(lanes);
 }
 
 inline void to_lanes(float* to, int64_t step, int count, Floats value) {
-  if (step == 1) return count == kLanes ? store(to, value) : store(to, value, count);
+  if (step == 1) return store_part(to, value, count);
   float lanes[kLanes];
   store(lanes, value);
   for (int l = 0; l < count; l++) to[l * step] = lanes[l];

@@ -1,5 +1,6 @@
 // What one call hands to the kernels: pairs of plain columns, whose rows are multiplied where they lie.
 #pragma once
+#include "../simd/cpu.h"
 #include "../columns/call.h"
 
 namespace fxopt {
@@ -8,7 +9,7 @@ constexpr int kPairs = 16;  // of a work item: 16 dot products are a cache line 
 
 // Words in front of the columns' plan. Behind them: the first column of each group, and the group of each column.
 struct Setting {
-  int64_t n_tensors, dots, n_columns, n_groups;  // the other operands are tables; dots: products are summed over their row
+  int64_t dots, n_columns, n_groups;  // dots: products are summed over their row
 };
 
 // Columns with the same ids are a group: those are made once.
@@ -31,8 +32,6 @@ struct ProductKernels {
   bool (*multiply)(const Products&, int64_t first, int64_t last, int64_t row0, int64_t row1);
 };
 
-namespace avx512 { extern const ProductKernels products; }
-namespace avx2 { extern const ProductKernels products; }
-namespace scalar { extern const ProductKernels products; }
+FXOPT_IN_EACH(const ProductKernels products)
 
 }  // namespace fxopt

@@ -21,7 +21,7 @@ from ..columns.plan import Plan
 from ..operators import Operator, Operators, cpu_library
 
 _COLUMNS = sorted((Path(__file__).parents[1] / "columns").glob("*.h"))
-KERNEL = cpu_library(Path(__file__).parent, *_COLUMNS)
+KERNEL = cpu_library(Path(__file__).parent, "layout.h", "products.h", *_COLUMNS)
 
 
 def lookup_products(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor, dots: bool) -> Tensor:
@@ -42,9 +42,9 @@ def lookup_products(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: T
     return (left * right).sum(2) if dots else (left * right).flatten(1)
 
 
-def call_of(plan: Plan, encoded: Tensor, n_tensors: int) -> Callable[..., Tensor]:
+def call_of(plan: Plan, encoded: Tensor) -> Callable[..., Tensor]:
     """`lookup_products` for one plan, past the dispatcher where it can be, with its errors explained."""
-    words = [_words(plan, encoded, n_tensors, dots) for dots in (False, True)]
+    words = [_words(plan, encoded, dots) for dots in (False, True)]
 
     def fxopt_lookup_products(
         tensors: Sequence[Tensor], tables: Sequence[Tensor], encoded: Tensor, dots: bool
@@ -63,15 +63,13 @@ def call_of(plan: Plan, encoded: Tensor, n_tensors: int) -> Callable[..., Tensor
     return fxopt_lookup_products
 
 
-def _words(plan: Plan, encoded: Tensor, n_tensors: int, dots: bool) -> Tensor:
+def _words(plan: Plan, encoded: Tensor, dots: bool) -> Tensor:
     """What layout.h's Setting says, then the plan."""
     numbers: dict[object, int] = {}
     keys = [(column.source, repr(column.program)) for column in plan.columns]  # 0.0 == -0.0
     groups = [numbers.setdefault(key, len(numbers)) for key in keys]
     firsts = [groups.index(number) for number in range(len(numbers))]
-    return torch.cat(
-        [torch.tensor([n_tensors, dots, len(groups), len(firsts), *firsts, *groups], device="cpu"), encoded]
-    )
+    return torch.cat([torch.tensor([dots, len(groups), len(firsts), *firsts, *groups], device="cpu"), encoded])
 
 
 def _fake(tensors: list[Tensor], tables: list[Tensor], plan: Tensor, dots: bool) -> Tensor:

@@ -1,29 +1,17 @@
-// y = x W + b for W as it was written down, [K, N] row by row (matmul, einsum): rows of x times rows of W, broadcast.
+// y = x W + b for W as it was written down, [K, N] row by row (matmul, einsum): rows of x times rows of W,
+// broadcast. Its stride is from k to k + 1.
 #pragma once
-#include "../gemm/vectors.h"
-#include "../simd/vector.h"
+#include "../gemm/gemm.h"
 
 namespace fxopt::FXOPT_ISA {
-
-struct Across {
-  const float* x;
-  int64_t x_stride, M, K;
-  const float* w;
-  int64_t w_stride;  // from k to k + 1
-  const float* bias;
-  float* y;
-  int64_t y_stride;
-};
 
 // Sums of so many products are added up in pairs of such blocks: one chain of 1024 has 2-4x the error of torch's.
 constexpr int64_t kSummed = 64;
 
 // MR rows by NV vectors of columns, the last of them `rest` wide.
 template <int MR, int NV>
-[[gnu::always_inline]] inline void across_tile(const Across& g, int64_t m, int64_t n, int rest) {
-  const auto part = [&](const float* from, int j) {
-    return j + 1 < NV || rest == kLanes ? load(from + j * kLanes) : load(from + j * kLanes, rest);
-  };
+[[gnu::always_inline]] inline void across_tile(const Gemm& g, int64_t m, int64_t n, int rest) {
+  const auto part = [&](const float* from, int j) { return load_part(from + j * kLanes, j + 1 < NV ? kLanes : rest); };
   const float* x = g.x + m * g.x_stride;
   for (int64_t k = 0; k < g.K || k == 0; k += kSummed) {
     const int64_t end = k + kSummed < g.K ? k + kSummed : g.K;
@@ -46,15 +34,14 @@ template <int MR, int NV>
 #pragma GCC unroll 4
       for (int j = 0; j < NV; j++) {
         const Floats before = k ? part(y, j) : (g.bias ? part(g.bias + n, j) : Floats{});
-        if (j + 1 < NV || rest == kLanes) store(y + j * kLanes, before + sum[r][j]);
-        else store(y + j * kLanes, before + sum[r][j], rest);
+        store_part(y + j * kLanes, before + sum[r][j], j + 1 < NV ? kLanes : rest);
       }
     }
   }
 }
 
 template <int NV>
-inline void across_columns(const Across& g, int64_t n, int rest) {
+inline void across_columns(const Gemm& g, int64_t n, int rest) {
   constexpr int MR = FXOPT_VECTOR_BYTES == 64 ? 6 : 2;
   int64_t m = 0;
   for (; m + MR <= g.M; m += MR) across_tile<MR, NV>(g, m, n, rest);
@@ -63,7 +50,7 @@ inline void across_columns(const Across& g, int64_t n, int rest) {
 }
 
 // Columns [n0, n1) of all rows.
-inline void across(const Across& g, int64_t n0, int64_t n1) {
+inline void across(const Gemm& g, int64_t n0, int64_t n1) {
   int64_t n = n0;
   for (; n + 4 * kLanes <= n1; n += 4 * kLanes) across_columns<4>(g, n, kLanes);
   for (; n < n1; n += kLanes) across_columns<1>(g, n, n1 - n < kLanes ? int(n1 - n) : kLanes);

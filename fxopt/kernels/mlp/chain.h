@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "../simd/cpu.h"
+
 namespace fxopt {
 
 enum Op : int64_t {
@@ -38,8 +40,6 @@ struct Kernels {
   void (*pointwise)(const Step& step, float* y, int64_t M, int64_t y_stride);
 };
 
-namespace avx512 { extern const Kernels kernels; }
-namespace avx2 { extern const Kernels kernels; }
-namespace scalar { extern const Kernels kernels; }
+FXOPT_IN_EACH(const Kernels kernels)
 
 }  // namespace fxopt

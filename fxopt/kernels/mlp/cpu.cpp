@@ -3,17 +3,15 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
 #include "../dispatched.h"
-#include "../simd/cpu.h"
+#include "../scratch.h"
 #include "resolve.h"
 
 namespace fxopt {
 
-static const Kernels* kernels = FXOPT_BEST(kernels, std::getenv("FXOPT_ISA"));
-FXOPT_EXPORT void fxopt_mlp_isa(const char* limit) { kernels = FXOPT_BEST(kernels, limit); }  // for tests
+FXOPT_CHOSEN(kernels, mlp)
 
 constexpr int64_t kBlockFloats = 96 << 10;  // of what a block of rows reads and writes in a layer: 384 KB of a 1 MB cache
 constexpr int64_t kTile = 12;               // rows of a micro kernel, or two of them
@@ -29,7 +27,7 @@ static double nanoseconds(const Step& step, int64_t rows) {
 }
 
 // `rows` rows of `input` from row `row` on, as columns of a dense block.
-static void gather(const Operand& input, int64_t row, int64_t rows, float* to, int64_t stride) {
+static void gather(const Array& input, int64_t row, int64_t rows, float* to, int64_t stride) {
   const int32_t last = input.dim - 1;
   const int64_t K = input.sizes[last], step = input.strides[last];
   for (int64_t r = 0; r < rows; r++, to += stride) {
@@ -45,7 +43,7 @@ static void gather(const Operand& input, int64_t row, int64_t rows, float* to, i
 }
 
 // The distance between rows that lie evenly, each dense; -1 where they do not.
-static int64_t row_stride(const Operand& input) {
+static int64_t row_stride(const Array& input) {
   const int32_t last = input.dim - 1;
   if (input.sizes[last] > 1 && input.strides[last] != 1) return -1;
   int64_t stride = -1, rows = 1;
@@ -58,18 +56,10 @@ static int64_t row_stride(const Operand& input) {
   return stride < 0 ? input.sizes[last] : stride;
 }
 
-// Two blocks of rows that take turns; their memory is kept between calls.
-static void two_blocks(int64_t floats, float* (&side)[2]) {
-  thread_local std::vector<float> memory;
-  if (int64_t(memory.size()) < 2 * floats + 16) memory.resize(size_t(2 * floats + 16));
-  side[0] = memory.data() + (16 - reinterpret_cast<uintptr_t>(memory.data()) / sizeof(float) % 16);
-  side[1] = side[0] + floats;
-}
-
 // One layer for a few rows, its columns over the threads.
 static void linear(const Step& step, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride, bool alone) {
   const auto columns = [&](int64_t n0, int64_t n1) {
-    kernels->linear(step, x, x_stride, rows, y, y_stride, n0, n1);
+    chosen->linear(step, x, x_stride, rows, y, y_stride, n0, n1);
   };
   if (alone || nanoseconds(step, rows) < kParallelNs) return columns(0, step.N);
   const int64_t threads = torch::stable::get_num_threads(), share = ((step.N + threads - 1) / threads + 15) / 16 * 16;
@@ -112,8 +102,9 @@ static void copy(Rows from, int64_t rows, int64_t width, Rows to) {
 // Rows [row0, row1) through all steps. alone: on this thread.
 static void run_rows(const Chain& chain, float* out, int64_t row0, int64_t row1, bool alone) {
   const int64_t rows = row1 - row0;
-  float* side[2];
-  two_blocks(rows * padded(chain.widest), side);
+  const int64_t floats = rows * padded(chain.widest);
+  float* const memory = reinterpret_cast<float*>(scratch(size_t(2 * floats) * sizeof(float)));
+  float* const side[2] = {memory, memory + floats};  // blocks of rows that take turns
   Rows x = input_of(chain, row0, row1, side[0]);
   if (rows >= kTile && x.stride % kVector && chain.width > kVector && direct_stride(chain) >= 0) {
     const Rows aligned{side[0], padded(chain.width)};
@@ -124,7 +115,7 @@ static void run_rows(const Chain& chain, float* out, int64_t row0, int64_t row1,
   for (int64_t s = 0; s < int64_t(chain.steps.size()); s++) {
     const Step& step = chain.steps[s];
     if (step.op != kLinear) {
-      kernels->pointwise(step, x.data, rows, x.stride);
+      chosen->pointwise(step, x.data, rows, x.stride);
       continue;
     }
     Rows y{side[turn], padded(step.N)};
@@ -158,10 +149,7 @@ static void run_all(const Chain& chain, float* out) {
 // More outputs, for a gradient: the input where its rows are copied, and of every linear layer what it gave and what
 // became of it before the next one.
 static void keep(const Request& request, Chain& chain) {
-  const auto allocate = [&](int64_t width) {
-    const int64_t sizes[2] = {chain.rows, width};
-    return reinterpret_cast<float*>(request.allocate(request.context, 2, sizes, kDtypeFloat));
-  };
+  const auto allocate = [&](int64_t width) { return request.floats({chain.rows, width}); };
   if (direct_stride(chain) < 0) chain.kept = allocate(chain.width);
   for (int64_t s = 0; s < int64_t(chain.steps.size()); s++) {
     Step& step = chain.steps[s];
@@ -174,7 +162,7 @@ static void keep(const Request& request, Chain& chain) {
 static void run(const Request& request) {
   thread_local Chain chain;  // keeps its memory between calls
   resolve(request, chain);
-  const Operand& first = chain.inputs[0];
+  const Array& first = chain.inputs[0];
   std::vector<int64_t> sizes(first.sizes, first.sizes + first.dim);
   sizes.back() = chain.outputs();
   float* out = reinterpret_cast<float*>(request.allocate(request.context, first.dim, sizes.data(), kDtypeFloat));

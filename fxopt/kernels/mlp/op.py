@@ -20,30 +20,30 @@ from . import autograd, layers, reference
 from .plan import Op, decode, encode
 
 _HERE = Path(__file__).parent
-KERNEL = cpu_library(_HERE, *sorted((_HERE.parent / "gemm").glob("*.h")))
+KERNEL = cpu_library(_HERE, "chain.h", "steps.h", *sorted((_HERE.parent / "gemm").glob("*.h")))
 Call = Callable[[Sequence[Tensor], Sequence[Tensor | None], Sequence[int]], Tensor]
 
 
-def on(plan: Sequence[int], is_wide: bool = True) -> Call:
+def call_of(plan: Sequence[int], is_wide: bool = True) -> Call:
     """The operator for one plan, past the dispatcher where nothing is to be recorded.
 
     inputs: [..., K_i] each, float32, any strides. state: weights, biases and statistics as the plan numbers them.
     is_wide: whether a weight may be too large for the caches. Returns [..., N], contiguous. Raises RuntimeError where
     tensors do not fit the plan.
     """
-    is_compiled, call = OPERATORS.compiled(), OPERATORS.past_dispatcher("mlp")
+    is_compiled, past_dispatcher = OPERATORS.compiled(), OPERATORS.past_dispatcher("mlp")
     words, steps = torch.tensor(plan, dtype=torch.int64, device="cpu"), decode(plan)
     n_inputs = plan[0]
     chain = autograd.layers_of(steps) if steps[0].op == Op.LINEAR else []
     marked = torch.tensor(encode(-n_inputs, autograd.keeping(chain)), device="cpu")
 
     def kept(inputs: Sequence[Tensor], state: Sequence[Tensor | None]) -> Sequence[Tensor] | None:
-        return None if layers.pays(inputs, state, steps) else call(inputs, state, marked)
+        return None if layers.pays(inputs, state, steps) else past_dispatcher(inputs, state, marked)
 
     def mlp(inputs: Sequence[Tensor], state: Sequence[Tensor | None], plan: Sequence[int]) -> Tensor:
         if not torch.is_grad_enabled() and (not is_compiled or (is_wide and layers.pays(inputs, state, steps))):
             return layers.run(inputs, state, steps)
-        outputs = call(inputs, state, words)
+        outputs = past_dispatcher(inputs, state, words)
         if outputs is not None:
             return outputs[0]
         if chain and torch.is_grad_enabled():

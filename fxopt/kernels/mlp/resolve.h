@@ -13,7 +13,7 @@ namespace fxopt {
 struct Chain {
   std::vector<Step> steps;
   std::vector<std::vector<float>> vectors;  // scales and shifts of batch norms, and what lay apart: for this call
-  const Operand* inputs;
+  const Array* inputs;
   int64_t n_inputs, rows, width, widest, both;  // width: of the inputs side by side; both: what a layer reads and gives
   int64_t last_linear;                    // from here on the steps work on the output
   bool keeps;                             // what a gradient needs is given out, too
@@ -22,17 +22,17 @@ struct Chain {
   int64_t outputs() const { return steps.back().N; }
 };
 
-inline const Operand* state_of(const Request& request, int64_t n_inputs, int64_t index) {
+inline const Array* state_of(const Request& request, int64_t n_inputs, int64_t index) {
   if (index < 0) return nullptr;
   if (index >= request.n_operands - n_inputs) refused("fxopt.mlp: the plan reads tensor %lld", (long long)index);
-  const Operand* operand = request.operands + n_inputs + index;
+  const Array* operand = request.operands + n_inputs + index;
   if (operand->is_none()) return nullptr;
   if (operand->dtype != kDtypeFloat) refused("fxopt.mlp: expected float32 tensors, found dtype %d", operand->dtype);
   return operand;
 }
 
 // Rows [M, N] that lie apart, side by side: for this call.
-inline const float* side_by_side(Chain& chain, const Operand& from, int64_t M, int64_t N, int64_t row, int64_t column) {
+inline const float* side_by_side(Chain& chain, const Array& from, int64_t M, int64_t N, int64_t row, int64_t column) {
   chain.vectors.emplace_back(product(M, N));
   const auto* read = reinterpret_cast<const float*>(from.data);
   float* to = chain.vectors.back().data();
@@ -42,7 +42,7 @@ inline const float* side_by_side(Chain& chain, const Operand& from, int64_t M, i
 }
 
 // A vector of N values, or of one where that is allowed; null where the plan has none.
-inline const float* vector_of(Chain& chain, const Operand* operand, int64_t N, bool* one = nullptr) {
+inline const float* vector_of(Chain& chain, const Array* operand, int64_t N, bool* one = nullptr) {
   if (!operand) return nullptr;
   if (operand->dim != 1) refused("fxopt.mlp: expected a vector of %lld, found %d dims", (long long)N, operand->dim);
   if (one) *one = operand->sizes[0] == 1;
@@ -52,7 +52,7 @@ inline const float* vector_of(Chain& chain, const Operand* operand, int64_t N, b
   return reinterpret_cast<const float*>(operand->data);
 }
 
-inline void resolve_linear(Chain& chain, Step& step, const Operand* weight, const Operand* bias) {
+inline void resolve_linear(Chain& chain, Step& step, const Array* weight, const Array* bias) {
   if (!weight || weight->dim != 2 || weight->sizes[1] != step.K) refused("fxopt.mlp: expected a weight [N, %lld]", (long long)step.K);
   step.N = weight->sizes[0];
   step.bias = vector_of(chain, bias, step.N);
@@ -64,7 +64,7 @@ inline void resolve_linear(Chain& chain, Step& step, const Operand* weight, cons
 }
 
 // Running statistics as x * scale + shift, by torch's own formula.
-inline void resolve_batch_norm(Chain& chain, Step& step, const Operand* const (&tensors)[5]) {
+inline void resolve_batch_norm(Chain& chain, Step& step, const Array* const (&tensors)[5]) {
   const float *mean = vector_of(chain, tensors[0], step.N), *variance = vector_of(chain, tensors[1], step.N);
   const float *weight = vector_of(chain, tensors[2], step.N), *bias = vector_of(chain, tensors[3], step.N);
   if (!mean || !variance) refused("fxopt.mlp: a batch norm without running statistics");
@@ -79,7 +79,7 @@ inline void resolve_batch_norm(Chain& chain, Step& step, const Operand* const (&
 }
 
 inline void resolve_step(Chain& chain, const Request& request, const Record& record, int64_t K) {
-  const Operand* tensors[5];
+  const Array* tensors[5];
   for (int k = 0; k < 5; k++) tensors[k] = state_of(request, chain.n_inputs, record.tensors[k]);
   chain.steps.push_back({Op(record.op), K, K, nullptr, 0, false, nullptr, nullptr, nullptr, nullptr, false,
                          float(record.constants[0]), float(record.constants[1]), nullptr, nullptr});
@@ -102,11 +102,11 @@ inline void resolve_step(Chain& chain, const Request& request, const Record& rec
 }
 
 inline void resolve_inputs(Chain& chain) {
-  const Operand& first = chain.inputs[0];
+  const Array& first = chain.inputs[0];
   chain.rows = 1;
   for (int32_t d = 0; d + 1 < first.dim; d++) chain.rows *= first.sizes[d];
   for (int64_t k = 0; k < chain.n_inputs; k++) {
-    const Operand& input = chain.inputs[k];
+    const Array& input = chain.inputs[k];
     if (input.dim < 1 || input.dim != first.dim || input.dtype != kDtypeFloat) refused("fxopt.mlp: expected float32 inputs of one rank");
     for (int32_t d = 0; d + 1 < first.dim; d++)
       if (input.sizes[d] != first.sizes[d]) refused("fxopt.mlp: inputs differ in dim %d", d);

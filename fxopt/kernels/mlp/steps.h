@@ -1,14 +1,14 @@
 // The steps, compiled once per instruction set.
 #pragma once
-#include "../gemm/gemm.h"
 #include "../simd/math.h"
 #include "across.h"
 
 namespace fxopt::FXOPT_ISA {
 
 inline void linear(const Step& step, const float* x, int64_t x_stride, int64_t M, float* y, int64_t y_stride, int64_t n0, int64_t n1) {
-  if (step.across) across({x, x_stride, M, step.K, step.weight, step.weight_stride, step.bias, y, y_stride}, n0, n1);
-  else gemm(Gemm<float>{x, x_stride, M, step.K, step.weight, step.weight_stride, step.bias, y, y_stride}, n0, n1);
+  const Gemm product{x, x_stride, M, step.K, step.weight, step.weight_stride, step.bias, y, y_stride};
+  if (step.across) across(product, n0, n1);
+  else gemm(product, n0, n1);
 }
 
 // f(values, column, how many of them count) for every vector of a row. Written out once: most of the time to compile.
@@ -16,14 +16,8 @@ template <class F>
 [[gnu::always_inline]] inline void each(float* row, int64_t N, F f) {
   for (int64_t n = 0; n < N; n += kLanes) {
     const int count = N - n < kLanes ? int(N - n) : kLanes;
-    const Floats y = f(count == kLanes ? load(row + n) : load(row + n, count), n, count);
-    if (count == kLanes) store(row + n, y);
-    else store(row + n, y, count);
+    store_part(row + n, f(load_part(row + n, count), n, count), count);
   }
-}
-
-inline Floats vector_of(const float* values, int64_t n, int count) {
-  return count == kLanes ? load(values + n) : load(values + n, count);
 }
 
 inline Floats gelu_tanh(Floats x) {
@@ -52,8 +46,8 @@ inline void normalize(const Step& step, float* row) {
   const float scale = 1.0f / __builtin_sqrtf(sum(squares) / float(step.N) + step.a);
   each(row, step.N, [&](Floats x, int64_t n, int count) {
     Floats y = (x - mean) * scale;
-    if (step.scale) y *= vector_of(step.scale, n, count);
-    return step.shift ? y + vector_of(step.shift, n, count) : y;
+    if (step.scale) y *= load_part(step.scale + n, count);
+    return step.shift ? y + load_part(step.shift + n, count) : y;
   });
 }
 
@@ -61,7 +55,7 @@ inline void pointwise_row(const Step& s, float* row) {
   const int64_t N = s.N;
   switch (s.op) {
     case kBatchNorm:
-      return each(row, N, [&](Floats x, int64_t n, int c) { return fma(x, vector_of(s.scale, n, c), vector_of(s.shift, n, c)); });
+      return each(row, N, [&](Floats x, int64_t n, int c) { return fma(x, load_part(s.scale + n, c), load_part(s.shift + n, c)); });
     case kRelu: return each(row, N, [](Floats x, int64_t, int) { return x < 0.0f ? Floats{} : x; });
     case kSigmoid: return each(row, N, [](Floats x, int64_t, int) { return sigmoid(x); });
     case kTanh: return each(row, N, [](Floats x, int64_t, int) { return tanh(x); });
@@ -71,7 +65,7 @@ inline void pointwise_row(const Step& s, float* row) {
     case kLeakyRelu: return each(row, N, [&](Floats x, int64_t, int) { return x > 0.0f ? x : x * s.a; });
     case kPrelu:
       if (s.one_slope) return each(row, N, [&](Floats x, int64_t, int) { return x > 0.0f ? x : x * s.slope[0]; });
-      return each(row, N, [&](Floats x, int64_t n, int c) { return x > 0.0f ? x : x * vector_of(s.slope, n, c); });
+      return each(row, N, [&](Floats x, int64_t n, int c) { return x > 0.0f ? x : x * load_part(s.slope + n, c); });
     case kElu: return each(row, N, [&](Floats x, int64_t, int) { return elu(x, s.a); });
     case kSoftplus: return each(row, N, [](Floats x, int64_t, int) { return softplus(x); });
     case kClamp:
@@ -82,8 +76,8 @@ inline void pointwise_row(const Step& s, float* row) {
       });
     case kDice:
       return each(row, N, [&](Floats x, int64_t n, int c) {
-        const Floats p = sigmoid(fma(x, vector_of(s.scale, n, c), vector_of(s.shift, n, c)));
-        const Floats slope = s.one_slope ? splat(s.slope[0]) : vector_of(s.slope, n, c);
+        const Floats p = sigmoid(fma(x, load_part(s.scale + n, c), load_part(s.shift + n, c)));
+        const Floats slope = s.one_slope ? splat(s.slope[0]) : load_part(s.slope + n, c);
         return slope * (1.0f - p) * x + p * x;
       });
     case kLayerNorm: return normalize(s, row);

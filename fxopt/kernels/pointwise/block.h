@@ -2,8 +2,8 @@
 #pragma once
 #include <algorithm>
 #include <cstring>
-#include <memory>
 
+#include "../scratch.h"
 #include "job.h"
 
 namespace fxopt {
@@ -15,7 +15,7 @@ class Worker {
  public:
   explicit Worker(const Job& job) : job_(job), data_(pointers()) {
     const int64_t n_constants = job.header->n_steps * 3 * kConstantLanes;
-    float* memory = scratch(size_t(job.scratch + n_constants));
+    float* memory = reinterpret_cast<float*>(scratch(size_t(job.scratch + n_constants) * sizeof(float)));
     constants_ = memory + job.scratch;
     data_.resize(job.values.size());
     for (size_t v = 0; v < data_.size(); v++) data_[v] = memory + job.values[v].offset;
@@ -64,16 +64,6 @@ class Worker {
     return memory;
   }
 
-  static float* scratch(size_t floats) {
-    thread_local std::unique_ptr<float[]> memory;
-    thread_local size_t size = 0;
-    if (size < floats + 16) {
-      size = floats + 16;
-      memory.reset(new float[size]);
-    }
-    return memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64) % 64 / 4;
-  }
-
   // What the next block reads, while this one computes: a block is too short for the hardware to run ahead.
   static void prefetch(const float* from, int64_t n) {
     for (int64_t i = 0; i < std::min(n, kPrefetchFloats); i += 16) __builtin_prefetch(from + i);
@@ -118,16 +108,7 @@ class Worker {
   }
 
   static void append(Loops& loops, const Loops& more) {
-    for (int k = 0; k < more.depth; k++) {
-      const int last = loops.depth - 1;
-      if (last >= 0 && loops.strides[last] == more.strides[k] * more.sizes[k]) {
-        loops.sizes[last] *= more.sizes[k];
-        loops.strides[last] = more.strides[k];
-        continue;
-      }
-      loops.sizes[loops.depth] = more.sizes[k];
-      loops.strides[loops.depth++] = more.strides[k];
-    }
+    for (int k = 0; k < more.depth; k++) loops.add(more.sizes[k], more.strides[k]);
   }
 
   // The reduced axes lie next to each other: encode.py makes a step for each run of them.

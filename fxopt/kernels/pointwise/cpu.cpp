@@ -1,18 +1,15 @@
 // fxopt::pointwise on the CPU: the steps of a plan over blocks of rows that stay in the first-level cache.
-#include <cstdlib>
 
-#include "../simd/cpu.h"
 #include "job.h"
 #include "schedule.h"
 
 namespace fxopt {
 
-static const Kernels* kernels = FXOPT_BEST(kernels, std::getenv("FXOPT_ISA"));
-FXOPT_EXPORT void fxopt_pointwise_isa(const char* limit) { kernels = FXOPT_BEST(kernels, limit); }  // for tests
+FXOPT_CHOSEN(kernels, pointwise)
 
 static void run(const Request& request) {
   thread_local Job job;  // keeps its memory between calls
-  job.resolve(request, *kernels);
+  job.resolve(request, *chosen);
   if (job.rows > 0) run_all(job);
 }
 

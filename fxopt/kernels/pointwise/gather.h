@@ -12,12 +12,6 @@ inline void fill(float* to, float x, int64_t n) {
   if (i < n) store(to + i, v, int(n - i));
 }
 
-inline void copy(float* to, const float* from, int64_t n) {
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(to + i, load(from + i));
-  if (i < n) store(to + i, load(from + i, int(n - i)), int(n - i));
-}
-
 template <class T>
 inline void copy(float* to, const T* from, int64_t n) {
   for (int64_t i = 0; i < n; i++) to[i] = float(from[i]);

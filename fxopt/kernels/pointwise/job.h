@@ -34,7 +34,7 @@ struct Job {
   std::vector<Value> values;
   std::vector<int64_t> slots;           // elements in a row, then offsets
   std::vector<char*> results;
-  std::vector<const Operand*> tensors;
+  std::vector<const Array*> tensors;
 
   bool has_rows(int64_t mask) const { return (mask & ((int64_t(1) << outer) - 1)) != 0; }
   int64_t count(int64_t mask, int64_t first, int64_t last) const {
@@ -68,10 +68,10 @@ struct Job {
   }
 
  private:
-  void measure(const Operand* operands) {
+  void measure(const Array* operands) {
     for (int64_t& size : sizes) size = -1;
     for (int64_t k = 0; k < header->n_inputs; k++) {
-      const Operand& tensor = operands[k];
+      const Array& tensor = operands[k];
       const Input& input = inputs[k];
       if (tensor.dim != input.dims) refused("fxopt.pointwise: input %lld has %d dims instead of %lld", (long long)k, tensor.dim, (long long)input.dims);
       switch (tensor.dtype) {
@@ -107,28 +107,13 @@ struct Job {
     rows = count(all, 0, outer);
   }
 
-  static void add_loop(Loops& loops, int64_t size, int64_t stride) {
-    if (size == 1) return;
-    if (loops.depth > 0) {
-      int64_t& last_size = loops.sizes[loops.depth - 1];
-      int64_t& last_stride = loops.strides[loops.depth - 1];
-      if (last_stride == stride * size) {
-        last_size *= size;
-        last_stride = stride;
-        return;
-      }
-    }
-    loops.sizes[loops.depth] = size;
-    loops.strides[loops.depth++] = stride;
-  }
-
   void describe(Value& value, int64_t mask) {
     value.inner = count(mask, outer, header->axes);
     value.by_row = has_rows(mask);
     value.direct = false;
   }
 
-  void resolve_input(int64_t k, const Operand& tensor) {
+  void resolve_input(int64_t k, const Array& tensor) {
     Value& value = values[k];
     tensors[k] = &tensor;
     const Input& input = inputs[k];
@@ -148,7 +133,7 @@ struct Job {
     slots[k] = value.inner;
     value.loops.depth = 0;
     for (int64_t axis = outer; axis < header->axes; axis++)
-      if (const int64_t dim = input.dim_of[axis]; dim >= 0) add_loop(value.loops, sizes[axis], tensor.strides[dim]);
+      if (const int64_t dim = input.dim_of[axis]; dim >= 0) value.loops.add(sizes[axis], tensor.strides[dim]);
   }
 
   void resolve_step(int64_t k) {
@@ -172,7 +157,7 @@ struct Job {
     for (int64_t axis = outer; axis < header->axes; axis++) {
       const bool is_there = mask >> axis & 1;
       if (is_there) stride = sizes[axis] ? stride / sizes[axis] : 0;
-      if (step.mask >> axis & 1) add_loop(value.loops, sizes[axis], is_there ? stride : 0);
+      if (step.mask >> axis & 1) value.loops.add(sizes[axis], is_there ? stride : 0);
     }
   }
 

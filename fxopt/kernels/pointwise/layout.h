@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "../simd/cpu.h"
+
 namespace fxopt {
 
 constexpr int64_t kVersion = 0x46584F500101;
@@ -44,6 +46,18 @@ struct Block {
 struct Loops {
   int depth;
   int64_t sizes[kMostAxes + 1], strides[kMostAxes + 1];
+
+  // One loop more, inside of the others; as part of the last one where that is the same.
+  [[gnu::always_inline]] void add(int64_t size, int64_t stride) {
+    if (size == 1) return;
+    if (depth > 0 && strides[depth - 1] == stride * size) {
+      sizes[depth - 1] *= size;
+      strides[depth - 1] = stride;
+      return;
+    }
+    sizes[depth] = size;
+    strides[depth++] = stride;
+  }
 };
 
 struct Kernels {
@@ -53,8 +67,6 @@ struct Kernels {
   void (*gather)(float* to, const char* from, int32_t dtype, const Loops& loops);
 };
 
-namespace avx512 { extern const Kernels kernels; }
-namespace avx2 { extern const Kernels kernels; }
-namespace scalar { extern const Kernels kernels; }
+FXOPT_IN_EACH(const Kernels kernels)
 
 }  // namespace fxopt

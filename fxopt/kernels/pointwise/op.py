@@ -14,7 +14,7 @@ from ..operators import BY_ROWS, Operator, Operators, cpu_library
 from . import reference
 from .encode import plan_of, words_of
 
-KERNEL = cpu_library(Path(__file__).parent)
+KERNEL = cpu_library(Path(__file__).parent, "layout.h", "kernels.h")
 
 
 def call(inputs: Sequence[Tensor], plan: str) -> list[Tensor]:

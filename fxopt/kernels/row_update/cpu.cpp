@@ -79,8 +79,8 @@ static void update(const Update<A>& u) {
   else torch::stable::parallel_for(0, u.n, grain, some);
 }
 
-static Operand checked(const Tensor& tensor, int dtype, std::initializer_list<int64_t> sizes, const char* what) {
-  const Operand operand = operand_of(tensor);
+static Array checked(const Tensor& tensor, int dtype, std::initializer_list<int64_t> sizes, const char* what) {
+  const Array operand = operand_of(tensor);
   bool fits = operand.dtype == dtype && operand.dim == int(sizes.size()) && tensor.is_contiguous();
   for (int d = 0; fits && d < operand.dim; d++) fits = operand.sizes[d] == sizes.begin()[d];
   if (!fits) refused("fxopt.row_update: %s does not fit the table", what);
@@ -89,9 +89,9 @@ static Operand checked(const Tensor& tensor, int dtype, std::initializer_list<in
 
 template <class A>
 static void run(const Tensor& table, const std::vector<Tensor>& state, const Tensor& rows, const Tensor& grads, const double* c, int64_t kind) {
-  const Operand to = operand_of(table);
+  const Array to = operand_of(table);
   const int64_t n = operand_of(rows).sizes[0], R = to.sizes[0], D = to.sizes[1];
-  const auto data = [](const Operand& operand) { return reinterpret_cast<A*>(operand.data); };
+  const auto data = [](const Array& operand) { return reinterpret_cast<A*>(operand.data); };
   Update<A> u{data(to), nullptr, nullptr, nullptr, nullptr, n, D, R, A(c[0]), A(c[1]), A(c[2]), A(c[3]), A(1 - c[2]), A(1 - c[3]), A(c[4])};
   u.rows = reinterpret_cast<const int64_t*>(checked(rows, kDtypeInt64, {n}, "the list of rows").data);
   u.grads = data(checked(grads, to.dtype, {n, D}, "the gradient"));
@@ -111,7 +111,7 @@ static void run(const Tensor& table, const std::vector<Tensor>& state, const Ten
 
 static void row_update(
     const Tensor table, const std::vector<Tensor> state, const Tensor rows, const Tensor grads, const Tensor constants, int64_t kind) {
-  const Operand to = operand_of(table), c = checked(constants, kDtypeDouble, {5}, "the list of constants");
+  const Array to = operand_of(table), c = checked(constants, kDtypeDouble, {5}, "the list of constants");
   if (to.dim != 2 || !table.is_contiguous() || operand_of(rows).dim != 1) refused("fxopt.row_update: expected a contiguous table [R, D] and rows [n]");
   const auto* numbers = reinterpret_cast<const double*>(c.data);
   if (to.dtype == kDtypeFloat) run<float>(table, state, rows, grads, numbers, kind);

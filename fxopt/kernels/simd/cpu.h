@@ -1,6 +1,7 @@
-// Which instruction set this CPU has. A library compiles its kernels once for each (isa_avx512.cpp, isa_avx2.cpp,
-// isa_scalar.cpp), in a namespace of that name, and picks by this.
+// Which instruction set this CPU has. A library compiles its kernels once for each (simd/__init__.py), in a namespace of
+// that name, and picks by this.
 #pragma once
+#include <cstdlib>
 #include <string>
 
 namespace fxopt {
@@ -31,5 +32,14 @@ inline Isa best_isa(const char* limit) {
 #else
 #define FXOPT_BEST(what, limit) ((void)(limit), &scalar::what)
 #endif
+
+// What each instruction set's namespace holds, and the one of them that this process uses, which a test may limit.
+#define FXOPT_IN_EACH(declaration)               \
+  namespace avx512 { extern declaration; }       \
+  namespace avx2 { extern declaration; }         \
+  namespace scalar { extern declaration; }
+#define FXOPT_CHOSEN(kernels, folder)                                    \
+  static const auto* chosen = FXOPT_BEST(kernels, std::getenv("FXOPT_ISA")); \
+  FXOPT_EXPORT void fxopt_##folder##_isa(const char* limit) { chosen = FXOPT_BEST(kernels, limit); }
 
 #define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))

@@ -55,6 +55,17 @@ inline void store(float* to, Floats v, int n) {
 #endif
 }
 
+// The next lanes where `left` numbers are left: all of them, or the first ones.
+inline Floats load_part(const float* from, int64_t left) { return left >= kLanes ? load(from) : load(from, int(left)); }
+inline void store_part(float* to, Floats v, int64_t left) { left >= kLanes ? store(to, v) : store(to, v, int(left)); }
+
+// A call of memcpy costs more than a few numbers.
+inline void copy(float* to, const float* from, int64_t n) {
+  int64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes) store(to + k, load(from + k));
+  if (k < n) store(to + k, load(from + k, int(n - k)), int(n - k));
+}
+
 inline Ints bits(Floats x) { return (Ints)x; }
 inline Floats from_bits(Ints x) { return (Floats)x; }
 inline Ints to_ints(Floats x) { return __builtin_convertvector(x, Ints); }  // truncates

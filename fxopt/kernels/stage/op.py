@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import struct
-import sys
-import sysconfig
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.machinery import ExtensionFileLoader
 from math import prod
 from pathlib import Path
 from types import ModuleType
@@ -23,18 +19,18 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from fxopt.torch_internals.python_tensor import PYTHON_TENSOR, readable
+from fxopt.torch_internals.python_tensor import PYTHON_TENSOR
 
 from .. import cuda_build
-from ..build import BuildError, Library, build
+from ..build import PYTHON_CFLAGS, BuildError, Library, imported
 
 _HERE = Path(__file__).parent
 KERNEL = cuda_build.CudaLibrary("fxopt_stage", source=_HERE / "stage.cu", headers=(_HERE / "slots.h",))
 POINTERS = Library(
-    f"fxopt_stage_pointers_{sys.implementation.cache_tag}",
+    "fxopt_stage_pointers",
     sources=(_HERE / "pointers.cpp",),
     headers=(PYTHON_TENSOR,),
-    cflags=("-O1", f"-I{sysconfig.get_path('include')}"),
+    cflags=PYTHON_CFLAGS,
     beside_cuda=True,
 )
 MOST_INPUTS = 2000  # two words each, in 32 KB of launch parameters
@@ -205,11 +201,4 @@ def pointers() -> ModuleType:
     Raises:
         BuildError: no working compiler, or a Python whose tensors it cannot read.
     """
-    loader = ExtensionFileLoader("fxopt_stage_pointers", str(build(POINTERS)))
-    spec = importlib.util.spec_from_loader("fxopt_stage_pointers", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    if not readable(module):
-        raise BuildError("the tensors of this Python cannot be read past their methods")
-    return module
+    return imported(POINTERS)

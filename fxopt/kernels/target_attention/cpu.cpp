@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -13,18 +12,15 @@
 
 #include "../dispatched.h"
 #include "../scratch.h"
-#include "../simd/cpu.h"
 #include "../words.h"
 #include "job.h"
 
 namespace fxopt::target {
 
-constexpr int64_t kVersion = 0x46584F540001;
-constexpr int32_t kDtypeBool = 11;
+constexpr int64_t kVersion = 0x46584F540002;
 constexpr double kParallelFlops = 2e6;  // 30 us on one thread; less is not worth waking another
 
-static Run run_rows = *FXOPT_BEST(run, std::getenv("FXOPT_ISA"));
-FXOPT_EXPORT void fxopt_target_attention_isa(const char* limit) { run_rows = *FXOPT_BEST(run, limit); }  // for tests
+FXOPT_CHOSEN(run, target_attention)
 
 static void check(bool holds, const char* what) {
   if (!holds) refused("fxopt.target_attention: expected %s", what);
@@ -45,9 +41,9 @@ class Arena {
 
 struct Matrix { const float* data; int64_t rows, columns, row, column; };
 
-static const float* floats(const Operand& operand) { return reinterpret_cast<const float*>(operand.data); }
+static const float* floats(const Array& operand) { return reinterpret_cast<const float*>(operand.data); }
 
-static Matrix matrix(const Operand& operand) {
+static Matrix matrix(const Array& operand) {
   check(operand.dim == 2 && operand.dtype == kDtypeFloat, "float32 matrices as weights");
   return {floats(operand), operand.sizes[0], operand.sizes[1], operand.strides[0], operand.strides[1]};
 }
@@ -63,7 +59,7 @@ static void pack(const Matrix& weight, int64_t start, int64_t K, float scale, fl
 }
 
 // A parameter as a vector of channels; one number stands for all of them.
-static const float* vector_of(const Operand& operand, int64_t channels, int64_t length, Arena& arena) {
+static const float* vector_of(const Array& operand, int64_t channels, int64_t length, Arena& arena) {
   int64_t n = 1, stride = 1;
   for (int32_t d = 0; d < operand.dim; d++) {
     check(n == 1 || operand.sizes[d] == 1, "vectors");
@@ -106,20 +102,20 @@ static Source source(
   return {copy, T * D, T > 1 ? D : 0, D};
 }
 
-struct Inputs { List<Operand> rows, positions, masks, params; };
+struct Inputs { List<Array> rows, positions, masks, params; };
 
 static void read_sources(Prepared& p, const Inputs& inputs) {
   check(inputs.positions.size && inputs.positions[0].dim == 3, "a source of positions");
   const int64_t B = p.job.B = inputs.positions[0].sizes[0], T = p.job.T = inputs.positions[0].sizes[1];
-  for (const Operand& x : inputs.rows) {
+  for (const Array& x : inputs.rows) {
     check(x.dim == 2 && x.dtype == kDtypeFloat && x.sizes[0] == B, "rows float32 [B, D]");
     p.rows.push_back(source(floats(x), B, 1, x.sizes[1], x.strides[0], 0, x.strides[1], p.arena));
   }
-  for (const Operand& x : inputs.positions) {
+  for (const Array& x : inputs.positions) {
     check(x.dim == 3 && x.dtype == kDtypeFloat && x.sizes[0] == B && x.sizes[1] == T, "positions float32 [B, T, D]");
     p.positions.push_back(source(floats(x), B, T, x.sizes[2], x.strides[0], x.strides[1], x.strides[2], p.arena));
   }
-  for (const Operand& x : inputs.masks) {
+  for (const Array& x : inputs.masks) {
     check(x.dim == 2 && (x.dtype == kDtypeBool || x.dtype == kDtypeFloat), "masks bool or float32 [B, T]");
     check(x.sizes[0] == B && x.sizes[1] == T, "masks [B, T]");
     p.masks.push_back({x.data, x.strides[0], x.strides[1], x.dtype == kDtypeBool});
@@ -165,29 +161,21 @@ static void fold(Prepared& p, const std::vector<Term>& terms, const Matrix& weig
   check(!p.keys.empty(), "a term with positions");
 }
 
-static Inputs split(const Request& request, Words& words) {
-  Inputs inputs;
-  const Operand* at = request.operands;
-  for (List<Operand>* part : {&inputs.rows, &inputs.positions, &inputs.masks, &inputs.params}) {
-    *part = {at, words.next()};
-    check(part->size >= 0 && part->size <= request.operands + request.n_operands - at, "the inputs of the plan");
-    at += part->size;
-  }
-  return inputs;
+static Inputs inputs_of(const Request& request) {
+  check(request.n_arguments == 4, "rows, positions, masks and parameters");
+  const auto list = [&](int64_t k) { return List<Array>{request.argument(k), request.counts[k]}; };
+  return {list(0), list(1), list(2), list(3)};
 }
 
 static Prepared prepare(const Inputs& inputs, Words& words) {
   Prepared p;
-  const auto param = [&](int64_t index) -> const Operand& {
+  const auto param = [&](int64_t index) -> const Array& {
     check(index >= 0 && index < inputs.params.size, "a known parameter");
     return inputs.params[index];
   };
   read_sources(p, inputs);
   const Matrix first = matrix(param(words.next()));
   const int64_t bias = words.next();
-  p.job.score = words.next();
-  p.job.values = words.next();
-  check(p.job.values < int64_t(p.positions.size()), "values that are positions");
   p.job.width = p.job.widest = first.rows;
   std::vector<Term> terms(words.next());
   for (Term& term : terms) {
@@ -218,7 +206,7 @@ static Prepared prepare(const Inputs& inputs, Words& words) {
     p.biases.push_back(bias_of(bias, weight.rows));
   }
   for (int64_t n = words.next(); n > 0; n--) {
-    const Operand &mean = param(words.next()), &variance = param(words.next());
+    const Array &mean = param(words.next()), &variance = param(words.next());
     const int64_t weight = words.next(), bias = words.next(), channels = mean.dim ? mean.sizes[0] : 1;
     const double eps = words.number();
     float *scale = p.arena.take(length), *shift = p.arena.take(length);
@@ -243,7 +231,7 @@ static Prepared prepare(const Inputs& inputs, Words& words) {
   const auto check_operand = [&](int64_t index) {
     if (index >= kConstant) return check(index - kConstant < int64_t(p.constants.size()), "a known constant");
     if (index < kParameter) return check(index >= 0 && index < kMostRegisters, "a known register");
-    const Operand& vector = param(index - kParameter);
+    const Array& vector = param(index - kParameter);
     const float*& copy = p.parameters[index - kParameter];
     if (!copy) copy = vector_of(vector, -1, length, p.arena);
     int64_t n = 1;
@@ -266,6 +254,7 @@ static Prepared prepare(const Inputs& inputs, Words& words) {
     widths[step.dst] = width;
     p.instructions.push_back(step);
   }
+  p.job.score = words.next();
   check(p.job.score >= 0 && p.job.score < kMostRegisters && widths[p.job.score] > 0, "a register with a score");
   for (int64_t n = words.next(); n > 0; n--) {
     TailStep step{words.next(), words.next(), 0};
@@ -275,6 +264,8 @@ static Prepared prepare(const Inputs& inputs, Words& words) {
     check(!masked || (step.mask >= 0 && step.mask < int64_t(p.masks.size())), "a known mask");
     p.tail.push_back(step);
   }
+  p.job.values = words.next();
+  check(p.job.values < int64_t(p.positions.size()), "values that are positions");
   return p;
 }
 
@@ -297,17 +288,16 @@ static double flops(const Job& job) {
 
 void target_attention(const Request& request) {
   Words words(request, kVersion, "target_attention");
-  Prepared p = prepare(split(request, words), words);
+  Prepared p = prepare(inputs_of(request), words);
   point(p);
   Job& job = p.job;
-  const int64_t sizes[2] = {job.B, job.values >= 0 ? p.positions[job.values].width : job.T};
-  job.out = reinterpret_cast<float*>(request.allocate(request.context, 2, sizes, kDtypeFloat));
+  job.out = request.floats({job.B, job.values >= 0 ? p.positions[job.values].width : job.T});
   const int64_t threads = std::min<int64_t>({int64_t(flops(job) / kParallelFlops) + 1, job.B, int64_t(torch::stable::get_num_threads())});
-  if (threads <= 1) return run_rows(job, 0, job.B);
+  if (threads <= 1) return (*chosen)(job, 0, job.B);
   std::atomic<int64_t> next{0};
   const int64_t some = std::max<int64_t>(1, job.B / (8 * threads));  // rows differ in their valid positions
   torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t row; (row = next.fetch_add(some)) < job.B;) run_rows(job, row, std::min(row + some, job.B));
+    for (int64_t row; (row = next.fetch_add(some)) < job.B;) (*chosen)(job, row, std::min(row + some, job.B));
   });
 }
 

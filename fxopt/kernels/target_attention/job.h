@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../simd/cpu.h"
+
 namespace fxopt::target {
 
 // Every vector of channels is padded to whole vectors of the widest CPU.
@@ -66,8 +68,6 @@ struct Job {
 
 using Run = void (*)(const Job&, int64_t row0, int64_t row1);
 
-namespace avx512 { extern const Run run; }
-namespace avx2 { extern const Run run; }
-namespace scalar { extern const Run run; }
+FXOPT_IN_EACH(const Run run)
 
 }  // namespace fxopt::target

@@ -20,7 +20,7 @@ from ..operators import BY_ROWS, Operator, Operators, cpu_library
 from . import reference
 from .plan import Plan
 
-KERNEL = cpu_library(Path(__file__).parent)
+KERNEL = cpu_library(Path(__file__).parent, "job.h", "tile.h")
 _ARGUMENTS = "Tensor[] rows, Tensor[] positions, Tensor[] masks, Tensor[] params, int[] plan"
 
 

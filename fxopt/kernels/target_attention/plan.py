@@ -8,13 +8,11 @@ A term reads a source of rows ([B, D], the query), of positions ([B, T, D], the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
-from ..words import bits_of, float_of
+from ..words import Worded
 
-VERSION = 0x46584F54_0001  # cpu.cpp checks it
 MOST_REGISTERS = 12
 MOST_WIDTH_ON_CUDA, MOST_POSITIONS_ON_CUDA = 128, 1024
 PARAMETER, CONSTANT = 100, 10_000  # from these numbers on an operand is one of the parameters, or of the constants
@@ -73,8 +71,11 @@ class TailStep:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Worded):
     """Numbers are positions in the operator's lists. values: -1 where the scores are the result."""
+
+    KIND: ClassVar[int] = 0x46584F54_0002
+    OPERATOR: ClassVar[str] = "target_attention"
 
     weight: int
     bias: int
@@ -86,50 +87,3 @@ class Plan:
     score: int
     tail: tuple[TailStep, ...] = ()
     values: int = -1
-
-    def words(self, rows: int, positions: int, masks: int, params: int) -> list[int]:
-        """As the int64 numbers that cpu.cpp reads, for lists of these lengths."""
-        words = [
-            VERSION,
-            rows,
-            positions,
-            masks,
-            params,
-            self.weight,
-            self.bias,
-            self.score,
-            self.values,
-            len(self.terms),
-        ]
-        for term in self.terms:
-            words += [term.row, term.position, term.start, term.width, bits_of(term.scale)]
-        words += [len(self.layers), *(number for layer in self.layers for number in layer), len(self.norms)]
-        for norm in self.norms:
-            words += [norm.mean, norm.variance, norm.weight, norm.bias, bits_of(norm.eps)]
-        words += [len(self.constants), *map(bits_of, self.constants), len(self.steps)]
-        for step in self.steps:
-            words += [step.op, step.out, step.left, step.right]
-        words.append(len(self.tail))
-        for tail in self.tail:
-            words += [tail.op, tail.mask, bits_of(tail.value)]
-        return words
-
-    @classmethod
-    def of(cls, words: list[int]) -> Plan:
-        """The inverse of :meth:`words`."""
-        at = iter(words)
-        if next(at) != VERSION:
-            raise ValueError("fxopt.target_attention: expected a plan made by words()")
-        _take(at, 4)
-        weight, bias, score, values = (next(at) for _ in range(4))
-        terms = tuple(Term(*_take(at, 4), float_of(next(at))) for _ in range(next(at)))  # type: ignore[call-arg]
-        layers = tuple((next(at), next(at)) for _ in range(next(at)))
-        norms = tuple(Norm(*_take(at, 4), float_of(next(at))) for _ in range(next(at)))  # type: ignore[call-arg]
-        constants = tuple(float_of(next(at)) for _ in range(next(at)))
-        steps = tuple(Step(*_take(at, 4)) for _ in range(next(at)))
-        tail = tuple(TailStep(*_take(at, 2), float_of(next(at))) for _ in range(next(at)))  # type: ignore[call-arg]
-        return cls(weight, bias, terms, layers, norms, constants, steps, score, tail, values)
-
-
-def _take(words: Iterator[int], count: int) -> Any:
-    return [next(words) for _ in range(count)]

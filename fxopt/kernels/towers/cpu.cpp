@@ -3,18 +3,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <vector>
 
 #include "../entry.h"
 #include "../scratch.h"
-#include "../simd/cpu.h"
 #include "program.h"
 
 namespace fxopt::towers {
 
-static const Kernels* kernels = FXOPT_BEST(kernels, std::getenv("FXOPT_ISA"));
-FXOPT_EXPORT void fxopt_towers_isa(const char* limit) { kernels = FXOPT_BEST(kernels, limit); }  // for tests
+FXOPT_CHOSEN(kernels, towers)
 
 // Rows of a block: its scratch stays in the second cache, and six rows share a weight that is read.
 constexpr int64_t kBlockRows = 240;
@@ -22,7 +19,7 @@ constexpr double kParallelNs = 15000;  // work for one more thread: to wake it t
 constexpr double kLevelNs = 60000;  // work of a level that is worth waking threads for it alone
 constexpr int64_t kFewColumns = 32;
 
-static Input input_of(const Operand& operand, bool inner) {
+static Input input_of(const Array& operand, bool inner) {
   Input input{&operand, 0, 0, 1, inner, true};
   const int32_t leading = operand.dim - 1 - inner;
   if (leading < 0) refused("fxopt.towers: an input with %d dims", operand.dim);
@@ -34,13 +31,13 @@ static Input input_of(const Operand& operand, bool inner) {
   return input;
 }
 
-static int64_t rows_of(const Operand& operand, bool inner) {
+static int64_t rows_of(const Array& operand, bool inner) {
   int64_t rows = 1;
   for (int32_t d = 0; d < operand.dim - 1 - inner; d++) rows *= operand.sizes[d];
   return rows;
 }
 
-static bool has_rows_of(const Operand& operand, bool inner, const Operand& first, bool first_inner) {
+static bool has_rows_of(const Array& operand, bool inner, const Array& first, bool first_inner) {
   const int32_t leading = first.dim - 1 - first_inner;
   return operand.dim - 1 - inner == leading && std::equal(first.sizes, first.sizes + leading, operand.sizes);
 }
@@ -54,7 +51,7 @@ static void check_source(const Call& call, const Source& source, int64_t width) 
   }
   if (source.tensor >= call.header.n_inputs) refused("fxopt.towers: input %lld of %lld", (long long)source.tensor, (long long)call.header.n_inputs);
   const Input& input = call.inputs[source.tensor];
-  const Operand& x = *input.operand;
+  const Array& x = *input.operand;
   if (source.start < 0 || source.start + width > x.sizes[x.dim - 1] || input.inner != (source.place >= 0) ||
       (input.inner && source.place >= x.sizes[x.dim - 2]))
     refused("fxopt.towers: a linear reads columns %lld to %lld at %lld of input %lld, which it does not have", (long long)source.start,
@@ -63,12 +60,12 @@ static void check_source(const Call& call, const Source& source, int64_t width) 
 
 static double check_linear(const Call& call, const LinearStep& linear) {
   if (linear.weight >= call.header.n_weights || linear.bias >= call.header.n_biases) refused("fxopt.towers: the plan was cut off");
-  const Operand& weight = call.weight(linear.weight);
+  const Array& weight = call.weight(linear.weight);
   if (weight.dim != 2 || weight.dtype != kDtypeFloat) refused("fxopt.towers: weight %lld must be a float32 matrix", (long long)linear.weight);
   const int64_t N = weight.sizes[0], K = weight.sizes[1];
   if (N != linear.width) refused("fxopt.towers: weight %lld has %lld rows, planned were %lld", (long long)linear.weight, (long long)N, (long long)linear.width);
   if (linear.bias >= 0) {
-    const Operand& bias = call.bias(linear.bias);
+    const Array& bias = call.bias(linear.bias);
     if (bias.dim != 1 || bias.sizes[0] != N || bias.dtype != kDtypeFloat || (bias.strides[0] != 1 && N > 1))
       refused("fxopt.towers: bias %lld must be dense, with %lld float32 elements", (long long)linear.bias, (long long)N);
   }
@@ -106,7 +103,7 @@ static double prepare(const Request& request, Call& call) {
     refused("fxopt.towers: %lld tensors for a plan of %lld inputs, %lld weights and %lld biases", (long long)request.n_operands,
             (long long)header.n_inputs, (long long)header.n_weights, (long long)header.n_biases);
   call.operands = request.operands;
-  const Operand& first = request.operands[0];
+  const Array& first = request.operands[0];
   const bool first_inner = request.words[kHeader];
   if (first.dtype != kDtypeFloat) refused("fxopt.towers: expected float32 inputs");
   call.rows = rows_of(first, first_inner);
@@ -159,7 +156,7 @@ static char* scratch_of(const Call& call, int64_t rows) {
 static void run_blocks(const Call& call, int64_t block_rows, std::atomic<int64_t>& next) {
   for (int64_t row; (row = next.fetch_add(block_rows, std::memory_order_relaxed)) < call.rows;) {
     const Block block{row, std::min(row + block_rows, call.rows), scratch_of(call, block_rows)};
-    for (const Step* step : call.steps) kernels->run(call, *step, block, 0, width_of(call, *step));
+    for (const Step* step : call.steps) chosen->run(call, *step, block, 0, width_of(call, *step));
   }
 }
 
@@ -177,7 +174,7 @@ static void run_levels(const Call& call, int64_t threads) {
     const int64_t share = std::max(kFewColumns, (columns / (2 * threads) + 7) / 8 * 8);
     for (; s < end; s++)
       for (int64_t n = 0, N = width_of(call, *call.steps[s]); n < N; n += share) items.push_back({call.steps[s], n, std::min(n + share, N)});
-    const auto run_item = [&](const Item& item) { kernels->run(call, *item.step, block, item.n0, item.n1); };
+    const auto run_item = [&](const Item& item) { chosen->run(call, *item.step, block, item.n0, item.n1); };
     if (items.size() == 1) {
       run_item(items[0]);
       continue;

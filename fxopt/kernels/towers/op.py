@@ -18,10 +18,10 @@ from .checks import checked
 from .plan import decode, words_of
 
 _HERE = Path(__file__).parent
-KERNEL = cpu_library(_HERE, *sorted((_HERE.parent / "gemm").glob("*.h")))
+KERNEL = cpu_library(_HERE, "program.h", "steps.h", *sorted((_HERE.parent / "gemm").glob("*.h")))
 
 
-def bound(plan: str) -> Callable[..., list[Tensor]]:
+def call_of(plan: str) -> Callable[..., list[Tensor]]:
     """The operator with its plan, past the dispatcher where nothing is to be recorded."""
     words, operator = _tensor(plan), torch.ops.fxopt.towers.default
     past_dispatcher = OPERATORS.past_dispatcher("towers")

@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 
+#include "../simd/cpu.h"
 #include "../entry.h"
 
 namespace fxopt::towers {
@@ -33,22 +34,22 @@ struct Buffer {
 
 // An input as rows: data of row r is data + offset(r). Where leading dims do not collapse, every row is looked up.
 struct Input {
-  const Operand* operand;
+  const Array* operand;
   int64_t row_stride, inner_stride, element_stride;  // in elements; of the second last dim; of the last
   bool inner;     // has a second last dim that is no row
   bool collapses;
 };
 
 struct Call {
-  const Operand* operands;
+  const Array* operands;
   Header header;
   std::vector<Input> inputs;
   std::vector<Buffer> buffers;
   std::vector<const Step*> steps;
   int64_t rows;
   int64_t scratch_width;  // of all scratch buffers
-  const Operand& weight(int64_t index) const { return operands[header.n_inputs + index]; }
-  const Operand& bias(int64_t index) const { return operands[header.n_inputs + header.n_weights + index]; }
+  const Array& weight(int64_t index) const { return operands[header.n_inputs + index]; }
+  const Array& bias(int64_t index) const { return operands[header.n_inputs + header.n_weights + index]; }
 };
 
 // Rows [row0, row1), whose scratch buffers lie at `scratch`, each [row1 - row0, width].
@@ -62,8 +63,6 @@ struct Kernels {
   void (*run)(const Call&, const Step&, const Block&, int64_t n0, int64_t n1);
 };
 
-namespace avx512 { extern const Kernels kernels; }
-namespace avx2 { extern const Kernels kernels; }
-namespace scalar { extern const Kernels kernels; }
+FXOPT_IN_EACH(const Kernels kernels)
 
 }  // namespace fxopt::towers

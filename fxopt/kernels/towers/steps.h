@@ -27,7 +27,7 @@ inline Rows<float> buffer_rows(const Call& call, const Block& block, int64_t ind
 
 // Element offset of a row whose leading dims do not collapse into one.
 inline int64_t offset_of_row(const Input& input, int64_t row) {
-  const Operand& x = *input.operand;
+  const Array& x = *input.operand;
   int64_t offset = 0;
   for (int32_t d = x.dim - 2 - input.inner; d >= 0; d--) {
     offset += row % x.sizes[d] * x.strides[d];
@@ -77,7 +77,7 @@ inline void activate(int64_t activation, float* y, int64_t n) {
 
 inline void run_linear(const Call& call, const LinearStep& linear, const Block& block, int64_t n0, int64_t n1) {
   thread_local std::vector<float> copied_x, copied_w;
-  const Operand& weight = call.weight(linear.weight);
+  const Array& weight = call.weight(linear.weight);
   const int64_t K = weight.sizes[1], N = weight.sizes[0];
   const Rows<const float> x = source_rows(call, block, linear.x, K, copied_x);
   const Rows<float> y = buffer_rows(call, block, linear.step.buffer, linear.step.column);
@@ -89,7 +89,7 @@ inline void run_linear(const Call& call, const LinearStep& linear, const Block& 
     w = {copied_w.data(), K};
   }
   const float* b = linear.bias < 0 ? nullptr : reinterpret_cast<const float*>(call.bias(linear.bias).data);
-  gemm(Gemm<float>{x.data, x.stride, block.row1 - block.row0, K, w.data, w.stride, b, y.data, y.stride}, n0, n1);
+  gemm({x.data, x.stride, block.row1 - block.row0, K, w.data, w.stride, b, y.data, y.stride}, n0, n1);
   if (linear.activation != kNoActivation)
     for (int64_t row = 0; row < block.row1 - block.row0; row++) activate(linear.activation, y[row] + n0, n1 - n0);
 }

@@ -41,7 +41,7 @@ struct Spans : Columns {
   int64_t ids_a_row(const Column& column) const {
     const Source& source = column.source;
     if (source.lane < 0) return 1;
-    return source.length >= 0 ? source.length : resolver.request.tensors[source.tensor].sizes[source.lane] - source.start;
+    return source.length >= 0 ? source.length : resolver.request.operands[source.tensor].sizes[source.lane] - source.start;
   }
 };
 
@@ -67,9 +67,9 @@ inline void entries(const Request& request, const Array* grads, cudaStream_t str
     parts.push_back(std::make_unique<Spans>(request, outputs.data()));
     images.push_back(parts.back()->build(next, total));
   }
-  char* keys = request.allocate(request.context, 1, total, kInt64);
-  char* from = request.allocate(request.context, 1, total, kInt64);
-  char* scales = request.allocate(request.context, 1, total, kFloat);
+  char* keys = request.output({1, total}, kInt64);
+  char* from = request.output({1, total}, kInt64);
+  char* scales = request.output({1, total}, kFloat);
   for (size_t k = 0; k < images.size(); k++) {
     if (parts[k]->longest == 0) continue;
     parts[k]->add_entries(images[k], keys, from, scales);

@@ -33,9 +33,9 @@ struct Columns {
   Record record(const Column& column, bool alone = true) {
     const Plan& plan = resolver.plan;
     const OutputData& output = outputs[column.output];
-    const int out_dtype = plan.outputs[column.output].dtype, out_size = bytes_of(out_dtype);
+    const int out_dtype = plan.outputs[column.output].dtype, out_size = element_size(out_dtype);
     const Resolved ids = resolver.source(column, column.source, output.rows);
-    const Array& array = resolver.request.tensors[column.source.tensor];
+    const Array& array = resolver.request.operands[column.source.tensor];
     const int64_t inner = column.source.lane >= 0 ? ids.lanes : column.source.row1 >= 0 ? array.sizes[column.source.row1] : 1;
     Record r{};
     r.ids = resolver.values(column, ids.view, column.program_at, column.program_size, inner, false, image.steps);
@@ -82,14 +82,14 @@ struct Columns {
 
  private:
   bool table(const Column& column, Record& r) {
-    if (floats(r.ids.dtype)) fail("column %d: ids must be integers after the program", column.index);
-    if (column.table >= resolver.request.n_tables) fail("column %d: no such table", column.index);
-    const Array& array = resolver.request.tables[column.table];
+    if (is_floating(r.ids.dtype)) fail("column %d: ids must be integers after the program", column.index);
+    if (column.table >= resolver.request.counts[1]) fail("column %d: no such table", column.index);
+    const Array& array = resolver.request.argument(1)[column.table];
     const bool quantized = array.dtype == kUInt8;
-    if (array.dim != 2 || !(quantized || floats(array.dtype)))
+    if (array.dim != 2 || !(quantized || is_floating(array.dtype)))
       fail("column %d: a table must be 2-D of float16, bfloat16, float32 or float64, or of rows in 8 bits", column.index);
     if (quantized && (row_dim(array) < 0 || array.strides[1] != 1)) fail("column %d: expected rows of codes, a scale and an offset", column.index);
-    const int size = bytes_of(array.dtype);
+    const int size = element_size(array.dtype);
     r.table = array.data;
     r.table_rows = array.sizes[0];
     r.dim = row_dim(array);
@@ -136,7 +136,7 @@ struct Columns {
     if (array.sizes[0] - extra.include_last != rows * extra.segments) fail("column %d: its offsets have another number of bags than the output has rows", column.index);
     e.offsets_word = resolver.words.tensor(resolver.request, extra.bag);
     e.offsets_dtype = array.dtype;
-    e.offsets_stride = array.strides[0] * bytes_of(array.dtype);
+    e.offsets_stride = array.strides[0] * element_size(array.dtype);
     if (n_ids > INT32_MAX) fail("column %d: more than 2^31 ids", column.index);
     e.segment = extra.segment;
     e.bounds_word = resolver.words.add(n_ids);
@@ -146,7 +146,7 @@ struct Columns {
   // Whether rows.cuh serves the column, and how. Lanes that become further rows of the output count as rows.
   void choose_way(Record& r, int64_t rows, bool alone) {
     View view = r.ids.view;
-    const int64_t size = r.dim * bytes_of(r.out_dtype);
+    const int64_t size = r.dim * element_size(r.out_dtype);
     if (r.kind == kCopy) return choose_copy(r, rows, alone);
     if (r.kind != kRows || (r.flags & kWrapNegative)) return;
     if (r.lanes != 1) {
@@ -189,7 +189,7 @@ struct Columns {
 
   bool is_plain(const Record& r) const {
     const View& view = r.ids.view;
-    const int64_t size = bytes_of(view.dtype), stride = r.flags & kDense ? view.lane_stride : view.row_stride;
+    const int64_t size = element_size(view.dtype), stride = r.flags & kDense ? view.lane_stride : view.row_stride;
     const bool changed = r.ids.n_steps > 0 || (r.flags & (kHasLengths | kIsMasked | kHasPadding | kWrapNegative));
     return !changed && (view.dtype == kInt64 || view.dtype == kInt32) && stride == size && view.inner == 0;
   }
@@ -202,7 +202,7 @@ struct Columns {
   // A copy of rows as they are reads them as a table's, at the ids 0, 1, 2...
   void choose_copy(Record& r, int64_t rows, bool alone) {
     const View& view = r.ids.view;
-    const int64_t size = bytes_of(r.out_dtype), row_bytes = r.lanes * size;
+    const int64_t size = element_size(r.out_dtype), row_bytes = r.lanes * size;
     const bool changed = r.ids.n_steps > 0 || view.dtype != r.out_dtype || (r.flags & (kAdd | kDivides));
     if (changed || (r.lanes != 1 && view.lane_stride != size) || r.out_stride >= INT32_MAX || !set_places(r, view, rows)) return;
     const int64_t data = resolver.words.values[view.word] + view.offset, bits = data | r.places.step | row_bytes | r.out_stride | output_bits(r);
@@ -227,7 +227,7 @@ struct Columns {
 
   // The widest chunks that fit a row, its table and its place in the output, and the way that uses them.
   void choose_kind(const Column& column, Record& r) {
-    const int size = column.table < 0 ? bytes_of(r.out_dtype) : bytes_of(r.table_dtype);
+    const int size = column.table < 0 ? element_size(r.out_dtype) : element_size(r.table_dtype);
     const bool contiguous = r.column_stride == size || r.dim == 1, bags = column.pool != kNone;
     const bool plain = r.table_dtype == r.out_dtype && !(r.flags & (kAdd | kDivides));
     if (bags && (r.table_rows > INT32_MAX || r.lanes > INT32_MAX)) fail("column %d: more than 2^31 rows or ids a bag", column.index);

@@ -121,7 +121,7 @@ inline Launch& parameters_of(Device& device, const Request& request, const Image
   bytes.resize(bytes.size() + 16);
   const char* data = device.keep(request.words, bytes, capturing);
   if (!data) {
-    char* scratch = request.allocate(request.context, 1, int64_t(bytes.size()), kUInt8);
+    char* scratch = request.output({1, int64_t(bytes.size())}, kUInt8);
     check(cudaMemcpyAsync(scratch, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream), "upload");
     data = scratch;
   }

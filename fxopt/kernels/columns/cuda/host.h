@@ -25,7 +25,7 @@ inline void launch(Device& device, const Request& request, const Image& image, c
     Segment& segment = parameters.segments[s];
     if (segment.part_stride == 0) continue;
     const int64_t bags = segment.rows * segment.units;
-    segment.sums = reinterpret_cast<float*>(request.allocate(request.context, bags * segment.parts, segment.part_stride, kFloat));
+    segment.sums = request.floats({bags * segment.parts, segment.part_stride});
     cut += bags;
   }
   const auto kernel = image.in_blocks ? block_columns_kernel : image.tiles ? tiled_columns_kernel : columns_kernel;
@@ -42,7 +42,7 @@ inline void run(const Request& request, cudaStream_t stream, int index) {
   std::vector<OutputData> outputs;
   for (int64_t o = 0; o < plan.header->n_outputs; o++) {
     const OutputShape shape = measure(request, plan, plan.outputs[o]);
-    outputs.push_back({request.allocate(request.context, shape.rows, shape.width, plan.outputs[o].dtype), shape.rows, shape.width});
+    outputs.push_back({request.output({shape.rows, shape.width}, plan.outputs[o].dtype), shape.rows, shape.width});
   }
   for (int next = 0; next < plan.header->n_columns;)
     launch(device, request, Builder(request, outputs.data(), device.processors * 32).build(next), stream, captured);

@@ -27,9 +27,9 @@ struct OutputShape {
 inline OutputShape measure(const Request& request, const Plan& plan, const Output& output) {
   const Column& column = plan.columns[output.measured];
   auto size = [&](int64_t tensor, int64_t dim) {
-    if (tensor < 0 || tensor >= request.n_tensors || dim < 0 || dim >= request.tensors[tensor].dim)
+    if (tensor < 0 || tensor >= request.counts[0] || dim < 0 || dim >= request.operands[tensor].dim)
       fail("column %d: no dim %lld of tensor %lld", column.index, (long long)dim, (long long)tensor);
-    return request.tensors[tensor].sizes[dim];
+    return request.operands[tensor].sizes[dim];
   };
   OutputShape shape{0, output.width};
   if (column.has(kHasBag)) {
@@ -44,8 +44,8 @@ inline OutputShape measure(const Request& request, const Plan& plan, const Outpu
   int64_t lanes = 1;
   if (column.pool == kNone && column.source.lane >= 0)
     lanes = column.source.length >= 0 ? column.source.length : size(column.source.tensor, column.source.lane) - column.source.start;
-  if (column.table >= request.n_tables) fail("column %d: no such table", column.index);
-  shape.width = lanes * (column.table < 0 ? 1 : row_dim(request.tables[column.table]));
+  if (column.table >= request.counts[1]) fail("column %d: no such table", column.index);
+  shape.width = lanes * (column.table < 0 ? 1 : row_dim(request.argument(1)[column.table]));
   return shape;
 }
 

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "../entry.h"
 #include "record.h"
 
 namespace fxopt::cuda {
@@ -15,28 +14,6 @@ template <class... T>
   char text[256];
   snprintf(text, sizeof text, format, values...);
   throw std::runtime_error(text);
-}
-
-inline int bytes_of(int dtype) {
-  switch (dtype) {
-    case kUInt8: case kInt8: case kBool: return 1;
-    case kInt16: case kHalf: case kBFloat16: return 2;
-    case kInt32: case kFloat: return 4;
-    case kInt64: case kDouble: return 8;
-    default: return 0;
-  }
-}
-inline bool floats(int dtype) { return dtype == kHalf || dtype == kFloat || dtype == kDouble || dtype == kBFloat16; }
-
-inline int64_t narrowed(int64_t x, int dtype) {
-  switch (dtype) {
-    case kUInt8: return uint8_t(x);
-    case kInt8: return int8_t(x);
-    case kInt16: return int16_t(x);
-    case kInt32: return int32_t(x);
-    case kBool: return x != 0;
-    default: return x;
-  }
 }
 
 template <class To, class From>
@@ -49,7 +26,7 @@ inline To bits_as(From from) {
 // An operand (int64 or double bits, as `is_double` says) in the type in which a step of `dtype` uses it.
 inline int64_t operand(int64_t bits, bool is_double, int dtype) {
   const double value = is_double ? bits_as<double>(bits) : double(bits);
-  if (!floats(dtype)) return narrowed(is_double ? int64_t(value) : bits, dtype);
+  if (!is_floating(dtype)) return wrap(is_double ? int64_t(value) : bits, dtype);
   return dtype == kDouble ? bits_as<int64_t>(value) : bits_as<int64_t>(float(value));
 }
 
@@ -58,13 +35,13 @@ struct Words {
   std::vector<int64_t> values;
   std::vector<int32_t> of_tensor, of_output;
 
-  Words(const Request& request, int64_t n_outputs) : of_tensor(request.n_tensors, -1), of_output(n_outputs, -1) {}
+  Words(const Request& request, int64_t n_outputs) : of_tensor(request.counts[0], -1), of_output(n_outputs, -1) {}
   int32_t add(int64_t value) {
     values.push_back(value);
     return int32_t(values.size() - 1);
   }
   int32_t tensor(const Request& request, int64_t index) {
-    if (of_tensor[index] < 0) of_tensor[index] = add(reinterpret_cast<int64_t>(request.tensors[index].data));
+    if (of_tensor[index] < 0) of_tensor[index] = add(reinterpret_cast<int64_t>(request.operands[index].data));
     return of_tensor[index];
   }
   int32_t output(int64_t index, const char* data) {
@@ -86,16 +63,16 @@ struct Resolver {
   Resolver(const Request& request) : request(request), plan(request.words), words(request, plan.header->n_outputs) {}
 
   const Array& tensor(const Column& column, int64_t index) const {
-    if (index < 0 || index >= request.n_tensors) fail("column %d: tensor %lld of %lld", column.index, (long long)index, (long long)request.n_tensors);
-    const Array& array = request.tensors[index];
-    if (!bytes_of(array.dtype)) fail("column %d: tensor %lld has an unknown dtype", column.index, (long long)index);
+    if (index < 0 || index >= request.counts[0]) fail("column %d: tensor %lld of %lld", column.index, (long long)index, (long long)request.counts[0]);
+    const Array& array = request.operands[index];
+    if (!element_size(array.dtype)) fail("column %d: tensor %lld has an unknown dtype", column.index, (long long)index);
     return array;
   }
 
   // `rows` is the number that a Source without row dims repeats over.
   Resolved source(const Column& column, const Source& source, int64_t rows) {
     const Array& array = tensor(column, source.tensor);
-    const int size = bytes_of(array.dtype);
+    const int size = element_size(array.dtype);
     if (source.row0 >= array.dim || source.row1 >= array.dim || source.lane >= array.dim)
       fail("column %d: tensor %d has %d dims, which its source does not fit", column.index, source.tensor, array.dim);
     Resolved found{{words.tensor(request, source.tensor), array.dtype, 0, 0, 0, 0, 0}, rows, 1};
@@ -175,7 +152,7 @@ struct Resolver {
     step.tensor = array.data;
     step.tensor_dtype = uint8_t(array.dtype);
     step.n = int32_t(array.sizes[0]);
-    step.stride = array.strides[0] * bytes_of(array.dtype);
+    step.stride = array.strides[0] * element_size(array.dtype);
     return array;
   }
 

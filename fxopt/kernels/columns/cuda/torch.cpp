@@ -3,12 +3,12 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include <string>
 #include <vector>
 
-#include "../entry.h"
+#include "../../dispatched.h"
+#include "../layout.h"
 
 namespace fxopt {
 
@@ -20,37 +20,12 @@ struct Bound {
 };
 static Bound bounds[kMostDevices];  // architectures differ
 
-using torch::stable::Tensor;
-
-struct Results {
-  std::vector<Tensor> tensors;
-  int device;
-};
-
-static Array as_array(const Tensor& tensor) {
-  const auto sizes = tensor.sizes(), strides = tensor.strides();
-  int32_t dtype;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
-  return {static_cast<char*>(tensor.data_ptr()), sizes.data(), strides.data(), int32_t(sizes.size()), dtype};
-}
-
-static std::vector<Array> as_arrays(const std::vector<Tensor>& tensors, int device) {
-  std::vector<Array> arrays;
-  arrays.reserve(tensors.size());
-  for (const Tensor& tensor : tensors) {
-    STD_TORCH_CHECK(tensor.get_device_index() == device, "fxopt.columns: tensors on several devices: cuda:", device, " and ", tensor.get_device_index());
-    arrays.push_back(as_array(tensor));
-  }
-  return arrays;
-}
-
-static char* allocate(void* context, int64_t rows, int64_t width, int32_t dtype) {
-  auto& results = *static_cast<Results*>(context);
-  const int64_t sizes[2] = {rows, width}, strides[2] = {width > 1 ? width : 1, 1};
-  AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(2, sizes, strides, dtype, aoti_torch_device_type_cuda(), results.device, &handle));
-  results.tensors.emplace_back(handle);
-  return static_cast<char*>(results.tensors.back().data_ptr());
+// Tensors of one device.
+static Arguments on_device(int device, const std::vector<Tensor>& tensors, const std::vector<Tensor>& tables = {}) {
+  for (const auto* list : {&tensors, &tables})
+    for (const Tensor& tensor : *list)
+      STD_TORCH_CHECK(tensor.get_device_index() == device, "fxopt.columns: tensors on several devices: cuda:", device, " and ", tensor.get_device_index());
+  return Arguments(tensors, tables);
 }
 
 static void* stream_of(int device) {
@@ -71,14 +46,12 @@ static std::vector<Tensor> with_request(const std::vector<Tensor>& tensors, cons
   Results results{{}, tables.empty() ? tensors.at(0).get_device_index() : tables[0].get_device_index()};
   const int device = results.device;
   STD_TORCH_CHECK(bounds[device].columns != nullptr, "fxopt.columns: cuda:", device, " has no kernel: expected fxopt.kernels.columns.op.load_cuda(", device, ") before");
-  const std::vector<Array> inputs = as_arrays(tensors, device), weights = as_arrays(tables, device);
-  const Array words = as_array(plan);
+  const Arguments arguments = on_device(device, tensors, tables);
+  const Array words = operand_of(plan);
   STD_TORCH_CHECK(plan.is_cpu() && words.dtype == kInt64 && words.dim == 1 && plan.is_contiguous(),
                   "fxopt.columns: the plan must be a contiguous 1-D int64 tensor on the CPU");
-  const Request request{inputs.data(), weights.data(), int64_t(inputs.size()), int64_t(weights.size()),
-                        reinterpret_cast<const int64_t*>(words.data), words.sizes[0], allocate, &results};
   char text[256];
-  if (!call(request, device, text)) throw std::runtime_error(text);
+  if (!call(arguments.request(reinterpret_cast<const int64_t*>(words.data), words.sizes[0], results), device, text)) throw std::runtime_error(text);
   return std::move(results.tensors);
 }
 
@@ -91,10 +64,10 @@ std::vector<Tensor> columns(const std::vector<Tensor> tensors, const std::vector
 // Keys, addresses and factors of what a backward adds up: see backward.h.
 std::vector<Tensor> columns_entries(const std::vector<Tensor> grads, const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan) {
   auto call = [&](const Request& request, int device, char* text) {
-    const std::vector<Array> arrays = as_arrays(grads, device);
-    STD_TORCH_CHECK(int64_t(arrays.size()) == reinterpret_cast<const Header*>(request.words)->n_outputs, "fxopt.columns: expected a gradient for each output");
+    const Arguments given = on_device(device, grads);
+    STD_TORCH_CHECK(int64_t(grads.size()) == reinterpret_cast<const Header*>(request.words)->n_outputs, "fxopt.columns: expected a gradient for each output");
     const torch::stable::accelerator::DeviceGuard guard(device);
-    return bounds[device].entries(&request, arrays.data(), stream_of(device), device, text);
+    return bounds[device].entries(&request, given.operands().data(), stream_of(device), device, text);
   };
   std::vector<Tensor> found = with_request(tensors, tables, plan, call);
   found.erase(found.begin() + 3, found.end());
@@ -105,9 +78,9 @@ std::vector<Tensor> columns_entries(const std::vector<Tensor> grads, const std::
 Tensor columns_dots(const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan, const std::vector<Tensor> rest, int64_t width) {
   auto call = [&](const Request& request, int device, char* text) {
     STD_TORCH_CHECK(bounds[device].dots != nullptr && rest.size() == 3, "fxopt.gathered_dots: cuda:", device, " has no kernel, or not three tensors");
-    const std::vector<Array> arrays = as_arrays(rest, device);
+    const Arguments given = on_device(device, rest);
     const torch::stable::accelerator::DeviceGuard guard(device);
-    return bounds[device].dots(&request, arrays.data(), width, stream_of(device), device, text);
+    return bounds[device].dots(&request, given.operands().data(), width, stream_of(device), device, text);
   };
   return with_request(tensors, tables, plan, call)[0];
 }
@@ -124,8 +97,10 @@ FXOPT_EXPORT void fxopt_cuda_bind(int device, void* columns, void* entries, void
 
 FXOPT_EXPORT void fxopt_cuda_bind_dots(int device, void* dots) { fxopt::bounds[device].dots = reinterpret_cast<decltype(fxopt::Bound::dots)>(dots); }
 
-// For entry.cpp, which is another library.
-FXOPT_EXPORT bool fxopt_cuda_run(const fxopt::Request* request, int device, char* text) { return fxopt::run(*request, device, text); }
+// For entry.cpp, which is another library: how many of the allocated tensors are outputs, or -1 and what is wrong.
+FXOPT_EXPORT int64_t fxopt_cuda_run(const fxopt::Request* request, int device, char* text) {
+  return fxopt::run(*request, device, text) ? fxopt::Plan(request->words).header->n_outputs : -1;
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fxopt, m) {
   m.def("columns_entries(Tensor[] grads, Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]");

@@ -25,8 +25,6 @@ struct Value {
   };
 };
 
-__host__ FXOPT_DEVICE bool is_floating(int dtype) { return dtype == kFloat || dtype == kDouble || dtype == kHalf || dtype == kBFloat16; }
-
 #ifdef __CUDACC__
 FXOPT_DEVICE float half_to_float(uint16_t bits) {
   float x;
@@ -65,17 +63,6 @@ FXOPT_DEVICE Value load_value(const char* from, int dtype) {
     default: v.f = bfloat16_to_float(load_as<unsigned short>(from));
   }
   return v;
-}
-
-FXOPT_DEVICE int64_t wrap(int64_t x, int dtype) {
-  switch (dtype) {
-    case kUInt8: return uint8_t(x);
-    case kInt8: return int8_t(x);
-    case kInt16: return int16_t(x);
-    case kInt32: return int32_t(x);
-    case kBool: return x != 0;
-    default: return x;
-  }
 }
 
 FXOPT_DEVICE float round_to(float x, int dtype) {

@@ -80,7 +80,7 @@ struct Vectors : Columns {
 
   Image image_of(const OutputShape& shape, int64_t dim, int dtype) {
     const Plan& plan = resolver.plan;
-    const int64_t n = plan.header->n_columns, bytes = dim * bytes_of(dtype);
+    const int64_t n = plan.header->n_columns, bytes = dim * element_size(dtype);
     image.records.resize(n);
     std::vector<bool> known(n);
     if (n > dots::kFields) fail("%s: %lld vectors", kUnfit, (long long)n);
@@ -118,10 +118,10 @@ static void gathered_dots(const Request& request, const Array* rest, int64_t str
   const Array &before = rest[0], &i = rest[1], &j = rest[2];
   Device& device = device_of(index);
   const bool captured = captures(device, stream);
-  if (plan.header->n_outputs != 1 || request.n_tables < 1 || before.dim != 2 || i.dim != 1 || j.dim != 1) fail("%s: its tensors", Vectors::kUnfit);
+  if (plan.header->n_outputs != 1 || request.counts[1] < 1 || before.dim != 2 || i.dim != 1 || j.dim != 1) fail("%s: its tensors", Vectors::kUnfit);
   const OutputShape shape = measure(request, plan, plan.outputs[0]);
   const int dtype = plan.outputs[0].dtype, known = dtype == kFloat ? 0 : dtype == kHalf ? 1 : 2;
-  const int64_t dim = row_dim(request.tables[0]), fields = plan.header->n_columns;
+  const int64_t dim = row_dim(*request.argument(1)), fields = plan.header->n_columns;
   const bool numbers = before.dtype == dtype && (dtype == kFloat || dtype == kHalf || dtype == kBFloat16) && i.dtype == kInt64 && j.dtype == kInt64;
   const bool close = (before.strides[1] == 1 || before.sizes[1] == 1) && i.strides[0] == 1 && j.strides[0] == 1;
   const bool sizes = shape.width == fields * dim && before.sizes[0] == shape.rows && shape.rows <= INT32_MAX && i.sizes[0] == j.sizes[0] && stride >= before.sizes[1] + i.sizes[0] && stride <= INT32_MAX;
@@ -132,7 +132,7 @@ static void gathered_dots(const Request& request, const Array* rest, int64_t str
   if (const char* why = dots::unfit(g.row, known)) fail("%s: %s", Vectors::kUnfit, why);
   const OutputData vectors{nullptr, shape.rows, shape.width};  // that nobody writes
   const Image image = Vectors(request, &vectors).image_of(shape, dim, dtype);
-  g.row.out = request.allocate(request.context, shape.rows, stride, dtype);
+  g.row.out = request.output({shape.rows, stride}, dtype);
   if (shape.rows == 0) return;
   g.columns = parameters_of(device, request, image, stream, captured);
   std::vector<Vector> of_threads;
@@ -141,7 +141,7 @@ static void gathered_dots(const Request& request, const Array* rest, int64_t str
   append(bytes, of_threads);
   g.vectors = reinterpret_cast<const Vector*>(device.keep(request.words + 1, bytes, captured));  // the plan's own address is the records'
   if (!g.vectors) fail("%s: no room for its records", Vectors::kUnfit);
-  g.copying = dots::Copying::of(dim * bytes_of(dtype));
+  g.copying = dots::Copying::of(dim * element_size(dtype));
   const char* wrong = dots::of_dtype(known, int(dim), [&](auto kind) {
     using K = decltype(kind);
     const dim3 blocks(unsigned((shape.rows + K::kWarps - 1) / K::kWarps));

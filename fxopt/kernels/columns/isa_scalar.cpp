@@ -1,8 +1,0 @@
-// The kernel for any CPU: 16-byte vectors, which every 64-bit CPU has.
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
-
-#include "../simd/scalar.h"
-#include "tile.h"

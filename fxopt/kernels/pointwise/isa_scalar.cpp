@@ -1,6 +1,0 @@
-// The kernels for any CPU: 16-byte vectors, which every 64-bit CPU has.
-#include <cstdint>
-#include <cstring>
-
-#include "../simd/scalar.h"
-#include "kernels.h"
