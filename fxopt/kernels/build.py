@@ -27,6 +27,8 @@ import torch
 
 from fxopt.torch_internals.python_tensor import readable
 
+from .includes import included
+
 _BUILDING = ".building-"
 # Of libraries that are modules of Python; a key tells its versions apart.
 PYTHON_CFLAGS = ("-O1", f"-I{sysconfig.get_path('include')}", f"-DFXOPT_PYTHON={sys.implementation.cache_tag}")
@@ -38,7 +40,7 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Library:
-    """Sources of one shared library. Everything in `headers` takes part in the key.
+    """Sources of one shared library.
 
     beside_cuda: it stands between torch and kernels for GPUs, and nobody else needs it.
     written: more sources, (file name, text), which the build writes; they name headers as from this folder.
@@ -46,10 +48,14 @@ class Library:
 
     name: str
     sources: tuple[Path, ...]
-    headers: tuple[Path, ...] = ()
     cflags: tuple[str, ...] = ("-O2",)
     beside_cuda: bool = False
     written: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def headers(self) -> tuple[Path, ...]:
+        texts = [(path.parent, path.read_text()) for path in self.sources]
+        return included([*texts, *((Path(__file__).parent, text) for _, text in self.written)])
 
     @property
     def key(self) -> str:

@@ -21,8 +21,8 @@ import torch
 from fxopt.locks import lock
 
 from .build import BuildError, cache_dir, locked
+from .includes import included
 
-EARLY = Path(__file__).with_name("early.cuh")  # the header of kernels that are launched early
 _FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-shared", "--cudart=static")
 _OLDEST = (8, 0)  # with cp.async, and products of bf16
 _TOLD = 5  # lines of the compiler's errors
@@ -37,9 +37,12 @@ class CudaLibrary:
 
     name: str
     source: Path
-    headers: tuple[Path, ...] = ()
     flags: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()  # of (parameters, dtype, stream): a message, or null
+
+    @property
+    def headers(self) -> tuple[Path, ...]:
+        return included([(self.source.parent, self.source.read_text())])
 
     def key(self, arch: str) -> str:
         digest = hashlib.sha256()

@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fxopt.torch_internals.cuda import current_raw_stream
 
-from .cuda_build import EARLY
-
-HEADERS = (Path(__file__).with_name("floats.cuh"), EARLY)
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 

@@ -12,17 +12,13 @@ from types import BuiltinFunctionType, ModuleType
 
 import torch
 
-from fxopt.torch_internals.python_tensor import PYTHON_CALL
-
 from .build import PYTHON_CFLAGS, BuildError, Library, build, imported
 
 _HERE = Path(__file__).parent
-HEADERS = tuple(_HERE / f"{name}.h" for name in ("dispatched", "entry", "refused", "scratch", "words"))
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # torch 2.11
 ENTRY = Library(
     "fxopt_entry",
     sources=(_HERE / "entry.cpp",),
-    headers=(_HERE / "entry.h", _HERE / "refused.h", *PYTHON_CALL),
     cflags=PYTHON_CFLAGS,
 )
 

@@ -21,20 +21,18 @@ BY_ROWS = Facts(rows="first")  # of most operators
 NO_PLAN = torch.zeros(0, dtype=torch.int64, device="cpu")  # of operators that are told everything by their tensors
 
 
-def cpu_library(folder: Path, shared: str, kernels: str, *headers: Path, cflags: Sequence[str] = ()) -> Library:
+def cpu_library(folder: Path, shared: str, kernels: str, cflags: Sequence[str] = ()) -> Library:
     """The library of the kernels in `folder`: their header for each instruction set, and cpu.cpp around it.
 
     Its functions are `fxopt_NAME_run(const Request*)`, an operator each, and for tests `fxopt_FOLDER_isa(name)`.
 
     Args:
         shared, kernels: headers of the folder, as :func:`.simd.sources` takes them.
-        headers: those of other folders.
         cflags: besides those of all kernels.
     """
     return Library(
         f"fxopt_{folder.name}",
         sources=(folder / "cpu.cpp",),
-        headers=(*sorted(folder.glob("*.h")), *headers, *simd.HEADERS, *entry.HEADERS),
         cflags=(*simd.CFLAGS, "-Wno-psabi", *cflags, entry.STABLE_ABI),
         written=simd.sources(f"{folder.name}/{shared}", f"{folder.name}/{kernels}"),
     )

@@ -9,12 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 from fxopt.kernels.build import PYTHON_CFLAGS, BuildError, Library, imported
-from fxopt.torch_internals.python_tensor import PYTHON_TENSOR
 
 LIBRARY = Library(
     "fxopt_signature",
     sources=(Path(__file__).with_name("signature.cpp"),),
-    headers=(PYTHON_TENSOR,),
     cflags=(*PYTHON_CFLAGS, "-O2"),
 )
 

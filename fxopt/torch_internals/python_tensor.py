@@ -1,14 +1,10 @@
-"""Python tensors read by C++ of ours: headers that know how they lie in memory, and the check that they still do."""
+"""Python tensors read by C++ of ours, which includes python_tensor.h: the check that they still lie so in memory."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import ModuleType
 
 import torch
-
-PYTHON_TENSOR = Path(__file__).with_name("python_tensor.h")
-PYTHON_CALL = (PYTHON_TENSOR.with_name("python_call.h"), PYTHON_TENSOR)  # what a way past the dispatcher includes
 
 
 def readable(module: ModuleType) -> bool:

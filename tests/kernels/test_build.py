@@ -67,6 +67,20 @@ def test_key_follows_the_sources(tiny):
     assert tiny.key != before
 
 
+def test_key_follows_what_the_sources_include(tiny):
+    folder = tiny.sources[0].parent
+    (folder / "near.h").write_text(
+        '#pragma once\n  #  include "deep/far.h"\n#include "shim_alone.h"\n#include <vector>\n'
+    )
+    (folder / "deep").mkdir()
+    (folder / "deep" / "far.h").write_text('#include "../near.h"\n')
+    tiny.sources[0].write_text('#include "near.h"\n' + tiny.sources[0].read_text())
+    assert tiny.headers == (folder / "deep" / "far.h", folder / "near.h")
+    old = tiny.key
+    (folder / "deep" / "far.h").write_text("int far();\n")
+    assert tiny.key != old
+
+
 def test_survives_kills_by_four_at_once(tiny):
     """20 SIGKILLs at random moments, four builders at a time: whatever is left, the next process copes."""
     rng, killed = random.Random(0), 0

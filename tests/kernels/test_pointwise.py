@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxopt.kernels import simd
 from fxopt.kernels.build import build
 from fxopt.kernels.pointwise import op, reference
 from fxopt.kernels.pointwise.encode import plan_of, text
@@ -239,4 +238,5 @@ def test_inputs_that_do_not_fit(x: Tensor, w: Tensor, message: str) -> None:
 
 
 def test_the_headers_are_part_of_the_key() -> None:
-    assert set(simd.HEADERS) <= set(op.KERNEL.headers)
+    names = {path.name for path in op.KERNEL.headers}
+    assert {"kernels.h", "layout.h", "vector.h", "math.h", "avx2.h", "entry.h", "refused.h"} <= names

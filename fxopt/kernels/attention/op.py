@@ -23,9 +23,7 @@ from ..operators import Operator, Operators, cpu_library
 from . import reference
 from .plan import Plan
 
-_HERE = Path(__file__).parent
-_TARGET = _HERE.parent / "target_attention"
-KERNEL = cpu_library(_HERE, "job.h", "heads.h", _TARGET / "multiply.h", _TARGET / "job.h")
+KERNEL = cpu_library(Path(__file__).parent, "job.h", "heads.h")
 _SCHEMA = "(Tensor query, Tensor key, Tensor value, Tensor[] mask, int[] plan) -> Tensor[]"
 
 

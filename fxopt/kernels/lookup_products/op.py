@@ -20,8 +20,7 @@ from ..columns.errors import explain
 from ..columns.plan import Plan
 from ..operators import Operator, Operators, cpu_library
 
-_COLUMNS = sorted((Path(__file__).parents[1] / "columns").glob("*.h"))
-KERNEL = cpu_library(Path(__file__).parent, "layout.h", "products.h", *_COLUMNS)
+KERNEL = cpu_library(Path(__file__).parent, "layout.h", "products.h")
 
 
 def lookup_products(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor, dots: bool) -> Tensor:

@@ -28,14 +28,12 @@ _HERE = Path(__file__).parent
 KERNEL = Library(
     "fxopt_row_update",
     sources=(_HERE / "cpu.cpp",),
-    headers=(_HERE / "layout.h", *simd.HEADERS, *entry.HEADERS),
     cflags=(*simd.CFLAGS, "-O3", entry.STABLE_ABI),
 )
 
 CUDA = cuda_build.CudaLibrary(
     "fxopt_row_update_cuda",
     source=_HERE / "update.cu",
-    headers=(*cuda_call.HEADERS, _HERE / "layout.h"),
     functions=("fxopt_row_update",),
 )
 

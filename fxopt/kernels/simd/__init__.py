@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 
-HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
 # A product and a sum round one by one as torch's do; an FMA is only where the source says so.
 CFLAGS = ("-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
 INSTRUCTION_SETS = ("avx512", "avx2", "scalar") if platform.machine() in ("x86_64", "AMD64") else ("scalar",)

@@ -19,17 +19,14 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from fxopt.torch_internals.python_tensor import PYTHON_TENSOR
-
 from .. import cuda_build
 from ..build import PYTHON_CFLAGS, BuildError, Library, imported
 
 _HERE = Path(__file__).parent
-KERNEL = cuda_build.CudaLibrary("fxopt_stage", source=_HERE / "stage.cu", headers=(_HERE / "slots.h",))
+KERNEL = cuda_build.CudaLibrary("fxopt_stage", source=_HERE / "stage.cu")
 POINTERS = Library(
     "fxopt_stage_pointers",
     sources=(_HERE / "pointers.cpp",),
-    headers=(PYTHON_TENSOR,),
     cflags=PYTHON_CFLAGS,
     beside_cuda=True,
 )

@@ -21,18 +21,14 @@ from fxopt.torch_internals.cuda import torch_cuda
 from ... import cuda_build, entry, reports
 from ...build import BuildError, Library
 from ...build import build as build_cpp
-from ...cuda_build import EARLY, CudaLibrary, arch_on
+from ...cuda_build import CudaLibrary, arch_on
 
 _HERE = Path(__file__).parent
-_KERNELS = _HERE.parents[1]
-_SHARED = (_HERE.parent / "layout.h", _KERNELS / "entry.h", _KERNELS / "refused.h")
-HEADERS = (*sorted((*_HERE.glob("*.cuh"), *_HERE.glob("*.h"))), *_SHARED, EARLY)
 FLAGS = ("-fmad=false",)  # a program's float steps round one by one; an FMA is only where the source says so
-KERNEL = CudaLibrary("fxopt_columns_cuda", source=_HERE / "columns.cu", headers=HEADERS, flags=FLAGS)
+KERNEL = CudaLibrary("fxopt_columns_cuda", source=_HERE / "columns.cu", flags=FLAGS)
 WRAPPER = Library(
     "fxopt_columns_torch_cuda",
     sources=(_HERE / "torch.cpp",),
-    headers=(*_SHARED, _KERNELS / "dispatched.h"),
     cflags=("-O2", "-fvisibility=hidden", entry.STABLE_ABI),
     beside_cuda=True,
 )

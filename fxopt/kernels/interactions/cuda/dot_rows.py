@@ -13,11 +13,8 @@ from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
 from ..serves import fits
 
-_HERE = Path(__file__).parent
-_SHARED = ("gemm/mma.cuh", "columns/cuda/async.cuh")
-HEADERS = (_HERE / "pairs.cuh", *(_HERE.parents[1] / name for name in _SHARED), *cuda_call.HEADERS)
 KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_dots", source=_HERE / "dot_rows.cu", headers=HEADERS, functions=("fxopt_dots",)
+    "fxopt_gpu_dots", source=Path(__file__).with_name("dot_rows.cu"), functions=("fxopt_dots",)
 )
 
 

@@ -20,10 +20,7 @@ from ...columns.plan import Plan
 from ...operators import Operator, Operators
 from . import dot_rows
 
-_HERE = Path(__file__).parent
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gathered_dots", source=_HERE / "gathered.cu", headers=(*cuda.HEADERS, *dot_rows.HEADERS), flags=cuda.FLAGS
-)
+KERNEL = cuda_build.CudaLibrary("fxopt_gathered_dots", source=Path(__file__).with_name("gathered.cu"), flags=cuda.FLAGS)
 _UNFIT = "fxopt-unfit"  # gathered.cu's
 
 

@@ -20,12 +20,9 @@ from .. import reference
 from ..plan import TENSORS, Op, Step, split
 from ..serves import MOST_OUT
 
-_HERE = Path(__file__).parent
-_SHARED = ("columns/cuda/async.cuh", "grid.cuh")
 KERNEL = cuda_build.CudaLibrary(
-    "fxopt_cuda_mlp", source=_HERE / "chains.cu", functions=("fxopt_mlp",),
-    headers=(*cuda_call.HEADERS, _HERE / "tile.cuh", *(_HERE.parents[1] / name for name in _SHARED)),
-)  # fmt: skip
+    "fxopt_cuda_mlp", source=Path(__file__).with_name("chains.cu"), functions=("fxopt_mlp",)
+)
 MOST_STEPS, MOST_OPERANDS = 24, 48  # chains.cu's
 _STEP = f"<3i{TENSORS}i2f"
 

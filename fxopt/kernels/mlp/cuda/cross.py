@@ -17,7 +17,6 @@ from ...operators import BY_ROWS, Operator, Operators
 KERNEL = cuda_build.CudaLibrary(
     "fxopt_gpu_cross",
     source=Path(__file__).with_name("cross.cu"),
-    headers=cuda_call.HEADERS,
     functions=("fxopt_cross",),
 )
 

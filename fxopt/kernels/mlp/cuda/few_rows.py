@@ -22,12 +22,9 @@ from ...operators import BY_ROWS, Operator, Operators
 from ..serves import MOST_LAYERS, MOST_ROWS, VECTOR
 from . import linear
 
-_HERE = Path(__file__).parent
-_ROOT = _HERE.parents[1]
 KERNEL = cuda_build.CudaLibrary(
     "fxopt_gpu_few_rows",
-    source=_HERE / "few_rows.cu",
-    headers=(_ROOT / "grid.cuh", *cuda_call.HEADERS, _ROOT / "columns/cuda/async.cuh"),
+    source=Path(__file__).with_name("few_rows.cu"),
     functions=("fxopt_few_rows",),
 )
 _NAMES = list(linear.CODES)

@@ -25,16 +25,9 @@ from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
 from .ways import ALIGNED, HALVES, is_long, is_odd, is_row, is_short
 
-_HERE = Path(__file__).parent
-_MMA = _HERE.parents[1] / "gemm" / "mma.cuh"
 KERNEL = cuda_build.CudaLibrary(
     "fxopt_gpu_linear",
-    source=_HERE / "linear.cu",
-    headers=(
-        *(_HERE / name for name in ("dots.cuh", "last.cuh", "short.cuh", "short_halves.cuh")),
-        _MMA,
-        *cuda_call.HEADERS,
-    ),
+    source=Path(__file__).with_name("linear.cu"),
     functions=(
         "fxopt_linear_short",
         "fxopt_linear_finish",

@@ -18,16 +18,9 @@ from .. import reference
 from ..plan import Plan
 from .encoder import OPERANDS, Lists, encode, width_of
 
-_HERE = Path(__file__).parent
-_KERNELS = _HERE.parents[1]
 KERNEL = cuda_build.CudaLibrary(
     "fxopt_cuda_attention",
-    source=_HERE / "attention.cu",
-    headers=(
-        *(_HERE / name for name in ("record.cuh", "steps.cuh", "tail.cuh")),
-        *(_KERNELS / name for name in ("gemm/tf32.cuh", "grid.cuh")),
-        *cuda_call.HEADERS,
-    ),
+    source=Path(__file__).with_name("attention.cu"),
     functions=("fxopt_attention",),
 )
 
