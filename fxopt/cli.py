@@ -180,7 +180,7 @@ def _architectures(asked: Sequence[str] | None) -> tuple[Sequence[str], str]:
             raise UsageError(f"--arch: expected names with commas between, of {', '.join(known)}; found {wrong[0]!r}")
         return asked, ""
     if cuda_build.nvcc() is None:
-        return (), "CUDA kernels were not built: nvcc is not on PATH (CUDACXX or CUDA_HOME chooses an nvcc)"
+        return (), f"CUDA kernels were not built: {cuda_build.NO_COMPILER}"
     here = {cuda_build.arch_on(device) for device in range(torch.cuda.device_count())}
     archs = sorted(filter(cuda_build.serves, here))
     return archs, "" if archs else "CUDA kernels were not built: no GPU for them is here (--arch names others)"

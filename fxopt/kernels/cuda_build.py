@@ -27,6 +27,7 @@ _FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-shar
 _OLDEST = (8, 0)  # with cp.async, and products of bf16
 _TOLD = 5  # lines of the compiler's errors
 _CHOICE = "CUDACXX or CUDA_HOME chooses an nvcc"
+NO_COMPILER = f"nvcc is not on PATH ({_CHOICE})"
 _loading = lock()
 _outcomes: dict[tuple[CudaLibrary, str], ctypes.CDLL | str] = {}  # the libraries of this process, or why there is none
 
@@ -92,7 +93,7 @@ def nvcc() -> Path | None:
 
 def _compiler() -> str:
     if (compiler := nvcc()) is None:
-        raise BuildError(f"no CUDA compiler: nvcc is not on PATH ({_CHOICE})")
+        raise BuildError(f"no CUDA compiler: {NO_COMPILER}")
     return str(compiler)
 
 
