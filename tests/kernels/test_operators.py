@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from fxopt import kernels
-from fxopt.kernels.columns import op as columns
 from fxopt.kernels.libraries import CUDA_LIBRARIES
 from fxopt.kernels.operators import Operators
 
@@ -31,8 +30,6 @@ def groups() -> list[Operators]:
 
 def operators() -> Iterator[tuple[str, Path | None]]:
     """Every operator of ours, and the library for the CPU that it may have a kernel in."""
-    columns.load()
-    yield "columns", columns.build(columns.KERNEL)
     for group in groups():
         group.compiled()
         for operator in group._operators:
