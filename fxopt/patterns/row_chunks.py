@@ -157,9 +157,9 @@ def _is_inside(node: Node, place: Placement | None, early: set[Node], late: set[
     """
     if node in late or place is None:
         return False
-    if isinstance(place, Fixed):
-        return not members.isdisjoint(node.all_input_nodes)
-    return isinstance(place, Count) or node not in early
+    if isinstance(place, Count):
+        return True
+    return node not in early and not (isinstance(place, Fixed) and members.isdisjoint(node.all_input_nodes))
 
 
 def _is_list(node: Node) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 
 import torch
 
 from fxopt.kernels.pointwise.encode import text
 from fxopt.kernels.pointwise.op import call, load
+from fxopt.kernels.pointwise.plan import Plan
 from fxopt.patterns.core import Match
 from fxopt.patterns.pointwise.find import find_crosses, find_pointwise
 from fxopt.patterns.pointwise.fused import Fused
@@ -20,10 +22,17 @@ def replace_pointwise(editor: Editor, match: Match) -> Replacement:
     editor.hoist_for(fused.inputs, match.bound["aliases"])
     load()
     node = editor.call(torch.ops.fxopt.pointwise.default, list(fused.inputs), text(fused.plan))
-    node.meta["bound"] = call
+    node.meta |= {"bound": call, "axes": list(_axes(fused.plan))}
     values = {output: editor.call(operator.getitem, node, at) for at, output in enumerate(fused.outputs)}
     what = f"{len(fused.members)} operators as one, {len(fused.plan.steps)} steps over blocks of rows"
     return Replacement(values, what, "one pass over memory; sums in another order")
+
+
+def _axes(plan: Plan) -> Iterator[tuple[list[int | None], list[int]]]:
+    """The axes over which nothing is summed up: where they are in the inputs, and where in the outputs."""
+    for axis in range(plan.outer):
+        inputs = [given.dims.index(axis) if axis in given.dims else None for given in plan.inputs]
+        yield inputs, [output.dims.index(axis) for output in plan.outputs]
 
 
 CROSSES = Rewrite(

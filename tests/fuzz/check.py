@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fxopt.config import Config
 from fxopt.optimize import optimize
+from tests.fuzz.chunks import cut_rows
 from tests.fuzz.placed import CPU, elsewhere, is_spoilt, moved, on_cpu, on_default, settled
 from tests.fuzz.programs import Loaded, Program, Sizes
 from tests.fuzz.rounding import Rounding, overlap
@@ -48,7 +49,14 @@ class Outcome:
 
 def check(program: Program, seen: Counter[str] | None = None, loaded: Loaded | None = None) -> Failure | None:
     """The first difference between eager and optimized, or None. `seen` counts what was run and what was rewritten."""
-    seen = Counter() if seen is None else seen
+    cut_rows(program.chunked)
+    try:
+        return _checked(program, Counter() if seen is None else seen, loaded)
+    finally:
+        cut_rows(False)
+
+
+def _checked(program: Program, seen: Counter[str], loaded: Loaded | None) -> Failure | None:
     build, made = loaded or program.loaded()
     inputs, eager = on_default(made), on_cpu(build)()
     calls, rejected = list(enumerate((program.captured, *program.later))), False

@@ -47,7 +47,7 @@ class Program:
 
     setup: lines of __init__. lines: statements of forward, each of one or more lines. outputs: names, the first `exact`
     of them only moved or integers. whole: weights are halves, so that sums have no rounding and ties are exact.
-    example: captured by optimize(model, example), else at the first call.
+    example: captured by optimize(model, example), else at the first call. chunked: more than two rows one by one.
     """
 
     setup: tuple[str, ...] = ()
@@ -61,6 +61,7 @@ class Program:
     whole: bool = False
     verify: str = "off"
     example: bool = True
+    chunked: bool = False
     captured: Sizes = CAPTURED
     later: tuple[Sizes, ...] = LATER
 
@@ -110,7 +111,9 @@ class Program:
         """A script that prints what eager and fxopt give, call by call."""
         calls = ", ".join(str(tuple(sizes)) for sizes in (self.captured, *self.later))
         prepared = f"inputs{tuple(self.captured)}" if self.example else "None"
-        return self.source() + _SCRIPT.format(grad=self.grad, prepared=prepared, verify=self.verify, calls=calls)
+        return self.source() + _SCRIPT.format(
+            grad=self.grad, prepared=prepared, verify=self.verify, calls=calls, chunked=self.chunked
+        )
 
     def loaded(self) -> Loaded:
         namespace: dict[str, Any] = {"__name__": "random model"}
@@ -126,6 +129,9 @@ if __name__ == "__main__":
     from fxopt.config import Config
     from fxopt.optimize import optimize
 
+    from tests.fuzz.chunks import cut_rows
+
+    cut_rows({chunked})
     torch.set_grad_enabled({grad})
     torch.set_printoptions(precision=9)
     eager = build()

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxopt.facts import Facts
+
 from .. import gradients
-from ..operators import BY_ROWS, Operator, Operators, cpu_library
+from ..operators import Operator, Operators, cpu_library
 from . import reference
 from .encode import plan_of, words_of
 
@@ -67,5 +69,7 @@ def _backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], None]
 
 
 _SCHEMA = "pointwise(Tensor[] inputs, str plan) -> Tensor[]"
-OPERATORS = Operators((Operator(_SCHEMA, _below_autograd, _fake, _backward, _setup_context, facts=BY_ROWS),), KERNEL)
+OPERATORS = Operators(
+    (Operator(_SCHEMA, _below_autograd, _fake, _backward, _setup_context, facts=Facts(rows="axes")),), KERNEL
+)
 load = OPERATORS.load

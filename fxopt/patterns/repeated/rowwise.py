@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import Node
 
@@ -26,16 +28,16 @@ def is_rowwise(tree: Tree, batch: Size) -> bool:
     rows = rows_of(tree.node, batch)
     if rows is None or not all(is_rowwise(argument, batch) for argument in trees):
         return False
-    return not rows or _keeps_rows(tree.node, batch)
+    operands = [operand for operand in tree.node.all_input_nodes if rows_of(operand, batch)]
+    return _keeps_rows(tree.node, operands) if rows else not operands  # what sums up all rows has none
 
 
-def _keeps_rows(node: Node, batch: Size) -> bool:
-    operands = [operand for operand in node.all_input_nodes if rows_of(operand, batch)]
+def _keeps_rows(node: Node, operands: list[Node]) -> bool:
     rank = max((len(shape_of(node)), *(len(shape_of(operand)) for operand in operands)))
     if node.target in BY_DIM:
-        named = node.args[1] if len(node.args) > 1 else 0
+        named: Any = node.args[1] if len(node.args) > 1 else 0
         dims = named if isinstance(named, list | tuple) else [named]
-        return len(operands) == 1 and all(dim % rank != 0 for dim in dims)  # type: ignore[operator]
+        return len(operands) == 1 and 0 not in ([dim % rank for dim in dims] or [0])  # no dims: all of them
     if node.target is aten.linear.default:
         return operands == [node.args[0]]
     if node.target is aten.matmul.default:

@@ -217,3 +217,22 @@ class FieldsOfATransposedTensor(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return (x[:, [0]] * x[:, [1]])[:, :, 0], x[:, [0, 1, 0]], x[:, [0, 1], [1, 0]]
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 6, 4), torch.randint(0, 2, (B, 6))), later=((7, 4), (3, 4)), chunked=True)
+class ReadsOfOtherRows(nn.Module):
+    """Norms over the batch, sums over all dims and the last row are none of a chunk's rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scales = nn.ParameterList([nn.Parameter(torch.randn(4)) for _ in range(6)])
+
+    def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+        y = torch.tanh(self.layer(x)) * 2
+        normed = torch.relu(y * torch.rsqrt(y.pow(2).mean(0, keepdim=True) + 1e-3)) + 1
+        shares = y / (y.abs().sum((1, 0, 2), keepdim=True) + 1)
+        lanes = [torch.tanh(part * scale) for part, scale in zip(x.unbind(1), self.scales, strict=True)]
+        whole = torch.stack([lane / (lane.sum(dim=[]) + 9.0) for lane in lanes], 1)
+        last = x * torch.relu(x.amax(-1) @ torch.ones(6, 6))[..., None] * x[x.shape[0] - 1 :]
+        return normed, shares, whole, torch.where((ids != 0).unsqueeze(-1), last, 0.0)
