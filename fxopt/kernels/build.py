@@ -27,7 +27,7 @@ import torch
 
 from fxopt.torch_internals.python_tensor import readable
 
-from .includes import included
+from .includes import with_headers
 
 _BUILDING = ".building-"
 # Of libraries that are modules of Python; a key tells its versions apart.
@@ -53,9 +53,9 @@ class Library:
     written: tuple[tuple[str, str], ...] = ()
 
     @property
-    def headers(self) -> tuple[Path, ...]:
-        texts = [(path.parent, path.read_text()) for path in self.sources]
-        return included([*texts, *((Path(__file__).parent, text) for _, text in self.written)])
+    def files(self) -> dict[Path, str]:
+        """What it is compiled from, without what is written."""
+        return with_headers(self.sources, [(Path(__file__).parent, text) for _, text in self.written])
 
     @property
     def key(self) -> str:
@@ -63,9 +63,7 @@ class Library:
         abi = str(torch.compiled_with_cxx11_abi())
         for part in (self.name, *self.cflags, torch.__version__, abi, platform.machine()):
             digest.update(part.encode() + b"\0")
-        for path in sorted(self.sources + self.headers):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
-        for name, text in self.written:
+        for name, text in (*((path.name, text) for path, text in self.files.items()), *self.written):
             digest.update(f"{name}\0{text}".encode())
         return digest.hexdigest()[:16]
 

@@ -21,7 +21,7 @@ import torch
 from fxopt.locks import lock
 
 from .build import BuildError, cache_dir, locked
-from .includes import included
+from .includes import with_headers
 
 _FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-shared", "--cudart=static")
 _OLDEST = (8, 0)  # with cp.async, and products of bf16
@@ -32,7 +32,7 @@ _loading = lock()
 _outcomes: dict[tuple[CudaLibrary, str], ctypes.CDLL | str] = {}  # the libraries of this process, or why there is none
 
 
-@dataclass(frozen=True, eq=False)  # hashed at each launch: by identity, not by ten paths
+@dataclass(frozen=True, eq=False)  # hashed at each launch: by identity, not by its fields
 class CudaLibrary:
     """One .cu file and what it includes."""
 
@@ -42,15 +42,16 @@ class CudaLibrary:
     functions: tuple[str, ...] = ()  # of (parameters, dtype, stream): a message, or null
 
     @property
-    def headers(self) -> tuple[Path, ...]:
-        return included([(self.source.parent, self.source.read_text())])
+    def files(self) -> dict[Path, str]:
+        """What it is compiled from."""
+        return with_headers([self.source])
 
     def key(self, arch: str) -> str:
         digest = hashlib.sha256()
         for part in (self.name, arch, *_FLAGS, *self.flags):
             digest.update(part.encode() + b"\0")
-        for path in sorted((self.source, *self.headers)):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        for path, text in self.files.items():
+            digest.update(f"{path.name}\0{text}".encode())
         return digest.hexdigest()[:16]
 
 

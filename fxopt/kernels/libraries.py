@@ -18,9 +18,8 @@ def _defined() -> list[object]:
 
 
 def _size(library: Library | CudaLibrary) -> int:
-    """Bytes to read: what has most takes longest to compile."""
-    sources = library.sources if isinstance(library, Library) else (library.source,)
-    return sum(file.stat().st_size for file in (*sources, *library.headers))
+    """Characters to read: what has most takes longest to compile."""
+    return sum(map(len, library.files.values()))
 
 
 _found = sorted((each for each in _defined() if isinstance(each, Library | CudaLibrary)), key=_size, reverse=True)

@@ -37,7 +37,7 @@ def planted(library: cuda_build.CudaLibrary, folder: Path, mutations: Mapping[st
     and maybe more such pairs. The bugs are numbered from 1, as shim::planted counts them.
     """
     root = Path(cuda_build.__file__).parent
-    for path in (library.source, *library.headers):
+    for path in library.files:
         copy = folder / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)

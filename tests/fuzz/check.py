@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fxopt.config import Config
 from fxopt.optimize import optimize
-from tests.fuzz.chunks import cut_rows
+from tests.fuzz.chunks import rows_cut
 from tests.fuzz.placed import CPU, elsewhere, is_spoilt, moved, on_cpu, on_default, settled
 from tests.fuzz.programs import Loaded, Program, Sizes
 from tests.fuzz.rounding import Rounding, overlap
@@ -49,11 +49,8 @@ class Outcome:
 
 def check(program: Program, seen: Counter[str] | None = None, loaded: Loaded | None = None) -> Failure | None:
     """The first difference between eager and optimized, or None. `seen` counts what was run and what was rewritten."""
-    cut_rows(program.chunked)
-    try:
+    with rows_cut(program.chunked):
         return _checked(program, Counter() if seen is None else seen, loaded)
-    finally:
-        cut_rows(False)
 
 
 def _checked(program: Program, seen: Counter[str], loaded: Loaded | None) -> Failure | None:

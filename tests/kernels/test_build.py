@@ -75,7 +75,7 @@ def test_key_follows_what_the_sources_include(tiny):
     (folder / "deep").mkdir()
     (folder / "deep" / "far.h").write_text('#include "../near.h"\n')
     tiny.sources[0].write_text('#include "near.h"\n' + tiny.sources[0].read_text())
-    assert tiny.headers == (folder / "deep" / "far.h", folder / "near.h")
+    assert [*tiny.files] == [folder / "deep" / "far.h", folder / "near.h", tiny.sources[0]]
     old = tiny.key
     (folder / "deep" / "far.h").write_text("int far();\n")
     assert tiny.key != old

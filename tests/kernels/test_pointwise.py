@@ -238,5 +238,5 @@ def test_inputs_that_do_not_fit(x: Tensor, w: Tensor, message: str) -> None:
 
 
 def test_the_headers_are_part_of_the_key() -> None:
-    names = {path.name for path in op.KERNEL.headers}
+    names = {path.name for path in op.KERNEL.files}
     assert {"kernels.h", "layout.h", "vector.h", "math.h", "avx2.h", "entry.h", "refused.h"} <= names

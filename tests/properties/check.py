@@ -9,7 +9,7 @@ from torch import nn
 
 from fxopt.config import Config
 from fxopt.optimize import optimize
-from tests.fuzz.chunks import cut_rows
+from tests.fuzz.chunks import rows_cut
 from tests.fuzz.placed import CPU, elsewhere, moved, on_cpu, on_default
 from tests.properties.compare import assert_same, outcome
 from tests.properties.inputs import Sizes
@@ -34,11 +34,8 @@ def check(program: Program, seen: Counter[str]) -> bool:
     Every other graph cuts what works row by row into single rows. False for a model that rejects its own example:
     lengths that do not fit.
     """
-    cut_rows(seen["graphs"] % 2 == 1)
-    try:
+    with rows_cut(seen["graphs"] % 2 == 1):
         return _check(program, seen)
-    finally:
-        cut_rows(False)
 
 
 def _check(program: Program, seen: Counter[str]) -> bool:
