@@ -142,6 +142,8 @@ def main(argv: Sequence[str]) -> int:
         "600",
         "--seed",
         str(args.seed),
+        "--processes",
+        str(os.cpu_count()),
         "--no-shrink",
     )
     calls = [*([build] if args.only_graphs else tests), *([graphs] if args.graphs else [])]

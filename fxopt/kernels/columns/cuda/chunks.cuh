@@ -148,7 +148,7 @@ FXOPT_DEVICE void finish_chunks(const Launch& launch, const Record& record, cons
   }
   const float by = divisor<float>(launch, record, bag.row, totals.kept);
   if (!wanted || !writes) return;
-  char* out = output(launch, record, bag.row, 0) + chunk * kSize * size_of(record.out_dtype);
+  char* out = output(launch, record, bag.row, 0) + chunk * kSize * element_size(record.out_dtype);
   if constexpr (kSize <= 8) {
     if (record.chunk_bytes == 16) {  // in the rows' dtype, aligned, nothing more to do
 #pragma unroll
@@ -159,7 +159,7 @@ FXOPT_DEVICE void finish_chunks(const Launch& launch, const Record& record, cons
   }
 #pragma unroll 1
   for (int d = 0; d < kSize; d++) {  // not unrolled: that was most of the code of bags
-    put(record, out + d * size_of(record.out_dtype), finished(record, sum[0], totals.count, totals.poisoned), by);
+    put(record, out + d * element_size(record.out_dtype), finished(record, sum[0], totals.count, totals.poisoned), by);
 #pragma unroll
     for (int k = 1; k < kSize; k++) sum[k - 1] = sum[k];
   }

@@ -7,7 +7,7 @@ namespace fxopt::cuda {
 
 FXOPT_DEVICE char* output(const Launch& launch, const Record& record, int64_t row, int64_t lane) {
   char* out = reinterpret_cast<char*>(launch.words[record.out_word]) + record.out_offset + row * record.out_stride;
-  return out + lane * record.dim * size_of(record.out_dtype);
+  return out + lane * record.dim * element_size(record.out_dtype);
 }
 
 FXOPT_DEVICE int64_t shuffle(int64_t x, int from) { return __shfl_sync(kAll, static_cast<long long>(x), from); }
@@ -36,7 +36,7 @@ FXOPT_DEVICE void put(const Record& record, char* out, A x, A by) {
 // Rows of 32 positions, an element a lane; `id` is this thread's, kBad for one outside the table.
 template <class A>
 FXOPT_DEVICE void convert_rows(const Launch& launch, const Record& record, int64_t id, uint32_t first, uint32_t last) {
-  const int size = size_of(record.out_dtype);
+  const int size = element_size(record.out_dtype);
 #pragma unroll 1
   for (int k = 0; k < 32 && first + k < last; k++) {
     uint32_t row, lane;

@@ -67,7 +67,7 @@ FXOPT_DEVICE void join_bag(const Launch& launch, const Segment& segment, const R
       found = at(earliest, record.dim + d);
       for (int part = earliest; part < segment.parts; part++) found = larger(record, found, at(part, d));
     }
-    put(record, output(launch, record, row, 0) + d * size_of(record.out_dtype), finished(record, found, all.count, all.poisoned), by);
+    put(record, output(launch, record, row, 0) + d * element_size(record.out_dtype), finished(record, found, all.count, all.poisoned), by);
   }
 }
 
@@ -91,7 +91,7 @@ FXOPT_DEVICE void join_in_block(const Launch& launch, const Record& record, cons
   for (int d = threadIdx.x; d < int(record.dim); d += kWarps * 32) {
     float found = 0;
     for (int part = 0; part < kWarps; part++) found += parts[part * kShared + kTotalsFloats + d];
-    put(record, output(launch, record, row, 0) + d * size_of(record.out_dtype), finished(record, found, all.count, all.poisoned), by);
+    put(record, output(launch, record, row, 0) + d * element_size(record.out_dtype), finished(record, found, all.count, all.poisoned), by);
   }
 }
 

@@ -74,7 +74,7 @@ __device__ __noinline__ void pool_any(const Launch& launch, const Record& record
     }
     if (is_max) found = larger(record, first, found);
     const A by = divisor<A>(launch, record, row, kept);
-    if (d < record.dim) put(record, output(launch, record, row, 0) + d * size_of(record.out_dtype), finished(record, found, count, poisoned), by);
+    if (d < record.dim) put(record, output(launch, record, row, 0) + d * element_size(record.out_dtype), finished(record, found, count, poisoned), by);
   }
 }
 

@@ -165,16 +165,6 @@ FXOPT_DEVICE A row_value(const Record& record, const char* row, int64_t d) {
   return as_number<A>(load_value(row + d * record.column_stride, record.table_dtype), record.table_dtype);
 }
 
-__host__ FXOPT_DEVICE int size_of(int dtype) {
-  switch (dtype) {
-    case kUInt8: case kInt8: case kBool: return 1;
-    case kInt16: case kHalf: case kBFloat16: return 2;
-    case kInt32: case kFloat: return 4;
-    case kInt64: case kDouble: return 8;
-    default: return 0;
-  }
-}
-
 // The value of a source at (row, lane), whatever its strides and dtype.
 __device__ __noinline__ Value load(const Launch& launch, const View& view, int64_t row, int64_t lane) {
   const char* data = reinterpret_cast<const char*>(launch.words[view.word]) + view.offset + lane * view.lane_stride;
