@@ -6,7 +6,7 @@ writes is kept for the time of a call; where that is much, the model stays eager
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,17 +54,18 @@ class Undo:
     """
 
     def __init__(self, executable: Executable, model: nn.Module) -> None:
-        module = executable.graph or executable.capture.graph
-        nodes, placeholders = list(module.graph.nodes), module.graph.find_nodes(op="placeholder")
-        last = max((place for place, node in enumerate(nodes) if _may_fail(node, module)), default=-1)
+        code = executable.graph or executable.capture.graph
+        nodes, placeholders = list(code.graph.nodes), code.graph.find_nodes(op="placeholder")
+        last = max((place for place, node in enumerate(nodes) if _may_fail(node, code)), default=-1)
         before = nodes[: last + 1]
-        edited = _edited(module.graph, before)
-        calls = [call for node in before if (call := _leaf(node, module)) is not None]
+        edited = _edited(code.graph, before)
+        calls = [call for node in before if (call := _leaf(node, code)) is not None]
         self._numbers = [number for number, node in enumerate(placeholders) if node in edited]
         self._slots = sorted({slot for call in calls for slot in call.signature.state}, key=str)
-        self._modules = [
-            model.get_submodule(p) for p in sorted({path for call in calls for path, _ in call.signature.touched})
-        ]
+        self._touched: dict[nn.Module, set[str]] = {}
+        for path, name in sorted({touched for call in calls for touched in call.signature.touched}):
+            module = model.get_submodule(path)
+            self._touched.setdefault(module, set()).add("_buffers" if name in module._buffers else name)
         self._random = bool(calls) or any(map(is_random, before))
         self._model = model
         kept = [placeholders[number].meta["val"] for number in self._numbers]
@@ -75,14 +76,14 @@ class Undo:
 
     @property
     def needed(self) -> bool:
-        return bool(self._numbers or self._slots or self._modules or self._random)
+        return bool(self._numbers or self._slots or self._touched or self._random)
 
     def around(self, run: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
         """`run`, of which nothing is left where it raises."""
 
         def undoing(*tensors: Any) -> Sequence[Any]:
             kept = _Kept([*(tensors[number] for number in self._numbers), *(s.read(self._model) for s in self._slots)])
-            attributes = [(module, _Attributes(module)) for module in self._modules]
+            attributes = [(module, _Attributes(module, names)) for module, names in self._touched.items()]
             random = _random_states() if self._random else []
             try:
                 return run(*tensors)
@@ -104,8 +105,7 @@ class _Kept:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
-        with torch.no_grad():
-            self._values = [tensor.detach().clone() for tensor in tensors]
+        self._values = [tensor.detach().clone() for tensor in tensors]
         self._versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
 
     def put_back(self) -> None:
@@ -117,21 +117,28 @@ class _Kept:
 
 
 class _Attributes:
-    """What a module holds now, down to what its containers and plain objects hold."""
+    """What a module holds now, its tensors by value; at these names, down to what containers and objects hold."""
 
-    def __init__(self, module: nn.Module) -> None:
-        from fxopt.capture.reach import content  # the capture has paid for this import
-
+    def __init__(self, module: nn.Module, names: set[str]) -> None:
         self._attributes = dict(vars(module))
         self._contents: list[tuple[Any, Any]] = []
-        left = list(self._attributes.values())
+        tensors: dict[int, Tensor] = {}
+        left = [held for name, held in self._attributes.items() if name in names or isinstance(held, Tensor)]
         while left:
             value = left.pop()
-            held = None if any(value is known for known, _ in self._contents) else content(value)
-            if held is not None:
-                self._contents.append((value, held))
-                left += held.values() if isinstance(held, dict) else held if isinstance(held, (list, set)) else ()
-        self._tensors = _Kept(_tensors([self._attributes, *(held for _, held in self._contents)]))
+            if isinstance(value, Tensor):
+                tensors[id(value)] = value
+            elif value is not None and all(value is not known for known, _ in self._contents):
+                left += self._inside(value)
+        self._tensors = _Kept([tensor for tensor in tensors.values() if _is_kept(tensor)])
+
+    def _inside(self, value: Any) -> Iterable[Any]:
+        from fxopt.capture.reach import content  # the capture has paid for this import
+
+        if (held := content(value)) is None:
+            return ()
+        self._contents.append((value, held))
+        return held.values() if isinstance(held, dict) else held if isinstance(held, (list, set)) else ()
 
     def put_back(self, module: nn.Module) -> None:
         from fxopt.capture.reach import refill
@@ -142,11 +149,8 @@ class _Attributes:
         self._tensors.put_back()
 
 
-def _tensors(groups: Sequence[Any]) -> list[Tensor]:
-    """The tensors in dicts and lists that are no parameters, but for large ones."""
-    values = [v for held in groups for v in (held.values() if isinstance(held, dict) else held)]
-    tensors = {id(v): v for v in values if isinstance(v, Tensor) and not isinstance(v, nn.Parameter)}
-    return [tensor for tensor in tensors.values() if _bytes(tensor) <= MOST]
+def _is_kept(tensor: Tensor) -> bool:
+    return not isinstance(tensor, nn.Parameter) and _bytes(tensor) <= MOST
 
 
 def _leaf(node: fx.Node, module: fx.GraphModule) -> LeafCall | None:
