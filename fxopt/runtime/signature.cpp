@@ -35,8 +35,17 @@ struct Held {
   ~Held() { Py_XDECREF(object); }
 };
 
-// Borrowed, or nullptr when absent. `where` may be a list or a class's mappingproxy; then `hold` keeps the result alive.
+// What vars(class) gives, as CPython lays it out; through its own methods a read takes 30 ns instead of 5.
+struct ClassView {
+  PyObject_HEAD
+  PyObject* attributes;
+};
+
+// Borrowed, or nullptr when absent. `where` may also be a list or an object of Python; `hold` keeps its result alive.
 PyObject* lookup(PyObject* where, PyObject* key, Held& hold) {
+  if (Py_IS_TYPE(where, &PyDictProxy_Type)) {
+    where = reinterpret_cast<ClassView*>(where)->attributes;
+  }
   if (PyDict_Check(where)) {
     return PyDict_GetItemWithError(where, key);
   }

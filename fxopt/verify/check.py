@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fxopt.capture import Capture
 from fxopt.capture.effects import stores_of
+from fxopt.kernels.by_rows.many import looking
 from fxopt.runtime.executable import Executable
 from fxopt.shape.conditions import OtherSizes, require
 from fxopt.verify.budget import Reference, explains, largest_difference, rounding_of, within_budget, within_share
@@ -65,16 +66,28 @@ class Comparison:
         self.eager = setting.run_model(model)
 
     def verdict(self, executable: Executable) -> Verdict:
-        ours = self.setting.run_graph(executable.run, self.model)
+        """Of the graph as it is run, and once more as large batches run it, where that is another way."""
+        verdict, many_differ = self._verdict(executable, self.where, pretended=False)
+        if not (verdict.ok and many_differ):
+            return verdict
+        many, _ = self._verdict(executable, f"{self.where}computed as a large batch is: ", pretended=True)
+        return replace(many, max_error=max(many.max_error or 0.0, verdict.max_error or 0.0))
+
+    def _verdict(self, executable: Executable, where: str, pretended: bool) -> tuple[Verdict, bool]:
+        with looking(pretended) as look:
+            ours = self.setting.run_graph(executable.run, self.model)
+        return self._judged(ours, where), look.asked
+
+    def _judged(self, ours: Trial, where: str) -> Verdict:
         error = _max_error(self.eager, ours)
         message = self._difference(ours)
         if not message:
             return Verdict(True, error)
         captured = self._difference(self._plain)
         if captured:
-            message = f"{self.where}the captured graph, before any rewrite: {captured}"
+            message = f"{where}the captured graph, before any rewrite: {captured}"
             return Verdict(False, error, message, capture_ok=False)
-        return Verdict(False, error, self.where + message)
+        return Verdict(False, error, where + message)
 
     @property
     def served(self) -> bool:

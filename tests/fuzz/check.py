@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fxopt.config import Config
+from fxopt.kernels.by_rows.many import looking
 from fxopt.optimize import optimize
-from tests.fuzz.chunks import rows_cut
 from tests.fuzz.placed import CPU, elsewhere, is_spoilt, moved, on_cpu, on_default, settled
 from tests.fuzz.programs import Loaded, Program, Sizes
 from tests.fuzz.rounding import Rounding, overlap
@@ -49,7 +49,7 @@ class Outcome:
 
 def check(program: Program, seen: Counter[str] | None = None, loaded: Loaded | None = None) -> Failure | None:
     """The first difference between eager and optimized, or None. `seen` counts what was run and what was rewritten."""
-    with rows_cut(program.chunked):
+    with looking(pretended=program.many):
         return _checked(program, Counter() if seen is None else seen, loaded)
 
 

@@ -90,7 +90,7 @@ def program(seed: int, gradients: bool | None = None) -> Program:
         example=w.chance(75),
         captured=captured,
         later=_later(r),
-        chunked=seed % 2 == 1,
+        many=seed % 2 == 1,
     )
 
 

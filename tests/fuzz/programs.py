@@ -47,7 +47,7 @@ class Program:
 
     setup: lines of __init__. lines: statements of forward, each of one or more lines. outputs: names, the first `exact`
     of them only moved or integers. whole: weights are halves, so that sums have no rounding and ties are exact.
-    example: captured by optimize(model, example), else at the first call. chunked: more than two rows one by one.
+    example: captured by optimize(model, example), else at the first call. many: computed as a large batch is.
     """
 
     setup: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Program:
     whole: bool = False
     verify: str = "off"
     example: bool = True
-    chunked: bool = False
+    many: bool = False
     captured: Sizes = CAPTURED
     later: tuple[Sizes, ...] = LATER
 
@@ -112,7 +112,7 @@ class Program:
         calls = ", ".join(str(tuple(sizes)) for sizes in (self.captured, *self.later))
         prepared = f"inputs{tuple(self.captured)}" if self.example else "None"
         return self.source() + _SCRIPT.format(
-            grad=self.grad, prepared=prepared, verify=self.verify, calls=calls, chunked=self.chunked
+            grad=self.grad, prepared=prepared, verify=self.verify, calls=calls, many=self.many
         )
 
     def loaded(self) -> Loaded:
@@ -127,11 +127,10 @@ if __name__ == "__main__":
     import copy
 
     from fxopt.config import Config
+    from fxopt.kernels.by_rows.many import looking
     from fxopt.optimize import optimize
 
-    from tests.fuzz.chunks import cut_rows
-
-    cut_rows({chunked})
+    looking(pretended={many}).__enter__()
     torch.set_grad_enabled({grad})
     torch.set_printoptions(precision=9)
     eager = build()

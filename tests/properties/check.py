@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fxopt.config import Config
+from fxopt.kernels.by_rows.many import looking
 from fxopt.optimize import optimize
-from tests.fuzz.chunks import rows_cut
 from tests.fuzz.placed import CPU, elsewhere, moved, on_cpu, on_default
 from tests.properties.compare import assert_same, outcome
 from tests.properties.inputs import Sizes
@@ -31,10 +31,10 @@ def rewrites(model: nn.Module) -> int:
 def check(program: Program, seen: Counter[str]) -> bool:
     """Eager against optimized at the captured sizes and at two others; one capture serves all but an empty batch.
 
-    Every other graph cuts what works row by row into single rows. False for a model that rejects its own example:
+    Every other graph is computed as a large batch is. False for a model that rejects its own example:
     lengths that do not fit.
     """
-    with rows_cut(seen["graphs"] % 2 == 1):
+    with looking(pretended=seen["graphs"] % 2 == 1):
         return _check(program, seen)
 
 

@@ -13,9 +13,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..by_rows.many import are_many
 from ..operators import BY_ROWS, Operator, Operators
 
-FEWEST_ROWS = 16
+_FEW_ROWS = 15
 
 
 def _pair_select(z: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ def call_of() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
     def pair_select(z: Tensor, i: Tensor, j: Tensor) -> Tensor:
         nonlocal kept
-        if z.shape[0] < FEWEST_ROWS or not z.is_cpu:  # comparing on a GPU waits for it
+        if not z.is_cpu or not are_many(z.shape[0], _FEW_ROWS):  # comparing on a GPU waits for it
             return z[:, i, j]
         known = kept
         if known is None or known[2] != z.shape[1:] or not (torch.equal(known[0], i) and torch.equal(known[1], j)):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import gradients
+from ..by_rows.many import at_a_time
 from ..operators import BY_ROWS, Operator, Operators, cpu_library
 from . import reference
 from .plan import Plan
@@ -56,8 +57,9 @@ def _chunks(
     rows: Sequence[Tensor], positions: Sequence[Tensor], masks: Sequence[Tensor], params: Sequence[Tensor], plan: Plan
 ) -> Iterator[tuple[list[Tensor], list[Tensor], list[Tensor]]]:
     """Rows, positions and masks of as many rows at a time as fit the cache; one empty chunk of an empty batch."""
-    size = reference.rows_at_once(positions[0].shape[1], params, plan)
-    for start in range(0, max(1, positions[0].shape[0]), size):
+    B, T = positions[0].shape[:2]
+    size = at_a_time(B, reference.rows_at_once(T, params, plan))
+    for start in range(0, max(1, B), size):
         chunk = [[x[start : start + size] for x in tensors] for tensors in (rows, positions, masks)]
         yield chunk[0], chunk[1], chunk[2]
 

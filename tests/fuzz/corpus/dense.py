@@ -219,7 +219,7 @@ class FieldsOfATransposedTensor(nn.Module):
         return (x[:, [0]] * x[:, [1]])[:, :, 0], x[:, [0, 1, 0]], x[:, [0, 1], [1, 0]]
 
 
-@graph(lambda B, L, fill=0.6: (torch.randn(B, 6, 4), torch.randint(0, 2, (B, 6))), later=((7, 4), (3, 4)), chunked=True)
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 6, 4), torch.randint(0, 2, (B, 6))), later=((7, 4), (3, 4)), many=True)
 class ReadsOfOtherRows(nn.Module):
     """Norms over the batch, sums over all dims and the last row are none of a chunk's rows."""
 
