@@ -20,6 +20,7 @@ from fxopt.shape.row_rules import SHAPED, rule_of, rule_of_ours
 from fxopt.shape.sizes import expression
 
 aten = torch.ops.aten
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def batch_symbol(values: Sequence[Any]) -> sympy.Symbol | None:
@@ -40,7 +41,7 @@ class ByRows:
         if isinstance(value, tuple | list):
             return next((place for place in map(self.of_shape, value) if place != FIXED), FIXED)
         if not isinstance(value, torch.Tensor):
-            return COUNT if isinstance(value, torch.SymInt) and self._counts(value) else FIXED
+            return COUNT if isinstance(value, _SYMBOLIC) and self._counts(value) else FIXED
         dims = [dim for dim, size in enumerate(value.shape) if self._counts(size)]
         if not dims:
             return FIXED
@@ -71,7 +72,7 @@ class ByRows:
             raise Unknown  # each result of an operator of ours has rows of its own
         return found
 
-    def _counts(self, size: int | torch.SymInt) -> bool:
+    def _counts(self, size: Any) -> bool:
         return not isinstance(size, int) and bool(self.batch.free_symbols & expression(size).free_symbols)
 
     def _number(self, node: Node, placements: dict[Node, Any]) -> Placement:

@@ -292,6 +292,7 @@ void target_attention(const Request& request) {
   point(p);
   Job& job = p.job;
   job.out = request.floats({job.B, job.values >= 0 ? p.positions[job.values].width : job.T});
+  if (job.values < 0 && job.T == 0) return;  // no scores, and no memory for them
   const int64_t threads = std::min<int64_t>({int64_t(flops(job) / kParallelFlops) + 1, job.B, int64_t(torch::stable::get_num_threads())});
   if (threads <= 1) return (*chosen)(job, 0, job.B);
   std::atomic<int64_t> next{0};

@@ -236,3 +236,12 @@ class ReadsOfOtherRows(nn.Module):
         whole = torch.stack([lane / (lane.sum(dim=[]) + 9.0) for lane in lanes], 1)
         last = x * torch.relu(x.amax(-1) @ torch.ones(6, 6))[..., None] * x[x.shape[0] - 1 :]
         return normed, shares, whole, torch.where((ids != 0).unsqueeze(-1), last, 0.0)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, L, 2),), later=((3, 2),), many=True)
+class RootOfTheNumberOfRows(nn.Module):
+    """A chunk has fewer rows: what is computed from their number is not the same for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = torch.nn.functional.hardsigmoid(torch.cat([x, x, x], 1).reshape(-1))
+        return flat / flat.shape[-1] ** 0.5
