@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fxopt.asked import arguments_of, check
 from fxopt.callable_module import make_callable
 from fxopt.capture import capture
 from fxopt.capture.settings import kept
@@ -20,27 +22,31 @@ from fxopt.stages import examples_of, lowered, raced, rewrite, take_pieces, veri
 from fxopt.tune.tuner import Tuner
 
 
-def optimize(model: nn.Module, example_inputs: tuple | None = None, config: Config = Config()) -> nn.Module:
+def optimize(
+    model: nn.Module, example_inputs: Tensor | Sequence | Mapping | None = None, config: Config = Config()
+) -> nn.Module:
     """A drop-in for `model` that computes the same, faster.
 
     Args:
         model: any nn.Module, or an ``ExportedProgram``. It shares its parameters, buffers and attributes with the
             result, and still runs eagerly by itself.
-        example_inputs: positional arguments to capture now; without them each input signature is captured at its
-            first call.
+        example_inputs: arguments to capture now: a tuple of positional ones, a dict of keyword arguments or one
+            tensor; without them each input signature is captured at its first call.
         config: see :class:`fxopt.Config`.
 
     Returns:
         A module of a subclass of ``type(model)``. What cannot be optimized stays as it was; ``fxopt.report`` says why.
 
     Raises:
-        TypeError: `model` is neither an nn.Module nor an ExportedProgram.
+        TypeError: `model` is neither an nn.Module nor an ExportedProgram, or the example inputs are none.
+        ValueError: `config` names what is not there, or the model has example inputs and no values (device meta).
     """
     if isinstance(model, torch.export.ExportedProgram):
         model = model.module()
     result = optimized(model, functools.partial(compile, config), config)
+    check(model, config)
     if example_inputs is not None:
-        dispatcher_of(result).prepare(example_inputs, {})
+        dispatcher_of(result).prepare(*arguments_of(model, example_inputs))
     return result
 
 

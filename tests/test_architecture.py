@@ -18,7 +18,7 @@ LAYERS = (
     {"cli"},
     {"report"},
     {"optimize", "integrations"},
-    {"stages"},
+    {"stages", "asked"},
     {"verify"},
     {"lowering"},
     {"runtime"},

@@ -15,7 +15,7 @@ from fxopt.runtime.dispatch import Dispatcher
 from fxopt.runtime.executable import Compile
 from fxopt.runtime.native import build_ahead
 from fxopt.runtime.traced import traced_forward
-from fxopt.torch_internals.dynamo import is_exporting
+from fxopt.torch_internals.dynamo import is_compiled, is_exporting
 
 
 class OptimizedMixin:
@@ -63,6 +63,8 @@ def optimized(model: nn.Module, compile: Compile, config: Config = _DEFAULT) -> 
         raise TypeError(f"fxopt: expected an eager nn.Module, found {type(model).__name__}; optimize before scripting")
     if not isinstance(model, nn.Module):
         raise TypeError(f"fxopt: expected an nn.Module, found {type(model).__name__}")
+    if is_compiled(model):
+        raise TypeError("fxopt: expected an eager nn.Module, found a compiled one; optimize before torch.compile")
     if isinstance(model, OptimizedMixin):
         model = model._fxopt.original
     build_ahead()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import compiler
+import sys
+
+from torch import compiler, nn
 from torch._guards import tracing
 from torch.fx import Node
 
@@ -10,6 +12,12 @@ from torch.fx import Node
 def is_exporting() -> bool:
     """Whether torch.export traces. (Its public name in torch 2.11 is True whenever Dynamo traces.)"""
     return compiler._is_exporting_flag
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether `model` is what torch.compile made of another."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # importing it takes seconds, and who compiles has done it
+    return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
 
 
 def is_state(node: Node) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxopt.torch_internals.dynamo import is_exporting, is_state, tracing
+from fxopt.torch_internals.dynamo import is_compiled, is_exporting, is_state, tracing
 
 
 def test_export_is_told_from_compile() -> None:
@@ -23,6 +23,13 @@ def test_export_is_told_from_compile() -> None:
     compiled = torch.compile(Model(), backend="eager")
     assert compiled(torch.ones(2)).tolist() == [3, 3], (
         "torch.compiler._is_exporting_flag is set while Dynamo traces, which would then see the original model"
+    )
+
+
+def test_compiled_modules_are_told() -> None:
+    model = nn.Linear(2, 2)
+    assert is_compiled(torch.compile(model)) and not is_compiled(model), (
+        "torch.compile gives no torch._dynamo.eval_frame.OptimizedModule: runtime/module.py refuses those"
     )
 
 
