@@ -37,7 +37,7 @@ positional arguments; factory: another function of the file that builds the mode
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code."""
     options = _parser().parse_args(argv)
-    from fxopt.kernels.build import BuildError
+    from fxopt.kernels.cache import BuildError
     from fxopt.report.model_file import ModelError, UsageError
 
     try:
@@ -196,7 +196,7 @@ class _Task(NamedTuple):
 
 def _compile(tasks: Sequence[_Task], remark: str) -> None:
     """All at once, then a line for each. What fails keeps nothing else from being built."""
-    from fxopt.kernels.build import BuildError
+    from fxopt.kernels.cache import BuildError
 
     known, start = [task.find() is not None for task in tasks], time.perf_counter()
     with _progress(len(tasks)) as step, ThreadPoolExecutor(os.cpu_count()) as pool:

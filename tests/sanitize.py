@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fxopt.kernels.build import cache_dir
+from fxopt.kernels.cache import cache_dir
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"

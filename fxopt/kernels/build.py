@@ -1,23 +1,18 @@
 """Compiles a kernel library on first use and caches it.
 
-A library's folder is named by a key (sources, flags, torch, CPU architecture) and by the compiler. It is built in a
-private folder under a flock and renamed into place, so a process killed at any moment leaves nothing half done: the
-kernel drops its lock, and the next builder clears its folder away. (The scheme of DeepGEMM's JIT cache.)
+A library's folder is named by a key (sources, flags, torch, CPU architecture) and by the compiler.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import functools
 import hashlib
 import importlib.util
 import os
 import platform
 import shutil
 import sys
-import sysconfig
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
@@ -27,15 +22,11 @@ import torch
 
 from fxopt.torch_internals.python_tensor import readable
 
+from .cache import BuildError, built, cached
 from .includes import with_headers
 
-_BUILDING = ".building-"
 # Of libraries that are modules of Python; a key tells its versions apart.
-PYTHON_CFLAGS = ("-O1", f"-I{sysconfig.get_path('include')}", f"-DFXOPT_PYTHON={sys.implementation.cache_tag}")
-
-
-class BuildError(RuntimeError):
-    """A library that could not be compiled; the message says what is missing or what the compiler said."""
+PYTHON_CFLAGS = ("-O1", f"-DFXOPT_PYTHON={sys.implementation.cache_tag}")
 
 
 @dataclass(frozen=True)
@@ -68,42 +59,28 @@ class Library:
         return digest.hexdigest()[:16]
 
 
-def cache_dir() -> Path:
-    """Where libraries are kept: FXOPT_CACHE, else TORCH_EXTENSIONS_DIR/fxopt, else XDG_CACHE_HOME/fxopt."""
-    if chosen := os.environ.get("FXOPT_CACHE"):
-        return Path(chosen)
-    root = os.environ.get("TORCH_EXTENSIONS_DIR") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "fxopt"
-
-
 def find(library: Library) -> Path | None:
-    """The cached library for this compiler, or, on a machine without one, for any."""
-    compiler = _compiler_id()
-    found = sorted(cache_dir().glob(f"{library.name}-{library.key}-{compiler or '*'}/{library.name}.so"))
-    return found[0] if found else None
+    """The cached library for this compiler, or, on a machine without one, for any.
+
+    Raises:
+        BuildError: somebody else may have written it.
+    """
+    return cached(f"{library.name}-{library.key}-{_compiler_id() or '*'}", library.name)
 
 
 def build(library: Library) -> Path:
     """The path of the compiled library, compiling it when it is not cached.
 
     Raises:
-        BuildError: no C++ compiler, no place to write, or the compiler failed.
+        BuildError: no C++ compiler, no place to write, the compiler failed, or what is there is not to be trusted.
     """
-    if cached := find(library):
-        return cached
+    if known := find(library):
+        return known
     compiler = _compiler_id()
     if compiler is None:
         raise BuildError(f"no C++ compiler: {_compiler()!r} is not on PATH (install g++, or set CXX)")
-    target = cache_dir() / f"{library.name}-{library.key}-{compiler}"
-    try:
-        with locked(library.name) as folder:
-            if not target.exists():
-                _compile(library, folder)
-                os.rename(folder, target)
-    except OSError as error:
-        message = f"cannot write the kernel cache {cache_dir()} (FXOPT_CACHE chooses another): {error}"
-        raise BuildError(message) from error
-    return target / f"{library.name}.so"
+    folder = f"{library.name}-{library.key}-{compiler}"
+    return built(library.name, folder, library.name, functools.partial(_compile, library))
 
 
 def imported(library: Library) -> ModuleType:
@@ -120,23 +97,6 @@ def imported(library: Library) -> ModuleType:
     if not readable(module):
         raise BuildError("the tensors of this Python cannot be read past their methods")
     return module
-
-
-@contextlib.contextmanager
-def locked(name: str) -> Iterator[Path]:
-    """Holds the library's lock and gives a private folder. Folders of killed builders go: they held the lock."""
-    root = cache_dir()
-    root.mkdir(parents=True, exist_ok=True)
-    with open(root / f"{name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        prefix = f"{_BUILDING}{name}-"
-        for left in root.glob(f"{prefix}*"):
-            shutil.rmtree(left, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _compile(library: Library, folder: Path) -> None:
@@ -157,8 +117,8 @@ def _compile(library: Library, folder: Path) -> None:
         )
     except (RuntimeError, OSError) as error:
         raise BuildError(f"compiling {library.name} failed: {error}") from error
-    (built,) = folder.glob("*.so")  # a second build in one process is called name_v1
-    built.rename(folder / f"{library.name}.so")
+    (made,) = folder.glob("*.so")  # a second build in one process is called name_v1
+    made.rename(folder / f"{library.name}.so")
 
 
 def _find_ninja() -> None:

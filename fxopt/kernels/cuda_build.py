@@ -1,4 +1,4 @@
-"""Compiles a CUDA library with nvcc and caches it, next to the C++ libraries and by the same scheme (build.py).
+"""Compiles a CUDA library with nvcc and caches it, next to the C++ libraries and by the same scheme (cache.py).
 
 Its sources include no torch header: 5 CPU-seconds an architecture, where one such header costs 60.
 """
@@ -20,7 +20,7 @@ import torch
 
 from fxopt.locks import lock
 
-from .build import BuildError, cache_dir, locked
+from .cache import BuildError, built, cached
 from .includes import with_headers
 
 _FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-shared", "--cudart=static")
@@ -118,9 +118,12 @@ def _compiler_id() -> str | None:
 
 
 def find(library: CudaLibrary, arch: str) -> Path | None:
-    """The cached library of this nvcc, or, on a machine without one, of any."""
-    pattern = f"{library.name}-{arch}-{library.key(arch)}-{_compiler_id() or '*'}/{library.name}.so"
-    return next(iter(sorted(cache_dir().glob(pattern))), None)
+    """The cached library of this nvcc, or, on a machine without one, of any.
+
+    Raises:
+        BuildError: somebody else may have written it.
+    """
+    return cached(f"{library.name}-{arch}-{library.key(arch)}-{_compiler_id() or '*'}", library.name)
 
 
 def build(library: CudaLibrary, arch: str) -> Path:
@@ -131,19 +134,12 @@ def build(library: CudaLibrary, arch: str) -> Path:
     """
     if not serves(arch):
         raise BuildError(f"expected a GPU of {arch_of(_OLDEST)} or newer, found one of {arch}")
-    if cached := find(library, arch):
-        return cached
-    target = cache_dir() / f"{library.name}-{arch}-{library.key(arch)}-{_compiler_id()}"
-    built = target / f"{library.name}.so"
-    words = command(library, arch, Path(built.name))
-    try:
-        with locked(f"{library.name}-{arch}") as folder:
-            if not target.exists():
-                _run(words, folder, f"{library.name} for {arch}")
-                os.rename(folder, target)
-    except OSError as error:
-        raise BuildError(f"cannot write the kernel cache {cache_dir()}: {error}") from error
-    return built
+    if known := find(library, arch):
+        return known
+    words = command(library, arch, Path(f"{library.name}.so"))
+    folder = f"{library.name}-{arch}-{library.key(arch)}-{_compiler_id()}"
+    lock = f"{library.name}-{arch}"
+    return built(library.name, folder, lock, lambda private: _run(words, private, f"{library.name} for {arch}"))
 
 
 def _run(words: list[str], folder: Path, what: str) -> None:

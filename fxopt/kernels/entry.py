@@ -12,7 +12,8 @@ from types import BuiltinFunctionType, ModuleType
 
 import torch
 
-from .build import PYTHON_CFLAGS, BuildError, Library, build, imported
+from .build import PYTHON_CFLAGS, Library, build, imported
+from .cache import BuildError
 
 _HERE = Path(__file__).parent
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # torch 2.11

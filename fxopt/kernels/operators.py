@@ -15,7 +15,8 @@ from fxopt.locks import lock
 from fxopt.torch_internals.operators import destroy
 
 from . import entry, gradients, simd
-from .build import BuildError, Library
+from .build import Library
+from .cache import BuildError
 
 BY_ROWS = Facts(rows="first")  # of most operators
 NO_PLAN = torch.zeros(0, dtype=torch.int64, device="cpu")  # of operators that are told everything by their tensors

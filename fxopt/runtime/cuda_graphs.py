@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fxopt.kernels import reports
-from fxopt.kernels.build import BuildError
+from fxopt.kernels.cache import BuildError
 from fxopt.kernels.columns import errors as columns_errors
 from fxopt.kernels.stage import op as stage
 from fxopt.locks import lock

@@ -8,7 +8,8 @@ import threading
 from pathlib import Path
 from types import ModuleType
 
-from fxopt.kernels.build import PYTHON_CFLAGS, BuildError, Library, imported
+from fxopt.kernels.build import PYTHON_CFLAGS, Library, imported
+from fxopt.kernels.cache import BuildError
 
 LIBRARY = Library(
     "fxopt_signature",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fxopt.kernels.build import cache_dir
+from fxopt.kernels.cache import cache_dir
 from fxopt.machine import processor
 
 Ratios = dict[int, float]  # rows -> seconds before / seconds after

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fxopt.kernels import cuda_build
-from fxopt.kernels.build import BuildError
+from fxopt.kernels.cache import BuildError
 from fxopt.kernels.stage import op as stage
 from fxopt.report.collect import notes
 from fxopt.rewrites import cross_layers, linear_layers

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from fxopt.kernels import cuda_build
-from fxopt.kernels.build import BuildError
+from fxopt.kernels.cache import BuildError
 from fxopt.kernels.columns.cuda import KERNEL
 from fxopt.kernels.columns.cuda.tuning import VARIANTS
 from fxopt.kernels.libraries import CUDA_LIBRARIES

@@ -8,15 +8,18 @@ import pkgutil
 import random
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from fxopt import kernels
-from fxopt.kernels.build import BuildError, Library, build, find
+from fxopt.kernels.build import Library, build, find
+from fxopt.kernels.cache import BuildError
 from fxopt.kernels.cuda_build import CudaLibrary
 from fxopt.kernels.libraries import BESIDE_CUDA, CUDA_LIBRARIES, LIBRARIES
 
@@ -132,6 +135,60 @@ def test_says_what_the_compiler_said(tiny):
     tiny.sources[0].write_text("this is not C++\n")
     with pytest.raises(BuildError, match="compiling tiny failed"):
         build(tiny)
+
+
+@pytest.mark.parametrize("spoil", ["file", "folder", "everybody"])
+def test_what_others_may_write_is_refused(tiny, spoil):
+    path = build(tiny)
+    spoilt, mode = (path.parent, 0o775) if spoil == "folder" else (path, 0o775 if spoil == "file" else 0o757)
+    spoilt.chmod(mode)
+    for use in (find, build):
+        with pytest.raises(BuildError, match=rf"refused .* code: others .*{spoilt.name} \(mode {mode:o};"):
+            use(tiny)
+    spoilt.chmod(0o755)
+    assert build(tiny) == path
+
+
+def test_what_another_user_made_is_refused(tiny, monkeypatch):
+    path = build(tiny)
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    if path.stat().st_uid:
+        with pytest.raises(BuildError, match=f"belongs to user {path.stat().st_uid}, who is neither this one"):
+            find(tiny)
+    else:
+        assert find(tiny) == path  # root's is everybody's
+
+
+def test_others_may_read_what_a_generous_builder_made(tiny):
+    before = os.umask(0o002)
+    try:
+        path = build(tiny)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755 and not path.stat().st_mode & 0o022
+    assert find(tiny) == path
+
+
+NOBODY = """
+import ctypes, os, sys
+from pathlib import Path
+from fxopt.kernels.build import Library, build
+os.setuid(65534)
+path = build(Library("tiny", (Path(sys.argv[1]),), cflags=("-O0",)))
+print(ctypes.CDLL(str(path)).answer(), os.access(path.parent, os.W_OK))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_built_as_root_used_by_nobody(tiny, monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        source = shutil.copy(tiny.sources[0], folder)
+        monkeypatch.setenv("FXOPT_CACHE", f"{folder}/cache")
+        build(Library("tiny", (Path(source),), cflags=("-O0",)))
+        command = [sys.executable, "-c", NOBODY, source]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.stdout == "42 False\n", done.stderr
 
 
 def test_unwritable_cache(tiny, monkeypatch, tmp_path):

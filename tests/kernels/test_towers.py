@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxopt.kernels.build import BuildError, build
+from fxopt.kernels.build import build
+from fxopt.kernels.cache import BuildError
 from fxopt.kernels.towers import op, reference
 from fxopt.kernels.towers.plan import Buffer, Copy, Linear, Mixture, Plan, Product, Source, decode, encode
 

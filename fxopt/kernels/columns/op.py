@@ -13,7 +13,7 @@ from fxopt.facts import Facts
 from fxopt.locks import lock
 
 from .. import entry
-from ..build import BuildError
+from ..cache import BuildError
 from ..operators import Operator, Operators, cpu_library
 from . import autograd, cuda, grouped, reference
 from .cuda import backward as cuda_backward

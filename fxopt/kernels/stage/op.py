@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from .. import cuda_build
-from ..build import PYTHON_CFLAGS, BuildError, Library, imported
+from ..build import PYTHON_CFLAGS, Library, imported
+from ..cache import BuildError
 
 _HERE = Path(__file__).parent
 KERNEL = cuda_build.CudaLibrary("fxopt_stage", source=_HERE / "stage.cu")

@@ -19,8 +19,9 @@ import torch
 from fxopt.torch_internals.cuda import torch_cuda
 
 from ... import cuda_build, entry, reports
-from ...build import BuildError, Library
+from ...build import Library
 from ...build import build as build_cpp
+from ...cache import BuildError
 from ...cuda_build import CudaLibrary, arch_on
 
 _HERE = Path(__file__).parent
