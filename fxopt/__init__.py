@@ -40,9 +40,7 @@ def optimize(model: nn.Module, example_inputs: tuple | None = None, config: Conf
     return optimize(model, example_inputs, config)
 
 
-def export(
-    model: nn.Module, example_inputs: tuple, dynamic: Any = True, config: Config | None = None
-) -> ExportedProgram:
+def export(model: nn.Module, example_inputs: Any, dynamic: Any = True, config: Config | None = None) -> ExportedProgram:
     """The optimized graph as a program that runs without Python: see :func:`fxopt.export.export`."""
     from fxopt.export import export
 

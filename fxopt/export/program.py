@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram, ShapesCollection
 
 from fxopt import trees
+from fxopt.asked import arguments_of
 from fxopt.capture.effects import StoreAttribute, stores_of
 from fxopt.capture.guards import Guards
 from fxopt.config import Config
@@ -25,9 +26,7 @@ from fxopt.runtime.context import ambient
 from fxopt.torch_internals.exporting import demanding, exported
 
 
-def export(
-    model: nn.Module, example_inputs: tuple, dynamic: Any = True, config: Config | None = None
-) -> ExportedProgram:
+def export(model: nn.Module, example_inputs: Any, dynamic: Any = True, config: Config | None = None) -> ExportedProgram:
     """The optimized graph of a model, in its mode (train or eval) and without gradients, as a program.
 
     The program calls fxopt's operators, so a process needs their kernels: those of an imported fxopt, or the library
@@ -36,7 +35,7 @@ def export(
 
     Args:
         model: an nn.Module, or one that :func:`fxopt.optimize` has made.
-        example_inputs: positional arguments.
+        example_inputs: as of :func:`fxopt.optimize`. The program takes its arguments as these were given.
         dynamic: True: the program takes all sizes that the optimized graph takes. False: those of the example alone.
             Else ``dynamic_shapes`` as of ``torch.export.export``.
         config: as of :func:`fxopt.optimize`; by default the one that `model` was optimized with.
@@ -48,12 +47,13 @@ def export(
     fast = _optimized(model, config)
     original = dispatcher_of(fast).original
     with torch.no_grad():
-        executable = _captured(fast, example_inputs)
+        args, kwargs = arguments_of(original, example_inputs)
+        executable = _captured(fast, args, kwargs)
         for reason in obstacles(original, executable.capture):
             raise ExportError(f"this model cannot be exported: {reason}")
         for store in stores_of(executable.capture.graph):
             warnings.warn(f"the program does not set {path_in(original, store.module)}.{store.name}", stacklevel=2)
-        return _traced(original, executable, example_inputs, dynamic)
+        return _traced(original, executable, args, kwargs, dynamic)
 
 
 def _optimized(model: nn.Module, config: Config | None) -> nn.Module:
@@ -66,19 +66,21 @@ def _optimized(model: nn.Module, config: Config | None) -> nn.Module:
     return optimize(model, config=replace(config, lower="fx", cuda_graphs=False))
 
 
-def _captured(fast: nn.Module, args: tuple) -> Executable:
+def _captured(fast: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Executable:
     dispatcher = dispatcher_of(fast)
-    dispatcher.prepare(args)
-    found = next((entry for entry in dispatcher.entries if entry.match(args, {}, ambient()) is not None), None)
+    dispatcher.prepare(args, kwargs)
+    found = next((entry for entry in dispatcher.entries if entry.match(args, kwargs, ambient()) is not None), None)
     if found is None or found.executable is None:
         reasons = [findings.eager_reason for findings in dispatcher.findings if findings.eager_reason]
         raise ExportError(f"this model cannot be captured: {'; '.join(reasons)}")
     return found.executable
 
 
-def _traced(model: nn.Module, executable: Executable, args: tuple, dynamic: Any) -> ExportedProgram:
+def _traced(
+    model: nn.Module, executable: Executable, args: tuple, kwargs: dict[str, Any], dynamic: Any
+) -> ExportedProgram:
     capture = executable.capture
-    leaves, spec = trees.flatten((args, {}))
+    leaves, spec = trees.flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     sizes, shapes = [tuple(tensor.shape) for tensor in tensors], dynamic
     if dynamic is True:
@@ -88,11 +90,13 @@ def _traced(model: nn.Module, executable: Executable, args: tuple, dynamic: Any)
         for sample, dims in zip(samples, dynamic_dims(capture), strict=True):
             shapes[sample] = dims
     rest = iter(samples)
-    sample_args, _ = trees.unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+    sample_args, sample_kwargs = trees.unflatten(
+        [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
+    )
     program = _Program.of(model, executable, guards_of(model, executable, tensors))
     device = next((slot.read(model).device for slot in capture.state), torch.device("cpu"))
     try:
-        return exported(program, sample_args, shapes or None, definitions_on(device.type))
+        return exported(program, sample_args, sample_kwargs, shapes or None, definitions_on(device.type))
     except Exception as error:
         raise ExportError(f"torch.export cannot trace the optimized graph: {error}") from error
 

@@ -52,13 +52,22 @@ def demanding() -> Iterator[None]:
 
 
 def exported(
-    module: nn.Module, args: tuple, dynamic_shapes: Any, definitions: Mapping[OpOverload, Callable[..., Any]]
+    module: nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    definitions: Mapping[OpOverload, Callable[..., Any]],
 ) -> ExportedProgram:
     """The module as a program, with calls of the operators in `definitions` replaced by what these compute."""
     oblivious = symbolic_shapes.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     with oblivious, mock.patch("torch._export.non_strict_utils.ShapeEnv", ProgramShapeEnv):
         program = torch.export.export(
-            module, args, dynamic_shapes=dynamic_shapes, strict=False, prefer_deferred_runtime_asserts_over_guards=True
+            module,
+            args,
+            kwargs,
+            dynamic_shapes=dynamic_shapes,
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,
         )
         called = {node.target for inner in _graphs(program) for node in inner.graph.nodes}
         table = {operator: definition for operator, definition in definitions.items() if operator in called}

@@ -56,6 +56,15 @@ def test_an_optimized_model_is_exported_as_it_was_configured() -> None:
 
 
 @torch.no_grad()
+def test_arguments_keep_their_names() -> None:
+    model = Small().eval()
+    dense, ids = inputs(4)
+    program = fxopt.export(model, {"ids": ids, "dense": dense}).module()
+    dense, ids = inputs(1)
+    torch.testing.assert_close(program(ids=ids, dense=dense), model(dense, ids))
+
+
+@torch.no_grad()
 def test_a_bad_id_is_named_by_column_table_and_row() -> None:
     model = Small().eval()
     program = fxopt.export(model, inputs(4)).module()

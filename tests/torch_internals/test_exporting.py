@@ -21,14 +21,14 @@ class Wide(nn.Module):
 
 
 def test_one_row_and_none_are_no_special_cases() -> None:
-    program = exported(Wide(), (torch.zeros(7, 2),), {"x": {0: Dim.DYNAMIC}}, {})
+    program = exported(Wide(), (torch.zeros(7, 2),), {}, {"x": {0: Dim.DYNAMIC}}, {})
     for rows in (0, 1, 4, 5, 40):
         x = torch.randn(rows, 2)
         torch.testing.assert_close(program.module()(x), Wide()(x))
 
 
 def test_what_is_demanded_is_a_constraint() -> None:
-    program = exported(Wide(), (torch.zeros(7, 2),), {"x": {0: Dim.DYNAMIC}}, {})
+    program = exported(Wide(), (torch.zeros(7, 2),), {}, {"x": {0: Dim.DYNAMIC}}, {})
     try:
         program.module()(torch.randn(41, 2))
     except (AssertionError, RuntimeError):
@@ -42,5 +42,5 @@ def test_the_shape_env_of_an_export_is_ours(monkeypatch) -> None:  # type: ignor
     monkeypatch.setattr(
         ProgramShapeEnv, "evaluate_expr", lambda self, *args, **kw: asked.append(args) or own(self, *args, **kw)
     )
-    exported(Wide(), (torch.zeros(7, 2),), {"x": {0: Dim.DYNAMIC}}, {})
+    exported(Wide(), (torch.zeros(7, 2),), {}, {"x": {0: Dim.DYNAMIC}}, {})
     assert asked, "torch.export makes its ShapeEnv elsewhere now: see exported()"
