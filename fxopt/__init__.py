@@ -11,18 +11,20 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from fxopt.config import Config
 
 if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
     from fxopt import optimizers
     from fxopt.report.data import Report
 
 __version__ = "0.1.0"
-__all__ = ["Config", "optimize", "optimizers", "report"]
+__all__ = ["Config", "export", "optimize", "optimizers", "report"]
 
 
 def __getattr__(name: str) -> ModuleType:
@@ -36,6 +38,13 @@ def optimize(model: nn.Module, example_inputs: tuple | None = None, config: Conf
     from fxopt.optimize import optimize
 
     return optimize(model, example_inputs, config)
+
+
+def export(model: nn.Module, example_inputs: Any, dynamic: Any = True, config: Config | None = None) -> ExportedProgram:
+    """The optimized graph as a program that runs without Python: see :func:`fxopt.export.export`."""
+    from fxopt.export import export
+
+    return export(model, example_inputs, dynamic, config)
 
 
 def report(model: nn.Module, inputs: Mapping[int, tuple] | None = None) -> Report:

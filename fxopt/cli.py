@@ -23,12 +23,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 import fxopt
 
 if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
     from fxopt.report.data import Report
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 _ABOUT = "Makes recommendation models with many embedding columns fast. In a program: model = fxopt.optimize(model)."
 _REPORT = "what a model spends its time on, what fxopt changes, what not and why, and what that gains"
+_EXPORT = "the optimized graph of a model as a torch.export program"
 _MODE = "The model runs in eval mode and without gradients."
 _FILE = """a Python file with build_model() and example_inputs(batch_size), which returns a tuple of the model's
 positional arguments; factory: another function of the file that builds the model"""
@@ -37,6 +40,7 @@ positional arguments; factory: another function of the file that builds the mode
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code."""
     options = _parser().parse_args(argv)
+    from fxopt.export.errors import ExportError
     from fxopt.kernels.cache import BuildError
     from fxopt.report.model_file import ModelError, UsageError
 
@@ -44,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.command(options)
     except UsageError as error:
         return _complain(error, USAGE)
-    except (ModelError, BuildError) as error:
+    except (ModelError, BuildError, ExportError) as error:
         return _complain(error, FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -73,7 +77,17 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser("build", help="compile every kernel ahead of serving", description=_build.__doc__)
     archs = "architectures of GPUs to compile for, as in sm_80,sm_90a (default: those of the GPUs here)"
     build.add_argument("--arch", type=_names, metavar="NAMES", help=archs)
+    folder = "also write the CPU kernels to this folder as one library, libfxopt.so, for C++"
+    build.add_argument("--bundle", type=Path, metavar="DIR", help=folder)
     build.set_defaults(command=_build)
+
+    export = commands.add_parser("export", help=_EXPORT, description=f"Writes {_EXPORT}. {_MODE}")
+    export.add_argument("file", metavar="FILE[:factory]", help=_FILE)
+    export.add_argument("-o", "--output", required=True, type=Path, metavar="OUT", help="the .pt2 file to write")
+    export.add_argument("--batch", type=int, default=64, metavar="SIZE", help="of the example inputs (default: 64)")
+    package = "compile it with AOTInductor, for a process without Python"
+    export.add_argument("--package", action="store_true", help=package)
+    export.set_defaults(command=_export)
     return parser
 
 
@@ -125,6 +139,32 @@ def _reported(target: str, batches: Sequence[int], step: Callable[[str], None]) 
     return report(optimized, inputs, progress=step)
 
 
+def _export(options: argparse.Namespace) -> None:
+    """Load, check in eager, export, write."""
+    import torch
+
+    from fxopt.export import export, package
+    from fxopt.report.model_file import ModelFile
+
+    with _progress(steps=3) as step:
+        step(f"load {Path(options.file).name}")
+        file = ModelFile(options.file)
+        model, inputs = file.build(), file.inputs(options.batch)
+        file.check(model, options.batch, inputs)
+        step("capture, rewrite, verify, trace")
+        program = export(model, inputs)
+        step("compile" if options.package else "write")
+        write = package if options.package else torch.export.save
+        write(program, options.output)
+    print(f"{options.output}: {_described(program)}")
+
+
+def _described(program: ExportedProgram) -> str:
+    targets = (str(node.target) for node in program.graph.nodes if node.op == "call_function")
+    calls = [target for target in targets if target.startswith(("fxopt", "aten"))]
+    return f"{len(calls)} operators, {sum(target.startswith('fxopt') for target in calls)} of them fxopt's"
+
+
 def _json_target(name: str | None) -> Path | None:
     """Where the JSON goes, tried out before the work and not after it."""
     from fxopt.report.model_file import UsageError
@@ -154,6 +194,7 @@ def _build(options: argparse.Namespace) -> None:
     """Compiles every kernel now, so that no server does it at its first call. FXOPT_CACHE chooses the folder."""
     from fxopt.kernels import cuda_build
     from fxopt.kernels.build import build, find
+    from fxopt.kernels.cache import BuildError
     from fxopt.kernels.libraries import BESIDE_CUDA, CUDA_LIBRARIES, LIBRARIES
     from fxopt.runtime.native import LIBRARY
 
@@ -165,6 +206,14 @@ def _build(options: argparse.Namespace) -> None:
     ]
     libraries = (*LIBRARIES, LIBRARY, *(BESIDE_CUDA if archs else ()))
     _compile([*cuda, *(_Task(each.name, partial(find, each), partial(build, each)) for each in libraries)], why_none)
+    if options.bundle is not None:
+        from fxopt.export import bundle
+
+        try:
+            bundle.write(options.bundle)
+        except OSError as error:
+            raise BuildError(f"--bundle {options.bundle}: cannot write there: {error.strerror}") from error
+        print(f"{options.bundle / bundle.FRONT} opens the kernels beside it ({bundle.MANIFEST} lists them)")
 
 
 def _architectures(asked: Sequence[str] | None) -> tuple[Sequence[str], str]:

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "fxopt"
 LAYERS = (
     {"fxopt", "__main__"},
     {"cli"},
-    {"report"},
+    {"report", "export"},
     {"optimize", "integrations"},
     {"stages", "asked"},
     {"verify"},

@@ -35,6 +35,7 @@ class Library:
 
     beside_cuda: it stands between torch and kernels for GPUs, and nobody else needs it.
     written: more sources, (file name, text), which the build writes; they name headers as from this folder.
+    schemas: of the operators that C++ can call in it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Library:
     cflags: tuple[str, ...] = ("-O2",)
     beside_cuda: bool = False
     written: tuple[tuple[str, str], ...] = ()
+    schemas: tuple[str, ...] = ()
 
     @property
     def files(self) -> dict[Path, str]:

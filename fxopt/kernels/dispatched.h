@@ -3,6 +3,8 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <optional>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "entry.h"
@@ -19,19 +21,24 @@ inline Array operand_of(const Tensor& tensor) {
   return {static_cast<char*>(tensor.data_ptr()), sizes.data(), strides.data(), int32_t(sizes.size()), dtype};
 }
 
-// What a call allocates. device -1: on the CPU, else on that CUDA device.
+// Contiguous memory. device -1: on the CPU, else on that CUDA device.
+inline AtenTensorHandle empty_handle(int32_t device, int32_t dim, const int64_t* sizes, int32_t dtype) {
+  const int32_t type = device < 0 ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
+  std::vector<int64_t> strides(dim, 1);
+  for (int32_t d = dim - 1; d > 0; d--) strides[d - 1] = strides[d] * (sizes[d] > 1 ? sizes[d] : 1);
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides.data(), dtype, type, device < 0 ? 0 : device, &handle));
+  return handle;
+}
+
+// What a call allocates.
 struct Results {
   std::vector<Tensor> tensors;
   int32_t device = -1;
 
   static char* allocate(void* context, int32_t dim, const int64_t* sizes, int32_t dtype) {
     auto& results = *static_cast<Results*>(context);
-    const int32_t type = results.device < 0 ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
-    std::vector<int64_t> strides(dim, 1);
-    for (int32_t d = dim - 1; d > 0; d--) strides[d - 1] = strides[d] * (sizes[d] > 1 ? sizes[d] : 1);
-    AtenTensorHandle handle;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides.data(), dtype, type, results.device < 0 ? 0 : results.device, &handle));
-    results.tensors.emplace_back(handle);
+    results.tensors.emplace_back(empty_handle(results.device, dim, sizes, dtype));
     return static_cast<char*>(results.tensors.back().data_ptr());
   }
 };
@@ -75,10 +82,21 @@ class Arguments {
 
 // Runs a kernel of the CPU.
 template <class... All>
-std::vector<Tensor> run_dispatched(void (*run)(const Request&), const std::vector<int64_t>& words, const All&... arguments) {
+std::vector<Tensor> run_dispatched(void (*run)(const Request*), const std::vector<int64_t>& words, const All&... arguments) {
   Results results;
-  run(Arguments(arguments...).request(words.data(), int64_t(words.size()), results));
+  const Arguments given(arguments...);
+  const Request request = given.request(words.data(), int64_t(words.size()), results);
+  run(&request);
   return std::move(results.tensors);
+}
+
+template <size_t... k>
+auto as_tuple(const std::vector<Tensor>& tensors, std::index_sequence<k...>) {
+  return std::make_tuple(tensors[k]...);
+}
+template <size_t n>
+auto as_tuple(const std::vector<Tensor>& tensors) {
+  return as_tuple(tensors, std::make_index_sequence<n>());
 }
 
 }  // namespace fxopt

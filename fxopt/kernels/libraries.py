@@ -6,8 +6,12 @@ import importlib
 import pkgutil
 from pathlib import Path
 
+import torch
+from torch._ops import OpOverload
+
 from .build import Library
 from .cuda_build import CudaLibrary
+from .shims import Call
 
 
 def _defined() -> list[object]:
@@ -26,3 +30,10 @@ _found = sorted((each for each in _defined() if isinstance(each, Library | CudaL
 CUDA_LIBRARIES = tuple(library for library in _found if isinstance(library, CudaLibrary))
 BESIDE_CUDA = tuple(library for library in _found if isinstance(library, Library) and library.beside_cuda)
 LIBRARIES = tuple(library for library in _found if isinstance(library, Library) and not library.beside_cuda)
+
+
+def c_shims() -> dict[OpOverload, list[str]]:
+    """Declarations of what AOTInductor calls in the place of operators: those that this process has defined."""
+    calls = [Call(schema) for library in LIBRARIES for schema in library.schemas]
+    packets = ((getattr(torch.ops.fxopt, call.name, None), call.shim) for call in calls)
+    return {packet.default: [shim] for packet, shim in packets if packet is not None}

@@ -9,33 +9,39 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from fxopt.facts import UNKNOWN, Facts, declare
 from fxopt.locks import lock
-from fxopt.torch_internals.operators import destroy
+from fxopt.torch_internals.operators import destroy, has_kernel
 
-from . import entry, gradients, simd
+from . import entry, gradients, shims, simd
 from .build import Library
 from .cache import BuildError
 
 BY_ROWS = Facts(rows="first")  # of most operators
+_defined: list[Operator] = []
 NO_PLAN = torch.zeros(0, dtype=torch.int64, device="cpu")  # of operators that are told everything by their tensors
 
 
-def cpu_library(folder: Path, shared: str, kernels: str, cflags: Sequence[str] = ()) -> Library:
+def cpu_library(
+    folder: Path, shared: str, kernels: str, schemas: Sequence[str] = (), cflags: Sequence[str] = ()
+) -> Library:
     """The library of the kernels in `folder`: their header for each instruction set, and cpu.cpp around it.
 
     Its functions are `fxopt_NAME_run(const Request*)`, an operator each, and for tests `fxopt_FOLDER_isa(name)`.
 
     Args:
         shared, kernels: headers of the folder, as :func:`.simd.sources` takes them.
+        schemas: of the operators that C++ may call: :mod:`.shims` writes the ways to their functions.
         cflags: besides those of all kernels.
     """
     return Library(
         f"fxopt_{folder.name}",
         sources=(folder / "cpu.cpp",),
+        schemas=tuple(schemas),
         cflags=(*simd.CFLAGS, "-Wno-psabi", *cflags, entry.STABLE_ABI),
-        written=simd.sources(f"{folder.name}/{shared}", f"{folder.name}/{kernels}"),
+        written=(*simd.sources(f"{folder.name}/{shared}", f"{folder.name}/{kernels}"), *shims.sources(schemas)),
     )
 
 
@@ -60,10 +66,19 @@ class Operator:
     others: Mapping[str, Callable] = field(default_factory=dict)
     facts: Facts = UNKNOWN
 
+    @property
+    def name(self) -> str:
+        return self.schema.partition("(")[0]
+
+    def in_cpp_on(self, key: str) -> bool:
+        """Whether a library registered a kernel for a dispatch key."""
+        return key not in self.others and has_kernel(f"fxopt::{self.name}", key)
+
     def define(self, library: torch.library.Library) -> None:
-        name = self.schema.partition("(")[0]
+        name = self.name
         declare(name, self.facts)
-        library.define(self.schema, tags=(torch.Tag.pt2_compliant_tag,))
+        if not hasattr(torch.ops.fxopt, name):  # a bundle (fxopt/export/bundle.py) may have defined it
+            library.define(self.schema, tags=(torch.Tag.pt2_compliant_tag,))
         if self.forward is not None:
             composite = "CompositeImplicitAutograd" if self.fake is None else "CompositeExplicitAutograd"
             library.impl(name, self.forward, composite)
@@ -102,6 +117,7 @@ class Operators:
     def _define(self, library: torch.library.Library) -> None:
         for operator in self._operators:
             operator.define(library)
+        _defined.extend(self._operators)
 
     def compiled(self) -> bool:
         """Whether the kernels are there, compiling them at the first call."""
@@ -137,6 +153,15 @@ class Operators:
             return _no_way
         assert self._path is not None
         return entry.bind(self._path, f"fxopt_{name}_run") or _no_way
+
+
+def definitions_on(device: str) -> dict[OpOverload, Callable[..., Any]]:
+    """What PyTorch computes for the operators, of those defined so far, that C++ does not serve on a type of device."""
+    return {
+        getattr(torch.ops.fxopt, operator.name).default: operator.forward
+        for operator in _defined
+        if operator.forward is not None and not operator.in_cpp_on(device.upper())
+    }
 
 
 def defined(define: Callable[[torch.library.Library], None]) -> torch.library.Library:

@@ -6,16 +6,19 @@ graph asks before anything depends on it; where the answer is no, the call is ea
 
 from __future__ import annotations
 
+import ast
 import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import sympy
+import torch
 from torch.fx import Node
 from torch.utils._sympy.printers import PythonPrinter
 
 from fxopt.shape.sizes import expression
+from fxopt.torch_internals.dynamo import is_exporting
 
 
 class OtherSizes(Exception):
@@ -28,7 +31,10 @@ def require(condition: str, names: tuple[str, ...], *values: int | float) -> Non
     Raises:
         OtherSizes: it does not hold.
     """
-    if not _compiled(condition, names)(*values):
+    if is_exporting():
+        for term in _terms(condition):
+            torch._check(_lambda(term, names)(*values))
+    elif not _compiled(condition, names)(*values):
         found = ", ".join(f"{name} = {value}" for name, value in zip(names, values, strict=True))
         raise OtherSizes(f"expected {condition}, found {found}")
 
@@ -49,9 +55,19 @@ def _term(number: Any) -> sympy.Expr:
     return expression(number.meta["val"] if isinstance(number, Node) else number)
 
 
+def _terms(condition: str) -> list[str]:
+    """Of a conjunction, since `and` would ask for truth what is only traced."""
+    asked = ast.parse(condition, mode="eval").body
+    return [ast.unparse(term) for term in (asked.values if isinstance(asked, ast.BoolOp) else [asked])]
+
+
+def _lambda(condition: str, names: tuple[str, ...]) -> Callable[..., Any]:
+    return eval(f"lambda {', '.join(names)}: {condition}", {"math": math})
+
+
 @functools.lru_cache(maxsize=4096)
 def _compiled(condition: str, names: tuple[str, ...]) -> Callable[..., bool]:
-    asked = eval(f"lambda {', '.join(names)}: {condition}", {"math": math})
+    asked = _lambda(condition, names)
 
     def holds(*values: Any) -> bool:
         try:

@@ -8,6 +8,7 @@ from torch import _softmax_backward_data as softmax_backward
 from torch._C import _AutoDispatchBelowAutograd as below_autograd
 from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel  # type: ignore[attr-defined]
 from torch._C import _nn as nn_bindings  # where F.linear, F.gelu and their kin live
+from torch._C import parse_schema
 from torch.library import Library
 
 destroy = Library._destroy  # takes back all that a library has defined

@@ -1,5 +1,4 @@
 // fxopt::attention on the CPU: torch's stable ABI around the kernels of heads.h.
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -7,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "../dispatched.h"
+#include "../entry.h"
 #include "../scratch.h"
 #include "../words.h"
 #include "job.h"
@@ -144,13 +143,6 @@ void attention(const Request& request) {
   });
 }
 
-static std::vector<Tensor> dispatched(
-    const Tensor query, const Tensor key, const Tensor value, const std::vector<Tensor> mask, const std::vector<int64_t> plan) {
-  return run_dispatched(attention, plan, query, key, value, mask);
-}
-
 }  // namespace fxopt::attention
 
 FXOPT_EXPORT void fxopt_attention_run(const fxopt::Request* request) { fxopt::attention::attention(*request); }
-
-STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) { m.impl("attention_kernel", TORCH_BOX(&fxopt::attention::dispatched)); }

@@ -23,8 +23,8 @@ from ..operators import Operator, Operators, cpu_library
 from . import reference
 from .plan import Plan
 
-KERNEL = cpu_library(Path(__file__).parent, "job.h", "heads.h")
 _SCHEMA = "(Tensor query, Tensor key, Tensor value, Tensor[] mask, int[] plan) -> Tensor[]"
+KERNEL = cpu_library(Path(__file__).parent, "job.h", "heads.h", (f"attention_kernel{_SCHEMA}",))
 
 
 def call_of(plan: Sequence[int]) -> Callable[..., Sequence[Tensor]]:
@@ -116,7 +116,7 @@ def _of_bases(found: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> tuple
 OPERATORS = Operators(
     (
         Operator(f"attention{_SCHEMA}", _forward, _fake, _backward, _setup_context, facts=Facts(rows="axes")),
-        Operator(f"attention_kernel{_SCHEMA}"),
+        Operator(f"attention_kernel{_SCHEMA}", fake=_fake),
     ),
     KERNEL,
 )

@@ -12,6 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from fxopt.torch_internals.dynamo import is_exporting
+from fxopt.torch_internals.exporting import either_of
 
 from .many import are_many, at_a_time
 
@@ -49,6 +53,8 @@ def some_rows_at_a_time(
     first, dim, times = next((number, cut[0], cut[1]) for number, cut in enumerate(cuts) if cut and cut[1])
 
     def chunked(*inputs: Any) -> Sequence[Tensor]:
+        if is_exporting():  # a program has no loops
+            return function(*inputs)
         size = inputs[first].shape[dim] // times
         if not are_many(size, 2 * rows):
             return function(*inputs)
@@ -80,10 +86,17 @@ def unless_many(
     return up_to(calls * _BYTES_A_CALL // max(1, bytes_per_row), packed, loop, list(split).index(True), 0)
 
 
+def _own(branch: Callable[..., Any]) -> Callable[..., Any]:
+    """A branch whose results are no views, of its inputs or of each other, as torch.cond wants it."""
+    return lambda *inputs: tree_map_only(Tensor, torch.clone, branch(*inputs))
+
+
 def up_to(most: int, few: Callable[..., Any], many: Callable[..., Any], position: int, dim: int) -> Callable[..., Any]:
     """`few` where the input at `position` has at most `most` elements in `dim`, and `many` for more."""
 
     def either(*inputs: Any) -> Any:
+        if is_exporting():
+            return either_of(inputs[position].shape[dim] <= most, _own(few), _own(many), inputs)
         return many(*inputs) if are_many(inputs[position].shape[dim], most) else few(*inputs)
 
     return either

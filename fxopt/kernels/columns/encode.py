@@ -1,7 +1,8 @@
 """A Plan as one int64 tensor, which the C++ kernel reads in place on every call, and back.
 
-It holds a header and records, which the kernel reads as structs: nothing is decoded per call.
-Names and `runtime_error` are left out: only error messages need them, and Python has the Plan.
+It holds a header and records, which the kernel reads as structs: nothing is decoded per call. The names behind them
+are for error messages in a process without Python. `runtime_error` is left out, and decoding leaves out the names:
+Python has the Plan.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def encode(plan: Plan) -> torch.Tensor:
     records["tiles"] = [struct.pack(FORMATS["tiles"], *tile) for tile in tiles]
     body = b"".join(b"".join(records[name]) for name in FORMATS)
     counts = (len(records[name]) for name in FORMATS)
-    data = struct.pack(HEADER, VERSION, *counts, BAD_IDS.index(plan.bad_ids)) + body
+    data = struct.pack(HEADER, VERSION, *counts, BAD_IDS.index(plan.bad_ids)) + body + _names(plan)
     padded = _padded(data)
     _known[len(padded) // 8] = padded, plan
     tensor = torch.frombuffer(bytearray(padded), dtype=torch.int64).clone()
@@ -128,6 +129,12 @@ def decode(tensor: torch.Tensor) -> Plan:
     )
 
 
+def _names(plan: Plan) -> bytes:
+    """Of each column its own and its table's, each with a zero behind it."""
+    names = (name for column in plan.columns for name in (column.name, column.table_name or ""))
+    return b"".join(name.encode().replace(b"\0", b"") + b"\0" for name in names)
+
+
 def _has_rows(plan: Plan, index: int) -> bool:
     return bool(plan.columns[index].bag or plan.columns[index].source.rows)
 
@@ -160,7 +167,7 @@ def _tiles(plan: Plan) -> tuple[list[int], list[tuple[int, int, int, int]]]:
 
 def _padded(data: bytes) -> bytes:
     """To a length by the content, so that lengths differ across processes too, and on until it is free here."""
-    words = len(data) // 8 + zlib.crc32(data) % 61
+    words = -(-len(data) // 8) + zlib.crc32(data) % 61
     while not _is_free(words, padded := data.ljust(words * 8, b"\0")):
         words += 1
     return padded

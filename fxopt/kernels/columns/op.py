@@ -20,8 +20,9 @@ from .cuda import backward as cuda_backward
 from .encode import clamps, ending_with_last, plan_of
 
 _VECTORIZED = ("-ftree-vectorize", "-fvect-cost-model=dynamic")  # as fast as -O3 here, and a third less to compile
-KERNEL = cpu_library(Path(__file__).parent, "call.h", "tile.h", cflags=_VECTORIZED)
 _INPUTS = "Tensor[] tensors, Tensor[] tables, Tensor plan"
+_SCHEMA = f"columns({_INPUTS}) -> Tensor[]"
+KERNEL = cpu_library(Path(__file__).parent, "call.h", "tile.h", (_SCHEMA,), _VECTORIZED)
 _loading = lock()
 _cuda: dict[int, bool] = {}  # by device: whether it has a kernel, or nothing while nobody asked
 
@@ -100,7 +101,7 @@ _FORWARD = (_columns_grouped, _fake, autograd.backward, autograd.setup_context)
 OPERATORS = Operators(
     (
         Operator(
-            f"columns({_INPUTS}) -> Tensor[]",
+            _SCHEMA,
             *_FORWARD,
             facts=Facts(looks_up=True, clamps=clamps, padded=ending_with_last),
         ),

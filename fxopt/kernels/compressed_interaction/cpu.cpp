@@ -1,11 +1,10 @@
 // The operator on the CPU: tensors into Vectors, then the kernel of compress.h over torch's threads.
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <cstring>
 #include <vector>
 
-#include "../dispatched.h"
+#include "../entry.h"
 #include "../scratch.h"
 #include "layout.h"
 
@@ -79,10 +78,6 @@ static void run(const Request& request) {
   else torch::stable::parallel_for(0, chunks * parts, grain, tasks);
 }
 
-static Tensor compressed_interaction(const Tensor x, const Tensor y, const Tensor weight) { return run_dispatched(run, {}, x, y, weight)[0]; }
-
 }  // namespace fxopt
 
 FXOPT_EXPORT void fxopt_compressed_interaction_run(const fxopt::Request* request) { fxopt::run(*request); }
-
-STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) { m.impl("compressed_interaction", TORCH_BOX(&fxopt::compressed_interaction)); }

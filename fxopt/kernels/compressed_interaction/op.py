@@ -16,8 +16,8 @@ from torch import Tensor
 from .. import gradients
 from ..operators import BY_ROWS, NO_PLAN, Operator, Operators, cpu_library
 
-KERNEL = cpu_library(Path(__file__).parent, "layout.h", "compress.h")
 _SCHEMA = "compressed_interaction(Tensor x, Tensor y, Tensor weight) -> Tensor"
+KERNEL = cpu_library(Path(__file__).parent, "layout.h", "compress.h", (_SCHEMA,))
 _CHUNK = 1 << 20  # products at a time, in PyTorch
 
 

@@ -10,12 +10,8 @@ from torch import Tensor
 
 from .. import gradients
 from ..operators import BY_ROWS, NO_PLAN, Operator, Operators
-from .library import KERNEL
+from .library import KERNEL, PAIR_ATTENTION
 
-_SCHEMA = (
-    "pair_attention(Tensor x, Tensor i, Tensor j, Tensor weight, Tensor? bias, Tensor query, Tensor? query_bias)"
-    " -> (Tensor, Tensor)"
-)
 _CHUNK = 1 << 21  # bytes of a chunk's products in the backward: they stay in the cache
 
 
@@ -81,5 +77,7 @@ def _backward(ctx: Any, grad: Tensor | None, grad_scores: Tensor | None) -> tupl
     return torch.cat(parts), None, None, *of_others, of_query_bias
 
 
-OPERATORS = Operators((Operator(_SCHEMA, pair_attention, _fake, _backward, _setup_context, facts=BY_ROWS),), KERNEL)
+OPERATORS = Operators(
+    (Operator(PAIR_ATTENTION, pair_attention, _fake, _backward, _setup_context, facts=BY_ROWS),), KERNEL
+)
 load = OPERATORS.load

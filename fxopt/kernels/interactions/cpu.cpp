@@ -1,12 +1,10 @@
 // The operators on the CPU: tensors into Fields and Runs, then the kernels over torch's threads.
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <cstring>
-#include <tuple>
 #include <vector>
 
-#include "../dispatched.h"
+#include "../entry.h"
 #include "../scratch.h"
 #include "layout.h"
 
@@ -148,8 +146,9 @@ static void run_dot_backward(const Request& request) {
 static PairSum pair_sum_of(const Array& x, const Array& weights, const int64_t* words, FieldList& list) {
   list.add(x);
   PairSum job{list.fields(), nullptr, 0, 0, 0, words[1] != 0, nullptr};
-  const int32_t bits = int32_t(words[0]);
-  memcpy(&job.scale, &bits, sizeof bits);
+  double scale;
+  memcpy(&scale, &words[0], sizeof scale);
+  job.scale = float(scale);
   if (!weights.is_none()) {
     const bool fits = weights.dim == 2 || (weights.dim == 3 && weights.sizes[2] == 1);
     if (weights.dtype != kDtypeFloat || !fits || weights.sizes[0] != job.x.B || weights.sizes[1] != job.x.F)
@@ -219,39 +218,6 @@ static void run_attention(const Request& request) {
   over_rows(job.x.B, ns, [&](int64_t row0, int64_t row1) { chosen->attention(job, row0, row1, floats); });
 }
 
-static std::tuple<Tensor, Tensor> pair_attention(
-    const Tensor x, const Tensor i, const Tensor j, const Tensor weight, const std::optional<Tensor> bias, const Tensor query,
-    const std::optional<Tensor> query_bias) {
-  std::vector<Tensor> results = run_dispatched(run_attention, {}, x, i, j, weight, bias, query, query_bias);
-  return {results[0], results[1]};
-}
-
-static int64_t bits_of(double scale) {
-  const float narrow = float(scale);
-  int32_t bits;
-  memcpy(&bits, &narrow, sizeof bits);
-  return bits;
-}
-
-static Tensor pair_sum(const Tensor x, const std::optional<Tensor> weights, double scale, bool total) {
-  return run_dispatched(run_pair_sum, {bits_of(scale), total}, x, weights)[0];
-}
-
-static std::vector<Tensor> pair_sum_backward(
-    const Tensor grad, const Tensor x, const std::optional<Tensor> weights, double scale, bool total) {
-  return run_dispatched(run_pair_sum_backward, {bits_of(scale), total}, grad, x, weights);
-}
-
-static Tensor dot_interaction(
-    const std::vector<Tensor> vectors, const std::vector<Tensor> before, const std::vector<Tensor> after, const Tensor i, const Tensor j) {
-  return run_dispatched(run_dot, {}, vectors, before, after, i, j)[0];
-}
-
-static std::vector<Tensor> dot_interaction_backward(
-    const Tensor grad, const Tensor i, const Tensor j, const std::vector<Tensor> vectors, int64_t at) {
-  return run_dispatched(run_dot_backward, {at}, grad, i, j, vectors);
-}
-
 }  // namespace fxopt
 
 FXOPT_EXPORT void fxopt_dot_interaction_run(const fxopt::Request* request) { fxopt::run_dot(*request); }
@@ -259,11 +225,3 @@ FXOPT_EXPORT void fxopt_dot_interaction_backward_run(const fxopt::Request* reque
 FXOPT_EXPORT void fxopt_pair_sum_run(const fxopt::Request* request) { fxopt::run_pair_sum(*request); }
 FXOPT_EXPORT void fxopt_pair_sum_backward_run(const fxopt::Request* request) { fxopt::run_pair_sum_backward(*request); }
 FXOPT_EXPORT void fxopt_pair_attention_run(const fxopt::Request* request) { fxopt::run_attention(*request); }
-
-STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) {
-  m.impl("dot_interaction", TORCH_BOX(&fxopt::dot_interaction));
-  m.impl("dot_interaction_backward", TORCH_BOX(&fxopt::dot_interaction_backward));
-  m.impl("pair_attention", TORCH_BOX(&fxopt::pair_attention));
-  m.impl("pair_sum", TORCH_BOX(&fxopt::pair_sum));
-  m.impl("pair_sum_backward", TORCH_BOX(&fxopt::pair_sum_backward));
-}

@@ -14,12 +14,7 @@ from torch import Tensor
 
 from .. import gradients
 from ..operators import BY_ROWS, NO_PLAN, Operator, Operators
-from .library import KERNEL
-
-_SCHEMAS = (
-    "dot_interaction(Tensor[] vectors, Tensor[] before, Tensor[] after, Tensor i, Tensor j) -> Tensor",
-    "dot_interaction_backward(Tensor grad, Tensor i, Tensor j, Tensor[] vectors, int at) -> Tensor[]",
-)
+from .library import DOTS, KERNEL
 
 
 def dot_interaction(
@@ -122,8 +117,8 @@ def _call_backward(grad: Tensor, i: Tensor, j: Tensor, vectors: list[Tensor], at
 
 OPERATORS = Operators(
     (
-        Operator(_SCHEMAS[0], dot_interaction, _fake, _backward, _setup_context, facts=BY_ROWS),
-        Operator(_SCHEMAS[1], _gradients, _fake_backward),
+        Operator(DOTS[0], dot_interaction, _fake, _backward, _setup_context, facts=BY_ROWS),
+        Operator(DOTS[1], _gradients, _fake_backward),
     ),
     KERNEL,
 )

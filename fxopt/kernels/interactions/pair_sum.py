@@ -6,7 +6,6 @@ scalar, else the bi-interaction of NFM (He and Chua, arXiv:1708.05027). Weights,
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +14,8 @@ from torch import Tensor
 
 from .. import gradients
 from ..operators import BY_ROWS, Operator, Operators
-from .library import KERNEL
-
-_SCHEMAS = (
-    "pair_sum(Tensor x, Tensor? weights, float scale, bool total) -> Tensor",
-    "pair_sum_backward(Tensor grad, Tensor x, Tensor? weights, float scale, bool total) -> Tensor[]",
-)
+from ..words import bits_of
+from .library import KERNEL, PAIR_SUM
 
 
 def pair_sum(x: Tensor, weights: Tensor | None, scale: float, total: bool) -> Tensor:
@@ -42,7 +37,7 @@ def pair_sum(x: Tensor, weights: Tensor | None, scale: float, total: bool) -> Te
 
 def call_of(scale: float, total: bool) -> Callable[..., Tensor]:
     """The operator with these constants, past the dispatcher where it can be."""
-    plan = torch.tensor([struct.unpack("i", struct.pack("f", scale))[0], int(total)], device="cpu")
+    plan = torch.tensor([bits_of(scale), int(total)], device="cpu")
 
     def fxopt_pair_sum(x: Tensor, weights: Tensor | None, scale: float, total: bool) -> Tensor:
         outputs = OPERATORS.past_dispatcher("pair_sum")(x, weights, plan)
@@ -109,8 +104,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
 
 OPERATORS = Operators(
     (
-        Operator(_SCHEMAS[0], pair_sum, _fake, _backward, _setup_context, facts=BY_ROWS),
-        Operator(_SCHEMAS[1], _gradients, _fake_backward),
+        Operator(PAIR_SUM[0], pair_sum, _fake, _backward, _setup_context, facts=BY_ROWS),
+        Operator(PAIR_SUM[1], _gradients, _fake_backward),
     ),
     KERNEL,
 )

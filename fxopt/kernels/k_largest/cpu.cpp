@@ -1,9 +1,8 @@
 // The operator on the CPU: a tensor into lists, then the kernel of select.h over torch's threads.
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 
-#include "../dispatched.h"
+#include "../entry.h"
 #include "layout.h"
 
 namespace fxopt {
@@ -43,10 +42,6 @@ static void run(const Request& request) {
   else torch::stable::parallel_for(0, outer, grain, rows);
 }
 
-static Tensor k_largest(const Tensor x, int64_t k) { return run_dispatched(run, {k}, x)[0]; }
-
 }  // namespace fxopt
 
 FXOPT_EXPORT void fxopt_k_largest_run(const fxopt::Request* request) { fxopt::run(*request); }
-
-STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) { m.impl("k_largest", TORCH_BOX(&fxopt::k_largest)); }

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..operators import BY_ROWS, Operator, Operators, cpu_library
 
-KERNEL = cpu_library(Path(__file__).parent, "layout.h", "select.h")
+_SCHEMA = "k_largest(Tensor x, int k) -> Tensor"
+KERNEL = cpu_library(Path(__file__).parent, "layout.h", "select.h", (_SCHEMA,))
 
 
 def k_largest(x: Tensor, k: int) -> Tensor:
@@ -50,7 +51,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
 
 
 OPERATORS = Operators(
-    (Operator("k_largest(Tensor x, int k) -> Tensor", k_largest, _fake, _backward, _setup_context, facts=BY_ROWS),),
+    (Operator(_SCHEMA, k_largest, _fake, _backward, _setup_context, facts=BY_ROWS),),
     KERNEL,
 )
 load = OPERATORS.load

@@ -1,11 +1,10 @@
 // fxopt::mlp on the CPU: rows go through all layers in blocks that stay in a core's cache.
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "../dispatched.h"
+#include "../entry.h"
 #include "../scratch.h"
 #include "resolve.h"
 
@@ -170,13 +169,7 @@ static void run(const Request& request) {
   if (chain.rows > 0) run_all(chain, out);
 }
 
-Tensor mlp(const std::vector<Tensor> inputs, const std::vector<std::optional<Tensor>> state, const std::vector<int64_t> plan) {
-  return run_dispatched(run, plan, inputs, state)[0];
-}
-
 }  // namespace fxopt
 
 // For entry.cpp, which is another library, and for tests: which instruction set runs ("avx512", "avx2", "scalar").
 FXOPT_EXPORT void fxopt_mlp_run(const fxopt::Request* request) { fxopt::run(*request); }
-
-STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) { m.impl("mlp", TORCH_BOX(&fxopt::mlp)); }

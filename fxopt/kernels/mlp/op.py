@@ -19,7 +19,8 @@ from ..operators import Operator, Operators, cpu_library
 from . import autograd, layers, reference
 from .plan import Op, decode, encode
 
-KERNEL = cpu_library(Path(__file__).parent, "chain.h", "steps.h")
+_SCHEMA = "mlp(Tensor[] inputs, Tensor?[] state, int[] plan) -> Tensor"
+KERNEL = cpu_library(Path(__file__).parent, "chain.h", "steps.h", (_SCHEMA,))
 Call = Callable[[Sequence[Tensor], Sequence[Tensor | None], Sequence[int]], Tensor]
 
 
@@ -79,7 +80,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     return grads[: len(inputs)], grads[len(inputs) :], None
 
 
-_SCHEMA = "mlp(Tensor[] inputs, Tensor?[] state, int[] plan) -> Tensor"
 _FACTS = Facts(rows="layers", overwritable=True)
 OPERATORS = Operators((Operator(_SCHEMA, _in_pytorch, _fake, _backward, _setup_context, facts=_FACTS),), KERNEL)
 load = OPERATORS.load

@@ -33,11 +33,13 @@ def call(inputs: Sequence[Tensor], plan: str) -> list[Tensor]:
     return torch.ops.fxopt.pointwise(inputs, plan) if outputs is None else outputs
 
 
-def _below_autograd(inputs: list[Tensor], plan: str) -> list[Tensor]:
+def _on_cpu(inputs: list[Tensor], plan: str) -> list[Tensor]:
     with torch.no_grad():
         outputs = OPERATORS.past_dispatcher("pointwise")(inputs, words_of(plan))
-    if outputs is not None:
-        return outputs
+    return _in_pytorch(inputs, plan) if outputs is None else outputs
+
+
+def _in_pytorch(inputs: list[Tensor], plan: str) -> list[Tensor]:
     return [output.clone() if output.requires_grad else output for output in reference.pointwise(inputs, plan_of(plan))]
 
 
@@ -70,6 +72,6 @@ def _backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], None]
 
 _SCHEMA = "pointwise(Tensor[] inputs, str plan) -> Tensor[]"
 OPERATORS = Operators(
-    (Operator(_SCHEMA, _below_autograd, _fake, _backward, _setup_context, facts=Facts(rows="axes")),), KERNEL
+    (Operator(_SCHEMA, _in_pytorch, _fake, _backward, _setup_context, {"CPU": _on_cpu}, Facts(rows="axes")),), KERNEL
 )
 load = OPERATORS.load

@@ -1,5 +1,4 @@
 // fxopt::target_attention on the CPU: torch's stable ABI around the kernels of tile.h.
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -10,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "../dispatched.h"
+#include "../entry.h"
 #include "../scratch.h"
 #include "../words.h"
 #include "job.h"
@@ -302,14 +301,6 @@ void target_attention(const Request& request) {
   });
 }
 
-static std::vector<Tensor> dispatched(
-    const std::vector<Tensor> rows, const std::vector<Tensor> positions, const std::vector<Tensor> masks,
-    const std::vector<Tensor> params, const std::vector<int64_t> plan) {
-  return run_dispatched(target_attention, plan, rows, positions, masks, params);
-}
-
 }  // namespace fxopt::target
 
 FXOPT_EXPORT void fxopt_target_attention_run(const fxopt::Request* request) { fxopt::target::target_attention(*request); }
-
-STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) { m.impl("target_attention_kernel", TORCH_BOX(&fxopt::target::dispatched)); }

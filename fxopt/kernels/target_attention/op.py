@@ -21,8 +21,9 @@ from ..operators import BY_ROWS, Operator, Operators, cpu_library
 from . import reference
 from .plan import Plan
 
-KERNEL = cpu_library(Path(__file__).parent, "job.h", "tile.h")
 _ARGUMENTS = "Tensor[] rows, Tensor[] positions, Tensor[] masks, Tensor[] params, int[] plan"
+_KERNEL = f"target_attention_kernel({_ARGUMENTS}) -> Tensor[]"
+KERNEL = cpu_library(Path(__file__).parent, "job.h", "tile.h", (_KERNEL,))
 
 
 def call_of(plan: Sequence[int]) -> Callable[..., Tensor]:
@@ -127,7 +128,7 @@ OPERATORS = Operators(
         Operator(
             f"target_attention({_ARGUMENTS}) -> Tensor", _forward, _fake, _backward, _setup_context, facts=BY_ROWS
         ),
-        Operator(f"target_attention_kernel({_ARGUMENTS}) -> Tensor[]"),
+        Operator(_KERNEL, fake=lambda *arguments: [_fake(*arguments)]),
     ),
     KERNEL,
 )

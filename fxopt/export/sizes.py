@@ -1,0 +1,75 @@
+"""The sizes that a program takes: those that its graph was captured for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import Dim
+
+from fxopt.capture import Capture
+from fxopt.capture.guards import Guards
+from fxopt.runtime import Executable
+from fxopt.torch_internals.symbols import hint_of
+from fxopt.verify.check import Comparison
+from fxopt.verify.resized import resized
+from fxopt.verify.trial import Setting
+
+Sizes = tuple[int, ...]
+_NOT_ONE = re.compile(r"\w+ != 1")
+_SQUEEZES = frozenset(getattr(torch.ops.aten.squeeze, name) for name in ("default", "dim", "dims"))
+
+
+def dynamic_dims(capture: Capture) -> list[dict[int, object]]:
+    """For each tensor input its dims that may have other sizes; what must hold of them is traced with the graph."""
+    static = {dim for dim, _ in capture.guards.static}
+    return [
+        {d: Dim.DYNAMIC for d, size in enumerate(spec.dims) if isinstance(size, str) and (number, d) not in static}
+        for number, spec in enumerate(capture.inputs)
+    ]
+
+
+def sample_sizes(capture: Capture, example: Sequence[Sizes]) -> list[Sizes]:
+    """Sizes to trace with: those of the capture's own trace, which are no special ones, where they are allowed."""
+    places = capture.graph.graph.find_nodes(op="placeholder")[len(capture.state) :]
+    traced = [tuple(n if isinstance(n, int) else hint_of(n) or 0 for n in node.meta["val"].shape) for node in places]
+    return traced if capture.guards.holds([_Sized(sizes) for sizes in traced]) else list(example)
+
+
+class _Sized:
+    """What a guard reads of a tensor."""
+
+    def __init__(self, shape: Sizes) -> None:
+        self.shape = shape
+
+
+def guards_of(model: nn.Module, executable: Executable, inputs: Sequence[Tensor]) -> Guards:
+    """What a program must demand of sizes: what the capture does, less that they are not 1 where that is not needed.
+
+    A squeeze of a batch gives another rank at batch 1, so a capture for larger batches excludes it. Where the rewritten
+    graph has no such squeeze, and computes what eager does also of one row of the example, it is for batch 1 as well.
+    """
+    capture, graph = executable.capture, executable.graph
+    relations = tuple(text for text in capture.guards.relations if not _NOT_ONE.fullmatch(text))
+    wider = replace(capture.guards, relations=relations)
+    if wider == capture.guards or graph is None or any(map(_squeezes_rows, graph.graph.nodes)):
+        return capture.guards
+    row = resized(capture.graph.graph, inputs, 1)
+    if row is None or not wider.holds(row):
+        return capture.guards
+    compared = Comparison("at batch 1: ", capture, model, Setting(capture, row, gradients=False), None)
+    alone = Executable(capture, graph.forward)
+    return wider if compared.eager.error is None and compared.verdict(alone).ok else capture.guards
+
+
+def _squeezes_rows(node: fx.Node) -> bool:
+    if node.target not in _SQUEEZES:
+        return False
+    source, *dims = cast("tuple[Any, ...]", node.args)
+    value = source.meta["val"]
+    chosen = range(value.ndim) if not dims else [dims[0]] if isinstance(dims[0], int) else dims[0]
+    return any(not isinstance(value.shape[d], int) for d in chosen if value.ndim)

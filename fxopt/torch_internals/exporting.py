@@ -1,0 +1,86 @@
+"""torch.export on a module, with sizes of 0 and 1 taken as any other size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+from unittest import mock
+
+import sympy
+import torch
+from sympy.core.relational import Relational
+from torch import nn
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx.experimental import _config as symbolic_shapes
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+_demanding = ContextVar("demanding", default=False)
+
+
+class ProgramShapeEnv(ShapeEnv):
+    """Answers from its examples, without a guard, that sizes are unequal, not empty and not 1: operators ask for it to
+    choose strides. What a program has to demand is asked within :func:`demanding`.
+    """
+
+    def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
+        if not _demanding.get() and isinstance(orig_expr, Relational):
+            with self.suppress_guards():
+                answer = super().evaluate_expr(orig_expr, *args, **kwargs)
+            about_equality = isinstance(orig_expr, (sympy.Eq, sympy.Ne))
+            if (answer == isinstance(orig_expr, sympy.Ne)) if about_equality else {0, 1} & set(orig_expr.args):
+                return answer
+        return super().evaluate_expr(orig_expr, *args, **kwargs)
+
+
+def either_of(condition: Any, true: Callable[..., Any], false: Callable[..., Any], inputs: tuple) -> Any:
+    """torch.cond, which gives its branches sizes of 1 as those that they are."""
+    with symbolic_shapes.patch(backed_size_oblivious=False):  # type: ignore[attr-defined]
+        return torch.cond(condition, true, false, inputs)
+
+
+@contextmanager
+def demanding() -> Iterator[None]:
+    """What is asked about sizes in here becomes a constraint of the program."""
+    token = _demanding.set(True)
+    try:
+        yield
+    finally:
+        _demanding.reset(token)
+
+
+def exported(
+    module: nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    definitions: Mapping[OpOverload, Callable[..., Any]],
+) -> ExportedProgram:
+    """The module as a program, with calls of the operators in `definitions` replaced by what these compute."""
+    oblivious = symbolic_shapes.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with oblivious, mock.patch("torch._export.non_strict_utils.ShapeEnv", ProgramShapeEnv):
+        program = torch.export.export(
+            module,
+            args,
+            kwargs,
+            dynamic_shapes=dynamic_shapes,
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )
+        called = {node.target for inner in _graphs(program) for node in inner.graph.nodes}
+        table = {operator: definition for operator, definition in definitions.items() if operator in called}
+        return program.run_decompositions(table) if table else program
+
+
+def _graphs(program: ExportedProgram) -> Iterator[torch.fx.GraphModule]:
+    return (each for each in program.graph_module.modules() if isinstance(each, torch.fx.GraphModule))
+
+
+def packaged(program: ExportedProgram, path: str, c_shims: dict[OpOverload, list[str]]) -> str:
+    """AOTInductor's package of a program, in which operators with a C shim, by their declarations, are that call."""
+    from torch._inductor import aoti_compile_and_package  # it takes seconds to import
+
+    configs = {"aot_inductor.custom_ops_to_c_shims": c_shims}
+    return aoti_compile_and_package(program, package_path=path, inductor_configs=configs)

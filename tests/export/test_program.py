@@ -1,0 +1,170 @@
+"""Programs: the optimized model's answers at all sizes, under the model's names, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxopt
+from fxopt.export import ExportError
+from tests.export.conftest import ROWS, Small, inputs, run_elsewhere
+
+_ELSEWHERE = """
+import sys, torch
+library, program, calls, answers = sys.argv[1:]
+torch.ops.load_library(library)
+run = torch.export.load(program).module()
+with torch.no_grad():
+    torch.save([run(*call) for call in torch.load(calls)], answers)
+assert not any(name.startswith("fxopt") for name in sys.modules)
+"""
+
+
+def called(program: torch.export.ExportedProgram) -> set[str]:
+    graphs = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    return {str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"}
+
+
+@torch.no_grad()
+def test_a_program_gives_the_models_answers_in_a_process_without_fxopt(library: Path, tmp_path: Path) -> None:
+    model = Small().eval()
+    program = fxopt.export(model, inputs(1))
+    assert {"fxopt.columns.default", "fxopt.mlp.default"} <= called(program)
+    assert program.state_dict.keys() == model.state_dict().keys()
+    torch.export.save(program, tmp_path / "model.pt2")
+    calls = [inputs(batch) for batch in (0, 1, 3, 200)]
+    torch.save(calls, tmp_path / "calls.pt")
+    run_elsewhere(_ELSEWHERE, library, tmp_path / "model.pt2", tmp_path / "calls.pt", tmp_path / "answers.pt")
+    for call, answer in zip(calls, torch.load(tmp_path / "answers.pt"), strict=True):
+        torch.testing.assert_close(answer, model(*call))
+
+
+@torch.no_grad()
+def test_an_optimized_model_is_exported_as_it_was_configured() -> None:
+    model = Small().eval()
+    fast = fxopt.optimize(model, config=fxopt.Config(disable=("linear_chains",)))
+    assert "fxopt.mlp.default" not in called(fxopt.export(fast, inputs(5)))
+    program = fxopt.export(fast, inputs(5), dynamic=False)
+    call = inputs(5)
+    torch.testing.assert_close(program.module()(*call), model(*call))
+    with pytest.raises(AssertionError):
+        program.module()(*inputs(6))
+
+
+@torch.no_grad()
+def test_arguments_keep_their_names() -> None:
+    model = Small().eval()
+    dense, ids = inputs(4)
+    program = fxopt.export(model, {"ids": ids, "dense": dense}).module()
+    dense, ids = inputs(1)
+    torch.testing.assert_close(program(ids=ids, dense=dense), model(dense, ids))
+
+
+@torch.no_grad()
+def test_a_bad_id_is_named_by_column_table_and_row() -> None:
+    model = Small().eval()
+    program = fxopt.export(model, inputs(4)).module()
+    dense, ids = inputs(3)
+    ids[2, 1] = ROWS
+    with pytest.raises(RuntimeError, match=r"row=2 .*value=50 rows=50 .*tables\.1.* table='tables\.1\.weight'"):
+        program(dense, ids)
+
+
+class Halves(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] % 2:
+            return x.relu() + 1
+        return x.view(2, -1).relu()
+
+
+@torch.no_grad()
+def test_what_the_graph_takes_for_granted_about_sizes_the_program_demands() -> None:
+    program = fxopt.export(Halves(), (torch.randn(6, 4),)).module()
+    x = torch.randn(10, 4)
+    torch.testing.assert_close(program(x), Halves()(x))
+    with pytest.raises(Exception, match="assert"):
+        program(torch.randn(5, 4))
+
+
+class Squeezed(nn.Module):
+    """Its squeeze gives another rank at batch 1, and yet the same answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.layer(x.unsqueeze(1).squeeze())).reshape(-1, 1)
+
+
+@torch.no_grad()
+def test_one_row_is_served_where_a_squeeze_does_not_matter() -> None:
+    model = Squeezed().eval()
+    program = fxopt.export(model, (torch.randn(6, 4),)).module()
+    for batch in (1, 2, 9):
+        x = torch.randn(batch, 4)
+        torch.testing.assert_close(program(x), model(x))
+
+
+class Conditional(nn.Module):
+    """Its inner module asks for values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Asking()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.inner(x))
+
+
+class Asking(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+class Edited(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.kept: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = self.layer(x)
+        return self.kept.relu()
+
+
+def test_a_part_that_stays_pythons_is_refused_with_its_place() -> None:
+    with pytest.raises(ExportError, match=r"inner at test_program\.py:\d+.*depends on data|.*data"):
+        fxopt.export(Conditional(), (torch.randn(3, 4),))
+
+
+def test_hooks_around_the_model_are_refused() -> None:
+    model = Small().eval()
+    model.register_forward_hook(lambda *_: None)
+    with pytest.raises(ExportError, match="hooks run around its forward"):
+        fxopt.export(model, inputs(3))
+
+
+def test_one_tensor_for_two_inputs_is_refused() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x * 2 + y
+
+    x = torch.randn(3, 4)
+    with pytest.raises(ExportError, match=r"args\[1\] is the same object as args\[0\]"):
+        fxopt.export(Two(), (x, x))
+
+
+@torch.no_grad()
+def test_an_attribute_that_a_forward_assigns_is_left_out_with_a_warning() -> None:
+    model = Edited().eval()
+    with pytest.warns(UserWarning, match=r"does not set the model\.kept"):
+        program = fxopt.export(model, (torch.randn(3, 4),))
+    x = torch.randn(7, 4)
+    torch.testing.assert_close(program.module()(x), model(x))
+    assert model.kept is not None  # the model's own call
