@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 import fxopt
@@ -44,13 +47,14 @@ class Dlrm(nn.Module):
         self.over = nn.Sequential(nn.Linear(5 * _DIM, 8), nn.ReLU(), nn.Linear(8, 1))
         self.loss = nn.BCEWithLogitsLoss()
 
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Any) -> Any:
         bags, rows = self.bags(batch.sparse_features), self.rows(batch.sparse_features)
         dense = self.dense(batch.dense_features)
         pooled = bags.values() * 2
         row = rows["ft2"].to_padded_dense(3).sum(1)
         logits = self.over(torch.cat([dense, pooled, row], 1)).squeeze(-1)
-        return self.loss(logits, batch.labels.float()), logits.detach()
+        loss = self.loss(logits, batch.labels.float())
+        return loss, (loss.detach(), logits.detach())
 
 
 def sharded(inner: nn.Module) -> Any:
@@ -103,15 +107,14 @@ def trained(loop: str, mode: str) -> dict[str, Any]:
     plan = str(whole.plan)
     if mode == "after":
         whole = fxopt.optimize(whole, config=_CONFIG)
-    dense = [p for name, p in whole.named_parameters() if "embedding_bags" not in name]
-    optimizer = torch.optim.SGD(dense, lr=0.1)
+    optimizer = _optimizer(whole)
     messages = _Messages()
     step = _pipelined(whole, optimizer) if loop == "pipeline" else _stepped(whole, optimizer)
     calls, losses, dists = _counted(whole), list[float](), list[int]()
     for loss in step:
         losses.append(loss)
         dists.append(len(calls))
-    dense_sum = sum(float(p.detach().double().sum()) for p in dense)
+    dense_sum = sum(float(p.detach().double().sum()) for p in optimizer.param_groups[0]["params"])
     found = dispatcher_of(whole.module).findings if mode != "eager" else []
     return {
         "losses": losses,
@@ -126,13 +129,19 @@ def trained(loop: str, mode: str) -> dict[str, Any]:
     }
 
 
-def _stepped(whole: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[float]:
-    for number in range(STEPS):
+def _stepped(whole: nn.Module, optimizer: torch.optim.Optimizer, first: int = 0, last: int = STEPS) -> Iterator[float]:
+    for number in range(first, last):
         optimizer.zero_grad()
         loss, _ = whole(batch(number))
         loss.backward()
         optimizer.step()
         yield loss.item()
+
+
+def _optimizer(whole: nn.Module) -> torch.optim.Optimizer:
+    """Of what the collections do not train by themselves."""
+    rest = dict(whole.named_parameters()).items()
+    return torch.optim.SGD([p for name, p in rest if not re.search(r"\b(t0|t1|t2)\b", name)], lr=0.1)
 
 
 def _pipelined(whole: Any, optimizer: torch.optim.Optimizer) -> Iterator[float]:
@@ -178,6 +187,36 @@ class _Messages(logging.Handler):
         return self._said
 
 
+def resumed(folder: str, modes: tuple[str, str]) -> list[float]:
+    """The losses of a run in one mode whose second half is run in the other, from a checkpoint."""
+    losses: list[float] = []
+    path = Path(folder, "-".join(modes))
+    for half, mode in enumerate(modes):
+        torch.manual_seed(half)
+        inner: nn.Module = Dlrm()
+        whole = sharded(fxopt.optimize(inner, config=_CONFIG) if mode == "fast" else inner)
+        if half:
+            state = {"model": whole.state_dict()}
+            dcp.load(state, checkpoint_id=path)
+            whole.load_state_dict(state["model"])
+        losses += _stepped(whole, _optimizer(whole), half * STEPS // 2, (half + 1) * STEPS // 2)
+        if not half:
+            dcp.save({"model": whole.state_dict()}, checkpoint_id=path)
+    return losses
+
+
+def lost() -> str:
+    """What rank 0 is told when rank 1 is gone in the middle of its training."""
+    whole = sharded(fxopt.optimize(Dlrm(), config=_CONFIG))
+    try:
+        for number, _ in enumerate(_stepped(whole, _optimizer(whole))):
+            if number == 4 and dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 class Mean(nn.Module):
     """Communicates by hand, through the default group."""
 
@@ -220,8 +259,10 @@ def main(folder: str) -> None:
     for loop in LOOPS:
         for mode in MODES:
             found[f"{loop} {mode}"] = trained(loop, mode)
+    found["eager-fast"] = resumed(folder, ("eager", "fast"))
+    found["fast-eager"] = resumed(folder, ("fast", "eager"))
     Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    raise SystemExit(lost())
 
 
 if __name__ == "__main__":

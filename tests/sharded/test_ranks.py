@@ -3,50 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
+import signal
 from typing import Any
 
 import pytest
 
 from tests.sharded import ranks
+from tests.sharded.launch import launch, outputs
 
 pytest.importorskip("torchrec")
 
-SECONDS = 240  # 20 on two idle cores; a rank that waits for one that is gone must not hang the suite
 OPTIMIZED = [(loop, mode) for loop in ranks.LOOPS for mode in ranks.MODES if mode != "eager"]
 NEAR = 1e-5
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank saw."""
+def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[str], list[int]]:
+    """What each rank saw, what it printed, and how it ended."""
     folder = tmp_path_factory.mktemp("ranks")
-    started = launch([sys.executable, "-m", "tests.sharded.ranks", str(folder)])
-    outputs = [process.communicate(timeout=SECONDS)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(text[-3000:] for text in outputs)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    started = launch(["-m", "tests.sharded.ranks", folder])
+    texts = outputs(started)
+    files = [folder / f"{rank}.json" for rank in range(2)]
+    assert all(file.exists() for file in files), "\n".join(text[-3000:] for text in texts)
+    return [json.loads(file.read_text()) for file in files], texts, [rank.returncode for rank in started]
 
 
-def launch(command: list[str]) -> list[subprocess.Popen[str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            command,
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=Path(__file__).parents[2],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+@pytest.fixture(scope="module")
+def found(session: tuple[list[dict[str, Any]], list[str], list[int]]) -> list[dict[str, Any]]:
+    return session[0]
 
 
 @pytest.mark.parametrize(("loop", "mode"), OPTIMIZED)
@@ -87,3 +71,15 @@ def test_dense_parts_are_captured_once(found: list[dict[str, Any]], loop: str, m
 def test_a_collective_in_a_forward_runs_once_a_call(found: list[dict[str, Any]]) -> None:
     for rank in found:
         assert rank["by_hand"] == {"calls": [1, 1, 1], "same": [True, True, True], "captures": 2}
+
+
+@pytest.mark.parametrize("modes", ["eager-fast", "fast-eager"])
+def test_a_checkpoint_continues_with_and_without(found: list[dict[str, Any]], modes: str) -> None:
+    for rank in found:
+        assert rank[modes] == pytest.approx(rank["own eager"]["losses"], rel=NEAR, abs=NEAR)
+
+
+def test_a_killed_rank_ends_the_other_with_an_error(session: tuple[list[Any], list[str], list[int]]) -> None:
+    _, texts, codes = session
+    assert codes == [1, -signal.SIGKILL]
+    assert "Connection" in texts[0]
