@@ -83,3 +83,22 @@ def test_the_planner_shards_it(inside: bool) -> None:
             features = ids(size)
             torch.testing.assert_close(sharded(features), eager(features))
     assert any(found.operators_before for found in dispatcher_of(sharded.module).findings)
+
+
+def test_a_fused_collection_is_captured_around_once() -> None:
+    """It is opaque, because it steps its optimizer; its batch size is no size of its arguments."""
+    from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+
+    def fused() -> nn.Module:
+        torch.manual_seed(0)
+        tables = collection().embedding_bag_configs()
+        return Model(FusedEmbeddingBagCollection(tables, torch.optim.SGD, {"lr": 0.1}, device=torch.device("cpu")))
+
+    eager, fast = fused(), fxopt.optimize(fused(), config=CONFIG)
+    fast.load_state_dict(eager.state_dict())
+    for size in (11, 1, 7, 64):
+        features = ids(size)
+        expected, found = eager(features), fast(features)
+        torch.testing.assert_close(found, expected)
+        expected.sum().backward(), found.sum().backward()
+    assert [found.eager_reason for found in dispatcher_of(fast).findings] == [""]

@@ -21,7 +21,7 @@ from fxopt.runtime.context import ambient
 from fxopt.runtime.flatten import same_value
 from fxopt.runtime.module import dispatcher_of
 from fxopt.runtime.pieces import is_single
-from fxopt.runtime.sharded.cut import Cut, live_reads, waited
+from fxopt.runtime.sharded.cut import Cut, arrived, live_reads
 from fxopt.runtime.sharded.division import Division, StandIn, divide
 from fxopt.runtime.sharded.replay import Call, check
 from fxopt.runtime.sharded.trace import NotTraced, traced
@@ -200,4 +200,4 @@ def _recorded(division: Division, results: dict[str, list[Any]]) -> Iterator[Non
     finally:
         for hook in hooks:
             hook.remove()
-        results.update((path, list(map(waited, kept))) for path, kept in results.items())
+    results.update((path, list(map(arrived, kept))) for path, kept in results.items())

@@ -25,6 +25,12 @@ def waited(value: Any) -> Any:
     return value if wait is None else wait(value)
 
 
+def arrived(value: Any) -> Any:
+    """The result of a lazy awaitable that somebody has waited for; any other value itself."""
+    result = vars(value).get("_result") if hasattr(type(value), "_wait_async") else None
+    return value if result is None else result
+
+
 class Live(nn.Module):
     """Reads a tensor of a host at each call, whatever has replaced it."""
 
@@ -48,7 +54,7 @@ class Cut:
     Args:
         hosts: what to cut.
         modules: by path, what the graph calls for a part or a boundary, or reads of a host (as a `Live`).
-        results: by path of a boundary, what it returned at each of its calls, waited for.
+        results: by path of a boundary, what it returned at each of its calls.
 
     Attributes:
         segments: by name, in order.

@@ -24,7 +24,7 @@ class Call:
     Attributes:
         constants: by position or name, the arguments that are part of the form of the call.
         values: the others.
-        results: by path of a boundary, what it returned at each of its calls, waited for.
+        results: by path of a boundary, what it returned at each of its calls; what has arrived, if it is awaited.
     """
 
     def __init__(self, args: tuple, kwargs: dict[str, Any]) -> None:
