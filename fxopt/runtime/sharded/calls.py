@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import filterfalse
 from typing import Any
 
 from torch import fx, nn
@@ -172,7 +173,10 @@ class _Segments(_Plan):
 
 
 def _drop_ins(division: Division, make: Make) -> dict[str, nn.Module]:
-    made = {part: make(part) for part in division.parts.values() if not is_single(part)}
+    made: dict[nn.Module, nn.Module] = {}
+    for part in filterfalse(is_single, division.parts.values()):
+        with suppress(TypeError):  # compiled or scripted: it runs as it is
+            made[part] = make(part)
     return {path: made[part] for path, part in division.parts.items() if part in made}
 
 
