@@ -76,7 +76,7 @@ class Watch:
         since: Watch | None = None,
         only: frozenset[str] | None = None,
     ) -> None:
-        every = list(model.named_modules())
+        every = [(p, m) for p, m in model.named_modules() if not isinstance(m, torch.jit.ScriptModule)]
         modules = [(p, m) for p, m in every if not _inside(p, opaque) and (only is None or p in only)]
         slots = [slot for path, module in modules for slot in _slots(path, module)] + list(_forwards(modules))
         leaves = [module for path, module in every if path in opaque or (only is not None and path not in only)]

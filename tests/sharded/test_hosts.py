@@ -70,6 +70,12 @@ class Lists(Host):
         return sum(tower(self.sum(x)) for tower in self.towers)
 
 
+class Scripted(Host):
+    def __init__(self) -> None:
+        super().__init__()
+        self.below = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+
+
 class Inside(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +157,7 @@ class Hooked(Host):
         return self.above(self.inner(x))
 
 
-CUT = (Host, Scaled, Twice, Lists, Inside, Training, Dropped, Sized)
+CUT = (Host, Scaled, Twice, Lists, Inside, Scripted, Training, Dropped, Sized)
 AS_IT_IS = (Quiet, Counting, Logging, Typed, Branching, Random, Noise, Hooked)
 
 

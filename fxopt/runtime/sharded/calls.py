@@ -19,6 +19,7 @@ from fxopt.config import Config
 from fxopt.findings import Findings, Miss, Place
 from fxopt.locks import lock
 from fxopt.runtime.context import ambient
+from fxopt.runtime.dispatch import reason_of
 from fxopt.runtime.flatten import same_value
 from fxopt.runtime.module import dispatcher_of
 from fxopt.runtime.pieces import is_single
@@ -74,17 +75,22 @@ class ShardedCalls:
     def _first(self, division: Division, eager: Callable[..., Any], args: tuple, kwargs: dict, now: tuple) -> Any:
         call = Call(args, kwargs)
         call.begin()
+        call.results = {path: [] for path in division.boundaries}
         with _recorded(division, call.results):
             call.returned = eager(*args, **kwargs)
-        if "" in division.boundaries:
-            plan: _Plan = _Plan(division, self._original, now, division.boundaries[""][1])
-        else:
-            try:
-                plan = _Segments(division, self._original, now, call, self._make)
-            except NotTraced as reason:
-                plan = _Parts(division, self._original, now, str(reason), self._make)
-        self._plans = (plan, *self._plans)
+        self._plans = (self._planned(division, call, now), *self._plans)
         return call.returned
+
+    def _planned(self, division: Division, call: Call, now: tuple) -> _Plan:
+        if "" in division.boundaries:
+            return _Plan(division, self._original, now, division.boundaries[""][1])
+        try:
+            return _Segments(division, self._original, now, call, self._make)
+        except NotTraced as error:
+            reason = str(error)
+        except Exception as error:  # the call itself has succeeded
+            reason = reason_of(error)
+        return _Parts(division, self._original, now, reason, self._make)
 
 
 class _Plan:
@@ -195,7 +201,7 @@ def _recorded(division: Division, results: dict[str, list[Any]]) -> Iterator[Non
     thread = threading.get_ident()
 
     def keep(path: str) -> Callable[..., None]:
-        kept = results.setdefault(path, [])
+        kept = results[path]
         return lambda module, args, result: kept.append(result) if threading.get_ident() == thread else None
 
     hooks = [module.register_forward_hook(keep(path)) for path, (module, _) in division.boundaries.items()]

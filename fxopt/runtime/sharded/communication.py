@@ -47,6 +47,8 @@ def _reason(module: nn.Module, others: Iterable[nn.Module]) -> str:
     kind = next((base for base in type(module).__mro__ if _is_of(base.__module__, _PACKAGES)), None)
     if kind is not None:
         return f"communicates: it is a {kind.__module__.partition('.')[0]} {kind.__qualname__}"
+    if isinstance(module, torch.jit.ScriptModule):
+        return ""
     if "forward" in vars(module) and not is_typed(module):
         return "its forward was replaced, as pipelines do: it runs as it is"
     if isinstance(module, nn.SyncBatchNorm):
