@@ -157,7 +157,7 @@ class Hooked(Host):
         return self.above(self.inner(x))
 
 
-CUT = (Host, Scaled, Twice, Lists, Inside, Scripted, Training, Dropped, Sized)
+CUT = (Host, Scaled, Twice, Lists, Inside, Training, Dropped, Sized)
 AS_IT_IS = (Quiet, Counting, Logging, Typed, Branching, Random, Noise, Hooked)
 
 
@@ -238,6 +238,16 @@ def test_a_replaced_module_and_a_replaced_parameter_take_effect() -> None:
     model.sum = nn.Identity()
     for _ in range(3):
         torch.testing.assert_close(fast(x), model(x))
+
+
+def test_a_scripted_part_runs_as_it_is() -> None:
+    model = Scripted()
+    fast = fxopt.optimize(model, config=CONFIG)
+    for size in (3, 1, 5):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(fast(x), model(x))
+    reasons = [leaf.reason for found in dispatcher_of(fast).findings for leaf in found.leaves]
+    assert "TorchScript" in reasons and len(reasons) == 2
 
 
 def test_a_wrapper_delegates() -> None:
