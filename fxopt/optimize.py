@@ -18,6 +18,7 @@ from fxopt.config import Config
 from fxopt.rewrites.framework.core import Fuel
 from fxopt.runtime import Executable, dispatcher_of, optimized
 from fxopt.runtime.cuda_graphs import graphed
+from fxopt.runtime.sharded.communication import inner
 from fxopt.stages import examples_of, lowered, raced, rewrite, take_pieces, verified
 from fxopt.tune.tuner import Tuner
 
@@ -35,7 +36,9 @@ def optimize(
         config: see :class:`fxopt.Config`.
 
     Returns:
-        A module of a subclass of ``type(model)``. What cannot be optimized stays as it was; ``fxopt.report`` says why.
+        A module of a subclass of ``type(model)``; of that very type where TorchRec knows it by that. A wrapper (DDP,
+        DistributedModelParallel) is returned itself, around an optimized model. What cannot be optimized stays as it
+        was; ``fxopt.report`` says why.
 
     Raises:
         TypeError: `model` is neither an nn.Module nor an ExportedProgram, or the example inputs are none.
@@ -43,6 +46,10 @@ def optimize(
     """
     if isinstance(model, torch.export.ExportedProgram):
         model = model.module()
+    if (wrapped := inner(model)) is not None:
+        wrapper, name = wrapped
+        wrapper._modules[name] = optimize(wrapper.get_submodule(name), example_inputs, config)
+        return model
     result = optimized(model, functools.partial(compile, config), config)
     check(model, config)
     if example_inputs is not None:

@@ -47,7 +47,20 @@ def flatten(tree: Any) -> tuple[list[Any], pytree.TreeSpec]:
 
 
 def flatten_with_path(tree: Any) -> tuple[list[tuple[pytree.KeyPath, Any]], pytree.TreeSpec]:
-    return pytree.tree_flatten_with_path(_with_records(tree))
+    tree = _with_records(tree)
+    paths: list[tuple[pytree.KeyPath, Any]] = []
+    for path, value in pytree.tree_flatten_with_path(tree, is_leaf=_has_no_paths)[0]:
+        if _has_no_paths(value):
+            paths += [((*path, pytree.SequenceKey(i)), leaf) for i, leaf in enumerate(pytree.tree_leaves(value))]
+        else:
+            paths.append((path, value))
+    return paths, pytree.tree_structure(tree)
+
+
+def _has_no_paths(value: Any) -> bool:
+    """Whether its class was registered without names for its children, as TorchRec's KeyedTensor is."""
+    node = pytree.SUPPORTED_NODES.get(type(value))
+    return node is not None and node.flatten_with_keys_fn is None
 
 
 def leaves(tree: Any) -> list[Any]:

@@ -47,6 +47,7 @@ EDITS = {
     "replace_input_with", "update_arg", "update_kwarg",
 }  # fmt: skip
 EDITORS = r"lowering\..*|rewrites\.framework\.(core|editor|direct|forks)|normalize(\..*)?|capture(\..*)?"
+EDITORS += r"|runtime\.sharded\.trace"
 FACTORIES = {
     "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand",
     "randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros",

@@ -2,9 +2,9 @@
 
 The real model runs on a copy, on the example and (if it accepts that) on the example twice over, and `trial` records
 what each leaf returned. (Not twice over on a GPU, where what it does not accept may end the process: an assertion on
-the device.) An output dim that equals an input dim of the same leaf in both runs is taken to follow it, any other is
-taken to be static. That is an assumption, so `LeafCall` checks it at every call and raises `LeafMismatch`
-before anything depends on it: the caller then runs the eager model.
+the device.) An output dim that equals an input dim of the same leaf in both runs is taken to follow it. Any other
+that differs between the two is a size of its own, and the rest are static. That is an assumption, so `LeafCall` checks
+it at every call and raises `LeafMismatch` before anything depends on it: the caller then runs the eager model.
 """
 
 from __future__ import annotations
@@ -47,20 +47,26 @@ class LeafMismatch(OtherSizes):
 
 @dataclass(frozen=True)
 class Output:
-    """One output leaf: a constant, or a tensor whose dims are a size or (argument leaf, dim)."""
+    """One output leaf: a constant, or a tensor whose dims are a size, (argument leaf, dim), or None: any size."""
 
     constant: Any = None
     dtype: torch.dtype | None = None
     device: torch.device | None = None
-    dims: tuple[int | tuple[int, int], ...] = ()
+    dims: tuple[int | tuple[int, int] | None, ...] = ()
 
     def fits(self, value: Any, arguments: Sequence[Any]) -> bool:
         if self.dtype is None:
             return not isinstance(value, torch.Tensor) and bool(value == self.constant)
-        return isinstance(value, torch.Tensor) and value.dtype == self.dtype and value.shape == self.sizes(arguments)
+        if not isinstance(value, torch.Tensor) or value.dtype != self.dtype or value.ndim != len(self.dims):
+            return False
+        own = iter([size for size, dim in zip(value.shape, self.dims, strict=True) if dim is None])
+        return value.shape == self.sizes(arguments, lambda: next(own))
 
-    def sizes(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(d if isinstance(d, int) else arguments[d[0]].shape[d[1]] for d in self.dims)
+    def sizes(self, arguments: Sequence[Any], own: Callable[[], Any]) -> tuple[Any, ...]:
+        """own: gives each size that is no argument's."""
+        return tuple(
+            own() if d is None else d if isinstance(d, int) else arguments[d[0]].shape[d[1]] for d in self.dims
+        )
 
 
 @dataclass(frozen=True)
@@ -214,7 +220,7 @@ def _output(runs: Sequence[_Record], index: int) -> Output:
     return Output(dtype=value.dtype, device=value.device, dims=dims)
 
 
-def _dim(runs: Sequence[_Record], index: int, d: int) -> int | tuple[int, int]:
+def _dim(runs: Sequence[_Record], index: int, d: int) -> int | tuple[int, int] | None:
     sizes = [run.values[index].shape[d] for run in runs]
     if len(runs) > 1 and sizes[0] == sizes[1]:
         return sizes[0]
@@ -225,6 +231,8 @@ def _dim(runs: Sequence[_Record], index: int, d: int) -> int | tuple[int, int]:
         for j in range(argument.ndim)
         if (len(runs) > 1 or (d == 0) == (j == 0)) and [run.arguments[i].shape[j] for run in runs] == sizes
     ]
+    if not follows and (len(runs) > 1 or d == 0):
+        return None
     return min(follows, key=lambda source: abs(source[1] - d), default=sizes[0])
 
 
@@ -263,9 +271,10 @@ def _stub(module: nn.Module, path: str, signatures: Any, tracer: Any, mode: Fake
         code = Code.behind(module.modules())
         held = [v for v in held_by(module, *code.functions.values()) if isinstance(v, torch.Tensor)]
         proxy.node.meta["memory"] = tuple(number for tensor in held for number in tracer.memory.of(tensor))
+        own: Any = mode.shape_env.create_unbacked_symint  # type: ignore[union-attr]
         with disable_proxy_modes_tracing(), mode:
             outputs = [
-                o.constant if o.dtype is None else torch.empty(o.sizes(flat), dtype=o.dtype, device=o.device)
+                o.constant if o.dtype is None else torch.empty(o.sizes(flat, own), dtype=o.dtype, device=o.device)
                 for o in signature.outputs
             ]
         with no_function_modes():

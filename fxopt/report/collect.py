@@ -15,6 +15,7 @@ from fxopt.report.census import census
 from fxopt.report.data import Measurement, Note, Pass, Report, SignatureReport
 from fxopt.report.machine import machine
 from fxopt.runtime import dispatcher_of
+from fxopt.runtime.sharded.communication import inner
 
 if TYPE_CHECKING:
     from fxopt.runtime import Executable
@@ -42,7 +43,14 @@ def report(
         TypeError: `model` was not optimized.
         Exception: what the eager model raises on these inputs.
     """
+    if (wrapped := inner(model)) is not None:
+        wrapper, name = wrapped
+        model = getattr(wrapper, name)
     dispatcher = dispatcher_of(model)
+    if inputs and dispatcher.sharded is not None:
+        raise ValueError(
+            "fxopt.report: expected no inputs for a model that communicates, since ranks would time it apart"
+        )
     measured = [_measured(model, batch, args, progress) for batch, args in (inputs or {}).items()]
     entries = {id(entry.findings): entry for entry in dispatcher.entries}
     every: list[Findings] = []

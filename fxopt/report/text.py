@@ -48,6 +48,8 @@ def headline(found: SignatureReport) -> str:
     """What was gained in one line: only what was counted or measured."""
     if found.eager_reason:
         return "Stays eager: nothing was changed"
+    if found.leaves and not found.operators_before:
+        return "Cut where it communicates: what lies between is captured"
     parts = []
     lookups = next((tally for tally in found.roles if tally.role == LOOKUP), None)
     if lookups is not None and lookups.after < lookups.before:

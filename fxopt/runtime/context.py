@@ -17,6 +17,7 @@ def ambient() -> tuple:
         torch.get_default_dtype(),
         _autocast() if is_any_autocast_enabled() else None,
         torch.get_default_device() if function_modes() else None,
+        torch.distributed.is_available() and torch.distributed.is_initialized(),  # what a forward may ask, too
     )
 
 

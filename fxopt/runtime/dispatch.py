@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,9 @@ from fxopt.shape.conditions import OtherSizes
 from fxopt.torch_internals.autograd import StopRecomputation, saving_as_usual
 from fxopt.torch_internals.modes import is_traced
 
+if TYPE_CHECKING:
+    from fxopt.runtime.sharded.calls import ShardedCalls
+
 _PATIENCE = 3  # captures in a row that fail for a passing reason, before one that fails is taken at its word
 
 
@@ -40,6 +45,7 @@ class Dispatcher:
     Attributes:
         entries: the signatures seen, replaced as a whole when one is added.
         refused: why calls ran eagerly without an entry, and how that reads in the report.
+        sharded: serves all calls while a submodule communicates with other processes.
     """
 
     def __init__(self, original: nn.Module, compile: Compile, config: Config) -> None:
@@ -49,17 +55,28 @@ class Dispatcher:
         self.entries: tuple[Entry, ...] = ()
         self.refused: dict[str, Findings] = {}
         self.captured = capturing(self)
+        self.sharded: ShardedCalls | None = None
+        self._silent: list[tuple[int, bool]] = []  # the modules, when none of them communicated
         self._lock = lock()
         self._patience = _PATIENCE
 
     @property
     def findings(self) -> list[Findings]:
-        return [*(entry.findings for entry in self.entries), *self.refused.values()]
+        sharded = self.sharded.findings if self.sharded is not None else ()
+        return [*(entry.findings for entry in self.entries), *self.refused.values(), *sharded]
+
+    def __reduce__(self) -> tuple:
+        return Dispatcher, (self.original, self.compile, self.config)
+
+    def __deepcopy__(self, memo: dict) -> Dispatcher:
+        return Dispatcher(copy.deepcopy(self.original, memo), self.compile, self.config)
 
     def __call__(self, eager: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         """One forward. `eager(*args, **kwargs)` is the original one, bound to the module that was called."""
         if is_traced():
             return eager(*args, **kwargs)
+        if self.sharded is not None and not self.sharded.over:
+            return self.sharded(eager, args, kwargs)
         now = ambient()
         for entry in self.entries:
             tensors = entry.match(args, kwargs, now)
@@ -70,7 +87,7 @@ class Dispatcher:
     def prepare(self, args: tuple, kwargs: dict | None = None) -> None:
         """Capture for these inputs now, if no entry serves them. Raises what the eager model raises on them."""
         kwargs, now = kwargs or {}, ambient()
-        refusal = unsupported(args, kwargs)
+        refusal = self._communication() or unsupported(args, kwargs)
         if refusal:
             self._refuse(refusal)
             return
@@ -93,7 +110,39 @@ class Dispatcher:
                 return entry, tensors
         return None
 
+    def _communication(self) -> str:
+        """Why nothing is captured ahead of a call; from here on, calls of a model that communicates are its own."""
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return ""
+        from fxopt.runtime.sharded.calls import ShardedCalls
+        from fxopt.runtime.sharded.communication import communicating
+
+        tree = [(id(module), "forward" in vars(module)) for module in self.original.modules()]
+        if tree == self._silent:
+            return ""
+        if not communicating(self.original):
+            self._silent = tree
+            return ""
+        self.sharded = ShardedCalls(self.original, self._part, self.config)
+        return (
+            "a submodule communicates with other processes, so it runs in calls of the user's alone, not ahead of them"
+        )
+
+    def _part(self, module: nn.Module) -> nn.Module:
+        """A drop-in for what does not communicate."""
+        from fxopt.runtime.module import optimized
+
+        config = replace(self.config, leaves=())  # the leaves are boundaries
+        compile = (
+            functools.partial(self.compile.func, config)
+            if isinstance(self.compile, functools.partial)
+            else self.compile
+        )
+        return optimized(module, compile, config)
+
     def _miss(self, eager: Callable, args: tuple, kwargs: dict, now: tuple) -> Any:
+        if self._communication():
+            return self(eager, args, kwargs)
         refusal = unsupported(args, kwargs)
         if not refusal:
             if not self._lock.acquire(timeout=WAIT):

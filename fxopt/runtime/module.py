@@ -8,14 +8,15 @@ import types
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from fxopt.config import Config
 from fxopt.runtime.dispatch import Dispatcher
 from fxopt.runtime.executable import Compile
 from fxopt.runtime.native import build_ahead
-from fxopt.runtime.traced import traced_forward
-from fxopt.torch_internals.dynamo import is_compiled, is_exporting
+from fxopt.runtime.traced import while_compiling
+from fxopt.runtime.typed import Dispatched, bare_twin, is_known_by_type, is_typed
+from fxopt.torch_internals.dynamo import is_compiled
 
 
 class OptimizedMixin:
@@ -68,6 +69,10 @@ def optimized(model: nn.Module, compile: Compile, config: Config = _DEFAULT) -> 
     if isinstance(model, OptimizedMixin):
         model = model._fxopt.original
     build_ahead()
+    if is_known_by_type(model):
+        twin = bare_twin(model)
+        twin.__dict__["forward"] = Dispatched(twin, Dispatcher(twin, compile, config))
+        return twin
     new: Any = object.__new__(_subclass(type(model)))
     object.__setattr__(new, "__dict__", model.__dict__)
     object.__setattr__(new, "_fxopt", Dispatcher(model, compile, config))
@@ -80,6 +85,8 @@ def dispatcher_of(model: nn.Module) -> Dispatcher:
     Raises:
         TypeError: the model was not optimized.
     """
+    if isinstance(model, nn.Module) and is_typed(model):
+        return vars(model)["forward"].dispatcher
     if not isinstance(model, OptimizedMixin):
         raise TypeError(f"fxopt: expected a model returned by fxopt.optimize, found {type(model).__name__}")
     return model._fxopt
@@ -96,16 +103,13 @@ def _subclass(cls: type[nn.Module]) -> type:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         eager = functools.partial(cls.forward, self)
         if torch.compiler.is_compiling():
-            if torch.compiler.is_dynamo_compiling() and not is_exporting():
-                return traced_forward(self._fxopt, eager, args, kwargs)
+            return while_compiling(self._fxopt, eager, args, kwargs)
+        own = getattr(self, "_fxopt", None)  # none of a replica that was made without __init__ (nn.DataParallel)
+        if own is None or vars(self) is not vars(own.original):  # or of a copy for a trace
             return eager(*args, **kwargs)
-        try:
-            state = self._fxopt
-        except AttributeError:  # a replica that was made without __init__ (nn.DataParallel)
-            return eager(*args, **kwargs)
-        return state(eager, args, kwargs)
+        return own(eager, args, kwargs)
 
-    body = {
+    body: dict[str, Any] = {
         "__slots__": ("_fxopt",),
         "__module__": cls.__module__,
         "__qualname__": name,
@@ -113,6 +117,8 @@ def _subclass(cls: type[nn.Module]) -> type:
         "forward": forward,
         **{slot: _delegate(slot) for slot in slots_of(cls)},
     }
+    if issubclass(cls, fx.GraphModule):  # it writes a forward into the class of the instance
+        body["recompile"] = lambda self: self._fxopt.original.recompile()
     return types.new_class(name, (OptimizedMixin, cls), exec_body=lambda namespace: namespace.update(body))
 
 

@@ -56,10 +56,10 @@ class Pieces:
             return twin(*args, **kwargs)
         finally:
             for original, copy in made:
-                _give_back(original, copy)
+                give_back(original, copy)
 
     def _part(self, child: nn.Module) -> _Part | None:
-        if _is_single(child) or _is_special(child):
+        if is_single(child) or _is_special(child):
             return None
         inner = Pieces(child, self._optimize)
         if isinstance(child, _CONTAINERS):
@@ -102,7 +102,7 @@ class _Part:
         )
 
 
-def _is_single(module: nn.Module) -> bool:
+def is_single(module: nn.Module) -> bool:
     """One operator of torch's own, such as a Linear: nothing to gain."""
     return type(module).__module__.startswith("torch.nn.") and not any(True for _ in module.children())
 
@@ -113,7 +113,7 @@ def _is_special(module: nn.Module) -> bool:
     return hooked or isinstance(module, torch.jit.ScriptModule) or bool(slots_of(type(module)))
 
 
-def _give_back(original: nn.Module, copy: nn.Module) -> None:
+def give_back(original: nn.Module, copy: nn.Module) -> None:
     """What the forward has assigned to `self`; parameters and buffers are in dicts that both share."""
     before, after = vars(original), vars(copy)
     for name in list(_changed(before, after)):

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from fxopt.runtime.checks import TensorForm
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.signature import forms_of
-from fxopt.torch_internals.dynamo import tracing
+from fxopt.torch_internals.dynamo import is_exporting, tracing
 from fxopt.torch_internals.modes import is_traced, no_dispatch_modes
 
 if TYPE_CHECKING:
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from fxopt.runtime.entry import Entry
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
+
+def while_compiling(dispatcher: Dispatcher, eager: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    """One forward of a drop-in under torch.compile or torch.export."""
+    if torch.compiler.is_dynamo_compiling() and not is_exporting():
+        return traced_forward(dispatcher, eager, args, kwargs)
+    return eager(*args, **kwargs)
 
 
 def traced_forward(dispatcher: Dispatcher, eager: Callable[..., Any], args: tuple, kwargs: dict) -> Any:

@@ -64,6 +64,7 @@ class Watch:
         ignore: names of slots not to watch.
         stored: attributes that the capture assigns itself at each call, by module.
         since: an earlier look at the model, whose values are the ones to expect.
+        only: paths of the modules to watch, by default all that are not inside of opaque ones.
     """
 
     def __init__(
@@ -73,10 +74,12 @@ class Watch:
         ignore: frozenset[str] = frozenset(),
         stored: Mapping[nn.Module, set[str]] = MappingProxyType({}),
         since: Watch | None = None,
+        only: frozenset[str] | None = None,
     ) -> None:
-        modules = [(p, m) for p, m in model.named_modules() if not _inside(p, opaque)]
+        every = [(p, m) for p, m in model.named_modules() if not isinstance(m, torch.jit.ScriptModule)]
+        modules = [(p, m) for p, m in every if not _inside(p, opaque) and (only is None or p in only)]
         slots = [slot for path, module in modules for slot in _slots(path, module)] + list(_forwards(modules))
-        leaves = [module for path, module in modules if path in opaque]
+        leaves = [module for path, module in every if path in opaque or (only is not None and path not in only)]
         code = Code.behind((module for _, module in modules), without=leaves)
         slots += _named(code)
         slots += list(_inside_records([slot for slot in slots if slot.path not in opaque], code))

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import fxopt
 from fxopt.capture import CaptureError, LeafCall, LeafMismatch, capture
 from fxopt.config import Config
+from fxopt.runtime import dispatcher_of
 
 
 class Wrapped(nn.Module):
@@ -180,6 +181,34 @@ def test_a_leaf_that_returns_another_size_says_so():
         found.graph(torch.full((4,), 0.5))
 
 
+class Halves(nn.Module):
+    """Ids as a KeyedJaggedTensor has them, all of the first feature and then all of the second: [2 B] to [B, 2]."""
+
+    def forward(self, ids):
+        return ids.view(2, ids.numel() // 2).t().float().tanh()
+
+
+def test_a_size_that_is_no_arguments_is_a_symbol_of_its_own():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.halves, self.dense = Halves(), nn.Linear(2 + 3, 50)
+
+        def forward(self, x, ids):
+            return self.dense(torch.cat([self.halves(ids), x], 1)).relu()
+
+    model = Model()
+    model.halves.register_forward_hook(lambda module, args, result: result)
+    fast = fxopt.optimize(model)
+    for size in (11, 1, 7, 64):
+        inputs = torch.randn(size, 3), torch.randint(9, (2 * size,))
+        torch.testing.assert_close(fast(*inputs), model(*inputs))
+    (found,) = dispatcher_of(fast).findings
+    assert found.operators_before and [leaf.path for leaf in dispatcher_of(fast).entries[0].executable.capture.leaves]
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        fast(torch.randn(3, 3), torch.randint(9, (8,)))
+
+
 def test_autocast_inside_makes_a_leaf_and_outside_is_refused(check):
     class Auto(nn.Module):
         def forward(self, x):
@@ -263,6 +292,12 @@ def test_torchscript_and_unusual_state_make_leaves(check):
         found = capture(model, (torch.rand(4, 3),))
         assert [leaf.path for leaf in found.leaves] == ["inner"]
         check(found, model, torch.rand(6, 3))
+
+
+def test_torchscript_with_submodules_is_a_leaf():
+    model = Wrapped(torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU())))
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(fxopt.optimize(model)(x), model(x))
 
 
 def test_python_random_numbers_stop_the_capture():

@@ -1,0 +1,1 @@
+"""Models that hold modules which communicate with other processes."""
