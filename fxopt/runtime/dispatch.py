@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from fxopt.shape.conditions import OtherSizes
 from fxopt.torch_internals.autograd import StopRecomputation, saving_as_usual
 from fxopt.torch_internals.modes import is_traced
 
+_log = logging.getLogger(__name__)
 _PATIENCE = 3  # captures in a row that fail for a passing reason, before one that fails is taken at its word
 
 
@@ -40,6 +42,7 @@ class Dispatcher:
     Attributes:
         entries: the signatures seen, replaced as a whole when one is added.
         refused: why calls ran eagerly without an entry, and how that reads in the report.
+        quiet: whether nobody is warned where the model stays eager; else the first reason is, once.
     """
 
     def __init__(self, original: nn.Module, compile: Compile, config: Config) -> None:
@@ -49,6 +52,7 @@ class Dispatcher:
         self.entries: tuple[Entry, ...] = ()
         self.refused: dict[str, Findings] = {}
         self.captured = capturing(self)
+        self.quiet = False
         self._lock = lock()
         self._patience = _PATIENCE
 
@@ -115,6 +119,12 @@ class Dispatcher:
 
     def _refuse(self, reason: str) -> None:
         self.refused.setdefault(reason, Findings(eager_reason=reason))
+        self._warn(reason)
+
+    def _warn(self, reason: str) -> None:
+        if not self.quiet:
+            self.quiet = True
+            _log.warning("%s stays eager for some inputs: %s", type(self.original).__name__, reason)
 
     def _first_call(self, eager: Callable, args: tuple, kwargs: dict, now: tuple) -> Any:
         """Compile, remember, run. Inputs that the eager model rejects leave no trace."""
@@ -134,6 +144,7 @@ class Dispatcher:
         return result
 
     def _eager_entry(self, args: tuple, kwargs: dict, now: tuple, reason: str) -> Entry:
+        self._warn(reason)
         findings = Findings(described(self.original, args, kwargs), eager_reason=reason)
         return Entry(Signature.of_call(args, kwargs), now, Watch(self.original), findings)
 
@@ -188,6 +199,7 @@ class Dispatcher:
         if type(error) is OtherSizes:
             return result
         reason = f"the optimized graph raised {type(error).__name__} where eager does not: {error}"
+        self._warn(reason)
         plain = replace(
             entry,
             executable=None,

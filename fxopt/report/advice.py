@@ -1,0 +1,121 @@
+"""What a user can do: each piece of advice with what it may save at most, the largest first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fxopt.findings import Place
+from fxopt.report.census import CHECK, role_of
+from fxopt.report.data import Advice, Measurement, Note, Pass
+from fxopt.report.kinds import OPAQUE, is_lookup, is_operator, name_of
+from fxopt.report.measure import Measured
+from fxopt.report.own_time import OwnTimes
+from fxopt.report.spending import BETWEEN
+from fxopt.report.units import percent
+from fxopt.runtime import Executable
+from fxopt.tune.clock import fastest
+
+_WORTH = 0.05  # of a call; less is no advice
+_DOMINATES = 0.4  # of a call, in one product
+_MOST = 8
+_PATIENCE = 0.2  # seconds for timing one product in fewer bits
+
+
+def advised(
+    measured: Sequence[Measured], executable: Executable | None, passes: Sequence[Pass], leaves: Sequence[Note]
+) -> tuple[Advice, ...]:
+    """Advice for the largest batch size that was measured."""
+    last = max(measured, key=lambda each: each.measurement.batch, default=None)
+    if last is None or last.after is None or executable is None or not last.measurement.optimized:
+        return ()
+    found = last.measurement
+    every = [
+        *_checks(last.after, found),
+        *_near_misses(passes, found),
+        *_opaque(leaves, found),
+        *_graphs(executable, found),
+        *_fewer_bits(executable, last.after, found),
+    ]
+    worth = [each for each in every if each.gain is None or each.gain >= _WORTH * (found.optimized or math.inf)]
+    return tuple(sorted(worth, key=lambda each: -(each.gain or 0.0))[:_MOST])
+
+
+def _checks(after: OwnTimes, found: Measurement) -> Iterator[Advice]:
+    """Checks of ids that are left: what is proven goes, and so do they."""
+    by_place: dict[Place, list] = {}
+    for node in after.seconds:
+        if is_operator(node) and role_of(node) == CHECK:
+            by_place.setdefault(node.meta.get("place", Place()), []).append(node)
+    for place, nodes in by_place.items():
+        names = " and ".join(dict.fromkeys(map(name_of, nodes)))
+        text = f"pass ids that are in range already, and leave out the check ({names}): nothing proves it superfluous"
+        yield Advice(text, sum(after.seconds[node] for node in nodes), found.batch, place)
+
+
+def _near_misses(passes: Sequence[Pass], found: Measurement) -> Iterator[Advice]:
+    for each in passes:
+        for note in each.misses:
+            if note.stake is not None and not note.text.startswith("it would be"):
+                yield Advice(f"{each.name} did not match: {note.text}", note.stake, found.batch, note.first)
+
+
+def _opaque(leaves: Sequence[Note], found: Measurement) -> Iterator[Advice]:
+    spent = next((each.after for each in found.spending if each.kind == OPAQUE), None)
+    for leaf in leaves:
+        yield Advice(f"this submodule could not be captured: {leaf.text}", spent, found.batch, leaf.first)
+
+
+def _graphs(executable: Executable, found: Measurement) -> Iterator[Advice]:
+    """Replaying costs no launches: what lies between operators goes."""
+    between = next((each.after for each in found.spending if each.kind == BETWEEN), None)
+    on_cuda = any(spec.device.type == "cuda" for spec in executable.capture.inputs)
+    if executable.findings.graphs.startswith("no CUDA graphs"):
+        yield Advice(f"{executable.findings.graphs}; replaying would save the launches", between, found.batch)
+    elif on_cuda and not executable.findings.graphs:
+        yield Advice("Config(cuda_graphs=True) replays the whole call as one graph", between, found.batch)
+
+
+@torch.no_grad()
+def _fewer_bits(executable: Executable, after: OwnTimes, found: Measurement) -> Iterator[Advice]:
+    """The product that dominates, timed with its weight in bf16 on random rows."""
+    if executable.findings.operators_after == 0 or any(
+        ran.name.startswith("compressed_") and ran.changes for ran in executable.findings.passes
+    ):
+        return
+    assert found.optimized
+    linear, share = _largest_linear(executable, after, found.optimized)
+    if linear is None or share < _DOMINATES:
+        return
+    weight = linear
+    rows = torch.randn(found.batch, weight.shape[1], device=weight.device)
+    small = weight.bfloat16()
+    runs = [lambda: rows @ weight.t(), lambda: (rows.bfloat16() @ small.t()).float()]
+    before, narrow = fastest(runs, _PATIENCE)
+    if narrow >= 0.9 * before:
+        return
+    exact = rows @ weight.t()
+    error = ((rows.bfloat16() @ small.t()).float() - exact).abs().max() / exact.abs().max()
+    text = (
+        f'Config(precision="bf16"): {percent(share)} of a call are in one product with a weight of '
+        f"{list(weight.shape)}; in bf16 it has an error of {error.item():.1g} of its largest value"
+    )
+    yield Advice(text, (before - narrow), found.batch)
+
+
+def _largest_linear(executable: Executable, after: OwnTimes, whole: float) -> tuple[Tensor | None, float]:
+    """The largest weight that the slowest operator reads, and this operator's share of a call."""
+    node = max(after.seconds, key=after.seconds.__getitem__, default=None)
+    if node is None or is_lookup(node):
+        return None, 0.0
+    weights = [
+        tensor
+        for read in node.all_input_nodes
+        if "state" in read.meta and (tensor := read.meta.get("tensor", lambda: None)()) is not None
+        if tensor.dim() == 2 and tensor.dtype == torch.float32
+    ]
+    weight = max(weights, key=lambda tensor: tensor.numel(), default=None)
+    return weight, after.seconds[node] / whole
