@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
 from fxopt.findings import Place
 from fxopt.report.census import CHECK, role_of
@@ -22,6 +23,7 @@ from fxopt.tune.clock import fastest
 _WORTH = 0.05  # of a call; less is no advice
 _DOMINATES = 0.4  # of a call, in one product
 _MOST = 8
+_CHECKS = "dead_checks"  # the pass whose near misses are checks
 _PATIENCE = 0.2  # seconds for timing one product in fewer bits
 
 
@@ -34,7 +36,7 @@ def advised(
         return ()
     found = last.measurement
     every = [
-        *_checks(last.after, found),
+        *_checks(last.after, passes, found),
         *_near_misses(passes, found),
         *_opaque(leaves, found),
         *_graphs(executable, found),
@@ -44,22 +46,24 @@ def advised(
     return tuple(sorted(worth, key=lambda each: -(each.gain or 0.0))[:_MOST])
 
 
-def _checks(after: OwnTimes, found: Measurement) -> Iterator[Advice]:
+def _checks(after: OwnTimes, passes: Sequence[Pass], found: Measurement) -> Iterator[Advice]:
     """Checks of ids that are left: what is proven goes, and so do they."""
-    by_place: dict[Place, list] = {}
+    reasons = {note.first: note.text for each in passes if each.name == _CHECKS for note in each.misses}
+    by_place: dict[Place, list[Node]] = {}
     for node in after.seconds:
         if is_operator(node) and role_of(node) == CHECK:
             by_place.setdefault(node.meta.get("place", Place()), []).append(node)
     for place, nodes in by_place.items():
         names = " and ".join(dict.fromkeys(map(name_of, nodes)))
-        text = f"pass ids that are in range already, and leave out the check ({names}): nothing proves it superfluous"
+        why = reasons.get(place, "nothing proves it superfluous")
+        text = f"pass ids that are in range already, and leave out the check ({names}): {why}"
         yield Advice(text, sum(after.seconds[node] for node in nodes), found.batch, place)
 
 
 def _near_misses(passes: Sequence[Pass], found: Measurement) -> Iterator[Advice]:
     for each in passes:
         for note in each.misses:
-            if note.stake is not None and not note.text.startswith("it would be"):
+            if each.name != _CHECKS and note.stake is not None and not note.text.startswith("it would be"):
                 yield Advice(f"{each.name} did not match: {note.text}", note.stake, found.batch, note.first)
 
 

@@ -38,8 +38,8 @@ class Note:
 
     Attributes:
         before, after: nodes of the first one, as in "linear f32[B, 512]", a few of them.
-        stake: seconds of an optimized call, at the largest batch size that was measured, that the operators at these
-            places take: more cannot be saved there (None: not measured).
+        stake: seconds of an optimized call, at the largest batch size that was measured, of the operators at these
+            places that are as they were: more cannot be saved there (None: not measured).
     """
 
     text: str

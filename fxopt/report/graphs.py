@@ -66,11 +66,12 @@ class Graphs:
         return _some(names, self.new)
 
     def stake(self, places: Iterable[Place]) -> float | None:
-        """Seconds that the operators at these places take now."""
+        """Seconds that the operators at these places take which no rewrite has made."""
         if self.own is None:
             return None
         wanted = {place for place in places if place.line}
-        return sum(spent for node, spent in self.own.seconds.items() if node.meta.get("place") in wanted)
+        left = (node for node in self.own.seconds if "origins" not in node.meta)
+        return sum(self.own.seconds[node] for node in left if node.meta.get("place") in wanted)
 
 
 def _by_name(nodes: Iterable[Node]) -> dict[str, Node]:

@@ -98,7 +98,7 @@ def _record(kind: Any, found: dict[str, Any], where: str) -> Any:
     names = typing.get_type_hints(kind, vars(data))
     try:
         return kind(**{name: _read(names[name], value, f"{where}.{name}") for name, value in found.items()})
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise NoReport(f"{where}: expected the fields {', '.join(names)}; {error}") from None
 
 
