@@ -42,7 +42,8 @@ def advised(
         *_graphs(executable, found),
         *_fewer_bits(executable, last.after, found),
     ]
-    worth = [each for each in every if each.gain is None or each.gain >= _WORTH * (found.optimized or math.inf)]
+    one_each = {each.place.line or each.text: each for each in reversed(every)}.values()  # of a line, the first
+    worth = [each for each in one_each if each.gain is None or each.gain >= _WORTH * (found.optimized or math.inf)]
     return tuple(sorted(worth, key=lambda each: -(each.gain or 0.0))[:_MOST])
 
 
@@ -63,7 +64,7 @@ def _checks(after: OwnTimes, passes: Sequence[Pass], found: Measurement) -> Iter
 def _near_misses(passes: Sequence[Pass], found: Measurement) -> Iterator[Advice]:
     for each in passes:
         for note in each.misses:
-            if each.name != _CHECKS and note.stake is not None and not note.text.startswith("it would be"):
+            if note.stake is not None and not note.text.startswith("it would be"):
                 yield Advice(f"{each.name} did not match: {note.text}", note.stake, found.batch, note.first)
 
 
