@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 import textwrap
@@ -53,7 +52,7 @@ Run = Callable[..., tuple[int, str, str]]
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """run(source, *options): `fxopt report` of a file with that source. Exit code, stdout, stderr."""
     monkeypatch.setattr(turns, "SECONDS", 0.02)
-    monkeypatch.setattr(turns, "BELIEVED", math.inf)  # the machine may be busy with other tests
+    monkeypatch.setattr(turns.Turns, "distrust", "")  # the machine may be busy with other tests
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "100")
     before = set(sys.modules)
@@ -263,7 +262,7 @@ def test_limits_that_are_missed(run: Run) -> None:
 
 
 def test_a_busy_machine_misses_the_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "BELIEVED", 0.0)
+    monkeypatch.setattr(turns.Turns, "distrust", "machine busy, do not trust")
     code, out, err = run(MODEL, "--batch", "4", "--fail-under", "0.001")
     assert code == 3
     assert "--fail-under 0.001: batch 4: machine busy, do not trust" in err

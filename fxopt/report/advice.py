@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
 from fxopt.findings import Place
+from fxopt.normalize import records_nothing
 from fxopt.report.census import CHECK, role_of
 from fxopt.report.data import Advice, Measurement, Note, Pass
 from fxopt.report.kinds import OPAQUE, is_lookup, is_operator, name_of
@@ -36,14 +38,16 @@ def advised(
         return ()
     found = last.measurement
     every = [
+        *_opaque(leaves, found),
         *_checks(last.after, passes, found),
         *_near_misses(passes, found),
-        *_opaque(leaves, found),
         *_graphs(executable, found),
         *_fewer_bits(executable, last.after, found),
     ]
     one_each = {each.place.line or each.text: each for each in reversed(every)}.values()  # of a line, the first
     worth = [each for each in one_each if each.gain is None or each.gain >= _WORTH * (found.optimized or math.inf)]
+    if found.distrust:
+        worth = [replace(each, gain=None) for each in worth]
     return tuple(sorted(worth, key=lambda each: -(each.gain or 0.0))[:_MOST])
 
 
@@ -87,40 +91,29 @@ def _graphs(executable: Executable, found: Measurement) -> Iterator[Advice]:
 @torch.no_grad()
 def _fewer_bits(executable: Executable, after: OwnTimes, found: Measurement) -> Iterator[Advice]:
     """The product that dominates, timed with its weight in bf16 on random rows."""
-    if executable.findings.operators_after == 0 or any(
-        ran.name.startswith("compressed_") and ran.changes for ran in executable.findings.passes
-    ):
+    narrowed = any(ran.name.startswith("compressed_") and ran.changes for ran in executable.findings.passes)
+    if narrowed or not records_nothing(executable.capture.graph.graph):  # fewer bits serve inference alone
         return
     assert found.optimized
-    linear, share = _largest_linear(executable, after, found.optimized)
-    if linear is None or share < _DOMINATES:
-        return
-    weight = linear
-    rows = torch.randn(found.batch, weight.shape[1], device=weight.device)
-    small = weight.bfloat16()
-    runs = [lambda: rows @ weight.t(), lambda: (rows.bfloat16() @ small.t()).float()]
-    before, narrow = fastest(runs, _PATIENCE)
-    if narrow >= 0.9 * before:
-        return
-    exact = rows @ weight.t()
-    error = ((rows.bfloat16() @ small.t()).float() - exact).abs().max() / exact.abs().max()
-    text = (
-        f'Config(precision="bf16"): {percent(share)} of a call are in one product with a weight of '
-        f"{list(weight.shape)}; in bf16 it has an error of {error.item():.1g} of its largest value"
-    )
-    yield Advice(text, (before - narrow), found.batch)
-
-
-def _largest_linear(executable: Executable, after: OwnTimes, whole: float) -> tuple[Tensor | None, float]:
-    """The largest weight that the slowest operator reads, and this operator's share of a call."""
     node = max(after.seconds, key=after.seconds.__getitem__, default=None)
-    if node is None or is_lookup(node):
-        return None, 0.0
-    weights = [
-        tensor
-        for read in node.all_input_nodes
-        if "state" in read.meta and (tensor := read.meta.get("tensor", lambda: None)()) is not None
-        if tensor.dim() == 2 and tensor.dtype == torch.float32
-    ]
-    weight = max(weights, key=lambda tensor: tensor.numel(), default=None)
-    return weight, after.seconds[node] / whole
+    weight = _largest_weight(node) if node is not None else None
+    if node is None or weight is None or after.seconds[node] < _DOMINATES * found.optimized:
+        return
+    rows, small = torch.randn(max(1, found.batch), weight.shape[1], device=weight.device), weight.bfloat16()
+    whole, narrow = (lambda: rows @ weight.t()), (lambda: (rows.bfloat16() @ small.t()).float())
+    before, now = fastest([whole, narrow], _PATIENCE)
+    error = ((narrow() - whole()).abs().max() / whole().abs().max()).item()
+    share = percent(min(1.0, after.seconds[node] / found.optimized))
+    text = (
+        f'Config(precision="bf16"): {share} of a call are in one operator with a weight of {list(weight.shape)}; '
+        f"a product with it in bf16 differs by {error:.1g} of its largest value"
+    )
+    yield Advice(text, after.seconds[node] * (1 - now / before), found.batch)
+
+
+def _largest_weight(node: Node) -> Tensor | None:
+    """Of the fp32 matrices of the model that it reads; None for lookups, which read tables."""
+    states = [read for read in node.all_input_nodes if "state" in read.meta and not is_lookup(node)]
+    tensors = [tensor for read in states if (tensor := read.meta.get("tensor", lambda: None)()) is not None]
+    weights = [tensor for tensor in tensors if tensor.dim() == 2 and tensor.dtype == torch.float32]
+    return max(weights, key=Tensor.numel, default=None)

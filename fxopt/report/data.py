@@ -91,7 +91,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One batch size. Seconds are medians of whole calls, taken in turns with eager; None: not measured.
+    """One batch size. Seconds are of whole calls, taken in turns with eager; None: not measured.
 
     Attributes:
         speedup: median over the turns of eager / optimized (None also where it cannot be trusted); quartiles: of the

@@ -43,11 +43,13 @@ class Diff:
         yield "training", self.old.training, self.new.training
 
     def _pairs(self) -> Iterator[tuple[SignatureReport | None, SignatureReport | None]]:
-        left = {inputs(found.signature): found for found in self.old.signatures}
+        left = list(self.old.signatures)
         for found in self.new.signatures:
-            yield left.pop(inputs(found.signature), None), found
-        for found in left.values():
-            yield found, None
+            old = next((each for each in left if inputs(each.signature) == inputs(found.signature)), None)
+            if old is not None:
+                left.remove(old)
+            yield old, found
+        yield from ((old, None) for old in left)
 
 
 def _signature(old: SignatureReport | None, new: SignatureReport | None) -> Iterator[RenderableType]:

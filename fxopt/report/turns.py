@@ -17,13 +17,14 @@ FEWEST_ROUNDS = 5
 SLICE = 0.01  # seconds a contender keeps the machine in one round
 TRIES = 3
 CALM = 1.25  # upper by lower quartile of the ratio that needs no second try
-BELIEVED = 1.6  # and that is believed after the last one
+BELIEVED = 1.6  # and that is believed after the last one, unless the thread hardly ran
 _RAN = 0.9  # of the time this thread ran, where nobody else had its core
+_HARDLY = 0.5
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Median seconds of each contender, and how the first one compares with each.
+    """Seconds of each contender, medians over the rounds, and how the first one compares with each.
 
     Attributes:
         ratios: median over the rounds of first / contender; quartiles: of the same, for the second one.
@@ -47,7 +48,8 @@ class Turns:
     @property
     def distrust(self) -> str:
         """Why the ratio says nothing; "" where it can be believed."""
-        if self.spread <= BELIEVED:
+        hardly = self.ran < _HARDLY and not torch.cuda.is_initialized()
+        if self.spread <= (CALM if hardly else BELIEVED):
             return ""
         low, high = self.quartiles
         waited = f", and this thread had a core for {self.ran:.0%} of the time" if self.ran < _RAN else ""
@@ -73,13 +75,13 @@ def _once_round(calls: Sequence[Callable[[], Any]]) -> Turns:
 
 
 def _rounds(calls: Sequence[Callable[[], Any]]) -> list[list[float]]:
-    """Median seconds of each call in each round. Taking turns lets the noise of a shared machine hit all alike."""
+    """The least seconds of each call in each round: a shared machine only ever adds time, and turns let it hit all."""
     rounds: list[list[float]] = [[] for _ in calls]
     with no_gc():
         counts = [max(1, int(SLICE / min(once(call), once(call)))) for call in calls]
         deadline = time.perf_counter() + SECONDS
         while len(rounds[0]) < FEWEST_ROUNDS or time.perf_counter() < deadline:
-            for call, count, medians in zip(calls, counts, rounds, strict=True):
+            for call, count, leasts in zip(calls, counts, rounds, strict=True):
                 call()  # brings its own data back into the caches
-                medians.append(statistics.median(once(call) for _ in range(count)))
+                leasts.append(min(once(call) for _ in range(count)))
     return rounds

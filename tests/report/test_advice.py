@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +14,7 @@ from fxopt.report.data import Advice
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "SECONDS", 0.02)
-    monkeypatch.setattr(turns, "BELIEVED", math.inf)
+    monkeypatch.setattr(turns.Turns, "distrust", "")
 
 
 def advice(model: nn.Module, *args: Tensor) -> tuple[Advice, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 import pytest
@@ -35,7 +34,7 @@ class Columns(nn.Module):
 def found() -> SignatureReport:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(turns, "SECONDS", 0.02)
-        patch.setattr(turns, "BELIEVED", math.inf)
+        patch.setattr(turns.Turns, "distrust", "")
         inputs = torch.randint(0, 1000, (B, F)), torch.randint(0, R, (B, 3))
         (signature,) = report(optimize(Columns().eval()), {B: inputs}).signatures
     return signature

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -40,7 +38,7 @@ def ids(batch: int) -> tuple[Tensor]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "SECONDS", 0.02)
-    monkeypatch.setattr(turns, "BELIEVED", math.inf)  # the machine may be busy with other tests
+    monkeypatch.setattr(turns.Turns, "distrust", "")  # the machine may be busy with other tests
 
 
 def test_expects_an_optimized_model() -> None:

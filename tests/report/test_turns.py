@@ -32,6 +32,11 @@ def test_a_calm_machine_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken([]).distrust == "" and len(ran) == 1
 
 
+def test_a_thread_that_hardly_ran_is_believed_less() -> None:
+    assert timed(1.0, 1.5, ran=0.7).distrust == ""
+    assert timed(1.0, 1.5, ran=0.2).distrust
+
+
 @pytest.mark.parametrize("first", [timed(1.0, 2.0), timed(1.9, 2.1, ran=0.5)])
 def test_a_busy_one_is_asked_again(monkeypatch: pytest.MonkeyPatch, first: Turns) -> None:
     ran = tries(monkeypatch, first, timed(1.9, 2.0))

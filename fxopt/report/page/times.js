@@ -54,7 +54,7 @@ function callsOf(data, found) {
     element("div", { class: "scroll" }, element("table", { id: "calls" },
       element("tr", {}, heads.map((head) => element("th", { class: "number" }, head))),
       rows.map((cells) => element("tr", {}, cells.map((cell) => element("td", { class: "number" }, cell)))))),
-    problems, quiet(`Medians of ${what}, in turns; results were compared first.`));
+    problems, quiet(`Times of ${what} in turns: medians of the fastest of each turn. Results were compared first.`));
 }
 
 function spendingOf(found) {

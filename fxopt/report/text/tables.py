@@ -49,7 +49,7 @@ def remarks(found: SignatureReport, training: bool) -> Iterator[RenderableType]:
                 yield Text(f"batch {m.batch:,}: {other.name} failed: {other.problem}", "yellow")
     if any(m.eager is not None for m in found.measurements):
         calls = "training steps, forward and backward" if training else "whole calls without gradients"
-        yield Text(f"medians of {calls}, in turns; results compared first", "dim")
+        yield Text(f"{calls} in turns, the fastest of each turn, medians; results compared first", "dim")
 
 
 def spending_tables(clocked: Sequence[Measurement], width: int) -> Iterator[RenderableType]:
