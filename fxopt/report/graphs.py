@@ -44,12 +44,12 @@ class Graphs:
         new = {each.measurement.batch: each.after for each in measured if each.after is not None}
         kinds_old = kinds(captured)
         last = old.get(max(old, default=0))
-        seconds = {node.name: own for node, own in last.seconds.items()} if last else {}
+        work = last.work if last else {}
         for node in captured.nodes:
             sources.add(node.meta.get("place", Place()))
         if rewritten is None:
             return cls(sources, _by_name(captured.nodes), before=blocks(captured, kinds_old, old))
-        kinds_new = kinds_after(rewritten.graph, {node.name: kind for node, kind in kinds_old.items()}, seconds)
+        kinds_new = kinds_after(rewritten.graph, {node.name: kind for node, kind in kinds_old.items()}, work)
         return cls(
             sources,
             _by_name(captured.nodes),

@@ -64,31 +64,31 @@ def kinds(graph: Graph) -> dict[Node, str]:
     return found
 
 
-def kinds_after(graph: Graph, captured: Mapping[str, str], seconds: Mapping[str, float]) -> dict[Node, str]:
-    """The kind of each node of a rewritten graph: that of what it replaced, by which most of eager's time went.
+def kinds_after(graph: Graph, captured: Mapping[str, str], work: Mapping[str, float]) -> dict[Node, str]:
+    """The kind of each node of a rewritten graph: that of most of the work that it replaced.
 
     Args:
-        captured: the kind of each node of the captured graph, by name; seconds: its own time.
+        captured: the kind of each node of the captured graph, by name; work: how much it is.
     """
     found: dict[Node, str] = {}
     for node in graph.nodes:
-        found[node] = captured.get(node.name) or _by_origins(node, captured, seconds) or _kind(node, found)
+        found[node] = captured.get(node.name) or _by_origins(node, captured, work) or _kind(node, found)
         if "inner" in node.meta:
-            found |= kinds_after(node.meta["inner"], captured, seconds)
+            found |= kinds_after(node.meta["inner"], captured, work)
     return found
 
 
-def _by_origins(node: Node, captured: Mapping[str, str], seconds: Mapping[str, float]) -> str:
-    """A call for lookups and the arithmetic on their ids is one of columns, whatever took longer in eager."""
+def _by_origins(node: Node, captured: Mapping[str, str], work: Mapping[str, float]) -> str:
+    """A call for lookups and the arithmetic on their ids is one of columns, whatever was more work."""
     if is_lookup(node):
         return COLUMNS
-    spent = defaultdict[str, float](float)
+    done = defaultdict[str, float](float)
     for name in node.meta.get("origins", ()):
-        spent[captured.get(name, OTHER)] += seconds.get(name, 0.0)
+        done[captured.get(name, OTHER)] += work.get(name, 0.0)
     for minor in (OTHER, INDEX):
-        if len(spent) > 1:
-            spent.pop(minor, None)
-    return max(spent, key=spent.__getitem__, default="")
+        if len(done) > 1:
+            done.pop(minor, None)
+    return max(done, key=done.__getitem__, default="")
 
 
 def _kind(node: Node, found: dict[Node, str]) -> str:

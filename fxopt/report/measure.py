@@ -107,8 +107,7 @@ def _taken_apart(
         after = own_times(rewritten, tensors, calls[1], found.optimized)
         credit(after, before)
         names = {node.name: kind for node, kind in kinds_before.items()}
-        seconds = {node.name: own for node, own in before.seconds.items()}
-        spent = by_kind(after, kinds_after(rewritten.graph, names, seconds))
+        spent = by_kind(after, kinds_after(rewritten.graph, names, before.work))
     split = spending(by_kind(before, kinds_before), found.eager, spent, found.optimized, rest)
     return replace(measured, measurement=replace(found, spending=split), before=before, after=after)
 

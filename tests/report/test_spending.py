@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bench.dense_models import entries
 from fxopt.optimize import optimize
 from fxopt.report import report, turns
+from fxopt.report.census import LOOKUP
 from fxopt.report.kinds import COLUMNS, INDEX, INTERACTION, MLP
 from fxopt.report.spending import BACKWARD, BETWEEN, spending
 
@@ -67,3 +69,16 @@ def test_fused_operators_are_what_they_replaced(training: bool, batch: int) -> N
     assert (BACKWARD in spent) == training
     mlp, columns = spent[MLP].after or 0.0, spent[COLUMNS].after or 0.0
     assert training or mlp > columns  # 180 million operations against 1 MB of rows
+
+
+def test_rows_in_chunks_are_taken_apart() -> None:
+    """Large batches run as one function, which gets sizes besides tensors; its inner operators have its time."""
+    (entry,) = [each for each in entries() if each.name == "DIN"]
+    model = entry.make_model()
+    (found,) = report(optimize(model), {600: entry.make_inputs(600, 1, model)}).signatures
+    assert any(ran.name == "row_chunks" and ran.changes for ran in found.passes)
+    (measured,) = found.measurements
+    assert sum(each.after or 0.0 for each in measured.spending) == pytest.approx(measured.optimized)
+    assert len([each for each in measured.spending if each.after]) >= 3
+    assert {block.kind for block in found.after} >= {COLUMNS, MLP}
+    assert next(tally for tally in found.roles if tally.role == LOOKUP).after > 0
