@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from fxopt.kernels import build, cache, cached, cuda_build
+from fxopt.kernels import build, cache, cache_entries, cuda_build
 from fxopt.kernels.libraries import CUDA_LIBRARIES, LIBRARIES
 from fxopt.machine import processor
 from fxopt.report.units import count, seconds, size
@@ -103,7 +103,10 @@ def _compiler() -> Check:
 
 def _kernels() -> Check:
     every = (*LIBRARIES, LIBRARY)
-    built = sum(build.find(library) is not None for library in every)
+    try:
+        built = sum(build.find(library) is not None for library in every)
+    except cache.BuildError as error:  # a library that somebody else may have written
+        return Check("kernels", "problem", str(error), "python -m fxopt cache --clean, or set FXOPT_CACHE")
     said = f"{built} of {count(len(every), 'library', 'libraries')} built"
     if built == len(every):
         return Check("kernels", "ok", said)
@@ -135,13 +138,13 @@ def _cuda() -> Iterator[Check]:
 
 
 def _cache() -> Check:
-    found, folder = cached.entries(), cache.cache_dir()
+    found, folder = cache_entries.entries(), cache.cache_dir()
     total = sum(each.bytes for each in found)
     age = (
         f", the oldest from {seconds(found[0].age) if found[0].age < 60 else _days(found[0].age)} ago" if found else ""
     )
     said = f"{folder}: {count(len(found), 'entry', 'entries')}, {size(total)}{age}"
-    if not cached.writable():
+    if not cache_entries.writable():
         return Check("cache", "problem", said, "it cannot be written: set FXOPT_CACHE to a folder that can")
     if total > _LARGE or (found and found[0].age > _OLD):
         return Check("cache", "ok", said, "python -m fxopt cache --clean removes what is there")

@@ -9,7 +9,7 @@ import torch
 
 from fxopt import cli, doctor
 from fxopt.doctor import Check, checks
-from fxopt.kernels import build
+from fxopt.kernels import build, cache
 from tests.cuda import fake_nvcc
 
 
@@ -47,6 +47,14 @@ def test_kernels_that_are_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert found.state == "advice" and found.found.startswith("0 of ") and "fxopt build" in found.todo
     assert having("cache").found == f"{tmp_path}/empty: 0 entries, 0 bytes"
     assert not (tmp_path / "empty").exists()  # looking changes nothing
+
+
+def test_a_library_that_others_may_write_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(library: object) -> None:
+        raise cache.BuildError("refused lib.so, because it is code: others than its owner may write it")
+
+    monkeypatch.setattr(build, "find", refused)
+    assert having("kernels").state == "problem" and "FXOPT_CACHE" in having("kernels").todo
 
 
 def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -124,4 +132,4 @@ def test_cache_is_shown_and_cleaned(
     assert cli.main(["cache", "--clean"]) == 0
     assert capsys.readouterr().out.endswith("removed 3 kB\n")
     assert sorted(tmp_path.iterdir()) == sorted(kept)
-    assert build.cache_dir() == tmp_path
+    assert cache.cache_dir() == tmp_path

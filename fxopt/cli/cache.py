@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """FXOPT_CACHE chooses the folder."""
     from fxopt.kernels.cache import cache_dir
-    from fxopt.kernels.cached import clean, entries
+    from fxopt.kernels.cache_entries import clean, entries
     from fxopt.report.units import count, size
 
     found = entries()
