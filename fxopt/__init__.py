@@ -9,7 +9,7 @@ Importing it costs a millisecond over torch; the tracing machinery (sympy, 1 s) 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +47,18 @@ def export(model: nn.Module, example_inputs: Any, dynamic: Any = True, config: C
     return export(model, example_inputs, dynamic, config)
 
 
-def report(model: nn.Module, inputs: Mapping[int, tuple] | None = None) -> Report:
-    """What was done to an optimized model, and, on `inputs` (batch size to arguments), what it gained."""
+def report(
+    model: nn.Module,
+    inputs: Mapping[int, tuple] | None = None,
+    *,
+    training: bool = False,
+    compare: Sequence[str] = (),
+) -> Report:
+    """What was done to an optimized model, and, on `inputs` (batch size to arguments), what it gained.
+
+    `print` shows it; `to_html()`, `to_json()` and `to_dict()` give it to others. `training` measures training steps;
+    `compare=("torch.compile",)` times that as well. See :func:`fxopt.report.collect.report`.
+    """
     from fxopt.report.collect import report
 
-    return report(model, inputs)
+    return report(model, inputs, training=training, compare=compare)

@@ -46,6 +46,8 @@ class Config:
             ``"unchecked"`` reads wherever the id points: only for ids that are known to be good. The CPU always raises.
             To verify, the first call of each signature runs eager too, and there a bad id meets torch's assert, which
             no process survives: make that call with good ids (`example_inputs`), or choose ``verify="off"``.
+        progress: show on stderr what an optimization of more than a second is at; None: where stderr is a terminal.
+        dump: a folder to write each pass's graph to, as text and for graphviz; every capture makes a folder in it.
     """
 
     verify: str = "first"
@@ -60,6 +62,8 @@ class Config:
     max_captures: int = 16
     cuda_graphs: bool = False
     bad_ids: str = "raise"
+    progress: bool | None = None
+    dump: str | None = None
 
     def __post_init__(self) -> None:
         if self.verify not in VERIFY_LEVELS:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node comes from: module path ("" is the root) and source line ("model.py:12" or "")."""
+    """Where a node comes from: module path ("" is the root), source line ("model.py:12" or "") and the file's path."""
 
     module: str = ""
     line: str = ""
+    path: str = field(default="", compare=False, repr=False)
 
     def __str__(self) -> str:
         return " at ".join(part for part in (self.module, self.line) if part) or "the model's forward"
@@ -27,13 +28,18 @@ class Miss:
 
 @dataclass(frozen=True)
 class Change:
-    """One rewrite: what it replaced, and why that is safe (or, rolled back, why it was not)."""
+    """One rewrite: what it replaced, and why that is safe (or, rolled back, why it was not).
+
+    old: names of the nodes of the captured graph that it stands for; new: names of the nodes that it added.
+    """
 
     number: int
     site: str
     what: str
     why: str
     place: Place
+    old: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
 
 
 @dataclass

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fxopt import progress
 from fxopt.asked import arguments_of, check
 from fxopt.callable_module import make_callable
 from fxopt.capture import capture
 from fxopt.capture.settings import kept
 from fxopt.config import Config
+from fxopt.dump import Dump
 from fxopt.rewrites.framework.core import Fuel
 from fxopt.runtime import Executable, dispatcher_of, optimized
 from fxopt.runtime.cuda_graphs import graphed
 from fxopt.runtime.sharded.communication import inner
 from fxopt.stages import examples_of, lowered, raced, rewrite, take_pieces, verified
 from fxopt.tune.tuner import Tuner
+
+_log = logging.getLogger(__name__)
 
 
 def optimize(
@@ -63,32 +69,40 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
     Raises:
         CaptureError: the model stays eager for these inputs.
     """
-    return kept(lambda: _compiled(config, model, args, kwargs))
+    with progress.on_terminal(config.progress):
+        return kept(lambda: _compiled(config, model, args, kwargs))
 
 
 def _compiled(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Executable:
     clock = _Clock()
+    progress.step("capture")
     captured = capture(model, args, kwargs, config)
     for node, slot in zip(captured.graph.graph.find_nodes(op="placeholder"), captured.state, strict=False):
         node.meta["tensor"] = functools.partial(slot.read, model)  # what a rewrite is timed on
     clock.lap("capture")
     tuner = Tuner(config.tune)
-    executable = rewrite(captured, config, Fuel(config.max_rewrites), tuner)
+    executable = rewrite(captured, config, Fuel(config.max_rewrites), tuner, Dump(config.dump))
     clock.lap("rewrite")
+    progress.step("compare with eager")
     examples = examples_of(captured, model, args, kwargs, config)
     executable = verified(executable, examples, config, tuner)
     clock.lap("verify")
+    progress.step("race against the captured graph")
     executable = raced(executable, model, args, kwargs, examples, config, tuner)
     clock.lap("race")
     tuner.save()
-    take_pieces(executable, examples, config, functools.partial(optimize, config=config))
+    take_pieces(executable, examples, config, functools.partial(optimize, config=replace(config, dump=None)))
     clock.lap("pieces")
     if config.lower == "inductor":
+        progress.step("compile with Inductor")
         executable = lowered(executable, examples)
         clock.lap("lower")
     if config.cuda_graphs:
         executable.run = graphed(executable)
     executable.findings.seconds = clock.laps
+    found = executable.findings
+    operators = f"{found.operators_before} -> {found.operators_after} operators"
+    _log.info("%s: %s in %.1f s for %s", type(model).__name__, operators, sum(clock.laps.values()), found.signature)
     return executable
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph
 
+from fxopt import progress
 from fxopt.capture import Capture, CaptureError, LeafCall
 from fxopt.config import Config
+from fxopt.dump import Dump
 from fxopt.findings import Change, Findings, Miss, PassFindings, Place
 from fxopt.normalize import normalize, records_nothing
 from fxopt.rewrites import passes
@@ -23,19 +26,30 @@ from fxopt.tune.tuner import Tuner
 from fxopt.verify import Examples, Verdict, bisect
 from fxopt.verify.slower import Race, may_be_raced, slower_passes
 
+_log = logging.getLogger(__name__)
+_NOWHERE = Dump(None)
 
-def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner) -> Executable:
-    """Normalize a copy of the captured graph and run the passes over it."""
+
+def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner, dump: Dump = _NOWHERE) -> Executable:
+    """Normalize a copy of the captured graph and run the passes over it; `dump` gets each graph on the way."""
     module = copied(captured.graph)
     inference = records_nothing(module.graph)
     findings = Findings(
         signature_of(captured), leaves=[Miss(leaf.path, leaf.reason, leaf.place) for leaf in captured.leaves]
     )
     findings.operators_before = operators(module.graph)
+    dump.graph("captured", module.graph)
     findings.passes.append(normalize(module, inference))
+    dump.graph("normalize", module.graph)
     for rewrite_pass in passes(config):
-        if rewrite_pass.name not in config.disable:
-            findings.passes.append(apply(rewrite_pass, module, fuel, inference, tuner, config))
+        if rewrite_pass.name in config.disable:
+            continue
+        progress.step(f"rewrite: {rewrite_pass.name}")
+        ran = apply(rewrite_pass, module, fuel, inference, tuner, config)
+        findings.passes.append(ran)
+        _log.debug("%s: %d changes, %d near misses", ran.name, len(ran.changes), len(ran.misses))
+        if ran.changes:
+            dump.graph(ran.name, module.graph)
     findings.passes[0].changes += normalize(module, inference).changes  # what the passes made alike
     findings.operators_after, findings.rewrites = operators(module.graph), fuel.used
     module.recompile()

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fxopt"
 # Top to bottom. A module imports from its own layer and from those below it.
 LAYERS = (
     {"fxopt", "__main__"},
-    {"cli"},
+    {"cli", "doctor"},
     {"report", "export"},
     {"optimize", "integrations"},
     {"stages", "asked"},
@@ -30,14 +30,14 @@ LAYERS = (
     {"shape"},
     {"optimizers"},
     {"kernels"},
-    {"findings", "facts", "config", "callable_module", "locks", "machine", "reach", "trees"},
+    {"findings", "facts", "config", "callable_module", "dump", "locks", "machine", "progress", "reach", "trees"},
     {"torch_internals"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # Narrower than the layers: all that these may import from the package.
 ONLY = {
     "patterns": r"patterns|normalize|shape|findings|facts|torch_internals|kernels\.\w+\.(plan|serves)",
-    "kernels": r"kernels|findings|facts|config|locks|torch_internals",
+    "kernels": r"kernels|findings|facts|config|locks|progress|torch_internals",
     "tune": r"tune|shape|kernels\.cache|machine|config|torch_internals",
     "shape": r"shape|findings|facts|config|torch_internals",
     "capture": r"capture|shape|findings|config|locks|reach|trees|torch_internals",

@@ -15,7 +15,7 @@ import fxopt
 from fxopt import cli
 from fxopt.kernels import build, cuda_build
 from fxopt.kernels.libraries import CUDA_LIBRARIES
-from fxopt.report import measure
+from fxopt.report import contenders, turns
 from tests.cuda import fake_nvcc
 
 MODEL = """
@@ -51,7 +51,8 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """run(source, *options): `fxopt report` of a file with that source. Exit code, stdout, stderr."""
-    monkeypatch.setattr(measure, "SECONDS", 0.02)
+    monkeypatch.setattr(turns, "SECONDS", 0.02)
+    monkeypatch.setattr(turns.Turns, "distrust", "")  # the machine may be busy with other tests
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "100")
     before = set(sys.modules)
@@ -251,3 +252,75 @@ def test_as_a_command() -> None:
     assert (found.returncode, found.stdout) == (0, f"fxopt {fxopt.__version__}\n")
     found = subprocess.run([sys.executable, "-m", "fxopt"], capture_output=True, text=True)
     assert found.returncode == 2 and "COMMAND" in found.stderr
+
+
+def test_limits_that_are_missed(run: Run) -> None:
+    code, _, err = run(MODEL, "--batch", "1,4", "--fail-under", "1e6")
+    assert code == 3
+    assert err.count("--fail-under 1e+06: batch ") == 2
+    assert run(MODEL, "--batch", "4", "--fail-under", "0.001", "--max-error", "1e-3")[0] == 0
+
+
+def test_a_busy_machine_misses_the_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns.Turns, "distrust", "machine busy, do not trust")
+    code, out, err = run(MODEL, "--batch", "4", "--fail-under", "0.001")
+    assert code == 3
+    assert "--fail-under 0.001: batch 4: machine busy, do not trust" in err
+    assert "measure again" in out and "x at batch" not in out
+
+
+def test_an_error_beyond_the_limit(run: Run) -> None:
+    code, _, err = run(MODEL, "--batch", "4", "--max-error", "-1")
+    assert code == 3 and "--max-error -1: batch 4: " in err
+
+
+def test_html_and_verbose(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run(MODEL, "--batch", "2", "--html", str(tmp_path / "out.html"), "--verbose")
+    assert code == 0 and "found no match" in out
+    page = (tmp_path / "out.html").read_text()
+    assert page.startswith("<!doctype html>") and "python -m fxopt report" in page
+    assert "found no match" not in run(MODEL, "--batch", "2")[1]
+
+
+def test_a_training_step(run: Run) -> None:
+    code, out, _ = run(MODEL, "--batch", "4", "--train", "--max-error", "1e-4")
+    assert code == 0
+    assert "fxopt report: Model, training" in out and "backward" in out
+    assert "training steps, forward and backward" in out
+
+
+def test_a_contender(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(model):
+        return lambda *args: model(*args)
+
+    monkeypatch.setitem(contenders.OTHERS, "torch.compile", compiled)
+    code, out, _ = run(MODEL, "--batch", "4", "--compare", "torch.compile")
+    assert code == 0
+    (row,) = [line for line in out.splitlines() if line.split()[:1] == ["4"]]
+    assert row.count("(") == 1 and "torch.compile" in out
+    monkeypatch.setitem(contenders.OTHERS, "torch.compile", lambda model: lambda *args: model(*args) + 1)
+    _, out, _ = run(MODEL, "--batch", "4", "--compare", "torch.compile")
+    assert "torch.compile failed: its answer differs from eager's by up to 1" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--compare", "magic"), "--compare magic: expected one of torch.compile"),
+        (("--device", "nowhere"), "--device nowhere: "),
+        (("--html", "/nowhere/out.html"), "--html /nowhere/out.html: cannot write there"),
+    ],
+)
+def test_options_that_mean_nothing(run: Run, options: tuple[str, ...], message: str) -> None:
+    code, _, err = run(MODEL, *options)
+    assert code == 2 and message in err
+
+
+def test_diff(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    for file in files:
+        assert run(MODEL, "--batch", "2", "--json", file)[0] == 0
+    assert cli.main(["diff", *files]) == 0
+    assert "operators per call" in capsys.readouterr().out
+    assert cli.main(["diff", files[0], str(tmp_path / "none.json")]) == 2
+    assert "none.json: expected a report" in capsys.readouterr().err

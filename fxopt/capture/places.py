@@ -55,6 +55,7 @@ class Places:
 
     def here(self, depth: int = 2) -> Place:
         module = line = None
+        path = ""
         frame: FrameType | None = sys._getframe(depth)
         while frame is not None and (module is None or line is None) and frame.f_code.co_filename != _ABOVE:
             if module is None:
@@ -62,13 +63,14 @@ class Places:
                 if owner is not None:
                     module = self._paths.get(id(owner))
             if line is None and is_user_code(frame.f_code):
-                line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+                path = frame.f_code.co_filename
+                line = f"{os.path.basename(path)}:{frame.f_lineno}"
             frame = frame.f_back
-        return Place(module or "", line or "")
+        return Place(module or "", line or "", path)
 
     def of_error(self, error: BaseException) -> tuple[str, Place, str]:
         """The innermost traced module on the error's traceback: (its path, the place, the source text there)."""
-        path, line, source = "", "", ""
+        path, line, file, source = "", "", "", ""
         trace: TracebackType | None = error.__traceback__
         while trace is not None:
             frame = trace.tb_frame
@@ -76,8 +78,8 @@ class Places:
             if owner is not None and id(owner) in self._paths:
                 path = self._paths[id(owner)]
             if is_user_code(frame.f_code):
-                name = frame.f_code.co_filename
-                line = f"{os.path.basename(name)}:{trace.tb_lineno}"
-                source = linecache.getline(name, trace.tb_lineno).strip()
+                file = frame.f_code.co_filename
+                line = f"{os.path.basename(file)}:{trace.tb_lineno}"
+                source = linecache.getline(file, trace.tb_lineno).strip()
             trace = trace.tb_next
-        return path, Place(path, line), source
+        return path, Place(path, line, file), source

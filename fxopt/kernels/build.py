@@ -20,6 +20,7 @@ from types import ModuleType
 
 import torch
 
+from fxopt import progress
 from fxopt.torch_internals.python_tensor import readable
 
 from .cache import BuildError, built, cached
@@ -104,6 +105,7 @@ def imported(library: Library) -> ModuleType:
 def _compile(library: Library, folder: Path) -> None:
     from torch.utils import cpp_extension  # pulls in setuptools: only a cold build pays for it
 
+    progress.step(f"compile {library.name}")
     _find_ninja()
     for name, text in library.written:
         (folder / name).write_text(text)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from fxopt import progress
 from fxopt.locks import lock
 
 from .cache import BuildError, built, cached
@@ -143,6 +144,7 @@ def build(library: CudaLibrary, arch: str) -> Path:
 
 
 def _run(words: list[str], folder: Path, what: str) -> None:
+    progress.step(f"compile {what}")
     try:
         done = subprocess.run(words, capture_output=True, text=True, cwd=folder)
     except OSError as error:

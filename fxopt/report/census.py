@@ -60,7 +60,11 @@ def census(before: Graph, after: Graph) -> tuple[Tally, ...]:
 
 def _counted(graph: Graph) -> Counter[str]:
     found = Counter(role_of(node) for node in graph.nodes if is_operator(node))
-    found[COMPUTE] += sum(node.meta.get("calls", 0) for node in graph.nodes)  # of packed functions
+    for node in graph.nodes:
+        if "inner" in node.meta:
+            found += _counted(node.meta["inner"])
+        else:
+            found[COMPUTE] += node.meta.get("calls", 0)  # of packed functions
     return found
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from fxopt.findings import Change, Findings, Miss, PassFindings, Place
 from fxopt.report.census import census
-from fxopt.report.data import Measurement, Note, Pass, Report, SignatureReport
+from fxopt.report.data import Advice, Note, Pass, Report, SignatureReport
+from fxopt.report.graphs import Graphs
 from fxopt.report.machine import machine
+from fxopt.report.sources import Sources
 from fxopt.runtime import dispatcher_of
 from fxopt.runtime.sharded.communication import inner
 
 if TYPE_CHECKING:
+    from fxopt.report.measure import Measured
     from fxopt.runtime import Executable
     from fxopt.runtime.entry import Entry
 
@@ -29,18 +31,28 @@ def _silent(step: str) -> None:
 
 
 def report(
-    model: nn.Module, inputs: Mapping[int, tuple] | None = None, progress: Callable[[str], None] = _silent
+    model: nn.Module,
+    inputs: Mapping[int, tuple] | None = None,
+    progress: Callable[[str], None] = _silent,
+    *,
+    training: bool = False,
+    compare: Sequence[str] = (),
+    command: str = "",
 ) -> Report:
     """What fxopt found in a model, changed, did not change and why; with `inputs`, also what it gained.
 
     Args:
         model: returned by :func:`fxopt.optimize`. Without `inputs` the report covers the signatures seen so far.
-        inputs: batch size to positional arguments. Each is compared with eager, then timed in turns with it,
-            without gradients and in the mode (train or eval) that the model is in.
+        inputs: batch size to positional arguments. Each is compared with eager, then timed in turns with it, in the
+            mode (train or eval) that the model is in.
         progress: called with a line before each step.
+        training: time training steps (forward and backward) in place of forwards without gradients.
+        compare: contenders to time in the same turns; "torch.compile" is the only one.
+        command: how the report was asked for, to be shown in it.
 
     Raises:
         TypeError: `model` was not optimized.
+        ValueError: a name in `compare` that stands for nothing.
         Exception: what the eager model raises on these inputs.
     """
     if (wrapped := inner(model)) is not None:
@@ -51,39 +63,56 @@ def report(
         raise ValueError(
             "fxopt.report: expected no inputs for a model that communicates, since ranks would time it apart"
         )
-    measured = [_measured(model, batch, args, progress) for batch, args in (inputs or {}).items()]
+    measured = [_measured(model, batch, args, progress, training, compare) for batch, args in (inputs or {}).items()]
     entries = {id(entry.findings): entry for entry in dispatcher.entries}
     every: list[Findings] = []
-    for findings in (*dispatcher.findings, *(owner for owner, _ in measured)):
+    for findings in (*dispatcher.findings, *(each.findings for each in measured)):
         if findings not in every:
             every.append(findings)
+    if measured:
+        progress("read the graphs")
+    sources = Sources()
     signatures = [
-        replace(
-            _signature(findings, entries.get(id(findings))),
-            measurements=tuple(measurement for owner, measurement in measured if owner == findings),
+        _signature(
+            findings, entries.get(id(findings)), [each for each in measured if each.findings == findings], sources
         )
         for findings in every
     ]
     signatures.sort(key=lambda found: min((m.batch for m in found.measurements), default=sys.maxsize))
-    return Report(type(dispatcher.original).__name__, machine(), tuple(signatures))
+    here = machine(dispatcher.original, measuring=bool(measured))
+    name = type(dispatcher.original).__name__
+    return Report(name, here, tuple(signatures), training, command, sources.lines())
 
 
 def _measured(
-    model: nn.Module, batch: int, args: tuple, progress: Callable[[str], None]
-) -> tuple[Findings, Measurement]:
+    model: nn.Module,
+    batch: int,
+    args: tuple,
+    progress: Callable[[str], None],
+    training: bool,
+    compare: Sequence[str],
+) -> Measured:
+    from fxopt.report.contenders import OTHERS
     from fxopt.report.measure import measure  # imports what captures models, which findings alone do not need
 
+    if unknown := [name for name in compare if name not in OTHERS]:
+        raise ValueError(f"compare: expected names of {', '.join(OTHERS)}, found {unknown[0]!r}")
     progress(f"measure batch {batch:,}")
-    return measure(model, batch, args)
+    return measure(model, batch, args, training, compare)
 
 
-def _signature(findings: Findings, entry: Entry | None) -> SignatureReport:
+def _signature(
+    findings: Findings, entry: Entry | None, measured: Sequence[Measured], sources: Sources
+) -> SignatureReport:
     executable = entry.executable if entry is not None else None
+    graphs = Graphs.of(executable, measured, sources) if executable is not None else Graphs()
+    passes = tuple(_pass(ran, graphs) for ran in findings.passes)
+    leaves = notes(findings.leaves, graphs)
     return SignatureReport(
         signature=findings.signature,
         eager_reason=findings.eager_reason,
-        leaves=notes(findings.leaves),
-        passes=(*map(_pass, findings.passes), *_other_lowering(findings, executable)),
+        leaves=leaves,
+        passes=(*passes, *_other_lowering(findings, executable)),
         operators_before=findings.operators_before,
         operators_after=findings.operators_after,
         roles=census(executable.capture.graph.graph, executable.graph.graph) if executable and executable.graph else (),
@@ -92,7 +121,21 @@ def _signature(findings: Findings, entry: Entry | None) -> SignatureReport:
         untold=findings.untold,
         graphs=findings.graphs,
         seconds=dict(findings.seconds),
+        measurements=tuple(each.measurement for each in measured),
+        advice=_advice(measured, executable, passes, leaves),
+        before=graphs.before,
+        after=graphs.after,
     )
+
+
+def _advice(
+    measured: Sequence[Measured], executable: Executable | None, passes: Sequence[Pass], leaves: Sequence[Note]
+) -> tuple[Advice, ...]:
+    if not measured:
+        return ()
+    from fxopt.report.advice import advised
+
+    return advised(measured, executable, passes, leaves)
 
 
 def _other_lowering(findings: Findings, executable: Executable | None) -> tuple[Pass, ...]:
@@ -108,24 +151,32 @@ def _other_lowering(findings: Findings, executable: Executable | None) -> tuple[
     return (Pass("lowering", misses=(Note(text, "", 1, Place()),)),)
 
 
-def _pass(found: PassFindings) -> Pass:
-    return Pass(found.name, notes(found.changes), notes(found.misses), notes(found.rolled_back), found.seconds)
+def _pass(found: PassFindings, graphs: Graphs) -> Pass:
+    changes, misses, rolled_back = (notes(each, graphs) for each in (found.changes, found.misses, found.rolled_back))
+    return Pass(
+        found.name, changes, tuple(sorted(misses, key=lambda note: -(note.stake or 0.0))), rolled_back, found.seconds
+    )
 
 
-def notes(found: Sequence[Change] | Sequence[Miss]) -> tuple[Note, ...]:
+def notes(found: Sequence[Change] | Sequence[Miss], graphs: Graphs | None = None) -> tuple[Note, ...]:
     """Findings that differ only in names and numbers as one note with a count, in order of first appearance."""
-    groups: dict[tuple[str, str], list[tuple[str, str, Place]]] = {}
-    for text, why, place in _texts(found):
-        groups.setdefault((_shape(text), _shape(why)), []).append((text, why, place))
-    return tuple(Note(*group[0][:2], len(group), group[0][2]) for group in groups.values())
-
-
-def _texts(found: Iterable[Change | Miss]) -> Iterable[tuple[str, str, Place]]:
+    groups: dict[tuple[str, str], list[Change | Miss]] = {}
     for item in found:
-        if isinstance(item, Miss):
-            yield item.reason, "", item.place
-        else:
-            yield item.what, item.why, item.place
+        text, why = _words(item)
+        groups.setdefault((_shape(text), _shape(why)), []).append(item)
+    return tuple(_note(group, graphs or Graphs()) for group in groups.values())
+
+
+def _note(group: Sequence[Change | Miss], graphs: Graphs) -> Note:
+    first, (text, why) = group[0], _words(group[0])
+    graphs.sources.add(first.place)
+    if isinstance(first, Change):
+        return Note(text, why, len(group), first.place, graphs.captured(first.old), graphs.rewritten(first.new))
+    return Note(text, why, len(group), first.place, stake=graphs.stake([item.place for item in group]))
+
+
+def _words(item: Change | Miss) -> tuple[str, str]:
+    return (item.reason, "") if isinstance(item, Miss) else (item.what, item.why)
 
 
 def _shape(text: str) -> str:

@@ -6,6 +6,10 @@ then given to what they prepare.
 
 from __future__ import annotations
 
+import operator
+from collections import defaultdict
+from collections.abc import Mapping
+
 import torch
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
@@ -14,7 +18,7 @@ from fxopt.facts import facts_of
 
 COLUMNS = "embedding columns"
 INDEX = "index preparation"
-MLP = "MLP"
+MLP = "linear layers"
 INTERACTION = "interaction"
 OPAQUE = "opaque submodules"
 OTHER = "other"
@@ -36,6 +40,13 @@ def is_operator(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and bool(_tensors(node))
 
 
+def runs(node: Node) -> bool:
+    """A call that takes time: an operator, a function that stands for some, an opaque submodule."""
+    if node.op == "call_module" or is_operator(node):
+        return True
+    return node.op == "call_function" and node.target is not operator.getitem and bool(_tensors(node))
+
+
 def is_lookup(node: Node) -> bool:
     """Whether it reads rows of a table, or of many in one call."""
     name = name_of(node)
@@ -51,6 +62,33 @@ def kinds(graph: Graph) -> dict[Node, str]:
     for node in reversed(graph.nodes):
         found[node] = _given_to_users(node, found)
     return found
+
+
+def kinds_after(graph: Graph, captured: Mapping[str, str], work: Mapping[str, float]) -> dict[Node, str]:
+    """The kind of each node of a rewritten graph: that of most of the work that it replaced.
+
+    Args:
+        captured: the kind of each node of the captured graph, by name; work: how much it is.
+    """
+    found: dict[Node, str] = {}
+    for node in graph.nodes:
+        found[node] = captured.get(node.name) or _by_origins(node, captured, work) or _kind(node, found)
+        if "inner" in node.meta:
+            found |= kinds_after(node.meta["inner"], captured, work)
+    return found
+
+
+def _by_origins(node: Node, captured: Mapping[str, str], work: Mapping[str, float]) -> str:
+    """A call for lookups and the arithmetic on their ids is one of columns, whatever was more work."""
+    if is_lookup(node):
+        return COLUMNS
+    done = defaultdict[str, float](float)
+    for name in node.meta.get("origins", ()):
+        done[captured.get(name, OTHER)] += work.get(name, 0.0)
+    for minor in (OTHER, INDEX):
+        if len(done) > 1:
+            done.pop(minor, None)
+    return max(done, key=done.__getitem__, default="")
 
 
 def _kind(node: Node, found: dict[Node, str]) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,60 +12,104 @@ from torch import Tensor, nn
 
 from fxopt.config import Config
 from fxopt.findings import Findings
+from fxopt.report.contenders import Call, Step, contenders, forward, step
 from fxopt.report.data import Measurement
-from fxopt.report.spending import spending
+from fxopt.report.kinds import kinds, kinds_after
+from fxopt.report.own_time import OwnTimes, credit, own_times
+from fxopt.report.spending import BACKWARD, BETWEEN, by_kind, spending
+from fxopt.report.turns import taken
 from fxopt.runtime import Executable, dispatcher_of
 from fxopt.runtime.context import ambient
 from fxopt.runtime.dispatch import Dispatcher
 from fxopt.runtime.entry import Entry
-from fxopt.tune.clock import no_gc
 from fxopt.verify import verify
 
-SECONDS = 1.5  # of timing for one batch size
-FEWEST_ROUNDS = 5
-SLICE = 0.01  # seconds a contender keeps the machine in one round
+
+@dataclass(frozen=True)
+class Measured:
+    """One batch size of the capture that served it, whose findings these are.
+
+    before, after: by operator, of the captured and of the optimized graph (None: not taken apart).
+    """
+
+    findings: Findings
+    measurement: Measurement
+    before: OwnTimes | None = None
+    after: OwnTimes | None = None
 
 
-def measure(model: nn.Module, batch: int, args: tuple) -> tuple[Findings, Measurement]:
-    """The findings of the capture that serves `args`, and what it gains there.
+def measure(model: nn.Module, batch: int, args: tuple, training: bool = False, compare: Sequence[str] = ()) -> Measured:
+    """What the capture that serves `args` gains there.
+
+    Args:
+        training: time a training step, forward and backward, in place of a forward without gradients.
+        compare: names of other contenders.
 
     Raises:
         Exception: what the eager model raises on `args`.
     """
     dispatcher = dispatcher_of(model)
-    with torch.no_grad(), _undisturbed(dispatcher.original):
+    with torch.set_grad_enabled(training), _undisturbed(dispatcher.original):
+        run = step if training else forward
         model(*args)  # captures where no capture serves these arguments
         dispatcher.original(*args)  # may change what the capture depends on, and would at every turn
         entry, tensors = _serving(dispatcher, args)
         if entry is None and not dispatcher.refused:
             reason = "no capture holds for a second call: forward changes what the capture depends on"
-            return Findings(eager_reason=reason), Measurement(batch, problem="captured anew at every call")
-        if entry is None or entry.executable is None:
+            return Measured(Findings(eager_reason=reason), Measurement(batch, problem="captured anew at every call"))
+        found = Measurement(batch)
+        executable = entry.executable if entry is not None else None
+        if entry is None or executable is None:
             findings = entry.findings if entry is not None else next(reversed(dispatcher.refused.values()))
-            return findings, _timed(model, dispatcher.original, Measurement(batch, problem="stays eager"), args)
-        verdict = verify(entry.executable, entry.executable.capture.graph, dispatcher.original, args, {}, Config())
-        found = Measurement(batch, max_error=verdict.max_error)
+            found = replace(found, problem="stays eager")
+            return Measured(findings, _timed(model, dispatcher.original, found, args, run, compare))
+        level = Config(verify="full") if training else Config()
+        verdict = verify(executable, executable.capture.graph, dispatcher.original, args, {}, level)
+        found = replace(found, max_error=verdict.max_error)
         if not verdict.ok:
-            return entry.findings, replace(found, problem=f"differs from eager: {verdict.message}")
-        return entry.findings, _broken_down(_timed(model, dispatcher.original, found, args), entry.executable, tensors)
+            return Measured(entry.findings, replace(found, problem=f"differs from eager: {verdict.message}"))
+        found = _timed(model, dispatcher.original, found, args, run, compare)
+        calls = run(dispatcher.original, args), run(model, args)
+        return _taken_apart(
+            Measured(entry.findings, found), executable, tensors, calls, BACKWARD if training else BETWEEN
+        )
 
 
-def _timed(model: nn.Module, original: nn.Module, found: Measurement, args: tuple) -> Measurement:
-    eager, optimized = _turns([lambda: original(*args), lambda: model(*args)])
-    low, speedup, high = statistics.quantiles([e / o for e, o in zip(eager, optimized, strict=True)], n=4)
+def _timed(
+    model: nn.Module, original: nn.Module, found: Measurement, args: tuple, run: Step, compare: Sequence[str]
+) -> Measurement:
+    calls: list[Call] = [run(original, args), run(model, args)]
+    others = contenders(compare, original, args, run)
+    every = taken([*calls, *(other.call for other in others if other.call is not None)])
+    timed = iter(every.seconds[2:])
     return replace(
         found,
-        eager=statistics.median(eager),
-        optimized=statistics.median(optimized),
-        speedup=speedup,
-        quartiles=(low, high),
+        eager=every.seconds[0],
+        optimized=every.seconds[1],
+        speedup=None if every.distrust else every.ratios[1],
+        quartiles=every.quartiles,
+        distrust=every.distrust,
+        others=tuple(other.measured(every.seconds[0], timed, every.distrust) for other in others),
     )
 
 
-def _broken_down(found: Measurement, executable: Executable, tensors: Sequence[Tensor]) -> Measurement:
+def _taken_apart(
+    measured: Measured, executable: Executable, tensors: Sequence[Tensor], calls: tuple[Call, Call], rest: str
+) -> Measured:
+    """With the own time of each operator. calls: eager's and the optimized one's."""
+    found = measured.measurement
     assert found.eager is not None and found.optimized is not None
-    before, after = executable.capture.graph, executable.graph
-    return replace(found, spending=spending(before, found.eager, after, found.optimized, tensors))
+    captured, rewritten = executable.capture.graph, executable.graph
+    before = own_times(captured, tensors, calls[0], found.eager)
+    kinds_before = kinds(captured.graph)
+    after, spent = None, None
+    if rewritten is not None:
+        after = own_times(rewritten, tensors, calls[1], found.optimized)
+        credit(after, before)
+        names = {node.name: kind for node, kind in kinds_before.items()}
+        spent = by_kind(after, kinds_after(rewritten.graph, names, before.work))
+    split = spending(by_kind(before, kinds_before), found.eager, spent, found.optimized, rest)
+    return replace(measured, measurement=replace(found, spending=split), before=before, after=after)
 
 
 def _serving(dispatcher: Dispatcher, args: tuple) -> tuple[Entry | None, Sequence[Tensor]]:
@@ -79,32 +121,15 @@ def _serving(dispatcher: Dispatcher, args: tuple) -> tuple[Entry | None, Sequenc
     return None, ()
 
 
-def _turns(calls: Sequence[Callable[[], Any]]) -> list[list[float]]:
-    """Median seconds of each call in each round. Taking turns lets the noise of a shared machine hit all alike."""
-    rounds: list[list[float]] = [[] for _ in calls]
-    with no_gc():
-        counts = [max(1, int(SLICE / min(_time(call), _time(call)))) for call in calls]
-        deadline = time.perf_counter() + SECONDS
-        while len(rounds[0]) < FEWEST_ROUNDS or time.perf_counter() < deadline:
-            for call, count, medians in zip(calls, counts, rounds, strict=True):
-                call()  # brings its own data back into the caches
-                medians.append(statistics.median(_time(call) for _ in range(count)))
-    return rounds
-
-
-def _time(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Measuring leaves buffers (batch norm's statistics in train mode) and the random state as they were."""
     kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[]):
+    devices: Any = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
-            for buffer, value in kept:
-                buffer.copy_(value)
+            with torch.no_grad():
+                for buffer, value in kept:
+                    buffer.copy_(value)

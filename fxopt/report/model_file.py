@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import fxopt
 
@@ -52,22 +52,22 @@ class ModelFile:
         self._build = self._function(module, self.factory, "builds the model")
         self._inputs = self._function(module, "example_inputs", "takes a batch size and returns the model's arguments")
 
-    def build(self) -> nn.Module:
-        """The model in eval mode."""
+    def build(self, device: torch.device | None = None) -> nn.Module:
+        """The model in eval mode, on `device` where one is named."""
         with self._blaming(f"{self.factory}()"):
             model = self._build()
         if not isinstance(model, nn.Module):
             raise UsageError(f"{self.path}: {self.factory}() returned {_described(model)}; expected an nn.Module")
-        return model.eval()
+        return model.to(device).eval()
 
-    def inputs(self, batch: int) -> tuple:
-        """The positional arguments for a batch size."""
+    def inputs(self, batch: int, device: torch.device | None = None) -> tuple:
+        """The positional arguments for a batch size; their tensors on `device` where one is named."""
         with self._blaming(f"example_inputs({batch})"):
             inputs = self._inputs(batch)
         if not isinstance(inputs, tuple):
             found = f"example_inputs({batch}) returned {_described(inputs)}"
             raise UsageError(f"{self.path}: {found}; expected a tuple of the model's positional arguments")
-        return inputs
+        return inputs if device is None else tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
 
     def check(self, model: nn.Module, batch: int, inputs: tuple) -> None:
         """Run the eager model once: its own error comes before any of ours."""

@@ -1,90 +1,54 @@
-"""What a model spends its time on: its graphs run node by node with a clock."""
+"""Where the time of a call goes: kinds of work by the own time of their operators, and what lies between them."""
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
-import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Node
 
 from fxopt.report.data import Spending
-from fxopt.report.kinds import KINDS, is_operator, kinds
+from fxopt.report.kinds import KINDS
+from fxopt.report.own_time import OwnTimes
 
-RUNS = 7
-SECONDS = 1.0  # a graph that takes long is run less often, at least twice
+BETWEEN = "between operators"
+BACKWARD = "backward, and between operators"
 
 
 def spending(
-    before: GraphModule, eager: float, after: GraphModule | None, optimized: float, tensors: Sequence[torch.Tensor]
+    before: Mapping[str, float], eager: float, after: Mapping[str, float] | None, optimized: float, rest: str = BETWEEN
 ) -> tuple[Spending, ...]:
-    """The kinds of work that occur, in the order of `KINDS`.
+    """The kinds of work that occur, in the order of `KINDS`; they add up to the whole calls.
 
-    A clock around each operator costs more than some of them take, and misses the Python between them: so it gives
-    the shares, and the whole call, measured without it, is split by them.
+    What operators do not take by themselves is `rest`: Python, the dispatcher, checks of inputs. A clock around each
+    costs more than some of them take, so that they may add up to more than the call; then they are scaled down to it.
 
     Args:
-        before: the captured graph, after: the optimized one, both ``forward(*tensors)``.
+        before, after: seconds of each kind, as :func:`by_kind` gives them.
         eager, optimized: seconds of a whole call.
     """
-    shares = _shares(before, tensors)
-    left = _shares(after, tensors) if after is not None else None
-    occurring = [kind for kind in KINDS if kind in shares or (left and kind in left)]
+    old, new = _completed(before, eager, rest), _completed(after, optimized, rest) if after is not None else None
+    occurring = [kind for kind in (*KINDS, rest) if old.get(kind) or (new and new.get(kind))]
     return tuple(
         Spending(
             kind,
-            eager * shares.get(kind, 0.0),
-            shares.get(kind, 0.0),
-            optimized * left.get(kind, 0.0) if left is not None else None,
+            old.get(kind, 0.0),
+            old.get(kind, 0.0) / eager,
+            new.get(kind, 0.0) if new is not None else None,
         )
         for kind in occurring
     )
 
 
-def _shares(module: GraphModule, tensors: Sequence[torch.Tensor]) -> Mapping[str, float]:
-    """Each kind's share of the clocked time."""
-    spent = _by_kind(module, tensors)
-    total = sum(spent.values()) or 1.0
-    return {kind: value / total for kind, value in spent.items()}
-
-
-def _by_kind(module: GraphModule, tensors: Sequence[torch.Tensor]) -> Mapping[str, float]:
-    """Median seconds of each kind of node."""
-    kind_of, seconds = kinds(module.graph), defaultdict[str, float](float)
-    for node, median in _clocked(module, tensors).items():
-        seconds[kind_of[node]] += median
+def by_kind(own: OwnTimes, kinds: Mapping[Node, str]) -> dict[str, float]:
+    """Seconds of each kind of work."""
+    seconds = defaultdict[str, float](float)
+    for node, spent in own.seconds.items():
+        seconds[kinds[node]] += spent
     return seconds
 
 
-def _clocked(module: GraphModule, tensors: Sequence[torch.Tensor]) -> dict[Node, float]:
-    """Median seconds of each operator and opaque submodule over several runs; the first run warms up."""
-    clock = _Clock(module)
-    clock.run(*tensors)
-    clock.seconds.clear()
-    deadline = time.perf_counter() + SECONDS
-    for run in range(RUNS):
-        if run >= 2 and time.perf_counter() > deadline:
-            break
-        clock.run(*tensors)
-    return {node: statistics.median(times) for node, times in clock.seconds.items()}
-
-
-class _Clock(Interpreter):
-    """Times each node that eager would launch, without the interpreter's own work."""
-
-    def __init__(self, module: GraphModule) -> None:
-        super().__init__(module)
-        self.seconds: defaultdict[Node, list[float]] = defaultdict(list)
-
-    def run_node(self, n: Node) -> Any:
-        if not (is_operator(n) or n.op == "call_module"):
-            return super().run_node(n)
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        call = n.target if n.op == "call_function" else self.fetch_attr(str(n.target))
-        start = time.perf_counter()
-        result = call(*args, **kwargs)  # type: ignore[operator]
-        self.seconds[n].append(time.perf_counter() - start)
-        return result
+def _completed(spent: Mapping[str, float], whole: float, rest: str) -> dict[str, float]:
+    total = sum(spent.values())
+    scale = min(1.0, whole / total) if total else 1.0
+    return {kind: seconds * scale for kind, seconds in spent.items()} | {rest: max(0.0, whole - total)}

@@ -14,9 +14,18 @@ def seconds(value: float) -> str:
     return f"{number:.{digits}f} {unit}"
 
 
-def count(number: int, noun: str) -> str:
-    """As in: 1 lookup; 1,000 lookups."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def count(number: int, noun: str, plural: str = "") -> str:
+    """As in: 1 lookup; 1,000 lookups; 2 libraries, whose plural is given."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def size(number: float) -> str:
+    """Bytes: "12 MB", "1.3 GB"."""
+    for unit in ("bytes", "kB", "MB"):
+        if number < 999.5:
+            return f"{number:.0f} {unit}"
+        number /= 1000
+    return f"{number:.1f} GB"
 
 
 def percent(share: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ from fxopt.torch_internals.modes import is_traced
 if TYPE_CHECKING:
     from fxopt.runtime.sharded.calls import ShardedCalls
 
+_log = logging.getLogger(__name__)
 _PATIENCE = 3  # captures in a row that fail for a passing reason, before one that fails is taken at its word
 
 
@@ -46,6 +48,7 @@ class Dispatcher:
         entries: the signatures seen, replaced as a whole when one is added.
         refused: why calls ran eagerly without an entry, and how that reads in the report.
         sharded: serves all calls while a submodule communicates with other processes.
+        quiet: whether nobody is warned where the model stays eager; else the first reason is, once.
     """
 
     def __init__(self, original: nn.Module, compile: Compile, config: Config) -> None:
@@ -57,6 +60,7 @@ class Dispatcher:
         self.captured = capturing(self)
         self.sharded: ShardedCalls | None = None
         self._silent: list[tuple[int, bool]] = []  # the modules, when none of them communicated
+        self.quiet = False
         self._lock = lock()
         self._patience = _PATIENCE
 
@@ -164,6 +168,12 @@ class Dispatcher:
 
     def _refuse(self, reason: str) -> None:
         self.refused.setdefault(reason, Findings(eager_reason=reason))
+        self._warn(reason)
+
+    def _warn(self, reason: str) -> None:
+        if not self.quiet:
+            self.quiet = True
+            _log.warning("%s stays eager for some inputs: %s", type(self.original).__name__, reason)
 
     def _first_call(self, eager: Callable, args: tuple, kwargs: dict, now: tuple) -> Any:
         """Compile, remember, run. Inputs that the eager model rejects leave no trace."""
@@ -183,6 +193,7 @@ class Dispatcher:
         return result
 
     def _eager_entry(self, args: tuple, kwargs: dict, now: tuple, reason: str) -> Entry:
+        self._warn(reason)
         findings = Findings(described(self.original, args, kwargs), eager_reason=reason)
         return Entry(Signature.of_call(args, kwargs), now, Watch(self.original), findings)
 
@@ -237,6 +248,7 @@ class Dispatcher:
         if type(error) is OtherSizes:
             return result
         reason = f"the optimized graph raised {type(error).__name__} where eager does not: {error}"
+        self._warn(reason)
         plain = replace(
             entry,
             executable=None,

@@ -65,9 +65,11 @@ class Pieces:
         if isinstance(child, _CONTAINERS):
             return _Part(None, inner) if inner else None
         try:
-            return _Part(self._optimize(child), inner)
+            fast = self._optimize(child)
         except TypeError:
             return None
+        dispatcher_of(fast).quiet = True  # the report has said that the whole could not be captured
+        return _Part(fast, inner)
 
     def _stand_in(self, made: list[tuple[nn.Module, nn.Module]]) -> nn.Module:
         twin = object.__new__(type(self.module))

@@ -34,6 +34,7 @@ EFFORTS = {
     "full": Effort((1, 4, 16, 64, 256, 1024, 4096), math.inf, 0.2),
 }
 _LONGEST = 0.25  # seconds; a size is not timed where one run is expected to take longer
+_RAN = 0.8  # of a trial this thread had a core; below it the machine was busy, and the next process times again
 _LOSS = 0.96  # ratios below it are losses; between it and 1 is noise
 
 
@@ -124,14 +125,16 @@ class Tuner:
             return Verdict(known)
         if self.left <= 0:
             return Verdict({}, "the time for measuring was over (Config(tune='full') takes as long as it needs)")
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.thread_time()
         try:
             ratios = self._timed(site, rows)
         except NoSample as error:
             return Verdict({}, str(error))
         finally:
-            self.left -= time.perf_counter() - started
-        if key:
+            spent = time.perf_counter() - started
+            self.left -= spent
+        waits = torch.cuda.is_initialized()  # the processor may, for a GPU
+        if key and (waits or time.thread_time() - worked >= _RAN * spent):
             self.memory.put(key, ratios)
         return Verdict(ratios)
 

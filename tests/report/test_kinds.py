@@ -11,7 +11,6 @@ from torch.fx import GraphModule
 
 from fxopt.capture import capture
 from fxopt.report.kinds import COLUMNS, INDEX, INTERACTION, MLP, OTHER, is_lookup, is_operator, kinds
-from fxopt.report.spending import spending
 
 B, F, D, R = 6, 3, 4, 50
 
@@ -102,20 +101,3 @@ def test_masked_pooling_is_columns() -> None:
     graph, _ = captured(Pooled(), torch.randint(0, R, (B, F)))
     assert names(graph, COLUMNS) >= Counter(embedding=1, mul=1, sum=1, div=1)
     assert not names(graph, INTERACTION)
-
-
-def test_spending_splits_the_whole_call(small: tuple[GraphModule, list[Tensor]]) -> None:
-    graph, tensors = small
-    with torch.no_grad():
-        found = spending(graph, 2.0, graph, 1.0, tensors)
-    assert {spent.kind for spent in found} == {COLUMNS, INDEX, MLP, INTERACTION, OTHER}
-    assert sum(spent.share for spent in found) == pytest.approx(1)
-    assert sum(spent.before for spent in found) == pytest.approx(2)
-    assert sum(spent.after or 0 for spent in found) == pytest.approx(1)
-    assert all(spent.share > 0 for spent in found)
-
-
-def test_spending_without_an_optimized_graph(small: tuple[GraphModule, list[Tensor]]) -> None:
-    with torch.no_grad():
-        found = spending(small[0], 2.0, None, 1.0, small[1])
-    assert all(spent.after is None for spent in found)

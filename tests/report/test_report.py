@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fxopt
 from fxopt.optimize import optimize
-from fxopt.report import Report, measure, report
+from fxopt.report import Report, report, turns
 from fxopt.report.data import Tally
 
 
@@ -37,7 +37,8 @@ def ids(batch: int) -> tuple[Tensor]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "SECONDS", 0.02)
+    monkeypatch.setattr(turns, "SECONDS", 0.02)
+    monkeypatch.setattr(turns.Turns, "distrust", "")  # the machine may be busy with other tests
 
 
 def test_expects_an_optimized_model() -> None:
@@ -65,7 +66,7 @@ def test_before_the_first_call_and_after_it() -> None:
 def test_measures_each_batch() -> None:
     steps: list[str] = []
     found = report(optimize(Model().eval()), {1: ids(1), 5: ids(5)}, progress=steps.append)
-    assert steps == ["measure batch 1", "measure batch 5"]
+    assert steps == ["measure batch 1", "measure batch 5", "read the graphs"]
     (signature,) = found.signatures
     for expected, measured in zip((1, 5), signature.measurements, strict=True):
         assert measured.batch == expected and measured.problem == ""

@@ -92,7 +92,6 @@ def test_everything_known_is_said(shown: str) -> None:
         "26 columns into 1 tensor, one call (model.py:64) safe: same rows, same order",
         "attention at din.py:88: `if mask.any():`: depends on data",
         "side at model.py:9: taken back: a tensor it reads may not move",
-        "found no match dot_interaction",
         "replayed no CUDA graphs: nvcc is not on PATH",
         "530 ms: capture 410 ms, rewrite 120 ms",
         "batch 4,096: differs from eager: output 0",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.rewrites.framework.core import Fuel, Replacement, Rewrite, apply
 from fxopt.rewrites.framework.editor import Editor
 from fxopt.runtime import dispatcher_of
+from fxopt.tune import tuner as tuner_module
 from fxopt.tune.memory import Memory
 from fxopt.tune.tuner import Disagreement, Effort, Tuner, Verdict
 
@@ -131,7 +133,8 @@ def test_a_cut_stands_where_gains_end(ratios: dict[int, float], expected: tuple[
     assert Verdict(ratios).split() == expected
 
 
-def test_timings_are_remembered_by_other_processes(tmp_path: Path) -> None:
+def test_timings_are_remembered_by_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner_module, "_RAN", 0.0)  # however busy this machine is
     first = Tuner("fast", Memory(tmp_path / "t.json"))
     ratios = first.verdict(site_of(lambda x: x + 1, lambda x: x + 2)).ratios
     first.memory.save()
@@ -139,6 +142,16 @@ def test_timings_are_remembered_by_other_processes(tmp_path: Path) -> None:
     later.left = 0
     assert later.verdict(site_of(lambda x: x + 1, lambda x: x + 2)).ratios == ratios
     assert "Config(tune='full')" in later.verdict(site_of(lambda x: x + 1, lambda x: x + 2, key=None)).reason
+
+
+def test_timings_of_a_busy_machine_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner_module, "_RAN", math.inf)
+    tuner = Tuner("fast", Memory(tmp_path / "t.json"))
+    assert tuner.verdict(site_of(lambda x: x + 1, lambda x: x + 2)).ratios
+    tuner.save()
+    assert not (tmp_path / "t.json").exists()
+    tuner.left = 0
+    assert not tuner.verdict(site_of(lambda x: x + 1, lambda x: x + 2)).ratios
 
 
 @pytest.mark.parametrize("text", ['{"key": {"1": 2.0', '{"key": {"1": null}}', '{"key": {"1": [2.0]}}', "[1]"])

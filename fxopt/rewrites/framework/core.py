@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from fxopt import progress
 from fxopt.capture.errors import is_passing
 from fxopt.config import Config
 from fxopt.findings import Change, Miss, PassFindings, Place
@@ -171,6 +172,7 @@ def _commit(
         if editor.missing and rewrite.proof:
             raise Rejected(editor.missing)
         if trial is not None:
+            progress.step(f"time {rewrite.name} at {place}")
             values, timing = trial.judged(editor, replacement.values)
             replacement = replace(replacement, values=values, why="; ".join(filter(None, (replacement.why, timing))))
         if paths is not None:
@@ -186,7 +188,9 @@ def _commit(
         reason = f"{type(error).__name__}: {error}"
         findings.rolled_back.append(Change(number, match.anchor.name, rewrite.name, reason, place))
         return False
-    dying = set(before(list(replacement.values)).inside) if rewrite.measured else set()  # their matches may overlap
+    inside = before(list(replacement.values)).inside
+    origins = _descend(editor.added, inside)
+    dying = set(inside) if rewrite.measured else set()  # their matches may overlap
     for old in dying.union(replacement.values):
         old.meta["replaced"] = True
     for old, new in replacement.values.items():
@@ -196,8 +200,18 @@ def _commit(
             module.graph.erase_node(old)
     if editor.missing:
         findings.misses.append(Miss(rewrite.name, editor.missing, place))
-    findings.changes.append(Change(number, match.anchor.name, replacement.what, replacement.why, place))
+    names = tuple(node.name for node in editor.added)
+    what, why = replacement.what, replacement.why
+    findings.changes.append(Change(number, match.anchor.name, what, why, place, tuple(origins), names))
     return True
+
+
+def _descend(added: Sequence[Node], replaced: Sequence[Node]) -> dict[str, None]:
+    """Tells new nodes which nodes of the captured graph they stand for: meta["origins"], names in graph order."""
+    origins = {name: None for node in replaced for name in node.meta.get("origins", (node.name,))}
+    for node in added:
+        node.meta["origins"] = origins
+    return origins
 
 
 def _checked(rewrite: Rewrite, editor: Editor, match: Match) -> Replacement:

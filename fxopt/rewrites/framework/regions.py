@@ -47,10 +47,13 @@ class Region:
 
 def before(values: Sequence[Node]) -> Region:
     """What nobody needs once `values` are replaced."""
-    dying = set(values)
-    for node in reversed(values[0].graph.nodes):
-        if node.op == "call_function" and node.users and not has_effects(node) and dying.issuperset(node.users):
+    dying, unread = set(values), list(values)
+    while unread:
+        for node in unread.pop().all_input_nodes:  # asked again whenever one more of its users dies
+            if node in dying or node.op != "call_function" or has_effects(node) or not dying.issuperset(node.users):
+                continue
             dying.add(node)
+            unread.append(node)
     return Region(sorted(dying), values)
 
 
