@@ -123,7 +123,7 @@ class InBackward(torch.optim.Optimizer):
     @torch.no_grad()
     def _apply(self, table: Tensor, group: dict[str, Any]) -> None:
         assert table.grad is not None
-        rows, grads = _rows_of(table.grad)
+        rows, grads = row_gradients.rows_of(table.grad)
         state = self.state[table]
         if not state:
             state.update(self._first_state(table))
@@ -228,14 +228,3 @@ def _refuse(table: Tensor) -> None:
 def _ranks() -> int:
     group = torch.distributed
     return group.get_world_size() if group.is_available() and group.is_initialized() else 1
-
-
-def _rows_of(grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of a gradient, int64 [n] and growing, and theirs [n, D]."""
-    if grad.layout is torch.strided:
-        rows = (grad != 0).any(1).nonzero().view(-1)
-        return rows, grad[rows]
-    rows = grad._indices()[0]
-    if not grad.is_coalesced() and not bool((rows[1:] > rows[:-1]).all()):
-        grad = grad.coalesce()
-    return grad._indices()[0], grad._values()
