@@ -16,7 +16,7 @@ from fxopt.capture import capture
 from fxopt.capture.settings import kept
 from fxopt.config import Config
 from fxopt.rewrites.framework.core import Fuel
-from fxopt.runtime import Executable, dispatcher_of, optimized
+from fxopt.runtime import Executable, dispatcher_of, drop_in
 from fxopt.runtime.cuda_graphs import graphed
 from fxopt.stages import examples_of, lowered, raced, rewrite, take_pieces, verified
 from fxopt.tune.tuner import Tuner
@@ -43,10 +43,11 @@ def optimize(
     """
     if isinstance(model, torch.export.ExportedProgram):
         model = model.module()
-    result = optimized(model, functools.partial(compile, config), config)
-    check(model, config)
+    result = drop_in(model, functools.partial(compile, config), config)
+    captured = dispatcher_of(result).original  # what a parallel wrapper wraps
+    check(captured, config)
     if example_inputs is not None:
-        dispatcher_of(result).prepare(*arguments_of(model, example_inputs))
+        dispatcher_of(result).prepare(*arguments_of(captured, example_inputs))
     return result
 
 

@@ -86,12 +86,6 @@ def dispatcher_of(model: nn.Module) -> Dispatcher:
 
 
 def _subclass(cls: type[nn.Module]) -> type:
-    """The one optimized subclass of `cls`. Python's own weak list of subclasses is the cache."""
-    for known in type.__subclasses__(cls):
-        if known.__mro__[1] is OptimizedMixin:
-            return known
-    name = f"Optimized{cls.__name__}"
-
     @functools.wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         eager = functools.partial(cls.forward, self)
@@ -105,15 +99,18 @@ def _subclass(cls: type[nn.Module]) -> type:
             return eager(*args, **kwargs)
         return state(eager, args, kwargs)
 
-    body = {
-        "__slots__": ("_fxopt",),
-        "__module__": cls.__module__,
-        "__qualname__": name,
-        "__doc__": cls.__doc__,
-        "forward": forward,
-        **{slot: _delegate(slot) for slot in slots_of(cls)},
-    }
-    return types.new_class(name, (OptimizedMixin, cls), exec_body=lambda namespace: namespace.update(body))
+    slots = {slot: _delegate(slot) for slot in slots_of(cls)}
+    return subclass(cls, OptimizedMixin, {"__slots__": ("_fxopt",), "forward": forward, **slots})
+
+
+def subclass(cls: type[nn.Module], mixin: type[OptimizedMixin], body: dict[str, Any]) -> type:
+    """The one optimized subclass of `cls`. Python's own weak list of subclasses is the cache."""
+    for known in type.__subclasses__(cls):
+        if known.__mro__[1] is mixin:
+            return known
+    name = f"Optimized{cls.__name__}"
+    body = {"__module__": cls.__module__, "__qualname__": name, "__doc__": cls.__doc__, **body}
+    return types.new_class(name, (mixin, cls), exec_body=lambda namespace: namespace.update(body))
 
 
 def slots_of(cls: type) -> list[str]:

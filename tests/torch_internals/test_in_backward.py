@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fxopt.torch_internals.in_backward import is_watched, optimizers_in_backward
 
@@ -46,7 +47,7 @@ def test_hooks_around_a_step_are_seen() -> None:
     handle = optimizer.register_step_post_hook(lambda *_: None)
     assert is_watched(optimizer)
     handle.remove()
-    handle = torch.optim.optimizer.register_optimizer_step_pre_hook(lambda *_: None)
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
     assert is_watched(optimizer)
     handle.remove()
     assert not is_watched(optimizer)
