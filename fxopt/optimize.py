@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fxopt.asked import arguments_of, check
+from fxopt.autocast import Autocast
 from fxopt.callable_module import make_callable
-from fxopt.capture import capture
+from fxopt.capture import Capture, capture
 from fxopt.capture.settings import kept
 from fxopt.config import Config
 from fxopt.rewrites.framework.core import Fuel
@@ -44,10 +45,10 @@ def optimize(
     if isinstance(model, torch.export.ExportedProgram):
         model = model.module()
     result = drop_in(model, functools.partial(compile, config), config)
-    captured = dispatcher_of(result).original  # what a parallel wrapper wraps
-    check(captured, config)
+    inside = dispatcher_of(result).original  # of a parallel wrapper what it wraps
+    check(inside, config)
     if example_inputs is not None:
-        dispatcher_of(result).prepare(*arguments_of(captured, example_inputs))
+        dispatcher_of(result).prepare(*arguments_of(inside, example_inputs))
     return result
 
 
@@ -63,9 +64,16 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
 def _compiled(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Executable:
     clock = _Clock()
     captured = capture(model, args, kwargs, config)
+    clock.lap("capture")
+    with Autocast(None):
+        return _made_of(captured, model, args, kwargs, config, clock)
+
+
+def _made_of(
+    captured: Capture, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config, clock: _Clock
+) -> Executable:
     for node, slot in zip(captured.graph.graph.find_nodes(op="placeholder"), captured.state, strict=False):
         node.meta["tensor"] = functools.partial(slot.read, model)  # what a rewrite is timed on
-    clock.lap("capture")
     tuner = Tuner(config.tune)
     executable = rewrite(captured, config, Fuel(config.max_rewrites), tuner)
     clock.lap("rewrite")
@@ -82,8 +90,19 @@ def _compiled(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, A
         clock.lap("lower")
     if config.cuda_graphs:
         executable.run = graphed(executable)
+    if captured.autocast is not None:
+        executable.run = _without_autocast(executable.run)
     executable.findings.seconds = clock.laps
     return executable
+
+
+def _without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(run)
+    def plain(*tensors: Any) -> Any:
+        with Autocast(None):
+            return run(*tensors)
+
+    return plain
 
 
 class _Clock:

@@ -31,6 +31,9 @@ class AroundMixin(OptimizedMixin):
         wrapped = vars(self)["_modules"]["module"]
         return self._inside if self._fxopt.original is wrapped else wrapped
 
+    def _original(self) -> DistributedDataParallel:
+        return self._wrapper
+
     def __reduce_ex__(self, protocol: Any) -> tuple:
         return around, (self._wrapper, self._inside)
 
@@ -54,7 +57,7 @@ def around(wrapper: DistributedDataParallel, inside: Any) -> nn.Module:
 
 def drop_in(model: nn.Module, compile: Compile, config: Config) -> nn.Module:
     """:func:`.optimized`, where `model` is a DistributedDataParallel that of the module inside."""
-    wrapper = model._wrapper if isinstance(model, AroundMixin) else model
+    wrapper = model._original() if isinstance(model, AroundMixin) else model
     if not isinstance(wrapper, DistributedDataParallel):
         return optimized(wrapper, compile, config)
     return around(wrapper, optimized(wrapper.module, compile, config))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 _MODULE = "torch.distributed.optim.apply_optimizer_in_backward"
 
@@ -29,6 +31,11 @@ def optimizers_in_backward(leaf: Tensor) -> list[Optimizer]:
     return list(optimizers) if _accumulates(hung.param_to_acc_grad_map[leaf]) else []  # type: ignore[attr-defined]
 
 
+def hooks_behind(leaf: Tensor) -> list[Any]:
+    """What `register_post_accumulate_grad_hook` has hung on it."""
+    return list((leaf._post_accumulate_grad_hooks or {}).values())  # type: ignore[attr-defined]
+
+
 def _accumulates(node: torch.autograd.graph.Node) -> bool:
     try:
         return torch._C._will_engine_execute_node(node)  # type: ignore[attr-defined]
@@ -38,7 +45,5 @@ def _accumulates(node: torch.autograd.graph.Node) -> bool:
 
 def is_watched(optimizer: Optimizer) -> bool:
     """Whether hooks of the user's run around its step()."""
-    from torch.optim import optimizer as shared
-
     own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # type: ignore[attr-defined]
-    return any((*own, shared._global_optimizer_pre_hooks, shared._global_optimizer_post_hooks))
+    return any((*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))

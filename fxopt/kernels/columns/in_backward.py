@@ -15,19 +15,20 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Optimizer
 
 from fxopt.torch_internals.autograd import hooks_of
-from fxopt.torch_internals.in_backward import is_watched, optimizers_in_backward
+from fxopt.torch_internals.in_backward import hooks_behind, is_watched, optimizers_in_backward
 
 from .row_gradients import rows_of
 
 
 def take(table: Tensor) -> bool:
     """Whether the gradient of this leaf may now be sparse. If so, a hook for this one backward sees to its step."""
-    hooks = (table._post_accumulate_grad_hooks or {}).values()  # type: ignore[attr-defined]
+    hooks = hooks_behind(table)
     if any(isinstance(hook, _Hook) for hook in hooks):  # other columns have read it, too
         return True
-    if hooks or hooks_of(table) or not optimizers_in_backward(table):
+    optimizers = [] if hooks or hooks_of(table) else optimizers_in_backward(table)
+    if not optimizers:
         return False
-    hook = _Hook()
+    hook = _Hook(optimizers)
     hook.handle = table.register_post_accumulate_grad_hook(hook)
     return True
 
@@ -37,9 +38,12 @@ class _Hook:
 
     handle: Any
 
+    def __init__(self, optimizers: list[Optimizer]) -> None:
+        self._optimizers = optimizers
+
     def __call__(self, table: Tensor) -> None:
         self.handle.remove()
-        grad, optimizers = table.grad, table._in_backward_optimizers  # type: ignore[attr-defined]
+        grad, optimizers = table.grad, self._optimizers
         if grad is None or not grad.is_sparse:  # something else than columns read the table, too
             return
         rows, grads = rows_of(grad)
