@@ -101,8 +101,9 @@ class LeafCall(nn.Module):
 
     def forward(self, *flat: Any) -> tuple:
         args, kwargs = trees.unflatten(flat, self.signature.in_spec)
+        run = self.stand_in if self.stand_in is not None else self.pieces or self.module  # one of no parts is false
         with self._autocast:
-            values, spec = trees.flatten((self.stand_in or self.pieces or self.module)(*args, **kwargs))
+            values, spec = trees.flatten(run(*args, **kwargs))
         expected = self.signature.outputs
         if spec != self.signature.out_spec or not all(o.fits(v, flat) for o, v in zip(expected, values, strict=True)):
             raise LeafMismatch(f"{self.path}: expected {expected}, found {[getattr(v, 'shape', v) for v in values]}")

@@ -15,6 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from fxopt.capture.casts import casts_of
+from fxopt.capture.checkpointed import Regions
 from fxopt.capture.decided import keep_decisions
 from fxopt.capture.errors import Busy, CaptureError
 from fxopt.capture.forms import Forms
@@ -227,9 +228,10 @@ def trace(
     tracer = Tracer(places, known, Memory())
     shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
     proofs = Proofs(tracer)
+    regions = Regions(tracer)
     functions, recording = FunctionMode(tracer, proofs), _ProxyMode(tracer, shape_env, proofs)
     with printing(refuse_to_print):
-        patch(shape_env)
+        patch(shape_env, regions)
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
             record(tensor, proxy, tracer)
@@ -247,7 +249,9 @@ def trace(
         raise CaptureError("switches inference mode, which a graph does not keep")
     refuse_transforms(tracer.graph)
     keep_decisions(tracer.graph, shape_env.decided)
-    return graph_module(tracer), functions.asked
+    module = graph_module(tracer)
+    regions.cut(module)
+    return module, functions.asked
 
 
 def _proxy_of(value: Any, tracer: Tracer) -> Any:
