@@ -9,7 +9,8 @@
 
 Only the rows that a batch touches are read and written, and no gradient of a whole table is made where fxopt's columns
 compute it: for tables of a million rows that is most of a training step. The idea is FBGEMM's and TorchRec's;
-`torchrec.optim.apply_optimizer_in_backward(RowwiseAdagrad, params, {"lr": 0.05})` works too.
+`torchrec.optim.apply_optimizer_in_backward(RowwiseAdagrad, params, {"lr": 0.05})` works too. (Optimizers of torch and
+TorchRec that it hangs on tables step on the rows of a batch as well, without this module: docs/training.md.)
 
 What a row gets is exact: autograd first adds the gradients of everything that read the table in this backward
 (columns, several calls of the model, eager operators), then there is one update a row. A row whose gradient is zero
