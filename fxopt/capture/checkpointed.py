@@ -106,7 +106,7 @@ class Regions:
             found = self._found[number]
             inside = _inside(nodes)
             if any(isinstance(node.meta.get("val"), torch.Tensor) for node in inside):
-                _refuse(module, nodes, inside, found.place)
+                _refuse(module, inside, found.place)
                 _cut(module, inside, f"checkpointed{number}", found)
         module.recompile()
 
@@ -121,13 +121,12 @@ def _inside(nodes: Sequence[Node]) -> list[Node]:
     return list(inside)
 
 
-def _refuse(module: GraphModule, nodes: Sequence[Node], inside: Sequence[Node], place: Place) -> None:
+def _refuse(module: GraphModule, inside: Sequence[Node], place: Place) -> None:
     region = set(inside)
     if any(node.op != "call_function" for node in region):
         raise CaptureError("has a submodule under torch.utils.checkpoint that no graph can hold", place)
-    if any(map(mutates, inside)):
+    if written := [argument for node in inside if mutates(node) for argument in written_arguments(node)]:
         aliases = Aliases(module.graph)
-        written = [argument for node in inside if mutates(node) for argument in written_arguments(node)]
         if not all(region.issuperset(aliases.sharing(argument)) for argument in written):
             raise CaptureError("edits memory under torch.utils.checkpoint that others see", place)
     node = inside[0]
