@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from fxopt import progress
 from fxopt.asked import arguments_of, check
+from fxopt.autocast import Autocast
 from fxopt.callable_module import make_callable
-from fxopt.capture import capture
+from fxopt.capture import Capture, capture
 from fxopt.capture.settings import kept
 from fxopt.config import Config
 from fxopt.dump import Dump
@@ -77,9 +78,16 @@ def _compiled(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, A
     clock = _Clock()
     progress.step("capture")
     captured = capture(model, args, kwargs, config)
+    clock.lap("capture")
+    with Autocast(None):
+        return _made_of(captured, model, args, kwargs, config, clock)
+
+
+def _made_of(
+    captured: Capture, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config, clock: _Clock
+) -> Executable:
     for node, slot in zip(captured.graph.graph.find_nodes(op="placeholder"), captured.state, strict=False):
         node.meta["tensor"] = functools.partial(slot.read, model)  # what a rewrite is timed on
-    clock.lap("capture")
     tuner = Tuner(config.tune)
     executable = rewrite(captured, config, Fuel(config.max_rewrites), tuner, Dump(config.dump))
     clock.lap("rewrite")
@@ -99,11 +107,22 @@ def _compiled(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, A
         clock.lap("lower")
     if config.cuda_graphs:
         executable.run = graphed(executable)
+    if captured.autocast is not None:
+        executable.run = _without_autocast(executable.run)
     executable.findings.seconds = clock.laps
     found = executable.findings
     operators = f"{found.operators_before} -> {found.operators_after} operators"
     _log.info("%s: %s in %.1f s for %s", type(model).__name__, operators, sum(clock.laps.values()), found.signature)
     return executable
+
+
+def _without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(run)
+    def plain(*tensors: Any) -> Any:
+        with Autocast(None):
+            return run(*tensors)
+
+    return plain
 
 
 class _Clock:

@@ -9,7 +9,8 @@
 
 Only the rows that a batch touches are read and written, and no gradient of a whole table is made where fxopt's columns
 compute it: for tables of a million rows that is most of a training step. The idea is FBGEMM's and TorchRec's;
-`torchrec.optim.apply_optimizer_in_backward(RowwiseAdagrad, params, {"lr": 0.05})` works too.
+`torchrec.optim.apply_optimizer_in_backward(RowwiseAdagrad, params, {"lr": 0.05})` works too. (Optimizers of torch and
+TorchRec that it hangs on tables step on the rows of a batch as well, without this module: docs/training.md.)
 
 What a row gets is exact: autograd first adds the gradients of everything that read the table in this backward
 (columns, several calls of the model, eager operators), then there is one update a row. A row whose gradient is zero
@@ -123,7 +124,7 @@ class InBackward(torch.optim.Optimizer):
     @torch.no_grad()
     def _apply(self, table: Tensor, group: dict[str, Any]) -> None:
         assert table.grad is not None
-        rows, grads = _rows_of(table.grad)
+        rows, grads = row_gradients.rows_of(table.grad)
         state = self.state[table]
         if not state:
             state.update(self._first_state(table))
@@ -228,14 +229,3 @@ def _refuse(table: Tensor) -> None:
 def _ranks() -> int:
     group = torch.distributed
     return group.get_world_size() if group.is_available() and group.is_initialized() else 1
-
-
-def _rows_of(grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of a gradient, int64 [n] and growing, and theirs [n, D]."""
-    if grad.layout is torch.strided:
-        rows = (grad != 0).any(1).nonzero().view(-1)
-        return rows, grad[rows]
-    rows = grad._indices()[0]
-    if not grad.is_coalesced() and not bool((rows[1:] > rows[:-1]).all()):
-        grad = grad.coalesce()
-    return grad._indices()[0], grad._values()

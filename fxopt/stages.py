@@ -12,6 +12,8 @@ from torch.fx import Graph
 
 from fxopt import progress
 from fxopt.capture import Capture, CaptureError, LeafCall
+from fxopt.capture.checkpointed import REASON as CHECKPOINTED
+from fxopt.capture.checkpointed import regions_of
 from fxopt.config import Config
 from fxopt.dump import Dump
 from fxopt.findings import Change, Findings, Miss, PassFindings, Place
@@ -34,9 +36,9 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner, dump: D
     """Normalize a copy of the captured graph and run the passes over it; `dump` gets each graph on the way."""
     module = copied(captured.graph)
     inference = records_nothing(module.graph)
-    findings = Findings(
-        signature_of(captured), leaves=[Miss(leaf.path, leaf.reason, leaf.place) for leaf in captured.leaves]
-    )
+    kept = [(region.place.module, CHECKPOINTED, region.place) for region in regions_of(captured.graph)]
+    leaves = [*((leaf.path, leaf.reason, leaf.place) for leaf in captured.leaves), *kept]
+    findings = Findings(signature_of(captured), leaves=[Miss(*leaf) for leaf in leaves])
     findings.operators_before = operators(module.graph)
     dump.graph("captured", module.graph)
     findings.passes.append(normalize(module, inference))

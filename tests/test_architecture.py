@@ -30,7 +30,19 @@ LAYERS = (
     {"shape"},
     {"optimizers"},
     {"kernels"},
-    {"findings", "facts", "config", "callable_module", "dump", "locks", "machine", "progress", "reach", "trees"},
+    {
+        "autocast",
+        "findings",
+        "facts",
+        "config",
+        "callable_module",
+        "dump",
+        "locks",
+        "machine",
+        "progress",
+        "reach",
+        "trees",
+    },
     {"torch_internals"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
@@ -40,7 +52,7 @@ ONLY = {
     "kernels": r"kernels|findings|facts|config|locks|progress|torch_internals",
     "tune": r"tune|shape|kernels\.cache|machine|config|torch_internals",
     "shape": r"shape|findings|facts|config|torch_internals",
-    "capture": r"capture|shape|findings|config|locks|reach|trees|torch_internals",
+    "capture": r"capture|shape|autocast|findings|config|locks|reach|trees|torch_internals",
 }
 EDITS = {
     "create_node", "eliminate_dead_code", "erase_node", "inserting_after", "inserting_before", "replace_all_uses_with",

@@ -13,6 +13,7 @@ from sympy.core.relational import Relational
 from torch import nn
 
 from fxopt import trees
+from fxopt.autocast import autocast_state
 from fxopt.capture import leaves as opaque
 from fxopt.capture.captured import Capture
 from fxopt.capture.edits import check_memory, layout
@@ -189,6 +190,7 @@ class Attempts:
             fakes.fake_mode,
             fakes.shape_env,
             self.inputs.firsts,
+            autocast_state(),
         )
 
     def _answers(self, asked: set[str]) -> Iterator[str]:

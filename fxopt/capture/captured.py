@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from fxopt.autocast import State
 from fxopt.capture.guards import Guards
 from fxopt.capture.inputs import TensorSpec
 from fxopt.capture.leaves import Leaf
@@ -25,7 +26,8 @@ class Capture:
     state: the parameters and buffers it reads; inputs: every tensor leaf of (args, kwargs); constants: the other
         leaves, (index, value), which the graph has baked in; in_spec, out_spec: pytree specs;
     firsts: for each input the place of the first one that was the same object;
-    guards: what must hold of the input sizes; leaves: submodules that stay opaque.
+    guards: what must hold of the input sizes; leaves: submodules that stay opaque;
+    autocast: what it was for the model. The graph says its casts, and runs without it.
     """
 
     graph: torch.fx.GraphModule
@@ -39,3 +41,4 @@ class Capture:
     fake_mode: FakeTensorMode
     shape_env: ShapeEnv
     firsts: tuple[int, ...]
+    autocast: State | None = None

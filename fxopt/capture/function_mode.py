@@ -11,10 +11,9 @@ from torch import nn
 from fxopt.capture.asked_strides import refuse_guess
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.proofs import Proofs
-from fxopt.findings import Place
 from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.fused_attention import as_fused, leaves_fused
-from fxopt.torch_internals.modes import enter_autocast
+from fxopt.torch_internals.modes import AUTOCAST
 from fxopt.torch_internals.tracing import PreDispatchTorchFunctionMode, disable_proxy_modes_tracing, proxy_of, record
 
 if TYPE_CHECKING:
@@ -59,12 +58,9 @@ class FunctionMode(PreDispatchTorchFunctionMode):
     """Watches for what a graph cannot say.
 
     Attributes:
-        autocast: where autocast was entered. (Raising there would leave it on: its context manager has switched it.)
         asked: what else than dtypes and sizes the user's code asked tensors for: "strides" (those of the inputs are not
             known to their fakes) or "requires_grad".
     """
-
-    autocast: Place | None = None
 
     def __init__(self, tracer: Tracer, proofs: Proofs):
         super().__init__(tracer)  # type: ignore[arg-type]
@@ -72,9 +68,9 @@ class FunctionMode(PreDispatchTorchFunctionMode):
         self._proofs = proofs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is enter_autocast:
-            self.autocast = self.autocast or self.tracer.here()  # type: ignore[union-attr]
-        elif func in _ASKS and not isinstance(args[0], nn.Parameter):
+        if func in AUTOCAST:  # which is switched by now: the casts that it means are recorded one by one
+            return None
+        if func in _ASKS and not isinstance(args[0], nn.Parameter):
             self.asked.add(_ASKS[func])
             if _ASKS[func] == "strides" and (node := self._proofs.node_of(args[0])) is not None:
                 refuse_guess(node)

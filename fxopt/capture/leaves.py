@@ -19,6 +19,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from fxopt import trees
+from fxopt.autocast import Autocast, autocast_state
 from fxopt.capture.effects import make_write_first
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
@@ -89,6 +90,7 @@ class LeafCall(nn.Module):
     """One call of a leaf in a graph: flat leaves in, flat tuple out. `module` is the model's own object.
 
     Attributes:
+        _autocast: as it is where the call is recorded.
         pieces: does the same with parts of the module optimized, None where it runs as it is.
     """
 
@@ -97,6 +99,7 @@ class LeafCall(nn.Module):
 
     def __init__(self, module: nn.Module, path: str, signature: Signature):
         super().__init__()
+        self._autocast = Autocast(autocast_state())
         self.module = module
         self.path = path
         self.signature = signature
@@ -104,7 +107,9 @@ class LeafCall(nn.Module):
 
     def forward(self, *flat: Any) -> tuple:
         args, kwargs = trees.unflatten(flat, self.signature.in_spec)
-        values, spec = trees.flatten((self.stand_in or self.pieces or self.module)(*args, **kwargs))
+        run = self.stand_in if self.stand_in is not None else self.pieces or self.module  # one of no parts is false
+        with self._autocast:
+            values, spec = trees.flatten(run(*args, **kwargs))
         expected = self.signature.outputs
         if spec != self.signature.out_spec or not all(o.fits(v, flat) for o, v in zip(expected, values, strict=True)):
             raise LeafMismatch(f"{self.path}: expected {expected}, found {[getattr(v, 'shape', v) for v in values]}")

@@ -30,9 +30,6 @@ def capture(model: nn.Module, args: tuple = (), kwargs: dict | None = None, conf
     """
     kwargs = kwargs or {}
     inputs = flatten(args, kwargs)
-    for device in {t.device.type for t in inputs.tensors}:
-        if torch.is_autocast_enabled(device):
-            raise CaptureError("autocast is on: capture outside of it")
     leaves = _known_leaves(model, config)
     for _ in range(MAX_ROUNDS):
         try:

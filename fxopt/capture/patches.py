@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from fxopt.capture.checkpointed import Regions
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.settings import change, changed_here
 from fxopt.torch_internals import patches
@@ -12,7 +13,7 @@ from fxopt.torch_internals.fake_tensors import quieten
 from fxopt.torch_internals.shape_env import TraceShapeEnv
 
 
-def patch(shape_env: TraceShapeEnv) -> None:
+def patch(shape_env: TraceShapeEnv, regions: Regions) -> None:
     """Make torch as a trace needs it, until the trace ends."""
     quieten(_quiet)
     change(
@@ -20,7 +21,8 @@ def patch(shape_env: TraceShapeEnv) -> None:
             patches.no_tensor_meta(),
             patches.contiguous_unasked(),
             patches.overlap_unasked(),
-            patches.no_autograd_functions(_loses_backward),
+            patches.no_autograd_functions(_loses_backward, regions.reentrant),
+            patches.checkpoints(regions.region),
             patches.no_seeds(_sets_seed),
             patches.symbolic_len(shape_env),
             patches.OBLIVIOUS,

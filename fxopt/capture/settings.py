@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from fxopt.autocast import autocast_state, set_autocast
 from fxopt.locks import in_child
 from fxopt.torch_internals.modes import Modes, dispatch_keys_kept
 
@@ -65,12 +66,13 @@ class _Settings:
         self.random = torch.random.get_rng_state()
         self._modes = Modes()
         self._changes = changed_here()
-        self._autocast_cache = torch.is_autocast_cache_enabled()
+        self._autocast, self._autocast_cache = autocast_state(), torch.is_autocast_cache_enabled()
 
     def restore(self) -> None:
         while changed_here() > self._changes:
             _put_back_last(_changes[threading.get_ident()])
         self._modes.restore()
+        set_autocast(self._autocast)
         torch.set_autocast_cache_enabled(self._autocast_cache)
 
 

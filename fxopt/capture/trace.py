@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from fxopt.capture.casts import casts_of
+from fxopt.capture.checkpointed import Regions
 from fxopt.capture.decided import keep_decisions
 from fxopt.capture.errors import Busy, CaptureError
 from fxopt.capture.forms import Forms
@@ -30,7 +32,12 @@ from fxopt.findings import Place
 from fxopt.locks import WAIT, lock
 from fxopt.shape.memory import Memory
 from fxopt.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
-from fxopt.torch_internals.modes import is_functorch_wrapped_tensor, modes_of_this_thread, no_function_modes
+from fxopt.torch_internals.modes import (
+    is_any_autocast_enabled,
+    is_functorch_wrapped_tensor,
+    modes_of_this_thread,
+    no_function_modes,
+)
 from fxopt.torch_internals.shape_env import TraceShapeEnv
 from fxopt.torch_internals.slices import slices_have_terms
 from fxopt.torch_internals.storage import set_version
@@ -117,6 +124,9 @@ class _ProxyMode(ProxyTorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.switched |= torch.is_inference_mode_enabled() != self._inference
+        if is_any_autocast_enabled() and (cast := casts_of(func, args, kwargs or {})) is not None:
+            with self:  # records them
+                return cast(*args, **(kwargs or {}))
         if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
             raise CaptureError("draws from a generator, which a graph would not seed again")
         if func._schema.is_mutable:
@@ -218,9 +228,10 @@ def trace(
     tracer = Tracer(places, known, Memory())
     shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
     proofs = Proofs(tracer)
+    regions = Regions(tracer)
     functions, recording = FunctionMode(tracer, proofs), _ProxyMode(tracer, shape_env, proofs)
     with printing(refuse_to_print):
-        patch(shape_env)
+        patch(shape_env, regions)
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
             record(tensor, proxy, tracer)
@@ -234,13 +245,13 @@ def trace(
         finally:
             tracer.put_back()
         tracer.create_node("output", "output", (tracer.create_arg(outputs),), {})
-    if functions.autocast is not None:
-        raise CaptureError("uses autocast", functions.autocast)
     if recording.switched:
         raise CaptureError("switches inference mode, which a graph does not keep")
     refuse_transforms(tracer.graph)
     keep_decisions(tracer.graph, shape_env.decided)
-    return graph_module(tracer), functions.asked
+    module = graph_module(tracer)
+    regions.cut(module)
+    return module, functions.asked
 
 
 def _proxy_of(value: Any, tracer: Tracer) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fxopt.torch_internals.modes import function_modes, is_any_autocast_enabled
+from fxopt.autocast import autocast_state
+from fxopt.torch_internals.modes import function_modes
 
 
 def ambient() -> tuple:
@@ -15,12 +16,7 @@ def ambient() -> tuple:
     return (
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
-        _autocast() if is_any_autocast_enabled() else None,
+        autocast_state(),
         torch.get_default_device() if function_modes() else None,
         torch.distributed.is_available() and torch.distributed.is_initialized(),  # what a forward may ask, too
     )
-
-
-def _autocast() -> tuple:
-    devices = ("cpu", "cuda")
-    return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)

@@ -100,9 +100,12 @@ class Traced:
 
 
 def traced_view(entry: Entry) -> Traced | None:
-    """None for what Dynamo would not see change: settings in objects and containers, other devices' autocast."""
+    """None for what Dynamo would not see change: settings in objects and containers, other devices' autocast; and for
+    checkpointed regions, which Dynamo knows from the original forward."""
     executable = entry.executable
     if executable is None or executable.graph is None or entry.ambient[2:] != (None, None):
+        return None
+    if any(hasattr(child, "checkpointed") for child in executable.graph.children()):
         return None
     if executable.capture.leaves or not all(isinstance(t, Tensor) for t in _outputs(executable.graph)):
         return None

@@ -167,8 +167,10 @@ def _edited(graph: fx.Graph, nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 def _may_fail(node: fx.Node, module: fx.GraphModule) -> bool:
     """Whether a call may raise because of its data: an id, a condition, a size that data decide."""
+    if node.op == "call_module":
+        return _leaf(node, module) is not None or hasattr(module.get_submodule(str(node.target)), "checkpointed")
     if node.op != "call_function":
-        return _leaf(node, module) is not None
+        return False
     if not isinstance(node.target, torch._ops.OpOverload):
         return getattr(node.target, "__module__", "") not in ("_operator", "math", "torch._C")
     name = node.target.overloadpacket.__name__

@@ -12,11 +12,12 @@ from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 from torch._C import _len_torch_function_stack as function_modes
 from torch._C import _PreserveDispatchKeyGuard as dispatch_keys_kept
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
-from torch.amp.autocast_mode import _enter_autocast as enter_autocast
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes
 
+AUTOCAST = (_enter_autocast, _exit_autocast)  # what torch.autocast tells a tracer
 _KEYS = tuple(_C._TorchDispatchModeKey.__members__.values())
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
 from torch import _addmm_activation as addmm_activation
 from torch import _foreach_zero_ as foreach_zero_
 from torch import _softmax_backward_data as softmax_backward
@@ -12,3 +17,8 @@ from torch._C import parse_schema
 from torch.library import Library
 
 destroy = Library._destroy  # takes back all that a library has defined
+
+
+def redispatched(operator: torch._ops.OpOverload, key: str) -> Callable[..., Any]:
+    """The kernel that an operator has for this dispatch key."""
+    return functools.partial(operator.redispatch, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import builtins
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.fx.experimental._config as shape_config
 import torch.fx.experimental.proxy_tensor as proxy_tensor
+import torch.utils.checkpoint as checkpoint
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fxopt.torch_internals.shape_env import TraceShapeEnv
@@ -59,16 +61,36 @@ def _has_strides_of_0(tensor: torch.Tensor) -> bool:
     return any(isinstance(stride, int) and stride == 0 for stride in tensor.stride())
 
 
-def no_autograd_functions(error: Callable[[str], Exception]) -> Change:
-    """An autograd.Function would be inlined, and its backward lost: it raises `error`, which is told its name."""
+def no_autograd_functions(error: Callable[[str], Exception], reentrant: Callable[..., Any]) -> Change:
+    """An autograd.Function would be inlined, and its backward lost: it raises `error`, which is told its name. That of
+    checkpoint(use_reentrant=True) is `reentrant(function, preserve_rng_state, *args)` instead."""
     apply, here = torch.autograd.Function.__dict__["apply"], threading.get_ident()
 
     def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == here and torch.is_grad_enabled():
+            if cls is checkpoint.CheckpointFunction:
+                return reentrant(*args, **kwargs)
             raise error(cls.__name__)
         return apply.__get__(None, cls)(*args, **kwargs)
 
     return torch.autograd.Function, "apply", classmethod(refuse)
+
+
+def checkpoints(region: Callable[..., AbstractContextManager]) -> Change:
+    """checkpoint(use_reentrant=False) runs its function between the steps of this generator: within a `region`."""
+    original, here = checkpoint._checkpoint_without_reentrant_generator, threading.get_ident()
+
+    def generator(fn: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        if threading.get_ident() != here or not torch.is_grad_enabled():
+            yield from original(fn, *args, **kwargs)
+            return
+        preserve_rng_state, context_fn, determinism_check, debug, early_stop = args[:5]
+        plain = context_fn is checkpoint.noop_context_fn and not debug
+        options = {"preserve_rng_state": preserve_rng_state, "determinism_check": determinism_check}
+        with region(plain=plain, early_stop=early_stop, **options):
+            yield
+
+    return checkpoint, "_checkpoint_without_reentrant_generator", generator
 
 
 def no_seeds(error: Callable[[], Exception]) -> Change:

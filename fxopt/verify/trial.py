@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fxopt import trees
+from fxopt.autocast import Autocast
 from fxopt.capture import LeafCall
 from fxopt.capture.effects import stores_of
 from fxopt.capture.errors import is_passing
@@ -76,7 +77,7 @@ class Setting:
         def after(tensor: Tensor, number: int) -> Tensor | None:
             return look.value(tensor) if number in self.written or look.writes(tensor) else None
 
-        with look:
+        with look, Autocast(self.capture.autocast):
             trial = self._run(
                 lambda: type(copy.root).forward(copy.root, *args, **kwargs), [*state, *inputs], after, model
             )

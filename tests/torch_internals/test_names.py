@@ -22,14 +22,13 @@ ROOMS = sorted(path.stem for path in (PACKAGE / "torch_internals").glob("[!_]*.p
 
 def exists(name: str) -> bool:
     """Whether a dotted name leads to a module of torch, or to what one holds."""
-    parts, held = name.split("."), torch
+    parts = name.split(".")
+    held: Any = torch
     for count, part in enumerate(parts[1:], 2):
-        if not hasattr(held, part):
-            try:
-                importlib.import_module(".".join(parts[:count]))
-            except ImportError:
-                return False
-        held = getattr(held, part)
+        try:
+            held = getattr(held, part) if hasattr(held, part) else importlib.import_module(".".join(parts[:count]))
+        except ImportError:
+            return False
     return True
 
 

@@ -14,6 +14,7 @@ from fxopt.torch_internals.operators import (
     foreach_zero_,
     has_kernel,
     nn_bindings,
+    redispatched,
     softmax_backward,
 )
 
@@ -61,3 +62,11 @@ def test_operators_without_a_public_name() -> None:
     )
     foreach_zero_([x])
     assert not x.any()
+
+
+def test_kernels_of_a_key_are_called_by_themselves() -> None:
+    x = torch.randn(3, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = redispatched(torch.ops.aten.mm.default, "AutocastCPU")(x, x)
+    assert found.dtype == torch.bfloat16, "the autocast kernel of mm casts nothing: fxopt/capture/casts.py"
+    assert not has_kernel("aten::add.Tensor", "AutocastCPU"), "add is cast on the CPU: fxopt/capture/casts.py"

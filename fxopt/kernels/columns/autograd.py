@@ -20,7 +20,7 @@ from fxopt.torch_internals.modes import no_dispatch_modes
 from fxopt.torch_internals.operators import has_kernel
 
 from .. import gradients
-from . import cuda, reference, row_gradients
+from . import cuda, in_backward, reference, row_gradients
 from .cuda import backward as cuda_backward
 from .encode import encode, plan_of
 from .plan import Column, Op, Plan
@@ -84,7 +84,10 @@ def backward(ctx: Any, grads: list[Any]) -> tuple[list[Tensor | None], list[Tens
         found = _by_reference(flowing, chosen, tensors, tables, needs_tensors, needs_tables)
         return found[: len(tensors)], found[len(tensors) :], None
     by_kernel = tuple(_kernel_of(table) if need else "" for need, table in zip(needs_tables, tables, strict=True))
-    touched = tuple(bool(device) and row_gradients.sparse(t) for t, device in zip(tables, by_kernel, strict=True))
+    touched = tuple(
+        bool(device) and (row_gradients.sparse(table) or in_backward.take(table))
+        for table, device in zip(tables, by_kernel, strict=True)
+    )
     flows = tuple(grad is not None for grad in grads)
     split = _split(plan, tuple(map(bool, needs_tensors)), tuple(map(bool, needs_tables)), by_kernel, touched, flows)
     tensor_grads: list[Tensor | None] = [None] * len(tensors)

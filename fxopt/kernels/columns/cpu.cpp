@@ -100,7 +100,12 @@ std::vector<Tensor> columns_backward(
   std::vector<char*> data;
   for (int64_t t = 0; t < backward.call.n_tables; t++) {
     const Array& table = backward.call.tables[t];
-    data.push_back(backward.request.output({table.sizes[0], table.sizes[1]}, table.dtype));
+    if (starts_as_zeros(table)) {
+      backward.results.tensors.push_back(zeros_like(table));
+      data.push_back(static_cast<char*>(backward.results.tensors.back().data_ptr()));
+    } else {
+      data.push_back(backward.request.output({table.sizes[0], table.sizes[1]}, table.dtype));
+    }
   }
   Error error;
   scatter_all(backward.call, *chosen, data, error);

@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "call.h"
+#include "zeros.h"
 
 namespace fxopt {
 
 inline void scatter_range(
     const Call& call, const Kernels& kernels, const std::vector<int>& columns, char* out, const Array& table, int64_t begin, int64_t end, Error& error) {
   const int64_t row_bytes = table.sizes[1] * (table.dtype == kDouble ? 8 : 4);
-  memset(out + begin * row_bytes, 0, (end - begin) * row_bytes);
+  if (!starts_as_zeros(table)) memset(out + begin * row_bytes, 0, (end - begin) * row_bytes);
   for (int column : columns)
     if (!kernels.run_scatter(call, column, out, begin, end, error)) return;
 }

@@ -38,3 +38,14 @@ def row_gradients(grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Se
         torch.sparse_coo_tensor(rows, values, table.shape, is_coalesced=True, check_invariants=False)
         for table, rows, values in zip(tables, found[::2], found[1::2], strict=True)
     ]
+
+
+def rows_of(grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of a gradient, int64 [n] and growing, and theirs [n, D]."""
+    if grad.layout is torch.strided:
+        rows = (grad != 0).any(1).nonzero().view(-1)
+        return rows, grad[rows]
+    rows = grad._indices()[0]
+    if not grad.is_coalesced() and not bool((rows[1:] > rows[:-1]).all()):  # autograd forgets that it was
+        grad = grad.coalesce()
+    return grad._indices()[0], grad._values()

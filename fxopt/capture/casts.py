@@ -1,0 +1,35 @@
+"""The casts of torch.autocast, as operators of the graph: torch's own kernels say them, call by call.
+
+A traced operator arrives before autocast has seen it. Here its autocast kernel runs on the traced tensors, with the
+trace watching: it casts them, and calls the operator again, this time beyond autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from fxopt.torch_internals.operators import has_kernel, redispatched
+
+aten = torch.ops.aten
+_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+# They have no autocast kernel, and call products that have one.
+_PRODUCTS = frozenset(
+    {aten.einsum.default, aten.tensordot.default, aten.inner.default, aten.bilinear.default, aten.chain_matmul.default}
+)
+
+
+def casts_of(func: Any, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+    """`func` through autocast; None where autocast leaves it alone."""
+    devices = {value.device.type for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)}
+    for device in sorted(devices & _KEYS.keys(), reverse=True):  # as the dispatcher has it: CUDA's before the CPU's
+        if not torch.is_autocast_enabled(device):
+            continue
+        if has_kernel(func.name(), _KEYS[device]):
+            return redispatched(func, _KEYS[device])
+        if func in _PRODUCTS:
+            return func.decompose
+    return None

@@ -1,0 +1,168 @@
+"""Regions under torch.utils.checkpoint stay checkpointed, and all around them is optimized."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import profile
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+import fxopt
+from fxopt.runtime import dispatcher_of
+
+WIDE = 48
+
+
+class Net(nn.Module):
+    """Lookups in front of a block, which `around` runs."""
+
+    def __init__(self, around: Callable[[Any, Tensor], Tensor], block: nn.Module | None = None) -> None:
+        super().__init__()
+        self.around = around
+        self.tables = nn.ModuleList(nn.EmbeddingBag(40, WIDE // 3, mode="sum") for _ in range(3))
+        self.block = block or layers()
+        self.out = nn.Linear(WIDE, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.around(self, torch.cat([table(ids) for table in self.tables], 1)))
+
+
+def layers(inplace: bool = True) -> nn.Sequential:
+    pairs = [(nn.Linear(WIDE, WIDE), nn.ReLU(inplace)) for _ in range(4)]
+    return nn.Sequential(*(layer for pair in pairs for layer in pair), nn.Dropout(0.4))
+
+
+def module(net: Net, x: Tensor) -> Tensor:
+    return checkpoint(net.block, x, use_reentrant=False)
+
+
+def reentrant(net: Net, x: Tensor) -> Tensor:
+    return checkpoint(net.block, x, use_reentrant=True)
+
+
+def closure(net: Net, x: Tensor) -> Tensor:
+    def run(values: Tensor, scale: float) -> tuple[Tensor, Tensor, int]:
+        mixed = values + x * scale
+        return net.block(mixed) + 1, mixed.mean(1, keepdim=True), mixed.shape[0]
+
+    y, mean, rows = checkpoint(run, x, 0.5, use_reentrant=False, preserve_rng_state=True)
+    return y * mean + rows
+
+
+def nested(net: Net, x: Tensor) -> Tensor:
+    def run(values: Tensor) -> Tensor:
+        return checkpoint(net.block, values.tanh(), use_reentrant=False) * 2
+
+    return checkpoint(run, x, use_reentrant=False)
+
+
+def sequential(net: Net, x: Tensor) -> Tensor:
+    return checkpoint_sequential(net.block, 3, x, use_reentrant=False)
+
+
+def without_gradient(net: Net, x: Tensor) -> Tensor:
+    return checkpoint(net.block, x.detach(), use_reentrant=True) + x
+
+
+def two(around: Callable, *block: nn.Module) -> tuple[Net, Net, nn.Module]:
+    torch.manual_seed(0)
+    eager = Net(around, *copy.deepcopy(block))
+    model = copy.deepcopy(eager)
+    return eager, model, fxopt.optimize(model)
+
+
+def same_step(eager: nn.Module, optimized: nn.Module, ids: Tensor) -> None:
+    outputs = []
+    for each in (eager, optimized):
+        each.zero_grad()
+        torch.manual_seed(1)
+        outputs.append(each(ids))
+        outputs[-1].square().sum().backward()
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-4)
+    for (name, mine), theirs in zip(optimized.named_parameters(), eager.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None), name
+        if mine.grad is not None:
+            size = theirs.grad.abs().max().clamp(min=1.0)
+            torch.testing.assert_close(mine.grad / size, theirs.grad / size, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def held(model: nn.Module, ids: Tensor) -> int:
+    """Bytes that a forward leaves allocated, while its result waits for backward."""
+    with profile(profile_memory=True) as seen:
+        result = model(ids)
+    del result
+    return sum(event.self_cpu_memory_usage for event in seen.key_averages())
+
+
+@pytest.mark.parametrize("around", [module, reentrant, closure, nested, sequential, without_gradient])
+def test_regions_stay_checkpointed(around: Callable) -> None:
+    eager, _, optimized = two(around, *([layers(inplace=False)] if around is sequential else []))
+    for rows in (64, 1, 0, 17):
+        same_step(eager, optimized, torch.randint(0, 40, (rows, 3)))
+    ids = torch.randint(0, 40, (256, 3))
+    mine, theirs = held(optimized, ids), held(eager, ids)
+    assert mine <= 1.05 * theirs, f"{mine} bytes are held for backward, and {theirs} in eager"
+    (entry,) = dispatcher_of(optimized).entries
+    assert entry.executable is not None
+    report = " ".join(str(fxopt.report(optimized)).split())
+    assert "embedding_columns" in report
+    assert ("runs under torch.utils.checkpoint" in report) == (around is not without_gradient)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized.eval()(ids), eager.eval()(ids), rtol=1e-4, atol=1e-4)
+
+
+class Counts(nn.Module):
+    """A block with statistics, which each run of it updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(WIDE, WIDE), nn.BatchNorm1d(WIDE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDE, WIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if float(x.detach().sum()) > -1e9 else x
+
+
+class Inner(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("block", [Counts(), Branches()])
+def test_a_region_that_no_graph_can_hold_runs_as_it_is(block: nn.Module) -> None:
+    eager, model, optimized = two(lambda net, x: net.block(x), Inner(block))
+    for rows in (16, 7):
+        same_step(eager, optimized, torch.randint(0, 40, (rows, 3)))
+    for (name, mine), theirs in zip(model.named_buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs, msg=name)
+    (found,) = {leaf.path for entry in dispatcher_of(optimized).entries for leaf in entry.executable.capture.leaves}
+    assert found.startswith("block")
+    ids = torch.randint(0, 40, (256, 3))
+    assert held(optimized, ids) <= 1.05 * held(eager, ids)
+
+
+def test_errors_inside_are_eagers() -> None:
+    def lookup(net: Net, x: Tensor) -> Tensor:
+        return checkpoint(lambda v: v + net.tables[0].weight[(v[:, 0] * 0 + 41).long()].sum(), x, use_reentrant=False)
+
+    _, _, optimized = two(lookup)
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            optimized(torch.randint(0, 40, (5, 3)))
