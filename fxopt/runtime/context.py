@@ -18,5 +18,4 @@ def ambient() -> tuple:
         torch.get_default_dtype(),
         autocast_state(),
         torch.get_default_device() if function_modes() else None,
-        torch.distributed.is_available() and torch.distributed.is_initialized(),  # what a forward may ask, too
     )

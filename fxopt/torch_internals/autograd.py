@@ -13,6 +13,11 @@ from torch.utils.checkpoint import _StopRecomputationError as StopRecomputation
 hooks_of = Tensor._backward_hooks.__get__  # type: ignore[union-attr]  # what Tensor.register_hook adds to
 
 
+def hooks_on_saved_tensors() -> object:
+    """The innermost saved_tensors_hooks of the moment, None without; torch.utils.checkpoint works by them."""
+    return _autograd._top_saved_tensors_default_hooks(False)
+
+
 @contextmanager
 def saving_as_usual() -> Iterator[None]:
     """Without the caller's saved_tensors_hooks: torch.utils.checkpoint counts what is saved for its backward, which

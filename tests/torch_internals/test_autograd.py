@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from fxopt.torch_internals.autograd import (
     StopRecomputation,
     hooks_of,
+    hooks_on_saved_tensors,
     saving_as_usual,
     set_grad_enabled,
 )
@@ -24,6 +25,14 @@ def test_hooks_on_saved_tensors_are_lifted_for_a_while() -> None:
         assert not saved, "_pop_saved_tensors_default_hooks: torch.utils.checkpoint miscounts what a capture saves"
         x.exp()
     assert len(saved) == 1, "_push_saved_tensors_default_hooks: the caller's hooks are gone after a call of fxopt"
+
+
+def test_hooks_on_saved_tensors_are_seen() -> None:
+    seen = []
+    checkpoint(lambda x: seen.append(hooks_on_saved_tensors()) or x.exp(), torch.ones(2), use_reentrant=False)
+    assert hooks_on_saved_tensors() is None and seen[0] is not None, (
+        "_top_saved_tensors_default_hooks: a checkpoint around a part would be lost (fxopt/runtime/sharded/trace.py)"
+    )
 
 
 def test_hooks_on_tensors_are_seen() -> None:

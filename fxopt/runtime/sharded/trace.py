@@ -24,6 +24,7 @@ from fxopt.runtime.context import ambient
 from fxopt.runtime.flatten import is_constant
 from fxopt.runtime.sharded.division import Division, StandIn
 from fxopt.runtime.watch import Watch
+from fxopt.torch_internals.autograd import hooks_on_saved_tensors
 from fxopt.torch_internals.modes import no_dispatch_modes
 
 _ANSWERS = (type(None), bool, str)  # what a forward may decide by: watched, and no proxy
@@ -85,7 +86,7 @@ class _Tracer(GraphAppendingTracer):
         super().__init__(hosts.graph)
         self.hosts = hosts
         self.origins: dict[fx.Node, tuple[int | str, ...]] = {}
-        self._ambient = ambient()
+        self._modes = ambient(), hooks_on_saved_tensors()
 
     def argument(self, where: int | str, value: Any) -> Any:
         if is_constant(value):
@@ -102,8 +103,8 @@ class _Tracer(GraphAppendingTracer):
         return _Value(node, self)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        if ambient() != self._ambient:
-            raise NotTraced("its forward switches gradients, autocast or another mode")
+        if (ambient(), hooks_on_saved_tensors()) != self._modes:
+            raise NotTraced("its forward switches gradients, autocast, checkpointing or another mode")
         return super().create_node(*args, **kwargs)
 
 
