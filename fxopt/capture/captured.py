@@ -25,6 +25,7 @@ class Capture:
     state: the parameters and buffers it reads; inputs: every tensor leaf of (args, kwargs); constants: the other
         leaves, (index, value), which the graph has baked in; in_spec, out_spec: pytree specs;
     firsts: for each input the place of the first one that was the same object;
+    filled: attributes of the arguments that the forward assigns; out_spec is then that of (result, their values);
     guards: what must hold of the input sizes; leaves: submodules that stay opaque.
     """
 
@@ -39,3 +40,4 @@ class Capture:
     fake_mode: FakeTensorMode
     shape_env: ShapeEnv
     firsts: tuple[int, ...]
+    filled: tuple[pytree.KeyPath, ...] = ()
