@@ -4,6 +4,7 @@ objects behind attributes, globals and closures. Bounded: what lies deeper than 
 
 from __future__ import annotations
 
+import dataclasses
 import dis
 import functools
 import itertools
@@ -109,6 +110,7 @@ class Code:
     functions: dict[int, types.FunctionType] = field(default_factory=dict)
     classes: dict[type, None] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
+    _constructed: dict[type, None] = field(default_factory=dict)
 
     @classmethod
     def behind(cls, roots: Iterable[Any], without: Iterable[nn.Module] = ()) -> Code:
@@ -138,15 +140,19 @@ class Code:
             named = [where[name] for _, where, name in named_by(function)]
             pending += functions_in(named)
             for base in (base for value in named if isinstance(value, type) for base in _user_classes(value)):
-                if base not in self.classes:
-                    self.classes[base] = None
+                if base not in self._constructed:
+                    self.classes[base] = self._constructed[base] = None
                     pending += self._methods([base], self.names)
 
-    @staticmethod
-    def _methods(classes: Iterable[type], names: set[str] | frozenset[str]) -> list[types.FunctionType]:
-        """What is called by its name, and what Python calls by itself."""
+    def _methods(self, classes: Iterable[type], names: set[str] | frozenset[str]) -> list[types.FunctionType]:
+        """What is called by its name, and what Python calls by itself. Modules and settings are there already: what
+        their __init__ reads counts only where a function names their class."""
         asked = names | {"__init__", "__call__", "__getattr__", "__getitem__", "__len__", "__bool__", "__iter__"}
-        return list(functions_in(vars(kind)[name] for kind in classes for name in asked & vars(kind).keys()))
+        found = ((kind, name) for kind in classes for name in asked & vars(kind).keys())
+        return list(functions_in(vars(kind)[name] for kind, name in found if name != "__init__" or self._is_made(kind)))
+
+    def _is_made(self, kind: type) -> bool:
+        return kind in self._constructed or not (issubclass(kind, nn.Module) or dataclasses.is_dataclass(kind))
 
 
 def named_by(function: types.FunctionType) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -7,6 +7,7 @@ wrapped on its way into a TreeSpec, and comes out of it as an instance again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,6 +77,22 @@ def map_only(kind: type, function: Any, tree: Any) -> Any:
     values, spec = flatten(tree)
     made = {id(value): function(value) for value in {id(v): v for v in values if isinstance(v, kind)}.values()}
     return unflatten([made.get(id(value), value) for value in values], spec)
+
+
+def at(tree: Any, path: pytree.KeyPath) -> Any:
+    """What stands there in a tree; keys are classes of torch's pytrees."""
+    return functools.reduce(lambda value, key: key.get(value), path, tree)  # type: ignore[attr-defined]
+
+
+def with_filled(result: Any, tree: Any, paths: Sequence[pytree.KeyPath]) -> Any:
+    """The result of a call together with what it has put into attributes of its arguments, if there are any."""
+    return (result, [at(tree, path) for path in paths]) if paths else result
+
+
+def fill(tree: Any, paths: Sequence[pytree.KeyPath], values: Sequence[Any]) -> None:
+    """Attributes of arguments get what a call has put there."""
+    for path, value in zip(paths, values, strict=True):
+        setattr(at(tree, path[:-1]), path[-1].name, value)  # type: ignore[attr-defined]
 
 
 def _with_records(tree: Any, depth: int = _DEPTH) -> Any:

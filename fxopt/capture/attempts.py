@@ -116,7 +116,7 @@ class Attempts:
     def _trace(self, shapes: Shapes, static: set[Dim], positive: set[Dim]) -> Capture:
         fakes = FakeInputs(self.inputs, shapes, static, positive)
         fakes.shape_env.symbolic_len = self.symbolic_len
-        out_spec: list[pytree.TreeSpec] = []
+        form: list[tuple[pytree.TreeSpec, tuple[pytree.KeyPath, ...]]] = []
 
         def run(tracer: Any) -> list[Any]:
             opaque.install(copy, self.model, self.trial, tracer, fakes.fake_mode)
@@ -124,9 +124,10 @@ class Attempts:
                 make_write_first(copy.at(path), path, names)
             args, kwargs = self.inputs.unflatten(fakes.tensors)
             given = trees.flatten((args, kwargs))
-            flat, spec = trees.flatten(type(copy.root).forward(copy.root, *args, **kwargs))
-            _check_containers(given, trees.flatten((args, kwargs)))
-            out_spec.append(spec)
+            result = type(copy.root).forward(copy.root, *args, **kwargs)
+            filled = tuple(_filled(given, trees.flatten_with_path((args, kwargs))))
+            flat, spec = trees.flatten(trees.with_filled(result, (args, kwargs), filled))
+            form.append((spec, filled))
             for path, names in self.stores.items():
                 for name in sorted(names):
                     record(copy.at(path), self.model.get_submodule(path), path, name, tracer)
@@ -178,7 +179,7 @@ class Attempts:
             tuple(fakes.specs),
             self.inputs.constants,
             self.inputs.spec,
-            out_spec[0],
+            form[0][0],
             guards_of(
                 fakes.shape_env,
                 fakes.sources,
@@ -191,6 +192,7 @@ class Attempts:
             fakes.shape_env,
             self.inputs.firsts,
             autocast_state(),
+            form[0][1],
         )
 
     def _answers(self, asked: set[str]) -> Iterator[str]:
@@ -230,10 +232,20 @@ def _stopped(error: Exception, places: Places) -> Stopped:
     return Stopped({path: Leaf(path, f"`{source}`: {why}" if source else why, place)})
 
 
-def _check_containers(before: tuple[list, Any], after: tuple[list, Any]) -> None:
-    """A graph gives results; it puts nothing into its caller's dicts, and takes nothing out of them."""
-    if before[1] != after[1] or any(a is not b for a, b in zip(before[0], after[0], strict=True)):
-        raise CaptureError("forward changes a dict, list or dataclass that it was given")
+def _filled(before: tuple[list, Any], after: tuple[list[tuple[pytree.KeyPath, Any]], Any]) -> list[pytree.KeyPath]:
+    """The attributes of arguments that were None and hold a tensor now (a KeyedJaggedTensor keeps its offsets).
+
+    Any other change is refused: a graph puts nothing into its caller's dicts, and takes nothing out of them.
+    """
+    pairs = list(zip(before[0], after[0], strict=False))
+    changed = [(old, path, new) for old, (path, new) in pairs if old is not new]
+    caches = all(
+        old is None and isinstance(new, torch.Tensor) and isinstance(path[-1], pytree.GetAttrKey)
+        for old, path, new in changed
+    )
+    if before[1] == after[1] and caches:
+        return [path for _, path, _ in changed]
+    raise CaptureError("forward changes a dict, list or dataclass that it was given")
 
 
 def _demand_simple(fakes: FakeInputs) -> None:

@@ -27,7 +27,8 @@ class Capture:
         leaves, (index, value), which the graph has baked in; in_spec, out_spec: pytree specs;
     firsts: for each input the place of the first one that was the same object;
     guards: what must hold of the input sizes; leaves: submodules that stay opaque;
-    autocast: what it was for the model. The graph says its casts, and runs without it.
+    autocast: what it was for the model. The graph says its casts, and runs without it;
+    filled: attributes of the arguments that the forward assigns; out_spec is then that of (result, their values).
     """
 
     graph: torch.fx.GraphModule
@@ -42,3 +43,4 @@ class Capture:
     shape_env: ShapeEnv
     firsts: tuple[int, ...]
     autocast: State | None = None
+    filled: tuple[pytree.KeyPath, ...] = ()

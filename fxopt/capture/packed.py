@@ -122,7 +122,8 @@ def _is_layout(index: Any) -> bool:
 def _has_end(part: Any) -> bool:
     """Whether an index counts from an end: 0, -1, `1:` or `:-1`."""
     if isinstance(part, slice):
-        return part.start not in (None, 0) or (isinstance(part.stop, int) and part.stop < 0)
+        first = part.start is None or (type(part.start) is int and part.start == 0)
+        return not first or (isinstance(part.stop, int) and part.stop < 0)
     return type(part) is int
 
 

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from fxopt.capture.casts import casts_of
 from fxopt.capture.checkpointed import Regions
+from fxopt.capture.data_cuts import cut_within
 from fxopt.capture.decided import keep_decisions
 from fxopt.capture.errors import Busy, CaptureError
 from fxopt.capture.forms import Forms
@@ -25,6 +26,7 @@ from fxopt.capture.places import Places
 from fxopt.capture.prints import printing
 from fxopt.capture.proofs import ITEMS, Proofs
 from fxopt.capture.recorded import graph_module, refuse_transforms
+from fxopt.capture.repairs import as_question
 from fxopt.capture.settings import kept
 from fxopt.capture.size_guards import guard_sizes
 from fxopt.capture.untouched import written
@@ -130,12 +132,16 @@ class _ProxyMode(ProxyTorchDispatchMode):
         if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
             raise CaptureError("draws from a generator, which a graph would not seed again")
         if func._schema.is_mutable:
+            if as_question(func, args, kwargs or {}, self.tracer):
+                return None
             _refuse_constants(func, args, kwargs or {})
         if func is torch.ops.aten.sym_numel.default:  # as a product of sizes
             with self:
                 return sym_numel(*args)
         if func in ITEMS and (number := self._proofs.number(args[0])) is not None:
             return number
+        if (part := cut_within(func, args, self.tracer)) is not None:
+            return part
         guard_sizes(func, args)
         if func is torch.ops.aten.contiguous.default:
             args = (self._twin(args[0]), *args[1:])

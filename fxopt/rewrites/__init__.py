@@ -21,6 +21,7 @@ from fxopt.rewrites import (
     embedding_columns,
     field_index,
     identities,
+    jagged_checks,
     k_largest,
     linear_chains,
     linear_layers,
@@ -68,6 +69,7 @@ PASSES: tuple[Rewrite, ...] = (
     repeated.REWRITE,
     # Lookups, and what is left of their surroundings.
     embedding_columns.REWRITE,
+    jagged_checks.REWRITE,
     compression.TABLES,
     dot_interaction.PARTS,
     views.OF_COLUMNS,

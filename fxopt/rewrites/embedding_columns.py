@@ -14,16 +14,16 @@ from fxopt.kernels.columns.cuda import KERNEL
 from fxopt.kernels.columns.encode import encode, plan_of
 from fxopt.kernels.columns.errors import call_of
 from fxopt.kernels.columns.op import load
-from fxopt.kernels.columns.plan import Column, Instr, Offsets, PerRow, Plan, Source
+from fxopt.kernels.columns.plan import Column, Plan, Source
 from fxopt.normalize import switches_gradients
-from fxopt.patterns.core import Match, Reject, place_of
-from fxopt.patterns.embedding_columns.collectors import REORDER_NOTHING, Collector, Output, Piece, find_collectors
-from fxopt.patterns.embedding_columns.columns import Columns, Placed
-from fxopt.patterns.embedding_columns.columns import PerRow as Value
-from fxopt.patterns.embedding_columns.layout import Layout
+from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.embedding_columns.collectors import REORDER_NOTHING, Collector, Output, find_collectors
+from fxopt.patterns.embedding_columns.columns import Columns
+from fxopt.patterns.embedding_columns.placed import Placed
 from fxopt.patterns.groups import group
+from fxopt.rewrites.columns_plan import PlanBuilder
 from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework.editor import Editor, Rejected, fake_mode_of
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import Size, same, shape_of, static
 
@@ -57,9 +57,9 @@ def replace_group(editor: Editor, match: Match) -> Replacement:
     editor.hoist_for(match.bound["reads"], match.bound["aliases"])
     slots = _slots(collectors, match.bound["aliases"])
     outputs = list({slot: output for output, slot in slots}.values())
-    builder = _PlanBuilder()
-    plan = replace(builder.plan(outputs), bad_ids=editor.config.bad_ids)
+    builder = PlanBuilder(editor)
     load()
+    plan = replace(builder.plan(outputs), bad_ids=editor.config.bad_ids)
     editor.needs(KERNEL)
     call = editor.call(
         torch.ops.fxopt.columns.default,
@@ -120,87 +120,10 @@ def _sources(column: Column) -> list[Source]:
     return [source for source in sources if source is not None]
 
 
-class _PlanBuilder:
-    """Numbers the tensors and tables of a call as its columns are written down."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[Node, int] = {}
-        self.tables: dict[Node, int] = {}
-
-    def plan(self, outputs: list[Output]) -> Plan:
-        columns = [self._column(piece, index) for index, output in enumerate(outputs) for piece in output.pieces]
-        named = tuple(replace(column, name=f"column {index} ({column.name})") for index, column in enumerate(columns))
-        dtypes = tuple(str(output.dtype).removeprefix("torch.") for output in outputs)
-        return Plan(named, tuple(output.width for output in outputs), dtypes)
-
-    def _column(self, piece: Piece, output: int) -> Column:
-        if isinstance(piece.placed, Layout):
-            return Column(self._source(piece.placed), None, output, piece.offset, add=piece.add, name="copy")
-        placed = piece.placed
-        lookup, pooled = placed.column.lookup, placed.column.pooled
-        masking = pooled.masking if pooled else None
-        table = self.tables.setdefault(lookup.table, len(self.tables))
-        return Column(
-            source=self._source(placed.ids),
-            table=table,
-            output=output,
-            offset=piece.offset,
-            program=tuple(self._instruction(step.instr, step.operand) for step in placed.ids.value.program),
-            pool=placed.column.mode,
-            bag=self._offsets(placed),
-            weights=self._source(placed.weights) if placed.weights else None,
-            padding=lookup.padding if lookup.bag else None,
-            frozen=None if lookup.bag else lookup.padding,
-            divisor=self._per_row(placed.divisor),
-            lengths=self._per_row(placed.lengths),
-            masked=masking.how if masking else "scaled",
-            masked_value=masking.value if masking else 0.0,
-            shared_grad=pooled is not None and pooled.shared_grad,
-            empty_nan=pooled is not None and pooled.mode == "mean",
-            wrap_negative=lookup.wrap_negative,
-            add=piece.add,
-            runtime_error=lookup.runtime_error,
-            name=place_of(lookup.anchor).module or lookup.anchor.name,
-            table_name=_table_name(lookup.table),
-        )
-
-    def _number(self, node: Node) -> int:
-        return self.tensors.setdefault(node, len(self.tensors))
-
-    def _source(self, layout: Layout) -> Source:
-        lane = layout.lane
-        return Source(
-            tensor=self._number(layout.value.base),
-            rows=tuple(part.dim for part in layout.rows),
-            lane=lane.dim if lane else None,
-            start=lane.start if lane else 0,
-            length=None if lane is None else static(lane.size),
-            fixed=layout.fixed,
-        )
-
-    def _per_row(self, value: Value | None) -> PerRow | None:
-        if value is None:
-            return None
-        source = None if value.layout is None else self._source(value.layout)
-        return PerRow(source, tuple(self._instruction(step.instr, step.operand) for step in value.steps))
-
-    def _instruction(self, instruction: Instr, operand: Node | None) -> Instr:
-        return instruction if operand is None else replace(instruction, tensor=self._number(operand))
-
-    def _offsets(self, placed: Placed) -> Offsets | None:
-        bag = placed.column.lookup.bag
-        if bag is None or bag.offsets is None:
-            return None
-        return Offsets(self._number(bag.offsets), bag.include_last)
-
-
-def _table_name(table: Node) -> str:
-    slot = table.meta.get("state")
-    return f"{slot.module}.{slot.name}".lstrip(".") if slot is not None else table.name
-
-
 def _shaped(editor: Editor, call: Node, index: int, output: Output) -> Node:
     """The call's output [rows, width] in the shape its users expect."""
+    if output.counted:
+        return editor.known(_of_shape(editor, output), operator.getitem, call, index)
     flat = editor.call(operator.getitem, call, index)
     if len(output.shape) == 2 and len(output.rows) == 1:
         return flat
@@ -208,6 +131,12 @@ def _shaped(editor: Editor, call: Node, index: int, output: Output) -> Node:
     if known.count(None) == 1 and 0 not in known:  # of bags with offsets of B + 1, no input need have the size B
         return editor.call(aten.view.default, flat, [-1 if size is None else size for size in known])
     return editor.call(aten.view.default, flat, [_size(editor, output, size) for size in output.shape])
+
+
+def _of_shape(editor: Editor, output: Output) -> torch.Tensor:
+    """A row for each id of a feature: as many as the model itself has counted."""
+    with fake_mode_of(editor.module):
+        return torch.empty(output.shape, dtype=output.dtype, device="cpu")  # elsewhere nothing is counted
 
 
 def _size(editor: Editor, output: Output, size: Size) -> int | Node:

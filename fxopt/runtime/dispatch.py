@@ -238,7 +238,7 @@ class Dispatcher:
         except Exception as error:
             failure = error
         else:
-            return entry.rebuild(flat)
+            return entry.result(flat, args, kwargs)
         return self._recover(entry, failure, eager, args, kwargs)
 
     def _recover(self, entry: Entry, error: Exception, eager: Callable, args: tuple, kwargs: dict) -> Any:

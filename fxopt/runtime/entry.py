@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from fxopt import trees
 from fxopt.findings import Findings
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.flatten import rebuilder
@@ -38,6 +39,15 @@ class Entry:
             self.run = self.executable.run
             self.rebuild = rebuilder(self.executable.capture.out_spec)
         self.traced = traced_view(self)
+
+    def result(self, flat: Sequence[Any], args: tuple, kwargs: dict) -> Any:
+        """The model's result from the graph's, whose further values go into the arguments."""
+        filled = self.executable.capture.filled  # type: ignore[union-attr]
+        if not filled:
+            return self.rebuild(flat)
+        result, values = self.rebuild(flat)
+        trees.fill((args, kwargs), filled, values)
+        return result
 
     def match(self, args: tuple, kwargs: dict, now: tuple) -> Sequence[Tensor] | None:
         """State and inputs for `run`, or None when this entry does not serve the call."""

@@ -65,7 +65,7 @@ class _Flattener:
         self.constants = constants
         self.lines: list[str] = []
         self.tensors: list[str] = []
-        self.names: dict[str, Any] = {"same": same_value, "tree_flatten": pytree.tree_flatten}
+        self.names: dict[str, Any] = {"same": same_value}
         self.leaf = 0
 
     def walk(self, spec: pytree.TreeSpec, value: str) -> None:
@@ -98,10 +98,11 @@ class _Flattener:
             fields = self.name(frozenset(names))
             self.require(f"type({value}) is {self.name(made)} and vars({value}).keys() == {fields}")
             return f"({''.join(f'{value}.{name}, ' for name in names)})", spec.children()
-        self.lines.append(f"    {value}_leaves, {value}_spec = tree_flatten({value})")
-        self.require(f"{value}_spec == {self.name(spec)}")
-        leaf = pytree.tree_flatten(None)[1]
-        return f"{value}_leaves", [leaf] * spec.num_leaves
+        self.require(f"type({value}) is {self.name(kind)}")
+        children, context = f"{value}_children", f"{value}_context"
+        self.lines.append(f"    {children}, {context} = {self.name(pytree.SUPPORTED_NODES[kind].flatten_fn)}({value})")
+        self.require(f"len({children}) == {spec.num_children} and {context} == {self.name(spec.context)}")
+        return children, spec.children()
 
     def take_leaf(self, value: str) -> None:
         if self.leaf not in self.constants:
@@ -139,14 +140,14 @@ def _rebuild(spec: pytree.TreeSpec, start: int, names: dict[str, Any]) -> str:
     leaves = f"o[{start}:{start + spec.num_leaves}]"
     if kind is torch.Size:
         return f"{name(kind)}({leaves})"  # pytree makes a tuple of it
-    if kind not in (tuple, list, dict, OrderedDict, Record) and kind is not namedtuple:
-        return f"{name(spec)}.unflatten({leaves})"
     children, at = [], start
     for child in spec.children():
         children.append(_rebuild(child, at, names))
         at += child.num_leaves
     flat = all(child.is_leaf() for child in spec.children())
     values = leaves if flat else f"({''.join(child + ', ' for child in children)})"
+    if kind not in (tuple, list, dict, OrderedDict, Record) and kind is not namedtuple:
+        return f"{name(pytree.SUPPORTED_NODES[kind].unflatten_fn)}(list({values}), {name(spec.context)})"
     if kind is namedtuple:
         return f"{name(spec.context)}._make({values})"
     if kind is Record:

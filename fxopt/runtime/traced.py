@@ -107,7 +107,11 @@ def traced_view(entry: Entry) -> Traced | None:
         return None
     if any(hasattr(child, "checkpointed") for child in executable.graph.children()):
         return None
-    if executable.capture.leaves or not all(isinstance(t, Tensor) for t in _outputs(executable.graph)):
+    if (
+        executable.capture.leaves
+        or executable.capture.filled
+        or not all(isinstance(t, Tensor) for t in _outputs(executable.graph))
+    ):
         return None
     known = all(isinstance(value, (*_PLAIN, nn.Module)) for where, _, value in entry.watch.slots
                 if isinstance(where, dict))  # fmt: skip

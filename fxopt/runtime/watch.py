@@ -82,7 +82,10 @@ class Watch:
         leaves = [module for path, module in every if path in opaque or (only is not None and path not in only)]
         code = Code.behind((module for _, module in modules), without=leaves)
         slots += _named(code)
-        slots += list(_inside_records([slot for slot in slots if slot.path not in opaque], code))
+        asked = [
+            slot for slot in slots if slot.path not in opaque and (slot.kind != "attribute" or slot.key in code.names)
+        ]
+        slots += list(_inside_records(asked, code))
         assigned = {(id(vars(module)), name) for module, names in stored.items() for name in names}
         self._slots = [s for s in slots if str(s) not in ignore and (id(s.where), s.key) not in assigned]
         self._wheres = [slot.where for slot in self._slots]

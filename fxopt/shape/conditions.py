@@ -39,6 +39,21 @@ def require(condition: str, names: tuple[str, ...], *values: int | float) -> Non
         raise OtherSizes(f"expected {condition}, found {found}")
 
 
+def unless_bad(check: Callable[..., None], *given: Any) -> None:
+    """Calls `check`, which raises where data is bad.
+
+    Raises:
+        OtherSizes: it does: the call is eager's, which repairs the data.
+    """
+    try:
+        check(*given)
+    except RuntimeError as error:
+        raise OtherSizes(f"{check}: {error}") from None
+
+
+ASKED = (require, unless_bad)
+
+
 def arguments(terms: dict[sympy.Basic, None], numbers: dict[sympy.Symbol, Node]) -> tuple[Any, ...]:
     """The arguments of `require` for a conjunction; `numbers` are the nodes that give its symbols."""
     text = " and ".join(f"({PythonPrinter().doprint(term)})" for term in terms)

@@ -13,7 +13,7 @@ from fxopt.capture import Capture
 from fxopt.capture.effects import stores_of
 from fxopt.kernels.by_rows.many import looking
 from fxopt.runtime.executable import Executable
-from fxopt.shape.conditions import OtherSizes, require
+from fxopt.shape.conditions import ASKED, OtherSizes
 from fxopt.verify.budget import Reference, explains, largest_difference, rounding_of, within_budget, within_share
 from fxopt.verify.reference import double_run
 from fxopt.verify.trial import Setting, Trial, gradients, undisturbed
@@ -92,7 +92,7 @@ class Comparison:
     @property
     def served(self) -> bool:
         """Whether the capture is for these inputs; data and opaque modules may give sizes that it is not for."""
-        asks = any(node.target is require for node in self.captured.graph.graph.nodes) or self.captured.leaves
+        asks = any(node.target in ASKED for node in self.captured.graph.graph.nodes) or self.captured.leaves
         return not (asks and isinstance(self._plain.error, OtherSizes))
 
     @cached_property

@@ -75,11 +75,18 @@ class Setting:
         args, kwargs = _unflatten(self.capture, inputs)
 
         def after(tensor: Tensor, number: int) -> Tensor | None:
-            return look.value(tensor) if number in self.written or look.writes(tensor) else None
+            if number not in self.written and (not look.writes(tensor) or torch.equal(look.value(tensor), tensor)):
+                return None  # a check that would repair bad ids writes nothing where all are good
+            return look.value(tensor)
 
         with look, Autocast(self.capture.autocast):
             trial = self._run(
-                lambda: type(copy.root).forward(copy.root, *args, **kwargs), [*state, *inputs], after, model
+                lambda: trees.with_filled(
+                    type(copy.root).forward(copy.root, *args, **kwargs), (args, kwargs), self.capture.filled
+                ),
+                [*state, *inputs],
+                after,
+                model,
             )
         if trial.error is None:
             trial.keep_attributes((s.name, getattr(copy.of(s.module), s.name)) for s in stores_of(self.capture.graph))

@@ -13,6 +13,7 @@ import torch
 from fxopt.kernels.attention import op as attention
 from fxopt.kernels.attention import plan as a
 from fxopt.kernels.attention.plan import Axis
+from fxopt.kernels.columns import jagged
 from fxopt.kernels.columns import op as columns
 from fxopt.kernels.columns import reference as columns_reference
 from fxopt.kernels.columns.encode import encode as columns_encode
@@ -183,6 +184,7 @@ def _columns() -> Iterator[Call]:
         for name in ("columns_backward", "columns_row_gradients"):
             tables = made.tables if all(any(c.table == k for c in pooled) for k in range(len(made.tables))) else []
             yield Call(columns, name, (grad, made.tensors, tables, scattered), None, (3,))
+    yield Call(columns, "jagged_offsets", (torch.tensor([2, 0, 3]), [_some(5), _some(5)], True), jagged.offsets)
     pairs = tuple(Column(Source(0, fixed=((1, k),)), k % 2, 0, 4 * k) for k in range(4))
     plan = columns_encode(ColumnsPlan(pairs, (16,), ("float32",)))
     yield Call(

@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxopt.capture import capture
 from fxopt.normalize import normalize
 from fxopt.patterns.embedding_columns.index_program import IndexPrograms
+from fxopt.patterns.jagged.segments import Segments
 from fxopt.shape.aliases import Aliases, is_pure, mutates
 from fxopt.shape.sizes import product, same, static
 from fxopt.shape.views import View
@@ -97,7 +98,8 @@ def test_a_described_view_is_what_torch_computes(view: Callable[[Tensor], Tensor
     module = capture(Model(), (x,)).graph
     normalize(module)
     add = next(node for node in module.graph.nodes if node.target is aten.add.Tensor)
-    value = IndexPrograms(Aliases(module.graph)).describe(add.args[0])
+    aliases = Aliases(module.graph)
+    value = IndexPrograms(aliases, Segments(module.graph, aliases)).describe(add.args[0])
     assert value.base.op == "placeholder"
     assert torch.equal(_taken(x, value.view), view(x))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fxopt import Config, optimize
 from fxopt.rewrites import PASSES
-from tests.rewrites import attention, pointwise, products
+from tests.rewrites import attention, jagged, pointwise, products
 
 
 class Columns(nn.Module):
@@ -260,6 +260,7 @@ CATALOGUE = {
     "convolutions": Example(products.EachPosition, products.NeighbouringPositions),
     "dead_checks": Example(Guarded, GuardedTooLow),
     "embedding_columns": Example(Columns, ColumnsOnRows),
+    "jagged_checks": Example(jagged.OfRandomRows, jagged.OfOneFeature),
     "pair_attention": Example(AttentionOverPairs, AttentionWithTanh),
     "pair_sum": Example(PairSum, SumOfOtherSquares),
     "dot_interaction_parts": Example(TriangleOfTwo, Triangle),

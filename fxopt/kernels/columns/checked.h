@@ -62,7 +62,7 @@ inline void check_column(const Plan& plan, const Column& column) {
   expect_plan(!rare || extra, "a column without what few have");
   expect_plan(column.table >= 0 || (column.table == -1 && !pools), "copied values that are pooled");
   const bool plain = column.source.lane < 0 && column.source.row0 == 0 && column.source.row1 < 0;
-  expect_plan(!column.has(kHasBag) || (pools && plain && !column.has(kIsMasked) && extra->bag >= 0), "bags of another source");
+  expect_plan(!column.has(kHasBag) || (plain && !column.has(kIsMasked) && extra->bag >= 0), "bags of another source");
   expect_plan(!column.has(kIsMasked) || (pools && extra->weights.tensor < 0 && !column.has(kHasPadding)), "masked lanes");
   expect_plan(!column.has(kCounted) || column.has(kIsMasked), "a count of no lanes");
 }

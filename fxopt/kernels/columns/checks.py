@@ -17,11 +17,11 @@ def check(plan: Plan) -> None:
             raise ValueError(f"plan: column {i} copies values, so it cannot pool them")
         if column.weights and column.pool not in ("sum", "mean"):
             raise ValueError(f"plan: column {i} has weights, which pool {column.pool!r} does not take")
-        if column.bag and (column.pool == "none" or column.source.lane is not None or column.source.rows != (0,)):
-            raise ValueError(f"plan: column {i}: a bag pools a 1-D source (rows=(0,), no lane)")
+        if column.bag and (column.source.lane is not None or column.source.rows != (0,)):
+            raise ValueError(f"plan: column {i}: bags are those of a 1-D source (rows=(0,), no lane)")
         if column.is_masked:
             _check_masked(i, column)
-        if column.frozen is not None and column.bag:
+        if column.frozen is not None and column.bag and column.pool != "none":
             raise ValueError(f"plan: column {i} is a bag, which leaves padding out instead of freezing it")
         if column.divisor and column.divisor.source is None and not column.is_masked:
             raise ValueError(f"plan: column {i} divides by the number of lanes that count, and none are masked")

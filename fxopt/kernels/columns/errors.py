@@ -51,7 +51,7 @@ def explain(error: BaseException, plan: Plan) -> BadId | LateError | None:
     column = plan.columns[index]
     name = column.name or f"column {index}"
     table = f"table {column.table_name!r}" if column.table_name else f"table {column.table}"
-    single = column.bag is None and column.source.lane is None
+    single = (column.bag is None or column.pool == "none") and column.source.lane is None
     place = f"row {row}" if single else f"row {row}, position {lane}"
     kind = BadBagId if column.runtime_error else BadId
     explained = kind(f"{name}: id {value} at {place} is outside {table} with {rows} rows")

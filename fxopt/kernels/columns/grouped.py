@@ -65,7 +65,7 @@ def _classify(plan: Plan) -> _Groupings:
     for index, c in enumerate(plan.columns):
         program = tuple(replace(i, tensor=-1) if i.op == Op.BUCKETIZE else i for i in c.program)
         boundaries = [i.tensor for i in c.program if i.op == Op.BUCKETIZE]
-        simple = c.table is not None and c.source.rows == (0,) and c.source.lane is None and c.divisor is None
+        simple = c.table is not None and c.source.rows == (0,) and c.source.lane is None and not (c.divisor or c.bag)
         if simple and c.pool == "none" and all(i.op != Op.ADD_TENSOR for i in program):
             key = repr(program), c.wrap_negative  # 0.0 == -0.0, but x / 0.0 is not x / -0.0
             number = numbers.setdefault(key, len(numbers))

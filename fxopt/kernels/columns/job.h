@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 
+#include "jagged.h"
 #include "program.h"
 
 namespace fxopt::FXOPT_ISA {
@@ -46,9 +47,7 @@ struct Job {
 };
 
 inline int64_t offset_at(const Job& job, int64_t bag) {
-  const Array& o = *job.offsets;
-  const int64_t at = (job.first_bag + bag) * o.strides[0];
-  return o.dtype == kInt64 ? reinterpret_cast<const int64_t*>(o.data)[at] : reinterpret_cast<const int32_t*>(o.data)[at];
+  return integer_at(*job.offsets, job.first_bag + bag);
 }
 
 // Bag `row` of a jagged column: [begin, end) within the ids, checked.
@@ -66,13 +65,25 @@ inline bool resolve_bags(Job& job, int64_t rows, Error& error) {
   const Extra& extra = *job.extra;
   if (extra.bag >= job.call->n_tensors) return job.fail("no such offsets tensor", error);
   const Array& offsets = job.call->tensors[extra.bag];
-  if (offsets.dim != 1 || (offsets.dtype != kInt64 && offsets.dtype != kInt32))
-    return job.fail("offsets must be a 1-D tensor of int32 or int64", error);
+  if (!is_integers(offsets)) return job.fail("offsets must be a 1-D tensor of int32 or int64", error);
   if ((offsets.sizes[0] - extra.include_last) / extra.segments != rows)
     return job.fail("its offsets have another number of bags than the output has rows", error);
   job.offsets = &offsets;
   job.first_bag = extra.segment * rows;
   if (rows == 0 && offsets.sizes[0] > 0 && offset_at(job, 0) != 0) return job.fail("offsets must start at 0", error);
+  return true;
+}
+
+// The ids of a feature that is not pooled are those of a tensor that begins and ends with them.
+inline bool resolve_segment(Job& job, Error& error) {
+  const Extra& extra = *job.extra;
+  if (extra.bag >= job.call->n_tensors) return job.fail("no such offsets tensor", error);
+  int64_t begin = 0, end = 0;
+  if (!segment_of(job.call->tensors[extra.bag], extra, job.ids.rows, begin, end))
+    return job.fail("offsets must be int32 or int64, grow and stay within the ids", error);
+  View& ids = job.ids;
+  if (ids.rows > 1) ids.data += begin * ids.stride[2];
+  ids.rows = ids.n[2] = end - begin;
   return true;
 }
 
@@ -119,7 +130,9 @@ inline bool resolve(const Call& call, const Column& column, Job& job, Error& err
   job.program = {&call, &column, &job.ids, call.plan.instrs + column.program_at, column.program_size};
   job.dim = 1;
   if (!resolve(call, column, column.source, output.rows, job.ids, error)) return false;
-  if (column.has(kHasBag)) {
+  const bool segment = column.has(kHasBag) && column.pool == kNone;
+  if (segment && !resolve_segment(job, error)) return false;
+  if (column.has(kHasBag) && !segment) {
     if (!resolve_bags(job, output.rows, error)) return false;
   } else if (job.ids.rows != output.rows) {
     return error.fail(column.index, 0, "column %d has %lld rows, the output %lld", column.index, (long long)job.ids.rows, (long long)output.rows);

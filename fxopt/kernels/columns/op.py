@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,9 +15,10 @@ from fxopt.locks import lock
 from .. import entry
 from ..cache import BuildError
 from ..operators import Operator, Operators, cpu_library
-from . import autograd, cuda, grouped, reference
+from . import autograd, cuda, grouped, jagged, reference
 from .cuda import backward as cuda_backward
 from .encode import clamps, ending_with_last, plan_of
+from .plan import Plan
 
 _VECTORIZED = ("-ftree-vectorize", "-fvect-cost-model=dynamic")  # as fast as -O3 here, and a third less to compile
 _INPUTS = "Tensor[] tensors, Tensor[] tables, Tensor plan"
@@ -45,6 +46,11 @@ def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -
     if first.is_cuda and not load_cuda(first.get_device()):
         return torch.ops.fxopt.columns_in_pytorch(tensors, tables, plan)
     return torch.ops.fxopt.columns(tensors, tables, plan)
+
+
+def offsets_call_of(exact: bool) -> Callable[[Tensor, Sequence[Tensor], bool], Tensor]:
+    """:func:`.jagged.offsets`, past the dispatcher where it can be."""
+    return jagged.call_of(OPERATORS.past_dispatcher("jagged_offsets"), exact)
 
 
 def load() -> None:
@@ -86,11 +92,17 @@ def _fake(tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Ten
     device = tables[0].device if tables else tensors[0].device
     results = []
     for output, (width, dtype) in enumerate(zip(decoded.widths, decoded.dtypes, strict=True)):
-        rows = reference.rows_of(tensors, decoded, output)
+        rows = _rows(tensors, decoded, output)
         if width is None:
             width = reference.width_of(tensors, tables, decoded, output)
         results.append(torch.empty((rows, width), dtype=getattr(torch, dtype), device=device))
     return results
+
+
+def _rows(tensors: list[Tensor], plan: Plan, output: int) -> int:
+    if any(column.output == output and column.segment for column in plan.columns):
+        return torch.library.get_ctx().new_dynamic_size()  # type: ignore[return-value]
+    return reference.rows_of(tensors, plan, output)
 
 
 def _fake_backward(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
@@ -105,6 +117,7 @@ OPERATORS = Operators(
             *_FORWARD,
             facts=Facts(looks_up=True, clamps=clamps, padded=ending_with_last),
         ),
+        Operator("jagged_offsets(Tensor lengths, Tensor[] ids, bool exact) -> Tensor", jagged.offsets, jagged.fake),
         Operator(f"columns_in_pytorch({_INPUTS}) -> Tensor[]", *_FORWARD),
         Operator(
             f"columns_backward(Tensor[] grads, {_INPUTS}) -> Tensor[]",

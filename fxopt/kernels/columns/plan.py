@@ -94,6 +94,8 @@ class PerRow:
 class Offsets:
     """Jagged bags: row b holds the flat positions [o[b], o[b + 1]) of the ids (nn.EmbeddingBag's offsets).
 
+    Without pooling, the output has a row for each id of the feature, from the first of its first bag on.
+
     include_last: `tensor` has B + 1 entries; else B, and the last bag ends with the ids.
     segment / segments: the offsets of `segments` features back to back (KeyedJaggedTensor); this is feature `segment`,
     so row b reads entry segment * B + b with B = (size - include_last) / segments.
@@ -151,6 +153,11 @@ class Column:
     runtime_error: bool = False
     name: str = ""
     table_name: str = ""
+
+    @property
+    def segment(self) -> Offsets | None:
+        """Of a feature that is not pooled: which ids are its own."""
+        return self.bag if self.pool == "none" else None
 
     @property
     def is_masked(self) -> bool:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .jagged import segment_of
 from .ordered import embedding, embedding_bag
 from .plan import Column, Offsets, Plan
 from .programs import evaluate, per_row, read, source_rows
@@ -61,6 +62,9 @@ def rows_of(tensors: Sequence[Tensor], plan: Plan, output: int) -> int:
     for column in plan.columns:
         if column.output != output:
             continue
+        if column.segment:
+            ids = segment_of(tensors[column.segment.tensor], column.segment, tensors[column.source.tensor].shape[0])
+            return ids.stop - ids.start
         if column.bag:
             return bag_rows(tensors[column.bag.tensor].shape[0], column.bag)
         if column.source.rows:
@@ -97,6 +101,8 @@ def column(
     source_shape = tensors[column.source.tensor].shape
     n_ids = source_shape[0] if column.bag else rows
     v, kept = evaluate(tensors, column.program, column.source, read(tensors, column.source, n_ids))
+    if column.segment:
+        v = v[segment_of(tensors[column.segment.tensor], column.segment, n_ids)]
     if column.lengths is not None:
         counts = torch.arange(v.shape[1], device=v.device) < per_row(tensors, column.lengths, rows)
         kept = counts if kept is None else kept & counts
@@ -123,9 +129,10 @@ def _lookup(
     rows: int,
     check: int | None,
 ) -> Tensor:
-    if check is not None and not column.bag:
+    pools_bags = column.bag is not None and column.segment is None
+    if check is not None and not pools_bags:
         check_ids(check, column, ids, table.shape[0])
-    if column.bag:
+    if pools_bags:
         return _bag(tensors, table, column, ids.flatten(), rows, check)
     real = None if column.padding is None else (ids != column.padding).unsqueeze(-1)
     if column.wrap_negative:
@@ -195,8 +202,9 @@ def _bag_reduce(
 ) -> Tensor:
     if begins.shape[0] == 1:
         return table.new_zeros(0, table.shape[1])
-    # F.embedding_bag wants offsets from 0: what other features own before the first bag becomes a bag of its own.
-    offsets = F.pad(begins, (1, 0))
+    # F.embedding_bag wants offsets from 0 to the last id, or its gradients are not those of these bags alone. What
+    # other features own before the first bag, and behind the last, become bags of their own.
+    offsets = F.pad(F.pad(begins, (1, 0)), (0, 1), value=ids.shape[0])
     weighted_mean = weights is not None and column.pool == "mean"
     result = embedding_bag(
         ids,
@@ -206,7 +214,7 @@ def _bag_reduce(
         per_sample_weights=weights,
         include_last_offset=True,
         padding_idx=column.padding,
-    )[1:]
+    )[1:-1]
     if column.pool == "mean" and (weighted_mean or column.empty_nan):
         total = F.pad(kept.long().cumsum(0), (1, 0))
         count = (total[begins[1:]] - total[begins[:-1]]).unsqueeze(1)

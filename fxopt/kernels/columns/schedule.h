@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "call.h"
+#include "jagged.h"
 
 namespace fxopt {
 
@@ -51,7 +51,12 @@ inline OutputData measure(const Call& call, const Output& output) {
   const Column& column = call.plan.columns[output.measured];
   const Array& array = tensor_at(call, column.source.tensor);
   OutputData result{nullptr, 0, output.width};
-  if (column.has(kHasBag)) {
+  if (column.has(kHasBag) && column.pool == kNone) {
+    const Extra& extra = call.plan.extras[column.extra];
+    int64_t begin = 0, end = 0;
+    if (!segment_of(tensor_at(call, extra.bag), extra, size_of(array, 0), begin, end)) refused("fxopt.columns: offsets must grow and stay within the ids");
+    result.rows = end - begin;
+  } else if (column.has(kHasBag)) {
     const Extra& extra = call.plan.extras[column.extra];
     const int64_t rows = size_of(tensor_at(call, extra.bag), 0) - extra.include_last;
     if (rows < 0 || rows % extra.segments)
@@ -68,7 +73,8 @@ inline OutputData measure(const Call& call, const Output& output) {
 // Average floats read per row of a pooled or many-lane column.
 inline double row_cost(const Call& call, const Column& column, int64_t rows) {
   double ids = 1;
-  if (column.has(kHasBag)) ids = double(size_of(tensor_at(call, column.source.tensor), 0)) / double(rows);
+  if (column.has(kHasBag) && column.pool != kNone)
+    ids = double(size_of(tensor_at(call, column.source.tensor), 0)) / double(rows) / double(call.plan.extras[column.extra].segments);
   else ids = double(lanes_of(call, column.source));
   return ids * double(dim_of(call, column) + 16);
 }

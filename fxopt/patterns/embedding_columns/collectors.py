@@ -13,8 +13,9 @@ import torch
 from torch.fx import Graph, Node
 
 from fxopt.patterns.core import Reject
-from fxopt.patterns.embedding_columns.columns import Column, Columns, Placed
+from fxopt.patterns.embedding_columns.columns import Columns
 from fxopt.patterns.embedding_columns.layout import Layout
+from fxopt.patterns.embedding_columns.placed import Column, Placed
 from fxopt.shape.aliases import is_pure
 from fxopt.shape.sizes import Size, product, same, same_shape, shape_of, static, tensor_of
 from fxopt.shape.view_operators import REGROUPS
@@ -41,6 +42,12 @@ class Output:
     rows: tuple[Size, ...]
     width: int | None
     dtype: torch.dtype
+
+    @property
+    def counted(self) -> bool:
+        """Whether it has a row for each id of a feature."""
+        columns = [piece.placed.column for piece in self.pieces if isinstance(piece.placed, Placed)]
+        return any(column.lookup.segment and not column.lookup.bag for column in columns)
 
 
 @dataclass(frozen=True)

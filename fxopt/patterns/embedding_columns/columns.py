@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch.fx import Graph, Node
 
@@ -12,90 +12,20 @@ from fxopt.patterns.embedding_columns.index_program import IndexPrograms
 from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, name_of
 from fxopt.patterns.embedding_columns.layout import Layout, laid_out, split_rows
 from fxopt.patterns.embedding_columns.lookups import Lookup, find_lookup
+from fxopt.patterns.embedding_columns.placed import Column, PerRow, Placed
 from fxopt.patterns.embedding_columns.pooling import Pooled, find_pooled
+from fxopt.patterns.jagged.segments import Segment, Segments
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import Size, product, shape_of, static
 from fxopt.shape.views import View
-
-
-@dataclass(frozen=True)
-class Column:
-    """One embedding column of the graph.
-
-    rows_shape: the axes that enumerate rows; the anchor is [*rows_shape, D], with singleton axes where torch kept them.
-    """
-
-    anchor: Node
-    lookup: Lookup
-    pooled: Pooled | None
-
-    @property
-    def mode(self) -> str:
-        if self.lookup.bag is not None:
-            return self.lookup.bag.mode
-        return self.pooled.mode if self.pooled else "none"
-
-    @property
-    def rows_shape(self) -> tuple[Size, ...]:
-        if self.lookup.bag is not None:
-            return shape_of(self.lookup.anchor)[:1]
-        shape = shape_of(self.lookup.ids)
-        return shape[:-1] if self.pooled else shape
-
-    @property
-    def interior(self) -> tuple[Node, ...]:
-        """What the replacement computes too: the values no in-place edit may touch."""
-        return (self.lookup.anchor, *self.pooled.inner) if self.pooled else ()
-
-    @property
-    def dim(self) -> int:
-        dim = static(shape_of(self.lookup.table)[1])
-        assert dim is not None
-        return dim
-
-
-@dataclass(frozen=True)
-class PerRow:
-    """One value a row: `steps` on the layout's value, or where that is None on the number of lanes that count."""
-
-    layout: Layout | None
-    steps: tuple[Step, ...]
-
-    @property
-    def reads(self) -> list[Node]:
-        base = [] if self.layout is None else [self.layout.value.base]
-        return base + [step.operand for step in self.steps if step.operand is not None]
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A column with its tensors laid out for a number of rows: lane l's row lands at offset + l * D."""
-
-    column: Column
-    ids: Layout
-    width: int | None
-    weights: Layout | None = None
-    divisor: PerRow | None = None
-    lengths: PerRow | None = None
-
-    @property
-    def reads(self) -> list[Node]:
-        bag = self.column.lookup.bag
-        layouts = [read for read in (self.ids, self.weights, self.divisor, self.lengths) if read is not None]
-        offsets = [bag.offsets] if bag and bag.offsets is not None else []
-        return [self.column.lookup.table, *offsets, *(node for layout in layouts for node in layout.reads)]
-
-    @property
-    def is_plain(self) -> bool:
-        """A lookup and nothing else: one operator in torch too."""
-        return self.column.mode == "none" and not self.ids.value.program
 
 
 class Columns:
     """All columns of one graph, by anchor, and what nearly was one."""
 
     def __init__(self, graph: Graph, aliases: Aliases, inference: bool) -> None:
-        self.programs = IndexPrograms(aliases)
+        self.segments = Segments(graph, aliases)
+        self.programs = IndexPrograms(aliases, self.segments)
         self.aliases = aliases
         self.rejects: list[Reject] = []
         self.found: dict[Node, Column] = {}
@@ -129,7 +59,25 @@ class Columns:
             return Reject("its table's dim is not fixed", lookup.anchor)
         if lookup.inference_only and not self._inference:
             return Reject(f"{lookup.inference_only}; optimized where gradients are off", lookup.anchor)
-        return lookup
+        return self._of_feature(lookup)
+
+    def _of_feature(self, lookup: Lookup) -> Lookup:
+        """The lookup, of all features' tensors where all that it reads is one feature's."""
+        ids, bag = self.programs.describe(lookup.ids), lookup.bag
+        segment = self.segments.of(ids.base) if ids.view.is_base and not ids.per_lane else None
+        if segment is None or len(shape_of(segment.ids)) != 1 or self.aliases.edited(segment.lengths):
+            return lookup
+        if bag is None:  # a GPU would have to wait for the number of rows
+            return lookup if lookup.table.meta["val"].is_cuda else replace(lookup, segment=segment)
+        if bag.offsets is None or not self.segments.offsets_of(bag.offsets, segment):
+            return lookup
+        if bag.weights is None:
+            return replace(lookup, segment=segment)
+        weights = self.segments.of(bag.weights)
+        if weights is None or (weights.lengths, weights.number) != (segment.lengths, segment.number):
+            return lookup
+        segment = replace(segment, checked=tuple(dict.fromkeys((*segment.checked, *weights.checked))))
+        return replace(lookup, segment=segment, bag=replace(bag, weights=weights.ids))
 
     def _add(self, column: Column) -> None:
         pooled, bag = column.pooled, column.lookup.bag
@@ -169,6 +117,8 @@ class Columns:
 
     def _ids(self, column: Column, axes: int) -> Layout | None:
         node = column.lookup.ids
+        if column.lookup.segment is not None:
+            return self._of_segment(column.lookup.segment, self.programs.describe(node))
         if column.pooled and column.pooled.masking:
             value = column.pooled.masking.ids
             layout = laid_out(value, node, axes)
@@ -176,10 +126,20 @@ class Columns:
         value = self.programs.describe(node)
         if column.lookup.bag is None or column.lookup.bag.offsets is None:
             return laid_out(value, node, axes)
+        return self._flat(value, node)
+
+    def _flat(self, value: IndexValue, node: Node) -> Layout | None:
         layout = laid_out(value, node, 1)
         if layout is not None and (layout.value.per_lane or [part.dim for part in layout.rows] != [0]):
             layout = laid_out(_itself(node), node, 1)  # a bag's flat positions count along the first dim
         return layout
+
+    def _of_segment(self, segment: Segment, ids: IndexValue) -> Layout | None:
+        """All features' ids, with what is done to them and then to those of the segment."""
+        layout = self._flat(self.programs.describe(segment.ids), segment.ids)
+        if layout is None:
+            return None
+        return replace(layout, value=replace(layout.value, program=layout.value.program + ids.program))
 
     def _weights(self, column: Column, axes: int) -> Layout | Reject | None:
         bag = column.lookup.bag

@@ -13,6 +13,7 @@ from torch.fx import Node
 from fxopt.kernels.columns.plan import Instr, Op
 from fxopt.patterns.embedding_columns.index_steps import HANDLERS
 from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, name_of
+from fxopt.patterns.jagged.segments import Segments
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape, shape_of, tensor_of
 from fxopt.shape.view_operators import through
@@ -22,8 +23,9 @@ from fxopt.shape.views import View
 class IndexPrograms:
     """Describes the id tensors of one graph; remembers what it has seen."""
 
-    def __init__(self, aliases: Aliases) -> None:
+    def __init__(self, aliases: Aliases, segments: Segments) -> None:
         self._aliases = aliases
+        self._segments = segments
         self._seen: dict[Node, IndexValue] = {}
 
     def describe(self, node: Node) -> IndexValue:
@@ -42,7 +44,7 @@ class IndexPrograms:
         return any(map(self._aliases.edited, (node, *node.all_input_nodes)))
 
     def _step(self, node: Node) -> IndexValue | None:
-        if node.op != "call_function" or tensor_of(node) is None or self.is_edited(node):
+        if node.op != "call_function" or tensor_of(node) is None or self.is_edited(node) or self._segments.of(node):
             return None
         if (viewed := through(node)) is not None:
             value = self.describe(viewed[0])

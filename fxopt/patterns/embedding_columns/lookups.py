@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.patterns.core import Reject
+from fxopt.patterns.jagged.segments import Segment
 from fxopt.shape.calls import arguments_of
 from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
 
@@ -37,6 +38,7 @@ class Lookup:
     runtime_error: torch raises RuntimeError for an id outside the table.
     inference_only: its gradient has a form (sparse, scaled by frequency) that only eager gives.
     inside: what is computed between ids and anchor.
+    segment: the ids, and the bag's weights, are those of one feature among others.
     """
 
     anchor: Node
@@ -48,6 +50,7 @@ class Lookup:
     runtime_error: bool = False
     inference_only: str = ""
     inside: tuple[Node, ...] = ()
+    segment: Segment | None = None
 
 
 def find_lookup(node: Node) -> Lookup | Reject | None:

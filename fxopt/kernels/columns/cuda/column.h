@@ -51,6 +51,7 @@ struct Columns {
     r.out_word = resolver.words.output(column.output, output.data);
     r.out_offset = column.offset * out_size;
     r.out_stride = output.width * out_size;
+    if (column.has(kHasBag) && column.pool == kNone) fail("column %d: expected features that are pooled", column.index);
     if (!column.has(kHasBag) && ids.rows != output.rows)
       fail("column %d has %lld rows, the output %lld", column.index, (long long)ids.rows, (long long)output.rows);
     bool wide = out_dtype == kDouble;
