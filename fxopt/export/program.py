@@ -63,6 +63,8 @@ def _optimized(model: nn.Module, config: Config | None) -> nn.Module:
             config = dispatcher_of(model).config
         except TypeError:
             config = Config()
+    if config.lossy:
+        raise ExportError("a program has no compressed weights: pass Config() with the precision fp32 and no low_rank")
     return optimize(model, config=replace(config, lower="fx", cuda_graphs=False))
 
 

@@ -160,6 +160,11 @@ def test_one_tensor_for_two_inputs_is_refused() -> None:
         fxopt.export(Two(), (x, x))
 
 
+def test_compressed_weights_are_refused() -> None:
+    with pytest.raises(ExportError, match="compressed weights"):
+        fxopt.export(Small().eval(), inputs(3), config=fxopt.Config(precision="bf16"))
+
+
 @torch.no_grad()
 def test_an_attribute_that_a_forward_assigns_is_left_out_with_a_warning() -> None:
     model = Edited().eval()
