@@ -82,9 +82,8 @@ class Watch:
         leaves = [module for path, module in every if path in opaque or (only is not None and path not in only)]
         code = Code.behind((module for _, module in modules), without=leaves)
         slots += _named(code)
-        asked = [
-            slot for slot in slots if slot.path not in opaque and (slot.kind != "attribute" or slot.key in code.names)
-        ]
+        named = code.names if _COMPUTED.isdisjoint(code.names) else {slot.key for slot in slots}
+        asked = [s for s in slots if s.path not in opaque and (s.kind != "attribute" or s.key in named)]
         slots += list(_inside_records(asked, code))
         assigned = {(id(vars(module)), name) for module, names in stored.items() for name in names}
         self._slots = [s for s in slots if str(s) not in ignore and (id(s.where), s.key) not in assigned]
@@ -191,6 +190,7 @@ _OPAQUE = (
 )
 _CONTAINERS = (list, dict, set)
 _DATA = (bool, int, float, complex, str, bytes, tuple, type(None), torch.dtype, torch.device, *_CONTAINERS)
+_COMPUTED = {"getattr", "vars", "__dict__", "__getattribute__", "attrgetter"}  # for names that no code spells
 _DEPTH = 3
 _LARGE = 1000  # comparing a dict costs 20 ns an entry: of a vocabulary only the length is watched
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import operator
 from types import SimpleNamespace
 
 import numpy as np
@@ -65,6 +66,31 @@ def test_settings_as_attributes_are_watched(config):
     model.config.factors = (5,)
     assert_same(fast(x), x * 5)
     assert recorder.captures == 2
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda self: getattr(self, self.where),
+        lambda self: vars(self)[self.where],
+        lambda self: self.__dict__[self.where],
+        lambda self: operator.attrgetter(self.where)(self),
+    ],
+)
+def test_settings_under_computed_names_are_watched(read):
+    class Configured(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config, self.where = SimpleNamespace(of=SimpleNamespace(factor=2)), "config"
+
+        def forward(self, x):
+            return x * read(self).of.factor
+
+    x, model = torch.arange(3.0), Configured()
+    fast, _ = optimize(model)
+    assert_same(fast(x), x * 2)
+    model.config.of.factor = 5
+    assert_same(fast(x), x * 5)
 
 
 def test_arrays_as_attributes_are_watched():
