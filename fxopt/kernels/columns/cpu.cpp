@@ -63,10 +63,6 @@ static Request request_of(const Arguments& arguments, const Tensor& plan, Result
   return arguments.request(first, words.sizes[0], results);
 }
 
-static Tensor offsets_of(const Tensor lengths, const std::vector<Tensor> tensors, bool exact) {
-  return run_dispatched(jagged_offsets, {exact}, lengths, tensors)[0];
-}
-
 std::vector<Tensor> columns(const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan) {
   Results results;
   const Arguments arguments(tensors, tables);
@@ -137,7 +133,6 @@ FXOPT_EXPORT void fxopt_columns_run(const fxopt::Request* request) { fxopt::run(
 FXOPT_EXPORT void fxopt_jagged_offsets_run(const fxopt::Request* request) { fxopt::jagged_offsets(*request); }
 
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, m) {
-  m.impl("jagged_offsets", TORCH_BOX(&fxopt::offsets_of));
   m.impl("columns", TORCH_BOX(&fxopt::columns));
   m.impl("columns_backward", TORCH_BOX(&fxopt::columns_backward));
   m.impl("columns_row_gradients", TORCH_BOX(&fxopt::columns_row_gradients));

@@ -11,6 +11,9 @@ from torch import Tensor
 from .plan import Offsets
 
 
+SCHEMA = "jagged_offsets(Tensor lengths, Tensor[] ids, bool exact) -> Tensor"
+
+
 def offsets(lengths: Tensor, ids: Sequence[Tensor], exact: bool) -> Tensor:
     """int64 [S + 1], from 0 on, for `lengths` int32 or int64 [S].
 

@@ -23,7 +23,7 @@ from .plan import Plan
 _VECTORIZED = ("-ftree-vectorize", "-fvect-cost-model=dynamic")  # as fast as -O3 here, and a third less to compile
 _INPUTS = "Tensor[] tensors, Tensor[] tables, Tensor plan"
 _SCHEMA = f"columns({_INPUTS}) -> Tensor[]"
-KERNEL = cpu_library(Path(__file__).parent, "call.h", "tile.h", (_SCHEMA,), _VECTORIZED)
+KERNEL = cpu_library(Path(__file__).parent, "call.h", "tile.h", (_SCHEMA, jagged.SCHEMA), _VECTORIZED)
 _loading = lock()
 _cuda: dict[int, bool] = {}  # by device: whether it has a kernel, or nothing while nobody asked
 
@@ -117,7 +117,7 @@ OPERATORS = Operators(
             *_FORWARD,
             facts=Facts(looks_up=True, clamps=clamps, padded=ending_with_last),
         ),
-        Operator("jagged_offsets(Tensor lengths, Tensor[] ids, bool exact) -> Tensor", jagged.offsets, jagged.fake),
+        Operator(jagged.SCHEMA, jagged.offsets, jagged.fake),
         Operator(f"columns_in_pytorch({_INPUTS}) -> Tensor[]", *_FORWARD),
         Operator(
             f"columns_backward(Tensor[] grads, {_INPUTS}) -> Tensor[]",
