@@ -18,7 +18,6 @@ from fxopt.verify.budget import Reference, explains, largest_difference, roundin
 from fxopt.verify.reference import double_run
 from fxopt.verify.trial import Setting, Trial, gradients, undisturbed
 
-
 _DOUBLE_SHARE = 2.0**-42  # a row's own product rounds in another order, and nothing is wider than float64 to judge it
 
 

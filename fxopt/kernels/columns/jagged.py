@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .plan import Offsets
 
-
 SCHEMA = "jagged_offsets(Tensor lengths, Tensor[] ids, bool exact) -> Tensor"
 
 
