@@ -36,7 +36,8 @@ HERE = Path(__file__).parent
 def build_sharded(learning_rate: float, device: torch.device) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """The model with its tables where TorchRec's planner puts them. They are updated within backward."""
     model = build(device)
-    apply_optimizer_in_backward(torch.optim.Adagrad, model.model.sparse_arch.parameters(), {"lr": learning_rate})
+    tables = model.get_submodule("model.sparse_arch").parameters()
+    apply_optimizer_in_backward(torch.optim.Adagrad, tables, {"lr": learning_rate})
     sharders: list[Any] = [EmbeddingBagCollectionSharder()]
     topology = Topology(world_size=dist.get_world_size(), compute_device=device.type)
     plan = EmbeddingShardingPlanner(topology=topology).collective_plan(model, sharders, dist.GroupMember.WORLD)
