@@ -99,7 +99,7 @@ def _made_of(
     executable = raced(executable, model, args, kwargs, examples, config, tuner)
     clock.lap("race")
     tuner.save()
-    take_pieces(executable, examples, config, functools.partial(optimize, config=replace(config, dump=None)))
+    take_pieces(executable, examples, config, functools.partial(_piece, model, config))
     clock.lap("pieces")
     if config.lower == "inductor":
         progress.step("compile with Inductor")
@@ -114,6 +114,13 @@ def _made_of(
     operators = f"{found.operators_before} -> {found.operators_after} operators"
     _log.info("%s: %s in %.1f s for %s", type(model).__name__, operators, sum(clock.laps.values()), found.signature)
     return executable
+
+
+def _piece(model: nn.Module, config: Config, part: nn.Module) -> nn.Module:
+    """A drop-in for a part of `model`, in which the leaves have the names that the part has for them."""
+    leaves = {model.get_submodule(path) for path in config.leaves}
+    named = tuple(path for path, module in part.named_modules() if module in leaves)
+    return optimize(part, config=replace(config, dump=None, leaves=named))
 
 
 def _without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -68,6 +69,29 @@ def test_a_forward_of_one_dict_takes_a_tuple() -> None:
 def test_what_cannot_be_meant(arguments: tuple, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         optimize(Scaled(), *arguments)
+
+
+class Signed(nn.Module):
+    """Its forward branches on data, so it stays a leaf, of which the layers are optimized by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(self.first(x))
+        return y if y.sum().item() > 0 else y * 2
+
+
+@pytest.mark.parametrize("leaves", [("last",), ("signed.second",), ("signed",)])
+def test_leaves_beside_and_inside_of_other_leaves(leaves: tuple[str, ...]) -> None:
+    model = nn.Sequential(OrderedDict(signed=Signed(), last=nn.Linear(4, 2))).eval()
+    with torch.no_grad():
+        fast: Any = optimize(model, (X,), Config(leaves=leaves))
+        torch.testing.assert_close(fast(X), model(X))
+    (entry,) = fast._fxopt.entries
+    assert entry.executable is not None, entry.findings.eager_reason
+    assert {"signed", *leaves} >= {leaf.path for leaf in entry.executable.capture.leaves} >= {"signed"}
 
 
 def test_a_model_without_values() -> None:
