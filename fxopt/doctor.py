@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -93,11 +92,10 @@ def _instructions() -> Check:
 
 
 def _compiler() -> Check:
-    name = os.environ.get("CXX", "c++")
-    path = shutil.which(name.split()[-1]) if name.split() else None
+    path = build.compiler_path()
     if path is None:
         todo = "install g++ or set CXX; until then PyTorch runs in place of the kernels, which is slower"
-        return Check("compiler", "problem", f"{name!r} is not on PATH", todo)
+        return Check("compiler", "problem", f"{build.compiler_name()!r} is not on PATH", todo)
     return Check("compiler", "ok", f"{path}: {_first_line([path, '--version'])}")
 
 

@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxopt.capture import capture
-from fxopt.config import Config
 from fxopt.kernels.by_rows.many import are_many, at_a_time, looking
 from fxopt.kernels.by_rows.op import some_rows_at_a_time, up_to
-from fxopt.runtime import Executable
-from fxopt.verify import Verdict, verify
+from fxopt.verify import Verdict
+from tests.test_verify import FIRST, wrapped
 
 
 class Center(nn.Module):
@@ -35,11 +33,7 @@ def by_another(function: Callable[..., list[Tensor]]) -> Callable:
 
 
 def judged(model: nn.Module, way: Callable, rows: int) -> Verdict:
-    x = torch.randn(rows, 4)
-    captured = capture(model, (x,))
-    return verify(
-        Executable(captured, way(captured.graph.forward)), captured.graph, model, (x,), {}, Config(verify="first")
-    )
+    return wrapped(model, (torch.randn(rows, 4),), lambda run, *tensors: way(run)(*tensors), FIRST)
 
 
 def test_rows_that_mix_are_told_apart_at_few_rows() -> None:

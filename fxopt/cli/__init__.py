@@ -24,7 +24,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code."""
     options = _parser().parse_args(argv)
     options.argv = sys.argv[1:] if argv is None else argv
-    from fxopt.export.errors import ExportError
     from fxopt.kernels.cache import BuildError
     from fxopt.report.model_file import ModelError, UsageError
     from fxopt.report.schema import NoReport
@@ -33,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.command(options)
     except (UsageError, NoReport) as error:
         return _complain(error, USAGE)
-    except (ModelError, BuildError, ExportError) as error:
+    except (ModelError, BuildError) as error:
         return _complain(error, 1)
     except Ended as end:
         return _complain(end, end.code) if str(end) else end.code

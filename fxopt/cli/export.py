@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxopt.cli.bar import bar
+from fxopt.cli.outcomes import FAILED, Ended
 from fxopt.cli.report import FILE
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def run(options: argparse.Namespace) -> None:
     """Load, check in eager, export, write."""
     import torch
 
-    from fxopt.export import export, package
+    from fxopt.export import ExportError, export, package
     from fxopt.report.model_file import ModelFile
 
     with bar(steps=3) as step:
@@ -39,7 +40,10 @@ def run(options: argparse.Namespace) -> None:
         model, inputs = file.build(), file.inputs(options.batch)
         file.check(model, options.batch, inputs)
         step("capture, rewrite, verify, trace")
-        program = export(model, inputs)
+        try:
+            program = export(model, inputs)
+        except ExportError as error:
+            raise Ended(FAILED, str(error)) from error
         step("compile" if options.package else "write")
         write = package if options.package else torch.export.save
         write(program, options.output)

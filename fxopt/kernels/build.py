@@ -81,7 +81,7 @@ def build(library: Library) -> Path:
         return known
     compiler = _compiler_id()
     if compiler is None:
-        raise BuildError(f"no C++ compiler: {_compiler()!r} is not on PATH (install g++, or set CXX)")
+        raise BuildError(f"no C++ compiler: {compiler_name()!r} is not on PATH (install g++, or set CXX)")
     folder = f"{library.name}-{library.key}-{compiler}"
     return built(library.name, folder, library.name, functools.partial(_compile, library))
 
@@ -134,16 +134,21 @@ def _find_ninja() -> None:
             os.environ["PATH"] = os.pathsep.join([ninja.BIN_DIR, os.environ.get("PATH", "")])
 
 
-def _compiler() -> str:
+def compiler_name() -> str:
     return os.environ.get("CXX", "c++")
+
+
+def compiler_path() -> str | None:
+    """The compiler's file; None where it is not on PATH."""
+    words = compiler_name().split()
+    return shutil.which(words[-1]) if words else None
 
 
 def _compiler_id() -> str | None:
     """Names the compiler by its file, because running it to ask for its version would slow every warm start."""
-    words = _compiler().split()
-    path = shutil.which(words[-1]) if words else None
+    path = compiler_path()
     if path is None:
         return None
     real = os.path.realpath(path)
     stat = os.stat(real)
-    return hashlib.sha256(f"{_compiler()} {real} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:8]
+    return hashlib.sha256(f"{compiler_name()} {real} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:8]

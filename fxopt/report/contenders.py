@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fxopt.report.data import Contender
+from fxopt.runtime.typed import bare_twin
 
 Call = Callable[[], Any]
 Step = Callable[[Callable[..., Any], tuple], Call]
@@ -57,20 +58,13 @@ def contenders(names: Sequence[str], original: nn.Module, args: tuple, run: Step
 
 def _contender(name: str, original: nn.Module, args: tuple, run: Step) -> Other:
     try:
-        model = OTHERS[name](_twin(original))
+        model = OTHERS[name](bare_twin(original))  # compilers mark the module that they are given
         problem = _difference(original(*args), model(*args))
         call = run(model, args)
         call()
     except Exception as error:  # whatever another compiler raises, the report has a line for it
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
     return Other(name, None if problem else call, problem)
-
-
-def _twin(model: nn.Module) -> nn.Module:
-    """The same parameters and submodules in a module of its own: compilers mark the one that they are given."""
-    twin = object.__new__(type(model))
-    twin.__dict__.update(vars(model))
-    return twin
 
 
 def _difference(expected: Any, found: Any) -> str:

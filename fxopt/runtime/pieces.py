@@ -15,7 +15,7 @@ from torch import nn
 from fxopt.runtime.module import dispatcher_of, slots_of
 from fxopt.runtime.watch import HOOKS
 
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _FEWER = 2  # operators before / after: below it the checks of a call cost what the operators saved
 
 
@@ -62,7 +62,7 @@ class Pieces:
         if is_single(child) or _is_special(child):
             return None
         inner = Pieces(child, self._optimize)
-        if isinstance(child, _CONTAINERS):
+        if isinstance(child, CONTAINERS):
             return _Part(None, inner) if inner else None
         try:
             fast = self._optimize(child)

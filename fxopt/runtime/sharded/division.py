@@ -13,11 +13,9 @@ from torch import nn
 
 from fxopt.config import Config
 from fxopt.runtime.module import slots_of
-from fxopt.runtime.pieces import give_back
+from fxopt.runtime.pieces import CONTAINERS, give_back
 from fxopt.runtime.sharded.communication import communicating
 from fxopt.runtime.watch import HOOKS
-
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass
@@ -71,7 +69,7 @@ def _walk(division: Division, reasons: Mapping[nn.Module, str], path: str, host:
             continue
         if child in reasons:
             division.boundaries[inner] = (child, reasons[child])
-        elif isinstance(child, _CONTAINERS) or any(module in reasons for module in child.modules()):
+        elif isinstance(child, CONTAINERS) or any(module in reasons for module in child.modules()):
             _walk(division, reasons, inner, child)
         else:
             division.parts[inner] = child
