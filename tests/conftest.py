@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
+from itertools import chain
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -31,11 +33,25 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _slow_ones_first(items)
     if torch.cuda.is_available():
         return
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _slow_ones_first(items: list[pytest.Item]) -> None:
+    """In each half, since pytest-xdist gives two processes a half each: else one ends a minute before the other."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow"):
+            files.setdefault(item.path, []).append(item)
+    slow = list(files.values())
+    one, other = (list(chain.from_iterable(slow[half::2])) for half in range(2))
+    quick = [item for item in items if not item.get_closest_marker("slow")]
+    rest = max(0, len(items) // 2 - len(one))
+    items[:] = [*one, *quick[:rest], *other, *quick[rest:]]
 
 
 def pytest_collection_finish() -> None:

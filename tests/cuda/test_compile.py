@@ -97,6 +97,7 @@ def yardstick(arch, folder):
 
 
 @needs_nvcc
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_every_kernel_keeps_its_limits(tmp_path, arch):
     told, seconds = spent(lambda: {k.name: compiled(k, arch, tmp_path) for k in CUDA_LIBRARIES})
@@ -108,6 +109,7 @@ def test_every_kernel_keeps_its_limits(tmp_path, arch):
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_builds_that_tune_tries_keep_them_too(tmp_path):
     """Those with other code, in one: with the default's occupancy."""
     flags = (*KERNEL.flags, *VARIANTS["rows kept in L2"], *VARIANTS["narrow rows staged"])

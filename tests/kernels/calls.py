@@ -59,8 +59,9 @@ class Call:
 
     def load(self) -> None:
         """Compiles the kernel at the first call."""
-        columns.load()
-        if self.home is not columns:
+        if self.home is columns:
+            columns.load()
+        else:
             self.home.OPERATORS.compiled()
 
     def __call__(self, *arguments: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.sharded.launch import ROOT, launch, outputs
+from tests.launch import ROOT, launch, outputs
 
 pytest.importorskip("torchrec")
 pytest.importorskip("torchmetrics")

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.launch import launch, outputs
 from tests.sharded import ranks
-from tests.sharded.launch import launch, outputs
 
 pytest.importorskip("torchrec")
+pytestmark = pytest.mark.slow  # the first of them waits for all the training
 
 OPTIMIZED = [(loop, mode) for loop in ranks.LOOPS for mode in ranks.MODES if mode != "eager"]
 NEAR = 1e-5

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,22 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fxopt
 from fxopt.runtime import dispatcher_of
+from tests.launch import launch, outputs
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 
 
-def test_two_ranks_train_as_in_eager(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.training.ranks"]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "meeting")], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert not any(rank.returncode for rank in ranks), "\n".join(errors)
+def test_two_ranks_train_as_in_eager() -> None:
+    ranks = launch(["-m", "tests.training.ranks"])
+    texts = outputs(ranks)
+    assert not any(rank.returncode for rank in ranks), "\n".join(texts)
 
 
 @pytest.fixture
