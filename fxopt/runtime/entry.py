@@ -38,15 +38,15 @@ class Entry:
         if self.executable is not None:
             self.run = self.executable.run
             self.rebuild = rebuilder(self.executable.capture.out_spec)
+            self.filled = self.executable.capture.filled
         self.traced = traced_view(self)
 
     def result(self, flat: Sequence[Any], args: tuple, kwargs: dict) -> Any:
         """The model's result from the graph's, whose further values go into the arguments."""
-        filled = self.executable.capture.filled  # type: ignore[union-attr]
-        if not filled:
+        if not self.filled:
             return self.rebuild(flat)
         result, values = self.rebuild(flat)
-        trees.fill((args, kwargs), filled, values)
+        trees.fill((args, kwargs), self.filled, values)
         return result
 
     def match(self, args: tuple, kwargs: dict, now: tuple) -> Sequence[Tensor] | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.compiler import is_compiling
 
 from fxopt.config import Config
 from fxopt.runtime.dispatch import Dispatcher
@@ -101,11 +102,11 @@ def _subclass(cls: type[nn.Module]) -> type:
 
     @functools.wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        eager = functools.partial(cls.forward, self)
-        if torch.compiler.is_compiling():
+        eager = types.MethodType(cls.forward, self)
+        if is_compiling():
             return while_compiling(self._fxopt, eager, args, kwargs)
         own = getattr(self, "_fxopt", None)  # none of a replica that was made without __init__ (nn.DataParallel)
-        if own is None or vars(self) is not vars(own.original):  # or of a copy for a trace
+        if own is None or self.__dict__ is not own.original.__dict__:  # or of a copy for a trace
             return eager(*args, **kwargs)
         return own(eager, args, kwargs)
 

@@ -7,11 +7,11 @@ buffers, submodules and hooks with the model; plain attributes are copied once.
 
 from __future__ import annotations
 
-import functools
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
+from torch.compiler import is_compiling
 
 from fxopt.runtime.traced import while_compiling
 
@@ -38,8 +38,8 @@ class Dispatched:
         self.module, self.dispatcher = module, dispatcher
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        eager = functools.partial(type(self.module).forward, self.module)
-        if torch.compiler.is_compiling():
+        eager = MethodType(type(self.module).forward, self.module)
+        if is_compiling():
             return while_compiling(self.dispatcher, eager, args, kwargs)
         if self.dispatcher.original is not self.module:  # a copy for a trace
             return eager(*args, **kwargs)

@@ -8,12 +8,16 @@ import torch
 import torch._ops as ops
 from torch import _C
 from torch._C import DisableTorchFunction as no_function_modes
+from torch._C import _get_tracing_state as tracing_state
 from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C import _len_torch_function_stack as function_modes
 from torch._C import _PreserveDispatchKeyGuard as dispatch_keys_kept
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
+from torch._C._functorch import peek_interpreter_stack as functorch_level
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes
 
@@ -26,18 +30,18 @@ def is_traced() -> bool:
     torch.compile, torch.export, make_fx, functorch (vmap, grad), forward-mode
     autograd, torch.jit.trace, a dispatch or function mode."""
     return bool(
-        torch.compiler.is_compiling()
-        or _C._len_torch_dispatch_stack()
-        or _C._functorch.peek_interpreter_stack() is not None
-        or _C._get_tracing_state() is not None
+        is_compiling()
+        or dispatch_modes()
+        or functorch_level() is not None
+        or tracing_state() is not None
         or forward_ad._current_level >= 0
-        or (_C._len_torch_function_stack() and not _only_default_device())
+        or (function_modes() and not _only_default_device())
     )
 
 
 def _only_default_device() -> bool:
     """torch.set_default_device and `with torch.device(...)` are function modes that only name a device."""
-    stack = map(_C._get_function_stack_at, range(_C._len_torch_function_stack()))
+    stack = map(_C._get_function_stack_at, range(function_modes()))
     return all(type(mode) is DeviceContext for mode in stack)
 
 

@@ -33,7 +33,7 @@ def looking(pretended: bool) -> Iterator[Look]:
 
 def are_many(rows: int, most: int) -> bool:
     """Whether these are more than `most` rows, or stand for more."""
-    return rows > most or _stand_for_more(rows)
+    return rows > most or (_look.get() is not None and _stand_for_more(rows))  # at each call of a graph
 
 
 def at_a_time(rows: int, most: int) -> int:

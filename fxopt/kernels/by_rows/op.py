@@ -53,9 +53,9 @@ def some_rows_at_a_time(
     first, dim, times = next((number, cut[0], cut[1]) for number, cut in enumerate(cuts) if cut and cut[1])
 
     def chunked(*inputs: Any) -> Sequence[Tensor]:
-        if is_exporting():  # a program has no loops
-            return function(*inputs)
         size = inputs[first].shape[dim] // times
+        if type(size) is not int and is_exporting():  # a program has no loops over sizes
+            return function(*inputs)
         if not are_many(size, 2 * rows):
             return function(*inputs)
         step = at_a_time(size, rows)
@@ -95,8 +95,9 @@ def up_to(most: int, few: Callable[..., Any], many: Callable[..., Any], position
     """`few` where the input at `position` has at most `most` elements in `dim`, and `many` for more."""
 
     def either(*inputs: Any) -> Any:
-        if is_exporting():
-            return either_of(inputs[position].shape[dim] <= most, _own(few), _own(many), inputs)
-        return many(*inputs) if are_many(inputs[position].shape[dim], most) else few(*inputs)
+        size = inputs[position].shape[dim]
+        if type(size) is not int and is_exporting():
+            return either_of(size <= most, _own(few), _own(many), inputs)
+        return many(*inputs) if are_many(size, most) else few(*inputs)
 
     return either
