@@ -113,8 +113,10 @@ def _write(owner: Any, name: str, value: Any) -> None:
 
 def _content(value: Any) -> Any:
     """That of a module outside of the tree, too, and of an object with a way of its own to be copied."""
-    whole = isinstance(value, nn.Module) or is_users(type(value).__module__)
-    return content(value) or (attributes(value) if whole else None)
+    held = content(value)
+    if held is None and (isinstance(value, nn.Module) or is_users(type(value).__module__)):
+        return attributes(value)
+    return held
 
 
 def content(value: Any) -> Any:
