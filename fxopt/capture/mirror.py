@@ -108,8 +108,8 @@ class Mirror:
             function.__code__, function.__globals__, function.__name__, function.__defaults__, made
         )
         copy.__kwdefaults__ = function.__kwdefaults__
-        copy.__dict__.update(function.__dict__)
         self._remember(function, copy)
+        copy.__dict__.update({name: self.mirror(value) for name, value in vars(function).items()})
         for cell, new in zip(cells, made, strict=True):
             if (content := _content(cell)) is not _MISSING:
                 new.cell_contents = self.mirror(content)
@@ -154,7 +154,8 @@ class Mirror:
     def _same_inside(self, before: Any, after: Any, seen: frozenset[int]) -> bool:
         if isinstance(before, types.FunctionType):
             cells = zip(before.__closure__ or (), after.__closure__ or (), strict=True)
-            return all(self.same(_content(a), _content(b), seen) for a, b in cells)
+            inside = all(self.same(_content(a), _content(b), seen) for a, b in cells)
+            return inside and self.same(vars(before), vars(after), seen)
         if not is_plain_object(type(before)):
             return True
         old, new = attributes(before), attributes(after)
