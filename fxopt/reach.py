@@ -5,32 +5,34 @@ objects behind attributes, globals and closures. Bounded: what lies deeper than 
 from __future__ import annotations
 
 import dataclasses
-import dis
 import functools
 import itertools
-import sys
 import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-_MOST_FUNCTIONS, _MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 500, 200_000, 1000, 6
+from fxopt.names import is_users, named_by, names_in, user_classes
+
+_MOST_FUNCTIONS, _MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 500, 200_000, 1000, 12
 _ATOMS = (str, bytes, int, float, complex, type(None), type, types.ModuleType, types.CodeType, torch.Tensor)
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None), torch.dtype, torch.device})
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
 
-def held_by(*roots: Any, without: Iterable[Any] = ()) -> Iterator[Any]:
+def held_by(*roots: Any, without: Iterable[Any] = (), seen: set[int] | None = None) -> Iterator[Any]:
     """`roots` and all that is behind their attributes, items and closures, and behind the globals they name; once.
 
-    What stands in `without` is not looked into, nor are hooks.
+    What stands in `without`, or by its id in `seen`, is not looked into, nor are hooks.
     """
-    seen, level = set(map(id, without)), list(roots)
+    seen, level = set() if seen is None else seen, list(roots)
+    seen.update(map(id, without))
     for _ in range(_DEPTH + 1):
         inner: list[Any] = []
         for value in level:
@@ -49,26 +51,45 @@ def _is_empty(value: Any) -> bool:
 
 
 def _children(value: Any) -> Iterable[Any]:
-    if isinstance(value, _ATOMS):
+    if type(value) in weakref.ProxyTypes:
+        return (behind_proxy(value),)
+    if isinstance(value, _ATOMS) or is_ours(value):
         return ()
-    if isinstance(value, dict):
+    if isinstance(value, (dict, types.MappingProxyType)):
         return itertools.islice(value.values(), _MOST_ITEMS)
     if isinstance(value, _CONTAINERS):
         return itertools.islice(value, _MOST_ITEMS)
     if isinstance(value, types.FunctionType):
         named = (where[name] for _, where, name in named_by(value)) if is_users(value.__module__) else ()
-        return [*map(_content, value.__closure__ or ()), *(value.__defaults__ or ()), *named]
-    if isinstance(value, types.MethodType):
-        return value.__self__, value.__func__
-    if isinstance(value, functools.partial):
-        return value.func, *value.args, *value.keywords.values()
+        given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *vars(value).values())
+        return [*map(_content, value.__closure__ or ()), *given, *named]
     if isinstance(value, weakref.ReferenceType):
         return (value(),)
-    own = [getattr(value, name, None) for name in slots_of(type(value))]  # type: ignore[arg-type]
+    kind: Any = type(value)
+    own = [getattr(value, name, None) for name in (*slots_of(kind), *_WRAPPERS.get(kind, ()))]
     fields = getattr(value, "__dict__", {})
     if isinstance(value, nn.Module):
         return [item for name, item in fields.items() if name not in _HOOKS]
     return [*fields.values(), *own]
+
+
+_WRAPPERS: dict[type, tuple[str, ...]] = {
+    types.MethodType: ("__self__", "__func__"),
+    classmethod: ("__func__",),
+    staticmethod: ("__func__",),
+    property: ("fget", "fset"),
+    functools.partial: ("func", "args", "keywords"),
+}
+
+
+def is_ours(value: Any) -> bool:
+    """Whether it is what makes a model an optimized one, or a graph of one: no code of a forward reads it."""
+    return type(value).__module__.startswith(("fxopt.", "torch.fx.")) and not isinstance(value, nn.Module)
+
+
+def behind_proxy(proxy: Any) -> Any:
+    """What a weakref.proxy stands for."""
+    return proxy.__repr__.__self__
 
 
 @functools.lru_cache(maxsize=4096)
@@ -77,17 +98,6 @@ def slots_of(kind: type) -> tuple[str, ...]:
     declared = (vars(base).get("__slots__", ()) for base in kind.__mro__)
     names = (name for slots in declared for name in ((slots,) if isinstance(slots, str) else slots))
     return tuple(name for name in names if not name.startswith("__"))
-
-
-@functools.cache
-def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The globals that a function reads, and all its names, those of attributes too; with the functions within it."""
-    inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    read = (step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    words = (constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier())
-    return frozenset(read).union(*(names for names, _ in inner)), frozenset(code.co_names).union(
-        words, *(names for _, names in inner)
-    )
 
 
 def functions_in(values: Iterable[Any]) -> Iterator[types.FunctionType]:
@@ -105,65 +115,66 @@ def functions_in(values: Iterable[Any]) -> Iterator[types.FunctionType]:
 
 @dataclass
 class Code:
-    """The user's functions that forwards may call, the classes they belong to, and all names in them."""
+    """The user's functions that forwards may call, the classes they belong to, all names in them, and all values that
+    were found on the way to them."""
 
     functions: dict[int, types.FunctionType] = field(default_factory=dict)
     classes: dict[type, None] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
-    _constructed: dict[type, None] = field(default_factory=dict)
+    held: list[Any] = field(default_factory=list)
+    _constructed: set[type] = field(default_factory=set)
+    _pending: list[types.FunctionType] = field(default_factory=list)
+    _seen: set[int] = field(default_factory=set)
 
     @classmethod
     def behind(cls, roots: Iterable[Any], without: Iterable[nn.Module] = ()) -> Code:
         """That of `roots`, modules and functions, and of what they hold; but for what stands in `without`."""
         code = cls()
-        held = [
-            value
-            for value in held_by(*roots, without=without)
-            if isinstance(value, types.FunctionType) or is_users(type(value).__module__)
-        ]
-        code.classes.update((base, None) for value in held for base in _user_classes(type(value)))  # type: ignore[arg-type]
-        code._follow(f for kind in list(code.classes) for f in functions_in([vars(kind).get("forward")]))
-        code._follow(functions_in(held))
+        code._seen.update(map(id, without))
+        code._look_at(roots)
+        while code._pending and len(code.functions) < _MOST_FUNCTIONS:
+            code._follow(code._pending.pop())
         return code
 
-    def _follow(self, functions: Iterable[types.FunctionType]) -> None:
-        pending = list(functions)
-        while pending and len(self.functions) < _MOST_FUNCTIONS:
-            function = pending.pop()
-            if id(function) in self.functions or not is_users(function.__module__):
+    def _look_at(self, roots: Iterable[Any]) -> None:
+        """The functions and the classes behind these values."""
+        for value in held_by(*roots, seen=self._seen):
+            if type(value) in weakref.ProxyTypes:  # the value itself follows
                 continue
-            self.functions[id(function)] = function
-            new = names_in(function.__code__)[1] - self.names
-            self.names |= new
-            pending += self._methods(self.classes, new)
-            pending += functions_in(map(_content, function.__closure__ or ()))
-            named = [where[name] for _, where, name in named_by(function)]
-            pending += functions_in(named)
-            for base in (base for value in named if isinstance(value, type) for base in _user_classes(value)):
-                if base not in self._constructed:
-                    self.classes[base] = self._constructed[base] = None
-                    pending += self._methods([base], self.names)
+            self.held.append(value)
+            if isinstance(value, types.FunctionType):
+                self._pending.append(value)
+            for base in user_classes(value if isinstance(value, type) else type(value)):
+                self._enter(base, made=isinstance(value, type))
 
-    def _methods(self, classes: Iterable[type], names: set[str] | frozenset[str]) -> list[types.FunctionType]:
-        """What is called by its name, and what Python calls by itself. Modules and settings are there already: what
-        their __init__ reads counts only where a function names their class."""
-        asked = names | {"__init__", "__call__", "__getattr__", "__getitem__", "__len__", "__bool__", "__iter__"}
-        found = ((kind, name) for kind in classes for name in asked & vars(kind).keys())
-        return list(functions_in(vars(kind)[name] for kind, name in found if name != "__init__" or self._is_made(kind)))
+    def _enter(self, kind: type, made: bool) -> None:
+        """What Python calls by itself of a class, and what the code that is known so far names. Modules and settings
+        are there already: what their __init__ reads counts only where their class is `made`, named by a function."""
+        made = made or not (issubclass(kind, nn.Module) or dataclasses.is_dataclass(kind))
+        if kind not in self.classes:
+            self.classes[kind] = None
+            self._look_at([type(kind), *(vars(kind)[name] for name in vars(kind) if self._is_called(name))])
+        if made and kind not in self._constructed:
+            self._constructed.add(kind)
+            self._look_at(vars(kind)[name] for name in _MAKE & vars(kind).keys())
 
-    def _is_made(self, kind: type) -> bool:
-        return kind in self._constructed or not (issubclass(kind, nn.Module) or dataclasses.is_dataclass(kind))
+    def _is_called(self, name: str) -> bool:
+        implicit = name == "forward" or (name.startswith("__") and name.endswith("__") and name not in _APART)
+        return implicit or (name in self.names and name not in _MAKE)
+
+    def _follow(self, function: types.FunctionType) -> None:
+        if id(function) in self.functions or not is_users(function.__module__):
+            return
+        self.functions[id(function)] = function
+        new = names_in(function.__code__)[1] - self.names
+        self.names |= new
+        named = [vars(kind)[name] for kind in self.classes for name in new & vars(kind).keys() if name not in _MAKE]
+        self._look_at(named)
 
 
-def named_by(function: types.FunctionType) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """(path, dict, key) of the globals that a function reads, in its own module and in others of the user's."""
-    read, named = names_in(function.__code__)
-    for name in read & function.__globals__.keys():
-        value = function.__globals__[name]
-        if not isinstance(value, types.ModuleType):
-            yield function.__module__ or "", function.__globals__, name
-        elif is_users(value.__name__):
-            yield from ((value.__name__, vars(value), inner) for inner in named & vars(value).keys())
+_MAKE = {"__init__", "__post_init__"}
+_APART = _MAKE | {f"__{name}__" for name in ("repr", "del", "copy", "deepcopy", "reduce", "reduce_ex", "init_subclass")}
+_APART |= {"__getstate__", "__setstate__", "__doc__", "__module__", "__dict__", "__weakref__"}
 
 
 class Cell:
@@ -173,9 +184,6 @@ class Cell:
         self._cell = cell
 
     def __getitem__(self, name: str) -> Any:
-        return _content(self._cell)
-
-    def get(self, name: str, default: Any = None) -> Any:
         return _content(self._cell)
 
 
@@ -191,8 +199,15 @@ class Fields:
         except AttributeError:
             raise KeyError(name) from None
 
-    def get(self, name: str, default: Any = None) -> Any:
-        return getattr(self._owner, name, default)
+
+class Variable:
+    """A context variable, read as variable[name]."""
+
+    def __init__(self, variable: ContextVar) -> None:
+        self._variable = variable
+
+    def __getitem__(self, name: str) -> Any:
+        return self._variable.get(None)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -200,18 +215,3 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # not assigned yet
         return None
-
-
-@functools.lru_cache(maxsize=4096)
-def _user_classes(kind: type) -> list[type]:
-    return [base for base in kind.__mro__ if is_users(base.__module__)]
-
-
-_LIBRARIES = frozenset({"torch", "fxopt", "numpy", "scipy", "pandas", "sklearn", "pytest", "_pytest", "builtins"})
-
-
-@functools.lru_cache(maxsize=4096)
-def is_users(module: str | None) -> bool:
-    """Whether the module of this name is the user's, or of a library of models; not what models are built on."""
-    top = (module or "").partition(".")[0]
-    return top == "__main__" or (top not in sys.stdlib_module_names and top not in _LIBRARIES)

@@ -39,6 +39,7 @@ LAYERS = (
         "dump",
         "locks",
         "machine",
+        "names",
         "progress",
         "reach",
         "trees",
@@ -52,7 +53,7 @@ ONLY = {
     "kernels": r"kernels|findings|facts|config|locks|progress|torch_internals",
     "tune": r"tune|shape|kernels\.cache|machine|config|torch_internals",
     "shape": r"shape|findings|facts|config|torch_internals",
-    "capture": r"capture|shape|autocast|findings|config|locks|reach|trees|torch_internals",
+    "capture": r"capture|shape|autocast|findings|config|locks|names|reach|trees|torch_internals",
 }
 EDITS = {
     "create_node", "eliminate_dead_code", "erase_node", "inserting_after", "inserting_before", "replace_all_uses_with",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import io
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+
+from fxopt.capture.errors import CaptureError
+from fxopt.reach import behind_proxy
 
 _ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, types.BuiltinFunctionType, type}
 _DICTS = (OrderedDict, defaultdict, dict)
@@ -57,6 +61,9 @@ class Mirror:
             return value if owner is value.__self__ else self._remember(value, types.MethodType(value.__func__, owner))
         if kind is weakref.ReferenceType and id(value()) in self._memo:
             return self._remember(value, weakref.ref(self._memo[id(value())]))
+        if kind in weakref.ProxyTypes:
+            whole = behind_proxy(value)
+            return self._remember(value, weakref.proxy(self._memo[id(whole)])) if id(whole) in self._memo else value
         if kind is functools.partial:
             named = {k: self.mirror(v) for k, v in value.keywords.items()}
             copy = functools.partial(self.mirror(value.func), *map(self.mirror, value.args), **named)
@@ -67,6 +74,8 @@ class Mirror:
             return self._remember(value, value.copy() if value.nbytes <= _LARGE else value)
         if is_plain_object(kind):
             return self._filled(value, _bare(kind), lambda copy: self.fill(value, copy))
+        if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+            return self._remember(value, _Untaken())
         return value
 
     def fill(self, value: Any, copy: Any) -> None:
@@ -99,8 +108,8 @@ class Mirror:
             function.__code__, function.__globals__, function.__name__, function.__defaults__, made
         )
         copy.__kwdefaults__ = function.__kwdefaults__
-        copy.__dict__.update(function.__dict__)
         self._remember(function, copy)
+        copy.__dict__.update({name: self.mirror(value) for name, value in vars(function).items()})
         for cell, new in zip(cells, made, strict=True):
             if (content := _content(cell)) is not _MISSING:
                 new.cell_contents = self.mirror(content)
@@ -145,11 +154,24 @@ class Mirror:
     def _same_inside(self, before: Any, after: Any, seen: frozenset[int]) -> bool:
         if isinstance(before, types.FunctionType):
             cells = zip(before.__closure__ or (), after.__closure__ or (), strict=True)
-            return all(self.same(_content(a), _content(b), seen) for a, b in cells)
+            inside = all(self.same(_content(a), _content(b), seen) for a, b in cells)
+            return inside and self.same(vars(before), vars(after), seen)
         if not is_plain_object(type(before)):
             return True
         old, new = attributes(before), attributes(after)
         return old.keys() == new.keys() and all(self.same(value, new[name], seen) for name, value in old.items())
+
+
+class _Untaken:
+    """Stands for an iterator, which would give the items that a look takes to nobody else."""
+
+    def __iter__(self) -> _Untaken:
+        return self
+
+    def __next__(self) -> Any:
+        raise CaptureError("takes the next item of an iterator, which a graph would do only once")
+
+    send = __next__
 
 
 def is_plain_object(kind: type) -> bool:

@@ -11,6 +11,7 @@ from fxopt.capture.captured import Capture
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import flatten
 from fxopt.capture.leaves import Leaf, Trial
+from fxopt.capture.reach import Reach
 from fxopt.capture.state import has_hooks
 from fxopt.config import Config
 from fxopt.findings import Place
@@ -30,6 +31,8 @@ def capture(model: nn.Module, args: tuple = (), kwargs: dict | None = None, conf
     """
     kwargs = kwargs or {}
     inputs = flatten(args, kwargs)
+    if name := Reach(model).iterator:
+        raise CaptureError(f"forward may take the next item of {name}, an iterator, which a graph would do only once")
     leaves = _known_leaves(model, config)
     for _ in range(MAX_ROUNDS):
         try:

@@ -1,69 +1,122 @@
-"""What a model's code reaches by name outside of the model: globals of its modules, attributes of its classes.
+"""What a model's code reaches by name outside of the model: globals of its modules, attributes of its classes, and what
+its functions enclose, have as defaults, as attributes and in their caches.
 
 A forward that counts in one of them would do so once, in the trace. So these are compared after every look, put back,
-and what changed is the reason why the model stays eager.
+and what changed is the reason why the model stays eager. Only what a cache of functools took in is just dropped.
 """
 
 from __future__ import annotations
 
+import functools
+import io
+from collections.abc import Iterator
+from types import CellType
 from typing import Any
 
 import numpy as np
 from torch import nn
 
 from fxopt.capture.mirror import attributes, is_plain_object
-from fxopt.reach import Code, named_by
+from fxopt.names import is_users, named_by, names_stored
+from fxopt.reach import Code
 
-_NUMBERS = (bool, int, float, complex, str, bytes, tuple, type(None))
+_NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 _LARGE = 1000  # entries
 _MISSING = object()
 
 
 class Reach:
-    """The names that code of `model` reads outside of it, and what they hold now."""
+    """The names that code of `model` reads outside of it, and what they hold now.
+
+    Attributes:
+        iterator: the name of one that gives its items once, "" if there is none: a look would take them.
+    """
 
     def __init__(self, model: nn.Module):
         hooks = [hook for m in model.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
         code = Code.behind([*model.modules(), *hooks])
-        self._seen: set[int] = set()
-        self._names: list[tuple[Any, str, Any]] = []  # owner (a dict or a class), name, value
+        self.iterator = ""
+        self._seen = set(map(id, model.modules()))
+        self._names: list[tuple[Any, str, Any]] = []  # owner (a dict, a class or a cell), name, value
         self._contents: list[tuple[str, Any, Any]] = []  # name, container, what it holds
         for function in code.functions.values():
             for _, where, name in named_by(function):
                 self._value(name, where, where[name])
+            for name in names_stored(function.__code__):
+                self._value(name, function.__globals__, function.__globals__.get(name, _MISSING))
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+                self._value(name, cell, _read(cell, name))
+            for given in (function.__defaults__, function.__kwdefaults__, vars(function)):
+                self._value(function.__qualname__, None, given)
         for kind in code.classes:
             for name in code.names & vars(kind).keys():
                 self._value(name, kind, vars(kind)[name])
+        for value in code.held:
+            if is_users(type(value).__module__) and not is_plain_object(type(value)):  # a copy of a model shares it
+                self._value(type(value).__name__, None, value)
+        caches = [value for value in code.held if isinstance(value, _CACHED)]
+        self._caches = [(cache, cache.cache_info().misses) for cache in caches]
 
     def changed(self) -> str:
         """The first name that holds something else now; "" where none does."""
         for owner, name, value in self._names:
             if _read(owner, name) is not value:
                 return name
-        return next((name for name, value, held in self._contents if not _same(content(value), held)), "")
+        return next((name for name, value, held in self._contents if not _same(_content(value), held)), "")
 
     def put_back(self) -> None:
         for owner, name, value in self._names:
             if _read(owner, name) is not value:
-                owner.__setitem__(name, value) if isinstance(owner, dict) else setattr(owner, name, value)
+                _write(owner, name, value)
         for _, value, held in self._contents:
-            if not _same(content(value), held):
+            if not _same(_content(value), held):
                 refill(value, held)
+        for cache, misses in self._caches:
+            if cache.cache_info().misses != misses:
+                cache.cache_clear()
 
     def _value(self, name: str, owner: Any, value: Any) -> None:
-        if owner is not None and isinstance(value, _NUMBERS):
+        if owner is not None:
             self._names.append((owner, name, value))
         if isinstance(value, (*_NUMBERS, type)) or id(value) in self._seen:
             return
         self._seen.add(id(value))
-        if (held := content(value)) is not None:
+        if isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_plain_object(type(value)):
+            self.iterator = name
+        held = value if isinstance(value, tuple) else _content(value)
+        if held is not None and held is not value:
             self._contents.append((name, value, held))
-            for item in held.values() if isinstance(held, dict) else held if isinstance(held, (list, set)) else ():
-                self._value(name, None, item)
+        for item in held.values() if isinstance(held, dict) else held if isinstance(held, (list, set, tuple)) else ():
+            self._value(name, None, item)
+
+
+_CACHED = type(functools.lru_cache(len))
 
 
 def _read(owner: Any, name: str) -> Any:
+    if isinstance(owner, CellType):
+        try:
+            return owner.cell_contents
+        except ValueError:  # not assigned yet
+            return _MISSING
     return (owner if isinstance(owner, dict) else vars(owner)).get(name, _MISSING)
+
+
+def _write(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, CellType):
+        owner.cell_contents = value
+    elif isinstance(owner, dict):
+        owner.pop(name) if value is _MISSING else owner.__setitem__(name, value)
+    else:
+        setattr(owner, name, value)
+
+
+def _content(value: Any) -> Any:
+    """That of a module outside of the tree, too, and of an object with a way of its own to be copied."""
+    held = content(value)
+    if held is None and (isinstance(value, nn.Module) or is_users(type(value).__module__)):
+        return attributes(value)
+    return held
 
 
 def content(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import logging
@@ -295,12 +296,17 @@ def described(model: nn.Module, args: tuple, kwargs: dict) -> str:
 
 
 def rehearse(model: nn.Module, args: tuple, kwargs: dict) -> None:
-    """Run the model once and leave nothing behind. Raises what it raises."""
+    """Run the model once and leave nothing behind, if that can be. Raises what it raises."""
+    from fxopt.capture import CaptureError
     from fxopt.capture.generators import undrawn  # the first capture has paid for these imports
+    from fxopt.capture.reach import Reach
     from fxopt.capture.untouched import Look, looked
 
+    if Reach(model).iterator:
+        return
     look = Look()
     with torch.inference_mode(False), torch.no_grad(), undrawn(model):
         root = look.copy(model).root
         inputs, keywords = look.own_inputs((args, kwargs))
-        looked(look, root, *inputs, **keywords)
+        with contextlib.suppress(CaptureError):
+            looked(look, root, *inputs, **keywords)

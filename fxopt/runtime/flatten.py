@@ -33,6 +33,8 @@ def same_value(a: object, b: object) -> bool:
         return False
     if isinstance(a, float):
         return a.hex() == b.hex()  # type: ignore[attr-defined]
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(same_value, a, b))
     try:
         return bool(a == b)
     except Exception:  # an __eq__ that cannot answer (arrays): not the same

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.attacks import gradients, python_facts, sizes, state
+from tests.attacks import gradients, python_facts, seen_code, sizes, state
 from tests.attacks.attack import CONFIGS, Attack
 
 FAMILIES: dict[str, dict[str, Attack]] = {
@@ -15,6 +15,8 @@ FAMILIES: dict[str, dict[str, Attack]] = {
     "barriers": state.BARRIERS,
     "before_failures": state.BEFORE_FAILURES,
     "python_facts": python_facts.PYTHON_FACTS,
+    "seen_code": seen_code.SEEN_CODE,
+    "seen_values": seen_code.SEEN_VALUES,
     "bounds": gradients.BOUNDS,
     "empty": gradients.EMPTY,
     "outputs": gradients.OUTPUTS,

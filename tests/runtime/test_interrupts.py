@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import logging
+import queue
 import sys
 import threading
 from typing import Any
@@ -134,16 +135,22 @@ def test_an_interrupt_anywhere(moments, part):
     assert reached > len(moments[part::4]) // 2
 
 
+class Errors(queue.SimpleQueue):
+    """What all copies of a model share."""
+
+
 class Failing(Ranker):
     """Raises while it is traced, for as long as `errors` lasts."""
 
     def __init__(self, *errors: BaseException):
         super().__init__()
-        self._errors = iter(errors)
+        self._errors = Errors()
+        for error in errors:
+            self._errors.put(error)
 
     def forward(self, x, ids):
-        if isinstance(x, FakeTensor) and (error := next(self._errors, None)) is not None:
-            raise error
+        if isinstance(x, FakeTensor) and not self._errors.empty():
+            raise self._errors.get()
         return super().forward(x, ids)
 
 

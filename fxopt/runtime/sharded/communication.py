@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fxopt.reach import Code, functions_in, held_by, named_by, names_in
+from fxopt.names import named_by, names_in
+from fxopt.reach import Code, functions_in, held_by
 from fxopt.runtime.typed import is_typed
 
 _PACKAGES = ("torch.distributed", "torch.nn.parallel", "torchrec.distributed")

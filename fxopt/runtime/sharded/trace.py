@@ -19,7 +19,7 @@ from torch.fx.proxy import Attribute, GraphAppendingTracer
 
 from fxopt.capture.generators import undrawn
 from fxopt.capture.reach import Reach, content, refill
-from fxopt.reach import is_users
+from fxopt.names import is_users
 from fxopt.runtime.context import ambient
 from fxopt.runtime.flatten import is_constant
 from fxopt.runtime.sharded.division import Division, StandIn

@@ -1,0 +1,162 @@
+"""What objects, containers and arrays behind watched values hold: slots of their own, as deep as code may look."""
+
+from __future__ import annotations
+
+import argparse
+import array
+import functools
+import itertools
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fxopt.names import is_users
+from fxopt.reach import Code, Fields, Variable, is_ours, slots_of
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_OPAQUE = (*_PLAIN, type, torch.Tensor, nn.Module, ModuleType, FunctionType, BuiltinFunctionType)
+_MAPPINGS = (dict, MappingProxyType)
+_CONTAINERS = (list, set, deque, *_MAPPINGS)
+_BYTES = (np.ndarray, array.array, bytearray)
+_NAMESPACES = (SimpleNamespace, argparse.Namespace)
+_COMPUTED = {
+    "getattr",
+    "vars",
+    "__dict__",
+    "__getattribute__",
+    "attrgetter",
+    "asdict",
+    "astuple",
+}  # no code spells them
+_DEPTH = 12
+_LARGE = 1000  # comparing a dict costs 20 ns an entry: of a vocabulary only the length is watched
+
+
+@dataclass
+class Slot:
+    """One watched value: `where[key]`, an attribute, a submodule, a global, an item, or a member of `of`: a class, a
+    cell or an object without a dict."""
+
+    path: str
+    where: Any
+    key: Any
+    kind: str = "attribute"
+    of: Any = None
+
+    @property
+    def identity(self) -> tuple[int, Any]:
+        return id(self.where if self.of is None else self.of), self.key  # vars(class) is another object each time
+
+    def __str__(self) -> str:
+        return f"{self.path}.{self.key}".lstrip(".")
+
+
+class Inside:
+    """What is behind values.
+
+    Args:
+        values: (path, value) of each.
+        code: only the attributes that it names are looked at, unless it may compute their names.
+
+    Attributes:
+        slots: attributes and items.
+        ordered: dicts and sets, whose keys stay what they are and in their order.
+        sized: lists, large containers and the dicts of objects, whose lengths stay.
+        arrays: memory whose bytes stay.
+        objects: objects, whose classes stay.
+    """
+
+    def __init__(self, values: Iterable[tuple[str, Any]], code: Code) -> None:
+        self.slots: list[Slot] = []
+        self.ordered: list[Any] = []
+        self.sized: list[Any] = []
+        self.arrays: list[Any] = []
+        self.objects: list[Any] = []
+        self._names = code.names
+        self._computed = is_computed(code)
+        self._seen = set[int]()
+        level = list(values)
+        for _ in range(_DEPTH + 1):
+            level = [child for path, value in level for child in self._enter(path, value)]
+
+    def _enter(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
+        if isinstance(value, _OPAQUE) or is_ours(value) or id(value) in self._seen:
+            return ()
+        self._seen.add(id(value))
+        if isinstance(value, _BYTES):
+            if len(value) <= _LARGE:
+                self.arrays.append(value)
+            return ()
+        if isinstance(value, (tuple, frozenset)):
+            return [(path, item) for item in value]
+        if isinstance(value, _CONTAINERS):
+            return self._container(path, value)
+        if isinstance(value, MethodType):
+            return [(path, value.__self__)]
+        if isinstance(value, functools.partial):
+            return [(path, value.func), (path, value.args), (path, value.keywords)]
+        return [(str(slot), slot.where[slot.key]) for slot in self._add(self._fields(path, value))]
+
+    def _add(self, slots: Iterable[Slot]) -> list[Slot]:
+        found = list(slots)
+        self.slots += found
+        return found
+
+    def _container(self, path: str, value: Any) -> list[tuple[str, Any]]:
+        items = list(itertools.islice(_items(value), _LARGE))
+        if _size(value) > _LARGE:
+            self.sized.append(value)
+            return [(path, item) for item in items if not isinstance(item, _CONTAINERS)]
+        (self.sized if isinstance(value, (list, deque)) else self.ordered).append(value)
+        if not isinstance(value, set):
+            keys = value if isinstance(value, _MAPPINGS) else range(len(value))
+            self._add(Slot(path, value, key, "item") for key in keys)
+        return [(path, item) for item in items]
+
+    def _fields(self, path: str, value: Any) -> Iterator[Slot]:
+        if isinstance(value, ContextVar):
+            yield Slot(path, Variable(value), "value", of=value)
+            return
+        if value is os.environ:
+            yield Slot("os.environ", vars(os.environ), "_data")
+            return
+        fields, kind = getattr(value, "__dict__", {}), type(value)
+        every = (
+            self._computed or hasattr(kind, "__getattr__") or kind.__module__ == "collections"
+        )  # asks by other names
+        names = list(fields) if every else list(self._names & fields.keys())
+        if isinstance(value, threading.local):  # another dict in each thread
+            yield from (Slot(path, Fields(value), name, of=value) for name in names)
+            return
+        yield from (Slot(path, fields, name) for name in names)
+        for name in slots_of(kind):  # type: ignore[arg-type]
+            if (self._computed or name in self._names) and hasattr(value, name):
+                yield Slot(path, Fields(value), name, of=value)
+        if is_users(kind.__module__) or kind in _NAMESPACES:
+            self.objects.append(value)
+            if hasattr(value, "__dict__"):
+                self.sized.append(fields)
+
+
+def is_computed(code: Code) -> bool:
+    """Whether the code may ask for attributes by names that it does not spell."""
+    return not _COMPUTED.isdisjoint(code.names)
+
+
+def _items(container: Any) -> Any:
+    return container.values() if isinstance(container, _MAPPINGS) else container
+
+
+def _size(value: Any, depth: int = 3) -> int:
+    """Number of entries, down to three containers in containers (a cycle is no problem then)."""
+    inner = (child for child in _items(value) if depth and isinstance(child, _CONTAINERS))
+    return len(value) + sum(_size(child, depth - 1) for child in inner)
