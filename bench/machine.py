@@ -51,10 +51,11 @@ class Neighbours:
         used = _cpu_seconds_of_others() - self.others
         return max(0.0, used / ((time.perf_counter() - self.start) * (os.cpu_count() or 1)))
 
-    def warning(self) -> str:
-        """What to print under a table, "" on a quiet machine."""
+    def said(self) -> str:
+        """What stands under a table: who else used the machine."""
         share = self.share()
-        return f"noisy: other processes used {share:.0%} of the machine meanwhile" if share > BUSY else ""
+        noisy = "noisy, do not publish: " if share > BUSY else ""
+        return f"{noisy}other processes used {share:.0%} of the machine meanwhile"
 
 
 def _cpu_seconds_of_others() -> float:

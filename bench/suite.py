@@ -1,0 +1,144 @@
+"""The rows of bench/rows.py, one after the other, within a time: what `quick` and `all` share."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import bags, cells, dense, growth, machine, options
+from bench.cells import Cell
+from bench.contenders import COMPILE, FXOPT, Made, run_model, run_step
+from bench.rows import Row, rows
+from bench.zoo import ZOO, load
+
+LEAST_LIMIT = 5.0  # seconds below which no compiler is asked
+OWN_SECONDS = 8.0  # what a row takes besides its compiler and its timing: to make, verify and optimize the model
+
+
+@dataclass(frozen=True)
+class Preset:
+    """minutes: in all; what there is no time for is left out. seconds: of timing in each cell; columns: of the growth;
+    bags: batch sizes of the single bag, () without it; zoo: whether its models are rows as well."""
+
+    name: str
+    minutes: float
+    seconds: float
+    columns: tuple[int, ...]
+    bags: tuple[int, ...] = ()
+    zoo: bool = False
+
+    @property
+    def quick(self) -> bool:
+        return not self.zoo
+
+
+def parse(preset: Preset, argv: list[str]) -> argparse.Namespace:
+    parser = options.parser(preset.name, __doc__, batches=(), seconds=preset.seconds)
+    parser.set_defaults(batches=None)  # each row has its own
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--minutes", type=float, default=preset.minutes, help=f"default: {preset.minutes:g}")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds torch.compile may take (0: leave it out)")
+    parser.add_argument("--plot", type=Path, metavar="STEM", help="write STEM.png, STEM.svg and STEM_growth.*")
+    return parser.parse_args(argv)
+
+
+def main(preset: Preset, argv: list[str]) -> int:
+    args = parse(preset, argv)
+    console, neighbours = options.begin(args), machine.Neighbours()
+    suite = Suite(preset, args, console, time.perf_counter() + 60 * args.minutes)
+    if not args.only:
+        suite.growth()
+        suite.bags()
+    measured = suite.rows()
+    tables = [dense.table(preset.name, measured, suite.made), *suite.tables]
+    if args.plot:
+        suite.draw(measured)
+    more = {"optimize_s": suite.optimize_s, "models": dense.described(suite.made)}
+    status = options.finish(args, console, preset.name, tables, [*measured, *suite.others], neighbours, **more)
+    return 1 if suite.failed else status
+
+
+class Suite:
+    """What a preset asks for, and what came of it.
+
+    made: by model. others, tables: the cells and tables of what is no row. optimize_s: seconds by number of columns.
+    """
+
+    def __init__(self, preset: Preset, args: argparse.Namespace, console: Console, deadline: float) -> None:
+        self.preset, self.args, self.console, self.deadline = preset, args, console, deadline
+        self.made, self.optimize_s = dict[str, Made](), dict[int, float]()
+        self.others, self.tables = list[Cell](), list[Table]()
+        self.failed = False
+
+    def growth(self) -> None:
+        for columns in self.preset.columns:
+            with self.console.status(f"{columns} columns"):
+                cell, self.optimize_s[columns] = growth.run(columns, self.args.seconds)
+            self.others.append(cell)
+        self.tables.append(growth.table(self.others, list(self.optimize_s.values())))
+
+    def bags(self) -> None:
+        if self.preset.bags:
+            found = bags.run(self.console, self.preset.bags, "sum", self.args.seconds)
+            self.tables.append(cells.table(bags.title("sum"), ("batch",), found))
+            self.others += found
+
+    def rows(self) -> list[Cell]:
+        """Every row that there is time for. What is left out, or fails, is a line on the console."""
+        chosen = [row for row in _rows(self.preset) if self.args.only in row.entry.name]
+        found: list[Cell] = []
+        for number, row in enumerate(chosen):
+            share = (self.deadline - time.perf_counter()) / (len(chosen) - number)
+            with self.console.status(f"{number + 1} of {len(chosen)}: {row.entry.name}"):
+                found += self._row(row, share)
+        return found
+
+    def _row(self, row: Row, share: float) -> Sequence[Cell]:
+        name = row.entry.name
+        if share <= 0:
+            self.console.print(f"{name} left out: no time was left")
+            return ()
+        batches = self.args.batches or row.batches(self.preset.quick)
+        limit = self._limit(row, len(batches), share)
+        try:
+            made = run_model(row.entry, batches, self.args.seconds, ("fx",), limit, row.cold)
+            step = [run_step(row.entry, row.step, self.args.seconds, limit)] if row.step else []
+        except ImportError as error:
+            self.console.print(f"{name} left out: {error}")
+            return ()
+        except Exception as error:
+            self.failed = True
+            self.console.print(f"[red]{name}: {type(error).__name__}: {str(error)[:300]}[/]")
+            return ()
+        self.made[name] = made
+        for contender, reason in made.skipped.items():
+            self.console.print(f"{name}: no {contender}: {reason}")
+        return [*made.cells, *step]
+
+    def draw(self, measured: Sequence[Cell]) -> None:
+        from bench import plot  # matplotlib is an extra of its own
+
+        paths = plot.draw(measured, (COMPILE, FXOPT), self.args.plot)
+        if self.optimize_s:
+            grown = self.others[: len(self.optimize_s)]
+            stem = self.args.plot.with_name(f"{self.args.plot.name}_growth")
+            paths += plot.draw_growth(grown, list(self.optimize_s.values()), stem)
+        self.console.print(f"wrote {', '.join(map(str, paths))}")
+
+    def _limit(self, row: Row, compiles: int, share: float) -> float:
+        """Seconds for torch.compile at each batch size; 0: it is left out."""
+        each = (share - OWN_SECONDS) / (compiles + (row.step is not None))
+        limit = min(self.args.limit, each)
+        return limit if row.compiles and limit >= LEAST_LIMIT else 0.0
+
+
+def _rows(preset: Preset) -> Iterator[Row]:
+    yield from (row for row in rows() if row.batches(preset.quick))
+    if preset.zoo and ZOO.exists():
+        yield from (Row(entry, compiles=entry.name in dense.SAMPLE) for entry in load(ZOO).entries())
