@@ -17,9 +17,9 @@ from bench.cells import Cell, shown_ratio
 from bench.contenders import COLD, COMPILE, EAGER, FXOPT, INDUCTOR, STEP, Made, run_model, run_step
 from bench.dense_models import entries
 from bench.machine import Neighbours
+from bench.rows import BATCHES
 from bench.zoo import geometric_mean, load
 
-BATCHES = (1, 256, 4096)
 # Of each kind that torch.compile is good and bad at, what it compiles within minutes.
 SAMPLE = """deepctr/DeepFM deepctr/xDeepFM deepctr/DCN_matrix deepctr/AutoInt deepctr/DIFM deepctr/AFM deepctr/MMOE
     deepctr/DIN deepctr/WDL_bn_dice torchfm/FFM torchfm/OPNN torchrec/DLRM""".split()  # noqa: SIM905

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from bench import bags, cells, dense, growth, machine, options
@@ -44,6 +45,7 @@ def parse(preset: Preset, argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--minutes", type=float, default=preset.minutes, help=f"default: {preset.minutes:g}")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds torch.compile may take (0: leave it out)")
+    parser.add_argument("--zoo", type=Path, default=ZOO, help="a file with more models, for `all`")
     parser.add_argument("--plot", type=Path, metavar="STEM", help="write STEM.png, STEM.svg and STEM_growth.*")
     return parser.parse_args(argv)
 
@@ -91,7 +93,7 @@ class Suite:
 
     def rows(self) -> list[Cell]:
         """Every row that there is time for. What is left out, or fails, is a line on the console."""
-        chosen = [row for row in _rows(self.preset) if self.args.only in row.entry.name]
+        chosen = [row for row in self._chosen() if self.args.only in row.entry.name]
         found: list[Cell] = []
         for number, row in enumerate(chosen):
             share = (self.deadline - time.perf_counter()) / (len(chosen) - number)
@@ -110,21 +112,23 @@ class Suite:
             made = run_model(row.entry, batches, self.args.seconds, ("fx",), limit, row.cold)
             step = [run_step(row.entry, row.step, self.args.seconds, limit)] if row.step else []
         except ImportError as error:
-            self.console.print(f"{name} left out: {error}")
+            self.console.print(escape(f"{name} left out: {error}"))
             return ()
         except Exception as error:
             self.failed = True
-            self.console.print(f"[red]{name}: {type(error).__name__}: {str(error)[:300]}[/]")
+            self.console.print(f"[red]{escape(f'{name}: {type(error).__name__}: {str(error)[:300]}')}[/]")
             return ()
         self.made[name] = made
+        if self.args.limit and not limit:
+            made.skipped[COMPILE] = "there is no time for it" if row.compiles else "it takes minutes"
         for contender, reason in made.skipped.items():
-            self.console.print(f"{name}: no {contender}: {reason}")
+            self.console.print(escape(f"{name}: no {contender}: {reason}"))
         return [*made.cells, *step]
 
     def draw(self, measured: Sequence[Cell]) -> None:
         from bench import plot  # matplotlib is an extra of its own
 
-        paths = plot.draw(measured, (COMPILE, FXOPT), self.args.plot)
+        paths = plot.draw(measured, (COMPILE, FXOPT), self.args.plot) if measured else []
         if self.optimize_s:
             grown = self.others[: len(self.optimize_s)]
             stem = self.args.plot.with_name(f"{self.args.plot.name}_growth")
@@ -137,8 +141,10 @@ class Suite:
         limit = min(self.args.limit, each)
         return limit if row.compiles and limit >= LEAST_LIMIT else 0.0
 
-
-def _rows(preset: Preset) -> Iterator[Row]:
-    yield from (row for row in rows() if row.batches(preset.quick))
-    if preset.zoo and ZOO.exists():
-        yield from (Row(entry, compiles=entry.name in dense.SAMPLE) for entry in load(ZOO).entries())
+    def _chosen(self) -> Iterator[Row]:
+        yield from (row for row in rows() if row.batches(self.preset.quick))
+        if self.preset.zoo:
+            try:
+                yield from (Row(entry, compiles=entry.name in dense.SAMPLE) for entry in load(self.args.zoo).entries())
+            except FileNotFoundError as error:
+                self.console.print(escape(str(error)))

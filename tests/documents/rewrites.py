@@ -3,11 +3,15 @@ them, and the words of its report."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import tempfile
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import nn
 
 from fxopt import Config
 from fxopt.findings import Change
@@ -31,15 +35,26 @@ class Shown:
 
 def example(name: str) -> str:
     """The part of a page about one pass."""
-    shown = _shown(name)
+    model = CATALOGUE[name].fires()
+    shown = _shown(name, model)
     after = shown.after or ["# nothing: whoever read the result now reads what stood in front"]
-    code = ["# before", *shown.before, "", "# after", *after]
-    return "\n".join(["```text", *code, "```", "", f"The report says: {shown.what}. It is safe because: {shown.why}."])
+    graph = ["# before", *shown.before, "", "# after", *after]
+    said = f"The report shows “{shown.what}”, safe: “{shown.why}”."
+    return "\n".join(["```py", *_written(model), "```", "", "```text", *graph, "```", "", said])
 
 
-def _shown(name: str) -> Shown:
+def _written(model: nn.Module) -> list[str]:
+    """The methods that the model's class has of its own, and the forward that it inherits."""
+    own = {name: method for name, method in vars(type(model)).items() if inspect.isfunction(method)}
+    methods = {"forward": type(model).forward, **own}
+    methods.pop("__init__", None)
+    sources = (textwrap.dedent(inspect.getsource(method)).splitlines() for method in methods.values())
+    return [line for source in sources for line in ("", *source)][1:]
+
+
+def _shown(name: str, model: nn.Module) -> Shown:
     with tempfile.TemporaryDirectory() as folder:
-        fast = optimized(name, CATALOGUE[name].fires(), Config(tune="off", dump=folder))
+        fast = optimized(name, model, Config(tune="off", dump=folder))
         (findings,) = fast._fxopt.findings
         change = _fullest([change for ran in findings.passes if ran.name == name for change in ran.changes])
         (graphs,) = Path(folder).iterdir()

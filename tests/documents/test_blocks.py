@@ -24,6 +24,9 @@ def test_every_block_runs(tmp_path: Path) -> None:
 def test_the_pages_have_blocks() -> None:
     found = [block for page in DOCUMENTS for block in blocks.blocks(page)]
     assert {"README.md", "docs/getting-started.md"} <= {block.page for block in found if not block.why}
+    shown = sum(page.read_text().count("```python") for page in DOCUMENTS)
+    first = sum(page.read_text().count("<!-- first:\n") for page in DOCUMENTS)
+    assert len(found) == shown + first, "a block whose fence is written otherwise would not run"
 
 
 def test_what_fails_is_named_and_what_is_marked_does_not_run(tmp_path, monkeypatch, capsys) -> None:
