@@ -49,7 +49,7 @@ def _written(model: nn.Module) -> list[str]:
     methods = {"forward": type(model).forward, **own}
     methods.pop("__init__", None)
     sources = (textwrap.dedent(inspect.getsource(method)).splitlines() for method in methods.values())
-    return [line for source in sources for line in ("", *source)][1:]
+    return [line for source in sources for line in ("", "", *source)][2:]
 
 
 def _shown(name: str, model: nn.Module) -> Shown:
