@@ -96,20 +96,33 @@ class Suite:
         chosen = [row for row in self._chosen() if self.args.only in row.entry.name]
         found: list[Cell] = []
         for number, row in enumerate(chosen):
-            share = (self.deadline - time.perf_counter()) / (len(chosen) - number)
+            left = chosen[number:]
+            if time.perf_counter() > self.deadline:
+                self.console.print(f"no time was left for {', '.join(row.entry.name for row in left)}")
+                break
             with self.console.status(f"{number + 1} of {len(chosen)}: {row.entry.name}"):
-                found += self._row(row, share)
+                found += self._row(row, self._limit(row, left))
         return found
 
-    def _row(self, row: Row, share: float) -> Sequence[Cell]:
+    def _limit(self, row: Row, left: Sequence[Row]) -> float:
+        """Seconds for torch.compile at each batch size, when `left` are to come; 0: it is left out.
+
+        What the rows do not need themselves is shared by those that torch.compile is asked for.
+        """
+        if not row.compiles:
+            return 0.0
+        spare = self.deadline - time.perf_counter() - OWN_SECONDS * len(left)
+        compiles = len(self._batches(row)) + (row.step is not None)
+        limit = min(self.args.limit, spare / sum(each.compiles for each in left) / compiles)
+        return limit if limit >= LEAST_LIMIT else 0.0
+
+    def _batches(self, row: Row) -> tuple[int, ...]:
+        return self.args.batches or row.batches(self.preset.quick)
+
+    def _row(self, row: Row, limit: float) -> Sequence[Cell]:
         name = row.entry.name
-        if share <= 0:
-            self.console.print(f"{name} left out: no time was left")
-            return ()
-        batches = self.args.batches or row.batches(self.preset.quick)
-        limit = self._limit(row, len(batches), share)
         try:
-            made = run_model(row.entry, batches, self.args.seconds, ("fx",), limit, row.cold)
+            made = run_model(row.entry, self._batches(row), self.args.seconds, ("fx",), limit, row.cold)
             step = [run_step(row.entry, row.step, self.args.seconds, limit)] if row.step else []
         except ImportError as error:
             self.console.print(escape(f"{name} left out: {error}"))
@@ -134,12 +147,6 @@ class Suite:
             stem = self.args.plot.with_name(f"{self.args.plot.name}_growth")
             paths += plot.draw_growth(grown, list(self.optimize_s.values()), stem)
         self.console.print(f"wrote {', '.join(map(str, paths))}")
-
-    def _limit(self, row: Row, compiles: int, share: float) -> float:
-        """Seconds for torch.compile at each batch size; 0: it is left out."""
-        each = (share - OWN_SECONDS) / (compiles + (row.step is not None))
-        limit = min(self.args.limit, each)
-        return limit if row.compiles and limit >= LEAST_LIMIT else 0.0
 
     def _chosen(self) -> Iterator[Row]:
         yield from (row for row in rows() if row.batches(self.preset.quick))

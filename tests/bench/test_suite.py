@@ -68,16 +68,23 @@ def test_a_row_that_fails_is_named_and_the_rest_is_measured(small, capsys):
 
 
 def test_no_time_is_left(small, capsys):
-    assert suite.main(TINY, ["--minutes", "0", "--only", "small"]) == 0
-    assert "small left out: no time was left" in capsys.readouterr().out
+    assert suite.main(TINY, ["--minutes", "0"]) == 0
+    assert "no time was left for small, absent" in capsys.readouterr().out
 
 
-def test_a_compiler_gets_its_share_of_the_time():
+def test_a_compiler_gets_its_share_of_the_time(monkeypatch):
+    monkeypatch.setattr(suite.time, "perf_counter", lambda: 0.0)
     args = suite.parse(quick.PRESET, [])
-    it = suite.Suite(quick.PRESET, args, None, 0.0)
-    row = rows.Row(SMALL, quick=(1, 256))
-    assert it._limit(row, 2, 30.0) == 11.0 and it._limit(row, 2, 1000.0) == 120.0
-    assert it._limit(row, 2, 10.0) == 0.0 and it._limit(replace(row, compiles=False), 2, 1000.0) == 0.0
+    row = rows.Row(SMALL, quick=(1, 256), step=3)
+    without = replace(row, compiles=False)
+    left = [row, without, row, without]
+
+    def limit(row: rows.Row, minutes: float) -> float:
+        return suite.Suite(quick.PRESET, args, None, 60 * minutes)._limit(row, left)
+
+    own = suite.OWN_SECONDS * 4
+    assert limit(row, 2) == pytest.approx((120 - own) / 2 / 3) and limit(row, 100) == 120.0
+    assert limit(row, 0.5) == 0.0 and limit(without, 100) == 0.0
 
 
 @pytest.mark.parametrize("name", NEW)
