@@ -88,6 +88,11 @@ def run_model(
     return Made(tuple(cells), spent, skipped, peaks)
 
 
+def is_call(cell: Cell) -> bool:
+    """Whether a cell is an ordinary call, and belongs into a mean."""
+    return not cell.labels[0].endswith((f", {STEP}", f", {COLD}"))
+
+
 def run_step(entry: Any, batch: int, seconds: float, limit: float) -> Cell:
     """Forward and backward of one batch, gradients compared with eager's."""
     model = entry.make_model()

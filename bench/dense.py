@@ -14,9 +14,10 @@ from rich.table import Table
 
 from bench import options
 from bench.cells import Cell, shown_ratio
-from bench.contenders import COLD, COMPILE, EAGER, FXOPT, INDUCTOR, STEP, Made, run_model, run_step
+from bench.contenders import COMPILE, EAGER, FXOPT, INDUCTOR, Made, is_call, run_model, run_step
 from bench.dense_models import entries
 from bench.machine import Neighbours
+from bench.plot import draw
 from bench.rows import BATCHES
 from bench.zoo import geometric_mean, load
 
@@ -58,14 +59,10 @@ def geometric_means(cells: Sequence[Cell], names: Sequence[str]) -> dict[str, di
     """By batch size, then contender: of eager / this, over the cells that all of the contenders ran."""
     means = {}
     for batch in dict.fromkeys(cell.labels[1] for cell in cells):
-        whole = [c for c in cells if c.labels[1] == batch and set(names) <= c.timings.keys() and _is_call(c)]
+        whole = [c for c in cells if c.labels[1] == batch and set(names) <= c.timings.keys() and is_call(c)]
         if whole:
             means[batch] = {name: geometric_mean([cell.ratio(name) for cell in whole]) for name in names}
     return means
-
-
-def _is_call(cell: Cell) -> bool:
-    return not cell.labels[0].endswith((f", {STEP}", f", {COLD}"))
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -107,8 +104,6 @@ def main(argv: list[str]) -> int:
         peaks = ", ".join(f"{who} {size / 1e6:.1f} MB" for who, size in result.peak_bytes.items())
         console.print(f"{name}: peak memory of a call at the largest batch: {peaks}")
     if args.plot:
-        from bench.plot import draw  # matplotlib is an extra of its own
-
         for path in draw(cells, (COMPILE, FXOPT, INDUCTOR), args.plot):
             console.print(f"wrote {path}")
     return exit_status

@@ -15,6 +15,7 @@ from bench.contenders import CAPTURED_AT, EAGER, FXOPT
 from bench.machine import Neighbours
 from bench.models import ManyColumns, Mix, make_inputs
 from bench.peers import Skipped, with_fxopt
+from bench.plot import draw_growth
 from bench.verify import Judge
 
 SIZES = (10, 100, 1000, 5000)
@@ -70,8 +71,6 @@ def main(argv: list[str]) -> int:
             found.append(run(columns, args.seconds))
     cells, seconds = [cell for cell, _ in found], [spent for _, spent in found]
     if args.plot:
-        from bench.plot import draw_growth  # matplotlib is an extra of its own
-
         for path in draw_growth(cells, seconds, args.plot):
             console.print(f"wrote {path}")
     return options.finish(args, console, "growth", [table(cells, seconds)], cells, neighbours, optimize_s=seconds)

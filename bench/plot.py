@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cells import Cell
+from bench.contenders import is_call
 from bench.zoo import geometric_mean
 
 COLOURS = ("#9aa5b1", "#1f6feb", "#8250df")
@@ -70,7 +71,7 @@ def _panel(axes: Any, cells: Sequence[Cell], names: Sequence[str], batch: str) -
     width = 0.8 / len(names)
     for number, (name, colour) in enumerate(zip(names, COLOURS, strict=False)):
         ratios = [cell.ratio(name) if name in cell.timings else 0.0 for cell in cells]
-        mean = geometric_mean([ratio for ratio in ratios if ratio])
+        mean = geometric_mean([ratio for ratio, cell in zip(ratios, cells, strict=True) if ratio and is_call(cell)])
         places = [i + (number - (len(names) - 1) / 2) * width for i in range(len(cells) + 1)]
         bars = axes.bar(places, [*ratios, mean], width, label=name, color=colour)
         axes.bar_label(bars, fmt="%.1f", fontsize=6)
@@ -79,5 +80,6 @@ def _panel(axes: Any, cells: Sequence[Cell], names: Sequence[str], batch: str) -
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_ylabel(f"batch {batch}\neager / this", fontsize=8)
     axes.set_yscale("log", base=2)
+    axes.set_ylim(min(0.5, axes.get_ylim()[0]), max(2, 1.2 * axes.get_ylim()[1]))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.spines[["top", "right"]].set_visible(False)

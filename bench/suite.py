@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bench import bags, cells, dense, growth, machine, options
+from bench import bags, cells, dense, growth, machine, options, plot
 from bench.cells import Cell
 from bench.contenders import COMPILE, FXOPT, Made, run_model, run_step
 from bench.rows import Row, rows
@@ -59,8 +59,8 @@ def main(preset: Preset, argv: list[str]) -> int:
         suite.bags()
     measured = suite.rows()
     tables = [dense.table(preset.name, measured, suite.made), *suite.tables]
-    if args.plot:
-        suite.draw(measured)
+    if args.plot or args.save:
+        suite.draw(measured, args.plot or machine.result(preset.name).with_suffix(""))
     more = {"optimize_s": suite.optimize_s, "models": dense.described(suite.made)}
     status = options.finish(args, console, preset.name, tables, [*measured, *suite.others], neighbours, **more)
     return 1 if suite.failed else status
@@ -138,15 +138,17 @@ class Suite:
             self.console.print(escape(f"{name}: no {contender}: {reason}"))
         return [*made.cells, *step]
 
-    def draw(self, measured: Sequence[Cell]) -> None:
-        from bench import plot  # matplotlib is an extra of its own
-
-        paths = plot.draw(measured, (COMPILE, FXOPT), self.args.plot) if measured else []
-        if self.optimize_s:
-            grown = self.others[: len(self.optimize_s)]
-            stem = self.args.plot.with_name(f"{self.args.plot.name}_growth")
-            paths += plot.draw_growth(grown, list(self.optimize_s.values()), stem)
-        self.console.print(f"wrote {', '.join(map(str, paths))}")
+    def draw(self, measured: Sequence[Cell], stem: Path) -> None:
+        """Writes stem.png, stem.svg and stem_growth.*, where matplotlib is installed."""
+        try:
+            paths = plot.draw(measured, (COMPILE, FXOPT), stem) if measured else []
+            if self.optimize_s:
+                grown, seconds = self.others[: len(self.optimize_s)], list(self.optimize_s.values())
+                paths += plot.draw_growth(grown, seconds, stem.with_name(f"{stem.name}_growth"))
+        except ImportError as error:
+            self.console.print(escape(f"no plots: {error} (pip install '.[bench]')"))
+        else:
+            self.console.print(f"wrote {', '.join(map(str, paths))}")
 
     def _chosen(self) -> Iterator[Row]:
         yield from (row for row in rows() if row.batches(self.preset.quick))

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from rich.table import Table
 
-from bench import growth, quick, rows, suite
+from bench import growth, machine, quick, rows, suite
 from bench.all import PRESET as ALL
 from bench.cells import markdown, shown_ratio, table
 from bench.dense_models import Entry, TrainingStep, mlp
@@ -53,6 +54,14 @@ def test_the_plots(small, tmp_path, capsys):
     assert suite.main(TINY, ["--limit", "0", "--plot", str(tmp_path / "plot")]) == 0
     names = {path.name for path in tmp_path.iterdir() if path.stat().st_size}
     assert names == {"plot.png", "plot.svg", "plot_growth.png", "plot_growth.svg"}
+
+
+def test_saved_without_matplotlib(small, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(machine, "RESULTS", tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert suite.main(TINY, ["--limit", "0", "--only", "small", "--save"]) == 0
+    assert "no plots: " in capsys.readouterr().out
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md"}
 
 
 def test_some_rows_alone(small, capsys):
