@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,21 @@ import pytest
 from tests.documents.commands import commands, wrong
 from tests.documents.parts import DOCUMENTS, ROOT
 
+OPTION = re.compile(r"add_argument\([^)]*?\"(--[a-z-]+)\"")
+
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_its_commands_exist(page: Path) -> None:
     found = (wrong(command, whole, page.parent) for command, whole in commands(page.read_text()))
     assert not [problem for problem in found if problem]
+
+
+def test_options_that_a_sentence_names_exist() -> None:
+    places = [ROOT / "fxopt" / "cli", ROOT / "bench", ROOT / "examples", ROOT / "tests"]
+    known = {option for place in places for path in place.rglob("*.py") for option in OPTION.findall(path.read_text())}
+    named = {option for page in DOCUMENTS for option in re.findall(r"`(--[a-z-]+)", page.read_text())}
+    assert {"--html", "--train"} <= named
+    assert not named - known
 
 
 def test_what_does_not_exist_is_named() -> None:
