@@ -13,12 +13,13 @@ BASE := .venv/.base-$(KEY)
 FULL := .venv/.full-$(KEY)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench clean
+.PHONY: help demo test bench docs clean
 
 help:
 	@echo 'make demo    train a DLRM, optimize it, show the report and the times before and after (2 minutes)'
 	@echo 'make test    ruff, mypy and pytest'
-	@echo 'make bench   embedding columns: eager, torch.compile, AOTInductor and fxopt'
+	@echo 'make bench   models, training, cold calls and growth with the columns on this machine (3 minutes)'
+	@echo 'make docs    the documents as a site, in build/site (mkdocs)'
 	@echo 'make clean   remove .venv, caches and generated data'
 
 demo: $(BASE)
@@ -29,10 +30,14 @@ test: $(FULL)
 	@$(RUN) -m pytest -n $(PROCESSES) --dist worksteal
 
 bench: $(BASE)
-	@$(RUN) -m bench columns
+	@$(RUN) -m bench quick
 
 $(BASE) $(FULL): .venv/.%-$(KEY):
 	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' KEY='$(KEY)' .ci/setup $*
+
+docs: $(BASE)
+	@$(RUN) -c 'import mkdocs' 2>/dev/null || $(RUN) -m pip install --quiet --editable '.[docs]' --constraint .venv/constraints.txt
+	@$(RUN) -m mkdocs build --strict -f site/mkdocs.yml
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis examples/dlrm/data examples/dlrm/runs

@@ -7,11 +7,14 @@ import os
 import sys
 
 BENCHMARKS = {
+    "quick": "the main models in three minutes",
+    "all": "every benchmark for the CPU in half an hour, with torch.compile",
     "columns": "RECom's models E and F, whole and up to the concat, against eager, torch.compile and AOTInductor",
     "bags": "one large table of pooled bags, against F.embedding_bag and fbgemm_gpu",
     "gpu": "embedding columns and bags on a CUDA device, called and as a graph",
     "dense": "attention, experts, interactions and DLRM, against eager and torch.compile; with a plot",
     "zoo": "third-party models against eager",
+    "growth": "optimize() and a call by the number of columns, 10 to 5000",
 }
 
 

@@ -5,6 +5,7 @@ One table of 1M x 64 fp32, bags of 0 to 100 ids. Inputs rotate through 16,384 ba
 
 from __future__ import annotations
 
+import argparse
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -134,12 +135,18 @@ def run(console: Console, batches: tuple[int, ...], mode: str, seconds: float) -
     return cells
 
 
-def main(argv: list[str]) -> int:
+def title(mode: str) -> str:
+    return f"one table of {ROWS:,} x {DIM}, {mode} of 0-{LARGEST_BAG} ids a bag"
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
     parser = options.parser("bags", __doc__, batches=(1, 16, 64, 256, 1024, 4096), seconds=3.0)
     parser.add_argument("--mode", choices=("sum", "mean"), default="sum")
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    args = parse(argv)
     console, neighbours = options.begin(args), Neighbours()
     cells = run(console, args.batches, args.mode, args.seconds)
-    title = f"one table of {ROWS:,} x {DIM}, {args.mode} of 0-{LARGEST_BAG} ids a bag"
-    console.print(table(title, ("batch",), cells))
-    return options.finish(args, console, "bags", cells, neighbours)
+    return options.finish(args, console, "bags", [table(title(args.mode), ("batch",), cells)], cells, neighbours)

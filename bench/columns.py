@@ -103,6 +103,6 @@ def main(argv: list[str]) -> int:
     neighbours = Neighbours()
     for part in PARTS:
         cells += run_part(args, console, Subject(args.model, args.columns, part, args.packed), model)
-    console.print(table(f"model {args.model.upper()}, {args.columns} columns", ("part", "batch"), cells))
+    shown = table(f"model {args.model.upper()}, {args.columns} columns", ("part", "batch"), cells)
     name = "guarded" if args.guarded else "columns"
-    return options.finish(args, console, f"{name}_{args.model}{args.columns}", cells, neighbours)
+    return options.finish(args, console, f"{name}_{args.model}{args.columns}", [shown], cells, neighbours)

@@ -20,12 +20,14 @@ ROWS = 1000
 
 @dataclass(frozen=True)
 class Entry:
-    """A model to measure, with the names that a zoo's entries have. batches: the ones it is measured at."""
+    """A model to measure, with the names that a zoo's entries have. batches: the ones it is measured at; renew: makes
+    the same arguments without what an earlier call has kept in them."""
 
     name: str
     make: Callable[[], nn.Module]
     inputs: Callable[[int, torch.Generator], tuple]
     batches: tuple[int, ...] = (1, 256, 4096)
+    renew: Callable[[tuple], tuple] = lambda args: args
 
     def make_model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -36,7 +38,7 @@ class Entry:
         return self.inputs(batch, torch.Generator().manual_seed(seed * 7919 + batch))
 
     def fresh(self, args: tuple) -> tuple:
-        return args
+        return self.renew(args)
 
 
 def mlp(*sizes: int) -> nn.Sequential:
@@ -164,10 +166,12 @@ class TrainingStep(nn.Module):
             return (loss.detach(), *torch.autograd.grad(loss, list(self.of.parameters())))
 
 
-def entries() -> list[Entry]:
-    def ids(fields: int) -> Callable[[int, torch.Generator], tuple]:
-        return lambda B, g: (torch.randint(0, ROWS, (B, fields), generator=g),)
+def ids(fields: int) -> Callable[[int, torch.Generator], tuple]:
+    """Inputs int64 [B, fields]."""
+    return lambda B, g: (torch.randint(0, ROWS, (B, fields), generator=g),)
 
+
+def entries() -> list[Entry]:
     def sequences(B: int, g: torch.Generator) -> tuple:
         history = torch.randint(0, ROWS, (B, 100), generator=g)
         return torch.randint(0, ROWS, (B,), generator=g), history, torch.randint(1, 101, (B,), generator=g)

@@ -96,15 +96,18 @@ def error_of(found: Any, expected: Any) -> float:
     return error
 
 
-def main(argv: list[str]) -> int:
-    begun = time.perf_counter()
+def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench gpu", description=__doc__)
     parser.add_argument("--columns", type=int, default=1000)
     parser.add_argument("--batches", type=options.numbers, default=BATCHES, help="of model E, default: 1,256,2048")
     parser.add_argument("--minutes", type=float, default=9.0, help="what would take longer is left out, default: 9")
     parser.add_argument("--tune", action="store_true", help="also each build of the columns that tune() tries")
     parser.add_argument("--json", type=Path, help="where to write the results as they come, default: bench/results/")
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    begun, args = time.perf_counter(), parse(argv)
     if not torch.cuda.is_available():
         print("python -m bench gpu: no CUDA device here", file=sys.stderr)
         return 2

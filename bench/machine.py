@@ -51,10 +51,11 @@ class Neighbours:
         used = _cpu_seconds_of_others() - self.others
         return max(0.0, used / ((time.perf_counter() - self.start) * (os.cpu_count() or 1)))
 
-    def warning(self) -> str:
-        """What to print under a table, "" on a quiet machine."""
+    def said(self) -> str:
+        """What stands under a table: who else used the machine."""
         share = self.share()
-        return f"noisy: other processes used {share:.0%} of the machine meanwhile" if share > BUSY else ""
+        noisy = "noisy, do not publish: " if share > BUSY else ""
+        return f"{noisy}other processes used {share:.0%} of the machine meanwhile"
 
 
 def _cpu_seconds_of_others() -> float:
@@ -68,10 +69,15 @@ def _cpu_seconds_of_others() -> float:
     return busy - own.user - own.system - own.children_user - own.children_system
 
 
+def result(benchmark: str) -> Path:
+    """The file in bench/results/ for results of today on this machine."""
+    cpu = "-".join("".join(c if c.isalnum() else " " for c in cpu_name()).split())
+    return RESULTS / f"{benchmark}_{date.today()}_{cpu}.json"
+
+
 def save(benchmark: str, results: dict[str, Any], to: str | None = None) -> Path:
     """Writes JSON to `to`, else into bench/results/ under a name with the date and the CPU."""
-    cpu = "-".join("".join(c if c.isalnum() else " " for c in cpu_name()).split())
-    path = Path(to) if to else RESULTS / f"{benchmark}_{date.today()}_{cpu}.json"
+    path = Path(to) if to else result(benchmark)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": describe(), **results}, indent=1) + "\n")
     return path

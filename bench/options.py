@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
 from bench import machine
-from bench.cells import Cell
+from bench.cells import Cell, markdown
+
+WIDE = 160  # characters of a line where no terminal says how many it has
 
 
 def parser(name: str, doc: str | None, batches: tuple[int, ...], seconds: float) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog=f"python -m bench {name}", description=doc)
-    default = ",".join(map(str, batches))
+    default = ",".join(map(str, batches)) or "each row's own"
     made.add_argument("--batches", type=numbers, default=batches, help=f"default: {default}")
     made.add_argument("--seconds", type=float, default=seconds, help=f"of timing in each cell, default: {seconds:g}")
     made.add_argument("--threads", type=int, help="of torch, default: its own")
@@ -31,7 +35,7 @@ def numbers(text: str) -> tuple[int, ...]:
 def begin(args: argparse.Namespace) -> Console:
     if args.threads:
         torch.set_num_threads(args.threads)
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
     console.print(machine.header())
     return console
 
@@ -40,18 +44,25 @@ def finish(
     args: argparse.Namespace,
     console: Console,
     name: str,
+    tables: Sequence[Table],
     cells: Sequence[Cell],
     neighbours: machine.Neighbours,
     **more: Any,
 ) -> int:
-    """Prints what a reader of the table must know, writes the results, and returns the exit status."""
+    """Prints the tables and what a reader must know of them, writes the results, and returns the exit status.
+
+    Results are JSON, and the tables beside it in Markdown.
+    """
     wrong = [f"{', '.join(cell.labels)}: {reason}" for cell in cells for reason in cell.refused.values()]
+    for shown in tables:
+        console.print(shown)
     for line in wrong:
         console.print(f"[red]{line}[/]")
-    if neighbours.warning():
-        console.print(f"[yellow]{neighbours.warning()}[/]")
+    console.print(f"[yellow]{neighbours.said()}[/]")
     results = {"others": neighbours.share(), "cells": [cell.as_dict() for cell in cells], **more}
-    targets = ([args.json] if args.json else []) + ([None] if args.save else [])
-    for target in targets:
-        console.print(f"wrote {machine.save(name, results, target)}")
+    for target in ([args.json] if args.json else []) + ([None] if args.save else []):
+        path = machine.save(name, results, target)
+        texts = [machine.header(), neighbours.said(), *map(markdown, tables), *wrong]
+        path.with_suffix(".md").write_text("\n\n".join(texts))
+        console.print(f"wrote {path} and {path.with_suffix('.md').name}")
     return 1 if wrong else 0

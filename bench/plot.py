@@ -1,4 +1,4 @@
-"""A benchmark's cells as a picture: a panel a batch size, a group of bars a model."""
+"""A benchmark's cells as a picture: bars by model and batch size, or lines by the number of columns."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cells import Cell
+from bench.contenders import is_call
 from bench.zoo import geometric_mean
 
 COLOURS = ("#9aa5b1", "#1f6feb", "#8250df")
@@ -19,11 +20,7 @@ def draw(cells: Sequence[Cell], names: Sequence[str], to: Path) -> list[Path]:
         cells: labels (model, batch size).
         names: the contenders to show, as far as a cell has them.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     names = [name for name in names if any(name in cell.timings for cell in cells)]
     batches = list(dict.fromkeys(cell.labels[1] for cell in cells))
     widest = max(sum(cell.labels[1] == batch for cell in cells) for batch in batches)
@@ -34,11 +31,39 @@ def draw(cells: Sequence[Cell], names: Sequence[str], to: Path) -> list[Path]:
     figure.legend(
         *panels[0, 0].get_legend_handles_labels(), frameon=False, ncols=len(names), loc="outside upper center"
     )
+    return _written(figure, to)
+
+
+def draw_growth(cells: Sequence[Cell], seconds: Sequence[float], to: Path) -> list[Path]:
+    """Writes `to`.png and `to`.svg: the time of a call and of optimize() by the number of columns, on log axes."""
+    figure, panels = _pyplot().subplots(1, 2, figsize=(8, 3), layout="constrained")
+    columns = [int(cell.labels[0]) for cell in cells]
+    for name, colour in zip(cells[0].timings, COLOURS, strict=False):
+        times = [1e3 * cell.timings[name].median for cell in cells]
+        panels[0].plot(columns, times, marker="o", label=name, color=colour)
+    panels[1].plot(columns, seconds, marker="o", label="optimize()", color=COLOURS[1])
+    for axes, what in zip(panels, ("ms of a call at batch 1", "s"), strict=True):
+        axes.set(xscale="log", yscale="log", xlabel="columns", ylabel=what)
+        axes.grid(which="both", alpha=0.2)
+        axes.legend(frameon=False)
+    return _written(figure, to)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _written(figure: Any, to: Path) -> list[Path]:
     to.parent.mkdir(parents=True, exist_ok=True)
     paths = [to.with_suffix(suffix) for suffix in (".png", ".svg")]
     for path in paths:
         figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    _pyplot().close(figure)
     return paths
 
 
@@ -46,7 +71,7 @@ def _panel(axes: Any, cells: Sequence[Cell], names: Sequence[str], batch: str) -
     width = 0.8 / len(names)
     for number, (name, colour) in enumerate(zip(names, COLOURS, strict=False)):
         ratios = [cell.ratio(name) if name in cell.timings else 0.0 for cell in cells]
-        mean = geometric_mean([ratio for ratio in ratios if ratio])
+        mean = geometric_mean([ratio for ratio, cell in zip(ratios, cells, strict=True) if ratio and is_call(cell)])
         places = [i + (number - (len(names) - 1) / 2) * width for i in range(len(cells) + 1)]
         bars = axes.bar(places, [*ratios, mean], width, label=name, color=colour)
         axes.bar_label(bars, fmt="%.1f", fontsize=6)
@@ -55,5 +80,6 @@ def _panel(axes: Any, cells: Sequence[Cell], names: Sequence[str], batch: str) -
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_ylabel(f"batch {batch}\neager / this", fontsize=8)
     axes.set_yscale("log", base=2)
+    axes.set_ylim(min(0.5, axes.get_ylim()[0]), max(2, 1.2 * axes.get_ylim()[1]))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.spines[["top", "right"]].set_visible(False)

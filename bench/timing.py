@@ -15,14 +15,24 @@ from fxopt.tune.clock import no_gc
 SLICE = 0.02  # seconds a contender keeps the machine in one round
 MOST_CALLS = 200  # of one contender in one round
 FEWEST_ROUNDS = 3
+OTHER_WORK = 1 << 25  # numbers that other work edits: 128 MiB, more than the last cache that a core can reach
+
+
+class NotInterleaved(ValueError):
+    """A ratio was asked for whose sides did not run in turns."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call: the median of each round, and the fastest call of all."""
+    """Seconds per call: the median of each round, the fastest call of all, and the one that 99 of 100 calls beat.
+
+    run: what its contenders share who were timed in the same turns.
+    """
 
     rounds: tuple[float, ...]
     minimum: float
+    p99: float
+    run: object
 
     @property
     def median(self) -> float:
@@ -30,8 +40,36 @@ class Timing:
 
 
 def ratio(base: Timing, other: Timing) -> float:
-    """base / other: above 1, `other` is the faster one. Paired by round, so slow drift cancels."""
-    return statistics.median(b / o for b, o in zip(base.rounds, other.rounds, strict=True))
+    """base / other: above 1, `other` is the faster one. Paired by round, so slow drift cancels.
+
+    Raises:
+        NotInterleaved: the two were not timed in turns.
+    """
+    return statistics.median(_ratios(base, other))
+
+
+def quartiles(base: Timing, other: Timing) -> tuple[float, float]:
+    """Half of the rounds' ratios lie between these; raises as `ratio` does."""
+    first, _, third = statistics.quantiles(_ratios(base, other), n=4, method="inclusive")
+    return first, third
+
+
+def _ratios(base: Timing, other: Timing) -> list[float]:
+    if base.run is not other.run:
+        raise NotInterleaved("ratio: expected two contenders that were timed in turns, found two separate measurements")
+    return [b / o for b, o in zip(base.rounds, other.rounds, strict=True)]
+
+
+def behind_other_work(fresh: Callable[[tuple], tuple]) -> Callable[[tuple], tuple]:
+    """`fresh`, and then work that empties the caches: what is timed next finds nothing in them."""
+    work = torch.zeros(OTHER_WORK)
+
+    def made(args: tuple) -> tuple:
+        args = fresh(args)
+        work.add_(1)
+        return args
+
+    return made
 
 
 def measure(
@@ -58,7 +96,8 @@ def measure(
             for turn in order if done % 2 else reversed(order):
                 turn.round()
             done += 1
-    return {name: Timing(tuple(turn.medians), turn.minimum) for name, turn in turns.items()}
+    run = object()
+    return {name: turn.timing(run) for name, turn in turns.items()}
 
 
 class _Turns:
@@ -69,10 +108,12 @@ class _Turns:
     ) -> None:
         self.call, self.inputs, self.fresh = call, inputs, fresh
         self.medians: list[float] = []
-        self.minimum = float("inf")
+        self.times: list[float] = []
         self.next = start
         self.once()
-        self.calls = max(1, min(MOST_CALLS, int(SLICE / self.once())))
+        begun = time.perf_counter()
+        self.once()  # with what makes its arguments, which may take longer than the call
+        self.calls = max(1, min(MOST_CALLS, int(SLICE / (time.perf_counter() - begun))))
 
     def once(self) -> float:
         args = self.fresh(self.inputs[self.next % len(self.inputs)])
@@ -85,4 +126,8 @@ class _Turns:
         self.once()
         times = [self.once() for _ in range(self.calls)]
         self.medians.append(statistics.median(times))
-        self.minimum = min(self.minimum, *times)
+        self.times += times
+
+    def timing(self, run: object) -> Timing:
+        ordered = sorted(self.times)
+        return Timing(tuple(self.medians), ordered[0], ordered[int(0.99 * (len(ordered) - 1) + 0.5)], run)

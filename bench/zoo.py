@@ -197,7 +197,6 @@ def main(argv: list[str]) -> int:
             results.append(run_model(entry, args.batches, args.seconds))
             for line in notes(results[-1], args.batches):
                 console.print(line)
-    console.print(table(results, args.batches))
     cells = [cell for result in results for cell in result.cells]
-    status_of_cells = options.finish(args, console, "zoo", cells, neighbours)
+    status_of_cells = options.finish(args, console, "zoo", [table(results, args.batches)], cells, neighbours)
     return 1 if any(result.wrong for result in results) else status_of_cells

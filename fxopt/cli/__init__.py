@@ -22,7 +22,7 @@ _ABOUT = "Makes recommendation models with many embedding columns fast. In a pro
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     options.argv = sys.argv[1:] if argv is None else argv
     from fxopt.kernels.cache import BuildError
     from fxopt.report.model_file import ModelError, UsageError
@@ -48,10 +48,11 @@ def _complain(error: Exception, code: int) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m fxopt", description=_ABOUT)
-    parser.add_argument("--version", action="version", version=f"fxopt {fxopt.__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    """Of every command."""
+    parsed = argparse.ArgumentParser("python -m fxopt", description=_ABOUT)
+    parsed.add_argument("--version", action="version", version=f"fxopt {fxopt.__version__}")
+    commands = parsed.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for each in (report, diff, export, build, doctor, cache):
         each.add(commands)
-    return parser
+    return parsed

@@ -206,6 +206,7 @@ class Report:
         return dumped(self)
 
     def to_json(self) -> str:
+        """The same as text."""
         from fxopt.report.schema import encoded
 
         return encoded(self)

@@ -3,18 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench import dense
-from bench.cells import Cell
+from bench import contenders, dense, timing
 from bench.dense_models import Entry, TrainingStep, entries, mlp
-from bench.timing import Timing
 from bench.verify import Judge
+from tests.bench.timed import cell
 
 SMALL = Entry("small", lambda: mlp(4, 8, 1), lambda B, g: (torch.randn(B, 4, generator=g),))
-
-
-def cell(name: str, batch: int, **seconds: float) -> Cell:
-    timings = {who: Timing((each,), each) for who, each in seconds.items()}
-    return Cell((name, str(batch)), "eager", timings, dict.fromkeys(timings, 0.0), {})
 
 
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
@@ -25,11 +19,17 @@ def test_the_models_run_and_repeat(entry):
 
 
 def test_a_model_is_verified_timed_and_weighed():
-    made = dense.run_model(SMALL, (1, 8), 0.01, ("fx",), limit=0)
+    made = contenders.run_model(SMALL, (1, 8), 0.01, ("fx",), limit=0)
     assert [c.labels for c in made.cells] == [("small", "1"), ("small", "8")]
     assert all(set(c.timings) == {"eager", "fxopt"} and not c.refused for c in made.cells)
     assert 8 * 8 * 4 <= made.peak_bytes["eager"] <= 4 * 8 * 8 * 4
-    assert "left out" in made.skipped["torch.compile, batch 1"]
+    assert not made.skipped, "nobody asked for torch.compile"
+
+
+def test_what_is_cold_has_a_cell_of_its_own(monkeypatch):
+    monkeypatch.setattr(timing, "OTHER_WORK", 1 << 20)
+    made = contenders.run_model(SMALL, (1, 8), 0.01, ("fx",), limit=0, cold=(8,))
+    assert [c.labels for c in made.cells] == [("small", "1"), ("small", "8"), ("small, cold", "8")]
 
 
 def test_a_training_step_gives_the_gradients():
@@ -41,7 +41,7 @@ def test_a_training_step_gives_the_gradients():
     torch.testing.assert_close(loss, expected.detach())
     for grad, parameter in zip(grads, model.parameters(), strict=True):
         torch.testing.assert_close(grad, parameter.grad)
-    step = dense.run_step(SMALL, 16, 0.01, limit=0)
+    step = contenders.run_step(SMALL, 16, 0.01, limit=0)
     assert set(step.timings) == {"eager", "fxopt"} and not step.refused
 
 
@@ -49,6 +49,8 @@ def test_means_are_over_the_cells_that_all_contenders_ran():
     cells = [cell("a", 1, eager=4.0, fxopt=1.0, other=2.0), cell("b", 1, eager=9.0, fxopt=1.0)]
     assert dense.geometric_means(cells, ("fxopt", "other"))["1"] == pytest.approx({"fxopt": 4.0, "other": 2.0})
     assert dense.geometric_means(cells, ("fxopt",))["1"]["fxopt"] == pytest.approx(6.0)
+    steps = [cell("a, training step", 1, eager=9.0, fxopt=1.0), cell("a, cold", 1, eager=9.0, fxopt=1.0)]
+    assert not dense.geometric_means(steps, ("fxopt",)), "calls alone are averaged"
 
 
 def test_a_compile_that_takes_too_long_is_left_out(monkeypatch):
@@ -60,7 +62,7 @@ def test_a_compile_that_takes_too_long_is_left_out(monkeypatch):
         return call
 
     monkeypatch.setattr(torch, "compile", forever)
-    assert "not done after" in dense.compiled(SMALL.make_model(), (), 0.05).reason
+    assert "not done after" in contenders.compiled(SMALL.make_model(), (), 0.05).reason
 
 
 def test_the_plot(tmp_path):

@@ -6,7 +6,9 @@ import time
 import pytest
 import torch
 
-from bench.timing import Timing, measure, ratio
+from bench import timing
+from bench.timing import NotInterleaved, measure, quartiles, ratio
+from tests.bench.timed import timings
 
 
 def sleeper(seconds: float):
@@ -14,15 +16,43 @@ def sleeper(seconds: float):
 
 
 def test_ratio_is_base_over_other():
-    slow, fast = Timing((4.0, 4.0, 4.0), 4.0), Timing((1.0, 2.0, 1.0), 1.0)
+    slow, fast = timings(slow=(4.0, 4.0, 4.0), fast=(1.0, 2.0, 1.0)).values()
     assert ratio(slow, fast) == 4.0
     assert ratio(fast, slow) == 0.25
 
 
 def test_ratio_is_paired_by_round():
     # The machine became three times slower half-way: the contenders did not change.
-    base, other = Timing((2.0, 2.0, 6.0, 6.0), 2.0), Timing((1.0, 1.0, 3.0, 3.0), 1.0)
-    assert ratio(base, other) == 2.0
+    base, other = timings(base=(2.0, 2.0, 6.0, 6.0), other=(1.0, 1.0, 3.0, 3.0)).values()
+    assert ratio(base, other) == 2.0 and quartiles(base, other) == (2.0, 2.0)
+
+
+def test_no_ratio_of_contenders_that_did_not_run_in_turns():
+    one, other = (measure({"a": sleeper(0.0001)}, [()], seconds=0)["a"] for _ in range(2))
+    with pytest.raises(NotInterleaved, match="two separate measurements"):
+        ratio(one, other)
+    with pytest.raises(NotInterleaved):
+        quartiles(one, other)
+
+
+def test_quartiles_tell_how_far_apart_the_rounds_were():
+    base, other = timings(base=(1.0, 2.0, 3.0, 4.0, 5.0), other=(1.0,) * 5).values()
+    assert quartiles(base, other) == (2.0, 4.0)
+
+
+def test_of_a_hundred_calls_one_is_slower_than_p99():
+    times = iter([0.0] * 4 + [0.0005] * 3 + [0.02] + [0.0005] * 10_000)
+    found = measure({"a": lambda: time.sleep(next(times))}, [()], seconds=0.2)["a"]
+    assert found.minimum <= found.median <= found.p99 < 0.02
+
+
+def test_behind_other_work_the_caches_are_empty(monkeypatch):
+    monkeypatch.setattr(timing, "OTHER_WORK", 1 << 22)
+    seen = []
+    fresh = timing.behind_other_work(lambda args: seen.append(args) or (args[0] + 1,))
+    assert fresh((1,)) == (2,) and seen == [(1,)]
+    slow = measure({"a": lambda x: None}, [(1,)], seconds=0, fresh=fresh)["a"]
+    assert slow.median < 0.001, "what empties the caches is not timed"
 
 
 def test_measure_tells_slow_from_fast():

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from bench import zoo
-from bench.cells import Cell
 from bench.peers import Ready
-from bench.timing import Timing
+from tests.bench.timed import cell
 
 
 class Entry:
@@ -71,8 +70,7 @@ def test_a_batch_that_eager_refuses_is_left_out():
 
 
 def result(name: str, ratio: float) -> zoo.Result:
-    timings = {"eager": Timing((ratio,), ratio), "fxopt": Timing((1.0,), 1.0)}
-    return zoo.Result(name, (Cell((name, "1"), "eager", timings, {"eager": 0.0, "fxopt": 0.0}, {}),))
+    return zoo.Result(name, (cell(name, 1, eager=ratio, fxopt=1.0),))
 
 
 def test_slow_models_are_named_and_means_are_geometric():

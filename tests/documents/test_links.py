@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *PAGES]
+from tests.documents.parts import DOCUMENTS, PAGES, ROOT
+
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FILE = re.compile(r"`((?:fxopt|tests|bench|examples|docs)/[\w./-]+)`")
 PLACEHOLDER = re.compile(r"\b(test_)?x\b")  # patterns/x.py
