@@ -102,9 +102,9 @@ def _subclass(cls: type[nn.Module]) -> type:
 
     @functools.wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():  # Dynamo knows partials
+            return while_compiling(self._fxopt, functools.partial(cls.forward, self), args, kwargs)
         eager = types.MethodType(cls.forward, self)
-        if is_compiling():
-            return while_compiling(self._fxopt, eager, args, kwargs)
         own = getattr(self, "_fxopt", None)  # none of a replica that was made without __init__ (nn.DataParallel)
         if own is None or self.__dict__ is not own.original.__dict__:  # or of a copy for a trace
             return eager(*args, **kwargs)

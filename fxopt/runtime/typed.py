@@ -7,6 +7,7 @@ buffers, submodules and hooks with the model; plain attributes are copied once.
 
 from __future__ import annotations
 
+import functools
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +39,10 @@ class Dispatched:
         self.module, self.dispatcher = module, dispatcher
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        eager = MethodType(type(self.module).forward, self.module)
-        if is_compiling():
-            return while_compiling(self.dispatcher, eager, args, kwargs)
+        forward = type(self.module).forward
+        if is_compiling():  # Dynamo knows partials
+            return while_compiling(self.dispatcher, functools.partial(forward, self.module), args, kwargs)
+        eager = MethodType(forward, self.module)
         if self.dispatcher.original is not self.module:  # a copy for a trace
             return eager(*args, **kwargs)
         return self.dispatcher(eager, args, kwargs)
