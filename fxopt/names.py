@@ -81,20 +81,10 @@ def user_classes(kind: type) -> list[type]:
     return [base for base in kind.__mro__ if is_users(base.__module__)]
 
 
-_LIBRARIES = frozenset({"torch", "fxopt", "numpy", "scipy", "pandas", "sklearn", "pytest", "_pytest", "builtins"})
-_LIBRARIES |= {
-    "sympy",
-    "mpmath",
-    "networkx",
-    "jinja2",
-    "functorch",
-    "torchgen",
-    "triton",
-    "tensordict",
-    "pyvers",
-    "tqdm",
-}
-_LIBRARIES |= {"typing_extensions", "filelock", "fsspec", "iopath"}
+_LIBRARIES = frozenset(
+    """torch fxopt numpy scipy pandas sklearn pytest _pytest builtins sympy mpmath networkx jinja2 functorch torchgen
+    triton tensordict pyvers tqdm typing_extensions filelock fsspec iopath""".split()
+)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -122,19 +122,12 @@ def test_what_is_right_for_the_call_alone_is_taken_back_by_name(
 
 
 def test_a_call_that_can_tell_is_not_compared_twice() -> None:
-    calls = []
-
-    class Counted(Layers):
-        def forward(self, x: Tensor) -> Tensor:
-            calls.append(type(x))
-            return super().forward(x)
-
-    x = torch.randn(7, 4)
-    captured = capture(Counted(), (x,))
-    calls.clear()
-    assert not Examples(captured, Counted(), (x,), {}, Config()).witness and len(calls) == 1
-    calls.clear()
-    assert Examples(captured, Counted(), (x[:1],), {}, Config()).witness and len(calls) == 2
+    model, x = Layers(), torch.randn(7, 4)
+    captured = capture(model, (x,))
+    told = Examples(captured, model, (x,), {}, Config())
+    assert not told.witness and len(told.comparisons) == 1
+    untold = Examples(captured, model, (x[:1],), {}, Config())
+    assert untold.witness and len(untold.comparisons) == 2
 
 
 class Ids(nn.Module):

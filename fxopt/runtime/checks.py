@@ -45,7 +45,8 @@ def comparer() -> Callable[[list, list, list], bool]:
 
 
 def length_check() -> Callable[[list, list], bool]:
-    """``lengths(containers, expected)``: whether every container still has as many entries as expected."""
+    """``lengths(values, expected)``: whether every container still has as many entries as expected, and every object
+    the type that is expected of it."""
     module = native()
     return module.lengths if module else python_lengths
 
@@ -79,8 +80,11 @@ def python_apart(tensors: list, groups: list[int]) -> bool:
     return True
 
 
-def python_lengths(containers: list, expected: list[int]) -> bool:
-    return list(map(len, containers)) == expected
+def python_lengths(values: list, expected: list[int | type]) -> bool:
+    return all(
+        type(value) is wanted if isinstance(wanted, type) else len(value) == wanted
+        for value, wanted in zip(values, expected, strict=True)
+    )
 
 
 def python_read(wheres: list, keys: list) -> list | None:

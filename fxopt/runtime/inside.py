@@ -28,15 +28,8 @@ _MAPPINGS = (dict, MappingProxyType)
 _CONTAINERS = (list, set, deque, *_MAPPINGS)
 _BYTES = (np.ndarray, array.array, bytearray)
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)
-_COMPUTED = {
-    "getattr",
-    "vars",
-    "__dict__",
-    "__getattribute__",
-    "attrgetter",
-    "asdict",
-    "astuple",
-}  # no code spells them
+# With these, code asks for attributes by names that it does not spell.
+_COMPUTED = {"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "astuple"}
 _DEPTH = 12
 _LARGE = 1000  # comparing a dict costs 20 ns an entry: of a vocabulary only the length is watched
 
@@ -130,9 +123,7 @@ class Inside:
             yield Slot("os.environ", vars(os.environ), "_data")
             return
         fields, kind = getattr(value, "__dict__", {}), type(value)
-        every = (
-            self._computed or hasattr(kind, "__getattr__") or kind.__module__ == "collections"
-        )  # asks by other names
+        every = self._computed or hasattr(kind, "__getattr__") or kind.__module__ == "collections"
         names = list(fields) if every else list(self._names & fields.keys())
         if isinstance(value, threading.local):  # another dict in each thread
             yield from (Slot(path, Fields(value), name, of=value) for name in names)

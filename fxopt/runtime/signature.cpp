@@ -117,27 +117,34 @@ PyObject* unchanged(PyObject*, PyObject* args) {
   Py_RETURN_TRUE;
 }
 
-// lengths(containers, expected) -> bool: every dict, list or set still has as many entries as expected.
+// lengths(values, expected) -> bool: every dict, list or set still has as many entries as expected, and every object the
+// type that is expected of it.
 PyObject* lengths(PyObject*, PyObject* args) {
-  PyObject *containers, *expected;
-  if (!take_lists(args, "O!O!", &containers, &expected, nullptr)) {
+  PyObject *values, *expected;
+  if (!take_lists(args, "O!O!", &values, &expected, nullptr)) {
     return nullptr;
   }
-  const Py_ssize_t n = PyList_GET_SIZE(containers);
+  const Py_ssize_t n = PyList_GET_SIZE(values);
   if (PyList_GET_SIZE(expected) != n) {
     PyErr_SetString(PyExc_ValueError, "lengths: expected two lists of one length");
     return nullptr;
   }
   for (Py_ssize_t i = 0; i < n; ++i) {
     if (i + kFar < n) {
-      __builtin_prefetch(PyList_GET_ITEM(containers, i + kFar));
+      __builtin_prefetch(PyList_GET_ITEM(values, i + kFar));
     }
-    PyObject* container = PyList_GET_ITEM(containers, i);
-    const Py_ssize_t length = PyDict_Check(container) ? PyDict_Size(container) : PyObject_Size(container);
+    PyObject *value = PyList_GET_ITEM(values, i), *wanted = PyList_GET_ITEM(expected, i);
+    if (PyType_Check(wanted)) {
+      if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != wanted) {
+        Py_RETURN_FALSE;
+      }
+      continue;
+    }
+    const Py_ssize_t length = PyDict_Check(value) ? PyDict_Size(value) : PyObject_Size(value);
     if (length < 0) {
       return nullptr;
     }
-    if (length != PyLong_AsSsize_t(PyList_GET_ITEM(expected, i))) {
+    if (length != PyLong_AsSsize_t(wanted)) {
       Py_RETURN_FALSE;
     }
   }

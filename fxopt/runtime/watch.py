@@ -101,6 +101,7 @@ class Watch:
         self._hook_id = RemovableHandle.next_id
         if since is not None:
             self._expect(since, opaque)
+        self._shaped, self._shapes = [*self._sized, *self._objects], [*self._sizes, *self._kinds]
 
     def _expect(self, since: Watch, opaque: tuple[str, ...]) -> None:
         """What `since` saw; but opaque modules as they are now, since the capture has run them."""
@@ -126,8 +127,7 @@ class Watch:
         """Whether nothing changed."""
         return (
             (self._unchanged(self._wheres, self._keys, self._values) or self._equal())
-            and self._lengths(self._sized, self._sizes)
-            and list(map(type, self._objects)) == self._kinds
+            and self._lengths(self._shaped, self._shapes)
             and (not self._ordered or _same_orders(self._ordered, self._orders))
             and (not self._arrays or list(map(_bytes, self._arrays)) == self._bytes)
             and (not self._stored or [d.keys() - names for d, names in self._stored] == self._others)

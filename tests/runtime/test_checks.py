@@ -94,7 +94,7 @@ def test_dict_reads_agree():
 @needs_native
 def test_lengths_agree():
     containers = [{}, {"a": 1}, [1, 2, 3], {4}]
-    for expected in ([0, 1, 3, 1], [0, 1, 3, 2], [1, 1, 3, 1]):
+    for expected in ([0, 1, 3, 1], [0, 1, 3, 2], [1, 1, 3, 1], [0, dict, 3, set], [0, dict, 3, dict]):
         assert native().lengths(containers, expected) is python_lengths(containers, expected)
     with pytest.raises(ValueError, match="one length"):
         native().lengths(containers, [])
