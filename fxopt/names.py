@@ -81,14 +81,13 @@ def user_classes(kind: type) -> list[type]:
     return [base for base in kind.__mro__ if is_users(base.__module__)]
 
 
-_LIBRARIES = frozenset(
-    """torch fxopt numpy scipy pandas sklearn pytest _pytest builtins sympy mpmath networkx jinja2 functorch torchgen
-    triton tensordict pyvers tqdm typing_extensions filelock fsspec iopath""".split()
-)
+_LIBRARIES = """torch fxopt numpy scipy pandas sklearn pytest _pytest builtins sympy mpmath networkx jinja2 functorch
+    torchgen triton tensordict pyvers tqdm typing_extensions filelock fsspec iopath"""
+_OF_LIBRARIES = frozenset(_LIBRARIES.split())
 
 
 @functools.lru_cache(maxsize=4096)
 def is_users(module: str | None) -> bool:
     """Whether the module of this name is the user's, or of a library of models; not what models are built on."""
     top = (module or "").partition(".")[0]
-    return top == "__main__" or (top not in sys.stdlib_module_names and top not in _LIBRARIES)
+    return top == "__main__" or (top not in sys.stdlib_module_names and top not in _OF_LIBRARIES)
