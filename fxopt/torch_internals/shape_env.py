@@ -106,13 +106,27 @@ class TraceShapeEnv(ShapeEnv):
 
     def _maybe_guard_rel(self, expr: Any) -> None:  # type: ignore[override]
         """What torch learns from a guard. From a condition on data it learns bounds of the number alone."""
-        if not free_unbacked_symbols(expr):
+        if isinstance(expr, sympy.Eq) and all(map(self._is_input_size, expr.args)):
+            self._make_one(*expr.args)
+        elif not free_unbacked_symbols(expr):
             super()._maybe_guard_rel(expr)
         elif isinstance(expr, sympy.And):
             for term in expr.args:
                 self._maybe_guard_rel(term)
         elif isinstance(expr, Relational) and not isinstance(expr, sympy.Ne) and len(expr.free_symbols) == 1:
             self._refine_ranges(expr)
+
+    def _is_input_size(self, term: Any) -> bool:
+        return isinstance(term, sympy.Symbol) and term in self.backed_var_to_val
+
+    def _make_one(self, a: Any, b: Any) -> None:
+        """What torch makes of a == b, without solving it: a cat of 1500 columns has 1499 of these."""
+        bounds = self.var_to_range[a] & self.var_to_range[b]
+        for symbol in (a, b):
+            if self.var_to_range[symbol] != bounds:
+                self._update_var_to_range(symbol, bounds)
+        replaced, kept = sorted((a, b), key=lambda symbol: symbol.name, reverse=True)
+        self._set_replacement(replaced, self._find(kept), "equal sizes")
 
     def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
         if self._proven or a in self.replacements or not free_unbacked_symbols(a):
