@@ -16,7 +16,10 @@ PyObject** items_of(PyObject* sequence, Py_ssize_t& count) {
 }
 
 const c10::TensorImpl* plain(PyObject* item) {
-  return fxopt::is_plain(item) ? fxopt::tensor_of(item).unsafeGetTensorImpl() : nullptr;
+  if (!fxopt::is_plain(item)) return nullptr;
+  const c10::TensorImpl* impl = fxopt::tensor_of(item).unsafeGetTensorImpl();
+  const bool lazy = impl->is_conj() || impl->is_neg();
+  return impl->layout() == at::kStrided && !lazy ? impl : nullptr;
 }
 
 // The dependent loads from list to storage, started early, are most of what this costs.
@@ -66,35 +69,55 @@ PyObject* describe(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments
   return PyLong_FromLong(-1);
 }
 
-// addresses(tensors, count, to): where the first `count` tensors are, 0 for what is no plain tensor.
-PyObject* addresses(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
+// What a graph was captured with of a tensor, as two words: where it is, and how it lies there. A number on the CPU goes
+// into a launch by its value.
+struct Words {
+  int64_t at, form;
+  bool operator==(const Words& other) const { return at == other.at && form == other.form; }
+};
+
+Words words_of(const c10::TensorImpl* impl) {
+  if (impl == nullptr) return {0, 0};
+  uint64_t form = 0xCBF29CE484222325u;
+  const auto mix = [&](uint64_t word) { form = (form ^ word) * 0x9E3779B97F4A7C15u, form ^= form >> 29; };
+  for (const int64_t size : impl->sizes()) mix(uint64_t(size));
+  for (const int64_t stride : impl->strides()) mix(uint64_t(stride));
+  if (impl->dim() == 0 && impl->is_cpu() && impl->itemsize() <= sizeof(uint64_t)) {
+    uint64_t value = 0;
+    memcpy(&value, impl->data(), impl->itemsize());
+    mix(value);
+  }
+  return {reinterpret_cast<int64_t>(impl->data()), int64_t(form)};
+}
+
+// words(tensors, count, to): those of the first `count` tensors, zeros for what is no plain tensor.
+PyObject* words(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   Py_ssize_t count;
   PyObject** items = n_arguments == 3 ? items_of(arguments[0], count) : nullptr;
-  if (!items) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "addresses(tensors, count, to)");
+  if (!items) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "words(tensors, count, to)");
   const Py_ssize_t wanted = PyLong_AsSsize_t(arguments[1]);
-  auto* to = static_cast<int64_t*>(PyLong_AsVoidPtr(arguments[2]));
+  auto* to = static_cast<Words*>(PyLong_AsVoidPtr(arguments[2]));
   if (PyErr_Occurred()) return nullptr;
-  if (wanted > count) return PyErr_Format(PyExc_ValueError, "addresses: fewer tensors than asked for");
+  if (wanted > count) return PyErr_Format(PyExc_ValueError, "words: fewer tensors than asked for");
   for (Py_ssize_t k = 0; k < wanted; k++) {
     prefetch(items, k, wanted);
-    const c10::TensorImpl* impl = plain(items[k]);
-    to[k] = impl ? reinterpret_cast<int64_t>(impl->data()) : 0;
+    to[k] = words_of(plain(items[k]));
   }
   Py_RETURN_NONE;
 }
 
-// unmoved(tensors, count, at): whether the first `count` tensors still are where addresses() found them.
+// unmoved(tensors, count, at): whether the first `count` tensors still are as words() found them.
 PyObject* unmoved(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   Py_ssize_t count;
   PyObject** items = n_arguments == 3 ? items_of(arguments[0], count) : nullptr;
   if (!items) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "unmoved(tensors, count, at)");
   const Py_ssize_t wanted = PyLong_AsSsize_t(arguments[1]);
-  const auto* at = static_cast<const int64_t*>(PyLong_AsVoidPtr(arguments[2]));
+  const auto* at = static_cast<const Words*>(PyLong_AsVoidPtr(arguments[2]));
   if (PyErr_Occurred()) return nullptr;
   for (Py_ssize_t k = 0; k < wanted; k++) {
     prefetch(items, k, wanted);
     const c10::TensorImpl* impl = k < count ? plain(items[k]) : nullptr;
-    if (!impl || reinterpret_cast<int64_t>(impl->data()) != at[k]) Py_RETURN_FALSE;
+    if (!impl || !(words_of(impl) == at[k])) Py_RETURN_FALSE;
   }
   Py_RETURN_TRUE;
 }
@@ -104,7 +127,7 @@ PyCFunction fast(F* function) { return reinterpret_cast<PyCFunction>(reinterpret
 
 PyMethodDef methods[] = {
     {"describe", fast(&describe), METH_FASTCALL, nullptr},
-    {"addresses", fast(&addresses), METH_FASTCALL, nullptr},
+    {"words", fast(&words), METH_FASTCALL, nullptr},
     {"unmoved", fast(&unmoved), METH_FASTCALL, nullptr},
     {"readable", fast(&fxopt::readable), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
