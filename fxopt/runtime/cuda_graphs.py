@@ -27,12 +27,11 @@ from fxopt.patterns.row_wise import NotRowWise, Rows, row_wise
 from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.runtime.capturable import NoGraph, draws, is_on_cuda, suited
 from fxopt.runtime.executable import Executable
-from fxopt.runtime.recording import Recorder, Recording
+from fxopt.runtime.recording import Recorder, Recording, agree
 from fxopt.tune.clock import fastest
 
 MOST_GRAPHS = 16
 _PAYS = 256  # replays for each capture behind the first: one costs about as much as so many launch-bound calls
-_AGREES = 0.02  # of the largest value: a padded graph against the same call without; TF32 differs by 1e-3
 
 
 class Refused(Exception):
@@ -93,29 +92,33 @@ class Replays:
         self._lock = lock()
 
     def __call__(self, *tensors: Tensor) -> Sequence[Any]:
+        return self.serve(tensors[: self._n_state], tensors[self._n_state :])
+
+    def serve(self, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Any]:
+        """The same, without putting thousands of tensors into one list."""
         if torch.cuda.current_device() != self._device.index:
             with torch.cuda.device(self._device):
-                return self(*tensors)
+                return self.serve(state, inputs)
         if self._stopped or self._recording or torch.cuda.is_current_stream_capturing():
-            return self._plain(*tensors)
+            return self._plain(*state, *inputs)
         columns_errors.raise_reported(self._device.index)
         with self._lock:
-            outputs = self._by_graph(tensors)
-        return self._as_it_is(tensors) if outputs is None else outputs
+            outputs = self._by_graph(state, inputs)
+        return self._as_it_is(state, inputs) if outputs is None else outputs
 
-    def _by_graph(self, tensors: Sequence[Any]) -> Sequence[Any] | None:
+    def _by_graph(self, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Any] | None:
         """None: no graph serves the call."""
-        inputs, recorder = self._inputs.read(tensors, self._n_state), self._recorder
+        tame, recorder = self._inputs.read(inputs), self._recorder
         batch = recorder.padding.batch(self._inputs)
-        if inputs is None or batch == 0:
+        if tame is None or batch == 0:
             return None
-        key = (recorder.padding.capacity(batch), *recorder.padding.sizes(tensors))
+        key = (recorder.padding.capacity(batch), *recorder.padding.sizes(tame))
         known = self._graphs.get(key)
-        if known is not None and recorder.serves(known, inputs, self._inputs):
+        if known is not None and recorder.serves(known, state, self._inputs):
             self._graphs.move_to_end(key)
             self._replays += 1
             return recorder.replay(known, self._inputs, batch)
-        return self._first(key, inputs, batch, known) if self._due(key) else None
+        return self._first(key, state, tame, known) if self._due(key) else None
 
     def _due(self, key: tuple) -> bool:
         """Whether these sizes came before, and captures have paid so far."""
@@ -130,20 +133,22 @@ class Replays:
         self._tell(f"sizes or weights change too often: {self._captures} captures served {self._replays} calls")
         return False
 
-    def _as_it_is(self, tensors: Sequence[Any]) -> Sequence[Any]:
+    def _as_it_is(self, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Any]:
         """The call itself; the memory of graphs is given up where it needs that."""
         try:
-            return self._plain(*tensors)
+            return self._plain(*state, *inputs)
         except torch.cuda.OutOfMemoryError:
             if not self._graphs:
                 raise
         self._give_up("a call needed the memory that they held")
-        return self._plain(*tensors)
+        return self._plain(*state, *inputs)
 
-    def _first(self, key: tuple, inputs: Sequence[Any], batch: int, before: Recording | None) -> Sequence[Any]:
+    def _first(
+        self, key: tuple, state: Sequence[Tensor], inputs: Sequence[Tensor], before: Recording | None
+    ) -> Sequence[Any]:
         """The call itself, and a graph of it for later ones."""
         numbers = torch.cuda.get_rng_state(self._device) if self._random else None
-        result = self._as_it_is(inputs)
+        result = self._as_it_is(state, inputs)
         if self._stopped:
             return result
         torch.cuda.synchronize(self._device)  # graphs that go, and the memory of those that stay, are in use until then
@@ -154,10 +159,14 @@ class Replays:
         self._recording = True
         try:
             with torch.random.fork_rng([self._device.index], enabled=self._random), torch.inference_mode(False):
-                self._record(key, inputs, batch, before, result, numbers)
+                made = self._made(state, inputs, before)
+                if numbers is not None:
+                    torch.cuda.set_rng_state(numbers, self._device)
+                self._compare(made, state, inputs, result)
+                self._keep(key, made)
         except Refused as reason:
             self._seen[key] = True
-            self._tell(f"at batch {batch:,} calls run as they are: {reason}")
+            self._tell(f"at batch {self._batch:,} calls run as they are: {reason}")
         except NoGraph as reason:
             self._give_up(str(reason))
         except (RuntimeError, ValueError, TypeError) as error:
@@ -166,35 +175,31 @@ class Replays:
             self._recording = False
         return result
 
-    @torch.no_grad()
-    def _record(
-        self,
-        key: tuple,
-        inputs: Sequence[Any],
-        batch: int,
-        before: Recording | None,
-        expected: Sequence[Tensor],
-        numbers: Tensor | None,
-    ) -> None:
-        recorder, memory = self._recorder, self._recorder.memory
-        capacity = recorder.padding.capacity(batch)
-        rooms = recorder.padding.rooms(inputs[self._n_state :], capacity, before.capacity if before else None)
-        if excess := memory.excess(stage.bytes_of(rooms)):
-            raise Refused(excess)
-        made = recorder.record(inputs, self._inputs, rooms)
-        if numbers is not None:
-            torch.cuda.set_rng_state(numbers, self._device)
-        if not _agree(recorder.replay(made, self._inputs, batch, counts=False), expected):
-            raise NoGraph("a replay gave another result than the call")
-        if not self._chosen:
-            self._race(made, inputs, batch)
-        self._keep(key, made)
+    @property
+    def _batch(self) -> int:
+        return self._recorder.padding.batch(self._inputs)
 
-    def _race(self, made: Recording, inputs: Sequence[Any], batch: int) -> None:
-        """Raises Refused where a replay, with the copies around it, takes longer than the call."""
-        uncounted = partial(self._recorder.replay, made, self._inputs, batch, counts=False)
+    @torch.no_grad()
+    def _made(self, state: Sequence[Tensor], inputs: Sequence[Tensor], before: Recording | None) -> Recording:
+        """Raises Refused where the copies of the inputs alone take too much memory."""
+        padding = self._recorder.padding
+        rooms = padding.rooms(inputs, padding.capacity(self._batch), before.capacity if before else None)
+        if excess := self._recorder.memory.excess(stage.bytes_of(rooms)):
+            raise Refused(excess)
+        return self._recorder.record(state, self._inputs, rooms)
+
+    @torch.no_grad()
+    def _compare(
+        self, made: Recording, state: Sequence[Tensor], inputs: Sequence[Tensor], expected: Sequence[Tensor]
+    ) -> None:
+        """Raises NoGraph where a replay gives something else than the call, and Refused where it takes longer."""
+        uncounted = partial(self._recorder.replay, made, self._inputs, self._batch, counts=False)
+        if not agree(uncounted(), expected):
+            raise NoGraph("a replay gave another result than the call")
+        if self._chosen:
+            return
         with reports.padded(made.real_rows, 1):  # whose value now says that no row is real
-            called, replayed = fastest([partial(self._plain, *inputs), uncounted], 0.0, most=3)
+            called, replayed = fastest([partial(self._plain, *state, *inputs), uncounted], 0.0, most=3)
         if replayed > called:
             raise Refused(f"a replay took {replayed * 1e6:,.0f} us, and the call {called * 1e6:,.0f} us")
 
@@ -233,21 +238,3 @@ def _served(module: GraphModule) -> tuple[Rows | None, str]:
         return row_wise(module.graph, partial(plan_in, module)), "one CUDA graph for each bucket of batch sizes"
     except NotRowWise as reason:
         return None, f"one CUDA graph for each set of sizes, because rows may not be padded: {reason}"
-
-
-def _agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Roughly: another order of additions passes, rows in the wrong place do not."""
-    for a, b in zip(found, expected, strict=True):
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return False
-        if not a.dtype.is_floating_point:
-            if not torch.equal(a, b):
-                return False
-            continue
-        finite = b.isfinite() & a.isfinite()
-        if not torch.equal(a.isnan(), b.isnan()):
-            return False
-        scale = torch.where(finite, b.abs(), 0).amax() if b.numel() else b.new_ones(())
-        if b.numel() and float(torch.where(finite, (a - b).abs(), 0).amax()) > _AGREES * float(scale) + 1e-6:
-            return False
-    return True

@@ -84,10 +84,10 @@ class Inputs:
         self.words = array("q", bytes(16 * max(1, count)))  # read one by one 20 times faster than a tensor
         self.at, self._describe = self.words.buffer_info()[0], pointers().describe
 
-    def read(self, tensors: Sequence[Tensor], first: int) -> Sequence[Tensor] | None:
-        """Describes tensors[first:]. Returns them, with those copied that lie too wildly: keep it until the launch.
+    def read(self, tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
+        """Describes them. Returns them, with those copied that lie too wildly: keep it until the launch.
         None: one is too large to be described."""
-        while (wild := self._describe(tensors, first, self.at)) >= 0:
+        while (wild := self._describe(tensors, self.at)) >= 0:
             tame = tensors[wild].resolve_conj().resolve_neg().contiguous()
             if tame is tensors[wild]:
                 return None
@@ -102,14 +102,14 @@ class Inputs:
 class Fixed:
     """Tensors that a graph was captured with, by address: where they were, how they lay, and numbers on the CPU."""
 
-    def __init__(self, tensors: Sequence[Tensor], count: int) -> None:
-        self._count, self._words = count, array("q", bytes(16 * max(1, count)))
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._words = array("q", bytes(16 * max(1, len(tensors))))
         self._at, self._unmoved = self._words.buffer_info()[0], pointers().unmoved
-        pointers().words(tensors, count, self._at)
+        pointers().words(tensors, self._at)
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the first of these still are."""
-        return self._unmoved(tensors, self._count, self._at)  # type: ignore[no-any-return]
+        """Whether as many as there were still are."""
+        return self._unmoved(tensors, self._at)  # type: ignore[no-any-return]
 
 
 class Stage:

@@ -6,14 +6,24 @@
 
 namespace {
 
-PyObject** items_of(PyObject* sequence, Py_ssize_t& count) {
-  if (!PyList_CheckExact(sequence) && !PyTuple_CheckExact(sequence)) {
-    PyErr_SetString(PyExc_TypeError, "expected a list or a tuple of tensors");
-    return nullptr;
+// The arguments (tensors, at) of each function below: a list or a tuple of tensors, and where the words about them are.
+struct Arguments {
+  PyObject** items;
+  Py_ssize_t count;
+  void* at;
+
+  // False: an error is set.
+  bool read(PyObject* const* arguments, Py_ssize_t n_arguments) {
+    if (n_arguments != 2 || !(PyList_CheckExact(arguments[0]) || PyTuple_CheckExact(arguments[0]))) {
+      PyErr_SetString(PyExc_TypeError, "expected a list or a tuple of tensors, and an address");
+      return false;
+    }
+    count = PySequence_Fast_GET_SIZE(arguments[0]);
+    items = PySequence_Fast_ITEMS(arguments[0]);
+    at = PyLong_AsVoidPtr(arguments[1]);
+    return !PyErr_Occurred();
   }
-  count = PySequence_Fast_GET_SIZE(sequence);
-  return PySequence_Fast_ITEMS(sequence);
-}
+};
 
 const c10::TensorImpl* plain(PyObject* item) {
   if (!fxopt::is_plain(item)) return nullptr;
@@ -49,18 +59,14 @@ int64_t shape_word(const c10::TensorImpl* impl) {
   return sizes[0] > INT32_MAX || stride > INT32_MAX ? -1 : stride << 32 | sizes[0];
 }
 
-// describe(tensors, first, to): two words for each tensor from `first` on; -1, or the index of one that has to be made
-// contiguous first.
+// describe(tensors, to): two words for each tensor; -1, or the index of one that has to be made contiguous first.
 PyObject* describe(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
-  Py_ssize_t count;
-  PyObject** items = n_arguments == 3 ? items_of(arguments[0], count) : nullptr;
-  if (!items) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "describe(tensors, first, to)");
-  const Py_ssize_t first = PyLong_AsSsize_t(arguments[1]);
-  auto* to = static_cast<int64_t*>(PyLong_AsVoidPtr(arguments[2]));
-  if (PyErr_Occurred()) return nullptr;
-  for (Py_ssize_t k = first; k < count; k++) {
-    prefetch(items, k, count);
-    const c10::TensorImpl* impl = plain(items[k]);
+  Arguments given;
+  if (!given.read(arguments, n_arguments)) return nullptr;
+  auto* to = static_cast<int64_t*>(given.at);
+  for (Py_ssize_t k = 0; k < given.count; k++) {
+    prefetch(given.items, k, given.count);
+    const c10::TensorImpl* impl = plain(given.items[k]);
     const int64_t shape = impl ? shape_word(impl) : -1;
     if (shape < 0) return PyLong_FromSsize_t(k);
     *to++ = reinterpret_cast<int64_t>(impl->data());
@@ -90,33 +96,22 @@ Words words_of(const c10::TensorImpl* impl) {
   return {reinterpret_cast<int64_t>(impl->data()), int64_t(form)};
 }
 
-// words(tensors, count, to): those of the first `count` tensors, zeros for what is no plain tensor.
+// words(tensors, to): zeros for what is no plain tensor.
 PyObject* words(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
-  Py_ssize_t count;
-  PyObject** items = n_arguments == 3 ? items_of(arguments[0], count) : nullptr;
-  if (!items) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "words(tensors, count, to)");
-  const Py_ssize_t wanted = PyLong_AsSsize_t(arguments[1]);
-  auto* to = static_cast<Words*>(PyLong_AsVoidPtr(arguments[2]));
-  if (PyErr_Occurred()) return nullptr;
-  if (wanted > count) return PyErr_Format(PyExc_ValueError, "words: fewer tensors than asked for");
-  for (Py_ssize_t k = 0; k < wanted; k++) {
-    prefetch(items, k, wanted);
-    to[k] = words_of(plain(items[k]));
-  }
+  Arguments given;
+  if (!given.read(arguments, n_arguments)) return nullptr;
+  for (Py_ssize_t k = 0; k < given.count; k++) static_cast<Words*>(given.at)[k] = words_of(plain(given.items[k]));
   Py_RETURN_NONE;
 }
 
-// unmoved(tensors, count, at): whether the first `count` tensors still are as words() found them.
+// unmoved(tensors, at): whether all still are as words() found them.
 PyObject* unmoved(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
-  Py_ssize_t count;
-  PyObject** items = n_arguments == 3 ? items_of(arguments[0], count) : nullptr;
-  if (!items) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "unmoved(tensors, count, at)");
-  const Py_ssize_t wanted = PyLong_AsSsize_t(arguments[1]);
-  const auto* at = static_cast<const Words*>(PyLong_AsVoidPtr(arguments[2]));
-  if (PyErr_Occurred()) return nullptr;
-  for (Py_ssize_t k = 0; k < wanted; k++) {
-    prefetch(items, k, wanted);
-    const c10::TensorImpl* impl = k < count ? plain(items[k]) : nullptr;
+  Arguments given;
+  if (!given.read(arguments, n_arguments)) return nullptr;
+  const auto* at = static_cast<const Words*>(given.at);
+  for (Py_ssize_t k = 0; k < given.count; k++) {
+    prefetch(given.items, k, given.count);
+    const c10::TensorImpl* impl = plain(given.items[k]);
     if (!impl || !(words_of(impl) == at[k])) Py_RETURN_FALSE;
   }
   Py_RETURN_TRUE;
