@@ -140,7 +140,8 @@ class Replays:
         except torch.cuda.OutOfMemoryError:
             if not self._graphs:
                 raise
-        self._give_up("a call needed the memory that they held")
+        with self._lock:
+            self._give_up("a call needed the memory that they held")
         return self._plain(*state, *inputs)
 
     def _first(
@@ -166,7 +167,10 @@ class Replays:
                 self._keep(key, made)
         except Refused as reason:
             self._seen[key] = True
-            self._tell(f"at batch {self._batch:,} calls run as they are: {reason}")
+            self._count()
+            capacity, *sizes = key
+            where = f"batch {self._batch:,}" if capacity else f"sizes {sizes}"
+            self._tell(f"at {where} calls run as they are: {reason}")
         except NoGraph as reason:
             self._give_up(str(reason))
         except (RuntimeError, ValueError, TypeError) as error:
@@ -207,13 +211,16 @@ class Replays:
         """Raises Refused where there is no memory for the graph by itself; makes room for it where others take it."""
         memory, alone = self._recorder.memory, not self._graphs
         self._graphs[key] = made
-        memory.count(graph.staged for graph in self._graphs.values())
+        self._count()
         while self._graphs and (excess := memory.excess()):
             self._graphs.popitem(last=False)
-            memory.count(graph.staged for graph in self._graphs.values())
+            self._count()
         if alone and not self._graphs:
             raise Refused(excess)
         self._tell(self._refused)
+
+    def _count(self) -> None:
+        self._recorder.memory.count(graph.staged for graph in self._graphs.values())
 
     def _tell(self, refused: str) -> None:
         """What the report says of these graphs."""
@@ -226,7 +233,7 @@ class Replays:
         """Calls from now on run as they are."""
         self._stopped = True
         self._graphs.clear()
-        self._recorder.memory.count(())
+        self._count()
         self._findings.graphs = f"no CUDA graphs: {reason}"
 
 
