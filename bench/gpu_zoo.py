@@ -1,6 +1,6 @@
 """Plain calls of third-party models on a GPU: eager, fxopt without captured graphs, and fxopt as it comes.
 
-    python -m bench.gpu_zoo [--zoo FILE] [--models NAME...] [--batch N...]
+    python -m bench gpu_zoo [--zoo FILE] [--models NAME...] [--batch N...]
 
 A row is one model at one batch size: microseconds of a call, many of them in a row, as a user makes them.
 """

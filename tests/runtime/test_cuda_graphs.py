@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -306,6 +307,29 @@ def test_a_call_on_another_stream_waits_for_the_last_replay(log):
     ((event,), (graph,)) = log.streams[8].waited, log.replays._graphs.values()
     assert isinstance(event, Event) and event.recorded == 2
     assert graph.copies.streams[-2:] == [log.streams[7], log.streams[8]], "its memory is not given out before they end"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happens_between_calls_answers_are_those_of_the_call(monkeypatch, seed):
+    rng, log = random.Random(seed), Log(monkeypatch, JAGGED, chosen=seed == 0)
+    replayed, events = 0, [
+        lambda: setattr(log, "weight", torch.randn(4, 3)),
+        lambda: log.weight.mul_(2),
+        lambda: setattr(log.weight, "data", torch.randn(3, 4).t()),
+        lambda: log.constants[0].add_(1),
+        lambda: setattr(log, "free", rng.choice((8, 16, 64, 800)) * MB),
+        lambda: setattr(log, "pool", rng.choice((1, 2, 3)) * MB),
+        lambda: setattr(log, "times", rng.choice(((2e-3, 1e-3), (1e-3, 2e-3)))),
+        lambda: setattr(log, "stream", rng.choice((0, 7, 8))),
+    ]  # fmt: skip
+    for _ in range(300):
+        if rng.random() < 0.05:
+            rng.choice(events)()
+        replayed += log.of(rng.choice((0, 1, 2, 5, 6, 40)), rng.choice((0, 3, 30))) == ["replay"]
+        memory = log.replays._recorder.memory
+        assert bool(memory.held) == bool(log.replays._graphs) == (memory.pool is not None)
+        assert len(log.replays._graphs) <= MOST_GRAPHS
+    assert replayed > 20
 
 
 def test_calls_of_other_threads_run_as_they_are_during_a_capture(log):
