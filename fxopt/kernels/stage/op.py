@@ -28,7 +28,7 @@ KERNEL = cuda_build.CudaLibrary("fxopt_stage", source=_HERE / "stage.cu")
 POINTERS = Library(
     "fxopt_stage_pointers",
     sources=(_HERE / "pointers.cpp",),
-    cflags=PYTHON_CFLAGS,
+    cflags=(*PYTHON_CFLAGS, "-O2"),
     beside_cuda=True,
 )
 MOST_INPUTS = 2000  # two words each, in 32 KB of launch parameters

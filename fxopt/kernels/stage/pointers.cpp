@@ -25,24 +25,27 @@ struct Arguments {
   }
 };
 
+const c10::TensorImpl* impl_of(PyObject* item) {
+  return fxopt::is_plain(item) ? fxopt::tensor_of(item).unsafeGetTensorImpl() : nullptr;
+}
+
+// nullptr for what is not simply its memory.
 const c10::TensorImpl* plain(PyObject* item) {
-  if (!fxopt::is_plain(item)) return nullptr;
-  const c10::TensorImpl* impl = fxopt::tensor_of(item).unsafeGetTensorImpl();
-  const bool lazy = impl->is_conj() || impl->is_neg();
-  return impl->layout() == at::kStrided && !lazy ? impl : nullptr;
+  const c10::TensorImpl* impl = impl_of(item);
+  return impl && impl->layout() == at::kStrided && !impl->is_conj() && !impl->is_neg() ? impl : nullptr;
 }
 
 // The dependent loads from list to storage, started early, are most of what this costs.
 void prefetch(PyObject** items, Py_ssize_t k, Py_ssize_t n) {
   if (k + 16 < n) __builtin_prefetch(reinterpret_cast<fxopt::PythonTensor*>(items[k + 16]));
   if (k + 10 < n) {
-    if (const c10::TensorImpl* impl = plain(items[k + 10])) {
+    if (const c10::TensorImpl* impl = impl_of(items[k + 10])) {
       const char* line = reinterpret_cast<const char*>(impl);
       for (size_t at = 0; at < sizeof(c10::TensorImpl); at += 64) __builtin_prefetch(line + at);
     }
   }
   if (k + 5 < n) {
-    if (const c10::TensorImpl* impl = plain(items[k + 5])) __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
+    if (const c10::TensorImpl* impl = impl_of(items[k + 5])) __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
   }
 }
 
@@ -75,25 +78,28 @@ PyObject* describe(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments
   return PyLong_FromLong(-1);
 }
 
-// What a graph was captured with of a tensor, as two words: where it is, and how it lies there. A number on the CPU goes
-// into a launch by its value.
+// What a graph was captured with of a tensor, whose shape somebody else compares, as two words: where it is, and how it
+// lies there. A number on the CPU goes into a launch by its value.
 struct Words {
   int64_t at, form;
   bool operator==(const Words& other) const { return at == other.at && form == other.form; }
 };
 
+int64_t form_of(const c10::TensorImpl* impl) {
+  if (impl->dim() == 0 && impl->is_cpu() && impl->itemsize() <= sizeof(int64_t)) {
+    int64_t value = 0;
+    memcpy(&value, impl->data(), impl->itemsize());
+    return value;
+  }
+  if (impl->is_contiguous()) return -1 - impl->numel();
+  uint64_t form = 0;
+  for (const int64_t stride : impl->strides()) form = (form ^ uint64_t(stride)) * 0x9E3779B97F4A7C15u, form ^= form >> 29;
+  return int64_t(form >> 1);
+}
+
 Words words_of(const c10::TensorImpl* impl) {
   if (impl == nullptr) return {0, 0};
-  uint64_t form = 0xCBF29CE484222325u;
-  const auto mix = [&](uint64_t word) { form = (form ^ word) * 0x9E3779B97F4A7C15u, form ^= form >> 29; };
-  for (const int64_t size : impl->sizes()) mix(uint64_t(size));
-  for (const int64_t stride : impl->strides()) mix(uint64_t(stride));
-  if (impl->dim() == 0 && impl->is_cpu() && impl->itemsize() <= sizeof(uint64_t)) {
-    uint64_t value = 0;
-    memcpy(&value, impl->data(), impl->itemsize());
-    mix(value);
-  }
-  return {reinterpret_cast<int64_t>(impl->data()), int64_t(form)};
+  return {reinterpret_cast<int64_t>(impl->data()), form_of(impl)};
 }
 
 // words(tensors, to): zeros for what is no plain tensor.
