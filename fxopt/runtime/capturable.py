@@ -39,7 +39,7 @@ def suited(executable: Executable) -> torch.device:
     if not records_nothing(graph):
         raise NoGraph("gradients are on; they serve torch.no_grad() and torch.inference_mode()")
     placeholders = graph.find_nodes(op="placeholder")
-    inputs = placeholders[n_state:]
+    inputs = set(placeholders[n_state:])
     for node in graph.nodes:
         reason = _unmoved(node) if node in inputs else _obstacle(node)
         if reason:
@@ -98,6 +98,8 @@ def _obstacle(node: Node) -> str:
     value = node.meta.get("val")
     if isinstance(value, Tensor) and not value.is_cuda and not _is_constant_number(node):
         return f"{node.name} is computed on the CPU"
+    if node.target in _MOVES and any(_is_made_on_cpu(source) for source in node.all_input_nodes):
+        return f"{node.name} moves what was computed on the CPU"  # from memory that is gone at the replay
     return ""
 
 
@@ -134,6 +136,11 @@ def _value(argument: Any) -> Any:
 def _is_number(value: Tensor) -> bool:
     """Of the CPU, which a launch takes along: its value at each call is compared with that in the graph."""
     return not value.is_cuda and value.dim() == 0
+
+
+def _is_made_on_cpu(node: Node) -> bool:
+    value = node.meta.get("val")
+    return node.op == "call_function" and isinstance(value, Tensor) and not value.is_cuda
 
 
 def _is_constant_number(node: Node) -> bool:

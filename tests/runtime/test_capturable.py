@@ -113,6 +113,7 @@ def test_what_the_device_does_by_itself_is_replayed(function: Callable) -> None:
         (lambda weight, x: [(x @ weight).cpu()], WAITS),
         (lambda weight, x: [aten._to_copy.default(torch.rand(4), device=GPU)], f"rand {EFFECT}"),
         (lambda weight, x: [aten._to_copy.default(torch.ones(4), device=GPU)], f"ones is computed on the CPU {PLACE}"),
+        (lambda weight, x: [x * aten._to_copy.default(torch.full((), 3.0), device=GPU)], "moves what was computed on"),
         (lambda weight, x: [x @ weight, x.add_(1)], EFFECT),
         (lambda weight, x: [x.bernoulli_(0.5) @ weight], EFFECT),
         (lambda weight, x: [x], "an output shares the memory"),
