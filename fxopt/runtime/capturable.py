@@ -39,9 +39,11 @@ def suited(executable: Executable) -> torch.device:
     if not records_nothing(graph):
         raise NoGraph("gradients are on; they serve torch.no_grad() and torch.inference_mode()")
     placeholders = graph.find_nodes(op="placeholder")
-    inputs = set(placeholders[n_state:])
+    if not is_on_cuda(executable):
+        raise NoGraph("nothing of it is on a CUDA device")
+    names = dict(zip(placeholders[n_state:], (spec.name for spec in executable.capture.inputs), strict=True))
     for node in graph.nodes:
-        reason = _unmoved(node) if node in inputs else _obstacle(node)
+        reason = _unmoved(node, names[node]) if node in names else _obstacle(node)
         if reason:
             place = node.meta.get("place")
             raise NoGraph(f"{reason} ({place})" if place is not None else reason)
@@ -76,11 +78,11 @@ _MOVES = {torch.ops.aten._to_copy.default, torch.ops.aten.to.device, torch.ops.a
 _PUTS = {torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default}
 
 
-def _unmoved(node: Node) -> str:
+def _unmoved(node: Node, name: str) -> str:
     """Why an input on the CPU cannot be staged ("" where it can): all that it is for is to be moved."""
     if node.meta["val"].is_cuda or all(user.target in _MOVES for user in node.users):
         return ""
-    return f"the input {node.name} is on the CPU and is not only moved to the GPU; move it before the call"
+    return f"{name} is on the CPU and is not only moved to the GPU; move it before the call"
 
 
 def _obstacle(node: Node) -> str:

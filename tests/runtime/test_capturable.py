@@ -66,13 +66,14 @@ def traced(function: Callable, *devices: str, moved: bool = False) -> SimpleName
     with FakeTensorMode(shape_env=ShapeEnv()), torch.no_grad():
         shapes = [(4, 4), *[(5, 4)] * (len(devices) - 1)]
         fakes = [torch.empty(shape, device=device) for shape, device in zip(shapes, devices, strict=True)]
+        inputs = [SimpleNamespace(name=f"args[{k}]") for k in range(len(devices) - 1)]
         module = make_fx(function, pre_dispatch=True)(*fakes)
         for node in module.graph.nodes:
             if node.op == "call_function":
                 node.meta["place"] = Place("tower", "model.py:7")
             if moved and isinstance(value := node.meta.get("val"), Tensor):
                 node.meta["val"] = torch.empty(value.shape, dtype=value.dtype, device="cuda:0")
-    return SimpleNamespace(graph=module, capture=SimpleNamespace(state=[None]))
+    return SimpleNamespace(graph=module, capture=SimpleNamespace(state=[None], inputs=inputs))
 
 
 def reason(function: Callable, *devices: str, moved: bool = False) -> str:
@@ -137,7 +138,7 @@ def test_masks_are_counted_by_the_host_unless_one_value_is_filled_in() -> None:
 def test_an_input_on_the_cpu_is_moved_and_nothing_else() -> None:
     assert reason(lambda w, x: [aten._to_copy.default(x, device=GPU) @ w], "cuda:0", "cpu") == ""
     used = reason(lambda w, x: [aten._to_copy.default(x, device=GPU) @ w, x.exp()], "cuda:0", "cpu")
-    assert "is on the CPU and is not only moved to the GPU" in used
+    assert "args[0] is on the CPU and is not only moved to the GPU" in used
 
 
 def test_gradients_and_other_devices_are_told() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fxopt import Config, optimize
 from fxopt.capture.inputs import TensorSpec
 from fxopt.findings import Findings
 from fxopt.kernels.stage import op as stage
@@ -338,3 +339,16 @@ def test_calls_of_other_threads_run_as_they_are_during_a_capture(log):
     assert log.of(5) == ["plain"]
     log.replays._recording = False
     assert log.of(5) == ["replay"]
+
+
+def test_who_asks_for_graphs_is_told_and_a_model_on_the_cpu_is_silent_by_default():
+    with pytest.raises(ValueError, match="cuda_graphs: expected 'auto', True or False, found 'always'"):
+        Config(cuda_graphs="always")
+    for mode, told in (
+        ("auto", ""),
+        (False, ""),
+        (True, "no CUDA graphs: nothing of it is on a CUDA device"),
+    ):
+        with torch.no_grad():
+            (entry,) = optimize(torch.nn.ReLU(), torch.zeros(3), Config(cuda_graphs=mode, tune="off"))._fxopt.entries
+        assert entry.findings.graphs == told
