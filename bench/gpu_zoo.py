@@ -57,12 +57,16 @@ def rows(entry: Any, batches: list[int]) -> list[list[float]]:
     return found
 
 
-def main(arguments: list[str]) -> int:
+def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--zoo", type=Path, default=zoo.ZOO)
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 256, 2048])
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
     entries, table = zoo.load(options.zoo), []
     torch.set_grad_enabled(False)
     warm_up(lambda: torch.ones(1, device="cuda").add_(1))
