@@ -14,6 +14,7 @@ BENCHMARKS = {
     "gpu": "embedding columns and bags on a CUDA device, called and as a graph",
     "dense": "attention, experts, interactions and DLRM, against eager and torch.compile; with a plot",
     "zoo": "third-party models against eager",
+    "gpu_zoo": "third-party models on a CUDA device, as users call them",
     "growth": "optimize() and a call by the number of columns, 10 to 5000",
 }
 

@@ -35,7 +35,7 @@ class Peer:
 def peers() -> tuple[Peer, ...]:
     return (
         Peer("eager", lambda case: lambda: case.module(*case.inputs)),
-        Peer("fxopt", _with_fxopt(fxopt.Config())),
+        Peer("fxopt", _with_fxopt(fxopt.Config(cuda_graphs=False))),
         Peer("fxopt cuda_graphs", _with_fxopt(fxopt.Config(cuda_graphs=True)), replays=True),
         Peer("FBGEMM TBE", _with_fbgemm, runs=lambda case: isinstance(case.module, Bags)),
         Peer("compile", _with_compile(None), seconds=lambda case: case.compile_seconds[0]),

@@ -38,7 +38,10 @@ class Config:
         max_rewrites: apply at most this many rewrites ("fuel"); used to bisect a wrong answer.
         leaves: module paths, as in ``named_modules()``, that stay opaque.
         max_captures: how many input signatures one model may capture before new ones run eagerly.
-        cuda_graphs: without gradients on a CUDA device, replay captured graphs, one for each bucket of batch sizes.
+        cuda_graphs: without gradients on a CUDA device, calls may replay captured graphs, one for each bucket of batch
+            sizes. ``"auto"``: where that is faster than the call, timed on the second call of each size; ``True``:
+            wherever it gives the same answers; ``False``: never. All graphs of a process hold at most an eighth of
+            the memory that the device has free. The report says what is replayed, and why something is not.
         bad_ids: what an embedding lookup on a CUDA device does with an id outside its table. ``"raise"``: its rows
             are NaN, and the next call, or ``fxopt.kernels.columns.errors.check(device)``, which waits for the device,
             raises IndexError with column, table, row and value; ``"clamp"`` takes the nearest row, and
@@ -60,7 +63,7 @@ class Config:
     max_rewrites: int | None = None
     leaves: tuple[str, ...] = ()
     max_captures: int = 16
-    cuda_graphs: bool = False
+    cuda_graphs: bool | str = "auto"
     bad_ids: str = "raise"
     progress: bool | None = None
     dump: str | None = None
@@ -74,6 +77,8 @@ class Config:
             raise ValueError(f"Config.lower: expected one of {LOWERINGS}, found {self.lower!r}")
         if self.precision not in PRECISIONS:
             raise ValueError(f"Config.precision: expected one of {PRECISIONS}, found {self.precision!r}")
+        if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
+            raise ValueError(f"Config.cuda_graphs: expected 'auto', True or False, found {self.cuda_graphs!r}")
         if self.bad_ids not in BAD_IDS:
             raise ValueError(f"Config.bad_ids: expected one of {BAD_IDS}, found {self.bad_ids!r}")
         if self.low_rank is not None and not 0 < self.low_rank < 1:

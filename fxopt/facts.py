@@ -26,6 +26,7 @@ class Facts:
         looks_up: it reads rows of tables, which the report counts as embedding columns.
         clamps: from its argument `plan`, whether a call moves ids outside their table into it, and counts them.
         padded: from its argument `plan`, the plan to use where rows are added to fill up a batch. None: the same one.
+        keeps: it keeps what it derives from an argument until that changes, which a replayed CUDA graph would not see.
     """
 
     rows: Literal["", "first", "layers", "axes"] = ""
@@ -33,6 +34,7 @@ class Facts:
     looks_up: bool = False
     clamps: Callable[[Tensor], bool] | None = None
     padded: Callable[[Tensor], Tensor] | None = None
+    keeps: bool = False
 
 
 UNKNOWN = Facts()

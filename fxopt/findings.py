@@ -67,7 +67,8 @@ class Findings:
         untold: why none could be made up, and what follows ("" where they were, or need not be).
         seconds: wall time by stage ("capture", "rewrite", "verify", "race", ...).
         rewrites: how many rewrites were tried.
-        graphs: what became of ``Config(cuda_graphs=True)``, "" without it.
+        graphs: what captured CUDA graphs serve and hold, or why there are none; "" where none were asked for, and for
+            a model on the CPU.
     """
 
     signature: str = ""

@@ -105,8 +105,7 @@ def _made_of(
         progress.step("compile with Inductor")
         executable = lowered(executable, examples)
         clock.lap("lower")
-    if config.cuda_graphs:
-        executable.run = graphed(executable)
+    executable.run = graphed(executable, config.cuda_graphs)
     if captured.autocast is not None:
         executable.run = _without_autocast(executable.run)
     executable.findings.seconds = clock.laps

@@ -23,6 +23,7 @@ from fxopt.rewrites.framework.core import Fuel, apply
 from fxopt.rewrites.framework.direct import copied, direct
 from fxopt.rewrites.framework.regions import calls_of
 from fxopt.runtime import Executable
+from fxopt.runtime.cuda_graphs import replayable
 from fxopt.runtime.pieces import Pieces
 from fxopt.tune.tuner import Tuner
 from fxopt.verify import Examples, Verdict, bisect
@@ -113,7 +114,7 @@ def raced(
         return executable
     before = copied(captured.graph)
     direct(before, inference=True)
-    race = Race(captured, model, args, kwargs, before.forward, tuner, config.cuda_graphs)
+    race = Race(captured, model, args, kwargs, before.forward, tuner, replayable(executable, config.cuda_graphs))
     slow = slower_passes(executable, race, without)
     if slow:
         names = [ran.name for ran in slow]

@@ -51,7 +51,7 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ONLY = {
     "patterns": r"patterns|normalize|shape|findings|facts|torch_internals|kernels\.\w+\.(plan|serves)",
     "kernels": r"kernels|findings|facts|config|locks|progress|torch_internals",
-    "tune": r"tune|shape|kernels\.cache|machine|config|torch_internals",
+    "tune": r"tune|shape|kernels\.cache|machine|config|locks|torch_internals",
     "shape": r"shape|findings|facts|config|torch_internals",
     "capture": r"capture|shape|autocast|findings|config|locks|names|reach|trees|torch_internals",
 }

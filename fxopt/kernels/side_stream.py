@@ -84,7 +84,7 @@ def _beside(main: torch.cuda.Stream) -> torch.cuda.Stream | None:
     It is one of our own: one of torch's might be anybody's, whose work would become part of the graph. And it is for
     `main` alone: cuBLAS has a workspace a stream, and graphs that were captured on two streams may run at once.
     """
-    side = _SIDES.get(main) or _new_stream(main.device_index)
+    side = _SIDES.get(main) or new_stream(main.device_index)
     if side is None:
         return None
     side = _SIDES.setdefault(main, side)
@@ -102,8 +102,8 @@ def _runtime() -> ctypes.CDLL | None:
     return library if all(hasattr(library, name) for name in _FUNCTIONS) else None
 
 
-def _new_stream(device: int) -> torch.cuda.Stream | None:
-    """On the current device. In a capture, whose mode may forbid it."""
+def new_stream(device: int) -> torch.cuda.Stream | None:
+    """One that nobody else has, on the current device. In a capture, whose mode may forbid it; None: there is none."""
     runtime = _runtime()
     if runtime is None:
         return None

@@ -85,7 +85,7 @@ def _graphs(executable: Executable, found: Measurement) -> Iterator[Advice]:
     if executable.findings.graphs.startswith("no CUDA graphs"):
         yield Advice(f"{executable.findings.graphs}; replaying would save the launches", between, found.batch)
     elif on_cuda and not executable.findings.graphs:
-        yield Advice("Config(cuda_graphs=True) replays the whole call as one graph", between, found.batch)
+        yield Advice("Config(cuda_graphs='auto') replays the whole call as one graph", between, found.batch)
 
 
 @torch.no_grad()

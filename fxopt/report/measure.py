@@ -115,9 +115,9 @@ def _taken_apart(
 def _serving(dispatcher: Dispatcher, args: tuple) -> tuple[Entry | None, Sequence[Tensor]]:
     now = ambient()
     for entry in dispatcher.entries:
-        tensors = entry.match(args, {}, now)
-        if tensors is not None:
-            return entry, tensors
+        found = entry.match(args, {}, now)
+        if found is not None:
+            return entry, [*found[0], *found[1]]
     return None, ()
 
 

@@ -39,7 +39,7 @@ def replace_linear(editor: Editor, match: Match) -> Replacement:
 def replace_tables(editor: Editor, match: Match) -> Replacement:
     """The same columns on rows of fewer bits."""
     config = editor.config
-    if config.cuda_graphs and match.anchor.args[1][0].meta["val"].is_cuda:  # type: ignore[index, union-attr]
+    if config.cuda_graphs is True and match.anchor.args[1][0].meta["val"].is_cuda:  # type: ignore[index, union-attr]
         raise Rejected("Config(cuda_graphs=True) would replay copies of tables that nobody renews")
     load()
     call, small, rows = match.anchor, {}, list[Rows]()

@@ -1,20 +1,22 @@
-"""One executable as captured CUDA graphs: a call is one launch that copies the inputs, one replay, one copy out.
+"""One executable by captured CUDA graphs: a call is one launch that copies the inputs, one replay, one copy out.
 
 A graph serves a bucket of batch sizes where rows do not depend on each other (patterns/row_wise.py), else one set of
-sizes. The first call of a bucket runs as it is, the second is captured. What a graph reads besides its inputs is state,
-by address: a tensor that has moved since means a new capture, any other update takes effect by itself.
+sizes. The first call of a bucket runs as it is, and so does the second, of which a graph is then captured. It is kept
+if it computes the same, is faster (unless the user has decided) and the memory that it holds may be spared. What it
+reads besides its inputs is state, by address: a tensor that has moved since means a new capture, any other update takes
+effect by itself. Random numbers are drawn from the generator of the device, as many as the call draws.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
 from fxopt.kernels import reports
 from fxopt.kernels.cache import BuildError
@@ -23,190 +25,223 @@ from fxopt.kernels.stage import op as stage
 from fxopt.locks import lock
 from fxopt.patterns.row_wise import NotRowWise, Rows, row_wise
 from fxopt.rewrites.embedding_columns import plan_in
-from fxopt.runtime.capturable import NoGraph, clamps, ready, suited
+from fxopt.runtime.capturable import NoGraph, draws, is_on_cuda, suited
 from fxopt.runtime.executable import Executable
-from fxopt.runtime.padding import Padding
-from fxopt.tune.cuda_graph import capture
+from fxopt.runtime.recording import Recorder, Recording, agree
+from fxopt.tune.clock import fastest
 
 MOST_GRAPHS = 16
-_WARM_UPS = 2
-_AGREES = 0.02  # of the largest value: a padded graph against the same call without; TF32 differs by 1e-3
+_PAYS = 256  # replays for each capture behind the first: one costs about as much as so many launch-bound calls
 
 
-def graphed(executable: Executable) -> Callable[..., Sequence[Any]]:
-    """`executable.run` by captured graphs where it can be, else itself; the findings say why not."""
+class Refused(Exception):
+    """Why calls of these sizes run as they are."""
+
+
+def graphed(executable: Executable, mode: bool | str) -> Callable[..., Sequence[Any]]:
+    """`executable.run` by captured graphs where it can be, else itself; the findings say why not.
+
+    Args:
+        mode: "auto": where they are faster; True: wherever they are right; False: never.
+    """
+    if not mode or (mode == "auto" and not is_on_cuda(executable)):
+        return executable.run
     try:
-        return Replays(executable)
+        return Replays(executable, chosen=mode is True)
     except (NoGraph, BuildError, OSError) as reason:
         executable.findings.graphs = f"no CUDA graphs: {reason}"
         return executable.run
 
 
-@dataclass
-class _Captured:
-    graph: torch.cuda.CUDAGraph
-    stage: stage.Stage
-    outputs: list[Tensor]
-    state: Tensor  # addresses
-    capacity: list[int]  # rows of each input
-    real_rows: Tensor | None  # of the batch, where clamped ids are counted: see kernels/reports.py
-    keep: list[Any]
+def replayable(executable: Executable, mode: bool | str) -> bool:
+    """Whether calls of it will be replays, as far as its graph tells."""
+    try:
+        return bool(mode) and suited(executable).type == "cuda"
+    except NoGraph:
+        return False
 
 
 class Replays:
     """``run(*state, *inputs)`` by graphs. Thread safe; calls on several streams follow each other.
 
+    Args:
+        chosen: whether graphs are wanted also where they are slower.
+
     Raises:
         NoGraph: gradients, side effects, other devices.
     """
 
-    def __init__(self, executable: Executable) -> None:
-        self._plain, self._capture = executable.run, executable.capture
-        self._findings = executable.findings
-        module, specs = executable.graph, executable.capture.inputs
-        assert module is not None
-        self._n_state = len(executable.capture.state)
-        self._device = suited(module.graph, self._n_state, [spec.device.type == "cpu" for spec in specs])
-        if len(specs) > stage.MOST_INPUTS:
-            raise NoGraph(f"{len(specs)} inputs, expected at most {stage.MOST_INPUTS}")
+    def __init__(self, executable: Executable, chosen: bool) -> None:
+        self._plain, self._findings, self._chosen = executable.run, executable.findings, chosen
+        self._device = suited(executable)
+        count = len(executable.capture.inputs)
+        if count > stage.MOST_INPUTS:
+            raise NoGraph(f"{count} inputs, expected at most {stage.MOST_INPUTS}")
         stage.pointers(), stage.kernel(self._device.index)
-        rows: Rows | None = None
-        try:
-            rows = row_wise(module.graph, partial(plan_in, module))
-        except NotRowWise as reason:
-            executable.findings.graphs = (
-                f"one CUDA graph for each set of sizes, because rows may not be padded: {reason}"
-            )
-        else:
-            executable.findings.graphs = "one CUDA graph for each bucket of batch sizes"
-        self._clamps = clamps(module)
-        self._module, self._kept = ready(module, rows)
-        self._padding = Padding(rows, specs, self._n_state)
-        self._inputs = stage.Inputs(len(specs))
-        self._graphs: OrderedDict[tuple, _Captured] = OrderedDict()
-        self._seen: OrderedDict[tuple, None] = OrderedDict()
+        assert executable.graph is not None
+        rows, self._kind = _served(executable.graph)
+        self._random = draws(executable.graph.graph) is not None
+        self._findings.graphs = self._kind
+        self._inputs, self._recorder = stage.Inputs(count), Recorder(executable, self._device, rows)
+        self._n_state = len(executable.capture.state)
+        self._graphs: OrderedDict[tuple, Recording] = OrderedDict()
+        self._seen: OrderedDict[tuple, bool] = OrderedDict()  # sizes, and whether they run as they are from now on
+        self._captures = self._replays = 0
+        self._stopped = self._recording = False  # for good; while this or another thread captures
+        self._refused = ""
         self._lock = lock()
-        self._stream: torch.cuda.Stream | None = None
-        self._pool: Any = None
 
     def __call__(self, *tensors: Tensor) -> Sequence[Any]:
-        if torch.cuda.is_current_stream_capturing():
-            return self._plain(*tensors)
+        return self.serve(tensors[: self._n_state], tensors[self._n_state :])
+
+    def serve(self, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Any]:
+        """The same, without putting thousands of tensors into one list."""
+        if torch.cuda.current_device() != self._device.index:
+            with torch.cuda.device(self._device):
+                return self.serve(state, inputs)
+        if self._stopped or self._recording or torch.cuda.is_current_stream_capturing():
+            return self._plain(*state, *inputs)
         columns_errors.raise_reported(self._device.index)
-        with self._lock, torch.cuda.device(self._device), torch.no_grad():
-            return self._call(tensors)
+        with self._lock:
+            outputs = self._by_graph(state, inputs)
+        return self._as_it_is(state, inputs) if outputs is None else outputs
 
-    def _call(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        inputs = self._inputs.read(tensors, self._n_state)
-        batch = self._padding.batch(self._inputs)
-        if batch == 0:
-            return self._plain(*tensors)
-        capacity = self._padding.capacity(batch)
-        key = (capacity, *self._padding.sizes(tensors))
+    def _by_graph(self, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Any] | None:
+        """None: no graph serves the call."""
+        tame, recorder = self._inputs.read(inputs), self._recorder
+        batch = recorder.padding.batch(self._inputs)
+        if tame is None or batch == 0:
+            return None
+        key = (recorder.padding.capacity(batch), *recorder.padding.sizes(tame))
         known = self._graphs.get(key)
-        if known is None and not self._again(key):
-            return self._plain(*tensors)
-        if known is None or not self._serves(known, inputs):
-            known = self._captured(key, capacity, inputs, known)
-            if known is None:
-                return self._plain(*tensors)
-        self._graphs.move_to_end(key)
-        return self._replayed(known, batch)
+        if known is not None and recorder.serves(known, state, self._inputs):
+            self._graphs.move_to_end(key)
+            self._replays += 1
+            return recorder.replay(known, self._inputs, batch)
+        return self._first(key, state, tame, known) if self._due(key) else None
 
-    def _replayed(self, known: _Captured, batch: int, counts: bool = True) -> list[Tensor]:
-        """The outputs in memory of their own. counts: the ids that it clamps."""
-        stream = torch.cuda.current_stream()
-        if self._stream is not None and self._stream != stream:
-            stream.wait_stream(self._stream)  # whose calls use the same memory
-        self._stream = stream
-        known.stage.fill(self._inputs, stream)
-        if known.real_rows is not None:
-            known.real_rows.fill_(batch if counts else 0)
-        known.graph.replay()
-        return [rows.clone() for rows in self._padding.own_rows(known.outputs, batch)]
-
-    def _again(self, key: tuple) -> bool:
-        """Whether these sizes came before."""
-        seen = key in self._seen
-        self._seen[key] = None
+    def _due(self, key: tuple) -> bool:
+        """Whether these sizes came before, and captures have paid so far."""
+        before = self._seen.get(key)
+        self._seen[key] = bool(before)
         if len(self._seen) > 4 * MOST_GRAPHS:
             self._seen.popitem(last=False)
-        return seen
+        if before is not False:
+            return False
+        if self._captures < MOST_GRAPHS + self._replays // _PAYS:
+            return True
+        self._tell(f"sizes or weights change too often: {self._captures} captures served {self._replays} calls")
+        return False
 
-    def _serves(self, known: _Captured, tensors: Sequence[Tensor]) -> bool:
-        unmoved = stage.pointers().unmoved(tensors, self._n_state, known.state.data_ptr())
-        return unmoved and self._padding.has_room(self._inputs, known.capacity)
+    def _as_it_is(self, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Any]:
+        """The call itself; the memory of graphs is given up where it needs that."""
+        try:
+            return self._plain(*state, *inputs)
+        except torch.cuda.OutOfMemoryError:
+            if not self._graphs:
+                raise
+        with self._lock:
+            self._give_up("a call needed the memory that they held")
+        return self._plain(*state, *inputs)
 
-    def _captured(
-        self, key: tuple, capacity: int, tensors: Sequence[Tensor], before: _Captured | None
-    ) -> _Captured | None:
-        """A graph for these sizes; None where they cannot be padded so, or nothing can be captured."""
+    def _first(
+        self, key: tuple, state: Sequence[Tensor], inputs: Sequence[Tensor], before: Recording | None
+    ) -> Sequence[Any]:
+        """The call itself, and a graph of it for later ones."""
+        numbers = torch.cuda.get_rng_state(self._device) if self._random else None
+        result = self._as_it_is(state, inputs)
+        if self._stopped:
+            return result
+        torch.cuda.synchronize(self._device)  # graphs that go, and the memory of those that stay, are in use until then
         self._graphs.pop(key, None)
         while len(self._graphs) >= MOST_GRAPHS:
             self._graphs.popitem(last=False)
-        rooms = self._padding.rooms(tensors[self._n_state :], capacity, before.capacity if before else None)
-        state = list(tensors[: self._n_state])
-        addresses = torch.zeros(max(1, self._n_state), dtype=torch.int64, device="cpu")
-        stage.pointers().addresses(tensors, self._n_state, addresses.data_ptr())
-        with torch.inference_mode(False):  # whose tensors nothing outside may write to
-            real_rows = torch.zeros(1, dtype=torch.int64, device=self._device) if self._clamps else None
-        uncounted = partial(reports.padded, real_rows, max(1, capacity))  # no row is real before the replay
-        with uncounted():
-            expected = self._plain(*tensors)
-        torch.cuda.synchronize(self._device)  # the memory of the last graph is still in use
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+        self._captures += 1
+        self._recording = True
         try:
-            memory = stage.Stage(rooms, self._device)
-            memory.fill(self._inputs, torch.cuda.current_stream())
-            with uncounted():
-                graph, outputs = self._record([*state, *memory.tensors])
+            with torch.random.fork_rng([self._device.index], enabled=self._random), torch.inference_mode(False):
+                made = self._made(state, inputs, before)
+                if numbers is not None:
+                    torch.cuda.set_rng_state(numbers, self._device)
+                self._compare(made, state, inputs, result)
+                self._keep(key, made)
+        except Refused as reason:
+            self._seen[key] = True
+            self._count()
+            capacity, *sizes = key
+            where = f"batch {self._batch:,}" if capacity else f"sizes {sizes}"
+            self._tell(f"at {where} calls run as they are: {reason}")
+        except NoGraph as reason:
+            self._give_up(str(reason))
         except (RuntimeError, ValueError, TypeError) as error:
-            self._graphs.clear()
             self._give_up(f"the capture failed: {str(error).splitlines()[0]}")
-            return None
-        capacities = [room.capacity for room in rooms]
-        known = _Captured(graph, memory, outputs, addresses, capacities, real_rows, list(self._kept))
-        if not _agree(self._replayed(known, self._padding.batch(self._inputs), counts=False), expected):
-            self._give_up("a replay gave another result than the call")
-            return None
-        self._graphs[key] = known
-        return known
+        finally:
+            self._recording = False
+        return result
+
+    @property
+    def _batch(self) -> int:
+        return self._recorder.padding.batch(self._inputs)
+
+    @torch.no_grad()
+    def _made(self, state: Sequence[Tensor], inputs: Sequence[Tensor], before: Recording | None) -> Recording:
+        """Raises Refused where the copies of the inputs alone take too much memory."""
+        padding = self._recorder.padding
+        rooms = padding.rooms(inputs, padding.capacity(self._batch), before.capacity if before else None)
+        if excess := self._recorder.memory.excess(stage.bytes_of(rooms)):
+            raise Refused(excess)
+        return self._recorder.record(state, self._inputs, rooms)
+
+    @torch.no_grad()
+    def _compare(
+        self, made: Recording, state: Sequence[Tensor], inputs: Sequence[Tensor], expected: Sequence[Tensor]
+    ) -> None:
+        """Raises NoGraph where a replay gives something else than the call, and Refused where it takes longer."""
+        uncounted = partial(self._recorder.replay, made, self._inputs, self._batch, counts=False)
+        if not agree(uncounted(), expected):
+            raise NoGraph("a replay gave another result than the call")
+        if self._chosen:
+            return
+        with reports.padded(made.real_rows, 1):  # whose value now says that no row is real
+            called, replayed = fastest([partial(self._plain, *state, *inputs), uncounted], 0.0, most=3)
+        if replayed > called:
+            raise Refused(f"a replay took {replayed * 1e6:,.0f} us, and the call {called * 1e6:,.0f} us")
+
+    def _keep(self, key: tuple, made: Recording) -> None:
+        """Raises Refused where there is no memory for the graph by itself; makes room for it where others take it."""
+        memory, alone = self._recorder.memory, not self._graphs
+        self._graphs[key] = made
+        self._count()
+        while self._graphs and (excess := memory.excess()):
+            self._graphs.popitem(last=False)
+            self._count()
+        if alone and not self._graphs:
+            raise Refused(excess)
+        self._tell(self._refused)
+
+    def _count(self) -> None:
+        self._recorder.memory.count(graph.staged for graph in self._graphs.values())
+
+    def _tell(self, refused: str) -> None:
+        """What the report says of these graphs."""
+        self._refused = refused
+        count, held = len(self._graphs), self._recorder.memory.held >> 20
+        holds = f"{count} {'graphs hold' if count > 1 else 'graph holds'} {held:,} MB" if count else ""
+        self._findings.graphs = "; ".join(filter(None, (self._kind, holds, refused)))
 
     def _give_up(self, reason: str) -> None:
         """Calls from now on run as they are."""
+        self._stopped = True
+        self._graphs.clear()
+        self._count()
         self._findings.graphs = f"no CUDA graphs: {reason}"
-        self._call = lambda tensors: self._plain(*tensors)  # type: ignore[method-assign]
-
-    def _record(self, tensors: list[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
-        self._kept.clear()
-        side, current = torch.cuda.Stream(), torch.cuda.current_stream()
-        side.wait_stream(current)
-        graph = torch.cuda.CUDAGraph()
-        with torch.no_grad():
-            with torch.cuda.stream(side):
-                for _ in range(_WARM_UPS):
-                    self._module(*tensors)
-            current.wait_stream(side)
-            torch.cuda.synchronize(self._device)
-            with capture(graph, side, self._pool):
-                outputs = list(self._module(*tensors))
-        return graph, outputs
 
 
-def _agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Roughly: another order of additions passes, rows in the wrong place do not."""
-    for a, b in zip(found, expected, strict=True):
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return False
-        if not a.dtype.is_floating_point:
-            if not torch.equal(a, b):
-                return False
-            continue
-        finite = b.isfinite() & a.isfinite()
-        if not torch.equal(a.isnan(), b.isnan()):
-            return False
-        scale = torch.where(finite, b.abs(), 0).amax() if b.numel() else b.new_ones(())
-        if b.numel() and float(torch.where(finite, (a - b).abs(), 0).amax()) > _AGREES * float(scale) + 1e-6:
-            return False
-    return True
+def _served(module: GraphModule) -> tuple[Rows | None, str]:
+    """Rows that may be padded (None: none), and which calls one graph serves."""
+    try:
+        if drawn := draws(module.graph):
+            raise NotRowWise(drawn, "draws random numbers, and others for another number of rows")
+        return row_wise(module.graph, partial(plan_in, module)), "one CUDA graph for each bucket of batch sizes"
+    except NotRowWise as reason:
+        return None, f"one CUDA graph for each set of sizes, because rows may not be padded: {reason}"

@@ -7,7 +7,7 @@ import copy
 import functools
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from fxopt.config import Config
 from fxopt.findings import Findings
 from fxopt.locks import WAIT, lock
 from fxopt.runtime.context import ambient
-from fxopt.runtime.entry import Entry, entry_of, stored_by
+from fxopt.runtime.entry import Entry, Tensors, entry_of, stored_by
 from fxopt.runtime.executable import Compile, run_eagerly
 from fxopt.runtime.moment import Moment, NotNow
 from fxopt.runtime.signature import Signature, unsupported
@@ -108,7 +108,7 @@ class Dispatcher:
                     entry = self._eager_entry(args, kwargs, now, failure)
                 self.entries = (entry, *self.entries)
 
-    def _find(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry, Sequence[Tensor]] | None:
+    def _find(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry, Tensors] | None:
         for entry in self.entries:
             tensors = entry.match(args, kwargs, now)
             if tensors is not None:
@@ -186,7 +186,7 @@ class Dispatcher:
             return eager(*args, **kwargs)
         if entry is not None:
             self.entries = (entry, *self.entries)
-            return self._run(entry, entry.match(args, kwargs, now) or (), eager, args, kwargs)
+            return self._run(entry, entry.match(args, kwargs, now) or ((), ()), eager, args, kwargs)
         plain = self._eager_entry(args, kwargs, now, failure)  # of the arguments as they are before the call
         result = eager(*args, **kwargs)
         changing = frozenset(map(str, before.changed()))
@@ -229,7 +229,7 @@ class Dispatcher:
             raise NotNow(f"not captured: {failure}")
         return None, failure
 
-    def _run(self, entry: Entry, tensors: Sequence[Tensor], eager: Callable, args: tuple, kwargs: dict) -> Any:
+    def _run(self, entry: Entry, tensors: Tensors, eager: Callable, args: tuple, kwargs: dict) -> Any:
         if entry.executable is None:
             return eager(*args, **kwargs)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from fxopt.capture import Capture
 
 
+Tensors = tuple[Sequence[Tensor], Sequence[Tensor]]  # state, inputs
+Run = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Any]]
+
+
 @dataclass
 class Entry:
     """One signature: compiled, or (executable None) known to stay eager."""
@@ -36,7 +40,8 @@ class Entry:
 
     def __post_init__(self) -> None:
         if self.executable is not None:
-            self.run = self.executable.run
+            run = self.executable.run
+            self.run: Run = getattr(run, "serve", None) or (lambda state, inputs: run(*state, *inputs))
             self.rebuild = rebuilder(self.executable.capture.out_spec)
             self.filled = self.executable.capture.filled
         self.traced = traced_view(self)
@@ -49,20 +54,20 @@ class Entry:
         trees.fill((args, kwargs), self.filled, values)
         return result
 
-    def match(self, args: tuple, kwargs: dict, now: tuple) -> Sequence[Tensor] | None:
+    def match(self, args: tuple, kwargs: dict, now: tuple) -> Tensors | None:
         """State and inputs for `run`, or None when this entry does not serve the call."""
         inputs = self.signature.bind(args, kwargs)
         if inputs is None or self.ambient != now or not self.watch.holds():
             return None
         if self.state is None:
-            return inputs
+            return (), inputs
         if self.sizes is not None and not self.sizes.hold():
             return None
         state = self.state.read()
         if state is None:
             return None
-        tensors = [*state, *inputs]
-        return tensors if self.sharing is None or self.sharing.holds(tensors) else None
+        apart = self.sharing is None or self.sharing.holds([*state, *inputs])
+        return (state, inputs) if apart else None
 
 
 def entry_of(

@@ -30,8 +30,9 @@ class Padding:
     def __init__(self, rows: Rows | None, specs: Sequence[TensorSpec], n_state: int) -> None:
         self._rows, self._specs, self._n_state = rows, specs, n_state
         self._fill = [self._filled(n_state + k) for k in range(len(specs))]
+        self._ids = [placeholder - n_state for placeholder in rows.ids] if rows else []
         self._sizes = [
-            (n_state + k, d)
+            (k, d)
             for k, spec in enumerate(specs)
             for d, size in enumerate(spec.dims)
             if not isinstance(size, int) and (d > 0 or self._fill[k] is None)
@@ -61,9 +62,9 @@ class Padding:
         """Rows of the padded batch, 0 where there is none."""
         return bucket(batch) if self._rows else 0
 
-    def sizes(self, tensors: Sequence[Tensor]) -> Iterator[int]:
-        """Of a call's tensors, state first, what may differ and is not padded: each set takes a graph of its own."""
-        return (tensors[k].shape[d] for k, d in self._sizes)
+    def sizes(self, inputs: Sequence[Tensor]) -> Iterator[int]:
+        """Of a call's inputs what may differ and is not padded: each set takes a graph of its own."""
+        return (inputs[k].shape[d] for k, d in self._sizes)
 
     def rooms(self, inputs: Sequence[Tensor], capacity: int, before: Sequence[int] | None) -> list[stage.Room]:
         """Static memory for inputs of these sizes. before: rows of each input in the graph that becomes too small."""
@@ -82,10 +83,12 @@ class Padding:
 
     def has_room(self, inputs: stage.Inputs, capacities: Sequence[int]) -> bool:
         """Whether the ids of a call fit into a graph with these rows of each input; its batch and sizes do."""
-        ids = self._rows.ids if self._rows else ()
-        return all(inputs.rows(k - self._n_state) <= capacities[k - self._n_state] for k in ids)
+        return all(inputs.rows(k) <= capacities[k] for k in self._ids)
 
     def own_rows(self, outputs: Sequence[Tensor], batch: int) -> Iterator[Tensor]:
         """Views of padded outputs that hold the rows of the batch alone."""
         rows = self._rows.outputs if self._rows else [0] * len(outputs)
-        return (x.narrow(0, 0, batch * times) if times else x for x, times in zip(outputs, rows, strict=True))
+        return (
+            x.narrow(0, 0, batch * times) if times and len(x) != batch * times else x
+            for x, times in zip(outputs, rows, strict=True)
+        )

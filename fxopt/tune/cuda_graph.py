@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from fxopt.locks import lock
 from fxopt.torch_internals.cuda import forget_pool
 
+_one_at_a_time = lock()  # two captures of one process disturb each other in torch's allocator
 _failed: list[torch.cuda.CUDAGraph] = []  # torch goes on pointing to them
 
 
@@ -23,7 +25,7 @@ def capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = 
     """
     current, pool = torch.cuda.current_stream(), pool or torch.cuda.graph_pool_handle()
     try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with _one_at_a_time, torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             yield
     except BaseException:
         torch.cuda.set_stream(current)

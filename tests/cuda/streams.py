@@ -56,7 +56,7 @@ class Capture(TorchDispatchMode):
         self.calls = 0
         self.memory: dict[int, _Memory] = {}
         monkeypatch.setattr(side_stream, "_SIDES", self.by_main)
-        monkeypatch.setattr(side_stream, "_new_stream", Stream)
+        monkeypatch.setattr(side_stream, "new_stream", Stream)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
         monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self, "current", stream))

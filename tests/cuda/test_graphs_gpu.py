@@ -31,7 +31,7 @@ def close(a, b):
 
 def replays(optimized):
     (entry,) = dispatcher_of(optimized).entries
-    return entry.run
+    return entry.executable.run
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import struct
 import pytest
 import torch
 
-from fxopt.kernels.stage.op import KERNEL, ONES, REPEAT, Inputs, Room, Stage, _places, _slots, _Stage, pointers
+from fxopt.kernels.stage.op import KERNEL, ONES, REPEAT, Fixed, Inputs, Room, Stage, _places, _slots, _Stage, pointers
 from tests.cuda.shim_library import GUARD, compile_shim
 
 POISON = 0xC7  # not what fills the rest of ids
@@ -41,7 +41,7 @@ def staged(library, tensors, rooms):
         len(there),
     )  # fmt: skip
     words = torch.zeros(2 * len(rooms), dtype=torch.int64)
-    assert pointers().describe(tensors, 0, words.data_ptr()) == -1
+    assert pointers().describe(tensors, words.data_ptr()) == -1
     named = [(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in tensors]
     for at, size in named:
         if size:
@@ -114,8 +114,8 @@ def test_on_a_gpu(seed):
         for room, memory in zip(rooms, stage.tensors, strict=True):
             memory.view(torch.uint8).fill_(POISON) if room.shape else memory.zero_()
         given = [t if room.on_host else as_it_lies(t) for t, room in zip(tensors, rooms, strict=True)]
-        kept = inputs.read(given, 0)
-        stage.fill(inputs, torch.cuda.current_stream())
+        kept = inputs.read(given)
+        stage.fill(inputs, torch.cuda.current_stream().cuda_stream)
         del kept
         assert_arrived([one.cpu() for one in stage.tensors], tensors, rooms)
         tensors = [t.flip(0) for t in tensors[:-2]] + tensors[-2:]
@@ -136,13 +136,49 @@ def test_no_rows_and_scalars(library):
 
 def test_wild_tensors_are_named():
     words = torch.zeros(4, dtype=torch.int64)
-    assert pointers().describe([torch.zeros(3, 4), torch.zeros(3, 4).t()], 0, words.data_ptr()) == 1
-    assert pointers().describe([torch.zeros(3, 4).t()[:, :1]], 0, words.data_ptr()) == -1
+    assert pointers().describe([torch.zeros(3, 4), torch.zeros(3, 4).t()], words.data_ptr()) == 1
+    assert pointers().describe([torch.zeros(3, 4).t()[:, :1]], words.data_ptr()) == -1
 
 
-def test_moved_tensors_are_seen():
-    tensors, at = [torch.zeros(3), torch.zeros(4)], torch.zeros(2, dtype=torch.int64)
-    pointers().addresses(tensors, 2, at.data_ptr())
-    assert pointers().unmoved(tensors, 2, at.data_ptr())
-    tensors[1].data = torch.zeros(4)
-    assert not pointers().unmoved(tensors, 2, at.data_ptr())
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: setattr(x, "data", torch.zeros(3, 3)),
+        lambda x: x.t_(),
+        lambda x: setattr(x, "data", x.data.t()),
+        lambda x: setattr(x, "data", x.data[:2]),
+    ],
+)
+def test_moved_tensors_are_seen(change):
+    tensors = [torch.zeros(4), torch.zeros(3, 3)]
+    fixed = Fixed(tensors)
+    tensors[1].fill_(1)
+    assert fixed.holds(tensors)
+    change(tensors[1])
+    assert not fixed.holds(tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.bfloat16])
+def test_numbers_on_the_cpu_are_known_by_value(dtype):
+    number = torch.tensor(0, dtype=dtype)
+    fixed = Fixed([number])
+    assert fixed.holds([number])
+    number.fill_(1)
+    assert not fixed.holds([number])
+
+
+@pytest.mark.parametrize("view", [torch.Tensor.conj, lambda x: x.conj().imag])
+def test_what_is_only_marked_is_computed_before_it_is_copied(view):
+    lazy = view(torch.randn(4, dtype=torch.complex64))
+    inputs = Inputs(1)
+    (tame,) = inputs.read([lazy])
+    assert not tame.is_conj() and not tame.is_neg() and torch.equal(tame, lazy)
+    assert not Fixed([lazy]).holds([lazy])
+
+
+def test_a_tensor_of_more_rows_than_can_be_described_is_told():
+    assert Inputs(1).read([torch.empty(1, dtype=torch.uint8).expand(2**31)]) is None
+
+
+def test_nothing_is_as_it_was():
+    assert Fixed([]).holds([]) and Fixed([]).holds(()) and Inputs(0).read([]) == []

@@ -19,7 +19,7 @@ def spec(*dims: int | str, dtype: torch.dtype = torch.float32) -> TensorSpec:
 
 def read(inputs: list[torch.Tensor]) -> Inputs:
     described = Inputs(len(inputs))
-    described.read([*STATE, *inputs], len(STATE))
+    described.read(inputs)
     return described
 
 
@@ -59,7 +59,7 @@ def test_only_ids_can_outgrow_a_graph_of_their_bucket(padding):
 
 
 def test_what_is_not_padded_takes_a_graph_of_its_own(padding):
-    assert list(padding.sizes([*STATE, *jagged(5, 40, width=7)])) == [7]
+    assert list(padding.sizes(jagged(5, 40, width=7))) == [7]
 
 
 def test_outputs_have_the_rows_of_the_batch(padding):
@@ -78,7 +78,7 @@ def test_without_rows_nothing_is_padded():
     padding = Padding(None, [spec("s0", 5), spec("s1")], len(STATE))
     inputs = [torch.zeros(5, 5), torch.zeros(9)]
     assert padding.batch(read(inputs)) == 1 and padding.capacity(1) == 0
-    assert list(padding.sizes([*STATE, *inputs])) == [5, 9]
+    assert list(padding.sizes(inputs)) == [5, 9]
     assert [room.shape for room in padding.rooms(inputs, 0, None)] == [(5, 5), (9,)]
     assert padding.has_room(read(inputs), [1, 1])
     assert [x.shape[0] for x in padding.own_rows(inputs, 1)] == [5, 9]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from fxopt.facts import Facts
 
 from ..columns.quantized import NotFinite, empty_rows, quantized
 from ..operators import BY_ROWS, Operator, Operators
@@ -139,9 +141,14 @@ OPERATORS = Operators(
             "compressed_linear(Tensor x, Tensor weight, Tensor? bias, str format, int rank) -> Tensor",
             linear,
             _fake_linear,
-            facts=BY_ROWS,
+            facts=replace(BY_ROWS, keeps=True),
         ),
-        Operator("compressed_table(Tensor table, ScalarType dtype) -> Tensor", table_in, _fake_table),
+        Operator(
+            "compressed_table(Tensor table, ScalarType dtype) -> Tensor",
+            table_in,
+            _fake_table,
+            facts=Facts(keeps=True),
+        ),
     )
 )
 load = OPERATORS.load

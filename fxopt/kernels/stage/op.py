@@ -28,7 +28,7 @@ KERNEL = cuda_build.CudaLibrary("fxopt_stage", source=_HERE / "stage.cu")
 POINTERS = Library(
     "fxopt_stage_pointers",
     sources=(_HERE / "pointers.cpp",),
-    cflags=PYTHON_CFLAGS,
+    cflags=(*PYTHON_CFLAGS, "-O2"),
     beside_cuda=True,
 )
 MOST_INPUTS = 2000  # two words each, in 32 KB of launch parameters
@@ -84,15 +84,32 @@ class Inputs:
         self.words = array("q", bytes(16 * max(1, count)))  # read one by one 20 times faster than a tensor
         self.at, self._describe = self.words.buffer_info()[0], pointers().describe
 
-    def read(self, tensors: Sequence[Tensor], first: int) -> Sequence[Tensor]:
-        """Describes tensors[first:]. Returns them, with those copied that lie too wildly: keep it until the launch."""
-        while (wild := self._describe(tensors, first, self.at)) >= 0:
+    def read(self, tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
+        """Describes them. Returns them, with those copied that lie too wildly: keep it until the launch.
+        None: one is too large to be described."""
+        while (wild := self._describe(tensors, self.at)) >= 0:
+            tame = tensors[wild].resolve_conj().resolve_neg().contiguous()
+            if tame is tensors[wild]:
+                return None
             tensors = [*tensors]
-            tensors[wild] = tensors[wild].contiguous()
+            tensors[wild] = tame
         return tensors
 
     def rows(self, number: int) -> int:
         return self.words[2 * number + 1] & 0x7FFFFFFF
+
+
+class Fixed:
+    """Tensors that a graph was captured with, by address: where they were, how they lay, and numbers on the CPU."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._words = array("q", bytes(16 * max(1, len(tensors))))
+        self._at, self._unmoved = self._words.buffer_info()[0], pointers().unmoved
+        pointers().words(tensors, self._at)
+
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether as many as there were still are."""
+        return self._unmoved(tensors, self._at)  # type: ignore[no-any-return]
 
 
 class Stage:
@@ -140,16 +157,29 @@ class Stage:
         self._run = kernel(self._memory.get_device()).fxopt_stage
         self._text = ctypes.create_string_buffer(256)
 
-    def fill(self, inputs: Inputs, stream: torch.cuda.Stream) -> None:
-        """Queues the copies of what `inputs` describes."""
+    def used_on(self, stream: torch.cuda.Stream) -> None:
+        """The memory is not given to others before what this stream was told until then is done."""
+        self._memory.record_stream(stream)
+
+    def fill(self, inputs: Inputs, stream: int) -> None:
+        """Queues the copies of what `inputs` describes on the current stream, given by its number."""
         self._turn = (self._turn + 1) % len(self._stages)
         if self._copied:
             self._copied[self._turn].synchronize()  # the copy of four calls ago
         stage = self._stages[self._turn]
-        if not self._run(ctypes.byref(stage), inputs.at, stream.cuda_stream, self._text):
+        if not self._run(ctypes.byref(stage), inputs.at, stream, self._text):
             raise RuntimeError(self._text.value.decode())
         if self._copied:
-            self._copied[self._turn].record(stream)
+            self._copied[self._turn].record()
+
+
+def bytes_of(rooms: Sequence[Room]) -> int:
+    """What a Stage for them takes on the device.
+
+    Raises:
+        ValueError: an input is larger than a launch can copy.
+    """
+    return _places(rooms)[1]
 
 
 def _places(rooms: Sequence[Room]) -> tuple[list[int], int]:

@@ -6,30 +6,46 @@
 
 namespace {
 
-PyObject** items_of(PyObject* sequence, Py_ssize_t& count) {
-  if (!PyList_CheckExact(sequence) && !PyTuple_CheckExact(sequence)) {
-    PyErr_SetString(PyExc_TypeError, "expected a list or a tuple of tensors");
-    return nullptr;
+// The arguments (tensors, at) of each function below: a list or a tuple of tensors, and where the words about them are.
+struct Arguments {
+  PyObject** items;
+  Py_ssize_t count;
+  void* at;
+
+  // False: an error is set.
+  bool read(PyObject* const* arguments, Py_ssize_t n_arguments) {
+    if (n_arguments != 2 || !(PyList_CheckExact(arguments[0]) || PyTuple_CheckExact(arguments[0]))) {
+      PyErr_SetString(PyExc_TypeError, "expected a list or a tuple of tensors, and an address");
+      return false;
+    }
+    count = PySequence_Fast_GET_SIZE(arguments[0]);
+    items = PySequence_Fast_ITEMS(arguments[0]);
+    at = PyLong_AsVoidPtr(arguments[1]);
+    return !PyErr_Occurred();
   }
-  count = PySequence_Fast_GET_SIZE(sequence);
-  return PySequence_Fast_ITEMS(sequence);
+};
+
+const c10::TensorImpl* impl_of(PyObject* item) {
+  return fxopt::is_plain(item) ? fxopt::tensor_of(item).unsafeGetTensorImpl() : nullptr;
 }
 
+// nullptr for what is not simply its memory.
 const c10::TensorImpl* plain(PyObject* item) {
-  return fxopt::is_plain(item) ? fxopt::tensor_of(item).unsafeGetTensorImpl() : nullptr;
+  const c10::TensorImpl* impl = impl_of(item);
+  return impl && impl->layout() == at::kStrided && !impl->is_conj() && !impl->is_neg() ? impl : nullptr;
 }
 
 // The dependent loads from list to storage, started early, are most of what this costs.
 void prefetch(PyObject** items, Py_ssize_t k, Py_ssize_t n) {
   if (k + 16 < n) __builtin_prefetch(reinterpret_cast<fxopt::PythonTensor*>(items[k + 16]));
   if (k + 10 < n) {
-    if (const c10::TensorImpl* impl = plain(items[k + 10])) {
+    if (const c10::TensorImpl* impl = impl_of(items[k + 10])) {
       const char* line = reinterpret_cast<const char*>(impl);
       for (size_t at = 0; at < sizeof(c10::TensorImpl); at += 64) __builtin_prefetch(line + at);
     }
   }
   if (k + 5 < n) {
-    if (const c10::TensorImpl* impl = plain(items[k + 5])) __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
+    if (const c10::TensorImpl* impl = impl_of(items[k + 5])) __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
   }
 }
 
@@ -46,18 +62,14 @@ int64_t shape_word(const c10::TensorImpl* impl) {
   return sizes[0] > INT32_MAX || stride > INT32_MAX ? -1 : stride << 32 | sizes[0];
 }
 
-// describe(tensors, first, to): two words for each tensor from `first` on; -1, or the index of one that has to be made
-// contiguous first.
+// describe(tensors, to): two words for each tensor; -1, or the index of one that has to be made contiguous first.
 PyObject* describe(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
-  Py_ssize_t count;
-  PyObject** items = n_arguments == 3 ? items_of(arguments[0], count) : nullptr;
-  if (!items) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "describe(tensors, first, to)");
-  const Py_ssize_t first = PyLong_AsSsize_t(arguments[1]);
-  auto* to = static_cast<int64_t*>(PyLong_AsVoidPtr(arguments[2]));
-  if (PyErr_Occurred()) return nullptr;
-  for (Py_ssize_t k = first; k < count; k++) {
-    prefetch(items, k, count);
-    const c10::TensorImpl* impl = plain(items[k]);
+  Arguments given;
+  if (!given.read(arguments, n_arguments)) return nullptr;
+  auto* to = static_cast<int64_t*>(given.at);
+  for (Py_ssize_t k = 0; k < given.count; k++) {
+    prefetch(given.items, k, given.count);
+    const c10::TensorImpl* impl = plain(given.items[k]);
     const int64_t shape = impl ? shape_word(impl) : -1;
     if (shape < 0) return PyLong_FromSsize_t(k);
     *to++ = reinterpret_cast<int64_t>(impl->data());
@@ -66,35 +78,47 @@ PyObject* describe(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments
   return PyLong_FromLong(-1);
 }
 
-// addresses(tensors, count, to): where the first `count` tensors are, 0 for what is no plain tensor.
-PyObject* addresses(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
-  Py_ssize_t count;
-  PyObject** items = n_arguments == 3 ? items_of(arguments[0], count) : nullptr;
-  if (!items) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "addresses(tensors, count, to)");
-  const Py_ssize_t wanted = PyLong_AsSsize_t(arguments[1]);
-  auto* to = static_cast<int64_t*>(PyLong_AsVoidPtr(arguments[2]));
-  if (PyErr_Occurred()) return nullptr;
-  if (wanted > count) return PyErr_Format(PyExc_ValueError, "addresses: fewer tensors than asked for");
-  for (Py_ssize_t k = 0; k < wanted; k++) {
-    prefetch(items, k, wanted);
-    const c10::TensorImpl* impl = plain(items[k]);
-    to[k] = impl ? reinterpret_cast<int64_t>(impl->data()) : 0;
+// What a graph was captured with of a tensor, whose shape somebody else compares, as two words: where it is, and how it
+// lies there. A number on the CPU goes into a launch by its value.
+struct Words {
+  int64_t at, form;
+  bool operator==(const Words& other) const { return at == other.at && form == other.form; }
+};
+
+int64_t form_of(const c10::TensorImpl* impl) {
+  if (impl->dim() == 0 && impl->is_cpu() && impl->itemsize() <= sizeof(int64_t)) {
+    int64_t value = 0;
+    memcpy(&value, impl->data(), impl->itemsize());
+    return value;
   }
+  if (impl->is_contiguous()) return -1 - impl->numel();
+  uint64_t form = 0;
+  for (const int64_t stride : impl->strides()) form = (form ^ uint64_t(stride)) * 0x9E3779B97F4A7C15u, form ^= form >> 29;
+  return int64_t(form >> 1);
+}
+
+Words words_of(const c10::TensorImpl* impl) {
+  if (impl == nullptr) return {0, 0};
+  return {reinterpret_cast<int64_t>(impl->data()), form_of(impl)};
+}
+
+// words(tensors, to): zeros for what is no plain tensor.
+PyObject* words(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
+  Arguments given;
+  if (!given.read(arguments, n_arguments)) return nullptr;
+  for (Py_ssize_t k = 0; k < given.count; k++) static_cast<Words*>(given.at)[k] = words_of(plain(given.items[k]));
   Py_RETURN_NONE;
 }
 
-// unmoved(tensors, count, at): whether the first `count` tensors still are where addresses() found them.
+// unmoved(tensors, at): whether all still are as words() found them.
 PyObject* unmoved(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
-  Py_ssize_t count;
-  PyObject** items = n_arguments == 3 ? items_of(arguments[0], count) : nullptr;
-  if (!items) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "unmoved(tensors, count, at)");
-  const Py_ssize_t wanted = PyLong_AsSsize_t(arguments[1]);
-  const auto* at = static_cast<const int64_t*>(PyLong_AsVoidPtr(arguments[2]));
-  if (PyErr_Occurred()) return nullptr;
-  for (Py_ssize_t k = 0; k < wanted; k++) {
-    prefetch(items, k, wanted);
-    const c10::TensorImpl* impl = k < count ? plain(items[k]) : nullptr;
-    if (!impl || reinterpret_cast<int64_t>(impl->data()) != at[k]) Py_RETURN_FALSE;
+  Arguments given;
+  if (!given.read(arguments, n_arguments)) return nullptr;
+  const auto* at = static_cast<const Words*>(given.at);
+  for (Py_ssize_t k = 0; k < given.count; k++) {
+    prefetch(given.items, k, given.count);
+    const c10::TensorImpl* impl = plain(given.items[k]);
+    if (!impl || !(words_of(impl) == at[k])) Py_RETURN_FALSE;
   }
   Py_RETURN_TRUE;
 }
@@ -104,7 +128,7 @@ PyCFunction fast(F* function) { return reinterpret_cast<PyCFunction>(reinterpret
 
 PyMethodDef methods[] = {
     {"describe", fast(&describe), METH_FASTCALL, nullptr},
-    {"addresses", fast(&addresses), METH_FASTCALL, nullptr},
+    {"words", fast(&words), METH_FASTCALL, nullptr},
     {"unmoved", fast(&unmoved), METH_FASTCALL, nullptr},
     {"readable", fast(&fxopt::readable), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},

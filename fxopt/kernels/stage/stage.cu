@@ -13,14 +13,16 @@ namespace fxopt::stage {
 
 constexpr int kThreads = 256, kItemBytes = 4096;  // bytes of one warp's item
 constexpr int kWords = 4080;                      // launch parameters end at 32,764 bytes
+constexpr int kFewWords = 128;                    // the host copies them at each launch
 
+template <int N>
 struct Launch {
   const Slot* slots;
   const Item* items;
   int32_t n_items, unused;
-  int64_t words[kWords];
+  int64_t words[N];
 };
-static_assert(sizeof(Launch) <= 32764);
+static_assert(sizeof(Launch<kWords>) <= 32764);
 
 // Bytes [begin, end) of a slot, element by element of type T, which divides its rows.
 template <class T>
@@ -37,7 +39,8 @@ __device__ __forceinline__ void move(const Slot& slot, const char* from, int64_t
   }
 }
 
-__global__ void __launch_bounds__(kThreads) stage_kernel(const __grid_constant__ Launch launch) {
+template <int N>
+__global__ void __launch_bounds__(kThreads) stage_kernel(const __grid_constant__ Launch<N> launch) {
   const int number = int(blockIdx.x) * (kThreads / 32) + int(threadIdx.x >> 5);
   if (number >= launch.n_items) return;
   const Item item = launch.items[number];
@@ -64,9 +67,10 @@ static void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string("fxopt.stage: ") + what + ": " + cudaGetErrorString(error));
 }
 
+template <int N>
 static void launch(const Stage& stage, const int64_t* words, cudaStream_t stream) {
-  if (stage.n_inputs * 2 > kWords) throw std::runtime_error("fxopt.stage: more inputs than a launch carries");
-  thread_local Launch parameters;
+  if (stage.n_inputs * 2 > N) throw std::runtime_error("fxopt.stage: more inputs than a launch carries");
+  thread_local Launch<N> parameters;
   parameters.slots = stage.slots;
   parameters.items = stage.items;
   parameters.n_items = stage.n_items;
@@ -75,7 +79,7 @@ static void launch(const Stage& stage, const int64_t* words, cudaStream_t stream
   config.gridDim = dim3(unsigned((stage.n_items + kThreads / 32 - 1) / (kThreads / 32)));
   config.blockDim = dim3(kThreads);
   config.stream = stream;
-  check(cudaLaunchKernelEx(&config, stage_kernel, parameters), "launch");
+  check(cudaLaunchKernelEx(&config, stage_kernel<N>, parameters), "launch");
 }
 
 // The same for a tensor on the host, into pinned memory.
@@ -104,7 +108,7 @@ FXOPT_EXPORT bool fxopt_stage(const fxopt::stage::Stage* stage, const int64_t* w
     for (int k = 0; k < stage->n_packed; k++) pack(stage->packed[k], words);
     const auto queue = static_cast<cudaStream_t>(stream);
     if (stage->packed_bytes) check(cudaMemcpyAsync(stage->device, stage->pinned, size_t(stage->packed_bytes), cudaMemcpyHostToDevice, queue), "copy");
-    if (stage->n_items) launch(*stage, words, queue);
+    if (stage->n_items) (stage->n_inputs * 2 > kFewWords ? launch<kWords> : launch<kFewWords>)(*stage, words, queue);
     return true;
   } catch (const std::exception& error) {
     snprintf(text, 256, "%s", error.what());
