@@ -39,7 +39,8 @@ def optimize(
         model: any nn.Module, or an ``ExportedProgram``. It shares its parameters, buffers and attributes with the
             result, and still runs eagerly by itself.
         example_inputs: arguments to capture now: a tuple of positional ones, a dict of keyword arguments or one
-            tensor; without them each input signature is captured at its first call.
+            tensor. A model in eval mode is captured as it is served, without gradients. Without example inputs each
+            input signature is captured at its first call.
         config: see :class:`fxopt.Config`.
 
     Returns:
@@ -60,7 +61,8 @@ def optimize(
     result = optimized(model, functools.partial(compile, config), config)
     check(model, config)
     if example_inputs is not None:
-        dispatcher_of(result).prepare(*arguments_of(model, example_inputs))
+        with torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
+            dispatcher_of(result).prepare(*arguments_of(model, example_inputs))
     return result
 
 

@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 from fxopt import trees
 from fxopt.capture.errors import CaptureError
 from fxopt.torch_internals.elementwise import CaptureFakeMode
+from fxopt.torch_internals.known_sizes import fresh
 from fxopt.torch_internals.shape_env import TraceShapeEnv
 from fxopt.torch_internals.symbols import expression
 
@@ -130,9 +131,8 @@ class FakeInputs:
                     sizes.append(self._shared_symbol(size, (i, d)))
                 else:
                     sizes.append(self._symbol(size, (i, d)))
-            with self.fake_mode:
-                fake = torch.empty(sizes, dtype=real.dtype, device=real.device, requires_grad=real.requires_grad)
-            self.tensors.append(fake)
+            fake = fresh(self.fake_mode, sizes, real.dtype, real.device)
+            self.tensors.append(fake.requires_grad_(real.requires_grad))
             dims = tuple(s if isinstance(s, int) else str(expression(s)) for s in sizes)
             self.specs.append(TensorSpec(inputs.names[i], real.dtype, real.device, dims, real.requires_grad))
 
