@@ -23,6 +23,7 @@ from fxopt.dump import Dump
 from fxopt.rewrites.framework.core import Fuel
 from fxopt.runtime import Executable, dispatcher_of, optimized
 from fxopt.runtime.cuda_graphs import graphed
+from fxopt.runtime.native import build_ahead
 from fxopt.runtime.sharded.communication import inner
 from fxopt.stages import examples_of, lowered, raced, rewrite, take_pieces, verified
 from fxopt.tune.tuner import Tuner
@@ -73,7 +74,10 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
         CaptureError: the model stays eager for these inputs.
     """
     with progress.on_terminal(config.progress):
-        return kept(lambda: _compiled(config, model, args, kwargs))
+        executable = kept(lambda: _compiled(config, model, args, kwargs))
+        progress.step("compile the checks of a call")
+        build_ahead().join()
+        return executable
 
 
 def _compiled(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Executable:
