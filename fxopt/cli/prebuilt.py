@@ -22,6 +22,7 @@ def write(package: Path) -> None:
     Raises:
         BuildError: one cannot be compiled.
     """
+    shutil.rmtree(package / _INSIDE, ignore_errors=True)  # of an earlier wheel, from other sources
     with ThreadPoolExecutor() as pool:
         for library, path in zip(SERVING, pool.map(build, SERVING), strict=True):
             target = package / _INSIDE / library.folder / path.name

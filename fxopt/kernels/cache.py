@@ -43,12 +43,17 @@ def cached(folder: str, compiler: str | None, name: str) -> Path | None:
     Raises:
         BuildError: there is one, and somebody else has made it, or may write it.
     """
-    brought, kept = PREBUILT / folder / f"{name}.so", cache_dir().glob(f"{folder}-{compiler or '*'}/{name}.so")
-    found = [*([brought] if brought.exists() else []), *sorted(kept)]
-    reasons = [_distrust(path) or _distrust(path.parent) for path in found]
+    brought, found = PREBUILT / folder / f"{name}.so", sorted(cache_dir().glob(f"{folder}-{compiler or '*'}/{name}.so"))
+    if brought.exists() and not (compiler and _distrust_either(brought)):  # which a compiler makes again
+        found.insert(0, brought)
+    reasons = list(map(_distrust_either, found))
     if found and all(reasons):
         raise BuildError(f"refused {found[0]}, because it is code: {reasons[0]} (FXOPT_CACHE chooses another cache)")
     return next((path for path, reason in zip(found, reasons, strict=True) if not reason), None)
+
+
+def _distrust_either(path: Path) -> str:
+    return _distrust(path) or _distrust(path.parent)
 
 
 def _distrust(path: Path) -> str:

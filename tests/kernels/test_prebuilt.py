@@ -75,8 +75,13 @@ def test_one_of_other_sources_is_none(tiny: Library, monkeypatch: pytest.MonkeyP
         build(tiny)
 
 
-def test_one_that_others_may_write_is_refused(tiny: Library, tmp_path: Path) -> None:
-    (tmp_path / "prebuilt" / tiny.folder / "tiny.so").chmod(0o666)
+def test_one_that_others_may_write_is_refused(tiny: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    brought = tmp_path / "prebuilt" / tiny.folder / "tiny.so"
+    brought.chmod(0o666)
+    with monkeypatch.context() as within:
+        within.setattr(build_module, "_compiler_id", lambda: "a_compiler")
+        assert find(tiny) is None, "it is compiled"
+    monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(BuildError, match=r"refused .*tiny\.so, because it is code: others than its owner may write"):
         find(tiny)
 
