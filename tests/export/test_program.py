@@ -57,6 +57,8 @@ class Apart(Small):
 @pytest.mark.parametrize("kind", [Small, Apart])
 def test_choices_by_size_are_in_the_program(kind: type[Small], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tuner, "verdict", lambda self, site: Verdict({1: 4.0, 16: 2.0, 4096: 0.25}))
+    if kind is Apart and torch.__version__ < "2.12":
+        pytest.skip("within a branch, Dynamo of torch 2.11 does not know that a program is made")
     model = kind().eval()
     program = fxopt.export(model, inputs(5))
     assert "cond" in called(program)
