@@ -49,7 +49,8 @@ class Config:
             ``"unchecked"`` reads wherever the id points: only for ids that are known to be good. The CPU always raises.
             To verify, the first call of each signature runs eager too, and there a bad id meets torch's assert, which
             no process survives: make that call with good ids (`example_inputs`), or choose ``verify="off"``.
-        progress: show on stderr what an optimization of more than a second is at; None: where stderr is a terminal.
+        progress: show on stderr what an optimization of more than a second is at, in a log with a line each second;
+            None: where stderr is a terminal.
         dump: a folder to write each pass's graph to, as text and for graphviz; every capture makes a folder in it.
     """
 

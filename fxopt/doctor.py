@@ -94,6 +94,8 @@ def _instructions() -> Check:
 def _compiler() -> Check:
     path = build.compiler_path()
     if path is None:
+        if _kernels().state == "ok":
+            return Check("compiler", "ok", f"{build.compiler_name()!r} is not on PATH, and every kernel is built")
         todo = "install g++ or set CXX; until then PyTorch runs in place of the kernels, which is slower"
         return Check("compiler", "problem", f"{build.compiler_name()!r} is not on PATH", todo)
     return Check("compiler", "ok", f"{path}: {_first_line([path, '--version'])}")

@@ -23,6 +23,7 @@ from fxopt.dump import Dump
 from fxopt.rewrites.framework.core import Fuel
 from fxopt.runtime import Executable, dispatcher_of, optimized
 from fxopt.runtime.cuda_graphs import graphed
+from fxopt.runtime.native import build_ahead
 from fxopt.runtime.sharded.communication import inner
 from fxopt.stages import examples_of, lowered, raced, rewrite, take_pieces, verified
 from fxopt.tune.tuner import Tuner
@@ -39,7 +40,8 @@ def optimize(
         model: any nn.Module, or an ``ExportedProgram``. It shares its parameters, buffers and attributes with the
             result, and still runs eagerly by itself.
         example_inputs: arguments to capture now: a tuple of positional ones, a dict of keyword arguments or one
-            tensor; without them each input signature is captured at its first call.
+            tensor. A model in eval mode is captured as it is served, without gradients. Without example inputs each
+            input signature is captured at its first call.
         config: see :class:`fxopt.Config`.
 
     Returns:
@@ -60,7 +62,8 @@ def optimize(
     result = optimized(model, functools.partial(compile, config), config)
     check(model, config)
     if example_inputs is not None:
-        dispatcher_of(result).prepare(*arguments_of(model, example_inputs))
+        with torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
+            dispatcher_of(result).prepare(*arguments_of(model, example_inputs))
     return result
 
 
@@ -71,7 +74,10 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
         CaptureError: the model stays eager for these inputs.
     """
     with progress.on_terminal(config.progress):
-        return kept(lambda: _compiled(config, model, args, kwargs))
+        executable = kept(lambda: _compiled(config, model, args, kwargs))
+        progress.step("compile the checks of a call")
+        build_ahead().join()
+        return executable
 
 
 def _compiled(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Executable:

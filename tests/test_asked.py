@@ -43,9 +43,23 @@ X, SCALE = torch.randn(3, 4), torch.rand(3, 1)
 def test_forms_of_example_inputs(example: Any, args: tuple, kwargs: dict) -> None:
     model = Scaled().eval()
     fast: Any = optimize(model, example)
-    assert len(fast._fxopt.entries) == 1
-    torch.testing.assert_close(fast(*args, **kwargs), model(*args, **kwargs))
+    with torch.no_grad():
+        torch.testing.assert_close(fast(*args, **kwargs), model(*args, **kwargs))
     assert len(fast._fxopt.entries) == 1 and fast._fxopt.entries[0].executable is not None
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_model_in_eval_mode_is_captured_as_it_is_served(mode: Any) -> None:
+    fast: Any = optimize(Scaled().eval(), X)
+    with mode():
+        fast(X)
+    assert len(fast._fxopt.entries) == 1
+
+
+def test_a_model_in_train_mode_is_captured_as_it_is_trained() -> None:
+    fast: Any = optimize(Scaled().train(), X)
+    fast(X).sum().backward()
+    assert len(fast._fxopt.entries) == 1 and fast.layer.weight.grad is not None
 
 
 def test_a_forward_of_one_dict_takes_a_tuple() -> None:

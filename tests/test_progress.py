@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -52,16 +53,28 @@ def test_whoever_listens_hears_each_step() -> None:
     assert len(steps) == before
 
 
-def test_a_terminal_hears_of_what_takes_long(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_takes_long_is_shown(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
-    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    monkeypatch.setattr(progress, "_PATIENCE", 0.05)
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
     for wanted, shown in ((None, False), (False, False), (True, True)):
         with progress.on_terminal(wanted):
             progress.step("compile fxopt_mlp")
             time.sleep(0.3)
-        assert ("compile fxopt_mlp" in capsys.readouterr().err) == shown, wanted
+        said = capsys.readouterr().err
+        assert ("fxopt: compile fxopt_mlp, 0 s" in said) == shown, wanted
+    assert terminal or said.count("\n") > 1, "again and again"
+
+
+def test_another_thread_is_heard() -> None:
+    steps: list[str] = []
+    with progress.told(steps.append), ThreadPoolExecutor(1) as pool:
+        pool.submit(progress.step, "unheard").result()
+        pool.submit(progress.heard(progress.step), "heard").result()
+    assert steps == ["heard"]
 
 
 def test_a_short_one_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fxopt.capture.errors import CaptureError
-from fxopt.reach import behind_proxy
+from fxopt.reach import behind_proxy, slots_of
 
 _ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, types.BuiltinFunctionType, type}
 _DICTS = (OrderedDict, defaultdict, dict)
@@ -54,7 +54,7 @@ class Mirror:
             return items if kind is tuple else tuple.__new__(kind, items) if hasattr(kind, "_fields") else value
         if isinstance(value, torch.Tensor):
             return self._remember(value, self._hold(value))
-        if (base := _container(kind)) is not None:
+        if (base := _container(kind)) is not None:  # type: ignore[arg-type]
             return self._filled(value, _bare(kind), functools.partial(self._fill_container, base, value))
         if kind is types.MethodType:
             owner = self.mirror(value.__self__)
@@ -188,6 +188,7 @@ def _bare(kind: Any) -> Any:
     return kind.__new__(kind)
 
 
+@functools.lru_cache(1024)
 def _container(kind: type) -> Any:
     """The built-in container that `kind` is, or is a class around."""
     base = next((base for base in _CONTAINERS if issubclass(kind, base)), None)
@@ -206,10 +207,8 @@ def _inherited(kind: type, name: str) -> bool:
 
 def attributes(value: Any) -> dict[str, Any]:
     """An object's attributes, those in slots too."""
-    slots = (vars(base).get("__slots__", ()) for base in type(value).__mro__)
-    names = [name for group in slots for name in ((group,) if isinstance(group, str) else group)]
-    names = [name for name in names if name not in ("__dict__", "__weakref__") and hasattr(value, name)]
-    return {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in names}}
+    slots = {name: getattr(value, name) for name in slots_of(type(value)) if hasattr(value, name)}  # type: ignore[arg-type]
+    return {**getattr(value, "__dict__", {}), **slots}
 
 
 def _content(cell: Any) -> Any:

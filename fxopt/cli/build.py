@@ -29,10 +29,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 def run(options: argparse.Namespace) -> None:
     """Compiles every kernel now, so that no server does it at its first call. FXOPT_CACHE chooses the folder."""
+    from fxopt.cli.prebuilt import SERVING
     from fxopt.kernels import cuda_build
     from fxopt.kernels.build import build, find
-    from fxopt.kernels.libraries import BESIDE_CUDA, CUDA_LIBRARIES, LIBRARIES
-    from fxopt.runtime.native import LIBRARY
+    from fxopt.kernels.libraries import BESIDE_CUDA, CUDA_LIBRARIES
 
     archs, why_none = _architectures(options.arch)
     cuda = [
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
         for arch in archs
         for each in CUDA_LIBRARIES
     ]
-    libraries = (*LIBRARIES, LIBRARY, *(BESIDE_CUDA if archs else ()))
+    libraries = (*SERVING, *(BESIDE_CUDA if archs else ()))
     _compile([*cuda, *(_Task(each.name, partial(find, each), partial(build, each)) for each in libraries)], why_none)
     if options.bundle is not None:
         _bundle(options.bundle)

@@ -61,14 +61,19 @@ class Library:
             digest.update(f"{name}\0{text}".encode())
         return digest.hexdigest()[:16]
 
+    @property
+    def folder(self) -> str:
+        """Where it lies in a package; in the cache the compiler's name follows."""
+        return f"{self.name}-{self.key}"
+
 
 def find(library: Library) -> Path | None:
-    """The cached library for this compiler, or, on a machine without one, for any.
+    """The library that the package brings, else the cached one of this compiler, or, on a machine without, of any.
 
     Raises:
         BuildError: somebody else may have written it.
     """
-    return cached(f"{library.name}-{library.key}-{_compiler_id() or '*'}", library.name)
+    return cached(library.folder, _compiler_id(), library.name)
 
 
 def build(library: Library) -> Path:
@@ -82,8 +87,7 @@ def build(library: Library) -> Path:
     compiler = _compiler_id()
     if compiler is None:
         raise BuildError(f"no C++ compiler: {compiler_name()!r} is not on PATH (install g++, or set CXX)")
-    folder = f"{library.name}-{library.key}-{compiler}"
-    return built(library.name, folder, library.name, functools.partial(_compile, library))
+    return built(library.name, f"{library.folder}-{compiler}", library.name, functools.partial(_compile, library))
 
 
 def imported(library: Library) -> ModuleType:

@@ -1,5 +1,7 @@
 """Where compiled kernels are kept, and whose are loaded: they are code that runs with the user's rights.
 
+A wheel may bring kernels within the package; they come before those of the cache.
+
 A library is built in a private folder under a flock and renamed into place, so a process killed at any moment leaves
 nothing half done: the kernel drops its lock, and the next builder clears its folder away. (The scheme of DeepGEMM's JIT
 cache.) Everybody may read it, and its owner alone may write it.
@@ -15,6 +17,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+PREBUILT = Path(__file__).parent / "prebuilt"  # exists in wheels that were made with kernels
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -30,17 +33,27 @@ def cache_dir() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "fxopt"
 
 
-def cached(pattern: str, name: str) -> Path | None:
-    """The library called `name` in the first folder of this pattern, if there is one.
+def cached(folder: str, compiler: str | None, name: str) -> Path | None:
+    """The library called `name` in `folder` of the package, else in that of the cache which this compiler has made.
+
+    Args:
+        folder: named by the library and its key, which says all but the compiler.
+        compiler: None: of any one, on a machine without.
 
     Raises:
         BuildError: there is one, and somebody else has made it, or may write it.
     """
-    found = sorted(cache_dir().glob(f"{pattern}/{name}.so"))
-    reasons = [_distrust(path) or _distrust(path.parent) for path in found]
+    brought, found = PREBUILT / folder / f"{name}.so", sorted(cache_dir().glob(f"{folder}-{compiler or '*'}/{name}.so"))
+    if brought.exists() and not (compiler and _distrust_either(brought)):  # which a compiler makes again
+        found.insert(0, brought)
+    reasons = list(map(_distrust_either, found))
     if found and all(reasons):
         raise BuildError(f"refused {found[0]}, because it is code: {reasons[0]} (FXOPT_CACHE chooses another cache)")
     return next((path for path, reason in zip(found, reasons, strict=True) if not reason), None)
+
+
+def _distrust_either(path: Path) -> str:
+    return _distrust(path) or _distrust(path.parent)
 
 
 def _distrust(path: Path) -> str:

@@ -124,7 +124,7 @@ def find(library: CudaLibrary, arch: str) -> Path | None:
     Raises:
         BuildError: somebody else may have written it.
     """
-    return cached(f"{library.name}-{arch}-{library.key(arch)}-{_compiler_id() or '*'}", library.name)
+    return cached(f"{library.name}-{arch}-{library.key(arch)}", _compiler_id(), library.name)
 
 
 def build(library: CudaLibrary, arch: str) -> Path:

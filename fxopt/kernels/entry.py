@@ -12,6 +12,8 @@ from types import BuiltinFunctionType, ModuleType
 
 import torch
 
+from fxopt import progress
+
 from .build import PYTHON_CFLAGS, Library, build, imported
 from .cache import BuildError
 
@@ -31,7 +33,7 @@ def register(kernel: Library) -> Path:
         BuildError, OSError: there is no kernel: no compiler, or it failed.
     """
     with ThreadPoolExecutor(2) as pool:  # two compilers side by side when both libraries are cold
-        path, entry = pool.submit(build, kernel), pool.submit(_entry)
+        entry, path = pool.submit(progress.heard(_entry)), pool.submit(progress.heard(build), kernel)
         torch.ops.load_library(path.result())
         entry.result()
     return path.result()

@@ -133,7 +133,7 @@ def _closed(
             if node.op == "call_function" and _is_inside(node, placements[node], early, late, members):
                 members.add(node)
         _drop_sizes(members, graph, placements)
-        reads = {needed: placements[needed] for node in members for needed in node.all_input_nodes}
+        reads = {needed: placements[needed] for node in sorted(members) for needed in node.all_input_nodes}
         reads = {node: place for node, place in reads.items() if node not in members}
         items = {
             node for node in members if any(source in reads and _is_list(source) for source in node.all_input_nodes)

@@ -21,7 +21,7 @@ from fxopt.patterns.core import Match
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.direct import as_function
 from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.framework.regions import calls_of
+from fxopt.rewrites.framework.regions import COMPUTES, calls_of
 from fxopt.rewrites.packed import bytes_of_row, calling
 from fxopt.rewrites.views import made
 from fxopt.shape.aliases import makes_results
@@ -80,6 +80,7 @@ def _replace_spread(editor: Editor, match: Match) -> Replacement:
     call = editor.known(inner.added[-1].meta["val"], calling(function), *inputs)
     call.meta["rowwise"], call.meta["fresh"] = True, makes_results(function.graph)
     call.meta["calls"] = sum(map(calls_of, function.graph.nodes))
+    call.meta[COMPUTES] = (function.graph,)
     call.meta["bound"] = in_chunks(as_function(function.graph), split, bytes_of_row(spread.node, batch.size))
     what = f"{' + '.join(_name(inner) for inner in reversed(term.inside))} into bmm, some rows at a time"
     node = like(editor, match.anchor, call)

@@ -16,7 +16,7 @@ from fxopt.patterns.repeated.trees import Leaf, Picked, Pool, Shared, Tree
 from fxopt.rewrites.batched import Batched, Packed, moved
 from fxopt.rewrites.framework.direct import as_function
 from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.regions import calls_of
+from fxopt.rewrites.framework.regions import COMPUTES, calls_of
 from fxopt.shape.aliases import makes_results
 from fxopt.shape.sizes import Size, same, shape_of, static
 
@@ -94,6 +94,7 @@ class Packer:
             run = in_chunks(run, split, max(sizes))
         call = self.outer.known(result.meta["val"], calling(self.function), *self.inputs)
         call.meta["rowwise"], call.meta["fresh"] = rowwise, makes_results(self.function.graph)
+        call.meta[COMPUTES] = (self.function.graph,)
         call.meta["function"] = self.function.graph
         call.meta["bound"], call.meta["calls"] = run, sum(map(calls_of, self.function.graph.nodes))
         return call

@@ -15,7 +15,7 @@ from fxopt.patterns.row_chunks import RowRegion, find_row_chunks
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.direct import as_function
 from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.regions import Region, calls_of, module_of
+from fxopt.rewrites.framework.regions import COMPUTES, Region, calls_of, module_of
 
 ROWS = 256
 
@@ -31,6 +31,7 @@ def replace_rows(editor: Editor, match: Match) -> Replacement:
     fakes = tuple(node.meta["val"] for node in outputs)
     call = editor.known(fakes, some_rows_at_a_time(module_of(graph), cuts, joins, ROWS), *inputs)
     call.meta["bound"] = some_rows_at_a_time(as_function(graph, inference=True), cuts, joins, ROWS)
+    call.meta[COMPUTES] = (graph, *cuts, *joins, ROWS)
     call.meta["inner"] = graph  # of which a report asks what takes the time
     call.meta["calls"] = calls = sum(map(calls_of, graph.nodes))
     values = {node: editor.known(node.meta["val"], operator.getitem, call, n) for n, node in enumerate(outputs)}

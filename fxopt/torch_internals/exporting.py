@@ -17,6 +17,8 @@ from torch.export import ExportedProgram
 from torch.fx.experimental import _config as symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from fxopt.torch_internals.storage import storage_number
+
 _demanding = ContextVar("demanding", default=False)
 
 
@@ -36,9 +38,17 @@ class ProgramShapeEnv(ShapeEnv):
 
 
 def either_of(condition: Any, true: Callable[..., Any], false: Callable[..., Any], inputs: tuple) -> Any:
-    """torch.cond, which gives its branches sizes of 1 as those that they are."""
+    """torch.cond, which gives its branches sizes of 1 as those that they are. It is `true` alone within another branch,
+    which Dynamo traces, and where inputs share memory, which torch.cond refuses."""
+    if torch.compiler.is_dynamo_compiling() or _share_memory(inputs):
+        return true(*inputs)
     with symbolic_shapes.patch(backed_size_oblivious=False):  # type: ignore[attr-defined]
         return torch.cond(condition, true, false, inputs)
+
+
+def _share_memory(inputs: tuple) -> bool:
+    numbers = [storage_number(value) for value in inputs if isinstance(value, torch.Tensor)]
+    return len(set(numbers)) < len(numbers)
 
 
 @contextmanager

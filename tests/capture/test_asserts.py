@@ -166,6 +166,7 @@ def test_a_check_of_torch_stays(check: Check) -> None:
         lambda i: torch._check(i[i < 61].shape[0] * 2 == i.shape[0] + i[i > 2].shape[0]),
     ],
 )
+@torch.no_grad()
 def test_an_equality_that_the_trace_takes_for_granted_is_asked_at_every_call(check: Check) -> None:
     class Model(Checked):
         def forward(self, x: Tensor) -> Tensor:

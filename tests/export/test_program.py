@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import fxopt
 from fxopt.export import ExportError
+from fxopt.tune.tuner import Tuner, Verdict
 from tests.export.conftest import ROWS, Small, inputs, run_elsewhere
 
 _ELSEWHERE = """
@@ -41,6 +42,19 @@ def test_a_program_gives_the_models_answers_in_a_process_without_fxopt(library: 
     run_elsewhere(_ELSEWHERE, library, tmp_path / "model.pt2", tmp_path / "calls.pt", tmp_path / "answers.pt")
     for call, answer in zip(calls, torch.load(tmp_path / "answers.pt"), strict=True):
         torch.testing.assert_close(answer, model(*call))
+
+
+@pytest.mark.timed
+@torch.no_grad()
+def test_choices_by_size_are_in_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them reads two buffers that share memory."""
+    monkeypatch.setattr(Tuner, "verdict", lambda self, site: Verdict({1: 4.0, 16: 2.0, 4096: 0.25}))
+    model = Small().eval()
+    program = fxopt.export(model, inputs(5))
+    assert "cond" in called(program)
+    for batch in (1, 3, 200, 3000):
+        call = inputs(batch)
+        torch.testing.assert_close(program.module()(*call), model(*call))
 
 
 @torch.no_grad()

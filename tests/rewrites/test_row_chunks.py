@@ -215,3 +215,19 @@ def test_nothing_moves_past_an_edit_of_an_opaque_module() -> None:
     fast = fxopt.optimize(model, inputs, CONFIG)
     assert len(fast._fxopt.findings[0].leaves) == 1
     torch.testing.assert_close(fast(*inputs), model(*inputs))
+
+
+@pytest.mark.timed
+def test_what_it_was_timed_at_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[str | None] = []
+    monkeypatch.setattr(Tuner, "verdict", lambda self, site: keys.append(site.key) or Verdict({256: 2.0}))
+
+    def key_of(width: int) -> str | None:
+        torch.manual_seed(0)
+        model = Interactions()
+        model.top = nn.Linear(64 + 8, width)
+        fxopt.optimize(model.eval(), inputs(7), fxopt.Config(disable=("pointwise",)))
+        return keys[-1]
+
+    assert key_of(3) == key_of(3) != key_of(4), "another process finds it, and not for another computation"
+    assert None not in keys

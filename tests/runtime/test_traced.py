@@ -94,6 +94,7 @@ def test_gradients_and_our_operators_behind_aot_autograd():
     assert any("fxopt.columns" in target for target in seen[0])
 
 
+@torch.no_grad()
 def test_structured_arguments():
     model = Structured().eval()
     features = {"dense": torch.randn(5, 2), "ids": torch.randint(0, 7, (5, 3))}

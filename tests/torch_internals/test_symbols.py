@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import sympy
 import torch
+import torch.fx.experimental.symbolic_shapes as symbolic_shapes
 from torch import Tensor
 
 from fxopt.torch_internals.patches import OBLIVIOUS
@@ -114,3 +116,12 @@ def test_sizes_of_0_and_1_are_not_special(environment: TraceShapeEnv, fake_mode:
         x = torch.empty(environment.size("x", 5, positive=False), 4)
         torch.cat([x, x]).sum(0)
     assert not environment.guards, f"{name} no longer keeps operators from asking about sizes of 0 and 1"
+
+
+def test_a_guard_asks_for_no_line_of_the_user(environment: TraceShapeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    def imports_torch_export() -> None:
+        raise AssertionError("_get_user_frame is not asked: every first call imports torch.export, which takes 0.3 s")
+
+    monkeypatch.setattr(symbolic_shapes, "uninteresting_files", imports_torch_export)
+    size: Any = environment.size("x", 5, positive=False)
+    assert size == 5 and environment.guards

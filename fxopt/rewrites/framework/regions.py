@@ -22,6 +22,8 @@ from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.symbols import hints_of
 from fxopt.tune.tuner import Site
 
+COMPUTES = "computes"  # in the meta of a packed call: what it computes, as graphs and numbers
+
 
 class Region:
     """Nodes of a graph, in its order, that end in `outputs`; `reads` are the nodes outside that they read."""
@@ -94,20 +96,34 @@ def module_of(graph: Graph) -> GraphModule:
 
 def _key(graphs: Sequence[Graph], values: Sequence[Any], training: bool) -> str | None:
     """A digest of the operators, sizes and dtypes, by no name that another capture would give otherwise."""
-    named = all(isinstance(node.target, OpOverload) or node.target.__module__ == "_operator"
-                for graph in graphs for node in graph.nodes if node.op == "call_function")  # fmt: skip
-    if not named:
-        return None
     batch = batch_symbol(values)
-    words = [str(training), *(_described(value, batch) for value in values)]
-    for graph in graphs:
-        place = {node: _Name(f"%{number}") for number, node in enumerate(graph.nodes)}
-        calls = (node for node in graph.nodes if node.op != "placeholder")
-        words += [
-            f"{node.target} {map_arg((node.args, node.kwargs), place.__getitem__)}" + f" {SIDE}" * (SIDE in node.meta)
-            for node in calls
-        ]
+    try:
+        words = [str(training), *(_described(value, batch) for value in values), *map(_calls_in, graphs)]
+    except _Unspeakable:
+        return None
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:20]
+
+
+class _Unspeakable(Exception):
+    """A call of a function that says nothing of what it computes."""
+
+
+def _calls_in(graph: Graph) -> str:
+    place = {node: _Name(f"%{number}") for number, node in enumerate(graph.nodes)}
+    return "\n".join(
+        f"{_target(node)} {map_arg((node.args, node.kwargs), place.__getitem__)}" + f" {SIDE}" * (SIDE in node.meta)
+        for node in graph.nodes
+        if node.op != "placeholder"
+    )
+
+
+def _target(node: Node) -> str:
+    if not callable(node.target) or isinstance(node.target, OpOverload) or node.target.__module__ == "_operator":
+        return str(node.target)
+    if COMPUTES not in node.meta:
+        raise _Unspeakable
+    parts = (f"({_calls_in(part)})" if isinstance(part, Graph) else str(part) for part in node.meta[COMPUTES])
+    return f"{node.target.__name__} {' '.join(parts)}"
 
 
 class _Name(str):

@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from fxopt.kernels import reports
 from fxopt.kernels.by_rows.op import up_to
 from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.framework.regions import after, before, calls_of, inputs_of, module_of, rows_in, site
+from fxopt.rewrites.framework.regions import COMPUTES, after, before, calls_of, inputs_of, module_of, rows_in, site
 from fxopt.shape.aliases import makes_results
 from fxopt.shape.rows import keeps_rows
 from fxopt.tune.tuner import Disagreement, Site, Tuner, Verdict
@@ -97,6 +97,7 @@ def _either(
     fakes = tuple(old.meta["val"] for old in values)
     call = editor.known(fakes, up_to(most, modules[0], modules[1], *rows), *inputs)
     call.meta["bound"] = up_to(most, fast[0], fast[1], *rows)
+    call.meta[COMPUTES] = (most, *graphs[::order], *rows)
     call.meta["rowwise"] = all(map(keeps_rows, graphs))
     call.meta["fresh"] = all(map(makes_results, graphs))
     call.meta["calls"] = max(sum(map(calls_of, graph.nodes)) for graph in graphs)
