@@ -68,7 +68,7 @@ def find(library: Library) -> Path | None:
     Raises:
         BuildError: somebody else may have written it.
     """
-    return cached(f"{library.name}-{library.key}-{_compiler_id() or '*'}", library.name)
+    return cached(f"{library.name}-{library.key}-{_compiler_id() or '*'}", f"{library.name}.so")
 
 
 def build(library: Library) -> Path:
@@ -83,7 +83,7 @@ def build(library: Library) -> Path:
     if compiler is None:
         raise BuildError(f"no C++ compiler: {compiler_name()!r} is not on PATH (install g++, or set CXX)")
     folder = f"{library.name}-{library.key}-{compiler}"
-    return built(library.name, folder, library.name, functools.partial(_compile, library))
+    return built(f"{library.name}.so", folder, library.name, functools.partial(_compile, library))
 
 
 def imported(library: Library) -> ModuleType:

@@ -30,13 +30,13 @@ def cache_dir() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "fxopt"
 
 
-def cached(pattern: str, name: str) -> Path | None:
-    """The library called `name` in the first folder of this pattern, if there is one.
+def cached(pattern: str, file: str) -> Path | None:
+    """The file of this name in the first folder of this pattern, if there is one.
 
     Raises:
         BuildError: there is one, and somebody else has made it, or may write it.
     """
-    found = sorted(cache_dir().glob(f"{pattern}/{name}.so"))
+    found = sorted(cache_dir().glob(f"{pattern}/{file}"))
     reasons = [_distrust(path) or _distrust(path.parent) for path in found]
     if found and all(reasons):
         raise BuildError(f"refused {found[0]}, because it is code: {reasons[0]} (FXOPT_CACHE chooses another cache)")
@@ -52,8 +52,8 @@ def _distrust(path: Path) -> str:
     return ""
 
 
-def built(name: str, folder: str, lock: str, make: Callable[[Path], None]) -> Path:
-    """The library called `name` in a folder of the cache; `make` compiles it there while nobody else does.
+def built(file: str, folder: str, lock: str, make: Callable[[Path], None]) -> Path:
+    """A file in a folder of the cache; `make` compiles it there while nobody else does.
 
     Raises:
         BuildError: there is no place to write, or `make` raises it.
@@ -69,7 +69,7 @@ def built(name: str, folder: str, lock: str, make: Callable[[Path], None]) -> Pa
     except OSError as error:
         message = f"cannot write the kernel cache {cache_dir()} (FXOPT_CACHE chooses another): {error}"
         raise BuildError(message) from error
-    return target / f"{name}.so"
+    return target / file
 
 
 @contextlib.contextmanager
