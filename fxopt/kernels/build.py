@@ -73,7 +73,7 @@ def find(library: Library) -> Path | None:
     Raises:
         BuildError: somebody else may have written it.
     """
-    return cached(library.folder, _compiler_id(), library.name)
+    return cached(library.folder, _compiler_id(), f"{library.name}.so")
 
 
 def build(library: Library) -> Path:
@@ -87,7 +87,8 @@ def build(library: Library) -> Path:
     compiler = _compiler_id()
     if compiler is None:
         raise BuildError(f"no C++ compiler: {compiler_name()!r} is not on PATH (install g++, or set CXX)")
-    return built(library.name, f"{library.folder}-{compiler}", library.name, functools.partial(_compile, library))
+    folder = f"{library.folder}-{compiler}"
+    return built(f"{library.name}.so", folder, library.name, functools.partial(_compile, library))
 
 
 def imported(library: Library) -> ModuleType:

@@ -33,17 +33,17 @@ def cache_dir() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "fxopt"
 
 
-def cached(folder: str, compiler: str | None, name: str) -> Path | None:
-    """The library called `name` in `folder` of the package, else in that of the cache which this compiler has made.
+def cached(folder: str, compiler: str | None, file: str) -> Path | None:
+    """This file in `folder` of the package, else in that of the cache which this compiler has made.
 
     Args:
-        folder: named by the library and its key, which says all but the compiler.
+        folder: named by what it holds and its key, which says all but the compiler.
         compiler: None: of any one, on a machine without.
 
     Raises:
         BuildError: there is one, and somebody else has made it, or may write it.
     """
-    brought, found = PREBUILT / folder / f"{name}.so", sorted(cache_dir().glob(f"{folder}-{compiler or '*'}/{name}.so"))
+    brought, found = PREBUILT / folder / file, sorted(cache_dir().glob(f"{folder}-{compiler or '*'}/{file}"))
     if brought.exists() and not (compiler and _distrust_either(brought)):  # which a compiler makes again
         found.insert(0, brought)
     reasons = list(map(_distrust_either, found))
@@ -65,8 +65,8 @@ def _distrust(path: Path) -> str:
     return ""
 
 
-def built(name: str, folder: str, lock: str, make: Callable[[Path], None]) -> Path:
-    """The library called `name` in a folder of the cache; `make` compiles it there while nobody else does.
+def built(file: str, folder: str, lock: str, make: Callable[[Path], None]) -> Path:
+    """A file in a folder of the cache; `make` compiles it there while nobody else does.
 
     Raises:
         BuildError: there is no place to write, or `make` raises it.
@@ -82,7 +82,7 @@ def built(name: str, folder: str, lock: str, make: Callable[[Path], None]) -> Pa
     except OSError as error:
         message = f"cannot write the kernel cache {cache_dir()} (FXOPT_CACHE chooses another): {error}"
         raise BuildError(message) from error
-    return target / f"{name}.so"
+    return target / file
 
 
 @contextlib.contextmanager

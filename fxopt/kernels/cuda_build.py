@@ -15,6 +15,7 @@ import subprocess
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
@@ -30,7 +31,7 @@ _TOLD = 5  # lines of the compiler's errors
 _CHOICE = "CUDACXX or CUDA_HOME chooses an nvcc"
 NO_COMPILER = f"nvcc is not on PATH ({_CHOICE})"
 _loading = lock()
-_outcomes: dict[tuple[CudaLibrary, str], ctypes.CDLL | str] = {}  # the libraries of this process, or why there is none
+_outcomes: dict[tuple[Kernels, str], Any] = {}  # what this process has opened, or why it has not
 
 
 @dataclass(frozen=True, eq=False)  # hashed at each launch: by identity, not by its fields
@@ -55,6 +56,16 @@ class CudaLibrary:
             digest.update(f"{path.name}\0{text}".encode())
         return digest.hexdigest()[:16]
 
+    def opened(self, arch: str) -> ctypes.CDLL:
+        """The library for an architecture, with its functions declared. Raises BuildError and OSError."""
+        return declared(self, build(self, arch))
+
+
+class Kernels(Protocol):
+    """What a GPU of an architecture needs: a library of nvcc's, or a kernel of NVRTC's."""
+
+    def opened(self, arch: str) -> Any: ...
+
 
 def arch_of(capability: tuple[int, int]) -> str:
     """nvcc's name of a device: (8, 0) is sm_80, and (9, 0) sm_90a, with the instructions only Hopper has."""
@@ -77,6 +88,11 @@ def architectures() -> list[str]:
     listed = subprocess.run([_compiler(), "--list-gpu-code"], capture_output=True, text=True).stdout
     capabilities = [divmod(int(number), 10) for number in re.findall(r"sm_(\d+)$", listed, re.MULTILINE)]
     return [arch_of(capability) for capability in sorted(capabilities) if capability >= _OLDEST]
+
+
+def oldest() -> str:
+    """The first architecture that the kernels can be compiled for."""
+    return arch_of(_OLDEST)
 
 
 def serves(arch: str) -> bool:
@@ -124,7 +140,7 @@ def find(library: CudaLibrary, arch: str) -> Path | None:
     Raises:
         BuildError: somebody else may have written it.
     """
-    return cached(f"{library.name}-{arch}-{library.key(arch)}", _compiler_id(), library.name)
+    return cached(f"{library.name}-{arch}-{library.key(arch)}", _compiler_id(), f"{library.name}.so")
 
 
 def build(library: CudaLibrary, arch: str) -> Path:
@@ -134,13 +150,13 @@ def build(library: CudaLibrary, arch: str) -> Path:
         BuildError: a GPU that is too old, no nvcc, no place to write, or nvcc failed.
     """
     if not serves(arch):
-        raise BuildError(f"expected a GPU of {arch_of(_OLDEST)} or newer, found one of {arch}")
+        raise BuildError(f"expected a GPU of {oldest()} or newer, found one of {arch}")
     if known := find(library, arch):
         return known
     words = command(library, arch, Path(f"{library.name}.so"))
     folder = f"{library.name}-{arch}-{library.key(arch)}-{_compiler_id()}"
     lock = f"{library.name}-{arch}"
-    return built(library.name, folder, lock, lambda private: _run(words, private, f"{library.name} for {arch}"))
+    return built(f"{library.name}.so", folder, lock, lambda private: _run(words, private, f"{library.name} for {arch}"))
 
 
 def _run(words: list[str], folder: Path, what: str) -> None:
@@ -150,12 +166,12 @@ def _run(words: list[str], folder: Path, what: str) -> None:
     except OSError as error:
         raise BuildError(f"cannot run {words[0]}: {error.strerror} ({_CHOICE})") from error
     if done.returncode:
-        told = _first_errors(done.stderr + done.stdout) or [f"it ended with {done.returncode} and said nothing"]
+        told = first_errors(done.stderr + done.stdout) or [f"it ended with {done.returncode} and said nothing"]
         text = "\n  ".join(told)
         raise BuildError(f"nvcc could not compile {what}: {text}\n{_CHOICE}; this one ran: {' '.join(words)}")
 
 
-def _first_errors(told: str) -> list[str]:
+def first_errors(told: str) -> list[str]:
     """A compiler's lines from the first error on, a few."""
     lines = [line for line in told.splitlines() if line.strip()]
     first = next((number for number, line in enumerate(lines) if "error" in line.lower()), 0)
@@ -163,29 +179,29 @@ def _first_errors(told: str) -> list[str]:
 
 
 @functools.cache
-def loaded(library: CudaLibrary, device: int) -> ctypes.CDLL | None:
-    """The library for a GPU of this machine, with its functions declared; None where it cannot be had (a warning)."""
+def loaded(library: Kernels, device: int) -> Any:
+    """What `library` opens for a GPU of this machine; None where it cannot be had (a warning)."""
     found = _outcome(library, arch_on(device))
     return None if isinstance(found, str) else found
 
 
-def missing(library: CudaLibrary, device: int) -> str:
+def missing(library: Kernels, device: int) -> str:
     """Why calls on a GPU of this machine do without the library, in one line; "" where they have it."""
     found = _outcome(library, arch_on(device))
     return found if isinstance(found, str) else ""
 
 
-def _outcome(library: CudaLibrary, arch: str) -> ctypes.CDLL | str:
-    """The library, or why there is none: built, and warned of, once in a process."""
+def _outcome(library: Kernels, arch: str) -> Any:
+    """What it opens, or why there is none: built, and warned of, once in a process."""
     with _loading:
         if (library, arch) not in _outcomes:
             _outcomes[library, arch] = _opened(library, arch)
         return _outcomes[library, arch]
 
 
-def _opened(library: CudaLibrary, arch: str) -> ctypes.CDLL | str:
+def _opened(library: Kernels, arch: str) -> Any:
     try:
-        return declared(library, build(library, arch))
+        return library.opened(arch)
     except (BuildError, OSError) as error:
         _warn(str(error))
         return str(error).splitlines()[0]

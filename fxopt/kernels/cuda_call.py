@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fxopt.torch_internals.cuda import current_raw_stream
 
+T = TypeVar("T")
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
@@ -40,10 +42,13 @@ def launch(function: Callable[..., bytes | None], parameters: bytes, like: Tenso
     Raises:
         RuntimeError: the launch failed.
     """
-    device = like.get_device()
-    with contextlib.nullcontext() if device == torch.cuda.current_device() else torch.cuda.device(device):
-        # as Inductor's launches do: less of the host's time than torch.cuda.device and current_stream take
-        stream = current_raw_stream(device)
-        text = function(parameters, DTYPES[like.dtype], stream)
+    text = on_stream(lambda stream: function(parameters, DTYPES[like.dtype], stream), like.get_device())
     if text:
         raise RuntimeError(text.decode())
+
+
+def on_stream(function: Callable[[int], T], device: int) -> T:
+    """A function of the current stream of a GPU, called with that GPU as the current one."""
+    with contextlib.nullcontext() if device == torch.cuda.current_device() else torch.cuda.device(device):
+        # as Inductor's launches do: less of the host's time than torch.cuda.device and current_stream take
+        return function(current_raw_stream(device))

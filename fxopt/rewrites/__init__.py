@@ -58,6 +58,7 @@ PASSES: tuple[Rewrite, ...] = (
     target_attention.REWRITE,
     target_attention.ON_CUDA,
     attention.REWRITE,
+    attention.ON_CUDA,
     ones.REWRITE,
     compressed_interaction.REWRITE,
     contractions.CONTRACTIONS,
@@ -67,6 +68,8 @@ PASSES: tuple[Rewrite, ...] = (
     compression.LINEARS,
     towers.REWRITE,
     repeated.REWRITE,
+    repeated.ON_CUDA,
+    repeated.LOOKUPS_ON_CUDA,
     # Lookups, and what is left of their surroundings.
     embedding_columns.REWRITE,
     jagged_checks.REWRITE,
@@ -78,6 +81,7 @@ PASSES: tuple[Rewrite, ...] = (
     field_index.REWRITE,
     # The dense layers, and what stands between them.
     pointwise.CROSSES,
+    pointwise.CROSSES_ON_CUDA,
     linear_pairs.REWRITE,
     linear_chains.REWRITE,
     pointwise.REWRITE,
@@ -90,6 +94,7 @@ PASSES: tuple[Rewrite, ...] = (
     linear_chains.OF_NARROW_LAYERS,
     linear_chains.FOR_FEW_ROWS,
     batched_linears.REWRITE,
+    pointwise.ON_CUDA,
     row_chunks.REWRITE,
     branches.REWRITE,
 )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.fx import Node
 
+from fxopt.kernels.attention.cuda import call_on_cuda
 from fxopt.kernels.attention.op import call_of, load
 from fxopt.kernels.attention.plan import Plan
-from fxopt.patterns.attention import Found, find_attention
+from fxopt.kernels.pointwise.cuda import generated
+from fxopt.patterns.attention import Found, find_attention, find_on_cuda
 from fxopt.patterns.core import Match
+from fxopt.rewrites.attention_program import program_of
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.shape.sizes import same_shape
@@ -20,12 +24,23 @@ aten = torch.ops.aten
 
 
 def replace_attention(editor: Editor, match: Match) -> Replacement:
+    return _replaced(editor, match.bound["found"], call_of(match.bound["found"].plan.words()))
+
+
+def replace_on_cuda(editor: Editor, match: Match) -> Replacement:
     found: Found = match.bound["found"]
+    program, mask = program_of(found.plan), [found.mask] if found.mask is not None else []
+    read = (found.query, found.key, found.value, *mask)
+    editor.needs(generated(program, tuple(node.meta["val"].dtype for node in read)))
+    return _replaced(editor, found, call_on_cuda(found.plan, program))
+
+
+def _replaced(editor: Editor, found: Found, bound: Callable[..., Any]) -> Replacement:
     load()
     words = found.plan.words()
     masks = [found.mask] if found.mask is not None else []
     called = editor.call(torch.ops.fxopt.attention.default, found.query, found.key, found.value, masks, words)
-    called.meta |= {"bound": call_of(words), "axes": list(_axes(found.plan))}
+    called.meta |= {"bound": bound, "axes": list(_axes(found.plan))}
     merged = found.merged
     result = editor.call(operator.getitem, called, 0)
     for _ in range(merged.missing):
@@ -70,4 +85,12 @@ REWRITE = Rewrite(
     replace_attention,
     measured=True,
     why="while stacked, split and transposed heads are still there to be read, before they become calls of their own",
+)
+ON_CUDA = Rewrite(
+    "gpu_attention",
+    find_on_cuda,
+    replace_on_cuda,
+    why="as attention",
+    measured=True,
+    proof=True,
 )

@@ -27,11 +27,10 @@ def replace_linears(editor: Editor, match: Match) -> Replacement:
     weights = editor.call(aten.stack.default, [layer.weight for layer in layers])
     turned = editor.call(aten.transpose.int, weights, 1, 2)
     x = _inputs(editor, layers)
-    if layers[0].bias is None:
-        y = editor.call(aten.bmm.default, x, turned)
-    else:
+    y = editor.call(aten.bmm.default, x, turned)  # the shapes of baddbmm do not follow symbolic sizes
+    if layers[0].bias is not None:
         biases = editor.call(aten.stack.default, [layer.bias for layer in layers])
-        y = editor.call(aten.baddbmm.default, editor.call(aten.unsqueeze.default, biases, 1), x, turned)
+        y = editor.call(aten.add.Tensor, y, editor.call(aten.unsqueeze.default, biases, 1))
     if layers[0].activation:
         y = editor.call(_ACTIVATIONS[layers[0].activation], y)
     values = {layer.anchor: editor.call(aten.select.int, y, 0, at) for at, layer in enumerate(layers)}

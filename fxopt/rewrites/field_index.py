@@ -26,7 +26,7 @@ def replace_index(editor: Editor, match: Match) -> Replacement:
         selected = editor.call(torch.ops.fxopt.pair_select.default, source, *match.bound["live"])
         selected.meta["bound"] = call_of()
         return Replacement({match.anchor: selected}, _WHAT, "the indices are compared with the last ones at each call")
-    flat = editor.constant("fields", match.bound["flat"])
+    flat = editor.constant("fields", match.bound["flat"], source)
     if match.bound["pairs"]:
         source = editor.call(aten.flatten.using_ints, source, 1, 2)
     if match.bound["follows"]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from fxopt.kernels.by_rows.op import in_chunks, unless_many
 from fxopt.patterns.repeated.lanes import BY_DIM, piece_of
@@ -98,6 +99,15 @@ class Packer:
         call.meta["function"] = self.function.graph
         call.meta["bound"], call.meta["calls"] = run, sum(map(calls_of, self.function.graph.nodes))
         return call
+
+    def inlined(self, result: Node) -> Node:
+        """The calls of the function in the outer graph itself."""
+        outer = dict(zip(self.function.graph.find_nodes(op="placeholder"), self.inputs, strict=True))
+        for node in self.editor.added:
+            if callable(node.target):
+                args, kwargs = map_arg((node.args, node.kwargs), outer.__getitem__)
+                outer[node] = self.outer.call(node.target, *args, **kwargs)
+        return outer[result]
 
     def _loop(self, anchor: Node) -> Graph:
         """What the function replaces, as a function of the same inputs."""
@@ -189,7 +199,8 @@ class Packer:
             return self.editor.call(aten.slice.Tensor, source, dim, first, last + 1)
         places = self._places.get(tuple(index))
         if places is None:
-            places = self._places[tuple(index)] = self.outer.constant("lanes", torch.tensor(index, device="cpu"))
+            numbers = torch.tensor(index, device="cpu")
+            places = self._places[tuple(index)] = self.outer.constant("lanes", numbers, source)
         return self.editor.call(aten.index_select.default, source, dim, self.input(places))
 
     def _rows_first(self, packed: Packed) -> Packed:

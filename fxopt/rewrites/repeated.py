@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.patterns.core import Match
-from fxopt.patterns.repeated.search import Collector, Run, find_repeated, freed
+from fxopt.patterns.repeated.search import Collector, Run, find_lookups_on_cuda, find_on_cuda, find_repeated, freed
 from fxopt.patterns.repeated.trees import leaves_of
 from fxopt.rewrites.batched import moved
 from fxopt.rewrites.framework.core import Replacement, Rewrite
@@ -19,9 +19,23 @@ from fxopt.rewrites.packed import Packer
 from fxopt.shape.strides import lies_alike
 
 aten = torch.ops.aten
+_WHY = "the same computation on slices, lookups or weights of its own"
 
 
 def replace_repeated(editor: Editor, match: Match) -> Replacement:
+    packer, value, before, what = _packed(editor, match)
+    call = packer.called(value, match.anchor, match.bound["rowwise"], before)
+    return Replacement({match.anchor: call}, what, _WHY)
+
+
+def replace_on_cuda(editor: Editor, match: Match) -> Replacement:
+    """Rows are not computed a few at a time there, so other passes see the calls."""
+    packer, value, _, what = _packed(editor, match)
+    return Replacement({match.anchor: packer.inlined(value)}, what, _WHY)
+
+
+def _packed(editor: Editor, match: Match) -> tuple[Packer, Node, int, str]:
+    """The packed calls, the last of them, how many operators they replace, and words for the report."""
     collector, parts = match.bound["collector"], match.bound["parts"]
     runs = [part for part in parts if isinstance(part, Run)]
     packer = Packer(editor, list(leaves_of([run.tree for run in runs])))
@@ -37,8 +51,7 @@ def replace_repeated(editor: Editor, match: Match) -> Replacement:
         raise Rejected(f"{after} operators would take the place of {before}, whose results nobody else needs")
     lanes = sum(len(run.lanes) for run in runs)
     what = f"{lanes} times {_name(runs[0])}: {before} operators -> {after}"
-    call = packer.called(value, match.anchor, match.bound["rowwise"], before)
-    return Replacement({match.anchor: call}, what, "the same computation on slices, lookups or weights of its own")
+    return packer, value, before, what
 
 
 def _collected(packer: Packer, part: Run | Node, collector: Collector) -> Node:
@@ -73,4 +86,18 @@ REWRITE = Rewrite(
     find_repeated,
     replace_repeated,
     why="before the columns, which then write straight into what the lanes read",
+)
+ON_CUDA = Rewrite(
+    "gpu_repeated",
+    find_on_cuda,
+    replace_on_cuda,
+    why="as repeated",
+    measured=True,
+    proof=True,
+)
+LOOKUPS_ON_CUDA = Rewrite(
+    "gpu_repeated_lookups",
+    find_lookups_on_cuda,
+    replace_on_cuda,
+    why="as repeated; a trial would time each lookup by itself, and one call of the columns does them all",
 )

@@ -30,3 +30,20 @@ def forget_pool(device: int, pool: Any) -> None:
     """
     _C._cuda_endAllocateToPool(device, pool)  # type: ignore[attr-defined]
     _C._cuda_releasePool(device, pool)  # type: ignore[attr-defined]
+
+
+def nvrtc() -> ctypes.CDLL:
+    """CUDA's compiler as a library, of the version that torch was built with and brings along.
+
+    Raises:
+        OSError: this torch has none.
+    """
+    version = torch.version.cuda
+    if version is None:
+        raise OSError("this PyTorch was built without CUDA")
+    return ctypes.CDLL(f"libnvrtc.so.{version.partition('.')[0]}")
+
+
+def driver() -> ctypes.CDLL:
+    """CUDA's driver, which torch has loaded."""
+    return ctypes.CDLL("libcuda.so.1")

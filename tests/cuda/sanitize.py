@@ -46,6 +46,7 @@ KERNELS = {
     "short_kernel": "test_linear_layers.py::test_equals_fp64",
     "short_halves_kernel": "test_linear_layers.py::test_halves",
     "pad_kernel": "test_linear_layers.py::test_halves",
+    "pointwise_kernel": "test_pointwise_gpu.py::test_random_plans",
     "last_kernel": "test_linear_layers.py::test_a_single_output_behind_parts",
 }
 # Other ways through them.

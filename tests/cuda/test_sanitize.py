@@ -12,7 +12,8 @@ from tests.cuda import sanitize
 
 def test_every_kernel_has_a_test():
     """A new one needs a line in KERNELS."""
-    sources = [path.read_text() for path in (sanitize.ROOT / "fxopt").rglob("*.cu*")]
+    files = [*(sanitize.ROOT / "fxopt").rglob("*.cu*"), sanitize.ROOT / "fxopt/kernels/pointwise/cuda/source.py"]
+    sources = [path.read_text() for path in files]
     kernels = [name for text in sources for name in re.findall(r"__global__[^;{]*?\b(\w+_kernel)\(", text)]
     assert len(kernels) == sum(text.count("__global__") for text in sources), "a kernel's name ends in _kernel"
     assert set(kernels) == set(sanitize.KERNELS)

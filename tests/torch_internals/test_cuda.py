@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxopt.torch_internals.cuda import current_raw_stream, forget_pool, torch_cuda
+from fxopt.torch_internals.cuda import current_raw_stream, driver, forget_pool, nvrtc, torch_cuda
 
 
 @pytest.mark.gpu
@@ -29,6 +29,20 @@ def test_torchs_library_has_the_runtime() -> None:
 def test_a_pool_that_nobody_captures_into_is_refused() -> None:
     with pytest.raises(RuntimeError):
         forget_pool(torch.cuda.current_device(), torch.cuda.graph_pool_handle())
+
+
+@pytest.mark.gpu
+def test_the_driver_and_its_compiler_are_there() -> None:
+    names = "cuLibraryLoadData", "cuLibraryGetKernel", "cuLaunchKernelEx"
+    gone = [name for name in names if not hasattr(driver(), name)]
+    assert not gone, f"libcuda.so has no {gone}: fxopt/kernels/cuda_generated.py launches with them"
+    assert hasattr(nvrtc(), "nvrtcGetCUBIN"), "fxopt/kernels/cuda_generated.py compiles with it"
+
+
+def test_a_build_without_cuda_has_no_compiler() -> None:
+    if torch.version.cuda is None:
+        with pytest.raises(OSError, match="built without CUDA"):
+            nvrtc()
 
 
 def test_a_build_without_cuda_has_no_stream() -> None:

@@ -45,13 +45,14 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor], plan: list[int
 
 
 def _defined(plan: Plan, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> list[Tensor]:
-    result, weights = reference.attention(*_views(q, k, v, mask, plan), plan)
+    result, weights = reference.attention(*views_of(q, k, v, mask, plan), plan)
     return [reference.laid_out(result, plan), *([weights.contiguous()] if plan.weights else [])]
 
 
-def _views(
+def views_of(
     q: Tensor, k: Tensor, v: Tensor, mask: Sequence[Tensor], plan: Plan
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Queries, keys, values and mask as the plan reads them: [factors, positions, channels]."""
     masked = reference.view(mask[0], plan.mask) if plan.mask else None
     return reference.view(q, plan.query), reference.view(k, plan.key), reference.view(v, plan.value), masked
 
@@ -84,7 +85,7 @@ def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple:
         return *again[:3], again[3:], None
     leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in bases]
     with torch.enable_grad():
-        q, k, v, mask = _views(leaves[0], leaves[1], leaves[2], leaves[3:], plan)
+        q, k, v, mask = views_of(leaves[0], leaves[1], leaves[2], leaves[3:], plan)
     with torch.no_grad():
         weights = kept[0] if kept else reference.attention(q, k, v, mask, plan)[1]
         dv, dweights = torch.zeros_like(v), torch.zeros_like(weights)

@@ -47,6 +47,18 @@ class _NotFound(Exception):
 
 def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Matches bind `found` and what it reads."""
+    yield from _find(module, inference, "cpu", _FLOATS)
+
+
+def find_on_cuda(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """Those of float32 on GPUs, where no gradients are recorded."""
+    if inference:
+        yield from _find(module, inference, "cuda", (torch.float32,))
+
+
+def _find(
+    module: GraphModule, inference: bool, device: str, dtypes: tuple[torch.dtype, ...]
+) -> Iterator[Match | Reject]:
     if switches_gradients(module.graph):
         return
     aliases = Aliases(module.graph)
@@ -54,7 +66,7 @@ def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Rej
         if node.target not in (aten.softmax.int, _ATTENTION):
             continue
         value = tensor_of(node)
-        if value is None or value.dtype not in _FLOATS or value.device.type != "cpu":
+        if value is None or value.dtype not in dtypes or value.device.type != device:
             continue
         try:
             found = (_of_softmax if node.target is aten.softmax.int else _of_operator)(node, inference)

@@ -16,27 +16,43 @@ from fxopt.shape.sizes import shape_of, static
 from fxopt.shape.strides import Layout
 
 aten = torch.ops.aten
-_FEWEST = 3  # operators: a call saves two
+_FEWEST = {"cpu": 3, "cuda": 2}  # operators: on the CPU a call costs as much as one of torch's
 
 
 def find_crosses(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Groups with products of a single column among them, such as a whole cross network, in front of the layers."""
-    for found in _groups(module.graph, _behind_layers(module.graph), inference):
+    yield from _crosses(module, inference, "cpu")
+
+
+def find_crosses_on_cuda(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """These on GPUs, where no gradients are recorded."""
+    if inference:
+        yield from _crosses(module, inference, "cuda")
+
+
+def _crosses(module: GraphModule, inference: bool, device: str) -> Iterator[Match]:
+    for found in _groups(module.graph, _behind_layers(module.graph), inference, device):
         if isinstance(found, Match) and any(node.target in PRODUCTS for node in found.bound["nodes"]):
             yield found
 
 
 def find_pointwise(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """All groups."""
-    yield from _groups(module.graph, set(), inference)
+    yield from _groups(module.graph, set(), inference, "cpu")
 
 
-def _groups(graph: Graph, without: set[Node], inference: bool) -> Iterator[Match | Reject]:
+def find_on_cuda(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """All groups on GPUs, where no gradients are recorded."""
+    if inference:
+        yield from _groups(module.graph, set(), inference, "cuda")
+
+
+def _groups(graph: Graph, without: set[Node], inference: bool, device: str) -> Iterator[Match | Reject]:
     if switches_gradients(graph) and not inference:
         yield Reject("forward switches gradients on and off; optimized where they are off", next(iter(graph.nodes)))
         return
-    search = Search(graph, without)
-    for found in search.groups(_FEWEST):
+    search = Search(graph, without, device)
+    for found in search.groups(_FEWEST[device]):
         if not isinstance(found, Fused):
             yield Reject(found[1], found[0])
             continue

@@ -20,10 +20,10 @@ _MOST_MEMBERS = 120  # a plan's values share 32 KB
 
 
 class Search:
-    """All groups of one graph."""
+    """All groups of one graph on one kind of device."""
 
-    def __init__(self, graph: Graph, without: set[Node]) -> None:
-        self.graph, self.without = graph, without
+    def __init__(self, graph: Graph, without: set[Node], device: str) -> None:
+        self.graph, self.without, self.device = graph, without, device
         self.aliases = Aliases(graph)
         self.strides = Strides(graph)
         self.order = {node: number for number, node in enumerate(graph.nodes)}
@@ -58,7 +58,7 @@ class Search:
     def _rule(self, node: Node) -> Rule | None:
         if node.op != "call_function" or node in self.without or not is_pure(node) or self.aliases.edited(node):
             return None
-        rule = rule_of(node)
+        rule = rule_of(node, self.device)
         return rule if rule and not any(map(self.aliases.edited, node.all_input_nodes)) else None
 
     def _bases(self, node: Node) -> list[Node]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from fxopt.patterns.pointwise.products import BATCHED, is_batched
 from fxopt.patterns.pointwise.reductions import (
     batch_norm,
     channels,
@@ -27,22 +28,25 @@ aten = torch.ops.aten
 _EXACT = 1 << 23  # up to here a float tells an integer from its neighbours
 
 
-def rule_of(node: Node) -> Rule | None:
-    """How a node is computed in steps; None where it is not, or not exactly as eager does."""
-    rule = RULES.get(node.target)
+def rule_of(node: Node, device: str) -> Rule | None:
+    """How a node is computed in steps on a kind of device; None where it is not, or not exactly as eager does."""
+    rule = BATCHED if device == "cuda" and is_batched(node) else RULES.get(node.target)
     if rule is None:
         return None
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:
+    if not isinstance(value, torch.Tensor) or value.device.type != device or value.layout is not torch.strided:
         return None
     if value.dtype not in (torch.float32, torch.bool):
         return None
-    return rule if _dtypes_fit(node, value.dtype) and _numbers_fit(node) else None
+    return rule if _arguments_fit(node, value.dtype) and _numbers_fit(node) else None
 
 
-def _dtypes_fit(node: Node, result: torch.dtype) -> bool:
-    """Whether every argument converts to float, and back to bool, as eager computes it."""
-    dtypes = {value.meta["val"].dtype for value in tensors(node).values()}
+def _arguments_fit(node: Node, result: torch.dtype) -> bool:
+    """Whether every argument is on the device and converts to float, and back to bool, as eager computes it."""
+    given = [value.meta["val"] for value in tensors(node).values()]
+    if any(value.device != node.meta["val"].device for value in given):
+        return False  # a number on the CPU beside tensors on a GPU
+    dtypes = {value.dtype for value in given}
     integers = dtypes & {torch.uint8, torch.int32, torch.int64}
     if dtypes - integers - {torch.float32, torch.bool}:
         return False

@@ -47,15 +47,38 @@ class Collector:
 
 def find_repeated(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Matches bind the collector, its parts (a Run, or an operand that stays), and what will be read."""
+    yield from _find(module, "cpu")
+
+
+def find_on_cuda(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """These on GPUs, where no gradients are recorded, but for those of :func:`find_lookups_on_cuda`."""
+    for found in _find(module, "cuda") if inference else ():
+        if isinstance(found, Reject) or not _looks_up_pieces(found):
+            yield found
+
+
+def find_lookups_on_cuda(module: GraphModule, inference: bool) -> Iterator[Match]:
+    """Those on GPUs whose lanes are cut from lookups, which becomes lookups of ids that are cut out."""
+    for found in _find(module, "cuda") if inference else ():
+        if isinstance(found, Match) and _looks_up_pieces(found):
+            yield found
+
+
+def _looks_up_pieces(match: Match) -> bool:
+    leaves = leaves_of([part.tree for part in match.bound["parts"] if isinstance(part, Run)])
+    return any(isinstance(leaf, Leaf) and leaf.pool.kind == "looked up" for leaf in leaves)
+
+
+def _find(module: GraphModule, device: str) -> Iterator[Match | Reject]:
     if switches_gradients(module.graph):
         return
     packing = Packing(Aliases(module.graph))
     for node in module.graph.nodes:
         collector = _collector(node)
-        if collector is None or node.meta["val"].device.type != "cpu":
+        if collector is None or node.meta["val"].device.type != device:
             continue
         try:
-            parts = list(_parts(collector, packing))
+            parts = list(_parts(collector, packing, whole=device == "cuda"))
         except NotPacked as error:
             yield Reject(str(error), error.node)
             continue
@@ -123,8 +146,10 @@ def _terms(node: Node) -> list[Node]:
     return [*terms, node][::-1]
 
 
-def _parts(collector: Collector, packing: Packing) -> Iterator[Run | Node]:
-    """Runs of operands that compute alike, packed; operands of shorter runs as they are."""
+def _parts(collector: Collector, packing: Packing, whole: bool) -> Iterator[Run | Node]:
+    """Runs of operands that compute alike, packed, `whole` or cut where a processor's caches ask for it; operands of
+    shorter runs as they are.
+    """
     runs = [tuple(run) for _, run in itertools.groupby(collector.operands, packing.key)]
     if collector.kind == "sum" and len(runs) > 1:
         return
@@ -132,8 +157,8 @@ def _parts(collector: Collector, packing: Packing) -> Iterator[Run | Node]:
         if len(run) < FEWEST or not _has_lanes(run[0], collector) or not packing.computes(run[0]):
             yield from run
             continue
-        alike = _by_input(run, packing)
-        if collector.kind != "sum":
+        alike = [run] if whole else _by_input(run, packing)
+        if collector.kind != "sum" and not whole:
             alike = [part for lanes in alike for part in _of_size(lanes, packing)]
         for lanes in alike:
             tree = packing.pack(lanes)

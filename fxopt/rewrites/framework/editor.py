@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 
 from fxopt.capture.settings import Changed
 from fxopt.config import Config
-from fxopt.kernels.cuda_build import CudaLibrary, missing
+from fxopt.kernels.cuda_build import Kernels, missing
 from fxopt.patterns.core import place_of
 from fxopt.patterns.groups import hoisted
 from fxopt.shape.aliases import Aliases
@@ -43,7 +43,7 @@ class Editor:
     moved: list[tuple[Node, Node]] = field(default_factory=list)
     missing: str = ""  # why calls that were added run without a kernel
 
-    def needs(self, library: CudaLibrary) -> None:
+    def needs(self, library: Kernels) -> None:
         """Says that a call is the library's on CUDA; where it cannot be built, `missing` tells the report why."""
         device = self.point.meta["val"].device
         if device.type == "cuda" and torch.cuda.is_available() and (why := missing(library, device.index)):
@@ -85,8 +85,9 @@ class Editor:
             self.added.append(twins[node])
         return twins
 
-    def constant(self, name: str, tensor: torch.Tensor) -> Node:
-        """A tensor that belongs to the graph and not to the model's state."""
+    def constant(self, name: str, tensor: torch.Tensor, like: Node | None = None) -> Node:
+        """A tensor that belongs to the graph and not to the model's state, on the device of `like`."""
+        tensor = tensor if like is None else tensor.to(like.meta["val"].device)
         unique = next(n for n in _numbered(f"_{name}") if not hasattr(self.module, n))
         setattr(self.module, unique, tensor)
         with self.module.graph.inserting_before(self.point):

@@ -119,7 +119,7 @@ struct Scheduler {
     blocks.assign(indices.size(), {});
     for (size_t b = 0; b < blocks.size(); b++) {
       blocks[b].index = indices[b];
-      blocks[b].dynamic.resize(dynamic_bytes / sizeof(float4));
+      blocks[b].dynamic.resize((dynamic_bytes + sizeof(float4) - 1) / sizeof(float4));
       if (dynamic_bytes) memset(static_cast<void*>(blocks[b].dynamic.data()), 0xff, dynamic_bytes);
     }
     start();

@@ -1,0 +1,79 @@
+"""Generated pointwise kernels through the shim: several in one library, each under a name of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fxopt.kernels.pointwise import reference
+from fxopt.kernels.pointwise.cuda import generated, parameters
+from fxopt.kernels.pointwise.cuda.geometry import THREADS, geometry_of, sizes_of
+from fxopt.kernels.pointwise.encode import text
+from fxopt.kernels.pointwise.plan import Plan
+from tests.cuda.planted import run
+from tests.cuda.shim_library import GUARD, POISON, ShimError, compile_shim
+
+LAUNCH = """
+SHIM_EXPORT void run_{name}(const fxopt::{name}::Call* c, unsigned blocks, unsigned shared) {{
+  cudaLaunchConfig_t config{{dim3(blocks), dim3({threads}), shared, nullptr}};
+  cudaLaunchKernelEx(&config, fxopt::{name}::pointwise_kernel, *c);
+}}
+"""
+Key = tuple[str, tuple[torch.dtype, ...], bool]
+
+
+def key_of(plan: Plan, inputs: Sequence[Tensor], wide: bool = False) -> Key:
+    return text(plan), tuple(tensor.dtype for tensor in inputs), wide
+
+
+class Kernels:
+    """Kernels by plan, dtypes and width. bugs: what is wrong, what the source says and what instead, {} where awake."""
+
+    def __init__(self, folder: Path, keys: Sequence[Key], bugs: Mapping[str, tuple[str, str]] | None = None) -> None:
+        self._names = {key: f"generated{number}" for number, key in enumerate(dict.fromkeys(keys))}
+        sources = [self._source(key, name, bugs or {}) for key, name in self._names.items()]
+        path = folder / "kernels.cu"
+        path.write_text("#include <cuda_runtime.h>\n" + "\n".join(sources))
+        self.library = ctypes.CDLL(str(compile_shim(folder, path, "-O0")))
+
+    def _source(self, key: Key, name: str, bugs: Mapping[str, tuple[str, str]]) -> str:
+        index, _, kernel = generated(*key).source.partition("\n")
+        for number, (old, new) in enumerate(bugs.values(), 1):
+            assert old in kernel, f"the source no longer holds {old!r}"
+            kernel = kernel.replace(old, new.replace("{}", f"(shim::planted == {number})"))
+        source = f"namespace fxopt {{ namespace generated {{ {index} }} }}\n{kernel}"
+        return source.replace("generated", name) + LAUNCH.format(name=name, threads=THREADS)
+
+    def __call__(self, inputs: Sequence[Tensor], plan: Plan, wide: bool = False, seed: int = 0) -> list[Tensor]:
+        """The outputs. Raises ShimError: a load outside of an input, a write outside of an output, a race."""
+        line, sizes = text(plan), sizes_of(inputs, plan)
+        divided = geometry_of(line, sizes)
+        assert divided.fits
+        shapes = [[1 if axis is None else sizes[axis] for axis in output.dims] for output in plan.outputs]
+        dtypes = [torch.uint8 if output.boolean else torch.float32 for output in plan.outputs]
+        counts = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
+        memory = [torch.full((2 * GUARD + count,), POISON, dtype=torch.uint8) for count in counts]
+        outputs = [
+            each[GUARD : len(each) - GUARD].view(dtype).view(shape)
+            for each, dtype, shape in zip(memory, dtypes, shapes, strict=True)
+        ]
+        words = parameters(inputs, outputs, line, sizes, wide)
+        function = getattr(self.library, f"run_{self._names[key_of(plan, inputs, wide)]}")
+
+        def launched(words: bytes, dtype: int, stream: None) -> None:
+            if divided.blocks:
+                function(words, divided.blocks, 4 * divided.kept)
+
+        run(self.library, launched, words, inputs, torch.float32, seed)
+        if any((each[:GUARD] != POISON).any() or (each[-GUARD:] != POISON).any() for each in memory):
+            raise ShimError("a write outside the output")
+        return [y.bool() if output.boolean else y for y, output in zip(outputs, plan.outputs, strict=True)]
+
+
+def exact(inputs: Sequence[Tensor], plan: Plan) -> list[Tensor]:
+    return reference.pointwise([tensor.double() for tensor in inputs], plan)

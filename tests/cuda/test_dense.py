@@ -1,0 +1,131 @@
+"""The dense side on CUDA: what its passes find on tensors that say they are on a GPU, and what it computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fxopt.kernels.attention import plan as p
+from fxopt.kernels.attention import reference
+from fxopt.kernels.attention.cuda import call_on_cuda
+from fxopt.kernels.attention.plan import Axis, Operand, Plan
+from fxopt.kernels.pointwise.encode import plan_of
+from fxopt.rewrites import attention, pointwise, repeated
+from fxopt.rewrites.attention_program import program_of
+from fxopt.rewrites.framework.editor import Rejected
+from tests.cuda.generated import Kernels, key_of
+from tests.cuda.on_a_gpu import names_of, rewritten
+from tests.cuda.pretended import constants_on_cuda, traced
+
+PAIRS = [(i, j) for i in range(5) for j in range(i)]
+PASSES = (attention.ON_CUDA, repeated.ON_CUDA, repeated.LOOKUPS_ON_CUDA, pointwise.CROSSES_ON_CUDA, pointwise.ON_CUDA)
+
+
+def bilinear(x, *weights):
+    rows = [F.linear(x[:, i], weight) * x[:, j] for weight, (i, j) in zip(weights, PAIRS, strict=True)]
+    return torch.stack(rows, 1)
+
+
+def field_aware(ids, *tables):
+    rows = [F.embedding(ids, table) for table in tables]
+    return torch.stack([rows[j][:, i] * rows[i][:, j] for i, j in PAIRS], 1).sum(2)
+
+
+def crossed(x, *weights):
+    y = x = torch.cat([x, x], 1)  # its strides are known
+    for weight in weights:
+        y = x * F.linear(y, weight) + y
+    return y
+
+
+def mixed(gates, experts):
+    return torch.bmm(torch.softmax(gates, 2), experts) * 2
+
+
+def heads(x, q, k, v):
+    def split(weight):
+        return torch.stack(torch.split(F.linear(x, weight), 4, 2))
+
+    scores = torch.softmax(torch.einsum("hbik,hbjk->hbij", split(q), split(k)), -1)
+    return torch.cat(torch.split(scores @ split(v), 1), -1).squeeze(0), scores
+
+
+def beside_a_number(x):
+    x = torch.cat([x, x], 1)
+    return torch.relu(x * torch.zeros((), device="cpu")) + torch.tanh(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "found", "count"),
+    [
+        (bilinear, [(7, 5, 4), *[(4, 4)] * 10], "gpu_repeated", "fxopt.pointwise"),
+        (crossed, [(7, 3), *[(1, 6)] * 3], "gpu_cross_networks", "fxopt.pointwise"),
+        (mixed, [(7, 2, 3), (7, 3, 4)], "gpu_pointwise", "fxopt.pointwise"),
+        (heads, [(7, 5, 8), *[(8, 8)] * 3], "gpu_attention", "fxopt.attention"),
+        (beside_a_number, [(7, 6)], "gpu_pointwise", "fxopt.pointwise"),
+    ],
+)
+def test_what_is_found_gives_eagers_numbers(function, shapes, found, count):
+    inputs = [torch.randn(shape) for shape in shapes]
+    module = traced(function, inputs)
+    for weight in module.graph.find_nodes(op="placeholder")[1:] if function is bilinear else ():
+        weight.meta["state"] = weight.name
+    with constants_on_cuda():
+        ran = {each.name: each for each in rewritten(module, *PASSES)}
+    assert ran[found].changes and not any(each.rolled_back for each in ran.values())
+    assert names_of(module).count(count) == 1
+    torch.testing.assert_close(module(*inputs), function(*inputs))
+    assert not any(each.changes for each in rewritten(traced(function, inputs), *PASSES, inference=False))
+
+
+def test_lookups_of_pieces_are_not_timed_one_by_one():
+    inputs = [torch.randint(0, 9, (7, 5)), *(torch.randn(9, 4) for _ in range(5))]
+    module = traced(field_aware, inputs)
+    with constants_on_cuda():
+        ran = {each.name: each for each in rewritten(module, *PASSES)}
+    assert ran["gpu_repeated_lookups"].changes and not ran["gpu_repeated"].changes
+    torch.testing.assert_close(module(*inputs), field_aware(*inputs))
+
+
+def test_all_but_lookups_need_proof():
+    assert {each.name for each in PASSES if not each.proof} == {"gpu_repeated_lookups"}
+
+
+def of_heads(masking: int = p.NO_MASK, weights: bool = False, safe: bool = False) -> Plan:
+    """[B, L, 2 * D] and [B, S, 2 * D] with two heads of 4, the result as [B, L, 2, 4], a mask [B, 1, S]."""
+    side = Operand((Axis(0, 1, -1), Axis(2, 4, 2), Axis(1, 1, -1), Axis(2, 1, 4)))
+    mask = Operand((Axis(0, 1, -1), Axis(-1, 0, 1), Axis(-1, 0, 1), Axis(1, 1, -1)))
+    order = (0, 2, 1, 3)
+    return Plan(side, side, side, mask if masking else None, masking, -torch.inf, 0.5, order, weights, safe)
+
+
+@pytest.mark.parametrize(
+    ("masking", "safe"),
+    [(p.NO_MASK, False), (p.FILL_SET, False), (p.FILL_SET, True), (p.FILL_UNSET, False), (p.ADDED, True)],
+)
+def test_attention_as_one_kernel(tmp_path, masking, safe):
+    plan, (B, L, S) = of_heads(masking, weights=True, safe=safe), (3, 5, 7)
+    q, k, v = torch.randn(B, L, 8), torch.randn(B, S, 8), torch.randn(B, S, 8)
+    masked = torch.rand(B, S) < 0.5
+    masked[0] = masking == p.FILL_SET  # a row without keys
+    mask = torch.randn(B, S) if masking == p.ADDED else masked
+    operands = [(q, plan.query), (k, plan.key), (v, plan.value), *([(mask, plan.mask)] if plan.mask else [])]
+    views = [reference.view(tensor, operand) for tensor, operand in operands if operand is not None]
+    program = plan_of(program_of(plan))
+    result, weights = Kernels(tmp_path, [key_of(program, views)])(views, program)
+    doubles = [view if view.dtype == torch.bool else view.double() for view in views]
+    expected, exact = reference.attention(*doubles[:3], doubles[3] if plan.mask else None, plan)
+    torch.testing.assert_close(result.double(), expected.permute(plan.order), rtol=1e-5, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(weights.transpose(1, 2).double(), exact, rtol=1e-5, atol=1e-6, equal_nan=True)
+    given = call_on_cuda(plan, program_of(plan))(q, k, v, [mask] if plan.mask else [], plan.words())
+    torch.testing.assert_close(given[0], result, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert given[1].is_contiguous() and given[1].shape == exact.shape
+
+
+def test_attention_that_no_program_computes():
+    with pytest.raises(Rejected, match="made of positions"):
+        program_of(of_heads(p.CAUSAL))
+    side = Operand(tuple(Axis(dim, 1, -1) for dim in range(5)))
+    with pytest.raises(Rejected, match="it has 3 batch dims, expected at most 2"):
+        program_of(Plan(side, side, side, None, p.NO_MASK, 0.0, 1.0, (0, 1, 2, 3, 4), False))
