@@ -130,11 +130,14 @@ class Code:
     def behind(cls, roots: Iterable[Any], without: Iterable[nn.Module] = ()) -> Code:
         """That of `roots`, modules and functions, and of what they hold; but for what stands in `without`."""
         code = cls()
-        code._seen.update(map(id, without))
-        code._look_at(roots)
-        while code._pending and len(code.functions) < _MOST_FUNCTIONS:
-            code._follow(code._pending.pop())
+        code._search(roots, without)
         return code
+
+    def _search(self, roots: Iterable[Any], without: Iterable[nn.Module]) -> None:
+        self._seen.update(map(id, without))
+        self._look_at(roots)
+        while self._pending and len(self.functions) < _MOST_FUNCTIONS:
+            self._follow(self._pending.pop())
 
     def _look_at(self, roots: Iterable[Any]) -> None:
         """The functions and the classes behind these values."""

@@ -48,7 +48,7 @@ class GeneratedKernel:
 def build(kernel: GeneratedKernel, arch: str) -> Path:
     """The path of a cubin, compiling it when it is not cached."""
     file, folder = f"{kernel.name}.cubin", f"{kernel.name}-{arch}-{kernel.key(arch)}"
-    if known := cached(f"{folder}-*", file):
+    if known := cached(folder, None, file):
         return known
     library = _nvrtc()
 
