@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import random
 from itertools import chain
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
+    random.seed(0)
     torch.manual_seed(0)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from fxopt.config import Config
 from fxopt.kernels.by_rows.many import looking
 from fxopt.optimize import optimize
+from fxopt.runtime import dispatcher_of
 from tests.fuzz.placed import CPU, elsewhere, moved, on_cpu, on_default
 from tests.properties.compare import assert_same, outcome
 from tests.properties.inputs import Sizes
@@ -47,7 +48,8 @@ def _check(program: Program, seen: Counter[str]) -> bool:
     example = arguments_of(program.sizes, 0)
     try:
         with torch.set_grad_enabled(program.grad):
-            fast = optimize(model, example, Config(verify="off", tune="off"))
+            fast = optimize(model, config=Config(verify="off", tune="off"))
+            dispatcher_of(fast).prepare(example)  # with gradients also in eval mode
     except (RuntimeError, IndexError) as error:  # the model's own
         assert not elsewhere(), f"optimize raises {error!r}, eager nothing"
         assert isinstance(outcome(eager, example, program.grad).error, type(error))
