@@ -77,16 +77,26 @@ def free(lock: Any) -> bool:
     return got == [True]
 
 
+_DEVICE = torch.ops.prim.device.default
+
+
 def is_asked(frame: Any) -> bool:
-    """Whether a symbolic size is at work."""
-    while frame is not None and not frame.f_code.co_filename.endswith("sym_node.py"):
+    """Whether torch's C++ waits for what a symbolic size is, or on which device a fake tensor lies; or torch ends its
+    fake mode, which it would lose count of."""
+    while frame is not None:
+        known = (*frame.f_locals.values(), *frame.f_locals.get("args", ()))
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if file.endswith("sym_node.py") or any(each is _DEVICE for each in known):
+            return True
+        if file.endswith("fake_tensor.py") and name == "__exit__":
+            return True
         frame = frame.f_back
-    return frame is not None
+    return False
 
 
 def calls_of(function: Any, error: BaseException | None = None, at: int = -1) -> list[str]:
     """Names of the Python functions that `function()` calls in this thread; from call number `at` on, `error` is raised
-    at the first that may: torch's C++ asks symbolic sizes questions where an answer must come, or the process ends."""
+    at the first that may: torch's C++ asks for sizes and devices where an answer must come, or the process ends."""
     names: list[str] = []
 
     def look(frame: Any, event: str, argument: Any) -> None:

@@ -124,7 +124,8 @@ def test_calls_find_their_entry(name, grad):
     model, x = SERVED[name]().eval(), torch.randn(4, 5, 8)
     with torch.set_grad_enabled(grad):
         expected = model(x)
-        fast = fxopt.optimize(model, (x,), CONFIG)
+        fast = fxopt.optimize(model, config=CONFIG)
+        dispatcher_of(fast).prepare((x,))  # with gradients also in eval mode
     before = dispatcher_of(fast).entries
 
     def serve() -> Any:
