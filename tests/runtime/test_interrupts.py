@@ -95,13 +95,15 @@ def is_asked(frame: Any) -> bool:
 
 
 def calls_of(function: Any, error: BaseException | None = None, at: int = -1) -> list[str]:
-    """Names of the Python functions that `function()` calls in this thread; from call number `at` on, `error` is raised
-    at the first that may: torch's C++ asks for sizes and devices where an answer must come, or the process ends."""
+    """Names of the Python functions that `function()` calls in this thread; at call number `at`, `error` is raised, but
+    not where torch's C++ asks for a size or a device: there an answer must come, or the process ends. These have no
+    name here."""
     names: list[str] = []
 
     def look(frame: Any, event: str, argument: Any) -> None:
-        names.append(frame.f_code.co_name)
-        if error is not None and len(names) > at and not is_asked(frame):
+        here = len(names) == at
+        names.append("" if (here or at < 0) and is_asked(frame) else frame.f_code.co_name)
+        if here and names[-1]:
             sys.settrace(None)
             raise error  # type: ignore[misc]
 
@@ -122,7 +124,8 @@ def moments() -> list[int]:
     fast = fxopt.optimize(Ranker(), config=CONFIG)
     names = calls_of(lambda: fast(*inputs))
     first = names.index("__init__")
-    spread = range(first, len(names), max(1, len(names) // 12))
+    named = [at for at, name in enumerate(names) if name and at >= first]
+    spread = named[:: max(1, len(named) // 12)]
     edges = ("__enter__", "__exit__", "kept", "change", "_traced", "_define", "fork_rng", "restore", "_set", "patch")
     entering = [[at for at, name in enumerate(names) if name == edge] for edge in edges]
     picked = [
