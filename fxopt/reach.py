@@ -10,7 +10,7 @@ import itertools
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,12 +92,14 @@ def behind_proxy(proxy: Any) -> Any:
     return proxy.__repr__.__self__
 
 
-@functools.lru_cache(maxsize=4096)
-def slots_of(kind: type) -> tuple[str, ...]:
-    """Attributes of instances outside of their __dict__."""
+def _slots_of(kind: type) -> tuple[str, ...]:
+    """Attributes that live outside of an instance's __dict__, and so are not shared by sharing it."""
     declared = (vars(base).get("__slots__", ()) for base in kind.__mro__)
     names = (name for slots in declared for name in ((slots,) if isinstance(slots, str) else slots))
-    return tuple(name for name in names if not name.startswith("__"))
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+slots_of: Callable[[type], tuple[str, ...]] = functools.lru_cache(maxsize=4096)(_slots_of)
 
 
 def functions_in(values: Iterable[Any]) -> Iterator[types.FunctionType]:

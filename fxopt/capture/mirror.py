@@ -207,7 +207,7 @@ def _inherited(kind: type, name: str) -> bool:
 
 def attributes(value: Any) -> dict[str, Any]:
     """An object's attributes, those in slots too."""
-    slots = {name: getattr(value, name) for name in slots_of(type(value)) if hasattr(value, name)}  # type: ignore[arg-type]
+    slots = {name: getattr(value, name) for name in slots_of(type(value)) if hasattr(value, name)}
     return {**getattr(value, "__dict__", {}), **slots}
 
 

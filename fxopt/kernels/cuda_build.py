@@ -90,14 +90,15 @@ def architectures() -> list[str]:
     return [arch_of(capability) for capability in sorted(capabilities) if capability >= _OLDEST]
 
 
-def oldest() -> str:
-    """The first architecture that the kernels can be compiled for."""
-    return arch_of(_OLDEST)
-
-
 def serves(arch: str) -> bool:
     """Whether the kernels can be compiled for a GPU of this architecture."""
     return divmod(int(arch.strip("sm_a")), 10) >= _OLDEST
+
+
+def check_served(arch: str) -> None:
+    """Raises BuildError for a GPU that is too old."""
+    if not serves(arch):
+        raise BuildError(f"expected a GPU of {arch_of(_OLDEST)} or newer, found one of {arch}")
 
 
 @functools.cache
@@ -149,8 +150,7 @@ def build(library: CudaLibrary, arch: str) -> Path:
     Raises:
         BuildError: a GPU that is too old, no nvcc, no place to write, or nvcc failed.
     """
-    if not serves(arch):
-        raise BuildError(f"expected a GPU of {oldest()} or newer, found one of {arch}")
+    check_served(arch)
     if known := find(library, arch):
         return known
     words = command(library, arch, Path(f"{library.name}.so"))

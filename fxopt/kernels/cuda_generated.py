@@ -15,7 +15,7 @@ from fxopt import progress
 from fxopt.torch_internals.cuda import driver, nvrtc
 
 from .cache import BuildError, built, cached
-from .cuda_build import first_errors, oldest, serves
+from .cuda_build import check_served, first_errors
 
 _FLAGS = ("-std=c++17", "--fmad=false")  # what two phases compute must be the same number in both
 Asked = Callable[..., int]
@@ -40,8 +40,7 @@ class GeneratedKernel:
         Raises:
             BuildError: a GPU that is too old, no NVRTC, no place to write, or NVRTC failed.
         """
-        if not serves(arch):
-            raise BuildError(f"expected a GPU of {oldest()} or newer, found one of {arch}")
+        check_served(arch)
         return Function(build(self, arch).read_bytes(), self.function, arch)
 
 

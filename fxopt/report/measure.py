@@ -113,12 +113,11 @@ def _taken_apart(
 
 
 def _serving(dispatcher: Dispatcher, args: tuple) -> tuple[Entry | None, Sequence[Tensor]]:
-    now = ambient()
-    for entry in dispatcher.entries:
-        found = entry.match(args, {}, now)
-        if found is not None:
-            return entry, [*found[0], *found[1]]
-    return None, ()
+    found = dispatcher.find(args, {}, ambient())
+    if found is None:
+        return None, ()
+    entry, (state, inputs) = found
+    return entry, [*state, *inputs]
 
 
 @contextmanager

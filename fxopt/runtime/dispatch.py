@@ -97,7 +97,7 @@ class Dispatcher:
             self._refuse(refusal)
             return
         with self._lock:
-            if self._find(args, kwargs, now) is None:
+            if self.find(args, kwargs, now) is None:
                 try:
                     entry, failure = self._compiled(args, kwargs, now)
                 except NotNow as reason:
@@ -108,7 +108,8 @@ class Dispatcher:
                     entry = self._eager_entry(args, kwargs, now, failure)
                 self.entries = (entry, *self.entries)
 
-    def _find(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry, Tensors] | None:
+    def find(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry, Tensors] | None:
+        """The entry that serves a call, and what it runs on."""
         for entry in self.entries:
             tensors = entry.match(args, kwargs, now)
             if tensors is not None:
@@ -154,7 +155,7 @@ class Dispatcher:
                 self._refuse(f"another thread's capture took more than {WAIT} s")
                 return eager(*args, **kwargs)
             try:
-                found = self._find(args, kwargs, now)  # another thread may have been first
+                found = self.find(args, kwargs, now)  # another thread may have been first
                 if found is None:
                     self.entries = tuple(entry for entry in self.entries if entry.watch.same_tree())
                     if len(self.entries) < self.config.max_captures:

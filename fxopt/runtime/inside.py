@@ -129,7 +129,7 @@ class Inside:
             yield from (Slot(path, Fields(value), name, of=value) for name in names)
             return
         yield from (Slot(path, fields, name) for name in names)
-        for name in slots_of(kind):  # type: ignore[arg-type]
+        for name in slots_of(kind):
             if (self._computed or name in self._names) and hasattr(value, name):
                 yield Slot(path, Fields(value), name, of=value)
         if is_users(kind.__module__) or kind in _NAMESPACES:

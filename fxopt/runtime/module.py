@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.compiler import is_compiling
 
 from fxopt.config import Config
+from fxopt.reach import slots_of
 from fxopt.runtime.dispatch import Dispatcher
 from fxopt.runtime.executable import Compile
 from fxopt.runtime.native import build_ahead
@@ -121,13 +122,6 @@ def _subclass(cls: type[nn.Module]) -> type:
     if issubclass(cls, fx.GraphModule):  # it writes a forward into the class of the instance
         body["recompile"] = lambda self: self._fxopt.original.recompile()
     return types.new_class(name, (OptimizedMixin, cls), exec_body=lambda namespace: namespace.update(body))
-
-
-def slots_of(cls: type) -> list[str]:
-    """Attributes that live outside of ``__dict__`` and so are not shared by sharing it."""
-    slots = (vars(base).get("__slots__", ()) for base in cls.__mro__)
-    names = [name for group in slots for name in ((group,) if isinstance(group, str) else group)]
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 def _delegate(name: str) -> property:

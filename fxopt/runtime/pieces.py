@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxopt.runtime.module import dispatcher_of, slots_of
+from fxopt.reach import slots_of
+from fxopt.runtime.module import dispatcher_of
 from fxopt.runtime.watch import HOOKS
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)

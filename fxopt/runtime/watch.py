@@ -220,7 +220,7 @@ def _slots(path: str, module: nn.Module, code: Code) -> Iterator[Slot]:
     for name in names & code.names if quiet else names:
         yield Slot(path, attributes, name)
     if not quiet:
-        for name in slots_of(type(module)):  # type: ignore[arg-type]
+        for name in slots_of(type(module)):
             if hasattr(module, name):
                 yield Slot(path, Fields(module), name, of=module)
 

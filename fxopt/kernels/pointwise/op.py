@@ -45,14 +45,7 @@ def _in_pytorch(inputs: list[Tensor], plan: str) -> list[Tensor]:
 
 def _fake(inputs: list[Tensor], plan: str) -> list[Tensor]:
     decoded = plan_of(plan)
-    sizes = reference.sizes_of(inputs, decoded)
-    return [
-        inputs[0].new_empty(
-            [1 if axis is None else sizes[axis] for axis in output.dims],
-            dtype=torch.bool if output.boolean else torch.float32,
-        )
-        for output in decoded.outputs
-    ]
+    return reference.empty_outputs(inputs, decoded, reference.sizes_of(inputs, decoded))
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:

@@ -55,6 +55,17 @@ def sizes_of(inputs: Sequence[Tensor], plan: Plan) -> list[int]:
     return [sizes[axis] for axis in range(plan.axes)]
 
 
+def empty_outputs(inputs: Sequence[Tensor], plan: Plan, sizes: Sequence[int]) -> list[Tensor]:
+    """Memory for every output of a plan, contiguous, for axes of these sizes."""
+    return [
+        inputs[0].new_empty(
+            [1 if axis is None else sizes[axis] for axis in output.dims],
+            dtype=torch.bool if output.boolean else torch.float32,
+        )
+        for output in plan.outputs
+    ]
+
+
 def _aligned(tensor: Tensor, given: Input, axes: int) -> Tensor:
     """The tensor with one dim an axis, of size 1 where it has none."""
     order = sorted((axis, dim) for dim, axis in enumerate(given.dims) if axis is not None)

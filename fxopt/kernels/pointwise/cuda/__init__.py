@@ -35,13 +35,7 @@ def pointwise_on_cuda(inputs: Sequence[Tensor], plan: str) -> list[Tensor]:
     kernel = cuda_build.loaded(generated(plan, _dtypes(inputs), wide), device) if fits else None
     if kernel is None:
         return reference.pointwise(inputs, decoded)
-    outputs = [
-        inputs[0].new_empty(
-            [1 if axis is None else sizes[axis] for axis in output.dims],
-            dtype=torch.bool if output.boolean else torch.float32,
-        )
-        for output in decoded.outputs
-    ]
+    outputs = reference.empty_outputs(inputs, decoded, sizes)
     if divided.blocks:
         words = parameters(inputs, outputs, plan, sizes, wide)
         launched = functools.partial(kernel.launch, divided.blocks, THREADS, 4 * divided.kept, words)
