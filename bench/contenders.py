@@ -1,6 +1,7 @@
 """Models against eager: every contender is made, verified, timed in turns with the others, and weighed.
 
-torch.compile gets its default settings and a compile of its own for each batch size, from an empty cache.
+torch.compile gets its default settings and a compile of its own for each batch size, from an empty cache. AOTInductor
+gets one package with a dynamic batch size.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import Dim
 
 from bench.cells import Cell, run_cell
 from bench.dense_models import TrainingStep
@@ -23,7 +25,7 @@ from bench.peers import Ready, Skipped, scratch, with_fxopt
 from bench.timing import behind_other_work
 from bench.verify import Judge
 
-EAGER, COMPILE, FXOPT, INDUCTOR = "eager", "torch.compile", "fxopt", "fxopt, inductor"
+EAGER, COMPILE, AOTI, FXOPT, INDUCTOR = "eager", "torch.compile", "AOTInductor", "fxopt", "fxopt, inductor"
 STEP, COLD = "training step", "cold"  # behind the name of a model
 CAPTURED_AT = 64
 
@@ -45,6 +47,7 @@ def run_model(
     lowerings: Sequence[str],
     limit: float,
     cold: Collection[int] = (),
+    aoti: bool = True,
 ) -> Made:
     """All contenders at each batch size; the optimized ones are made once, at another one.
 
@@ -52,6 +55,7 @@ def run_model(
         lowerings: of fxopt, one or both of "fx" and "inductor".
         limit: seconds that torch.compile may take at each batch size (0: it is left out).
         cold: batch sizes that are also timed behind other work, which empties the caches.
+        aoti: whether AOTInductor is asked for too, once, for as many seconds.
     """
     model = entry.make_model()
     judge = Judge(model, entry.fresh)
@@ -63,6 +67,9 @@ def run_model(
             made[name], spent[name] = ready.call, [ready.seconds]
         else:
             skipped[name] = ready.reason
+    package = packaged(model, example, limit) if limit and aoti else None
+    if isinstance(package, Skipped):
+        skipped[AOTI] = package.reason
     cells, peaks = [], dict[str, int]()
     for batch in batches:
         args = entry.make_inputs(batch, 0, model)
@@ -71,13 +78,15 @@ def run_model(
         except Exception:  # a batch size that the model itself does not accept
             continue
         calls: dict[str, Callable[..., Any]] = {EAGER: model}
-        if limit:
-            peer = compiled(model, entry.fresh(args), limit)
+        peers = {COMPILE: compiled(model, entry.fresh(args), limit)} if limit else {}
+        if isinstance(package, Ready):
+            peers[AOTI] = _answering(package, entry.fresh(args))
+        for name, peer in peers.items():
             if isinstance(peer, Ready):
-                calls[COMPILE] = peer.call
-                spent.setdefault(COMPILE, []).append(peer.seconds)
+                calls[name] = peer.call
+                spent.setdefault(name, []).append(peer.seconds)
             else:
-                skipped[f"{COMPILE}, batch {batch}"] = peer.reason
+                skipped[f"{name}, batch {batch}"] = peer.reason
         calls |= made
         cells.append(run_cell((entry.name, str(batch)), calls, [args], [expected], seconds, entry.fresh))
         if batch in cold:
@@ -123,8 +132,37 @@ def compiled(
         with torch.no_grad(), _within(limit):
             call(*args)
     except Exception as error:
-        return Skipped((str(error).splitlines() or [type(error).__name__])[0][:200])
+        return Skipped(_first_line(error))
     return Ready(call, time.perf_counter() - start)
+
+
+def packaged(model: nn.Module, args: tuple, limit: float) -> Ready | Skipped:
+    """AOTInductor's package of a model, whose export may keep the first dim of each input dynamic."""
+    first = torch.utils._pytree.tree_map(
+        lambda x: {0: Dim.AUTO} if isinstance(x, torch.Tensor) and x.ndim else None, args
+    )
+    path, start = os.path.join(scratch(), "model.pt2"), time.perf_counter()
+    try:
+        with torch.no_grad(), _within(limit):
+            program = torch.export.export(model, args, dynamic_shapes=first, strict=False)
+            torch._inductor.aoti_compile_and_package(program, package_path=path)
+            package = torch._inductor.aoti_load_package(path)
+    except Exception as error:
+        return Skipped(_first_line(error))
+    return Ready(package, time.perf_counter() - start)
+
+
+def _answering(package: Ready, args: tuple) -> Ready | Skipped:
+    """The package, unless its export has fixed another batch size."""
+    try:
+        package.call(*args)
+    except Exception as error:
+        return Skipped(_first_line(error))
+    return package
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 class OutOfTime(Exception):

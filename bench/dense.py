@@ -14,7 +14,7 @@ from rich.table import Table
 
 from bench import options
 from bench.cells import Cell, shown_ratio
-from bench.contenders import COMPILE, EAGER, FXOPT, INDUCTOR, Made, is_call, run_model, run_step
+from bench.contenders import AOTI, COMPILE, EAGER, FXOPT, INDUCTOR, Made, is_call, run_model, run_step
 from bench.dense_models import entries
 from bench.machine import Neighbours
 from bench.plot import draw
@@ -28,7 +28,7 @@ SAMPLE = """deepctr/DeepFM deepctr/xDeepFM deepctr/DCN_matrix deepctr/AutoInt de
 
 def table(title: str, cells: Sequence[Cell], made: dict[str, Made]) -> Table:
     """A row a model and batch; ratios to eager, and the seconds that each contender took to make."""
-    names = [name for name in (COMPILE, FXOPT, INDUCTOR) if any(name in cell.timings for cell in cells)]
+    names = [name for name in (COMPILE, AOTI, FXOPT, INDUCTOR) if any(name in cell.timings for cell in cells)]
     caption = "ratios: eager / this, above 1 is faster than eager; ? where the rounds differ; seconds: to make it"
     shown = Table(title=title, caption=caption)
     for heading in ("model", "batch"):
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
         peaks = ", ".join(f"{who} {size / 1e6:.1f} MB" for who, size in result.peak_bytes.items())
         console.print(f"{name}: peak memory of a call at the largest batch: {peaks}")
     if args.plot:
-        for path in draw(cells, (COMPILE, FXOPT, INDUCTOR), args.plot):
+        for path in draw(cells, (COMPILE, AOTI, FXOPT, INDUCTOR), args.plot):
             console.print(f"wrote {path}")
     return exit_status
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from bench import bags, cells, dense, growth, machine, options, plot
 from bench.cells import Cell
-from bench.contenders import COMPILE, FXOPT, Made, run_model, run_step
+from bench.contenders import AOTI, COMPILE, FXOPT, Made, run_model, run_step
 from bench.rows import Row, rows
 from bench.zoo import ZOO, load
 
@@ -77,6 +77,7 @@ class Suite:
         self.made, self.optimize_s = dict[str, Made](), dict[int, float]()
         self.others, self.tables = list[Cell](), list[Table]()
         self.failed = False
+        self._packages = not preset.quick  # a package takes half a minute
 
     def growth(self) -> None:
         for columns in self.preset.columns:
@@ -112,7 +113,7 @@ class Suite:
         if not row.compiles:
             return 0.0
         spare = self.deadline - time.perf_counter() - OWN_SECONDS * len(left)
-        compiles = len(self._batches(row)) + (row.step is not None)
+        compiles = len(self._batches(row)) + (row.step is not None) + self._packages
         limit = min(self.args.limit, spare / sum(each.compiles for each in left) / compiles)
         return limit if limit >= LEAST_LIMIT else 0.0
 
@@ -122,7 +123,8 @@ class Suite:
     def _row(self, row: Row, limit: float) -> Sequence[Cell]:
         name = row.entry.name
         try:
-            made = run_model(row.entry, self._batches(row), self.args.seconds, ("fx",), limit, row.cold)
+            batches, seconds = self._batches(row), self.args.seconds
+            made = run_model(row.entry, batches, seconds, ("fx",), limit, row.cold, self._packages)
             step = [run_step(row.entry, row.step, self.args.seconds, limit)] if row.step else []
         except ImportError as error:
             self.console.print(escape(f"{name} left out: {error}"))
@@ -141,7 +143,7 @@ class Suite:
     def draw(self, measured: Sequence[Cell], stem: Path) -> None:
         """Writes stem.png, stem.svg and stem_growth.*, where matplotlib is installed."""
         try:
-            paths = plot.draw(measured, (COMPILE, FXOPT), stem) if measured else []
+            paths = plot.draw(measured, (COMPILE, AOTI, FXOPT), stem) if measured else []
             if self.optimize_s:
                 grown, seconds = self.others[: len(self.optimize_s)], list(self.optimize_s.values())
                 paths += plot.draw_growth(grown, seconds, stem.with_name(f"{stem.name}_growth"))

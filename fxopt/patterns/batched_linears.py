@@ -11,6 +11,7 @@ from fxopt.patterns.groups import group
 from fxopt.patterns.linear_layers import Layer, cuda_layer
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of
+from fxopt.shape.standing import analysed
 
 _FEWEST = 3  # layers: to stack their weights and biases takes two launches
 
@@ -19,7 +20,7 @@ def find_batched_linears(module: GraphModule, inference: bool) -> Iterator[Match
     """Matches bind `layers`, at least three that differ only in their tensors, and what they read."""
     if not inference:
         return
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     alike: dict[object, list[Layer]] = {}
     for node in module.graph.nodes:
         layer = cuda_layer(node)

@@ -17,6 +17,7 @@ from fxopt.patterns.view_chains import ViewChains
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.fewest_steps import steps_of
 from fxopt.shape.sizes import same_shape, same_sizes, shape_of, static, tensor_of
+from fxopt.shape.standing import analysed
 from fxopt.shape.strides import Layout, reads_once
 from fxopt.shape.view_operators import RESHAPES
 from fxopt.shape.view_steps import Permute, Reshape, Select, Slice, Step
@@ -56,7 +57,7 @@ def find_cats(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Every cat or stack that fewer operators can give."""
     if switches_gradients(module.graph) and not inference:
         return
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     cats = _Cats(aliases, ViewChains(module.graph, aliases, inference))
     for node in module.graph.nodes:
         if aliases.edited(node):

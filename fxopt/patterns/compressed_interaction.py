@@ -14,11 +14,12 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import static
 from fxopt.shape.spelled import SPELLED, spelled
+from fxopt.shape.standing import analysed
 
 
 def find_compressed_interactions(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """einsum("bhd,bmd,ohm->bod"): an outer product, a reshape and conv1d of kernel 1, or a linear over the products."""
-    reader = Reader(Aliases(module.graph))
+    reader = Reader(analysed(module.graph, Aliases))
     for node in module.graph.nodes:
         if node.target not in SPELLED or node.target is torch.ops.aten.mul.Tensor or not _is_plain(node):
             continue

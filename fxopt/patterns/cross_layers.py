@@ -13,6 +13,7 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.linear_layers import Layer, cuda_layer
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
+from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 
@@ -21,7 +22,7 @@ def find_cross_layers(module: GraphModule, inference: bool) -> Iterator[Match | 
     """Matches bind `vector`, the arguments of fxopt::gpu_cross, or `matrix`, (x0, product, x)."""
     if not inference:
         return
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     for node in reversed(module.graph.find_nodes(op="call_function", target=aten.add.Tensor)):
         if not _is_plain(node, node) or aliases.edited(node):
             continue

@@ -12,6 +12,7 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.traced import Traced
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static
+from fxopt.shape.standing import analysed
 from fxopt.shape.strides import Layout, Strides
 
 
@@ -35,7 +36,7 @@ def find_field_index(module: GraphModule, inference: bool) -> Iterator[Match | R
 
     follows: whether something could tell that the fields of a tensor lie in memory as the tensor does.
     """
-    aliases, strides = Aliases(module.graph), Strides(module.graph)
+    aliases, strides = analysed(module.graph, Aliases), analysed(module.graph, Strides)
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.index.Tensor):
         bound = FIELDS.match(node, aliases) or PAIRS.match(node, aliases)
         if bound is None or "bound" in node.meta:

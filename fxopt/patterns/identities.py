@@ -16,6 +16,7 @@ from fxopt.patterns.freshness import Freshness
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.signed_zeros import SignedZeros
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
+from fxopt.shape.standing import analysed
 from fxopt.shape.strides import Strides
 
 aten = torch.ops.aten
@@ -38,7 +39,7 @@ def find_identities(module: GraphModule, inference: bool) -> Iterator[Match | Re
     found = [(node, kept) for node in graph.nodes if (kept := kept_by(node)) is not None]
     if not found:
         return
-    aliases, strides, zeros = Aliases(graph), Strides(graph), SignedZeros(graph)
+    aliases, strides, zeros = analysed(graph, Aliases), analysed(graph, Strides), SignedZeros(graph)
     fresh = Freshness(aliases)
     for node, kept in found:
         source = kept.source

@@ -12,6 +12,7 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.calls import arguments_of
 from fxopt.shape.sizes import shape_of, static, tensor_of
+from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 MOST = 64  # numbers of a list that are kept in order, one after the other
@@ -20,7 +21,7 @@ _RISING = {aten.tanh.default, aten.sigmoid.default, aten.relu.default}
 
 def find_k_largest(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """topk(x, k, dim)[0]. A rising function in front of it may as well be taken of the k values alone."""
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     for node in module.graph.find_nodes(op="call_function", target=aten.topk.default):
         x, k, dim, largest, ordered = arguments_of(node).values()
         if not (isinstance(x, Node) and isinstance(k, int) and isinstance(dim, int) and largest and ordered):

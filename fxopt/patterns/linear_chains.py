@@ -18,6 +18,7 @@ from fxopt.patterns.linear_layers import layers_at
 from fxopt.patterns.linear_steps import Found, step_at
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of, static, tensor_of
+from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _MOST_INPUTS = 16  # of a cat that is read part by part
@@ -57,7 +58,7 @@ def find_chains(module: GraphModule, inference: bool, cut: Cut = LONGEST) -> Ite
     """The longest chains that `cut` takes. Matches bind the `chains` of one call, and all their `nodes`."""
     if not inference and not cut.gradients:
         return
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     alike: dict[object, list[Chain]] = {}
     for found in _chains(module.graph, inference, cut, aliases):
         if isinstance(found, Reject):

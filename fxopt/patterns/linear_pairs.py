@@ -10,13 +10,14 @@ from torch.fx import GraphModule, Node
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static, tensor_of
+from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 
 
 def find_pairs(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """linear(linear(x, [H, K]), [N, H]) with K N < H (K + N), where nobody else reads what the first one gives."""
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     for second in module.graph.find_nodes(op="call_function", target=aten.linear.default):
         first = second.args[0]
         if not isinstance(first, Node) or first.target is not aten.linear.default:

@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxopt.patterns.core import Match, Reject, calls_of_ours
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
+from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import REGROUPS
 
 aten = torch.ops.aten
@@ -46,7 +47,7 @@ class _Other(Exception):
 
 def find_lookup_products(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Matches bind the `columns` call, its arguments (`reads`), the `products`, and the call's `others` outputs."""
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     for columns in calls_of_ours(module.graph, "fxopt::columns") if inference else ():
         found = next(_products(columns), None)
         if found is None or columns.all_input_nodes[0].meta["val"].device.type != "cpu":

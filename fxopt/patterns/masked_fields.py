@@ -13,6 +13,7 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.interactions.constants import constant_tensor
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, shape_of, static, tensor_of
+from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 
@@ -43,7 +44,7 @@ class Selected:
 
 def find_masked_fields(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Those whose mask depends on buffers and constants alone: how much it selects is known, and asked at each call."""
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     held = {node: tensor for node in module.graph.find_nodes(op="placeholder") if (tensor := _held(node)) is not None}
     for node in module.graph.nodes:
         selected = _READERS[node.target](node) if node.target in _READERS else None

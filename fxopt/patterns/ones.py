@@ -12,6 +12,7 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import Size, same_sizes, shape_of, static, tensor_of
+from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import REGROUPS
 
 aten = torch.ops.aten
@@ -21,7 +22,7 @@ def find_ones(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Pointwise operators on [B, D, 1] that can as well be computed on [B, D], and views there and back."""
     if switches_gradients(module.graph) and not inference:
         return
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     for node in module.graph.nodes:
         if node.op != "call_function" or tensor_of(node) is None or aliases.edited(node):
             continue

@@ -14,6 +14,7 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases, has_effects, is_random
 from fxopt.shape.placements import Count, Fixed, Placement, Placements, Rows
 from fxopt.shape.rows import batch_symbol, rows_of
+from fxopt.shape.standing import analysed
 from fxopt.shape.strides import looks_contiguous
 
 FEWEST = 4  # operators; fewer are not worth a loop in Python
@@ -44,7 +45,7 @@ def find_row_chunks(module: GraphModule, inference: bool) -> Iterator[Match | Re
     if any(has_effects(node) or is_random(node) for node in graph.nodes if node.op == "call_function"):
         yield Reject("it edits memory or draws random numbers: rows cannot be computed apart", output)
         return
-    aliases = Aliases(graph)
+    aliases = analysed(graph, Aliases)
     if editing := next((leaf for leaf in graph.find_nodes(op="call_module") if _may_be_seen(leaf, aliases)), None):
         yield Reject("it may edit what others read: nothing moves past it", editing)
         return

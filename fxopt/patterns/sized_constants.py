@@ -15,6 +15,7 @@ from fxopt.patterns.recipes import Recipe, Writer, is_filled
 from fxopt.shape.aliases import Aliases, is_pure
 from fxopt.shape.expressions import Sources, is_size
 from fxopt.shape.sizes import expression, static, tensor_of
+from fxopt.shape.standing import analysed
 
 KEPT_BYTES = 1 << 22  # of one constant, all its sizes together: 4 MiB of zeros take 0.2 ms to make, a look-up 50 ns
 
@@ -42,7 +43,7 @@ class _Constants:
     """Which nodes of a graph depend on sizes alone, may be shared between calls, and can be made from the inputs."""
 
     def __init__(self, module: GraphModule) -> None:
-        self.aliases, self.sources = Aliases(module.graph), Sources(module.graph)
+        self.aliases, self.sources = analysed(module.graph, Aliases), Sources(module.graph)
         self._nodes: dict[Node, int] = {}  # in graph order
         for node in module.graph.nodes:
             if self._is_constant(node):

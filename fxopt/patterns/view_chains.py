@@ -14,6 +14,7 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.fewest_steps import steps_of
 from fxopt.shape.sizes import same_shape, shape_of
+from fxopt.shape.standing import analysed
 from fxopt.shape.strides import MAY_COPY, Layout, Strides, looks_contiguous, reads_once
 from fxopt.shape.view_operators import COPIES, REGROUPS, SAME, through
 from fxopt.shape.view_steps import Contiguous, Reshape, Step
@@ -43,7 +44,7 @@ class ViewChains:
 
     def __init__(self, graph: Graph, aliases: Aliases, inference: bool) -> None:
         self.aliases = aliases
-        self.strides = Strides(graph)
+        self.strides = analysed(graph, Strides)
         self._inference = inference
         self._opaque = bool(graph.find_nodes(op="call_module"))
         self._seen: dict[Node, Seen] = {}
@@ -180,4 +181,4 @@ def find_views(module: GraphModule, inference: bool) -> Iterator[Match | Reject]
     """Chains that become shorter, in graphs whose gradients are not switched on their way."""
     if switches_gradients(module.graph) and not inference:
         return
-    yield from ViewChains(module.graph, Aliases(module.graph), inference).matches()
+    yield from ViewChains(module.graph, analysed(module.graph, Aliases), inference).matches()

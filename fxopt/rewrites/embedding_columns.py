@@ -26,6 +26,7 @@ from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected, fake_mode_of
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import Size, same, shape_of, static
+from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 
@@ -36,7 +37,7 @@ def find(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     if switches_gradients(graph) and not inference:
         yield Reject("forward switches gradients on and off; optimized where they are off", next(iter(graph.nodes)))
         return
-    aliases = Aliases(graph)
+    aliases = analysed(graph, Aliases)
     columns = Columns(graph, aliases, inference)
     collectors = find_collectors(graph, columns)
     for members in group(graph, collectors, aliases):

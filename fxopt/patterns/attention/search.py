@@ -18,6 +18,7 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
+from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -61,7 +62,7 @@ def _find(
 ) -> Iterator[Match | Reject]:
     if switches_gradients(module.graph):
         return
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     for node in module.graph.nodes:
         if node.target not in (aten.softmax.int, _ATTENTION):
             continue

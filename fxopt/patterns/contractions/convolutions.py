@@ -12,6 +12,7 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static
 from fxopt.shape.spelled import spelled
+from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 CONVOLUTIONS = {aten.conv1d.default, aten.conv2d.default}
@@ -20,7 +21,7 @@ _BETWEEN = {aten.relu.default, aten.gelu.default, aten.sigmoid.default, aten.tan
 
 def find_convolutions(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Chains of conv1d or conv2d of kernel 1 and of activations, as in SASRec: each one read by the next one only."""
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     taken: set[Node] = set()
     for node in module.graph.nodes:
         if node in taken or not _is_linear(node, aliases):

@@ -14,6 +14,7 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
 from fxopt.shape.spelled import SPELLED, spelled
+from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import CASTS
 
 aten = torch.ops.aten
@@ -24,7 +25,7 @@ _WRITTEN_OUT = {*_ELEMENTWISE, aten.einsum.default}
 
 def find_disguised_linears(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """matmul(W, x[B, D, 1]), tensordot, einsum, addmm, conv1d of one position, (x * w).sum(-1): linear(x, W, b)."""
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     reader = Reader(aliases)
     for node in module.graph.nodes:
         if node.target not in SPELLED or node.target in (aten.linear.default, aten.mul.Tensor) or _looks_up(node):
@@ -82,7 +83,7 @@ def _is_bias(bias: object, node: Node, bound: dict) -> bool:
 
 def find_contractions(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Products of two or three tensors, summed: a batched GEMM where a broadcast product was written out."""
-    reader = Reader(Aliases(module.graph))
+    reader = Reader(analysed(module.graph, Aliases))
     seen: set[Node] = set()
     for node in reversed(module.graph.nodes):
         if node in seen or node.target not in SPELLED or node.target is aten.mul.Tensor or _has_bias(node):

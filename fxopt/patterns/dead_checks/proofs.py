@@ -16,6 +16,7 @@ from fxopt.shape.calls import arguments_of
 from fxopt.shape.ranges.analysis import Ranges
 from fxopt.shape.ranges.values import Values
 from fxopt.shape.sizes import Size, same, same_shape, shape_of, static, tensor_of
+from fxopt.shape.standing import analysed
 from fxopt.shape.strides import Strides
 from fxopt.shape.view_operators import CASTS, through
 
@@ -50,14 +51,14 @@ class Checks:
     """Facts about one graph, as the handlers of checks ask for them."""
 
     def __init__(self, graph: Graph, inference: bool) -> None:
-        self.aliases = Aliases(graph)
+        self.aliases = analysed(graph, Aliases)
         self.ranges = Ranges(graph, self.aliases)
         self.inference = inference
         self._graph = graph
 
     @functools.cached_property
     def strides(self) -> Strides:
-        return Strides(self._graph)
+        return analysed(self._graph, Strides)
 
     def values(self, value: object) -> Values:
         return self.ranges.of_value(value).values

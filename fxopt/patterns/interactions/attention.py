@@ -16,6 +16,7 @@ from fxopt.patterns.interactions.terms import Terms
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
+from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import viewed
 
 aten = torch.ops.aten
@@ -36,7 +37,7 @@ def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Rej
     """softmax(query(relu(hidden(p))), pairs), and the sum of p that it weighs; p are the products of pairs."""
     if switches_gradients(module.graph) and not inference:
         return
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     terms = Terms(aliases, movement.RULES | products.RULES)
     for softmax in module.graph.find_nodes(op="call_function", target=aten.softmax.int):
         query = _scores(softmax)

@@ -13,6 +13,7 @@ from fxopt.kernels.interactions.serves import HALVES
 from fxopt.patterns.core import Match, Reject, calls_of_ours, is_ours
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static, tensor_of
+from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten.reshape.default)
@@ -54,7 +55,7 @@ def find_gathered(module: GraphModule, inference: bool) -> Iterator[Match | Reje
 
     Matches bind `z`, the vectors, the `columns` that write them, and the arguments of the dots behind z (`rest`).
     """
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     for node in calls_of_ours(module.graph, "fxopt::gpu_dots") if inference else ():
         z, *rest = node.args
         columns = _columns_of(z)

@@ -16,6 +16,7 @@ from fxopt.patterns.interactions import movement, products
 from fxopt.patterns.interactions.terms import MOST_FIELDS, NOTHING, Terms, Value
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape, shape_of, tensor_of
+from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import SPLITS, through
 
 aten = torch.ops.aten
@@ -42,7 +43,7 @@ def find_dots(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Every interaction, with the cat behind it if nothing else reads it."""
     if switches_gradients(module.graph) and not inference:
         return
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     terms = Terms(aliases, movement.RULES | products.RULES)
     path, ends = _followed(module, terms)
     for join, run in _cats(ends, aliases):

@@ -16,6 +16,7 @@ from fxopt.patterns.interactions.dots import joint_vectors
 from fxopt.patterns.interactions.terms import Terms
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, shape_of, static, tensor_of
+from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import viewed
 
 aten = torch.ops.aten
@@ -40,7 +41,7 @@ def find_pair_sums(module: GraphModule, inference: bool) -> Iterator[Match | Rej
     """(sum x)^2 - sum x^2, and the pairs' products summed."""
     if switches_gradients(module.graph) and not inference:
         return
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     terms = Terms(aliases, movement.RULES | products.RULES)
     for node in module.graph.nodes:
         found = _of_squares(node) if node.target is aten.sub.Tensor else _of_products(node, terms)

@@ -11,6 +11,7 @@ from fxopt.patterns.cats import Join
 from fxopt.patterns.core import Match, Reject, calls_of_ours
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of
+from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _MOST_PARTS = 64  # each costs a call as much as an argument does
@@ -18,7 +19,7 @@ _MOST_PARTS = 64  # each costs a call as much as an argument does
 
 def find_parts(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Dot interactions of a cat or stack of [B, F, D] on F that nothing else reads."""
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     for node in calls_of_ours(module.graph, "fxopt::dot_interaction"):
         vectors = node.args[0]
         if not isinstance(vectors, list | tuple) or len(vectors) != 1 or not isinstance(vectors[0], Node):

@@ -13,6 +13,7 @@ from fxopt.patterns.jagged.sums import Before, Sums
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.conditions import require
 from fxopt.shape.sizes import expression, shape_of
+from fxopt.shape.standing import analysed
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ def find_jagged_checks(module: GraphModule, inference: bool) -> Iterator[Match |
     calls = list(calls_of_ours(module.graph, "fxopt::jagged_offsets"))
     if not calls:
         return
-    sums = Sums(module.graph, Aliases(module.graph))
+    sums = Sums(module.graph, analysed(module.graph, Aliases))
     checked = [found for call in calls for found in _checked(call, sums)]
     for node in module.graph.find_nodes(op="call_function", target=require):
         if all(_follows(term, sums, checked) for term in node.meta["terms"]):

@@ -14,6 +14,7 @@ from fxopt.patterns.pointwise.operators import rule_of
 from fxopt.patterns.pointwise.rule import Rule, tensors
 from fxopt.shape.aliases import Aliases, is_pure
 from fxopt.shape.sizes import expression, tensor_of
+from fxopt.shape.standing import analysed
 from fxopt.shape.strides import Strides
 
 _MOST_MEMBERS = 120  # a plan's values share 32 KB
@@ -24,8 +25,8 @@ class Search:
 
     def __init__(self, graph: Graph, without: set[Node], device: str) -> None:
         self.graph, self.without, self.device = graph, without, device
-        self.aliases = Aliases(graph)
-        self.strides = Strides(graph)
+        self.aliases = analysed(graph, Aliases)
+        self.strides = analysed(graph, Strides)
         self.order = {node: number for number, node in enumerate(graph.nodes)}
         self.rules = {node: rule for node in graph.nodes if (rule := self._rule(node)) is not None}
         self.readers: dict[Node, list[Node]] = {}

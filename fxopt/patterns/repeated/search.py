@@ -22,6 +22,7 @@ from fxopt.patterns.repeated.rowwise import is_rowwise, rows_of
 from fxopt.patterns.repeated.trees import Call, Lanes, Leaf, Tree, leaves_of, operands_of, reads_of
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import product, shape_of, static, tensor_of
+from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 # Bytes a row. malloc keeps 32 MB, 4096 rows; the kernel zeroes more at each call. ONN, 41 KB a row: 0.92 to 1.1x.
@@ -72,7 +73,7 @@ def _looks_up_pieces(match: Match) -> bool:
 def _find(module: GraphModule, device: str) -> Iterator[Match | Reject]:
     if switches_gradients(module.graph):
         return
-    packing = Packing(Aliases(module.graph))
+    packing = Packing(analysed(module.graph, Aliases))
     for node in module.graph.nodes:
         collector = _collector(node)
         if collector is None or node.meta["val"].device.type != device:

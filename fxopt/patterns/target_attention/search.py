@@ -17,6 +17,7 @@ from fxopt.patterns.target_attention.tail import Tail
 from fxopt.patterns.target_attention.terms import Source, Terms
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static
+from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # in float64, folding a weight costs more than it saves
@@ -71,7 +72,7 @@ def _too_large(found: Found) -> str:
 def _search(module: GraphModule, device: str) -> Iterator[Match | Reject]:
     if switches_gradients(module.graph):
         return
-    aliases = Aliases(module.graph)
+    aliases = analysed(module.graph, Aliases)
     for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
         cat = _concatenation(node, device)
         if cat is not None:

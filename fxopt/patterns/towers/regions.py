@@ -18,6 +18,7 @@ from fxopt.patterns.towers.steps import InputStep, LinearStep, Step, Steps
 from fxopt.patterns.towers.terms import Terms
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of, static
+from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import VIEWS
 
 aten = torch.ops.aten
@@ -44,7 +45,7 @@ def find_towers(module: GraphModule, inference: bool) -> Iterator[Match | Reject
     if not inference:  # what it computed would be computed once more, operator by operator, to be differentiated
         yield Reject("gradients are recorded: parallel linears and experts stay as they are", linears[0])
         return
-    aliases = Aliases(graph)
+    aliases = analysed(graph, Aliases)
     batches: dict[sympy.Expr, None] = {}
     for node in linears:
         batches.update((expression(size), None) for size in shape_of(node)[:1] if static(size) is None)

@@ -28,6 +28,7 @@ from fxopt.rewrites.framework.trial import Trial
 from fxopt.shape.aliases import has_effects
 from fxopt.shape.expressions import is_size
 from fxopt.shape.sizes import Size, same, same_shape, tensor_of
+from fxopt.shape.standing import edited, reading
 from fxopt.torch_internals.tracing import is_erased
 from fxopt.tune.tuner import Tuner
 
@@ -136,7 +137,7 @@ def apply(
 def _found(rewrite: Rewrite, module: GraphModule, inference: bool, findings: PassFindings) -> list[Match | Reject]:
     """All matches; a pattern that fails costs its own pass and nothing else."""
     try:
-        with no_new_guards(module), as_captured():
+        with no_new_guards(module), as_captured(), reading(module.graph):
             return list(rewrite.find(module, inference))
     except Exception as error:
         if is_passing(error):
@@ -165,6 +166,7 @@ def _commit(
     number: int,
 ) -> bool:
     """Replace one match. False, with the reason in the findings, where the replacement does not hold."""
+    edited(module.graph)
     editor = Editor(module, match.anchor, config)
     place = place_of(match.anchor)
     try:
