@@ -18,6 +18,7 @@ from fxopt.capture.errors import CaptureError
 from fxopt.reach import behind_proxy, slots_of
 
 _ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, types.BuiltinFunctionType, type}
+_BARE = (dict, OrderedDict, list, set)
 _DICTS = (OrderedDict, defaultdict, dict)
 _CONTAINERS = (*_DICTS, list, set, deque)
 _LARGE = 1 << 16  # an array of more bytes stays shared: a copy for each trace would cost more than the trace
@@ -54,6 +55,8 @@ class Mirror:
             return items if kind is tuple else tuple.__new__(kind, items) if hasattr(kind, "_fields") else value
         if isinstance(value, torch.Tensor):
             return self._remember(value, self._hold(value))
+        if kind in _BARE and not value and not getattr(value, "__dict__", None):  # most of what a module holds
+            return self._remember(value, kind())
         if (base := _container(kind)) is not None:  # type: ignore[arg-type]
             return self._filled(value, _bare(kind), functools.partial(self._fill_container, base, value))
         if kind is types.MethodType:
