@@ -35,6 +35,7 @@ _QUIET_NAMES = """Embedding EmbeddingBag Linear Bilinear Identity Conv1d Conv2d 
     ModuleList ModuleDict Sequential ReLU ReLU6 LeakyReLU PReLU ELU SELU CELU GELU GLU SiLU Mish Sigmoid LogSigmoid
     Hardsigmoid Hardswish Hardtanh Tanh Softmax LogSoftmax Softplus Softsign CosineSimilarity"""
 _QUIET = frozenset(getattr(nn, name) for name in _QUIET_NAMES.split())
+_CHILDLESS = _QUIET - {nn.ModuleList, nn.ModuleDict, nn.Sequential}
 
 
 class Watch:
@@ -69,9 +70,10 @@ class Watch:
         modules += hidden
         slots = [slot for path, module in modules for slot in _slots(path, module, code)]
         slots += [slot for _, module in hidden for slot in _tensors(module)]
+        slots += [slot for path, module in every if _inside(path, opaque) for slot in _seen(path, module, code)]
         slots += [*_forwards(modules), *_named(code)]
         named = {slot.key for slot in slots} if is_computed(code) else code.names
-        asked = [s for s in slots if s.path not in opaque and (s.kind != "attribute" or s.key in named)]
+        asked = [s for s in slots if str(s) not in ignore and (s.kind not in ("attribute", "tree") or s.key in named)]
         inside = Inside([*((s.path or s.key, s.where[s.key]) for s in asked), *_given(code)], code)
         slots += inside.slots
         assigned = {(id(vars(module)), name) for module, names in stored.items() for name in names}
@@ -153,7 +155,9 @@ class Watch:
     def same_tree(self) -> bool:
         """Whether the submodules are still the ones captured: if not, train() or an attribute cannot bring it back."""
         return all(
-            _read(slot) is value for slot, value in zip(self._slots, self._values, strict=True) if slot.kind == "module"
+            _read(slot) is value
+            for slot, value in zip(self._slots, self._values, strict=True)
+            if slot.kind in ("module", "tree")
         )
 
     def changed(self) -> list[Slot]:
@@ -204,6 +208,8 @@ def _inside(path: str, opaque: tuple[str, ...]) -> bool:
 
 
 def _slots(path: str, module: nn.Module, code: Code) -> Iterator[Slot]:
+    if module._modules:
+        yield Slot(path, vars(module), "_modules", "tree")  # another dict once an item of a list was deleted
     for name in module._modules:
         yield Slot(path, module._modules, name, "module")
     for name, value in module._parameters.items():
@@ -225,6 +231,12 @@ def _slots(path: str, module: nn.Module, code: Code) -> Iterator[Slot]:
                 yield Slot(path, Fields(module), name, of=module)
 
 
+def _seen(path: str, module: nn.Module, code: Code) -> Iterator[Slot]:
+    """What code around an opaque module may ask of the modules in it."""
+    yield from (Slot(path, module._modules, name, "module") for name in module._modules if name in code.names)
+    yield from (Slot(path, vars(module), name) for name in (vars(module).keys() - _BASE_ATTRIBUTES) & code.names)
+
+
 def _tensors(module: nn.Module) -> Iterator[Slot]:
     """Of a module outside of the tree, whose tensors are constants of a graph."""
     for where in (module._parameters, module._buffers):
@@ -241,7 +253,7 @@ def _given(code: Code) -> Iterator[tuple[str, Any]]:
 
 def _sized(module: nn.Module) -> Iterator[dict]:
     """Dicts that a new attribute, tensor or submodule would enter."""
-    if module._modules:
+    if module._modules or type(module) not in _CHILDLESS:
         yield module._modules
     yield vars(module)  # a forward of its own
     if type(module) not in _QUIET:
