@@ -15,6 +15,7 @@ from torch import nn
 from fxopt import trees
 from fxopt.autocast import autocast_state
 from fxopt.capture import leaves as opaque
+from fxopt.capture.boundaries import INSTALLED
 from fxopt.capture.captured import Capture
 from fxopt.capture.edits import check_memory, layout
 from fxopt.capture.effects import Attributes, make_write_first, record
@@ -205,7 +206,13 @@ class Attempts:
 
     def _check_effects(self, copy: ModelCopy) -> None:
         """Attributes assigned while tracing: to be stored by the graph, or else their module becomes a leaf."""
-        changed = {path: names for path, names in copy.changed_attributes().items() if not self.trial.within_leaf(path)}
+        every = copy.changed_attributes()
+        inside = {path: names - INSTALLED for path, names in every.items() if self.trial.within_leaf(path)}
+        for path, names in inside.items():
+            if names:
+                reason = f"forward sets {min(names)!r} of {path}, which stays opaque"
+                raise Stopped({"": Leaf("", reason, Place(path))})
+        changed = {path: names for path, names in every.items() if path not in inside}
         fixed = {p: names & {"_parameters", "_modules", "_buffers"} for p, names in changed.items()}
         stop = {p: Leaf(p, f"forward changes its {min(n)}", Place(p)) for p, n in fixed.items() if n}
         if stop:

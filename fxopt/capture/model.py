@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fxopt.capture import leaves as opaque
 from fxopt.capture.attempts import Attempts, Stopped
 from fxopt.capture.captured import Capture
 from fxopt.capture.errors import CaptureError
@@ -13,6 +12,7 @@ from fxopt.capture.inputs import flatten
 from fxopt.capture.leaves import Leaf, Trial
 from fxopt.capture.reach import Reach
 from fxopt.capture.state import has_hooks
+from fxopt.capture.trial import trial as run_trial
 from fxopt.config import Config
 from fxopt.findings import Place
 
@@ -36,12 +36,12 @@ def capture(model: nn.Module, args: tuple = (), kwargs: dict | None = None, conf
     leaves = _known_leaves(model, config)
     for _ in range(MAX_ROUNDS):
         try:
-            trial = opaque.trial(model, _outermost(leaves), args, kwargs) if leaves else Trial()
+            trial = run_trial(model, _outermost(leaves), args, kwargs) if leaves else Trial()
             return Attempts(model, inputs, leaves, trial).first()
         except Stopped as stop:
             leaves.update(stop.found)
             if "" in leaves:
-                opaque.trial(model, set(), args, kwargs)  # if the inputs do not fit, the model's own error is better
+                run_trial(model, set(), args, kwargs)  # if the inputs do not fit, the model's own error is better
                 raise CaptureError(leaves[""].reason, leaves[""].place) from stop.__cause__
     last = list(leaves.values())[-1]
     raise CaptureError(f"more than {MAX_ROUNDS} submodules stop the capture, the last one: {last.reason}", last.place)

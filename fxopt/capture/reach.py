@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CellType
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from torch import nn
 
 from fxopt.capture.mirror import attributes, is_plain_object
+from fxopt.capture.state import hooks_of
 from fxopt.names import is_users, named_by, names_stored
 from fxopt.reach import Code
 
@@ -28,13 +29,17 @@ _MISSING = object()
 class Reach:
     """The names that code of `model` reads outside of it, and what they hold now.
 
+    Args:
+        without: submodules whose code does not count.
+
     Attributes:
         iterator: the name of one that gives its items once, "" if there is none: a look would take them.
     """
 
-    def __init__(self, model: nn.Module):
-        hooks = [hook for m in model.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
-        code = Code.behind([*model.modules(), *hooks])
+    def __init__(self, model: nn.Module, without: Iterable[nn.Module] = ()):
+        apart = {inner for module in without for inner in module.modules()}
+        modules = [module for module in model.modules() if module not in apart]
+        code = Code.behind([*modules, *hooks_of(modules)], without=apart)
         self.iterator = ""
         self._seen = set(map(id, model.modules()))
         self._names: list[tuple[Any, str, Any]] = []  # owner (a dict, a class or a cell), name, value

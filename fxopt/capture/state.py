@@ -5,7 +5,7 @@ The user's modules may be serving other threads while we trace: nothing here wri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +38,11 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 def has_hooks(module: nn.Module) -> bool:
     return any(module.__dict__.get(name) for name in HOOKS)
+
+
+def hooks_of(modules: Iterable[nn.Module]) -> list[Callable]:
+    """The functions that run around the forwards of these modules."""
+    return [hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
 
 
 class ModelCopy(Mirror):
@@ -95,18 +100,19 @@ class ModelCopy(Mirror):
 
     def changed_attributes(self) -> dict[str, set[str]]:
         """Path of each module whose forward changed attributes or buffers, and their names."""
-        changed: dict[str, set[str]] = {}
-        for copy_id, module in self.originals.items():
-            before, after = module.__dict__, self._memo[id(module)].__dict__
-            names = {name for name in after.keys() | before.keys() if not self._same_item(name, before, after)}
-            names.discard("_written")
-            if "_buffers" in names:
-                old, new = module._buffers, self._memo[id(module)]._buffers
-                changed_buffers = {name for name in old.keys() | new.keys() if not self._same_item(name, old, new)}
-                names = names - {"_buffers"} | (changed_buffers if old.keys() == new.keys() else {"_buffers"})
-            if names:
-                changed[self.paths[copy_id]] = names
-        return changed
+        changed = {self.paths[copy_id]: self.changes(module) for copy_id, module in self.originals.items()}
+        return {path: names for path, names in changed.items() if names}
+
+    def changes(self, module: nn.Module) -> set[str]:
+        """The names of a module's attributes and buffers that are others in its copy."""
+        before, after = module.__dict__, self.of(module).__dict__
+        names = {name for name in after.keys() | before.keys() if not self._same_item(name, before, after)}
+        names.discard("_written")
+        if "_buffers" in names:
+            old, new = module._buffers, self.of(module)._buffers
+            changed_buffers = {name for name in old.keys() | new.keys() if not self._same_item(name, old, new)}
+            names = names - {"_buffers"} | (changed_buffers if old.keys() == new.keys() else {"_buffers"})
+        return names
 
     def _same_item(self, name: str, before: dict, after: dict) -> bool:
         return name in before and name in after and self.same(before[name], after[name])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.watch import Watch
@@ -16,9 +17,15 @@ class NotNow(Exception):
 
 
 class Moment:
-    """The model when a capture began."""
+    """The model when a capture began.
+
+    Raises:
+        NotNow: a lazy layer has no parameters yet.
+    """
 
     def __init__(self, model: nn.Module) -> None:
+        if any(is_lazy(tensor) for _, _, tensor in _tensors(model)):
+            raise NotNow("not captured: a lazy layer gets its parameters from the first call")
         self.watch = Watch(model)
         self._model = model
         self._tensors = list(_tensors(model))

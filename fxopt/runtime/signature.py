@@ -120,6 +120,8 @@ class State:
 class Sharing:
     """Which memory the graph edits, and that it is under no other tensors of a call than it was in the capture.
 
+    Tensors that were made in inference mode are edited there alone: elsewhere torch edits them, and then raises.
+
     Attributes:
         any: whether the graph edits state or inputs at all.
     """
@@ -132,11 +134,14 @@ class Sharing:
         place = {node: number for number, node in enumerate(placeholders)}
         groups = {node: min(place.get(other, len(place)) for other in aliases.sharing(node)) for node in edited}
         self._groups = [groups.get(node, -1) for node in placeholders]
+        self._edited = [place[node] for node in edited if node in place]
         self._apart = apart_check()
         self.any = bool(edited)
 
     def holds(self, tensors: list[Tensor]) -> bool:
         """Of the state and the inputs, in the graph's order."""
+        if not torch.is_inference_mode_enabled() and any(tensors[number].is_inference() for number in self._edited):
+            return False
         return self._apart(tensors, self._groups)
 
 

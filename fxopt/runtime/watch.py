@@ -7,10 +7,9 @@ A traced graph has Python attributes, train/eval flags, submodules and the absen
 from __future__ import annotations
 
 import enum
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from operator import getitem
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,23 +17,25 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
-from fxopt.names import named_by
-from fxopt.reach import Cell, Code, Fields, slots_of
+from fxopt.reach import Code
 from fxopt.runtime.checks import comparer, length_check, python_read
 from fxopt.runtime.flatten import same_value
 from fxopt.runtime.inside import Inside, Slot, is_computed
+from fxopt.runtime.slots import (
+    QUIET,
+    forward_slots,
+    given_to,
+    named_slots,
+    seen_around,
+    sized_in,
+    slots_in,
+    tensor_slots,
+)
 
-_BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(
     value for name, value in vars(nn_module).items() if name.startswith("_global_") and name.endswith("_hooks")
 )
-
-# Types whose forward reads neither `training` nor an attribute that people change after construction.
-_QUIET_NAMES = """Embedding EmbeddingBag Linear Bilinear Identity Conv1d Conv2d LayerNorm RMSNorm Flatten Unflatten
-    ModuleList ModuleDict Sequential ReLU ReLU6 LeakyReLU PReLU ELU SELU CELU GELU GLU SiLU Mish Sigmoid LogSigmoid
-    Hardsigmoid Hardswish Hardtanh Tanh Softmax LogSoftmax Softplus Softsign CosineSimilarity"""
-_QUIET = frozenset(getattr(nn, name) for name in _QUIET_NAMES.split())
 
 
 class Watch:
@@ -67,12 +68,13 @@ class Watch:
         found = [v for v in code.held if isinstance(v, nn.Module) and not isinstance(v, scripted)]
         hidden = [("", module) for module in found if module not in tree]  # in a list, or behind an object
         modules += hidden
-        slots = [slot for path, module in modules for slot in _slots(path, module, code)]
-        slots += [slot for _, module in hidden for slot in _tensors(module)]
-        slots += [*_forwards(modules), *_named(code)]
+        slots = [slot for path, module in modules for slot in slots_in(path, module, code)]
+        slots += [slot for _, module in hidden for slot in tensor_slots(module)]
+        slots += [slot for path, module in every if _inside(path, opaque) for slot in seen_around(path, module, code)]
+        slots += [*forward_slots(modules), *named_slots(code)]
         named = {slot.key for slot in slots} if is_computed(code) else code.names
-        asked = [s for s in slots if s.path not in opaque and (s.kind != "attribute" or s.key in named)]
-        inside = Inside([*((s.path or s.key, s.where[s.key]) for s in asked), *_given(code)], code)
+        asked = [s for s in slots if str(s) not in ignore and (s.kind not in ("attribute", "tree") or s.key in named)]
+        inside = Inside([*((s.path or s.key, s.where[s.key]) for s in asked), *given_to(code)], code)
         slots += inside.slots
         assigned = {(id(vars(module)), name) for module, names in stored.items() for name in names}
         self._slots = [s for s in slots if str(s) not in ignore and (id(s.where), s.key) not in assigned]
@@ -85,11 +87,11 @@ class Watch:
         self._orders = list(map(list, self._ordered))
         self._arrays = inside.arrays
         self._bytes = list(map(_bytes, self._arrays))
-        self._objects = [*inside.objects, *(module for _, module in modules if type(module) not in _QUIET)]
+        self._objects = [*inside.objects, *(module for _, module in modules if type(module) not in QUIET)]
         self._kinds = list(map(type, self._objects))
         self._stored = [(vars(module), names) for module, names in stored.items()]
         open_ended = {id(attributes) for attributes, _ in self._stored}
-        sized = [(path, d) for path, module in modules for d in _sized(module) if id(d) not in open_ended]
+        sized = [(path, d) for path, module in modules for d in sized_in(module) if id(d) not in open_ended]
         self._others = [attributes.keys() - names for attributes, names in self._stored]
         self._sized = [*(d for _, d in sized), *(v for v in inside.sized if id(v) not in open_ended)]
         self._sizes = list(map(len, self._sized))
@@ -153,7 +155,9 @@ class Watch:
     def same_tree(self) -> bool:
         """Whether the submodules are still the ones captured: if not, train() or an attribute cannot bring it back."""
         return all(
-            _read(slot) is value for slot, value in zip(self._slots, self._values, strict=True) if slot.kind == "module"
+            _read(slot) is value
+            for slot, value in zip(self._slots, self._values, strict=True)
+            if slot.kind in ("module", "tree")
         )
 
     def changed(self) -> list[Slot]:
@@ -201,76 +205,3 @@ def _of(keys: list, values: list, wanted: list, now: list, free: set[int]) -> li
 
 def _inside(path: str, opaque: tuple[str, ...]) -> bool:
     return any(path.startswith(leaf + ".") for leaf in opaque)
-
-
-def _slots(path: str, module: nn.Module, code: Code) -> Iterator[Slot]:
-    for name in module._modules:
-        yield Slot(path, module._modules, name, "module")
-    for name, value in module._parameters.items():
-        if value is None:  # a bias that may appear later
-            yield Slot(path, module._parameters, name)
-        elif "requires_grad" in code.names:
-            yield Slot(path, module._parameters, name)
-            yield Slot(path, Fields(value), "requires_grad", of=value)
-    attributes = vars(module)
-    quiet = type(module) in _QUIET and "forward" not in attributes
-    if not quiet or "training" in code.names:
-        yield Slot(path, attributes, "training")
-    names = attributes.keys() - _BASE_ATTRIBUTES
-    for name in names & code.names if quiet else names:
-        yield Slot(path, attributes, name)
-    if not quiet:
-        for name in slots_of(type(module)):
-            if hasattr(module, name):
-                yield Slot(path, Fields(module), name, of=module)
-
-
-def _tensors(module: nn.Module) -> Iterator[Slot]:
-    """Of a module outside of the tree, whose tensors are constants of a graph."""
-    for where in (module._parameters, module._buffers):
-        yield from (Slot("", where, name) for name in where)
-
-
-def _given(code: Code) -> Iterator[tuple[str, Any]]:
-    """What functions have as defaults and attributes."""
-    for function in code.functions.values():
-        for given in (function.__defaults__, function.__kwdefaults__, vars(function)):
-            if given:
-                yield function.__qualname__, given
-
-
-def _sized(module: nn.Module) -> Iterator[dict]:
-    """Dicts that a new attribute, tensor or submodule would enter."""
-    if module._modules:
-        yield module._modules
-    yield vars(module)  # a forward of its own
-    if type(module) not in _QUIET:
-        yield from (module._parameters, module._buffers)
-
-
-def _forwards(modules: list[tuple[str, nn.Module]]) -> Iterator[Slot]:
-    """Each class's forward, wherever it is defined (GraphModule.recompile replaces it)."""
-    for kind in {type(module) for _, module in modules}:
-        owner = next((c for c in kind.__mro__ if "forward" in vars(c)), None)
-        if owner is not None:
-            yield Slot(kind.__name__, vars(owner), "forward", "class", owner)
-
-
-def _named(code: Code) -> Iterator[Slot]:
-    """The globals, the variables of enclosing functions and the attributes of classes that the forwards' code names."""
-    for function in code.functions.values():
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        found = [Slot(path, where, name, "global") for path, where, name in named_by(function)]
-        found += [Slot(function.__qualname__, Cell(cell), name, "global", cell) for name, cell in cells]
-        yield from (slot for slot in found if _is_setting(slot.where[slot.key]))
-    for kind in code.classes:
-        for name in code.names & vars(kind).keys():
-            if _is_setting(vars(kind)[name]) and not name.startswith("__"):
-                yield Slot(kind.__name__, vars(kind), name, "class", kind)
-    if "environ" in code.names or "getenv" in code.names:
-        yield Slot("os", vars(os), "environ", "global")
-
-
-def _is_setting(value: Any) -> bool:
-    """What code may decide by, and users replace: all but modules."""
-    return not isinstance(value, ModuleType)

@@ -207,3 +207,58 @@ def test_first_calls_at_once(config: Config) -> None:
     for model in models:
         assert len(model._fxopt.entries) == 2  # type: ignore[union-attr, arg-type]
         assert all(entry.executable for entry in model._fxopt.entries)  # type: ignore[union-attr]
+
+
+class Lists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.more, self.tower = nn.ModuleList(), nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.more:
+            x = layer(x)
+        return self.tower(x)
+
+
+LISTS: dict[str, Callable[[Lists], object]] = {
+    "an_empty_list_is_filled": lambda m: m.more.append(nn.Tanh()),
+    "another_dict": lambda m: m.tower.__delitem__(1),
+    "edited_in_the_other_dict": lambda m: m.tower.insert(0, nn.Sigmoid()),
+    "replaced_in_the_other_dict": lambda m: m.tower.__setitem__(0, nn.Softplus()),
+    "emptied": lambda m: m.more.pop(0),
+}
+
+
+def test_lists_of_modules() -> None:
+    torch.manual_seed(0)
+    eager = Lists()
+    fast, x = optimize(copy.deepcopy(eager), config=UNCHECKED), torch.randn(3, 4)
+    for name, act in {"as made": lambda m: None, **LISTS}.items():
+        act(eager), act(fast)
+        _same(name, eager(x), fast(x))
+
+
+def test_lazy_layers_are_captured_once_they_have_parameters() -> None:
+    model = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
+    fast, x = optimize(model), torch.randn(5, 4)
+    _same("first", fast(x), model(x))
+    _same("second", model(x), fast(x))
+    assert any(entry.executable for entry in fast._fxopt.entries)  # type: ignore[union-attr]
+
+
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2) + 1
+
+
+def test_what_inference_mode_made_is_edited_once() -> None:
+    """Elsewhere torch edits it, and then raises."""
+    fast, sides = optimize(Doubled(), config=UNCHECKED), []
+    fast(torch.ones(2, 2))
+    for model in (Doubled(), fast):
+        with torch.inference_mode():
+            x = torch.ones(3, 2)
+        with pytest.raises(RuntimeError, match="inference tensor"):
+            model(x)
+        sides.append(x)
+    assert torch.equal(*sides)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.attacks import gradients, python_facts, seen_code, sizes, state
+from tests.attacks import boundaries, gradients, python_facts, seen_code, sizes, state
 from tests.attacks.attack import CONFIGS, Attack
 
 FAMILIES: dict[str, dict[str, Attack]] = {
@@ -14,6 +14,7 @@ FAMILIES: dict[str, dict[str, Attack]] = {
     "state_written_once": state.ONCE,
     "barriers": state.BARRIERS,
     "before_failures": state.BEFORE_FAILURES,
+    "leaf_boundaries": boundaries.BOUNDARIES,
     "python_facts": python_facts.PYTHON_FACTS,
     "seen_code": seen_code.SEEN_CODE,
     "seen_values": seen_code.SEEN_VALUES,
@@ -21,7 +22,7 @@ FAMILIES: dict[str, dict[str, Attack]] = {
     "empty": gradients.EMPTY,
     "outputs": gradients.OUTPUTS,
 }
-STATEFUL = ("state_written_once", "barriers", "before_failures", "python_facts")
+STATEFUL = ("state_written_once", "barriers", "before_failures", "leaf_boundaries", "python_facts")
 CASES = [
     pytest.param(attack, id=f"{family}-{name}")
     for family, attacks in FAMILIES.items()

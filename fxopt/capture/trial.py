@@ -1,0 +1,183 @@
+"""A run of the model on a copy and real inputs, which tells what its leaves return, write and change.
+
+It runs on the example and (if it accepts that) on the example twice over. (Not twice over on a GPU, where what it does
+not accept may end the process: an assertion on the device.) An output dim that equals an input dim of the same leaf in
+both runs is taken to follow it. Any other that differs between the two is a size of its own, and the rest are static.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+from fxopt import trees
+from fxopt.capture.boundaries import INSTALLED, Before
+from fxopt.capture.effects import Attributes
+from fxopt.capture.errors import CaptureError
+from fxopt.capture.inputs import CONSTANTS
+from fxopt.capture.leaves import Output, Signature, Trial
+from fxopt.capture.reach import Reach
+from fxopt.capture.state import HOOKS, StateSlot
+from fxopt.capture.untouched import Look, quietly
+
+
+@dataclass(frozen=True)
+class _Record:
+    """One call in a trial run."""
+
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    arguments: list[Any]
+    values: list[Any]
+    edits: bool
+    state: frozenset[StateSlot]
+
+
+def trial(model: nn.Module, leaves: set[str], args: tuple, kwargs: dict) -> Trial:
+    """Run a copy of the model on real inputs and watch its leaves. The model's own errors pass through."""
+    recorded = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(recorded):  # tensors of inference mode count no versions
+        once = _Run(model, leaves, args, kwargs)
+        again: dict[str, list[_Record]] = {}
+        if leaves and all(tensor.device.type == "cpu" for tensor in _tensors(model, args, kwargs)):
+            with contextlib.suppress(Exception):  # offsets cannot be doubled, for one: the first run has to do
+                twice = trees.map_only(torch.Tensor, lambda t: torch.cat([t, t]) if t.ndim else t, (args, kwargs))
+                again = _Run(model, leaves, *twice).records
+    assigned = frozenset((path, name) for path, names in once.assigns.items() for name in names)
+    found = Trial({p: _signatures(calls, again.get(p, []), assigned) for p, calls in once.records.items()})
+    found.changes.update(once.changes)
+    found.edits.update(slot for calls in once.records.values() for call in calls for slot in call.state)
+    return found
+
+
+def _tensors(model: nn.Module, *inputs: Any) -> Iterator[torch.Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+    yield from (leaf for leaf in trees.leaves(inputs) if isinstance(leaf, torch.Tensor))
+
+
+class _Run:
+    """A look at the model: records of each leaf's calls.
+
+    Attributes:
+        assigns: attributes that are changed in the end. changes: those that leaves have changed.
+
+    Raises:
+        CaptureError: a leaf changes what the code around it sees otherwise than as its result.
+    """
+
+    def __init__(self, model: nn.Module, leaves: set[str], args: tuple, kwargs: dict):
+        self._look = Look()
+        self._copy = copy = self._look.copy(model)
+        self._filled = ""
+        self.records: dict[str, list[_Record]] = {path: [] for path in leaves}
+        self.changes: Attributes = {}
+        args, kwargs = self._look.own_inputs((args, kwargs))
+        with quietly(copy.root):  # which knows what hooks reach as long as they hang there
+            reach = Reach(copy.root, without=[copy.at(path) for path in leaves]) if leaves else None
+            stubs = {path: _Stub(copy.at(path)) for path in leaves}
+            for path, stub in stubs.items():
+                stub.install(self._recording(path, stub))
+            with self._look:
+                type(copy.root).forward(copy.root, *args, **kwargs)
+            changed = reach.changed() if reach else ""
+        if changed:
+            raise CaptureError(f"a submodule that stays opaque may change {changed}, which the code around it uses")
+        if self._filled:
+            raise CaptureError(f"{self._filled} stays opaque, and changes a dict, list or dataclass that it was given")
+        for stub in stubs.values():
+            stub.remove()
+        self.assigns = copy.changed_attributes()
+
+    def _recording(self, path: str, stub: _Stub) -> Callable:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            arguments, in_spec = trees.flatten((args, kwargs))
+            start = len(self._look.log)
+            before = Before(self._copy)
+            result = stub.call(*args, **kwargs)
+            for owner, name in before.changed():
+                self.changes.setdefault(owner, set()).add(name)
+            given, spec = trees.flatten((args, kwargs))
+            if spec != in_spec or any(a is not b for a, b in zip(given, arguments, strict=True)):
+                self._filled = path
+            values, out_spec = trees.flatten(result)
+            tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+            edits = any(self._look.writes(tensor, start) for tensor in tensors)
+            state = frozenset(slot for slot, _, own in self._copy.state if self._look.writes(own, start))
+            self.records[path].append(_Record(in_spec, out_spec, arguments, values, edits, state))
+            return result
+
+        return record
+
+
+class _Stub:
+    """A copied module whose forward is another one, without hooks around it, until it is removed."""
+
+    def __init__(self, module: nn.Module):
+        self._module = module
+        self._own = {name: held for name, held in vars(module).items() if name in INSTALLED}
+        self._stub: dict[str, Any] = {}
+
+    def install(self, forward: Callable) -> None:
+        self._stub = {"forward": forward, **{name: type(self._own[name])() for name in HOOKS}}
+        vars(self._module).update(self._stub)
+
+    def remove(self) -> None:
+        vars(self._module).pop("forward")
+        vars(self._module).update(self._own)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The module itself, with its hooks."""
+        self.remove()
+        try:
+            return self._module(*args, **kwargs)
+        finally:
+            vars(self._module).update(self._stub)
+
+
+def _signatures(calls: list[_Record], again: list[_Record], assigned: frozenset[tuple[str, str]]) -> list[Signature]:
+    same = [(c.in_spec, c.out_spec) for c in calls] == [(c.in_spec, c.out_spec) for c in again]
+    pairs = zip(calls, again, strict=True) if same else zip(calls, strict=True)
+    return [
+        Signature(
+            runs[0].in_spec,
+            runs[0].out_spec,
+            tuple(_output(runs, i) for i in range(len(runs[0].values))),
+            any(run.edits for run in runs),
+            runs[0].state,
+            frozenset((slot.module, slot.name) for slot in runs[0].state) | assigned,
+        )
+        for runs in pairs
+    ]
+
+
+def _output(runs: Sequence[_Record], index: int) -> Output:
+    value = runs[0].values[index]
+    if not isinstance(value, torch.Tensor):
+        if not isinstance(value, CONSTANTS):
+            raise CaptureError(f"a leaf returns a {type(value).__qualname__}, which is no pytree of tensors")
+        return Output(constant=value)
+    dims = tuple(_dim(runs, index, d) for d in range(value.ndim))
+    return Output(dtype=value.dtype, device=value.device, dims=dims)
+
+
+def _dim(runs: Sequence[_Record], index: int, d: int) -> int | tuple[int, int] | None:
+    sizes = [run.values[index].shape[d] for run in runs]
+    if len(runs) > 1 and sizes[0] == sizes[1]:
+        return sizes[0]
+    follows = [
+        (i, j)
+        for i, argument in enumerate(runs[0].arguments)
+        if isinstance(argument, torch.Tensor)
+        for j in range(argument.ndim)
+        if (len(runs) > 1 or (d == 0) == (j == 0)) and [run.arguments[i].shape[j] for run in runs] == sizes
+    ]
+    if not follows and (len(runs) > 1 or d == 0):
+        return None
+    return min(follows, key=lambda source: abs(source[1] - d), default=sizes[0])
