@@ -86,4 +86,13 @@ inline void check_records(const Plan& plan) {
   }
 }
 
+// A plan that may come from anywhere.
+inline void check_encoded(const Array& words) {
+  if (words.dtype != kInt64 || words.dim != 1 || (words.strides[0] != 1 && words.sizes[0] > 1))
+    refused("fxopt.columns: the plan must be a contiguous 1-D int64 tensor");
+  const auto* first = reinterpret_cast<const int64_t*>(words.data);
+  check_counts(first, words.sizes[0]);
+  check_records(Plan(first));
+}
+
 }  // namespace fxopt
