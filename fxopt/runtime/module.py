@@ -16,7 +16,7 @@ from fxopt.reach import slots_of
 from fxopt.runtime.dispatch import Dispatcher
 from fxopt.runtime.executable import Compile
 from fxopt.runtime.native import build_ahead
-from fxopt.runtime.traced import while_compiling
+from fxopt.runtime.traced import passes_by, while_compiling
 from fxopt.runtime.typed import Dispatched, bare_twin, is_known_by_type, is_typed
 from fxopt.torch_internals.dynamo import is_compiled
 
@@ -76,8 +76,10 @@ def optimized(model: nn.Module, compile: Compile, config: Config = _DEFAULT) -> 
         twin.__dict__["forward"] = Dispatched(twin, Dispatcher(twin, compile, config))
         return twin
     new: Any = object.__new__(_subclass(type(model)))
+    dispatcher = Dispatcher(model, compile, config)
+    dispatcher.code = type(new).forward.__code__
     object.__setattr__(new, "__dict__", model.__dict__)
-    object.__setattr__(new, "_fxopt", Dispatcher(model, compile, config))
+    object.__setattr__(new, "_fxopt", dispatcher)
     return new
 
 
@@ -104,12 +106,18 @@ def _subclass(cls: type[nn.Module]) -> type:
     @functools.wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # Dynamo knows partials
+            if passes_by(self._fxopt, args, kwargs):
+                self._fxopt.end_trace()
             return while_compiling(self._fxopt, functools.partial(cls.forward, self), args, kwargs)
         eager = types.MethodType(cls.forward, self)
         own = getattr(self, "_fxopt", None)  # none of a replica that was made without __init__ (nn.DataParallel)
         if own is None or self.__dict__ is not own.original.__dict__:  # or of a copy for a trace
             return eager(*args, **kwargs)
+        if own.left_by_dynamo is not None:
+            return own.left_by_dynamo(eager, args, kwargs)
         return own(eager, args, kwargs)
+
+    forward.__code__ = forward.__code__.replace()  # Dynamo remembers by code what to let pass
 
     body: dict[str, Any] = {
         "__slots__": ("_fxopt",),

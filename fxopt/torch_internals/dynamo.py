@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from types import CodeType
 
+import torch
 from torch import compiler, nn
 from torch._guards import tracing
 from torch.fx import Node
@@ -18,6 +21,27 @@ def is_compiled(model: nn.Module) -> bool:
     """Whether `model` is what torch.compile made of another."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")  # importing it takes seconds, and who compiles has done it
     return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
+
+
+def traces_alone(code: CodeType) -> bool:
+    """Whether Dynamo's trace, which runs in this thread, began in a frame of `code`, and may end without a graph."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator  # who traces has imported it
+
+    tracer = InstructionTranslator.current_tx()
+    return tracer.f_code is code and not tracer.one_graph
+
+
+def skip_frame() -> Callable[[], None]:
+    """What ends Dynamo's trace where it is called in the frame that the trace began in: Python runs that frame."""
+    return torch._dynamo.skip_frame
+
+
+def let_pass(code: CodeType) -> None:
+    """From now on Dynamo looks neither at frames of `code` nor at what they call, without guards."""
+    from torch._dynamo.eval_frame import set_code_exec_strategy
+    from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+    set_code_exec_strategy(code, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
 
 
 def is_state(node: Node) -> bool:

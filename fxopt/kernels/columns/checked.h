@@ -38,10 +38,14 @@ inline bool divides_by_zero(const Instr& instr) {
 }
 
 inline void check_instr(const Instr& instr) {
-  expect_plan(instr.op >= kCast && instr.op <= kKeep && instr.compare <= 5, "a step");
+  expect_plan(instr.op >= kCast && instr.op <= kCombine && instr.compare <= 5, "a step");
   expect_plan(instr.dtype <= kDouble || instr.dtype == kBool || instr.dtype == kBFloat16, "a step's dtype");
   expect_plan(instr.tensor >= 0 || (instr.op != kBucketize && instr.op != kAddTensor), "a step without its tensor");
   expect_plan(!divides_by_zero(instr), "a division by zero");
+  const bool shifts = instr.op == kLShift || instr.op == kRShift;
+  expect_plan(!shifts || (!(instr.kinds & 1) && instr.a >= 0 && instr.a < 8 * element_size(instr.dtype)), "a shift by more than all bits");
+  const bool names = instr.op == kSave || instr.op == kSwap || instr.op == kCombine;
+  expect_plan(!names || (!(instr.kinds & 2) && instr.b >= 0 && instr.b < kRegisters), "a register that is not there");
 }
 
 inline void check_extra(const Plan& plan, const Extra& extra) {
