@@ -50,8 +50,8 @@ class Dispatcher:
         entries: the signatures seen, replaced as a whole when one is added.
         refused: why calls ran eagerly without an entry, and how that reads in the report.
         sharded: serves all calls while a submodule communicates with other processes.
-        code: of the drop-in's forward, which torch.compile may leave to Python.
-        left_by_dynamo, end_trace: the first call after it did, and how it does (:func:`.traced.passes_by`).
+        code: of the drop-in's forward, by which a trace of it alone is known.
+        alone, beside_dynamo: itself, hidden from Dynamo once that traces the model alone (:func:`.traced.passes_by`).
         quiet: whether nobody is warned where the model stays eager; else the first reason is, once.
     """
 
@@ -63,8 +63,8 @@ class Dispatcher:
         self.refused: dict[str, Findings] = {}
         self.captured, self.stands_alone = capturing(self), standing_alone(self)
         self.code: CodeType | None = None
-        self.left_by_dynamo: Callable[..., Any] | None = None
-        self.end_trace: Callable[[], None] | None = None
+        self.alone = False
+        self.beside_dynamo: Callable[..., Any] = self
         self.sharded: ShardedCalls | None = None
         self._silent: list[tuple[int, bool]] = []  # the modules, when none of them communicated
         self.quiet = False

@@ -103,28 +103,24 @@ def _subclass(cls: type[nn.Module]) -> type:
             return known
     name = f"Optimized{cls.__name__}"
 
-    @functools.wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # Dynamo knows partials
+            forward = functools.partial(cls.forward, self)
             if passes_by(self._fxopt, args, kwargs):
-                self._fxopt.end_trace()
-            return while_compiling(self._fxopt, functools.partial(cls.forward, self), args, kwargs)
+                return self._fxopt.beside_dynamo(forward, args, kwargs)
+            return while_compiling(self._fxopt, forward, args, kwargs)
         eager = types.MethodType(cls.forward, self)
         own = getattr(self, "_fxopt", None)  # none of a replica that was made without __init__ (nn.DataParallel)
         if own is None or self.__dict__ is not own.original.__dict__:  # or of a copy for a trace
             return eager(*args, **kwargs)
-        if own.left_by_dynamo is not None:
-            return own.left_by_dynamo(eager, args, kwargs)
         return own(eager, args, kwargs)
-
-    forward.__code__ = forward.__code__.replace()  # Dynamo remembers by code what to let pass
 
     body: dict[str, Any] = {
         "__slots__": ("_fxopt",),
         "__module__": cls.__module__,
         "__qualname__": name,
         "__doc__": cls.__doc__,
-        "forward": forward,
+        "forward": functools.wraps(cls.forward)(forward),
         **{slot: _delegate(slot) for slot in slots_of(cls)},
     }
     if issubclass(cls, fx.GraphModule):  # it writes a forward into the class of the instance

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from types import CodeType
 
-import torch
 from torch import compiler, nn
 from torch._guards import tracing
 from torch.fx import Node
@@ -29,19 +27,6 @@ def traces_alone(code: CodeType) -> bool:
 
     tracer = InstructionTranslator.current_tx()
     return tracer.f_code is code and not tracer.one_graph
-
-
-def skip_frame() -> Callable[[], None]:
-    """What ends Dynamo's trace where it is called in the frame that the trace began in: Python runs that frame."""
-    return torch._dynamo.skip_frame
-
-
-def let_pass(code: CodeType) -> None:
-    """From now on Dynamo looks neither at frames of `code` nor at what they call, without guards."""
-    from torch._dynamo.eval_frame import set_code_exec_strategy
-    from torch._dynamo.types import FrameAction, FrameExecStrategy
-
-    set_code_exec_strategy(code, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
 
 
 def is_state(node: Node) -> bool:
