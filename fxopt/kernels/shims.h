@@ -3,8 +3,10 @@
 #include <dlfcn.h>
 #include <torch/csrc/stable/library.h>
 
+#include <charconv>
 #include <cstdarg>
 #include <cstring>
+#include <string>
 
 #include "dispatched.h"
 #include "simd/cpu.h"
@@ -21,6 +23,17 @@ inline void add_words(std::vector<int64_t>& words, double number) {
   std::memcpy(&bits, &number, sizeof bits);
   words.push_back(bits);
 }
+// Numbers between commas, as words.py writes them.
+inline void add_words(std::vector<int64_t>& words, const char* at) {
+  const char* const end = at + std::strlen(at);
+  for (;; at++) {
+    const auto [behind, error] = std::from_chars(at, end, words.emplace_back());
+    at = behind;
+    if (error != std::errc() || (at < end && *at != ',')) refused("fxopt: expected whole numbers between commas");
+    if (at == end) return;
+  }
+}
+inline void add_words(std::vector<int64_t>& words, const std::string& text) { add_words(words, text.c_str()); }
 
 template <class... Numbers>
 std::vector<int64_t> words_of(const Numbers&... numbers) {

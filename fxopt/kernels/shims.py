@@ -2,7 +2,7 @@
 
 AOTInductor calls a "C shim" directly: a function `aoti_torch_cpu_NAME` that takes the arguments in C, a list as its
 address and length. It skips the dispatcher, which boxes every tensor. Both functions ask a library's
-`fxopt_NAME_run(const Request*)`: tensors are its operands, and numbers the words of its plan.
+`fxopt_NAME_run(const Request*)`: tensors are its operands, and numbers, alone or many in a text, the words of its plan.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ _KINDS = {
     "bool": _Kind("bool", ("int32_t {}",), "number"),
     "float": _Kind("double", ("double {}",), "number"),
     "List[int]": _Kind("std::vector<int64_t>", ("const int64_t* {}", "int64_t n_{}"), "numbers"),
+    "str": _Kind("std::string", ("const char* {}",), "number"),
 }
-_PLAN = _Kind("", _KINDS[_TENSOR].c, "plan")  # a tensor whose numbers are the plan
+_PLAN = _Kind("", _KINDS[_TENSOR].c, "plan")  # a tensor whose numbers are the plan, where it is the last argument
 
 
 class Call:
@@ -51,7 +52,11 @@ class Call:
         parsed = parse_schema(f"fxopt::{schema}")
         self.name = parsed.name.removeprefix("fxopt::")
         self.run = f"fxopt_{self.name.removesuffix(_SUFFIX)}_run"
-        self._arguments = [(each.name, _kind(each.name, str(each.real_type))) for each in parsed.arguments]
+        types = {each.name: str(each.real_type) for each in parsed.arguments}
+        self._checks_plan = types.get("plan") == _TENSOR  # so it has a dispatched function of its own
+        self._arguments = [(name, _KINDS[type]) for name, type in types.items()]
+        if self._checks_plan and parsed.arguments[-1].name == "plan":
+            self._arguments[-1] = ("plan", _PLAN)
         self._returns = [str(returned.real_type) for returned in parsed.returns]
 
     @property
@@ -62,8 +67,7 @@ class Call:
 
     def source(self) -> str:
         """The definitions of both functions, and the registration of the first one."""
-        checks_plan = any(kind is _PLAN for _, kind in self._arguments)  # so it has a dispatched function of its own
-        dispatched = [] if checks_plan else self._dispatched()
+        dispatched = [] if self._checks_plan else self._dispatched()
         return "\n".join([f'extern "C" void {self.run}(const fxopt::Request*);', *dispatched, *self._shim()])
 
     def _dispatched(self) -> list[str]:
@@ -101,10 +105,6 @@ class Call:
             "  return AOTI_TORCH_SUCCESS;",
             "}",
         ]
-
-
-def _kind(name: str, type: str) -> _Kind:
-    return _PLAN if (name, type) == ("plan", _TENSOR) else _KINDS[type]
 
 
 def sources(schemas: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -114,7 +114,8 @@ def functional_overload(target: Any) -> OpOverload | None:
     namespace, name = schema.name.split("::")
     if not written[0] or any(written[1:]) or not name.endswith("_") or len(schema.returns) != 1:
         return None
-    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    result = name.replace("__i", "__", 1) if name.startswith("__i") else name.removesuffix("_")  # __ixor__: __xor__
+    packet = getattr(getattr(torch.ops, namespace), result, None)
     for overload in packet.overloads() if packet is not None else ():
         operator = getattr(packet, overload)
         if not operator._schema.is_mutable and _signature(operator) == _signature(target):

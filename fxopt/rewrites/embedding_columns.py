@@ -19,6 +19,7 @@ from fxopt.normalize import switches_gradients
 from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.embedding_columns.collectors import REORDER_NOTHING, Collector, Output, find_collectors
 from fxopt.patterns.embedding_columns.columns import Columns
+from fxopt.patterns.embedding_columns.index_program import left_in_front
 from fxopt.patterns.embedding_columns.placed import Placed
 from fxopt.patterns.groups import group
 from fxopt.rewrites.columns_plan import PlanBuilder
@@ -50,6 +51,7 @@ def find(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
             members[0].anchor, {"collectors": members, "reads": tuple(dict.fromkeys(reads)), "aliases": aliases}
         )
     yield from columns.rejects
+    yield from left_in_front(graph)
 
 
 def replace_group(editor: Editor, match: Match) -> Replacement:

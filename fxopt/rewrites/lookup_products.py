@@ -15,7 +15,7 @@ from torch.fx import Node
 from fxopt.kernels.columns import errors
 from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.plan import Column, Plan
-from fxopt.kernels.lookup_products.op import call_of, load
+from fxopt.kernels.lookup_products.op import call_of, load, setting_of
 from fxopt.patterns.core import Match
 from fxopt.patterns.lookup_products import Products, find_lookup_products
 from fxopt.rewrites.embedding_columns import plan_in
@@ -32,9 +32,10 @@ def replace_products(editor: Editor, match: Match) -> Replacement:
     tensors, tables, _ = match.bound["arguments"]
     plan = plan_in(editor.module, columns)
     sides = [*_side(plan, products, "left"), *_side(plan, products, "right")]
-    for table in (tables[column.table] for column in sides):
-        if (dtype := table.meta["val"].dtype) != torch.float32:
-            raise Rejected(f"'{table.name}': expected a table of float32, found {dtype}")
+    for table in (tables[column.table].meta["val"] for column in sides):
+        if table.dtype != torch.float32 or table.stride(1) != 1:
+            found = f"{table.dtype} with strides {tuple(table.stride())}"
+            raise Rejected(f"expected a table of float32 whose rows lie side by side, found {found}")
     dim = products.parts[0].dim
     pairs = Plan(
         tuple(replace(column, output=0, offset=number * dim) for number, column in enumerate(sides)),
@@ -43,10 +44,10 @@ def replace_products(editor: Editor, match: Match) -> Replacement:
         plan.bad_ids,
     )
     load()
-    words = encode(pairs)
-    arguments = tensors, tables, editor.constant("plan", words), products.dots
+    words, setting = encode(pairs), setting_of(pairs, products.dots)
+    arguments = tensors, tables, editor.constant("plan", words), setting
     call = editor.call(torch.ops.fxopt.lookup_products.default, *arguments)
-    call.meta["bound"], call.meta["rowwise"] = call_of(pairs, words), columns.meta["rowwise"]
+    call.meta["bound"], call.meta["rowwise"] = call_of(pairs, setting), columns.meta["rowwise"]
     value, shape = call, shape_of(match.anchor)
     if products.total:
         value = editor.call(aten.sum.dim_IntList, call, [1], True)

@@ -16,7 +16,7 @@ from fxopt.reach import slots_of
 from fxopt.runtime.dispatch import Dispatcher
 from fxopt.runtime.executable import Compile
 from fxopt.runtime.native import build_ahead
-from fxopt.runtime.traced import while_compiling
+from fxopt.runtime.traced import passes_by, while_compiling
 from fxopt.runtime.typed import Dispatched, bare_twin, is_known_by_type, is_typed
 from fxopt.torch_internals.dynamo import is_compiled
 
@@ -76,8 +76,10 @@ def optimized(model: nn.Module, compile: Compile, config: Config = _DEFAULT) -> 
         twin.__dict__["forward"] = Dispatched(twin, Dispatcher(twin, compile, config))
         return twin
     new: Any = object.__new__(_subclass(type(model)))
+    dispatcher = Dispatcher(model, compile, config)
+    dispatcher.code = type(new).forward.__code__
     object.__setattr__(new, "__dict__", model.__dict__)
-    object.__setattr__(new, "_fxopt", Dispatcher(model, compile, config))
+    object.__setattr__(new, "_fxopt", dispatcher)
     return new
 
 
@@ -101,10 +103,12 @@ def _subclass(cls: type[nn.Module]) -> type:
             return known
     name = f"Optimized{cls.__name__}"
 
-    @functools.wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # Dynamo knows partials
-            return while_compiling(self._fxopt, functools.partial(cls.forward, self), args, kwargs)
+            forward = functools.partial(cls.forward, self)
+            if passes_by(self._fxopt, args, kwargs):
+                return self._fxopt.beside_dynamo(forward, args, kwargs)
+            return while_compiling(self._fxopt, forward, args, kwargs)
         eager = types.MethodType(cls.forward, self)
         own = getattr(self, "_fxopt", None)  # none of a replica that was made without __init__ (nn.DataParallel)
         if own is None or self.__dict__ is not own.original.__dict__:  # or of a copy for a trace
@@ -116,7 +120,7 @@ def _subclass(cls: type[nn.Module]) -> type:
         "__module__": cls.__module__,
         "__qualname__": name,
         "__doc__": cls.__doc__,
-        "forward": forward,
+        "forward": functools.wraps(cls.forward)(forward),
         **{slot: _delegate(slot) for slot in slots_of(cls)},
     }
     if issubclass(cls, fx.GraphModule):  # it writes a forward into the class of the instance

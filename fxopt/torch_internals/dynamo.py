@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import CodeType
 
 from torch import compiler, nn
 from torch._guards import tracing
@@ -18,6 +19,14 @@ def is_compiled(model: nn.Module) -> bool:
     """Whether `model` is what torch.compile made of another."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")  # importing it takes seconds, and who compiles has done it
     return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
+
+
+def traces_alone(code: CodeType) -> bool:
+    """Whether Dynamo's trace, which runs in this thread, began in a frame of `code`, and may end without a graph."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator  # who traces has imported it
+
+    tracer = InstructionTranslator.current_tx()
+    return tracer.f_code is code and not tracer.one_graph
 
 
 def is_state(node: Node) -> bool:

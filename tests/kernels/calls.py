@@ -191,9 +191,9 @@ def _columns() -> Iterator[Call]:
     yield Call(
         lookup_products,
         "lookup_products",
-        ([torch.randint(5, (3, 4))], [_some(5, 4), _some(5, 4)], plan, True),
+        ([torch.randint(5, (3, 4))], [_some(5, 4), _some(5, 4)], plan, "1,0,1,2,3"),
         None,
-        (2,),
+        (2, 3),
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fxopt.kernels.build import find
 from fxopt.kernels.columns import op
-from fxopt.kernels.columns.plan import Column, Compare, Instr, Offsets, Op, PerRow, Plan, Source
+from fxopt.kernels.columns.plan import COMBINED, REGISTERS, Column, Compare, Instr, Offsets, Op, PerRow, Plan, Source
 
 INTS = ("uint8", "int8", "int16", "int32", "int64", "bool")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -21,7 +21,7 @@ EXTREME_INTS = (0, 1, -1, 127, 128, 255, 2**31 - 1, -(2**31), 2**53 + 1, 2**63 -
 NAN, INF = float("nan"), float("inf")
 EXTREME_FLOATS = (0.0, -0.0, NAN, INF, -INF, 1e-42, 2.0**31, -(2.0**31), 2.0**63, 3e38, 0.5, -0.5)
 BOTH_STEPS = (Op.ADD, Op.MUL, Op.RSUB, Op.CLAMP_MIN, Op.CLAMP_MAX, Op.ABS)
-INT_STEPS = (*BOTH_STEPS, Op.REMAINDER, Op.FMOD, Op.FLOOR_DIVIDE, Op.AND)
+INT_STEPS = (*BOTH_STEPS, Op.REMAINDER, Op.FMOD, Op.FLOOR_DIVIDE, Op.AND, Op.OR, Op.XOR, Op.LSHIFT, Op.RSHIFT)
 FLOAT_STEPS = (*BOTH_STEPS, Op.DIV, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.SQRT)
 
 
@@ -116,8 +116,17 @@ class RandomCall:
                 return [Instr(Op.CAST, "int64")]
             if dtype == "uint8":
                 a = abs(a)
+            if dtype in INTS and self.rng.random() < 0.5:
+                return self.combined(dtype)
             return [Instr(Op.SAVE, dtype), *self.arithmetic(dtype), Instr(Op.WHERE, dtype, a, b, compare=compare)]
         return self.arithmetic(dtype)
+
+    def combined(self, dtype: str) -> list[Instr]:
+        """As x ^ (x >> 16), or ~x + (x << 21)."""
+        op_, at = self.rng.choice(COMBINED), self.rng.randrange(REGISTERS)
+        inner = self.combined(dtype) if at and self.rng.random() < 0.5 else self.arithmetic(dtype)
+        swapped = [Instr(Op.SWAP, dtype, b=at), *self.arithmetic(dtype)] if self.rng.random() < 0.5 else []
+        return [Instr(Op.SAVE, dtype, b=at), *inner, *swapped, Instr(Op.COMBINE, dtype, int(op_), at)]
 
     def arithmetic(self, dtype: str) -> list[Instr]:
         if dtype == "bool":
@@ -127,6 +136,8 @@ class RandomCall:
             a = self.rng.choice((1, 2, 3, 7, 100, 1000003, -1, -7) if op_ != Op.AND else (1, 63, 255, -16))
             if dtype in ("uint8", "int8", "int16"):
                 a = self.rng.choice((1, 2, 3, 7, 100))
+            if op_ in (Op.LSHIFT, Op.RSHIFT):
+                a = self.rng.randrange(torch.iinfo(torch_dtype(dtype)).bits)
             return [Instr(op_, dtype, a)]
         big = 1e30 if dtype in ("float32", "float64") else 1e3
         return [Instr(self.rng.choice(FLOAT_STEPS), dtype, self.rng.choice((0.1, 3.0, -2.5, big, 0.0)))]

@@ -53,10 +53,57 @@ def test_one_graph_with_the_optimized_call(captured):
     assert len(fast._fxopt.entries) <= 2, "torch.compile adds an attribute to the model: a capture of its own"
 
 
-def test_a_model_that_changes_is_traced_again():
+class Around(nn.Module):
+    def __init__(self, fast: nn.Module) -> None:
+        super().__init__()
+        self.fast = fast
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.fast(*inputs) * 2
+
+
+def test_alone_it_is_left_to_python():
+    model, other = Tower().eval(), Tower().eval()
+    twins = copy.deepcopy(model), copy.deepcopy(other)
+    counter = CompileCounterWithBackend("eager")
+    for fast, twin in zip((fxopt.optimize(model, tower_inputs()), fxopt.optimize(other)), twins, strict=True):
+        compiled = torch.compile(fast, backend=counter)
+        for batch in (6, 1, 9):
+            inputs = tower_inputs(batch)
+            out, expected = compiled(*inputs), twin(*inputs)
+            torch.testing.assert_close(out, expected)
+            out.square().sum().backward()
+            expected.square().sum().backward()
+        for (name, p), q in zip(fast.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, msg=name)
+        with pytest.raises(IndexError):
+            compiled(inputs[0], inputs[1] + 100)
+    assert counter.frame_count == 0, "neither the model nor what serves it"
+    inputs = tower_inputs()
+    torch.testing.assert_close(torch.compile(Around(fast), backend=counter)(*inputs), twin(*inputs) * 2)
+    assert "fxopt_graph" in targets(counter), "within another model it is one call"
+
+
+class Asking(nn.Module):
+    """What fxopt does not capture."""
+
+    def forward(self, x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+def test_alone_what_stays_eager_is_compiled():
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(fxopt.optimize(Asking()), backend=counter)
+    for x in (torch.ones(3), -torch.ones(3)):
+        assert torch.equal(compiled(x), Asking()(x))
+    assert counter.frame_count
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_model_that_changes_is_traced_again(fullgraph):
     model = Tower().eval()
     twin = copy.deepcopy(model)
-    compiled = torch.compile(fxopt.optimize(model, tower_inputs()), backend="eager")
+    compiled = torch.compile(fxopt.optimize(model, tower_inputs()), backend="eager", fullgraph=fullgraph)
     inputs = tower_inputs()
     compiled(*inputs)
     model.scale = twin.scale = 2.0
@@ -82,7 +129,8 @@ def test_gradients_and_our_operators_behind_aot_autograd():
 
     model = Tower().eval()
     twin = copy.deepcopy(model)
-    compiled = torch.compile(fxopt.optimize(model, tower_inputs()), backend=aot_autograd(fw_compiler=keep))
+    fast = fxopt.optimize(model, tower_inputs())
+    compiled = torch.compile(fast, backend=aot_autograd(fw_compiler=keep), fullgraph=True)
     for batch in (6, 9):
         inputs = tower_inputs(batch)
         out, expected = compiled(*inputs), twin(*inputs)

@@ -54,7 +54,7 @@ def some_rows_at_a_time(
 
     def chunked(*inputs: Any) -> Sequence[Tensor]:
         size = inputs[first].shape[dim] // times
-        if type(size) is not int and is_exporting():  # a program has no loops over sizes
+        if _in_program(size):  # it has no loops over sizes
             return function(*inputs)
         if not are_many(size, 2 * rows):
             return function(*inputs)
@@ -86,6 +86,11 @@ def unless_many(
     return up_to(calls * _BYTES_A_CALL // max(1, bytes_per_row), packed, loop, list(split).index(True), 0)
 
 
+def _in_program(size: Any) -> bool:
+    """Whether a program is made for this size and others: by torch.export, or in a branch of torch.cond by Dynamo."""
+    return torch.compiler.is_dynamo_compiling() or (type(size) is not int and is_exporting())
+
+
 def _own(branch: Callable[..., Any]) -> Callable[..., Any]:
     """A branch whose results are no views, of its inputs or of each other, as torch.cond wants it."""
     return lambda *inputs: tree_map_only(Tensor, torch.clone, branch(*inputs))
@@ -96,7 +101,7 @@ def up_to(most: int, few: Callable[..., Any], many: Callable[..., Any], position
 
     def either(*inputs: Any) -> Any:
         size = inputs[position].shape[dim]
-        if type(size) is not int and is_exporting():
+        if _in_program(size):
             return either_of(size <= most, _own(few), _own(many), inputs)
         return many(*inputs) if are_many(size, most) else few(*inputs)
 

@@ -38,10 +38,14 @@ inline bool divides_by_zero(const Instr& instr) {
 }
 
 inline void check_instr(const Instr& instr) {
-  expect_plan(instr.op >= kCast && instr.op <= kKeep && instr.compare <= 5, "a step");
+  expect_plan(instr.op >= kCast && instr.op <= kCombine && instr.compare <= 5, "a step");
   expect_plan(instr.dtype <= kDouble || instr.dtype == kBool || instr.dtype == kBFloat16, "a step's dtype");
   expect_plan(instr.tensor >= 0 || (instr.op != kBucketize && instr.op != kAddTensor), "a step without its tensor");
   expect_plan(!divides_by_zero(instr), "a division by zero");
+  const bool shifts = instr.op == kLShift || instr.op == kRShift;
+  expect_plan(!shifts || (!(instr.kinds & 1) && instr.a >= 0 && instr.a < 8 * element_size(instr.dtype)), "a shift by more than all bits");
+  const bool names = instr.op == kSave || instr.op == kSwap || instr.op == kCombine;
+  expect_plan(!names || (!(instr.kinds & 2) && instr.b >= 0 && instr.b < kRegisters), "a register that is not there");
 }
 
 inline void check_extra(const Plan& plan, const Extra& extra) {
@@ -84,6 +88,15 @@ inline void check_records(const Plan& plan) {
     expect_plan(tile.count > 0 && within(tile.first, tile.count, header.n_columns) && within(tile.output, 1, header.n_outputs), "a work item");
     for (int c = tile.first; c < tile.first + tile.count; c++) expect_plan(plan.columns[c].output == tile.output, "a work item of two outputs");
   }
+}
+
+// A plan that may come from anywhere.
+inline void check_encoded(const Array& words) {
+  if (words.dtype != kInt64 || words.dim != 1 || (words.strides[0] != 1 && words.sizes[0] > 1))
+    refused("fxopt.columns: the plan must be a contiguous 1-D int64 tensor");
+  const auto* first = reinterpret_cast<const int64_t*>(words.data);
+  check_counts(first, words.sizes[0]);
+  check_records(Plan(first));
 }
 
 }  // namespace fxopt

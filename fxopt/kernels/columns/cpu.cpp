@@ -56,11 +56,8 @@ static void run(const Request& request) {
 // With the words of a plan that may come from anywhere.
 static Request request_of(const Arguments& arguments, const Tensor& plan, Results& results) {
   const Array words = operand_of(plan);
-  if (words.dtype != kInt64 || words.dim != 1 || !plan.is_contiguous()) refused("fxopt.columns: the plan must be a contiguous 1-D int64 tensor");
-  const auto* first = reinterpret_cast<const int64_t*>(words.data);
-  check_counts(first, words.sizes[0]);
-  check_records(Plan(first));
-  return arguments.request(first, words.sizes[0], results);
+  check_encoded(words);
+  return arguments.request(reinterpret_cast<const int64_t*>(words.data), words.sizes[0], results);
 }
 
 std::vector<Tensor> columns(const std::vector<Tensor> tensors, const std::vector<Tensor> tables, const Tensor plan) {

@@ -82,7 +82,10 @@ struct Extra {
 enum Op : uint8_t {
   kCast = 1, kAddConstant, kMul, kRSub, kDiv, kRemainder, kFmod, kFloorDivide, kClampMin, kClampMax, kAnd, kAbs,
   kFloor, kCeil, kSqrt, kBucketize, kAddTensor, kSave, kWhere, kTrunc, kKeep,
+  kOr, kXor, kLShift, kRShift, kSwap, kCombine,
 };
+
+constexpr int kRegisters = 2;  // what SAVE, SWAP and COMBINE name by b; WHERE compares the first
 
 struct Instr {
   uint8_t op, dtype, compare, kinds;  // kinds: bit 0 a is a double, bit 1 b is

@@ -55,10 +55,20 @@ class Op(IntEnum):
     SQRT = 15
     BUCKETIZE = 16  # boundaries = tensors[tensor] (1-D), right = a (0 or 1); NaN gives len(boundaries)
     ADD_TENSOR = 17  # v + tensors[tensor][k], k = the lane, or the second row index where rows has two dims
-    SAVE = 18  # saved = v
-    WHERE = 19  # v = b if compare(saved, a) else v; saved is the value at the last SAVE
+    SAVE = 18  # saved[b] = v; there are REGISTERS of them
+    WHERE = 19  # v = b if compare(saved[0], a) else v
     TRUNC = 20
     KEEP = 21  # a lane counts only if compare(v, a) here: the mask of a padded row. v itself passes on
+    OR = 22  # v | a
+    XOR = 23  # v ^ a
+    LSHIFT = 24  # v << a, 0 <= a < bits
+    RSHIFT = 25  # v >> a, 0 <= a < bits; the sign stays
+    SWAP = 26  # v and saved[b] change places
+    COMBINE = 27  # v op saved[b], integers; a is the number of the op, one of COMBINED
+
+
+REGISTERS = 2
+COMBINED = (Op.ADD, Op.MUL, Op.RSUB, Op.AND, Op.OR, Op.XOR)
 
 
 class Compare(IntEnum):

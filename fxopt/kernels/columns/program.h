@@ -85,22 +85,24 @@ struct Program {
 
   bool apply(int64_t position, int n, Value& v, Error& error, uint8_t* counts = nullptr) const {
     if (size == 0) return true;
-    Value saved;
-    saved.dtype = kInt64;
+    Value saved[kRegisters];
+    for (Value& each : saved) each.dtype = kInt64;
     for (int s = 0; s < size; s++) {
       const Instr& instr = instrs[s];
       if (instr.tensor >= call->n_tensors) return fail("no such tensor", instr.tensor, error);
       switch (instr.op) {
-        case kSave: saved.dtype = v.dtype; memcpy(saved.i, v.i, sizeof saved.i); continue;
+        case kSave: saved[instr.b].dtype = v.dtype; memcpy(saved[instr.b].i, v.i, sizeof v.i); continue;
+        case kSwap: std::swap(v, saved[instr.b]); continue;
         case kBucketize:
           if (!bucketize_step(instr, v, n, error)) return false;
           continue;
         case kKeep: if (counts) keep(instr, v, n, counts); continue;
         default: cast(instr.dtype, v, n);
       }
-      if (instr.op == kWhere) where(instr, saved, v, n);
+      if (instr.op == kWhere) where(instr, saved[0], v, n);
       else if (instr.op == kAddTensor) { if (!add_tensor(instr, v, position, n, error)) return false; }
       else if (instr.op == kCast) continue;
+      else if (instr.op == kCombine) { if (v.is_int() && saved[instr.b].is_int()) combine(instr, saved[instr.b].i, v.i, n); }
       else if (v.is_int()) step_int(instr, v.i, n);
       else if (v.is_double()) step_float(instr, v.d, n);
       else { step_float(instr, v.f, n); round_to(v.dtype, v.f, n); }

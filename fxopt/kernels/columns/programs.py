@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from .plan import Compare, Instr, Op, PerRow, Source
+from .plan import REGISTERS, Compare, Instr, Op, PerRow, Source
 
 Bucketize = Callable[[Tensor, int, Instr], Tensor]  # (values, step of the program, its instruction)
 _COMPARE: dict[Compare, Callable] = {
@@ -27,6 +28,10 @@ _STEPS: dict[Op, Callable[[Tensor, Instr], Tensor]] = {
     Op.CLAMP_MIN: lambda v, i: torch.clamp(v, min=i.a),
     Op.CLAMP_MAX: lambda v, i: torch.clamp(v, max=i.a),
     Op.AND: lambda v, i: v & i.a,
+    Op.OR: lambda v, i: v | i.a,
+    Op.XOR: lambda v, i: v ^ i.a,
+    Op.LSHIFT: lambda v, i: v << i.a,
+    Op.RSHIFT: lambda v, i: v >> i.a,
     Op.ABS: lambda v, i: v.abs(),
     Op.FLOOR: lambda v, i: v.floor(),
     Op.CEIL: lambda v, i: v.ceil(),
@@ -65,10 +70,12 @@ def evaluate(
 
     `bucketize` takes over where boundaries differ by row.
     """
-    saved, kept = v, None
+    saved, kept = [v] * REGISTERS, None
     for step, instr in enumerate(program):
         if instr.op == Op.SAVE:
-            saved = v
+            saved[int(instr.b)] = v
+        elif instr.op == Op.SWAP:
+            v, saved[int(instr.b)] = saved[int(instr.b)], v
         elif instr.op == Op.KEEP:
             holds = _COMPARE[instr.compare](v, instr.a)
             kept = holds if kept is None else kept & holds
@@ -80,7 +87,9 @@ def evaluate(
         else:
             v = v.to(getattr(torch, instr.dtype))
             if instr.op == Op.WHERE:
-                v = v.masked_fill(_COMPARE[instr.compare](saved, instr.a), instr.b)
+                v = v.masked_fill(_COMPARE[instr.compare](saved[0], instr.a), instr.b)
+            elif instr.op == Op.COMBINE:
+                v = _STEPS[Op(instr.a)](v, replace(instr, a=saved[int(instr.b)].to(v.dtype)))  # type: ignore[arg-type]
             elif instr.op == Op.ADD_TENSOR:
                 v = v + _per_lane(tensors, instr.tensor, source).to(v.dtype)
             else:

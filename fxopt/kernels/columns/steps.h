@@ -108,8 +108,30 @@ inline void step_int(const Instr& instr, int64_t* v, int n) {
     case kClampMin: each(v, n, [a](int64_t x) { return x < a ? a : x; }); break;
     case kClampMax: each(v, n, [a](int64_t x) { return x > a ? a : x; }); break;
     case kAnd: each(v, n, [a](int64_t x) { return x & a; }); break;
+    case kOr: each(v, n, [a](int64_t x) { return x | a; }); break;
+    case kXor: each(v, n, [a](int64_t x) { return x ^ a; }); break;
+    case kLShift: each(v, n, [a](int64_t x) { return int64_t(uint64_t(x) << (a & 63)); }); break;
+    case kRShift: each(v, n, [a](int64_t x) { return x >> (a & 63); }); break;
     case kAbs: each(v, n, [](int64_t x) { return x < 0 ? int64_t(0 - uint64_t(x)) : x; }); break;
     default: return;  // floor, ceil, trunc of integers
+  }
+  wrap_to(instr.dtype, v, n);
+}
+
+template <class F>
+inline void each_pair(int64_t* values, const int64_t* others, int n, F f) {
+  for (int k = 0; k < n; k++) values[k] = int64_t(f(uint64_t(values[k]), uint64_t(others[k])));
+}
+
+// v op saved, both integers.
+inline void combine(const Instr& instr, const int64_t* saved, int64_t* v, int n) {
+  switch (instr.a) {
+    case kAddConstant: each_pair(v, saved, n, [](uint64_t x, uint64_t y) { return x + y; }); break;
+    case kMul: each_pair(v, saved, n, [](uint64_t x, uint64_t y) { return x * y; }); break;
+    case kRSub: each_pair(v, saved, n, [](uint64_t x, uint64_t y) { return y - x; }); break;
+    case kAnd: each_pair(v, saved, n, [](uint64_t x, uint64_t y) { return x & y; }); break;
+    case kOr: each_pair(v, saved, n, [](uint64_t x, uint64_t y) { return x | y; }); break;
+    case kXor: each_pair(v, saved, n, [](uint64_t x, uint64_t y) { return x ^ y; }); break;
   }
   wrap_to(instr.dtype, v, n);
 }

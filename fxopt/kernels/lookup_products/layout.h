@@ -7,11 +7,6 @@ namespace fxopt {
 
 constexpr int kPairs = 16;  // of a work item: 16 dot products are a cache line of a row
 
-// Words in front of the columns' plan. Behind them: the first column of each group, and the group of each column.
-struct Setting {
-  int64_t dots, n_columns, n_groups;  // dots: products are summed over their row
-};
-
 // Columns with the same ids are a group: those are made once.
 struct Products {
   Call call;  // of 2 * pairs columns: pair p are columns p and pairs + p

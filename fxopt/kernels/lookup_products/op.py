@@ -19,16 +19,18 @@ from ..columns.encode import plan_of
 from ..columns.errors import explain
 from ..columns.plan import Plan
 from ..operators import Operator, Operators, cpu_library
+from ..words import tensor_of, text_of, words_in
 
-KERNEL = cpu_library(Path(__file__).parent, "layout.h", "products.h")
+_SCHEMA = "lookup_products(Tensor[] tensors, Tensor[] tables, Tensor plan, str setting) -> Tensor"
+KERNEL = cpu_library(Path(__file__).parent, "layout.h", "products.h", (_SCHEMA,))
 
 
-def lookup_products(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor, dots: bool) -> Tensor:
+def lookup_products(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor, setting: str) -> Tensor:
     """`fxopt::columns`, then the products: the definition in PyTorch.
 
     Args:
         tensors, tables, plan: as of fxopt::columns, with one output of 2 P plain lookups of D floats each.
-        dots: whether the products are summed over D.
+        setting: of :func:`setting_of`.
 
     Returns:
         [B, P] or [B, P * D], contiguous: pair p are columns p and P + p.
@@ -38,43 +40,45 @@ def lookup_products(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: T
     """
     (rows,) = torch.ops.fxopt.columns.default(tensors, tables, plan)
     left, right = rows.unflatten(1, (2, *_pairs(tables, plan))).unbind(1)
-    return (left * right).sum(2) if dots else (left * right).flatten(1)
+    return (left * right).sum(2) if _sums_up(setting) else (left * right).flatten(1)
 
 
-def call_of(plan: Plan, encoded: Tensor) -> Callable[..., Tensor]:
+def setting_of(plan: Plan, dots: bool) -> str:
+    """Whether products are summed over D, and for each column a number: columns with one number read the same ids."""
+    numbers: dict[object, int] = {}
+    keys = [(column.source, repr(column.program)) for column in plan.columns]  # 0.0 == -0.0
+    return text_of([int(dots), *(numbers.setdefault(key, len(numbers)) for key in keys)])
+
+
+def call_of(plan: Plan, setting: str) -> Callable[..., Tensor]:
     """`lookup_products` for one plan, past the dispatcher where it can be, with its errors explained."""
-    words = [_words(plan, encoded, dots) for dots in (False, True)]
+    words = tensor_of(setting)
 
     def fxopt_lookup_products(
-        tensors: Sequence[Tensor], tables: Sequence[Tensor], encoded: Tensor, dots: bool
+        tensors: Sequence[Tensor], tables: Sequence[Tensor], encoded: Tensor, setting: str
     ) -> Tensor:
         try:
-            outputs = OPERATORS.past_dispatcher("lookup_products")(tensors, tables, words[dots])
+            outputs = OPERATORS.past_dispatcher("lookup_products")(tensors, tables, encoded, words)
             if outputs is not None:
                 return outputs[0]
         except RuntimeError:
-            pass  # the columns say which id of which one is outside
+            pass  # tables that the kernel does not read; or the columns say which id of which one is outside
         try:
-            return torch.ops.fxopt.lookup_products(tensors, tables, encoded, dots)
+            return lookup_products(tensors, tables, encoded, setting)
         except RuntimeError as error:
             raise explain(error, plan) or error from None
 
     return fxopt_lookup_products
 
 
-def _words(plan: Plan, encoded: Tensor, dots: bool) -> Tensor:
-    """What layout.h's Setting says, then the plan."""
-    numbers: dict[object, int] = {}
-    keys = [(column.source, repr(column.program)) for column in plan.columns]  # 0.0 == -0.0
-    groups = [numbers.setdefault(key, len(numbers)) for key in keys]
-    firsts = [groups.index(number) for number in range(len(numbers))]
-    return torch.cat([torch.tensor([dots, len(groups), len(firsts), *firsts, *groups], device="cpu"), encoded])
-
-
-def _fake(tensors: list[Tensor], tables: list[Tensor], plan: Tensor, dots: bool) -> Tensor:
+def _fake(tensors: list[Tensor], tables: list[Tensor], plan: Tensor, setting: str) -> Tensor:
     (rows,) = torch.ops.fxopt.columns(tensors, tables, plan)
     pairs, dim = _pairs(tables, plan)
-    return rows.new_empty(rows.shape[0], pairs if dots else pairs * dim)
+    return rows.new_empty(rows.shape[0], pairs if _sums_up(setting) else pairs * dim)
+
+
+def _sums_up(setting: str) -> bool:
+    return bool(words_in(setting)[0])
 
 
 def _pairs(tables: Sequence[Tensor], plan: Tensor) -> tuple[int, int]:
@@ -84,10 +88,7 @@ def _pairs(tables: Sequence[Tensor], plan: Tensor) -> tuple[int, int]:
     return len(columns) // 2, tables[columns[0].table].shape[1]
 
 
-_INPUTS = "Tensor[] tensors, Tensor[] tables, Tensor plan, bool dots"
-OPERATORS = Operators(
-    (Operator(f"lookup_products({_INPUTS}) -> Tensor", lookup_products, _fake, facts=Facts(looks_up=True)),), KERNEL
-)
+OPERATORS = Operators((Operator(_SCHEMA, lookup_products, _fake, facts=Facts(looks_up=True)),), KERNEL)
 
 
 def load() -> None:

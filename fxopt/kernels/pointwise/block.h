@@ -73,10 +73,7 @@ class Worker {
     const Step& step = job_.steps[k];
     for (int c = 0; c < 3; c++) {
       if (step.operands[c] >= 0) continue;
-      const int32_t bits = int32_t(step.constants[c]);
-      float x;
-      memcpy(&x, &bits, sizeof x);
-      std::fill_n(constant(k, c), kConstantLanes, x);
+      std::fill_n(constant(k, c), kConstantLanes, float(step.constants[c]));
     }
   }
 

@@ -1,4 +1,4 @@
-"""A Plan as a string (an operator's argument, the same in every process), and as the words that the kernel reads.
+"""A Plan as the words that the kernel reads, in a text (an operator's argument, the same in every process), and back.
 
 Each value that must be kept gets a slot of scratch memory; slots are reused once their value was read last.
 """
@@ -6,26 +6,35 @@ Each value that must be kept gets a slot of scratch memory; slots are reused onc
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
 
-import torch
-
+from ..words import bits_of, float_of, text_of, words_in
 from .checks import checked
-from .plan import MOST_AXES, OPS, Input, Output, Plan, Step
+from .plan import MOST_AXES, OPS, Input, Operand, Output, Plan, Step
 
-VERSION = 0x46584F50_0101  # layout.h checks it
+VERSION = 0x46584F50_0102  # layout.h checks it
 _DTYPES = {False: 6, True: 11}  # c10::ScalarType of float and bool
 _NUMBERS = {name: number for number, name in enumerate(OPS)}
+_MOST_OPERANDS = 3
+_Take = Callable[[], int]
 
 
 def text(plan: Plan) -> str:
-    """One line: axes; inputs; steps; outputs."""
-    fields = [str(plan.axes)]
-    fields.append("/".join(_dims(given.dims) for given in plan.inputs))
-    fields.append(
-        "/".join(" ".join([step.op, _dims(tuple(sorted(step.axes))), *map(repr, step.operands)]) for step in plan.steps)
-    )
-    fields.append("/".join(f"{out.value} {_dims(out.dims)} {int(out.boolean)}" for out in plan.outputs))
-    return ";".join(fields)
+    """The structs of layout.h: a header, inputs, steps, outputs."""
+    slots, count = _slots(plan)
+    words = [VERSION, plan.axes, plan.outer, len(plan.inputs), len(plan.steps), len(plan.outputs), count, 0]
+    for given in plan.inputs:
+        places = (given.dims.index(axis) if axis in given.dims else -1 for axis in range(plan.axes))
+        words += [_mask(given.axes), len(given.dims), *_padded(places, MOST_AXES)]
+    for step, slot in zip(plan.steps, slots, strict=True):
+        operands = (operand if isinstance(operand, int) else -1 for operand in step.operands)
+        constants = (bits_of(operand) if isinstance(operand, float) else 0 for operand in step.operands)
+        words += [_NUMBERS[step.op], len(step.operands), _mask(step.axes), slot]
+        words += [*_padded(operands, _MOST_OPERANDS), *_padded(constants, _MOST_OPERANDS)]
+    for output in plan.outputs:
+        axes = (-1 if axis is None else axis for axis in output.dims)
+        words += [output.value, _DTYPES[output.boolean], len(output.dims), *_padded(axes, MOST_AXES)]
+    return text_of(words)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -35,50 +44,47 @@ def plan_of(line: str) -> Plan:
     Raises:
         ValueError: the text is not one of :func:`text`.
     """
-    axes, inputs, steps, outputs = line.split(";")
-    return checked(
-        Plan(
-            int(axes),
-            tuple(Input(_axes(dims)) for dims in inputs.split("/")),
-            tuple(_step(*step.split(" ")) for step in steps.split("/")),
-            tuple(_output(*output.split(" ")) for output in outputs.split("/")),
-        )
-    )
+    words = iter(words_in(line))
+    try:
+        plan = _read(words.__next__)
+    except (StopIteration, IndexError):
+        plan = None
+    if plan is None or next(words, None) is not None:
+        raise ValueError("fxopt.pointwise: expected a plan made by text()")
+    return checked(plan)
 
 
-def _dims(dims: tuple[int | None, ...]) -> str:
-    return "." + "".join("_" if axis is None else str(axis) for axis in dims)
+def _read(take: _Take) -> Plan | None:
+    version, axes, _, n_inputs, n_steps, n_outputs, _, _ = [take() for _ in range(8)]
+    if version != VERSION:
+        return None
+    inputs = [_input(take) for _ in range(n_inputs)]
+    steps = [_step(take) for _ in range(n_steps)]
+    outputs = [_output(take) for _ in range(n_outputs)]
+    return Plan(axes, tuple(inputs), tuple(steps), tuple(outputs))
 
 
-def _axes(dims: str) -> tuple[int | None, ...]:
-    return tuple(None if axis == "_" else int(axis) for axis in dims[1:])
+def _input(take: _Take) -> Input:
+    _, n, *places = [take() for _ in range(2 + MOST_AXES)]
+    dims: list[int | None] = [None] * n
+    for axis, place in enumerate(places):
+        if place >= 0:
+            dims[place] = axis
+    return Input(tuple(dims))
 
 
-def _step(op: str, axes: str, *operands: str) -> Step:
-    found = tuple(int(operand) if operand.isdigit() else float(operand) for operand in operands)
-    return Step(op, found, frozenset(int(axis) for axis in axes[1:]))
+def _step(take: _Take) -> Step:
+    op, n, mask, _ = [take() for _ in range(4)]
+    values, constants = ([take() for _ in range(_MOST_OPERANDS)] for _ in range(2))
+    operands: list[Operand] = [
+        float_of(constant) if value < 0 else value for value, constant in zip(values, constants, strict=True)
+    ]
+    return Step(OPS[op], tuple(operands[:n]), frozenset(axis for axis in range(MOST_AXES) if mask >> axis & 1))
 
 
-def _output(value: str, dims: str, boolean: str) -> Output:
-    return Output(int(value), _axes(dims), boolean == "1")
-
-
-@functools.lru_cache(maxsize=4096)
-def words_of(line: str) -> torch.Tensor:
-    """The kernel's records, int64: the structs of layout.h."""
-    plan = plan_of(line)
-    slots, count = _slots(plan)
-    words = [VERSION, plan.axes, plan.outer, len(plan.inputs), len(plan.steps), len(plan.outputs), count, 0]
-    for given in plan.inputs:
-        words += [_mask(given.axes), len(given.dims), *_padded(_place(axis, given.dims) for axis in range(plan.axes))]
-    for step, slot in zip(plan.steps, slots, strict=True):
-        operands = [operand if isinstance(operand, int) else -1 for operand in step.operands]
-        constants = [_bits(operand) if isinstance(operand, float) else 0 for operand in step.operands]
-        words += [_NUMBERS[step.op], _mask(step.axes), slot, *_three(operands), *_three(constants)]
-    for output in plan.outputs:
-        dims = _padded(-1 if axis is None else axis for axis in output.dims)
-        words += [output.value, _DTYPES[output.boolean], len(output.dims), *dims]
-    return torch.tensor(words, dtype=torch.int64, device="cpu")
+def _output(take: _Take) -> Output:
+    value, dtype, n, *axes = [take() for _ in range(3 + MOST_AXES)]
+    return Output(value, tuple(None if axis < 0 else axis for axis in axes[:n]), dtype == _DTYPES[True])
 
 
 def _slots(plan: Plan) -> tuple[list[int], int]:
@@ -112,18 +118,6 @@ def _mask(axes: frozenset[int]) -> int:
     return sum(1 << axis for axis in axes)
 
 
-def _place(axis: int, dims: tuple[int | None, ...]) -> int:
-    return dims.index(axis) if axis in dims else -1
-
-
-def _padded(numbers: object) -> list[int]:
-    found = list(numbers)  # type: ignore[call-overload]
-    return found + [-1] * (MOST_AXES - len(found))
-
-
-def _three(numbers: list[int]) -> list[int]:
-    return numbers + [-1] * (3 - len(numbers))
-
-
-def _bits(value: float) -> int:
-    return int(torch.tensor(value, dtype=torch.float32, device="cpu").view(torch.int32))
+def _padded(numbers: Iterable[int], count: int) -> list[int]:
+    found = list(numbers)
+    return found + [-1] * (count - len(found))

@@ -4,8 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "../entry.h"
-#include "layout.h"
+#include "checked.h"
 
 namespace fxopt {
 
@@ -23,11 +22,7 @@ struct Value {
   Loops loops;           // of an input that is copied; of an expansion
 };
 
-struct Job {
-  const Header* header;
-  const Input* inputs;
-  const Step* steps;
-  const Output* outputs;
+struct Job : Plan {
   const Kernels* kernels;
   int64_t sizes[kMostAxes], outer, rows, block, scratch;
   double nanoseconds;
@@ -43,17 +38,10 @@ struct Job {
       if (mask >> axis & 1) n *= sizes[axis];
     return n;
   }
-  int64_t mask_of(int64_t value) const {
-    return value < header->n_inputs ? inputs[value].mask : steps[value - header->n_inputs].mask;
-  }
 
   void resolve(const Request& request, const Kernels& chosen) {
     kernels = &chosen;
-    header = reinterpret_cast<const Header*>(request.words);
-    if (request.n_words < int64_t(sizeof(Header) / 8) || header->version != kVersion) refused("fxopt.pointwise: expected a plan made by words_of()");
-    inputs = reinterpret_cast<const Input*>(header + 1);
-    steps = reinterpret_cast<const Step*>(inputs + header->n_inputs);
-    outputs = reinterpret_cast<const Output*>(steps + header->n_steps);
+    read(request);
     if (request.n_operands != header->n_inputs)
       refused("fxopt.pointwise: expected %lld inputs, found %lld", (long long)header->n_inputs, (long long)request.n_operands);
     measure(request.operands);

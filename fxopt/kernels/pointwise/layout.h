@@ -6,8 +6,8 @@
 
 namespace fxopt {
 
-constexpr int64_t kVersion = 0x46584F500101;
-constexpr int kMostAxes = 6;
+constexpr int64_t kVersion = 0x46584F500102;
+constexpr int kMostAxes = 6, kMostOperands = 3;
 
 // In the order of plan.py's OPS.
 enum Op : int64_t {
@@ -29,7 +29,8 @@ struct Input {
 };
 
 struct Step {
-  int64_t op, mask, slot, operands[3], constants[3];  // operand -1: a constant, the bits of a float
+  int64_t op, n_operands, mask, slot, operands[kMostOperands];  // operand -1: a constant
+  double constants[kMostOperands];
 };
 
 struct Output {

@@ -13,10 +13,12 @@ from fxopt.facts import Facts
 
 from .. import gradients
 from ..operators import Operator, Operators, cpu_library
+from ..words import tensor_of
 from . import reference
-from .encode import plan_of, words_of
+from .encode import plan_of
 
-KERNEL = cpu_library(Path(__file__).parent, "layout.h", "kernels.h")
+_SCHEMA = "pointwise(Tensor[] inputs, str plan) -> Tensor[]"
+KERNEL = cpu_library(Path(__file__).parent, "layout.h", "kernels.h", (_SCHEMA,))
 
 
 def call(inputs: Sequence[Tensor], plan: str) -> list[Tensor]:
@@ -29,14 +31,8 @@ def call(inputs: Sequence[Tensor], plan: str) -> list[Tensor]:
     Raises:
         RuntimeError: inputs that do not fit the plan.
     """
-    outputs = OPERATORS.past_dispatcher("pointwise")(inputs, words_of(plan))
+    outputs = OPERATORS.past_dispatcher("pointwise")(inputs, tensor_of(plan))
     return torch.ops.fxopt.pointwise(inputs, plan) if outputs is None else outputs
-
-
-def _on_cpu(inputs: list[Tensor], plan: str) -> list[Tensor]:
-    with torch.no_grad():
-        outputs = OPERATORS.past_dispatcher("pointwise")(inputs, words_of(plan))
-    return _in_pytorch(inputs, plan) if outputs is None else outputs
 
 
 def _in_pytorch(inputs: list[Tensor], plan: str) -> list[Tensor]:
@@ -63,8 +59,7 @@ def _backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], None]
     return gradients.again(pointwise, ctx.saved_tensors, list(map(bool, ctx.needs_input_grad[0])), grads), None
 
 
-_SCHEMA = "pointwise(Tensor[] inputs, str plan) -> Tensor[]"
 OPERATORS = Operators(
-    (Operator(_SCHEMA, _in_pytorch, _fake, _backward, _setup_context, {"CPU": _on_cpu}, Facts(rows="axes")),), KERNEL
+    (Operator(_SCHEMA, _in_pytorch, _fake, _backward, _setup_context, facts=Facts(rows="axes")),), KERNEL
 )
 load = OPERATORS.load

@@ -18,6 +18,7 @@ constexpr int64_t kBlockRows = 240;
 constexpr double kParallelNs = 15000;  // work for one more thread: to wake it takes 5 us
 constexpr double kLevelNs = 60000;  // work of a level that is worth waking threads for it alone
 constexpr int64_t kFewColumns = 32;
+constexpr int64_t kMost = int64_t(1) << 31;  // records of a plan, columns of a buffer
 
 static Input input_of(const Array& operand, bool inner) {
   Input input{&operand, 0, 0, 1, inner, true};
@@ -42,24 +43,28 @@ static bool has_rows_of(const Array& operand, bool inner, const Array& first, bo
   return operand.dim - 1 - inner == leading && std::equal(first.sizes, first.sizes + leading, operand.sizes);
 }
 
+static void expect_plan(bool holds, const char* what) {
+  if (!holds) refused("fxopt.towers: expected a plan made by encode(), found %s", what);
+}
+
+static bool within(int64_t start, int64_t width, int64_t n) { return start >= 0 && width >= 0 && width <= n && start <= n - width; }
+
 static void check_source(const Call& call, const Source& source, int64_t width) {
   if (source.tensor < 0) {
     const int64_t index = -1 - source.tensor;
-    if (index >= call.header.n_buffers || source.start < 0 || source.start + width > call.buffers[index].width)
-      refused("fxopt.towers: columns %lld to %lld of a buffer", (long long)source.start, (long long)(source.start + width));
+    expect_plan(index < call.header.n_buffers && within(source.start, width, call.buffers[index].width), "columns that no buffer has");
     return;
   }
   if (source.tensor >= call.header.n_inputs) refused("fxopt.towers: input %lld of %lld", (long long)source.tensor, (long long)call.header.n_inputs);
   const Input& input = call.inputs[source.tensor];
   const Array& x = *input.operand;
-  if (source.start < 0 || source.start + width > x.sizes[x.dim - 1] || input.inner != (source.place >= 0) ||
-      (input.inner && source.place >= x.sizes[x.dim - 2]))
-    refused("fxopt.towers: a linear reads columns %lld to %lld at %lld of input %lld, which it does not have", (long long)source.start,
-            (long long)(source.start + width), (long long)source.place, (long long)source.tensor);
+  if (!within(source.start, width, x.sizes[x.dim - 1]) || input.inner != (source.place >= 0) || (input.inner && source.place >= x.sizes[x.dim - 2]))
+    refused("fxopt.towers: a step reads %lld columns from %lld on, at %lld, of input %lld, which it does not have", (long long)width,
+            (long long)source.start, (long long)source.place, (long long)source.tensor);
 }
 
 static double check_linear(const Call& call, const LinearStep& linear) {
-  if (linear.weight >= call.header.n_weights || linear.bias >= call.header.n_biases) refused("fxopt.towers: the plan was cut off");
+  expect_plan(within(linear.weight, 1, call.header.n_weights) && linear.bias >= -1 && linear.bias < call.header.n_biases, "another weight");
   const Array& weight = call.weight(linear.weight);
   if (weight.dim != 2 || weight.dtype != kDtypeFloat) refused("fxopt.towers: weight %lld must be a float32 matrix", (long long)linear.weight);
   const int64_t N = weight.sizes[0], K = weight.sizes[1];
@@ -74,7 +79,34 @@ static double check_linear(const Call& call, const LinearStep& linear) {
   return double(N * K) * std::max(0.1, double(call.rows) * 0.01);
 }
 
+static int64_t width_of(const Step& step) {
+  switch (step.op) {
+    case kLinear: return reinterpret_cast<const LinearStep&>(step).width;
+    case kMixture: return reinterpret_cast<const MixtureStep&>(step).width;
+    case kCopy: return reinterpret_cast<const CopyStep&>(step).width;
+    default: return reinterpret_cast<const ProductStep&>(step).width;
+  }
+}
+
+// Words of a step that lies in the last n of a plan.
+static int64_t length_of(const Step& step, int64_t n) {
+  constexpr size_t kSizes[] = {sizeof(LinearStep), sizeof(MixtureStep), sizeof(CopyStep), sizeof(ProductStep)};
+  expect_plan(n >= int64_t(sizeof(Step) / sizeof(int64_t)) && step.op >= kLinear && step.op <= kProduct, "a step");
+  int64_t length = int64_t(kSizes[step.op] / sizeof(int64_t));
+  expect_plan(length <= n, "one that was cut off");
+  if (step.op == kMixture) {
+    const int64_t count = reinterpret_cast<const MixtureStep&>(step).count;
+    expect_plan(count > 0 && count <= n, "a mixture of no experts");
+    length += count * int64_t(sizeof(Source) / sizeof(int64_t));
+  }
+  expect_plan(step.length == length && length <= n, "a step of another length");
+  return length;
+}
+
+// Returns the nanoseconds that the step may take on one thread.
 static double check_step(const Call& call, const Step& step) {
+  expect_plan(within(step.buffer, 1, call.header.n_buffers) && within(step.column, width_of(step), call.buffers[step.buffer].width),
+              "a step that writes beside its buffer");
   if (step.op == kLinear) return check_linear(call, reinterpret_cast<const LinearStep&>(step));
   if (step.op == kCopy) {
     const auto& copy = reinterpret_cast<const CopyStep&>(step);
@@ -96,9 +128,12 @@ static double check_step(const Call& call, const Step& step) {
 // Fills the call from the request, allocates its outputs. Returns the nanoseconds that it may take on one thread.
 static double prepare(const Request& request, Call& call) {
   constexpr int64_t kHeader = sizeof(Header) / sizeof(int64_t);
-  if (request.n_words < kHeader || request.words[0] != kVersion) refused("fxopt.towers: expected a plan made by encode()");
+  expect_plan(request.n_words >= kHeader && request.words[0] == kVersion, "another text");
   call.header = reinterpret_cast<const Header&>(*request.words);
   const Header& header = call.header;
+  for (int64_t k = 1; k < kHeader; k++) expect_plan(request.words[k] >= 0 && request.words[k] <= kMost, "a number of records");
+  int64_t left = request.n_words - kHeader - header.n_inputs - header.n_buffers * int64_t(sizeof(BufferPlan) / sizeof(int64_t));
+  expect_plan(header.n_inputs > 0 && left >= 0, "one that was cut off");
   if (request.n_operands != header.n_inputs + header.n_weights + header.n_biases)
     refused("fxopt.towers: %lld tensors for a plan of %lld inputs, %lld weights and %lld biases", (long long)request.n_operands,
             (long long)header.n_inputs, (long long)header.n_weights, (long long)header.n_biases);
@@ -120,6 +155,7 @@ static double prepare(const Request& request, Call& call) {
   const int32_t leading = first.dim - 1 - int32_t(first_inner);
   for (int64_t b = 0; b < header.n_buffers; b++, words += sizeof(BufferPlan) / sizeof(int64_t)) {
     const auto& plan = reinterpret_cast<const BufferPlan&>(*words);
+    expect_plan(within(0, plan.width, kMost) && within(0, plan.inner, kMost) && (!plan.inner || plan.width % plan.inner == 0), "a buffer");
     Buffer buffer{nullptr, plan.width, call.scratch_width};
     if (plan.is_output) {
       int64_t sizes[16];
@@ -137,17 +173,17 @@ static double prepare(const Request& request, Call& call) {
   double nanoseconds = 0;
   for (int64_t s = 0; s < header.n_steps; s++) {
     const auto& step = reinterpret_cast<const Step&>(*words);
+    const int64_t length = length_of(step, left);
     nanoseconds += check_step(call, step);
     call.steps.push_back(&step);
-    words += step.length;
+    words += length, left -= length;
   }
-  if (words != request.words + request.n_words) refused("fxopt.towers: the plan was cut off");
+  expect_plan(left == 0, "more than its steps");
   return nanoseconds;
 }
 
-static int64_t width_of(const Call& call, const Step& step) {
-  return step.op == kLinear ? reinterpret_cast<const LinearStep&>(step).width : 1;
-}
+// Columns that may be shared among threads.
+static int64_t columns_of(const Step& step) { return step.op == kLinear ? width_of(step) : 1; }
 
 static char* scratch_of(const Call& call, int64_t rows) {
   return scratch(size_t(call.scratch_width * rows) * sizeof(float));
@@ -156,7 +192,7 @@ static char* scratch_of(const Call& call, int64_t rows) {
 static void run_blocks(const Call& call, int64_t block_rows, std::atomic<int64_t>& next) {
   for (int64_t row; (row = next.fetch_add(block_rows, std::memory_order_relaxed)) < call.rows;) {
     const Block block{row, std::min(row + block_rows, call.rows), scratch_of(call, block_rows)};
-    for (const Step* step : call.steps) chosen->run(call, *step, block, 0, width_of(call, *step));
+    for (const Step* step : call.steps) chosen->run(call, *step, block, 0, columns_of(*step));
   }
 }
 
@@ -170,10 +206,10 @@ static void run_levels(const Call& call, int64_t threads) {
     const int64_t level = call.steps[s]->level;
     int64_t columns = 0;
     size_t end = s;
-    for (; end < call.steps.size() && call.steps[end]->level == level; end++) columns += width_of(call, *call.steps[end]);
+    for (; end < call.steps.size() && call.steps[end]->level == level; end++) columns += columns_of(*call.steps[end]);
     const int64_t share = std::max(kFewColumns, (columns / (2 * threads) + 7) / 8 * 8);
     for (; s < end; s++)
-      for (int64_t n = 0, N = width_of(call, *call.steps[s]); n < N; n += share) items.push_back({call.steps[s], n, std::min(n + share, N)});
+      for (int64_t n = 0, N = columns_of(*call.steps[s]); n < N; n += share) items.push_back({call.steps[s], n, std::min(n + share, N)});
     const auto run_item = [&](const Item& item) { chosen->run(call, *item.step, block, item.n0, item.n1); };
     if (items.size() == 1) {
       run_item(items[0]);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,16 +12,17 @@ from fxopt.torch_internals.operators import below_autograd
 from fxopt.torch_internals.storage import storage_number
 
 from ..operators import BY_ROWS, Operator, Operators, cpu_library
+from ..words import tensor_of
 from . import reference
-from .checks import checked
-from .plan import decode, words_of
+from .plan import decode
 
-KERNEL = cpu_library(Path(__file__).parent, "program.h", "steps.h")
+_SCHEMA = "towers(Tensor[] inputs, Tensor[] weights, Tensor[] biases, str plan) -> Tensor[]"
+KERNEL = cpu_library(Path(__file__).parent, "program.h", "steps.h", (_SCHEMA,))
 
 
 def call_of(plan: str) -> Callable[..., list[Tensor]]:
     """The operator with its plan, past the dispatcher where nothing is to be recorded."""
-    words, operator = _tensor(plan), torch.ops.fxopt.towers.default
+    words, operator = tensor_of(plan), torch.ops.fxopt.towers.default
     past_dispatcher = OPERATORS.past_dispatcher("towers")
 
     def towers(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], _: str) -> list[Tensor]:
@@ -30,19 +30,6 @@ def call_of(plan: str) -> Callable[..., list[Tensor]]:
         return operator(inputs, weights, biases, plan) if outputs is None else outputs
 
     return towers
-
-
-@functools.lru_cache(1024)
-def _tensor(plan: str) -> Tensor:
-    return torch.tensor(words_of(checked(decode(plan))), device="cpu")
-
-
-def _on_cpu(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], plan: str) -> list[Tensor]:
-    outputs = None
-    if inputs[0].dtype == torch.float32:
-        with torch.no_grad():
-            outputs = OPERATORS.past_dispatcher("towers")(inputs, weights, biases, _tensor(plan))
-    return _in_pytorch(inputs, weights, biases, plan) if outputs is None else outputs
 
 
 def _in_pytorch(
@@ -71,10 +58,10 @@ def _fake(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[
 OPERATORS = Operators(
     (
         Operator(
-            "towers(Tensor[] inputs, Tensor[] weights, Tensor[] biases, str plan) -> Tensor[]",
+            _SCHEMA,
             _in_pytorch,
             _fake,
-            others={"CPU": _on_cpu, "Autograd": _recorded},
+            others={"Autograd": _recorded},
             facts=BY_ROWS,
         ),
     ),

@@ -6,11 +6,10 @@ the steps. So a concat or a stack of results costs nothing, and the layers of a 
 
 from __future__ import annotations
 
-import base64
 import functools
-import struct
-import zlib
 from dataclasses import dataclass
+
+from ..words import text_of, words_in
 
 _VERSION = 1
 ACTIVATIONS = ("none", "relu", "sigmoid", "tanh")
@@ -118,13 +117,7 @@ class Plan:
 
 
 def encode(plan: Plan) -> str:
-    """As one literal, which costs a call nothing however many steps there are."""
-    words = words_of(plan)
-    return base64.b85encode(zlib.compress(struct.pack(f"<{len(words)}q", *words))).decode()
-
-
-def words_of(plan: Plan) -> list[int]:
-    """What the kernel reads (program.h)."""
+    """The words that the kernel reads (program.h), as a text."""
     words = [_VERSION, len(plan.inner), plan.n_weights, plan.n_biases, len(plan.buffers), len(plan.steps)]
     words += map(int, plan.inner)
     for buffer in plan.buffers:
@@ -143,14 +136,13 @@ def words_of(plan: Plan) -> list[int]:
             case Product():
                 op, body = 3, (*step.left.words, *step.right.words, step.width)
         words += (op, 5 + len(body), level, step.buffer, step.column, *body)
-    return words
+    return text_of(words)
 
 
 @functools.lru_cache(1024)
 def decode(encoded: str) -> Plan:
     """The plan, its steps in levels."""
-    data = zlib.decompress(base64.b85decode(encoded))
-    take = iter(struct.unpack(f"<{len(data) // 8}q", data)).__next__
+    take = iter(words_in(encoded)).__next__
 
     def source() -> Source:
         tensor, place, start = take(), take(), take()

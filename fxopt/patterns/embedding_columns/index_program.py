@@ -6,18 +6,37 @@ program (index_steps.py) or a change of the view (view_operators.py); the first 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from torch.fx import Node
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
 
 from fxopt.kernels.columns.plan import Instr, Op
+from fxopt.patterns.core import Reject, calls_of_ours
 from fxopt.patterns.embedding_columns.index_steps import HANDLERS
 from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, name_of
 from fxopt.patterns.jagged.segments import Segments
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import same_shape, shape_of, tensor_of
+from fxopt.shape.calls import is_pointwise
+from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
 from fxopt.shape.view_operators import through
 from fxopt.shape.views import View
+
+
+def left_in_front(graph: Graph) -> Iterator[Reject]:
+    """The operators whose results the columns read, though they work element by element as steps do."""
+    for call in calls_of_ours(graph, "fxopt::columns"):
+        for source in call.args[0]:  # type: ignore[union-attr]
+            if isinstance(source, Node) and _computes_ids(source):
+                why = f"{source.target} makes ids in front of their lookup: a step takes one value and constants"
+                yield Reject(why, source)
+
+
+def _computes_ids(node: Node) -> bool:
+    if not isinstance(node.target, OpOverload) or not is_pointwise(node.target) or tensor_of(node) is None:
+        return False
+    return not node.meta["val"].dtype.is_floating_point and any(static(size) is None for size in shape_of(node))
 
 
 class IndexPrograms:

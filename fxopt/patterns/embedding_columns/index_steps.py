@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from fxopt.kernels.columns.plan import Instr, Op
 from fxopt.patterns.constants import constant_of
+from fxopt.patterns.embedding_columns.index_combined import combined
 from fxopt.patterns.embedding_columns.index_substitution import masked_fill, where
 from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, name_of, operand
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 Handler = Callable[["IndexPrograms", Node], IndexValue | None]
+_DIVISIONS = (Op.REMAINDER, Op.FMOD, Op.FLOOR_DIVIDE)
+_SHIFTS = (Op.LSHIFT, Op.RSHIFT)
 
 
 def _cast(programs: IndexPrograms, node: Node) -> IndexValue | None:
@@ -44,7 +47,7 @@ def _scalar(op: Op, integers_only: bool = False, floats_only: bool = False) -> H
         if (integers_only and dtype.is_floating_point) or (floats_only and not dtype.is_floating_point):
             return None
         a = operand(dtype, number)
-        if a is None or (integers_only and op is not Op.AND and a == 0):
+        if a is None or (op in _DIVISIONS and a == 0) or (op in _SHIFTS and not 0 <= a < dtype.itemsize * 8):
             return None
         return programs.then(node, source, Step(Instr(op, name_of(dtype), a)))
 
@@ -56,7 +59,7 @@ def _add(programs: IndexPrograms, node: Node) -> IndexValue | None:
         return _scalar(Op.ADD)(programs, node)
     if constant_of(node.args[0]) is not None and not node.kwargs:
         return _flipped(Op.ADD)(programs, node)
-    return _add_offsets(programs, node)
+    return combined(Op.ADD)(programs, node) or _add_offsets(programs, node)
 
 
 def _add_offsets(programs: IndexPrograms, node: Node) -> IndexValue | None:
@@ -80,14 +83,14 @@ def _add_offsets(programs: IndexPrograms, node: Node) -> IndexValue | None:
     return programs.then(node, source, Step(Instr(Op.ADD_TENSOR, name_of(dtype)), vector.base))
 
 
-def _flipped(op: Op) -> Handler:
+def _flipped(op: Op, integers_only: bool = False) -> Handler:
     """constant op value."""
 
     def handle(programs: IndexPrograms, node: Node) -> IndexValue | None:
         number, source = constant_of(node.args[0]), node.args[1]
         dtype = node.meta["val"].dtype
         a = operand(dtype, number) if number is not None else None
-        if a is None or not isinstance(source, Node) or node.kwargs:
+        if a is None or not isinstance(source, Node) or node.kwargs or (integers_only and dtype.is_floating_point):
             return None
         return programs.then(node, source, Step(Instr(op, name_of(dtype), a)))
 
@@ -99,15 +102,30 @@ def _sqrt(programs: IndexPrograms, node: Node) -> IndexValue | None:
     return _unary(Op.SQRT)(programs, node) if node.meta["val"].is_cuda else None
 
 
-def _mul(programs: IndexPrograms, node: Node) -> IndexValue | None:
-    flipped = constant_of(node.args[0]) is not None
-    return (_flipped(Op.MUL) if flipped else _scalar(Op.MUL))(programs, node)
+def _either_way(op: Op, integers_only: bool = False) -> Handler:
+    """Two values, of which one may be a constant."""
+    scalar, flipped, both = _scalar(op, integers_only), _flipped(op, integers_only), combined(op)
+
+    def handle(programs: IndexPrograms, node: Node) -> IndexValue | None:
+        left, right = map(constant_of, node.args[:2])
+        return (scalar if right is not None else flipped if left is not None else both)(programs, node)
+
+    return handle
+
+
+def _not(programs: IndexPrograms, node: Node) -> IndexValue | None:
+    """~x is -1 - x."""
+    source, dtype = node.args[0], node.meta["val"].dtype
+    a = operand(dtype, -1)
+    if a is None or not isinstance(source, Node):
+        return None
+    return programs.then(node, source, Step(Instr(Op.RSUB, name_of(dtype), a)))
 
 
 def _sub(programs: IndexPrograms, node: Node) -> IndexValue | None:
     number, dtype = constant_of(node.args[1]), node.meta["val"].dtype
     if number is None:
-        return _flipped(Op.RSUB)(programs, node)
+        return _flipped(Op.RSUB)(programs, node) or combined(Op.RSUB)(programs, node)
     a = operand(dtype, -number)  # x - c is x + (-c), for integers that wrap and for floats alike
     source = node.args[0]
     if a is None or node.kwargs.get("alpha", 1) != 1 or len(node.args) > 2 or not isinstance(source, Node):
@@ -192,8 +210,8 @@ HANDLERS: dict[object, Handler] = {
     aten.sub.Tensor: _sub,
     aten.sub.Scalar: _sub,
     aten.rsub.Scalar: _rsub,
-    aten.mul.Tensor: _mul,
-    aten.mul.Scalar: _mul,
+    aten.mul.Tensor: _either_way(Op.MUL),
+    aten.mul.Scalar: _either_way(Op.MUL),
     aten.div.Tensor: _scalar(Op.DIV, floats_only=True),
     aten.div.Scalar: _scalar(Op.DIV, floats_only=True),
     aten.true_divide.Tensor: _scalar(Op.DIV, floats_only=True),
@@ -208,9 +226,7 @@ HANDLERS: dict[object, Handler] = {
     aten.clip.default: _clamp,
     aten.clamp_min.default: _scalar(Op.CLAMP_MIN),
     aten.clamp_max.default: _scalar(Op.CLAMP_MAX),
-    aten.bitwise_and.Scalar: _scalar(Op.AND, integers_only=True),
-    aten.bitwise_and.Tensor: _scalar(Op.AND, integers_only=True),
-    aten.__and__.Scalar: _scalar(Op.AND, integers_only=True),
+    aten.bitwise_not.default: _not,
     aten.abs.default: _unary(Op.ABS),
     aten.floor.default: _unary(Op.FLOOR),
     aten.ceil.default: _unary(Op.CEIL),
@@ -224,3 +240,11 @@ HANDLERS: dict[object, Handler] = {
     aten.masked_fill.Scalar: masked_fill,
     aten.masked_fill.Tensor: masked_fill,
 }
+for _name, _op in {"and": Op.AND, "or": Op.OR, "xor": Op.XOR}.items():
+    for _packet in (getattr(aten, f"bitwise_{_name}"), getattr(aten, f"__{_name}__")):
+        HANDLERS |= {_packet.Scalar: _either_way(_op, True), _packet.Tensor: _either_way(_op, True)}
+for _name, _op in {"left": Op.LSHIFT, "right": Op.RSHIFT}.items():
+    for _overload in ("Tensor", "Tensor_Scalar"):
+        HANDLERS[getattr(getattr(aten, f"bitwise_{_name}_shift"), _overload)] = _scalar(_op, integers_only=True)
+    for _overload in ("Tensor", "Scalar"):
+        HANDLERS[getattr(getattr(aten, f"__{_name[0]}shift__"), _overload)] = _scalar(_op, integers_only=True)

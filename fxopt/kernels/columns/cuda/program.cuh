@@ -58,20 +58,26 @@ FXOPT_DEVICE int64_t divide(const Step& step, int64_t x) {
   return int64_t(negative ? 0 - r : r);
 }
 
-FXOPT_DEVICE int64_t step_int(const Step& step, int64_t x) {
-  const int64_t a = step.a;
-  switch (step.op) {
-    case kAddConstant: x = int64_t(uint64_t(x) + uint64_t(a)); break;
-    case kMul: x = int64_t(uint64_t(x) * uint64_t(a)); break;
-    case kRSub: x = int64_t(uint64_t(a) - uint64_t(x)); break;
-    case kRemainder: case kFmod: case kFloorDivide: x = divide(step, x); break;
-    case kClampMin: x = x < a ? a : x; break;
-    case kClampMax: x = x > a ? a : x; break;
-    case kAnd: x &= a; break;
-    case kAbs: x = x < 0 ? int64_t(0 - uint64_t(x)) : x; break;
-    default: break;  // floor, ceil, trunc of integers
+FXOPT_DEVICE int64_t with_number(int64_t op, int64_t x, int64_t a) {
+  switch (op) {
+    case kAddConstant: return int64_t(uint64_t(x) + uint64_t(a));
+    case kMul: return int64_t(uint64_t(x) * uint64_t(a));
+    case kRSub: return int64_t(uint64_t(a) - uint64_t(x));
+    case kClampMin: return x < a ? a : x;
+    case kClampMax: return x > a ? a : x;
+    case kAnd: return x & a;
+    case kOr: return x | a;
+    case kXor: return x ^ a;
+    case kLShift: return int64_t(uint64_t(x) << (a & 63));
+    case kRShift: return x >> (a & 63);
+    case kAbs: return x < 0 ? int64_t(0 - uint64_t(x)) : x;
+    default: return x;  // floor, ceil, trunc of integers
   }
-  return wrap(x, step.dtype);
+}
+
+FXOPT_DEVICE int64_t step_int(const Step& step, int64_t x) {
+  const bool divides = step.op == kRemainder || step.op == kFmod || step.op == kFloorDivide;
+  return wrap(divides ? divide(step, x) : with_number(step.op, x, step.a), step.dtype);
 }
 
 template <class F>
@@ -135,17 +141,32 @@ FXOPT_DEVICE Value add(Value v, Value more, int dtype) {
 
 // One value on its way through a program.
 struct State {
-  Value v, saved;
-  int dtype, saved_dtype;
+  Value v, saved, second;
+  int dtype, saved_dtype;  // the second one's is known to each step that reads it
   bool counts;  // cleared where a KEEP says that the lane does not count
 };
+
+// The register that a step names.
+FXOPT_DEVICE Value kept_in(const Step& step, const State& state) { return step.b ? state.second : state.saved; }
+
+FXOPT_DEVICE void keep_in(const Step& step, State& state, Value v) {
+  if (step.b) {
+    state.second = v;
+  } else {
+    state.saved = v;
+    state.saved_dtype = state.dtype;
+  }
+}
 
 // Any step. `inner` is the lane, or the inner row, that ADD_TENSOR reads.
 FXOPT_DEVICE void run_step(const Step& step, State& state, int64_t inner) {
   const int to = step.dtype;
   if (step.op == kSave) {
-    state.saved = state.v;
-    state.saved_dtype = state.dtype;
+    keep_in(step, state, state.v);
+  } else if (step.op == kSwap) {
+    const Value v = state.v;
+    state.v = kept_in(step, state);
+    keep_in(step, state, v);
   } else if (step.op == kKeep) {
     state.counts = state.counts && holds(step, state.v, state.dtype);
   } else if (step.op == kBucketize) {
@@ -154,6 +175,7 @@ FXOPT_DEVICE void run_step(const Step& step, State& state, int64_t inner) {
     Value x = cast(state.v, state.dtype, to);
     if (step.op == kWhere) x = holds(step, state.saved, state.saved_dtype) ? cast(number(step.b), operand_dtype(to), to) : x;
     else if (step.op == kAddTensor) x = add(x, cast(load_value(step.tensor + inner * step.stride, step.tensor_dtype), step.tensor_dtype, to), to);
+    else if (step.op == kCombine) x.i = is_floating(to) ? x.i : wrap(with_number(step.a, x.i, kept_in(step, state).i), to);
     else if (step.op != kCast) x = arithmetic(step, x);
     state.v = x;
   }
@@ -167,7 +189,7 @@ struct Outcome {
 
 // A program on a value.
 __device__ __noinline__ Outcome run_steps(const Step* steps, int n, Value v, int dtype, int64_t inner) {
-  State state{v, v, dtype, dtype, true};
+  State state{v, v, v, dtype, dtype, true};
   for (int s = 0; s < n; s++) run_step(steps[s], state, inner);
   return {state.v, state.counts};
 }

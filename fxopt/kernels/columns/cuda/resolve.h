@@ -117,16 +117,19 @@ struct Resolver {
   // A source with its program, whose steps are appended. `counted`: the value is a count of lanes, and has no source.
   Values values(const Column& column, const View& view, int at, int size, int64_t inner, bool counted, std::vector<Step>& steps) {
     Values found{view, int32_t(steps.size()), size, counted ? kInt64 : view.dtype};
-    int saved = found.dtype;
+    int saved[kRegisters] = {found.dtype, found.dtype};
     for (int s = 0; s < size; s++) {
       const Instr& instr = plan.instrs[at + s];
       Step step{};
       step.op = instr.op;
-      step.dtype = instr.op == kSave || instr.op == kKeep ? uint8_t(found.dtype) : instr.dtype;
+      step.dtype = instr.op == kSave || instr.op == kKeep ? uint8_t(found.dtype) : instr.op == kSwap ? uint8_t(saved[instr.b]) : instr.dtype;
       step.compare = instr.compare;
-      step.a = operand(instr.a, instr.kinds & 1, instr.op == kBucketize ? kInt64 : instr.op == kWhere ? saved : step.dtype);
-      if (instr.op == kSave) {
-        saved = found.dtype;
+      step.a = operand(instr.a, instr.kinds & 1, instr.op == kBucketize ? kInt64 : instr.op == kWhere ? saved[0] : step.dtype);
+      if (instr.op == kSave || instr.op == kSwap) {
+        saved[instr.b] = found.dtype;
+        step.b = instr.b;
+      } else if (instr.op == kCombine) {
+        step.b = instr.b;
       } else if (instr.op == kWhere) {
         step.b = operand(instr.b, instr.kinds & 2, instr.dtype);
       } else if (instr.op == kBucketize) {
