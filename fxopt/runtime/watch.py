@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterator, Mapping
-from operator import getitem
-from types import MappingProxyType, ModuleType
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,8 +17,8 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
-from fxopt.names import named_by
-from fxopt.reach import Cell, Code, Fields, slots_of
+from fxopt.names import is_setting, missing_of, named_by
+from fxopt.reach import MISSING, Absent, Code, Fields, slots_of
 from fxopt.runtime.checks import comparer, length_check, python_read
 from fxopt.runtime.flatten import same_value
 from fxopt.runtime.inside import Inside, Slot, is_computed
@@ -46,6 +45,7 @@ class Watch:
         ignore: names of slots not to watch.
         stored: attributes that the capture assigns itself at each call, by module.
         since: an earlier look at the model, whose values are the ones to expect.
+        read: tensors that are no state, and the versions that they keep.
         only: paths of the modules to watch, by default all that are not inside of opaque ones.
     """
 
@@ -57,6 +57,7 @@ class Watch:
         stored: Mapping[nn.Module, set[str]] = MappingProxyType({}),
         since: Watch | None = None,
         only: frozenset[str] | None = None,
+        read: Sequence[tuple[torch.Tensor, int]] = (),
     ) -> None:
         every = [(p, m) for p, m in model.named_modules() if not isinstance(m, torch.jit.ScriptModule)]
         modules = [(p, m) for p, m in every if not _inside(p, opaque) and (only is None or p in only)]
@@ -69,16 +70,16 @@ class Watch:
         modules += hidden
         slots = [slot for path, module in modules for slot in _slots(path, module, code)]
         slots += [slot for _, module in hidden for slot in _tensors(module)]
-        slots += [*_forwards(modules), *_named(code)]
+        slots += [*_forwards(modules), *_named(code), *_on_tensors(code)]
         named = {slot.key for slot in slots} if is_computed(code) else code.names
         asked = [s for s in slots if s.path not in opaque and (s.kind != "attribute" or s.key in named)]
-        inside = Inside([*((s.path or s.key, s.where[s.key]) for s in asked), *_given(code)], code)
+        inside = Inside([*((s.path or s.key, s.read()) for s in asked), *_attributes(code)], code)
         slots += inside.slots
         assigned = {(id(vars(module)), name) for module, names in stored.items() for name in names}
         self._slots = [s for s in slots if str(s) not in ignore and (id(s.where), s.key) not in assigned]
         self._wheres = [slot.where for slot in self._slots]
         self._keys = [slot.key for slot in self._slots]
-        self._values = list(map(getitem, self._wheres, self._keys))
+        self._values = [slot.read() for slot in self._slots]
         self._unchanged, self._lengths = comparer(), length_check()
         self._ordered = [*inside.ordered, *(m._modules for _, m in modules if isinstance(m, nn.ModuleDict))]
         self._ordered += [vars(module)[name] for _, module in hidden for name in HOOKS]  # which are traced
@@ -92,6 +93,7 @@ class Watch:
         sized = [(path, d) for path, module in modules for d in _sized(module) if id(d) not in open_ended]
         self._others = [attributes.keys() - names for attributes, names in self._stored]
         self._sized = [*(d for _, d in sized), *(v for v in inside.sized if id(v) not in open_ended)]
+        self._sized += map(vars, code.classes)  # what hides an attribute, or appears
         self._sizes = list(map(len, self._sized))
         self._known = [(path, d, frozenset(d)) for path, d in sized]
         inner = [m for p, m in modules if m is not model]  # the root's own hooks run around the graph
@@ -99,6 +101,7 @@ class Watch:
         self._present = [d for d in hooks if d]
         self._absent = [d for d in hooks if not d]
         self._hook_id = RemovableHandle.next_id
+        self._read, self._versions = [t for t, _ in read], [version for _, version in read]
         if since is not None:
             self._expect(since, opaque)
         self._shaped, self._shapes = [*self._sized, *self._objects], [*self._sizes, *self._kinds]
@@ -107,7 +110,7 @@ class Watch:
         """What `since` saw; but opaque modules as they are now, since the capture has run them."""
         known: dict[Any, Any] = {slot.identity: value for slot, value in zip(since._slots, since._values, strict=True)}
         ours = [(slot.path in opaque, slot, value) for slot, value in zip(self._slots, self._values, strict=True)]
-        self._values = [value if free else known.get(slot.identity, _MISSING) for free, slot, value in ours]
+        self._values = [value if free else known.get(slot.identity, MISSING) for free, slot, value in ours]
         free = {id(slot.where) for inside, slot, _ in ours if inside} | {
             id(value) for inside, _, value in ours if inside
         }
@@ -131,6 +134,7 @@ class Watch:
             and (not self._ordered or _same_orders(self._ordered, self._orders))
             and (not self._arrays or list(map(_bytes, self._arrays)) == self._bytes)
             and (not self._stored or [d.keys() - names for d, names in self._stored] == self._others)
+            and (not self._read or [tensor._version for tensor in self._read] == self._versions)
             and all(self._present)
             and (RemovableHandle.next_id == self._hook_id or self._still_absent())
         )
@@ -164,15 +168,14 @@ class Watch:
         return [*differ, *new]
 
 
-_MISSING = object()
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum, range, slice)
 
 
 def _read(slot: Slot) -> Any:
     try:
-        return slot.where[slot.key]
+        return slot.read()
     except LookupError:
-        return _MISSING
+        return MISSING
 
 
 def _as_good(a: Any, b: Any) -> bool:
@@ -231,12 +234,16 @@ def _tensors(module: nn.Module) -> Iterator[Slot]:
         yield from (Slot("", where, name) for name in where)
 
 
-def _given(code: Code) -> Iterator[tuple[str, Any]]:
-    """What functions have as defaults and attributes."""
-    for function in code.functions.values():
-        for given in (function.__defaults__, function.__kwdefaults__, vars(function)):
-            if given:
-                yield function.__qualname__, given
+def _on_tensors(code: Code) -> Iterator[Slot]:
+    """The attributes that a user has put on tensors, and that the code names."""
+    tensors = (value for value in code.held if isinstance(value, torch.Tensor) and vars(value))
+    for tensor in tensors:
+        names = vars(tensor).keys() if is_computed(code) else vars(tensor).keys() & code.names
+        yield from (Slot(type(tensor).__name__, vars(tensor), name) for name in names)
+
+
+def _attributes(code: Code) -> Iterator[tuple[str, Any]]:
+    return ((function.__qualname__, vars(function)) for function in code.functions.values() if vars(function))
 
 
 def _sized(module: nn.Module) -> Iterator[dict]:
@@ -261,16 +268,16 @@ def _named(code: Code) -> Iterator[Slot]:
     for function in code.functions.values():
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         found = [Slot(path, where, name, "global") for path, where, name in named_by(function)]
-        found += [Slot(function.__qualname__, Cell(cell), name, "global", cell) for name, cell in cells]
-        yield from (slot for slot in found if _is_setting(slot.where[slot.key]))
+        found += [Slot(function.__qualname__, cell, name, "global") for name, cell in cells]
+        yield from (slot for slot in found if is_setting(slot.read()))
+        yield from (Slot(path, Absent(where), name, "global", where) for path, where, name in missing_of(function))
+        given = [name for name in ("__defaults__", "__kwdefaults__") if getattr(function, name)]
+        yield from (Slot(function.__qualname__, function, name, "global") for name in ("__code__", *given))
+    for module in code.modules.values():
+        yield from (Slot(module.__name__, vars(module), name, "global") for name in code.names & vars(module).keys())
     for kind in code.classes:
-        for name in code.names & vars(kind).keys():
-            if _is_setting(vars(kind)[name]) and not name.startswith("__"):
-                yield Slot(kind.__name__, vars(kind), name, "class", kind)
+        settings = (name for name in code.names & vars(kind).keys() if is_setting(vars(kind)[name]))
+        for name in {*code.called_of(kind), *(name for name in settings if not name.startswith("__"))}:
+            yield Slot(kind.__name__, vars(kind), name, "class", kind)
     if "environ" in code.names or "getenv" in code.names:
         yield Slot("os", vars(os), "environ", "global")
-
-
-def _is_setting(value: Any) -> bool:
-    """What code may decide by, and users replace: all but modules."""
-    return not isinstance(value, ModuleType)
