@@ -38,8 +38,8 @@ _LARGE = 1000  # comparing a dict costs 20 ns an entry: of a vocabulary only the
 
 @dataclass
 class Slot:
-    """One watched value: `item(where, key)`, an attribute, a submodule, a global, an item, or a member of `of`: a class,
-    or an object without a dict."""
+    """One watched value: `item(where, key)`, an attribute, a submodule, a global, an item, or a member of `of`: a
+    class, or an object without a dict."""
 
     path: str
     where: Any
