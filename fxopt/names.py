@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import importlib.util
@@ -17,7 +18,8 @@ def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     """The globals that a function reads, and all its names, those of attributes too; with the functions within it."""
     inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
     read = (step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    words = (constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier())
+    texts = (constant for constant in code.co_consts if isinstance(constant, str))
+    words = (text for text in texts if text.replace(".", "").isidentifier())
     return frozenset(read).union(*(names for names, _ in inner)), frozenset(code.co_names).union(
         words, *(names for _, names in inner)
     )
@@ -50,7 +52,7 @@ def named_by(function: types.FunctionType) -> Iterator[tuple[str, dict[str, Any]
         value = function.__globals__[name]
         if isinstance(value, types.ModuleType):
             modules.append(value)
-        else:
+        if is_setting(value):
             yield function.__module__ or "", function.__globals__, name
     seen = set[int]()
     while modules:
@@ -58,16 +60,56 @@ def named_by(function: types.FunctionType) -> Iterator[tuple[str, dict[str, Any]
         if id(module) in seen or not is_users(module.__name__):
             continue
         seen.add(id(module))
-        for name in named & vars(module).keys():
+        for name in (named | {"__getattr__"}) & vars(module).keys():
             if isinstance(vars(module)[name], types.ModuleType):
                 modules.append(vars(module)[name])
-            else:
+            if is_setting(vars(module)[name]):
                 yield module.__name__, vars(module), name
+
+
+def is_setting(value: Any) -> bool:
+    """What code may decide by, and users replace: all but the modules of libraries."""
+    return not isinstance(value, types.ModuleType) or is_users(value.__name__)
+
+
+def missing_of(function: types.FunctionType) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """(path, dict, key) of the globals that a function asks for, in its own module and in others of the user's, and
+    that are not there."""
+    read, named = names_in(function.__code__)
+    own, pairs = function.__globals__, pairs_in(function.__code__)
+    for name in (named if "globals" in read else read) - own.keys() - vars(builtins).keys():
+        yield function.__module__ or "", own, name
+    modules = [(name, own[name]) for name in read & own.keys()]
+    seen = set[tuple[str, int]]()
+    while modules:
+        name, module = modules.pop()
+        if not isinstance(module, types.ModuleType) or not is_users(module.__name__) or (name, id(module)) in seen:
+            continue
+        seen.add((name, id(module)))
+        for word in {word for before, word in pairs if before == name}:
+            if word in vars(module):
+                modules.append((word, vars(module)[word]))
+            else:
+                yield module.__name__, vars(module), word
+
+
+@functools.cache
+def pairs_in(code: types.CodeType) -> frozenset[tuple[str, str]]:
+    """The names that follow each other, as in a.b or getattr(a, "b"); with the functions within it."""
+    words = [step.argval for step in dis.get_instructions(code)]
+    inner = (pairs_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    pairs = ((a, b) for a, b in itertools.pairwise(words) if isinstance(a, str) and isinstance(b, str))
+    return frozenset(pairs).union(*inner)
+
+
+_IMPORT = ("import_module", "__import__", "modules")
 
 
 def _imported_by(function: types.FunctionType) -> Iterator[types.ModuleType]:
     package = function.__globals__.get("__package__") or ""
-    for written in _imports_in(function.__code__):
+    asked = names_in(function.__code__)[1]
+    named = () if asked.isdisjoint(_IMPORT) else asked & sys.modules.keys()
+    for written in (*_imports_in(function.__code__), *named):
         try:
             module = sys.modules.get(importlib.util.resolve_name(written, package))
         except ImportError:  # relative to no package: the call itself will raise

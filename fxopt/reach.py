@@ -21,7 +21,7 @@ from torch import nn
 from fxopt.names import is_users, named_by, names_in, user_classes
 
 _MOST_FUNCTIONS, _MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 500, 200_000, 1000, 12
-_ATOMS = (str, bytes, int, float, complex, type(None), type, types.ModuleType, types.CodeType, torch.Tensor)
+_ATOMS = (str, bytes, int, float, complex, type(None), type, types.ModuleType, types.CodeType)
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None), torch.dtype, torch.device})
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
@@ -55,16 +55,22 @@ def _children(value: Any) -> Iterable[Any]:
         return (behind_proxy(value),)
     if isinstance(value, _ATOMS) or is_ours(value):
         return ()
+    if isinstance(value, torch.Tensor):
+        return vars(value).values()
     if isinstance(value, (dict, types.MappingProxyType)):
-        return itertools.islice(value.values(), _MOST_ITEMS)
+        return itertools.chain(*(itertools.islice(part, _MOST_ITEMS) for part in (value.values(), value)))
     if isinstance(value, _CONTAINERS):
         return itertools.islice(value, _MOST_ITEMS)
     if isinstance(value, types.FunctionType):
         named = (where[name] for _, where, name in named_by(value)) if is_users(value.__module__) else ()
         given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *vars(value).values())
-        return [*map(_content, value.__closure__ or ()), *given, *named]
+        return [*(item(cell, "") for cell in value.__closure__ or ()), *given, *named]
     if isinstance(value, weakref.ReferenceType):
         return (value(),)
+    if isinstance(value, ContextVar):
+        return (value.get(None),)
+    if isinstance(value, types.CellType):
+        return (item(value, ""),)
     kind: Any = type(value)
     own = [getattr(value, name, None) for name in (*slots_of(kind), *_WRAPPERS.get(kind, ()))]
     fields = getattr(value, "__dict__", {})
@@ -118,12 +124,13 @@ def functions_in(values: Iterable[Any]) -> Iterator[types.FunctionType]:
 @dataclass
 class Code:
     """The user's functions that forwards may call, the classes they belong to, all names in them, and all values that
-    were found on the way to them."""
+    were found on the way to them; `modules` are those that are values themselves, as in self.backend = numpy_like."""
 
     functions: dict[int, types.FunctionType] = field(default_factory=dict)
     classes: dict[type, None] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     held: list[Any] = field(default_factory=list)
+    modules: dict[int, types.ModuleType] = field(default_factory=dict)
     _constructed: set[type] = field(default_factory=set)
     _pending: list[types.FunctionType] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
@@ -149,6 +156,9 @@ class Code:
             self.held.append(value)
             if isinstance(value, types.FunctionType):
                 self._pending.append(value)
+            if isinstance(value, types.ModuleType) and is_users(value.__name__):
+                self.modules[id(value)] = value
+                self._look_at(vars(value)[name] for name in self.names & vars(value).keys())
             for base in user_classes(value if isinstance(value, type) else type(value)):
                 self._enter(base, made=isinstance(value, type))
 
@@ -163,6 +173,12 @@ class Code:
             self._constructed.add(kind)
             self._look_at(vars(kind)[name] for name in _MAKE & vars(kind).keys())
 
+    def called_of(self, kind: type) -> Iterator[str]:
+        """The methods of a class that Python calls by itself, or that the code names."""
+        own = vars(kind)
+        names = (name for name in own if self._is_called(name) or (name in _MAKE and kind in self._constructed))
+        return (name for name in names if hasattr(type(own[name]), "__get__"))
+
     def _is_called(self, name: str) -> bool:
         implicit = name == "forward" or (name.startswith("__") and name.endswith("__") and name not in _APART)
         return implicit or (name in self.names and name not in _MAKE)
@@ -173,7 +189,8 @@ class Code:
         self.functions[id(function)] = function
         new = names_in(function.__code__)[1] - self.names
         self.names |= new
-        named = [vars(kind)[name] for kind in self.classes for name in new & vars(kind).keys() if name not in _MAKE]
+        spaces = map(vars, (*self.classes, *self.modules.values()))
+        named = [space[name] for space in spaces for name in new & space.keys() if name not in _MAKE]
         self._look_at(named)
 
 
@@ -182,14 +199,29 @@ _APART = _MAKE | {f"__{name}__" for name in ("repr", "del", "copy", "deepcopy", 
 _APART |= {"__getstate__", "__setstate__", "__doc__", "__module__", "__dict__", "__weakref__"}
 
 
-class Cell:
-    """A variable of an enclosing function, read as cell[name]."""
+MISSING = object()
 
-    def __init__(self, cell: types.CellType) -> None:
-        self._cell = cell
+
+def item(where: Any, key: Any) -> Any:
+    """``where[key]``; of a function its attribute, and of a cell what it holds, None where nothing is assigned yet."""
+    if isinstance(where, types.FunctionType):
+        return getattr(where, key)
+    if isinstance(where, types.CellType):
+        try:
+            return where.cell_contents
+        except ValueError:
+            return None
+    return where[key]
+
+
+class Absent:
+    """What may get a name that it has not, read as absent[name]."""
+
+    def __init__(self, where: dict[str, Any]) -> None:
+        self._where = where
 
     def __getitem__(self, name: str) -> Any:
-        return _content(self._cell)
+        return self._where.get(name, MISSING)
 
 
 class Fields:
@@ -213,10 +245,3 @@ class Variable:
 
     def __getitem__(self, name: str) -> Any:
         return self._variable.get(None)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None

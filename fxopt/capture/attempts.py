@@ -141,7 +141,7 @@ class Attempts:
             slots, reals, news = zip(*copy.state, strict=True) if copy.state else ((), (), ())
             generators = Generators(self.model)
             layouts = list(map(layout, (*news, *fakes.tensors)))
-            graph, asked = trace(
+            graph, asked, read = trace(
                 run,
                 [*news, *fakes.tensors],
                 [*reals, *self.inputs.tensors],
@@ -194,6 +194,7 @@ class Attempts:
             self.inputs.firsts,
             autocast_state(),
             form[0][1],
+            tuple(read),
         )
 
     def _answers(self, asked: set[str]) -> Iterator[str]:

@@ -28,7 +28,8 @@ class Capture:
     firsts: for each input the place of the first one that was the same object;
     guards: what must hold of the input sizes; leaves: submodules that stay opaque;
     autocast: what it was for the model. The graph says its casts, and runs without it;
-    filled: attributes of the arguments that the forward assigns; out_spec is then that of (result, their values).
+    filled: attributes of the arguments that the forward assigns; out_spec is then that of (result, their values);
+    read: tensors besides these whose numbers Python code has read, and the versions that they had.
     """
 
     graph: torch.fx.GraphModule
@@ -44,3 +45,4 @@ class Capture:
     firsts: tuple[int, ...]
     autocast: State | None = None
     filled: tuple[pytree.KeyPath, ...] = ()
+    read: tuple[tuple[torch.Tensor, int], ...] = ()

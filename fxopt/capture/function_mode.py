@@ -37,6 +37,8 @@ _REFUSED = {
     _accessor("is_leaf", "__get__"): "asks for .is_leaf",
     _accessor("_version", "__get__"): "asks for ._version",
     _accessor("_base", "__get__"): "asks for ._base",
+    torch.Tensor.numpy: "reads a tensor as a NumPy array",
+    torch.Tensor.__array__: "reads a tensor as a NumPy array",
     torch.Tensor.data_ptr: "asks for the address of a tensor",
     torch.Tensor.storage_offset: "asks for the storage_offset of a tensor",
     torch.Tensor.untyped_storage: "asks for the storage of a tensor",
@@ -82,6 +84,8 @@ class FunctionMode(PreDispatchTorchFunctionMode):
             return super().__torch_function__(func, types, args, kwargs).contiguous()  # type: ignore[attr-defined]
         elif func in _REFUSED:
             raise CaptureError(f"{_REFUSED[func]}, which a graph does not keep")
+        elif func is torch.Tensor.tolist and not isinstance(args[0], FakeTensor):
+            self.tracer.reads(args[0])  # type: ignore[union-attr]
         elif func == _DATA and (proxy := proxy_of(args[0], self.tracer)) is not None:
             return self._data(args[0], proxy)
         elif func is torch._assert and self._asserts(*args, **(kwargs or {})):

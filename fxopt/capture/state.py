@@ -133,6 +133,7 @@ def fake_state(
         new.requires_grad_(real.requires_grad)
         if slot.kind == "parameter":
             as_parameter(new)
+        vars(new).update({name: value for name, value in vars(real).items() if name not in vars(new)})
         return new
 
     return fake

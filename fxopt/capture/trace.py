@@ -67,7 +67,11 @@ TRACE_LOCK = lock()  # what is changed in torch is the process's
 
 
 class Tracer(PythonKeyTracer):
-    """Records nodes with their places. Constants are interned once; one that is a known tensor is that placeholder."""
+    """Records nodes with their places. Constants are interned once; one that is a known tensor is that placeholder.
+
+    Attributes:
+        read: constants whose numbers Python has read, with their versions.
+    """
 
     def __init__(self, places: Places, known: dict[int, torch.fx.Node], memory: Memory):
         super().__init__()
@@ -76,6 +80,7 @@ class Tracer(PythonKeyTracer):
         self.tensor_attrs: dict[Any, str] = {}
         self.known = known
         self.memory = memory
+        self.read: list[tuple[torch.Tensor, int]] = []
         self._places = places
         self._versions: list[tuple[torch.Tensor, int]] = []  # of constants, as they were before the trace
 
@@ -102,6 +107,11 @@ class Tracer(PythonKeyTracer):
         if kind == "call_function" or kind == "call_module":
             node.meta["place"] = self._places.here()
         return node
+
+    def reads(self, tensor: torch.Tensor) -> None:
+        if tensor.is_inference():
+            raise CaptureError("reads the numbers of an inference tensor, whose edits nobody counts")
+        self.read.append((tensor, tensor._version))
 
     def here(self) -> Place:
         return self._places.here()
@@ -138,7 +148,10 @@ class _ProxyMode(ProxyTorchDispatchMode):
         if func is torch.ops.aten.sym_numel.default:  # as a product of sizes
             with self:
                 return sym_numel(*args)
-        if func in ITEMS and (number := self._proofs.number(args[0])) is not None:
+        if func in ITEMS and not isinstance(args[0], FakeTensor):
+            with no_function_modes():
+                self.tracer.reads(args[0])  # type: ignore[union-attr]
+        elif func in ITEMS and (number := self._proofs.number(args[0])) is not None:
             return number
         if (part := cut_within(func, args, self.tracer)) is not None:
             return part
@@ -218,7 +231,7 @@ def trace(
     fake_mode: FakeTensorMode,
     places: Places,
     mode: TorchFunctionMode,
-) -> tuple[torch.fx.GraphModule, set[str]]:
+) -> tuple[torch.fx.GraphModule, set[str], list[tuple[torch.Tensor, int]]]:
     """Record what `run(tracer)` does with `tensors`, which become the placeholders in order.
 
     Args:
@@ -228,7 +241,7 @@ def trace(
         mode: a further function mode that sees the user's calls.
 
     Returns:
-        The graph, and what the user's code asked of its tensors: "strides", "requires_grad".
+        The graph, what the user's code asked of its tensors ("strides", "requires_grad"), and what it read of others.
     """
     known: dict[int, torch.fx.Node] = {}
     tracer = Tracer(places, known, Memory())
@@ -257,7 +270,7 @@ def trace(
     keep_decisions(tracer.graph, shape_env.decided)
     module = graph_module(tracer)
     regions.cut(module)
-    return module, functions.asked
+    return module, functions.asked, tracer.read
 
 
 def _proxy_of(value: Any, tracer: Tracer) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, getitem, is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fxopt.reach import item
 from fxopt.runtime.native import native
 from fxopt.shape.memory import Memory
 
@@ -33,13 +34,13 @@ def firsts_of(tensors: Sequence[Any]) -> list[int]:
 
 
 def reader() -> Callable[[list, list], list | None]:
-    """``read(wheres, keys)``: ``where[key]`` for all pairs, or None when a key is absent."""
+    """``read(wheres, keys)``: ``item(where, key)`` for all pairs, or None when a key is absent."""
     module = native()
     return module.read if module else python_read
 
 
 def comparer() -> Callable[[list, list, list], bool]:
-    """``unchanged(wheres, keys, values)``: whether every ``where[key]`` still is that very value."""
+    """``unchanged(wheres, keys, values)``: whether every ``item(where, key)`` still is that very value."""
     module = native()
     return module.unchanged if module else python_unchanged
 
@@ -89,7 +90,7 @@ def python_lengths(values: list, expected: list[int | type]) -> bool:
 
 def python_read(wheres: list, keys: list) -> list | None:
     try:
-        return list(map(getitem, wheres, keys))
+        return list(map(item, wheres, keys))
     except LookupError:
         return None
 

@@ -79,7 +79,7 @@ def entry_of(
     if undo.needed:
         executable.run = undo.around(executable.run)
     leaves, touched = tuple(leaf.path for leaf in capture.leaves), _touched_by_leaves(capture)
-    watch = Watch(model, leaves, ignore=touched, stored=stored, since=before)
+    watch = Watch(model, leaves, ignore=touched, stored=stored, since=before, read=capture.read)
     sizes, sharing = Sizes(model, capture, stored), Sharing(capture)
     return Entry(
         Signature.of_capture(capture), now, watch, executable.findings, executable, State(model, capture),

@@ -8,11 +8,12 @@ import functools
 import itertools
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 
 from fxopt.names import is_users
-from fxopt.reach import Code, Fields, Variable, is_ours, slots_of
+from fxopt.reach import Code, Fields, Variable, behind_proxy, is_ours, item, slots_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _OPAQUE = (*_PLAIN, type, torch.Tensor, nn.Module, ModuleType, FunctionType, BuiltinFunctionType)
@@ -28,6 +29,7 @@ _MAPPINGS = (dict, MappingProxyType)
 _CONTAINERS = (list, set, deque, *_MAPPINGS)
 _BYTES = (np.ndarray, array.array, bytearray)
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)
+_HOLDERS = ("collections", "weakref")  # of these modules all attributes count: no code of a forward names them
 # With these, code asks for attributes by names that it does not spell.
 _COMPUTED = {"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "astuple"}
 _DEPTH = 12
@@ -36,14 +38,17 @@ _LARGE = 1000  # comparing a dict costs 20 ns an entry: of a vocabulary only the
 
 @dataclass
 class Slot:
-    """One watched value: `where[key]`, an attribute, a submodule, a global, an item, or a member of `of`: a class, a
-    cell or an object without a dict."""
+    """One watched value: `item(where, key)`, an attribute, a submodule, a global, an item, or a member of `of`: a
+    class, or an object without a dict."""
 
     path: str
     where: Any
     key: Any
     kind: str = "attribute"
     of: Any = None
+
+    def read(self) -> Any:
+        return item(self.where, self.key)
 
     @property
     def identity(self) -> tuple[int, Any]:
@@ -82,22 +87,26 @@ class Inside:
             level = [child for path, value in level for child in self._enter(path, value)]
 
     def _enter(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
+        if type(value) in weakref.ProxyTypes:
+            return [(path, behind_proxy(value))]
+        if isinstance(value, weakref.ReferenceType):
+            return [(path, value())]
         if isinstance(value, _OPAQUE) or is_ours(value) or id(value) in self._seen:
             return ()
         self._seen.add(id(value))
         if isinstance(value, _BYTES):
-            if len(value) <= _LARGE:
+            if (value.size if isinstance(value, np.ndarray) else len(value)) <= _LARGE:
                 self.arrays.append(value)
             return ()
         if isinstance(value, (tuple, frozenset)):
-            return [(path, item) for item in value]
+            return [(path, inner) for inner in value]
         if isinstance(value, _CONTAINERS):
             return self._container(path, value)
         if isinstance(value, MethodType):
             return [(path, value.__self__)]
         if isinstance(value, functools.partial):
             return [(path, value.func), (path, value.args), (path, value.keywords)]
-        return [(str(slot), slot.where[slot.key]) for slot in self._add(self._fields(path, value))]
+        return [(str(slot), slot.read()) for slot in self._add(self._fields(path, value))]
 
     def _add(self, slots: Iterable[Slot]) -> list[Slot]:
         found = list(slots)
@@ -108,22 +117,26 @@ class Inside:
         items = list(itertools.islice(_items(value), _LARGE))
         if _size(value) > _LARGE:
             self.sized.append(value)
-            return [(path, item) for item in items if not isinstance(item, _CONTAINERS)]
+            return [(path, inner) for inner in items if not isinstance(inner, _CONTAINERS)]
         (self.sized if isinstance(value, (list, deque)) else self.ordered).append(value)
         if not isinstance(value, set):
-            keys = value if isinstance(value, _MAPPINGS) else range(len(value))
+            keys = list(value) if isinstance(value, _MAPPINGS) else range(len(value))
             self._add(Slot(path, value, key, "item") for key in keys)
-        return [(path, item) for item in items]
+            items += keys
+        return [(path, inner) for inner in items]
 
     def _fields(self, path: str, value: Any) -> Iterator[Slot]:
         if isinstance(value, ContextVar):
             yield Slot(path, Variable(value), "value", of=value)
             return
+        if isinstance(value, CellType):
+            yield Slot(path, value, "cell_contents", of=value)
+            return
         if value is os.environ:
             yield Slot("os.environ", vars(os.environ), "_data")
             return
         fields, kind = getattr(value, "__dict__", {}), type(value)
-        every = self._computed or hasattr(kind, "__getattr__") or kind.__module__ == "collections"
+        every = self._computed or hasattr(kind, "__getattr__") or kind.__module__ in _HOLDERS
         names = list(fields) if every else list(self._names & fields.keys())
         if isinstance(value, threading.local):  # another dict in each thread
             yield from (Slot(path, Fields(value), name, of=value) for name in names)

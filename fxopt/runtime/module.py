@@ -125,7 +125,23 @@ def _subclass(cls: type[nn.Module]) -> type:
     }
     if issubclass(cls, fx.GraphModule):  # it writes a forward into the class of the instance
         body["recompile"] = lambda self: self._fxopt.original.recompile()
-    return types.new_class(name, (OptimizedMixin, cls), exec_body=lambda namespace: namespace.update(body))
+    kind = {"metaclass": _delegating(type(cls))}  # type: ignore[arg-type]
+    new: Any = types.new_class(name, (OptimizedMixin, cls), kind, lambda namespace: namespace.update(body))
+    new._is_made = True  # what is assigned from now on is the user's
+    return new
+
+
+@functools.cache
+def _delegating(kind: type) -> type:
+    """The class of optimized subclasses: what is assigned to type(model) goes to the model's own class."""
+
+    def assign(cls: Any, name: str, value: Any) -> None:
+        setattr(cls.__mro__[2], name, value) if "_is_made" in vars(cls) else kind.__setattr__(cls, name, value)  # type: ignore[call-arg]
+
+    def delete(cls: Any, name: str) -> None:
+        delattr(cls.__mro__[2], name)
+
+    return types.new_class(kind.__name__, (kind,), exec_body=lambda n: n.update(__setattr__=assign, __delattr__=delete))
 
 
 def _delegate(name: str) -> property:

@@ -41,15 +41,22 @@ struct ClassView {
   PyObject* attributes;
 };
 
-// Borrowed, or nullptr when absent. `where` may also be a list or an object of Python; `hold` keeps its result alive.
+PyObject* behind_view(PyObject* where) {
+  return Py_IS_TYPE(where, &PyDictProxy_Type) ? reinterpret_cast<ClassView*>(where)->attributes : where;
+}
+
+// Borrowed, or nullptr when absent. `where` may also be a function, a cell, a list or an object of Python; `hold` keeps
+// its result alive.
 PyObject* lookup(PyObject* where, PyObject* key, Held& hold) {
-  if (Py_IS_TYPE(where, &PyDictProxy_Type)) {
-    where = reinterpret_cast<ClassView*>(where)->attributes;
-  }
+  where = behind_view(where);
   if (PyDict_Check(where)) {
     return PyDict_GetItemWithError(where, key);
   }
-  hold.object = PyObject_GetItem(where, key);
+  if (PyCell_Check(where)) {
+    PyObject* content = PyCell_GET(where);
+    return content ? content : Py_None;
+  }
+  hold.object = PyFunction_Check(where) ? PyObject_GetAttr(where, key) : PyObject_GetItem(where, key);
   return hold.object;
 }
 
@@ -133,7 +140,7 @@ PyObject* lengths(PyObject*, PyObject* args) {
     if (i + kFar < n) {
       __builtin_prefetch(PyList_GET_ITEM(values, i + kFar));
     }
-    PyObject *value = PyList_GET_ITEM(values, i), *wanted = PyList_GET_ITEM(expected, i);
+    PyObject *value = behind_view(PyList_GET_ITEM(values, i)), *wanted = PyList_GET_ITEM(expected, i);
     if (PyType_Check(wanted)) {
       if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != wanted) {
         Py_RETURN_FALSE;

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
-from fxopt.names import named_by
-from fxopt.reach import Cell, Code, Fields, slots_of
-from fxopt.runtime.inside import Slot
+from fxopt.names import is_setting, missing_of, named_by
+from fxopt.reach import Absent, Code, Fields, slots_of
+from fxopt.runtime.inside import Slot, is_computed
 
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
 
@@ -60,12 +60,17 @@ def tensor_slots(module: nn.Module) -> Iterator[Slot]:
         yield from (Slot("", where, name) for name in where)
 
 
-def given_to(code: Code) -> Iterator[tuple[str, Any]]:
-    """What functions have as defaults and attributes."""
-    for function in code.functions.values():
-        for given in (function.__defaults__, function.__kwdefaults__, vars(function)):
-            if given:
-                yield function.__qualname__, given
+def slots_on_tensors(code: Code) -> Iterator[Slot]:
+    """The attributes that a user has put on tensors, and that the code names."""
+    tensors = (value for value in code.held if isinstance(value, torch.Tensor) and vars(value))
+    for tensor in tensors:
+        names = vars(tensor).keys() if is_computed(code) else vars(tensor).keys() & code.names
+        yield from (Slot(type(tensor).__name__, vars(tensor), name) for name in names)
+
+
+def attributes_of(code: Code) -> Iterator[tuple[str, Any]]:
+    """What stands on functions."""
+    return ((function.__qualname__, vars(function)) for function in code.functions.values() if vars(function))
 
 
 def sized_in(module: nn.Module) -> Iterator[dict]:
@@ -90,16 +95,16 @@ def named_slots(code: Code) -> Iterator[Slot]:
     for function in code.functions.values():
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         found = [Slot(path, where, name, "global") for path, where, name in named_by(function)]
-        found += [Slot(function.__qualname__, Cell(cell), name, "global", cell) for name, cell in cells]
-        yield from (slot for slot in found if _is_setting(slot.where[slot.key]))
+        found += [Slot(function.__qualname__, cell, name, "global") for name, cell in cells]
+        yield from (slot for slot in found if is_setting(slot.read()))
+        yield from (Slot(path, Absent(where), name, "global", where) for path, where, name in missing_of(function))
+        given = [name for name in ("__defaults__", "__kwdefaults__") if getattr(function, name)]
+        yield from (Slot(function.__qualname__, function, name, "global") for name in ("__code__", *given))
+    for module in code.modules.values():
+        yield from (Slot(module.__name__, vars(module), name, "global") for name in code.names & vars(module).keys())
     for kind in code.classes:
-        for name in code.names & vars(kind).keys():
-            if _is_setting(vars(kind)[name]) and not name.startswith("__"):
-                yield Slot(kind.__name__, vars(kind), name, "class", kind)
+        settings = (name for name in code.names & vars(kind).keys() if is_setting(vars(kind)[name]))
+        for name in {*code.called_of(kind), *(name for name in settings if not name.startswith("__"))}:
+            yield Slot(kind.__name__, vars(kind), name, "class", kind)
     if "environ" in code.names or "getenv" in code.names:
         yield Slot("os", vars(os), "environ", "global")
-
-
-def _is_setting(value: Any) -> bool:
-    """What code may decide by, and users replace: all but modules."""
-    return not isinstance(value, ModuleType)

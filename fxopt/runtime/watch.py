@@ -7,8 +7,7 @@ A traced graph has Python attributes, train/eval flags, submodules and the absen
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from operator import getitem
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,18 +16,19 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
-from fxopt.reach import Code
+from fxopt.reach import MISSING, Code
 from fxopt.runtime.checks import comparer, length_check, python_read
 from fxopt.runtime.flatten import same_value
 from fxopt.runtime.inside import Inside, Slot, is_computed
 from fxopt.runtime.slots import (
     QUIET,
+    attributes_of,
     forward_slots,
-    given_to,
     named_slots,
     seen_around,
     sized_in,
     slots_in,
+    slots_on_tensors,
     tensor_slots,
 )
 
@@ -47,6 +47,7 @@ class Watch:
         ignore: names of slots not to watch.
         stored: attributes that the capture assigns itself at each call, by module.
         since: an earlier look at the model, whose values are the ones to expect.
+        read: tensors that are no state, and the versions that they keep.
         only: paths of the modules to watch, by default all that are not inside of opaque ones.
     """
 
@@ -58,6 +59,7 @@ class Watch:
         stored: Mapping[nn.Module, set[str]] = MappingProxyType({}),
         since: Watch | None = None,
         only: frozenset[str] | None = None,
+        read: Sequence[tuple[torch.Tensor, int]] = (),
     ) -> None:
         every = [(p, m) for p, m in model.named_modules() if not isinstance(m, torch.jit.ScriptModule)]
         modules = [(p, m) for p, m in every if not _inside(p, opaque) and (only is None or p in only)]
@@ -71,16 +73,16 @@ class Watch:
         slots = [slot for path, module in modules for slot in slots_in(path, module, code)]
         slots += [slot for _, module in hidden for slot in tensor_slots(module)]
         slots += [slot for path, module in every if _inside(path, opaque) for slot in seen_around(path, module, code)]
-        slots += [*forward_slots(modules), *named_slots(code)]
+        slots += [*forward_slots(modules), *named_slots(code), *slots_on_tensors(code)]
         named = {slot.key for slot in slots} if is_computed(code) else code.names
         asked = [s for s in slots if str(s) not in ignore and (s.kind not in ("attribute", "tree") or s.key in named)]
-        inside = Inside([*((s.path or s.key, s.where[s.key]) for s in asked), *given_to(code)], code)
+        inside = Inside([*((s.path or s.key, s.read()) for s in asked), *attributes_of(code)], code)
         slots += inside.slots
         assigned = {(id(vars(module)), name) for module, names in stored.items() for name in names}
         self._slots = [s for s in slots if str(s) not in ignore and (id(s.where), s.key) not in assigned]
         self._wheres = [slot.where for slot in self._slots]
         self._keys = [slot.key for slot in self._slots]
-        self._values = list(map(getitem, self._wheres, self._keys))
+        self._values = [slot.read() for slot in self._slots]
         self._unchanged, self._lengths = comparer(), length_check()
         self._ordered = [*inside.ordered, *(m._modules for _, m in modules if isinstance(m, nn.ModuleDict))]
         self._ordered += [vars(module)[name] for _, module in hidden for name in HOOKS]  # which are traced
@@ -94,6 +96,7 @@ class Watch:
         sized = [(path, d) for path, module in modules for d in sized_in(module) if id(d) not in open_ended]
         self._others = [attributes.keys() - names for attributes, names in self._stored]
         self._sized = [*(d for _, d in sized), *(v for v in inside.sized if id(v) not in open_ended)]
+        self._sized += map(vars, code.classes)  # what hides an attribute, or appears
         self._sizes = list(map(len, self._sized))
         self._known = [(path, d, frozenset(d)) for path, d in sized]
         inner = [m for p, m in modules if m is not model]  # the root's own hooks run around the graph
@@ -101,6 +104,7 @@ class Watch:
         self._present = [d for d in hooks if d]
         self._absent = [d for d in hooks if not d]
         self._hook_id = RemovableHandle.next_id
+        self._read, self._versions = [t for t, _ in read], [version for _, version in read]
         if since is not None:
             self._expect(since, opaque)
         self._shaped, self._shapes = [*self._sized, *self._objects], [*self._sizes, *self._kinds]
@@ -109,7 +113,7 @@ class Watch:
         """What `since` saw; but opaque modules as they are now, since the capture has run them."""
         known: dict[Any, Any] = {slot.identity: value for slot, value in zip(since._slots, since._values, strict=True)}
         ours = [(slot.path in opaque, slot, value) for slot, value in zip(self._slots, self._values, strict=True)]
-        self._values = [value if free else known.get(slot.identity, _MISSING) for free, slot, value in ours]
+        self._values = [value if free else known.get(slot.identity, MISSING) for free, slot, value in ours]
         free = {id(slot.where) for inside, slot, _ in ours if inside} | {
             id(value) for inside, _, value in ours if inside
         }
@@ -133,6 +137,7 @@ class Watch:
             and (not self._ordered or _same_orders(self._ordered, self._orders))
             and (not self._arrays or list(map(_bytes, self._arrays)) == self._bytes)
             and (not self._stored or [d.keys() - names for d, names in self._stored] == self._others)
+            and (not self._read or [tensor._version for tensor in self._read] == self._versions)
             and all(self._present)
             and (RemovableHandle.next_id == self._hook_id or self._still_absent())
         )
@@ -168,15 +173,14 @@ class Watch:
         return [*differ, *new]
 
 
-_MISSING = object()
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum, range, slice)
 
 
 def _read(slot: Slot) -> Any:
     try:
-        return slot.where[slot.key]
+        return slot.read()
     except LookupError:
-        return _MISSING
+        return MISSING
 
 
 def _as_good(a: Any, b: Any) -> bool:

@@ -8,6 +8,7 @@ import contextvars
 import functools
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -126,6 +127,8 @@ BY_CODE = {
 
 
 class Quiet:
+    gain = 1.0
+
     def __call__(self, x: Tensor) -> Tensor:
         return x
 
@@ -141,6 +144,53 @@ def nested(*names: str, **last: Any) -> Any:
     for name in reversed(names):
         found = types.SimpleNamespace(**{name: [found]})
     return found
+
+
+def without_later() -> None:
+    globals().pop("LATER", None)
+
+
+def later(model: nn.Module) -> None:
+    globals()["LATER"] = globals().get("LATER", 1.0) + 1
+
+
+def later_name(model: nn.Module, x: Tensor) -> Tensor:
+    try:
+        return x * LATER  # type: ignore[name-defined]
+    except NameError:
+        return x
+
+
+def own_class(**members: Any) -> Any:
+    return type("Own", (Quiet,), members)()
+
+
+def with_default() -> Callable:
+    return types.FunctionType((lambda x, gain=2.0: x * gain).__code__, globals(), "with_default", (2.0,))
+
+
+def marked() -> nn.Parameter:
+    weight = nn.Parameter(torch.ones(1))
+    weight.gain = 2.0  # type: ignore[attr-defined]
+    return weight
+
+
+def referred() -> Any:
+    KEPT.append(Quiet())
+    return weakref.WeakValueDictionary(a=KEPT[-1])
+
+
+def held_module() -> types.ModuleType:
+    module = types.ModuleType("settings_of_a_model")
+    module.gain = 2.0  # type: ignore[attr-defined]
+    return module
+
+
+def more_of(value: Any) -> None:
+    value.gain += 1.0
+
+
+KEPT: list[Any] = []
 
 
 def linear() -> nn.Linear:
@@ -204,6 +254,45 @@ BY_VALUE: dict[str, tuple[Callable[[], Any], Callable, Callable[[Any], Any]]] = 
     "hidden_mode": (lambda: [nn.Dropout(0.5)], lambda m, x: m.held[0](x), toggled_training),
     "hidden_hook": (lambda: [linear()], lambda m, x: m.held[0](x), hooked),
     "asks_gradients": (linear, lambda m, x: x * (2 if m.held.weight.requires_grad else 3), toggled_gradients),
+    "patched_operator": (
+        lambda: own_class(__mul__=lambda s, x: x * 2),
+        lambda m, x: m.held * x,
+        lambda m: setattr(type(m.held), "__mul__", lambda s, x: x * 5),
+    ),
+    "other_code": (
+        with_default,
+        lambda m, x: m.held(x),
+        lambda m: setattr(m.held, "__code__", (lambda x: -x).__code__),
+    ),
+    "other_default": (with_default, lambda m, x: m.held(x), lambda m: setattr(m.held, "__defaults__", (5.0,))),
+    "hidden_by_class": (
+        own_class,
+        lambda m, x: x * getattr(m.held, "late", 1.0),
+        lambda m: setattr(type(m.held), "late", 2.0),
+    ),
+    "class_of_model": (
+        Quiet,
+        lambda m, x: x * getattr(m, "late", 1.0),
+        lambda m: setattr(type(m), "late", getattr(m, "late", 1.0) + 1),
+    ),
+    "on_a_tensor": (marked, lambda m, x: x * m.held.gain, lambda m: setattr(m.held, "gain", 3.0)),
+    "read_from_a_tensor": (lambda: [torch.ones(1)], lambda m, x: x * m.held[0].item(), lambda m: m.held[0].add_(1)),
+    "listed_from_a_tensor": (
+        lambda: [torch.ones(2)],
+        lambda m, x: x * m.held[0].tolist()[1],
+        lambda m: m.held[0].add_(1),
+    ),
+    "array_of_a_tensor": (lambda: [torch.ones(1)], lambda m, x: x * m.held[0].numpy()[0], lambda m: m.held[0].add_(1)),
+    "array_without_dims": (lambda: np.array(2.0), lambda m, x: x * m.held.item(), lambda m: m.held.fill(5.0)),
+    "in_a_key": (
+        lambda: collections.UserDict({Quiet(): 1}),
+        lambda m, x: x * next(iter(m.held)).gain,
+        lambda m: more_of(next(iter(m.held))),
+    ),
+    "behind_a_reference": (referred, lambda m, x: x * m.held["a"].gain, lambda m: more_of(m.held["a"])),
+    "held_module": (held_module, lambda m, x: x * m.held.gain, lambda m: setattr(m.held, "gain", 5.0)),
+    "later_global": (without_later, lambda m, x: x * globals().get("LATER", 1.0), later),
+    "later_name": (without_later, later_name, later),
     "asks_mode": (linear, lambda m, x: x * (2 if m.held.training else 3), toggled_training),
 }
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
 import os
 import random
+import time
+from time import monotonic
 from types import SimpleNamespace
 
 import numpy as np
@@ -238,6 +241,35 @@ def test_what_only_the_object_knows_stays_eager(ask):
     base = torch.randn(9, requires_grad=True)
     for x in (torch.randn(4), base * 2, base[1:5], torch.randn(4).add_(1)):
         same(fast(x), Asks()(x))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: time.time() % 9,
+        lambda: monotonic() % 9,
+        lambda: datetime.datetime.now().microsecond,
+        lambda: os.urandom(1)[0],
+    ],
+)
+def test_the_time_is_asked_at_each_call(ask):
+    class Asks(nn.Module):
+        def forward(self, x):
+            return x * ask()
+
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.linear = Asks(), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(self.inner(x))
+
+    fast, around = fxopt.optimize(Asks(), config=UNVERIFIED), fxopt.optimize(Around(), config=UNVERIFIED)
+    assert len({float(fast(torch.ones(1, dtype=torch.double))) for _ in range(20)}) > 1
+    around(torch.randn(2, 4))
+    assert "may ask" in dispatcher_of(fast).findings[0].eager_reason
+    assert dispatcher_of(around).entries[0].executable is not None  # one opaque call in a graph
 
 
 GENERATORS = {

@@ -84,7 +84,7 @@ def is_asked(frame: Any) -> bool:
     """Whether torch's C++ waits for what a symbolic size is, or on which device a fake tensor lies; or torch ends its
     fake mode, which it would lose count of."""
     while frame is not None:
-        known = (*frame.f_locals.values(), *frame.f_locals.get("args", ()))
+        known = (*frame.f_locals.values(), *(frame.f_locals.get("args") or ()))
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if file.endswith("sym_node.py") or any(each is _DEVICE for each in known):
             return True
