@@ -25,6 +25,44 @@ def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     )
 
 
+# With these, code asks for attributes by names that it may not spell.
+_ASKING = frozenset({"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "astuple"})
+_CALLS = {"CALL", "CALL_FUNCTION", "PRECALL"}  # of 3.12, of 3.10, and what stands in front of the call in 3.11
+
+
+@functools.cache
+def names_asked(code: types.CodeType) -> tuple[frozenset[str], bool]:
+    """The globals that a function gives to getattr as names of attributes, and whether it computes names otherwise."""
+    inner = [names_asked(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    steps = list(dis.get_instructions(code))
+    words = _ASKING.intersection((*code.co_names, *(each for each in code.co_consts if isinstance(each, str))))
+    loads = [at for at, step in enumerate(steps) if step.argval == "getattr" and step.opname == "LOAD_GLOBAL"]
+    asked = [_asked(steps[at + 1 :]) for at in loads]
+    computed = bool(words - {"getattr"}) or bool(words and not loads) or None in asked
+    names = frozenset(name for name in asked if name)
+    return names.union(*(names for names, _ in inner)), computed or any(computes for _, computes in inner)
+
+
+def _asked(steps: list[dis.Instruction]) -> str | None:
+    """The name in the call of a getattr in front of these steps: a global, "" where it is spelled, or None."""
+    depth = 0
+    for at, step in enumerate(steps):
+        if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
+            return None
+        if depth == 1 and isinstance(step.argval, str) and _are_called(steps[at + 1 :]):
+            return {"LOAD_CONST": "", "LOAD_GLOBAL": step.argval}.get(step.opname)
+        depth += dis.stack_effect(step.opcode, step.arg)
+        if depth < 0:  # it is kept, and called later
+            return None
+    return None
+
+
+def _are_called(steps: list[dis.Instruction]) -> bool:
+    """Whether the two values that are loaded so far are given to a call, alone or with one more that is loaded next."""
+    more = bool(steps) and steps[0].opname.startswith("LOAD_")
+    return len(steps) > more and steps[more].opname in _CALLS and steps[more].arg == 2 + more
+
+
 @functools.cache
 def names_stored(code: types.CodeType) -> frozenset[str]:
     """The globals that a function assigns, with the functions within it."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxopt.names import is_users, named_by, names_in, user_classes
+from fxopt.names import is_users, named_by, names_asked, names_in, user_classes
 
 _MOST_FUNCTIONS, _MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 500, 200_000, 1000, 12
 _ATOMS = (str, bytes, int, float, complex, type(None), type, types.ModuleType, types.CodeType)
@@ -124,11 +124,17 @@ def functions_in(values: Iterable[Any]) -> Iterator[types.FunctionType]:
 @dataclass
 class Code:
     """The user's functions that forwards may call, the classes they belong to, all names in them, and all values that
-    were found on the way to them; `modules` are those that are values themselves, as in self.backend = numpy_like."""
+    were found on the way to them.
+
+    Attributes:
+        computed: whether a function may ask for attributes by names that no function spells.
+        modules: those that are values themselves, as in self.backend = numpy_like.
+    """
 
     functions: dict[int, types.FunctionType] = field(default_factory=dict)
     classes: dict[type, None] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
+    computed: bool = False
     held: list[Any] = field(default_factory=list)
     modules: dict[int, types.ModuleType] = field(default_factory=dict)
     _constructed: set[type] = field(default_factory=set)
@@ -187,7 +193,10 @@ class Code:
         if id(function) in self.functions or not is_users(function.__module__):
             return
         self.functions[id(function)] = function
-        new = names_in(function.__code__)[1] - self.names
+        asked, computed = names_asked(function.__code__)
+        given = {value for name in asked if isinstance(value := function.__globals__.get(name), str)}
+        self.computed |= computed or len(given) < len(asked)
+        new = (names_in(function.__code__)[1] | given) - self.names
         self.names |= new
         spaces = map(vars, (*self.classes, *self.modules.values()))
         named = [space[name] for space in spaces for name in new & space.keys() if name not in _MAKE]

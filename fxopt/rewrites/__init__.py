@@ -36,6 +36,7 @@ from fxopt.rewrites import (
     row_chunks,
     sized_constants,
     sizes,
+    table_batched,
     target_attention,
     towers,
     views,
@@ -73,6 +74,7 @@ PASSES: tuple[Rewrite, ...] = (
     # Lookups, and what is left of their surroundings.
     embedding_columns.REWRITE,
     jagged_checks.REWRITE,
+    table_batched.REWRITE,
     compression.TABLES,
     dot_interaction.PARTS,
     views.OF_COLUMNS,

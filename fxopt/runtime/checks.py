@@ -45,6 +45,12 @@ def comparer() -> Callable[[list, list, list], bool]:
     return module.unchanged if module else python_unchanged
 
 
+def version_reader() -> Callable[[list], bytes | None]:
+    """``versions(dicts)``: bytes that differ once a dict, or the dict behind a view, has changed; or None."""
+    module = native()
+    return module.versions if module else lambda dicts: None
+
+
 def length_check() -> Callable[[list, list], bool]:
     """``lengths(values, expected)``: whether every container still has as many entries as expected, and every object
     the type that is expected of it."""

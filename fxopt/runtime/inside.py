@@ -30,8 +30,6 @@ _CONTAINERS = (list, set, deque, *_MAPPINGS)
 _BYTES = (np.ndarray, array.array, bytearray)
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _HOLDERS = ("collections", "weakref")  # of these modules all attributes count: no code of a forward names them
-# With these, code asks for attributes by names that it does not spell.
-_COMPUTED = {"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "astuple"}
 _DEPTH = 12
 _LARGE = 1000  # comparing a dict costs 20 ns an entry: of a vocabulary only the length is watched
 
@@ -80,7 +78,7 @@ class Inside:
         self.arrays: list[Any] = []
         self.objects: list[Any] = []
         self._names = code.names
-        self._computed = is_computed(code)
+        self._computed = code.computed
         self._seen = set[int]()
         level = list(values)
         for _ in range(_DEPTH + 1):
@@ -149,11 +147,6 @@ class Inside:
             self.objects.append(value)
             if hasattr(value, "__dict__"):
                 self.sized.append(fields)
-
-
-def is_computed(code: Code) -> bool:
-    """Whether the code may ask for attributes by names that it does not spell."""
-    return not _COMPUTED.isdisjoint(code.names)
 
 
 def _items(container: Any) -> Any:

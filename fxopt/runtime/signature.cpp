@@ -56,6 +56,12 @@ PyObject* lookup(PyObject* where, PyObject* key, Held& hold) {
     PyObject* content = PyCell_GET(where);
     return content ? content : Py_None;
   }
+  if (PyList_CheckExact(where) && PyLong_CheckExact(key)) {
+    const Py_ssize_t at = PyLong_AsSsize_t(key);
+    if (at >= 0 && at < PyList_GET_SIZE(where)) {
+      return PyList_GET_ITEM(where, at);
+    }
+  }
   hold.object = PyFunction_Check(where) ? PyObject_GetAttr(where, key) : PyObject_GetItem(where, key);
   return hold.object;
 }
@@ -122,6 +128,36 @@ PyObject* unchanged(PyObject*, PyObject* args) {
     }
   }
   Py_RETURN_TRUE;
+}
+
+// versions(dicts) -> bytes, another one when a dict or the dict behind a view changed in any way; None where Python does
+// not number the changes of its dicts (from 3.13 on), or one of them is no dict.
+PyObject* versions(PyObject*, PyObject* args) {
+  PyObject* dicts;
+  if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &dicts)) {
+    return nullptr;
+  }
+#if PY_VERSION_HEX >= 0x030D0000
+  Py_RETURN_NONE;
+#else
+  const Py_ssize_t n = PyList_GET_SIZE(dicts);
+  std::vector<uint64_t> found(n);
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    prefetch(dicts, i, n);
+    PyObject* dict = PyList_GET_ITEM(dicts, i);
+    if (Py_IS_TYPE(dict, &PyDictProxy_Type)) {
+      dict = reinterpret_cast<ClassView*>(dict)->attributes;
+    }
+    if (!PyDict_CheckExact(dict)) {
+      Py_RETURN_NONE;
+    }
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    found[i] = reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;  // PEP 509
+#pragma GCC diagnostic pop
+  }
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(found.data()), n * Py_ssize_t(sizeof(uint64_t)));
+#endif
 }
 
 // lengths(values, expected) -> bool: every dict, list or set still has as many entries as expected, and every object the
@@ -393,6 +429,7 @@ PyType_Spec check_spec = {"fxopt_signature.TensorCheck", sizeof(TensorCheck), 0,
 PyMethodDef functions[] = {
     {"read", read, METH_VARARGS, nullptr},
     {"unchanged", unchanged, METH_VARARGS, nullptr},
+    {"versions", versions, METH_VARARGS, nullptr},
     {"lengths", lengths, METH_VARARGS, nullptr},
     {"apart", apart, METH_VARARGS, nullptr},
     {"readable", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fxopt::readable)), METH_FASTCALL, nullptr},

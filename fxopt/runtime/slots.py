@@ -11,7 +11,7 @@ from torch import nn
 
 from fxopt.names import is_setting, missing_of, named_by
 from fxopt.reach import Absent, Code, Fields, slots_of
-from fxopt.runtime.inside import Slot, is_computed
+from fxopt.runtime.inside import Slot
 
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
 
@@ -64,7 +64,7 @@ def slots_on_tensors(code: Code) -> Iterator[Slot]:
     """The attributes that a user has put on tensors, and that the code names."""
     tensors = (value for value in code.held if isinstance(value, torch.Tensor) and vars(value))
     for tensor in tensors:
-        names = vars(tensor).keys() if is_computed(code) else vars(tensor).keys() & code.names
+        names = vars(tensor).keys() if code.computed else vars(tensor).keys() & code.names
         yield from (Slot(type(tensor).__name__, vars(tensor), name) for name in names)
 
 

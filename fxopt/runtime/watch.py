@@ -1,12 +1,11 @@
 """What a capture took from the module tree besides its tensors, and whether it still holds.
 
 A traced graph has Python attributes, train/eval flags, submodules and the absence of hooks baked in.
-`Watch` remembers them as (dict, key, value) triples, so that one call is a few C-speed passes over lists.
+`Watch` remembers them as (dict, key, value) triples, which `Unchanged` compares.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -17,9 +16,8 @@ from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
 from fxopt.reach import MISSING, Code
-from fxopt.runtime.checks import comparer, length_check, python_read
 from fxopt.runtime.flatten import same_value
-from fxopt.runtime.inside import Inside, Slot, is_computed
+from fxopt.runtime.inside import Inside, Slot
 from fxopt.runtime.slots import (
     QUIET,
     attributes_of,
@@ -31,6 +29,7 @@ from fxopt.runtime.slots import (
     slots_on_tensors,
     tensor_slots,
 )
+from fxopt.runtime.unchanged import Unchanged
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(
@@ -74,16 +73,13 @@ class Watch:
         slots += [slot for _, module in hidden for slot in tensor_slots(module)]
         slots += [slot for path, module in every if _inside(path, opaque) for slot in seen_around(path, module, code)]
         slots += [*forward_slots(modules), *named_slots(code), *slots_on_tensors(code)]
-        named = {slot.key for slot in slots} if is_computed(code) else code.names
+        named = {slot.key for slot in slots} if code.computed else code.names
         asked = [s for s in slots if str(s) not in ignore and (s.kind not in ("attribute", "tree") or s.key in named)]
         inside = Inside([*((s.path or s.key, s.read()) for s in asked), *attributes_of(code)], code)
         slots += inside.slots
         assigned = {(id(vars(module)), name) for module, names in stored.items() for name in names}
         self._slots = [s for s in slots if str(s) not in ignore and (id(s.where), s.key) not in assigned]
-        self._wheres = [slot.where for slot in self._slots]
-        self._keys = [slot.key for slot in self._slots]
         self._values = [slot.read() for slot in self._slots]
-        self._unchanged, self._lengths = comparer(), length_check()
         self._ordered = [*inside.ordered, *(m._modules for _, m in modules if isinstance(m, nn.ModuleDict))]
         self._ordered += [vars(module)[name] for _, module in hidden for name in HOOKS]  # which are traced
         self._orders = list(map(list, self._ordered))
@@ -107,7 +103,8 @@ class Watch:
         self._read, self._versions = [t for t, _ in read], [version for _, version in read]
         if since is not None:
             self._expect(since, opaque)
-        self._shaped, self._shapes = [*self._sized, *self._objects], [*self._sizes, *self._kinds]
+        shapes: list[Any] = [*zip(self._sized, self._sizes, strict=True), *zip(self._objects, self._kinds, strict=True)]
+        self._unchanged = Unchanged(self.slots, shapes, list(zip(self._ordered, self._orders, strict=True)))
 
     def _expect(self, since: Watch, opaque: tuple[str, ...]) -> None:
         """What `since` saw; but opaque modules as they are now, since the capture has run them."""
@@ -127,28 +124,18 @@ class Watch:
     @property
     def slots(self) -> list[tuple[Any, str, Any]]:
         """(container, key, value) of all that is watched."""
-        return list(zip(self._wheres, self._keys, self._values, strict=True))
+        return [(slot.where, slot.key, value) for slot, value in zip(self._slots, self._values, strict=True)]
 
     def holds(self) -> bool:
         """Whether nothing changed."""
         return (
-            (self._unchanged(self._wheres, self._keys, self._values) or self._equal())
-            and self._lengths(self._shaped, self._shapes)
-            and (not self._ordered or _same_orders(self._ordered, self._orders))
+            self._unchanged.holds()
             and (not self._arrays or list(map(_bytes, self._arrays)) == self._bytes)
             and (not self._stored or [d.keys() - names for d, names in self._stored] == self._others)
             and (not self._read or [tensor._version for tensor in self._read] == self._versions)
             and all(self._present)
             and (RemovableHandle.next_id == self._hook_id or self._still_absent())
         )
-
-    def _equal(self) -> bool:
-        """Equal but new values (`model.temperature = 0.5` at each step); they are the ones to expect from now on."""
-        values = python_read(self._wheres, self._keys)
-        if values is None or not all(map(_as_good, values, self._values)):
-            return False
-        self._values = values
-        return True
 
     def _still_absent(self) -> bool:
         now = RemovableHandle.next_id  # every registration of any hook takes one
@@ -173,28 +160,11 @@ class Watch:
         return [*differ, *new]
 
 
-_IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum, range, slice)
-
-
 def _read(slot: Slot) -> Any:
     try:
         return slot.read()
     except LookupError:
         return MISSING
-
-
-def _as_good(a: Any, b: Any) -> bool:
-    """Whether a new value is as good as the old one: the same object, or equal, and nothing can change inside."""
-    if isinstance(a, tuple) and type(a) is type(b) and len(a) == len(b):
-        return all(map(_as_good, a, b))
-    return a is b or (isinstance(a, _IMMUTABLE) and same_value(a, b))
-
-
-def _same_orders(containers: list, orders: list[list]) -> bool:
-    try:
-        return list(map(list, containers)) == orders
-    except Exception:  # an __eq__ that cannot answer
-        return False
 
 
 def _bytes(memory: Any) -> bytes:

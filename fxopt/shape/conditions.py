@@ -39,14 +39,14 @@ def require(condition: str, names: tuple[str, ...], *values: int | float) -> Non
         raise OtherSizes(f"expected {condition}, found {found}")
 
 
-def unless_bad(check: Callable[..., None], *given: Any) -> None:
-    """Calls `check`, which raises where data is bad.
+def unless_bad(check: Callable[..., Any], *given: Any) -> Any:
+    """What `check` returns, which raises where data is bad.
 
     Raises:
         OtherSizes: it does: the call is eager's, which repairs the data.
     """
     try:
-        check(*given)
+        return check(*given)
     except RuntimeError as error:
         raise OtherSizes(f"{check}: {error}") from None
 

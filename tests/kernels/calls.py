@@ -32,6 +32,7 @@ from fxopt.kernels.pointwise import encode as pointwise_encode
 from fxopt.kernels.pointwise import op as pointwise
 from fxopt.kernels.pointwise import plan as pw
 from fxopt.kernels.row_update import op as row_update
+from fxopt.kernels.table_batched import op as table_batched
 from fxopt.kernels.target_attention import op as target_attention
 from fxopt.kernels.target_attention import plan as t
 from fxopt.kernels.towers import op as towers
@@ -185,6 +186,10 @@ def _columns() -> Iterator[Call]:
         for name in ("columns_backward", "columns_row_gradients"):
             tables = made.tables if all(any(c.table == k for c in pooled) for k in range(len(made.tables))) else []
             yield Call(columns, name, (grad, made.tensors, tables, scattered), None, (3,))
+    memory = torch.randint(0, 60, (5 * 8,), dtype=torch.uint8)
+    described = [torch.tensor([2], dtype=torch.uint8), torch.tensor([0]), torch.tensor([5]), torch.tensor([0, 4]).int()]
+    bags = [torch.tensor([4, 0, 2]), torch.tensor([0, 1, 3]), None, 0, 1]
+    yield Call(table_batched, "table_batched", (memory, *described, *bags), table_batched.table_batched)
     yield Call(columns, "jagged_offsets", (torch.tensor([2, 0, 3]), [_some(5), _some(5)], True), jagged.offsets)
     pairs = tuple(Column(Source(0, fixed=((1, k),)), k % 2, 0, 4 * k) for k in range(4))
     plan = columns_encode(ColumnsPlan(pairs, (16,), ("float32",)))

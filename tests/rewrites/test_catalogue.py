@@ -302,7 +302,8 @@ ELSEWHERE = {
     "gpu_target_attention",
     "lookup_products",
     "row_chunks",
-}  # tests/cuda, test_compression.py, test_row_chunks.py, test_lookup_products.py
+    "table_batched",
+}  # tests/cuda, test_compression.py, test_row_chunks.py, test_lookup_products.py, test_jagged_torchrec.py
 
 
 WITHOUT_GRADIENTS = {"towers"}  # with gradients they stay as they are

@@ -92,6 +92,32 @@ def test_dict_reads_agree():
 
 
 @needs_native
+def test_versions_of_dicts_differ_after_every_change():
+    changes = [
+        lambda d: d.update(a=2),
+        lambda d: d.pop("b"),
+        lambda d: d.update(c=3),
+        lambda d: setattr(Held, "x", 1),
+        lambda d: held.__dict__.update(y=1),
+        lambda d: setattr(held, "y", 2),
+        lambda d: delattr(held, "y"),
+    ]
+    Held = type("Held", (), {})
+    held, where = Held(), {"a": 1, "b": 2}
+    dicts = [where, vars(Held), vars(held), {}]
+    seen = native().versions(dicts)
+    if seen is None:
+        pytest.skip("this Python does not number the changes of dicts")
+    assert native().versions(dicts) == seen
+    for change in changes:
+        change(where)
+        assert native().versions(dicts) != seen
+        seen = native().versions(dicts)
+    assert native().versions([{}, []]) is None
+    assert native().versions([types.MappingProxyType(type("Own", (dict,), {})())]) is None
+
+
+@needs_native
 def test_lengths_agree():
     containers = [{}, {"a": 1}, [1, 2, 3], {4}]
     for expected in ([0, 1, 3, 1], [0, 1, 3, 2], [1, 1, 3, 1], [0, dict, 3, set], [0, dict, 3, dict]):

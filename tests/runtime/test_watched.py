@@ -12,7 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+from fxopt.names import names_asked
 from tests.runtime.models import assert_same, optimize
+
+WHERE = "config"
+
+
+def _kept_for_later(ask, module):
+    return ask(module, module.where)
 
 
 class ById(nn.Module):
@@ -75,6 +82,9 @@ def test_settings_as_attributes_are_watched(config):
         lambda self: vars(self)[self.where],
         lambda self: self.__dict__[self.where],
         lambda self: operator.attrgetter(self.where)(self),
+        lambda self: getattr(self, "con" + "fig", None),
+        lambda self: getattr(self, WHERE, None),
+        lambda self: _kept_for_later(getattr, self),
     ],
 )
 def test_settings_under_computed_names_are_watched(read):
@@ -91,6 +101,56 @@ def test_settings_under_computed_names_are_watched(read):
     assert_same(fast(x), x * 2)
     model.config.of.factor = 5
     assert_same(fast(x), x * 5)
+
+
+N = "a name"
+
+
+@pytest.mark.parametrize(
+    ("function", "globals_", "computed"),
+    [
+        (lambda x: getattr(x, "a", None), (), False),
+        (lambda x: getattr(x.b[0], N), ("N",), False),
+        (lambda x: getattr(x(1, "c"), N, 3), ("N",), False),
+        (lambda x: [getattr(y, "a", 0) for y in x], (), False),
+        (lambda x: getattr(x, x.name), (), True),
+        (lambda x: getattr(x, N + "a"), (), True),
+        (lambda x: getattr(x, "a" if x else N), (), True),
+        (lambda x: getattr(*x), (), True),
+        (lambda x: map(getattr, x, "a"), (), True),
+        (lambda x: x(getattr, key="a"), (), True),
+        (lambda x: x.__dict__["a"], (), True),
+    ],
+)
+def test_names_that_code_gives_to_getattr(function, globals_, computed):
+    found, whether = names_asked(function.__code__)
+    assert whether is computed
+    assert computed or found == set(globals_)
+
+
+def test_values_in_dicts_that_change_and_change_back():
+    """Python's versions of dicts say that nothing changed; when they differ, the values are looked at."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factors, self.untold = {"a": 2.0}, 0
+
+        def forward(self, x):
+            return x * self.factors["a"]
+
+    x, model = torch.arange(3.0), Scaled()
+    fast, _ = optimize(model)
+    for factor in (2.0, 2.0, 5.0, 2.0, 2.0):
+        model.factors["a"] = factor
+        assert_same(fast(x), x * factor)
+    model.untold = 1
+    assert_same(fast(x), x * 2)
+    del model.factors["a"]
+    with pytest.raises(KeyError):
+        fast(x)
+    model.factors = {"b": 1, "a": 3.0}
+    assert_same(fast(x), x * 3)
 
 
 def test_arrays_as_attributes_are_watched():

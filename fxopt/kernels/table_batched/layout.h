@@ -1,0 +1,38 @@
+// What one call hands to the kernels.
+#pragma once
+#include <cstdint>
+
+#include "../simd/cpu.h"
+
+namespace fxopt {
+
+// int32 or int64 numbers that lie side by side.
+struct Integers {
+  const char* data;
+  bool wide;
+  int64_t operator[](int64_t k) const {
+    return wide ? reinterpret_cast<const int64_t*>(data)[k] : reinterpret_cast<const int32_t*>(data)[k];
+  }
+};
+
+// Bags [begin, end) of one feature: ids [offsets[b], offsets[b + 1]) of a table whose rows are their scale and offset,
+// float16 each, and then their codes. Not pooled: a row of the output for each id.
+struct Bags {
+  const char* table;
+  int64_t n_rows, row_stride, dim;
+  Integers ids, offsets;
+  int64_t n_ids, begin, end;
+  const float* weights;  // of ids, or null
+  bool pooled, mean;
+  float* out;  // of bag 0, or of id 0
+  int64_t out_stride;
+};
+
+// False where an id is not in the table, or offsets do not grow.
+struct Kernels {
+  bool (*look_up)(const Bags&);
+};
+
+FXOPT_IN_EACH(const Kernels kernels)
+
+}  // namespace fxopt

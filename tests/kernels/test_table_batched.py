@@ -1,0 +1,113 @@
+"""fxopt::table_batched: its definition in PyTorch on every instruction set, and FBGEMM's own numbers."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxopt.kernels.build import build
+from fxopt.kernels.table_batched import op
+
+HEADER, SUM, MEAN, NONE = 4, 0, op.MEAN, op.NONE
+
+
+@pytest.fixture(params=["avx512", "avx2", "scalar"])
+def isa(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not op.OPERATORS.compiled():
+        pytest.skip("no compiler")
+    choose = ctypes.CDLL(str(build(op.KERNEL))).fxopt_table_batched_isa
+    choose(request.param.encode())
+    yield
+    choose(None)
+
+
+def call(dims: list[int], batch: int, pooling: int, alignment: int = 1, dtype: torch.dtype = torch.int64) -> list[Any]:
+    """Arguments of the operator; the last feature reads the first one's table."""
+    tables, places = [], []
+    for dim in dims:
+        stride = -(-(dim + HEADER) // alignment) * alignment
+        rows = torch.randint(0, 256, (random.randint(1, 30), stride), dtype=torch.uint8)
+        rows[:, :HEADER] = (torch.rand(len(rows), 2) - 0.5).half().view(torch.uint8)
+        places.append(sum(map(torch.numel, tables)))
+        tables.append(rows)
+    dims, places, counts = [*dims, dims[0]], [*places, 0], [*map(len, tables), len(tables[0])]
+    lengths = torch.randint(0, 4, (len(dims), batch))
+    ids = torch.cat([torch.randint(0, rows, (int(n.sum()),)) for rows, n in zip(counts, lengths, strict=True)])
+    weights = torch.rand(len(ids)) if pooling == SUM else None
+    return [
+        torch.cat([table.flatten() for table in tables]),
+        torch.full((len(dims),), op.INT8, dtype=torch.uint8),
+        torch.tensor(places),
+        torch.tensor(counts),
+        torch.tensor([0, *dims]).cumsum(0).int(),
+        ids.to(dtype),
+        torch.cat([torch.zeros(1), lengths.flatten().cumsum(0)]).to(dtype),
+        weights,
+        pooling,
+        alignment,
+    ]
+
+
+def run(given: list[Any]) -> Tensor:
+    return op.call_of(*given[8:])(*given)
+
+
+@pytest.mark.parametrize("pooling", [SUM, MEAN, NONE])
+@pytest.mark.parametrize("batch", [1, 3, 400])
+@pytest.mark.parametrize("dim", [1, 15, 16, 64, 129, 300])
+def test_is_its_definition(isa: None, pooling: int, batch: int, dim: int) -> None:
+    dims = [dim, dim] if pooling == NONE else [dim, 4, dim]
+    for alignment, dtype in ((1, torch.int64), (16, torch.int32)):
+        given = call(dims, batch, pooling, alignment, dtype)
+        torch.testing.assert_close(run(given), op.table_batched(*given), rtol=1e-5, atol=1e-4)
+
+
+def test_no_bags_at_all(isa: None) -> None:
+    assert run(call([3, 4], 0, SUM)).shape == (0, 10)
+
+
+@pytest.mark.parametrize("id_", [-1, 10**6, 2**62])
+def test_a_bad_id_is_refused(isa: None, id_: int) -> None:
+    given = call([8, 8], 40, SUM)
+    given[5][-1] = id_
+    with pytest.raises(RuntimeError, match="outside of its table"):
+        run(given)
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_a_wrong_description_is_refused(isa: None, number: int) -> None:
+    given = call([8, 8], 4, SUM)
+    memory, types, places, rows, _, ids, offsets = given[:7]
+    wrong = [
+        *(memory[:-1], torch.full_like(types, 3), places + 1, rows + 1),
+        *(torch.tensor([0, 8, 8, 24], dtype=torch.int32), ids[:-1], offsets.flip(0)),
+    ]
+    assert len(ids)
+    given[number] = wrong[number]
+    given[7] = None
+    with pytest.raises(RuntimeError):
+        run(given)
+
+
+def test_fbgemms_numbers() -> None:
+    inference = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_inference")
+    from fbgemm_gpu.split_embedding_configs import SparseType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+
+    for pooling in (PoolingMode.SUM, PoolingMode.MEAN, PoolingMode.NONE):
+        specs = [(f"t{i}", 20, 20, SparseType.INT8, EmbeddingLocation.HOST) for i in range(3)]
+        theirs = inference.IntNBitTableBatchedEmbeddingBagsCodegen(
+            specs, pooling_mode=pooling, device="cpu", output_dtype=SparseType.FP32
+        )
+        theirs.fill_random_weights()
+        lengths = torch.randint(0, 4, (3 * 5,))
+        ids, offsets = torch.randint(0, 20, (int(lengths.sum()),)), torch.cat([lengths[:1] * 0, lengths.cumsum(0)])
+        memory = (theirs.weights_host, theirs.weights_tys, theirs.weights_offsets, theirs.rows_per_table)
+        found = run([*memory, theirs.D_offsets, ids, offsets, None, int(pooling), theirs.row_alignment])
+        torch.testing.assert_close(found, theirs(ids, offsets), equal_nan=True)
