@@ -44,6 +44,40 @@ def test_a_program_gives_the_models_answers_in_a_process_without_fxopt(library: 
         torch.testing.assert_close(answer, model(*call))
 
 
+class Mixed(nn.Module):
+    """Gates and experts over a pointwise chain, and products of looked-up rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+        self.gate = nn.Linear(8, 3)
+        self.tables = nn.ModuleList([nn.Embedding(ROWS, 8) for _ in range(12)])
+
+    def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.tanh(x) * torch.sigmoid(x + 1) - x.square().mean(1, keepdim=True)
+        weights = self.gate(y).softmax(-1).unsqueeze(1)
+        experts = torch.stack([expert(y).relu() for expert in self.experts], 1)
+        rows = [table(ids[:, k % 4]) for k, table in enumerate(self.tables)]
+        return (weights @ experts).squeeze(1), torch.cat([rows[k] * rows[k + 6] for k in range(6)], 1)
+
+
+@torch.no_grad()
+def test_operators_with_a_plan_stay_calls(library: Path, tmp_path: Path) -> None:
+    model = Mixed().eval()
+    example = torch.randn(5, 8), torch.randint(0, ROWS, (5, 4))
+    program = fxopt.export(model, example, config=fxopt.Config(tune="off"))
+    assert {f"fxopt.{name}.default" for name in ("pointwise", "towers", "lookup_products")} <= called(program)
+    torch.export.save(program, tmp_path / "model.pt2")
+    calls = [(torch.randn(batch, 8), torch.randint(0, ROWS, (batch, 4))) for batch in (0, 1, 3, 200)]
+    torch.save(calls, tmp_path / "calls.pt")
+    run_elsewhere(_ELSEWHERE, library, tmp_path / "model.pt2", tmp_path / "calls.pt", tmp_path / "answers.pt")
+    for call, answer in zip(calls, torch.load(tmp_path / "answers.pt"), strict=True):
+        torch.testing.assert_close(answer, model(*call))
+    calls[2][1][1, 2] = ROWS
+    with pytest.raises(RuntimeError, match=r"row=1 .*value=50 rows=50 .*table='tables\.\d+\.weight'"):
+        program.module()(*calls[2])
+
+
 @pytest.mark.timed
 @torch.no_grad()
 def test_choices_by_size_are_in_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
