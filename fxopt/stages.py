@@ -25,6 +25,7 @@ from fxopt.rewrites.framework.regions import calls_of
 from fxopt.runtime import Executable
 from fxopt.runtime.cuda_graphs import replayable
 from fxopt.runtime.pieces import Pieces
+from fxopt.shape.standing import remembered
 from fxopt.tune.tuner import Tuner
 from fxopt.verify import Examples, Verdict, bisect
 from fxopt.verify.slower import Race, may_be_raced, slower_passes
@@ -44,15 +45,16 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner, dump: D
     dump.graph("captured", module.graph)
     findings.passes.append(normalize(module, inference))
     dump.graph("normalize", module.graph)
-    for rewrite_pass in passes(config):
-        if rewrite_pass.name in config.disable:
-            continue
-        progress.step(f"rewrite: {rewrite_pass.name}")
-        ran = apply(rewrite_pass, module, fuel, inference, tuner, config)
-        findings.passes.append(ran)
-        _log.debug("%s: %d changes, %d near misses", ran.name, len(ran.changes), len(ran.misses))
-        if ran.changes:
-            dump.graph(ran.name, module.graph)
+    with remembered(module.graph):
+        for rewrite_pass in passes(config):
+            if rewrite_pass.name in config.disable:
+                continue
+            progress.step(f"rewrite: {rewrite_pass.name}")
+            ran = apply(rewrite_pass, module, fuel, inference, tuner, config)
+            findings.passes.append(ran)
+            _log.debug("%s: %d changes, %d near misses", ran.name, len(ran.changes), len(ran.misses))
+            if ran.changes:
+                dump.graph(ran.name, module.graph)
     findings.passes[0].changes += normalize(module, inference).changes  # what the passes made alike
     findings.operators_after, findings.rewrites = operators(module.graph), fuel.used
     module.recompile()

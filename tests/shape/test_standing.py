@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Graph
 
-from fxopt.shape.standing import analysed, edited, reading
+from fxopt.shape.standing import analysed, edited, reading, remembered
 
 
 class Nodes:
@@ -15,20 +15,23 @@ class Nodes:
 def test_an_analysis_is_made_once_until_the_next_edit():
     graph = Graph()
     graph.placeholder("x")
-    with reading(graph):
-        first = analysed(graph, Nodes)
-        assert analysed(graph, Nodes) is first
-        assert analysed(Graph(), Nodes).names == []
-    with reading(graph):
-        assert analysed(graph, Nodes) is first
-    graph.placeholder("y")
-    edited(graph)
-    with reading(graph):
-        assert analysed(graph, Nodes).names == ["x", "y"]
+    with remembered(graph):
+        with reading(graph):
+            first = analysed(graph, Nodes)
+            assert analysed(graph, Nodes) is first
+            assert analysed(Graph(), Nodes).names == []
+        assert analysed(graph, Nodes) is not first  # where somebody may edit it
+        with reading(graph):
+            assert analysed(graph, Nodes) is first
+        graph.placeholder("y")
+        edited(graph)
+        with reading(graph):
+            assert analysed(graph, Nodes).names == ["x", "y"]
 
 
-def test_nothing_is_kept_where_nobody_promised_that_the_graph_stands():
+def test_nothing_is_kept_for_others():
     graph = Graph()
-    assert analysed(graph, Nodes).names == []
-    graph.placeholder("x")
-    assert analysed(graph, Nodes).names == ["x"]
+    with remembered(Graph()), reading(graph):
+        assert analysed(graph, Nodes).names == []
+        graph.placeholder("x")
+        assert analysed(graph, Nodes).names == ["x"]
