@@ -8,6 +8,7 @@ their gradients, an all-reduce 2 (W - 1) / W of the dense gradients, each in W -
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -131,11 +132,15 @@ def table(parts: dict[str, float], parameters: int, batch: int, network: Network
     return shown
 
 
-def main(argv: list[str]) -> int:
+def parse(argv: list[str]) -> argparse.Namespace:
     parser = options.parser("sharded", __doc__, batches=(1024,), seconds=10.0)
     parser.add_argument("--gigabits", type=float, default=100.0, help="of each rank's network, a second; default: 100")
     parser.add_argument("--latency", type=float, default=10.0, help="of a message, in microseconds; default: 10")
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    args = parse(argv)
     console, neighbours = options.begin(args), Neighbours()
     network = Network(args.gigabits * 1e9 / 8, args.latency * 1e-6)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
