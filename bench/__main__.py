@@ -15,6 +15,7 @@ BENCHMARKS = {
     "dense": "attention, experts, interactions and DLRM, against eager and torch.compile; with a plot",
     "zoo": "third-party models against eager",
     "gpu_zoo": "third-party models on a CUDA device, as users call them",
+    "sharded": "a training step of TorchRec's sharded DLRM, measured on one rank and calculated for 1 to 128",
     "growth": "optimize() and a call by the number of columns, 10 to 5000",
 }
 

@@ -29,6 +29,7 @@ from fxopt.capture.reach import Reach
 from fxopt.capture.state import ModelCopy, StateSlot, fake_state
 from fxopt.capture.trace import trace
 from fxopt.findings import Place
+from fxopt.shape.floors import divisions_in
 from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT
 
 _FINAL = (*DATA_DEPENDENT, CaptureError)  # no other sizes would help
@@ -169,7 +170,7 @@ class Attempts:
             check_memory(graph, (*news, *fakes.tensors), layouts, slots, self.trial.edits)
         except CaptureError as error:
             raise _stopped(error, places) from error
-        _demand_simple(fakes)
+        self._demand_simple(fakes)
         used = _label(graph, slots, self.inputs.names)
         share_memory(graph)
         fixed = {dim: int(self.inputs.tensors[dim[0]].shape[dim[1]]) for dim in static}
@@ -194,6 +195,27 @@ class Attempts:
             autocast_state(),
             form[0][1],
         )
+
+    def _demand_simple(self, fakes: FakeInputs) -> None:
+        """Dims >= 1 under anything but plain comparisons are better static: layouts, not lengths. So is dim 0 of
+        lengths [F, B], which a model takes for F features with any number of bags."""
+        complicated = [
+            expr
+            for expr in conditions(fakes.shape_env)
+            if not (isinstance(expr, Relational) and all(map(_is_plain, expr.args)))
+        ]
+        features = {
+            dim
+            for expr in complicated
+            for divided, count in divisions_in(expr)
+            for dim in _dims(divided, fakes)
+            if dim[1] == 0 and self.inputs.tensors[dim[0]].shape[0] == count and len(divided.free_symbols) > 1
+        }
+        if features:
+            raise MakeStatic(features)
+        dims = {dim for expr in complicated for dim in _dims(expr, fakes) if dim[1] >= 1}
+        if dims:
+            raise MakeStatic(dims)
 
     def _answers(self, asked: set[str]) -> Iterator[str]:
         """Conditions on the inputs t under which the forward's questions have the answers that they had here."""
@@ -248,20 +270,14 @@ def _filled(before: tuple[list, Any], after: tuple[list[tuple[pytree.KeyPath, An
     raise CaptureError("forward changes a dict, list or dataclass that it was given")
 
 
-def _demand_simple(fakes: FakeInputs) -> None:
-    """Dims >= 1 under anything but plain comparisons are better static: layouts, not lengths."""
-    complicated: set[str] = set()
-    for expr in conditions(fakes.shape_env):
-        if not (isinstance(expr, Relational) and all(map(_is_plain, expr.args))):
-            complicated |= {str(s) for s in expr.free_symbols}
-    dims = {dim for name in complicated for dim in fakes.sources.get(name, ()) if dim[1] >= 1}
-    if dims:
-        raise MakeStatic(dims)
+def _dims(expr: sympy.Basic, fakes: FakeInputs) -> set[Dim]:
+    return {dim for symbol in expr.free_symbols for dim in fakes.sources.get(str(symbol), ())}
 
 
-def _is_plain(side: sympy.Basic) -> bool:
-    """A size, a number, or a size plus a number (offsets of B + 1)."""
-    return side.is_Number or (side - next(iter(side.free_symbols))).is_Number
+def _is_plain(side: sympy.Expr) -> bool:
+    """A size or a multiple of one, a number, or both (offsets of B + 1)."""
+    size = next(iter(side.free_symbols), sympy.Integer(0))
+    return bool(side.coeff(size).is_Number and (side - side.coeff(size) * size).is_Number)
 
 
 def _label(gm: torch.fx.GraphModule, slots: Sequence[StateSlot], names: tuple[str, ...]) -> tuple[StateSlot, ...]:

@@ -73,8 +73,8 @@ PASSES: tuple[Rewrite, ...] = (
     repeated.LOOKUPS_ON_CUDA,
     # Lookups, and what is left of their surroundings.
     embedding_columns.REWRITE,
-    jagged_checks.REWRITE,
     table_batched.REWRITE,
+    jagged_checks.REWRITE,
     compression.TABLES,
     dot_interaction.PARTS,
     views.OF_COLUMNS,

@@ -24,3 +24,9 @@ def never_negative(term: sympy.Expr) -> bool:
         for factor in sympy.Mul.make_args(part)
     )
     return sizes and all(factor >= 0 for factor in plain.as_coefficients_dict().values())
+
+
+def divisions_in(term: sympy.Basic) -> list[tuple[sympy.Expr, int]]:
+    """What it divides by a number, rounding down, and the number."""
+    divisions = (floor.args for floor in term.atoms(FloorDiv))
+    return [(divided, int(by)) for divided, by in divisions if by.is_Integer]

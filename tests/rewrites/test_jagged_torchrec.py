@@ -92,6 +92,22 @@ def test_weights() -> None:
     assert is_one_call(optimized)
 
 
+@pytest.mark.parametrize("make", [bags, sequences])
+@torch.no_grad()
+def test_lengths_of_features_and_bags(make: Callable[[], nn.Module]) -> None:
+    """As [F, B], which makes F a part of the form, and leaves B open."""
+    model = make().eval()
+    optimized = optimize(model)
+    for batch in (5, 4, 1, 7):  # 5 is no other size of the model
+        lengths = torch.full((4, batch), 2)
+        ids = torch.randint(0, ROWS, (8 * batch,))
+        found, expected = (
+            called(KeyedJaggedTensor(list("abcd"), ids, lengths=lengths)) for called in (optimized, model)
+        )
+        assert same(found, expected)
+    assert is_one_call(optimized)
+
+
 @torch.no_grad()
 def test_what_was_asked_before_changes_nothing() -> None:
     model = bags().eval()
