@@ -7,10 +7,10 @@ from torch import nn
 
 from fxopt.capture.attempts import Attempts, Stopped
 from fxopt.capture.captured import Capture
-from fxopt.capture.clocks import clock_of
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import flatten
 from fxopt.capture.leaves import Leaf, Trial
+from fxopt.capture.questions import question_of
 from fxopt.capture.reach import Reach
 from fxopt.capture.state import has_hooks
 from fxopt.capture.trial import trial as run_trial
@@ -35,7 +35,7 @@ def capture(model: nn.Module, args: tuple = (), kwargs: dict | None = None, conf
     reach = Reach(model)
     if name := reach.iterator:
         raise CaptureError(f"forward may take the next item of {name}, an iterator, which a graph would do only once")
-    leaves = _known_leaves(model, config, bool(reach.clock))
+    leaves = _known_leaves(model, config, bool(reach.question))
     for _ in range(MAX_ROUNDS):
         try:
             trial = run_trial(model, _outermost(leaves), args, kwargs) if leaves else Trial()
@@ -49,14 +49,14 @@ def capture(model: nn.Module, args: tuple = (), kwargs: dict | None = None, conf
     raise CaptureError(f"more than {MAX_ROUNDS} submodules stop the capture, the last one: {last.reason}", last.place)
 
 
-def _known_leaves(model: nn.Module, config: Config, clocks: bool) -> dict[str, Leaf]:
+def _known_leaves(model: nn.Module, config: Config, asks: bool) -> dict[str, Leaf]:
     leaves = {}
     for path, module in model.named_modules():
         reason = (
             "named in Config.leaves" if path in config.leaves
             else "TorchScript" if isinstance(module, torch.jit.ScriptModule)
             else "has forward or backward hooks" if has_hooks(module)
-            else f"may ask {clock}, whose answer a graph would keep" if clocks and (clock := clock_of(module))
+            else question if asks and (question := question_of(module))
             else ""
         )  # fmt: skip
         if reason:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fxopt.capture.clocks import first_clock
 from fxopt.capture.mirror import attributes, is_plain_object
+from fxopt.capture.questions import first_question
 from fxopt.capture.state import hooks_of
 from fxopt.names import is_users, named_by, names_stored
 from fxopt.reach import Code
@@ -35,14 +35,14 @@ class Reach:
 
     Attributes:
         iterator: the name of one that gives its items once, "" if there is none: a look would take them.
-        clock: the name of a clock or of a source of random bytes, "" if there is none.
+        question: what the code may ask that a call answers otherwise than a trace, "" if there is nothing.
     """
 
     def __init__(self, model: nn.Module, without: Iterable[nn.Module] = ()):
         apart = {inner for module in without for inner in module.modules()}
         modules = [module for module in model.modules() if module not in apart]
         code = Code.behind([*modules, *hooks_of(modules)], without=apart)
-        self.iterator, self.clock = "", first_clock(code.functions.values())
+        self.iterator, self.question = "", first_question(code.functions.values())
         self._seen = set(map(id, model.modules()))
         self._names: list[tuple[Any, str, Any]] = []  # owner (a dict, a class or a cell), name, value
         self._contents: list[tuple[str, Any, Any]] = []  # name, container, what it holds

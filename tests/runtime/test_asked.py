@@ -230,6 +230,9 @@ def test_one_object_in_containers():
         lambda x: x.storage_offset() == 0,
         lambda x: x._base is None,
         lambda x: x.data_ptr() % 2 == 0,
+        lambda x: type(x) is torch.Tensor,
+        lambda x: type(x) == nn.Parameter,  # noqa: E721
+        lambda x: x.__class__ in (torch.Tensor, float),
     ],
 )
 def test_what_only_the_object_knows_stays_eager(ask):

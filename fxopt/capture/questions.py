@@ -1,8 +1,10 @@
-"""What Python gives another answer to at each call: the time, and random bytes. A graph would have asked once."""
+"""What Python answers otherwise at a call than in a trace: the time, random bytes, and the exact type of a tensor."""
 
 from __future__ import annotations
 
 import datetime
+import dis
+import functools
 import os
 import types
 from collections.abc import Iterable
@@ -14,16 +16,37 @@ from fxopt.names import names_in, pairs_in
 from fxopt.reach import Code
 
 _ALWAYS_NEW = {"time", "uuid", "secrets"}  # modules; sleep gives no answer
+_TYPE, _TENSORS = {"type", "__class__"}, {"Tensor", "Parameter"}
+_COMPARED = {"IS_OP", "COMPARE_OP", "CONTAINS_OP"}
 _OF_DATES = {"now", "utcnow", "today"}
 
 
-def clock_of(module: nn.Module) -> str:
-    """The name of a clock or of a source of random bytes that the code of a module may ask, but for its submodules."""
-    return first_clock(Code.behind([module], without=module.children()).functions.values())
+def question_of(module: nn.Module) -> str:
+    """Why the code of a module, but for its submodules, cannot be traced: what it may ask. "" where it asks nothing."""
+    return first_question(Code.behind([module], without=module.children()).functions.values())
 
 
-def first_clock(functions: Iterable[types.FunctionType]) -> str:
-    return next(filter(None, map(_clock_in, functions)), "")
+def first_question(functions: Iterable[types.FunctionType]) -> str:
+    return next(filter(None, map(_question_in, functions)), "")
+
+
+def _question_in(function: types.FunctionType) -> str:
+    if clock := _clock_in(function):
+        return f"may ask {clock}, whose answer a graph would keep"
+    if _compares_types(function.__code__):
+        return "may compare the exact type of a tensor, which is another one in a trace (isinstance is not)"
+    return ""
+
+
+@functools.cache
+def _compares_types(code: types.CodeType) -> bool:
+    """Whether it holds `type(x) is torch.Tensor` or the like, as far as can be told from its names."""
+    inner = any(_compares_types(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    if inner or _TYPE.isdisjoint(code.co_names) or _TENSORS.isdisjoint(code.co_names):
+        return inner
+    steps = list(dis.get_instructions(code))
+    named = [number for number, step in enumerate(steps) if step.argval in _TENSORS]
+    return any(step.opname in _COMPARED for number in named for step in steps[number + 1 : number + 4])
 
 
 def _clock_in(function: types.FunctionType) -> str:
