@@ -114,7 +114,7 @@ class Traced:
         self.places = entry.state.places
         slots = entry.watch.slots
         self.values = [(where, key, value) for where, key, value in slots if isinstance(value, _PLAIN)]
-        self.objects = [(where, key, value) for where, key, value in slots if isinstance(value, nn.Module)]
+        self.objects = [(where, key, value) for where, key, value in slots if _is_known_by_itself(key, value)]
 
     def serves(self, inputs: Sequence[Tensor]) -> bool:
         return (
@@ -142,9 +142,14 @@ def traced_view(entry: Entry) -> Traced | None:
         or not all(isinstance(t, Tensor) for t in _outputs(executable.graph))
     ):
         return None
-    known = all(isinstance(value, (*_PLAIN, nn.Module)) for where, _, value in entry.watch.slots
+    known = all(isinstance(value, _PLAIN) or _is_known_by_itself(key, value) for where, key, value in entry.watch.slots
                 if isinstance(where, dict))  # fmt: skip
     return Traced(entry, executable) if known else None
+
+
+def _is_known_by_itself(key: str, value: Any) -> bool:
+    """A submodule, or the dict of a module's submodules."""
+    return isinstance(value, nn.Module) or (key == "_modules" and isinstance(value, dict))
 
 
 def _outputs(graph: fx.GraphModule) -> list[Any]:

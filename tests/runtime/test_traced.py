@@ -160,3 +160,15 @@ def test_errors_are_those_of_eager():
     dense, ids = tower_inputs()
     with pytest.raises(IndexError):
         compiled(dense, ids + 100)
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_items_of_a_list_of_modules_come_and_go(fullgraph):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))).eval()
+    fast, x = fxopt.optimize(model), torch.randn(5, 4)
+    compiled = torch.compile(fast, backend="eager", fullgraph=fullgraph)
+    torch.testing.assert_close(compiled(x), model(x))
+    del model[1]
+    torch.testing.assert_close(compiled(x), model(x))
+    model.insert(1, nn.Linear(4, 4))
+    torch.testing.assert_close(compiled(x), model(x))
