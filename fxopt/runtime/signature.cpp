@@ -45,6 +45,15 @@ PyObject* behind_view(PyObject* where) {
   return Py_IS_TYPE(where, &PyDictProxy_Type) ? reinterpret_cast<ClassView*>(where)->attributes : where;
 }
 
+// __code__, __defaults__ or __kwdefaults__ of a function, borrowed.
+PyObject* of_function(PyObject* function, PyObject* key) {
+  const char of_what = PyUnicode_READ_CHAR(key, 2);
+  PyObject* found = of_what == 'c'   ? PyFunction_GET_CODE(function)
+                    : of_what == 'd' ? PyFunction_GET_DEFAULTS(function)
+                                     : PyFunction_GET_KW_DEFAULTS(function);
+  return found ? found : Py_None;
+}
+
 // Borrowed, or nullptr when absent. `where` may also be a function, a cell, a list or an object of Python; `hold` keeps
 // its result alive.
 PyObject* lookup(PyObject* where, PyObject* key, Held& hold) {
@@ -62,7 +71,10 @@ PyObject* lookup(PyObject* where, PyObject* key, Held& hold) {
       return PyList_GET_ITEM(where, at);
     }
   }
-  hold.object = PyFunction_Check(where) ? PyObject_GetAttr(where, key) : PyObject_GetItem(where, key);
+  if (PyFunction_Check(where)) {
+    return of_function(where, key);
+  }
+  hold.object = PyObject_GetItem(where, key);
   return hold.object;
 }
 
@@ -148,7 +160,7 @@ PyObject* versions(PyObject*, PyObject* args) {
     if (Py_IS_TYPE(dict, &PyDictProxy_Type)) {
       dict = reinterpret_cast<ClassView*>(dict)->attributes;
     }
-    if (!PyDict_CheckExact(dict)) {
+    if (!PyDict_CheckExact(dict) && !PyODict_CheckExact(dict)) {
       Py_RETURN_NONE;
     }
 #pragma GCC diagnostic push

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from fxopt.runtime.checks import comparer, length_check, python_read, version_reader
 from fxopt.runtime.flatten import same_value
 
+_IN_ORDER = (dict, MappingProxyType)
+_KINDS = (*_IN_ORDER, OrderedDict)  # whose move_to_end has no number
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum, range, slice)
 
 
@@ -24,6 +27,7 @@ class Unchanged:
         values: (container, key, value).
         shapes: (container, length) and (object, type).
         orders: (container, its items or keys in order).
+        assigned: dicts that calls themselves change: their versions say nothing.
     """
 
     def __init__(
@@ -31,11 +35,14 @@ class Unchanged:
         values: Sequence[tuple[Any, Any, Any]],
         shapes: Sequence[tuple[Any, int | type]],
         orders: Sequence[tuple[Any, list]],
+        assigned: Iterable[dict] = (),
     ) -> None:
-        expected = values, shapes, orders
-        self._in_dicts = _Part(*([each for each in part if _has_version(each)] for part in expected))  # type: ignore[misc]
-        self._elsewhere = _Part(*([each for each in part if not _has_version(each)] for part in expected))  # type: ignore[misc]
-        dicts = {id(each[0]): each[0] for part in expected for each in part if _has_version(each)}
+        apart = set(map(id, assigned))
+        parts = [
+            _divided(part, kinds, apart) for part, kinds in ((values, _KINDS), (shapes, _KINDS), (orders, _IN_ORDER))
+        ]
+        self._in_dicts, self._elsewhere = (_Part(*part) for part in zip(*parts, strict=True))
+        dicts = {id(each[0]): each[0] for numbered, _ in parts for each in numbered}
         self._dicts, self._versions = list(dicts.values()), version_reader()
         self._seen: bytes | None = None
 
@@ -77,8 +84,14 @@ class _Part:
             return False
 
 
-def _has_version(expected: Sequence[Any]) -> bool:
-    return type(expected[0]) in (dict, MappingProxyType) and not isinstance(expected[-1], type)
+def _divided(expected: Sequence[Any], kinds: tuple[type, ...], apart: set[int]) -> tuple[list, list]:
+    """What containers of these kinds have a version for, and the rest, types of objects among it."""
+    numbered = [
+        type(each[0]) in kinds and id(each[0]) not in apart and not isinstance(each[-1], type) for each in expected
+    ]
+    return [e for e, has in zip(expected, numbered, strict=True) if has], [
+        e for e, has in zip(expected, numbered, strict=True) if not has
+    ]
 
 
 def _columns(rows: Iterable[tuple], count: int) -> list[list]:

@@ -6,7 +6,8 @@ A traced graph has Python attributes, train/eval flags, submodules and the absen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -84,7 +85,8 @@ class Watch:
         self._ordered += [vars(module)[name] for _, module in hidden for name in HOOKS]  # which are traced
         self._orders = list(map(list, self._ordered))
         self._arrays = inside.arrays
-        self._bytes = list(map(_bytes, self._arrays))
+        self._contents = list(map(_content_of, self._arrays))
+        self._bytes = [content() for content in self._contents]
         self._objects = [*inside.objects, *(module for _, module in modules if type(module) not in QUIET)]
         self._kinds = list(map(type, self._objects))
         self._stored = [(vars(module), names) for module, names in stored.items()]
@@ -104,7 +106,8 @@ class Watch:
         if since is not None:
             self._expect(since, opaque)
         shapes: list[Any] = [*zip(self._sized, self._sizes, strict=True), *zip(self._objects, self._kinds, strict=True)]
-        self._unchanged = Unchanged(self.slots, shapes, list(zip(self._ordered, self._orders, strict=True)))
+        orders = list(zip(self._ordered, self._orders, strict=True))
+        self._unchanged = Unchanged(self.slots, shapes, orders, (attributes for attributes, _ in self._stored))
 
     def _expect(self, since: Watch, opaque: tuple[str, ...]) -> None:
         """What `since` saw; but opaque modules as they are now, since the capture has run them."""
@@ -130,7 +133,7 @@ class Watch:
         """Whether nothing changed."""
         return (
             self._unchanged.holds()
-            and (not self._arrays or list(map(_bytes, self._arrays)) == self._bytes)
+            and (not self._contents or [content() for content in self._contents] == self._bytes)
             and (not self._stored or [d.keys() - names for d, names in self._stored] == self._others)
             and (not self._read or [tensor._version for tensor in self._read] == self._versions)
             and all(self._present)
@@ -167,8 +170,8 @@ def _read(slot: Slot) -> Any:
         return MISSING
 
 
-def _bytes(memory: Any) -> bytes:
-    return memory.tobytes() if hasattr(memory, "tobytes") else bytes(memory)
+def _content_of(memory: Any) -> Callable[[], bytes]:
+    return memory.tobytes if hasattr(memory, "tobytes") else functools.partial(bytes, memory)
 
 
 def _of(keys: list, values: list, wanted: list, now: list, free: set[int]) -> list:
