@@ -97,8 +97,8 @@ def test_random_table_gradients(isa, random_call, seed):
     exact = grads_of(reference.columns, call.tensors, tables, wide, tables)
     for ours, eager, c in zip(found, expected, exact, strict=True):
         assert ours.dtype == eager.dtype
-        # Sums in another order: five times eager's error was seen, in a row that all positions read.
-        bound = 6 * (eager - c).abs().max() + 32 * torch.finfo(ours.dtype).eps * (c.abs().max() + 1)
+        most = 6 if len(ours) == 1 else 4  # one row sums what all positions give, in another order: 5 was seen
+        bound = most * (eager - c).abs().max() + 32 * torch.finfo(ours.dtype).eps * (c.abs().max() + 1)
         assert (ours - c).abs().max() <= bound
 
 

@@ -95,13 +95,13 @@ def is_asked(frame: Any) -> bool:
 
 
 def calls_of(function: Any, error: BaseException | None = None, at: int = -1) -> list[str]:
-    """Names of the Python functions that `function()` calls in this thread; at call number `at`, `error` is raised, but
-    not where torch's C++ asks for a size or a device: there an answer must come, or the process ends. These have no
-    name here."""
+    """Names of the Python functions that `function()` calls in this thread; at call number `at`, `error` is raised, or
+    at the first one behind it where torch's C++ does not ask for a size or a device: there an answer must come, or the
+    process ends. These have no name here."""
     names: list[str] = []
 
     def look(frame: Any, event: str, argument: Any) -> None:
-        here = len(names) == at
+        here = 0 <= at <= len(names)
         names.append("" if (here or at < 0) and is_asked(frame) else frame.f_code.co_name)
         if here and names[-1]:
             sys.settrace(None)
@@ -153,7 +153,7 @@ def test_an_interrupt_anywhere(moments, part):
         assert free(TRACE_LOCK) and free(dispatcher._lock), at
         torch.testing.assert_close(fast(*inputs), expected)
         assert dispatcher.entries and dispatcher.entries[0].executable is not None, (at, dispatcher.refused)
-    assert reached >= len(moments[part::4]) // 3  # the others are where torch cannot take one
+    assert reached > len(moments[part::4]) // 2
 
 
 class Errors(queue.SimpleQueue):
