@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fxopt import trees
+from fxopt.capture.state import HOOKS
 from fxopt.config import Config
 from fxopt.findings import Findings
 from fxopt.locks import WAIT, lock
@@ -27,7 +28,7 @@ from fxopt.runtime.moment import Moment, NotNow
 from fxopt.runtime.signature import Signature, unsupported
 from fxopt.runtime.traced import capturing, standing_alone
 from fxopt.runtime.undo import TooMuch
-from fxopt.runtime.watch import HOOKS, Watch
+from fxopt.runtime.watch import Watch
 from fxopt.shape.conditions import OtherSizes
 from fxopt.torch_internals.autograd import StopRecomputation, saving_as_usual
 from fxopt.torch_internals.modes import is_traced

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
+from fxopt.capture.state import HOOKS
 from fxopt.reach import MISSING, Code
 from fxopt.runtime.flatten import same_value
 from fxopt.runtime.inside import Inside, Slot
@@ -32,7 +33,6 @@ from fxopt.runtime.slots import (
 )
 from fxopt.runtime.unchanged import Unchanged
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(
     value for name, value in vars(nn_module).items() if name.startswith("_global_") and name.endswith("_hooks")
 )
