@@ -12,6 +12,7 @@ from torch.utils._sympy.functions import Max as TorchMax
 
 from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import Size, expression, product, same, shape_of, static, tensor_of
+from fxopt.shape.spelled import spelled
 from fxopt.shape.view_operators import CUTS, EXPANSIONS, REGROUPS
 
 aten = torch.ops.aten
@@ -145,11 +146,18 @@ class Strides:
 
 
 def is_matrix_product(node: Node) -> bool:
-    """Whether it is an einsum that sums, so that its strides follow from its shape; another is pointwise, or a view."""
-    if node.target is not aten.einsum.default or not isinstance(node.args[0], str):
+    """Whether it is an einsum whose last product sums, so that its strides follow from its shape.
+
+    Others are pointwise, or views: what one operand has alone is summed before the operands are multiplied.
+    """
+    call = spelled(node) if node.target is aten.einsum.default else None
+    if call is None or len(call.operands) < 2:
         return False
-    letters, arrow, kept = node.args[0].replace(" ", "").partition("->")
-    return bool(arrow) and bool(set(letters) - set(kept) - {","})
+    summed = [
+        {letter: size for letter, size in zip(letters, shape_of(operand), strict=True) if letter not in call.out}
+        for operand, letters in call.operands
+    ]
+    return any(all(static(sizes.get(letter, 1)) != 1 for sizes in summed) for letter in summed[0])
 
 
 def looks_contiguous(node: Node) -> bool:

@@ -126,3 +126,15 @@ class NormOfOne(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         norm = torch.linalg.vector_norm(x, dim=-2).clamp(-1, 1)
         return norm * norm.sum(-1, keepdim=True), torch.linalg.vector_norm(x[..., :1], dim=(1, 2))
+
+
+def scrambled(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return (torch.randn(B, 4, 4).transpose(0, -1).contiguous().transpose(0, -1),)
+
+
+@graph(scrambled, captured=(2, 4), later=((3, 5), (1, 4)), grad=False)
+class SummedBeforeTheProduct(nn.Module):
+    """An einsum that sums what one operand has alone still multiplies element by element."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("abc,dce->cba", torch.exp(x - x.amax(-3, keepdim=True)), x)
