@@ -112,13 +112,14 @@ _EDIT = re.compile(rf"^\s*(v\d+)(?=\[[^=]*\] [-+*/]?= |{_VIEWS}\.\w+_\(| [-+*/]=
 
 
 def unread_of(lines: Sequence[str]) -> list[str]:
-    """Variables that are written and never read; an edit reads nothing of its own, a dtype or shape no element."""
+    """Variables that are not read after they are made or edited; a dtype or a shape reads no element."""
     count: Counter[str] = Counter()
     for line in lines:
         edit = _EDIT.match(line)
-        count.update(
-            name for name in re.findall(r"\bv\d+\b(?!\.(?:dtype|shape)\b)", line) if not edit or name != edit[1]
-        )
+        if edit:
+            count[edit[1]] = 1
+        names = re.findall(r"\bv\d+\b(?!\.(?:dtype|shape)\b)", line)
+        count.update(name for name in names if not edit or name != edit[1])
     return [name for name, times in count.items() if times == 1]
 
 

@@ -89,6 +89,8 @@ def _bounded(step: Step, left: Tensor, right: Tensor) -> Tensor:
 
 def _first_layer(rows: Sequence[Tensor], positions: Sequence[Tensor], params: Sequence[Tensor], plan: Plan) -> Tensor:
     """The concatenation is never made: W (scale * q * k) is (scale * W * q) k, a weight of each row's own."""
+    if positions[0].shape[1] == 0:  # no position reads a row: one of NaN gives weights no gradient of NaN
+        rows = [torch.zeros_like(row) for row in rows]
     by_position: dict[int, Tensor] = {}
     once: Tensor = params[plan.bias].reshape(-1) if plan.bias >= 0 else positions[0].new_zeros(())
     for term in plan.terms:

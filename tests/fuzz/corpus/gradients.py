@@ -83,3 +83,21 @@ class OneRowWithoutAnAxis(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x.sum(0))
+
+
+def sequence(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return (torch.randn(B, L, 2),)
+
+
+@graph(sequence, captured=(3, 4), later=((2, 0), (1, 2)), grad=True)
+class QueryOfNoPositions(nn.Module):
+    """A query that is NaN where there are no positions has no part in the gradients of weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = x.mean(1).unsqueeze(1).expand(-1, x.shape[1], -1)
+        scores = self.net(torch.cat([query, x, query - x, query * x], -1)).squeeze(-1)
+        return torch.einsum("bl,bld->bd", scores.softmax(-1), x)
