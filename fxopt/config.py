@@ -51,7 +51,7 @@ class Config:
             no process survives: make that call with good ids (`example_inputs`), or choose ``verify="off"``.
         progress: show on stderr what an optimization of more than a second is at, in a log with a line each second;
             None: where stderr is a terminal.
-        dump: a folder to write each pass's graph to, as text and for graphviz; every capture makes a folder in it.
+        dump: a folder to write each pass's graph to, as text and as SVG; every capture makes a folder in it.
     """
 
     verify: str = "first"

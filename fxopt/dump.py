@@ -1,18 +1,19 @@
-"""`Config(dump=...)`: the graph behind each pass that changed it, as text and as a picture for graphviz."""
+"""`Config(dump=...)`: the graph behind each pass that changed it, as text and as a picture."""
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
 from torch.fx import Graph, Node
 
+from fxopt.drawing import shape_text, svg
+
 _log = logging.getLogger(__name__)
 
 
 class Dump:
-    """The files of one capture, in a folder of their own: 00_captured.txt and 00_captured.dot, 01_normalize.txt, ...
+    """The files of one capture, in a folder of their own: 00_captured.txt and 00_captured.svg, 01_normalize.txt, ...
 
     Args:
         folder: where each capture gets a folder, capture_0, capture_1, ...; None: nothing is written.
@@ -31,22 +32,11 @@ class Dump:
             self._folder = self._folder or _fresh(self._root)
             stem = f"{self._written:02}_{name}"
             (self._folder / f"{stem}.txt").write_text("\n".join(map(_line, graph.nodes)) + "\n")
-            (self._folder / f"{stem}.dot").write_text(dot(graph))
+            (self._folder / f"{stem}.svg").write_text(svg(graph))
         except OSError as error:
             _log.warning("Config.dump: cannot write to %s: %s", self._root, error)
             self._root = None
         self._written += 1
-
-
-def dot(graph: Graph) -> str:
-    """A graph in graphviz's language: a box a call, an ellipse an input, dashed where it is state."""
-    lines = ["digraph {", '  node [fontname="sans-serif", fontsize=10];']
-    for node in graph.nodes:
-        style = "" if node.op.startswith("call") else ", shape=ellipse" + (", style=dashed" * ("state" in node.meta))
-        label = "\n".join(filter(None, (node.name, _called(node), _shape(node), str(node.meta.get("place", "")))))
-        lines.append(f"  {_quoted(node.name)} [label={_quoted(label)}{style or ', shape=box'}];")
-        lines += [f"  {_quoted(read.name)} -> {_quoted(node.name)};" for read in node.all_input_nodes]
-    return "\n".join([*lines, "}"]) + "\n"
 
 
 def _fresh(root: Path) -> Path:
@@ -62,19 +52,5 @@ def _fresh(root: Path) -> Path:
 
 
 def _line(node: Node) -> str:
-    remark = f"{_shape(node)} {node.meta.get('place', '')}".strip()
+    remark = f"{shape_text(node)} {node.meta.get('place', '')}".strip()
     return (node.format_node() or f"{node.name}: {node.op}") + (f"  # {remark}" if remark else "")
-
-
-def _called(node: Node) -> str:
-    return str(node.target) if node.op.startswith("call") else node.op
-
-
-def _shape(node: Node) -> str:
-    value = node.meta.get("val")
-    shape = getattr(value, "shape", None)
-    return f"{str(value.dtype).removeprefix('torch.')}{list(shape)}" if shape is not None else ""  # type: ignore[union-attr]
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -36,6 +36,7 @@ LAYERS = (
         "facts",
         "config",
         "callable_module",
+        "drawing",
         "dump",
         "locks",
         "machine",

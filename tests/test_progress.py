@@ -9,6 +9,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 import fxopt
 from fxopt import progress
 from fxopt.config import Config
-from fxopt.dump import dot
+from fxopt.drawing import svg
 
 
 class Model(nn.Module):
@@ -116,12 +117,14 @@ def test_dump_writes_each_graph_that_changed(tmp_path: Path) -> None:
     model = optimized(Model(), dump=str(tmp_path / "graphs"))
     (first,) = (tmp_path / "graphs").iterdir()
     names = sorted(path.name for path in first.iterdir())
-    assert names[:4] == ["00_captured.dot", "00_captured.txt", "01_normalize.dot", "01_normalize.txt"]
+    assert names[:4] == ["00_captured.svg", "00_captured.txt", "01_normalize.svg", "01_normalize.txt"]
     (columns,) = [path for path in first.iterdir() if path.name.endswith("embedding_columns.txt")]
     assert "fxopt.columns" in columns.read_text() and "fxopt.columns" not in (first / "00_captured.txt").read_text()
     assert "float32[" in columns.read_text() and "test_progress.py:" in columns.read_text()
-    text = columns.with_suffix(".dot").read_text()
-    assert text.startswith("digraph {") and "->" in text
+    picture = ElementTree.parse(columns.with_suffix(".svg")).getroot()
+    boxes = [group.findtext("{*}title") or "" for group in picture.findall("{*}g")]
+    assert len(boxes) > 2 and len(picture.findall("{*}path")) >= len(boxes) - 1
+    assert any("fxopt.columns" in box and "test_progress.py:" in box for box in boxes)
     with torch.no_grad():
         model(torch.randint(0, 10, (4, 3), dtype=torch.int32))  # another signature
     assert len(list((tmp_path / "graphs").iterdir())) == 2
@@ -135,8 +138,10 @@ def test_a_folder_that_cannot_be_written_changes_nothing_else(tmp_path: Path, ca
     assert [record.getMessage() for record in caplog.records if "Config.dump: cannot write" in record.getMessage()]
 
 
-def test_names_in_a_picture_are_quoted() -> None:
+def test_names_in_a_picture_are_escaped() -> None:
     graph = torch.fx.Graph()
-    x = graph.placeholder('x"\\')
+    x = graph.placeholder('x"<&')
     graph.output(graph.call_function(torch.relu, (x,)))
-    assert '\\"' not in dot(graph).split("label")[0] and dot(graph).count("->") == 2
+    picture = ElementTree.fromstring(svg(graph))
+    assert [box.findtext("{*}text") for box in picture.findall("{*}g")] == [node.name for node in graph.nodes]
+    assert len(picture.findall("{*}path")) == 2
