@@ -53,8 +53,8 @@ def find_row_chunks(module: GraphModule, inference: bool) -> Iterator[Match | Re
     region = _closed(graph, placements, ahead, behind, aliases)
     cut = [place for _, place in region.reads if place is not None]
     if _operators(region.inside) < FEWEST:
-        mixing = next(iter((*ahead, *behind)), output)
-        yield Reject(f"'{mixing.name}' may mix the rows of the batch: they are computed all at once", mixing)
+        for mixing in (*ahead, *behind)[:1]:
+            yield Reject(f"'{mixing.name}' may mix the rows of the batch: they are computed all at once", mixing)
     elif any(isinstance(placements[node], Count) for node, _ in region.reads):
         yield Reject("a size of the batch comes from what must run before", output)
     elif not any(place.known_times for place in cut):
