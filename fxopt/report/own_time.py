@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ SECONDS = 1.0  # a graph that takes long is run less often, at least twice
 
 @dataclass
 class OwnTimes:
-    """By node: median seconds, the bytes that it reads and writes at least, and its products and sums.
+    """By node: the least seconds of several runs, the bytes that it reads and writes at least, its products and sums.
 
     The nodes inside of a function that runs rows in chunks stand for it, and share its time as they do when they run
     one by one. `rows`: of `bytes`, those of the rows that lookups read.
@@ -42,11 +41,11 @@ class OwnTimes:
 
 
 def own_times(module: GraphModule, inputs: Sequence[Any], call: Callable[[], Any], whole: float) -> OwnTimes:
-    """Medians over several runs of ``module(*inputs)``; the first run warms up and counts.
+    """The least of several runs of ``module(*inputs)``, as other work only adds; the first run warms up and counts.
 
     Args:
         call, whole: what the graph is part of, and the seconds that it took. It runs in turns with the graph, and the
-            medians are scaled by what it takes now: other work on the machine comes and goes.
+            times are scaled by what it takes now: other work on the machine comes and goes.
     """
     clock = _Clock(module)
     clock.waits = any(isinstance(value, Tensor) and value.is_cuda for value in inputs)
@@ -59,9 +58,9 @@ def own_times(module: GraphModule, inputs: Sequence[Any], call: Callable[[], Any
         clock.run(*inputs)
         call()
         wholes.append(once(call))
-    found, pace = clock.found, whole / statistics.median(wholes)
+    found, pace = clock.found, whole / min(wholes)
     for node, laps in clock.laps.items():
-        _put(found, node, pace * statistics.median(laps), clock.inner.get(node))
+        _put(found, node, pace * min(laps), clock.inner.get(node))
     return found
 
 

@@ -38,7 +38,8 @@ def replace_chain(editor: Editor, match: Match) -> Replacement:
     call.meta["bound"] = call_of(plan, any(is_wide(*shape_of(weight)) for weight in chain.weights))
     others = [step.op.name.lower() for step in chain.steps if step.op != Op.LINEAR]
     with_others = f", with {', '.join(others)}" if others else ""
-    what = f"{len(chain.weights)} linear layers {_sizes(chain)} in one call{with_others}"
+    layers = "1 linear layer" if len(chain.weights) == 1 else f"{len(chain.weights)} linear layers"
+    what = f"{layers} {_sizes(chain)} in one call{with_others}"
     return Replacement({match.anchor: call}, what, "a block of rows stays in the cache through all layers")
 
 
