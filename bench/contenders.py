@@ -1,43 +1,39 @@
-"""Models against eager: every contender is made, verified, timed in turns with the others, and weighed.
-
-torch.compile gets its default settings and a compile of its own for each batch size, from an empty cache. AOTInductor
-gets one package with a dynamic batch size.
-"""
+"""Models against eager: every contender is made, verified, timed in turns with the others, and weighed."""
 
 from __future__ import annotations
 
 import functools
-import os
-import signal
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
-from torch.export import Dim
 
 from bench.cells import Cell, run_cell
+from bench.clients import served_clients
+from bench.compilers import TUNED_AT, answering, compiled, packaged
 from bench.dense_models import TrainingStep
-from bench.peers import Ready, Skipped, scratch, with_fxopt
+from bench.peers import Ready, Skipped, with_fxopt
 from bench.timing import behind_other_work
 from bench.verify import Judge
 
-EAGER, COMPILE, AOTI, FXOPT, INDUCTOR = "eager", "torch.compile", "AOTInductor", "fxopt", "fxopt, inductor"
+EAGER, FXOPT, INDUCTOR = "eager", "fxopt", "fxopt, inductor"
 STEP, COLD = "training step", "cold"  # behind the name of a model
 CAPTURED_AT = 64
 
 
 @dataclass(frozen=True)
 class Made:
-    """A model's contenders. seconds: of making each; torch.compile's are per batch size, see `compiled`."""
+    """A model's contenders. seconds: of making each; torch.compile's are per batch size, see `compiled`.
+
+    served: calls a second at the smallest batch size, by contender and the number of clients.
+    """
 
     cells: tuple[Cell, ...]
     seconds: dict[str, list[float]]
     skipped: dict[str, str]
     peak_bytes: dict[str, int]
+    served: dict[str, dict[int, float]]
 
 
 def run_model(
@@ -47,15 +43,16 @@ def run_model(
     lowerings: Sequence[str],
     limit: float,
     cold: Collection[int] = (),
-    aoti: bool = True,
+    thorough: bool = True,
 ) -> Made:
     """All contenders at each batch size; the optimized ones are made once, at another one.
 
     Args:
         lowerings: of fxopt, one or both of "fx" and "inductor".
-        limit: seconds that torch.compile may take at each batch size (0: it is left out).
+        limit: seconds that torch.compile may take at each batch size (0: no compiler is asked).
         cold: batch sizes that are also timed behind other work, which empties the caches.
-        aoti: whether AOTInductor is asked for too, once, for as many seconds.
+        thorough: whether the compilers are asked that make one package, for as many seconds, and max-autotune; and
+            whether many clients call.
     """
     model = entry.make_model()
     judge = Judge(model, entry.fresh)
@@ -67,10 +64,10 @@ def run_model(
             made[name], spent[name] = ready.call, [ready.seconds]
         else:
             skipped[name] = ready.reason
-    package = packaged(model, example, limit) if limit and aoti else None
-    if isinstance(package, Skipped):
-        skipped[AOTI] = package.reason
-    cells, peaks = [], dict[str, int]()
+    packages = packaged(model, example, limit) if limit and thorough else {}
+    skipped |= {name: package.reason for name, package in packages.items() if isinstance(package, Skipped)}
+    packages = {name: package for name, package in packages.items() if isinstance(package, Ready)}
+    cells, peaks, served = [], dict[str, int](), dict[str, dict[int, float]]()
     for batch in batches:
         args = entry.make_inputs(batch, 0, model)
         try:
@@ -78,9 +75,9 @@ def run_model(
         except Exception:  # a batch size that the model itself does not accept
             continue
         calls: dict[str, Callable[..., Any]] = {EAGER: model}
-        peers = {COMPILE: compiled(model, entry.fresh(args), limit)} if limit else {}
-        if isinstance(package, Ready):
-            peers[AOTI] = _answering(package, entry.fresh(args))
+        tuned = thorough and batch == TUNED_AT
+        peers = compiled(model, entry.fresh(args), limit, tuned=tuned) if limit else {}
+        peers |= {name: answering(package, entry.fresh(args)) for name, package in packages.items()}
         for name, peer in peers.items():
             if isinstance(peer, Ready):
                 calls[name] = peer.call
@@ -92,9 +89,11 @@ def run_model(
         if batch in cold:
             labels, fresh = (f"{entry.name}, {COLD}", str(batch)), behind_other_work(entry.fresh)
             cells.append(run_cell(labels, calls, [args], [expected], 2 * seconds, fresh))
+        if thorough and batch == min(batches):
+            served = served_clients({name: calls[name] for name in cells[-1].timings}, entry.fresh, args, seconds)
         if batch == max(batches):
             peaks = {name: peak_bytes(call, entry.fresh(args)) for name, call in calls.items()}
-    return Made(tuple(cells), spent, skipped, peaks)
+    return Made(tuple(cells), spent, skipped, peaks, served)
 
 
 def is_call(cell: Cell) -> bool:
@@ -109,8 +108,8 @@ def run_step(entry: Any, batch: int, seconds: float, limit: float) -> Cell:
     eager = TrainingStep(model)
     calls: dict[str, Callable[..., Any]] = {EAGER: eager}
     if limit:
-        peer = compiled(model, entry.fresh(args), limit, functools.partial(TrainingStep, model))
-        calls |= {COMPILE: peer.call} if isinstance(peer, Ready) else {}
+        peers = compiled(model, entry.fresh(args), limit, functools.partial(TrainingStep, model))
+        calls |= {name: peer.call for name, peer in peers.items() if isinstance(peer, Ready)}
     from fxopt.optimize import optimize
 
     with torch.enable_grad():
@@ -118,71 +117,6 @@ def run_step(entry: Any, batch: int, seconds: float, limit: float) -> Cell:
         calls[FXOPT] = TrainingStep(model, optimize(model, example))
     labels, expected = (f"{entry.name}, {STEP}", str(batch)), Judge(eager, entry.fresh).expect(args)
     return run_cell(labels, calls, [args], [expected], seconds, entry.fresh)
-
-
-def compiled(
-    model: nn.Module, args: tuple, limit: float, around: Callable[[Any], Callable[..., Any]] = lambda call: call
-) -> Ready | Skipped:
-    """torch.compile at one batch size, as a first user of the machine finds it. around: what calls it."""
-    torch._dynamo.reset()
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = scratch()
-    call = around(torch.compile(model))
-    start = time.perf_counter()
-    try:
-        with torch.no_grad(), _within(limit):
-            call(*args)
-    except Exception as error:
-        return Skipped(_first_line(error))
-    return Ready(call, time.perf_counter() - start)
-
-
-def packaged(model: nn.Module, args: tuple, limit: float) -> Ready | Skipped:
-    """AOTInductor's package of a model, whose export may keep the first dim of each input dynamic."""
-    first = torch.utils._pytree.tree_map(
-        lambda x: {0: Dim.AUTO} if isinstance(x, torch.Tensor) and x.ndim else None, args
-    )
-    path, start = os.path.join(scratch(), "model.pt2"), time.perf_counter()
-    try:
-        with torch.no_grad(), _within(limit):
-            program = torch.export.export(model, args, dynamic_shapes=first, strict=False)
-            torch._inductor.aoti_compile_and_package(program, package_path=path)
-            package = torch._inductor.aoti_load_package(path)
-    except Exception as error:
-        return Skipped(_first_line(error))
-    return Ready(package, time.perf_counter() - start)
-
-
-def _answering(package: Ready, args: tuple) -> Ready | Skipped:
-    """The package, unless its export has fixed another batch size."""
-    try:
-        package.call(*args)
-    except Exception as error:
-        return Skipped(_first_line(error))
-    return package
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
-class OutOfTime(Exception):
-    """No TimeoutError, which Inductor takes for its worker's."""
-
-
-@contextmanager
-def _within(limit: float) -> Iterator[None]:
-    """OutOfTime after `limit` seconds, where the system can send one."""
-
-    def stop(*_: Any) -> None:
-        raise OutOfTime(f"not done after {limit:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, limit)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def peak_bytes(call: Callable[..., Any], args: tuple) -> int:

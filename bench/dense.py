@@ -14,12 +14,15 @@ from rich.table import Table
 
 from bench import options
 from bench.cells import Cell, shown_ratio
-from bench.contenders import AOTI, COMPILE, EAGER, FXOPT, INDUCTOR, Made, is_call, run_model, run_step
+from bench.compilers import AOTI, COMPILE, ONNX, TUNED
+from bench.contenders import EAGER, FXOPT, INDUCTOR, Made, is_call, run_model, run_step
 from bench.dense_models import entries
 from bench.machine import Neighbours
 from bench.plot import draw
 from bench.rows import BATCHES
 from bench.zoo import geometric_mean, load
+
+NAMES = (COMPILE, TUNED, AOTI, ONNX, FXOPT, INDUCTOR)  # in the order of tables and plots
 
 # Of each kind that torch.compile is good and bad at, what it compiles within minutes.
 SAMPLE = """deepctr/DeepFM deepctr/xDeepFM deepctr/DCN_matrix deepctr/AutoInt deepctr/DIFM deepctr/AFM deepctr/MMOE
@@ -28,7 +31,7 @@ SAMPLE = """deepctr/DeepFM deepctr/xDeepFM deepctr/DCN_matrix deepctr/AutoInt de
 
 def table(title: str, cells: Sequence[Cell], made: dict[str, Made]) -> Table:
     """A row a model and batch; ratios to eager, and the seconds that each contender took to make."""
-    names = [name for name in (COMPILE, AOTI, FXOPT, INDUCTOR) if any(name in cell.timings for cell in cells)]
+    names = [name for name in NAMES if any(name in cell.timings for cell in cells)]
     caption = "ratios: eager / this, above 1 is faster than eager; ? where the rounds differ; seconds: to make it"
     shown = Table(title=title, caption=caption)
     for heading in ("model", "batch"):
@@ -104,7 +107,7 @@ def main(argv: list[str]) -> int:
         peaks = ", ".join(f"{who} {size / 1e6:.1f} MB" for who, size in result.peak_bytes.items())
         console.print(f"{name}: peak memory of a call at the largest batch: {peaks}")
     if args.plot:
-        for path in draw(cells, (COMPILE, AOTI, FXOPT, INDUCTOR), args.plot):
+        for path in draw(cells, NAMES, args.plot):
             console.print(f"wrote {path}")
     return exit_status
 
@@ -112,5 +115,6 @@ def main(argv: list[str]) -> int:
 def described(made: dict[str, Made]) -> dict[str, Any]:
     """What a model's JSON has beside its cells."""
     return {
-        name: {"seconds": it.seconds, "skipped": it.skipped, "peak_bytes": it.peak_bytes} for name, it in made.items()
+        name: {"seconds": it.seconds, "skipped": it.skipped, "peak_bytes": it.peak_bytes, "calls_a_second": it.served}
+        for name, it in made.items()
     }

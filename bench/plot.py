@@ -10,7 +10,7 @@ from bench.cells import Cell
 from bench.contenders import is_call
 from bench.zoo import geometric_mean
 
-COLOURS = ("#9aa5b1", "#1f6feb", "#8250df")
+COLOURS = ("#9aa5b1", "#1f6feb", "#8250df", "#d4a72c", "#2da44e", "#cf222e")
 
 
 def draw(cells: Sequence[Cell], names: Sequence[str], to: Path) -> list[Path]:

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bench import bags, cells, dense, growth, machine, options, plot
+from bench import bags, cells, clients, dense, growth, machine, options, plot
 from bench.cells import Cell
-from bench.contenders import AOTI, COMPILE, FXOPT, Made, run_model, run_step
+from bench.compilers import AOTI, COMPILE, ONNX, TUNED, TUNED_AT
+from bench.contenders import FXOPT, Made, run_model, run_step
 from bench.rows import Row, rows
 from bench.zoo import ZOO, load
 
@@ -58,7 +59,8 @@ def main(preset: Preset, argv: list[str]) -> int:
         suite.growth()
         suite.bags()
     measured = suite.rows()
-    tables = [dense.table(preset.name, measured, suite.made), *suite.tables]
+    served = {name: made.served for name, made in suite.made.items() if made.served}
+    tables = [dense.table(preset.name, measured, suite.made), *suite.tables, *[clients.table(served)] * bool(served)]
     if args.plot or args.save:
         suite.draw(measured, args.plot or machine.result(preset.name).with_suffix(""))
     more = {"optimize_s": suite.optimize_s, "models": dense.described(suite.made)}
@@ -77,7 +79,7 @@ class Suite:
         self.made, self.optimize_s = dict[str, Made](), dict[int, float]()
         self.others, self.tables = list[Cell](), list[Table]()
         self.failed = False
-        self._packages = not preset.quick  # a package takes half a minute
+        self._thorough = not preset.quick  # a package takes half a minute
 
     def growth(self) -> None:
         for columns in self.preset.columns:
@@ -113,7 +115,8 @@ class Suite:
         if not row.compiles:
             return 0.0
         spare = self.deadline - time.perf_counter() - OWN_SECONDS * len(left)
-        compiles = len(self._batches(row)) + (row.step is not None) + self._packages
+        batches = self._batches(row)
+        compiles = len(batches) + (row.step is not None) + self._thorough * (2 + (TUNED_AT in batches))
         limit = min(self.args.limit, spare / sum(each.compiles for each in left) / compiles)
         return limit if limit >= LEAST_LIMIT else 0.0
 
@@ -124,7 +127,7 @@ class Suite:
         name = row.entry.name
         try:
             batches, seconds = self._batches(row), self.args.seconds
-            made = run_model(row.entry, batches, seconds, ("fx",), limit, row.cold, self._packages)
+            made = run_model(row.entry, batches, seconds, ("fx",), limit, row.cold, self._thorough)
             step = [run_step(row.entry, row.step, self.args.seconds, limit)] if row.step else []
         except ImportError as error:
             self.console.print(escape(f"{name} left out: {error}"))
@@ -143,7 +146,7 @@ class Suite:
     def draw(self, measured: Sequence[Cell], stem: Path) -> None:
         """Writes stem.png, stem.svg and stem_growth.*, where matplotlib is installed."""
         try:
-            paths = plot.draw(measured, (COMPILE, AOTI, FXOPT), stem) if measured else []
+            paths = plot.draw(measured, (COMPILE, TUNED, AOTI, ONNX, FXOPT), stem) if measured else []
             if self.optimize_s:
                 grown, seconds = self.others[: len(self.optimize_s)], list(self.optimize_s.values())
                 paths += plot.draw_growth(grown, seconds, stem.with_name(f"{stem.name}_growth"))

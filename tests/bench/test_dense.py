@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
-from bench import contenders, dense, timing
+from bench import clients, compilers, contenders, dense, timing
 from bench.dense_models import Entry, TrainingStep, entries, mlp
 from bench.verify import Judge
 from tests.bench.timed import cell
@@ -24,6 +26,23 @@ def test_a_model_is_verified_timed_and_weighed():
     assert all(set(c.timings) == {"eager", "fxopt"} and not c.refused for c in made.cells)
     assert 8 * 8 * 4 <= made.peak_bytes["eager"] <= 4 * 8 * 8 * 4
     assert not made.skipped, "nobody asked for torch.compile"
+    assert set(made.served) == {"eager", "fxopt"} and all(rate > 0 for rate in made.served["fxopt"].values())
+
+
+def test_a_client_that_fails_stops_all():
+    def call(x):
+        raise ValueError("it does not work")
+
+    with pytest.raises((ValueError, threading.BrokenBarrierError)):
+        clients.served_clients({"eager": call}, lambda args: args, (1,), 0.01)
+
+
+def test_onnx_runtime_gives_the_answers_of_all_batch_sizes():
+    pytest.importorskip("onnxruntime"), pytest.importorskip("onnxscript")
+    model = SMALL.make_model()
+    package = compilers.packaged(model, SMALL.make_inputs(3, 0, model), 60)[compilers.ONNX]
+    (x,) = SMALL.make_inputs(7, 0, model)
+    torch.testing.assert_close(package.call(x), model(x))
 
 
 def test_what_is_cold_has_a_cell_of_its_own(monkeypatch):
@@ -54,7 +73,7 @@ def test_means_are_over_the_cells_that_all_contenders_ran():
 
 
 def test_a_compile_that_takes_too_long_is_left_out(monkeypatch):
-    def forever(model):
+    def forever(model, mode):
         def call(*args):
             while True:
                 pass
@@ -62,7 +81,7 @@ def test_a_compile_that_takes_too_long_is_left_out(monkeypatch):
         return call
 
     monkeypatch.setattr(torch, "compile", forever)
-    assert "not done after" in contenders.compiled(SMALL.make_model(), (), 0.05).reason
+    assert "not done after" in compilers.compiled(SMALL.make_model(), (), 0.05)[compilers.COMPILE].reason
 
 
 def test_the_plot(tmp_path):

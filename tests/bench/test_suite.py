@@ -95,7 +95,9 @@ def test_a_compiler_gets_its_share_of_the_time(monkeypatch):
     assert limit(row, 2) == pytest.approx((120 - own) / 2 / 3) and limit(row, 100) == 120.0
     assert limit(row, 0.5) == 0.0 and limit(without, 100) == 0.0
     whole = suite.Suite(replace(quick.PRESET, zoo=True), args, None, 120)
-    assert whole._limit(row, left) == pytest.approx((120 - own) / 2 / (len(row.batches(False)) + 2))  # and a package
+    assert whole._limit(row, left) == pytest.approx(
+        (120 - own) / 2 / (len(row.batches(False)) + 4)
+    )  # two packages, max-autotune
 
 
 @pytest.mark.parametrize("name", NEW)
