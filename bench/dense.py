@@ -36,11 +36,11 @@ def table(title: str, cells: Sequence[Cell], made: dict[str, Made]) -> Table:
     shown = Table(title=title, caption=caption)
     for heading in ("model", "batch"):
         shown.add_column(heading, no_wrap=True)
-    headings = ("eager ms", *names, *(f"{name} p99 ms" for name in (EAGER, *names)), f"{FXOPT} error")
+    headings = ("eager ms", *names, *(f"{name} p99 ms" for name in (EAGER, FXOPT)), f"{FXOPT} error")
     for heading in (*headings, *(f"{name} s" for name in names)):
         shown.add_column(heading, justify="right")
     for cell in cells:
-        p99s = [_milliseconds(cell, name, "p99") for name in (EAGER, *names)]
+        p99s = [_milliseconds(cell, name, "p99") for name in (EAGER, FXOPT)]
         error = f"{cell.errors[FXOPT]:.0e}" if FXOPT in cell.errors else "[red]wrong[/]" * (FXOPT in cell.refused)
         spent = made[cell.labels[0]].seconds if cell.labels[0] in made else {}
         seconds = [f"{sum(spent[name]) / len(spent[name]):.1f}" if name in spent else "" for name in names]
