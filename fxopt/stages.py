@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx import Graph
 
 from fxopt import progress
-from fxopt.capture import Capture, CaptureError, LeafCall
+from fxopt.capture import Capture, CaptureError, LeafCall, OtherData
 from fxopt.capture.checkpointed import REASON as CHECKPOINTED
 from fxopt.capture.checkpointed import regions_of
 from fxopt.config import Config
@@ -81,7 +81,7 @@ def verified(executable: Executable, examples: Examples, config: Config, tuner: 
 
     while not (verdict := examples.verdict(executable)).ok:
         if not verdict.capture_ok or not verdict_with(0).ok:
-            raise CaptureError(verdict.message)  # no rewrite is to blame
+            raise (CaptureError if examples.served else OtherData)(verdict.message)  # no rewrite is to blame
         number = bisect(verdict_with, executable.findings.rewrites)
         name, change = executable.findings.blame(number)
         wrong.append((name, replace(change, why=verdict.message)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -64,8 +64,15 @@ def _has_no_paths(value: Any) -> bool:
     return node is not None and node.flatten_with_keys_fn is None
 
 
-def leaves(tree: Any) -> list[Any]:
-    return flatten(tree)[0]
+def leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    return pytree.tree_leaves(_with_records(tree), is_leaf)
+
+
+def nodes(spec: pytree.TreeSpec) -> Iterator[pytree.TreeSpec]:
+    """It and all that it consists of, from left to right."""
+    yield spec
+    for child in spec.children():
+        yield from nodes(child)
 
 
 def unflatten(values: Sequence[Any], spec: pytree.TreeSpec) -> Any:

@@ -4,7 +4,7 @@ Importing this package imports sympy and torch's tracing machinery: do it when t
 """
 
 from fxopt.capture.captured import Capture
-from fxopt.capture.errors import Busy, CaptureError, is_passing
+from fxopt.capture.errors import Busy, CaptureError, OtherData, is_passing
 from fxopt.capture.guards import Guards
 from fxopt.capture.inputs import TensorSpec
 from fxopt.capture.leaves import Leaf, LeafCall, LeafMismatch
@@ -19,6 +19,7 @@ __all__ = [
     "Leaf",
     "LeafCall",
     "LeafMismatch",
+    "OtherData",
     "StateSlot",
     "TensorSpec",
     "capture",

@@ -18,6 +18,10 @@ class CaptureError(RuntimeError):
         self.place = place
 
 
+class OtherData(CaptureError):
+    """The graph gives up on the data of the call that it was made from; it may serve another call."""
+
+
 class Busy(CaptureError):
     """Another thread's capture did not end, perhaps because it waits for this thread."""
 

@@ -71,6 +71,7 @@ class Dispatcher:
         self.quiet = False
         self._lock = lock()
         self._patience = _PATIENCE
+        self._skips = self._skipped = 0  # misses that stay eager, since the data of one stopped the graph made from it
 
     @property
     def findings(self) -> list[Findings]:
@@ -91,6 +92,10 @@ class Dispatcher:
             return self.sharded(eager, args, kwargs)
         now = ambient()
         for entry in self.entries:
+            tensors = entry.match(args, kwargs, now)
+            if tensors is not None:
+                return self._run(entry, tensors, eager, args, kwargs)
+        for entry in self._other_forms():
             tensors = entry.match(args, kwargs, now)
             if tensors is not None:
                 return self._run(entry, tensors, eager, args, kwargs)
@@ -117,11 +122,14 @@ class Dispatcher:
 
     def find(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry, Tensors] | None:
         """The entry that serves a call, and what it runs on."""
-        for entry in self.entries:
+        for entry in (*self.entries, *self._other_forms()):
             tensors = entry.match(args, kwargs, now)
             if tensors is not None:
                 return entry, tensors
         return None
+
+    def _other_forms(self) -> list[Entry]:
+        return [entry.other_forms for entry in self.entries if entry.other_forms is not None]
 
     def _communication(self) -> str:
         """Why nothing is captured ahead of a call; from here on, calls of a model that communicates are its own."""
@@ -162,9 +170,14 @@ class Dispatcher:
                 self._refuse(f"another thread's capture took more than {WAIT} s")
                 return eager(*args, **kwargs)
             try:
+                for entry in self.entries:
+                    entry.learn_form(self.original, args, kwargs, now)
                 found = self.find(args, kwargs, now)  # another thread may have been first
                 if found is None:
                     self.entries = tuple(entry for entry in self.entries if entry.watch.same_tree())
+                    if self._skipped < self._skips:
+                        self._skipped += 1
+                        return eager(*args, **kwargs)
                     if len(self.entries) < self.config.max_captures:
                         return self._first_call(eager, args, kwargs, now)
                     refusal = f"one signature more than Config.max_captures = {self.config.max_captures}"
@@ -210,9 +223,10 @@ class Dispatcher:
         """An entry that serves this call, or None and the reason.
 
         Raises:
-            NotNow: it failed, or the model was changed meanwhile, and the next call may do better.
+            NotNow: it failed, or the model was changed meanwhile, and the next call may do better; where the data of
+                calls stops the graph, after twice as many calls each time.
         """
-        from fxopt.capture import Busy, is_passing  # what compiles has paid for this import
+        from fxopt.capture import Busy, OtherData, is_passing  # what compiles has paid for this import
 
         before, bare = Moment(self.original), without_hooks(self.original)
         executable, stored, failure, passing, busy = None, dict[nn.Module, set[str]](), "", False, False
@@ -224,6 +238,9 @@ class Dispatcher:
                 executable = self.compile(bare, args, kwargs)
             stored = stored_by(executable.capture, bare, self.original)
             entry = entry_of(self.original, executable, stored, now, before.watch)
+        except OtherData as error:
+            self._skips, self._skipped = 2 * self._skips + 1, 0
+            raise NotNow(f"not captured: {error}") from error
         except Exception as error:
             executable, failure, passing, busy = None, reason_of(error), is_passing(error), isinstance(error, Busy)
         if entry is not None and entry.match(args, kwargs, now) is None:
@@ -267,7 +284,7 @@ class Dispatcher:
             findings=replace(entry.findings, eager_reason=reason),
         )
         with self._lock:
-            self.entries = tuple(plain if e is entry else e for e in self.entries)
+            self.entries = tuple(plain if entry in (e, e.other_forms) else e for e in self.entries)
         return result
 
 

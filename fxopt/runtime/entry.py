@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -25,9 +25,13 @@ Tensors = tuple[Sequence[Tensor], Sequence[Tensor]]  # state, inputs
 Run = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Any]]
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
-    """One signature: compiled, or (executable None) known to stay eager."""
+    """One signature: compiled, or (executable None) known to stay eager.
+
+    fills: whether attributes of the arguments that the forward assigns get their values from the graph.
+    other_forms: serves calls whose features have another form (keyed.py), once there was a call to learn it from.
+    """
 
     signature: Signature
     ambient: tuple
@@ -37,6 +41,8 @@ class Entry:
     state: State | None = None
     sizes: Sizes | None = None
     sharing: Sharing | None = None
+    fills: bool = True
+    other_forms: Entry | None = None
 
     def __post_init__(self) -> None:
         if self.executable is not None:
@@ -51,7 +57,8 @@ class Entry:
         if not self.filled:
             return self.rebuild(flat)
         result, values = self.rebuild(flat)
-        trees.fill((args, kwargs), self.filled, values)
+        if self.fills:
+            trees.fill((args, kwargs), self.filled, values)
         return result
 
     def match(self, args: tuple, kwargs: dict, now: tuple) -> Tensors | None:
@@ -68,6 +75,16 @@ class Entry:
             return None
         apart = self.sharing is None or self.sharing.holds([*state, *inputs])
         return (state, inputs) if apart else None
+
+    def learn_form(self, model: nn.Module, args: tuple, kwargs: dict, now: tuple) -> None:
+        """See whether a call that the model would serve in this mode differs in the form of its features alone."""
+        if self.executable is None or self.other_forms is not None or self.ambient != now or not self.watch.holds():
+            return
+        from fxopt.runtime.keyed import any_form
+
+        flatten = any_form(self.executable.capture, model, args, kwargs)
+        if flatten is not None:
+            self.other_forms = replace(self, signature=self.signature.flattened_by(flatten), fills=False)
 
 
 def entry_of(

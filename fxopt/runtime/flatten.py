@@ -41,14 +41,24 @@ def same_value(a: object, b: object) -> bool:
         return False
 
 
-def flattener(spec: pytree.TreeSpec, constants: dict[int, Any]) -> Callable[[tuple, dict], tuple | None]:
+Flatten = Callable[[tuple, dict], tuple | None]
+NodeFlatten = Callable[[Any], tuple[Sequence[Any], Any]]  # of a pytree node: its children and its context
+
+
+def flattener(
+    spec: pytree.TreeSpec,
+    constants: dict[int, Any],
+    special: Callable[[pytree.TreeSpec, int], NodeFlatten | None] = lambda spec, leaf: None,
+) -> Flatten:
     """``flatten(args, kwargs)``: the tensor leaves in order, or None where structure or constants differ.
 
     Args:
         spec: TreeSpec of ``(args, kwargs)``.
         constants: leaf index to value, for the leaves that are not tensors.
+        special: given a node that is registered as a pytree and the index of its first leaf, what flattens it in place
+            of the function that was registered, if anything does.
     """
-    source = _Flattener(constants)
+    source = _Flattener(constants, special)
     args, kwargs = spec.children()
     source.walk(args, "args")
     source.walk(kwargs, "kwargs")
@@ -63,8 +73,10 @@ def rebuilder(spec: pytree.TreeSpec) -> Callable[[Sequence[Any]], Any]:
 
 
 class _Flattener:
-    def __init__(self, constants: dict[int, Any]) -> None:
-        self.constants = constants
+    def __init__(
+        self, constants: dict[int, Any], special: Callable[[pytree.TreeSpec, int], NodeFlatten | None]
+    ) -> None:
+        self.constants, self.special = constants, special
         self.lines: list[str] = []
         self.tensors: list[str] = []
         self.names: dict[str, Any] = {"same": same_value}
@@ -102,7 +114,8 @@ class _Flattener:
             return f"({''.join(f'{value}.{name}, ' for name in names)})", spec.children()
         self.require(f"type({value}) is {self.name(kind)}")
         children, context = f"{value}_children", f"{value}_context"
-        self.lines.append(f"    {children}, {context} = {self.name(pytree.SUPPORTED_NODES[kind].flatten_fn)}({value})")
+        flatten = self.special(spec, self.leaf) or pytree.SUPPORTED_NODES[kind].flatten_fn
+        self.lines.append(f"    {children}, {context} = {self.name(flatten)}({value})")
         self.require(f"len({children}) == {spec.num_children} and {context} == {self.name(spec.context)}")
         return children, spec.children()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fxopt import trees
 from fxopt.runtime.checks import PLAIN, TensorForm, apart_check, comparer, reader, tensor_check
-from fxopt.runtime.flatten import flattener, is_constant
+from fxopt.runtime.flatten import Flatten, flattener, is_constant
 from fxopt.shape.aliases import Aliases
 
 if TYPE_CHECKING:
@@ -61,6 +62,12 @@ class Signature:
             TensorForm(t.dtype, t.device, tuple(f"s{i}_{j}" for j in range(t.dim()))) for i, t in enumerate(tensors)
         ]
         return cls(spec, forms, {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)})
+
+    def flattened_by(self, flatten: Flatten) -> Signature:
+        """The same, but for the arguments that this function makes its tensors of."""
+        other = copy.copy(self)
+        other.flatten = flatten
+        return other
 
     def bind(self, args: tuple, kwargs: dict) -> tuple[Tensor, ...] | None:
         """The tensor inputs in order, or None when this call is not of the signature."""

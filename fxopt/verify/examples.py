@@ -80,6 +80,11 @@ class Examples:
                     return replace(verdict, max_error=error)
         return Verdict(True, error)
 
+    @property
+    def served(self) -> bool:
+        """Whether the capture is for the call's own inputs."""
+        return not self.comparisons or self.comparisons[0].served
+
     def _compared(self, where: str, inputs: Sequence[Tensor]) -> Comparison:
         setting = Setting(self.captured, inputs, self.gradients)
         return Comparison(where, self.captured, self.model, setting, self.share)

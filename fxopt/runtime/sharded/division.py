@@ -50,6 +50,11 @@ def divide(root: nn.Module, config: Config) -> Division:
     if reasons:
         named = {path: module for path, module in root.named_modules() if path in config.leaves}
         reasons.update((module, "is named in Config.leaves") for module in named.values())
+    return divided(root, reasons)
+
+
+def divided(root: nn.Module, reasons: Mapping[nn.Module, str]) -> Division:
+    """The division of a tree at these modules, each with the reason why it is a boundary."""
     division = Division(root)
     if root in reasons:
         division.boundaries[""] = (root, reasons[root])
