@@ -68,6 +68,24 @@ def leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]
     return pytree.tree_leaves(_with_records(tree), is_leaf)
 
 
+def is_features(kind: type | None) -> bool:
+    """Whether it is TorchRec's KeyedJaggedTensor."""
+    named = (getattr(kind, "__module__", ""), getattr(kind, "__qualname__", ""))
+    return named == ("torchrec.sparse.jagged_tensor", "KeyedJaggedTensor")
+
+
+def features_in(tree: Any) -> list[Any]:
+    """The KeyedJaggedTensors of a tree, in the order of its TreeSpec."""
+    found = leaves(tree, lambda value: is_features(type(value)))
+    return [leaf for leaf in found if is_features(type(leaf))]
+
+
+def inverts_in_order(features: Any) -> bool:
+    """Whether the inverse indices have the keys of the features. The pytree does not tell those that they have."""
+    inverse = features._inverse_indices
+    return inverse is None or list(inverse[0]) == features._keys
+
+
 def nodes(spec: pytree.TreeSpec) -> Iterator[pytree.TreeSpec]:
     """It and all that it consists of, from left to right."""
     yield spec

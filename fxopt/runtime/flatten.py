@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fxopt.trees import Record, instance
+from fxopt.runtime.instances import attributes_of
+from fxopt.runtime.instances import instance as of_attributes
+from fxopt.trees import Record, instance, inverts_in_order, is_features
 
 # Values that cannot change under our feet: a match by equality stays a match.
 _IMMUTABLE: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, enum.Enum, slice, range, type)
@@ -117,6 +119,8 @@ class _Flattener:
         flatten = self.special(spec, self.leaf) or pytree.SUPPORTED_NODES[kind].flatten_fn
         self.lines.append(f"    {children}, {context} = {self.name(flatten)}({value})")
         self.require(f"len({children}) == {spec.num_children} and {context} == {self.name(spec.context)}")
+        if is_features(kind):
+            self.require(f"{self.name(inverts_in_order)}({value})")
         return children, spec.children()
 
     def take_leaf(self, value: str) -> None:
@@ -162,6 +166,10 @@ def _rebuild(spec: pytree.TreeSpec, start: int, names: dict[str, Any]) -> str:
     flat = all(child.is_leaf() for child in spec.children())
     values = leaves if flat else f"({''.join(child + ', ' for child in children)})"
     if kind not in (tuple, list, dict, OrderedDict, Record) and kind is not namedtuple:
+        known = attributes_of(kind, spec.context, len(children))
+        if known is not None:
+            parts = (f"{key!r}: {children[v] if isinstance(v, int) else name(v[0])}" for key, v in known.items())
+            return f"{name(of_attributes)}({name(kind)}, {{{', '.join(parts)}}})"
         return f"{name(pytree.SUPPORTED_NODES[kind].unflatten_fn)}(list({values}), {name(spec.context)})"
     if kind is namedtuple:
         return f"{name(spec.context)}._make({values})"

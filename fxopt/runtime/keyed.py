@@ -40,17 +40,6 @@ class _OtherForm(Exception):
     """Features that cannot be put into the form of a capture: their call has another signature."""
 
 
-def is_features(kind: type | None) -> bool:
-    named = (getattr(kind, "__module__", ""), getattr(kind, "__qualname__", ""))
-    return named == ("torchrec.sparse.jagged_tensor", "KeyedJaggedTensor")
-
-
-def features_in(tree: Any) -> list[Any]:
-    """The KeyedJaggedTensors of a tree, in the order of its TreeSpec."""
-    leaves = trees.leaves(tree, lambda value: is_features(type(value)))
-    return [leaf for leaf in leaves if is_features(type(leaf))]
-
-
 def any_form(capture: Capture, model: nn.Module, args: tuple, kwargs: dict) -> Flatten | None:
     """A flattener for calls that differ from those of a capture in the form of their features.
 
@@ -61,8 +50,8 @@ def any_form(capture: Capture, model: nn.Module, args: tuple, kwargs: dict) -> F
     Returns:
         One that serves no call where the form may matter to the model; None where the arguments say nothing of it.
     """
-    spec, features = capture.in_spec, features_in((args, kwargs))
-    kinds = [node.type for node in trees.nodes(spec) if is_features(node.type)]
+    spec, features = capture.in_spec, trees.features_in((args, kwargs))
+    kinds = [node.type for node in trees.nodes(spec) if trees.is_features(node.type)]
     if not features or len(kinds) != len(features):
         return None
     read = names_read(model, args, kwargs)
@@ -71,7 +60,7 @@ def any_form(capture: Capture, model: nn.Module, args: tuple, kwargs: dict) -> F
     names, constants = iter(read), dict(capture.constants)
 
     def form(node: pytree.TreeSpec, at: int) -> _Form | None:
-        if not is_features(node.type):
+        if not trees.is_features(node.type):
             return None
         given = [constants.get(at + child, ...) is not None for child in range(node.num_children)]
         return _Form(node.context, given, next(names))
@@ -145,7 +134,7 @@ def _picked(
 
 def names_read(model: nn.Module, args: tuple, kwargs: dict) -> list[Names] | None:
     """The names by which a model looks up, in each KeyedJaggedTensor of a call; None where it reads more of one."""
-    features = features_in((args, kwargs))
+    features = trees.features_in((args, kwargs))
     collections = {module: "looks features up by name" for module in model.modules() if _is_collection(module)}
     if not collections:
         return None
@@ -158,12 +147,12 @@ def names_read(model: nn.Module, args: tuple, kwargs: dict) -> list[Names] | Non
         return None
     read: dict[int, set[str]] = {id(value): set() for value in features}
     for node, value in hosts.values.items():
-        if is_features(type(value)):
+        if trees.is_features(type(value)):
             names = [_names_by(user, node, division) for user in node.users]
             if None in names:
                 return None
             read[id(value)].update(*(each for each in names if each is not None))
-        elif features_in(value) and any(user.target is not getattr for user in node.users):
+        elif trees.features_in(value) and any(user.target is not getattr for user in node.users):
             return None
     return [frozenset(read[id(value)]) for value in features]
 

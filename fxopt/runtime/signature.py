@@ -229,4 +229,8 @@ def unsupported(args: tuple, kwargs: dict) -> str:
                 return f"argument {where}: expected a plain strided tensor, found {type(leaf).__name__} ({leaf.layout})"
         elif not is_constant(leaf):
             return f"argument {where}: expected a tensor or an immutable value, found {type(leaf).__name__}"
+    for features in trees.features_in((args, kwargs)):
+        if not trees.inverts_in_order(features):
+            found = f"{list(features._inverse_indices[0])}, not {features._keys}"
+            return f"the inverse indices of a KeyedJaggedTensor: expected the order of its keys, found {found}"
     return ""

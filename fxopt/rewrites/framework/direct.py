@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxopt.rewrites.framework.forks import lower_branches
 from fxopt.rewrites.framework.in_place import reuse_memory
 from fxopt.shape.aliases import mutates
+from fxopt.torch_internals.labels import WHILE_PROFILED
 from fxopt.torch_internals.operators import nn_bindings
 from fxopt.torch_internals.tracing import LazyGraphModule
 
@@ -29,6 +30,7 @@ _METHODS = {
     aten.to.device: torch.Tensor.to,
     aten.sym_numel.default: torch.Tensor.numel,
     aten.item.default: torch.Tensor.item,
+    **WHILE_PROFILED,
 }
 _IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType)
 
