@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -102,6 +102,15 @@ def map_only(kind: type, function: Any, tree: Any) -> Any:
     values, spec = flatten(tree)
     made = {id(value): function(value) for value in {id(v): v for v in values if isinstance(v, kind)}.values()}
     return unflatten([made.get(id(value), value) for value in values], spec)
+
+
+def replaced(tree: Any, others: Mapping[int, Any]) -> Any:
+    """`tree` with others in place of what has these ids."""
+
+    def known(value: Any) -> bool:
+        return id(value) in others
+
+    return pytree.tree_map(lambda leaf: others.get(id(leaf), leaf), _with_records(tree), is_leaf=known)
 
 
 def at(tree: Any, path: pytree.KeyPath) -> Any:

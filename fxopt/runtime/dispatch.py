@@ -128,6 +128,14 @@ class Dispatcher:
                 return entry, tensors
         return None
 
+    def _of_one_batch(self, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        """What a call is captured as, where its features have batch sizes of their own."""
+        if not trees.features_in((args, kwargs)):
+            return None
+        from fxopt.runtime.keyed.forms import of_one_batch
+
+        return of_one_batch(self.original, args, kwargs)
+
     def _other_forms(self) -> list[Entry]:
         return [entry.other_forms for entry in self.entries if entry.other_forms is not None]
 
@@ -179,7 +187,7 @@ class Dispatcher:
                         self._skipped += 1
                         return eager(*args, **kwargs)
                     if len(self.entries) < self.config.max_captures:
-                        return self._first_call(eager, args, kwargs, now)
+                        return self._first_call(eager, *(self._of_one_batch(args, kwargs) or (args, kwargs)), now)
                     refusal = f"one signature more than Config.max_captures = {self.config.max_captures}"
             finally:
                 self._lock.release()

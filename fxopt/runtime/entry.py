@@ -30,7 +30,7 @@ class Entry:
     """One signature: compiled, or (executable None) known to stay eager.
 
     fills: whether attributes of the arguments that the forward assigns get their values from the graph.
-    other_forms: serves calls whose features have another form (keyed.py), once there was a call to learn it from.
+    other_forms: serves calls whose features have another form (keyed/), once there was a call to learn it from.
     """
 
     signature: Signature
@@ -80,7 +80,7 @@ class Entry:
         """See whether a call that the model would serve in this mode differs in the form of its features alone."""
         if self.executable is None or self.other_forms is not None or self.ambient != now or not self.watch.holds():
             return
-        from fxopt.runtime.keyed import any_form
+        from fxopt.runtime.keyed.forms import any_form
 
         flatten = any_form(self.executable.capture, model, args, kwargs)
         if flatten is not None:

@@ -142,6 +142,88 @@ def test_a_model_of_collections_within_a_batch() -> None:
     assert captures(fast) == 1
 
 
+def varied(keys: str, batch: int, weighted: bool = False) -> Any:
+    """Features of 2 to 8 bags each, from which a batch takes its rows."""
+    strides = torch.randint(1, 5, (len(keys), 2))
+    bags = strides.sum(1)
+    lengths = torch.randint(0, 4, (int(bags.sum()),))
+    ids = torch.randint(0, ROWS, (int(lengths.sum()),))
+    inverse = torch.stack([torch.randint(0, int(size), (batch,)) for size in bags])
+    return torchrec.KeyedJaggedTensor(
+        list(keys), ids, torch.rand(len(ids)) if weighted else None, lengths,
+        stride_per_key_per_rank=strides.tolist(), inverse_indices=(list(keys), inverse),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("regular_first", [False, True])
+@torch.no_grad()
+def test_batch_sizes_of_their_own(weighted: bool, regular_first: bool) -> None:
+    model = bags(weighted).eval()
+    fast = optimize(model, config=CONFIG)
+    if regular_first:
+        fast(features_of("abcd", 5, weighted=weighted))
+    for keys in ("abcd", "xdcba"):
+        for batch in (7, 1, 12):
+            features = varied(keys, batch, weighted)
+            assert_same(fast(features), model(features))
+            features = features_of(keys, batch, weighted=weighted)
+            assert_same(fast(features), model(features))
+    (entry,) = dispatcher_of(fast).entries
+    assert entry.findings.eager_reason == ""
+
+
+def test_gradients_of_batch_sizes_of_their_own() -> None:
+    model = bags()
+    fast = optimize(model, config=CONFIG)
+    for batch in (6, 3):
+        features = varied("abcd", batch)
+        found, expected = (
+            torch.autograd.grad(each(features).values().square().sum(), list(model.parameters()))
+            for each in (fast, model)
+        )
+        torch.testing.assert_close(found, expected)
+    assert captures(fast) == 1
+
+
+@torch.no_grad()
+def test_batch_sizes_that_matter_stay_those_of_the_features() -> None:
+    """A collection that does not pool returns as many rows as there are ids, and lengths of each batch."""
+    model = sequences().eval()
+    fast = optimize(model, config=CONFIG)
+    fast(features_of("abcd", 5))
+    features = varied("abcd", 5)
+    assert_same(fast(features), model(features))
+
+
+@torch.no_grad()
+def test_inverse_indices_out_of_range_are_as_in_eager() -> None:
+    model = bags().eval()
+    fast = optimize(model, config=CONFIG)
+    fast(varied("abcd", 5))
+    for wrong in (99, -1):
+        features = varied("abcd", 5)
+        features.inverse_indices()[1][1, 2] = wrong
+        try:
+            expected = model(features)
+        except Exception as error:
+            with pytest.raises(type(error)):
+                fast(features)
+        else:
+            assert_same(fast(features), expected)
+
+
+@torch.no_grad()
+def test_inverse_indices_in_another_order() -> None:
+    """The pytree of a KeyedJaggedTensor does not tell their keys."""
+    model = bags().eval()
+    fast = optimize(model, config=CONFIG)
+    for order in ("abcd", "dcba", "abcd"):
+        features = features_of("abcd", 5)
+        features._inverse_indices = list(order), torch.randint(0, 5, (4, 8))
+        assert_same(fast(features), model(features))
+
+
 class Ordered(nn.Module):
     def __init__(self, read: Callable[[Any], Any]) -> None:
         super().__init__()

@@ -1,0 +1,1 @@
+"""Calls whose KeyedJaggedTensors have another form than those of a capture."""
