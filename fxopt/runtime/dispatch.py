@@ -187,7 +187,7 @@ class Dispatcher:
                         self._skipped += 1
                         return eager(*args, **kwargs)
                     if len(self.entries) < self.config.max_captures:
-                        return self._first_call(eager, *(self._of_one_batch(args, kwargs) or (args, kwargs)), now)
+                        return self._first_call(eager, args, kwargs, now)
                     refusal = f"one signature more than Config.max_captures = {self.config.max_captures}"
             finally:
                 self._lock.release()
@@ -209,6 +209,7 @@ class Dispatcher:
         """Compile, remember, run. Inputs that the eager model rejects leave no trace."""
         before = Watch(self.original)
         try:
+            args, kwargs = self._of_one_batch(args, kwargs) or (args, kwargs)
             entry, failure = self._compiled(args, kwargs, now)
         except NotNow as reason:
             self._refuse(str(reason))

@@ -173,6 +173,23 @@ def test_batch_sizes_of_their_own(weighted: bool, regular_first: bool) -> None:
     assert entry.findings.eager_reason == ""
 
 
+@torch.no_grad()
+def test_long_bags_of_many_rows_are_looked_up_once() -> None:
+    """They stay eager, and the calls behind them do not."""
+    model = bags().eval()
+    fast = optimize(model, config=CONFIG)
+    ids, inverse = torch.randint(0, ROWS, (400,)), torch.zeros(4, 50, dtype=torch.int64)
+    for length in (100, 100, 2, 100, 2):
+        lengths = torch.full((4,), length)
+        features = torchrec.KeyedJaggedTensor(
+            list("abcd"), ids[: 4 * length], lengths=lengths, stride_per_key_per_rank=[[1]] * 4,
+            inverse_indices=(list("abcd"), inverse),
+        )  # fmt: skip
+        assert_same(fast(features), model(features))
+    assert [entry.findings.eager_reason for entry in dispatcher_of(fast).entries] == [""]
+    assert any("looks up each bag once" in str(found.eager_reason) for found in dispatcher_of(fast).findings)
+
+
 def test_gradients_of_batch_sizes_of_their_own() -> None:
     model = bags()
     fast = optimize(model, config=CONFIG)
