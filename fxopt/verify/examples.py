@@ -82,8 +82,9 @@ class Examples:
 
     @property
     def served(self) -> bool:
-        """Whether the capture is for the call's own inputs."""
-        return not self.comparisons or self.comparisons[0].served
+        """Whether the capture is for the call's own inputs, if eager is."""
+        own = self.comparisons[:1]
+        return all(each.served or each.eager.error is not None for each in own)
 
     def _compared(self, where: str, inputs: Sequence[Tensor]) -> Comparison:
         setting = Setting(self.captured, inputs, self.gradients)
