@@ -82,8 +82,8 @@ def features_in(tree: Any) -> list[Any]:
 
 def inverts_in_order(features: Any) -> bool:
     """Whether the inverse indices have the keys of the features. The pytree does not tell those that they have."""
-    inverse = features._inverse_indices
-    return inverse is None or list(inverse[0]) == features._keys
+    inverse = features.inverse_indices_or_none()
+    return inverse is None or list(inverse[0]) == features.keys()
 
 
 def nodes(spec: pytree.TreeSpec) -> Iterator[pytree.TreeSpec]:

@@ -47,5 +47,5 @@ def instance(kind: type, attributes: dict[str, Any]) -> Any:
 
 def _probe(kind: type, context: Any, count: int) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """The attributes of an instance, and the children that it is made of."""
-    children = [torch.empty(0, dtype=torch.int64) for _ in range(count)]
+    children = [torch.empty(0, dtype=torch.int64, device="cpu") for _ in range(count)]
     return dict(vars(pytree.SUPPORTED_NODES[kind].unflatten_fn(list(children), context))), children

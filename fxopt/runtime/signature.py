@@ -231,6 +231,6 @@ def unsupported(args: tuple, kwargs: dict) -> str:
             return f"argument {where}: expected a tensor or an immutable value, found {type(leaf).__name__}"
     for features in trees.features_in((args, kwargs)):
         if not trees.inverts_in_order(features):
-            found = f"{list(features._inverse_indices[0])}, not {features._keys}"
+            found = f"{list(features.inverse_indices()[0])}, not {features.keys()}"
             return f"the inverse indices of a KeyedJaggedTensor: expected the order of its keys, found {found}"
     return ""

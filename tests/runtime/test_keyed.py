@@ -13,33 +13,22 @@ from torch.utils import _pytree as pytree
 
 from fxopt import Config, optimize
 from fxopt.runtime import dispatcher_of
+from tests.rewrites.test_jagged_torchrec import FEATURES, ROWS, bags, sequences
 
 torchrec = pytest.importorskip("torchrec")
 pytest.importorskip("torchrec.models.dlrm")
 
-ROWS, CONFIG = 20, Config(tune="off")
-FEATURES = [["a"], ["b", "c"], ["d", "b"]]  # by table: b is in two
-
-
-def bags(weighted: bool = False) -> nn.Module:
-    tables = [
-        torchrec.EmbeddingBagConfig(name=f"t{i}", embedding_dim=4, num_embeddings=ROWS, feature_names=list(names))
-        for i, names in enumerate(FEATURES)
-    ]
-    return torchrec.EmbeddingBagCollection(tables=tables, is_weighted=weighted)
-
-
-def sequences() -> nn.Module:
-    tables = [
-        torchrec.EmbeddingConfig(name=f"t{i}", embedding_dim=4, num_embeddings=ROWS, feature_names=list(names))
-        for i, names in enumerate(FEATURES)
-    ]
-    return torchrec.EmbeddingCollection(tables=tables)
+CONFIG = Config(tune="off")
 
 
 def quantized() -> nn.Module:
     quantize = pytest.importorskip("torchrec.inference.modules").quantize_embeddings
-    return quantize(nn.Sequential(bags()), dtype=torch.qint8, inplace=False)[0]
+    tables = [
+        torchrec.EmbeddingBagConfig(name=f"t{i}", embedding_dim=8, num_embeddings=ROWS, feature_names=list(names))
+        for i, names in enumerate(FEATURES)
+    ]
+    model = nn.Sequential(torchrec.EmbeddingBagCollection(tables=tables))
+    return quantize(model, dtype=torch.qint8, inplace=False)[0]
 
 
 class Named(nn.Module):
@@ -159,7 +148,7 @@ def varied(keys: str, batch: int, weighted: bool = False) -> Any:
 @pytest.mark.parametrize("regular_first", [False, True])
 @torch.no_grad()
 def test_batch_sizes_of_their_own(weighted: bool, regular_first: bool) -> None:
-    model = bags(weighted).eval()
+    model = bags(weighted=weighted).eval()
     fast = optimize(model, config=CONFIG)
     if regular_first:
         fast(features_of("abcd", 5, weighted=weighted))
@@ -237,7 +226,10 @@ def test_inverse_indices_in_another_order() -> None:
     fast = optimize(model, config=CONFIG)
     for order in ("abcd", "dcba", "abcd"):
         features = features_of("abcd", 5)
-        features._inverse_indices = list(order), torch.randint(0, 5, (4, 8))
+        inverse = list(order), torch.randint(0, 5, (4, 8))
+        features = torchrec.KeyedJaggedTensor(
+            features.keys(), features.values(), lengths=features.lengths(), inverse_indices=inverse
+        )
         assert_same(fast(features), model(features))
 
 

@@ -76,7 +76,7 @@ def of_one_batch(model: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, di
         NotNow: that would be slower.
     """
     features = trees.features_in((args, kwargs))
-    if all(each._stride_per_key_per_rank is None for each in features):
+    if all(_strides(each) is None for each in features):
         return None
     reads = reads_of(model, args, kwargs)
     if reads is None:
@@ -90,7 +90,7 @@ def of_one_batch(model: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, di
 
 def _of_one_batch(features: Any, read: Read) -> Any:
     values, weights, lengths = _jagged(features, read)
-    return type(features)(features._keys, values, weights, lengths)
+    return type(features)(features.keys(), values, weights, lengths)
 
 
 class _Form:
@@ -116,7 +116,7 @@ class _Form:
         """
         if not self._one_batch:
             raise _OtherForm
-        keys, (values, weights, lengths) = features._keys, _jagged(features, self._read)
+        keys, (values, weights, lengths) = features.keys(), _jagged(features, self._read)
         if keys != self._keys:
             values, weights, lengths = _picked((values, weights, lengths), len(keys), self._places(tuple(keys)))
         offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths.view(-1)) if self._with_offsets else None
@@ -127,21 +127,27 @@ class _Form:
         places = {key: place for place, key in enumerate(keys)}
         if not places or len(places) < len(keys) or not self._read.names <= places.keys():
             raise _OtherForm
-        return torch.tensor([places.get(key, 0) for key in self._keys], dtype=torch.int32)
+        return torch.tensor([places.get(key, 0) for key in self._keys], dtype=torch.int32, device="cpu")
+
+
+def _strides(features: Any) -> Tensor | None:
+    """How many bags each feature has from each rank, [F, ranks]; None where they have one batch size."""
+    return pytree.SUPPORTED_NODES[type(features)].flatten_fn(features)[0][4]
 
 
 def _jagged(features: Any, read: Read) -> _Jagged:
     """Ids, weights and lengths of features that have one batch size, or are given one."""
-    sizes = {} if features._lengths is None else {features._lengths.numel()}
-    sizes = {*sizes, *([] if features._offsets is None else [features._offsets.numel() - 1])}
+    given = [features.lengths_or_none(), features.offsets_or_none()]
+    sizes = {each.numel() - at for at, each in enumerate(given) if each is not None}
     if len(sizes) != 1 or -1 in sizes:
         raise _OtherForm
-    jagged = features._values, features._weights, features.lengths()  # it keeps them, as in eager
-    strides, inverse = features._stride_per_key_per_rank, features._inverse_indices
+    jagged = features.values(), features.weights_or_none(), features.lengths()  # it keeps them, as in eager
+    strides, inverse = _strides(features), features.inverse_indices_or_none()
+    if features.variable_stride_per_key() != (strides is not None):
+        raise _OtherForm
     if strides is None and inverse is None:
         return jagged
-    told = getattr(features, "_variable_stride_per_key", None) is not None  # by somebody who knows better than strides
-    if strides is None or inverse is None or told or not read.pooled:
+    if strides is None or inverse is None or not read.pooled:
         raise _OtherForm
     return _expanded(jagged, strides.sum(1), inverse[1])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx, nn
 
@@ -82,7 +83,7 @@ def _is_collection(module: nn.Module) -> bool:
     return known and not has_hooks(module) and not getattr(module, _KEEPS_AN_ORDER, False)
 
 
-def _read_by(collection: nn.Module) -> Read:
-    """A quantized collection has one list of names, any other a list for each table."""
-    lists = [[each] if isinstance(each, str) else each for each in collection._feature_names]  # type: ignore[union-attr]
-    return Read(frozenset(name for names in lists for name in names), _class_of(collection) == _POOLED)
+def _read_by(collection: Any) -> Read:
+    bags = collection.embedding_bag_configs if hasattr(collection, "embedding_bag_configs") else None
+    tables = (bags or collection.embedding_configs)()
+    return Read(frozenset(name for table in tables for name in table.feature_names), _class_of(collection) == _POOLED)
