@@ -21,8 +21,8 @@ def obstacles(model: nn.Module, capture: Capture) -> Iterator[str]:
     for leaf in capture.leaves:
         yield (
             f"{leaf.place}: {leaf.path} stays a module of Python, since it cannot be captured: {leaf.reason}. "
-            "A program holds tensor operators alone: where values decide, compute all rows and choose with torch.where, "
-            "and give recurrent layers padded sequences instead of packed ones"
+            "A program holds tensor operators alone: where values decide, compute all rows and choose with "
+            "torch.where, and give recurrent layers padded sequences instead of packed ones"
         )
     for spec, place, first in zip(capture.inputs, range(len(capture.firsts)), capture.firsts, strict=True):
         if place != first:
