@@ -1,6 +1,6 @@
 """Puts load on eager, torch.compile and fxopt in a server, and prints latencies, the longest stall and memory growth.
 
-    python examples/serve/load.py --soak 0.5                  # everything, in 5 minutes
+    python examples/serve/load.py --only eager fxopt --soak 0.5      # two minutes
     python examples/serve/load.py --only fxopt --soak 30
 
 Batches of requests have 1 to 64 rows. In the middle come batch sizes that nobody has seen, and new weights. "x" is the
