@@ -1,9 +1,11 @@
 """Puts load on eager, torch.compile and fxopt in a server, and prints latencies, the longest stall and memory growth.
 
-    python examples/serve/load.py --clients 1 4 16 --seconds 5
-    python examples/serve/load.py --only fxopt --minutes 30
+    python examples/serve/load.py --only eager fxopt --soak 0.5      # two minutes
+    python examples/serve/load.py --only fxopt --soak 30
 
-Batches of requests have 1 to 64 rows. In the middle come batch sizes that nobody has seen, and new weights.
+Batches of requests have 1 to 64 rows. In the middle come batch sizes that nobody has seen, and new weights. "x" is the
+requests/s as a multiple of the first contender's. Requests at random moments are a quarter as many as the first one can
+answer.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor, nn
 
 import fxopt
@@ -30,21 +32,19 @@ WARM_UP = 30  # calls
 
 
 class DLRM(nn.Module):
-    """`tables` embeddings of dim 16 and 13 dense features: their dot products, between two MLPs."""
+    """`tables` embeddings of dim 16 beside 13 dense features: columns in one wide row, between two MLPs."""
 
     def __init__(self, tables: int, rows: int = 10_000, dim: int = 16) -> None:
         super().__init__()
-        self.rows, fields = rows, tables + 1
+        self.rows = rows
         self.tables = nn.ModuleList(nn.EmbeddingBag(rows, dim, mode="sum") for _ in range(tables))
         self.bottom = nn.Sequential(nn.Linear(13, 64), nn.ReLU(), nn.Linear(64, dim), nn.ReLU())
-        self.top = nn.Sequential(nn.Linear(dim + fields * (fields - 1) // 2, 128), nn.ReLU(), nn.Linear(128, 1))
-        self.left, self.right = torch.tril_indices(fields, fields, -1).tolist()
+        self.top = nn.Sequential(nn.Linear((tables + 1) * dim, 64), nn.ReLU(), nn.Linear(64, 1))
 
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
         x = self.bottom(dense)
-        fields = torch.stack([x, *(table(ids[:, i : i + 1]) for i, table in enumerate(self.tables))], 1)
-        products = torch.bmm(fields, fields.transpose(1, 2))[:, self.left, self.right]
-        return torch.sigmoid(self.top(torch.cat([x, products], 1)))
+        columns = [table(ids[:, i : i + 1]) for i, table in enumerate(self.tables)]
+        return torch.sigmoid(self.top(torch.cat([x, *columns], 1)))
 
     def request(self, batch: int) -> Request:
         return torch.randn(batch, 13), torch.randint(0, self.rows, (batch, len(self.tables)))
@@ -52,8 +52,8 @@ class DLRM(nn.Module):
 
 CONTENDERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "eager": lambda model: model,
-    "torch.compile": lambda model: torch.compile(model, dynamic=True),  # type: ignore[dict-item,return-value]
     "fxopt": fxopt.optimize,
+    "torch.compile": lambda model: torch.compile(model, dynamic=True),  # type: ignore[dict-item,return-value]
 }
 
 
@@ -62,13 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="contenders")
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 4, 16], help="clients that wait for answers")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
-    parser.add_argument(
-        "--minutes", type=float, default=0.0, help="of a soak: load, updates and memory, again and again"
-    )
+    parser.add_argument("--soak", type=float, default=0.0, help="minutes of load, updates and memory, again and again")
     parser.add_argument("--threads", type=int, default=1, help="of the server; each calls the model")
-    parser.add_argument("--tables", type=int, default=26, help="of the model")
+    parser.add_argument("--tables", type=int, default=100, help="of the model")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    first: dict[str, float] = {}
     for name in options.only:
         torch.manual_seed(0)
         model = DLRM(options.tables).eval()
@@ -76,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         server = Server(served, options.threads)
         try:
             _warm(server, model)
-            (_soak if options.minutes else _loads)(name, server, model, options)
+            _loads(name, server, model, options, first)
+            _soak(name, server, model, options)
         finally:
             server.close()
 
@@ -88,25 +88,32 @@ def _warm(server: Server, model: DLRM) -> None:
     gc.freeze()  # what torch imports are half a million objects, and looking through them stalls all threads for 0.1 s
 
 
-def _loads(name: str, server: Server, model: DLRM, options: argparse.Namespace) -> None:
-    table = Table("load", "p50 ms", "p99 ms", "p99.9 ms", "longest ms", "requests/s", "rows/s", title=name)
-    requests, before = [model.request(size) for size in SIZES], _memory()
+def _loads(name: str, server: Server, model: DLRM, options: argparse.Namespace, first: dict[str, float]) -> None:
+    """`first`: requests/s of the first contender, by load."""
+    figures = "p50 ms", "p99 ms", "p99.9 ms", "max ms", "requests/s", "x", "rows/s"
+    table = Table(Column("load", no_wrap=True), *figures, title=name)
+    requests, before, most = [model.request(size) for size in SIZES], _memory(), options.clients[-1]
+
+    def row(label: str, load: Load) -> None:
+        times = [*map(load.percentile, (0.5, 0.99, 0.999)), max(load.latencies)]
+        gain = load.requests_per_second / first.setdefault(label, load.requests_per_second)
+        rates = f"{load.requests_per_second:.0f}", f"{gain:.1f}", f"{load.rows_per_second:.0f}"
+        table.add_row(label, *(f"{1e3 * seconds:.2f}" for seconds in times), *rates)
+
     for clients in options.clients:
-        load = closed_loop(server, requests, clients, options.seconds)
-        table.add_row(f"{clients} clients", *_figures(load))
-    rate = load.requests_per_second / 4
-    table.add_row(f"{rate:.0f}/s at random", *_figures(open_loop(server, requests, rate, options.seconds)))
+        row(f"{clients} clients", closed_loop(server, requests, clients, options.seconds))
+    row("at random", open_loop(server, requests, first[f"{most} clients"] / 4, options.seconds))
     unseen = [model.request(size) for size in NEW_SIZES]
-    table.add_row("unseen batch sizes", *_figures(closed_loop(server, unseen, options.clients[-1], options.seconds)))
+    row("unseen sizes", closed_loop(server, unseen, most, options.seconds))
     _update(server, model)
-    table.add_row("new weights", *_figures(closed_loop(server, requests, options.clients[-1], options.seconds)))
+    row("new weights", closed_loop(server, requests, most, options.seconds))
     console = Console()
     console.print(table)
     console.print(f"memory grew by {_memory() - before:.1f} MB")
 
 
 def _soak(name: str, server: Server, model: DLRM, options: argparse.Namespace) -> None:
-    over, before = time.perf_counter() + 60 * options.minutes, _memory()
+    over, before = time.perf_counter() + 60 * options.soak, _memory()
     while time.perf_counter() < over:
         requests = [model.request(size) for size in torch.randint(1, 130, (20,)).tolist()]
         load = closed_loop(server, requests, options.clients[-1], options.seconds)
@@ -130,11 +137,6 @@ def _update(server: Server, model: DLRM) -> None:
         torch.testing.assert_close(
             server.ask(request).result(), type(model).forward(model, *request), rtol=1e-4, atol=1e-5
         )
-
-
-def _figures(load: Load) -> list[str]:
-    times = [*map(load.percentile, (0.5, 0.99, 0.999)), max(load.latencies)]
-    return [*(f"{1e3 * t:.2f}" for t in times), f"{load.requests_per_second:.0f}", f"{load.rows_per_second:.0f}"]
 
 
 def _memory() -> float:

@@ -19,7 +19,11 @@ def obstacles(model: nn.Module, capture: Capture) -> Iterator[str]:
     if has_hooks(model):
         yield "the model: hooks run around its forward, and a program has none; remove them"
     for leaf in capture.leaves:
-        yield f"{leaf.place}: {leaf.path} stays a module of Python, since it cannot be captured: {leaf.reason}"
+        yield (
+            f"{leaf.place}: {leaf.path} stays a module of Python, since it cannot be captured: {leaf.reason}. "
+            "A program holds tensor operators alone: where values decide, compute all rows and choose with "
+            "torch.where, and give recurrent layers padded sequences instead of packed ones"
+        )
     for spec, place, first in zip(capture.inputs, range(len(capture.firsts)), capture.firsts, strict=True):
         if place != first:
             yield f"{spec.name} is the same object as {capture.inputs[first].name}; pass two tensors"

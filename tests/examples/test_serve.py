@@ -63,5 +63,5 @@ def test_load_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_soak_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    load.main(["--only", "eager", "--clients", "2", "--seconds", "0.05", "--minutes", "0.003", "--tables", "3"])
+    load.main(["--only", "eager", "--clients", "2", "--seconds", "0.05", "--soak", "0.003", "--tables", "3"])
     assert "eager: " in capsys.readouterr().out

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import fxopt
 from fxopt.export import ExportError
@@ -187,8 +189,30 @@ class Edited(nn.Module):
 
 
 def test_a_part_that_stays_pythons_is_refused_with_its_place() -> None:
-    with pytest.raises(ExportError, match=r"inner at test_program\.py:\d+.*depends on data|.*data"):
+    with pytest.raises(ExportError, match=r"inner at test_program\.py:\d+.*data.*torch\.where"):
         fxopt.export(Conditional(), (torch.randn(3, 4),))
+
+
+class Packed(nn.Module):
+    """What DIEN does: a number of steps that the longest history decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return pad_packed_sequence(self.layer(packed)[0], batch_first=True, total_length=x.shape[1])[0]
+
+
+def test_packed_sequences_are_refused_as_torch_has_no_program_for_them() -> None:
+    """Should torch learn it, this fails: fxopt.export could then hold such layers."""
+    example = torch.randn(3, 5, 4), torch.tensor([2, 5, 1])
+    with warnings.catch_warnings(), pytest.raises(TypeError, match="FakeTensor"):
+        warnings.simplefilter("ignore")
+        torch.export.export(Packed(), example, strict=False)
+    with pytest.raises(ExportError, match=r"cannot be (captured|exported)"):
+        fxopt.export(Packed().eval(), example)
 
 
 def test_hooks_around_the_model_are_refused() -> None:

@@ -19,7 +19,9 @@ FXOPT_CHOSEN(kernels, columns)
 
 static Call call_of(const Request& request) {
   if (request.n_arguments != 2) refused("fxopt.columns: expected tensors and tables");
-  return {Plan(request.words), request.operands, request.argument(1), request.counts[0], request.counts[1], nullptr, scratch};
+  const Array* tables = request.argument(1);
+  const bool fetches_ahead = outgrow_cache(tables, request.counts[1]);
+  return {Plan(request.words), request.operands, tables, request.counts[0], request.counts[1], nullptr, scratch, fetches_ahead};
 }
 
 // What went wrong, with the names that stand behind a plan's records: of each column its own and its table's.

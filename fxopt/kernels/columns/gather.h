@@ -13,9 +13,13 @@ inline void copy_rows(const Table& table, const int64_t* ids, int n, char* out, 
 }
 
 inline void copy_rows_any(const Table& table, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t bytes) {
+  const int64_t fetched = table.prefetch ? bytes : 0;
+  const auto fetch = [&](int k) {
+    for (int64_t line = 0; line < fetched; line += 64) __builtin_prefetch(table.data + ids[k] * table.row_stride + line);
+  };
+  for (int k = 0; k < n && k < kAhead; k++) fetch(k);
   for (int k = 0; k < n; k++) {
-    if (table.prefetch && k + kAhead < n)
-      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(table.data + ids[k + kAhead] * table.row_stride + line);
+    if (k + kAhead < n) fetch(k + kAhead);
     memcpy(out + k * out_stride, table.data + ids[k] * table.row_stride, bytes);
   }
 }

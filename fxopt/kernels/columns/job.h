@@ -10,7 +10,6 @@ namespace fxopt::FXOPT_ISA {
 // Rows of prefetch. A row's first cache line is fetched earlier than the rest, which then finds its page translated.
 // 1M x 64, random ids, 1 thread: 11.5 ns an id at 12 and 12, 9.0 at 32 and 32, 7.4 at 40 and 20, 6.9 at 48 and 32, 7.1 at 64 and 48.
 constexpr int kAhead = 32, kFarAhead = 48;
-constexpr int64_t kCached = 256 * 1024;  // smaller tables stay in L2, where a prefetch only costs
 
 struct Table {
   const char* data;
@@ -96,8 +95,7 @@ inline bool resolve_table(Job& job, Error& error) {
     return job.fail("a table must be 2-D of float16, bfloat16, float32 or float64, or of rows in 8 bits", error);
   if (quantized && (row_dim(array) < 0 || array.strides[1] != 1)) return job.fail("expected rows of codes, a scale and an offset", error);
   const int size = element_size(array.dtype);
-  job.table = {array.data, array.sizes[0], row_dim(array), array.strides[0] * size, array.strides[1] * size, array.dtype, false};
-  job.table.prefetch = job.table.rows * array.sizes[1] * size > kCached;
+  job.table = {array.data, array.sizes[0], row_dim(array), array.strides[0] * size, array.strides[1] * size, array.dtype, job.call->fetches_ahead};
   job.dim = job.table.dim;
   return true;
 }
