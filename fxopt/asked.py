@@ -22,7 +22,7 @@ def check(model: nn.Module, config: Config) -> None:
     """
     if not isinstance(config, Config):
         raise TypeError(f"fxopt.optimize: config: expected an fxopt.Config, found {type(config).__name__}")
-    _known("disable", config.disable, (each.name for each in PASSES), "passes")
+    _known("disable", config.disable, (name for each in PASSES for name in each.names), "passes")
     _known("leaves", config.leaves, (path for path, _ in model.named_modules()), "submodules, as in named_modules()")
 
 

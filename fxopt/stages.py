@@ -47,8 +47,6 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner, dump: D
     dump.graph("normalize", module.graph)
     with remembered(module.graph):
         for rewrite_pass in passes(config):
-            if rewrite_pass.name in config.disable:
-                continue
             progress.step(f"rewrite: {rewrite_pass.name}")
             ran = apply(rewrite_pass, module, fuel, inference, tuner, config)
             findings.passes.append(ran)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
-import torch
 import torch.utils._pytree as pytree
-from sympy.core.relational import Relational
 from torch import nn
 
 from fxopt import trees
@@ -18,19 +15,19 @@ from fxopt.capture import leaves as opaque
 from fxopt.capture.boundaries import INSTALLED
 from fxopt.capture.captured import Capture
 from fxopt.capture.edits import check_memory, layout
-from fxopt.capture.effects import Attributes, make_write_first, record
+from fxopt.capture.effects import Attributes, filled_arguments, make_write_first, record
 from fxopt.capture.errors import CaptureError, is_passing
 from fxopt.capture.generators import Generators
-from fxopt.capture.guards import conditions, guards_of
+from fxopt.capture.guards import guards_of
 from fxopt.capture.inputs import Dim, FakeInputs, Inputs, Shapes, filled, trace_shapes
 from fxopt.capture.leaves import Leaf, Trial, share_memory
+from fxopt.capture.lengths import no_lengths
 from fxopt.capture.packed import MakePositive, MakeStatic, PackedDims
 from fxopt.capture.places import Places
 from fxopt.capture.reach import Reach
-from fxopt.capture.state import ModelCopy, StateSlot, fake_state
+from fxopt.capture.state import ModelCopy, fake_state, label
 from fxopt.capture.trace import trace
 from fxopt.findings import Place
-from fxopt.shape.floors import divisions_in
 from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT
 
 _FINAL = (*DATA_DEPENDENT, CaptureError)  # no other sizes would help
@@ -58,12 +55,10 @@ class Attempts:
     inputs: Inputs
     leaves: dict[str, Leaf]
     trial: Trial
+    reach: Reach
     stores: Attributes = field(default_factory=dict)
     symbolic_len: bool = True
     gave_len: bool = False
-
-    def __post_init__(self) -> None:
-        self.reach = Reach(self.model)
 
     def first(self) -> Capture:
         """The first attempt whose guards hold for the example."""
@@ -127,7 +122,7 @@ class Attempts:
             args, kwargs = self.inputs.unflatten(fakes.tensors)
             given = trees.flatten((args, kwargs))
             result = type(copy.root).forward(copy.root, *args, **kwargs)
-            filled = tuple(_filled(given, trees.flatten_with_path((args, kwargs))))
+            filled = tuple(filled_arguments(given, trees.flatten_with_path((args, kwargs))))
             flat, spec = trees.flatten(trees.with_filled(result, (args, kwargs), filled))
             form.append((spec, filled))
             for path, names in self.stores.items():
@@ -171,8 +166,9 @@ class Attempts:
             check_memory(graph, (*news, *fakes.tensors), layouts, slots, self.trial.edits)
         except CaptureError as error:
             raise _stopped(error, places) from error
-        self._demand_simple(fakes)
-        used = _label(graph, slots, self.inputs.names)
+        if lengths := no_lengths(fakes, self.inputs.tensors):
+            raise MakeStatic(lengths)
+        used = label(graph, slots, self.inputs.names)
         share_memory(graph)
         fixed = {dim: int(self.inputs.tensors[dim[0]].shape[dim[1]]) for dim in static}
         return Capture(
@@ -197,27 +193,6 @@ class Attempts:
             form[0][1],
             tuple(read),
         )
-
-    def _demand_simple(self, fakes: FakeInputs) -> None:
-        """Dims >= 1 under anything but plain comparisons are better static: layouts, not lengths. So is dim 0 of
-        lengths [F, B], which a model takes for F features with any number of bags."""
-        complicated = [
-            expr
-            for expr in conditions(fakes.shape_env)
-            if not (isinstance(expr, Relational) and all(map(_is_plain, expr.args)))
-        ]
-        features = {
-            dim
-            for expr in complicated
-            for divided, count in divisions_in(expr)
-            for dim in _dims(divided, fakes)
-            if dim[1] == 0 and self.inputs.tensors[dim[0]].shape[0] == count and len(divided.free_symbols) > 1
-        }
-        if features:
-            raise MakeStatic(features)
-        dims = {dim for expr in complicated for dim in _dims(expr, fakes) if dim[1] >= 1}
-        if dims:
-            raise MakeStatic(dims)
 
     def _answers(self, asked: set[str]) -> Iterator[str]:
         """Conditions on the inputs t under which the forward's questions have the answers that they had here."""
@@ -260,45 +235,3 @@ def _stopped(error: Exception, places: Places) -> Stopped:
     what = str(error).strip().split("\n")[0] or type(error).__name__
     why = "depends on data" if isinstance(error, DATA_DEPENDENT) else what
     return Stopped({path: Leaf(path, f"`{source}`: {why}" if source else why, place)})
-
-
-def _filled(before: tuple[list, Any], after: tuple[list[tuple[pytree.KeyPath, Any]], Any]) -> list[pytree.KeyPath]:
-    """The attributes of arguments that were None and hold a tensor now (a KeyedJaggedTensor keeps its offsets).
-
-    Any other change is refused: a graph puts nothing into its caller's dicts, and takes nothing out of them.
-    """
-    pairs = list(zip(before[0], after[0], strict=False))
-    changed = [(old, path, new) for old, (path, new) in pairs if old is not new]
-    caches = all(
-        old is None and isinstance(new, torch.Tensor) and isinstance(path[-1], pytree.GetAttrKey)
-        for old, path, new in changed
-    )
-    if before[1] == after[1] and caches:
-        return [path for _, path, _ in changed]
-    raise CaptureError("forward changes a dict, list or dataclass that it was given")
-
-
-def _dims(expr: sympy.Basic, fakes: FakeInputs) -> set[Dim]:
-    return {dim for symbol in expr.free_symbols for dim in fakes.sources.get(str(symbol), ())}
-
-
-def _is_plain(side: sympy.Expr) -> bool:
-    """A size or a multiple of one, a number, or both (offsets of B + 1)."""
-    size = next(iter(side.free_symbols), sympy.Integer(0))
-    return bool(side.coeff(size).is_Number and (side - side.coeff(size) * size).is_Number)
-
-
-def _label(gm: torch.fx.GraphModule, slots: Sequence[StateSlot], names: tuple[str, ...]) -> tuple[StateSlot, ...]:
-    """Tell placeholders apart, and drop those of unused state."""
-    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    used = []
-    for node, slot in zip(placeholders, slots, strict=False):
-        node.meta["state"] = slot
-        if node.users:
-            used.append(slot)
-        else:
-            gm.graph.erase_node(node)
-    for node, name in zip(placeholders[len(slots) :], names, strict=True):
-        node.meta["input"] = name
-    gm.recompile()
-    return tuple(used)

@@ -8,13 +8,15 @@ the capture. A hook that keeps what a layer returns is the usual case: its layer
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from torch import nn
 
 from fxopt.capture.errors import CaptureError
-from fxopt.capture.mirror import Mirror
+from fxopt.capture.mirror import ATOMS, Mirror
 from fxopt.capture.state import HOOKS, ModelCopy
 
 INSTALLED = {"forward", *HOOKS}  # what a stub for a leaf changes by itself
@@ -23,22 +25,37 @@ _MISSING = object()
 
 
 class Before:
-    """What the attributes and buffers of all modules hold in front of a call of a leaf."""
+    """What the attributes and buffers of all modules hold in front of a call of a leaf.
+
+    Nearly always all of them hold the same afterwards, so that is found at once: 300 leaves ask 180,000 modules.
+    """
 
     def __init__(self, copy: ModelCopy):
         self._mirror = Mirror(lambda tensor: tensor)
-        self._modules = [(path, copy.at(path)) for path in copy.paths.values()]
-        self._values = [_values(module) for _, module in self._modules]
-        self._kept = [{name: self._mirror.mirror(held) for name, held in values.items()} for values in self._values]
+        self._modules = list(copy.modules())
+        self._held = self._now()
+        self._kept: list[tuple[str, str, Any, Any]] = []  # path, name, what may change by itself, its copy
+        for (path, _), own in zip(self._modules, self._held[::2], strict=True):
+            for name, held in own.items():
+                if type(held) not in ATOMS and name not in _APART and (kept := self._mirror.mirror(held)) is not held:
+                    self._kept.append((path, name, held, kept))
 
     def changed(self) -> Iterator[tuple[str, str]]:
         """The path of the module and the name of each that is another one now, or holds something else."""
-        for (path, module), before, kept in zip(self._modules, self._values, self._kept, strict=True):
-            now = _values(module)
-            for name in now.keys() | before.keys():
-                value = now.get(name, _MISSING)
-                if value is not before.get(name, _MISSING) or not self._mirror.same(value, kept[name]):
-                    yield path, name
+        now = self._now()
+        if not _are_same(now, self._held):
+            for at, (path, _) in enumerate(self._modules):
+                before, after = (_values(*held[2 * at : 2 * at + 2]) for held in (self._held, now))
+                for name in before.keys() | after.keys():
+                    if before.get(name, _MISSING) is not after.get(name, _MISSING):
+                        yield path, name
+        for path, name, held, kept in self._kept:
+            if not self._mirror.same(held, kept):
+                yield path, name
+
+    def _now(self) -> list[dict[str, Any]]:
+        """Attributes and buffers of each module, in turns."""
+        return [dict(held) for _, module in self._modules for held in (vars(module), module._buffers)]
 
 
 def forbid(copy: nn.Module, path: str, names: set[str]) -> None:
@@ -69,5 +86,16 @@ def demand_unchanged(copy: ModelCopy, path: str, modules: Iterable[nn.Module]) -
             raise CaptureError(f"sets {min(names)!r} of {where}, which {path} may read, and that stays opaque")
 
 
-def _values(module: nn.Module) -> dict[str, Any]:
-    return {**{name: held for name, held in vars(module).items() if name not in _APART}, **module._buffers}
+def _values(own: dict[str, Any], buffers: dict[str, Any]) -> dict[str, Any]:
+    return {**{name: held for name, held in own.items() if name not in _APART}, **buffers}
+
+
+def _are_same(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> bool:
+    """Whether these are the same names, in the same order, for the same objects."""
+    values = (itertools.chain.from_iterable(map(dict.values, dicts)) for dicts in (now, before))
+    names = (itertools.chain.from_iterable(dicts) for dicts in (now, before))
+    return (
+        list(map(len, now)) == list(map(len, before))
+        and all(map(operator.is_, *values))
+        and all(map(str.__eq__, *names))
+    )

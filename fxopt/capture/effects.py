@@ -97,3 +97,21 @@ def record(copy: nn.Module, module: nn.Module, path: str, name: str, tracer: Any
     tracer.root.add_module(child, StoreAttribute(module, name, spec))
     proxy = tracer.create_proxy("call_module", child, tuple(map(tracer.unwrap_proxy, flat)), {})
     proxy.node.meta["val"] = None
+
+
+def filled_arguments(
+    before: tuple[list, Any], after: tuple[list[tuple[pytree.KeyPath, Any]], Any]
+) -> list[pytree.KeyPath]:
+    """The attributes of arguments that were None and hold a tensor now (a KeyedJaggedTensor keeps its offsets).
+
+    Any other change is refused: a graph puts nothing into its caller's dicts, and takes nothing out of them.
+    """
+    pairs = list(zip(before[0], after[0], strict=False))
+    changed = [(old, path, new) for old, (path, new) in pairs if old is not new]
+    caches = all(
+        old is None and isinstance(new, torch.Tensor) and isinstance(path[-1], pytree.GetAttrKey)
+        for old, path, new in changed
+    )
+    if before[1] == after[1] and caches:
+        return [path for _, path, _ in changed]
+    raise CaptureError("forward changes a dict, list or dataclass that it was given")

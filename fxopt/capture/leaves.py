@@ -145,12 +145,11 @@ def share_memory(graph: torch.fx.GraphModule) -> None:
 
 
 def _stub(copy: ModelCopy, model: nn.Module, path: str, signatures: Any, tracer: Any, mode: FakeTensorMode) -> Callable:
-    module = model.get_submodule(path)
-    within, code = list(module.modules()), Code.behind(module.modules())
+    module, tree = model.get_submodule(path), set(copy.originals.values())
+    within = list(module.modules())
+    code = Code.behind([*within, *hooks_of(within)])
     held = [v for v in held_by(module, *code.functions.values()) if isinstance(v, torch.Tensor)]
-    reached = Code.behind([*within, *hooks_of(within)]).held
-    tree = set(model.modules())
-    read = [v for v in reached if isinstance(v, nn.Module) and v in tree]
+    read = [v for v in code.held if isinstance(v, nn.Module) and v in tree]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         flat, in_spec = trees.flatten((args, kwargs))

@@ -17,7 +17,7 @@ from torch import nn
 from fxopt.capture.errors import CaptureError
 from fxopt.reach import behind_proxy, slots_of
 
-_ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, types.BuiltinFunctionType, type}
+ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, types.BuiltinFunctionType, type}
 _BARE = (dict, OrderedDict, list, set)
 _DICTS = (OrderedDict, defaultdict, dict)
 _CONTAINERS = (*_DICTS, list, set, deque)
@@ -46,7 +46,7 @@ class Mirror:
 
     def mirror(self, value: Any) -> Any:
         kind = type(value)
-        if kind in _ATOMS:
+        if kind in ATOMS:
             return value
         if id(value) in self._memo:
             return self._memo[id(value)]

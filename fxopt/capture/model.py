@@ -39,7 +39,7 @@ def capture(model: nn.Module, args: tuple = (), kwargs: dict | None = None, conf
     for _ in range(MAX_ROUNDS):
         try:
             trial = run_trial(model, _outermost(leaves), args, kwargs) if leaves else Trial()
-            return Attempts(model, inputs, leaves, trial).first()
+            return Attempts(model, inputs, leaves, trial, reach).first()
         except Stopped as stop:
             leaves.update(stop.found)
             if "" in leaves:

@@ -5,7 +5,7 @@ The user's modules may be serving other threads while we trace: nothing here wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,6 +98,10 @@ class ModelCopy(Mirror):
         """The copy of a module of the tree."""
         return self._memo[id(module)]
 
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Each copied module, with its path."""
+        return ((self.paths[id(copy)], copy) for copy in map(self.of, self.originals.values()))
+
     def changed_attributes(self) -> dict[str, set[str]]:
         """Path of each module whose forward changed attributes or buffers, and their names."""
         changed = {self.paths[copy_id]: self.changes(module) for copy_id, module in self.originals.items()}
@@ -137,3 +141,19 @@ def fake_state(
         return new
 
     return fake
+
+
+def label(gm: torch.fx.GraphModule, slots: Sequence[StateSlot], names: tuple[str, ...]) -> tuple[StateSlot, ...]:
+    """Tell placeholders apart, and drop those of unused state."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    used = []
+    for node, slot in zip(placeholders, slots, strict=False):
+        node.meta["state"] = slot
+        if node.users:
+            used.append(slot)
+        else:
+            gm.graph.erase_node(node)
+    for node, name in zip(placeholders[len(slots) :], names, strict=True):
+        node.meta["input"] = name
+    gm.recompile()
+    return tuple(used)

@@ -9,6 +9,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from fxopt.findings import Miss, Place
+from fxopt.shape.sizes import tensor_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,16 @@ class Match:
 
     anchor: Node
     bound: dict[str, Any]
+
+    @property
+    def on_cuda(self) -> bool:
+        value = tensor_of(self.anchor)
+        return value is not None and value.is_cuda
+
+
+def devices(inference: bool) -> tuple[str, ...]:
+    """Where a capture's nodes may lie for kernels that have gradients on the CPU alone."""
+    return ("cpu", "cuda") if inference else ("cpu",)
 
 
 def place_of(node: Node) -> Place:

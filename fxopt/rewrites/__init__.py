@@ -57,9 +57,7 @@ PASSES: tuple[Rewrite, ...] = (
     dot_interaction.REWRITE,
     contractions.LINEARS,
     target_attention.REWRITE,
-    target_attention.ON_CUDA,
     attention.REWRITE,
-    attention.ON_CUDA,
     ones.REWRITE,
     compressed_interaction.REWRITE,
     contractions.CONTRACTIONS,
@@ -69,7 +67,6 @@ PASSES: tuple[Rewrite, ...] = (
     compression.LINEARS,
     towers.REWRITE,
     repeated.REWRITE,
-    repeated.ON_CUDA,
     repeated.LOOKUPS_ON_CUDA,
     # Lookups, and what is left of their surroundings.
     embedding_columns.REWRITE,
@@ -83,11 +80,9 @@ PASSES: tuple[Rewrite, ...] = (
     field_index.REWRITE,
     # The dense layers, and what stands between them.
     pointwise.CROSSES,
-    pointwise.CROSSES_ON_CUDA,
     linear_pairs.REWRITE,
     linear_chains.REWRITE,
-    pointwise.REWRITE,
-    # For one device, or for large batches.
+    # Those of one device, what nobody took, and large batches.
     dot_rows.REWRITE,
     dot_rows.OF_FLOATS,
     linear_layers.REWRITE,
@@ -96,7 +91,7 @@ PASSES: tuple[Rewrite, ...] = (
     linear_chains.OF_NARROW_LAYERS,
     linear_chains.FOR_FEW_ROWS,
     batched_linears.REWRITE,
-    pointwise.ON_CUDA,
+    pointwise.REWRITE,
     row_chunks.REWRITE,
     branches.REWRITE,
 )
@@ -104,4 +99,4 @@ PASSES: tuple[Rewrite, ...] = (
 
 def passes(config: Config) -> Iterator[Rewrite]:
     """The passes that a configuration asks for."""
-    return (each for each in PASSES if each.when(config))
+    return (each for each in PASSES if each.when(config) and not set(each.names) & set(config.disable))

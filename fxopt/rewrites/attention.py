@@ -13,33 +13,24 @@ from fxopt.kernels.attention.cuda import call_on_cuda
 from fxopt.kernels.attention.op import call_of, load
 from fxopt.kernels.attention.plan import Plan
 from fxopt.kernels.pointwise.cuda import generated
-from fxopt.patterns.attention import Found, find_attention, find_on_cuda
+from fxopt.patterns.attention import Found, find_attention
 from fxopt.patterns.core import Match
 from fxopt.rewrites.attention_program import program_of
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework.policy import MEASURED, PROVEN
 from fxopt.shape.sizes import same_shape
 
 aten = torch.ops.aten
 
 
 def replace_attention(editor: Editor, match: Match) -> Replacement:
-    return _replaced(editor, match.bound["found"], call_of(match.bound["found"].plan.words()))
-
-
-def replace_on_cuda(editor: Editor, match: Match) -> Replacement:
     found: Found = match.bound["found"]
-    program, mask = program_of(found.plan), [found.mask] if found.mask is not None else []
-    read = (found.query, found.key, found.value, *mask)
-    editor.needs(generated(program, tuple(node.meta["val"].dtype for node in read)))
-    return _replaced(editor, found, call_on_cuda(found.plan, program))
-
-
-def _replaced(editor: Editor, found: Found, bound: Callable[..., Any]) -> Replacement:
     load()
     words = found.plan.words()
     masks = [found.mask] if found.mask is not None else []
     called = editor.call(torch.ops.fxopt.attention.default, found.query, found.key, found.value, masks, words)
+    bound = _generated(editor, found) if match.on_cuda else call_of(words)
     called.meta |= {"bound": bound, "axes": list(_axes(found.plan))}
     merged = found.merged
     result = editor.call(operator.getitem, called, 0)
@@ -54,6 +45,14 @@ def _replaced(editor: Editor, found: Found, bound: Callable[..., Any]) -> Replac
             raise Rejected(f"its result is {list(new.meta['val'].shape)}, not {list(old.meta['val'].shape)}")
     what = f"{merged.node.name}: attention of {_heads(found)} as one operator"
     return Replacement(values, what, "heads are split and merged by strides; scores stay in the cache")
+
+
+def _generated(editor: Editor, found: Found) -> Callable[..., Any]:
+    """The call on a GPU."""
+    program, mask = program_of(found.plan), [found.mask] if found.mask is not None else []
+    read = (found.query, found.key, found.value, *mask)
+    editor.needs(generated(program, tuple(node.meta["val"].dtype for node in read)))
+    return call_on_cuda(found.plan, program)
 
 
 def _axes(plan: Plan) -> Iterator[tuple[list[int | None], list[int]]]:
@@ -83,14 +82,8 @@ REWRITE = Rewrite(
     "attention",
     find_attention,
     replace_attention,
-    measured=True,
+    policy=MEASURED,
+    on_cuda=PROVEN,
+    former=("gpu_attention",),
     why="while stacked, split and transposed heads are still there to be read, before they become calls of their own",
-)
-ON_CUDA = Rewrite(
-    "gpu_attention",
-    find_on_cuda,
-    replace_on_cuda,
-    why="as attention",
-    measured=True,
-    proof=True,
 )

@@ -13,6 +13,7 @@ from fxopt.patterns.core import Match
 from fxopt.patterns.linear_layers import Layer
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import PROVEN
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of
 
@@ -51,7 +52,6 @@ REWRITE = Rewrite(
     "gpu_batched_linears",
     find_batched_linears,
     replace_linears,
-    measured=True,
-    proof=True,
+    policy=PROVEN,
     why="after gpu_chains, which takes the narrow ones in one launch and copies no weights",
 )

@@ -10,6 +10,7 @@ from fxopt.patterns.branches import BESIDE, SIDE, find_branches, launches
 from fxopt.patterns.core import Match
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import Policy
 from fxopt.rewrites.framework.regions import Region
 from fxopt.shape.aliases import Aliases
 
@@ -39,9 +40,7 @@ REWRITE = Rewrite(
     "branches",
     find_branches,
     replace_branch,
-    measured=True,
-    proof=True,
-    everywhere=True,
+    policy=Policy(measured=True, proof=True, everywhere=True),
     why="last: nothing that looks for neighbours comes after it",
     when=lambda config: config.lower != "inductor",  # islands are cut out of the graph afterwards
 )

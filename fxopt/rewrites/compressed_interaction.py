@@ -15,6 +15,7 @@ from fxopt.patterns.core import Match
 from fxopt.rewrites.contractions import arranged, like
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import MEASURED
 
 aten = torch.ops.aten
 
@@ -40,5 +41,5 @@ REWRITE = Rewrite(
     find_compressed_interactions,
     replace_compressed,
     why="in front of the contractions, which know GEMMs alone",
-    measured=True,
+    policy=MEASURED,
 )

@@ -17,6 +17,7 @@ from fxopt.patterns.core import Match
 from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework.policy import MEASURED
 from fxopt.rewrites.row_formats import Rows, Use, rows_of, told
 
 _WHY = "asked for by Config; its error is checked against eager"
@@ -79,7 +80,7 @@ LINEARS = Rewrite(
     find_wide_linears,
     replace_linear,
     why="before linears are joined; only where it was asked for",
-    measured=True,
+    policy=MEASURED,
     when=lambda config: config.lossy,
 )
 TABLES = Rewrite(

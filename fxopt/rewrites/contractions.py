@@ -21,6 +21,7 @@ from fxopt.patterns.core import Match
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.direct import as_function
 from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework.policy import MEASURED
 from fxopt.rewrites.framework.regions import COMPUTES, calls_of
 from fxopt.rewrites.packed import bytes_of_row, calling
 from fxopt.rewrites.views import made
@@ -174,5 +175,5 @@ CONTRACTIONS = Rewrite(
     find_contractions,
     replace_contraction,
     why="behind the linears in disguise, before the columns: batched GEMMs read the fields themselves",
-    measured=True,
+    policy=MEASURED,
 )

@@ -9,6 +9,7 @@ from fxopt.patterns.core import Match
 from fxopt.rewrites.contractions import like
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import MEASURED
 from fxopt.shape.sizes import shape_of
 from fxopt.shape.strides import Layout, Strides
 
@@ -39,5 +40,5 @@ REWRITE = Rewrite(
     find_convolutions,
     replace_convolutions,
     why="behind the interactions that are spelled as convolutions, before the linears are looked for",
-    measured=True,
+    policy=MEASURED,
 )

@@ -9,6 +9,7 @@ from fxopt.patterns.core import Match
 from fxopt.patterns.cross_layers import find_cross_layers
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import PROVEN
 from fxopt.shape.sizes import shape_of
 
 aten = torch.ops.aten
@@ -31,7 +32,6 @@ REWRITE = Rewrite(
     "gpu_crosses",
     find_cross_layers,
     replace_cross,
-    measured=True,
-    proof=True,
+    policy=PROVEN,
     why="after gpu_linears, whose layers it takes; before gpu_chains, which would take them first",
 )

@@ -15,6 +15,7 @@ from fxopt.patterns.interactions.dot_rows import find_gathered, find_rows
 from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework.policy import PROVEN
 from fxopt.shape.sizes import shape_of, static
 
 
@@ -62,15 +63,13 @@ OF_FLOATS = Rewrite(
     "gpu_dots_of_floats",
     functools.partial(find_rows, dtypes=(torch.float32,)),
     replace_row,
-    measured=True,
-    proof=True,
+    policy=PROVEN,
     why="the same on CUDA cores, whose rate a product in TF32 may beat",
 )
 GATHERED = Rewrite(
     "gpu_gathered_dots",
     find_gathered,
     replace_gathered,
-    measured=True,
-    proof=True,
+    policy=PROVEN,
     why="after gpu_dots, which it has to beat, and gpu_linears, which says how wide its rows are",
 )

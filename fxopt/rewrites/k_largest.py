@@ -10,6 +10,7 @@ from fxopt.patterns.k_largest import find_k_largest
 from fxopt.rewrites.contractions import like
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import MEASURED
 from fxopt.rewrites.views import made
 from fxopt.shape.sizes import product, shape_of
 from fxopt.shape.view_steps import Reshape
@@ -37,5 +38,5 @@ REWRITE = Rewrite(
     find_k_largest,
     replace_k_largest,
     why="before pointwise chains are fused, which may end in what is taken of the largest alone",
-    measured=True,
+    policy=MEASURED,
 )

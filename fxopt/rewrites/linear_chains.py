@@ -20,6 +20,7 @@ from fxopt.patterns.core import Match
 from fxopt.patterns.linear_chains import Chain, find_chains
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import MEASURED, PROVEN
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of
 
@@ -80,21 +81,19 @@ REWRITE = Rewrite(
     find_chains,
     replace_chain,
     why="after what makes linear layers and joins parallel ones; before pointwise, which would take the activations",
-    measured=True,
+    policy=MEASURED,
 )
 OF_NARROW_LAYERS = Rewrite(
     "gpu_chains",
     functools.partial(find_chains, cut=NARROW),
     replace_narrow,
-    measured=True,
-    proof=True,
+    policy=PROVEN,
     why="after gpu_linears, whose layers it has to beat",
 )
 FOR_FEW_ROWS = Rewrite(
     "gpu_few_rows",
     functools.partial(find_chains, cut=FEW_ROWS),
     replace_for_few_rows,
-    measured=True,
-    proof=True,
+    policy=PROVEN,
     why="after gpu_linears and gpu_chains, which it has to beat",
 )

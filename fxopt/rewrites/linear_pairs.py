@@ -10,6 +10,7 @@ from fxopt.patterns.core import Match
 from fxopt.patterns.linear_pairs import find_pairs
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import MEASURED
 
 aten = torch.ops.aten
 
@@ -35,5 +36,5 @@ REWRITE = Rewrite(
     find_pairs,
     replace_pair,
     why="when every linear is spelled as one, and before they become chains",
-    measured=True,
+    policy=MEASURED,
 )

@@ -21,6 +21,7 @@ from fxopt.patterns.lookup_products import Products, find_lookup_products
 from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework.policy import MEASURED
 from fxopt.shape.sizes import shape_of, static
 
 aten = torch.ops.aten
@@ -101,6 +102,6 @@ REWRITE = Rewrite(
     "lookup_products",
     find_lookup_products,
     replace_products,
-    measured=True,
+    policy=MEASURED,
     why="behind the columns, whose plans say which rows are multiplied",
 )

@@ -13,6 +13,7 @@ from fxopt.patterns.interactions.attention import Affine, find_attention
 from fxopt.rewrites.dot_interaction import joined
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import MEASURED
 from fxopt.shape.sizes import shape_of, static
 
 aten = torch.ops.aten
@@ -50,5 +51,5 @@ REWRITE = Rewrite(
     find_attention,
     replace_attention,
     why="before the columns, which would look up both sides of each pair",
-    measured=True,
+    policy=MEASURED,
 )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
@@ -13,27 +12,22 @@ from fxopt.kernels.pointwise.encode import text
 from fxopt.kernels.pointwise.op import call, load
 from fxopt.kernels.pointwise.plan import Plan
 from fxopt.patterns.core import Match
-from fxopt.patterns.pointwise.find import find_crosses, find_crosses_on_cuda, find_on_cuda, find_pointwise
+from fxopt.patterns.pointwise.find import find_crosses, find_pointwise
 from fxopt.patterns.pointwise.fused import Fused
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import MEASURED, PROVEN
 
 
 def replace_pointwise(editor: Editor, match: Match) -> Replacement:
-    return _replaced(editor, match, call, "over blocks of rows")
-
-
-def replace_on_cuda(editor: Editor, match: Match) -> Replacement:
-    fused: Fused = match.bound["fused"]
-    editor.needs(generated(text(fused.plan), tuple(node.meta["val"].dtype for node in fused.inputs)))
-    return _replaced(editor, match, pointwise_on_cuda, "in a kernel of their own")
-
-
-def _replaced(editor: Editor, match: Match, bound: Callable[..., Any], where: str) -> Replacement:
     fused: Fused = match.bound["fused"]
     editor.hoist_for(fused.inputs, match.bound["aliases"])
     load()
     node = editor.call(torch.ops.fxopt.pointwise.default, list(fused.inputs), text(fused.plan))
+    bound, where = call, "over blocks of rows"
+    if match.on_cuda:
+        bound, where = pointwise_on_cuda, "in a kernel of their own"
+        editor.needs(generated(text(fused.plan), tuple(node.meta["val"].dtype for node in fused.inputs)))
     node.meta |= {"bound": bound, "axes": list(_axes(fused.plan))}
     values = {output: editor.call(operator.getitem, node, at) for at, output in enumerate(fused.outputs)}
     what = f"{len(fused.members)} operators as one, {len(fused.plan.steps)} steps {where}"
@@ -51,29 +45,18 @@ CROSSES = Rewrite(
     "crosses",
     find_crosses,
     replace_pointwise,
-    why="before the linear layers, which would take the products with a single column out of their chain",
-    measured=True,
+    why="before the linear layers and gpu_crosses, which would take products and layers out of their chain",
+    policy=MEASURED,
+    on_cuda=PROVEN,
+    former=("gpu_cross_networks",),
 )
 REWRITE = Rewrite(
     "pointwise",
     find_pointwise,
     replace_pointwise,
-    why="after the dense passes: it takes what they have left; before row_chunks, which hides what it cuts",
-    measured=True,
-)
-CROSSES_ON_CUDA = Rewrite(
-    "gpu_cross_networks",
-    find_crosses_on_cuda,
-    replace_on_cuda,
-    why="as crosses; before gpu_crosses, which would take the layers one by one",
-    measured=True,
-    proof=True,
-)
-ON_CUDA = Rewrite(
-    "gpu_pointwise",
-    find_on_cuda,
-    replace_on_cuda,
-    why="after the linear layers, which compute activations themselves; before branches, which hides what it cuts",
-    measured=True,
-    proof=True,
+    why="after the dense passes, which compute activations themselves; before row_chunks and branches, which hide what "
+    "they cut",
+    policy=MEASURED,
+    on_cuda=PROVEN,
+    former=("gpu_pointwise",),
 )

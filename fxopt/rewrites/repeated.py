@@ -10,11 +10,12 @@ import torch
 from torch.fx import Node
 
 from fxopt.patterns.core import Match
-from fxopt.patterns.repeated.search import Collector, Run, find_lookups_on_cuda, find_on_cuda, find_repeated, freed
+from fxopt.patterns.repeated.search import Collector, Run, find_lookups_on_cuda, find_repeated, freed
 from fxopt.patterns.repeated.trees import leaves_of
 from fxopt.rewrites.batched import moved
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework.policy import PROVEN
 from fxopt.rewrites.packed import Packer
 from fxopt.shape.strides import lies_alike
 
@@ -24,14 +25,11 @@ _WHY = "the same computation on slices, lookups or weights of its own"
 
 def replace_repeated(editor: Editor, match: Match) -> Replacement:
     packer, value, before, what = _packed(editor, match)
-    call = packer.called(value, match.anchor, match.bound["rowwise"], before)
+    if match.on_cuda:  # rows are not computed a few at a time there, so other passes see the calls
+        call = packer.inlined(value)
+    else:
+        call = packer.called(value, match.anchor, match.bound["rowwise"], before)
     return Replacement({match.anchor: call}, what, _WHY)
-
-
-def replace_on_cuda(editor: Editor, match: Match) -> Replacement:
-    """Rows are not computed a few at a time there, so other passes see the calls."""
-    packer, value, _, what = _packed(editor, match)
-    return Replacement({match.anchor: packer.inlined(value)}, what, _WHY)
 
 
 def _packed(editor: Editor, match: Match) -> tuple[Packer, Node, int, str]:
@@ -85,19 +83,13 @@ REWRITE = Rewrite(
     "repeated",
     find_repeated,
     replace_repeated,
+    on_cuda=PROVEN,
+    former=("gpu_repeated",),
     why="before the columns, which then write straight into what the lanes read",
-)
-ON_CUDA = Rewrite(
-    "gpu_repeated",
-    find_on_cuda,
-    replace_on_cuda,
-    why="as repeated",
-    measured=True,
-    proof=True,
 )
 LOOKUPS_ON_CUDA = Rewrite(
     "gpu_repeated_lookups",
     find_lookups_on_cuda,
-    replace_on_cuda,
+    replace_repeated,
     why="as repeated; a trial would time each lookup by itself, and one call of the columns does them all",
 )

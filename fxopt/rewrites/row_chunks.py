@@ -15,6 +15,7 @@ from fxopt.patterns.row_chunks import RowRegion, find_row_chunks
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.direct import as_function
 from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import Policy
 from fxopt.rewrites.framework.regions import COMPUTES, Region, calls_of, module_of
 
 ROWS = 256
@@ -44,6 +45,5 @@ REWRITE = Rewrite(
     find_row_chunks,
     replace_rows,
     why="last: nothing looks inside afterwards",
-    measured=True,
-    rows=(1024, 4096),
+    policy=Policy(measured=True, rows=(1024, 4096)),
 )

@@ -16,6 +16,7 @@ from fxopt.patterns.towers.regions import Region, find_towers
 from fxopt.patterns.towers.steps import InputStep, LinearStep, MixtureStep, ProductStep, Run, Steps
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework.policy import MEASURED
 from fxopt.shape.sizes import shape_of, static
 from fxopt.shape.strides import lies_alike
 
@@ -162,5 +163,5 @@ REWRITE = Rewrite(
     find_towers,
     replace_towers,
     why="before the repeated lanes, which would pack the same layers; before chains, which it takes where they branch",
-    measured=True,
+    policy=MEASURED,
 )

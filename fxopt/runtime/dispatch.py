@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +25,7 @@ from fxopt.runtime.entry import Entry, Tensors, entry_of, stored_by
 from fxopt.runtime.executable import Compile, run_eagerly
 from fxopt.runtime.moment import Moment, NotNow
 from fxopt.runtime.signature import Signature, unsupported
-from fxopt.runtime.traced import capturing, standing_alone
+from fxopt.runtime.traced import UnderDynamo
 from fxopt.runtime.undo import TooMuch
 from fxopt.runtime.watch import Watch
 from fxopt.shape.conditions import OtherSizes
@@ -51,8 +50,7 @@ class Dispatcher:
         entries: the signatures seen, replaced as a whole when one is added.
         refused: why calls ran eagerly without an entry, and how that reads in the report.
         sharded: serves all calls while a submodule communicates with other processes.
-        code: of the drop-in's forward, by which a trace of it alone is known.
-        alone, beside_dynamo: itself, hidden from Dynamo once that traces the model alone (:func:`.traced.passes_by`).
+        dynamo: what Dynamo has to do with this model.
         quiet: whether nobody is warned where the model stays eager; else the first reason is, once.
     """
 
@@ -62,10 +60,7 @@ class Dispatcher:
         self.config = config
         self.entries: tuple[Entry, ...] = ()
         self.refused: dict[str, Findings] = {}
-        self.captured, self.stands_alone = capturing(self), standing_alone(self)
-        self.code: CodeType | None = None
-        self.alone = False
-        self.beside_dynamo: Callable[..., Any] = self
+        self.dynamo = UnderDynamo(self)
         self.sharded: ShardedCalls | None = None
         self._silent: list[tuple[int, bool]] = []  # the modules, when none of them communicated
         self.quiet = False

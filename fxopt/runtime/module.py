@@ -77,7 +77,7 @@ def optimized(model: nn.Module, compile: Compile, config: Config = _DEFAULT) -> 
         return twin
     new: Any = object.__new__(_subclass(type(model)))
     dispatcher = Dispatcher(model, compile, config)
-    dispatcher.code = type(new).forward.__code__
+    dispatcher.dynamo.code = type(new).forward.__code__
     object.__setattr__(new, "__dict__", model.__dict__)
     object.__setattr__(new, "_fxopt", dispatcher)
     return new
@@ -107,7 +107,7 @@ def _subclass(cls: type[nn.Module]) -> type:
         if is_compiling():  # Dynamo knows partials
             forward = functools.partial(cls.forward, self)
             if passes_by(self._fxopt, args, kwargs):
-                return self._fxopt.beside_dynamo(forward, args, kwargs)
+                return self._fxopt.dynamo.call(forward, args, kwargs)
             return while_compiling(self._fxopt, forward, args, kwargs)
         eager = types.MethodType(cls.forward, self)
         own = getattr(self, "_fxopt", None)  # none of a replica that was made without __init__ (nn.DataParallel)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,16 +46,37 @@ def traced_forward(dispatcher: Dispatcher, eager: Callable[..., Any], args: tupl
     return eager(*args, **kwargs)
 
 
-def capturing(dispatcher: Dispatcher) -> Callable[..., None]:
-    """``captured(names, *leaves)``: captures what is about to be traced. Dynamo runs it on the real tensors, which
-    lie among the arguments themselves; without a capture of such inputs it would trace the original forward."""
+class UnderDynamo:
+    """What Dynamo runs of a dispatcher while it traces, and what is known since.
 
-    def captured(names: tuple[str, ...], *leaves: Any) -> None:
-        count = len(leaves) - len(names)
-        with suppress(Exception), tracing(None), no_dispatch_modes():  # what eager raises, it raises itself
-            dispatcher.prepare(leaves[:count], dict(zip(names, leaves[count:], strict=True)))
+    Attributes:
+        code: of the drop-in's forward, by which a trace of it alone is known.
+        alone: whether Dynamo has traced the model with nothing around it.
+        call: the dispatcher, hidden from Dynamo from then on.
+        captured: ``captured(names, *leaves)`` captures what is about to be traced. Dynamo runs it on the real tensors,
+            which lie among the arguments themselves; without a capture it would trace the original forward.
+        stands_alone: ``stands_alone()`` tells whether the present trace is of the model alone.
+    """
 
-    return torch.compiler.assume_constant_result(captured)
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.code: CodeType | None = None
+        self.alone = False
+        self.call: Callable[..., Any] = dispatcher
+
+        def captured(names: tuple[str, ...], *leaves: Any) -> None:
+            count = len(leaves) - len(names)
+            with suppress(Exception), tracing(None), no_dispatch_modes():  # what eager raises, it raises itself
+                dispatcher.prepare(leaves[:count], dict(zip(names, leaves[count:], strict=True)))
+
+        def stands_alone() -> bool:
+            captured = any(entry.executable is not None for entry in dispatcher.entries)
+            if not captured or self.code is None or not traces_alone(self.code):
+                return False
+            self.alone, self.call = True, torch.compiler.disable(dispatcher.__call__)
+            return True
+
+        self.captured = torch.compiler.assume_constant_result(captured)
+        self.stands_alone = torch.compiler.assume_constant_result(stands_alone)
 
 
 def passes_by(dispatcher: Dispatcher, args: tuple, kwargs: dict) -> bool:
@@ -66,25 +88,13 @@ def passes_by(dispatcher: Dispatcher, args: tuple, kwargs: dict) -> bool:
     if not torch.compiler.is_dynamo_compiling() or is_exporting():
         return False
     _capture(dispatcher, args, kwargs)
-    return dispatcher.stands_alone() and dispatcher.alone  # a guard: the trace is for no model that was not looked at
-
-
-def standing_alone(dispatcher: Dispatcher) -> Callable[[], bool]:
-    """``stands_alone()``: Dynamo runs it while it traces."""
-
-    def stands_alone() -> bool:
-        captured = any(entry.executable is not None for entry in dispatcher.entries)
-        if not captured or dispatcher.code is None or not traces_alone(dispatcher.code):
-            return False
-        dispatcher.alone, dispatcher.beside_dynamo = True, torch.compiler.disable(dispatcher.__call__)
-        return True
-
-    return torch.compiler.assume_constant_result(stands_alone)
+    dynamo = dispatcher.dynamo
+    return dynamo.stands_alone() and dynamo.alone  # a guard: the trace is for no model that was not looked at
 
 
 def _capture(dispatcher: Dispatcher, args: tuple, kwargs: dict) -> None:
     if _all_leaves(args) and _all_leaves(kwargs.values()):
-        dispatcher.captured(tuple(kwargs), *args, *kwargs.values())
+        dispatcher.dynamo.captured(tuple(kwargs), *args, *kwargs.values())
 
 
 def _all_leaves(values: Iterable[Any]) -> bool:

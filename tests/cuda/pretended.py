@@ -87,8 +87,7 @@ def rewritten(graph: GraphModule, config: Config = Config()) -> tuple[GraphModul
     pretend(module)
     normalize(module, True)
     with constants_on_cuda():
-        asked = [each for each in passes(config) if each.name not in config.disable]
-        findings = [apply(each, module, Fuel(), True, None, config) for each in asked]
+        findings = [apply(each, module, Fuel(), True, None, config) for each in passes(config)]
     normalize(module, True)
     return module, findings
 

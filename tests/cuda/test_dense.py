@@ -14,12 +14,13 @@ from fxopt.kernels.pointwise.encode import plan_of
 from fxopt.rewrites import attention, pointwise, repeated
 from fxopt.rewrites.attention_program import program_of
 from fxopt.rewrites.framework.editor import Rejected
+from fxopt.rewrites.framework.policy import PROVEN
 from tests.cuda.generated import Kernels, key_of
 from tests.cuda.on_a_gpu import names_of, rewritten
 from tests.cuda.pretended import constants_on_cuda, traced
 
 PAIRS = [(i, j) for i in range(5) for j in range(i)]
-PASSES = (attention.ON_CUDA, repeated.ON_CUDA, repeated.LOOKUPS_ON_CUDA, pointwise.CROSSES_ON_CUDA, pointwise.ON_CUDA)
+PASSES = (attention.REWRITE, repeated.REWRITE, repeated.LOOKUPS_ON_CUDA, pointwise.CROSSES, pointwise.REWRITE)
 
 
 def bilinear(x, *weights):
@@ -59,11 +60,11 @@ def beside_a_number(x):
 @pytest.mark.parametrize(
     ("function", "shapes", "found", "count"),
     [
-        (bilinear, [(7, 5, 4), *[(4, 4)] * 10], "gpu_repeated", "fxopt.pointwise"),
-        (crossed, [(7, 3), *[(1, 6)] * 3], "gpu_cross_networks", "fxopt.pointwise"),
-        (mixed, [(7, 2, 3), (7, 3, 4)], "gpu_pointwise", "fxopt.pointwise"),
-        (heads, [(7, 5, 8), *[(8, 8)] * 3], "gpu_attention", "fxopt.attention"),
-        (beside_a_number, [(7, 6)], "gpu_pointwise", "fxopt.pointwise"),
+        (bilinear, [(7, 5, 4), *[(4, 4)] * 10], "repeated", "fxopt.pointwise"),
+        (crossed, [(7, 3), *[(1, 6)] * 3], "crosses", "fxopt.pointwise"),
+        (mixed, [(7, 2, 3), (7, 3, 4)], "pointwise", "fxopt.pointwise"),
+        (heads, [(7, 5, 8), *[(8, 8)] * 3], "attention", "fxopt.attention"),
+        (beside_a_number, [(7, 6)], "pointwise", "fxopt.pointwise"),
     ],
 )
 def test_what_is_found_gives_eagers_numbers(function, shapes, found, count):
@@ -84,12 +85,12 @@ def test_lookups_of_pieces_are_not_timed_one_by_one():
     module = traced(field_aware, inputs)
     with constants_on_cuda():
         ran = {each.name: each for each in rewritten(module, *PASSES)}
-    assert ran["gpu_repeated_lookups"].changes and not ran["gpu_repeated"].changes
+    assert ran["gpu_repeated_lookups"].changes and not ran["repeated"].changes
     torch.testing.assert_close(module(*inputs), field_aware(*inputs))
 
 
 def test_all_but_lookups_need_proof():
-    assert {each.name for each in PASSES if not each.proof} == {"gpu_repeated_lookups"}
+    assert {each.name for each in PASSES if each.on_cuda is not PROVEN} == {"gpu_repeated_lookups"}
 
 
 def of_heads(masking: int = p.NO_MASK, weights: bool = False, safe: bool = False) -> Plan:

@@ -12,6 +12,7 @@ from fxopt.kernels.field_index import op as field_index
 from fxopt.kernels.interactions.cuda.dot_rows import KERNEL, gpu_dots, load, parameters, reference
 from fxopt.rewrites import dot_rows
 from fxopt.rewrites import linear_layers as linears_pass
+from fxopt.rewrites.framework.policy import PROVEN
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.planted import awake, planted, run
 from tests.cuda.shim_library import ShimError, compile_shim
@@ -169,7 +170,7 @@ def test_floats_are_for_a_pass_that_times_them_and_are_not_padded():
     gram, (_, i, j) = pairs.args
     pairs.target, pairs.args = torch.ops.fxopt.pair_select.default, (gram, i, j)
     halves, floats, _ = rewritten(module, dot_rows.REWRITE, dot_rows.OF_FLOATS, linears_pass.REWRITE)
-    assert not halves.changes and len(floats.changes) == 1 and dot_rows.OF_FLOATS.proof
+    assert not halves.changes and len(floats.changes) == 1 and dot_rows.OF_FLOATS.policy is PROVEN
     assert [n for n in names_of(module) if "gpu" in n or "pad" in n] == ["fxopt.gpu_dots", "fxopt.gpu_linear"]
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxopt import Config, optimize
-from fxopt.rewrites import PASSES
+from fxopt.rewrites import PASSES, passes
 from tests.rewrites import attention, jagged, pointwise, products
 
 
@@ -286,9 +286,7 @@ ELSEWHERE = {
     "branches",
     "compressed_linears",
     "compressed_tables",
-    "gpu_attention",
     "gpu_chains",
-    "gpu_cross_networks",
     "gpu_crosses",
     "gpu_dots",
     "gpu_dots_of_floats",
@@ -296,10 +294,7 @@ ELSEWHERE = {
     "gpu_gathered_dots",
     "gpu_batched_linears",
     "gpu_linears",
-    "gpu_pointwise",
-    "gpu_repeated",
     "gpu_repeated_lookups",
-    "gpu_target_attention",
     "lookup_products",
     "row_chunks",
     "table_batched",
@@ -324,6 +319,15 @@ def applied(model: nn.Module, name: str) -> int:
 def test_every_pass_has_its_example() -> None:
     assert {rewrite.name for rewrite in PASSES} == set(CATALOGUE) | ELSEWHERE
     assert all(rewrite.why for rewrite in PASSES), "the reason for its place in the order"
+
+
+def test_a_pass_has_one_name_and_can_be_left_out_under_each_that_it_had() -> None:
+    names = [name for rewrite in PASSES for name in rewrite.names]
+    assert len(set(names)) == len(names)
+    for old in ("gpu_attention", "gpu_cross_networks", "gpu_pointwise", "gpu_repeated", "gpu_target_attention"):
+        asked = passes(Config(disable=(old,)))
+        (left_out,) = {rewrite.name for rewrite in passes(Config())} - {rewrite.name for rewrite in asked}
+        assert left_out in CATALOGUE
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

@@ -74,11 +74,11 @@ def test_floats_leave_a_hole() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool])
-def test_complement(dtype: torch.dtype) -> None:
+def test_what_is_left_of_a_dtype(dtype: torch.dtype) -> None:
     everything = Values.of_dtype(dtype)
-    assert Values().complement(dtype) == everything
-    assert not everything.complement(dtype)
-    assert 1 not in Values.only(1).complement(dtype) and 0 in Values.only(1).complement(dtype)
+    assert everything.without(Values()) == everything
+    assert not everything.without(everything)
+    assert 1 not in everything.without(Values.only(1)) and 0 in everything.without(Values.only(1))
 
 
 EXTREMES = [

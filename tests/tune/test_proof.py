@@ -11,12 +11,13 @@ from torch import nn
 import fxopt
 from fxopt.config import Config
 from fxopt.rewrites import PASSES, linear_chains
+from fxopt.rewrites.framework.policy import PROVEN
 from fxopt.tune.tuner import EFFORTS, Tuner, Verdict
 
 
 def changes(monkeypatch: pytest.MonkeyPatch, verdict: Verdict, tune: str = "full") -> int:
     """How often linear_chains is applied, would it need proof and were this what is timed."""
-    passes = tuple(replace(each, proof=True) if each is linear_chains.REWRITE else each for each in PASSES)
+    passes = tuple(replace(each, policy=PROVEN) if each is linear_chains.REWRITE else each for each in PASSES)
     monkeypatch.setattr("fxopt.rewrites.PASSES", passes)
     monkeypatch.setattr(Tuner, "verdict", lambda self, site: verdict)
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))

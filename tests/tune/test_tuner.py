@@ -20,6 +20,7 @@ from fxopt.normalize import normalize
 from fxopt.patterns.core import Match, Reject
 from fxopt.rewrites.framework.core import Fuel, Replacement, Rewrite, apply
 from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import MEASURED
 from fxopt.runtime import dispatcher_of
 from fxopt.tune import tuner as tuner_module
 from fxopt.tune.memory import Memory
@@ -66,7 +67,7 @@ def rewritten(ratios: dict[int, float], folder: Path) -> tuple[GraphModule, Any,
     module = capture(Norm(), (torch.randn(5, 4), torch.randn(4))).graph
     normalize(module)
     tuner = FixedTimes(ratios, folder / "t.json")
-    findings = apply(Rewrite("clamps", relus, as_clamp, "", measured=True), module, Fuel(), True, tuner)
+    findings = apply(Rewrite("clamps", relus, as_clamp, "", policy=MEASURED), module, Fuel(), True, tuner)
     module.recompile()
     return module, findings, tuner
 

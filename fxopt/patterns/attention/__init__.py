@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fxopt.patterns.attention.search import Found, find_attention, find_on_cuda
+from fxopt.patterns.attention.search import Found, find_attention
 
-__all__ = ["Found", "find_attention", "find_on_cuda"]
+__all__ = ["Found", "find_attention"]

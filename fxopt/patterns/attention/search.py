@@ -14,14 +14,14 @@ from fxopt.normalize import switches_gradients
 from fxopt.patterns.attention.merged import Groups, Merged, merged_of, readers, sizes_of
 from fxopt.patterns.attention.scores import PRODUCTS, Product, ordered, scores_of
 from fxopt.patterns.attention.strided import Factor, Strided, strided
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, devices
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
 from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_FLOATS = {"cpu": (torch.float32, torch.bfloat16, torch.float16), "cuda": (torch.float32,)}
 _ATTENTION = aten.scaled_dot_product_attention.default
 
 
@@ -48,26 +48,15 @@ class _NotFound(Exception):
 
 def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Matches bind `found` and what it reads."""
-    yield from _find(module, inference, "cpu", _FLOATS)
-
-
-def find_on_cuda(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """Those of float32 on GPUs, where no gradients are recorded."""
-    if inference:
-        yield from _find(module, inference, "cuda", (torch.float32,))
-
-
-def _find(
-    module: GraphModule, inference: bool, device: str, dtypes: tuple[torch.dtype, ...]
-) -> Iterator[Match | Reject]:
     if switches_gradients(module.graph):
         return
     aliases = analysed(module.graph, Aliases)
+    served = {device: _FLOATS[device] for device in devices(inference)}
     for node in module.graph.nodes:
         if node.target not in (aten.softmax.int, _ATTENTION):
             continue
         value = tensor_of(node)
-        if value is None or value.dtype not in dtypes or value.device.type != device:
+        if value is None or value.device.type not in served or value.dtype not in served[value.device.type]:
             continue
         try:
             found = (_of_softmax if node.target is aten.softmax.int else _of_operator)(node, inference)

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fxopt.normalize import switches_gradients
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, devices
 from fxopt.patterns.pointwise.fused import Fused
 from fxopt.patterns.pointwise.groups import Search
 from fxopt.patterns.pointwise.operators import PRODUCTS
@@ -21,37 +21,25 @@ _FEWEST = {"cpu": 3, "cuda": 2}  # operators: on the CPU a call costs as much as
 
 def find_crosses(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Groups with products of a single column among them, such as a whole cross network, in front of the layers."""
-    yield from _crosses(module, inference, "cpu")
-
-
-def find_crosses_on_cuda(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """These on GPUs, where no gradients are recorded."""
-    if inference:
-        yield from _crosses(module, inference, "cuda")
-
-
-def _crosses(module: GraphModule, inference: bool, device: str) -> Iterator[Match]:
-    for found in _groups(module.graph, _behind_layers(module.graph), inference, device):
+    for found in _groups(module.graph, _behind_layers(module.graph), inference):
         if isinstance(found, Match) and any(node.target in PRODUCTS for node in found.bound["nodes"]):
             yield found
 
 
 def find_pointwise(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """All groups."""
-    yield from _groups(module.graph, set(), inference, "cpu")
+    yield from _groups(module.graph, set(), inference)
 
 
-def find_on_cuda(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """All groups on GPUs, where no gradients are recorded."""
-    if inference:
-        yield from _groups(module.graph, set(), inference, "cuda")
-
-
-def _groups(graph: Graph, without: set[Node], inference: bool, device: str) -> Iterator[Match | Reject]:
+def _groups(graph: Graph, without: set[Node], inference: bool) -> Iterator[Match | Reject]:
     if switches_gradients(graph) and not inference:
         yield Reject("forward switches gradients on and off; optimized where they are off", next(iter(graph.nodes)))
         return
-    search = Search(graph, without, device)
+    for device in devices(inference):
+        yield from _on(device, Search(graph, without, device))
+
+
+def _on(device: str, search: Search) -> Iterator[Match | Reject]:
     for found in search.groups(_FEWEST[device]):
         if not isinstance(found, Fused):
             yield Reject(found[1], found[0])

@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fxopt.normalize import switches_gradients
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, devices
 from fxopt.patterns.repeated.lanes import FEWEST, NotPacked, Packing
 from fxopt.patterns.repeated.rowwise import is_rowwise, rows_of
 from fxopt.patterns.repeated.trees import Call, Lanes, Leaf, Tree, leaves_of, operands_of, reads_of
@@ -47,20 +47,18 @@ class Collector:
 
 
 def find_repeated(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """Matches bind the collector, its parts (a Run, or an operand that stays), and what will be read."""
-    yield from _find(module, "cpu")
+    """Matches bind the collector, its parts (a Run, or an operand that stays), and what will be read.
 
-
-def find_on_cuda(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """These on GPUs, where no gradients are recorded, but for those of :func:`find_lookups_on_cuda`."""
-    for found in _find(module, "cuda") if inference else ():
-        if isinstance(found, Reject) or not _looks_up_pieces(found):
+    Those of :func:`find_lookups_on_cuda` are left out.
+    """
+    for found in _find(module, devices(inference)):
+        if isinstance(found, Reject) or not (found.on_cuda and _looks_up_pieces(found)):
             yield found
 
 
 def find_lookups_on_cuda(module: GraphModule, inference: bool) -> Iterator[Match]:
     """Those on GPUs whose lanes are cut from lookups, which becomes lookups of ids that are cut out."""
-    for found in _find(module, "cuda") if inference else ():
+    for found in _find(module, ("cuda",)) if inference else ():
         if isinstance(found, Match) and _looks_up_pieces(found):
             yield found
 
@@ -70,16 +68,16 @@ def _looks_up_pieces(match: Match) -> bool:
     return any(isinstance(leaf, Leaf) and leaf.pool.kind == "looked up" for leaf in leaves)
 
 
-def _find(module: GraphModule, device: str) -> Iterator[Match | Reject]:
+def _find(module: GraphModule, devices: tuple[str, ...]) -> Iterator[Match | Reject]:
     if switches_gradients(module.graph):
         return
     packing = Packing(analysed(module.graph, Aliases))
     for node in module.graph.nodes:
         collector = _collector(node)
-        if collector is None or node.meta["val"].device.type != device:
+        if collector is None or node.meta["val"].device.type not in devices:
             continue
         try:
-            parts = list(_parts(collector, packing, whole=device == "cuda"))
+            parts = list(_parts(collector, packing, whole=node.meta["val"].is_cuda))
         except NotPacked as error:
             yield Reject(str(error), error.node)
             continue

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fxopt.patterns.target_attention.search import Found, Source, find_on_cuda, find_target_attention
+from fxopt.patterns.target_attention.search import Found, Source, find_target_attention
 
-__all__ = ["Found", "Source", "find_on_cuda", "find_target_attention"]
+__all__ = ["Found", "Source", "find_target_attention"]

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from fxopt.kernels.target_attention.plan import MOST_POSITIONS_ON_CUDA, MOST_WIDTH_ON_CUDA, Plan
 from fxopt.normalize import switches_gradients
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, devices
 from fxopt.patterns.target_attention.layers import Layers, Value, allocated
 from fxopt.patterns.target_attention.layout import Layout, Sizes, viewed
 from fxopt.patterns.target_attention.tail import Tail
@@ -46,19 +46,23 @@ class Found:
 
 
 def find_target_attention(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """On the CPU; matches bind `found` and what it reads."""
-    yield from _search(module, "cpu")
-
-
-def find_on_cuda(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """On CUDA, without gradients, of layers and values that its kernel serves; matches as on the CPU."""
-    for each in _search(module, "cuda") if inference else ():
-        if isinstance(each, Match) and (why := _too_large(each.bound["found"])):
-            each = Reject(why, each.anchor)
-        yield each
+    """Matches bind `found` and what it reads."""
+    if switches_gradients(module.graph):
+        return
+    aliases = analysed(module.graph, Aliases)
+    for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
+        cat = _concatenation(node)
+        if cat is None or cat.meta["val"].device.type not in devices(inference):
+            continue
+        found = _Search(node, cat, aliases).run()
+        if isinstance(found, Match) and found.on_cuda and (why := _too_large(found.bound["found"])):
+            found = Reject(why, found.anchor)
+        if found is not None:
+            yield found
 
 
 def _too_large(found: Found) -> str:
+    """For the kernel on a GPU."""
     plan = found.plan
     weights = [found.params[number] for number in (plan.weight, *(weight for weight, _ in plan.layers))]
     widest = max([static(shape_of(weight)[0]) or 0 for weight in weights] + [found.width])
@@ -69,19 +73,7 @@ def _too_large(found: Found) -> str:
     return ""
 
 
-def _search(module: GraphModule, device: str) -> Iterator[Match | Reject]:
-    if switches_gradients(module.graph):
-        return
-    aliases = analysed(module.graph, Aliases)
-    for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
-        cat = _concatenation(node, device)
-        if cat is not None:
-            found = _Search(node, cat, aliases).run()
-            if found is not None:
-                yield found
-
-
-def _concatenation(linear: Node, device: str) -> Node | None:
+def _concatenation(linear: Node) -> Node | None:
     """The cat [B, T, K] that a linear reads, maybe as [B * T, K]."""
     cat = linear.args[0]
     while isinstance(cat, Node) and cat.target in (aten.view.default, aten.reshape.default, aten.flatten.using_ints):
@@ -94,8 +86,7 @@ def _concatenation(linear: Node, device: str) -> Node | None:
     operands = cat.args[0]
     shapes = [shape_of(operand) for operand in operands]  # type: ignore[union-attr, arg-type]
     alike = all(len(sizes) == 3 and static(sizes[2]) is not None for sizes in shapes)
-    value = cat.meta["val"]
-    return cat if alike and value.dtype in _FLOATS and value.device.type == device else None
+    return cat if alike and cat.meta["val"].dtype in _FLOATS else None
 
 
 class _Search:

@@ -23,6 +23,7 @@ from fxopt.patterns.core import Match, Reject, place_of
 from fxopt.rewrites.framework.editor import Editor, Rejected, as_captured, learn, no_new_guards
 from fxopt.rewrites.framework.gradient_modes import stay_on_one_side
 from fxopt.rewrites.framework.gradient_paths import GradientPaths
+from fxopt.rewrites.framework.policy import ALWAYS, Policy
 from fxopt.rewrites.framework.regions import before
 from fxopt.rewrites.framework.trial import Trial
 from fxopt.shape.aliases import has_effects
@@ -56,10 +57,9 @@ class Rewrite:
     find: yields Match and Reject for a graph module; `inference` tells whether gradients are off.
     replace: builds the replacement of one match through an Editor; raises Rejected where it does not hold.
     why: the reason for its place in the order of passes.
-    measured: timed on this machine, and left out at the batch sizes where it loses; applied where no time was left.
-    rows: batch sizes to time it at, where the usual ones would say nothing.
-    proof: left alone where nothing could be timed or nothing is gained, because no device is known on which it wins.
-    everywhere: left alone where it loses at some batch size; else one of the two is picked at each call.
+    policy: what has to be known of its speed.
+    on_cuda: the policy on a GPU, where it is another one.
+    former: other names under which it is known to Config.disable.
     safer_on_cuda: never left out there because the whole graph is slower with it.
     when: whether a configuration asks for it; by default each does.
     """
@@ -68,12 +68,18 @@ class Rewrite:
     find: Callable[[GraphModule, bool], Iterator[Match | Reject]]
     replace: Callable[[Editor, Match], Replacement]
     why: str
-    measured: bool = False
-    rows: tuple[int, ...] = ()
-    proof: bool = False
-    everywhere: bool = False
+    policy: Policy = ALWAYS
+    on_cuda: Policy | None = None
+    former: tuple[str, ...] = ()
     safer_on_cuda: bool = False
     when: Callable[[Config], bool] = lambda config: True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.name, *self.former
+
+    def policy_at(self, match: Match) -> Policy:
+        return self.on_cuda if self.on_cuda and match.on_cuda else self.policy
 
 
 @dataclass
@@ -105,9 +111,7 @@ def apply(
     """Run one pass to its fixed point; every match is a transaction of its own. Without a tuner nothing is timed."""
     findings, started = PassFindings(rewrite.name), time.perf_counter()
     refused: set[str] = set()
-    trial = None
-    if rewrite.measured and tuner is not None:
-        trial = Trial(tuner, not inference, rewrite.rows, rewrite.proof, rewrite.everywhere)
+    trial = Trial(tuner, not inference) if tuner is not None else None
     paths = functools.cache(lambda: None if inference else GradientPaths(module.graph))  # before the first edit
     commit = functools.partial(_commit, rewrite, module, trial, config)
     for _ in range(_MOST_ROUNDS):
@@ -167,15 +171,15 @@ def _commit(
 ) -> bool:
     """Replace one match. False, with the reason in the findings, where the replacement does not hold."""
     edited(module.graph)
-    editor = Editor(module, match.anchor, config)
+    editor, policy = Editor(module, match.anchor, config), rewrite.policy_at(match)
     place = place_of(match.anchor)
     try:
         replacement = _checked(rewrite, editor, match)
-        if editor.missing and rewrite.proof:
+        if editor.missing and policy.proof:
             raise Rejected(editor.missing)
-        if trial is not None:
+        if trial is not None and policy.measured:
             progress.step(f"time {rewrite.name} at {place}")
-            values, timing = trial.judged(editor, replacement.values)
+            values, timing = trial.judged(editor, replacement.values, policy)
             replacement = replace(replacement, values=values, why="; ".join(filter(None, (replacement.why, timing))))
         if paths is not None:
             paths.keep(replacement.values)
@@ -192,7 +196,7 @@ def _commit(
         return False
     inside = before(list(replacement.values)).inside
     origins = _descend(editor.added, inside)
-    dying = set(inside) if rewrite.measured else set()  # their matches may overlap
+    dying = set(inside) if policy.measured else set()  # their matches may overlap
     for old in dying.union(replacement.values):
         old.meta["replaced"] = True
     for old, new in replacement.values.items():

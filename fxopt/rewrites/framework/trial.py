@@ -13,6 +13,7 @@ from torch.fx import Graph, Node
 from fxopt.kernels import reports
 from fxopt.kernels.by_rows.op import up_to
 from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework.policy import Policy
 from fxopt.rewrites.framework.regions import COMPUTES, after, before, calls_of, inputs_of, module_of, rows_in, site
 from fxopt.shape.aliases import makes_results
 from fxopt.shape.rows import keeps_rows
@@ -26,39 +27,35 @@ class Trial:
     """Times what each replacement takes away against what it adds.
 
     On a GPU both are timed as captured graphs: fewer launches are no reason where graphs are replayed, and help
-    elsewhere anyway. proof: a replacement that was not timed to be faster is refused. everywhere: it is refused as well
-    where it is slower at one batch size.
+    elsewhere anyway.
     """
 
     tuner: Tuner
     training: bool
-    rows: tuple[int, ...] = ()
-    proof: bool = False
-    everywhere: bool = False
 
-    def judged(self, editor: Editor, values: Values) -> tuple[Values, str]:
+    def judged(self, editor: Editor, values: Values, policy: Policy) -> tuple[Values, str]:
         """The values to put in place of the old ones, and a few words for the report.
 
         Raises:
             Rejected: the replacement is slower here at every batch size, or there is no proof.
         """
         if self.tuner.effort.seconds == 0 or None in values.values():
-            if self.proof:
+            if policy.proof:
                 raise Rejected("nothing is timed, and it is not known to be faster")
             return values, ""
         news = [new for new in values.values() if new is not None]
         regions = [before(list(values)), after(editor.added, news)]
         inputs = inputs_of(regions)
         graphs = [region.graph(inputs) for region in regions]
-        timed = site(graphs, inputs, self.training, self.rows)
+        timed = site(graphs, inputs, self.training, policy.rows)
         try:
             with _reports_of_samples(timed):
                 verdict = self.tuner.verdict(timed)
         except Disagreement as error:
             raise Rejected(str(error)) from None
-        if verdict.slower or (self.everywhere and verdict.mixed):
+        if verdict.slower or (policy.everywhere and verdict.mixed):
             raise Rejected(f"it would be slower on this machine: {verdict}")
-        if self.proof and not verdict.faster:
+        if policy.proof and not verdict.faster:
             raise Rejected(f"it would be no faster on this machine: {verdict}")
         if verdict.mixed and (either := _either(editor, values, graphs, inputs, timed, verdict)):
             return either

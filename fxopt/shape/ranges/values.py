@@ -81,10 +81,6 @@ class Values:
             left = [part for interval in left for part in _cut(interval, low, high)]
         return Values(tuple(left), self.nan and not other.nan)
 
-    def complement(self, dtype: torch.dtype) -> Values:
-        """All of `dtype` but these."""
-        return _everything(dtype).without(self)
-
     def within(self, other: Values) -> bool:
         """Whether every one of these is one of `other`'s."""
         return (other.nan or not self.nan) and all(

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from tests.attacks.fragments.place import Place
 
+_CLASS = "class K$i:\n    def __init__(self, v):\n        self.v = v\n"
+_PUTS = ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)", "$H.__init__($V)")
+
+
+def _object(read: str, *puts: str, more: str = "", number: bool = False) -> Place:
+    """An object with the attribute v. puts: what changes the fact besides that. more: the rest of its class."""
+    return Place("K$i($V)", read, (*_PUTS, *puts), top=_CLASS + more, number=number)
+
+
 # fmt: off
 LINKS = {
     "item": Place("{'k': $V}", "$H['k']", ("$H['k'] = $V", "$H.update(k=$V)", "$H.pop('k'); $H['k'] = $V")),
@@ -38,31 +47,18 @@ LINKS = {
     "deque": Place("collections.deque([$V])", "$H[0]", ("$H[0] = $V", "$H.appendleft($V)")),
     "namespace": Place("types.SimpleNamespace(v=$V)", "$H.v", ("$H.v = $V", "$H.__dict__.update(v=$V)")),
     "argparse": Place("argparse.Namespace(v=$V)", "$H.v", ("$H.v = $V",), top="import argparse"),
-    "object": Place("K$i($V)", "$H.v", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)", "$H.__init__($V)",
-        "type($H).v = property(lambda s: $V)"), top="class K$i:\n    def __init__(self, v):\n        self.v = v\n"),
-    "getattr": Place("K$i($V)", "getattr($H, 'v')", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)"), top="class K$i:\n    def __init__(self, v):\n        self.v = v\n"),
-    "computed getattr": Place("K$i($V)", "getattr($H, chr(118))", ("$H.v = $V", "setattr($H, 'v', $V)",
-        "vars($H).update(v=$V)", "$H.__init__($V)"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n"),
-    "getattr default": Place("K$i($V)", "getattr($H, 'v', 1)", ("$H.v = $V", "setattr($H, 'v', $V)",
-        "vars($H).update(v=$V)", "$H.__init__($V)", "del $H.v"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n"),
-    "hasattr": Place("K$i($V)", "($H.v if hasattr($H, 'v') else None)", ("$H.v = $V", "setattr($H, 'v', $V)",
-        "vars($H).update(v=$V)", "$H.__init__($V)", "del $H.v"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n"),
-    "vars": Place("K$i($V)", "vars($H)['v']", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)"), top="class K$i:\n    def __init__(self, v):\n        self.v = v\n"),
-    "attrgetter": Place("K$i($V)", "operator.attrgetter('v')($H)", ("$H.v = $V", "setattr($H, 'v', $V)",
-        "vars($H).update(v=$V)", "$H.__init__($V)"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n"),
+    "object": _object("$H.v", "type($H).v = property(lambda s: $V)"),
+    "getattr": _object("getattr($H, 'v')"),
+    "computed getattr": _object("getattr($H, chr(118))"),
+    "getattr default": _object("getattr($H, 'v', 1)", "del $H.v"),
+    "hasattr": _object("($H.v if hasattr($H, 'v') else None)", "del $H.v"),
+    "vars": _object("vars($H)['v']"),
+    "attrgetter": _object("operator.attrgetter('v')($H)"),
     "itemgetter": Place("{'k': $V}", "operator.itemgetter('k')($H)", ("$H['k'] = $V",)),
-    "methodcaller": Place("K$i($V)", "operator.methodcaller('get')($H)", ("$H.v = $V", "setattr($H, 'v', $V)",
-        "vars($H).update(v=$V)", "$H.__init__($V)", "type($H).get = lambda self: $V"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def get(self):\n        return self.v\n"),
-    "method": Place("K$i($V)", "$H.get()", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).get = lambda self: $V", "$H.get = lambda: $V"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def get(self):\n        return self.v\n"),
+    "methodcaller": _object("operator.methodcaller('get')($H)", "type($H).get = lambda self: $V",
+        more="    def get(self):\n        return self.v\n"),
+    "method": _object("$H.get()", "type($H).get = lambda self: $V", "$H.get = lambda: $V",
+        more="    def get(self):\n        return self.v\n"),
     "class of object": Place("P$i($V)", "$H.v", ("type($H).v = $V", "$H.v = $V"),
         top="def P$i(value):\n    class P:\n        v = value\n    return P()"),
     "class": Place("P$i($V)", "$H.v", ("$H.v = $V", "type.__setattr__($H, 'v', $V)"),
@@ -81,83 +77,46 @@ LINKS = {
         top="@dataclasses.dataclass\nclass K$i:\n    v: object"),
     "fields": Place("K$i($V)", "[getattr($H, f.name) for f in dataclasses.fields($H)][0]", ("$H.v = $V",),
         top="@dataclasses.dataclass\nclass K$i:\n    v: object"),
-    "property": Place("K$i($V)", "$H.w", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).w = property(lambda self: $V)"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    @property\n    def w(self):\n"
-        "        return self.v"),
-    "lazy": Place("K$i($V)", "$H.w", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)", "$H.__init__($V)",
-        "$H.w = $V", "vars($H).pop('w', 0); $H.v = $V"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    @functools.cached_property\n"
-        "    def w(self):\n        return self.v"),
-    "__getattr__": Place("K$i($V)", "$H.w", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "$H.w = $V", "type($H).w = $V"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __getattr__(self, name):\n"
-        "        return vars(self)['v']\n"),
-    "__getattribute__": Place("K$i($V)", "$H.w", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __getattribute__(self, name):\n"
+    "property": _object("$H.w", "type($H).w = property(lambda self: $V)",
+        more="    @property\n    def w(self):\n        return self.v"),
+    "lazy": _object("$H.w", "$H.w = $V", "vars($H).pop('w', 0); $H.v = $V",
+        more="    @functools.cached_property\n    def w(self):\n        return self.v"),
+    "__getattr__": _object("$H.w", "$H.w = $V", "type($H).w = $V",
+        more="    def __getattr__(self, name):\n        return vars(self)['v']\n"),
+    "__getattribute__": _object("$H.w",
+        more="    def __getattribute__(self, name):\n"
         "        return object.__getattribute__(self, 'v' if name == 'w' else name)\n"),
-    "__getitem__": Place("K$i($V)", "$H['k']", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).__getitem__ = lambda self, key: $V"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __getitem__(self, key):\n"
-        "        return self.v\n"),
-    "__call__": Place("K$i($V)", "$H()", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).__call__ = lambda self: $V"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __call__(self):\n"
-        "        return self.v\n"),
-    "__iter__": Place("K$i($V)", "next(iter($H))", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).__iter__ = lambda self: iter([$V])"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __iter__(self):\n"
-        "        return iter([self.v])\n"),
-    "__enter__": Place("K$i($V)", "enter$i($H)", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).__enter__ = lambda self: $V"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __enter__(self):\n"
-        "        return self.v\n    def __exit__(self, *e):\n        pass\ndef enter$i(h):\n"
-        "    with h as v:\n        return v"),
-    "__len__": Place("K$i($V)", "len($H)", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).__len__ = lambda self: abs(int($V))"), number=True,
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __len__(self):\n"
-        "        return abs(int(self.v))\n"),
-    "__bool__": Place("K$i($V)", "(2 if $H else 1)", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).__bool__ = lambda self: $V > 1"), number=True,
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __bool__(self):\n"
-        "        return self.v > 1\n"),
-    "__float__": Place("K$i($V)", "float($H)", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).__float__ = lambda self: float($V)"), number=True,
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __float__(self):\n"
-        "        return float(self.v)\n"),
-    "__index__": Place("K$i($V)", "list(range(9))[$H]", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).__index__ = lambda self: abs(int($V))"), number=True,
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __index__(self):\n"
-        "        return abs(int(self.v))\n"),
-    "__contains__": Place("K$i($V)", "(2 if 1 in $H else 1)", ("$H.v = $V", "setattr($H, 'v', $V)",
-        "vars($H).update(v=$V)", "$H.__init__($V)", "type($H).__contains__ = lambda self, key: key < $V"), number=True,
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __contains__(self, key):\n"
-        "        return key < self.v\n"),
-    "__eq__": Place("K$i($V)", "(3 if $H == 2 else 1)", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).__eq__ = lambda self, key: $V == key"), number=True,
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __eq__(self, key):\n"
-        "        return self.v == key\n"),
-    "__mul__": Place("K$i($V)", "($H * 1)", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).__mul__ = lambda self, key: $V * key"), number=True,
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __mul__(self, key):\n"
-        "        return self.v * key\n"),
-    "__hash__": Place("K$i($V)", "hash($H)", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).__hash__ = lambda self: int($V)"), number=True,
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __hash__(self):\n"
-        "        return int(self.v)\n"),
-    "__format__": Place("K$i($V)", "float(f'{$H}')", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).__format__ = lambda self, s: str(float($V))"), number=True,
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __format__(self, s):\n"
-        "        return str(float(self.v))\n"),
-    "__lt__": Place("K$i($V)", "(3 if $H < 2 else 1)", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).__lt__ = lambda self, key: $V < key"), number=True,
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __lt__(self, key):\n"
-        "        return self.v < key\n"),
-    "__neg__": Place("K$i($V)", "(-$H)", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)", "type($H).__neg__ = lambda self: $V"), number=True,
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def __neg__(self):\n"
-        "        return self.v\n"),
+    "__getitem__": _object("$H['k']", "type($H).__getitem__ = lambda self, key: $V",
+        more="    def __getitem__(self, key):\n        return self.v\n"),
+    "__call__": _object("$H()", "type($H).__call__ = lambda self: $V",
+        more="    def __call__(self):\n        return self.v\n"),
+    "__iter__": _object("next(iter($H))", "type($H).__iter__ = lambda self: iter([$V])",
+        more="    def __iter__(self):\n        return iter([self.v])\n"),
+    "__enter__": _object("enter$i($H)", "type($H).__enter__ = lambda self: $V",
+        more="    def __enter__(self):\n        return self.v\n    def __exit__(self, *e):\n        pass\n"
+        "def enter$i(h):\n    with h as v:\n        return v"),
+    "__len__": _object("len($H)", "type($H).__len__ = lambda self: abs(int($V))",
+        more="    def __len__(self):\n        return abs(int(self.v))\n", number=True),
+    "__bool__": _object("(2 if $H else 1)", "type($H).__bool__ = lambda self: $V > 1",
+        more="    def __bool__(self):\n        return self.v > 1\n", number=True),
+    "__float__": _object("float($H)", "type($H).__float__ = lambda self: float($V)",
+        more="    def __float__(self):\n        return float(self.v)\n", number=True),
+    "__index__": _object("list(range(9))[$H]", "type($H).__index__ = lambda self: abs(int($V))",
+        more="    def __index__(self):\n        return abs(int(self.v))\n", number=True),
+    "__contains__": _object("(2 if 1 in $H else 1)", "type($H).__contains__ = lambda self, key: key < $V",
+        more="    def __contains__(self, key):\n        return key < self.v\n", number=True),
+    "__eq__": _object("(3 if $H == 2 else 1)", "type($H).__eq__ = lambda self, key: $V == key",
+        more="    def __eq__(self, key):\n        return self.v == key\n", number=True),
+    "__mul__": _object("($H * 1)", "type($H).__mul__ = lambda self, key: $V * key",
+        more="    def __mul__(self, key):\n        return self.v * key\n", number=True),
+    "__hash__": _object("hash($H)", "type($H).__hash__ = lambda self: int($V)",
+        more="    def __hash__(self):\n        return int(self.v)\n", number=True),
+    "__format__": _object("float(f'{$H}')", "type($H).__format__ = lambda self, s: str(float($V))",
+        more="    def __format__(self, s):\n        return str(float(self.v))\n", number=True),
+    "__lt__": _object("(3 if $H < 2 else 1)", "type($H).__lt__ = lambda self, key: $V < key",
+        more="    def __lt__(self, key):\n        return self.v < key\n", number=True),
+    "__neg__": _object("(-$H)", "type($H).__neg__ = lambda self: $V",
+        more="    def __neg__(self):\n        return self.v\n", number=True),
     "array": Place("np.array([$V, 1])", "$H[0]", ("$H[0] = $V", "$H += 1", "$H.fill($V)"), number=True),
     "float array": Place("np.array([[$V, 1.0]])", "float($H[0, 0])", ("$H[0, 0] = $V", "$H *= 3"), number=True),
     "scalar array": Place("np.array($V)", "$H.item()", ("$H[...] = $V",), number=True),
@@ -179,33 +138,29 @@ LINKS = {
     "partial": Place("functools.partial(same$i, $V)", "$H()", top="def same$i(v):\n    return v"),
     "partial keywords": Place("functools.partial(same$i, v=$V)", "$H()", ("$H.keywords['v'] = $V",),
         top="def same$i(v):\n    return v"),
-    "partial method": Place("K$i($V)", "$H.g()", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def f(self, k):\n"
-        "        return self.v\n    g = functools.partialmethod(f, 1)"),
+    "partial method": _object("$H.g()",
+        more="    def f(self, k):\n        return self.v\n    g = functools.partialmethod(f, 1)"),
     "lambda": Place("(lambda v=$V: v)", "$H()", ("$H.__defaults__ = ($V,)",)),
     "enclosing lambda": Place("enclose$i($V)", "$H()", ("$H.__closure__[0].cell_contents = $V",),
         top="def enclose$i(v):\n    return lambda: v"),
     "function with fact": Place("mark$i($V)", "$H.v", ("$H.v = $V",),
         top="def mark$i(v):\n    def f():\n        pass\n    f.v = v\n    return f"),
     "bound method": Place("K$i($V).get", "$H()", ("$H.__self__.v = $V", "type($H.__self__).get = lambda self: $V"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    def get(self):\n        return self.v\n"),
+        top=_CLASS + "    def get(self):\n        return self.v\n"),
     "weak reference": Place("weak$i($V)", "$H().v", ("$H().v = $V",),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\nKEEP$i = []\ndef weak$i(v):\n"
+        top=_CLASS + "KEEP$i = []\ndef weak$i(v):\n"
         "    KEEP$i.append(K$i(v))\n    return weakref.ref(KEEP$i[-1])"),
     "weak proxy": Place("weak$i($V)", "$H.v", ("$H.v = $V",),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\nKEEP$i = []\ndef weak$i(v):\n"
+        top=_CLASS + "KEEP$i = []\ndef weak$i(v):\n"
         "    KEEP$i.append(K$i(v))\n    return weakref.proxy(KEEP$i[-1])"),
     "weak dict": Place("weak$i($V)", "$H['k'].v", ("$H['k'].v = $V",),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\nKEEP$i = []\ndef weak$i(v):\n"
+        top=_CLASS + "KEEP$i = []\ndef weak$i(v):\n"
         "    KEEP$i.append(K$i(v))\n    return weakref.WeakValueDictionary(k=KEEP$i[-1])"),
     "weak key dict": Place("weak$i($V)", "list($H.values())[0]", ("$H[list($H)[0]] = $V",),
         top="class Key$i:\n    pass\nKEEP$i = []\ndef weak$i(v):\n    KEEP$i.append(Key$i())\n"
         "    return weakref.WeakKeyDictionary({KEEP$i[-1]: v})"),
-    "key": Place("{K$i($V): 1}", "next(iter($H)).v", ("list($H)[0].v = $V",),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n"),
-    "in a set": Place("{K$i($V)}", "next(iter($H)).v", ("list($H)[0].v = $V",),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n"),
+    "key": Place("{K$i($V): 1}", "next(iter($H)).v", ("list($H)[0].v = $V",), top=_CLASS),
+    "in a set": Place("{K$i($V)}", "next(iter($H)).v", ("list($H)[0].v = $V",), top=_CLASS),
     "cell": Place("types.CellType($V)", "$H.cell_contents", ("$H.cell_contents = $V",)),
     "module type": Place("module$i($V)", "$H.v", ("$H.v = $V",),
         top="def module$i(v):\n    m = types.ModuleType('made')\n    m.v = v\n    return m"),
@@ -213,10 +168,8 @@ LINKS = {
         top="class Held$i(nn.Module):\n    def __init__(self, v):\n        super().__init__()\n        self.v = v"),
     "match": Place("{'k': $V}", "match$i($H)", ("$H['k'] = $V",),
         top="def match$i(h):\n    match h:\n        case {'k': v}:\n            return v"),
-    "match class": Place("K$i($V)", "match$i($H)", ("$H.v = $V", "setattr($H, 'v', $V)", "vars($H).update(v=$V)",
-        "$H.__init__($V)"),
-        top="class K$i:\n    def __init__(self, v):\n        self.v = v\n    __match_args__ = ('v',)\n"
-        "def match$i(h):\n    match h:\n        case K$i(v):\n            return v"),
+    "match class": _object("match$i($H)",
+        more="    __match_args__ = ('v',)\ndef match$i(h):\n    match h:\n        case K$i(v):\n            return v"),
     "walrus": Place("[$V]", "(w := $H)[0]", ("$H[0] = $V",)),
     "star": Place("[$V, 1]", "(lambda *a: a[0])(*$H)", ("$H[0] = $V",)),
     "map": Place("[$V]", "list(map(lambda v: v, $H))[0]", ("$H[0] = $V",)),
