@@ -15,7 +15,7 @@ from fxopt.shape.aliases import Aliases, has_effects, is_random
 from fxopt.shape.placements import Count, Fixed, Placement, Placements, Rows
 from fxopt.shape.rows import batch_symbol, rows_of
 from fxopt.shape.standing import analysed
-from fxopt.shape.strides import looks_contiguous
+from fxopt.shape.strides import Strides, looks_contiguous
 
 FEWEST = 4  # operators; fewer are not worth a loop in Python
 _MOST_INPUTS = 48  # tensors to cut; each costs 0.5 us a chunk
@@ -178,5 +178,8 @@ def _joins(node: Node, place: Placement | None, aliases: Aliases, reads: Mapping
     """Whether joined rows of its chunks are what it was: a tensor with rows, contiguous, in memory of its own."""
     if not isinstance(place, Rows) or not isinstance(node.meta["val"], torch.Tensor):
         return False
+    strides = analysed(node.graph, Strides)
+    if not looks_contiguous(node) or strides.known(node) < strides.asked(node):
+        return False
     is_view = isinstance(node.target, OpOverload) and node.target.is_view
-    return not is_view and looks_contiguous(node) and not any(other in reads for other in aliases.sharing(node))
+    return not is_view and not any(other in reads for other in aliases.sharing(node))

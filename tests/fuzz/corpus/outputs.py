@@ -138,3 +138,21 @@ class SummedBeforeTheProduct(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.einsum("abc,dce->cba", torch.exp(x - x.amax(-3, keepdim=True)), x)
+
+
+def turned(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return (torch.randn(2, B).t(),)
+
+
+@graph(turned, captured=(4, 1), later=((5, 1), (1, 1)), grad=False, many=True)
+class ColumnsOfJoinedRows(nn.Module):
+    """What follows the strides of an input is not joined of chunks of rows, which are contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = (x * x).exp() + x
+        left, right = y.split(1, 1)
+        return left.squeeze(1), right.squeeze(1), y * self.l(y) + y, torch.stack([x, y], 1)
