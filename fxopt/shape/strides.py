@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from enum import IntEnum
 
 import sympy
@@ -63,11 +64,17 @@ _STRICT = {
 
 
 class Strides:
-    """Strides of one graph's tensors."""
+    """Strides of one graph's tensors.
 
-    def __init__(self, graph: Graph) -> None:
+    Args:
+        given: what is known of its inputs, where it is a part of another graph; by default nothing.
+    """
+
+    def __init__(self, graph: Graph, given: Sequence[Layout] = ()) -> None:
         self._known: dict[Node, Layout] = {}
         self._asked: dict[Node, Layout] = {}
+        inputs = graph.find_nodes(op="placeholder")
+        self._given = dict(zip(inputs, given, strict=True)) if len(given) == len(inputs) else {}
         for node in graph.nodes:
             self._known[node] = self._known_of(node)
         for node in reversed(graph.nodes):
@@ -91,13 +98,23 @@ class Strides:
         rank = sum(static(size) != 1 for size in shape_of(node))
         least = Layout.ORDERED if rank <= 1 else Layout.ANY
         if node.op != "call_function":
-            return least
+            return max(least, self._given.get(node, least))
         return max(least, self._known_of_call(node))
 
     def _known_of_pieces(self, node: Node) -> Layout:
         if node.target in CUTS:
             return min(self._known[node.args[0]], Layout.ORDERED)  # type: ignore[index]
-        return Layout.CONTIGUOUS if _is_ours(node) else Layout.ANY
+        return self._known_of_graphs(node) or (Layout.CONTIGUOUS if _is_ours(node) else Layout.ANY)
+
+    def _known_of_graphs(self, node: Node) -> Layout:
+        """Of a function whose graphs are known: of the one that runs, whichever that is."""
+        graphs = [part for part in node.meta.get("computes", ()) if isinstance(part, Graph)]
+        given = [self._known[argument] if isinstance(argument, Node) else Layout.ANY for argument in node.args]
+        return min((Strides(graph, given)._known_of_outputs() for graph in graphs), default=Layout.ANY)
+
+    def _known_of_outputs(self) -> Layout:
+        (output,) = (node for node in self._known if node.op == "output")
+        return min((self._known[node] for node in output.all_input_nodes), default=Layout.ANY)
 
     def _known_of_call(self, node: Node) -> Layout:
         source = node.args[0] if node.args else None
@@ -107,6 +124,8 @@ class Strides:
             return Layout.CONTIGUOUS
         if node.target in _JOINS and len(shape_of(node)) < 4:  # of 4 or 5 axes, channels may come last
             return Layout.CONTIGUOUS
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return self._known_of_graphs(node)
         if not isinstance(source, Node) or node.kwargs.get("memory_format") is not None:
             return Layout.ANY
         if node.target is aten.contiguous.default:
