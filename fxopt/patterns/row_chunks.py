@@ -123,6 +123,7 @@ def _closed(
 
     Behind runs too what is a view of its own results or of what it reads, and would not be one of joined rows.
     """
+    strides = analysed(graph, Strides)
     early = set[Node]().union(*(_closure(node, lambda node: node.all_input_nodes) for node in ahead))
     late = set(behind)
     while True:
@@ -143,7 +144,7 @@ def _closed(
             early |= items
             continue
         outputs = [node for node in graph.nodes if node in members and any(user not in members for user in node.users)]
-        unfit = [node for node in outputs if not _joins(node, placements[node], aliases, reads)]
+        unfit = [node for node in outputs if not _joins(node, placements[node], aliases, strides, reads)]
         if not unfit:
             inside = [node for node in graph.nodes if node in members]
             cuts = [(node, place if isinstance(place, Rows) else None) for node, place in reads.items()]
@@ -174,11 +175,16 @@ def _drop_sizes(members: set[Node], graph: Graph, placements: Placements) -> Non
             members.discard(node)
 
 
-def _joins(node: Node, place: Placement | None, aliases: Aliases, reads: Mapping[Node, Placement | None]) -> bool:
+def _joins(
+    node: Node,
+    place: Placement | None,
+    aliases: Aliases,
+    strides: Strides,
+    reads: Mapping[Node, Placement | None],
+) -> bool:
     """Whether joined rows of its chunks are what it was: a tensor with rows, contiguous, in memory of its own."""
     if not isinstance(place, Rows) or not isinstance(node.meta["val"], torch.Tensor):
         return False
-    strides = analysed(node.graph, Strides)
     if not looks_contiguous(node) or strides.known(node) < strides.asked(node):
         return False
     is_view = isinstance(node.target, OpOverload) and node.target.is_view

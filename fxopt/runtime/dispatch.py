@@ -7,7 +7,7 @@ import copy
 import functools
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,10 +90,8 @@ class Dispatcher:
             tensors = entry.match(args, kwargs, now)
             if tensors is not None:
                 return self._run(entry, tensors, eager, args, kwargs)
-        for entry in self._other_forms():
-            tensors = entry.match(args, kwargs, now)
-            if tensors is not None:
-                return self._run(entry, tensors, eager, args, kwargs)
+        if found := _serving(self._other_forms(), args, kwargs, now):
+            return self._run(*found, eager, args, kwargs)
         return self._miss(eager, args, kwargs, now)
 
     def prepare(self, args: tuple, kwargs: dict | None = None) -> None:
@@ -117,11 +115,7 @@ class Dispatcher:
 
     def find(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry, Tensors] | None:
         """The entry that serves a call, and what it runs on."""
-        for entry in (*self.entries, *self._other_forms()):
-            tensors = entry.match(args, kwargs, now)
-            if tensors is not None:
-                return entry, tensors
-        return None
+        return _serving((*self.entries, *self._other_forms()), args, kwargs, now)
 
     def _of_one_batch(self, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         """What a call is captured as, where its features have batch sizes of their own."""
@@ -290,6 +284,15 @@ class Dispatcher:
         with self._lock:
             self.entries = tuple(plain if entry in (e, e.other_forms) else e for e in self.entries)
         return result
+
+
+def _serving(entries: Iterable[Entry], args: tuple, kwargs: dict, now: tuple) -> tuple[Entry, Tensors] | None:
+    """The first entry that serves a call, and what it runs on."""
+    for entry in entries:
+        tensors = entry.match(args, kwargs, now)
+        if tensors is not None:
+            return entry, tensors
+    return None
 
 
 def _cuda_devices() -> list[int]:
