@@ -17,7 +17,8 @@ from torch import nn
 
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.mirror import ATOMS, Mirror
-from fxopt.capture.state import HOOKS, ModelCopy
+from fxopt.capture.state import ModelCopy
+from fxopt.torch_internals.hooks import HOOKS
 
 INSTALLED = {"forward", *HOOKS}  # what a stub for a leaf changes by itself
 _APART = vars(nn.Module()).keys() - {"training"} | INSTALLED

@@ -20,11 +20,12 @@ from fxopt.capture.boundaries import demand_unchanged, forbid
 from fxopt.capture.effects import Attributes
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
-from fxopt.capture.state import HOOKS, ModelCopy, StateSlot, hooks_of
+from fxopt.capture.state import ModelCopy, StateSlot, hooks_of
 from fxopt.findings import Place
 from fxopt.reach import Code, held_by
 from fxopt.shape.conditions import OtherSizes
 from fxopt.torch_internals.fake_tensors import FakeTensorMode
+from fxopt.torch_internals.hooks import HOOKS
 from fxopt.torch_internals.modes import no_function_modes
 from fxopt.torch_internals.tracing import SYMBOLIC, disable_proxy_modes_tracing, record
 

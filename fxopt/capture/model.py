@@ -12,10 +12,10 @@ from fxopt.capture.inputs import flatten
 from fxopt.capture.leaves import Leaf, Trial
 from fxopt.capture.questions import question_of
 from fxopt.capture.reach import Reach
-from fxopt.capture.state import has_hooks
 from fxopt.capture.trial import trial as run_trial
 from fxopt.config import Config
 from fxopt.findings import Place
+from fxopt.torch_internals.hooks import has_hooks
 
 MAX_ROUNDS = 8
 

@@ -33,13 +33,6 @@ class StateSlot:
         return f"{self.module}.{self.name}" if self.module else self.name
 
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def has_hooks(module: nn.Module) -> bool:
-    return any(module.__dict__.get(name) for name in HOOKS)
-
-
 def hooks_of(modules: Iterable[nn.Module]) -> list[Callable]:
     """The functions that run around the forwards of these modules."""
     return [hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]

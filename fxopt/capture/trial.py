@@ -23,8 +23,9 @@ from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
 from fxopt.capture.leaves import Output, Signature, Trial
 from fxopt.capture.reach import Reach
-from fxopt.capture.state import HOOKS, StateSlot
+from fxopt.capture.state import StateSlot
 from fxopt.capture.untouched import Look, quietly
+from fxopt.torch_internals.hooks import HOOKS
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from fxopt.capture import Capture
-from fxopt.capture.state import has_hooks
+from fxopt.torch_internals.hooks import has_hooks
 
 
 class ExportError(RuntimeError):

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from fxopt import trees
-from fxopt.capture.state import HOOKS
 from fxopt.config import Config
 from fxopt.findings import Findings
 from fxopt.locks import WAIT, lock
@@ -30,6 +29,7 @@ from fxopt.runtime.undo import TooMuch
 from fxopt.runtime.watch import Watch
 from fxopt.shape.conditions import OtherSizes
 from fxopt.torch_internals.autograd import StopRecomputation, saving_as_usual
+from fxopt.torch_internals.hooks import HOOKS
 from fxopt.torch_internals.modes import is_traced
 
 if TYPE_CHECKING:

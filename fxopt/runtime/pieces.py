@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxopt.capture.state import HOOKS
 from fxopt.reach import slots_of
 from fxopt.runtime.module import dispatcher_of
+from fxopt.torch_internals.hooks import HOOKS
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _FEWER = 2  # operators before / after: below it the checks of a call cost what the operators saved

@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
-from fxopt.capture.state import HOOKS
 from fxopt.reach import MISSING, Code
 from fxopt.runtime.flatten import same_value
 from fxopt.runtime.inside import Inside, Slot
@@ -32,6 +31,7 @@ from fxopt.runtime.slots import (
     tensor_slots,
 )
 from fxopt.runtime.unchanged import Unchanged
+from fxopt.torch_internals.hooks import HOOKS
 
 _GLOBAL_HOOKS = tuple(
     value for name, value in vars(nn_module).items() if name.startswith("_global_") and name.endswith("_hooks")

@@ -12,8 +12,8 @@ from torch import nn
 
 import fxopt
 from fxopt.capture import CaptureError, capture
-from fxopt.capture.state import HOOKS
 from fxopt.runtime import dispatcher_of
+from fxopt.torch_internals.hooks import HOOKS
 from tests.capture.conftest import run
 
 

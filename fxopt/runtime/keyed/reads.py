@@ -13,9 +13,9 @@ from typing import Any
 from torch import fx, nn
 
 from fxopt import trees
-from fxopt.capture.state import has_hooks
 from fxopt.runtime.sharded.division import Division, divided
 from fxopt.runtime.sharded.trace import NotTraced, traced
+from fxopt.torch_internals.hooks import has_hooks
 
 _POOLED = "torchrec.modules.embedding_modules", "EmbeddingBagCollection"
 _COLLECTIONS = (

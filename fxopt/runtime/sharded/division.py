@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from fxopt.capture.state import HOOKS
 from fxopt.config import Config
 from fxopt.reach import slots_of
 from fxopt.runtime.pieces import CONTAINERS, give_back
 from fxopt.runtime.sharded.communication import communicating
+from fxopt.torch_internals.hooks import HOOKS
 
 
 @dataclass

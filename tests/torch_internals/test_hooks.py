@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from torch import nn
+
+from fxopt.torch_internals.hooks import HOOKS, has_hooks
+
+
+def test_every_kind_of_hook_is_seen():
+    def hook(*args):
+        pass
+
+    assert set(HOOKS) <= vars(nn.Module()).keys(), "torch keeps hooks under other names"
+    kinds = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook")
+    for kind in kinds:
+        module = nn.Identity()
+        assert not has_hooks(module)
+        getattr(module, f"register_{kind}")(hook)
+        assert has_hooks(module), kind
