@@ -104,8 +104,8 @@ def is_call(cell: Cell) -> bool:
 def run_step(entry: Any, batch: int, seconds: float, limit: float) -> Cell:
     """Forward and backward of one batch, gradients compared with eager's."""
     model = entry.make_model()
-    args = entry.make_inputs(batch, 0, model)
     eager = TrainingStep(model)
+    args, expected = Judge(eager, entry.fresh).expect_smooth(lambda seed: entry.make_inputs(batch, seed, model))
     calls: dict[str, Callable[..., Any]] = {EAGER: eager}
     if limit:
         peers = compiled(model, entry.fresh(args), limit, functools.partial(TrainingStep, model))
@@ -115,8 +115,7 @@ def run_step(entry: Any, batch: int, seconds: float, limit: float) -> Cell:
     with torch.enable_grad():
         example = entry.fresh(entry.make_inputs(CAPTURED_AT, 0, model))
         calls[FXOPT] = TrainingStep(model, optimize(model, example))
-    labels, expected = (f"{entry.name}, {STEP}", str(batch)), Judge(eager, entry.fresh).expect(args)
-    return run_cell(labels, calls, [args], [expected], seconds, entry.fresh)
+    return run_cell((f"{entry.name}, {STEP}", str(batch)), calls, [args], [expected], seconds, entry.fresh)
 
 
 def peak_bytes(call: Callable[..., Any], args: tuple) -> int:

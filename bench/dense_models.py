@@ -186,7 +186,12 @@ def entries() -> list[Entry]:
         Entry("FFM", FFM, ids(26)),
         Entry("ONN", ONN, ids(20)),
         Entry("dot interaction", DotInteraction, vectors, (1, 16, 256, 1024, 4096)),
-        Entry("DLRM", lambda: _dlrm().build_model(), lambda B, g: _dlrm_inputs(B), (1, 256, 1024)),
+        Entry(
+            "DLRM",
+            lambda: _dlrm().build_model(),
+            lambda B, g: _dlrm().example_inputs(B, g.initial_seed()),
+            (1, 256, 1024),
+        ),
     ]
 
 
@@ -198,9 +203,3 @@ def _dlrm() -> Any:
     import model
 
     return model
-
-
-def _dlrm_inputs(batch: int) -> tuple:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(batch)
-        return _dlrm().example_inputs(batch)

@@ -22,6 +22,7 @@ from fxopt.rewrites import passes
 from fxopt.rewrites.framework.core import Fuel, apply
 from fxopt.rewrites.framework.direct import copied, direct
 from fxopt.rewrites.framework.regions import calls_of
+from fxopt.rewrites.framework.results import part_from_backward
 from fxopt.runtime import Executable
 from fxopt.runtime.cuda_graphs import replayable
 from fxopt.runtime.pieces import Pieces
@@ -54,6 +55,8 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner, dump: D
             if ran.changes:
                 dump.graph(ran.name, module.graph)
     findings.passes[0].changes += normalize(module, inference).changes  # what the passes made alike
+    if not inference:
+        part_from_backward(module, captured.graph)
     findings.operators_after, findings.rewrites = operators(module.graph), fuel.used
     module.recompile()
     fast = copied(module)

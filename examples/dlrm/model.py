@@ -74,9 +74,9 @@ def build_model() -> DLRM:
         return DLRM().eval()
 
 
-def example_inputs(batch_size: int) -> tuple[Tensor, Tensor]:
+def example_inputs(batch_size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Random (dense, sparse) of `batch_size` rows, the positional arguments of the model."""
-    generator = torch.Generator().manual_seed(batch_size)
+    generator = torch.Generator().manual_seed(seed + batch_size)
     dense = torch.rand(batch_size, DENSE_FEATURES, generator=generator)
     ids = [torch.randint(rows, (batch_size,), generator=generator) for rows in TABLE_ROWS]
     return dense, torch.stack(ids, dim=1)

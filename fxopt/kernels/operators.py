@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from torch._ops import OpOverload
 
 from fxopt.facts import UNKNOWN, Facts, declare
 from fxopt.locks import lock
+from fxopt.torch_internals.autograd import making_no_views
 from fxopt.torch_internals.operators import destroy, has_kernel
 
 from . import entry, gradients, shims, simd
@@ -81,7 +83,7 @@ class Operator:
             library.define(self.schema, tags=(torch.Tag.pt2_compliant_tag,))
         if self.forward is not None:
             composite = "CompositeImplicitAutograd" if self.fake is None else "CompositeExplicitAutograd"
-            library.impl(name, self.forward, composite)
+            library.impl(name, self.forward if self.fake is None else _owning(self.forward), composite)
         for key, function in self.others.items():
             library.impl(name, function, key)
         if self.fake is not None:
@@ -94,6 +96,17 @@ class Operator:
         ctx.set_materialize_grads(False)
         if self.setup_context is not None:
             self.setup_context(ctx, inputs, output)
+
+
+def _owning(forward: Callable) -> Callable:
+    """`forward`, whose last step may be a view: of memory that nobody else knows, so that the caller may edit it."""
+
+    @functools.wraps(forward)
+    def own(*args: Any) -> Any:
+        with making_no_views():
+            return forward(*args)
+
+    return own
 
 
 class Operators:

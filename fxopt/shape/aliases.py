@@ -125,6 +125,10 @@ class Aliases:
         if child in self._leaving:
             self._leaving.add(root)
 
+    def knows(self, node: Node) -> bool:
+        """Whether it was in the graph when that was read."""
+        return node in self._parent
+
     def edited(self, node: Node) -> bool:
         """Whether this value, or one that shares its memory, is edited in place anywhere in the graph."""
         return self._root(node) in self._edits

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import Tensor
+from torch._C import _AutoDispatchBelowADInplaceOrView as making_no_views  # views in here are tensors of their own
 from torch._C import _autograd
 from torch._C import _set_grad_enabled as set_grad_enabled
 from torch.utils.checkpoint import _StopRecomputationError as StopRecomputation

@@ -36,6 +36,15 @@ def _gives_a_tensor(operator: Any) -> bool:
 
 _overloads = (getattr(packet, name) for packet in _PACKETS for name in packet.overloads())
 _ELEMENTWISE = frozenset(filter(_gives_a_tensor, _overloads))
+# On a CPU their results lie row by row, whatever their input does; torch's fake ones lie as the input does.
+_NORMS = {
+    aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_no_training.default,
+}  # fmt: skip
+_ROW_BY_ROW = _NORMS | {
+    aten.log_sigmoid_forward.default, aten.rrelu_with_noise.default, aten.nll_loss2d_forward.default,
+}  # fmt: skip
+_IMAGES = (4, 5)  # ranks whose norms keep channels last
 _found: dict[tuple[Any, ...], torch.dtype | None] = {}  # by operator and what of the arguments decides
 
 
@@ -61,7 +70,18 @@ class CaptureFakeMode(FakeTensorMode):
                 return out
         if func is aten.linalg_vector_norm.default:
             return _without_axis(super().dispatch(func, types, args, kwargs), *args)
-        return super().dispatch(func, types, args, kwargs)
+        found: Any = super().dispatch(func, types, args, kwargs)
+        if func in _ROW_BY_ROW and not (func in _NORMS and args[0].ndim in _IMAGES):
+            return self._row_by_row(found)
+        return found
+
+    def _row_by_row(self, out: Any) -> Any:
+        """The result of an operator, or the first of several, as the CPU's kernels lay it out."""
+        if isinstance(out, tuple):
+            return self._row_by_row(out[0]), *out[1:]
+        if not is_of(self, out) or out.fake_device.type != "cpu" or is_contiguous(out):
+            return out
+        return fresh(self, out.shape, out.dtype, out.fake_device)
 
     def _elementwise(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> FakeTensor | None:
         """The result; None where other strides than contiguous ones may come out, and where torch would raise."""

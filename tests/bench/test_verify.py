@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from bench.cells import run_cell
-from bench.verify import Expected, Judge, WrongAnswer
+from bench.dense_models import TrainingStep
+from bench.verify import DRAWS, Expected, Judge, WrongAnswer
 
 
 class Model(nn.Module):
@@ -104,3 +105,31 @@ def test_a_wrong_base_is_an_error(x):
     model = Model().eval()
     with pytest.raises(WrongAnswer, match="base of the comparison"):
         run_cell(("5",), {"eager": lambda x: model(-x)}, [(x,)], [Judge(model).expect((x,))], seconds=0)
+
+
+def test_a_batch_that_stands_at_a_kink_is_drawn_again():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 4), nn.ReLU())
+    at_kink, smooth = torch.randn(2, 3, 16).unbind(0)
+    with torch.no_grad():
+        model[0].bias.copy_(-nn.functional.linear(at_kink[0], model[0].weight))
+    weights = [p.clone() for p in model.parameters()]
+    judge = Judge(TrainingStep(model))
+    args, expected = judge.expect_smooth(lambda seed: ((at_kink, smooth)[min(seed, 1)],))
+    assert args[0] is smooth
+    assert expected.check("eager", TrainingStep(model)(smooth)) < 1e-5
+    assert all(map(torch.equal, weights, model.parameters()))
+
+
+def test_the_last_batch_is_taken_where_none_is_smooth():
+    model = nn.Sequential(nn.Linear(16, 4, bias=False), nn.ReLU())
+    with torch.no_grad():
+        model[0].weight.copy_(torch.cat([torch.ones(4, 8), -torch.ones(4, 8)], 1))
+    drawn: list[int] = []
+
+    def draw(seed: int) -> tuple:
+        drawn.append(seed)
+        return (torch.ones(3, 16),)
+
+    Judge(TrainingStep(model)).expect_smooth(draw)
+    assert drawn == list(range(DRAWS))

@@ -60,7 +60,7 @@ def _checked(program: Program, seen: Counter[str], loaded: Loaded | None) -> Fai
     config = Config(verify=program.verify, tune="off")
     with torch.set_grad_enabled(program.grad):
         if elsewhere():
-            harmless = _harmless(eager, made, calls, program.grad)
+            harmless = _harmless(eager, made, calls, program)
             seen["left out"] += len(calls) - len(harmless)
             if not harmless:
                 return None
@@ -70,10 +70,10 @@ def _checked(program: Program, seen: Counter[str], loaded: Loaded | None) -> Fai
             return failure
         for number, sizes in calls:
             wide = copy.deepcopy(eager)
-            expected = _outcome(eager, inputs, sizes, number, program.grad)
+            expected = _outcome(eager, inputs, sizes, number, program)
             if isinstance(expected.error, torch.AcceleratorError):
                 raise expected.error  # the device is lost, by nothing of ours
-            found = _outcome(fast, inputs, sizes, number, program.grad)
+            found = _outcome(fast, inputs, sizes, number, program)
             seen["calls"] += 1
             seen["raised"] += expected.error is not None
             rejected |= number == 0 and expected.error is not None
@@ -85,11 +85,13 @@ def _checked(program: Program, seen: Counter[str], loaded: Loaded | None) -> Fai
     return None if rejected else _hidden(fast, program)
 
 
-def _harmless(eager: nn.Module, made: Callable, calls: list[tuple[int, Sizes]], grad: bool) -> list[tuple[int, Sizes]]:
+def _harmless(
+    eager: nn.Module, made: Callable, calls: list[tuple[int, Sizes]], program: Program
+) -> list[tuple[int, Sizes]]:
     """The calls up to the first that raises on the CPU; the other device may be lost by it."""
     with CPU:
         twin = copy.deepcopy(eager)
-        return list(takewhile(lambda call: _outcome(twin, made, call[1], call[0], grad).error is None, calls))
+        return list(takewhile(lambda call: _outcome(twin, made, call[1], call[0], program).error is None, calls))
 
 
 def _captured(
@@ -135,14 +137,16 @@ def _capture_error(
     return Failure("raises", f"optimize: {type(error).__name__}: {error}"), None
 
 
-def _outcome(model: nn.Module, inputs: Callable, sizes: Sizes, seed: int, grad: bool, wide: bool = False) -> Outcome:
-    """One call on inputs of these sizes, with the gradients of a fixed random loss."""
+def _outcome(
+    model: nn.Module, inputs: Callable, sizes: Sizes, seed: int, program: Program, wide: bool = False
+) -> Outcome:
+    """One call on inputs of these sizes, what the caller does with a result, and the gradients of a fixed loss."""
     torch.manual_seed(seed)
     given = inputs(*sizes)
     if wide:
         given = tuple(_widened(t) for t in given)
     leaves = tuple(given)
-    given = _made_of(given, grad)
+    given = _made_of(given, program.grad)
     for parameter in model.parameters():
         parameter.grad = None
     outcome = Outcome(inputs=given)
@@ -150,7 +154,9 @@ def _outcome(model: nn.Module, inputs: Callable, sizes: Sizes, seed: int, grad: 
         result = model(*given)
         outcome.outputs = result if isinstance(result, tuple) else (result,)
         outcome.values = {f"output {i}": _frozen(leaf) for i, leaf in enumerate(outcome.outputs)}
-        if grad:
+        if program.edited in program.outputs:
+            outcome.values.update(_edited(outcome.outputs, program.outputs.index(program.edited)))
+        if program.grad:
             outcome.values.update(_gradients(model, leaves, outcome.outputs))
         settled()
     except torch.AcceleratorError as error:
@@ -169,6 +175,13 @@ def _widened(tensor: Tensor) -> Tensor:
 def _made_of(given: tuple[Tensor, ...], grad: bool) -> tuple[Tensor, ...]:
     """An edit in place of a leaf, or of a view of one, raises, so that forward gets what was computed from it."""
     return tuple(t.clone() if grad and t.requires_grad else t for t in given)
+
+
+def _edited(outputs: tuple[Any, ...], number: int) -> dict[str, Any]:
+    """All outputs after the caller's edit of one: which of them share memory, and whether backward needs it."""
+    if isinstance(result := outputs[number], Tensor) and result.is_floating_point():
+        result.detach().mul_(0.5)
+    return {f"output {i} after an edit": _frozen(value) for i, value in enumerate(outputs)}
 
 
 def _gradients(model: nn.Module, leaves: tuple[Tensor, ...], outputs: tuple[Any, ...]) -> dict[str, Any]:
@@ -346,7 +359,7 @@ class _Comparison:
         with CPU if elsewhere() else nullcontext():
             model = moved(self.before, CPU).double() if wide else moved(self.before, CPU)
             with nullcontext() if noise is None else rounding:
-                return _outcome(model, self.inputs, self.sizes, self.seed, self.program.grad, wide=wide)
+                return _outcome(model, self.inputs, self.sizes, self.seed, self.program, wide=wide)
 
     def _form(self) -> tuple[str, str] | None:
         """Strides that a caller's .view(-1) sees, and memory that outputs share with each other and with inputs."""

@@ -81,8 +81,9 @@ def program(seed: int, gradients: bool | None = None) -> Program:
         statement = r.choices(list(table), list(table.values()))[0]
         statement(w)
     grad = w.chance(45) if gradients is None else gradients
+    outputs = _outputs(w)
     return w.finish(
-        _outputs(w),
+        outputs,
         grad=grad,
         training=w.chance(35),
         whole=w.chance(20),
@@ -91,6 +92,7 @@ def program(seed: int, gradients: bool | None = None) -> Program:
         captured=captured,
         later=_later(r),
         many=seed % 2 == 1,
+        edited=outputs[seed % 7].name if seed % 7 < len(outputs) else "",
     )
 
 
@@ -108,7 +110,7 @@ def _later(r: random.Random) -> tuple[Sizes, ...]:
 
 
 _VIEWS = r"(?:\.\w+(?:\([^()]*\))?)*"
-_EDIT = re.compile(rf"^\s*(v\d+)(?=\[[^=]*\] [-+*/]?= |{_VIEWS}\.\w+_\(| [-+*/]= )")
+_EDIT = re.compile(rf"^\s*(?:F\.\w+\()?(v\d+)(?={_VIEWS}\[[^=]*\] [-+*/]?= |{_VIEWS}\.\w+_\(| [-+*/]= |, inplace=True)")
 
 
 def unread_of(lines: Sequence[str]) -> list[str]:

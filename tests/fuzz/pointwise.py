@@ -53,7 +53,7 @@ _UNARY = (
     "F.dropout({x}, 0.5, False)",
     "{x}.nan_to_num()",
     "{x}.float()",
-    "{x}.to(torch.float64).to(dtype)",
+    "{x}.to(torch.float64).to({x}.dtype)",
     "{x}.round()",
     "{x} * torch.ones_like({x})",
     "{x} + torch.zeros_like({x})",

@@ -48,6 +48,7 @@ class Program:
     setup: lines of __init__. lines: statements of forward, each of one or more lines. outputs: names, the first `exact`
     of them only moved or integers. whole: weights are halves, so that sums have no rounding and ties are exact.
     example: captured by optimize(model, example), else at the first call. many: computed as a large batch is.
+    edited: the output that the caller edits as soon as it has it.
     """
 
     setup: tuple[str, ...] = ()
@@ -62,6 +63,7 @@ class Program:
     verify: str = "off"
     example: bool = True
     many: bool = False
+    edited: str = ""
     captured: Sizes = CAPTURED
     later: tuple[Sizes, ...] = LATER
 
@@ -111,8 +113,9 @@ class Program:
         """A script that prints what eager and fxopt give, call by call."""
         calls = ", ".join(str(tuple(sizes)) for sizes in (self.captured, *self.later))
         prepared = f"inputs{tuple(self.captured)}" if self.example else "None"
+        edit = _EDIT.format(number=self.outputs.index(self.edited)) if self.edited in self.outputs else ""
         return self.source() + _SCRIPT.format(
-            grad=self.grad, prepared=prepared, verify=self.verify, calls=calls, many=self.many
+            grad=self.grad, prepared=prepared, verify=self.verify, calls=calls, many=self.many, edit=edit
         )
 
     def loaded(self) -> Loaded:
@@ -121,6 +124,10 @@ class Program:
         return Loaded(namespace["build"], namespace["inputs"])
 
 
+_EDIT = """
+                results[{number}].detach().mul_(0.5)
+                if any(result.requires_grad for result in results):
+                    sum(result.sum() for result in results if result.requires_grad).backward()"""
 _SCRIPT = """
 
 if __name__ == "__main__":
@@ -140,7 +147,8 @@ if __name__ == "__main__":
         for name, model in (("eager", eager), ("fxopt", fast)):
             torch.manual_seed(number)
             try:
-                print(name, sizes, model(*inputs(*sizes)))
+                results = model(*inputs(*sizes)){edit}
+                print(name, sizes, results)
             except Exception as error:
                 print(name, sizes, type(error).__name__, error)
     print(fast._fxopt.findings)

@@ -58,6 +58,7 @@ def _candidates(p: Program) -> Iterator[Program]:
         {"whole": False},
         {"example": True},
         {"verify": "off"},
+        {"edited": ""},
     )
     yield from (replace(p, **change) for change in plain if any(getattr(p, k) != v for k, v in change.items()))
     for i, given in enumerate(p.inputs):

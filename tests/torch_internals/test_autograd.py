@@ -10,6 +10,7 @@ from fxopt.torch_internals.autograd import (
     StopRecomputation,
     hooks_of,
     hooks_on_saved_tensors,
+    making_no_views,
     saving_as_usual,
     set_grad_enabled,
 )
@@ -69,4 +70,13 @@ def test_a_checkpoint_stops_with_its_own_error() -> None:
     checkpoint(function, x, use_reentrant=False).sum().backward()
     assert raised == [StopRecomputation], (
         f"a checkpoint stops its recomputation by {raised}: fxopt/runtime/dispatch.py would take it for a wrong graph"
+    )
+
+
+def test_views_that_are_no_views() -> None:
+    x = torch.ones(2, 3)
+    with making_no_views():
+        view = x.t()
+    assert not view._is_view() and x.t()._is_view(), (
+        "_AutoDispatchBelowADInplaceOrView: who edits a result of fxopt's operators in place is told that it is a view"
     )

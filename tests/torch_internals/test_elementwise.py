@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shape_config
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxopt.capture.inputs import FakeInputs, flatten
 from fxopt.torch_internals import elementwise
@@ -85,3 +87,30 @@ def test_as_torch(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 def test_what_torch_rejects_is_rejected() -> None:
     with pytest.raises((RuntimeError, ValueError), match="min and max"):
         traced(lambda x: torch.clamp(x), torch.float32)
+
+
+_ROW_BY_ROW = {
+    "batch_norm": lambda x: F.batch_norm(x, torch.zeros(x.shape[1]), torch.ones(x.shape[1])),
+    "batch_norm in training": lambda x: F.batch_norm(x, None, None, training=True),
+    "logsigmoid": F.logsigmoid,
+    "rrelu": F.rrelu,
+}
+_FORMS = {
+    "transposed matrix": lambda: torch.randn(4, 6).t(),
+    "expanded": lambda: torch.randn(6, 1).expand(6, 4),
+    "every other": lambda: torch.randn(6, 8)[:, ::2],
+    "outer axes turned": lambda: torch.randn(5, 6, 4).transpose(0, 1),
+    "inner axes turned": lambda: torch.randn(6, 4, 5).transpose(1, 2),
+    "reversed": lambda: torch.randn(4, 5, 6).permute(2, 1, 0),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("name", _ROW_BY_ROW)
+def test_strides_as_the_cpu_has_them(name: str, form: str, grad: bool) -> None:
+    x = _FORMS[form]()
+    mode = elementwise.CaptureFakeMode(ShapeEnv(), cached=True)
+    with mode, torch.set_grad_enabled(grad):
+        fake = _ROW_BY_ROW[name](mode.from_tensor(x).requires_grad_(grad))
+    assert tuple(map(int, fake.stride())) == _ROW_BY_ROW[name](x).stride()

@@ -21,6 +21,7 @@ from fxopt.findings import Change, Miss, PassFindings, Place
 from fxopt.normalize import remove_dead_code
 from fxopt.patterns.core import Match, Reject, place_of
 from fxopt.rewrites.framework.editor import Editor, Rejected, as_captured, learn, no_new_guards
+from fxopt.rewrites.framework.edits import Edits
 from fxopt.rewrites.framework.gradient_modes import stay_on_one_side
 from fxopt.rewrites.framework.gradient_paths import GradientPaths
 from fxopt.rewrites.framework.policy import ALWAYS, Policy
@@ -113,6 +114,7 @@ def apply(
     refused: set[str] = set()
     trial = Trial(tuner, not inference) if tuner is not None else None
     paths = functools.cache(lambda: None if inference else GradientPaths(module.graph))  # before the first edit
+    edits = functools.cache(lambda: Edits(module.graph))
     commit = functools.partial(_commit, rewrite, module, trial, config)
     for _ in range(_MOST_ROUNDS):
         changed = False
@@ -126,7 +128,7 @@ def apply(
             if fuel.empty:
                 break
             number = fuel.take()
-            if number in fuel.skip or not commit(paths(), found, findings, number):
+            if number in fuel.skip or not commit(paths(), edits(), found, findings, number):
                 refused.add(found.anchor.name)
                 continue
             changed = True
@@ -165,6 +167,7 @@ def _commit(
     trial: Trial | None,
     config: Config,
     paths: GradientPaths | None,
+    edits: Edits,
     match: Match,
     findings: PassFindings,
     number: int,
@@ -174,7 +177,7 @@ def _commit(
     editor, policy = Editor(module, match.anchor, config), rewrite.policy_at(match)
     place = place_of(match.anchor)
     try:
-        replacement = _checked(rewrite, editor, match)
+        replacement = _checked(rewrite, editor, match, edits)
         if editor.missing and policy.proof:
             raise Rejected(editor.missing)
         if trial is not None and policy.measured:
@@ -220,9 +223,10 @@ def _descend(added: Sequence[Node], replaced: Sequence[Node]) -> dict[str, None]
     return origins
 
 
-def _checked(rewrite: Rewrite, editor: Editor, match: Match) -> Replacement:
+def _checked(rewrite: Rewrite, editor: Editor, match: Match, edits: Edits) -> Replacement:
     with no_new_guards(editor.module):
         replacement = rewrite.replace(editor, match)
+        replacement = replace(replacement, values=edits.keep(editor, replacement.values))
         stay_on_one_side(editor, replacement.values)
     for unknown, known in replacement.equal:
         learn(unknown, known)

@@ -79,11 +79,15 @@ class Editor:
     def twins(self, nodes: Sequence[Node]) -> dict[Node, Node]:
         """The same calls once more, which read each other where the old ones do."""
         twins: dict[Node, Node] = {}
+        self.repeat(nodes, twins)
+        return twins
+
+    def repeat(self, nodes: Sequence[Node], twins: dict[Node, Node]) -> None:
+        """The same calls once more, added to `twins`; where an old one reads what has a twin, they read the twin."""
         for node in nodes:
             with self.module.graph.inserting_before(self.point):
                 twins[node] = self.module.graph.node_copy(node, lambda read: twins.get(read, read))
             self.added.append(twins[node])
-        return twins
 
     def constant(self, name: str, tensor: torch.Tensor, like: Node | None = None) -> Node:
         """A tensor that belongs to the graph and not to the model's state, on the device of `like`."""

@@ -40,6 +40,10 @@ class GradientPaths:
                 raise Rejected(f"without '{lost[0].name}' a parameter has no gradient where eager's is zeros")
         self._reached = after
 
+    def reach(self, node: Node) -> bool:
+        """Whether it may require gradients."""
+        return bool(self._of(node))
+
     def _of(self, node: Node) -> int:
         found = self._reached.get(node)
         if found is None:

@@ -101,3 +101,75 @@ class QueryOfNoPositions(nn.Module):
         query = x.mean(1).unsqueeze(1).expand(-1, x.shape[1], -1)
         scores = self.net(torch.cat([query, x, query - x, query * x], -1)).squeeze(-1)
         return torch.einsum("bl,bld->bd", scores.softmax(-1), x)
+
+
+def features(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return (torch.randn(B, 8, 4),)
+
+
+class Lanes(nn.Module):
+    """Lanes that one call computes; eager's stack of them is memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
+
+    def lanes(self, x: Tensor) -> list[Tensor]:
+        return [torch.sigmoid(tower(x[:, i])) for i, tower in enumerate(self.towers)]
+
+
+@graph(features, captured=(1, 1), later=((1, 1), (3, 1)), grad=True)
+class EditedStack(Lanes):
+    """Through .data autograd does not see the edit of what backward needs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        stack = torch.stack(self.lanes(x), 1)
+        stack.data.mul_(0.5)
+        return stack
+
+
+@graph(features, grad=True, outputs=("stack",), edited="stack")
+class StackThatTheCallerEdits(Lanes):
+    """What is returned is the caller's to edit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack(self.lanes(x))
+
+
+@graph(features, grad=True, outputs=("h", "scores"), edited="h")
+class EditedHiddenLayer(nn.Module):
+    """The backward of h + w needs no h; that of a fused program does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.w = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.layer(x)
+        return h, torch.sigmoid(h + self.w) * 2 + 1
+
+
+@graph(features, grad=True, outputs=("attended", "x"), edited="x")
+class InputReturned(nn.Module):
+    """An input that is a result as well; eager's attention keeps scaled copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return nn.functional.scaled_dot_product_attention(self.layer(x.flip(0)), x, x.flip(1)), x
+
+
+def three(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    q, k, v = (torch.randn(B, 2, 2, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    return q, k, v
+
+
+@graph(three, captured=(2, 2), dtype=torch.bfloat16, grad=True, outputs=("attended",), edited="attended")
+class EditedAttention(nn.Module):
+    """What an operator of ours returns is no view that must not be edited."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax(q @ k.transpose(1, 2) / 1.7, -1) @ v

@@ -156,3 +156,16 @@ class ColumnsOfJoinedRows(nn.Module):
         y = (x * x).exp() + x
         left, right = y.split(1, 1)
         return left.squeeze(1), right.squeeze(1), y * self.l(y) + y, torch.stack([x, y], 1)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 2, 3),), captured=(3, 3))
+class NormOfATransposedInput(nn.Module):
+    """A batch norm's result lies row by row on a CPU, whatever its input does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        return y if y.is_contiguous() else y * 2

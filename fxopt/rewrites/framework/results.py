@@ -1,0 +1,110 @@
+"""What a model returns is the caller's to edit: no result is memory that backward needs, unless eager's is.
+
+`logits.mul_(0.5)` ahead of the loss is an error where backward needs the logits; through `.data` it changes gradients.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate, map_arg
+
+from fxopt.rewrites.framework.editor import Editor, as_captured, fake_mode_of, no_new_guards
+from fxopt.rewrites.framework.gradient_paths import GradientPaths
+from fxopt.shape.aliases import Aliases, has_effects, is_random
+from fxopt.shape.sizes import tensor_of
+from fxopt.torch_internals.storage import shares_storage
+
+aten = torch.ops.aten
+
+
+def part_from_backward(module: GraphModule, captured: GraphModule) -> None:
+    """Copy what is returned and kept for backward, where nothing keeps what was captured.
+
+    The result is the copy; but who keeps an input that is returned keeps the copy. Parameters are never copied.
+    """
+    now, before = Kept(module), Kept(captured)
+    output = module.graph.output_node()
+    editor, twins = Editor(module, output), dict[Node, Node]()
+    parted = set[Node]()  # all that stands on memory which is copied: results that share it still do
+    for result, was in zip(_results(module), _results(captured), strict=True):
+        if not isinstance(result, Node) or not isinstance(was, Node) or result in parted or now.edited(result):
+            continue
+        made, *views = now.path(result)
+        if any(map(is_random, views)):  # a dropout, which may be a view
+            continue
+        if "state" in made.meta or not (keepers := now.keepers(result)) or before.keepers(was, False):
+            continue
+        if made.op == "call_function":
+            parted.update(now.sharing(result))
+        elif made.op == "placeholder":
+            _keep_copies(module, keepers, now.sharing(result))
+    for result in filter(parted.__contains__, dict.fromkeys(_results(module))):
+        made, *views = now.path(result)
+        if made not in twins:
+            twins[made] = editor.call(aten.clone.default, made)
+        editor.repeat([view for view in views if view not in twins], twins)
+        result.replace_all_uses_with(twins[result], lambda user: user is output)
+
+
+def _keep_copies(module: GraphModule, keepers: Sequence[Node], memory: Sequence[Node]) -> None:
+    for call in keepers:
+        for read in set(memory).intersection(call.all_input_nodes):
+            call.replace_input_with(read, Editor(module, call).call(aten.clone.default, read))
+
+
+def _results(module: GraphModule) -> list[Any]:
+    results: list[Any] = []
+    map_aggregate(module.graph.output_node().args, results.append)
+    return results
+
+
+class Kept:
+    """Which memory backward needs: what an operator keeps is found by recording its backward on fake tensors."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+        self._aliases = Aliases(module.graph)
+        self._paths = GradientPaths(module.graph)
+        self.edited = self._aliases.edited
+        self.sharing = self._aliases.sharing
+
+    def path(self, result: Node) -> list[Node]:
+        """From the tensor that was made to the view of it that is the result."""
+        sharing, path = set(self._aliases.sharing(result)), [result]
+        while source := next((node for node in path[0].all_input_nodes if node in sharing), None):
+            path.insert(0, source)
+        while len(path) > 1 and tensor_of(path[0]) is None:  # a call with several results, which share no memory
+            path.pop(0)
+        return path
+
+    def keepers(self, result: Node, unknown: bool = True) -> list[Node]:
+        """The calls whose backward needs the memory of `result`. unknown: whether those do that torch cannot tell."""
+        sharing = self.sharing(result)
+        calls = dict.fromkeys(call for node in sharing for call in (node, *node.users) if call.op == "call_function")
+        return [call for call in calls if self._paths.reach(call) and self._keeps(call, set(sharing), unknown)]
+
+    def _keeps(self, call: Node, sharing: set[Node], unknown: bool) -> bool:
+        if is_random(call) or has_effects(call):  # not to be run once more
+            return False
+        read = {node: self._recorded(node) for node in call.all_input_nodes}
+        kept: list[Tensor] = []
+        hooks = saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor)  # type: ignore[func-returns-value]
+        try:
+            with no_new_guards(self._module), fake_mode_of(self._module), as_captured(), torch.enable_grad(), hooks:
+                value = call.target(*map_arg(call.args, read.get), **map_arg(call.kwargs, read.get))  # type: ignore[operator]
+        except Exception:
+            return unknown
+        given = {node: value[node.args[1]] for node in call.users if node.target is operator.getitem} or {call: value}
+        shown = [tensor for node, tensor in (read | given).items() if node in sharing and isinstance(tensor, Tensor)]
+        return any(shares_storage(tensor, one) for tensor in kept for one in shown)
+
+    def _recorded(self, node: Node) -> Any:
+        value = node.meta.get("val")
+        return value.detach().requires_grad_(self._paths.reach(node)) if isinstance(value, Tensor) else value
