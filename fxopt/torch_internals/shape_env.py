@@ -148,7 +148,9 @@ def _is_about_strides(packet: Any, question: Relational) -> bool:
 
 @contextmanager
 def questions(environment: Any) -> Iterator[list[sympy.Basic]]:
-    """What is asked about sizes meanwhile, and answered without a guard. Without a symbol table nothing is."""
+    """What is asked about sizes meanwhile, and answered without a guard. Without a symbol table nothing is. Inside
+    another `questions`, the inner one alone is told.
+    """
     asked: list[sympy.Basic] = []
 
     def suppress(expr: Any, value: Any) -> None:  # called before a guard is added
@@ -158,8 +160,8 @@ def questions(environment: Any) -> Iterator[list[sympy.Basic]]:
 
     with ExitStack() as suppressed:
         if environment is not None:
+            suppressed.callback(setattr, environment, "_check_frozen", environment._check_frozen)
             environment._check_frozen = suppress
-            suppressed.callback(delattr, environment, "_check_frozen")
         yield asked
     if asked:
         ShapeEnv._inner_evaluate_expr.cache_clear()  # the answers, without their guards

@@ -117,6 +117,7 @@ def test_boxes_show_their_operators_and_places(shown: Browser) -> None:
         "12 places",
     ):
         assert part in text
+    shown.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # edges wait for sizes
     assert shown.run("document.querySelectorAll('#graph-before path').length") == 1
     assert shown.problems == []
 

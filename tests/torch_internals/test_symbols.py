@@ -105,6 +105,16 @@ def test_what_is_asked_meanwhile_is_told(environment: TraceShapeEnv) -> None:
     assert size > 3 and len(environment.guards) == 1, "the answer stayed in the cache, without its guard"
 
 
+def test_what_is_asked_inside_is_told_inside_alone(environment: TraceShapeEnv) -> None:
+    size = environment.size("x", 5, positive=False)
+    with questions(environment) as outer:
+        with questions(environment) as inner:
+            assert size > 3
+        assert len(inner) == 1 and not outer
+        assert size > 4
+    assert len(outer) == 1 and not environment.guards, "the inner questions took the place of the outer ones"
+
+
 def test_the_node_of_a_size_is_an_accessor(tracer: Any, x: Tensor) -> None:
     node = number_proxy(x.shape[0], tracer).node
     assert is_accessor_node(node), "is_accessor_node: fxopt/capture/recorded.py would leave dead sizes in graphs"
