@@ -92,6 +92,13 @@ class Chain(torch.autograd.Function):
         return (None, None, None, *backward.run(grads[0]))
 
 
+def laid_out(x: Tensor) -> Tensor:
+    """x, or a copy where no strides make its rows a matrix, as torch's linear layers take it: x is the caller's to edit
+    before backward, which needs the copy.
+    """
+    return x if x.dim() <= 2 or x.is_contiguous() else _matrix(x).view(x.shape)
+
+
 def kept_by_torch(inputs: Sequence[Tensor], state: Sequence[Tensor | None], layers: Sequence[Layer]) -> list[Tensor]:
     """What the kernel gives for a plan that keeps values."""
     x = torch.cat(list(inputs), -1) if len(inputs) > 1 else inputs[0]

@@ -47,7 +47,7 @@ def call_of(plan: Sequence[int], is_wide: bool = True) -> Call:
         if outputs is not None:
             return outputs[0]
         if chain and torch.is_grad_enabled():
-            return autograd.Chain.apply(chain, kept, n_inputs, *inputs, *state)
+            return autograd.Chain.apply(chain, kept, n_inputs, *map(autograd.laid_out, inputs), *state)
         return torch.ops.fxopt.mlp.default(inputs, state, plan)
 
     return mlp

@@ -173,3 +173,20 @@ class EditedAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.softmax(q @ k.transpose(1, 2) / 1.7, -1) @ v
+
+
+def transposed(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return (torch.randn(4, L, B).transpose(0, 2),)
+
+
+@graph(transposed, later=((6, 2), (3, 5)), grad=True, outputs=("first", "rest", "scores"), edited="first")
+class EditedInputOfNoMatrix(nn.Module):
+    """A linear layer keeps a copy of rows that no strides make a matrix; their parts are the caller's to edit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 4), nn.Hardtanh())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        first, rest = x.split([1, 3], -1)
+        return first, rest, self.mlp(x).sum(2, keepdim=True)
