@@ -150,6 +150,25 @@ class EditedHiddenLayer(nn.Module):
         return h, torch.sigmoid(h + self.w) * 2 + 1
 
 
+@graph(features, grad=True, outputs=("h", "scores"))
+class ResultsInResults(EditedHiddenLayer.model):  # type: ignore[name-defined,misc]
+    """The scores have a gradient in h, which a fused program computes from x; and so has a view of h in h itself."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h, scores = super().forward(x)
+        flat = h.flatten(1)
+        return h, scores, flat, torch.tanh(flat + 1) * 3
+
+
+@graph(features, grad=True, outputs=("h", "scores"), edited="h")
+class ResultItsMakerKeeps(EditedHiddenLayer.model):  # type: ignore[name-defined,misc]
+    """Who keeps its own result has it to itself; the later result is computed from what is returned."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.layer(x) * 2 + self.w
+        return h, torch.sigmoid(h + 1) * 2 + self.w
+
+
 @graph(features, grad=True, outputs=("attended", "x"), edited="x")
 class InputReturned(nn.Module):
     """An input that is a result as well; eager's attention keeps scaled copies."""
