@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
+from fxopt.facts import facts_of
 from fxopt.rewrites.framework.editor import Editor, as_captured, fake_mode_of, no_new_guards
 from fxopt.rewrites.framework.gradient_paths import GradientPaths
 from fxopt.shape.aliases import Aliases, has_effects, is_random
@@ -90,6 +91,9 @@ class Kept:
     def _keeps(self, call: Node, sharing: set[Node], unknown: bool) -> bool:
         if is_random(call) or has_effects(call):  # not to be run once more
             return False
+        needs_result = facts_of(call.target).needs_result
+        if call in sharing and needs_result is not None and needs_result(call.args[-1]):  # type: ignore[arg-type]
+            return True
         read = {node: self._recorded(node) for node in call.all_input_nodes}
         kept: list[Tensor] = []
         hooks = saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor)  # type: ignore[func-returns-value]

@@ -169,6 +169,14 @@ class ResultItsMakerKeeps(EditedHiddenLayer.model):  # type: ignore[name-defined
         return h, torch.sigmoid(h + 1) * 2 + self.w
 
 
+@graph(features, captured=(4, 1), later=((300, 1),), grad=True, outputs=("scores",), edited="scores")
+class EditedActivation(Lanes):
+    """A cat of one piece is memory of its own in eager; ours is what a chain of layers gave, and keeps for backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat(self.lanes(x)[:1], -1)
+
+
 @graph(features, grad=True, outputs=("attended", "x"), edited="x")
 class InputReturned(nn.Module):
     """An input that is a result as well; eager's attention keeps scaled copies."""
