@@ -96,7 +96,8 @@ def _joined(node: Node, reads: list[int]) -> int:
 def _may_ask(placeholder: Node) -> bool:
     """A parameter may be frozen and thawed after the capture; what an input asks is part of its signature."""
     slot = placeholder.meta.get("state")
-    return _is_float(placeholder) and (slot.kind == "parameter" if slot else placeholder.meta["val"].requires_grad)
+    asks = placeholder.meta.get("asks", False) or (slot is not None and slot.kind == "parameter")
+    return asks and _is_float(placeholder)
 
 
 def _is_float(node: Node) -> bool:
