@@ -42,11 +42,13 @@ class GradientPaths:
         moved = {old: new for old, new in values.items() if new is not None}
         lost = [old for old, new in moved.items() if self._of(old) & ~(self._of(new) | self._own.get(old, 0))]
         if lost:
-            after = self._with(moved)
+            after, results = self._with(moved), (1 << self._n_results) - 1
+            for old in lost:  # each way counts: a gradient in a result is the sum over those that go through it
+                if self._of(old) & ~(self._of(moved[old]) | self._own.get(old, 0)) & results:
+                    raise Rejected(f"without '{old.name}' a gradient does not pass through a result as eager's does")
             for output in self._graph.output_node().all_input_nodes:
-                if missing := self._of(output) & ~after[moved.get(output, output)]:
-                    source = "a result" if missing < 1 << self._n_results else "a parameter"
-                    raise Rejected(f"without '{lost[0].name}' {source} has no gradient where eager's is zeros")
+                if self._of(output) & ~after[moved.get(output, output)]:
+                    raise Rejected(f"without '{lost[0].name}' a parameter has no gradient where eager's is zeros")
             self._reached = after
         for old, new in moved.items():
             if own := self._own.pop(old, 0):

@@ -169,6 +169,19 @@ class ResultItsMakerKeeps(EditedHiddenLayer.model):  # type: ignore[name-defined
         return h, torch.sigmoid(h + 1) * 2 + self.w
 
 
+@graph(lambda B, L, fill=0.6: (torch.randint(0, 2, (B, 1)),), captured=(2, 2), grad=True, outputs=("pairs", "rows"))
+class ResultReadTwice(nn.Module):
+    """A sum that is looked up and pooled at once does not pass through the rows; their squares still do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2, 1)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.table(ids)
+        return 0.5 * (rows.sum(1) ** 2 - (rows**2).sum(1)).sum(1, keepdim=True), rows
+
+
 @graph(features, captured=(4, 1), later=((300, 1),), grad=True, outputs=("scores",), edited="scores")
 class EditedActivation(Lanes):
     """A cat of one piece is memory of its own in eager; ours is what a chain of layers gave, and keeps for backward."""
