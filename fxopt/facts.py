@@ -6,7 +6,7 @@ reads a graph finds them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +26,8 @@ class Facts:
         looks_up: it reads rows of tables, which the report counts as embedding columns.
         clamps: from its argument `plan`, whether a call moves ids outside their table into it, and counts them.
         padded: from its argument `plan`, the plan to use where rows are added to fill up a batch. None: the same one.
+        needs_result: from its argument `plan`, whether its backward needs what the call gave. What is registered with
+            torch may not show it: where gradients are recorded, a call may go past the dispatcher.
         keeps: it keeps what it derives from an argument until that changes, which a replayed CUDA graph would not see.
     """
 
@@ -34,6 +36,7 @@ class Facts:
     looks_up: bool = False
     clamps: Callable[[Tensor], bool] | None = None
     padded: Callable[[Tensor], Tensor] | None = None
+    needs_result: Callable[[Sequence[int]], bool] | None = None
     keeps: bool = False
 
 

@@ -254,7 +254,7 @@ def trace(
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
             record(tensor, proxy, tracer)
-            proxy.node.meta["memory"] = tracer.memory.of(real)
+            proxy.node.meta |= {"memory": tracer.memory.of(real), "asks": real.requires_grad}
             if number < stand_ins:
                 known[id(real)] = proxy.node
         uncached = disable_autocast_cache()

@@ -154,6 +154,8 @@ def _outcome(
         result = model(*given)
         outcome.outputs = result if isinstance(result, tuple) else (result,)
         outcome.values = {f"output {i}": _frozen(leaf) for i, leaf in enumerate(outcome.outputs)}
+        if program.grad:
+            outcome.values.update(_between(outcome.outputs))
         if program.edited in program.outputs:
             outcome.values.update(_edited(outcome.outputs, program.outputs.index(program.edited)))
         if program.grad:
@@ -184,10 +186,24 @@ def _edited(outputs: tuple[Any, ...], number: int) -> dict[str, Any]:
     return {f"output {i} after an edit": _frozen(value) for i, value in enumerate(outputs)}
 
 
-def _gradients(model: nn.Module, leaves: tuple[Tensor, ...], outputs: tuple[Any, ...]) -> dict[str, Any]:
+def _roots(outputs: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:
+    """The outputs that have gradients, and what comes in at each."""
     generator = torch.Generator("cpu").manual_seed(7)
     roots = [t for t in outputs if isinstance(t, Tensor) and t.requires_grad]
-    seeds = [torch.randint(-4, 5, t.shape, generator=generator, device="cpu").to(t) for t in roots]
+    return roots, [torch.randint(-4, 5, t.shape, generator=generator, device="cpu").to(t) for t in roots]
+
+
+def _between(outputs: tuple[Any, ...]) -> dict[str, Any]:
+    """The gradient of all outputs in each, as hooks on it see it. Ahead of edits: one of a view takes its ways away."""
+    roots, seeds = _roots(outputs)
+    if len(roots) < 2:
+        return {}
+    found = torch.autograd.grad(roots, roots, seeds, retain_graph=True)
+    return {f"gradient of output {i}": grad for i, grad in enumerate(found)}
+
+
+def _gradients(model: nn.Module, leaves: tuple[Tensor, ...], outputs: tuple[Any, ...]) -> dict[str, Any]:
+    roots, seeds = _roots(outputs)
     if roots:
         torch.autograd.backward(roots, seeds)
     named = [*model.named_parameters(), *((f"input {i}", t) for i, t in enumerate(leaves) if t.requires_grad)]

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fxopt import Config, optimize
+from fxopt.rewrites.framework.editor import Rejected
+from fxopt.rewrites.framework.gradient_paths import GradientPaths
 
 Forward = Callable[["Model", Tensor, Tensor], "Tensor | tuple[Tensor, ...]"]
 
@@ -85,3 +87,32 @@ def test_gradients_are_eagers(function: Forward, frozen: bool, loss_of: int | No
             if old is not None:
                 torch.testing.assert_close(new, old, msg=name)
     assert fast._fxopt.entries[0].executable is not None
+
+
+def test_inputs_that_ask_for_gradients_are_sources() -> None:
+    model = Model(lambda m, x, ids: torch.relu(x) * 2)
+    given = torch.randn(5, 4, 4, requires_grad=True), torch.randint(0, 10, (5, 4))
+    (entry,) = optimize(model, given, Config(verify="off", tune="off"))._fxopt.entries
+    graph = entry.executable.graph.graph
+    paths = GradientPaths(graph)
+    (result,) = graph.output_node().all_input_nodes
+    assert paths.reach(result)
+    with pytest.raises(Rejected):
+        paths.keep({result: next(node for node in graph.nodes if node.op == "placeholder" and not paths.reach(node))})
+
+
+def test_tables_may_be_edited_between_forward_and_backward() -> None:
+    """A lookup's gradient needs its ids alone."""
+    model = Model(lambda m, x, ids: torch.cat(m.rows(ids, 0, 1, 2), 1))
+    fast = optimize(copy.deepcopy(model), config=Config(verify="off", tune="off"))
+    given = torch.randn(5, 4, 4), torch.randint(0, 10, (5, 4))
+    for each in (model, fast):
+        result = each(*given)
+        with torch.no_grad():
+            for table in each.tables.parameters():
+                table.add_(1)
+        result.sum().backward()
+    for old, new in zip(model.tables.parameters(), fast.tables.parameters(), strict=True):
+        assert (old.grad is None) == (new.grad is None)
+        if old.grad is not None:
+            torch.testing.assert_close(new.grad, old.grad)

@@ -50,12 +50,13 @@ class _Split:
 
 _splits: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _differentiable: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_read_again: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
     tensors, tables, plan = inputs
-    ctx.save_for_backward(*tensors, *tables, plan)
-    ctx.n_tensors = len(tensors)
+    ctx.save_for_backward(plan, *tensors, *(tables[t] for t in _tables_read_again(plan, tensors)))
+    ctx.n_tensors, ctx.tables = len(tensors), tables
     gradients.mark(ctx, (*tensors, *tables), output, _differentiable_in(plan, len(tensors)))
 
 
@@ -72,9 +73,22 @@ def _differentiable_in(plan: Tensor, n_tensors: int) -> list[set[int]]:
     return found
 
 
+def _tables_read_again(plan: Tensor, tensors: Sequence[Tensor]) -> list[int]:
+    """The tables whose numbers a gradient needs: that of a maximum, or in what rows are multiplied with. The others may
+    be edited between forward and backward, as in eager."""
+    found = _read_again.get(plan)
+    if found is None:
+        looked_up = [column for column in plan_of(plan).columns if column.table is not None]
+        largest = {column.table for column in looked_up if column.pool == "max"}
+        by_tensor = [(tensor, column.table) for column in looked_up for tensor in _float_inputs(column)]
+        found = _read_again[plan] = largest, by_tensor
+    largest, by_tensor = found
+    return sorted(largest.union(table for tensor, table in by_tensor if tensors[tensor].requires_grad))
+
+
 def backward(ctx: Any, grads: list[Any]) -> tuple[list[Tensor | None], list[Tensor | None], None]:
-    *inputs, plan = ctx.saved_tensors
-    tensors, tables = inputs[: ctx.n_tensors], inputs[ctx.n_tensors :]
+    plan, *saved = ctx.saved_tensors
+    tensors, tables = saved[: ctx.n_tensors], ctx.tables
     needs_tensors, needs_tables, _ = ctx.needs_input_grad
     if gradients.by_definition(grads):
         flowing, outputs = _subplan(plan_of(plan), [c for c in plan_of(plan).columns if grads[c.output] is not None])

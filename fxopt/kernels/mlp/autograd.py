@@ -39,6 +39,11 @@ class Layer:
     own: bool
 
     @property
+    def by_result(self) -> bool:
+        """Whether its gradient needs what it gives."""
+        return bool(self.behind) and not self.own
+
+    @property
     def steps(self) -> tuple[Step, ...]:
         return (self.linear, *self.behind)
 
@@ -74,8 +79,7 @@ class Chain(torch.autograd.Function):
         outputs = kept(inputs, state) or kept_by_torch(inputs, state, layers)
         ctx.layers, ctx.n_inputs, ctx.n_given = layers, n_inputs, len(tensors)
         ctx.set_materialize_grads(False)
-        last = layers[-1]
-        result = outputs[0] if last.behind and not last.own else None  # who edits it must not be told that it is needed
+        result = outputs[0] if layers[-1].by_result else None  # who edits it must not be told that it is needed
         ctx.save_for_backward(*tensors, result, *outputs[1:])
         return outputs[0]
 

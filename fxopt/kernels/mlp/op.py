@@ -80,6 +80,11 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     return grads[: len(inputs)], grads[len(inputs) :], None
 
 
-_FACTS = Facts(rows="layers", overwritable=True)
+def _needs_result(plan: Sequence[int]) -> bool:
+    steps = decode(plan)
+    return steps[0].op == Op.LINEAR and autograd.layers_of(steps)[-1].by_result
+
+
+_FACTS = Facts(rows="layers", overwritable=True, needs_result=_needs_result)
 OPERATORS = Operators((Operator(_SCHEMA, _in_pytorch, _fake, _backward, _setup_context, facts=_FACTS),), KERNEL)
 load = OPERATORS.load

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
+from fxopt.facts import facts_of
 from fxopt.rewrites.framework.editor import Editor, as_captured, fake_mode_of, no_new_guards
 from fxopt.rewrites.framework.gradient_paths import GradientPaths
 from fxopt.shape.aliases import Aliases, has_effects, is_random
@@ -27,36 +27,34 @@ aten = torch.ops.aten
 def part_from_backward(module: GraphModule, captured: GraphModule) -> None:
     """Copy what is returned and kept for backward, where nothing keeps what was captured.
 
-    The result is the copy; but who keeps an input that is returned keeps the copy. Parameters are never copied.
+    Who keeps a result keeps a copy: the result itself is what later ones are computed from, and have their gradients
+    in. Where the call that makes it keeps it, everyone else has the copy. Parameters are never copied.
     """
     now, before = Kept(module), Kept(captured)
-    output = module.graph.output_node()
-    editor, twins = Editor(module, output), dict[Node, Node]()
-    parted = set[Node]()  # all that stands on memory which is copied: results that share it still do
+    readers, makers = dict[Node, set[Node]](), dict[Node, set[Node]]()
     for result, was in zip(_results(module), _results(captured), strict=True):
-        if not isinstance(result, Node) or not isinstance(was, Node) or result in parted or now.edited(result):
+        if not isinstance(result, Node) or not isinstance(was, Node) or now.edited(result):
             continue
         made, *views = now.path(result)
         if any(map(is_random, views)):  # a dropout, which may be a view
             continue
         if "state" in made.meta or not (keepers := now.keepers(result)) or before.keepers(was, False):
             continue
-        if made.op == "call_function":
-            parted.update(now.sharing(result))
-        elif made.op == "placeholder":
-            _keep_copies(module, keepers, now.sharing(result))
-    for result in filter(parted.__contains__, dict.fromkeys(_results(module))):
-        made, *views = now.path(result)
-        if made not in twins:
-            twins[made] = editor.call(aten.clone.default, made)
-        editor.repeat([view for view in views if view not in twins], twins)
-        result.replace_all_uses_with(twins[result], lambda user: user is output)
+        memory = now.sharing(result)
+        apart = set(keepers).difference(memory)
+        readers |= {read: users for read in memory if (users := apart.intersection(read.users))}
+        if made.op == "call_function" and len(apart) < len(keepers):
+            makers[made] = set(made.users)
+    for read, users in (*readers.items(), *makers.items()):
+        _read_a_copy(module, read, users)
 
 
-def _keep_copies(module: GraphModule, keepers: Sequence[Node], memory: Sequence[Node]) -> None:
-    for call in keepers:
-        for read in set(memory).intersection(call.all_input_nodes):
-            call.replace_input_with(read, Editor(module, call).call(aten.clone.default, read))
+def _read_a_copy(module: GraphModule, read: Node, users: set[Node]) -> None:
+    behind = read.next
+    while behind.op == "placeholder":
+        behind = behind.next
+    copy = Editor(module, behind).call(aten.clone.default, read)
+    read.replace_all_uses_with(copy, lambda user: user in users)
 
 
 def _results(module: GraphModule) -> list[Any]:
@@ -93,6 +91,9 @@ class Kept:
     def _keeps(self, call: Node, sharing: set[Node], unknown: bool) -> bool:
         if is_random(call) or has_effects(call):  # not to be run once more
             return False
+        needs_result = facts_of(call.target).needs_result
+        if call in sharing and needs_result is not None and needs_result(call.args[-1]):  # type: ignore[arg-type]
+            return True
         read = {node: self._recorded(node) for node in call.all_input_nodes}
         kept: list[Tensor] = []
         hooks = saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor)  # type: ignore[func-returns-value]

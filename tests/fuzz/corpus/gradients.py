@@ -150,6 +150,46 @@ class EditedHiddenLayer(nn.Module):
         return h, torch.sigmoid(h + self.w) * 2 + 1
 
 
+@graph(features, grad=True, outputs=("h", "scores"))
+class ResultsInResults(EditedHiddenLayer.model):  # type: ignore[name-defined,misc]
+    """The scores have a gradient in h, which a fused program computes from x; and so has a view of h in h itself."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h, scores = super().forward(x)
+        flat = h.flatten(1)
+        return h, scores, flat, torch.tanh(flat + 1) * 3
+
+
+@graph(features, grad=True, outputs=("h", "scores"), edited="h")
+class ResultItsMakerKeeps(EditedHiddenLayer.model):  # type: ignore[name-defined,misc]
+    """Who keeps its own result has it to itself; the later result is computed from what is returned."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.layer(x) * 2 + self.w
+        return h, torch.sigmoid(h + 1) * 2 + self.w
+
+
+@graph(lambda B, L, fill=0.6: (torch.randint(0, 2, (B, 1)),), captured=(2, 2), grad=True, outputs=("pairs", "rows"))
+class ResultReadTwice(nn.Module):
+    """A sum that is looked up and pooled at once does not pass through the rows; their squares still do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2, 1)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.table(ids)
+        return 0.5 * (rows.sum(1) ** 2 - (rows**2).sum(1)).sum(1, keepdim=True), rows
+
+
+@graph(features, captured=(4, 1), later=((300, 1),), grad=True, outputs=("scores",), edited="scores")
+class EditedActivation(Lanes):
+    """A cat of one piece is memory of its own in eager; ours is what a chain of layers gave, and keeps for backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat(self.lanes(x)[:1], -1)
+
+
 @graph(features, grad=True, outputs=("attended", "x"), edited="x")
 class InputReturned(nn.Module):
     """An input that is a result as well; eager's attention keeps scaled copies."""
