@@ -23,6 +23,7 @@ from fxopt.rewrites.framework.core import Fuel, apply
 from fxopt.rewrites.framework.direct import copied, direct
 from fxopt.rewrites.framework.regions import calls_of
 from fxopt.rewrites.framework.results import part_from_backward
+from fxopt.rewrites.framework.sources import Sources
 from fxopt.runtime import Executable
 from fxopt.runtime.cuda_graphs import replayable
 from fxopt.runtime.pieces import Pieces
@@ -46,6 +47,8 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner, dump: D
     dump.graph("captured", module.graph)
     findings.passes.append(normalize(module, inference))
     dump.graph("normalize", module.graph)
+    sources = None if inference else Sources.hold(module)
+    findings.passes[0].misses += sources.misses if sources is not None else []
     with remembered(module.graph):
         for rewrite_pass in passes(config):
             progress.step(f"rewrite: {rewrite_pass.name}")
@@ -55,7 +58,8 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner, dump: D
             if ran.changes:
                 dump.graph(ran.name, module.graph)
     findings.passes[0].changes += normalize(module, inference).changes  # what the passes made alike
-    if not inference:
+    if sources is not None:
+        sources.release()
         part_from_backward(module, captured.graph)
     findings.operators_after, findings.rewrites = operators(module.graph), fuel.used
     module.recompile()

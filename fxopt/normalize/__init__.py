@@ -41,6 +41,6 @@ def _round(module: GraphModule, inference: bool) -> list[Change]:
     changes = make_functional(module, inference)
     fold_literals(module)
     changes += remove_identities(module, inference)
-    changes += merge_twins(module)
+    changes += merge_twins(module, inference)
     remove_dead_code(module)
     return changes

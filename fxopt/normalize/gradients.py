@@ -21,3 +21,12 @@ def records_nothing(graph: Graph) -> bool:
 def switches_gradients(graph: Graph) -> bool:
     """Whether forward turns gradients on or off at all."""
     return bool(gradient_switches(graph))
+
+
+def is_float(node: Node) -> bool:
+    """Whether it may have a gradient; of what has no value on its own nothing is known."""
+    value = node.meta.get("val")
+    if value is None:
+        return True
+    values = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()) for one in values)

@@ -14,7 +14,7 @@ from fxopt.normalize.changes import change
 from fxopt.normalize.gradients import switches_gradients
 from fxopt.shape.aliases import DROPOUTS, Aliases
 from fxopt.shape.calls import arguments_of
-from fxopt.shape.sizes import same, same_shape, static, tensor_of
+from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
 from fxopt.shape.strides import Layout, Strides
 
 aten = torch.ops.aten
@@ -72,6 +72,8 @@ class _Identities:
         if node.target is aten.contiguous.default and len(node.args) == 1 and not node.kwargs:
             contiguous = self.strides.known(source) is Layout.CONTIGUOUS
             return (source, "contiguous", "the tensor is contiguous already") if contiguous else None
+        if node.target is aten.flatten.using_ints and tensor_of(source) is not None:
+            return (source, "flatten", "of one dim") if _flattens_one(node, len(shape_of(source))) else None
         return None
 
     def _view(self, node: Node) -> Identity | None:
@@ -96,6 +98,11 @@ class _Identities:
         if not _same_kind(source, node) or not _same_sizes(node, source) or not self.strides.may_become(node, source):
             return None
         return source, what, "nothing edits the copy or the original"
+
+
+def _flattens_one(flatten: Node, rank: int) -> bool:
+    start, end = (arguments_of(flatten)[name] for name in ("start_dim", "end_dim"))
+    return rank > 0 and start % rank == end % rank  # type: ignore[operator]
 
 
 def is_plain_cast(node: Node) -> bool:

@@ -9,15 +9,17 @@ from torch.fx import GraphModule, Node
 
 from fxopt.findings import Change
 from fxopt.normalize.changes import change
-from fxopt.normalize.gradients import gradient_switches
+from fxopt.normalize.gradients import gradient_switches, is_float
 from fxopt.normalize.keys import frozen
 from fxopt.shape.aliases import Aliases, is_pure
 
 _MOST_BYTES = 1 << 20  # of a literal whose contents are compared
 
 
-def merge_twins(module: GraphModule) -> list[Change]:
-    """Let one node stand for all that compute the same, unless two of them are handed out as different memory."""
+def merge_twins(module: GraphModule, inference: bool = False) -> list[Change]:
+    """Let one node stand for all that compute the same, unless two of them are handed out as different memory, or one
+    as a tensor that gradients may be asked for.
+    """
     aliases, switches = Aliases(module.graph), gradient_switches(module.graph)
     seen: dict[Any, Node] = {}
     changes, recorded = [], None
@@ -26,7 +28,8 @@ def merge_twins(module: GraphModule) -> list[Change]:
         if not is_pure(node) or aliases.edited(node):
             continue
         twin = seen.setdefault((recorded, _key(module, node)), node)
-        if twin is node or (aliases.leaves(node) and aliases.leaves(twin)):
+        leave = [aliases.leaves(one) for one in (node, twin)]
+        if twin is node or all(leave) or (any(leave) and not inference and is_float(node)):
             continue
         if any(aliases.edited_after(read, twin) for read in node.all_input_nodes):
             continue

@@ -182,7 +182,7 @@ def _named(names: str, rule: Rule) -> dict[Any, Rule]:
 
 RULES: dict[Any, Rule] = {
     **_named("reshape view _unsafe_view flatten unflatten", _reshape),
-    **_named("contiguous clone alias detach to _to_copy lift_fresh_copy", _same),
+    **_named("contiguous clone alias detach to _to_copy lift_fresh lift_fresh_copy", _same),
     **_named("softmax _softmax log_softmax _log_softmax cumsum slice narrow sort topk split split_with_sizes chunk "
              "unsafe_split unsafe_chunk", _along),
     **_named("sum mean amax amin max min var std prod logsumexp linalg_vector_norm any all argmax argmin", _without),

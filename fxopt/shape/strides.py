@@ -42,6 +42,7 @@ _STRIDE_BLIND = _FRESH | {
     aten.item.default, aten.sym_size.int, aten.sym_numel.default, aten.embedding_bag.padding_idx,
     aten.embedding_bag.default,
 }  # fmt: skip
+_ALIKE = REGROUPS | {aten.alias.default, aten.lift_fresh.default}
 # Views where the strides of their argument allow it, and copies elsewhere.
 MAY_COPY = {
     aten.reshape.default, aten.flatten.using_ints, aten.reshape_as.default, aten.ravel.default,
@@ -130,7 +131,7 @@ class Strides:
             return Layout.ANY
         if node.target is aten.contiguous.default:
             return Layout.CONTIGUOUS
-        if node.target in REGROUPS:
+        if node.target in _ALIKE:
             return self._known[source]
         if node.target is aten.batch_norm.default and len(shape_of(node)) < 4:
             return Layout.CONTIGUOUS
@@ -159,7 +160,7 @@ class Strides:
             return Layout.CONTIGUOUS
         if _is_pointwise(user):
             return min(self._asked[user], Layout.ORDERED)
-        if user.target in REGROUPS:
+        if user.target in _ALIKE:
             return self._asked[user]
         return Layout.CONTIGUOUS if self._asked[user] and not _is_scalar(user) else Layout.ANY
 

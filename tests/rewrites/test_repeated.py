@@ -261,10 +261,12 @@ def test_results_that_are_outputs_are_computed_once() -> None:
             lanes = [self.lane(self, x * self.scale, i, j) for i, j in PAIRS]
             return [torch.stack(lanes, 1), *lanes]
 
-    fast = optimize(Outputs(product), (torch.randn(5, FIELDS, DIM),))
-    assert not changes(fast)
-    (findings,) = fast._fxopt.findings
-    assert any("nobody else needs" in miss.reason for ran in findings.passes for miss in ran.misses)
+    for gradients, reason in ((False, "nobody else needs"), (True, "gradients may be asked for")):
+        with torch.set_grad_enabled(gradients):
+            fast = optimize(Outputs(product), (torch.randn(5, FIELDS, DIM),))
+        assert not changes(fast)
+        (findings,) = fast._fxopt.findings
+        assert any(reason in miss.reason for ran in findings.passes for miss in ran.misses)
 
 
 def test_dropout_in_training_stays() -> None:

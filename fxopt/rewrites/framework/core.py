@@ -37,6 +37,10 @@ from fxopt.tune.tuner import Tuner
 _MOST_ROUNDS = 100  # matches that wait for one another need two or three; one that makes its own pattern, all of them
 
 
+class _Stale(Exception):
+    """A match that was found before another one replaced what it reads: the next round finds it anew."""
+
+
 @dataclass(frozen=True)
 class Replacement:
     """What a rewrite did at one match: new values for old nodes, and the words for the report.
@@ -128,10 +132,13 @@ def apply(
             if fuel.empty:
                 break
             number = fuel.take()
-            if number in fuel.skip or not commit(paths(), edits(), found, findings, number):
-                refused.add(found.anchor.name)
+            try:
+                committed = number not in fuel.skip and commit(paths(), edits(), found, findings, number)
+            except _Stale:
                 continue
-            changed = True
+            changed |= committed
+            if not committed:
+                refused.add(found.anchor.name)
         if not changed:
             break
         remove_dead_code(module)
@@ -178,6 +185,8 @@ def _commit(
     place = place_of(match.anchor)
     try:
         replacement = _checked(rewrite, editor, match, edits)
+        if _reads_replaced(editor):
+            raise _Stale
         if editor.missing and policy.proof:
             raise Rejected(editor.missing)
         if trial is not None and policy.measured:
@@ -186,6 +195,9 @@ def _commit(
             replacement = replace(replacement, values=values, why="; ".join(filter(None, (replacement.why, timing))))
         if paths is not None:
             paths.keep(replacement.values)
+    except _Stale:
+        editor.undo()
+        raise
     except Rejected as error:
         editor.undo()
         findings.misses.append(Miss(rewrite.name, str(error), place))
@@ -213,6 +225,11 @@ def _commit(
     what, why = replacement.what, replacement.why
     findings.changes.append(Change(number, match.anchor.name, what, why, place, tuple(origins), names))
     return True
+
+
+def _reads_replaced(editor: Editor) -> bool:
+    """Whether a value would be computed once more, in its old spelling, whose rounding may be another one."""
+    return any("replaced" in read.meta for node in editor.added for read in node.all_input_nodes)
 
 
 def _descend(added: Sequence[Node], replaced: Sequence[Node]) -> dict[str, None]:

@@ -230,3 +230,39 @@ class EditedInputOfNoMatrix(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         first, rest = x.split([1, 3], -1)
         return first, rest, self.mlp(x).sum(2, keepdim=True)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randint(0, 9, (B, L)),), grad=True, outputs=("pooled", "rows"))
+class PooledByItsOwnScores(nn.Module):
+    """The sum has a gradient in the rows on two ways, through their scores and past them: one operator has both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+        self.w = nn.Parameter(torch.randn(4))
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.table(ids)
+        return (rows * torch.softmax(rows @ self.w, 1).unsqueeze(-1)).sum(1), rows
+
+
+@graph(lambda B, L, fill=0.6: (torch.randint(0, 9, (B, L)),), captured=(4, 1), grad=True, outputs=("stack", "scores"))
+class EqualToWhatIsRead(PooledByItsOwnScores.model):  # type: ignore[name-defined,misc]
+    """A stack of all pieces has the values of the rows, but no score has a gradient in it."""
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.table(ids)
+        return torch.stack(list(rows.unbind(1)), 1), torch.softmax(rows @ rows.mT, -1) @ rows
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 4),), grad=True, outputs=("bounded", "flat", "twin"))
+class FlatAlready(nn.Module):
+    """h flattened to its form is h itself; what is computed once more is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h = self.layer(x)
+        return h.clamp(min=0), h.flatten(1), self.layer(x)

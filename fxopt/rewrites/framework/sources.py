@@ -1,0 +1,90 @@
+"""Results are sources of gradients, as parameters are: `torch.autograd.grad(loss, hidden)` and hooks ask for the
+gradient of one result in another. The ways from one to another are those of eager after the rewrites, no less, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxopt.findings import Miss
+from fxopt.patterns.core import place_of
+from fxopt.rewrites.framework.gradient_paths import BARRIER, GradientPaths
+from fxopt.shape.aliases import Aliases
+
+aten = torch.ops.aten
+_REASON = (
+    "the model returns what other results are computed from, and gradients may be asked for in it: nothing is fused "
+    "across it, unless gradients are off"
+)
+
+
+@dataclass
+class Sources:
+    """Results that have gradients, while passes run.
+
+    held: barriers behind those that others are computed from. No rewrite takes a way past one.
+    alone: of each that nobody reads, its places in the tuple of results.
+    """
+
+    module: GraphModule
+    held: list[Node]
+    alone: list[list[int]]
+
+    @classmethod
+    def hold(cls, module: GraphModule) -> Sources:
+        """Puts the barriers."""
+        paths, aliases = GradientPaths(module.graph), Aliases(module.graph)
+        sources, results = cls(module, [], []), _results(module)
+        for result in module.graph.output_node().all_input_nodes:
+            if not result.op.startswith("call") or not paths.reach(result) or aliases.edited(result):
+                continue
+            if len(result.users) > 1:
+                sources._hold(result)
+            else:
+                sources.alone.append([place for place, one in enumerate(results) if one is result])
+        return sources
+
+    @property
+    def misses(self) -> list[Miss]:
+        """What the report says of them."""
+        return [Miss("normalize", _REASON, place_of(barrier)) for barrier in self.held]
+
+    def _hold(self, result: Node) -> None:
+        with self.module.graph.inserting_after(result):
+            barrier = self._passing_on(BARRIER, result)
+        result.replace_all_uses_with(barrier, lambda user: user is not barrier)
+        self.held.append(barrier)
+
+    def release(self) -> None:
+        """Takes the barriers away. A result that passes have found equal to what others read is a tensor of its own."""
+        for barrier in self.held:
+            (source,) = barrier.all_input_nodes
+            if len(source.users) == 1:
+                barrier.replace_all_uses_with(source)
+                self.module.graph.erase_node(barrier)
+            else:
+                barrier.target = aten.alias.default
+        output, results = self.module.graph.output_node(), _results(self.module)
+        for places in self.alone:
+            result = results[places[0]]
+            if len(result.users) > 1 or results.count(result) > len(places):
+                with self.module.graph.inserting_before(output):
+                    view = self._passing_on(aten.alias.default, result)
+                for place in places:
+                    results[place] = view
+        output.args = (tuple(results),)
+
+    def _passing_on(self, target: Callable[..., Any], result: Node) -> Node:
+        node = self.module.graph.call_function(target, (result,))
+        node.meta = {key: result.meta[key] for key in ("val", "place", "origins") if key in result.meta}
+        return node
+
+
+def _results(module: GraphModule) -> list[Any]:
+    (results,) = module.graph.output_node().args
+    return list(results)  # type: ignore[arg-type]
