@@ -4,7 +4,7 @@ gradient of one result in another. The ways from one to another are those of eag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from fxopt.findings import Miss
 from fxopt.patterns.core import place_of
 from fxopt.rewrites.framework.gradient_paths import BARRIER, GradientPaths
 from fxopt.shape.aliases import Aliases
+from fxopt.torch_internals.tracing import is_erased
 
 aten = torch.ops.aten
 _REASON = (
@@ -40,12 +41,12 @@ class Sources:
         """Puts the barriers."""
         paths, aliases = GradientPaths(module.graph), Aliases(module.graph)
         sources, results = cls(module, [], []), _results(module)
-        for result in module.graph.output_node().all_input_nodes:
+        for result in list(dict.fromkeys(_themselves(module.graph.output_node().all_input_nodes))):
             if not result.op.startswith("call") or not paths.reach(result) or aliases.edited(result):
                 continue
             if len(result.users) > 1:
                 sources._hold(result)
-            else:
+            elif result in results:
                 sources.alone.append([place for place, one in enumerate(results) if one is result])
         return sources
 
@@ -63,6 +64,8 @@ class Sources:
     def release(self) -> None:
         """Takes the barriers away. A result that passes have found equal to what others read is a tensor of its own."""
         for barrier in self.held:
+            if is_erased(barrier):
+                continue
             (source,) = barrier.all_input_nodes
             if len(source.users) == 1:
                 barrier.replace_all_uses_with(source)
@@ -83,6 +86,15 @@ class Sources:
         node = self.module.graph.call_function(target, (result,))
         node.meta = {key: result.meta[key] for key in ("val", "place", "origins") if key in result.meta}
         return node
+
+
+def _themselves(results: list[Node]) -> Iterator[Node]:
+    """The results, and what one of them may be, where the strides of an input decide whether it is a copy."""
+    for result in results:
+        yield result
+        while result.target is aten.contiguous.default:
+            (result,) = result.all_input_nodes
+            yield result
 
 
 def _results(module: GraphModule) -> list[Any]:

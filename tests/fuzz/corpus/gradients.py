@@ -255,9 +255,9 @@ class EqualToWhatIsRead(PooledByItsOwnScores.model):  # type: ignore[name-define
         return torch.stack(list(rows.unbind(1)), 1), torch.softmax(rows @ rows.mT, -1) @ rows
 
 
-@graph(lambda B, L, fill=0.6: (torch.randn(B, 4),), grad=True, outputs=("bounded", "flat", "twin"))
-class FlatAlready(nn.Module):
-    """h flattened to its form is h itself; what is computed once more is not."""
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 4),), grad=True, outputs=("bounded", "flat", "twin", "turned", "scores"))
+class AlreadyOfItsForm(nn.Module):
+    """h flattened to its form is h itself, and so is what is contiguous; what is computed once more is not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,4 +265,5 @@ class FlatAlready(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         h = self.layer(x)
-        return h.clamp(min=0), h.flatten(1), self.layer(x)
+        turned = x.unsqueeze(1).transpose(1, 2).reshape(x.shape)
+        return h.clamp(min=0), h.flatten(1), self.layer(x), turned.contiguous(), turned * 2 + 1
