@@ -42,6 +42,7 @@ _REFUSED = {
     torch.Tensor.data_ptr: "asks for the address of a tensor",
     torch.Tensor.storage_offset: "asks for the storage_offset of a tensor",
     torch.Tensor.untyped_storage: "asks for the storage of a tensor",
+    torch.Tensor.set_: "gives a tensor other memory",
     torch.Tensor.is_shared: "asks whether memory is shared",
 }
 _GRADIENTS = frozenset(

@@ -187,7 +187,8 @@ def _is_new(cast: Node, source: Node) -> bool:
 
 
 def _share_storage(left: Node, right: Node) -> bool:
-    """Whether two fake values are views of one: einsum, meshgrid and others give views without declaring it.
+    """Whether two fake values, or a tensor in a list of them, are views of one: einsum, meshgrid and others give views
+    without declaring it.
 
     meta["edited"] of a functional operator is the value that it had as an edit, and that the capture made views of.
     """
@@ -197,9 +198,11 @@ def _share_storage(left: Node, right: Node) -> bool:
 
 
 def _is_view_of(value: object, other: object) -> bool:
-    if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return False
-    return shares_storage(value, other)
+    if isinstance(value, (list, tuple)):
+        return any(_is_view_of(item, other) for item in value)
+    if isinstance(other, (list, tuple)):
+        return any(_is_view_of(value, item) for item in other)
+    return isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor) and shares_storage(value, other)
 
 
 def makes_results(graph: Graph) -> bool:

@@ -25,6 +25,9 @@ _EDITS = (
     "{x}.transpose(0, -1).mul_(2)",
     "{x}.detach().mul_(0.5)",
     "{x}.select(0, 0).fill_(2)",
+    "torch.broadcast_tensors({x}, {x}[:1])[0].mul_(0.9)",
+    "torch.atleast_3d({x}, {x})[1].add_(1)",
+    "torch.unsafe_chunk({x}, 2)[0].mul_(0.5)",
     "{x}.sub_({x}.mean())",
     "F.relu({x}, inplace=True)",
     "{x} += 1",
@@ -51,6 +54,8 @@ _STATE = (
     "{b}.copy_({b} * 0.5)",
     "{b}.lerp_({x}.detach().mean(), 0.1)",
     "{b}[0] += 1",
+    "torch.broadcast_tensors({b}, {b}[:1])[0].mul_(0.9)",
+    "torch.meshgrid({b}, {x}.detach().reshape(-1)[:1], indexing='ij')[0].add_(1)",
     "{b} = torch.maximum({b}, {x}.detach().amax())",
 )
 

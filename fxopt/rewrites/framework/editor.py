@@ -25,7 +25,7 @@ from fxopt.torch_internals.symbols import environment_of, expression, free_unbac
 from fxopt.torch_internals.tracing import enable_python_dispatcher
 
 # Up to torch 2.12 matmul and linear take symbolic sizes only as Python decompositions, which double the time of a call.
-_decomposed = enable_python_dispatcher if torch.__version__ < "2.13" else nullcontext
+decomposed = enable_python_dispatcher if torch.__version__ < "2.13" else nullcontext
 
 
 class Rejected(Exception):
@@ -56,7 +56,7 @@ class Editor:
         self.added.append(node)
         node.meta["place"] = place_of(self.point)
         fake_args = map_arg(args, lambda argument: argument.meta["val"])
-        with fake_mode_of(self.module) as mode, _asking(mode, target), as_captured(), _decomposed():
+        with fake_mode_of(self.module) as mode, _asking(mode, target), as_captured(), decomposed():
             node.meta["val"] = target(*fake_args, **map_arg(kwargs, lambda argument: argument.meta["val"]))
         return node
 

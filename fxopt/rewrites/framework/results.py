@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
 from fxopt.facts import facts_of
-from fxopt.rewrites.framework.editor import Editor, as_captured, fake_mode_of, no_new_guards
+from fxopt.rewrites.framework.editor import Editor, as_captured, decomposed, fake_mode_of, no_new_guards
 from fxopt.rewrites.framework.gradient_paths import GradientPaths
 from fxopt.shape.aliases import Aliases, has_effects, is_random
 from fxopt.shape.sizes import tensor_of
@@ -45,16 +47,18 @@ def part_from_backward(module: GraphModule, captured: GraphModule) -> None:
         readers |= {read: users for read in memory if (users := apart.intersection(read.users))}
         if made.op == "call_function" and len(apart) < len(keepers):
             makers[made] = set(made.users)
-    for read, users in (*readers.items(), *makers.items()):
-        _read_a_copy(module, read, users)
+    copies = {made: _read_a_copy(module, made, users) for made, users in makers.items()}
+    for read, users in readers.items():
+        _read_a_copy(module, copies.get(read, read), users)
 
 
-def _read_a_copy(module: GraphModule, read: Node, users: set[Node]) -> None:
+def _read_a_copy(module: GraphModule, read: Node, users: set[Node]) -> Node:
     behind = read.next
     while behind.op == "placeholder":
         behind = behind.next
     copy = Editor(module, behind).call(aten.clone.default, read)
     read.replace_all_uses_with(copy, lambda user: user in users)
+    return copy
 
 
 def _results(module: GraphModule) -> list[Any]:
@@ -98,13 +102,18 @@ class Kept:
         kept: list[Tensor] = []
         hooks = saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor)  # type: ignore[func-returns-value]
         try:
-            with no_new_guards(self._module), fake_mode_of(self._module), as_captured(), torch.enable_grad(), hooks:
+            with self._as_captured(), torch.enable_grad(), hooks:
                 value = call.target(*map_arg(call.args, read.get), **map_arg(call.kwargs, read.get))  # type: ignore[operator]
         except Exception:
             return unknown
         given = {node: value[node.args[1]] for node in call.users if node.target is operator.getitem} or {call: value}
         shown = [tensor for node, tensor in (read | given).items() if node in sharing and isinstance(tensor, Tensor)]
         return any(shares_storage(tensor, one) for tensor in kept for one in shown)
+
+    @contextmanager
+    def _as_captured(self) -> Iterator[None]:
+        with no_new_guards(self._module), fake_mode_of(self._module), as_captured(), decomposed():
+            yield
 
     def _recorded(self, node: Node) -> Any:
         value = node.meta.get("val")

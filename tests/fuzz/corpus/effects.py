@@ -156,3 +156,21 @@ class EditsWhatWasComputed(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         x.transpose(0, -1).mul_(2)
         return self.l(x) * torch.sigmoid(y)
+
+
+class EditsABufferBehindAView(nn.Module):
+    """Functions that give several views of what they get, and say so nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.arange(1.0, 9.0).reshape(2, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.broadcast_tensors(self.rows, x[:1])[0].mul_(0.9)
+        torch.meshgrid(self.rows[0], x[0], indexing="ij")[0][:, 0].add_(1)
+        torch.atleast_3d(self.rows, x)[0].mul_(0.5)
+        torch.unsafe_chunk(self.rows, 2)[1].add_(2)
+        return x * self.rows.sum()
+
+
+EDITS_A_BUFFER_BEHIND_A_VIEW = graph(rows)(EditsABufferBehindAView)
