@@ -13,7 +13,7 @@ from fxopt.normalize.gradients import records_nothing, switches_gradients
 from fxopt.normalize.literals import fold_literals
 from fxopt.normalize.same import remove_identities
 from fxopt.normalize.twins import merge_twins
-from fxopt.shape.aliases import mutates
+from fxopt.shape.aliases import find_views, mutates
 
 __all__ = ["normalize", "records_nothing", "remove_dead_code", "switches_gradients"]
 
@@ -30,6 +30,7 @@ def normalize(module: GraphModule, inference: bool = False) -> PassFindings:
     """
     started = time.perf_counter()
     remove_dead_code(module)
+    find_views(module.graph)
     changes = _round(module, inference)
     while any(map(mutates, module.graph.nodes)) and (more := _round(module, inference)):
         changes += more

@@ -82,7 +82,7 @@ class _Functional:
             return None
         with self.graph.inserting_before(edit):
             new = self.graph.call_function(operator, edit.args, edit.kwargs)
-        new.meta = {**edit.meta, "val": value, "edited": edit.meta["val"]}
+        new.meta = {**edit.meta, "val": value, "views": []}
         return new
 
     @staticmethod

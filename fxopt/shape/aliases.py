@@ -177,7 +177,7 @@ def _aliased_arguments(node: Node) -> list[Node]:
     declared = _nodes_at(node, _aliased(node.target))
     if node.target in _CASTS and declared and _is_new(node, declared[0]):
         return []
-    return declared + [argument for argument in node.all_input_nodes if _share_storage(node, argument)]
+    return declared + undeclared_views(node)
 
 
 def _is_new(cast: Node, source: Node) -> bool:
@@ -186,18 +186,29 @@ def _is_new(cast: Node, source: Node) -> bool:
     return isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.dtype != after.dtype
 
 
-def _share_storage(left: Node, right: Node) -> bool:
-    """Whether two fake values, or a tensor in a list of them, are views of one: einsum, meshgrid and others give views
-    without declaring it.
+def find_views(graph: Graph) -> None:
+    """Notes of each call which arguments its result is a view of, while their values are those of the capture."""
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            undeclared_views(node)
 
-    meta["edited"] of a functional operator is the value that it had as an edit, and that the capture made views of.
+
+def undeclared_views(node: Node) -> list[Node]:
+    """The arguments whose memory the result shares although no schema says so, as of einsum and meshgrid.
+
+    Found once, by fake values, and kept in meta["views"] as places among the arguments: what stands there later may
+    have a value of its own.
     """
-    return _is_view_of(left.meta.get("val"), right.meta.get("val")) or (
-        "edited" in right.meta and _is_view_of(left.meta.get("val"), right.meta["edited"])
-    )
+    arguments: list[Node] = []
+    map_arg((node.args, node.kwargs), arguments.append)
+    if "views" not in node.meta:
+        values = (argument.meta.get("val") for argument in arguments)
+        node.meta["views"] = [at for at, value in enumerate(values) if _is_view_of(node.meta.get("val"), value)]
+    return [arguments[at] for at in node.meta["views"]]
 
 
 def _is_view_of(value: object, other: object) -> bool:
+    """Whether two fake values, or a tensor in a list of them, share memory."""
     if isinstance(value, (list, tuple)):
         return any(_is_view_of(item, other) for item in value)
     if isinstance(other, (list, tuple)):

@@ -15,6 +15,7 @@ from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import Size, expression, product, same, shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
 from fxopt.shape.view_operators import CUTS, EXPANSIONS, REGROUPS
+from fxopt.torch_internals.storage import shares_storage
 
 aten = torch.ops.aten
 
@@ -33,7 +34,7 @@ _FRESH = {
     aten.linear.default, aten.mm.default, aten.bmm.default, aten.addmm.default, aten.embedding.default,
     aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.zeros.default, aten.ones.default,
     aten.full.default, aten.arange.default, aten.arange.start, aten.arange.start_step, aten.cumsum.default,
-    aten.repeat.default, aten.softmax.int, aten.log_softmax.int, aten.layer_norm.default,
+    aten.repeat.default, aten.softmax.int, aten.log_softmax.int, aten.layer_norm.default, aten.bilinear.default,
 }  # fmt: skip
 _JOINS = {aten.cat.default, aten.stack.default}
 # The result's strides follow from its shape, and nothing but the values of the arguments is read.
@@ -42,6 +43,7 @@ _STRIDE_BLIND = _FRESH | {
     aten.item.default, aten.sym_size.int, aten.sym_numel.default, aten.embedding_bag.padding_idx,
     aten.embedding_bag.default,
 }  # fmt: skip
+_IMAGES = 4  # axes, or 5: channels may come last
 _ALIKE = REGROUPS | {aten.alias.default, aten.lift_fresh.default}
 # Views where the strides of their argument allow it, and copies elsewhere.
 MAY_COPY = {
@@ -123,7 +125,7 @@ class Strides:
             return self._known[source]  # type: ignore[index]
         if node.target in _FRESH or _is_ours(node):
             return Layout.CONTIGUOUS
-        if node.target in _JOINS and len(shape_of(node)) < 4:  # of 4 or 5 axes, channels may come last
+        if node.target in _JOINS and len(shape_of(node)) < _IMAGES:
             return Layout.CONTIGUOUS
         if not isinstance(node.target, torch._ops.OpOverload):
             return self._known_of_graphs(node)
@@ -133,7 +135,7 @@ class Strides:
             return Layout.CONTIGUOUS
         if node.target in _ALIKE:
             return self._known[source]
-        if node.target is aten.batch_norm.default and len(shape_of(node)) < 4:
+        if node.target is aten.batch_norm.default and len(shape_of(node)) < _IMAGES:
             return Layout.CONTIGUOUS
         if node.target in CUTS or node.target in EXPANSIONS:  # a stride of 0 decides nothing
             return min(self._known[source], Layout.ORDERED)
@@ -152,9 +154,7 @@ class Strides:
             return self._asked[user]
         if user.target is aten.contiguous.default and self._known[user.args[0]] is Layout.CONTIGUOUS:  # type: ignore[index]
             return self._asked[user]  # it may go, because its argument is what it is
-        if user.target in _STRIDE_BLIND or _is_ours(user) or is_matrix_product(user):
-            return Layout.ANY
-        if user.target in _JOINS and len(shape_of(user)) < 4:
+        if _is_fresh(user):
             return Layout.ANY
         if user.target.namespace != "aten":  # a kernel we do not know may insist on what it gets
             return Layout.CONTIGUOUS
@@ -193,9 +193,38 @@ def looks_contiguous(node: Node) -> bool:
 
 
 def lies_alike(left: Node, right: Node) -> bool:
-    """Whether two tensors of one shape have the same strides, but for those of dims of size 1."""
+    """Whether two tensors of one shape are known to have the same strides, but for those of dims of size 1."""
     strides = zip(shape_of(left), left.meta["val"].stride(), right.meta["val"].stride(), strict=True)
-    return all(same(size, 1) or same(one, other) for size, one, other in strides)
+    alike = all(same(size, 1) or same(one, other) for size, one, other in strides)
+    return alike and not _is_guess(left) and not _is_guess(right)
+
+
+def _is_guess(node: Node) -> bool:
+    """Whether the real strides may be others than the fake ones: a fake reshape copies wherever torch cannot prove that
+    a view will do, as where a stride is Max(1, F) and the size F.
+    """
+    reached, pending = set[Node](), [node]
+    while pending:
+        made = pending.pop()
+        if made in reached or made.op != "call_function" or _is_fresh(made):
+            continue
+        reached.add(made)
+        if made.target in MAY_COPY and not _is_sure(made):
+            return True
+        pending += made.all_input_nodes
+    return False
+
+
+def _is_sure(reshape: Node) -> bool:
+    """Whether it is a view, or a copy of what has the same strides."""
+    source = reshape.all_input_nodes[0]
+    return shares_storage(reshape.meta["val"], source.meta["val"]) or looks_contiguous(source)
+
+
+def _is_fresh(node: Node) -> bool:
+    """Whether its strides follow from its shape."""
+    joins = node.target in _JOINS and len(shape_of(node)) < _IMAGES
+    return joins or node.target in _STRIDE_BLIND or _is_ours(node) or is_matrix_product(node)
 
 
 def same_stride(left: Size, right: Size) -> bool:

@@ -16,7 +16,7 @@ from fxopt.config import Config
 from fxopt.kernels.cuda_build import Kernels, missing
 from fxopt.patterns.core import place_of
 from fxopt.patterns.groups import hoisted
-from fxopt.shape.aliases import Aliases
+from fxopt.shape.aliases import Aliases, undeclared_views
 from fxopt.shape.sizes import Size, same
 from fxopt.torch_internals.fake_tensors import FakeTensorMode, mode_of
 from fxopt.torch_internals.patches import OBLIVIOUS
@@ -58,6 +58,7 @@ class Editor:
         fake_args = map_arg(args, lambda argument: argument.meta["val"])
         with fake_mode_of(self.module) as mode, _asking(mode, target), as_captured(), decomposed():
             node.meta["val"] = target(*fake_args, **map_arg(kwargs, lambda argument: argument.meta["val"]))
+        undeclared_views(node)
         return node
 
     def known(self, value: Any, target: Callable[..., Any], *args: Any) -> Node:
@@ -73,7 +74,8 @@ class Editor:
         with self.module.graph.inserting_before(node):
             twin = self.module.graph.call_function(node.target, args, node.kwargs)  # type: ignore[arg-type]
         self.added.append(twin)
-        twin.meta = dict(node.meta)
+        twin.meta = {key: fact for key, fact in node.meta.items() if key != "views"}
+        undeclared_views(twin)
         return twin
 
     def twins(self, nodes: Sequence[Node]) -> dict[Node, Node]:

@@ -40,7 +40,7 @@ class Edits:
             return values
         kept, after = dict(values), Kept(editor.module)
         for old, new in edited:
-            if old in after.sharing(new) or (after.keepers(old, False) and after.keepers(new)):
+            if old in after.sharing(new) or (after.surely_kept(old) and after.keepers(new)):
                 continue
             if any(read in self._aliases.sharing(old) for read in old.all_input_nodes):
                 raise Rejected(f"'{old.name}' is edited in place, and shares memory with what others read")

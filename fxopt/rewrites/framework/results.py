@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ def part_from_backward(module: GraphModule, captured: GraphModule) -> None:
         made, *views = now.path(result)
         if any(map(is_random, views)):  # a dropout, which may be a view
             continue
-        if "state" in made.meta or not (keepers := now.keepers(result)) or before.keepers(was, False):
+        if "state" in made.meta or not (keepers := now.keepers(result)) or before.surely_kept(was):
             continue
         memory = now.sharing(result)
         apart = set(keepers).difference(memory)
@@ -59,6 +60,12 @@ def _read_a_copy(module: GraphModule, read: Node, users: set[Node]) -> Node:
     copy = Editor(module, behind).call(aten.clone.default, read)
     read.replace_all_uses_with(copy, lambda user: user in users)
     return copy
+
+
+def _lie_together(left: Node, right: Node) -> bool:
+    """Whether both surely share memory; of a reshape, its schema says only that it may."""
+    one, other = tensor_of(left), tensor_of(right)
+    return one is not None and other is not None and shares_storage(one, other)
 
 
 def _results(module: GraphModule) -> list[Any]:
@@ -86,11 +93,28 @@ class Kept:
             path.pop(0)
         return path
 
-    def keepers(self, result: Node, unknown: bool = True) -> list[Node]:
-        """The calls whose backward needs the memory of `result`. unknown: whether those do that torch cannot tell."""
+    def keepers(self, result: Node) -> list[Node]:
+        """The calls whose backward may need the memory of `result`."""
         sharing = self.sharing(result)
+        return [call for call in self._calls(sharing) if self._keeps(call, set(sharing), unknown=True)]
+
+    def surely_kept(self, result: Node) -> bool:
+        """Whether backward needs the very tensor, and what needs it counts for a result."""
+        alike = [node for node in self.sharing(result) if _lie_together(node, result)]
+        return any(call in self._live and self._keeps(call, set(alike), unknown=False) for call in self._calls(alike))
+
+    def _calls(self, sharing: list[Node]) -> list[Node]:
         calls = dict.fromkeys(call for node in sharing for call in (node, *node.users) if call.op == "call_function")
-        return [call for call in calls if self._paths.reach(call) and self._keeps(call, set(sharing), unknown)]
+        return [call for call in calls if self._paths.reach(call)]
+
+    @functools.cached_property
+    def _live(self) -> set[Node]:
+        """What results are computed from."""
+        live = set[Node]()
+        for node in reversed(self._module.graph.nodes):
+            if node.op == "output" or not live.isdisjoint(node.users):
+                live.add(node)
+        return live
 
     def _keeps(self, call: Node, sharing: set[Node], unknown: bool) -> bool:
         if is_random(call) or has_effects(call):  # not to be run once more
