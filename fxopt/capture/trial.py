@@ -1,8 +1,9 @@
 """A run of the model on a copy and real inputs, which tells what its leaves return, write and change.
 
 It runs on the example and (if it accepts that) on the example twice over. (Not twice over on a GPU, where what it does
-not accept may end the process: an assertion on the device.) An output dim that equals an input dim of the same leaf in
-both runs is taken to follow it. Any other that differs between the two is a size of its own, and the rest are static.
+not accept may end the process: an assertion on the device.) An output that has an input's shape in both runs is taken
+to follow it. So is an output dim that differs between the two and equals an input dim of the same leaf in both. Any
+other that differs is a size of its own, and the rest are static.
 """
 
 from __future__ import annotations
@@ -164,8 +165,15 @@ def _output(runs: Sequence[_Record], index: int) -> Output:
         if not isinstance(value, CONSTANTS):
             raise CaptureError(f"a leaf returns a {type(value).__qualname__}, which is no pytree of tensors")
         return Output(constant=value)
-    dims = tuple(_dim(runs, index, d) for d in range(value.ndim))
+    alike = next((i for i in range(len(runs[0].arguments)) if _is_alike(runs, index, i)), None)
+    dims = tuple(_dim(runs, index, d) if alike is None else (alike, d) for d in range(value.ndim))
     return Output(dtype=value.dtype, device=value.device, dims=dims)
+
+
+def _is_alike(runs: Sequence[_Record], index: int, argument: int) -> bool:
+    """Whether a result has the shape of an argument, in all dims and runs, as those of norms and recurrent layers."""
+    pairs = [(run.values[index], run.arguments[argument]) for run in runs]
+    return all(isinstance(given, torch.Tensor) and value.shape == given.shape for value, given in pairs)
 
 
 def _dim(runs: Sequence[_Record], index: int, d: int) -> int | tuple[int, int] | None:

@@ -110,7 +110,14 @@ def _later(r: random.Random) -> tuple[Sizes, ...]:
 
 
 _VIEWS = r"(?:\.\w+(?:\([^()]*\))?)*"
-_EDIT = re.compile(rf"^\s*(?:F\.\w+\()?(v\d+)(?={_VIEWS}\[[^=]*\] [-+*/]?= |{_VIEWS}\.\w+_\(| [-+*/]= |, inplace=True)")
+_WAYS = (
+    rf"{_VIEWS}\[[^=]*\] [-+*/]?= ",
+    rf"{_VIEWS}\.\w+_\(",
+    " [-+*/]= ",
+    ", inplace=True",
+    r",.*\)\[\d\]\.\w+_\(",  # torch.unsafe_chunk(v1, 2)[0].mul_(0.5)
+)
+_EDIT = re.compile(rf"^\s*(?:(?:F|torch)\.\w+\()?(v\d+)(?={'|'.join(_WAYS)})")
 
 
 def unread_of(lines: Sequence[str]) -> list[str]:

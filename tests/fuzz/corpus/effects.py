@@ -174,3 +174,17 @@ class EditsABufferBehindAView(nn.Module):
 
 
 EDITS_A_BUFFER_BEHIND_A_VIEW = graph(rows)(EditsABufferBehindAView)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 2, 4),), grad=False)
+class EditsALayerBehindAView(nn.Module):
+    """The layer is replaced, and the function that gave views of its result declares none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.l(x)
+        torch.unsafe_chunk(y, 2)[0].mul_(0.5)
+        return y

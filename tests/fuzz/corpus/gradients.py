@@ -267,3 +267,23 @@ class AlreadyOfItsForm(nn.Module):
         h = self.layer(x)
         turned = x.unsqueeze(1).transpose(1, 2).reshape(x.shape)
         return h.clamp(min=0), h.flatten(1), self.layer(x), turned.contiguous(), turned * 2 + 1
+
+
+def query_and_keys(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return torch.randn(B, 4), torch.randn(B, L, 4, requires_grad=True)
+
+
+@graph(query_and_keys, grad=True, outputs=("scores", "first", "other"), edited="first")
+class EditedViewOfAQuery(nn.Module):
+    """Eager keeps a copy of the query for backward, and what a reshape made of it: neither is the query itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.Sequential(nn.Linear(8, 1), nn.PReLU(), nn.Linear(1, 1))
+        self.l = nn.Linear(4, 2)
+
+    def forward(self, query: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
+        other = self.l(query.transpose(0, 1).reshape(query.shape)) * 2
+        pairs = torch.cat([keys, query.unsqueeze(1).expand(-1, keys.shape[1], -1)], -1)
+        scores = (self.attend(pairs) * keys).sum(1)
+        return scores, torch.tensor_split(query, 2, -1)[0], other

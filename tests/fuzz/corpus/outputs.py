@@ -169,3 +169,16 @@ class NormOfATransposedInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x.transpose(1, 2)).transpose(1, 2)
         return y if y.is_contiguous() else y * 2
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, L, 2),), captured=(1, 2), later=((1, 2), (3, 4)), grad=False)
+class SumOfRegroupedPairs(nn.Module):
+    """A product of matrices whose axes are turned and joined is a view, also where its fake value is a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return (y.unsqueeze(2) * y.unsqueeze(1)).reshape(y.shape[0], -1, 2).sum(-3)

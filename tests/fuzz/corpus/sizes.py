@@ -118,3 +118,18 @@ class AsksForStrides(nn.Module):
 
 ASKS_FOR_STRIDES = graph(rows, captured=(3, 4), later=((4, 4), (5, 4)))(AsksForStrides)
 ASKS_FOR_STRIDES_OF_A_SQUARE = graph(rows, captured=(4, 4), later=((3, 4), (5, 4)))(AsksForStrides)
+
+
+@graph(
+    lambda B, L, fill=0.6: (torch.randn(B, L, 2), torch.rand(B) < fill), captured=(2, 2, 1.0), later=((1, 1), (3, 5))
+)
+class NormOfRepeatedRows(nn.Module):
+    """An opaque norm of which the length and the channels are the same number at the capture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: Tensor, twice: Tensor) -> Tensor:
+        rows = x.repeat_interleave(twice.long() + 1, dim=0)
+        return self.norm(rows.transpose(1, 2)).transpose(1, 2)
