@@ -169,3 +169,20 @@ class NormOfATransposedInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x.transpose(1, 2)).transpose(1, 2)
         return y if y.is_contiguous() else y * 2
+
+
+def channels_last(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    image = torch.randn(B, 3, L, 2)
+    return (image.to(memory_format=torch.channels_last) if B != 2 else image,)
+
+
+@graph(channels_last, captured=(4, 4), later=((3, 5), (2, 2)))
+class Convolved(nn.Module):
+    """A convolution of images keeps their channels last, and is no linear where the caller sees its strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
