@@ -186,3 +186,15 @@ class Convolved(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x)
+
+
+def heads(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return tuple(torch.randn(B, 4, L, 1) for _ in range(3))
+
+
+@graph(heads, captured=(3, 5), later=((1, 4), (6, 4), (2, 7)))
+class TurnedAttention(nn.Module):
+    """What is a transposed view in eager is one in the graph: its transpose is contiguous, for a caller's view()."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).reshape(q.shape[0], q.shape[2], 4)
