@@ -27,7 +27,7 @@ from fxopt.rewrites.packed import bytes_of_row, calling
 from fxopt.rewrites.views import made
 from fxopt.shape.aliases import makes_results
 from fxopt.shape.sizes import product, same_sizes, shape_of
-from fxopt.shape.strides import Layout, Strides, is_matrix_product, lies_alike
+from fxopt.shape.strides import Layout, Strides, is_matrix_product, surely_lies_alike
 from fxopt.shape.view_steps import Permute, Reshape, Step
 
 aten = torch.ops.aten
@@ -153,9 +153,9 @@ def like(editor: Editor, old: Node, new: Node) -> Node:
     is_seen = strides.asked(old) is not Layout.ANY
     fresh = old.target in _FRESH or is_matrix_product(old)
     follows = fresh and strides.known(new) is not Layout.CONTIGUOUS
-    if not lies_alike(old, new) or (is_seen and follows):
+    if not surely_lies_alike(old, new) or (is_seen and follows):
         new = editor.call(aten.contiguous.default, new)
-    if is_seen and not lies_alike(old, new):
+    if is_seen and not surely_lies_alike(old, new):
         raise Rejected("its strides would differ")
     return new
 

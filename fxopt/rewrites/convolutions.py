@@ -8,7 +8,7 @@ from fxopt.patterns.contractions.convolutions import CONVOLUTIONS, find_convolut
 from fxopt.patterns.core import Match
 from fxopt.rewrites.contractions import like
 from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.rewrites.framework.policy import MEASURED
 from fxopt.shape.sizes import shape_of
 from fxopt.shape.strides import Layout, Strides
@@ -30,6 +30,8 @@ def replace_convolutions(editor: Editor, match: Match) -> Replacement:
             value = editor.call(node.target, value, *node.args[1:], **node.kwargs)
     value = editor.call(aten.permute.default, value, [0, rank - 1, *range(1, rank - 1)])
     if Strides(editor.module.graph).asked(match.anchor) is not Layout.ANY:
+        if rank > 3:  # of 4 axes, channels come last where those of the input or the weight of a call do
+            raise Rejected("its strides would differ")
         value = like(editor, match.anchor, value)
     what = f"{linears} convolutions of kernel 1 into linears"
     return Replacement({match.anchor: value}, what, "channels last, as the views around them have it")

@@ -17,7 +17,7 @@ from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.rewrites.framework.policy import PROVEN
 from fxopt.rewrites.packed import Packer
-from fxopt.shape.strides import lies_alike
+from fxopt.shape.strides import surely_lies_alike
 
 aten = torch.ops.aten
 _WHY = "the same computation on slices, lookups or weights of its own"
@@ -68,9 +68,9 @@ def _collected(packer: Packer, part: Run | Node, collector: Collector) -> Node:
 
 def _like(editor: Editor, old: Node, new: Node) -> Node:
     """With the strides that the model's own collector has: its users may take views."""
-    if not lies_alike(old, new):
+    if not surely_lies_alike(old, new):
         new = editor.call(aten.contiguous.default, new)
-    if not lies_alike(old, new):
+    if not surely_lies_alike(old, new):
         raise Rejected("its strides would differ")
     return new
 

@@ -193,10 +193,14 @@ def looks_contiguous(node: Node) -> bool:
 
 
 def lies_alike(left: Node, right: Node) -> bool:
-    """Whether two tensors of one shape are known to have the same strides, but for those of dims of size 1."""
+    """Whether two tensors of one shape have the same fake strides, but for those of dims of size 1."""
     strides = zip(shape_of(left), left.meta["val"].stride(), right.meta["val"].stride(), strict=True)
-    alike = all(same(size, 1) or same(one, other) for size, one, other in strides)
-    return alike and not _is_guess(left) and not _is_guess(right)
+    return all(same(size, 1) or same(one, other) for size, one, other in strides)
+
+
+def surely_lies_alike(left: Node, right: Node) -> bool:
+    """Whether their real strides are the same as well, which matters where reshapes have been added."""
+    return lies_alike(left, right) and not _is_guess(left) and not _is_guess(right)
 
 
 def _is_guess(node: Node) -> bool:

@@ -39,7 +39,7 @@ def read_twice(x: Tensor, one: Tensor, three: Tensor, b: Tensor) -> Tensor:
 
 def images(x: Tensor, one: Tensor, three: Tensor, b: Tensor) -> Tensor:
     y = F.conv2d(x.unsqueeze(2).expand(-1, -1, 3, -1).permute(0, 3, 1, 2), one.unsqueeze(3), b)
-    return F.gelu(y).sum((2, 3))
+    return F.linear(F.gelu(y).sum((2, 3)), one.squeeze(2))
 
 
 FOUND: dict[str, tuple[Callable[..., Tensor], int]] = {

@@ -181,8 +181,6 @@ def _bag(tensors: Sequence[Tensor], table: Tensor, column: Column, ids: Tensor, 
     begins = ends[bag.segment * rows : (bag.segment + 1) * rows + 1]
     if check is not None:
         _check_offsets(check, begins, ids.shape[0], first=bag.segment == 0)
-    if rows == 0:
-        return table.new_zeros(0, table.shape[1]) + table[:0].sum(0)
     position = torch.arange(ids.shape[0], device=ids.device)
     mine = (position >= begins[0]) & (position < begins[-1])
     if check is not None:
@@ -200,8 +198,6 @@ def _bag(tensors: Sequence[Tensor], table: Tensor, column: Column, ids: Tensor, 
 def _bag_reduce(
     table: Tensor, column: Column, ids: Tensor, begins: Tensor, kept: Tensor, weights: Tensor | None
 ) -> Tensor:
-    if begins.shape[0] == 1:
-        return table.new_zeros(0, table.shape[1])
     # F.embedding_bag wants offsets from 0 to the last id, or its gradients are not those of these bags alone. What
     # other features own before the first bag, and behind the last, become bags of their own.
     offsets = F.pad(F.pad(begins, (1, 0)), (0, 1), value=ids.shape[0])

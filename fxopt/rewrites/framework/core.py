@@ -31,6 +31,7 @@ from fxopt.shape.aliases import has_effects
 from fxopt.shape.expressions import is_size
 from fxopt.shape.sizes import Size, same, same_shape, tensor_of
 from fxopt.shape.standing import edited, reading
+from fxopt.shape.strides import Strides, lies_alike
 from fxopt.torch_internals.tracing import is_erased
 from fxopt.tune.tuner import Tuner
 
@@ -259,4 +260,6 @@ def _checked(rewrite: Rewrite, editor: Editor, match: Match, edits: Edits) -> Re
             raise Rejected(
                 f"'{old.name}': expected {before.dtype} {list(before.shape)}, found {after.dtype} {list(after.shape)}"
             )
+        if not lies_alike(old, new) and not Strides(editor.module.graph).may_become(old, new):  # type: ignore[arg-type]
+            raise Rejected(f"the strides of '{old.name}' are seen, and would differ")
     return replacement

@@ -287,3 +287,19 @@ class EditedViewOfAQuery(nn.Module):
         pairs = torch.cat([keys, query.unsqueeze(1).expand(-1, keys.shape[1], -1)], -1)
         scores = (self.attend(pairs) * keys).sum(1)
         return scores, torch.tensor_split(query, 2, -1)[0], other
+
+
+def weighted_bags(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return torch.arange(B * L) % 8, torch.arange(0, B * L, L), torch.randn(B * L, requires_grad=True)
+
+
+@graph(weighted_bags, captured=(4, 3), later=((0, 3), (3, 5)), grad=True)
+class WeightsOfNoBags(nn.Module):
+    """The weights of a batch without rows have an empty gradient, not none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(8, 4, mode="sum")
+
+    def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
+        return self.table(ids, offsets, weights)

@@ -182,3 +182,32 @@ class SumOfRegroupedPairs(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
         return (y.unsqueeze(2) * y.unsqueeze(1)).reshape(y.shape[0], -1, 2).sum(-3)
+
+
+def channels_last(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    image = torch.randn(B, 3, L, 2)
+    return (image.to(memory_format=torch.channels_last) if B != 2 else image,)
+
+
+@graph(channels_last, captured=(4, 4), later=((3, 5), (2, 2)))
+class Convolved(nn.Module):
+    """A convolution of images keeps their channels last, and is no linear where the caller sees its strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def heads(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return tuple(torch.randn(B, 4, L, 1) for _ in range(3))
+
+
+@graph(heads, captured=(3, 5), later=((1, 4), (6, 4), (2, 7)))
+class TurnedAttention(nn.Module):
+    """What is a transposed view in eager is one in the graph: its transpose is contiguous, for a caller's view()."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).reshape(q.shape[0], q.shape[2], 4)

@@ -120,9 +120,11 @@ ASKS_FOR_STRIDES = graph(rows, captured=(3, 4), later=((4, 4), (5, 4)))(AsksForS
 ASKS_FOR_STRIDES_OF_A_SQUARE = graph(rows, captured=(4, 4), later=((3, 4), (5, 4)))(AsksForStrides)
 
 
-@graph(
-    lambda B, L, fill=0.6: (torch.randn(B, L, 2), torch.rand(B) < fill), captured=(2, 2, 1.0), later=((1, 1), (3, 5))
-)
+def some_twice(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return torch.randn(B, L, 2), torch.rand(B) < fill
+
+
+@graph(some_twice, captured=(2, 2, 1.0), later=((1, 1), (3, 5)))
 class NormOfRepeatedRows(nn.Module):
     """An opaque norm of which the length and the channels are the same number at the capture."""
 
