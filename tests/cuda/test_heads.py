@@ -20,7 +20,7 @@ MUTATIONS = {
     "keys behind the last count": ("k + u < live ?", "k + u < live || {} ?"),
     "no zeros behind the last key": ("channels && key < live;", "channels && (key < live || {});"),
     "a tile left out": ("live, values);", "live, values); if ({}) continue;"),
-    "no barrier behind a tile": ("    __syncthreads();\n    for (int k", "    if (!{}) __syncthreads();\n    for (int k"),
+    "no barrier behind a tile": ("__syncthreads();\n    for (int k", "if (!{}) __syncthreads();\n    for (int k"),
     "sums are not scaled down": ("    sum *= down;", "    if (!{}) sum *= down;"),
     "values are not scaled down": ("values[c] *= down", "values[c] *= {} ? 1.0f : down"),
     "a thread's part of a score": ("score[u] += __shfl", "if (!{}) score[u] += __shfl"),
