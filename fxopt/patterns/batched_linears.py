@@ -10,10 +10,11 @@ from fxopt.patterns.core import Match, Reject
 from fxopt.patterns.groups import group
 from fxopt.patterns.linear_layers import Layer, cuda_layer
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import expression, shape_of
+from fxopt.shape.sizes import expression, shape_of, static
 from fxopt.shape.standing import analysed
 
 _FEWEST = 3  # layers: to stack their weights and biases takes two launches
+_MOST_DIMS = 4
 
 
 def find_batched_linears(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
@@ -23,9 +24,11 @@ def find_batched_linears(module: GraphModule, inference: bool) -> Iterator[Match
     aliases = analysed(module.graph, Aliases)
     alike: dict[object, list[Layer]] = {}
     for node in module.graph.nodes:
-        layer = cuda_layer(node)
+        layer = cuda_layer(node, _MOST_DIMS)
         if layer is None or any(map(aliases.edited, [node, *layer.reads])):
             continue
+        if not all(map(static, (*shape_of(layer.x)[1:-1], *shape_of(layer.weight)))):
+            continue  # dims that rows are made of, and are cut into again
         if any(user.op == "output" for user in node.users):
             continue  # it would keep the results of all others alive
         sizes = tuple(map(expression, (*shape_of(layer.x), *shape_of(layer.weight))))

@@ -102,20 +102,20 @@ def _cpu_layer(node: Node) -> Layer | str:
     return Layer(node, x, weight, bias if isinstance(bias, Node) else None)  # type: ignore[arg-type]
 
 
-def cuda_layer(node: Node) -> Layer | None:
+def cuda_layer(node: Node, most_dims: int = 2) -> Layer | None:
     """A layer as aten has it, or as `find_layers` left it: on CUDA, of one dtype, its weight's sizes known."""
-    layer = _cuda_layer(node)
+    layer = _cuda_layer(node, most_dims)
     if layer is None or isinstance(layer, str) or any(static(size) is None for size in shape_of(layer.weight)):
         return None
     return layer
 
 
-def _cuda_layer(node: Node) -> Layer | str | None:
-    """A layer whose result is a matrix on CUDA, or why it is none that a kernel takes."""
+def _cuda_layer(node: Node, most_dims: int = 2) -> Layer | str | None:
+    """A layer whose result is a matrix on CUDA, or has so many dims; or why it is none that a kernel takes."""
     ours, result = is_ours(node, "fxopt::gpu_linear"), tensor_of(node)
     if (not ours and node.target is not aten.linear.default) or result is None:
         return None
-    if result.dtype not in FLOATS or result.dim() != 2 or not result.is_cuda:
+    if result.dtype not in FLOATS or not 2 <= result.dim() <= most_dims or not result.is_cuda:
         return None
     x, weight, bias = (*node.args, None)[:3]
     layer = Layer(node, x, weight, bias, node.args[3] if ours else "")  # type: ignore[arg-type]

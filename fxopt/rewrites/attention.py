@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fxopt.kernels.attention.cuda import call_on_cuda
+from fxopt.kernels.attention.cuda import call_on_cuda, heads
 from fxopt.kernels.attention.op import call_of, load
-from fxopt.kernels.attention.plan import Plan
+from fxopt.kernels.attention.plan import Operand, Plan
 from fxopt.kernels.pointwise.cuda import generated
 from fxopt.patterns.attention import Found, find_attention
 from fxopt.patterns.core import Match
@@ -30,7 +30,7 @@ def replace_attention(editor: Editor, match: Match) -> Replacement:
     words = found.plan.words()
     masks = [found.mask] if found.mask is not None else []
     called = editor.call(torch.ops.fxopt.attention.default, found.query, found.key, found.value, masks, words)
-    bound = _generated(editor, found) if match.on_cuda else call_of(words)
+    bound = _on_cuda(editor, found) if match.on_cuda else call_of(words)
     called.meta |= {"bound": bound, "axes": list(_axes(found.plan))}
     merged = found.merged
     result = editor.call(operator.getitem, called, 0)
@@ -47,12 +47,21 @@ def replace_attention(editor: Editor, match: Match) -> Replacement:
     return Replacement(values, what, "heads are split and merged by strides; scores stay in the cache")
 
 
-def _generated(editor: Editor, found: Found) -> Callable[..., Any]:
-    """The call on a GPU."""
-    program, mask = program_of(found.plan), [found.mask] if found.mask is not None else []
-    read = (found.query, found.key, found.value, *mask)
-    editor.needs(generated(program, tuple(node.meta["val"].dtype for node in read)))
-    return call_on_cuda(found.plan, program)
+def _on_cuda(editor: Editor, found: Found) -> Callable[..., Any]:
+    """The call on a GPU: of a kernel for all plans, else of one that is generated for this one."""
+    read = (found.query, found.key, found.value, *([found.mask] if found.mask is not None else []))
+    dtypes, plan = tuple(node.meta["val"].dtype for node in read), found.plan
+    if heads.serves(plan, dtypes, [_channels(found.query, plan.query), _channels(found.value, plan.value)]):
+        editor.needs(heads.KERNEL)
+        return heads.call_of(plan)
+    program = program_of(plan)
+    editor.needs(generated(program, dtypes))
+    return call_on_cuda(plan, program)
+
+
+def _channels(node: Node, operand: Operand) -> int | torch.SymInt:
+    along = operand.axes[-1]
+    return node.meta["val"].shape[along.dim] if along.size < 0 else along.size
 
 
 def _axes(plan: Plan) -> Iterator[tuple[list[int | None], list[int]]]:

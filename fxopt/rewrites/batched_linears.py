@@ -34,8 +34,10 @@ def replace_linears(editor: Editor, match: Match) -> Replacement:
         y = editor.call(aten.add.Tensor, y, editor.call(aten.unsqueeze.default, biases, 1))
     if layers[0].activation:
         y = editor.call(_ACTIVATIONS[layers[0].activation], y)
-    values = {layer.anchor: editor.call(aten.select.int, y, 0, at) for at, layer in enumerate(layers)}
     outputs, inputs = shape_of(layers[0].weight)
+    if middle := shape_of(layers[0].x)[1:-1]:
+        y = editor.call(aten.view.default, y, [len(layers), -1, *middle, outputs])
+    values = {layer.anchor: editor.call(aten.select.int, y, 0, at) for at, layer in enumerate(layers)}
     return Replacement(
         values, f"{len(layers)} linear layers {inputs}-{outputs} as one batched product", "fewer launches"
     )
@@ -44,8 +46,14 @@ def replace_linears(editor: Editor, match: Match) -> Replacement:
 def _inputs(editor: Editor, layers: list[Layer]) -> Node:
     """[layers, M, K]."""
     if any(layer.x is not layers[0].x for layer in layers):
-        return editor.call(aten.stack.default, [layer.x for layer in layers])
-    return editor.call(aten.expand.default, editor.call(aten.unsqueeze.default, layers[0].x, 0), [len(layers), -1, -1])
+        return _rows(editor, editor.call(aten.stack.default, [layer.x for layer in layers]), 1)
+    x = editor.call(aten.unsqueeze.default, _rows(editor, layers[0].x, 0), 0)
+    return editor.call(aten.expand.default, x, [len(layers), -1, -1])
+
+
+def _rows(editor: Editor, x: Node, dim: int) -> Node:
+    """All dims from this one to the last but one are one."""
+    return x if x.meta["val"].dim() == dim + 2 else editor.call(aten.flatten.using_ints, x, dim, -2)
 
 
 REWRITE = Rewrite(

@@ -30,6 +30,12 @@ MUTATIONS = {
     "parts that overlap": ("parts.cuh", "bag.length = int(first + size)", "bag.length = int(first + size) + {}"),
     "no mask behind the last chunk": ("rows.cuh", "|| slot[c] < 32))", "|| {} || slot[c] < 32))"),
     "rows of an inner dim read as outer ones": ("rows.cuh", "* places.inner_step", "* ({} ? 1 : places.inner_step)"),
+    "floats that are rounded up": ("rows.cuh", "id[k] = truncate(", "id[k] = {} + truncate("),
+    "what is added to the first position": ("rows.cuh", "data + position[k] %", "data + position[{} ? 0 : k] %"),
+    "ids of two strides in a tile": ("image.h", "&& r.places.inner == 0", "&& ({} || r.places.inner == 0)"),
+    "rows of other threads": ("gather.cuh", "first + u * step", "first + u * ({} ? 1 : step)"),
+    "no mask of converted rows": ("gather.cuh", "if (row < live &&", "if (({} || row < live) &&"),
+    "another row's divisor": ("gather.cuh", "__shfl_sync(kAll, by, row)", "__shfl_sync(kAll, by, {} ? 0 : row)"),
     "a block that does not wait for its parts": (
         "columns.cu", "  __syncthreads();\n  join_in_block", "  if (!{}) __syncthreads();\n  join_in_block"
     ),

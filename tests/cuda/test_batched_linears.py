@@ -31,6 +31,19 @@ def test_layers_of_one_input_and_of_several():
     torch.testing.assert_close(module(*cpu), experts(*cpu))
 
 
+@pytest.mark.parametrize("middle", [(5,), (2, 3)])
+def test_layers_of_more_dims(middle):
+    shapes = ((7, *middle, 20), (30,), *[(30, 20)] * 4, *[(5, 30)] * 4)
+    module = graph_of(experts, shapes)
+    given = [torch.randn(*shape) for shape in shapes]
+    *_, groups = rewritten(module, *PASSES)
+    assert len(groups.changes) == 2 and not groups.rolled_back
+    assert names_of(module).count("aten.bmm") == 2
+    result = module(*given)
+    torch.testing.assert_close(result, experts(*given))
+    assert result.stride() == experts(*given).stride()
+
+
 def test_two_layers_other_sizes_and_outputs_stay():
     def outputs(x, *weights):
         return [F.linear(x, weight) for weight in weights]

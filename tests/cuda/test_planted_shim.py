@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from tests.cuda.shim_library import ShimError
 from tests.cuda.test_block_bags_shim import padded as padded_with_weights
 from tests.cuda.test_columns_shim import one_column
 from tests.cuda.test_copies_shim import expanded
+from tests.cuda.test_lookups_shim import added, converted, of_floats
 from tests.cuda.test_short_bags_shim import short, with_long_ones
 from tests.cuda.test_tiles_shim import narrow
 from tests.kernels.test_columns_random import same_bits
@@ -56,6 +59,16 @@ def with_a_bad_id(call, tensor=2, at=(5, 2)):
     return call
 
 
+def one_output(call, number=0):
+    tensors, tables, plan = call
+    made = tuple(replace(column, output=0) for column in plan.columns if column.output == number)
+    return tensors, tables, Plan(made, plan.widths[number : number + 1], plan.dtypes[:1])
+
+
+def halves(number):
+    return one_output(converted(45, 12, torch.bfloat16, torch.float32), number)
+
+
 def cut_in_parts():
     ids = torch.randint(0, 7, (1, 700))
     return [ids], [torch.randn(7, 8)], Plan((Column(Source(0, lane=1), 0, 0, 0, pool="sum"),), (8,), ("float32",))
@@ -75,6 +88,12 @@ def cut_in_parts():
         ("parts that overlap", cut_in_parts, "wrong"),
         ("no mask behind the last chunk", three_chunks, "wrong"),
         ("rows of an inner dim read as outer ones", expanded, "a load outside every tensor"),
+        ("floats that are rounded up", lambda: of_floats(45), "wrong"),
+        ("what is added to the first position", lambda: one_output(added(200)), "wrong"),
+        ("ids of two strides in a tile", lambda: one_output(added(220, cut=slice(1, -1), dim=8, columns=203)), "wrong"),
+        ("rows of other threads", lambda: halves(0), "wrong"),
+        ("no mask of converted rows", lambda: halves(0), "wrong"),
+        ("another row's divisor", lambda: halves(2), "wrong"),
         ("a block that does not wait for its parts", padded_with_weights, "wrong"),
         ("a block that forgets to join the last part", lambda: padded_with_weights(lanes=127), "wrong"),
         ("weights of the turn before", lambda: padded_with_weights(rows=600, lanes=40, dim=8), "wrong"),

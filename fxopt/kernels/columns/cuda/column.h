@@ -59,7 +59,7 @@ struct Columns {
     if (column.table >= 0) wide |= table(column, r);
     r.flags |= wide ? kAccurate : 0;
     choose_kind(column, r);
-    if (column.pool == kNone) choose_way(r, output.rows, alone);
+    if (column.pool == kNone) choose_way(column, r, output.rows, alone);
     const int64_t width = (column.pool == kNone ? ids.lanes : 1) * r.dim;
     if (column.offset < 0 || column.offset + width > output.width)
       fail("column %d writes [%lld, %lld) of an output %lld wide", column.index, (long long)column.offset, (long long)(column.offset + width), (long long)output.width);
@@ -145,35 +145,42 @@ struct Columns {
   }
 
   // Whether rows.cuh serves the column, and how. Lanes that become further rows of the output count as rows.
-  void choose_way(Record& r, int64_t rows, bool alone) {
+  void choose_way(const Column& column, Record& r, int64_t rows, bool alone) {
     View view = r.ids.view;
     const int64_t size = r.dim * element_size(r.out_dtype);
     if (r.kind == kCopy) return choose_copy(r, rows, alone);
     if (r.kind != kRows || (r.flags & kWrapNegative)) return;
     if (r.lanes != 1) {
       if (view.inner || r.out_stride != r.lanes * size) return;
-      if (view.row_stride != r.lanes * view.lane_stride) view.inner = r.lanes, view.inner_stride = view.lane_stride;
+      if (view.row_stride != r.lanes * view.lane_stride || resolver.adds(column)) view.inner = r.lanes, view.inner_stride = view.lane_stride;
       else view.row_stride = view.lane_stride;
     }
     if (!set_places(r, view, rows * r.lanes)) return;
-    const Step* step = image.steps.data() + r.ids.steps_at;
-    const bool whole = view.dtype == kInt64 || view.dtype == kInt32;
-    if (r.ids.n_steps == 0 && whole) {
-      r.way = kNoSteps;
-    } else if (r.ids.n_steps == 1 && step->op == kBucketize && step->tensor_dtype == kFloat && step->n < kEdges) {
-      r.way = kStagedBucketize;
-      r.edges = step->tensor;
-      r.n_edges = step->n;
-      r.edges_stride = int32_t(step->stride);
-    } else if (r.ids.n_steps == 1 && step->op == kRemainder && step->dtype == kInt64 && view.dtype == kInt64) {
-      r.way = kLongRemainder;
-    } else {
-      return;
+    r.way = way_of_ids(r);
+    if (r.way == kAnyWay) return;
+    if (r.way == kStagedBucketize) {
+      const Step& step = image.steps[r.ids.steps_at];
+      r.edges = step.tensor;
+      r.n_edges = step.n;
+      r.edges_stride = int32_t(step.stride);
     }
     r.flags |= kFlat;
     if (r.lanes == 1) return;
     r.ids.view = view;
     r.out_stride = size;
+  }
+
+  // How ids that are loaded side by side are found; kAnyWay: each by itself.
+  Way way_of_ids(const Record& r) const {
+    const int dtype = r.ids.view.dtype;
+    const Way as_they_are = dtype == kInt64 || dtype == kInt32 ? kNoSteps : kAnyWay;
+    if (r.ids.n_steps != 1) return r.ids.n_steps ? kAnyWay : as_they_are;
+    const Step& step = image.steps[r.ids.steps_at];
+    if (step.op == kBucketize && step.tensor_dtype == kFloat && step.n < kEdges) return kStagedBucketize;
+    if (step.op == kRemainder && step.dtype == kInt64 && dtype == kInt64) return kLongRemainder;
+    if (step.op == kCast && step.dtype == kInt64) return dtype == kFloat ? kTruncate : as_they_are;
+    if (step.op == kAddTensor && step.dtype == kInt64 && step.tensor_dtype == kInt64 && as_they_are && r.places.inner) return kAddition;
+    return kAnyWay;
   }
 
   // False: they are too far apart. `rows`: of the view, with its inner ones.
@@ -257,6 +264,7 @@ struct Columns {
       const bool narrow = r.table_rows < INT32_MAX && r.table_stride < INT32_MAX && r.out_stride < INT32_MAX && chunks < kMostChunks;
       r.kind = plain && contiguous && chunks > 0 && narrow ? kRows : kConvert;
       set_chunks(r, bytes, r.dim * size);
+      while ((int64_t(1) << r.group_log2) < r.dim && r.group_log2 < 5) r.group_log2++;
       const bool widens = r.table_dtype == kUInt8 && r.out_dtype == kFloat && !(r.flags & (kAdd | kDivides)) && r.dim > 0 && r.dim / 4 < kMostChunks;
       if (column.table >= 0 && widens && narrow && fits(4) && fits_output(16)) {
         r.kind = kRows;

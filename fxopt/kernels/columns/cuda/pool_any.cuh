@@ -6,26 +6,6 @@ namespace fxopt::cuda {
 
 constexpr int kAhead = 8;  // rows whose loads a thread has in flight
 
-// Element d of the rows whose ids the threads from `first` on hold; ids below 0 are none.
-template <class A>
-FXOPT_DEVICE void elements(const Record& record, int id, int first, int64_t d, A (&x)[kAhead]) {
-  auto all = [&](auto load) {
-#pragma unroll
-    for (int u = 0; u < kAhead; u++) {
-      const int one = __shfl_sync(kAll, id, first + u);
-      x[u] = one < 0 ? A(0) : A(load(record.table + one * record.table_stride));
-    }
-  };
-  const int64_t at = d * record.column_stride;
-  switch (record.table_dtype) {  // around the loads, so that none of them waits for another
-    case kFloat: return all([&](const char* row) { return load_as<float>(row + at); });
-    case kDouble: return all([&](const char* row) { return load_as<double>(row + at); });
-    case kHalf: return all([&](const char* row) { return half_to_float(load_as<uint16_t>(row + at)); });
-    case kBFloat16: return all([&](const char* row) { return bfloat16_to_float(load_as<uint16_t>(row + at)); });
-    default: return all([&](const char* row) { return code_value(record, row, d); });
-  }
-}
-
 template <class A>
 __device__ __noinline__ void pool_any(const Launch& launch, const Record& record, int64_t row, int64_t rows, Part part) {
   const int thread = threadIdx.x & 31, dtype = record.table_dtype;
@@ -47,7 +27,7 @@ __device__ __noinline__ void pool_any(const Launch& launch, const Record& record
       for (int k = 0; k < 32; k += kAhead) {
         if ((wanted >> k & ((1 << kAhead) - 1)) == 0) continue;
         A x[kAhead];
-        elements(record, mine.id, k, own, x);
+        elements(record, mine.id, k, 1, own, A(0), x);
 #pragma unroll
         for (int u = 0; u < kAhead; u++) {
           const A weight = __shfl_sync(kAll, mine.weight, k + u);

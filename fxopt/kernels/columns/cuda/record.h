@@ -28,8 +28,9 @@ struct Places {
 
 constexpr uint8_t kCodes = 1;  // a Record's chunk_bytes where rows in 8 bits become floats, a chunk of four codes at a time
 enum Kind : int8_t { kCopy, kRows, kConvert, kBags, kBagsAny };  // see gather.cuh and pool.cuh
-// How rows.cuh comes to the ids of a kRows column. kPosition: the row itself, of a tensor that is copied.
-enum Way : int8_t { kAnyWay, kNoSteps, kStagedBucketize, kLongRemainder, kPosition };
+// How rows.cuh comes to the ids of a kRows column. kTruncate: floats as int64. kAddition: of what a tensor has for each row of
+// the inner dim. kPosition: the row itself, of a tensor that is copied. kAnyWay: by gather.cuh, which runs any program.
+enum Way : int8_t { kAnyWay, kNoSteps, kTruncate, kStagedBucketize, kLongRemainder, kAddition, kPosition };
 enum RecordFlag : int32_t {  // beyond layout.h's, which keep their bits
   kAccurate = 1 << 16,  // arithmetic in fp64
   kDense = 1 << 17,     // a padded bag: NaN wins a maximum
@@ -53,7 +54,7 @@ struct Record {
   int64_t out_offset, out_stride;  // bytes
   int32_t out_word, flags, index, next, extra;
   uint32_t chunks, chunk_magic;  // chunks of a table row, and ceil(2^32 / chunks)
-  uint8_t chunk_bytes, table_dtype, out_dtype, group_log2;  // kBags: 2^group_log2 lanes cover a row
+  uint8_t chunk_bytes, table_dtype, out_dtype, group_log2;  // 2^group_log2 lanes cover a row: of kBags its chunks, else its dims
   int8_t kind, pool, masked, way, unused[4];
 };
 

@@ -88,38 +88,48 @@ FXOPT_DEVICE Edges stage_edges(const Record& record, float* shared) {
 }
 
 template <class T>
-FXOPT_DEVICE void load_flat(const char* data, uint32_t step, const uint32_t (&position)[kPerThread], T (&v)[kPerThread]) {
+FXOPT_DEVICE void load_flat(const char* data, uint32_t step, const uint32_t (&place)[kPerThread], T (&v)[kPerThread]) {
 #pragma unroll
-  for (int k = 0; k < kPerThread; k++) v[k] = load_as<T>(data + uint64_t(position[k]) * step);
+  for (int k = 0; k < kPerThread; k++) v[k] = load_as<T>(data + uint64_t(place[k]) * step);
 }
 
-// Positions become places, in steps of record.places.step bytes.
-FXOPT_DEVICE void find_places(const Record& record, uint32_t (&position)[kPerThread]) {
+// Positions as places, in steps of record.places.step bytes.
+FXOPT_DEVICE void find_places(const Record& record, const uint32_t (&position)[kPerThread], uint32_t (&place)[kPerThread]) {
   const Places& places = record.places;
-  if (!places.inner) return;
 #pragma unroll
   for (int k = 0; k < kPerThread; k++) {
+    place[k] = position[k];
+    if (!places.inner) continue;
     const uint32_t outer = position[k] / places.inner;
-    position[k] = outer * places.outer_step + (position[k] - outer * places.inner) * places.inner_step;
+    place[k] = outer * places.outer_step + (position[k] - outer * places.inner) * places.inner_step;
   }
 }
 
 // What ids are found from: integers, or the bits of floats.
-FXOPT_DEVICE void load_sources(const Launch& launch, const Record& record, const uint32_t (&position)[kPerThread], int64_t (&source)[kPerThread]) {
+FXOPT_DEVICE void load_sources(const Launch& launch, const Record& record, const uint32_t (&place)[kPerThread], int64_t (&source)[kPerThread]) {
   const View& view = record.ids.view;
   const char* data = reinterpret_cast<const char*>(launch.words[view.word]) + view.offset;
   const uint32_t step = uint32_t(record.places.step);
   if (view.dtype == kInt64) {
     long long v[kPerThread];
-    load_flat(data, step, position, v);
+    load_flat(data, step, place, v);
 #pragma unroll
     for (int k = 0; k < kPerThread; k++) source[k] = v[k];
     return;
   }
   int v[kPerThread];
-  load_flat(data, step, position, v);
+  load_flat(data, step, place, v);
 #pragma unroll
   for (int k = 0; k < kPerThread; k++) source[k] = v[k];
+}
+
+// Adds to ids at these positions what the record's step has for their rows of the inner dim.
+FXOPT_DEVICE void add_tensor(const Launch& launch, const Record& record, const uint32_t (&position)[kPerThread], int64_t (&id)[kPerThread]) {
+  const Step& step = launch.steps[record.ids.steps_at];
+  const char* data = step.tensor;
+  const int64_t stride = step.stride;
+#pragma unroll
+  for (int k = 0; k < kPerThread; k++) id[k] = int64_t(uint64_t(id[k]) + uint64_t(load_as<long long>(data + position[k] % record.places.inner * stride)));
 }
 
 // Ids in place of what they are found from, by the record's way.
@@ -130,6 +140,9 @@ FXOPT_DEVICE void find_ids(const Launch& launch, const Record& record, const flo
     for (int k = 0; k < kPerThread; k++) v[k] = __uint_as_float(uint32_t(id[k]));
     const bool right = launch.steps[record.ids.steps_at].a;
     right ? bucketize<true>(shared, edges, v, id) : bucketize<false>(shared, edges, v, id);
+  } else if (record.way == kTruncate) {
+#pragma unroll
+    for (int k = 0; k < kPerThread; k++) id[k] = truncate(__uint_as_float(uint32_t(id[k])), kInt64);
   } else if (record.way == kLongRemainder) {
     const Step step = launch.steps[record.ids.steps_at];
 #pragma unroll
@@ -180,20 +193,21 @@ FXOPT_DEVICE uint32_t run_rows(const Launch& launch, const Record& record, float
 #pragma unroll 1
   for (; first < last; first += 32 * kPerThread) {
     const uint32_t start = first + (threadIdx.x & 31), live = last - first < 32 * kPerThread ? last - first : 32 * kPerThread;
-    uint32_t position[kPerThread];
+    uint32_t position[kPerThread], place[kPerThread];
     int64_t id[kPerThread];
     int row[kPerThread];
 #pragma unroll
     for (int k = 0; k < kPerThread; k++) position[k] = start + k * 32 < last ? start + k * 32 : first;
-    find_places(record, position);
+    find_places(record, position, place);
     const char* table = record.table;
     if (record.way == kPosition) {
       table += launch.words[record.ids.view.word];
 #pragma unroll
-      for (int k = 0; k < kPerThread; k++) row[k] = int(position[k]);
+      for (int k = 0; k < kPerThread; k++) row[k] = int(place[k]);
     } else {
-      load_sources(launch, record, position, id);
-      find_ids(launch, record, shared, edges, id);
+      load_sources(launch, record, place, id);
+      if (record.way == kAddition) add_tensor(launch, record, position, id);
+      else find_ids(launch, record, shared, edges, id);
       bool bad = false;
       const uint64_t rows = uint64_t(record.table_rows);
 #pragma unroll

@@ -1,0 +1,171 @@
+"""Attention over short sequences by one kernel on CUDA: through the shim, and on a GPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fxopt.kernels.attention import plan as p
+from fxopt.kernels.attention import reference
+from fxopt.kernels.attention.cuda.heads import KERNEL, call_of, parameters, serves
+from fxopt.kernels.attention.op import load, views_of
+from fxopt.kernels.attention.plan import Axis, Operand, Plan
+from tests.cuda.planted import awake, compiled, on_the_shim, run
+from tests.cuda.shim_library import ShimError
+
+# What is wrong, and what the source says instead where shim::planted is the bug's number.
+MUTATIONS = {
+    "keys behind the last count": ("k + u < live ?", "k + u < live || {} ?"),
+    "no zeros behind the last key": ("channels && key < live;", "channels && (key < live || {});"),
+    "a tile left out": ("live, values);", "live, values); if ({}) continue;"),
+    "no barrier behind a tile": ("__syncthreads();\n    for (int k", "if (!{}) __syncthreads();\n    for (int k"),
+    "sums are not scaled down": ("    sum *= down;", "    if (!{}) sum *= down;"),
+    "values are not scaled down": ("values[c] *= down", "values[c] *= {} ? 1.0f : down"),
+    "a thread's part of a score": ("score[u] += __shfl", "if (!{}) score[u] += __shfl"),
+    "the keys of another head": ("begins[head] + (real", "begins[{} ? 0 : head] + (real"),
+    "the mask of another query": ("begin + query *", "begin + ({} ? 0 : query) *"),
+    "queries behind the last": ("&& query < h.queries;", "&& (query < h.queries || {});"),
+    "channels behind the last": ("if (channel < h.of_values)", "if (channel < h.of_values || {})"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory):
+    return compiled(KERNEL, tmp_path_factory.mktemp("heads"), MUTATIONS, "attention/cuda/heads.cu")
+
+
+def example(B, H, L, S, D, masking=p.NO_MASK, of_values=None, fill=-math.inf, safe=False, device="cpu"):
+    """[B, L, H * D] and [B, S, H * D], the result as [B, L, H, D], and a mask [B, L, S] of which a row has no keys."""
+    E = of_values or D
+    operands = [
+        Operand((Axis(0, 1, -1), Axis(2, channels, H), Axis(1, 1, -1), Axis(2, 1, channels))) for channels in (D, D, E)
+    ]
+    mask = Operand((Axis(0, 1, -1), Axis(-1, 0, 1), Axis(1, 1, -1), Axis(2, 1, -1)))
+    masked = masking not in (p.NO_MASK, p.CAUSAL)
+    plan = Plan(*operands, mask if masked else None, masking, fill, 0.7, (0, 2, 1, 3), False, safe)
+    tensors = [torch.randn(B, size, H * channels, device=device) for size, channels in ((L, D), (S, D), (S, E))]
+    unset = torch.rand(B, L, S, device=device) < 0.5
+    unset[0, 0] = masking == p.FILL_SET
+    added = torch.randn(B, L, S, device=device)
+    added[0, 0] = -torch.inf
+    return plan, tensors, [added if masking == p.ADDED else unset] if masked else []
+
+
+def exact(plan, tensors, mask):
+    views = views_of(*tensors, mask, plan)
+    wide = [None if x is None else x if x.dtype == torch.bool else x.double() for x in views]
+    result, _ = reference.attention(*wide, plan)
+    return reference.laid_out(result, plan)
+
+
+def found(library, plan, tensors, mask, seed=0):
+    result = torch.empty_like(exact(plan, tensors, mask), dtype=torch.float32)
+    memory = torch.full((result.numel() + 64,), 7.0)
+    out = memory[: result.numel()].view(result.shape)
+    packed = parameters(views_of(*tensors, mask, plan), out, plan)
+    run(library, library.fxopt_heads, packed, [*tensors, *mask], torch.float32, seed)
+    assert (memory[result.numel() :] == 7).all(), "a write behind the result"
+    return out.double()
+
+
+SIZES = [
+    (2, 2, 26, 26, 8),  # AutoInt: five heads a block
+    (1, 1, 1, 1, 1),
+    (3, 1, 1, 50, 20),  # one query, and channels that no thread fills
+    (1, 2, 130, 9, 16),  # two blocks a head
+    (1, 1, 3, 203, 64),  # keys in three tiles
+    (40, 3, 2, 5, 4),
+]
+
+
+@pytest.mark.parametrize(("B", "H", "L", "S", "D"), SIZES)
+@pytest.mark.parametrize("masking", range(5))
+def test_equals_fp64(shim, B, H, L, S, D, masking):
+    for seed, fill in enumerate((-1e9, 0.25)):
+        arguments = example(B, H, L, S, D, masking, fill=fill)
+        torch.testing.assert_close(
+            found(shim, *arguments, seed), exact(*arguments), rtol=1e-5, atol=1e-5, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("of_values", [3, 40])
+def test_values_of_other_channels(shim, of_values):
+    arguments = example(2, 2, 7, 11, 8, of_values=of_values)
+    torch.testing.assert_close(found(shim, *arguments), exact(*arguments), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize("masking", [p.FILL_SET, p.FILL_UNSET, p.ADDED])
+def test_a_query_without_keys(shim, masking, safe):
+    arguments = example(2, 2, 5, 7, 8, masking, safe=safe)
+    given = found(shim, *arguments)
+    torch.testing.assert_close(given, exact(*arguments), rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert given[0, 0].isnan().all() if not safe else (given[0, 0] == 0).all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("operand", range(3))
+def test_numbers_that_are_not_finite(shim, value, operand):
+    arguments = example(2, 1, 5, 9, 8)
+    arguments[1][operand][0, 3, 2] = value
+    torch.testing.assert_close(found(shim, *arguments), exact(*arguments), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_scores_that_grow(shim):
+    plan, tensors, mask = example(1, 1, 4, 40, 8)
+    tensors[1] *= torch.arange(1.0, 41)[:, None]
+    torch.testing.assert_close(found(shim, plan, tensors, mask), exact(plan, tensors, mask), rtol=1e-5, atol=1e-5)
+
+
+def test_the_operator_on_the_shim(shim, monkeypatch):
+    load()
+    plan, tensors, mask = example(2, 2, 5, 7, 8, p.ADDED)
+    on_the_shim(monkeypatch, shim, [*tensors, *mask])
+    for given in (tensors, [x[:0] for x in tensors]):
+        masks = [x[: len(given[0])] for x in mask]
+        (result,) = call_of(plan)(*given, masks, plan.words())
+        torch.testing.assert_close(result.double(), exact(plan, given, masks), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_without_the_kernel_the_operator_computes_it():
+    load()
+    plan, tensors, mask = example(2, 2, 5, 7, 8, p.FILL_UNSET)
+    (result,) = call_of(plan)(*tensors, mask, plan.words())
+    torch.testing.assert_close(result.double(), exact(plan, tensors, mask), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_what_it_serves():
+    plan, _, _ = example(2, 2, 5, 7, 8, p.ADDED)
+    floats = [torch.float32] * 4
+    assert serves(plan, floats, [8, 64])
+    assert not serves(plan, floats, [8, 65]) and not serves(plan, [*floats[:3], torch.bool], [8, 8])
+    assert not serves(plan, [torch.bfloat16, *floats[1:]], [8, 8])
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_planted_bugs_are_caught(shim, name):
+    calls = [example(2, 3, 26, 26, 8, p.ADDED), example(1, 1, 130, 203, 30)]
+    calls[0][2][0].nan_to_num_(0)
+    noticed = False
+    for arguments in calls:
+        try:
+            with awake(shim, MUTATIONS, name):
+                given = found(shim, *arguments)
+        except (ShimError, AssertionError):
+            noticed = True
+            continue
+        noticed |= not torch.allclose(given, exact(*arguments), rtol=1e-4, atol=1e-4)
+    assert noticed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("B", "H", "L", "S", "D"), [*SIZES, (512, 2, 26, 26, 8), (100, 4, 200, 200, 16)])
+@pytest.mark.parametrize("masking", range(5))
+def test_on_a_gpu(B, H, L, S, D, masking):
+    load()
+    plan, tensors, mask = example(B, H, L, S, D, masking, fill=-1e9, device="cuda")
+    with torch.no_grad():
+        (given,) = call_of(plan)(*tensors, mask, plan.words())
+    torch.testing.assert_close(given.double(), exact(plan, tensors, mask), rtol=1e-4, atol=1e-4, equal_nan=True)
