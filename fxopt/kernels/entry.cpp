@@ -29,7 +29,7 @@ struct Place {
   int device = -1;
 
   bool holds(const c10::TensorImpl* impl) const {
-    return (impl->key_set().raw_repr() & ~keys) == 0 && !(grad_mode && impl->requires_grad()) &&
+    return (impl->key_set().raw_repr() & ~keys) == 0 && impl->unsafe_storage() && !(grad_mode && impl->requires_grad()) &&
            impl->numel() <= fxopt::kMostElements && (device < 0 || impl->device().index() == device);
   }
 };
@@ -51,30 +51,40 @@ Place place_of(PyObject* first, const Ways& ways) {
   return place;
 }
 
+// `impl->data()` of a tensor with storage, without asking a virtual function for that.
+char* data_of(const c10::TensorImpl* impl) {
+  if (impl->numel() == 0) return nullptr;
+  const auto* data = static_cast<const char*>(impl->unsafe_storage().data());
+  return const_cast<char*>(data) + impl->dtype().itemsize() * size_t(impl->storage_offset());
+}
+
 bool append_one(PyObject* item, const Place& place, std::vector<fxopt::Array>& operands) {
   if (item == Py_None && place.device < 0) {
     operands.push_back({nullptr, nullptr, nullptr, -1, 0});
     return true;
   }
   if (!fxopt::is_plain(item)) return false;
-  c10::TensorImpl* impl = fxopt::tensor_of(item).unsafeGetTensorImpl();
+  const c10::TensorImpl* impl = fxopt::tensor_of(item).unsafeGetTensorImpl();
   if (!place.holds(impl)) return false;
   const auto sizes = impl->sizes();
-  operands.push_back({static_cast<char*>(const_cast<void*>(impl->data())), sizes.data(), impl->strides().data(),
-                      int32_t(sizes.size()), int32_t(c10::typeMetaToScalarType(impl->dtype()))});
+  operands.push_back({data_of(impl), sizes.data(), impl->strides().data(), int32_t(sizes.size()),
+                      int32_t(c10::typeMetaToScalarType(impl->dtype()))});
   return true;
 }
 
 // The dependent loads from list to storage, started early: they are most of what unpacking 2000 tensors costs.
 void prefetch(PyObject** items, Py_ssize_t k, Py_ssize_t n, const Place& place) {
-  if (k + 12 < n) __builtin_prefetch(reinterpret_cast<fxopt::PythonTensor*>(items[k + 12]));
-  if (k + 8 < n && fxopt::is_plain(items[k + 8])) {
-    const char* impl = reinterpret_cast<const char*>(fxopt::tensor_of(items[k + 8]).unsafeGetTensorImpl());
+  if (k + 24 < n) __builtin_prefetch(reinterpret_cast<fxopt::PythonTensor*>(items[k + 24]));
+  if (k + 16 < n && fxopt::is_plain(items[k + 16])) {
+    const char* impl = reinterpret_cast<const char*>(fxopt::tensor_of(items[k + 16]).unsafeGetTensorImpl());
     for (size_t line = 0; line < sizeof(c10::TensorImpl); line += 64) __builtin_prefetch(impl + line);
   }
-  if (k + 4 < n && fxopt::is_plain(items[k + 4])) {
-    const c10::TensorImpl* impl = fxopt::tensor_of(items[k + 4]).unsafeGetTensorImpl();
-    if ((impl->key_set().raw_repr() & ~place.keys) == 0) __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
+  if (k + 8 < n && fxopt::is_plain(items[k + 8])) {
+    const c10::TensorImpl* impl = fxopt::tensor_of(items[k + 8]).unsafeGetTensorImpl();
+    if ((impl->key_set().raw_repr() & ~place.keys) != 0) return;
+    const char* storage = reinterpret_cast<const char*>(impl->unsafe_storage().unsafeGetStorageImpl());
+    __builtin_prefetch(storage);
+    __builtin_prefetch(storage + sizeof(c10::StorageImpl) - 1);
   }
 }
 
@@ -155,7 +165,48 @@ PyObject* bind_cuda(PyObject*, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
+// The items of a list or tuple and of what follows it, in an order of their own.
+PyObject* pick(PyObject* capsule, PyObject* const* arguments, Py_ssize_t n_arguments) {
+  const auto& places = *static_cast<std::vector<int64_t>*>(PyCapsule_GetPointer(capsule, nullptr));
+  if (n_arguments == 0 || !is_sequence(arguments[0])) {
+    PyErr_SetString(PyExc_TypeError, "pick: expected a list or tuple");
+    return nullptr;
+  }
+  PyObject** values = PySequence_Fast_ITEMS(arguments[0]);
+  const Py_ssize_t n = PySequence_Fast_GET_SIZE(arguments[0]), n_places = Py_ssize_t(places.size());
+  PyObject* picked = PyTuple_New(n_places);
+  for (Py_ssize_t k = 0; picked && k < n_places; k++) {
+    const Py_ssize_t place = places[size_t(k)];
+    if (place < 0 || place >= n + n_arguments - 1) {
+      Py_DECREF(picked);
+      PyErr_SetString(PyExc_IndexError, "pick: a place beyond the values");
+      return nullptr;
+    }
+    PyObject* item = place < n ? values[place] : arguments[1 + place - n];
+    PyTuple_SET_ITEM(picked, k, Py_NewRef(item));
+  }
+  return picked;
+}
+
+PyMethodDef picked = {"pick", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&pick)), METH_FASTCALL, nullptr};
+
+void drop_places(PyObject* capsule) { delete static_cast<std::vector<int64_t>*>(PyCapsule_GetPointer(capsule, nullptr)); }
+
+// picker(buffer of int64) -> a function
+PyObject* picker(PyObject*, PyObject* buffer) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE) < 0) return nullptr;
+  const auto* first = static_cast<const int64_t*>(view.buf);
+  auto* places = new std::vector<int64_t>(first, first + view.len / Py_ssize_t(sizeof(int64_t)));
+  PyBuffer_Release(&view);
+  PyObject* capsule = PyCapsule_New(places, nullptr, &drop_places);
+  PyObject* function = capsule ? PyCFunction_New(&picked, capsule) : nullptr;
+  Py_XDECREF(capsule);
+  return function;
+}
+
 PyMethodDef methods[] = {
+    {"picker", &picker, METH_O, nullptr},
     {"bind", &bind, METH_O, nullptr},
     {"bind_cuda", &bind_cuda, METH_VARARGS, nullptr},
     {"readable", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fxopt::readable)), METH_FASTCALL, nullptr},

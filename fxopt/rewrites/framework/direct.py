@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from fxopt.kernels.entry import picker
 from fxopt.rewrites.framework.forks import lower_branches
 from fxopt.rewrites.framework.in_place import reuse_memory
 from fxopt.shape.aliases import mutates
@@ -53,7 +54,7 @@ def direct(module: GraphModule, inference: bool = False) -> None:
     lower_branches(module.graph)
     if inference:
         reuse_memory(module.graph)  # after it: what stands between two calls may run beside them
-    _pick_long_lists(module.graph)
+    many = _pick_long_lists(module.graph)
     for node in module.graph.find_nodes(op="call_function", target=aten.unbind.int):
         _read_at_once(node)
     for node in module.graph.nodes:
@@ -70,6 +71,22 @@ def direct(module: GraphModule, inference: bool = False) -> None:
             node.target = _bindings().get(node.target.overloadpacket, node.target)
     module.recompile()
     LazyGraphModule.force_recompile(module)  # its forward runs from here on
+    if many:
+        module.forward = OfMany(module.forward)
+
+
+class OfMany:
+    """A graph's function of thousands of arguments, which it takes as one list."""
+
+    def __init__(self, function: Callable[[Sequence[Any]], Any]) -> None:
+        self._function = function
+
+    def __call__(self, *values: Any) -> Any:
+        return self._function(values)
+
+    def serve(self, state: Sequence[Any], inputs: Sequence[Any]) -> Any:
+        """The same, by way of no other list than that one."""
+        return self._function([*state, *inputs])
 
 
 def copied(module: GraphModule) -> GraphModule:
@@ -94,13 +111,13 @@ def as_function(graph: Graph, inference: bool = False) -> Callable[..., Any]:
     return function
 
 
-def _pick_long_lists(graph: Graph) -> None:
-    """Thousands of arguments as one tuple: naming, listing and dropping 2900 of them takes 37 us, picking them 12."""
+def _pick_long_lists(graph: Graph) -> bool:
+    """Thousands of arguments as one: naming, listing and dropping 2900 of them takes 37 us, picking them 12."""
     placeholders = graph.find_nodes(op="placeholder")
     if len(placeholders) < _MANY:
-        return
+        return False
     with graph.inserting_before(placeholders[0]):
-        values = graph.placeholder("*values")
+        values = graph.placeholder("values")
     position = {node: number for number, node in enumerate(placeholders)}
     for node in graph.nodes:
         if node.op == "call_function":
@@ -110,6 +127,7 @@ def _pick_long_lists(graph: Graph) -> None:
             with graph.inserting_after(values):
                 node.replace_all_uses_with(graph.call_function(operator.getitem, (values, position[node])))
         graph.erase_node(node)
+    return True
 
 
 def _picked(graph: Graph, node: Node, argument: Any, values: Node, position: dict[Node, int]) -> Any:
@@ -122,10 +140,10 @@ def _picked(graph: Graph, node: Node, argument: Any, values: Node, position: dic
         return argument
     others = [item for item in dict.fromkeys(argument) if item not in position]
     place = position | {item: len(position) + number for number, item in enumerate(others)}
-    pick = operator.itemgetter(*(place[item] for item in argument))
+    pick = picker([place[item] for item in argument])
 
-    def picked(everything: tuple, *others: Any) -> tuple:
-        return pick(everything + others if others else everything)
+    def picked(values: Sequence[Any], *others: Any) -> tuple:
+        return pick(values, *others)
 
     with graph.inserting_before(node):
         return graph.call_function(picked, (values, *others))
