@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "entry.h"
@@ -58,17 +59,16 @@ char* data_of(const c10::TensorImpl* impl) {
   return const_cast<char*>(data) + impl->dtype().itemsize() * size_t(impl->storage_offset());
 }
 
-bool append_one(PyObject* item, const Place& place, std::vector<fxopt::Array>& operands) {
+inline bool read(PyObject* item, const Place& place, fxopt::Array& operand) {
   if (item == Py_None && place.device < 0) {
-    operands.push_back({nullptr, nullptr, nullptr, -1, 0});
+    operand = {nullptr, nullptr, nullptr, -1, 0};
     return true;
   }
   if (!fxopt::is_plain(item)) return false;
   const c10::TensorImpl* impl = fxopt::tensor_of(item).unsafeGetTensorImpl();
   if (!place.holds(impl)) return false;
   const auto sizes = impl->sizes();
-  operands.push_back({data_of(impl), sizes.data(), impl->strides().data(), int32_t(sizes.size()),
-                      int32_t(c10::typeMetaToScalarType(impl->dtype()))});
+  operand = {data_of(impl), sizes.data(), impl->strides().data(), int32_t(sizes.size()), int32_t(c10::typeMetaToScalarType(impl->dtype()))};
   return true;
 }
 
@@ -88,16 +88,28 @@ void prefetch(PyObject** items, Py_ssize_t k, Py_ssize_t n, const Place& place) 
   }
 }
 
-bool append(PyObject* argument, const Place& place, std::vector<fxopt::Array>& operands) {
-  if (!is_sequence(argument)) return append_one(argument, place, operands);
-  const Py_ssize_t n = PySequence_Fast_GET_SIZE(argument);
-  PyObject** items = PySequence_Fast_ITEMS(argument);
-  for (Py_ssize_t k = 0; k < n; k++) {
-    prefetch(items, k, n, place);
-    if (!append_one(items[k], place, operands)) return false;
+// The operands of the calls of a thread; what one call wrote stays there, as clearing it takes as long as writing.
+struct Operands {
+  std::vector<fxopt::Array> arrays;
+  size_t n = 0;
+
+  fxopt::Array* next(size_t count) {
+    if (arrays.size() < n + count) arrays.resize(n + count);
+    return arrays.data() + std::exchange(n, n + count);
   }
-  return true;
-}
+
+  bool append(PyObject* argument, const Place& place) {
+    if (!is_sequence(argument)) return read(argument, place, *next(1));
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(argument);
+    PyObject** items = PySequence_Fast_ITEMS(argument);
+    fxopt::Array* to = next(size_t(count));
+    for (Py_ssize_t k = 0; k < count; k++) {
+      prefetch(items, k, count, place);
+      if (!read(items[k], place, to[k])) return false;
+    }
+    return true;
+  }
+};
 
 struct Results {
   int device;
@@ -117,22 +129,22 @@ char* allocate(void* context, int32_t dim, const int64_t* sizes, int32_t dtype) 
 // released and they alone keep the tensors alive.
 PyObject* call(PyObject* capsule, PyObject* const* arguments, Py_ssize_t n_arguments) {
   const Ways& ways = *static_cast<Ways*>(PyCapsule_GetPointer(capsule, nullptr));
-  thread_local std::vector<fxopt::Array> operands;
+  thread_local Operands operands;
   thread_local std::vector<int64_t> counts;
-  operands.clear();
+  operands.n = 0;
   counts.clear();
   if (n_arguments == 0 || !undisturbed()) Py_RETURN_NONE;
   const Place place = place_of(arguments[0], ways);
   for (Py_ssize_t k = 0; k + 1 < n_arguments; k++) {
-    const size_t before = operands.size();
-    if (!append(arguments[k], place, operands)) Py_RETURN_NONE;
-    counts.push_back(int64_t(operands.size() - before));
+    const size_t before = operands.n;
+    if (!operands.append(arguments[k], place)) Py_RETURN_NONE;
+    counts.push_back(int64_t(operands.n - before));
   }
-  if (!append_one(arguments[n_arguments - 1], Place{place.grad_mode}, operands)) Py_RETURN_NONE;
-  const fxopt::Array plan = operands.back();
+  fxopt::Array plan;
+  if (!read(arguments[n_arguments - 1], Place{place.grad_mode}, plan)) Py_RETURN_NONE;
   if (plan.dtype != fxopt::kDtypeInt64 || plan.dim != 1 || plan.strides[0] != 1) Py_RETURN_NONE;
   Results results{place.device, {}};
-  const fxopt::Request request{operands.data(), counts.data(), int64_t(operands.size()) - 1, int64_t(counts.size()),
+  const fxopt::Request request{operands.arrays.data(), counts.data(), int64_t(operands.n), int64_t(counts.size()),
                                reinterpret_cast<const int64_t*>(plan.data), plan.sizes[0], allocate, &results};
   const bool ran = ran_without_gil([&] {
     if (place.device < 0) return ways.cpu(&request);
@@ -165,25 +177,26 @@ PyObject* bind_cuda(PyObject*, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
-// The items of a list or tuple and of what follows it, in an order of their own.
+// Of the state, the inputs and what follows them, the items at these places.
 PyObject* pick(PyObject* capsule, PyObject* const* arguments, Py_ssize_t n_arguments) {
   const auto& places = *static_cast<std::vector<int64_t>*>(PyCapsule_GetPointer(capsule, nullptr));
-  if (n_arguments == 0 || !is_sequence(arguments[0])) {
-    PyErr_SetString(PyExc_TypeError, "pick: expected a list or tuple");
+  if (n_arguments < 2 || !is_sequence(arguments[0]) || !is_sequence(arguments[1])) {
+    PyErr_SetString(PyExc_TypeError, "pick: expected two lists or tuples");
     return nullptr;
   }
-  PyObject** values = PySequence_Fast_ITEMS(arguments[0]);
-  const Py_ssize_t n = PySequence_Fast_GET_SIZE(arguments[0]), n_places = Py_ssize_t(places.size());
-  PyObject* picked = PyTuple_New(n_places);
-  for (Py_ssize_t k = 0; picked && k < n_places; k++) {
+  PyObject* const* const parts[] = {PySequence_Fast_ITEMS(arguments[0]), PySequence_Fast_ITEMS(arguments[1]), arguments + 2};
+  const Py_ssize_t first = PySequence_Fast_GET_SIZE(arguments[0]), second = first + PySequence_Fast_GET_SIZE(arguments[1]);
+  const Py_ssize_t begins[] = {0, first, second}, end = second + n_arguments - 2, n = Py_ssize_t(places.size());
+  PyObject* picked = PyTuple_New(n);
+  for (Py_ssize_t k = 0; picked && k < n; k++) {
     const Py_ssize_t place = places[size_t(k)];
-    if (place < 0 || place >= n + n_arguments - 1) {
+    if (place < 0 || place >= end) {
       Py_DECREF(picked);
       PyErr_SetString(PyExc_IndexError, "pick: a place beyond the values");
       return nullptr;
     }
-    PyObject* item = place < n ? values[place] : arguments[1 + place - n];
-    PyTuple_SET_ITEM(picked, k, Py_NewRef(item));
+    const int part = (place >= first) + (place >= second);
+    PyTuple_SET_ITEM(picked, k, Py_NewRef(parts[part][place - begins[part]]));
   }
   return picked;
 }

@@ -60,13 +60,13 @@ def bind_cuda(way: Callable, address: int, device: int) -> None:
 
 
 def picker(places: Sequence[int]) -> Callable[..., tuple]:
-    """``pick(values, *others)``: the tuple of those of all of them, in this order, that stand at `places`."""
+    """``pick(state, inputs, *others)``: the tuple of those of all of them, in this order, that stand at `places`."""
     module = _entry()
     return module.picker(array("q", places)) if module is not None else functools.partial(_pick, places)
 
 
-def _pick(places: Sequence[int], values: Sequence, *others: object) -> tuple:
-    everything = [*values, *others]
+def _pick(places: Sequence[int], state: Sequence, inputs: Sequence, *others: object) -> tuple:
+    everything = [*state, *inputs, *others]
     return tuple(everything[place] for place in places)
 
 
