@@ -271,11 +271,10 @@ struct Forms {
 
   bool hold(PyObject* const* tensors, Py_ssize_t n, std::vector<int64_t>& sizes) const {
     for (Py_ssize_t i = 0; i < n; ++i) {
-      if (i + kFar < n) __builtin_prefetch(tensors[i + kFar]);
-      if (i + kNear < n && fxopt::is_plain(tensors[i + kNear])) {
-        const auto* impl = reinterpret_cast<const char*>(fxopt::tensor_of(tensors[i + kNear]).unsafeGetTensorImpl());
-        __builtin_prefetch(impl + 64);
-        __builtin_prefetch(impl + 128);
+      if (i + 2 * kFar < n) __builtin_prefetch(tensors[i + 2 * kFar]);
+      if (i + kFar < n && fxopt::is_plain(tensors[i + kFar])) {
+        const auto* impl = reinterpret_cast<const char*>(fxopt::tensor_of(tensors[i + kFar]).unsafeGetTensorImpl());
+        for (size_t line = 64; line < sizeof(c10::TensorImpl) + 63; line += 64) __builtin_prefetch(impl + line);
       }
       if (!fxopt::is_plain(tensors[i]) || !holds(forms[i], fxopt::tensor_of(tensors[i]), sizes)) {
         return false;
