@@ -64,7 +64,7 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner, dump: D
     findings.operators_after, findings.rewrites = operators(module.graph), fuel.used
     module.recompile()
     fast = copied(module)
-    direct(fast, inference)
+    direct(fast, inference, len(captured.state))
     return Executable(captured, fast.forward, findings, module)
 
 
@@ -120,7 +120,7 @@ def raced(
     if not may_be_raced(executable, config, tuner):
         return executable
     before = copied(captured.graph)
-    direct(before, inference=True)
+    direct(before, inference=True, states=len(captured.state))
     race = Race(captured, model, args, kwargs, before.forward, tuner, replayable(executable, config.cuda_graphs))
     slow = slower_passes(executable, race, without)
     if slow:

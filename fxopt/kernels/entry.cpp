@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "entry.h"
@@ -29,7 +30,7 @@ struct Place {
   int device = -1;
 
   bool holds(const c10::TensorImpl* impl) const {
-    return (impl->key_set().raw_repr() & ~keys) == 0 && !(grad_mode && impl->requires_grad()) &&
+    return (impl->key_set().raw_repr() & ~keys) == 0 && impl->unsafe_storage() && !(grad_mode && impl->requires_grad()) &&
            impl->numel() <= fxopt::kMostElements && (device < 0 || impl->device().index() == device);
   }
 };
@@ -51,43 +52,64 @@ Place place_of(PyObject* first, const Ways& ways) {
   return place;
 }
 
-bool append_one(PyObject* item, const Place& place, std::vector<fxopt::Array>& operands) {
+// `impl->data()` of a tensor with storage, without asking a virtual function for that.
+char* data_of(const c10::TensorImpl* impl) {
+  if (impl->numel() == 0) return nullptr;
+  const auto* data = static_cast<const char*>(impl->unsafe_storage().data());
+  return const_cast<char*>(data) + impl->dtype().itemsize() * size_t(impl->storage_offset());
+}
+
+inline bool read(PyObject* item, const Place& place, fxopt::Array& operand) {
   if (item == Py_None && place.device < 0) {
-    operands.push_back({nullptr, nullptr, nullptr, -1, 0});
+    operand = {nullptr, nullptr, nullptr, -1, 0};
     return true;
   }
   if (!fxopt::is_plain(item)) return false;
-  c10::TensorImpl* impl = fxopt::tensor_of(item).unsafeGetTensorImpl();
+  const c10::TensorImpl* impl = fxopt::tensor_of(item).unsafeGetTensorImpl();
   if (!place.holds(impl)) return false;
   const auto sizes = impl->sizes();
-  operands.push_back({static_cast<char*>(const_cast<void*>(impl->data())), sizes.data(), impl->strides().data(),
-                      int32_t(sizes.size()), int32_t(c10::typeMetaToScalarType(impl->dtype()))});
+  operand = {data_of(impl), sizes.data(), impl->strides().data(), int32_t(sizes.size()), int32_t(c10::typeMetaToScalarType(impl->dtype()))};
   return true;
 }
 
 // The dependent loads from list to storage, started early: they are most of what unpacking 2000 tensors costs.
 void prefetch(PyObject** items, Py_ssize_t k, Py_ssize_t n, const Place& place) {
-  if (k + 12 < n) __builtin_prefetch(reinterpret_cast<fxopt::PythonTensor*>(items[k + 12]));
-  if (k + 8 < n && fxopt::is_plain(items[k + 8])) {
-    const char* impl = reinterpret_cast<const char*>(fxopt::tensor_of(items[k + 8]).unsafeGetTensorImpl());
+  if (k + 24 < n) __builtin_prefetch(reinterpret_cast<fxopt::PythonTensor*>(items[k + 24]));
+  if (k + 16 < n && fxopt::is_plain(items[k + 16])) {
+    const char* impl = reinterpret_cast<const char*>(fxopt::tensor_of(items[k + 16]).unsafeGetTensorImpl());
     for (size_t line = 0; line < sizeof(c10::TensorImpl); line += 64) __builtin_prefetch(impl + line);
   }
-  if (k + 4 < n && fxopt::is_plain(items[k + 4])) {
-    const c10::TensorImpl* impl = fxopt::tensor_of(items[k + 4]).unsafeGetTensorImpl();
-    if ((impl->key_set().raw_repr() & ~place.keys) == 0) __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
+  if (k + 8 < n && fxopt::is_plain(items[k + 8])) {
+    const c10::TensorImpl* impl = fxopt::tensor_of(items[k + 8]).unsafeGetTensorImpl();
+    if ((impl->key_set().raw_repr() & ~place.keys) != 0) return;
+    const char* storage = reinterpret_cast<const char*>(impl->unsafe_storage().unsafeGetStorageImpl());
+    __builtin_prefetch(storage);
+    __builtin_prefetch(storage + sizeof(c10::StorageImpl) - 1);
   }
 }
 
-bool append(PyObject* argument, const Place& place, std::vector<fxopt::Array>& operands) {
-  if (!is_sequence(argument)) return append_one(argument, place, operands);
-  const Py_ssize_t n = PySequence_Fast_GET_SIZE(argument);
-  PyObject** items = PySequence_Fast_ITEMS(argument);
-  for (Py_ssize_t k = 0; k < n; k++) {
-    prefetch(items, k, n, place);
-    if (!append_one(items[k], place, operands)) return false;
+// The operands of the calls of a thread; what one call wrote stays there, as clearing it takes as long as writing.
+struct Operands {
+  std::vector<fxopt::Array> arrays;
+  size_t n = 0;
+
+  fxopt::Array* next(size_t count) {
+    if (arrays.size() < n + count) arrays.resize(n + count);
+    return arrays.data() + std::exchange(n, n + count);
   }
-  return true;
-}
+
+  bool append(PyObject* argument, const Place& place) {
+    if (!is_sequence(argument)) return read(argument, place, *next(1));
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(argument);
+    PyObject** items = PySequence_Fast_ITEMS(argument);
+    fxopt::Array* to = next(size_t(count));
+    for (Py_ssize_t k = 0; k < count; k++) {
+      prefetch(items, k, count, place);
+      if (!read(items[k], place, to[k])) return false;
+    }
+    return true;
+  }
+};
 
 struct Results {
   int device;
@@ -107,22 +129,22 @@ char* allocate(void* context, int32_t dim, const int64_t* sizes, int32_t dtype) 
 // released and they alone keep the tensors alive.
 PyObject* call(PyObject* capsule, PyObject* const* arguments, Py_ssize_t n_arguments) {
   const Ways& ways = *static_cast<Ways*>(PyCapsule_GetPointer(capsule, nullptr));
-  thread_local std::vector<fxopt::Array> operands;
+  thread_local Operands operands;
   thread_local std::vector<int64_t> counts;
-  operands.clear();
+  operands.n = 0;
   counts.clear();
   if (n_arguments == 0 || !undisturbed()) Py_RETURN_NONE;
   const Place place = place_of(arguments[0], ways);
   for (Py_ssize_t k = 0; k + 1 < n_arguments; k++) {
-    const size_t before = operands.size();
-    if (!append(arguments[k], place, operands)) Py_RETURN_NONE;
-    counts.push_back(int64_t(operands.size() - before));
+    const size_t before = operands.n;
+    if (!operands.append(arguments[k], place)) Py_RETURN_NONE;
+    counts.push_back(int64_t(operands.n - before));
   }
-  if (!append_one(arguments[n_arguments - 1], Place{place.grad_mode}, operands)) Py_RETURN_NONE;
-  const fxopt::Array plan = operands.back();
+  fxopt::Array plan;
+  if (!read(arguments[n_arguments - 1], Place{place.grad_mode}, plan)) Py_RETURN_NONE;
   if (plan.dtype != fxopt::kDtypeInt64 || plan.dim != 1 || plan.strides[0] != 1) Py_RETURN_NONE;
   Results results{place.device, {}};
-  const fxopt::Request request{operands.data(), counts.data(), int64_t(operands.size()) - 1, int64_t(counts.size()),
+  const fxopt::Request request{operands.arrays.data(), counts.data(), int64_t(operands.n), int64_t(counts.size()),
                                reinterpret_cast<const int64_t*>(plan.data), plan.sizes[0], allocate, &results};
   const bool ran = ran_without_gil([&] {
     if (place.device < 0) return ways.cpu(&request);
@@ -155,7 +177,49 @@ PyObject* bind_cuda(PyObject*, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
+// Of the state, the inputs and what follows them, the items at these places.
+PyObject* pick(PyObject* capsule, PyObject* const* arguments, Py_ssize_t n_arguments) {
+  const auto& places = *static_cast<std::vector<int64_t>*>(PyCapsule_GetPointer(capsule, nullptr));
+  if (n_arguments < 2 || !is_sequence(arguments[0]) || !is_sequence(arguments[1])) {
+    PyErr_SetString(PyExc_TypeError, "pick: expected two lists or tuples");
+    return nullptr;
+  }
+  PyObject* const* const parts[] = {PySequence_Fast_ITEMS(arguments[0]), PySequence_Fast_ITEMS(arguments[1]), arguments + 2};
+  const Py_ssize_t first = PySequence_Fast_GET_SIZE(arguments[0]), second = first + PySequence_Fast_GET_SIZE(arguments[1]);
+  const Py_ssize_t begins[] = {0, first, second}, end = second + n_arguments - 2, n = Py_ssize_t(places.size());
+  PyObject* picked = PyTuple_New(n);
+  for (Py_ssize_t k = 0; picked && k < n; k++) {
+    const Py_ssize_t place = places[size_t(k)];
+    if (place < 0 || place >= end) {
+      Py_DECREF(picked);
+      PyErr_SetString(PyExc_IndexError, "pick: a place beyond the values");
+      return nullptr;
+    }
+    const int part = (place >= first) + (place >= second);
+    PyTuple_SET_ITEM(picked, k, Py_NewRef(parts[part][place - begins[part]]));
+  }
+  return picked;
+}
+
+PyMethodDef picked = {"pick", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&pick)), METH_FASTCALL, nullptr};
+
+void drop_places(PyObject* capsule) { delete static_cast<std::vector<int64_t>*>(PyCapsule_GetPointer(capsule, nullptr)); }
+
+// picker(buffer of int64) -> a function
+PyObject* picker(PyObject*, PyObject* buffer) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE) < 0) return nullptr;
+  const auto* first = static_cast<const int64_t*>(view.buf);
+  auto* places = new std::vector<int64_t>(first, first + view.len / Py_ssize_t(sizeof(int64_t)));
+  PyBuffer_Release(&view);
+  PyObject* capsule = PyCapsule_New(places, nullptr, &drop_places);
+  PyObject* function = capsule ? PyCFunction_New(&picked, capsule) : nullptr;
+  Py_XDECREF(capsule);
+  return function;
+}
+
 PyMethodDef methods[] = {
+    {"picker", &picker, METH_O, nullptr},
     {"bind", &bind, METH_O, nullptr},
     {"bind_cuda", &bind_cuda, METH_VARARGS, nullptr},
     {"readable", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fxopt::readable)), METH_FASTCALL, nullptr},

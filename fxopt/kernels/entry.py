@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import warnings
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
@@ -22,7 +23,7 @@ STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # torch 2.11
 ENTRY = Library(
     "fxopt_entry",
     sources=(_HERE / "entry.cpp",),
-    cflags=PYTHON_CFLAGS,
+    cflags=(*PYTHON_CFLAGS, "-O2"),
 )
 
 
@@ -56,6 +57,17 @@ def bind_cuda(way: Callable, address: int, device: int) -> None:
     module = _entry()
     if module is not None and isinstance(way, BuiltinFunctionType):  # where the CPU has no kernel, there is no way
         module.bind_cuda(way, address, device)
+
+
+def picker(places: Sequence[int]) -> Callable[..., tuple]:
+    """``pick(state, inputs, *others)``: the tuple of those of all of them, in this order, that stand at `places`."""
+    module = _entry()
+    return module.picker(array("q", places)) if module is not None else functools.partial(_pick, places)
+
+
+def _pick(places: Sequence[int], state: Sequence, inputs: Sequence, *others: object) -> tuple:
+    everything = [*state, *inputs, *others]
+    return tuple(everything[place] for place in places)
 
 
 @functools.cache

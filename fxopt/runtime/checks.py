@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
@@ -34,9 +35,10 @@ def firsts_of(tensors: Sequence[Any]) -> list[int]:
 
 
 def reader() -> Callable[[list, list], list | None]:
-    """``read(wheres, keys)``: ``item(where, key)`` for all pairs, or None when a key is absent."""
+    """``read(wheres, keys)``: ``item(where, key)`` for all pairs, or None when a key is absent; of the same two lists
+    each time."""
     module = native()
-    return module.read if module else python_read
+    return functools.partial(module.read, module.Seen()) if module else python_read
 
 
 def comparer() -> Callable[[list, list, list], bool]:
@@ -45,10 +47,10 @@ def comparer() -> Callable[[list, list, list], bool]:
     return module.unchanged if module else python_unchanged
 
 
-def version_reader() -> Callable[[list], bytes | None]:
-    """``versions(dicts)``: bytes that differ once a dict, or the dict behind a view, has changed; or None."""
+def generation_reader() -> Callable[[list], int | None]:
+    """``generation(dicts)``: another number once one of them, or the dict behind a view, has changed; or None."""
     module = native()
-    return module.versions if module else lambda dicts: None
+    return functools.partial(module.generation, module.Seen()) if module else lambda dicts: None
 
 
 def length_check() -> Callable[[list, list], bool]:

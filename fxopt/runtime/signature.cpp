@@ -78,15 +78,66 @@ PyObject* lookup(PyObject* where, PyObject* key, Held& hold) {
   return hold.object;
 }
 
+// The number of a dict's last change (PEP 509), which no other dict ever had; 0 where Python does not number them (from
+// 3.13 on), or `where` is no dict.
+uint64_t version_of(PyObject* where) {
+#if PY_VERSION_HEX < 0x030D0000
+  where = behind_view(where);
+  if (PyDict_CheckExact(where) || PyODict_CheckExact(where)) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    return reinterpret_cast<PyDictObject*>(where)->ma_version_tag;
+#pragma GCC diagnostic pop
+  }
+#endif
+  return 0;
+}
+
+void prefetch_version(PyObject* wheres, Py_ssize_t i, Py_ssize_t n) {
+  if (i + kFar < n) __builtin_prefetch(&reinterpret_cast<PyDictObject*>(PyList_GET_ITEM(wheres, i + kFar))->ma_used);
+}
+
+// What an earlier call found. It keeps nothing alive: a value is there as long as its dict has the number.
+struct Known {
+  uint64_t version;
+  PyObject* value;
+};
+struct Seen {
+  PyObject_HEAD
+  std::vector<Known>* known;
+  unsigned long long generation;
+};
+
+PyObject* seen_new(PyTypeObject* type, PyObject*, PyObject*) {
+  auto* self = reinterpret_cast<Seen*>(type->tp_alloc(type, 0));
+  if (self != nullptr) self->known = new std::vector<Known>;
+  return reinterpret_cast<PyObject*>(self);
+}
+
+void seen_dealloc(PyObject* self) {
+  delete reinterpret_cast<Seen*>(self)->known;
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyTypeObject* seen_type;
+
+Known* known_to(PyObject* seen, Py_ssize_t n) {
+  auto& known = *reinterpret_cast<Seen*>(seen)->known;
+  if (known.size() != size_t(n)) known.assign(size_t(n), Known{0, nullptr});
+  return known.data();
+}
+
 bool take_lists(PyObject* args, const char* format, PyObject** a, PyObject** b, PyObject** c) {
   return c ? PyArg_ParseTuple(args, format, &PyList_Type, a, &PyList_Type, b, &PyList_Type, c)
            : PyArg_ParseTuple(args, format, &PyList_Type, a, &PyList_Type, b);
 }
 
-// read(wheres, keys) -> list, or None when a key is absent.
+// read(seen, wheres, keys) -> list, or None when a key is absent.
 PyObject* read(PyObject*, PyObject* args) {
-  PyObject *wheres, *keys;
-  if (!take_lists(args, "O!O!", &wheres, &keys, nullptr)) {
+  PyObject *seen, *wheres, *keys;
+  if (!PyArg_ParseTuple(args, "O!O!O!", seen_type, &seen, &PyList_Type, &wheres, &PyList_Type, &keys)) {
     return nullptr;
   }
   const Py_ssize_t n = PyList_GET_SIZE(wheres);
@@ -98,10 +149,13 @@ PyObject* read(PyObject*, PyObject* args) {
   if (values == nullptr) {
     return nullptr;
   }
+  Known* known = known_to(seen, n);
   for (Py_ssize_t i = 0; i < n; ++i) {
-    prefetch(wheres, i, n);
+    prefetch_version(wheres, i, n);
+    PyObject* where = PyList_GET_ITEM(wheres, i);
+    const uint64_t version = version_of(where);
     Held hold;
-    PyObject* value = lookup(PyList_GET_ITEM(wheres, i), PyList_GET_ITEM(keys, i), hold);
+    PyObject* value = version != 0 && version == known[i].version ? known[i].value : lookup(where, PyList_GET_ITEM(keys, i), hold);
     if (value == nullptr) {
       Py_DECREF(values);
       if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_LookupError)) {
@@ -110,6 +164,7 @@ PyObject* read(PyObject*, PyObject* args) {
       PyErr_Clear();
       Py_RETURN_NONE;
     }
+    known[i] = Known{version, value};
     Py_INCREF(value);
     PyList_SET_ITEM(values, i, value);
   }
@@ -142,34 +197,27 @@ PyObject* unchanged(PyObject*, PyObject* args) {
   Py_RETURN_TRUE;
 }
 
-// versions(dicts) -> bytes, another one when a dict or the dict behind a view changed in any way; None where Python does
-// not number the changes of its dicts (from 3.13 on), or one of them is no dict.
-PyObject* versions(PyObject*, PyObject* args) {
-  PyObject* dicts;
-  if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &dicts)) {
+// generation(seen, dicts) -> int, another one once a dict or the dict behind a view changed in any way; None where one of
+// them has no number.
+PyObject* generation(PyObject*, PyObject* args) {
+  PyObject *seen, *dicts;
+  if (!PyArg_ParseTuple(args, "O!O!", seen_type, &seen, &PyList_Type, &dicts)) {
     return nullptr;
   }
-#if PY_VERSION_HEX >= 0x030D0000
-  Py_RETURN_NONE;
-#else
   const Py_ssize_t n = PyList_GET_SIZE(dicts);
-  std::vector<uint64_t> found(n);
+  Known* known = known_to(seen, n);
+  bool same = true;
   for (Py_ssize_t i = 0; i < n; ++i) {
-    prefetch(dicts, i, n);
-    PyObject* dict = PyList_GET_ITEM(dicts, i);
-    if (Py_IS_TYPE(dict, &PyDictProxy_Type)) {
-      dict = reinterpret_cast<ClassView*>(dict)->attributes;
-    }
-    if (!PyDict_CheckExact(dict) && !PyODict_CheckExact(dict)) {
+    prefetch_version(dicts, i, n);
+    const uint64_t version = version_of(PyList_GET_ITEM(dicts, i));
+    if (version == 0) {
       Py_RETURN_NONE;
     }
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-    found[i] = reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;  // PEP 509
-#pragma GCC diagnostic pop
+    same &= version == known[i].version;
+    known[i].version = version;
   }
-  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(found.data()), n * Py_ssize_t(sizeof(uint64_t)));
-#endif
+  unsigned long long& number = reinterpret_cast<Seen*>(seen)->generation;
+  return PyLong_FromUnsignedLongLong(same ? number : ++number);
 }
 
 // lengths(values, expected) -> bool: every dict, list or set still has as many entries as expected, and every object the
@@ -223,11 +271,10 @@ struct Forms {
 
   bool hold(PyObject* const* tensors, Py_ssize_t n, std::vector<int64_t>& sizes) const {
     for (Py_ssize_t i = 0; i < n; ++i) {
-      if (i + kFar < n) __builtin_prefetch(tensors[i + kFar]);
-      if (i + kNear < n && fxopt::is_plain(tensors[i + kNear])) {
-        const auto* impl = reinterpret_cast<const char*>(fxopt::tensor_of(tensors[i + kNear]).unsafeGetTensorImpl());
-        __builtin_prefetch(impl + 64);
-        __builtin_prefetch(impl + 128);
+      if (i + 2 * kFar < n) __builtin_prefetch(tensors[i + 2 * kFar]);
+      if (i + kFar < n && fxopt::is_plain(tensors[i + kFar])) {
+        const auto* impl = reinterpret_cast<const char*>(fxopt::tensor_of(tensors[i + kFar]).unsafeGetTensorImpl());
+        for (size_t line = 64; line < sizeof(c10::TensorImpl) + 63; line += 64) __builtin_prefetch(impl + line);
       }
       if (!fxopt::is_plain(tensors[i]) || !holds(forms[i], fxopt::tensor_of(tensors[i]), sizes)) {
         return false;
@@ -438,10 +485,17 @@ PyType_Slot check_slots[] = {
 };
 PyType_Spec check_spec = {"fxopt_signature.TensorCheck", sizeof(TensorCheck), 0, Py_TPFLAGS_DEFAULT, check_slots};
 
+PyType_Slot seen_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(seen_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(seen_dealloc)},
+    {0, nullptr},
+};
+PyType_Spec seen_spec = {"fxopt_signature.Seen", sizeof(Seen), 0, Py_TPFLAGS_DEFAULT, seen_slots};
+
 PyMethodDef functions[] = {
     {"read", read, METH_VARARGS, nullptr},
     {"unchanged", unchanged, METH_VARARGS, nullptr},
-    {"versions", versions, METH_VARARGS, nullptr},
+    {"generation", generation, METH_VARARGS, nullptr},
     {"lengths", lengths, METH_VARARGS, nullptr},
     {"apart", apart, METH_VARARGS, nullptr},
     {"readable", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fxopt::readable)), METH_FASTCALL, nullptr},
@@ -454,8 +508,10 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fxopt_signature", nullptr, -1,
 PyMODINIT_FUNC PyInit_fxopt_signature() {
   PyObject* module = PyModule_Create(&definition);
   PyObject* check = PyType_FromSpec(&check_spec);
-  if (module == nullptr || check == nullptr || PyModule_AddObject(module, "TensorCheck", check) < 0) {
+  PyObject* seen = PyType_FromSpec(&seen_spec);
+  if (module == nullptr || PyModule_AddObject(module, "TensorCheck", check) < 0 || PyModule_AddObject(module, "Seen", seen) < 0) {
     return nullptr;
   }
+  seen_type = reinterpret_cast<PyTypeObject*>(seen);
   return module;
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fxopt.runtime.checks import comparer, length_check, python_read, version_reader
+from fxopt.runtime.checks import comparer, generation_reader, length_check, python_read
 from fxopt.runtime.flatten import same_value
 
 _IN_ORDER = (dict, MappingProxyType)
@@ -43,15 +43,15 @@ class Unchanged:
         ]
         self._in_dicts, self._elsewhere = (_Part(*part) for part in zip(*parts, strict=True))
         dicts = {id(each[0]): each[0] for numbered, _ in parts for each in numbered}
-        self._dicts, self._versions = list(dicts.values()), version_reader()
-        self._seen: bytes | None = None
+        self._dicts, self._generation = list(dicts.values()), generation_reader()
+        self._seen: int | None = None
 
     def holds(self) -> bool:
-        versions = self._versions(self._dicts)
-        if versions is None or versions != self._seen:
+        generation = self._generation(self._dicts)
+        if generation is None or generation != self._seen:
             if not self._in_dicts.holds():
                 return False
-            self._seen = versions
+            self._seen = generation
         return self._elsewhere.holds()
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from fxopt.runtime.checks import (
     PythonTensorCheck,
     TensorForm,
+    generation_reader,
     python_lengths,
     python_read,
     python_unchanged,
@@ -78,13 +79,17 @@ def test_dict_reads_agree():
         ([], []),
     ]
     for wheres, keys in cases:
-        now = module.read(wheres, keys)
+        seen = module.Seen()
+        for _ in range(2):  # the second time by what was seen
+            now = module.read(seen, wheres, keys)
         assert now == python_read(wheres, keys)
         for values in ([value, 1], [1, value], [value], [], [None] * len(keys)):
             if len(values) == len(keys):
                 assert module.unchanged(wheres, keys, values) is python_unchanged(wheres, keys, values)
     with pytest.raises(ValueError, match="one length"):
-        module.read([where], [])
+        module.read(module.Seen(), [where], [])
+    with pytest.raises(TypeError):
+        module.read(None, [where], ["a"])
     with pytest.raises(TypeError):
         module.unchanged([where], ["a"], (value,))
     with pytest.raises(TypeError):
@@ -92,7 +97,7 @@ def test_dict_reads_agree():
 
 
 @needs_native
-def test_versions_of_dicts_differ_after_every_change():
+def test_the_generation_of_dicts_differs_after_every_change():
     changes = [
         lambda d: d.update(a=2),
         lambda d: d.pop("b"),
@@ -105,16 +110,18 @@ def test_versions_of_dicts_differ_after_every_change():
     Held = type("Held", (), {})
     held, where = Held(), {"a": 1, "b": 2}
     dicts = [where, vars(Held), vars(held), {}]
-    seen = native().versions(dicts)
+    generation = generation_reader()
+    seen = generation(dicts)
     if seen is None:
         pytest.skip("this Python does not number the changes of dicts")
-    assert native().versions(dicts) == seen
+    assert generation(dicts) == seen
     for change in changes:
         change(where)
-        assert native().versions(dicts) != seen
-        seen = native().versions(dicts)
-    assert native().versions([{}, []]) is None
-    assert native().versions([types.MappingProxyType(type("Own", (dict,), {})())]) is None
+        assert generation(dicts) != seen
+        seen = generation(dicts)
+        assert generation(dicts) == seen
+    assert generation([{}, []]) is None
+    assert generation([types.MappingProxyType(type("Own", (dict,), {})())]) is None
 
 
 @needs_native
@@ -136,7 +143,29 @@ def test_dicts_are_read_far_ahead_and_at_the_end():
         item.number = number
     wheres = [vars(item) if number % 3 else {"number": number} for number, item in enumerate(objects)]
     for n in (1, 7, 8, 9, 15, 16, 17, 50):
-        assert native().read(wheres[:n], ["number"] * n) == list(range(n))
+        seen = native().Seen()
+        for _ in range(2):
+            assert native().read(seen, wheres[:n], ["number"] * n) == list(range(n))
+
+
+@needs_native
+def test_reads_follow_every_change():
+    """A value that was seen counts as long as nothing changed: replaced, deleted, gone and come back, another dict."""
+    kept = {"a": object(), "b": object()}
+    wheres, keys, seen = [kept, types.MappingProxyType(kept), [kept["a"]]], ["a", "b", 0], native().Seen()
+    for change in (
+        lambda: None,
+        lambda: kept.update(a=object()),
+        lambda: kept.pop("b"),
+        lambda: kept.update(b=object()),
+        lambda: wheres[2].append(wheres[2].pop()),
+        lambda: wheres[2].__setitem__(0, object()),
+        lambda: wheres.__setitem__(0, {"a": object()}),
+        lambda: kept.clear(),
+    ):
+        change()
+        for _ in range(2):
+            assert native().read(seen, wheres, keys) == python_read(wheres, keys)
 
 
 @needs_native

@@ -36,6 +36,23 @@ inline void copy_rows(const Table& table, const int64_t* ids, int n, char* out, 
   }
 }
 
+inline void copy_now(Later& later) {
+  const int64_t first = 0;
+  for (int k = 0; k < later.n; k++) copy_rows(Table{later.moves[k].from}, &first, 1, later.moves[k].to, 0, later.moves[k].bytes);
+  later.n = 0;
+}
+
+// Whether the rows wait for those of the next columns.
+inline bool copy_later(const Job& job, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t bytes) {
+  if (!job.later || !job.table.prefetch || n > Later::kMost - job.later->n) return false;
+  for (int k = 0; k < n; k++) {
+    const char* from = job.table.data + ids[k] * job.table.row_stride;
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line);
+    job.later->moves[job.later->n++] = {from, out + k * out_stride, bytes};
+  }
+  return true;
+}
+
 // Rows in fewer bits, as floats.
 inline void widen_rows(const Table& table, const int64_t* ids, int n, char* out, int64_t out_stride) {
   const int64_t bytes = table.prefetch ? table.row_stride : 0;
@@ -47,8 +64,8 @@ inline void widen_rows(const Table& table, const int64_t* ids, int n, char* out,
 }
 
 inline void move_rows(const Job& job, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t bytes) {
-  if (job.table.dtype == job.out_dtype) copy_rows(job.table, ids, n, out, out_stride, bytes);
-  else widen_rows(job.table, ids, n, out, out_stride);
+  if (job.table.dtype != job.out_dtype) return widen_rows(job.table, ids, n, out, out_stride);
+  if (!copy_later(job, ids, n, out, out_stride, bytes)) copy_rows(job.table, ids, n, out, out_stride, bytes);
 }
 
 // A lookup without pooling whose rows need no arithmetic, or only become floats.

@@ -37,8 +37,7 @@ inline bool resolve(const Call& call, const Column& column, const Source& source
   if (!size || out_of_range(source.row0) || out_of_range(source.row1) || out_of_range(source.lane))
     return error.fail(column.index, 0, "column %d: tensor %d has %d dims and dtype code %d, which its source does not fit",
                       column.index, source.tensor, array.dim, array.dtype);
-  view.data = array.data;
-  view.dtype = array.dtype;
+  view = View{array.data, array.dtype};
   for (int k = 0; k < source.n_fixed; k++) {
     const Fixed& fixed = call.plan.fixed[source.fixed_at + k];
     if (fixed.dim >= array.dim || fixed.index < 0 || fixed.index >= array.sizes[fixed.dim])

@@ -38,12 +38,17 @@ inline bool run_column(const Job& job, int64_t row0, int64_t row1, Error& error)
 
 static bool run_tile(const Call& call, const Tile& tile, int64_t row0, int64_t row1, Error& error) {
   const bool few = row1 - row0 <= kFewRows;
+  Later later;
+  Job job;
+  job.later = few ? &later : nullptr;
   for (int c = tile.first; c < tile.first + tile.count; c++) {
     if (few && c + kColumnsAhead < call.plan.header->n_columns) prefetch_inputs(call, call.plan.columns[c + kColumnsAhead]);
-    Job job;
-    if (!resolve(call, call.plan.columns[c], job, error)) return false;
+    const Column& column = call.plan.columns[c];
+    if (!resolve(call, column, job, error)) return false;
+    if (column.has(kAdd)) copy_now(later);
     if (row0 < row1 && !run_column(job, row0, row1, error)) return false;
   }
+  copy_now(later);
   return true;
 }
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from fxopt.kernels.entry import picker
 from fxopt.rewrites.framework.forks import lower_branches
 from fxopt.rewrites.framework.in_place import reuse_memory
 from fxopt.shape.aliases import mutates
@@ -48,12 +49,13 @@ _HOMES = {
 }
 
 
-def direct(module: GraphModule, inference: bool = False) -> None:
-    """Point each call of `module`'s graph at the shortest way; values stay the same to the bit."""
+def direct(module: GraphModule, inference: bool = False, states: int = 0) -> None:
+    """Point each call of `module`'s graph at the shortest way; values stay the same to the bit. The first `states`
+    placeholders are the model's state."""
     lower_branches(module.graph)
     if inference:
         reuse_memory(module.graph)  # after it: what stands between two calls may run beside them
-    _pick_long_lists(module.graph)
+    many = _pick_long_lists(module.graph, states)
     for node in module.graph.find_nodes(op="call_function", target=aten.unbind.int):
         _read_at_once(node)
     for node in module.graph.nodes:
@@ -70,6 +72,18 @@ def direct(module: GraphModule, inference: bool = False) -> None:
             node.target = _bindings().get(node.target.overloadpacket, node.target)
     module.recompile()
     LazyGraphModule.force_recompile(module)  # its forward runs from here on
+    if many:
+        module.forward = OfMany(module.forward, states)
+
+
+class OfMany:
+    """A graph's function of thousands of arguments, which it takes as two lists."""
+
+    def __init__(self, serve: Callable[[Sequence[Any], Sequence[Any]], Any], states: int) -> None:
+        self.serve, self._states = serve, states
+
+    def __call__(self, *values: Any) -> Any:
+        return self.serve(values[: self._states], values[self._states :])
 
 
 def copied(module: GraphModule) -> GraphModule:
@@ -94,26 +108,28 @@ def as_function(graph: Graph, inference: bool = False) -> Callable[..., Any]:
     return function
 
 
-def _pick_long_lists(graph: Graph) -> None:
-    """Thousands of arguments as one tuple: naming, listing and dropping 2900 of them takes 37 us, picking them 12."""
+def _pick_long_lists(graph: Graph, states: int) -> bool:
+    """Thousands of arguments as two: naming, listing and dropping 2900 of them takes 37 us, picking them 4."""
     placeholders = graph.find_nodes(op="placeholder")
     if len(placeholders) < _MANY:
-        return
+        return False
     with graph.inserting_before(placeholders[0]):
-        values = graph.placeholder("*values")
+        lists = graph.placeholder("state"), graph.placeholder("inputs")
     position = {node: number for number, node in enumerate(placeholders)}
     for node in graph.nodes:
         if node.op == "call_function":
-            node.args = tuple(_picked(graph, node, argument, values, position) for argument in node.args)
-    for node in placeholders:
+            node.args = tuple(_picked(graph, node, argument, lists, position) for argument in node.args)
+    for node, number in position.items():
         if node.users:
-            with graph.inserting_after(values):
-                node.replace_all_uses_with(graph.call_function(operator.getitem, (values, position[node])))
+            source = (lists[0], number) if number < states else (lists[1], number - states)
+            with graph.inserting_after(lists[1]):
+                node.replace_all_uses_with(graph.call_function(operator.getitem, source))
         graph.erase_node(node)
+    return True
 
 
-def _picked(graph: Graph, node: Node, argument: Any, values: Node, position: dict[Node, int]) -> Any:
-    """`argument`, or where it is a long list of nodes, one call that picks it from `values` and the others."""
+def _picked(graph: Graph, node: Node, argument: Any, lists: tuple[Node, Node], position: dict[Node, int]) -> Any:
+    """`argument`, or where it is a long list of nodes, one call that picks it from the lists and other values."""
     if (
         not isinstance(argument, list | tuple)
         or len(argument) < _MANY
@@ -122,13 +138,13 @@ def _picked(graph: Graph, node: Node, argument: Any, values: Node, position: dic
         return argument
     others = [item for item in dict.fromkeys(argument) if item not in position]
     place = position | {item: len(position) + number for number, item in enumerate(others)}
-    pick = operator.itemgetter(*(place[item] for item in argument))
+    pick = picker([place[item] for item in argument])
 
-    def picked(everything: tuple, *others: Any) -> tuple:
-        return pick(everything + others if others else everything)
+    def picked(*values: Any) -> tuple:
+        return pick(*values)
 
     with graph.inserting_before(node):
-        return graph.call_function(picked, (values, *others))
+        return graph.call_function(picked, (*lists, *others))
 
 
 def _read_at_once(unbind: Node) -> None:
