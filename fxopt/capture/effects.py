@@ -26,16 +26,18 @@ class StoreAttribute(nn.Module):
     """setattr(module, name, value), the value's flat leaves being the arguments; `held` instead, until it is released.
 
     Attributes:
+        asked: whether the forward looks at the buffer that it replaces.
         held: what was last to be stored while the graph was only looked at.
     """
 
     _is_impure = True  # never dead code
 
-    def __init__(self, module: nn.Module, name: str, spec: pytree.TreeSpec):
+    def __init__(self, module: nn.Module, name: str, spec: pytree.TreeSpec, asked: bool):
         super().__init__()
         self._target = (module,)  # in a tuple: no child of this one
         self.name = name
         self.spec = spec
+        self.asked = asked
         self.held: Any = None
         self._released = False
 
@@ -74,27 +76,75 @@ class _WriteFirst:
         if module is None:
             return self
         if self._name not in module.__dict__.get("_written", ()):
-            raise CaptureError(
-                f"forward reads the attribute {self._name!r} of {self._path or 'the model'} and assigns it later: "
-                "its value depends on earlier calls"
-            )
+            raise _read_first(self._path, self._name)
         return module.__dict__[self._name]
 
 
+class _Buffers(dict):
+    """Buffers of which some are assigned. A tensor may be read before that, since it comes from its placeholder, but
+    None may not. `asked`: names of what was read."""
+
+    def __init__(self, buffers: dict[str, Any], path: str, names: set[str]):
+        super().__init__(buffers)
+        self.asked = set[str]()
+        self._path, self._pending = path, names & buffers.keys()
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._pending.discard(name)
+        super().__setitem__(name, value)
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        if name in self._pending:
+            if value is None:
+                raise _read_first(self._path, name)
+            self.asked.add(name)
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+    def settle(self, *names: str) -> None:
+        """Of these, or of all, what is read from here on does not count."""
+        self._pending -= set(names or self._pending)
+
+
+def _read_first(path: str, name: str) -> CaptureError:
+    return CaptureError(
+        f"forward reads the attribute {name!r} of {path or 'the model'} and assigns it later: "
+        "its value depends on earlier calls"
+    )
+
+
 def make_write_first(copy: nn.Module, path: str, names: set[str]) -> None:
-    """Guard these attributes of a copied module (buffers need no guard: they are read from their placeholders)."""
-    descriptors = {name: _WriteFirst(path, name) for name in names if name not in copy._buffers}
-    copy.__class__ = type(type(copy).__name__, (type(copy),), descriptors)
+    """Guard these attributes of a copied module."""
+    kind, buffers = type(copy), _Buffers(copy._buffers, path, names)
+
+    def register_buffer(module: nn.Module, name: str, tensor: Any, persistent: bool = True) -> None:
+        buffers.settle(name)  # torch asks whether there is one
+        kind.register_buffer(module, name, tensor, persistent)
+
+    guards: dict[str, Any] = {name: _WriteFirst(path, name) for name in names if name not in buffers}
+    copy.__class__ = type(kind.__name__, (kind,), guards | {"register_buffer": register_buffer})
+    vars(copy)["_buffers"] = buffers
 
 
 def record(copy: nn.Module, module: nn.Module, path: str, name: str, tracer: Any) -> None:
     """Add the node that stores the attribute's traced value into the real module."""
+    buffers: Any = copy._buffers
+    buffers.settle()
     flat, spec = trees.flatten(getattr(copy, name))
     for value in flat:
         if not isinstance(value, (torch.Tensor, *CONSTANTS, *SYMBOLIC)):
             raise CaptureError(f"forward assigns a {type(value).__qualname__} to its attribute {name!r}", Place(path))
     child = f"store{sum(isinstance(m, StoreAttribute) for m in tracer.root.children())}"
-    tracer.root.add_module(child, StoreAttribute(module, name, spec))
+    tracer.root.add_module(child, StoreAttribute(module, name, spec, name in buffers.asked))
     proxy = tracer.create_proxy("call_module", child, tuple(map(tracer.unwrap_proxy, flat)), {})
     proxy.node.meta["val"] = None
 

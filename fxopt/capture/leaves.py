@@ -72,7 +72,8 @@ class Signature:
     """Structure of one call of a leaf: what goes in and what comes out, flattened.
 
     edits: whether it writes to its arguments; state: what it writes to of the model's; touched: what it
-    leaves with another value, tensors and attributes, as (path of the module, name).
+    leaves with another value, tensors and attributes, as (path of the module, name); outside: what it changes
+    outside of the model, "" if nothing was seen.
     """
 
     in_spec: pytree.TreeSpec
@@ -81,6 +82,7 @@ class Signature:
     edits: bool = False
     state: frozenset[StateSlot] = frozenset()
     touched: frozenset[tuple[str, str]] = frozenset()
+    outside: str = ""
 
 
 class LeafCall(nn.Module):

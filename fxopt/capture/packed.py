@@ -30,7 +30,7 @@ class MakePositive(Exception):
     """Start the trace again with these dims at least 1: `x[:, 1:]` is then one term, not a Max."""
 
     def __init__(self, dims: set[Dim]):
-        super().__init__(f"dims {sorted(dims)} have a first or last item")
+        super().__init__(f"dims {sorted(dims)} have an item")
         self.dims = dims
 
 
@@ -40,12 +40,13 @@ _BY_DIM = {
 }  # fmt: skip
 _UNBIND = {Tensor.unbind, torch.unbind}
 _INDEX = {Tensor.index_select, torch.index_select}
+_CONVOLUTIONS = {torch.conv1d, torch.conv2d, torch.conv3d}  # which serve no signal of no length, unlike a linear
 _SELECT = {Tensor.select, torch.select, Tensor.narrow, torch.narrow}
 
 
 class PackedDims(TorchFunctionMode):
     """Raises `MakeStatic` at the first cut of a dim >= 1 of an input at a positive constant, and `MakePositive` where
-    its first or last items are taken.
+    its first or last items are taken, or it is convolved.
 
     Args:
         sources: symbol name to the input dims it stands for.
@@ -72,6 +73,8 @@ class PackedDims(TorchFunctionMode):
             dim, index = _argument(args, kwargs, 1, "dim"), _argument(args, kwargs, 2, "index")
             if isinstance(dim, int) and _is_layout(index):
                 self._check(args[0], [dim])
+        elif func in _CONVOLUTIONS and args:
+            self._demand_items(args[0], range(2, args[0].dim()))
         elif func in _BY_DIM:
             dim = _argument(args, kwargs, 1 if func in _UNBIND else 2, "dim")
             self._check(args[0], [dim or 0])

@@ -15,6 +15,7 @@ from fxopt.capture.errors import CaptureError
 from fxopt.capture.mirror import Mirror
 from fxopt.findings import Place
 from fxopt.torch_internals.fake_tensors import FakeTensorMode, as_parameter
+from fxopt.torch_internals.hooks import around_every_forward
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class StateSlot:
 
 def hooks_of(modules: Iterable[nn.Module]) -> list[Callable]:
     """The functions that run around the forwards of these modules."""
-    return [hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
+    own = (hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
+    return [*own, *around_every_forward()]
 
 
 class ModelCopy(Mirror):

@@ -23,6 +23,7 @@ from fxopt.capture.effects import Attributes
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
 from fxopt.capture.leaves import Output, Signature, Trial
+from fxopt.capture.prints import printing
 from fxopt.capture.reach import Reach
 from fxopt.capture.state import StateSlot
 from fxopt.capture.untouched import Look, quietly
@@ -52,7 +53,8 @@ def trial(model: nn.Module, leaves: set[str], args: tuple, kwargs: dict) -> Tria
                 twice = trees.map_only(torch.Tensor, lambda t: torch.cat([t, t]) if t.ndim else t, (args, kwargs))
                 again = _Run(model, leaves, *twice).records
     assigned = frozenset((path, name) for path, names in once.assigns.items() for name in names)
-    found = Trial({p: _signatures(calls, again.get(p, []), assigned) for p, calls in once.records.items()})
+    records = once.records.items()
+    found = Trial({p: _signatures(calls, again.get(p, []), assigned, once.outside) for p, calls in records})
     found.changes.update(once.changes)
     found.edits.update(slot for calls in once.records.values() for call in calls for slot in call.state)
     return found
@@ -69,6 +71,7 @@ class _Run:
 
     Attributes:
         assigns: attributes that are changed in the end. changes: those that leaves have changed.
+        outside: what leaves have changed outside of the model, "" if nothing.
 
     Raises:
         CaptureError: a leaf changes what the code around it sees otherwise than as its result.
@@ -77,18 +80,21 @@ class _Run:
     def __init__(self, model: nn.Module, leaves: set[str], args: tuple, kwargs: dict):
         self._look = Look()
         self._copy = copy = self._look.copy(model)
-        self._filled = ""
+        self._filled = self.outside = ""
         self.records: dict[str, list[_Record]] = {path: [] for path in leaves}
         self.changes: Attributes = {}
         args, kwargs = self._look.own_inputs((args, kwargs))
         with quietly(copy.root):  # which knows what hooks reach as long as they hang there
-            reach = Reach(copy.root, without=[copy.at(path) for path in leaves]) if leaves else None
+            apart = [copy.at(path) for path in leaves]
+            reach = Reach(copy.root, without=apart) if leaves else None
+            within = Reach(nn.ModuleList(apart)) if leaves else None
             stubs = {path: _Stub(copy.at(path)) for path in leaves}
             for path, stub in stubs.items():
                 stub.install(self._recording(path, stub))
             with self._look:
                 type(copy.root).forward(copy.root, *args, **kwargs)
             changed = reach.changed() if reach else ""
+            self.outside = self.outside or (within.changed() if within else "")
         if changed:
             raise CaptureError(f"a submodule that stays opaque may change {changed}, which the code around it uses")
         if self._filled:
@@ -97,12 +103,16 @@ class _Run:
             stub.remove()
         self.assigns = copy.changed_attributes()
 
+    def _note_print(self, *args: Any, **kwargs: Any) -> None:
+        self.outside = "what is printed"
+
     def _recording(self, path: str, stub: _Stub) -> Callable:
         def record(*args: Any, **kwargs: Any) -> Any:
             arguments, in_spec = trees.flatten((args, kwargs))
             start = len(self._look.log)
             before = Before(self._copy)
-            result = stub.call(*args, **kwargs)
+            with printing(self._note_print):
+                result = stub.call(*args, **kwargs)
             for owner, name in before.changed():
                 self.changes.setdefault(owner, set()).add(name)
             given, spec = trees.flatten((args, kwargs))
@@ -143,7 +153,9 @@ class _Stub:
             vars(self._module).update(self._stub)
 
 
-def _signatures(calls: list[_Record], again: list[_Record], assigned: frozenset[tuple[str, str]]) -> list[Signature]:
+def _signatures(
+    calls: list[_Record], again: list[_Record], assigned: frozenset[tuple[str, str]], outside: str
+) -> list[Signature]:
     same = [(c.in_spec, c.out_spec) for c in calls] == [(c.in_spec, c.out_spec) for c in again]
     pairs = zip(calls, again, strict=True) if same else zip(calls, strict=True)
     return [
@@ -154,6 +166,7 @@ def _signatures(calls: list[_Record], again: list[_Record], assigned: frozenset[
             any(run.edits for run in runs),
             runs[0].state,
             frozenset((slot.module, slot.name) for slot in runs[0].state) | assigned,
+            outside,
         )
         for runs in pairs
     ]

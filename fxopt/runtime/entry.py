@@ -97,7 +97,7 @@ def entry_of(
         executable.run = undo.around(executable.run)
     leaves, touched = tuple(leaf.path for leaf in capture.leaves), _touched_by_leaves(capture)
     watch = Watch(model, leaves, ignore=touched, stored=stored, since=before, read=capture.read)
-    sizes, sharing = Sizes(model, capture, stored), Sharing(capture)
+    sizes, sharing = Sizes(model, capture, _not_asked(capture)), Sharing(capture)
     return Entry(
         Signature.of_capture(capture), now, watch, executable.findings, executable, State(model, capture),
         sizes if sizes.any else None, sharing if sharing.any else None,
@@ -113,6 +113,17 @@ def stored_by(capture: Capture, stand_in: nn.Module, original: nn.Module) -> dic
         store.release(original if store.module is stand_in else store.module)
         stored.setdefault(store.module, set()).add(store.name)
     return stored
+
+
+def _not_asked(capture: Capture) -> dict[nn.Module, set[str]]:
+    """The attributes that the capture assigns and does not look at before, by module."""
+    from fxopt.capture.effects import stores_of
+
+    names: dict[nn.Module, set[str]] = {}
+    for store in stores_of(capture.graph):
+        if not store.asked:
+            names.setdefault(store.module, set()).add(store.name)
+    return names
 
 
 def _touched_by_leaves(capture: Capture) -> frozenset[str]:

@@ -159,11 +159,11 @@ class Sizes:
     Args:
         model: the root.
         capture: what was captured of it.
-        stored: attributes that the capture assigns itself at each call, by module.
+        replaced: attributes that the capture assigns itself at each call, and has not looked at before, by module.
     """
 
-    def __init__(self, model: nn.Module, capture: Capture, stored: Mapping[nn.Module, set[str]]) -> None:
-        unread = list(_unread(model, capture, stored))
+    def __init__(self, model: nn.Module, capture: Capture, replaced: Mapping[nn.Module, set[str]]) -> None:
+        unread = list(_unread(model, capture, replaced))
         self._wheres, self._keys = [where for where, _ in unread], [key for _, key in unread]
         self._read = reader()
         self._constants = _held(capture)
@@ -177,7 +177,7 @@ class Sizes:
 
 
 def _unread(
-    model: nn.Module, capture: Capture, stored: Mapping[nn.Module, set[str]]
+    model: nn.Module, capture: Capture, replaced: Mapping[nn.Module, set[str]]
 ) -> Iterator[tuple[dict[str, Any], str]]:
     modules = dict(model.named_modules())
     known = {id(slot.read(model)) for slot in capture.state}
@@ -186,7 +186,7 @@ def _unread(
             continue
         for where in (module._parameters, module._buffers):
             for key, tensor in where.items():
-                if _is_plain(tensor) and id(tensor) not in known and key not in stored.get(module, ()):
+                if _is_plain(tensor) and id(tensor) not in known and key not in replaced.get(module, ()):
                     yield where, key
 
 

@@ -35,6 +35,7 @@ def slots_in(path: str, module: nn.Module, code: Code) -> Iterator[Slot]:
         elif "requires_grad" in code.names:
             yield Slot(path, module._parameters, name)
             yield Slot(path, Fields(value), "requires_grad", of=value)
+    yield from (Slot(path, module._buffers, name) for name, buffer in module._buffers.items() if buffer is None)
     attributes = vars(module)
     quiet = type(module) in QUIET and "forward" not in attributes
     if not quiet or "training" in code.names:

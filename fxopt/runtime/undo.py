@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
+from fxopt.names import is_users
 from fxopt.runtime.executable import Executable
 from fxopt.shape.aliases import Aliases, is_random, written_arguments
 from fxopt.torch_internals.autograd import StopRecomputation
@@ -50,7 +51,7 @@ class Undo:
         model: whose state it edits.
 
     Raises:
-        TooMuch: what it edits is large.
+        TooMuch: what it edits is large, or is not the model's.
     """
 
     def __init__(self, executable: Executable, model: nn.Module) -> None:
@@ -58,6 +59,7 @@ class Undo:
         nodes, placeholders = list(code.graph.nodes), code.graph.find_nodes(op="placeholder")
         last = max((place for place, node in enumerate(nodes) if _may_fail(node, code)), default=-1)
         before = nodes[: last + 1]
+        _check_outside(before, code)
         edited = _edited(code.graph, before)
         calls = [call for node in before if (call := _leaf(node, code)) is not None]
         self._numbers = [number for number, node in enumerate(placeholders) if node in edited]
@@ -156,6 +158,21 @@ def _is_kept(tensor: Tensor) -> bool:
 def _leaf(node: fx.Node, module: fx.GraphModule) -> LeafCall | None:
     called: Any = module.get_submodule(str(node.target)) if node.op == "call_module" else None
     return called if hasattr(called, "signature") else None
+
+
+def _check_outside(before: Sequence[fx.Node], module: fx.GraphModule) -> None:
+    """Refuse an opaque submodule that changes what nobody can undo; the last of these nodes is the last that may fail.
+    A layer of torch's own fails before its hooks change anything.
+    """
+    for node in before:
+        call = _leaf(node, module)
+        if call is None or not call.signature.outside:
+            continue
+        if node is not before[-1] or is_users(type(call.module).__module__):
+            raise TooMuch(
+                f"{call.path} stays opaque and changes {call.signature.outside}, which is not the model's: where the "
+                "call fails behind it, eager would change it again"
+            )
 
 
 def _edited(graph: fx.Graph, nodes: Sequence[fx.Node]) -> set[fx.Node]:

@@ -13,14 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
 from fxopt.reach import MISSING, Code
 from fxopt.runtime.flatten import same_value
 from fxopt.runtime.inside import Inside, Slot
 from fxopt.runtime.slots import (
-    QUIET,
     attributes_of,
     forward_slots,
     named_slots,
@@ -31,11 +29,7 @@ from fxopt.runtime.slots import (
     tensor_slots,
 )
 from fxopt.runtime.unchanged import Unchanged
-from fxopt.torch_internals.hooks import HOOKS
-
-_GLOBAL_HOOKS = tuple(
-    value for name, value in vars(nn_module).items() if name.startswith("_global_") and name.endswith("_hooks")
-)
+from fxopt.torch_internals.hooks import GLOBAL_HOOKS, HOOKS
 
 
 class Watch:
@@ -78,7 +72,9 @@ class Watch:
         asked = [s for s in slots if str(s) not in ignore and (s.kind not in ("attribute", "tree") or s.key in named)]
         inside = Inside([*((s.path or s.key, s.read()) for s in asked), *attributes_of(code)], code)
         slots += inside.slots
-        assigned = {(id(vars(module)), name) for module, names in stored.items() for name in names}
+        places = [(vars(module), names) for module, names in stored.items()]
+        places += [(module._buffers, names) for module, names in stored.items()]
+        assigned = {(id(where), name) for where, names in places for name in names}
         self._slots = [s for s in slots if str(s) not in ignore and (id(s.where), s.key) not in assigned]
         self._values = [slot.read() for slot in self._slots]
         self._ordered = [*inside.ordered, *(m._modules for _, m in modules if isinstance(m, nn.ModuleDict))]
@@ -87,7 +83,7 @@ class Watch:
         self._arrays = inside.arrays
         self._contents = list(map(_content_of, self._arrays))
         self._bytes = [content() for content in self._contents]
-        self._objects = [*inside.objects, *(module for _, module in modules if type(module) not in QUIET)]
+        self._objects = [*inside.objects, *(module for _, module in modules)]
         self._kinds = list(map(type, self._objects))
         self._stored = [(vars(module), names) for module, names in stored.items()]
         open_ended = {id(attributes) for attributes, _ in self._stored}
@@ -98,7 +94,7 @@ class Watch:
         self._sizes = list(map(len, self._sized))
         self._known = [(path, d, frozenset(d)) for path, d in sized]
         inner = [m for p, m in modules if m is not model]  # the root's own hooks run around the graph
-        hooks = [*_GLOBAL_HOOKS, *(vars(m)[name] for m in inner for name in HOOKS)]
+        hooks = [*GLOBAL_HOOKS, *(vars(m)[name] for m in inner for name in HOOKS)]
         self._present = [d for d in hooks if d]
         self._absent = [d for d in hooks if not d]
         self._hook_id = RemovableHandle.next_id

@@ -87,3 +87,28 @@ def test_views_around_a_chain_cancel() -> None:
     names = [str(node.target) for node in graph.nodes if node.op == "call_function"]
     assert names.count("fxopt.mlp.default") == 1 and not [name for name in names if "conv" in name]
     assert not [name for name in names if "permute" in name or "transpose" in name]
+
+
+class Convolved(nn.Module):
+    """A convolution of kernel 1: of an input, or of the products of a compressed interaction."""
+
+    def __init__(self, products: bool) -> None:
+        super().__init__()
+        self.products = products
+        self.layer = nn.Conv1d(9 if products else 3, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(torch.einsum("bhd,bmd->bhmd", x, x).flatten(1, 2) if self.products else x).relu().sum(-1)
+
+
+@pytest.mark.parametrize("products", [False, True])
+def test_nothing_of_no_length_is_convolved(products: bool) -> None:
+    """Eager raises, where a linear would serve it."""
+    model = Convolved(products)
+    fast = optimize(model, (torch.randn(2, 3, 5),), Config(verify="off", tune="off"))
+    for length in (5, 1, 7):
+        x = torch.randn(2, 3, length)
+        torch.testing.assert_close(fast(x), model(x))
+    for net in (model, fast):
+        with pytest.raises(RuntimeError, match="Kernel size"):
+            net(torch.randn(2, 3, 0))

@@ -238,3 +238,51 @@ def test_what_sizes_make_fail_is_counted_once(name: str) -> None:
         assert isinstance(outcomes[0], Tensor) or outcomes[1] is outcomes[0]
         assert torch.equal(own.total, eager.total)
     assert failed and not any(findings.eager_reason for findings in fast._fxopt.findings)
+
+
+LOG: list[tuple[int, ...]] = []
+
+
+class Logged(Base):
+    """A layer whose hook writes to a list of the user's, in front of a lookup."""
+
+    def __init__(self, show: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.first.register_forward_hook(lambda layer, given, y: print("ran") if show else LOG.append(tuple(y.shape)))
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        return self.answer(self.first(x).relu(), ids)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("show", [False, True])
+def test_hooks_run_once_in_a_call_that_fails(show: bool, capsys: pytest.CaptureFixture) -> None:
+    eager = Logged(show)
+    fast = fxopt.optimize(Logged(show), config=Config(verify="off", tune="off"))
+    for ids in ([1, 2], [1, 7], [0, 3]):
+        ran = []
+        for model in (eager, fast):
+            LOG.clear()
+            capsys.readouterr()
+            try:
+                model(torch.randn(2, 3), torch.tensor(ids))
+            except IndexError:
+                pass
+            ran.append((list(LOG), capsys.readouterr().out))
+        assert ran[0] == ran[1]
+
+
+@torch.no_grad()
+def test_hooks_around_every_forward_run_in_each_call() -> None:
+    seen: list[str] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, given, y: seen.append(type(module).__name__))
+    try:
+        model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+        fast = fxopt.optimize(model)
+        for _ in range(3):
+            seen.clear()
+            fast(torch.randn(2, 3))
+            assert seen[:2] == ["Linear", "ReLU"] and len(seen) == 3
+    finally:
+        handle.remove()

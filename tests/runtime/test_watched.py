@@ -217,3 +217,20 @@ def test_large_containers_are_watched_by_length():
     model.factors.append(3)
     assert_same(fast(x), x * 3)
     assert recorder.captures == 2
+
+
+class Shifted(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+@pytest.mark.parametrize(("place", "kind"), [(0, Shifted), (1, nn.Sigmoid), (1, nn.Tanh)])
+def test_a_layer_that_becomes_another_class(place, kind):
+    """As libraries do that patch layers: `linear.__class__ = LoRALinear`."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    fast, recorder = optimize(model)
+    x = torch.randn(3, 4)
+    assert_same(fast(x), model.forward(x))
+    model[place].__class__ = kind
+    assert_same(fast(x), nn.Sequential.forward(model, x))
+    assert recorder.captures == 2
