@@ -116,7 +116,7 @@ class Run:
         command += ["--gradients"] * self.options.gradients + ["--no-shrink"] * self.options.no_shrink
         if self.options.out:
             command += ["--out", str(self.options.out)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert process.stdout is not None
         at, watchdog = start, _Watchdog(process, self.until)
@@ -166,8 +166,11 @@ class _Watchdog:
         while not self._done.wait(1):
             now = time.monotonic()
             self.over, self.hung = now > self.until, now - self._last > _SILENCE
-            if self.over or self.hung:
+            if self.hung and not self.over:
+                self.process.send_signal(signal.SIGABRT)  # it says where it is
+            elif self.over:
                 self.process.kill()
+            if self.over or self.hung:
                 return
 
 
