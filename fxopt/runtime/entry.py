@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from fxopt.runtime.watch import Watch
 
 if TYPE_CHECKING:
     from fxopt.capture import Capture
+    from fxopt.capture.effects import StoreAttribute
 
 
 Tensors = tuple[Sequence[Tensor], Sequence[Tensor]]  # state, inputs
@@ -106,23 +107,27 @@ def entry_of(
 
 def stored_by(capture: Capture, stand_in: nn.Module, original: nn.Module) -> dict[nn.Module, set[str]]:
     """The attributes that a capture assigns from now on, by module; those of the stand-in are the original's."""
-    from fxopt.capture.effects import stores_of  # the capture has paid for this import
-
-    stored: dict[nn.Module, set[str]] = {}
-    for store in stores_of(capture.graph):
+    stores = _stores_of(capture)
+    for store in stores:
         store.release(original if store.module is stand_in else store.module)
-        stored.setdefault(store.module, set()).add(store.name)
-    return stored
+    return _names_by_module(stores)
 
 
 def _not_asked(capture: Capture) -> dict[nn.Module, set[str]]:
     """The attributes that the capture assigns and does not look at before, by module."""
-    from fxopt.capture.effects import stores_of
+    return _names_by_module(store for store in _stores_of(capture) if not store.asked)
 
+
+def _stores_of(capture: Capture) -> list[StoreAttribute]:
+    from fxopt.capture.effects import stores_of  # the capture has paid for this import
+
+    return list(stores_of(capture.graph))
+
+
+def _names_by_module(stores: Iterable[StoreAttribute]) -> dict[nn.Module, set[str]]:
     names: dict[nn.Module, set[str]] = {}
-    for store in stores_of(capture.graph):
-        if not store.asked:
-            names.setdefault(store.module, set()).add(store.name)
+    for store in stores:
+        names.setdefault(store.module, set()).add(store.name)
     return names
 
 

@@ -166,11 +166,8 @@ class _Watchdog:
         while not self._done.wait(1):
             now = time.monotonic()
             self.over, self.hung = now > self.until, now - self._last > _SILENCE
-            if self.hung and not self.over:
-                self.process.send_signal(signal.SIGABRT)  # it says where it is
-            elif self.over:
-                self.process.kill()
             if self.over or self.hung:
+                self.process.send_signal(signal.SIGKILL if self.over else signal.SIGABRT)  # which says where it is
                 return
 
 
