@@ -26,6 +26,8 @@ def rewrites(model: nn.Module) -> int:
     if all(one.executable is None and one.findings.eager_reason.startswith("the model's forward: ") for one in entries):
         return 0
     (entry,) = entries
+    if entry.executable is None and "expected the last offset to be the number of ids" in entry.findings.eager_reason:
+        return 0
     assert entry.executable is not None, entry.findings.eager_reason
     return sum(len(ran.changes) for ran in entry.findings.passes if ran.name == "embedding_columns")
 
@@ -36,6 +38,8 @@ def check(program: Program, seen: Counter[str]) -> bool:
     Every other graph is computed as a large batch is. False for a model that rejects its own example:
     lengths that do not fit.
     """
+    if any(x.spare for x in program.inputs):
+        program.grad = False  # torch's backward reads memory that it never wrote, and crashes
     with looking(pretended=seen["graphs"] % 2 == 1):
         return _check(program, seen)
 

@@ -252,6 +252,7 @@ def bag(w: Writer, dtype: torch.dtype, dim: int) -> Value | None:
         include_last=include_last,
         layout=w.pick((*LAYOUTS[:1], *LAYOUTS)),
         wild=w.chance(15),
+        spare=include_last and w.chance(25),
     )
     x, sample = jagged, torch.zeros(3, dim, dtype=dtype)
     for _ in range(w.pick((0, 0, 1, 2))):

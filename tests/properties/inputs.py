@@ -59,6 +59,7 @@ class Input:
 
     dims: "B" and "L" or numbers. role: part of a jagged feature ("ids", "offsets", "weights" share lengths), or "".
     limit: calm integers and floats are in [0, limit). wild: every third value is an extreme one.
+    spare: a jagged feature may have ids behind its last offset, where it has bags: torch writes out of bounds otherwise.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Input:
     grad: bool = False
     role: str = ""
     include_last: bool = False
+    spare: bool = False
 
     def make(self, sizes: Sizes, seed: int) -> Tensor:
         family = self.name.split("_")[0]
@@ -79,7 +81,7 @@ class Input:
             if self.role == "offsets":
                 ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
                 return (ends if self.include_last else ends[:-1]).to(self.dtype)
-            dims = [int(lengths.sum())]
+            dims = [int(lengths.sum()) + (seed % 3 if self.spare and sizes.batch else 0)]
         else:
             own = sizes.length + zlib.crc32(self.name.encode()) % 3 if sizes.length else 0
             dims = [{"B": sizes.batch, "L": own}.get(dim, dim) for dim in self.dims]  # type: ignore[misc, call-overload]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fxopt import optimize, report
 from fxopt.runtime import dispatcher_of
@@ -166,3 +167,43 @@ def test_a_slice_beyond_the_end_is_eagers() -> None:
     for count in (4, 6, 0, 9, -2):
         given = x, torch.tensor(count)
         assert optimized(*given).equal(model(*given))
+
+
+class Spare(nn.Module):
+    """Bags whose ids need not end with the last offset."""
+
+    def __init__(self, mode: str, **options: object) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList(
+            nn.EmbeddingBag(ROWS, 8, mode=mode, include_last_offset=True, **options) for _ in range(3)
+        )
+
+    def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
+        return torch.cat([bag(ids, offsets) for bag in self.bags], 1)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("sum", {}),
+        ("mean", {}),
+        ("max", {}),
+        ("sum", {"padding_idx": 2}),
+        ("mean", {"padding_idx": 2}),
+        ("sum", {"dtype": torch.float64}),
+    ],
+)
+def test_ids_behind_the_last_offset_count_as_in_eager(mode: str, options: dict, grad: bool) -> None:
+    model = Spare(mode, **options)
+    optimized = optimize(model)
+    with torch.set_grad_enabled(grad):
+        for spare in (0, 3, 0, 1):
+            lengths = torch.tensor([2, 0, 3, 1])
+            given = torch.randint(0, ROWS, (6 + spare,)), F.pad(lengths.cumsum(0), (1, 0))
+            assert optimized(*given).equal(model(*given))
+    (entry,) = dispatcher_of(optimized).entries
+    if mode == "sum" and not options:
+        assert "fxopt.columns.default" in targets(optimized)
+    else:
+        assert "last offset" in str(entry.findings.eager_reason)

@@ -86,6 +86,16 @@ inline bool resolve_bags(Job& job, int64_t rows, Error& error) {
   return true;
 }
 
+// torch asks that the last offset is the number of ids, and does not check it. Where it is less, its CPU kernels count the
+// ids behind it in the last bag, but for plain sums, which read no further than the offset.
+inline bool ends_with_ids(const Job& job, int64_t rows, Error& error) {
+  const Extra& extra = *job.extra;
+  if (rows == 0 || !extra.include_last || extra.segments != 1) return true;
+  const bool sums = job.column->pool == kSum && extra.weights.tensor < 0 && !job.has(kHasPadding);
+  if (sums && job.table.dtype != kDouble && job.table.column_stride == element_size(job.table.dtype)) return true;
+  return offset_at(job, rows) == job.ids.rows || job.fail("expected the last offset to be the number of ids", error);
+}
+
 // The ids of a feature that is not pooled are those of a tensor that begins and ends with them.
 inline bool resolve_segment(Job& job, Error& error) {
   const Extra& extra = *job.extra;
@@ -157,6 +167,7 @@ inline bool resolve(const Call& call, const Column& column, Job& job, Error& err
     return job.fail("max over no ids", error);
   }
   if (column.table >= 0 && !resolve_table(job, error)) return false;
+  if (job.offsets && !ends_with_ids(job, output.rows, error)) return false;
   if (job.extra && !resolve_extra(job, output.rows, error)) return false;
   job.lanes = column.pool == kNone ? job.ids.lanes : 1;
   job.out_dtype = call.plan.outputs[column.output].dtype;

@@ -181,6 +181,7 @@ def _bag(tensors: Sequence[Tensor], table: Tensor, column: Column, ids: Tensor, 
     begins = ends[bag.segment * rows : (bag.segment + 1) * rows + 1]
     if check is not None:
         _check_offsets(check, begins, ids.shape[0], first=bag.segment == 0)
+        _check_last_offset(check, column, table, begins, ids.shape[0])
     position = torch.arange(ids.shape[0], device=ids.device)
     mine = (position >= begins[0]) & (position < begins[-1])
     if check is not None:
@@ -227,6 +228,16 @@ def _check_offsets(index: int, begins: Tensor, n: int, first: bool) -> None:
         raise RuntimeError(
             f"column {index}: offsets must start at 0, grow and stay within {n} ids, found {begins.tolist()[:8]}..."
         )
+
+
+def _check_last_offset(index: int, column: Column, table: Tensor, begins: Tensor, n: int) -> None:
+    """Where it is not the number of ids, F.embedding_bag counts the rest in the last bag, but for plain sums."""
+    assert column.bag is not None
+    sums = column.pool == "sum" and column.weights is None and column.padding is None
+    plain = sums and table.dtype != torch.float64 and table.stride(1) == 1
+    if plain or len(begins) < 2 or not column.bag.include_last or column.bag.segments != 1 or begins[-1] == n:
+        return
+    raise RuntimeError(f"column {index}: expected the last offset to be {n}, the number of ids, found {int(begins[-1])}")
 
 
 def check_ids(index: int, column: Column, ids: Tensor, rows: int, begins: Tensor | None = None) -> None:
