@@ -59,7 +59,7 @@ class Input:
 
     dims: "B" and "L" or numbers. role: part of a jagged feature ("ids", "offsets", "weights" share lengths), or "".
     limit: calm integers and floats are in [0, limit). wild: every third value is an extreme one.
-    spare: a jagged feature may have ids behind its last offset, where it has bags: torch writes out of bounds otherwise.
+    spare: a jagged feature may have ids behind its last offset, if it has bags: without, torch writes out of bounds.
     """
 
     name: str

@@ -237,7 +237,8 @@ def _check_last_offset(index: int, column: Column, table: Tensor, begins: Tensor
     plain = sums and table.dtype != torch.float64 and table.stride(1) == 1
     if plain or len(begins) < 2 or not column.bag.include_last or column.bag.segments != 1 or begins[-1] == n:
         return
-    raise RuntimeError(f"column {index}: expected the last offset to be {n}, the number of ids, found {int(begins[-1])}")
+    found = int(begins[-1])
+    raise RuntimeError(f"column {index}: expected the last offset to be the number of ids, {n}, found {found}")
 
 
 def check_ids(index: int, column: Column, ids: Tensor, rows: int, begins: Tensor | None = None) -> None:
