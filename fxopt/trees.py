@@ -44,7 +44,8 @@ pytree.register_pytree_node(Record, _children, instance, flatten_with_keys_fn=_c
 
 
 def flatten(tree: Any) -> tuple[list[Any], pytree.TreeSpec]:
-    return pytree.tree_flatten(_with_records(tree))
+    values, spec = pytree.tree_flatten(tree)
+    return pytree.tree_flatten(_with_records(tree)) if any(map(_is_record, values)) else (values, spec)
 
 
 def flatten_with_path(tree: Any) -> tuple[list[tuple[pytree.KeyPath, Any]], pytree.TreeSpec]:

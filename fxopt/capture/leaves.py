@@ -57,14 +57,18 @@ class Output:
             return not isinstance(value, torch.Tensor) and bool(value == self.constant)
         if not isinstance(value, torch.Tensor) or value.dtype != self.dtype or value.ndim != len(self.dims):
             return False
-        own = iter([size for size, dim in zip(value.shape, self.dims, strict=True) if dim is None])
-        return value.shape == self.sizes(arguments, lambda: next(own))
+        for size, dim in zip(value.shape, self.dims, strict=True):
+            if dim is not None and size != _size(dim, arguments):
+                return False
+        return True
 
     def sizes(self, arguments: Sequence[Any], own: Callable[[], Any]) -> tuple[Any, ...]:
         """own: gives each size that is no argument's."""
-        return tuple(
-            own() if d is None else d if isinstance(d, int) else arguments[d[0]].shape[d[1]] for d in self.dims
-        )
+        return tuple(own() if dim is None else _size(dim, arguments) for dim in self.dims)
+
+
+def _size(dim: int | tuple[int, int], arguments: Sequence[Any]) -> Any:
+    return dim if isinstance(dim, int) else arguments[dim[0]].shape[dim[1]]
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class _Kept:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
-        self._values = [tensor.detach().clone() for tensor in tensors]
+        self._values = [(tensor.detach() if tensor.requires_grad else tensor).clone() for tensor in tensors]
         self._versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
 
     def put_back(self) -> None:
@@ -122,10 +122,10 @@ class _Attributes:
     """What a module holds now, its tensors by value; at these names, down to what containers and objects hold."""
 
     def __init__(self, module: nn.Module, names: set[str]) -> None:
-        self._attributes = dict(vars(module))
+        self._attributes = attributes = dict(vars(module))
         self._contents: list[tuple[Any, Any]] = []
-        tensors: dict[int, Tensor] = {}
-        left = [held for name, held in self._attributes.items() if name in names or isinstance(held, Tensor)]
+        tensors: dict[int, Tensor] = {id(held): held for held in attributes.values() if isinstance(held, Tensor)}
+        left = [attributes[name] for name in names if name in attributes]
         while left:
             value = left.pop()
             if isinstance(value, Tensor):
