@@ -1,10 +1,13 @@
-"""Questions about strides whose answer depends on sizes: where a reshape is a view or a copy."""
+"""Questions whose answer depends on sizes: where a reshape is a view or a copy."""
 
 from __future__ import annotations
+
+import operator
 
 from torch.fx import Node
 
 from fxopt.capture.errors import CaptureError
+from fxopt.shape.aliases import is_view
 from fxopt.shape.strides import MAY_COPY, Layout, Strides, looks_contiguous
 
 
@@ -23,3 +26,24 @@ def refuse_guess(node: Node) -> None:
         if node.target in MAY_COPY and not looks_contiguous(node.all_input_nodes[0]):
             raise CaptureError("asks for strides behind a reshape() that copies at some sizes and not at others")
         left += node.all_input_nodes
+
+
+def requires_by_layout(node: Node) -> bool:
+    """Without gradients a view of what requires them requires them as well, and a copy does not.
+
+    Returns:
+        Whether `requires_grad` of `node` depends on the strides of the model's inputs.
+
+    Raises:
+        CaptureError: it depends on their sizes.
+    """
+    reshaped: list[Node] = []
+    while is_view(node) or node.target is operator.getitem:
+        if node.target in MAY_COPY:
+            reshaped.append(node)
+        node = node.all_input_nodes[0]
+    if not reshaped or not node.meta.get("asks", False):
+        return False
+    if not all(looks_contiguous(made.all_input_nodes[0]) for made in reshaped):
+        raise CaptureError("asks for requires_grad behind a reshape() that copies at some sizes and not at others")
+    return True

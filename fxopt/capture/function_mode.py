@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fxopt.capture.asked_strides import refuse_guess
+from fxopt.capture.asked_strides import refuse_guess, requires_by_layout
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.proofs import Proofs
 from fxopt.torch_internals.fake_tensors import FakeTensor
@@ -74,9 +74,7 @@ class FunctionMode(PreDispatchTorchFunctionMode):
         if func in AUTOCAST:  # which is switched by now: the casts that it means are recorded one by one
             return None
         if func in _ASKS and not isinstance(args[0], nn.Parameter):
-            self.asked.add(_ASKS[func])
-            if _ASKS[func] == "strides" and (node := self._proofs.node_of(args[0])) is not None:
-                refuse_guess(node)
+            self._asks(_ASKS[func], args[0])
         elif func in _GRADIENTS:
             raise CaptureError(f"calls {func.__name__}, which a graph of the forward does not keep")
         elif func is F.multi_head_attention_forward and leaves_fused(nn.MultiheadAttention):
@@ -92,6 +90,15 @@ class FunctionMode(PreDispatchTorchFunctionMode):
         elif func is torch._assert and self._asserts(*args, **(kwargs or {})):
             return None
         return super().__torch_function__(func, types, args, kwargs)
+
+    def _asks(self, question: str, tensor: torch.Tensor) -> None:
+        self.asked.add(question)
+        if (node := self._proofs.node_of(tensor)) is None:
+            return
+        if question == "strides":
+            refuse_guess(node)
+        elif not torch.is_grad_enabled() and requires_by_layout(node):
+            self.asked.add("strides")
 
     def _data(self, tensor: torch.Tensor, proxy: torch.fx.Proxy) -> torch.Tensor:
         """x.data has a version of its own, which detach() has not: an edit of it is none that backward complains of."""

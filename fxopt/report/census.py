@@ -7,7 +7,8 @@ from collections import Counter
 from torch.fx import Graph, Node
 
 from fxopt.report.data import Tally
-from fxopt.report.kinds import is_integer, is_lookup, is_operator, is_view, name_of
+from fxopt.report.kinds import is_integer, is_lookup, is_operator, name_of
+from fxopt.shape.aliases import is_view
 
 LOOKUP = "table lookups"
 CHECK = "checks of ids"

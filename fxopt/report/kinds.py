@@ -15,6 +15,7 @@ from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
 
 from fxopt.facts import facts_of
+from fxopt.shape.aliases import is_view
 
 COLUMNS = "embedding columns"
 INDEX = "index preparation"
@@ -151,9 +152,3 @@ def _is_state(node: object) -> bool:
     while isinstance(node, Node) and is_view(node):
         node = node.all_input_nodes[0]
     return isinstance(node, Node) and "state" in node.meta
-
-
-def is_view(node: Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.all_input_nodes:
-        return False
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in node.target._schema.returns)

@@ -14,7 +14,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from fxopt.report.kinds import is_lookup, is_view, name_of, runs
+from fxopt.report.kinds import is_lookup, name_of, runs
+from fxopt.shape.aliases import is_view
 from fxopt.tune.clock import once
 
 RUNS = 7

@@ -223,6 +223,13 @@ def makes_results(graph: Graph) -> bool:
     return all(other.op == "call_function" or other is output for other in shared)
 
 
+def is_view(node: Node) -> bool:
+    """Whether it shares the memory of an argument, or may, by its schema."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.all_input_nodes:
+        return False
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in node.target._schema.returns)
+
+
 def written_arguments(node: Node) -> list[Node]:
     """What a call edits in place."""
     if _updates_statistics(node):

@@ -263,6 +263,31 @@ def test_code_that_asks_for_gradients_is_captured_for_each_answer():
     assert not found.guards.holds([torch.rand(5, 3)]) and found.guards.holds([torch.rand(5, 3, requires_grad=True)])
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_whether_a_reshape_requires_gradients_is_not_taken_from_one_size(rows):
+    """Without gradients a view of what requires them does, and a copy does not."""
+
+    class Asking(nn.Module):
+        def __init__(self, reshape):
+            super().__init__()
+            self.reshape = reshape
+
+        def forward(self, x):
+            y = self.reshape(x)
+            return x * 2 if y.requires_grad else x * 3
+
+    given = torch.rand(rows, 3, requires_grad=True)
+    with torch.no_grad():
+        for reshape in (lambda x: x.mT.reshape(x.shape), lambda x: x[:, :2].split(1, 1)[0].t().flatten()):
+            with pytest.raises(CaptureError, match="requires_grad"):
+                capture(Asking(reshape), (given,))
+        found = capture(Asking(lambda x: x.reshape(-1)), (given,))
+        assert found.guards.holds([torch.rand(5, 3, requires_grad=True)])
+        assert not found.guards.holds([torch.rand(3, 5, requires_grad=True).t()])
+        capture(Asking(lambda x: x.mT.reshape(x.shape) + 1), (given,))
+    capture(Asking(lambda x: x.mT.reshape(x.shape)), (given,))
+
+
 def test_what_reads_a_tensor_does_not_read_a_contiguous_copy_of_it():
     class Edits(nn.Module):
         def forward(self, x):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,7 +19,7 @@ from fxopt.kernels.by_rows.many import looking
 from fxopt.optimize import optimize
 from tests.fuzz.placed import CPU, elsewhere, is_spoilt, moved, on_cpu, on_default, settled
 from tests.fuzz.programs import Loaded, Program, Sizes
-from tests.fuzz.rounding import Rounding, overlap
+from tests.fuzz.rounding import Rounding, Widening, overlap
 
 _NOISY_RUNS = 24  # at most: as many as it takes to excuse a difference
 
@@ -157,7 +157,8 @@ def _outcome(
         if program.grad:
             outcome.values.update(_between(outcome.outputs))
         if program.edited in program.outputs:
-            outcome.values.update(_edited(outcome.outputs, program.outputs.index(program.edited)))
+            edited = outcome.outputs[program.outputs.index(program.edited)]
+            outcome.values.update(_edited(outcome.outputs, edited, given if program.grad else ()))
         if program.grad:
             outcome.values.update(_gradients(model, leaves, outcome.outputs))
         settled()
@@ -179,9 +180,13 @@ def _made_of(given: tuple[Tensor, ...], grad: bool) -> tuple[Tensor, ...]:
     return tuple(t.clone() if grad and t.requires_grad else t for t in given)
 
 
-def _edited(outputs: tuple[Any, ...], number: int) -> dict[str, Any]:
-    """All outputs after the caller's edit of one: which of them share memory, and whether backward needs it."""
-    if isinstance(result := outputs[number], Tensor) and result.is_floating_point():
+def _edited(outputs: tuple[Any, ...], result: Any, kept: Sequence[Tensor]) -> dict[str, Any]:
+    """All outputs after the caller's edit of one: which of them share memory, and whether backward needs it.
+
+    kept: what a graph may keep for backward where eager does not, a known limit.
+    """
+    floats = isinstance(result, Tensor) and result.is_floating_point()
+    if floats and not any(overlap(result, tensor) for tensor in kept):
         result.detach().mul_(0.5)
     return {f"output {i} after an edit": _frozen(value) for i, value in enumerate(outputs)}
 
@@ -375,7 +380,7 @@ class _Comparison:
         rounding = Rounding(noise or 0, torch.finfo(own).eps, torch.float64 if wide else own)
         with CPU if elsewhere() else nullcontext():
             model = moved(self.before, CPU).double() if wide else moved(self.before, CPU)
-            with nullcontext() if noise is None else rounding:
+            with Widening() if wide else nullcontext(), nullcontext() if noise is None else rounding:
                 return _outcome(model, self.inputs, self.sizes, self.seed, self.program, wide=wide)
 
     def _form(self) -> tuple[str, str] | None:

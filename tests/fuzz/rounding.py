@@ -39,6 +39,13 @@ class Rounding(TorchFunctionMode):
         return result * (1 + moved)
 
 
+class Widening(TorchFunctionMode):
+    """A program in float64 whose casts to float32 are casts to float64."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (torch.Tensor.double if function is torch.Tensor.float else function)(*args, **(kwargs or {}))
+
+
 def overlap(a: Any, b: Any) -> bool:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or not a.numel() or not b.numel():
         return False

@@ -211,3 +211,12 @@ class TurnedAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).reshape(q.shape[0], q.shape[2], 4)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 2).requires_grad_(),), captured=(1, 1), later=((3, 1),), grad=False)
+class ReshapesThatRequireGradients(nn.Module):
+    """A view of what requires gradients requires them also where there are none, a copy does not: one row decides."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.mT.reshape(x.shape)
+        return y + 1 if y.requires_grad else y * 3
