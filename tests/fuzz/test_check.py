@@ -115,22 +115,16 @@ def test_rounding_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check.check(replace(PROGRAM, later=(Sizes(64, 4), Sizes(33, 4)))) is None
 
 
-def test_a_cast_to_float_is_wide_in_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that rounding is known behind it, which a norm of few rows makes large."""
-    program = replace(
-        PROGRAM,
-        setup=("self.l = nn.Linear(4, 4)", "self.n = nn.BatchNorm1d(4, eps=1e-10)"),
-        lines=("v1 = (x > 9).float() + 1", "v2 = self.n(self.l(v1) * 1e-6)"),
-        outputs=("v2",),
-        training=True,
-    )
+def test_an_error_behind_a_cast_to_float_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cast is one to float64 in the reference, which would fail otherwise, and say nothing of rounding."""
+    program = replace(PROGRAM, lines=("v1 = (x > 0).float()", "v2 = self.l(v1)"), outputs=("v2",), grad=False)
 
-    def rounded(model: nn.Module, args: tuple, run: Callable) -> Any:
-        weight = model.l.weight.double() * (1 + 1e-9)
-        return model.n((nn.functional.linear((args[0] > 9).double() + 1, weight, model.l.bias.double()) * 1e-6).float())
+    def moved(model: nn.Module, args: tuple, run: Callable) -> Tensor:
+        return run(*args)[0] + 5e-5
 
-    monkeypatch.setattr(check, "optimize", lambda model, *args, **kwargs: Planted(model, rounded))
-    assert check.check(replace(program, later=(Sizes(5, 4),))) is None
+    monkeypatch.setattr(check, "optimize", lambda model, *args, **kwargs: Planted(model, moved))
+    failure = check.check(program)
+    assert failure is not None and failure.kind == "output value", failure
 
 
 def test_shrinking_leaves_what_is_wrong() -> None:
