@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from fxopt import Config, optimize
 from fxopt.kernels.by_rows import op
+from fxopt.kernels.by_rows.many import looking
 from fxopt.rewrites import PASSES
+from fxopt.runtime import dispatcher_of
 
 OURS = ("disguised_linears", "contractions", "compressed_interaction")
 OTHERS = tuple(ran.name for ran in PASSES if ran.name not in (*OURS, "views"))
@@ -260,6 +262,23 @@ def test_compressed_interactions(name: str) -> None:
     fast, applied, names = optimized(model, torch.randn(6, 4))
     assert applied.get("compressed_interaction") == 1 and "compressed_interaction" in names
     check(model, fast, lambda rows: torch.randn(rows, 4), 1e-4)
+
+
+class AgainstAllRows(nn.Module):
+    def forward(self, v: Tensor, x: Tensor) -> Tensor:
+        return torch.einsum("bl,bld->bd", v, x) @ v.mT
+
+
+def test_a_product_with_all_rows_is_not_made_of_some() -> None:
+    """Two axes have the size of the batch, and of one a chunk has fewer."""
+    model = AgainstAllRows()
+    optimized = optimize(model, config=Config(verify="off", tune="off"))
+    with looking(pretended=True):  # as a large batch is computed
+        for batch in (4, 2, 7):
+            v, x = torch.randn(batch, 5), torch.randn(batch, 5, 5)
+            torch.testing.assert_close(optimized(v, x), model(v, x))
+    (entry,) = dispatcher_of(optimized).entries
+    assert entry.executable is not None, entry.findings.eager_reason
 
 
 def test_weights_are_read_at_each_call() -> None:
