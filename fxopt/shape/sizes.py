@@ -36,6 +36,11 @@ def static(size: Size) -> int | None:
     return int(expr) if expr.is_number else None
 
 
+def depend_alike(left: Size, right: Size) -> bool:
+    """Whether a symbol of the trace is in both: where one size changes, so may the other."""
+    return bool(expression(left).free_symbols & expression(right).free_symbols)
+
+
 def same(left: Size, right: Size) -> bool:
     """Whether two sizes are equal for every input this graph accepts."""
     if isinstance(left, int) and isinstance(right, int):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from fxopt.patterns.contractions.terms import Axis, Factor, Term
-from fxopt.shape.sizes import Size, expression, static
+from fxopt.shape.sizes import Size, depend_alike, static
 
 Axes = tuple[Axis, ...]
 _UNKNOWN = 256  # rows, where a batch is not known
@@ -74,8 +74,8 @@ def spread_order(term: Term) -> tuple[Factor, Factor, Factor, Axes] | None:
     batch = term.axes[0]
     if any(batch in factor.axes and factor.dims[0] != (batch,) for factor in term.factors):
         return None
-    if any(_depends(axis.size, batch.size) for axis in _all(term) - {batch}):
-        return None  # sizes of the function of some rows are told by symbols, and these rows are fewer
+    if any(depend_alike(axis.size, batch.size) for axis in _all(term) - {batch}):
+        return None  # it stays as it is where only some of the rows are computed, and its size is not theirs
     if any(set(axes) in (set(a.axes), set(b.axes)) for a, b, _, axes in orders(term)):
         return None  # a gate in front of a linear
     for a, b, last, axes in orders(term):
@@ -86,10 +86,6 @@ def spread_order(term: Term) -> tuple[Factor, Factor, Factor, Axes] | None:
             if all(_in_order(factor.axes, roles.batch + behind) for factor in (a, b)):
                 return a, b, last, roles.batch + behind
     return None
-
-
-def _depends(size: Size, batch: Size) -> bool:
-    return not isinstance(size, int) and bool(expression(size).free_symbols & expression(batch).free_symbols)
 
 
 def _in_order(axes: Axes, all_axes: Axes) -> bool:

@@ -13,7 +13,7 @@ from fxopt.patterns.pointwise.fused import Fused, Group, Unfit, fused
 from fxopt.patterns.pointwise.operators import rule_of
 from fxopt.patterns.pointwise.rule import Rule, tensors
 from fxopt.shape.aliases import Aliases, is_pure
-from fxopt.shape.sizes import expression, tensor_of
+from fxopt.shape.sizes import depend_alike, tensor_of
 from fxopt.shape.standing import analysed
 from fxopt.shape.strides import Strides
 
@@ -168,8 +168,7 @@ def _depend_alike(axes: Axes, row: int, axis: int | None) -> bool:
     """Whether another axis grows with the number of rows: the rows of the result would not be rows of what is read."""
     if axis is None or axes.root(axis) == row:
         return False
-    symbols = (expression(axes.size(each)).free_symbols for each in (row, axis))
-    return bool(set.intersection(*map(set, symbols)))
+    return depend_alike(axes.size(row), axes.size(axis))
 
 
 def behind_one(node: Node) -> Node | None:

@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from fxopt.patterns.repeated.lanes import BY_DIM
 from fxopt.patterns.repeated.trees import Leaf, Picked, Shared, Tree
-from fxopt.shape.sizes import Size, expression, shape_of
+from fxopt.shape.sizes import Size, depend_alike, expression, shape_of
 
 aten = torch.ops.aten
 
@@ -47,10 +47,9 @@ def _keeps_rows(node: Node, operands: list[Node]) -> bool:
 
 def rows_of(node: Node, batch: Size) -> bool | None:
     """Whether dim 0 is the batch; None where another one depends on it."""
-    symbols = expression(batch).free_symbols
     shape = shape_of(node)
-    if any(expression(size).free_symbols & symbols for size in shape[1:]):
+    if any(depend_alike(size, batch) for size in shape[1:]):
         return None
     if shape and expression(shape[0]) == expression(batch):
         return True
-    return None if shape and expression(shape[0]).free_symbols & symbols else False
+    return None if shape and depend_alike(shape[0], batch) else False
