@@ -105,10 +105,10 @@ class Attempts:
                 self.stores.update(found.stores)
 
     def _alike(self, dims: set[Dim]) -> set[Dim]:
-        """These dims of every input of the same dtype and inner sizes: hundreds of them need no trace each."""
+        """These dims, and those >= 1 of every input of the same dtype and inner sizes: hundreds need no trace each."""
         forms = [(t.dtype, tuple(t.shape[1:])) for t in self.inputs.tensors]
         axes = {(forms[i], d) for i, d in dims}
-        return {(i, d) for i, form in enumerate(forms) for d in range(1, len(form[1]) + 1) if (form, d) in axes}
+        return dims | {(i, d) for i, form in enumerate(forms) for d in range(1, len(form[1]) + 1) if (form, d) in axes}
 
     def _trace(self, shapes: Shapes, static: set[Dim], positive: set[Dim]) -> Capture:
         fakes = FakeInputs(self.inputs, shapes, static, positive)

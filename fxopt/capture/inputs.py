@@ -151,8 +151,8 @@ class FakeInputs:
 
 def trace_shapes(tensors: Sequence[torch.Tensor]) -> list[Shapes]:
     """Sizes to trace with, best first. Fakes have no data, so an example of size 0 or 1 need not specialize the graph:
-    batch 0 or 1 becomes 7 (and offsets of B+1 become 8); next, every dim 0 is scaled by 7 (lengths of F*B); last, the
-    real sizes.
+    batch 0 or 1 becomes 7 (and offsets of B+1 become 8); next, every dim 0 is scaled by 7 (lengths of F*B); next, every
+    size below 2 becomes 7 (a transposed batch); last, the real sizes.
     """
     real: Shapes = tuple(tuple(t.shape) for t in tensors)
     first = [s[0] for s in real if s]
@@ -170,7 +170,8 @@ def trace_shapes(tensors: Sequence[torch.Tensor]) -> list[Shapes]:
             return 8
         return 7 if size < 2 else size
 
-    return [swap(batch_one), swap(lambda t, size: 7 * max(size, 1)), real]
+    every = tuple(tuple(7 if size < 2 else size for size in shape) for shape in real)
+    return [swap(batch_one), swap(lambda t, size: 7 * max(size, 1)), every, real]
 
 
 def filled(shapes: Shapes) -> Shapes:

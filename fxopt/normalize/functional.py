@@ -23,7 +23,7 @@ from fxopt.normalize.keys import form, frozen
 from fxopt.shape.aliases import Aliases, is_random, mutates, written_arguments
 from fxopt.shape.sizes import same, tensor_of
 from fxopt.shape.strides import same_stride
-from fxopt.torch_internals.fake_tensors import mode_of, without_guards
+from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT, mode_of, without_guards
 
 aten = torch.ops.aten
 
@@ -152,8 +152,11 @@ class _Values:
 
 def _fits(operator: OpOverload, edit: Node, before: torch.Tensor, mode: Any) -> bool:
     args, kwargs = map_arg((edit.args, edit.kwargs), lambda node: node.meta["val"])
-    with without_guards(mode):
-        after = operator(*args, **kwargs)  # asks no more about sizes than the edit itself did
+    try:
+        with without_guards(mode):
+            after = operator(*args, **kwargs)
+    except DATA_DEPENDENT:  # `copy` asks more about sizes than `copy_`, up to torch 2.12
+        return False
     if before.dtype != after.dtype or before.ndim != after.ndim or not _is_dense(before):
         return False
     return all(map(same, before.shape, after.shape)) and all(map(same_stride, before.stride(), after.stride()))

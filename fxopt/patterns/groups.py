@@ -56,7 +56,7 @@ def hoisted(point: Node, reads: Sequence[Node], aliases: Aliases) -> list[Node] 
     """The nodes that must move before `point` for a call there to read `reads`; None where one may not move."""
     late = []
     for node in behind(point, reads):
-        if node is point or not is_pure(node) or aliases.edited(node):
+        if node is point or not is_pure(node) or any(map(aliases.edited, [node, *node.all_input_nodes])):
             return None
         late.append(node)
     return sorted(late)

@@ -74,6 +74,10 @@ class TraceShapeEnv(ShapeEnv):
     def _get_user_frame(self) -> None:
         """Nobody reads which line of the user's asked first, and to know the files that are torch's own takes 0.3 s."""
 
+    def _get_stack_summary(self, is_debug: bool = False, framework_loc: str | None = None) -> Any:
+        """Up to torch 2.12 an error about a size that depends on data cannot be worded where no line is known."""
+        return super()._get_stack_summary(is_debug, framework_loc or "")
+
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
         packet = getattr(self.operator, "overloadpacket", None)
         if (

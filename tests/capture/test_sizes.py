@@ -199,6 +199,16 @@ def test_len_as_a_key_is_a_number():
     assert found.guards.static == (((0, 0), 5),)
 
 
+def test_a_transposed_batch_of_one_is_no_constant(check):
+    class Model(nn.Module):
+        def forward(self, turned, ids):
+            return turned.t()[:, 0] + ids[:, 1] + ids.sum(1)
+
+    found = capture(Model(), (torch.rand(5, 1), torch.rand(1, 5)))
+    for batch in BATCHES:
+        check(found, Model(), torch.rand(5, batch), torch.rand(batch, 5))
+
+
 def test_tied_sizes_are_guarded():
     class Add(nn.Module):
         def forward(self, a, b):

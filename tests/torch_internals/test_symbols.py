@@ -135,3 +135,9 @@ def test_a_guard_asks_for_no_line_of_the_user(environment: TraceShapeEnv, monkey
     monkeypatch.setattr(symbolic_shapes, "uninteresting_files", imports_torch_export)
     size: Any = environment.size("x", 5, positive=False)
     assert size == 5 and environment.guards
+
+
+def test_what_depends_on_data_is_said_without_a_line_of_the_user(environment: TraceShapeEnv) -> None:
+    number: Any = item(environment)
+    with pytest.raises(symbolic_shapes.GuardOnDataDependentSymNode):  # an AttributeError, up to torch 2.12
+        bool(number == 5)

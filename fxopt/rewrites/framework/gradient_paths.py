@@ -24,10 +24,14 @@ _CUTS = {
 
 
 class GradientPaths:
-    """Which parameters, inputs and held results each node of a graph is differentiable in: a bit each."""
+    """Which parameters, inputs, held results and opaque modules each node of a graph is differentiable in: a bit each.
+
+    An opaque module may have parameters that the graph does not see.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
+        self._bits: dict[Node, int] = {}
         self._reached = self._with({})
 
     def keep(self, values: Values) -> None:
@@ -55,18 +59,22 @@ class GradientPaths:
         """For each node, where the users of old values read the new ones."""
         reached = dict[Node, int]()
         switches, on = gradient_switches(self._graph), torch.is_grad_enabled()
-        for number, node in enumerate(self._graph.nodes):
+        for node in self._graph.nodes:
             on = switches.get(node, on)
             if node.op == "placeholder":
-                reached[node] = 1 << number if _may_ask(node) else 0
+                reached[node] = self._bit(node) if _may_ask(node) else 0
             elif on:
                 new = (values.get(read) for read in node.all_input_nodes)
                 reads = zip(node.all_input_nodes, new, strict=True)
                 found = _joined(node, [reached[n if n in reached else read] for read, n in reads])  # type: ignore[index]
-                reached[node] = found | 1 << number if found and node.target is BARRIER else found
+                is_source = node.op == "call_module" or (found and node.target is BARRIER)
+                reached[node] = found | self._bit(node) if is_source else found
             else:
                 reached[node] = 0
         return reached
+
+    def _bit(self, node: Node) -> int:
+        return self._bits.setdefault(node, 1 << len(self._bits))
 
 
 def _joined(node: Node, reads: list[int]) -> int:

@@ -95,3 +95,39 @@ class EditedOneHot(nn.Module):
         hot = nn.functional.one_hot(a, 3).float()
         hot.detach().mul_(0.5)
         return torch.cat([hot @ self.tables[0].weight, self.tables[1](b)], 1)
+
+
+class Counted(nn.Module):
+    """Two groups that one call could compute, were it not for a divisor that the model counts up in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
+        self.gate, self.tower = nn.Linear(4, 2), nn.Linear(4, 4)
+        self.register_buffer("steps", torch.ones(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        experts = torch.stack([expert(x) for expert in self.experts], 1)
+        mixed = (experts * torch.softmax(self.gate(x), -1).unsqueeze(-1)).sum(1)
+        self.steps[0] += 1
+        return torch.sigmoid(self.tower(mixed.roll(1, 0))), mixed / (self.steps + 1)
+
+
+COUNTED = graph(rows, grad=True, many=True)(Counted)
+COUNTED_WITHOUT_GRADIENTS = graph(rows)(Counted)
+
+
+@graph(ids)
+class CountedBetweenColumns(nn.Module):
+    """The weights of the second bags are those of the buffer that was edited behind the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Embedding(3, 4), nn.EmbeddingBag(3, 4, mode="sum")
+        self.register_buffer("logits", torch.ones(1))
+
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        first = self.first(a)
+        self.logits[0] += 1
+        weights = torch.exp(self.logits).repeat(b.shape[0]).unsqueeze(1)
+        return first, self.second(b.unsqueeze(1), per_sample_weights=weights)

@@ -303,3 +303,23 @@ class WeightsOfNoBags(nn.Module):
 
     def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
         return self.table(ids, offsets, weights)
+
+
+def target_and_history(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return torch.randn(B, 4), torch.randn(B, L, 4)
+
+
+@graph(target_and_history, grad=True, training=True, outputs=("pooled", "pairs"))
+class ResultBehindAnOpaqueNorm(nn.Module):
+    """The pairs have gradients through the parameters of a norm whose momentum is a mean: an opaque module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4, momentum=None)
+        self.attend = nn.Sequential(nn.Linear(12, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, target: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        query = self.norm(target)[:, None].expand_as(history)
+        pairs = torch.cat([query, history, query * history], 2)
+        scores = self.attend(pairs).squeeze(-1)
+        return torch.einsum("bl,bld->bd", scores, history), pairs

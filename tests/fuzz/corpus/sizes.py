@@ -135,3 +135,31 @@ class NormOfRepeatedRows(nn.Module):
     def forward(self, x: Tensor, twice: Tensor) -> Tensor:
         rows = x.repeat_interleave(twice.long() + 1, dim=0)
         return self.norm(rows.transpose(1, 2)).transpose(1, 2)
+
+
+@graph(picked, captured=(4, 4, 1.0), later=((4, 4), (3, 4, 0.0)))
+class PickedRowsTurnedInPlace(nn.Module):
+    """Up to torch 2.12 a copy asks more about sizes than the edit in place does."""
+
+    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        picked = x[rows] * 2 + 1
+        picked.copy_(picked.flip(0))
+        return picked
+
+
+@graph(
+    lambda B, L, fill=0.6: (torch.randn(B, L, 4), torch.randint(0, 9, (B, 4)), torch.rand(B, L) < fill),
+    captured=(4, 4),
+    later=((3, 4), (8, 3)),
+)
+class FoursAtTheCapture(nn.Module):
+    """The batch is what a reshape divides by, once other sizes of the inputs have been fixed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+
+    def forward(self, x: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        first = x[..., 0] > 0
+        fields = torch.cat([self.table(ids)[:, i] for i in range(4)], -1)
+        return torch.where((mask & first).unsqueeze(-1), x, 0.0), fields, x.reshape(-1, 4)
