@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import mutates
 from fxopt.shape.expressions import Computed, Sources, is_size, sizes_in
-from fxopt.shape.sizes import Size, at_most, expression, same, same_count, shape_of, static, tensor_of
+from fxopt.shape.sizes import at_most, expression, inferred, same, same_count, shape_of, static, tensor_of
 
 aten = torch.ops.aten
 Arguments = tuple[Any, ...]
@@ -97,7 +97,7 @@ def _view(node: Node) -> Arguments:
     """
     source, sizes = node.args[0], shape_of(node)
     assert isinstance(source, Node)
-    shape = _inferred(sizes)
+    shape = inferred(sizes)
     return (source, shape) if shape and same_count(shape_of(source), sizes) else node.args
 
 
@@ -107,15 +107,8 @@ def _unflatten(node: Node) -> Arguments:
     rank = len(shape_of(source))
     start = dim % rank
     cut = shape_of(node)[start : start + len(sizes)]
-    shape = _inferred(cut)
+    shape = inferred(cut)
     return (source, dim, shape) if shape and same_count(shape_of(source)[start : start + 1], cut) else node.args
-
-
-def _inferred(sizes: tuple[Size, ...]) -> list[int] | None:
-    known = [static(size) for size in sizes]
-    if known.count(None) > 1 or 0 in known:
-        return None
-    return [-1 if size is None else size for size in known]
 
 
 def _expand(node: Node) -> Arguments:

@@ -14,7 +14,7 @@ from fxopt.patterns.interactions.dots import find_dots
 from fxopt.patterns.interactions.parts import find_parts
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
-from fxopt.shape.sizes import shape_of, static
+from fxopt.shape.sizes import shape_of
 
 aten = torch.ops.aten
 
@@ -54,9 +54,7 @@ def joined(editor: Editor, vectors: Sequence[Node]) -> Node:
 def _shaped(editor: Editor, call: Node, like: Node) -> Node:
     """[B, P] in the shape of what it replaces."""
     shape = shape_of(like)
-    if len(shape) == 2:
-        return call
-    return editor.call(aten.view.default, call, [-1, *(static(size) for size in shape[1:])])
+    return call if len(shape) == 2 else editor.shaped(call, shape)
 
 
 def replace_parts(editor: Editor, match: Match) -> Replacement:

@@ -26,7 +26,7 @@ from fxopt.rewrites.columns_plan import PlanBuilder
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected, fake_mode_of
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import Size, same, shape_of, static
+from fxopt.shape.sizes import Size, inferred, same, shape_of, static
 from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
@@ -130,9 +130,8 @@ def _shaped(editor: Editor, call: Node, index: int, output: Output) -> Node:
     flat = editor.call(operator.getitem, call, index)
     if len(output.shape) == 2 and len(output.rows) == 1:
         return flat
-    known = [static(size) for size in output.shape]
-    if known.count(None) == 1 and 0 not in known:  # of bags with offsets of B + 1, no input need have the size B
-        return editor.call(aten.view.default, flat, [-1 if size is None else size for size in known])
+    if inferred(output.shape):  # of bags with offsets of B + 1, no input need have the size B
+        return editor.shaped(flat, output.shape)
     return editor.call(aten.view.default, flat, [_size(editor, output, size) for size in output.shape])
 
 

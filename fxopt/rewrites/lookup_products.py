@@ -22,7 +22,7 @@ from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.rewrites.framework.policy import MEASURED
-from fxopt.shape.sizes import shape_of, static
+from fxopt.shape.sizes import shape_of
 
 aten = torch.ops.aten
 
@@ -53,7 +53,7 @@ def replace_products(editor: Editor, match: Match) -> Replacement:
     if products.total:
         value = editor.call(aten.sum.dim_IntList, call, [1], True)
     if len(shape) != 2:
-        value = editor.call(aten.view.default, value, [-1, *(static(size) for size in shape[1:])])
+        value = editor.shaped(value, shape)
     values = {match.anchor: value} | _others(editor, columns, plan, match.bound["others"])
     kind = "dot products" if products.dots else "products"
     what = f"{len(sides) // 2} {kind} of two lookups, one call"

@@ -23,7 +23,7 @@ def replace_pair_sum(editor: Editor, match: Match) -> Replacement:
     call.meta["bound"] = call_of(found.scale, found.total)
     shape = shape_of(found.anchor)
     if len(shape) != 2 or static(shape[1]) != static(shape_of(call)[1]):
-        call = editor.call(aten.view.default, call, [-1, *(static(size) for size in shape[1:])])
+        call = editor.shaped(call, shape)
     what = f"the sum of the products of {shape_of(x)[1]} vectors' pairs"
     return Replacement({found.anchor: call}, what, "fp32 with another order of additions, and nothing to cancel")
 

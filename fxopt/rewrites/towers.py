@@ -48,8 +48,7 @@ def _shaped(editor: Editor, made: Node, node: Node) -> Node:
     """[B, W] or [B, E, W] in the shape of the node, whose memory must be laid out alike."""
     value = node.meta["val"]
     if len(made.meta["val"].shape) != len(value.shape):
-        sizes = [-1 if (known := static(size)) is None else known for size in value.shape]
-        made = editor.call(aten.view.default, made, sizes)
+        made = editor.shaped(made, value.shape)
     if not lies_alike(node, made):
         raise Rejected("its memory would be laid out otherwise")
     return made

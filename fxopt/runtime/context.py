@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+from torch import get_default_device, get_default_dtype, is_grad_enabled
 
 from fxopt.autocast import autocast_state
 from fxopt.torch_internals.modes import function_modes
@@ -14,8 +14,8 @@ def ambient() -> tuple:
     Equal tuples allow the same capture.
     """
     return (
-        torch.is_grad_enabled(),
-        torch.get_default_dtype(),
+        is_grad_enabled(),
+        get_default_dtype(),
         autocast_state(),
-        torch.get_default_device() if function_modes() else None,
+        get_default_device() if function_modes() else None,
     )

@@ -30,7 +30,7 @@ from fxopt.runtime.watch import Watch
 from fxopt.shape.conditions import OtherSizes
 from fxopt.torch_internals.autograd import StopRecomputation, saving_as_usual
 from fxopt.torch_internals.hooks import HOOKS
-from fxopt.torch_internals.modes import is_traced
+from fxopt.torch_internals.modes import is_transformed
 
 if TYPE_CHECKING:
     from fxopt.runtime.sharded.calls import ShardedCalls
@@ -80,8 +80,11 @@ class Dispatcher:
         return Dispatcher(copy.deepcopy(self.original, memo), self.compile, self.config)
 
     def __call__(self, eager: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-        """One forward. `eager(*args, **kwargs)` is the original one, bound to the module that was called."""
-        if is_traced():
+        """One forward. `eager(*args, **kwargs)` is the original one, bound to the module that was called.
+
+        The caller has asked is_compiling().
+        """
+        if is_transformed():
             return eager(*args, **kwargs)
         if self.sharded is not None and not self.sharded.over:
             return self.sharded(eager, args, kwargs)
@@ -256,13 +259,13 @@ class Dispatcher:
         if entry.executable is None:
             return eager(*args, **kwargs)
         try:
-            flat = entry.run(*tensors)
+            flat = entry.serve(*tensors) if entry.serve else entry.run(*tensors[0], *tensors[1])
         except StopRecomputation:  # checkpointing's own: it has what it wanted, in the middle of the graph
             raise
         except Exception as error:
             failure = error
         else:
-            return entry.result(flat, args, kwargs)
+            return entry.result(flat, args, kwargs) if entry.filled else entry.rebuild(flat)
         return self._recover(entry, failure, eager, args, kwargs)
 
     def _recover(self, entry: Entry, error: Exception, eager: Callable, args: tuple, kwargs: dict) -> Any:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 Tensors = tuple[Sequence[Tensor], Sequence[Tensor]]  # state, inputs
-Run = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Any]]
+Serve = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Any]]
 
 
 @dataclass(eq=False)
@@ -47,16 +47,14 @@ class Entry:
 
     def __post_init__(self) -> None:
         if self.executable is not None:
-            run = self.executable.run
-            self.run: Run = getattr(run, "serve", None) or (lambda state, inputs: run(*state, *inputs))
+            self.run = self.executable.run
+            self.serve: Serve | None = getattr(self.run, "serve", None)
             self.rebuild = rebuilder(self.executable.capture.out_spec)
             self.filled = self.executable.capture.filled
         self.traced = traced_view(self)
 
     def result(self, flat: Sequence[Any], args: tuple, kwargs: dict) -> Any:
         """The model's result from the graph's, whose further values go into the arguments."""
-        if not self.filled:
-            return self.rebuild(flat)
         result, values = self.rebuild(flat)
         if self.fills:
             trees.fill((args, kwargs), self.filled, values)

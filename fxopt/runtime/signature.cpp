@@ -129,22 +129,36 @@ Known* known_to(PyObject* seen, Py_ssize_t n) {
   return known.data();
 }
 
-bool take_lists(PyObject* args, const char* format, PyObject** a, PyObject** b, PyObject** c) {
-  return c ? PyArg_ParseTuple(args, format, &PyList_Type, a, &PyList_Type, b, &PyList_Type, c)
-           : PyArg_ParseTuple(args, format, &PyList_Type, a, &PyList_Type, b);
+// Whether these are `count` lists of one length; else an error is set.
+bool are_lists(const char* name, PyObject* const* lists, Py_ssize_t given, Py_ssize_t count) {
+  bool lists_only = given == count, one_length = true;
+  for (Py_ssize_t i = 0; lists_only && i < count; ++i) {
+    lists_only = PyList_Check(lists[i]);
+    one_length &= lists_only && PyList_GET_SIZE(lists[i]) == PyList_GET_SIZE(lists[0]);
+  }
+  if (!lists_only || !one_length) {
+    PyErr_Format(lists_only ? PyExc_ValueError : PyExc_TypeError, "%s: expected %zd lists of one length", name, count);
+    return false;
+  }
+  return true;
+}
+
+// The same, behind what a reader has seen.
+bool are_seen_lists(const char* name, PyObject* const* args, Py_ssize_t given, Py_ssize_t count) {
+  if (given == 0 || !Py_IS_TYPE(args[0], seen_type)) {
+    PyErr_Format(PyExc_TypeError, "%s: expected a Seen and lists", name);
+    return false;
+  }
+  return are_lists(name, args + 1, given - 1, count);
 }
 
 // read(seen, wheres, keys) -> list, or None when a key is absent.
-PyObject* read(PyObject*, PyObject* args) {
-  PyObject *seen, *wheres, *keys;
-  if (!PyArg_ParseTuple(args, "O!O!O!", seen_type, &seen, &PyList_Type, &wheres, &PyList_Type, &keys)) {
+PyObject* read(PyObject*, PyObject* const* args, Py_ssize_t given) {
+  if (!are_seen_lists("read", args, given, 2)) {
     return nullptr;
   }
+  PyObject *seen = args[0], *wheres = args[1], *keys = args[2];
   const Py_ssize_t n = PyList_GET_SIZE(wheres);
-  if (PyList_GET_SIZE(keys) != n) {
-    PyErr_SetString(PyExc_ValueError, "read: expected two lists of one length");
-    return nullptr;
-  }
   PyObject* values = PyList_New(n);
   if (values == nullptr) {
     return nullptr;
@@ -172,16 +186,12 @@ PyObject* read(PyObject*, PyObject* args) {
 }
 
 // unchanged(wheres, keys, values) -> bool: every value is still the same object.
-PyObject* unchanged(PyObject*, PyObject* args) {
-  PyObject *wheres, *keys, *values;
-  if (!take_lists(args, "O!O!O!", &wheres, &keys, &values)) {
+PyObject* unchanged(PyObject*, PyObject* const* args, Py_ssize_t given) {
+  if (!are_lists("unchanged", args, given, 3)) {
     return nullptr;
   }
+  PyObject *wheres = args[0], *keys = args[1], *values = args[2];
   const Py_ssize_t n = PyList_GET_SIZE(wheres);
-  if (PyList_GET_SIZE(keys) != n || PyList_GET_SIZE(values) != n) {
-    PyErr_SetString(PyExc_ValueError, "unchanged: expected three lists of one length");
-    return nullptr;
-  }
   for (Py_ssize_t i = 0; i < n; ++i) {
     prefetch(wheres, i, n);
     Held hold;
@@ -199,11 +209,11 @@ PyObject* unchanged(PyObject*, PyObject* args) {
 
 // generation(seen, dicts) -> int, another one once a dict or the dict behind a view changed in any way; None where one of
 // them has no number.
-PyObject* generation(PyObject*, PyObject* args) {
-  PyObject *seen, *dicts;
-  if (!PyArg_ParseTuple(args, "O!O!", seen_type, &seen, &PyList_Type, &dicts)) {
+PyObject* generation(PyObject*, PyObject* const* args, Py_ssize_t given) {
+  if (!are_seen_lists("generation", args, given, 1)) {
     return nullptr;
   }
+  PyObject *seen = args[0], *dicts = args[1];
   const Py_ssize_t n = PyList_GET_SIZE(dicts);
   Known* known = known_to(seen, n);
   bool same = true;
@@ -222,16 +232,12 @@ PyObject* generation(PyObject*, PyObject* args) {
 
 // lengths(values, expected) -> bool: every dict, list or set still has as many entries as expected, and every object the
 // type that is expected of it.
-PyObject* lengths(PyObject*, PyObject* args) {
-  PyObject *values, *expected;
-  if (!take_lists(args, "O!O!", &values, &expected, nullptr)) {
+PyObject* lengths(PyObject*, PyObject* const* args, Py_ssize_t given) {
+  if (!are_lists("lengths", args, given, 2)) {
     return nullptr;
   }
+  PyObject *values = args[0], *expected = args[1];
   const Py_ssize_t n = PyList_GET_SIZE(values);
-  if (PyList_GET_SIZE(expected) != n) {
-    PyErr_SetString(PyExc_ValueError, "lengths: expected two lists of one length");
-    return nullptr;
-  }
   for (Py_ssize_t i = 0; i < n; ++i) {
     if (i + kFar < n) {
       __builtin_prefetch(PyList_GET_ITEM(values, i + kFar));
@@ -437,16 +443,12 @@ struct Span {
 };
 
 // apart(tensors, groups) -> bool: no tensor overlaps memory of another group. groups[i] < 0: not edited, in no group.
-PyObject* apart(PyObject*, PyObject* args) {
-  PyObject *tensors, *groups;
-  if (!take_lists(args, "O!O!", &tensors, &groups, nullptr)) {
+PyObject* apart(PyObject*, PyObject* const* args, Py_ssize_t given) {
+  if (!are_lists("apart", args, given, 2)) {
     return nullptr;
   }
+  PyObject *tensors = args[0], *groups = args[1];
   const Py_ssize_t n = PyList_GET_SIZE(tensors);
-  if (PyList_GET_SIZE(groups) != n) {
-    PyErr_SetString(PyExc_ValueError, "apart: expected two lists of one length");
-    return nullptr;
-  }
   std::vector<Span> edited, others;
   for (Py_ssize_t i = 0; i < n; ++i) {
     PyObject* item = PyList_GET_ITEM(tensors, i);
@@ -492,13 +494,17 @@ PyType_Slot seen_slots[] = {
 };
 PyType_Spec seen_spec = {"fxopt_signature.Seen", sizeof(Seen), 0, Py_TPFLAGS_DEFAULT, seen_slots};
 
+PyMethodDef method(const char* name, PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL, nullptr};
+}
+
 PyMethodDef functions[] = {
-    {"read", read, METH_VARARGS, nullptr},
-    {"unchanged", unchanged, METH_VARARGS, nullptr},
-    {"generation", generation, METH_VARARGS, nullptr},
-    {"lengths", lengths, METH_VARARGS, nullptr},
-    {"apart", apart, METH_VARARGS, nullptr},
-    {"readable", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fxopt::readable)), METH_FASTCALL, nullptr},
+    method("read", read),
+    method("unchanged", unchanged),
+    method("generation", generation),
+    method("lengths", lengths),
+    method("apart", apart),
+    method("readable", fxopt::readable),
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fxopt_signature", nullptr, -1, functions};

@@ -45,6 +45,7 @@ class Unchanged:
         dicts = {id(each[0]): each[0] for numbered, _ in parts for each in numbered}
         self._dicts, self._generation = list(dicts.values()), generation_reader()
         self._seen: int | None = None
+        self._rest_holds = self._elsewhere.holds  # each look at an attribute is 15 ns of a call
 
     def holds(self) -> bool:
         generation = self._generation(self._dicts)
@@ -52,7 +53,7 @@ class Unchanged:
             if not self._in_dicts.holds():
                 return False
             self._seen = generation
-        return self._elsewhere.holds()
+        return self._rest_holds()
 
 
 class _Part:

@@ -36,6 +36,14 @@ def static(size: Size) -> int | None:
     return int(expr) if expr.is_number else None
 
 
+def inferred(sizes: Iterable[Size]) -> list[int] | None:
+    """These sizes for a view, -1 for the one that depends on the inputs; None where there are more, or one is 0."""
+    known = [static(size) for size in sizes]
+    if known.count(None) > 1 or 0 in known:
+        return None
+    return [-1 if size is None else size for size in known]
+
+
 def depend_alike(left: Size, right: Size) -> bool:
     """Whether a symbol of the trace is in both: where one size changes, so may the other."""
     return bool(expression(left).free_symbols & expression(right).free_symbols)

@@ -27,11 +27,15 @@ _KEYS = tuple(_C._TorchDispatchModeKey.__members__.values())
 
 def is_traced() -> bool:
     """Whether someone watches or transforms the operators of this call, and must see the original forward:
-    torch.compile, torch.export, make_fx, functorch (vmap, grad), forward-mode
-    autograd, torch.jit.trace, a dispatch or function mode."""
+    torch.compile, torch.export, or what `is_transformed` tells."""
+    return is_compiling() or is_transformed()
+
+
+def is_transformed() -> bool:
+    """Whether one of these does so: make_fx, functorch (vmap, grad), forward-mode autograd, torch.jit.trace, a dispatch
+    or function mode."""
     return bool(
-        is_compiling()
-        or dispatch_modes()
+        dispatch_modes()
         or functorch_level() is not None
         or tracing_state() is not None
         or forward_ad._current_level >= 0

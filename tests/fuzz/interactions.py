@@ -95,7 +95,7 @@ def attention(w: Writer) -> Value | None:
     )
     way = w.pick(ways)
     q, k, v = (w.line(way.format(t=t, h=heads, e=dim // heads)) for t in (q, k, v))
-    mixed = w.line(f"torch.softmax({q} @ {k}.mT * {(dim // heads) ** -0.5}, -1) @ {v}")
+    mixed = w.line(f"torch.softmax({q} @ {k}.mT * {max(dim // heads, 1) ** -0.5}, -1) @ {v}")
     back = ("{m}.transpose(1, 2).flatten(2)", "{m}.transpose(1, 2).reshape({x}.shape)", "{m}.sum(2)")
     return mixed and w.line(w.pick(back).format(m=mixed, x=x))
 

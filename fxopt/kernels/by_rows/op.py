@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_map_only
 
 from fxopt.torch_internals.dynamo import is_exporting
@@ -51,12 +52,11 @@ def some_rows_at_a_time(
         joins: the dim of each result on which its rows are joined.
     """
     first, dim, times = next((number, cut[0], cut[1]) for number, cut in enumerate(cuts) if cut and cut[1])
+    most = 2 * rows
 
     def chunked(*inputs: Any) -> Sequence[Tensor]:
         size = inputs[first].shape[dim] // times
-        if _in_program(size):  # it has no loops over sizes
-            return function(*inputs)
-        if not are_many(size, 2 * rows):
+        if _in_program(size) or not are_many(size, most):  # a program has no loops over sizes
             return function(*inputs)
         step = at_a_time(size, rows)
         count = -(-size // step)
@@ -88,7 +88,7 @@ def unless_many(
 
 def _in_program(size: Any) -> bool:
     """Whether a program is made for this size and others: by torch.export, or in a branch of torch.cond by Dynamo."""
-    return torch.compiler.is_dynamo_compiling() or (type(size) is not int and is_exporting())
+    return is_dynamo_compiling() or (type(size) is not int and is_exporting())
 
 
 def _own(branch: Callable[..., Any]) -> Callable[..., Any]:

@@ -100,12 +100,8 @@ def as_function(graph: Graph, inference: bool = False) -> Callable[..., Any]:
     twin.output(twin.graph_copy(graph, {}))
     fast = LazyGraphModule(torch.nn.Module(), twin)
     direct(fast, inference)
-    forward = fast.forward
-
-    def function(*inputs: Any) -> Any:
-        return forward(*inputs)
-
-    return function
+    type(fast).forward.__module__ = __name__  # generated code that calls it asks where it is from
+    return fast.forward
 
 
 def _pick_long_lists(graph: Graph, states: int) -> bool:

@@ -17,7 +17,7 @@ from fxopt.kernels.cuda_build import Kernels, missing
 from fxopt.patterns.core import place_of
 from fxopt.patterns.groups import hoisted
 from fxopt.shape.aliases import Aliases, undeclared_views
-from fxopt.shape.sizes import Size, same
+from fxopt.shape.sizes import Size, inferred, same
 from fxopt.torch_internals.fake_tensors import FakeTensorMode, mode_of
 from fxopt.torch_internals.patches import OBLIVIOUS
 from fxopt.torch_internals.shape_env import TraceShapeEnv, questions
@@ -60,6 +60,16 @@ class Editor:
             node.meta["val"] = target(*fake_args, **map_arg(kwargs, lambda argument: argument.meta["val"]))
         undeclared_views(node)
         return node
+
+    def shaped(self, node: Node, sizes: Sequence[Size]) -> Node:
+        """A view in these sizes.
+
+        Raises:
+            Rejected: more than one of them depends on the inputs.
+        """
+        if (shape := inferred(sizes)) is None:
+            raise Rejected(f"a view in the sizes {list(sizes)} needs more than one size of the inputs")
+        return self.call(torch.ops.aten.view.default, node, shape)
 
     def known(self, value: Any, target: Callable[..., Any], *args: Any) -> Node:
         """A call whose value is known already."""

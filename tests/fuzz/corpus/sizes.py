@@ -163,3 +163,12 @@ class FoursAtTheCapture(nn.Module):
         first = x[..., 0] > 0
         fields = torch.cat([self.table(ids)[:, i] for i in range(4)], -1)
         return torch.where((mask & first).unsqueeze(-1), x, 0.0), fields, x.reshape(-1, 4)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, L, 1),), captured=(2, 2), later=((3, 5), (1, 4)), verify="first")
+class TurnedPairSum(nn.Module):
+    """The sum of the pairs as a row: its first size is 1, and its second one is the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = 0.5 * (x.sum(1).pow(2) - x.pow(2).sum(1))
+        return torch.lerp(x, pairs.mT, 0.3)
