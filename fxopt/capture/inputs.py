@@ -171,7 +171,7 @@ def trace_shapes(tensors: Sequence[torch.Tensor]) -> list[Shapes]:
         return 7 if size < 2 else size
 
     every = tuple(tuple(7 if size < 2 else size for size in shape) for shape in real)
-    return [swap(batch_one), swap(lambda t, size: 7 * max(size, 1)), every, real]
+    return list(dict.fromkeys([swap(batch_one), swap(lambda t, size: 7 * max(size, 1)), every, real]))
 
 
 def filled(shapes: Shapes) -> Shapes:

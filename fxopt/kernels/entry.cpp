@@ -156,7 +156,7 @@ PyObject* call(PyObject* capsule, PyObject* const* arguments, Py_ssize_t n_argum
   return ran ? as_list(results.tensors) : nullptr;
 }
 
-PyMethodDef called = {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call)), METH_FASTCALL, nullptr};
+PyMethodDef called = fxopt::method("call", call);
 
 // bind(address of a kernel's `void run(const Request*)`) -> a function, which lives as long as the process
 PyObject* bind(PyObject*, PyObject* address) {
@@ -201,7 +201,7 @@ PyObject* pick(PyObject* capsule, PyObject* const* arguments, Py_ssize_t n_argum
   return picked;
 }
 
-PyMethodDef picked = {"pick", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&pick)), METH_FASTCALL, nullptr};
+PyMethodDef picked = fxopt::method("pick", pick);
 
 void drop_places(PyObject* capsule) { delete static_cast<std::vector<int64_t>*>(PyCapsule_GetPointer(capsule, nullptr)); }
 
@@ -222,7 +222,7 @@ PyMethodDef methods[] = {
     {"picker", &picker, METH_O, nullptr},
     {"bind", &bind, METH_O, nullptr},
     {"bind_cuda", &bind_cuda, METH_VARARGS, nullptr},
-    {"readable", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fxopt::readable)), METH_FASTCALL, nullptr},
+    fxopt::method("readable", fxopt::readable),
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "fxopt_entry", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

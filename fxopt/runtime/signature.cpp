@@ -494,17 +494,13 @@ PyType_Slot seen_slots[] = {
 };
 PyType_Spec seen_spec = {"fxopt_signature.Seen", sizeof(Seen), 0, Py_TPFLAGS_DEFAULT, seen_slots};
 
-PyMethodDef method(const char* name, PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL, nullptr};
-}
-
 PyMethodDef functions[] = {
-    method("read", read),
-    method("unchanged", unchanged),
-    method("generation", generation),
-    method("lengths", lengths),
-    method("apart", apart),
-    method("readable", fxopt::readable),
+    fxopt::method("read", read),
+    fxopt::method("unchanged", unchanged),
+    fxopt::method("generation", generation),
+    fxopt::method("lengths", lengths),
+    fxopt::method("apart", apart),
+    fxopt::method("readable", fxopt::readable),
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fxopt_signature", nullptr, -1, functions};

@@ -41,11 +41,11 @@ class Unchanged:
         parts = [
             _divided(part, kinds, apart) for part, kinds in ((values, _KINDS), (shapes, _KINDS), (orders, _IN_ORDER))
         ]
-        self._in_dicts, self._elsewhere = (_Part(*part) for part in zip(*parts, strict=True))
+        self._in_dicts, elsewhere = (_Part(*part) for part in zip(*parts, strict=True))
         dicts = {id(each[0]): each[0] for numbered, _ in parts for each in numbered}
         self._dicts, self._generation = list(dicts.values()), generation_reader()
         self._seen: int | None = None
-        self._rest_holds = self._elsewhere.holds  # each look at an attribute is 15 ns of a call
+        self._rest_holds = elsewhere.holds  # each look at an attribute is 15 ns of a call
 
     def holds(self) -> bool:
         generation = self._generation(self._dicts)

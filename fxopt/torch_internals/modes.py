@@ -32,8 +32,8 @@ def is_traced() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether one of these does so: make_fx, functorch (vmap, grad), forward-mode autograd, torch.jit.trace, a dispatch
-    or function mode."""
+    """Whether something else than a compiler watches or transforms the operators of this call: make_fx, functorch
+    (vmap, grad), forward-mode autograd, torch.jit.trace, a dispatch or function mode."""
     return bool(
         dispatch_modes()
         or functorch_level() is not None

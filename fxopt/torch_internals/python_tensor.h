@@ -26,6 +26,11 @@ inline bool is_plain(PyObject* object) {
 
 inline const at::Tensor& tensor_of(PyObject* plain) { return reinterpret_cast<PythonTensor*>(plain)->tensor; }
 
+// A function for Python that takes its arguments as they lie, without a tuple.
+inline PyMethodDef method(const char* name, PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL, nullptr};
+}
+
 // readable(tensor, tensor._cdata): whether this Python's tensors look as assumed here. Reads the pointer, never follows it.
 inline PyObject* readable(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 2 || !is_plain(arguments[0])) Py_RETURN_FALSE;

@@ -123,14 +123,11 @@ PyObject* unmoved(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments)
   Py_RETURN_TRUE;
 }
 
-template <class F>
-PyCFunction fast(F* function) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)); }
-
 PyMethodDef methods[] = {
-    {"describe", fast(&describe), METH_FASTCALL, nullptr},
-    {"words", fast(&words), METH_FASTCALL, nullptr},
-    {"unmoved", fast(&unmoved), METH_FASTCALL, nullptr},
-    {"readable", fast(&fxopt::readable), METH_FASTCALL, nullptr},
+    fxopt::method("describe", describe),
+    fxopt::method("words", words),
+    fxopt::method("unmoved", unmoved),
+    fxopt::method("readable", fxopt::readable),
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "fxopt_stage_pointers", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
