@@ -6,7 +6,7 @@ writes is kept for the time of a call; where that is much, the model stays eager
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,9 +65,11 @@ class Undo:
         self._numbers = [number for number, node in enumerate(placeholders) if node in edited]
         self._slots = sorted({slot for call in calls for slot in call.signature.state}, key=str)
         self._touched: dict[nn.Module, set[str]] = {}
+        stored = set(_stores(nodes[last + 1 :], code))  # nothing fails behind them
         for path, name in sorted({touched for call in calls for touched in call.signature.touched}):
             module = model.get_submodule(path)
-            self._touched.setdefault(module, set()).add("_buffers" if name in module._buffers else name)
+            if (module, name) not in stored:
+                self._touched.setdefault(module, set()).add("_buffers" if name in module._buffers else name)
         self._random = bool(calls) or any(map(is_random, before))
         self._model = model
         kept = [placeholders[number].meta["val"] for number in self._numbers]
@@ -158,6 +160,14 @@ def _is_kept(tensor: Tensor) -> bool:
 def _leaf(node: fx.Node, module: fx.GraphModule) -> LeafCall | None:
     called: Any = module.get_submodule(str(node.target)) if node.op == "call_module" else None
     return called if hasattr(called, "signature") else None
+
+
+def _stores(nodes: Sequence[fx.Node], module: fx.GraphModule) -> Iterator[tuple[nn.Module, str]]:
+    """The attributes that these nodes assign."""
+    from fxopt.capture.effects import StoreAttribute  # the capture has paid for this import
+
+    called = (module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module")
+    return ((each.module, each.name) for each in called if isinstance(each, StoreAttribute))
 
 
 def _check_outside(before: Sequence[fx.Node], module: fx.GraphModule) -> None:

@@ -121,6 +121,14 @@ class Opaque(Base):
         return self.answer(self.leaf(x), ids)
 
 
+class OpaqueAndStores(Opaque):
+    """The graph assigns what the layer does not change."""
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        self.last = x.shape[1]
+        return super().forward(x, ids)
+
+
 class Large(Base):
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +140,8 @@ class Large(Base):
 
 
 MODELS = [
-    EditsAll, Statistics, Reassigns, Draws, Asserts, Late, Scatters, EditsWeights, EditsIds, EditsView, Opaque, Large,
+    EditsAll, Statistics, Reassigns, Draws, Asserts, Late, Scatters, EditsWeights, EditsIds, EditsView, Opaque,
+    OpaqueAndStores, Large,
 ]  # fmt: skip
 IDS = ([0, 1, 2, 3], [0, 1, 9, 3], [1, 1, 1, 1], [-3, 0, 0, 0], [2, 2, 2, 2])
 
