@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import operator
 
+import torch
 from torch.fx import Node
 
 from fxopt.capture.errors import CaptureError
 from fxopt.shape.aliases import is_view
 from fxopt.shape.strides import MAY_COPY, Layout, Strides, looks_contiguous
 
+_BY_SIZES = {torch.ops.aten.einsum.default, torch.ops.aten.one_hot.default}  # fakes of these lie otherwise, too
 
-def refuse_guess(node: Node) -> None:
+
+def refuse_guess(node: Node, exactly: bool) -> None:
     """A square matrix keeps its strides in x.T.reshape(x.shape), and others are copied: no trace tells for all sizes.
+    Nor does it tell how a product lies whose summed dim may be of size 1, or which strides torch gives a dim of size 1.
+
+    Args:
+        exactly: the strides themselves are asked for, not only whether they are contiguous.
 
     Raises:
-        CaptureError: the strides of `node` depend on such a reshape.
+        CaptureError: the strides of `node` depend on sizes in such a way.
     """
     strides, left, seen = Strides(node.graph), [node], set[Node]()
     while left:
         node = left.pop()
-        if node in seen or strides.known(node) is Layout.CONTIGUOUS:
+        viewed = is_view(node) or node.target is operator.getitem
+        if strides.known(node) is Layout.CONTIGUOUS and not (exactly and viewed):
+            continue
+        if node in seen or node.op != "call_function":
             continue
         seen.add(node)
         if node.target in MAY_COPY and not looks_contiguous(node.all_input_nodes[0]):
             raise CaptureError("asks for strides behind a reshape() that copies at some sizes and not at others")
+        if node.target in _BY_SIZES or (exactly and not viewed):
+            raise CaptureError(f"asks for strides behind {node.name}, which lies otherwise where a size is 1")
         left += node.all_input_nodes
 
 

@@ -74,7 +74,7 @@ class FunctionMode(PreDispatchTorchFunctionMode):
         if func in AUTOCAST:  # which is switched by now: the casts that it means are recorded one by one
             return None
         if func in _ASKS and not isinstance(args[0], nn.Parameter):
-            self._asks(_ASKS[func], args[0])
+            self._asks(_ASKS[func], args[0], exactly=func is torch.Tensor.stride)
         elif func in _GRADIENTS:
             raise CaptureError(f"calls {func.__name__}, which a graph of the forward does not keep")
         elif func is F.multi_head_attention_forward and leaves_fused(nn.MultiheadAttention):
@@ -91,12 +91,12 @@ class FunctionMode(PreDispatchTorchFunctionMode):
             return None
         return super().__torch_function__(func, types, args, kwargs)
 
-    def _asks(self, question: str, tensor: torch.Tensor) -> None:
+    def _asks(self, question: str, tensor: torch.Tensor, exactly: bool) -> None:
         self.asked.add(question)
         if (node := self._proofs.node_of(tensor)) is None:
             return
         if question == "strides":
-            refuse_guess(node)
+            refuse_guess(node, exactly)
         elif not torch.is_grad_enabled() and requires_by_layout(node):
             self.asked.add("strides")
 

@@ -1,4 +1,4 @@
-"""Where forward turns gradients on or off on its way."""
+"""Where forward turns gradients on or off on its way, and what may have one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import torch
 from torch.fx import Graph, Node
 
 from fxopt.torch_internals.autograd import set_grad_enabled
+
+# Stands behind a result while passes run: it returns its argument itself, and no pattern looks through it.
+BARRIER = torch.ops.aten.lift_fresh.default
 
 
 def gradient_switches(graph: Graph) -> dict[Node, bool]:

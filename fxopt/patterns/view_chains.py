@@ -10,6 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fxopt.normalize import switches_gradients
+from fxopt.normalize.gradients import BARRIER
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.fewest_steps import steps_of
@@ -59,12 +60,16 @@ class ViewChains:
         """The last node of a chain first: what it frees is no match of its own."""
         freed: set[Node] = set()
         for node in reversed(self._sources):
-            if node in freed:
+            if node in freed or self._keeps_its_kind(node):
                 continue
             found = self._best(node)
             if found is not None:
                 freed.update(found.bound["freed"])
                 yield found
+
+    def _keeps_its_kind(self, node: Node) -> bool:
+        """One of several views that are made at once, and the caller's: with gradients torch refuses to edit it."""
+        return node.target is operator.getitem and not self._inference and _is_handed_out(node)
 
     def _best(self, node: Node) -> Match | None:
         """The way that saves the most operators, if one does."""
@@ -174,7 +179,7 @@ class ViewChains:
 
 
 def _is_handed_out(node: Node) -> bool:
-    return any(user.op != "call_function" for user in node.users)
+    return any(user.op != "call_function" or user.target is BARRIER for user in node.users)
 
 
 def find_views(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:

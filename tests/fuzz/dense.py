@@ -133,7 +133,9 @@ def unread_of(lines: Sequence[str]) -> list[str]:
 
 
 def _outputs(w: Writer) -> list[Value]:
-    """The variables that nothing reads (errors of dead statements are none in a graph), and now and then one more."""
+    """The variables that nothing reads (errors of dead statements are none in a graph), now and then one more, and one
+    that is another one itself, or looks like it.
+    """
     made = [v for v in w.values if v.name.startswith("v")]
     if not made:
         return w.values[-1:]
@@ -143,5 +145,7 @@ def _outputs(w: Writer) -> list[Value]:
         found.append(w.pick(made))
     if w.chance(4):
         found.append(w.pick(w.values))
+    if w.chance(12) and (alike := moves.same(w, w.pick(made))) is not None:
+        found.append(alike)
     w.random.shuffle(found)
     return found

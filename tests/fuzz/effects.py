@@ -116,6 +116,7 @@ def asked(w: Writer) -> Value | None:
         "{x} + {x}.shape[0] % 2",
         "{x} * ({x}.shape[0] // 2)",
         "{x} if {x}.is_contiguous() else {x} * 2",
+        "{x} if {x}.stride(-1) == 1 else {x} * 2",
         "{x} * 2 if ({x} > 0).any() else {x}",
         "{x} if {x}.dim() > 2 else {x} + 0.5",
         "{x} + float({x}.shape[0] == 4)",

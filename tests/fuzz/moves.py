@@ -96,6 +96,19 @@ _CUBE = (
     "{x}[:, :, 0]",
 )
 
+_SAME = (
+    "{x}.contiguous()",
+    "{x}.contiguous().view({x}.shape)",
+    "{x}.to({x}.dtype)",
+    "{x}.view({x}.shape)",
+    "{x}.transpose(0, -1).transpose(0, -1)",
+    "{x}.transpose(0, -1).contiguous()",
+    "{x}.chunk(1, -1)[0]",
+    "{x}[...]",
+    "{x} + 0",
+    "{x}.clone()",
+)
+
 
 def move(w: Writer) -> Value | None:
     """One variable in another form."""
@@ -115,6 +128,11 @@ def scramble(w: Writer) -> Value | None:
     if x.rank < 3:
         templates = [t for t in templates if "{p}" not in t]
     return w.line(_filled(w, w.pick(templates), x), exact=x.exact)
+
+
+def same(w: Writer, x: Value) -> Value | None:
+    """A variable itself, or a view or copy that looks like it."""
+    return w.line(w.pick(_SAME).format(x=x), exact=x.exact)
 
 
 def _filled(w: Writer, template: str, x: Value) -> str:

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 import torch
 from torch.fx import Graph, Node
 
-from fxopt.normalize.gradients import gradient_switches, is_float
+from fxopt.normalize.gradients import BARRIER, gradient_switches, is_float
 from fxopt.rewrites.framework.editor import Rejected
 
 aten = torch.ops.aten
 Values = Mapping[Node, Node | None]
-BARRIER = aten.lift_fresh.default  # behind a result: it returns its argument itself, and no pattern looks through it
 # What reads no more of a tensor than its form; integers and booleans have no gradients anyway.
 _CUTS = {
     aten.detach.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
@@ -61,7 +60,7 @@ class GradientPaths:
         switches, on = gradient_switches(self._graph), torch.is_grad_enabled()
         for node in self._graph.nodes:
             on = switches.get(node, on)
-            if node.op == "placeholder":
+            if node.op in ("placeholder", "get_attr"):
                 reached[node] = self._bit(node) if _may_ask(node) else 0
             elif on:
                 new = (values.get(read) for read in node.all_input_nodes)
@@ -86,8 +85,9 @@ def _joined(node: Node, reads: list[int]) -> int:
     return found
 
 
-def _may_ask(placeholder: Node) -> bool:
-    """A parameter may be frozen and thawed after the capture; what an input asks is part of its signature."""
-    slot = placeholder.meta.get("state")
-    asks = placeholder.meta.get("asks", False) or (slot is not None and slot.kind == "parameter")
-    return asks and is_float(placeholder)
+def _may_ask(leaf: Node) -> bool:
+    """A parameter may be frozen and thawed after the capture, and an input may ask at one call and not at another."""
+    if leaf.op == "get_attr":
+        return bool(getattr(leaf.graph.owning_module, str(leaf.target)).requires_grad)
+    slot = leaf.meta.get("state")
+    return is_float(leaf) and (slot is None or slot.kind == "parameter")

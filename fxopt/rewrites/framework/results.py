@@ -95,13 +95,19 @@ class Kept:
 
     def keepers(self, result: Node) -> list[Node]:
         """The calls whose backward may need the memory of `result`."""
-        sharing = self.sharing(result)
-        return [call for call in self._calls(sharing) if self._keeps(call, set(sharing), unknown=True)]
+        own = self._own(result)
+        return [call for call in self._calls(own) if self._keeps(call, set(own), unknown=True)]
 
     def surely_kept(self, result: Node) -> bool:
         """Whether backward needs the very tensor, and what needs it counts for a result."""
-        alike = [node for node in self.sharing(result) if _lie_together(node, result)]
+        alike = [node for node in self._own(result) if tensor_of(node) is None or _lie_together(node, result)]
         return any(call in self._live and self._keeps(call, set(alike), unknown=False) for call in self._calls(alike))
+
+    def _own(self, result: Node) -> list[Node]:
+        """What may share memory with `result`, less the other results of a call of several, which share none."""
+        made = self.path(result)[0]
+        others = set(made.all_input_nodes[0].users) - {made} if made.target is operator.getitem else set()
+        return [node for node in self.sharing(result) if node not in others]
 
     def _calls(self, sharing: list[Node]) -> list[Node]:
         calls = dict.fromkeys(call for node in sharing for call in (node, *node.users) if call.op == "call_function")

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.findings import Miss
+from fxopt.normalize.gradients import BARRIER
 from fxopt.patterns.core import place_of
-from fxopt.rewrites.framework.gradient_paths import BARRIER, GradientPaths
+from fxopt.rewrites.framework.gradient_paths import GradientPaths
 from fxopt.shape.aliases import Aliases
+from fxopt.shape.strides import looks_contiguous
 from fxopt.torch_internals.tracing import is_erased
 
 aten = torch.ops.aten
@@ -24,16 +26,28 @@ _REASON = (
 )
 
 
+class Held(NamedTuple):
+    """A result that others are computed from, and the barrier behind it, which no rewrite takes a way past.
+
+    copied: whether contiguous() gives it, which copies or not; itself: whether that gave back the very tensor that it
+    was given, as that lay in the capture.
+    """
+
+    barrier: Node
+    copied: bool
+    itself: bool
+
+
 @dataclass
 class Sources:
     """Results that have gradients, while passes run.
 
-    held: barriers behind those that others are computed from. No rewrite takes a way past one.
+    held: those that others are computed from.
     alone: of each that nobody reads, its places in the tuple of results.
     """
 
     module: GraphModule
-    held: list[Node]
+    held: list[Held]
     alone: list[list[int]]
 
     @classmethod
@@ -46,28 +60,29 @@ class Sources:
                 continue
             if len(result.users) > 1:
                 sources._hold(result)
-            elif result in results:
+            elif result in results and not _is_itself(result):
                 sources.alone.append([place for place, one in enumerate(results) if one is result])
         return sources
 
     @property
     def misses(self) -> list[Miss]:
         """What the report says of them."""
-        return [Miss("normalize", _REASON, place_of(barrier)) for barrier in self.held]
+        return [Miss("normalize", _REASON, place_of(held.barrier)) for held in self.held]
 
     def _hold(self, result: Node) -> None:
         with self.module.graph.inserting_after(result):
             barrier = self._passing_on(BARRIER, result)
         result.replace_all_uses_with(barrier, lambda user: user is not barrier)
-        self.held.append(barrier)
+        self.held.append(Held(barrier, result.target is aten.contiguous.default, _is_itself(result)))
 
     def release(self) -> None:
         """Takes the barriers away. A result that passes have found equal to what others read is a tensor of its own."""
-        for barrier in self.held:
+        for barrier, copied, itself in self.held:
             if is_erased(barrier):
                 continue
             (source,) = barrier.all_input_nodes
-            if len(source.users) == 1:
+            of_its_own = len(source.users) == 1 and (copied or source.target is not aten.contiguous.default)
+            if itself or of_its_own:
                 barrier.replace_all_uses_with(source)
                 self.module.graph.erase_node(barrier)
             else:
@@ -95,6 +110,11 @@ def _themselves(results: list[Node]) -> Iterator[Node]:
         while result.target is aten.contiguous.default:
             (result,) = result.all_input_nodes
             yield result
+
+
+def _is_itself(result: Node) -> bool:
+    """Whether contiguous() gives back the very tensor that it is given, as that lay in the capture."""
+    return result.target is aten.contiguous.default and looks_contiguous(result.all_input_nodes[0])
 
 
 def _results(module: GraphModule) -> list[Any]:

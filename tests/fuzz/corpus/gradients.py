@@ -323,3 +323,17 @@ class ResultBehindAnOpaqueNorm(nn.Module):
         pairs = torch.cat([query, history, query * history], 2)
         scores = self.attend(pairs).squeeze(-1)
         return torch.einsum("bl,bld->bd", scores, history), pairs
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 2, 2),), captured=(2, 2), later=((3, 4), (2, 2)), grad=True)
+class ContiguousResult(nn.Module):
+    """contiguous() gives back its argument, which the other result is computed from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(2))
+        self.l = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        pooled = (x * torch.softmax(x @ self.w, 1).unsqueeze(-1)).sum(1)
+        return pooled.contiguous(), self.l(pooled)

@@ -220,3 +220,12 @@ class ReshapesThatRequireGradients(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x.mT.reshape(x.shape)
         return y + 1 if y.requires_grad else y * 3
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, L, 1),), captured=(2, 2), later=((9, 4), (2, 2)), grad=False)
+class ProductsOverOneSize(nn.Module):
+    """An einsum that sums over a size of 1 lies as its operands do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.einsum("abc,abc->ba", x, x)
+        return y if y.is_contiguous() else y * 2
