@@ -20,6 +20,8 @@ def guard_sizes(func: Any, args: tuple) -> None:
         _guard_squeeze(args)
     elif func is torch.ops.aten.slice.Tensor:
         _guard_slice(args)
+    elif func is torch.ops.aten.select.int:
+        _guard_select(*args)
     elif func in _REGROUPS:
         _guard_inferred(args[-1])
 
@@ -42,6 +44,13 @@ def _guard_slice(args: Any) -> None:
     for index in args[2:4]:
         if isinstance(index, torch.SymInt) and not free_unbacked_symbols(index):
             bool(index >= 0)
+
+
+def _guard_select(tensor: torch.Tensor, dim: int, index: Any) -> None:
+    """Of a dim that is too short torch raises, and its fake tensors take it that it is not."""
+    size = tensor.shape[dim] if tensor.ndim else 0
+    if type(index) is int and isinstance(size, torch.SymInt) and not free_unbacked_symbols(size):
+        bool(size > (index if index >= 0 else -index - 1))
 
 
 def _guard_inferred(sizes: Any) -> None:

@@ -30,7 +30,7 @@ _CERTAIN_NAMES = """
     permute transpose t unsqueeze squeeze select slice split split_with_sizes unbind flatten unflatten alias detach
     clone contiguous _to_copy to copy_ fill_ zero_ zeros ones full empty zeros_like ones_like full_like empty_like
     new_zeros new_ones new_full arange expand_as view_as type_as lift_fresh_copy sym_size sym_numel var std norm
-    linalg_vector_norm prelu celu selu scaled_dot_product_attention conv1d conv2d avg_pool1d max_pool1d repeat chunk
+    linalg_vector_norm prelu celu selu scaled_dot_product_attention conv1d conv2d avg_pool1d repeat chunk
     narrow lerp_ lerp pad constant_pad_nd masked_fill masked_fill_ bucketize rand_like randn_like movedim"""
 _CERTAIN = frozenset(_CERTAIN_NAMES.split())
 _OF_DATA_NAMES = """

@@ -188,3 +188,16 @@ class EditsALayerBehindAView(nn.Module):
         y = self.l(x)
         torch.unsafe_chunk(y, 2)[0].mul_(0.5)
         return y
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 2, 2),), captured=(2, 2), later=((3, 2), (0, 2)), grad=False)
+class SelectsNothing(nn.Module):
+    """A batch of none has no last row: eager has edited the buffer once before it raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total.copy_(self.total * 0.5)
+        return x.select(0, -1)
