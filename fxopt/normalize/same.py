@@ -138,8 +138,11 @@ def _reshapes_in_place(node: Node) -> bool:
 
 
 def _is_taken(node: Node) -> bool:
-    """By the caller or an opaque module, as a tensor object of its own."""
-    return any(user.op in ("output", "call_module") for user in node.users)
+    """By the caller or an opaque module, as a tensor object of its own; contiguous() may give it on."""
+    return any(
+        user.op in ("output", "call_module") or (user.target is aten.contiguous.default and _is_taken(user))
+        for user in node.users
+    )
 
 
 def _same_sizes(node: Node, source: Node) -> bool:

@@ -179,7 +179,13 @@ class ViewChains:
 
 
 def _is_handed_out(node: Node) -> bool:
-    return any(user.op != "call_function" or user.target is BARRIER for user in node.users)
+    """Whether it leaves the graph, or may, where contiguous() gives it on."""
+    return any(
+        user.op != "call_function"
+        or user.target is BARRIER
+        or (user.target is aten.contiguous.default and _is_handed_out(user))
+        for user in node.users
+    )
 
 
 def find_views(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:

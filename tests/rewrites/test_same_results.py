@@ -28,6 +28,7 @@ GIVEN: dict[str, Callable[[Tensor], Tensor]] = {
     "all": lambda v: v[:],
     "one piece": lambda v: v.chunk(1, 1)[0],
     "turned twice": lambda v: v.T.T,
+    "a view, contiguous": lambda v: v.transpose(0, 0).contiguous(),
     "plus zero": lambda v: v + 0,
     "copy": lambda v: v.clone(),
 }

@@ -66,10 +66,25 @@ def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Rej
         if found is None:
             continue
         read = [found.query, found.key, found.value, *([found.mask] if found.mask else [])]
-        if any(map(aliases.edited, (*read, found.merged.node, node))):
+        if found.weights is not None and _reads_from(read, node):
+            yield Reject("its values are computed from its weights", node)
+        elif any(map(aliases.edited, (*read, found.merged.node, node))):
             yield Reject("something that it reads or gives is edited in place", node)
         else:
             yield Match(found.merged.node, {"found": found, "reads": read})
+
+
+def _reads_from(read: list[Node], softmax: Node) -> bool:
+    """Whether one of these is computed from the softmax."""
+    waiting, seen = [*read], set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node is softmax:
+            return True
+        if node not in seen:
+            seen.add(node)
+            waiting += node.all_input_nodes
+    return False
 
 
 def _of_softmax(node: Node, inference: bool) -> Found | None:

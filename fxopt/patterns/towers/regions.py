@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ def _region(
     inside = [node for node, of in steps_of.items() if of & component]
     later = _later(module, steps, component, set(inside))
     held = component - later | {index for index, step in enumerate(steps.steps) if isinstance(step, InputStep)} - later
-    outputs = _outputs(columns, [node for node in inside if steps_of[node] <= held])
+    outputs = _outputs(columns, [node for node in inside if steps_of[node] <= held], aliases)
     needed = _needed(steps, outputs)
     if not outputs or not _in_parallel(steps, needed):
         return None
@@ -135,18 +136,23 @@ def _later(module: GraphModule, steps: Steps, component: frozenset[int], inside:
     return later
 
 
-def _outputs(columns: Columns, inside: list[Node]) -> dict[Node, Tensor]:
+def _outputs(columns: Columns, inside: list[Node], aliases: Aliases) -> dict[Node, Tensor]:
     """What the rest of the graph reads of the nodes inside: computed by the call, or as before from its outputs."""
     outputs: dict[Node, Tensor] = {}
     as_before = set(columns.values) - set(inside)
     for node in reversed(inside):
         if any(user not in columns.values or user in as_before for user in node.users):
             numbers = columns.numbers_in(node)
-            if numbers is None or node.target in VIEWS:
+            if numbers is None or node.target in VIEWS or _is_callers_piece(node, aliases):
                 as_before.add(node)
             else:
                 outputs[node] = numbers
     return outputs
+
+
+def _is_callers_piece(node: Node, aliases: Aliases) -> bool:
+    """One of several views of a tensor that leaves the model, or of which one does: they share memory there."""
+    return node.target is operator.getitem and node.args[0].target in VIEWS and aliases.leaves(node)  # type: ignore[union-attr]
 
 
 def _needed(steps: Steps, outputs: dict[Node, Tensor]) -> list[int]:

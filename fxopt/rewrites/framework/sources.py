@@ -29,12 +29,12 @@ _REASON = (
 class Held(NamedTuple):
     """A result that others are computed from, and the barrier behind it, which no rewrite takes a way past.
 
-    copied: whether contiguous() gives it, which copies or not; itself: whether that gave back the very tensor that it
-    was given, as that lay in the capture.
+    shared: whether contiguous() gives it of a tensor that others read, and may give back that very tensor; itself:
+    whether it did, as that lay in the capture.
     """
 
     barrier: Node
-    copied: bool
+    shared: bool
     itself: bool
 
 
@@ -43,12 +43,12 @@ class Sources:
     """Results that have gradients, while passes run.
 
     held: those that others are computed from.
-    alone: of each that nobody reads, its places in the tuple of results.
+    alone: of each that nobody reads, its places in the tuple of results, and whether it is shared.
     """
 
     module: GraphModule
     held: list[Held]
-    alone: list[list[int]]
+    alone: list[tuple[list[int], bool]]
 
     @classmethod
     def hold(cls, module: GraphModule) -> Sources:
@@ -61,7 +61,8 @@ class Sources:
             if len(result.users) > 1:
                 sources._hold(result)
             elif result in results and not _is_itself(result):
-                sources.alone.append([place for place, one in enumerate(results) if one is result])
+                places = [place for place, one in enumerate(results) if one is result]
+                sources.alone.append((places, _is_shared(result)))
         return sources
 
     @property
@@ -73,24 +74,23 @@ class Sources:
         with self.module.graph.inserting_after(result):
             barrier = self._passing_on(BARRIER, result)
         result.replace_all_uses_with(barrier, lambda user: user is not barrier)
-        self.held.append(Held(barrier, result.target is aten.contiguous.default, _is_itself(result)))
+        self.held.append(Held(barrier, _is_shared(result), _is_itself(result)))
 
     def release(self) -> None:
         """Takes the barriers away. A result that passes have found equal to what others read is a tensor of its own."""
-        for barrier, copied, itself in self.held:
+        for barrier, shared, itself in self.held:
             if is_erased(barrier):
                 continue
             (source,) = barrier.all_input_nodes
-            of_its_own = len(source.users) == 1 and (copied or source.target is not aten.contiguous.default)
-            if itself or of_its_own:
+            if itself or _is_apart(source, shared):
                 barrier.replace_all_uses_with(source)
                 self.module.graph.erase_node(barrier)
             else:
                 barrier.target = aten.alias.default
         output, results = self.module.graph.output_node(), _results(self.module)
-        for places in self.alone:
+        for places, shared in self.alone:
             result = results[places[0]]
-            if len(result.users) > 1 or results.count(result) > len(places):
+            if results.count(result) > len(places) or not _is_apart(result, shared):
                 with self.module.graph.inserting_before(output):
                     view = self._passing_on(aten.alias.default, result)
                 for place in places:
@@ -112,9 +112,21 @@ def _themselves(results: list[Node]) -> Iterator[Node]:
             yield result
 
 
+def _is_shared(result: Node) -> bool:
+    """Whether contiguous() may give back a tensor that others read as well."""
+    return result.target is aten.contiguous.default and len(result.all_input_nodes[0].users) > 1
+
+
 def _is_itself(result: Node) -> bool:
-    """Whether contiguous() gives back the very tensor that it is given, as that lay in the capture."""
-    return result.target is aten.contiguous.default and looks_contiguous(result.all_input_nodes[0])
+    """Whether it does, as that tensor lay in the capture."""
+    return _is_shared(result) and looks_contiguous(result.all_input_nodes[0])
+
+
+def _is_apart(result: Node, shared: bool) -> bool:
+    """Whether nobody else reads it, nor what contiguous() may give back, unless that was so before."""
+    while not shared and result.target is aten.contiguous.default and len(result.users) == 1:
+        (result,) = result.all_input_nodes
+    return len(result.users) == 1
 
 
 def _results(module: GraphModule) -> list[Any]:

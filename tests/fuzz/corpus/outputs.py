@@ -229,3 +229,25 @@ class ProductsOverOneSize(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = torch.einsum("abc,abc->ba", x, x)
         return y if y.is_contiguous() else y * 2
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 2),), captured=(2, 2), later=((4, 5), (1, 1)), grad=False)
+class PieceOfATower(nn.Module):
+    """A tower's result and the one piece it is cut into share memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList([nn.Linear(2, 2) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        one, other = [torch.sigmoid(tower(x)) for tower in self.towers]
+        return one, other.chunk(1, -1)[0], other
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 2, 2),), captured=(2, 2), later=((4, 5), (1, 1)), grad=False)
+class WeightsOfThemselves(nn.Module):
+    """An attention whose values are its weights, turned, is none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.softmax(x @ x.mT * 2, -1)
+        return weights @ weights.mT
