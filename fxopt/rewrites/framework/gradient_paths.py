@@ -26,10 +26,13 @@ class GradientPaths:
     """Which parameters, inputs, held results and opaque modules each node of a graph is differentiable in: a bit each.
 
     An opaque module may have parameters that the graph does not see.
+
+    Args:
+        surely: of the inputs only those count that asked in the capture.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, surely: bool = False) -> None:
+        self._graph, self._surely = graph, surely
         self._bits: dict[Node, int] = {}
         self._reached = self._with({})
 
@@ -61,7 +64,7 @@ class GradientPaths:
         for node in self._graph.nodes:
             on = switches.get(node, on)
             if node.op in ("placeholder", "get_attr"):
-                reached[node] = self._bit(node) if _may_ask(node) else 0
+                reached[node] = self._bit(node) if _may_ask(node, self._surely) else 0
             elif on:
                 new = (values.get(read) for read in node.all_input_nodes)
                 reads = zip(node.all_input_nodes, new, strict=True)
@@ -85,9 +88,10 @@ def _joined(node: Node, reads: list[int]) -> int:
     return found
 
 
-def _may_ask(leaf: Node) -> bool:
+def _may_ask(leaf: Node, surely: bool) -> bool:
     """A parameter may be frozen and thawed after the capture, and an input may ask at one call and not at another."""
     if leaf.op == "get_attr":
         return bool(getattr(leaf.graph.owning_module, str(leaf.target)).requires_grad)
     slot = leaf.meta.get("state")
-    return is_float(leaf) and (slot is None or slot.kind == "parameter")
+    asks = (not surely or leaf.meta.get("asks", False)) if slot is None else slot.kind == "parameter"
+    return asks and is_float(leaf)

@@ -33,7 +33,7 @@ def part_from_backward(module: GraphModule, captured: GraphModule) -> None:
     Who keeps a result keeps a copy: the result itself is what later ones are computed from, and have their gradients
     in. Where the call that makes it keeps it, everyone else has the copy. Parameters are never copied.
     """
-    now, before = Kept(module), Kept(captured)
+    now, before = Kept(module), Kept(captured, surely=True)
     readers, makers = dict[Node, set[Node]](), dict[Node, set[Node]]()
     for result, was in zip(_results(module), _results(captured), strict=True):
         if not isinstance(result, Node) or not isinstance(was, Node) or now.edited(result):
@@ -77,10 +77,10 @@ def _results(module: GraphModule) -> list[Any]:
 class Kept:
     """Which memory backward needs: what an operator keeps is found by recording its backward on fake tensors."""
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, surely: bool = False) -> None:
         self._module = module
         self._aliases = Aliases(module.graph)
-        self._paths = GradientPaths(module.graph)
+        self._paths = GradientPaths(module.graph, surely)
         self.edited = self._aliases.edited
         self.sharing = self._aliases.sharing
 

@@ -337,3 +337,25 @@ class ContiguousResult(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         pooled = (x * torch.softmax(x @ self.w, 1).unsqueeze(-1)).sum(1)
         return pooled.contiguous(), self.l(pooled)
+
+
+@graph(
+    lambda B, L, fill=0.6: (torch.randn(B, 3, 4), torch.randn(B, 4)),
+    captured=(2, 2),
+    grad=True,
+    outputs=("found", "out"),
+    edited="found",
+)
+class EditedPartOfALayer(nn.Module):
+    """An edit of a result is no error where only an input that asks for no gradient made eager keep it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        self.second = nn.Sequential(nn.Linear(12, 1), nn.Tanh(), nn.Linear(1, 1))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        hidden = self.first(y)
+        found = hidden[:, 1:]
+        spread = hidden.unsqueeze(1).expand(-1, x.shape[1], -1)
+        return found, self.second(torch.cat([spread, x, spread * x], 2)).squeeze(-1)
