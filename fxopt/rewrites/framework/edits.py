@@ -29,7 +29,8 @@ class Edits:
         """The values, with a copy in place of each that eager has in memory of its own and edits.
 
         Raises:
-            Rejected: others read that memory as well, and would miss the edit.
+            Rejected: others read that memory as well, and would miss the edit; or autograd forgets at the edit what it
+                knew of a result, if a layer gives it as a view, as some of torch's do.
         """
         if not self._any:
             return values
@@ -40,9 +41,15 @@ class Edits:
             return values
         kept, after = dict(values), Kept(editor.module)
         for old, new in edited:
+            if torch.is_grad_enabled() and self._is_edited_past_autograd(old):
+                raise Rejected(f"'{old.name}' is returned, and edited through detach() or .data")
             if old in after.sharing(new) or (after.surely_kept(old) and after.keepers(new)):
                 continue
             if any(read in self._aliases.sharing(old) for read in old.all_input_nodes):
                 raise Rejected(f"'{old.name}' is edited in place, and shares memory with what others read")
             kept[old] = editor.call(torch.ops.aten.clone.default, new)
         return kept
+
+    def _is_edited_past_autograd(self, value: Node) -> bool:
+        ways = torch.ops.aten.detach.default, getattr
+        return self._aliases.leaves(value) and any(node.target in ways for node in self._aliases.sharing(value))

@@ -359,3 +359,18 @@ class EditedPartOfALayer(nn.Module):
         found = hidden[:, 1:]
         spread = hidden.unsqueeze(1).expand(-1, x.shape[1], -1)
         return found, self.second(torch.cat([spread, x, spread * x], 2)).squeeze(-1)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 2, 1),), captured=(2, 2), later=((4, 4), (3, 5)), grad=True)
+class EditedPastAutograd(nn.Module):
+    """A layer's result is a view in eager, and an edit through detach() makes autograd take it for another tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(1, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.l(x)
+        turned = y.mT.reshape(y.shape)
+        y.detach().mul_(0.5)
+        return y, turned
