@@ -39,7 +39,7 @@ class Edits:
         edited = [(old, new) for old, new in values.items() if new is not None and self._aliases.edited(old)]
         if not edited:
             return values
-        kept, after = dict(values), Kept(editor.module)
+        kept, after = dict(values), Kept(editor.module, surely=True)
         for old, new in edited:
             if torch.is_grad_enabled() and self._is_edited_past_autograd(old):
                 raise Rejected(f"'{old.name}' is returned, and edited through detach() or .data")

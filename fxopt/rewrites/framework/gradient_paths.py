@@ -88,6 +88,12 @@ def _joined(node: Node, reads: list[int]) -> int:
     return found
 
 
+def may_ask_later(graph: Graph) -> bool:
+    """Whether an input may ask for a gradient that did not in the capture."""
+    inputs = (node for node in graph.find_nodes(op="placeholder") if "state" not in node.meta)
+    return any(is_float(node) and not node.meta.get("asks", False) for node in inputs)
+
+
 def _may_ask(leaf: Node, surely: bool) -> bool:
     """A parameter may be frozen and thawed after the capture, and an input may ask at one call and not at another."""
     if leaf.op == "get_attr":

@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from fxopt.facts import facts_of
 from fxopt.rewrites.framework.editor import Editor, as_captured, decomposed, fake_mode_of, no_new_guards
-from fxopt.rewrites.framework.gradient_paths import GradientPaths
+from fxopt.rewrites.framework.gradient_paths import GradientPaths, may_ask_later
 from fxopt.shape.aliases import Aliases, has_effects, is_random
 from fxopt.shape.sizes import tensor_of
 from fxopt.torch_internals.storage import shares_storage
@@ -31,9 +31,16 @@ def part_from_backward(module: GraphModule, captured: GraphModule) -> None:
     """Copy what is returned and kept for backward, where nothing keeps what was captured.
 
     Who keeps a result keeps a copy: the result itself is what later ones are computed from, and have their gradients
-    in. Where the call that makes it keeps it, everyone else has the copy. Parameters are never copied.
+    in. Where the call that makes it keeps it, everyone else has the copy. Parameters are never copied. What is kept
+    depends on which inputs ask for gradients: those of the capture, or all of them.
     """
-    now, before = Kept(module), Kept(captured, surely=True)
+    _part(module, captured, surely=True)
+    if may_ask_later(captured.graph):
+        _part(module, captured, surely=False)
+
+
+def _part(module: GraphModule, captured: GraphModule, surely: bool) -> None:
+    now, before = Kept(module, surely), Kept(captured, surely)
     readers, makers = dict[Node, set[Node]](), dict[Node, set[Node]]()
     for result, was in zip(_results(module), _results(captured), strict=True):
         if not isinstance(result, Node) or not isinstance(was, Node) or now.edited(result):
@@ -77,7 +84,7 @@ def _results(module: GraphModule) -> list[Any]:
 class Kept:
     """Which memory backward needs: what an operator keeps is found by recording its backward on fake tensors."""
 
-    def __init__(self, module: GraphModule, surely: bool = False) -> None:
+    def __init__(self, module: GraphModule, surely: bool) -> None:
         self._module = module
         self._aliases = Aliases(module.graph)
         self._paths = GradientPaths(module.graph, surely)
