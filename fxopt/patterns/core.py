@@ -51,6 +51,19 @@ def place_of(node: Node) -> Place:
     return node.meta.get("place") or Place()
 
 
+def computed_from(source: Node, *nodes: Node) -> bool:
+    """Whether one of the nodes is `source`, or depends on it."""
+    seen, unread = set[Node](), [*nodes]
+    while unread:
+        node = unread.pop()
+        if node is source:
+            return True
+        if node not in seen:
+            seen.add(node)
+            unread.extend(node.all_input_nodes)
+    return False
+
+
 def is_ours(node: Node, name: str) -> bool:
     """Whether it calls "fxopt::columns", say. By name: before its library is loaded torch does not know it."""
     return getattr(node.target, "name", str)() == name

@@ -14,7 +14,7 @@ from fxopt.normalize import switches_gradients
 from fxopt.patterns.attention.merged import Groups, Merged, merged_of, readers, sizes_of
 from fxopt.patterns.attention.scores import PRODUCTS, Product, ordered, scores_of
 from fxopt.patterns.attention.strided import Factor, Strided, strided
-from fxopt.patterns.core import Match, Reject, devices
+from fxopt.patterns.core import Match, Reject, computed_from, devices
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
@@ -66,25 +66,12 @@ def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Rej
         if found is None:
             continue
         read = [found.query, found.key, found.value, *([found.mask] if found.mask else [])]
-        if found.weights is not None and _reads_from(read, node):
+        if found.weights is not None and computed_from(node, *read):
             yield Reject("its values are computed from its weights", node)
         elif any(map(aliases.edited, (*read, found.merged.node, node))):
             yield Reject("something that it reads or gives is edited in place", node)
         else:
             yield Match(found.merged.node, {"found": found, "reads": read})
-
-
-def _reads_from(read: list[Node], softmax: Node) -> bool:
-    """Whether one of these is computed from the softmax."""
-    waiting, seen = [*read], set[Node]()
-    while waiting:
-        node = waiting.pop()
-        if node is softmax:
-            return True
-        if node not in seen:
-            seen.add(node)
-            waiting += node.all_input_nodes
-    return False
 
 
 def _of_softmax(node: Node, inference: bool) -> Found | None:

@@ -12,6 +12,7 @@ from torch.fx import Node
 from fxopt.kernels.target_attention import plan as p
 from fxopt.kernels.target_attention.plan import TailStep
 from fxopt.patterns.constants import constant_of
+from fxopt.patterns.core import computed_from
 from fxopt.patterns.target_attention.layout import Layout, Sizes, has, to_rows, viewed
 from fxopt.patterns.target_attention.terms import Source
 from fxopt.shape.sizes import same, shape_of, static, tensor_of
@@ -114,7 +115,7 @@ class Tail:
         return self._masked(operation, mask, float(number))
 
     def _masked(self, operation: int, mask: Any, value: float = 0.0) -> bool:
-        if not isinstance(mask, Node) or tensor_of(mask) is None or self.edited(mask) or _reads(mask, self.node):
+        if not isinstance(mask, Node) or tensor_of(mask) is None or self.edited(mask) or computed_from(self.node, mask):
             return False
         dtype = mask.meta["val"].dtype
         if dtype.is_complex or (dtype.is_floating_point and dtype != self.dtype):
@@ -167,7 +168,7 @@ class Tail:
             return False
         B, T, D = (shape[0], shape[2], shape[1]) if views else shape
         width = static(D)
-        if width is None or not same(B, self.sizes.B) or not same(T, self.sizes.T) or _reads(values, self.node):
+        if width is None or not same(B, self.sizes.B) or not same(T, self.sizes.T) or computed_from(self.node, values):
             return False
         self.values, self.width = Source(values, views), width
         return self._moved(end, layout)
@@ -183,16 +184,3 @@ def _number(value: Any) -> float | None:
         return None if left is None or right is None else left * right
     is_view = value.target in REGROUPS or value.target in (aten.transpose.int, aten.expand.default)
     return _number(value.args[0]) if is_view else None
-
-
-def _reads(node: Node, source: Node) -> bool:
-    """Whether `node` depends on `source`, of which it must be independent."""
-    seen, unread = set(), [node]
-    while unread:
-        current = unread.pop()
-        if current is source:
-            return True
-        if current not in seen:
-            seen.add(current)
-            unread.extend(current.all_input_nodes)
-    return False
