@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from fxopt.findings import Change
 from fxopt.normalize.changes import change
 from fxopt.normalize.gradients import switches_gradients
-from fxopt.shape.aliases import DROPOUTS, Aliases
+from fxopt.shape.aliases import DROPOUTS, Aliases, is_handed_out
 from fxopt.shape.calls import arguments_of
 from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
 from fxopt.shape.strides import Layout, Strides
@@ -79,7 +79,7 @@ class _Identities:
     def _view(self, node: Node) -> Identity | None:
         """A view of the same sizes and strides; it stays where someone could tell two tensor objects apart."""
         source = node.args[0]
-        if not isinstance(source, Node) or not _is_view(node) or _is_taken(node):
+        if not isinstance(source, Node) or not _is_view(node) or is_handed_out(node):
             return None
         if self.reshapes_in_place and self.aliases.edited(node):
             return None
@@ -135,14 +135,6 @@ def _is_view(node: Node) -> bool:
 
 def _reshapes_in_place(node: Node) -> bool:
     return isinstance(node.target, OpOverload) and torch.Tag.inplace_view in node.target.tags
-
-
-def _is_taken(node: Node) -> bool:
-    """By the caller or an opaque module, as a tensor object of its own; contiguous() may give it on."""
-    return any(
-        user.op in ("output", "call_module") or (user.target is aten.contiguous.default and _is_taken(user))
-        for user in node.users
-    )
 
 
 def _same_sizes(node: Node, source: Node) -> bool:

@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxopt.normalize import switches_gradients
 from fxopt.normalize.gradients import BARRIER
 from fxopt.patterns.core import Match, Reject
-from fxopt.shape.aliases import Aliases
+from fxopt.shape.aliases import Aliases, is_handed_out
 from fxopt.shape.fewest_steps import steps_of
 from fxopt.shape.sizes import same_shape, shape_of
 from fxopt.shape.standing import analysed
@@ -179,13 +179,7 @@ class ViewChains:
 
 
 def _is_handed_out(node: Node) -> bool:
-    """Whether it leaves the graph, or may, where contiguous() gives it on."""
-    return any(
-        user.op != "call_function"
-        or user.target is BARRIER
-        or (user.target is aten.contiguous.default and _is_handed_out(user))
-        for user in node.users
-    )
+    return is_handed_out(node, BARRIER)
 
 
 def find_views(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:

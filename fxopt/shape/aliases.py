@@ -230,6 +230,20 @@ def is_view(node: Node) -> bool:
     return any(r.alias_info is not None and not r.alias_info.is_write for r in node.target._schema.returns)
 
 
+def is_handed_out(node: Node, *stand_ins: object) -> bool:
+    """Whether the caller or an opaque module gets it as a tensor object of its own; contiguous() may give it on.
+
+    Args:
+        stand_ins: operators whose reading counts for the caller's.
+    """
+    return any(
+        user.op in ("output", "call_module")
+        or user.target in stand_ins
+        or (user.target is torch.ops.aten.contiguous.default and is_handed_out(user, *stand_ins))
+        for user in node.users
+    )
+
+
 def written_arguments(node: Node) -> list[Node]:
     """What a call edits in place."""
     if _updates_statistics(node):
