@@ -199,6 +199,10 @@ class Attempts:
         for number, tensor in enumerate(self.inputs.tensors):
             if "strides" in asked:
                 yield f"t[{number}].is_contiguous()"
+            if "exact strides" in asked:  # of a dim of size 1 and of an empty tensor, too
+                sizes = [f"t[{number}].shape[{dim}]" for dim in range(tensor.ndim)]
+                strides = [" * ".join(sizes[dim + 1 :]) or "1" for dim in range(tensor.ndim)]
+                yield f"t[{number}].stride() == ({''.join(stride + ', ' for stride in strides)})"
             if "requires_grad" in asked:
                 yield f"t[{number}].requires_grad is {tensor.requires_grad}"
 

@@ -27,7 +27,8 @@ def _accessor(name: str, kind: str) -> Any:
 _DATA = _accessor("data", "__get__")
 _ASKS = {
     torch.Tensor.is_contiguous: "strides",
-    torch.Tensor.stride: "strides",
+    torch.Tensor.stride: "exact strides",
+    torch.Tensor.dim_order: "exact strides",
     torch.Tensor.requires_grad.__get__: "requires_grad",  # type: ignore[attr-defined]
 }
 _REFUSED = {
@@ -37,10 +38,12 @@ _REFUSED = {
     _accessor("is_leaf", "__get__"): "asks for .is_leaf",
     _accessor("_version", "__get__"): "asks for ._version",
     _accessor("_base", "__get__"): "asks for ._base",
+    torch.Tensor._is_view: "asks whether a tensor is a view",
     torch.Tensor.numpy: "reads a tensor as a NumPy array",
     torch.Tensor.__array__: "reads a tensor as a NumPy array",
     torch.Tensor.data_ptr: "asks for the address of a tensor",
     torch.Tensor.storage_offset: "asks for the storage_offset of a tensor",
+    torch.Tensor.storage: "asks for the storage of a tensor",
     torch.Tensor.untyped_storage: "asks for the storage of a tensor",
     torch.Tensor.set_: "gives a tensor other memory",
     torch.Tensor.is_shared: "asks whether memory is shared",
@@ -62,7 +65,7 @@ class FunctionMode(PreDispatchTorchFunctionMode):
 
     Attributes:
         asked: what else than dtypes and sizes the user's code asked tensors for: "strides" (those of the inputs are not
-            known to their fakes) or "requires_grad".
+            known to their fakes), "exact strides" or "requires_grad".
     """
 
     def __init__(self, tracer: Tracer, proofs: Proofs):
@@ -74,7 +77,8 @@ class FunctionMode(PreDispatchTorchFunctionMode):
         if func in AUTOCAST:  # which is switched by now: the casts that it means are recorded one by one
             return None
         if func in _ASKS and not isinstance(args[0], nn.Parameter):
-            self._asks(_ASKS[func], args[0], exactly=func is torch.Tensor.stride)
+            with_format = func is torch.Tensor.is_contiguous and (kwargs or args[1:])
+            self._asks("exact strides" if with_format else _ASKS[func], args[0])
         elif func in _GRADIENTS:
             raise CaptureError(f"calls {func.__name__}, which a graph of the forward does not keep")
         elif func is F.multi_head_attention_forward and leaves_fused(nn.MultiheadAttention):
@@ -91,12 +95,12 @@ class FunctionMode(PreDispatchTorchFunctionMode):
             return None
         return super().__torch_function__(func, types, args, kwargs)
 
-    def _asks(self, question: str, tensor: torch.Tensor, exactly: bool) -> None:
+    def _asks(self, question: str, tensor: torch.Tensor) -> None:
         self.asked.add(question)
         if (node := self._proofs.node_of(tensor)) is None:
             return
-        if question == "strides":
-            refuse_guess(node, exactly)
+        if question in ("strides", "exact strides"):
+            refuse_guess(node, exactly=question == "exact strides")
         elif not torch.is_grad_enabled() and requires_by_layout(node):
             self.asked.add("strides")
 

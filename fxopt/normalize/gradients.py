@@ -16,6 +16,15 @@ def gradient_switches(graph: Graph) -> dict[Node, bool]:
     return {node: bool(node.args[0]) for node in graph.nodes if node.target is set_grad_enabled}
 
 
+def modes(graph: Graph) -> dict[Node, bool]:
+    """Whether gradients are on where each node stands; a switch stands in front of what it switches."""
+    switches, on, found = gradient_switches(graph), torch.is_grad_enabled(), dict[Node, bool]()
+    for node in graph.nodes:
+        found[node] = on
+        on = switches.get(node, on)
+    return found
+
+
 def records_nothing(graph: Graph) -> bool:
     """Whether the caller has gradients off, and forward does not turn them on."""
     return not torch.is_grad_enabled() and not any(gradient_switches(graph).values())

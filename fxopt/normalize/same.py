@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from fxopt.findings import Change
 from fxopt.normalize.changes import change
-from fxopt.normalize.gradients import switches_gradients
+from fxopt.normalize.gradients import is_float, modes, switches_gradients
 from fxopt.shape.aliases import DROPOUTS, Aliases, is_handed_out
 from fxopt.shape.calls import arguments_of
 from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
@@ -49,6 +49,7 @@ class _Identities:
         self.inference = inference
         self.reshapes_in_place = any(map(_reshapes_in_place, module.graph.nodes))  # the one object, but not the other
         self._graph = module.graph
+        self._recorded = {} if inference or not switches_gradients(module.graph) else modes(module.graph)
 
     @functools.cached_property
     def strides(self) -> Strides:
@@ -57,7 +58,11 @@ class _Identities:
     def find(self, node: Node) -> Identity | None:
         if not isinstance(node.target, OpOverload) or not node.args:
             return None
-        return self._itself(node) or self._view(node) or self._copy(node)
+        return self._itself(node) or (self._view(node) or self._copy(node) if self._is_on_the_way(node) else None)
+
+    def _is_on_the_way(self, node: Node) -> bool:
+        """Whether gradients go through it: what forward makes while it has them off ends them, and is a leaf."""
+        return self._recorded.get(node, True) or not is_float(node)
 
     def _itself(self, node: Node) -> Identity | None:
         """Eager returns the argument itself, so its users may even edit it."""

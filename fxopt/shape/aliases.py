@@ -231,7 +231,7 @@ def is_view(node: Node) -> bool:
 
 
 def is_handed_out(node: Node, *stand_ins: object) -> bool:
-    """Whether the caller or an opaque module gets it as a tensor object of its own; contiguous() may give it on.
+    """Whether the caller or an opaque module gets it, or what may be it: contiguous(), casts and edits give it on.
 
     Args:
         stand_ins: operators whose reading counts for the caller's.
@@ -239,7 +239,7 @@ def is_handed_out(node: Node, *stand_ins: object) -> bool:
     return any(
         user.op in ("output", "call_module")
         or user.target in stand_ins
-        or (user.target is torch.ops.aten.contiguous.default and is_handed_out(user, *stand_ins))
+        or (node in _aliased_arguments(user) and is_handed_out(user, *stand_ins))
         for user in node.users
     )
 

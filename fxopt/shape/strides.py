@@ -166,9 +166,10 @@ class Strides:
 
 
 def is_matrix_product(node: Node) -> bool:
-    """Whether it is an einsum whose last product sums, so that its strides follow from its shape.
+    """Whether it is an einsum whose last product sums at all sizes, so that its strides follow from its shape.
 
-    Others are pointwise, or views: what one operand has alone is summed before the operands are multiplied.
+    Others are pointwise, or views: what one operand has alone is summed before the operands are multiplied, and a sum
+    over a dim of size 1 is none.
     """
     call = spelled(node) if node.target is aten.einsum.default else None
     if call is None or len(call.operands) < 2:
@@ -177,7 +178,7 @@ def is_matrix_product(node: Node) -> bool:
         {letter: size for letter, size in zip(letters, shape_of(operand), strict=True) if letter not in call.out}
         for operand, letters in call.operands
     ]
-    return any(all(static(sizes.get(letter, 1)) != 1 for sizes in summed) for letter in summed[0])
+    return any(all((static(sizes.get(letter, 1)) or 1) > 1 for sizes in summed) for letter in summed[0])
 
 
 def looks_contiguous(node: Node) -> bool:

@@ -43,6 +43,28 @@ ASKED: dict[str, Callable[[Tensor], bool]] = {
     "two strides": lambda made: made.stride(0) >= made.stride(-1),
 }
 SIZES = [(3, 4, 5), (1, 4, 5), (3, 1, 5), (3, 4, 1), (1, 1, 5), (3, 1, 1), (1, 4, 1), (1, 1, 1), (2, 2, 2), (0, 4, 5)]
+GIVEN: dict[str, Callable[[], Tensor]] = {  # the dims of size 1 and the empty ones of these have other strides
+    "contiguous": lambda: torch.randn(4, 3),
+    "turned": lambda: torch.randn(3, 4).T,
+    "the first columns": lambda: torch.randn(4, 6)[:, :3],
+    "one row": lambda: torch.randn(1, 3),
+    "one row of columns": lambda: torch.randn(1, 6)[:, 1:4],
+    "one column": lambda: torch.randn(4, 1),
+    "one of two columns": lambda: torch.randn(4, 2)[:, :1],
+    "empty": lambda: torch.randn(0, 3),
+    "a sum of none": lambda: torch.randn(0, 1) + 1,
+    "expanded": lambda: torch.randn(1, 3).expand(4, 3),
+}
+ASKED_OF_INPUTS: dict[str, Callable[[Tensor], bool]] = {
+    **ASKED,
+    "the first stride": lambda x: x.stride(0) == 1,
+    "the largest stride": lambda x: max(x.stride()) > x.shape[-1],
+    "the order of dims": lambda x: x.dim_order() == (0, 1),
+    "a turned one": lambda x: x.T.is_contiguous(),
+    "channels": lambda x: x[None, None].is_contiguous(memory_format=torch.channels_last),
+    "a view": lambda x: x._is_view(),
+    "a storage": lambda x: x.storage().size() > 12,
+}
 
 
 class Asks(nn.Module):
@@ -75,3 +97,16 @@ def test_answers_are_eager_s(made: str, asked: str) -> None:
             torch.testing.assert_close(found, expected)
         else:
             assert found == expected
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:TypedStorage")
+@pytest.mark.parametrize("asked", ASKED_OF_INPUTS)
+@pytest.mark.parametrize("captured", GIVEN)
+def test_answers_about_inputs_are_eager_s(captured: str, asked: str) -> None:
+    model = Asks(lambda x, y: x, ASKED_OF_INPUTS[asked])
+    first = GIVEN[captured]()
+    fast = optimize(model, (first, first), Config(verify="off", tune="off"))
+    for made in GIVEN.values():
+        given = made()
+        torch.testing.assert_close(fast(given, given), model(given, given))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tests.fuzz import effects, indices, interactions, layers, moves, pointwise
+from tests.fuzz import blocks, effects, indices, interactions, layers, moves, pointwise
 from tests.fuzz.programs import Program, Sizes
 from tests.fuzz.writer import SAMPLE, STATIC, Value, Writer
 
@@ -43,7 +43,8 @@ ODD: dict[Statement, int] = {
     effects.edit: 5,
     effects.weight: 2,
     effects.counted: 3,
-    effects.asked: 3,
+    effects.asked: 5,
+    blocks.block: 4,
     moves.scramble: 3,
     pointwise.scaled: 3,
 }

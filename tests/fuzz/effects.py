@@ -117,8 +117,15 @@ def asked(w: Writer) -> Value | None:
         "{x} * ({x}.shape[0] // 2)",
         "{x} if {x}.is_contiguous() else {x} * 2",
         "{x} if {x}.stride(-1) == 1 else {x} * 2",
+        "{x} if {x}.stride(0) == 1 else {x} * 2",
+        "{x} if {x}.stride() == {y}.stride() else {x} * 2",
+        "{x} if max({x}.stride()) > {x}.shape[-1] else {x} * 2",
+        "{x} if {x}.transpose(0, -1).is_contiguous() else {x} * 2",
+        "{x} if {x} is {y} else {x} * 2",
+        "{x} if {x}.shape == {y}.shape else {x} * 2",
+        "{x} if {x}.numel() > 8 else {x} * 2",
         "{x} * 2 if ({x} > 0).any() else {x}",
         "{x} if {x}.dim() > 2 else {x} + 0.5",
         "{x} + float({x}.shape[0] == 4)",
     )
-    return w.line(w.pick(ways).format(x=x))
+    return w.line(w.pick(ways).format(x=x, y=w.float()))

@@ -190,16 +190,26 @@ class Writer:
 
     def line(self, expression: str, exact: bool = False) -> Value | None:
         """A new variable; None, and nothing written, where eager refuses it or it would be large."""
+        return self._made(lambda name: f"{name} = {expression}", exact)
+
+    def block(self, template: str, **given: Value) -> Value | None:
+        """A new variable {v} that several statements make; None as of line()."""
+        return self._made(lambda name: template.format(v=name, **given), exact=False)
+
+    def _made(self, by: Callable[[str], str], exact: bool) -> Value | None:
+        name = f"v{self._count + 1}"
+        written = by(name)
+        scope = dict(self.scope)
         try:
             with torch.no_grad():
-                result = eval(expression, self.scope)
+                exec(written, scope)
         except Exception:
             return None
+        result = scope[name]
         if not isinstance(result, Tensor) or result.numel() > _LARGEST or result.dim() > 5 or self._wild(result):
             return None
-        name = self.fresh("v")
-        self.lines.append(f"{name} = {expression}")
-        self.scope[name] = result
+        self.lines.append(written)
+        self.scope[self.fresh("v")] = result
         return self._bound(name, exact)
 
     def unpacked(self, expression: str, exact: bool = False) -> list[Value]:

@@ -28,6 +28,8 @@ GIVEN: dict[str, Callable[[Tensor], Tensor]] = {
     "all": lambda v: v[:],
     "one piece": lambda v: v.chunk(1, 1)[0],
     "turned twice": lambda v: v.T.T,
+    "a view, cast": lambda v: v.view(v.shape).float(),
+    "a view, its only piece": lambda v: v.view(v.shape).broadcast_to(v.shape),
     "a view, contiguous": lambda v: v.transpose(0, 0).contiguous(),
     "plus zero": lambda v: v + 0,
     "copy": lambda v: v.clone(),

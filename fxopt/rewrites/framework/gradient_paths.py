@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch.fx import Graph, Node
 
-from fxopt.normalize.gradients import BARRIER, gradient_switches, is_float
+from fxopt.normalize.gradients import BARRIER, is_float, modes
 from fxopt.rewrites.framework.editor import Rejected
 
 aten = torch.ops.aten
@@ -60,12 +60,11 @@ class GradientPaths:
     def _with(self, values: Values) -> dict[Node, int]:
         """For each node, where the users of old values read the new ones."""
         reached = dict[Node, int]()
-        switches, on = gradient_switches(self._graph), torch.is_grad_enabled()
+        recorded = modes(self._graph)
         for node in self._graph.nodes:
-            on = switches.get(node, on)
             if node.op in ("placeholder", "get_attr"):
                 reached[node] = self._bit(node) if _may_ask(node, self._surely) else 0
-            elif on:
+            elif recorded[node]:
                 new = (values.get(read) for read in node.all_input_nodes)
                 reads = zip(node.all_input_nodes, new, strict=True)
                 found = _joined(node, [reached[n if n in reached else read] for read, n in reads])  # type: ignore[index]

@@ -374,3 +374,33 @@ class EditedPastAutograd(nn.Module):
         turned = y.mT.reshape(y.shape)
         y.detach().mul_(0.5)
         return y, turned
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, L, 4).requires_grad_(),), grad=True)
+class ViewsWithoutGradients(nn.Module):
+    """A view that is made while gradients are off requires them, and passes none on."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        with torch.no_grad():
+            viewed, cut, turned = y.view_as(y), y[:], x.mT.mT
+        return viewed * 3 + x, cut.square() + x, turned.exp() + x
+
+
+@graph(
+    lambda B, L, fill=0.6: (torch.randn(B, 1), torch.randn(B, 2, 2)[..., 1:].requires_grad_()),
+    captured=(1, 1),
+    later=((1, 1),),
+    grad=True,
+)
+class TurnedAndEdited(nn.Module):
+    """One row turns into itself: the view that is edited is the caller's, and another view of it is, too."""
+
+    def forward(self, y: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        y = y.mT.reshape(y.shape) + float(y.mT.reshape(y.shape).shape[0] == 2)  # a capture of its own for one row
+        least = x.sum(0, keepdim=True)
+        made = torch.where(x > least, x, least)
+        turned = made.transpose(2, 0).contiguous().view(made.shape)
+        again = turned.mT.reshape(turned.shape)
+        turned.clamp_(-1, 1)
+        return turned, again

@@ -251,3 +251,17 @@ class WeightsOfThemselves(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weights = torch.softmax(x @ x.mT * 2, -1)
         return weights @ weights.mT
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, L, 4), torch.randn(B, L, 4)), captured=(3, 2), later=((4, 1), (3, 1)))
+class SumOverOneTurned(nn.Module):
+    """A copy of what is turned is contiguous, and a sum over one step lies as its operand does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 2), nn.ReLU(), nn.Linear(2, 1))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        turned = x.transpose(-1, 0).contiguous().view(x.shape)
+        weights = self.net(torch.cat([turned, y], dim=-1)).squeeze(-1)
+        return torch.einsum("bl,bld->bd", weights, turned)
