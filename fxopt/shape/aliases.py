@@ -9,6 +9,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from fxopt.shape.sizes import same_shape
 from fxopt.torch_internals.storage import shares_storage
 
 # Return their input itself (in eval) although their schema does not say so.
@@ -239,9 +240,15 @@ def is_handed_out(node: Node, *stand_ins: object) -> bool:
     return any(
         user.op in ("output", "call_module")
         or user.target in stand_ins
-        or (node in _aliased_arguments(user) and is_handed_out(user, *stand_ins))
+        or (_may_be(user, node) and is_handed_out(user, *stand_ins))
         for user in node.users
     )
+
+
+def _may_be(user: Node, node: Node) -> bool:
+    """Whether a call may return its argument itself, or that in another form of the same sizes."""
+    alike = isinstance(user.meta.get("val"), torch.Tensor) and isinstance(node.meta.get("val"), torch.Tensor)
+    return alike and same_shape(user, node) and node in _aliased_arguments(user)
 
 
 def written_arguments(node: Node) -> list[Node]:
