@@ -68,8 +68,12 @@ class ViewChains:
                 yield found
 
     def _keeps_its_kind(self, node: Node) -> bool:
-        """One of several views that are made at once, and the caller's: with gradients torch refuses to edit it."""
-        return node.target is operator.getitem and not self._inference and _is_handed_out(node)
+        """One of several views that are made at once, or a view of one: with gradients torch refuses to edit it."""
+        if self._inference or not self.aliases.leaves(node):
+            return False
+        while node in self._sources and node.target is not operator.getitem:
+            node = self._sources[node]
+        return node in self._sources
 
     def _best(self, node: Node) -> Match | None:
         """The way that saves the most operators, if one does."""

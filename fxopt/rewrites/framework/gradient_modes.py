@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch.fx import Node
 
@@ -15,14 +15,15 @@ _REASON = "gradients are switched on or off between '{}' and the others"
 
 
 def stay_on_one_side(editor: Editor, values: Values) -> None:
-    """Raises Rejected where what is replaced, moved or put in place is not all in one mode."""
+    """Raises Rejected where what is replaced, moved, read or put in place is not all in one mode."""
     graph = editor.module.graph
     if not switches_gradients(graph):
         return
     recorded = modes(graph)
     mode = recorded[editor.point]
     origin = dict(editor.moved)
-    for node in [*before(list(values)).inside, *origin]:
+    region = before(list(values))
+    for node in [*region.inside, *origin]:
         place = node
         while place in origin:  # where it stood before it moved
             place = origin[place]
@@ -31,3 +32,24 @@ def stay_on_one_side(editor: Editor, values: Values) -> None:
     for old, new in values.items():
         if new is not None and new not in editor.added and is_float(old) and recorded[new] and not recorded[old]:
             raise Rejected(_REASON.format(new.name))
+    known = _reached(region.reads, recorded)
+    for read in _read(editor, values):
+        if mode and is_float(read) and read not in known:
+            raise Rejected(_REASON.format(read.name))
+
+
+def _read(editor: Editor, values: Values) -> list[Node]:
+    """What was there before, and is read from now on."""
+    reads = [read for node in editor.added for read in node.all_input_nodes]
+    return [read for read in (*reads, *values.values()) if read is not None and read not in editor.added]
+
+
+def _reached(reads: Sequence[Node], recorded: Mapping[Node, bool]) -> set[Node]:
+    """These nodes, and those before them that gradients reach from there."""
+    reached, pending = set[Node](), list(reads)
+    while pending:
+        node = pending.pop()
+        if node not in reached:
+            reached.add(node)
+            pending += node.all_input_nodes if recorded[node] else ()
+    return reached

@@ -404,3 +404,21 @@ class TurnedAndEdited(nn.Module):
         again = turned.mT.reshape(turned.shape)
         turned.clamp_(-1, 1)
         return turned, again
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 1).requires_grad_(),), captured=(1, 3), later=((1, 3),), grad=True)
+class CopiedWithoutGradients(nn.Module):
+    """A product of a copy that was made while gradients were off has none, whatever else reads the copy."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            copied = x.repeat(1, 1)
+        return copied @ copied.T, copied.squeeze(), x + x, copied
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 1, 2).requires_grad_(),), grad=True, outputs=("piece",), edited="piece")
+class PieceOfASplit(nn.Module):
+    """With gradients torch refuses to edit one of several views, and a view of one."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(piece.squeeze(1) for piece in (x * 2).split(1, 1))
