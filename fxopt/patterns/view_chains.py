@@ -14,7 +14,7 @@ from fxopt.normalize.gradients import BARRIER
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases, is_handed_out
 from fxopt.shape.fewest_steps import steps_of
-from fxopt.shape.sizes import same_shape, shape_of
+from fxopt.shape.sizes import same_shape, shape_of, tensor_of
 from fxopt.shape.standing import analysed
 from fxopt.shape.strides import MAY_COPY, Layout, Strides, looks_contiguous, reads_once
 from fxopt.shape.view_operators import COPIES, REGROUPS, SAME, through
@@ -150,8 +150,8 @@ class ViewChains:
 
     def _is_known(self, source: Node, node: Node) -> bool:
         """Whether the caller has `source`, or may get it for another view: each one is a tensor object of its own."""
-        sharing = self.aliases.sharing(source)
-        return source.op != "call_function" or any(_is_handed_out(other) for other in sharing if other is not node)
+        others = (other for other in self.aliases.sharing(source) if other is not node and tensor_of(other) is not None)
+        return source.op != "call_function" or any(map(_is_handed_out, others))
 
     def _may_copy(self, node: Node, source: Node) -> bool:
         if node.target in COPIES:

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from fxopt.names import is_users
 from fxopt.runtime.executable import Executable
 from fxopt.shape.aliases import Aliases, is_random, written_arguments
+from fxopt.shape.strides import Strides
 from fxopt.torch_internals.autograd import StopRecomputation
 from fxopt.torch_internals.storage import set_version
 
@@ -57,7 +58,9 @@ class Undo:
     def __init__(self, executable: Executable, model: nn.Module) -> None:
         code = executable.graph or executable.capture.graph
         nodes, placeholders = list(code.graph.nodes), code.graph.find_nodes(op="placeholder")
-        last = max((place for place, node in enumerate(nodes) if _may_fail(node, code)), default=-1)
+        strides = Strides(code.graph)
+        fails = (place for place, node in enumerate(nodes) if _may_fail(node, code) or strides.may_refuse(node))
+        last = max(fails, default=-1)
         before = nodes[: last + 1]
         _check_outside(before, code)
         edited = _edited(code.graph, before)

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from fxopt.shape.sizes import same_shape
+from fxopt.shape.sizes import same_sizes, tensor_of
 from fxopt.torch_internals.storage import shares_storage
 
 # Return their input itself (in eval) although their schema does not say so.
@@ -246,9 +246,15 @@ def is_handed_out(node: Node, *stand_ins: object) -> bool:
 
 
 def _may_be(user: Node, node: Node) -> bool:
-    """Whether a call may return its argument itself, or that in another form of the same sizes."""
-    alike = isinstance(user.meta.get("val"), torch.Tensor) and isinstance(node.meta.get("val"), torch.Tensor)
-    return alike and same_shape(user, node) and node in _aliased_arguments(user)
+    """Whether a call may return its argument itself, or that in another form of the same sizes, alone or in a list."""
+    if user.target is getitem:
+        return True
+    made, given = user.meta.get("val"), tensor_of(node)
+    every = made if isinstance(made, (list, tuple)) else [made]
+    alike = (
+        isinstance(one, torch.Tensor) and given is not None and same_sizes(one.shape, given.shape) for one in every
+    )
+    return any(alike) and node in _aliased_arguments(user)
 
 
 def written_arguments(node: Node) -> list[Node]:

@@ -95,6 +95,13 @@ class Strides:
         """Whether nothing can tell the strides of `node` from those of `other`, a tensor of the same values."""
         return self._asked[node] <= min(self._known[node], self._known[other])
 
+    def may_refuse(self, node: Node) -> bool:
+        """Whether a view may fail, because what it is of need not be contiguous: it has more than one axis to merge."""
+        if node.target not in _STRICT or not isinstance(source := node.args[0], Node):
+            return False
+        axes = sum(static(size) != 1 for size in shape_of(source))
+        return axes > 1 and self._known[source] is not Layout.CONTIGUOUS
+
     def _known_of(self, node: Node) -> Layout:
         if tensor_of(node) is None:
             return self._known_of_pieces(node)

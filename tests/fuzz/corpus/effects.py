@@ -201,3 +201,12 @@ class SelectsNothing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.total.copy_(self.total * 0.5)
         return x.select(0, -1)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(2, B).t(),), captured=(1, 1), later=((4, 1), (5, 5)), grad=False)
+class ViewThatFails(nn.Module):
+    """One row can be flattened however it lies. Of more the view fails, and the edit before it happens once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.t().mul_(2)
+        return x.view(-1)

@@ -422,3 +422,12 @@ class PieceOfASplit(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return tuple(piece.squeeze(1) for piece in (x * 2).split(1, 1))
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, L).requires_grad_(),), captured=(3, 2), later=((3, 2),), grad=True)
+class BroadcastToItself(nn.Module):
+    """broadcast_tensors gives back a view that fits already: another object than what it is a view of."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        viewed = x[0 : x.shape[0]]
+        return viewed, torch.broadcast_tensors(viewed, viewed)[0], x.mT
