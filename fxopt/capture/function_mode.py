@@ -14,6 +14,7 @@ from fxopt.capture.proofs import Proofs
 from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.fused_attention import as_fused, leaves_fused
 from fxopt.torch_internals.modes import AUTOCAST
+from fxopt.torch_internals.storage import ASKS_FOR_VIEW
 from fxopt.torch_internals.tracing import PreDispatchTorchFunctionMode, disable_proxy_modes_tracing, proxy_of, record
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _REFUSED = {
     _accessor("is_leaf", "__get__"): "asks for .is_leaf",
     _accessor("_version", "__get__"): "asks for ._version",
     _accessor("_base", "__get__"): "asks for ._base",
-    torch.Tensor._is_view: "asks whether a tensor is a view",
+    ASKS_FOR_VIEW: "asks whether a tensor is a view",
     torch.Tensor.numpy: "reads a tensor as a NumPy array",
     torch.Tensor.__array__: "reads a tensor as a NumPy array",
     torch.Tensor.data_ptr: "asks for the address of a tensor",

@@ -6,6 +6,8 @@ import torch
 from torch._C import _is_alias_of as shares_storage  # type: ignore[attr-defined]
 from torch._C._autograd import _unsafe_set_version_counter
 
+ASKS_FOR_VIEW = torch.Tensor._is_view
+
 
 def storage_number(tensor: torch.Tensor) -> int:
     """One number for all tensors, real or fake, that share a storage; given out again when that dies."""

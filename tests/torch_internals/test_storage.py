@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fxopt.torch_internals.fake_tensors import FakeTensorMode
-from fxopt.torch_internals.storage import number_of, set_version, shares_storage, storage_number
+from fxopt.torch_internals.storage import ASKS_FOR_VIEW, number_of, set_version, shares_storage, storage_number
 
 
 def test_views_have_the_storage_of_their_base() -> None:
@@ -20,6 +20,13 @@ def test_views_have_the_storage_of_their_base() -> None:
         assert shares_storage(tensor, tensor[1:]) and not shares_storage(tensor, tensor + 1), (
             "_is_alias_of no longer tells views: fxopt/shape/aliases.py keeps rewrites from edited memory by it"
         )
+
+
+def test_views_say_that_they_are() -> None:
+    x = torch.ones(4)
+    assert ASKS_FOR_VIEW(x[1:]) and not ASKS_FOR_VIEW(x), (
+        "Tensor._is_view no longer tells views: fxopt/capture/function_mode.py refuses models that ask it"
+    )
 
 
 def test_a_version_can_be_put_back() -> None:
