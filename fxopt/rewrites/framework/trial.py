@@ -55,7 +55,7 @@ class Trial:
             raise Rejected(str(error)) from None
         if verdict.slower or (policy.everywhere and verdict.mixed):
             raise Rejected(f"it would be slower on this machine: {verdict}")
-        if policy.proof and not verdict.faster:
+        if (policy.proof or (policy.rows and verdict.ratios)) and not verdict.faster:
             raise Rejected(f"it would be no faster on this machine: {verdict}")
         if verdict.mixed and (either := _either(editor, values, graphs, inputs, timed, verdict)):
             return either
