@@ -151,7 +151,7 @@ class ViewChains:
     def _is_known(self, source: Node, node: Node) -> bool:
         """Whether the caller has `source`, or may get it for another view: each one is a tensor object of its own."""
         others = (other for other in self.aliases.sharing(source) if other is not node and tensor_of(other) is not None)
-        return source.op != "call_function" or any(map(_is_handed_out, others))
+        return any(other.op != "call_function" or _is_handed_out(other) for other in others)
 
     def _may_copy(self, node: Node, source: Node) -> bool:
         if node.target in COPIES:

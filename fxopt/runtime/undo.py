@@ -14,8 +14,8 @@ from torch import Tensor, fx, nn
 
 from fxopt.names import is_users
 from fxopt.runtime.executable import Executable
+from fxopt.runtime.refusals import Refusals
 from fxopt.shape.aliases import Aliases, is_random, written_arguments
-from fxopt.shape.strides import Strides
 from fxopt.torch_internals.autograd import StopRecomputation
 from fxopt.torch_internals.storage import set_version
 
@@ -58,9 +58,7 @@ class Undo:
     def __init__(self, executable: Executable, model: nn.Module) -> None:
         code = executable.graph or executable.capture.graph
         nodes, placeholders = list(code.graph.nodes), code.graph.find_nodes(op="placeholder")
-        strides = Strides(code.graph)
-        fails = (place for place, node in enumerate(nodes) if _may_fail(node, code) or strides.may_refuse(node))
-        last = max(fails, default=-1)
+        last = _last_to_fail(nodes, code)
         before = nodes[: last + 1]
         _check_outside(before, code)
         edited = _edited(code.graph, before)
@@ -186,6 +184,15 @@ def _check_outside(before: Sequence[fx.Node], module: fx.GraphModule) -> None:
                 f"{call.path} stays opaque and changes {call.signature.outside}, which is not the model's: where the "
                 "call fails behind it, eager would change it again"
             )
+
+
+def _last_to_fail(nodes: Sequence[fx.Node], module: fx.GraphModule) -> int:
+    """The place of the last node that may raise; -1 where none may, or nothing is done that one would leave behind."""
+    if not any(written_arguments(node) or is_random(node) or _leaf(node, module) for node in nodes):
+        return -1
+    refusals = Refusals(module.graph)
+    fails = (place for place, node in enumerate(nodes) if _may_fail(node, module) or refusals.may_meet(node))
+    return max(fails, default=-1)
 
 
 def _edited(graph: fx.Graph, nodes: Sequence[fx.Node]) -> set[fx.Node]:

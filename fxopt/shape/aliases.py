@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from operator import getitem
 
 import torch
@@ -22,6 +23,16 @@ DROPOUTS = {
 
 
 _CASTS = frozenset(getattr(torch.ops.aten.to, name) for name in ("dtype", "device", "dtype_layout", "other"))
+_GIVE_ON = _CASTS | DROPOUTS | {
+    torch.ops.aten.contiguous.default, torch.ops.aten.type_as.default, torch.ops.aten.flatten.using_ints,
+    torch.ops.aten.positive.default, torch.ops.aten.real.default, torch.ops.aten.resolve_conj.default,
+    torch.ops.aten.resolve_neg.default, torch.ops.aten.atleast_1d.default, torch.ops.aten.atleast_2d.default,
+    torch.ops.aten.atleast_3d.default,
+}  # fmt: skip
+_GIVE_LISTS_ON = {
+    torch.ops.aten.broadcast_tensors.default, torch.ops.aten.atleast_1d.Sequence,
+    torch.ops.aten.atleast_2d.Sequence, torch.ops.aten.atleast_3d.Sequence,
+}  # fmt: skip
 _NORMS = frozenset({torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default})
 
 
@@ -187,6 +198,16 @@ def _is_new(cast: Node, source: Node) -> bool:
     return isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.dtype != after.dtype
 
 
+def views_behind(node: Node) -> Iterator[Node]:
+    """`node` and all that it may be a view of, and those a view of."""
+    left, found = [node], {node}
+    while left:
+        yield (view := left.pop())
+        fresh = set(_aliased_arguments(view)) - found
+        found |= fresh
+        left += fresh
+
+
 def find_views(graph: Graph) -> None:
     """Notes of each call which arguments its result is a view of, while their values are those of the capture."""
     for node in graph.nodes:
@@ -243,6 +264,19 @@ def is_handed_out(node: Node, *stand_ins: object) -> bool:
         or (_may_be(user, node) and is_handed_out(user, *stand_ins))
         for user in node.users
     )
+
+
+def given_on(node: Node) -> list[Node]:
+    """The arguments that a call may return as they are, the very tensor objects."""
+    if node.target is not getitem:
+        return _tensors(node.args[:1]) if node.target in _GIVE_ON else []
+    call: Node
+    call, place = node.args  # type: ignore[assignment]
+    return _tensors(call.args[0][place : place + 1]) if call.target in _GIVE_LISTS_ON else []  # type: ignore[index,operator,misc]
+
+
+def _tensors(arguments: object) -> list[Node]:
+    return [argument for argument in arguments if isinstance(argument, Node)]  # type: ignore[attr-defined]
 
 
 def _may_be(user: Node, node: Node) -> bool:

@@ -68,6 +68,8 @@ class CaptureFakeMode(FakeTensorMode):
             out = SHORT[func](self, *args)
             if out is not None:
                 return out
+        if func is aten.unbind.int:
+            return _items(*args, **(kwargs or {}))
         if func is aten.linalg_vector_norm.default:
             return _without_axis(super().dispatch(func, types, args, kwargs), *args)
         found: Any = super().dispatch(func, types, args, kwargs)
@@ -123,6 +125,11 @@ def _without_axis(
     """Of torch 2.11, whose fake norm over axes of length 1 keeps them."""
     kept = dims and not keepdim and out.ndim == x.ndim
     return aten.squeeze.dims(out, dims) if kept else out
+
+
+def _items(x: torch.Tensor, dim: int = 0) -> list[torch.Tensor]:
+    """Of torch, which squeezes pieces of length 1, and leaves their axis where it does not see that length."""
+    return [aten.select.int(x, dim, place) for place in range(int(x.shape[dim]))]
 
 
 def _dtype(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype | None:

@@ -82,7 +82,7 @@ def program(seed: int, gradients: bool | None = None) -> Program:
         statement = r.choices(list(table), list(table.values()))[0]
         statement(w)
     grad = w.chance(45) if gradients is None else gradients
-    outputs = _outputs(w)
+    outputs = outputs_of(w)
     return w.finish(
         outputs,
         grad=grad,
@@ -110,6 +110,7 @@ def _later(r: random.Random) -> tuple[Sizes, ...]:
     return (*others[:1], r.choice(EMPTY)) if r.randrange(100) < 30 else tuple(others)
 
 
+SILENT = "with torch.no_grad():\n    "  # in front of a statement
 _VIEWS = r"(?:\.\w+(?:\([^()]*\))?)*"
 _WAYS = (
     rf"{_VIEWS}\[[^=]*\] [-+*/]?= ",
@@ -124,7 +125,7 @@ _EDIT = re.compile(rf"^\s*(?:(?:F|torch)\.\w+\()?(v\d+)(?={'|'.join(_WAYS)})")
 def unread_of(lines: Sequence[str]) -> list[str]:
     """Variables that are not read after they are made or edited; a dtype or a shape reads no element."""
     count: Counter[str] = Counter()
-    for line in lines:
+    for line in (line.removeprefix(SILENT) for line in lines):
         edit = _EDIT.match(line)
         if edit:
             count[edit[1]] = 1
@@ -133,7 +134,7 @@ def unread_of(lines: Sequence[str]) -> list[str]:
     return [name for name, times in count.items() if times == 1]
 
 
-def _outputs(w: Writer) -> list[Value]:
+def outputs_of(w: Writer) -> list[Value]:
     """The variables that nothing reads (errors of dead statements are none in a graph), now and then one more, and one
     that is another one itself, or looks like it.
     """

@@ -16,6 +16,7 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
+KINDS = ("dense", "aliases", "columns")
 _GRAPHS_A_WORKER = 500  # then a fresh one: what a process has compiled and traced adds up
 _SHRUNK_A_KIND = 2
 SPOILT = 86  # a worker's exit status: an accelerator has failed, and the failure of its graph is told
@@ -41,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--graphs", type=int, help="stop after so many of each kind")
-    parser.add_argument("--kind", choices=("dense", "columns", "all"), default="all")
+    parser.add_argument("--kind", choices=(*KINDS, "all"), default="all")
     parser.add_argument("--gradients", action="store_true", help="every graph with gradients")
     parser.add_argument("--seed", type=int, default=0, help="of the first graph; the next ones count up")
     parser.add_argument("--processes", type=int, default=2)
@@ -172,4 +173,4 @@ class _Watchdog:
 
 
 def _kinds(options: argparse.Namespace) -> tuple[str, ...]:
-    return ("dense", "columns") if options.kind == "all" else (options.kind,)
+    return KINDS if options.kind == "all" else (options.kind,)

@@ -14,7 +14,7 @@ from collections import Counter
 
 import torch
 
-from tests.fuzz import dense
+from tests.fuzz import aliases, dense
 from tests.fuzz.check import Failure, check
 from tests.fuzz.driver import SPOILT
 from tests.fuzz.placed import is_spoilt, on_cpu
@@ -24,6 +24,7 @@ from tests.properties import check as columns
 from tests.properties.graphs import random_program
 
 _SHRUNK_A_KIND = 1
+_PROGRAMS = {"dense": dense.program, "aliases": aliases.program}
 
 
 def work(options: argparse.Namespace) -> None:
@@ -34,7 +35,7 @@ def work(options: argparse.Namespace) -> None:
     kinds: Counter[str] = Counter()
     for seed in range(options.seed, options.seed + options.graphs):
         print(f"at {seed}", flush=True)
-        failure, text = (_dense if options.kind == "dense" else _columns)(seed, options, seen, kinds)
+        failure, text = (_program if options.kind in _PROGRAMS else _columns)(seed, options, seen, kinds)
         spoilt = is_spoilt()
         if failure is not None:
             record = {"seed": seed, "what": failure.kind, "message": str(failure), "text": text}
@@ -52,11 +53,11 @@ def work(options: argparse.Namespace) -> None:
 
 
 def show(options: argparse.Namespace) -> None:
-    """One graph of --kind dense, as it is and as small as it can be."""
+    """One graph of --kind dense or aliases, as it is and as small as it can be."""
     quiet()
     if options.device != "cpu":
         torch.set_default_device(options.device)
-    program = dense.program(options.show, True if options.gradients else None)
+    program = _PROGRAMS[options.kind](options.show, True if options.gradients else None)
     print(program.source())
     failure = check(program)
     print(failure or "the same")
@@ -89,11 +90,11 @@ def shrunk(program: Program, failure: Failure) -> str:
     return f"# {check(small)}\n{small.reproducer()}"
 
 
-def _dense(
+def _program(
     seed: int, options: argparse.Namespace, seen: Counter[str], kinds: Counter[str]
 ) -> tuple[Failure | None, str]:
     try:
-        program = dense.program(seed, True if options.gradients else None)
+        program = _PROGRAMS[options.kind](seed, True if options.gradients else None)
         failure = check(program, seen)
     except Exception as error:
         return Failure(f"harness {type(error).__name__}", str(error)), ""

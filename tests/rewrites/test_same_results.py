@@ -16,6 +16,7 @@ MADE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "weighted sum": lambda m, x: (x * torch.softmax(x @ m.w, 1).unsqueeze(-1)).sum(1),
     "layer": lambda m, x: m.first(x[:, 0]),
     "sum": lambda m, x: x.sum(1),
+    "a part": lambda m, x: (x.flatten(1) * 2).narrow(1, 0, 2),
     "a part of a product": lambda m, x: (x.mT @ x)[:, 0],
 }
 GIVEN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -31,6 +32,10 @@ GIVEN: dict[str, Callable[[Tensor], Tensor]] = {
     "a view, cast": lambda v: v.view(v.shape).float(),
     "a view, its only piece": lambda v: v.view(v.shape).broadcast_to(v.shape),
     "a view, contiguous": lambda v: v.transpose(0, 0).contiguous(),
+    "broadcast alone": lambda v: torch.broadcast_tensors(v, v)[0],
+    "of enough dims": lambda v: torch.atleast_2d(v),
+    "positive": lambda v: v.positive(),
+    "real": lambda v: torch.real(v),
     "plus zero": lambda v: v + 0,
     "copy": lambda v: v.clone(),
 }
@@ -84,6 +89,21 @@ def test_gradients_between_results_are_eager_s(given: str, asks: bool) -> None:
                     x = torch.randn(batch, 2, 2).requires_grad_()
                     for found, expected in zip(gradients(fast, x), gradients(model, x), strict=True):
                         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_a_view_of_what_a_result_may_be_is_made_of_that(given: str) -> None:
+    class Both(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            v = (x * 2).narrow(1, 0, 2)
+            view = v.unsqueeze(0).squeeze(0)  # which one operator makes of x * 2, past v
+            return GIVEN[given](v), view
+
+    fast = optimize(Both(), config=Config(verify="off", tune="off"))
+    for batch in (2, 3, 1):
+        x = torch.randn(batch, 4, requires_grad=True)
+        for found, expected in zip(gradients(fast, x), gradients(Both(), x), strict=True):
+            torch.testing.assert_close(found, expected)
 
 
 def test_one_of_several_views_stays_one() -> None:

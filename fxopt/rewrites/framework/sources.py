@@ -15,7 +15,7 @@ from fxopt.findings import Miss
 from fxopt.normalize.gradients import BARRIER
 from fxopt.patterns.core import place_of
 from fxopt.rewrites.framework.gradient_paths import GradientPaths
-from fxopt.shape.aliases import Aliases
+from fxopt.shape.aliases import Aliases, given_on
 from fxopt.shape.strides import looks_contiguous
 from fxopt.torch_internals.tracing import is_erased
 
@@ -104,11 +104,11 @@ class Sources:
 
 
 def _themselves(results: list[Node]) -> Iterator[Node]:
-    """The results, and what one of them may be, where the strides of an input decide whether it is a copy."""
+    """The results, and what one of them may be, where the sizes or strides of an input decide whether it is another."""
     for result in results:
         yield result
-        while result.target is aten.contiguous.default:
-            (result,) = result.all_input_nodes
+        while given := given_on(result):
+            (result,) = given
             yield result
 
 

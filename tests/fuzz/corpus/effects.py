@@ -210,3 +210,36 @@ class ViewThatFails(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x.t().mul_(2)
         return x.view(-1)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, L).requires_grad_(),), captured=(2, 3), later=((2, 2), (4, 1)), grad=True)
+class EditsAViewMadeWithoutGradients(nn.Module):
+    """Where the reshape is a view, torch forbids its use behind the edit, which happened once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            view = x.mT.reshape(x.shape)
+        view.detach().add_(1)
+        return view.transpose(0, -1).contiguous()
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 2),), captured=(3, 2), later=((2, 2), (4, 2)), grad=False)
+class AddsWhatOverlaps(nn.Module):
+    """Where the reshape is a view of x, turned, torch refuses the sum, and the edit before it happened once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = x.mT.reshape(x.shape)
+        x.detach().add_(1)
+        turned += x
+        return turned
+
+
+@graph(
+    lambda B, L, fill=0.6: (torch.randn(B, 1), torch.randn(B, L)), captured=(2, 1), later=((3, 4), (2, 1)), grad=False
+)
+class EditsWhatIsBroadcast(nn.Module):
+    """One column for many is refused, behind an edit that happened once."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(0.5)
+        return x.expand_as(y).add_(y)

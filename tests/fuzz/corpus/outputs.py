@@ -265,3 +265,23 @@ class SumOverOneTurned(nn.Module):
         turned = x.transpose(-1, 0).contiguous().view(x.shape)
         weights = self.net(torch.cat([turned, y], dim=-1)).squeeze(-1)
         return torch.einsum("bl,bld->bd", weights, turned)
+
+
+def turned_leaf(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return (torch.randn(2, B).t().requires_grad_(),)
+
+
+@graph(turned_leaf, later=((3, 2), (1, 1)), grad=False)
+class ViewOfWhatMayBeAnInput(nn.Module):
+    """The function returns its argument itself. A view of that is another tensor, which asks for no gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.broadcast_tensors(x, x)[0].unsqueeze(0).squeeze(0)
+
+
+@graph(turned_leaf, later=((3, 2), (1, 1)), grad=False)
+class TurnedTwice(nn.Module):
+    """The same of another function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.atleast_2d(x).transpose(0, 1).transpose(0, 1)

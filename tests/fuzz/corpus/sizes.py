@@ -172,3 +172,20 @@ class TurnedPairSum(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         pairs = 0.5 * (x.sum(1).pow(2) - x.pow(2).sum(1))
         return torch.lerp(x, pairs.mT, 0.3)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(2, B),), captured=(1, 1), later=((3, 2), (5, 4)), grad=False)
+class ItemsOfADiagonal(nn.Module):
+    """How many items a tensor has is no product of sizes, and none of them has the axis that they were along."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        item = x.diagonal().unbind(0)[0].unsqueeze(0)
+        return item.view(item.shape)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 3),), captured=(4, 4), later=((3, 2), (7, 1), (1, 1)))
+class RowsOfTheSecondHalf(nn.Module):
+    """A loop over rows of which a size says how many there are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(row.new_zeros([2] * row.dim()) + row.sum() for row in x[x.shape[0] // 2 :])
