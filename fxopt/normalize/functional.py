@@ -20,9 +20,10 @@ from fxopt.findings import Change
 from fxopt.normalize.changes import change
 from fxopt.normalize.gradients import gradient_switches
 from fxopt.normalize.keys import form, frozen
-from fxopt.shape.aliases import Aliases, is_random, mutates, written_arguments
+from fxopt.shape.aliases import Aliases, is_random, mutates, views_behind, written_arguments
 from fxopt.shape.sizes import same, tensor_of
 from fxopt.shape.strides import same_stride
+from fxopt.shape.view_operators import is_piece
 from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT, mode_of, without_guards
 
 aten = torch.ops.aten
@@ -77,6 +78,8 @@ class _Functional:
             return None
         if operator is None or not isinstance(source, Node) or not self._is_private(source, self.places[edit]):
             return None
+        if self._may_be_refused(edit, source):
+            return None
         value = self.values.of(operator, edit)
         if value is None:
             return None
@@ -84,6 +87,12 @@ class _Functional:
             new = self.graph.call_function(operator, edit.args, edit.kwargs)
         new.meta = {**edit.meta, "val": value, "views": []}
         return new
+
+    def _may_be_refused(self, edit: Node, source: Node) -> bool:
+        """Whether torch may refuse it: of what it also reads through another view, and of one of several views."""
+        shared = self.aliases.sharing(source)
+        overlaps = any(other in shared for other in edit.all_input_nodes if other is not source)
+        return overlaps or (self.history and any(map(is_piece, views_behind(source))))
 
     @staticmethod
     def _keeps_history(edit: Node, recorded: bool) -> bool:

@@ -86,7 +86,7 @@ class _Identities:
         source = node.args[0]
         if not isinstance(source, Node) or not _is_view(node) or is_handed_out(node):
             return None
-        if self.reshapes_in_place and self.aliases.edited(node):
+        if self.aliases.edited(node) and (self.reshapes_in_place or not self.inference):  # gradients go past an edit
             return None
         if node.target is aten.detach.default:
             off = self.inference and not self.aliases.leaves(node)  # what requires a gradient, the caller sees

@@ -8,6 +8,7 @@ from torch.fx import Graph, Node
 from fxopt.normalize.gradients import is_float, modes
 from fxopt.shape.aliases import Aliases, is_view, views_behind, written_arguments
 from fxopt.shape.strides import Strides
+from fxopt.shape.view_operators import is_piece
 
 aten = torch.ops.aten
 # Whose results may hold one element in several places.
@@ -25,7 +26,7 @@ class Refusals:
 
     def may_meet(self, node: Node) -> bool:
         """Whether this call may be refused: a view of what is not contiguous, an edit of what overlaps, or a use of a
-        view that was made with gradients off and whose memory was edited.
+        view whose memory was edited, where it was made with gradients off, or is one of several of one call.
         """
         return self._strides.may_refuse(node) or self._may_overlap(node) or self._may_be_forbidden(node)
 
@@ -42,8 +43,9 @@ class Refusals:
         if node.op != "call_function" or not self._recorded[node]:
             return False
         return any(
-            is_float(argument)
-            and self._aliases.edited(argument)
-            and any(is_view(view) and not self._recorded[view] for view in views_behind(argument))
+            is_float(argument) and self._aliases.edited(argument) and any(map(self._is_frail, views_behind(argument)))
             for argument in node.all_input_nodes
         )
+
+    def _is_frail(self, view: Node) -> bool:
+        return is_piece(view) or (is_view(view) and not self._recorded[view])

@@ -124,6 +124,12 @@ def _moved(rank: int, source: Any, target: Any) -> list[int]:
     return order
 
 
+def is_piece(node: Node) -> bool:
+    """Whether it is one of several views that a call makes at once: with gradients, torch refuses to edit it."""
+    many = node.args[0] if node.target is operator.getitem else None
+    return isinstance(many, Node) and many.target in CUTS
+
+
 def _piece(node: Node) -> tuple[Node, Step | None] | None:
     """getitem of unbind, split or chunk."""
     many, index = node.args

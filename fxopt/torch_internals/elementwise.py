@@ -44,6 +44,7 @@ _NORMS = {
 _ROW_BY_ROW = _NORMS | {
     aten.log_sigmoid_forward.default, aten.rrelu_with_noise.default, aten.nll_loss2d_forward.default,
 }  # fmt: skip
+_SQUEEZES = frozenset({aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims})
 _IMAGES = (4, 5)  # ranks whose norms keep channels last
 _found: dict[tuple[Any, ...], torch.dtype | None] = {}  # by operator and what of the arguments decides
 
@@ -70,6 +71,8 @@ class CaptureFakeMode(FakeTensorMode):
                 return out
         if func is aten.unbind.int:
             return _items(*args, **(kwargs or {}))
+        if func in _SQUEEZES and (squeezed := _squeezed(*args)) is not None:
+            return squeezed
         if func is aten.linalg_vector_norm.default:
             return _without_axis(super().dispatch(func, types, args, kwargs), *args)
         found: Any = super().dispatch(func, types, args, kwargs)
@@ -130,6 +133,18 @@ def _without_axis(
 def _items(x: torch.Tensor, dim: int = 0) -> list[torch.Tensor]:
     """Of torch, which squeezes pieces of length 1, and leaves their axis where it does not see that length."""
     return [aten.select.int(x, dim, place) for place in range(int(x.shape[dim]))]
+
+
+def _squeezed(x: torch.Tensor, dims: int | Sequence[int] | None = None) -> torch.Tensor | None:
+    """Of torch, which forgets that a size is 1 where that is a term and not a symbol; None where nothing goes."""
+    chosen = range(x.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
+    inside = {dim % x.ndim for dim in chosen if -x.ndim <= dim < x.ndim}
+    ones = [dim for dim in sorted(inside) if x.shape[dim] == 1]
+    if len(inside) < len(chosen) or not any(isinstance(x.shape[dim], torch.SymInt) for dim in ones):
+        return None
+    for dim in reversed(ones):
+        x = aten.select.int(x, dim, 0)
+    return x
 
 
 def _dtype(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype | None:

@@ -243,3 +243,33 @@ class EditsWhatIsBroadcast(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         x.mul_(0.5)
         return x.expand_as(y).add_(y)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 3).requires_grad_(),), captured=(4, 2), later=((3, 2), (2, 2)), grad=True)
+class PieceOfWhatWasEdited(nn.Module):
+    """Of three rows the reshape is a view, and torch refuses the piece behind the edit, which happened once."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        piece = x.split(1, 0)[0]
+        turned = x.mT.reshape(x.shape)
+        turned.mul_(0.5)
+        return turned, piece.expand(piece.shape)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 4).requires_grad_(),), grad=True)
+class EditsOneOfSeveralViews(nn.Module):
+    """torch refuses the edit, though nobody else reads what it edits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        piece = (x * 2).chunk(1, -1)[0]
+        return torch.relu_(torch.nn.functional.dropout(piece, 0.5, False))
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, L),), captured=(1, 1), later=((3, 2), (2, 3)), grad=False)
+class AddsItsOwnDiagonal(nn.Module):
+    """What an edit reads through another view of the same memory may be refused, or be read when it was edited."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = x.clone()
+        made += made.diagonal()
+        return made

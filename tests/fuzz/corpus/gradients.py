@@ -431,3 +431,15 @@ class BroadcastToItself(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         viewed = x[0 : x.shape[0]]
         return viewed, torch.broadcast_tensors(viewed, viewed)[0], x.mT
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(1, B).t().requires_grad_(),), captured=(2, 2), later=((3, 2),), grad=True)
+class ViewBesideAnEdit(nn.Module):
+    """The edit leaves no gradient, and a view from before it has a way of its own."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        turned = x.transpose(0, 1)
+        view = torch.squeeze(turned, 1)
+        with torch.no_grad():
+            turned.relu_()
+        return view.swapaxes(0, 1), turned
