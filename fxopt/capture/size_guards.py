@@ -47,10 +47,12 @@ def _guard_slice(args: Any) -> None:
 
 
 def _guard_select(tensor: torch.Tensor, dim: int, index: Any) -> None:
-    """Of a dim that is too short torch raises, and its fake tensors take it that it is not."""
+    """Of a dim that is too short torch raises; its fake tensors do not, up to torch 2.12, and make no guard."""
     size = tensor.shape[dim] if tensor.ndim else 0
-    if type(index) is int and isinstance(size, torch.SymInt) and not free_unbacked_symbols(size):
-        bool(size > (index if index >= 0 else -index - 1))
+    if type(index) is not int or not isinstance(size, torch.SymInt) or free_unbacked_symbols(size):
+        return
+    if not size > (index if index >= 0 else -index - 1):
+        raise IndexError(f"select(): index {index} is out of range in dimension {dim}")
 
 
 def _guard_inferred(sizes: Any) -> None:
