@@ -86,12 +86,16 @@ class _Identities:
         source = node.args[0]
         if not isinstance(source, Node) or not _is_view(node) or is_handed_out(node):
             return None
-        if self.aliases.edited(node) and (self.reshapes_in_place or not self.inference):  # gradients go past an edit
+        if self.aliases.edited(node) and not self._is_edited_freely(node):
             return None
         if node.target is aten.detach.default:
             off = self.inference and not self.aliases.leaves(node)  # what requires a gradient, the caller sees
             return (source, "detach", "gradients are off") if off else None
         return (source, "view", "of the same shape") if _same_form(node, source) else None
+
+    def _is_edited_freely(self, node: Node) -> bool:
+        """Whether an edit is the same of one view as of two: torch may refuse that, or gradients go past the edit."""
+        return self.aliases.owned(node) and not (self._recorded or self.reshapes_in_place)
 
     def _copy(self, node: Node) -> Identity | None:
         """A copy whose original nobody edits afterwards, and that neither is edited nor leaves the model."""

@@ -137,7 +137,7 @@ static void run_dot_backward(const Request& request) {
   const int64_t at = request.words[0];
   if (grad.dtype != kDtypeFloat || grad.dim != 2 || grad.sizes[0] != x.B || at < 0 || at > grad.sizes[1] - request.operands[1].sizes[0])
     refused("fxopt.dot_interaction_backward: the gradient does not fit");
-  if (grad.strides[1] != 1 && grad.sizes[1] > 1) refused("fxopt.dot_interaction_backward: the gradient's rows must be contiguous");
+  if (grad.strides[1] != 1 && grad.sizes[1] > 1 && x.B > 0) refused("fxopt.dot_interaction_backward: the gradient's rows must be contiguous");
   const DotBackward job{x, grads.fields(), runs.data(), int64_t(runs.size()), reinterpret_cast<float*>(grad.data) + at, grad.strides[0]};
   over_rows(x.B, 2 * ns_a_row(x, grad.sizes[1]), [&](int64_t row0, int64_t row1) { chosen->dot_backward(job, row0, row1, floats); });
 }

@@ -273,3 +273,13 @@ class AddsItsOwnDiagonal(nn.Module):
         made = x.clone()
         made += made.diagonal()
         return made
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 3)[:, 1:2],), captured=(1, 1), later=((1, 2), (3, 2)), grad=False)
+class CopiesItselfOntoItself(nn.Module):
+    """Of one row torch refuses the copy of a view onto another one of the same memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        view = x.view_as(x)
+        view.copy_(x)
+        return torch.stack([view, view])[0]

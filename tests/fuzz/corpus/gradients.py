@@ -443,3 +443,18 @@ class ViewBesideAnEdit(nn.Module):
         with torch.no_grad():
             turned.relu_()
         return view.swapaxes(0, 1), turned
+
+
+@graph(
+    lambda B, L, fill=0.6: (torch.randn(B, 3, 3).requires_grad_(), torch.randn(B, L, 2)),
+    captured=(2, 2),
+    later=((3, 2), (0, 0)),
+    grad=True,
+)
+class GradientOfNoRows(nn.Module):
+    """What has no rows is contiguous by torch's word, whatever its strides are."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        row, column = torch.tril_indices(3, 3, -1)
+        dots = torch.bmm(x, x.transpose(1, 2))[:, row, column]
+        return torch.einsum("ab,acd->adc", dots, y)
