@@ -11,7 +11,7 @@ from tests.fuzz.check import check
 
 KINDS = {"dense": dense.program, "aliases": aliases.program}
 GRAPHS = 50  # a part
-PASSES = 10  # that have to have found something, so that there was something to be wrong
+PASSES = {"dense": 10, "aliases": 2}  # that have to have found something, so that there was something to be wrong
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def test_random_graphs(kind: str, part: int) -> None:
         if failure is not None:
             failures[seed] = str(failure)
     assert not failures, f"python -m tests.fuzz --kind {kind} --show SEED shrinks each of {failures}"
-    assert sum(name.startswith("pass ") for name in seen) >= PASSES, seen
+    assert sum(name.startswith("pass ") for name in seen) >= PASSES[kind], seen
     assert seen["captures"] > 5 * seen["eager"], seen
     assert seen["raised"] < 0.3 * seen["calls"], seen
 
