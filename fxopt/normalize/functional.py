@@ -90,9 +90,7 @@ class _Functional:
 
     def _may_be_refused(self, edit: Node, source: Node) -> bool:
         """Whether torch may refuse it: of what it also reads through another view, and of one of several views."""
-        shared = self.aliases.sharing(source)
-        overlaps = any(other in shared for other in edit.all_input_nodes if other is not source)
-        return overlaps or (self.history and any(map(is_piece, views_behind(source))))
+        return self.aliases.overlaps(edit) or (self.history and any(map(is_piece, views_behind(source))))
 
     @staticmethod
     def _keeps_history(edit: Node, recorded: bool) -> bool:

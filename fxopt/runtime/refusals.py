@@ -31,13 +31,8 @@ class Refusals:
         return self._strides.may_refuse(node) or self._may_overlap(node) or self._may_be_forbidden(node)
 
     def _may_overlap(self, node: Node) -> bool:
-        written = written_arguments(node)
-        others = set(node.all_input_nodes).difference(written)
-        return any(
-            not others.isdisjoint(self._aliases.sharing(edited))
-            or any(view.target in _OVERLAPS for view in views_behind(edited))
-            for edited in written
-        )
+        behind = (view for edited in written_arguments(node) for view in views_behind(edited))
+        return self._aliases.overlaps(node) or any(view.target in _OVERLAPS for view in behind)
 
     def _may_be_forbidden(self, node: Node) -> bool:
         if node.op != "call_function" or not self._recorded[node]:

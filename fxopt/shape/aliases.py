@@ -170,6 +170,12 @@ class Aliases:
         """All nodes that may share memory with `node`, itself included."""
         return self._members[self._root(node)]
 
+    def overlaps(self, edit: Node) -> bool:
+        """Whether an edit may also read, through another argument, the memory that it writes."""
+        written = written_arguments(edit)
+        others = set(edit.all_input_nodes).difference(written)
+        return any(not others.isdisjoint(self.sharing(one)) for one in written)
+
     def _root(self, node: Node) -> Node:
         while (parent := self._parent[node]) is not node:
             self._parent[node] = self._parent[parent]
@@ -269,7 +275,8 @@ def is_handed_out(node: Node, *stand_ins: object) -> bool:
 def given_on(node: Node) -> list[Node]:
     """The arguments that a call may return as they are, the very tensor objects."""
     if node.target is not getitem:
-        return _tensors(node.args[:1]) if node.target in _GIVE_ON else []
+        given = _tensors(node.args[:1]) if node.target in _GIVE_ON else []
+        return [] if given and _is_new(node, given[0]) else given
     call: Node
     call, place = node.args  # type: ignore[assignment]
     return _tensors(call.args[0][place : place + 1]) if call.target in _GIVE_LISTS_ON else []  # type: ignore[index,operator,misc]

@@ -11,7 +11,7 @@ import torch
 
 from tests.fuzz.dense import SILENT, outputs_of
 from tests.fuzz.programs import Program, Sizes
-from tests.fuzz.writer import Value, Writer
+from tests.fuzz.writer import Writer
 
 _INPUTS = (
     "torch.randn(B, {n})",
@@ -139,13 +139,7 @@ def _statement(w: Writer, n: int) -> None:
     silent = SILENT if w.chance(15) else ""
     if kind < 16:
         w.do(silent + w.pick(_EDITS).format(x=x, y=y))
-    elif kind < 75:
-        _made(w, silent, w.pick(_VIEWS), x, y)
     elif kind < 96:
-        _made(w, silent, w.pick(_COMPUTED), x, y)
+        w.block(f"{silent}{{v}} = {w.pick(_VIEWS if kind < 75 else _COMPUTED)}", x=x, y=y)
     else:
         w.line(f"{w.state('linear', f'nn.Linear({n}, {n})')}({x})")
-
-
-def _made(w: Writer, silent: str, expression: str, x: Value, y: Value) -> None:
-    w.block(f"{silent}{{v}} = {expression}", x=x, y=y)

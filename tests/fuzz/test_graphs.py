@@ -6,10 +6,9 @@ from collections import Counter
 
 import pytest
 
-from tests.fuzz import aliases, dense
 from tests.fuzz.check import check
+from tests.fuzz.worker import PROGRAMS
 
-KINDS = {"dense": dense.program, "aliases": aliases.program}
 GRAPHS = 50  # a part
 PASSES = {"dense": 10, "aliases": 2}  # that have to have found something, so that there was something to be wrong
 
@@ -20,7 +19,7 @@ def test_random_graphs(kind: str, part: int) -> None:
     seen: Counter[str] = Counter()
     failures = {}
     for seed in range(part * GRAPHS, (part + 1) * GRAPHS):
-        failure = check(KINDS[kind](seed), seen)
+        failure = check(PROGRAMS[kind](seed), seen)
         if failure is not None:
             failures[seed] = str(failure)
     assert not failures, f"python -m tests.fuzz --kind {kind} --show SEED shrinks each of {failures}"
@@ -29,7 +28,7 @@ def test_random_graphs(kind: str, part: int) -> None:
     assert seen["raised"] < 0.3 * seen["calls"], seen
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PROGRAMS)
 def test_a_seed_is_a_program(kind: str) -> None:
-    program = KINDS[kind]
+    program = PROGRAMS[kind]
     assert [program(seed).source() for seed in range(20)] == [program(seed).source() for seed in range(20)]

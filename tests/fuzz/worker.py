@@ -24,7 +24,7 @@ from tests.properties import check as columns
 from tests.properties.graphs import random_program
 
 _SHRUNK_A_KIND = 1
-_PROGRAMS = {"dense": dense.program, "aliases": aliases.program}
+PROGRAMS = {"dense": dense.program, "aliases": aliases.program}
 
 
 def work(options: argparse.Namespace) -> None:
@@ -35,7 +35,7 @@ def work(options: argparse.Namespace) -> None:
     kinds: Counter[str] = Counter()
     for seed in range(options.seed, options.seed + options.graphs):
         print(f"at {seed}", flush=True)
-        failure, text = (_program if options.kind in _PROGRAMS else _columns)(seed, options, seen, kinds)
+        failure, text = (_program if options.kind in PROGRAMS else _columns)(seed, options, seen, kinds)
         spoilt = is_spoilt()
         if failure is not None:
             record = {"seed": seed, "what": failure.kind, "message": str(failure), "text": text}
@@ -57,7 +57,7 @@ def show(options: argparse.Namespace) -> None:
     quiet()
     if options.device != "cpu":
         torch.set_default_device(options.device)
-    program = _PROGRAMS[options.kind](options.show, True if options.gradients else None)
+    program = PROGRAMS[options.kind](options.show, True if options.gradients else None)
     print(program.source())
     failure = check(program)
     print(failure or "the same")
@@ -94,7 +94,7 @@ def _program(
     seed: int, options: argparse.Namespace, seen: Counter[str], kinds: Counter[str]
 ) -> tuple[Failure | None, str]:
     try:
-        program = _PROGRAMS[options.kind](seed, True if options.gradients else None)
+        program = PROGRAMS[options.kind](seed, True if options.gradients else None)
         failure = check(program, seen)
     except Exception as error:
         return Failure(f"harness {type(error).__name__}", str(error)), ""
