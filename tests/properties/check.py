@@ -22,8 +22,8 @@ OTHERS = (Sizes(0, 2), Sizes(1, 1), Sizes(2, 0), Sizes(7, 6))
 
 def rewrites(model: nn.Module, program: Program) -> int:
     """Calls of the columns operator in the one capture of an optimized model; none where torch's own fake operators
-    refuse what its real ones do (ids of uint8 in an empty bag, a sum with twice the smallest integer). There are more
-    captures only where a length L meets a fixed size."""
+    refuse what its real ones do (ids of uint8 in an empty bag). There are more captures only where a length L meets a
+    fixed size."""
     entries = model._fxopt.entries  # type: ignore[union-attr]
     if all(one.executable is None and one.findings.eager_reason.startswith("the model's forward: ") for one in entries):
         return 0

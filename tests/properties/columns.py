@@ -135,8 +135,7 @@ def step(w: Writer, x: Value) -> Value:
     # What a float beyond an 8- or 16-bit integer's range becomes differs between eager's own vector and scalar loops.
     dtypes = _CASTS if x.floats else _CASTS + _SMALL_INTS
     template = w.pick(templates)
-    if "trunc" in template:  # of the smallest integer by -1 torch's own division crashes
-        constants = [c for c in constants if c != -1]
+    constants = [c for c in constants if not _is_torchs_own(template, c, x)]
     expression = template.format(
         x=x.name, c=w.pick(constants), d=w.pick(constants), compare=w.pick(_COMPARES), dtype=w.pick(dtypes)
     )
@@ -144,6 +143,16 @@ def step(w: Writer, x: Value) -> Value:
     if written is None or written.sample.shape != x.sample.shape or written.sample.dtype is torch.bool:
         return x
     return written
+
+
+def _is_torchs_own(template: str, c: float, x: Value) -> bool:
+    """Whether torch itself has two answers: its division crashes for the smallest integer by -1; an overflown quotient
+    has another remainder in its vector loop than in its scalar one; its fake sum refuses twice the smallest integer."""
+    if "trunc" in template:
+        return c == -1
+    if "{x} % {c}" in template or "fmod" in template:
+        return x.floats and 0 < abs(c) < 1
+    return "alpha=2" in template and c == -(2**63)
 
 
 def edges(w: Writer, count: int, dtype: torch.dtype) -> str:
