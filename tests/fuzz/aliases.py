@@ -9,7 +9,7 @@ import random
 
 import torch
 
-from tests.fuzz.dense import SILENT, outputs_of
+from tests.fuzz.dense import outputs_of
 from tests.fuzz.programs import Program, Sizes
 from tests.fuzz.writer import Writer
 
@@ -110,6 +110,7 @@ _EDITS = (
     "{x}.detach().add_(1)",
     "{x}.view(-1)[:1] = 3",
 )
+_SILENT = "with torch.no_grad():\n    "  # in front of a statement
 _LATER = (Sizes(1, 1), Sizes(2, 3), Sizes(3, 2), Sizes(4, 1), Sizes(5, 5), Sizes(0, 2), Sizes(2, 0))
 
 
@@ -126,17 +127,17 @@ def program(seed: int, gradients: bool | None = None) -> Program:
     outputs = outputs_of(w)
     return w.finish(
         outputs,
+        seed % 5,
         grad=w.chance(50) if gradients is None else gradients,
         example=w.chance(75),
         captured=Sizes(r.choice((1, 2, 3, n)), r.choice((1, 2, 3, n)), 1.0),
         later=tuple(sorted(r.sample(_LATER, 2), key=lambda sizes: 0 in sizes[:2])),  # it may need its own capture
-        edited=outputs[seed % 5].name if seed % 5 < len(outputs) else "",
     )
 
 
 def _statement(w: Writer, n: int) -> None:
     x, y, kind = w.float(), w.float(), w.random.randrange(100)
-    silent = SILENT if w.chance(15) else ""
+    silent = _SILENT if w.chance(15) else ""
     if kind < 16:
         w.do(silent + w.pick(_EDITS).format(x=x, y=y))
     elif kind < 96:

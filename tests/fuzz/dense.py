@@ -85,7 +85,8 @@ def program(seed: int, gradients: bool | None = None) -> Program:
     outputs = outputs_of(w)
     return w.finish(
         outputs,
-        grad=grad,
+        seed % 7,
+        grad,
         training=w.chance(35),
         whole=w.chance(20),
         verify="first" if w.chance(4) else "off",
@@ -93,7 +94,6 @@ def program(seed: int, gradients: bool | None = None) -> Program:
         captured=captured,
         later=_later(r),
         many=seed % 2 == 1,
-        edited=outputs[seed % 7].name if seed % 7 < len(outputs) else "",
     )
 
 
@@ -110,7 +110,6 @@ def _later(r: random.Random) -> tuple[Sizes, ...]:
     return (*others[:1], r.choice(EMPTY)) if r.randrange(100) < 30 else tuple(others)
 
 
-SILENT = "with torch.no_grad():\n    "  # in front of a statement
 _VIEWS = r"(?:\.\w+(?:\([^()]*\))?)*"
 _WAYS = (
     rf"{_VIEWS}\[[^=]*\] [-+*/]?= ",
@@ -119,13 +118,14 @@ _WAYS = (
     ", inplace=True",
     r",.*\)\[\d\]\.\w+_\(",  # torch.unsafe_chunk(v1, 2)[0].mul_(0.5)
 )
+_ONE_OF = re.compile(r"\[\w+, \w+\](?=\[)")  # a list of which one is read
 _EDIT = re.compile(rf"^\s*(?:(?:F|torch)\.\w+\()?(v\d+)(?={'|'.join(_WAYS)})")
 
 
 def unread_of(lines: Sequence[str]) -> list[str]:
     """Variables that are not read after they are made or edited; a dtype or a shape reads no element."""
     count: Counter[str] = Counter()
-    for line in (line.removeprefix(SILENT) for line in lines):
+    for line in _ONE_OF.sub("", "\n".join(lines)).splitlines():
         edit = _EDIT.match(line)
         if edit:
             count[edit[1]] = 1

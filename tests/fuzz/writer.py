@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ B, L = 23, 19
 SAMPLE = Sizes(B, L, 0.6)
 STATIC = (1, 2, 3, 4, 4, 4, 5, 8)
 _LARGEST = 60_000
+_UNSEEN = re.compile(r"= \w+\.data$", re.M)  # an edit of it changes what eager keeps for backward
 T = TypeVar("T")
 
 
@@ -237,10 +239,14 @@ class Writer:
         self.values = [replace(value, exact=False) for value in self.values]  # it may have edited any
         return True
 
-    def finish(self, outputs: Sequence[Value], **options: Any) -> Program:
+    def finish(self, outputs: Sequence[Value], edited: int, grad: bool, **options: Any) -> Program:
+        """edited: the number of the output that the caller edits, if there are as many, and autograd sees the edit."""
         exact = frozenset(value.name for value in outputs if value.exact)
         names = tuple(value.name for value in outputs)
-        return Program(tuple(self.setup), tuple(self.inputs), tuple(self.lines), names, exact, self.dtype, **options)
+        if not grad or not any(_UNSEEN.search(line) for line in self.lines):
+            options["edited"] = "".join(names[edited : edited + 1])
+        state = tuple(self.setup), tuple(self.inputs), tuple(self.lines)
+        return Program(*state, names, exact, self.dtype, grad, **options)
 
     @staticmethod
     def _wild(result: Tensor) -> bool:
