@@ -6,12 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fxopt.config import Config
 from tests.fuzz import check, driver, shrink
 from tests.fuzz.programs import Input, Program, Sizes
 
@@ -32,7 +34,7 @@ class Planted(nn.Module):
         self.__dict__ = model.__dict__
         object.__setattr__(self, "original", type(model).forward)
         object.__setattr__(self, "wrong", wrong)
-        object.__setattr__(self, "_fxopt", type("", (), {"entries": ()}))
+        object.__setattr__(self, "_fxopt", SimpleNamespace(entries=()))
 
     def forward(self, *args: Tensor) -> Any:
         return self.wrong(self, args, lambda *given: self.original(self, *given))
@@ -101,6 +103,20 @@ def test_an_edit_by_the_capture_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(check, "optimize", looks)
     failure = check.check(PROGRAM)
     assert failure is not None and failure.kind == "capture edits", failure
+
+
+def test_what_verification_rolls_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = SimpleNamespace(name="wrong", changes=[], rolled_back=["a rewrite"])
+    entry = SimpleNamespace(executable=None, findings=SimpleNamespace(eager_reason="", passes=[ran]))
+
+    def verified(model: nn.Module, example: object, config: Config) -> nn.Module:
+        planted = Planted(model, _rows if config.verify == "off" else lambda model, args, run: run(*args))
+        object.__setattr__(planted, "_fxopt", SimpleNamespace(entries=(entry,)))
+        return planted
+
+    monkeypatch.setattr(check, "optimize", verified)
+    failure = check.check(replace(PROGRAM, verify="first"))
+    assert failure is not None and failure.kind == "output value", failure
 
 
 def test_rounding_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
