@@ -181,11 +181,23 @@ def is_matrix_product(node: Node) -> bool:
     call = spelled(node) if node.target is aten.einsum.default else None
     if call is None or len(call.operands) < 2:
         return False
-    summed = [
-        {letter: size for letter, size in zip(letters, shape_of(operand), strict=True) if letter not in call.out}
+    *first, last = [
+        {letter for letter, size in zip(letters, shape_of(operand), strict=True) if (static(size) or 1) > 1}
         for operand, letters in call.operands
     ]
-    return any(all((static(sizes.get(letter, 1)) or 1) > 1 for sizes in summed) for letter in summed[0])
+    return not last & set().union(*first) <= set(call.out)
+
+
+def lies_by_sizes(node: Node) -> bool:
+    """Whether it is an einsum that lies in its own order at some sizes, and in that of its operands where what it sums
+    has size 1.
+    """
+    call = spelled(node) if node.target is aten.einsum.default else None
+    if call is None or is_matrix_product(node):
+        return False
+    kept = [[call.out.index(letter) for letter in letters if letter in call.out] for _, letters in call.operands]
+    ordered = all(places == sorted(places) for places in kept)
+    return not (ordered and all(looks_contiguous(operand) for operand, _ in call.operands))
 
 
 def looks_contiguous(node: Node) -> bool:

@@ -285,3 +285,12 @@ class TurnedTwice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.atleast_2d(x).transpose(0, 1).transpose(0, 1)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, L, 1),), captured=(2, 2), later=((5, 3), (1, 1)))
+class SumOverOneStepInAnotherOrder(nn.Module):
+    """It lies as its operands do, so that turning it back and copying it gives the sum itself."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        summed = torch.einsum("abc,abc->ba", x, x)
+        return summed.transpose(-1, 0).contiguous().view(summed.shape), summed

@@ -198,3 +198,17 @@ class SqueezesADiagonal(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         diagonal = x.diagonal()
         return diagonal.expand(diagonal.shape).squeeze().narrow(0, 0, 1)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 2, 2), torch.randn(B, 2)), captured=(2, 2), later=((5, 2), (1, 2)))
+class TurnedBehindAFusedSum(nn.Module):
+    """The fused sum lies otherwise than eager's, whose square matrices, once turned, have the strides of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        normed = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        mixed = normed + (normed + y[:, None])
+        return torch.cat([mixed, mixed.mT @ mixed])
