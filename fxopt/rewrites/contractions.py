@@ -27,7 +27,7 @@ from fxopt.rewrites.packed import bytes_of_row, calling
 from fxopt.rewrites.views import made
 from fxopt.shape.aliases import makes_results
 from fxopt.shape.sizes import product, same_sizes, shape_of
-from fxopt.shape.strides import Layout, Strides, is_matrix_product, lies_by_sizes, surely_lies_alike
+from fxopt.shape.strides import Layout, Strides, is_matrix_product, surely_lies_alike
 from fxopt.shape.view_steps import Permute, Reshape, Step
 
 aten = torch.ops.aten
@@ -155,7 +155,7 @@ def like(editor: Editor, old: Node, new: Node) -> Node:
     follows = fresh and strides.known(new) is not Layout.CONTIGUOUS
     if not surely_lies_alike(old, new) or (is_seen and follows):
         new = editor.call(aten.contiguous.default, new)
-    if is_seen and (lies_by_sizes(old) or not surely_lies_alike(old, new)):
+    if is_seen and not surely_lies_alike(old, new):
         raise Rejected("its strides would differ")
     return new
 

@@ -31,7 +31,7 @@ from fxopt.shape.aliases import has_effects
 from fxopt.shape.expressions import is_size
 from fxopt.shape.sizes import Size, same, same_shape, tensor_of
 from fxopt.shape.standing import edited, reading
-from fxopt.shape.strides import Strides, lies_alike
+from fxopt.shape.strides import Strides, lies_alike, lies_by_sizes
 from fxopt.torch_internals.tracing import is_erased
 from fxopt.tune.tuner import Tuner
 
@@ -248,6 +248,7 @@ def _checked(rewrite: Rewrite, editor: Editor, match: Match, edits: Edits) -> Re
         stay_on_one_side(editor, replacement.values)
     for unknown, known in replacement.equal:
         learn(unknown, known)
+    strides = functools.cache(lambda: Strides(editor.module.graph))
     for old, new in replacement.values.items():
         if new is None and not old.users:
             continue
@@ -260,6 +261,7 @@ def _checked(rewrite: Rewrite, editor: Editor, match: Match, edits: Edits) -> Re
             raise Rejected(
                 f"'{old.name}': expected {before.dtype} {list(before.shape)}, found {after.dtype} {list(after.shape)}"
             )
-        if not lies_alike(old, new) and not Strides(editor.module.graph).may_become(old, new):  # type: ignore[arg-type]
+        alike = lies_alike(old, new) and not lies_by_sizes(old)  # type: ignore[arg-type]
+        if not alike and not strides().may_become(old, new):  # type: ignore[arg-type]
             raise Rejected(f"the strides of '{old.name}' are seen, and would differ")
     return replacement
