@@ -143,7 +143,9 @@ def apply(
         if not changed:
             break
         remove_dead_code(module)
-    findings.misses = list(dict.fromkeys([*findings.misses, *(reject.miss(rewrite.name) for reject in rejects)]))
+    own = {name for change in findings.changes for name in change.new}  # of what a pass has made it misses nothing
+    rejected = [reject.miss(rewrite.name) for reject in rejects if reject.node.name not in own]
+    findings.misses = list(dict.fromkeys([*findings.misses, *rejected]))
     findings.seconds = time.perf_counter() - started
     return findings
 
