@@ -143,12 +143,12 @@ def _piece(node: Node) -> tuple[Node, Step | None] | None:
         return source, _select(many, source, dim, index)
     if many.target not in SPLITS:
         return None
-    dim = split_dim(many)
-    sizes = [piece.shape[dim] for piece in many.meta["val"]]
-    starts = [static(size) for size in sizes[:index]]
-    if None in starts:
+    dim, pieces = split_dim(many), many.meta["val"]
+    before = [static(piece.shape[dim]) for piece in pieces[:index]]
+    if None in before:
         return None
-    return source, _cut(source, dim, sum(starts), index == len(sizes) - 1, sizes[index])  # type: ignore[arg-type]
+    size = pieces[index].shape[dim]
+    return source, _cut(source, dim, sum(before), index == len(pieces) - 1, size)  # type: ignore[arg-type]
 
 
 def split_dim(many: Node) -> int:
