@@ -19,6 +19,7 @@ from fxopt.rewrites.attention_program import program_of
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.rewrites.framework.policy import MEASURED, PROVEN
+from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape
 
 aten = torch.ops.aten
@@ -29,6 +30,9 @@ def replace_attention(editor: Editor, match: Match) -> Replacement:
     load()
     words = found.plan.words()
     masks = [found.mask] if found.mask is not None else []
+    if found.weights is not None:
+        editor.point = found.weights  # others may read them before the values are made
+        editor.hoist_for([found.query, found.key, found.value, *masks], Aliases(editor.module.graph))
     called = editor.call(torch.ops.fxopt.attention.default, found.query, found.key, found.value, masks, words)
     bound = _on_cuda(editor, found) if match.on_cuda else call_of(words)
     called.meta |= {"bound": bound, "axes": list(_axes(found.plan))}

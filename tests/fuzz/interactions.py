@@ -84,7 +84,11 @@ def attention(w: Writer) -> Value | None:
         if w.chance(40):
             mask = w.mask(("B", _count(w, x)))
             scores = w.line(f"{scores}.masked_fill({mask}.unsqueeze(1), -1e4)")
-        return w.line(f"torch.softmax({scores}, -1) @ {v}")
+        if w.chance(60):
+            return w.line(f"torch.softmax({scores}, -1) @ {v}")
+        weights = w.line(f"torch.softmax({scores}, -1)")
+        w.line(w.pick(("{p}.mT", "{p} * 2", "{p}.log()", "{p}.amax(-1)", "{p}.mT @ {x}")).format(p=weights, x=x))
+        return w.line(f"{weights} @ {w.line(w.pick(('{v}.relu()', '{v} * 2', '{v} + {x}')).format(v=v, x=x))}")
     heads = w.pick([h for h in (1, 2, 4) if dim % h == 0])
     ways = (
         "{t}.reshape({t}.shape[0], -1, {h}, {e}).transpose(1, 2)",

@@ -303,5 +303,18 @@ class KeysAndValuesSwapped(Heads):
         return torch.bmm(v, weights).flatten(1)
 
 
-SELF = (Heads, HeadsInTheBatch, TransposedHeads, Einsums, EllipsisEinsums, Library, LibraryLengthFirst, OneQuery)
+class WeightsReadFirst(Heads):
+    """Others read the weights before the values are computed."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = self.sides(x)
+        weights = torch.softmax(q @ k.mT, -1)
+        entropy = (weights * weights.log()).sum(-1)
+        return weights @ torch.tanh(v), entropy
+
+
+SELF = (
+    Heads, HeadsInTheBatch, TransposedHeads, Einsums, EllipsisEinsums, Library, LibraryLengthFirst, OneQuery,
+    WeightsReadFirst,
+)  # fmt: skip
 NOT_SELF = (HeadsOverRows, KeysAndValuesSwapped)

@@ -134,6 +134,20 @@ def test_a_failing_replacement_leaves_the_graph_as_it_was(replace: Callable[[Edi
     module.graph.lint()
 
 
+def test_no_value_is_read_before_it_is_computed() -> None:
+    def late(editor: Editor, match: Match) -> Replacement:
+        editor.point = editor.module.graph.output_node()
+        return as_clamp(editor, match)
+
+    module, findings, _ = run(late)
+    assert [change.number for change in findings.changes] == [2]  # of which only the output is
+    assert [miss.reason for miss in findings.misses] == [
+        "'relu' is read by 'linear' before it could be computed",
+        "'relu_1' is read by 'linear_1' before it could be computed",
+    ]
+    module.graph.lint()
+
+
 def test_a_failing_replacement_moves_nodes_back() -> None:
     def hoists(editor: Editor, match: Match) -> Replacement:
         nodes = list(editor.module.graph.nodes)
