@@ -17,7 +17,7 @@ from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.rewrites.framework.policy import PROVEN
 from fxopt.rewrites.packed import Packer
-from fxopt.shape.strides import surely_lies_alike
+from fxopt.shape.strides import is_guess, surely_lies_alike
 
 aten = torch.ops.aten
 _WHY = "the same computation on slices, lookups or weights of its own"
@@ -41,7 +41,7 @@ def _packed(editor: Editor, match: Match) -> tuple[Packer, Node, int, str]:
     value = collected[0]
     if len(collected) > 1:
         value = packer.editor.call(aten.cat.default, collected, collector.dim)
-    value = _like(packer.editor, match.anchor, value)
+    value = _like(packer, match.anchor, value)
     before = freed(editor.module.graph, match.anchor)
     added = sum(node.op == "call_function" for node in (*editor.added, *packer.editor.added))
     after = added - packer.columns
@@ -66,10 +66,10 @@ def _collected(packer: Packer, part: Run | Node, collector: Collector) -> Node:
     return lanes if collector.kind == "stack" else call(aten.flatten.using_ints, lanes, dim, dim + 1)
 
 
-def _like(editor: Editor, old: Node, new: Node) -> Node:
+def _like(packer: Packer, old: Node, new: Node) -> Node:
     """With the strides that the model's own collector has: its users may take views."""
-    if not surely_lies_alike(old, new):
-        new = editor.call(aten.contiguous.default, new)
+    if not surely_lies_alike(old, new) or any(map(is_guess, packer.inputs)):
+        new = packer.editor.call(aten.contiguous.default, new)
     if not surely_lies_alike(old, new):
         raise Rejected("its strides would differ")
     return new

@@ -220,10 +220,10 @@ def lies_alike(left: Node, right: Node) -> bool:
 
 def surely_lies_alike(left: Node, right: Node) -> bool:
     """Whether their real strides are the same as well, which matters where reshapes have been added."""
-    return lies_alike(left, right) and not _is_guess(left) and not _is_guess(right)
+    return lies_alike(left, right) and not is_guess(left) and not is_guess(right)
 
 
-def _is_guess(node: Node) -> bool:
+def is_guess(node: Node) -> bool:
     """Whether the real strides may be others than the fake ones: a fake reshape copies wherever torch cannot prove that
     a view will do, as where a stride is Max(1, F) and the size F.
     """

@@ -84,6 +84,9 @@ def attention(w: Writer) -> Value | None:
         if w.chance(40):
             mask = w.mask(("B", _count(w, x)))
             scores = w.line(f"{scores}.masked_fill({mask}.unsqueeze(1), -1e4)")
+        if w.chance(20):
+            edited = w.pick((scores, v))
+            w.do(w.pick(("{x}[:, 0] = 0", "{x}.diagonal(dim1=1, dim2=2).fill_(-1)", "{x} *= 0.5")).format(x=edited))
         if w.chance(60):
             return w.line(f"torch.softmax({scores}, -1) @ {v}")
         weights = w.line(f"torch.softmax({scores}, -1)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,10 +68,21 @@ def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Rej
         read = [found.query, found.key, found.value, *([found.mask] if found.mask else [])]
         if found.weights is not None and computed_from(node, *read):
             yield Reject("its values are computed from its weights", node)
-        elif any(map(aliases.edited, (*read, found.merged.node, node))):
+        elif any(map(aliases.edited, (*read, *_between(found.merged.node, read)))):
             yield Reject("something that it reads or gives is edited in place", node)
         else:
             yield Match(found.merged.node, {"found": found, "reads": read})
+
+
+def _between(result: Node, read: Sequence[Node]) -> set[Node]:
+    """The result, and the tensors on its way from what is read, which are not computed any more."""
+    inside, unread = set[Node](), [result]
+    while unread:
+        node = unread.pop()
+        if node not in inside and node not in read and tensor_of(node) is not None:
+            inside.add(node)
+            unread += node.all_input_nodes
+    return inside
 
 
 def _of_softmax(node: Node, inference: bool) -> Found | None:

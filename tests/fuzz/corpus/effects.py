@@ -283,3 +283,21 @@ class CopiesItselfOntoItself(nn.Module):
         view = x.view_as(x)
         view.copy_(x)
         return torch.stack([view, view])[0]
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 5, 4), torch.randn(B, 5, 4)), grad=False)
+class EditedInsideAttention(nn.Module):
+    """One operator computes scores, queries, keys, values and masks anew, and would miss what has been edited."""
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        scores = q @ k.mT / 2
+        scores.diagonal(dim1=1, dim2=2).fill_(-1e9)
+        halved, values = q * 0.5, k.clone()
+        halved[:, 0] = 0
+        values[:, 0] = 0
+        mask = k[:, None, :, 0] > 0
+        seen = mask.clone()
+        seen[:, :, 0] = True
+        own = torch.softmax(scores, -1) @ k
+        masked = torch.softmax((q @ k.mT).masked_fill(~seen, -1e9), -1) @ k
+        return own, masked, torch.softmax(halved @ k.mT, -1) @ k, torch.softmax(q @ k.mT, -1) @ values

@@ -212,3 +212,13 @@ class TurnedBehindAFusedSum(nn.Module):
         normed = self.norm(x.transpose(1, 2)).transpose(1, 2)
         mixed = normed + (normed + y[:, None])
         return torch.cat([mixed, mixed.mT @ mixed])
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 4, 4),), captured=(5, 4), later=((4, 4), (3, 4)))
+class LanesOfWhatMayBeAView(nn.Module):
+    """The reshape is a view where there are as many rows as fields, and what is computed from it lies as it does."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        turned = x.transpose(0, 1).reshape(x.shape[0], 4, 4)
+        stacked = torch.stack([torch.relu(turned[:, i] * 2) for i in range(4)], 1)
+        return stacked, stacked.reshape(x.shape[0], 16)
