@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,16 @@ def computed_from(source: Node, *nodes: Node) -> bool:
             seen.add(node)
             unread.extend(node.all_input_nodes)
     return False
+
+
+def closure(node: Node, neighbours: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """The node, its neighbours, theirs, and so on."""
+    found, unread = {node}, [node]
+    while unread:
+        fresh = [other for other in neighbours(unread.pop()) if other not in found]
+        found.update(fresh)
+        unread.extend(fresh)
+    return found
 
 
 def is_ours(node: Node, name: str) -> bool:

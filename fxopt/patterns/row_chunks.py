@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -10,7 +10,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, closure
 from fxopt.shape.aliases import Aliases, has_effects, is_random
 from fxopt.shape.placements import Count, Fixed, Placement, Placements, Rows
 from fxopt.shape.rows import batch_symbol, rows_of
@@ -70,7 +70,7 @@ def _may_be_seen(leaf: Node, aliases: Aliases) -> bool:
     """Whether the memory that an opaque module is handed is read by who does not wait for the module."""
     memory = {node for handed in leaf.all_input_nodes for node in aliases.sharing(handed)}
     readers = {user for node in memory for user in node.users}
-    return not readers <= memory | _closure(leaf, lambda node: node.users)
+    return not readers <= memory | closure(leaf, lambda node: node.users)
 
 
 def _parted(graph: Graph, batch: sympy.Symbol) -> tuple[list[Node], list[Node], Placements]:
@@ -82,7 +82,7 @@ def _parted(graph: Graph, batch: sympy.Symbol) -> tuple[list[Node], list[Node], 
         mixing = next(unsettled, None)
         if mixing is None:
             return ahead, behind, placements
-        needed, needing = _closure(mixing, lambda node: node.all_input_nodes), _closure(mixing, lambda node: node.users)
+        needed, needing = closure(mixing, lambda node: node.all_input_nodes), closure(mixing, lambda node: node.users)
         if mixing in ahead:  # even by its sizes nothing is known of it
             ahead.remove(mixing)
             behind.append(mixing)
@@ -101,15 +101,6 @@ def _mixes(node: Node, placements: Placements, ahead: Sequence[Node]) -> bool:
     return all(placements[needed] is not None for needed in node.all_input_nodes)
 
 
-def _closure(node: Node, neighbours: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    found, unread = {node}, [node]
-    while unread:
-        fresh = [other for other in neighbours(unread.pop()) if other not in found]
-        found.update(fresh)
-        unread.extend(fresh)
-    return found
-
-
 def _operators(nodes: Iterable[Node]) -> int:
     return sum(
         node.meta.get("calls", isinstance(node.target, OpOverload) and not node.target.is_view) for node in nodes
@@ -124,7 +115,7 @@ def _closed(
     Behind runs too what is a view of its own results or of what it reads, and would not be one of joined rows.
     """
     strides = analysed(graph, Strides)
-    early = set[Node]().union(*(_closure(node, lambda node: node.all_input_nodes) for node in ahead))
+    early = set[Node]().union(*(closure(node, lambda node: node.all_input_nodes) for node in ahead))
     late = set(behind)
     while True:
         for node in graph.nodes:

@@ -126,7 +126,7 @@ def _capture_error(
 
 def _round_alike(fast: nn.Module, eager: nn.Module) -> None:
     """Each call starts from one state: what a statistic of two rows has been rounded by stays in it."""
-    found = {**dict(fast.named_parameters()), **dict(fast.named_buffers())}
+    found = dict((*fast.named_parameters(), *fast.named_buffers()))
     for name, value in (*eager.named_parameters(), *eager.named_buffers()):
         if not equal(value, found[name]):
             found[name].data.copy_(value.data)

@@ -244,9 +244,9 @@ class Writer:
         exact = frozenset(value.name for value in outputs if value.exact)
         names = tuple(value.name for value in outputs)
         if not grad or not any(_UNSEEN.search(line) for line in self.lines):
-            options["edited"] = "".join(names[edited : edited + 1])
-        state = tuple(self.setup), tuple(self.inputs), tuple(self.lines)
-        return Program(*state, names, exact, self.dtype, grad, **options)
+            options["edited"] = names[edited] if edited < len(names) else ""
+        written = tuple(self.setup), tuple(self.inputs), tuple(self.lines)
+        return Program(*written, names, exact, self.dtype, grad, **options)
 
     @staticmethod
     def _wild(result: Tensor) -> bool:

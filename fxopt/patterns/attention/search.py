@@ -14,7 +14,7 @@ from fxopt.normalize import switches_gradients
 from fxopt.patterns.attention.merged import Groups, Merged, merged_of, readers, sizes_of
 from fxopt.patterns.attention.scores import PRODUCTS, Product, ordered, scores_of
 from fxopt.patterns.attention.strided import Factor, Strided, strided
-from fxopt.patterns.core import Match, Reject, computed_from, devices
+from fxopt.patterns.core import Match, Reject, closure, computed_from, devices
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
@@ -76,13 +76,9 @@ def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Rej
 
 def _between(result: Node, read: Sequence[Node]) -> set[Node]:
     """The result, and the tensors on its way from what is read, which are not computed any more."""
-    inside, unread = set[Node](), [result]
-    while unread:
-        node = unread.pop()
-        if node not in inside and node not in read and tensor_of(node) is not None:
-            inside.add(node)
-            unread += node.all_input_nodes
-    return inside
+    return closure(
+        result, lambda node: [one for one in node.all_input_nodes if one not in read and tensor_of(one) is not None]
+    )
 
 
 def _of_softmax(node: Node, inference: bool) -> Found | None:
