@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _PATIENCE = 3  # captures in a row that fail for a passing reason, before one that fails is taken at its word
+_LOOKS = 3  # graphs of a model whose leaves return other sizes than in their trial run, before such calls stay eager
 
 
 class Dispatcher:
@@ -65,7 +66,7 @@ class Dispatcher:
         self._silent: list[tuple[int, bool]] = []  # the modules, when none of them communicated
         self.quiet = False
         self._lock = lock()
-        self._patience = _PATIENCE
+        self._patience, self._looks = _PATIENCE, _LOOKS
         self._skips = self._skipped = 0  # misses that stay eager, since the data of one stopped the graph made from it
 
     @property
@@ -270,9 +271,14 @@ class Dispatcher:
 
     def _recover(self, entry: Entry, error: Exception, eager: Callable, args: tuple, kwargs: dict) -> Any:
         """An error of the call stays an error; where eager has none, the graph is wrong and goes. Sizes that data gave
-        and that it is not for are no error: it waits for the next call."""
+        and that it is not for are no error: it waits for the next call. Other sizes of a leaf's results tell more than
+        its trial run did, so that the next call is captured once more."""
         result = run_eagerly(error, eager, args, kwargs)
         if type(error) is OtherSizes:
+            return result
+        if isinstance(error, OtherSizes) and self._looks:
+            self._looks -= 1
+            self._replace(entry, None)
             return result
         reason = f"the optimized graph raised {type(error).__name__} where eager does not: {error}"
         self._warn(reason)
@@ -284,9 +290,13 @@ class Dispatcher:
             sharing=None,
             findings=replace(entry.findings, eager_reason=reason),
         )
-        with self._lock:
-            self.entries = tuple(plain if entry in (e, e.other_forms) else e for e in self.entries)
+        self._replace(entry, plain)
         return result
+
+    def _replace(self, entry: Entry, by: Entry | None) -> None:
+        with self._lock:
+            entries = [by if entry in (e, e.other_forms) else e for e in self.entries]
+            self.entries = tuple(e for e in entries if e is not None)
 
 
 def _serving(entries: Iterable[Entry], args: tuple, kwargs: dict, now: tuple) -> tuple[Entry, Tensors] | None:

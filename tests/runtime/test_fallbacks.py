@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
 
+import fxopt
+from fxopt.config import Config
 from fxopt.runtime import Executable, dispatcher_of, optimized
 from tests.runtime.models import Recorder, Tower, assert_same, optimize, tower_inputs
 
@@ -133,6 +137,50 @@ def test_a_graph_that_fails_where_eager_does_not_is_dropped():
         assert_same(fast(*inputs), model(*inputs))
     (findings,) = dispatcher_of(fast).findings
     assert "kernel broke" in findings.eager_reason
+
+
+_OPAQUE = Config(leaves=("pooling",), tune="off", verify="off")
+
+
+class Pooling(nn.Module):
+    """The sum of each bag. values [N], offsets [B] to [B]."""
+
+    def forward(self, values, offsets):
+        bounds = [*offsets.tolist(), len(values)]
+        return torch.stack([values[a:b].sum() for a, b in pairwise(bounds)])
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pooling, self.head = Pooling(), nn.Linear(1, 3)
+
+    def forward(self, values, offsets):
+        return self.head(self.pooling(values, offsets)[:, None]).relu()
+
+
+def test_a_leaf_whose_sizes_its_trial_run_did_not_tell_is_captured_again():
+    model = Pooled()
+    fast = fxopt.optimize(model, config=_OPAQUE)
+    one, bags = (torch.randn(1), torch.tensor([0])), (torch.randn(5), torch.tensor([0, 2, 2]))
+    for inputs in (one, bags, bags, one):
+        assert_same(fast(*inputs), model(*inputs))
+    (entry,) = dispatcher_of(fast).entries
+    assert entry.executable is not None
+
+
+def test_leaves_whose_sizes_nothing_tells_stay_eager_in_the_end():
+    class Filtered(nn.Module):
+        def forward(self, values, offsets):
+            return values[values > 0] if values.sum().item() > 0 else values
+
+    model = Pooled()
+    model.pooling = Filtered()
+    fast = fxopt.optimize(model, config=_OPAQUE)
+    for kept in (4, 3, 4, 2, 4, 1, 4, 3):
+        inputs = torch.tensor([1.0] * kept + [-0.1] * (4 - kept)), torch.tensor([0])
+        assert_same(fast(*inputs), model(*inputs))
+    assert len(dispatcher_of(fast).entries) == 1
 
 
 def test_a_compile_that_fails_leaves_the_model_eager():
