@@ -143,10 +143,11 @@ class Comparison:
 
     @cached_property
     def _copies(self) -> bool:
-        """Whether a contiguous() may be a copy in eager alone, as what is computed from a transposed input may lie
-        otherwise, a known limit: no gradient of other results arrives there."""
+        """Whether a result is a contiguous() that may be a copy in eager alone, as what is computed from a transposed
+        input may lie otherwise, a known limit: no gradient of other results arrives there."""
         transposed = any(isinstance(t, Tensor) and not t.is_contiguous() for t in self.eager.inputs)
-        return transposed and any(".contiguous()" in line for line in self.program.lines)
+        made = (line.split(" = ")[0] in self.program.outputs and ".contiguous()" in line for line in self.program.lines)
+        return transposed and any(made)
 
     @cached_property
     def _moved(self) -> set[str]:
