@@ -72,7 +72,7 @@ def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, types.CellType):
         return (item(value, ""),)
     kind: Any = type(value)
-    own = [getattr(value, name, None) for name in (*slots_of(kind), *_WRAPPERS.get(kind, ()))]
+    own = [*(getattr(value, name, None) for name in slots_of(kind)), *wrapped(value)]
     fields = getattr(value, "__dict__", {})
     if isinstance(value, nn.Module):
         return [item for name, item in fields.items() if name not in _HOOKS]
@@ -85,7 +85,14 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {
     staticmethod: ("__func__",),
     property: ("fget", "fset"),
     functools.partial: ("func", "args", "keywords"),
+    types.BuiltinFunctionType: ("__self__",),
+    types.MethodWrapperType: ("__self__",),
 }
+
+
+def wrapped(value: Any) -> list[Any]:
+    """What a method, a property or a partial call is around."""
+    return [getattr(value, name, None) for name in _WRAPPERS.get(type(value), ())]
 
 
 def is_ours(value: Any) -> bool:

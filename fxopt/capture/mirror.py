@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import array
+import ctypes
 import functools
+import hashlib
 import io
+import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -15,9 +19,14 @@ import torch
 from torch import nn
 
 from fxopt.capture.errors import CaptureError
-from fxopt.reach import behind_proxy, slots_of
+from fxopt.reach import behind_proxy, slots_of, wrapped
 
-ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, types.BuiltinFunctionType, type}
+ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, type}
+BYTES = (bytearray, array.array)
+# What they hold is not seen, and cannot be put back.
+_OF_CTYPES = ctypes.c_int.__mro__[-2]
+UNSEEN = (memoryview, _OF_CTYPES, io.BytesIO, io.StringIO, threading.local, type(hashlib.md5()))
+_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _BARE = (dict, OrderedDict, list, set)
 _DICTS = (OrderedDict, defaultdict, dict)
 _CONTAINERS = (*_DICTS, list, set, deque)
@@ -59,9 +68,9 @@ class Mirror:
             return self._remember(value, kind())
         if (base := _container(kind)) is not None:  # type: ignore[arg-type]
             return self._filled(value, _bare(kind), functools.partial(self._fill_container, base, value))
-        if kind is types.MethodType:
+        if kind is types.MethodType or kind in _OF_C:
             owner = self.mirror(value.__self__)
-            return value if owner is value.__self__ else self._remember(value, types.MethodType(value.__func__, owner))
+            return value if owner is value.__self__ else self._remember(value, _bound(value, owner))
         if kind is weakref.ReferenceType and id(value()) in self._memo:
             return self._remember(value, weakref.ref(self._memo[id(value())]))
         if kind in weakref.ProxyTypes:
@@ -75,6 +84,10 @@ class Mirror:
             return self._function(value)
         if kind is np.ndarray:
             return self._remember(value, value.copy() if value.nbytes <= _LARGE else value)
+        if kind in BYTES:
+            return self._remember(value, value[:])
+        if isinstance(value, UNSEEN):
+            return self._remember(value, _Unused(kind.__name__))
         if is_plain_object(kind):
             return self._filled(value, _bare(kind), lambda copy: self.fill(value, copy))
         if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
@@ -150,6 +163,8 @@ class Mirror:
             return {id(self._memo.get(id(v), v)) for v in before} == set(map(id, after)) or before == after
         if isinstance(before, np.ndarray):
             return bool(before.shape == after.shape and before.tobytes() == after.tobytes())
+        if kind in BYTES:
+            return bool(before == after)
         if known is not _MISSING:
             return known is after and self._same_inside(before, after, seen)
         return _equal(before, after)
@@ -159,6 +174,8 @@ class Mirror:
             cells = zip(before.__closure__ or (), after.__closure__ or (), strict=True)
             inside = all(self.same(_content(a), _content(b), seen) for a, b in cells)
             return inside and self.same(vars(before), vars(after), seen)
+        if wraps := wrapped(before):
+            return all(self.same(a, b, seen) for a, b in zip(wraps, wrapped(after), strict=True))
         if not is_plain_object(type(before)):
             return True
         old, new = attributes(before), attributes(after)
@@ -175,6 +192,30 @@ class _Untaken:
         raise CaptureError("takes the next item of an iterator, which a graph would do only once")
 
     send = __next__
+
+
+class _Unused:
+    """Stands for an object that holds what nobody can see or put back."""
+
+    def __init__(self, kind: str) -> None:
+        object.__setattr__(self, "_kind", kind)
+
+    def _refuse(self, *args: Any) -> Any:
+        kind = object.__getattribute__(self, "_kind")
+        raise CaptureError(f"uses a {kind}, of which a change would be neither seen nor undone")
+
+    __getattribute__ = __setattr__ = __getitem__ = __setitem__ = __len__ = __iter__ = __bool__ = _refuse
+    __eq__ = __contains__ = __enter__ = __index__ = __float__ = _refuse
+    __hash__ = object.__hash__
+
+
+def _bound(method: Any, owner: Any) -> Any:
+    """The same method of another object."""
+    return (
+        types.MethodType(method.__func__, owner)
+        if type(method) is types.MethodType
+        else getattr(owner, method.__name__)
+    )
 
 
 def is_plain_object(kind: type) -> bool:

@@ -33,8 +33,8 @@ def capture(model: nn.Module, args: tuple = (), kwargs: dict | None = None, conf
     kwargs = kwargs or {}
     inputs = flatten(args, kwargs)
     reach = Reach(model)
-    if name := reach.iterator:
-        raise CaptureError(f"forward may take the next item of {name}, an iterator, which a graph would do only once")
+    if reach.once:
+        raise CaptureError(f"forward may {reach.once}")
     leaves = _known_leaves(model, config, bool(reach.question))
     for _ in range(MAX_ROUNDS):
         try:

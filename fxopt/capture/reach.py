@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fxopt.capture.mirror import attributes, is_plain_object
+from fxopt.capture.mirror import BYTES, UNSEEN, attributes, is_plain_object
 from fxopt.capture.questions import first_question
 from fxopt.capture.state import hooks_of
 from fxopt.names import is_users, named_by, names_stored
-from fxopt.reach import Code
+from fxopt.reach import Code, wrapped
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 _LARGE = 1000  # entries
@@ -34,7 +34,7 @@ class Reach:
         without: submodules whose code does not count.
 
     Attributes:
-        iterator: the name of one that gives its items once, "" if there is none: a look would take them.
+        once: what the code may do that a look would do to the user's own object, "" if there is nothing.
         question: what the code may ask that a call answers otherwise than a trace, "" if there is nothing.
     """
 
@@ -42,7 +42,7 @@ class Reach:
         apart = {inner for module in without for inner in module.modules()}
         modules = [module for module in model.modules() if module not in apart]
         code = Code.behind([*modules, *hooks_of(modules)], without=apart)
-        self.iterator, self.question = "", first_question(code.functions.values())
+        self.once, self.question = "", first_question(code.functions.values())
         self._seen = set(map(id, model.modules()))
         self._names: list[tuple[Any, str, Any]] = []  # owner (a dict, a class or a cell), name, value
         self._contents: list[tuple[str, Any, Any]] = []  # name, container, what it holds
@@ -88,12 +88,15 @@ class Reach:
         if isinstance(value, (*_NUMBERS, type)) or id(value) in self._seen:
             return
         self._seen.add(id(value))
-        if isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_plain_object(type(value)):
-            self.iterator = name
+        if isinstance(value, UNSEEN):
+            self.once = f"use {name}, a {type(value).__name__}, of which a change would be neither seen nor undone"
+        elif isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_plain_object(type(value)):
+            self.once = f"take the next item of {name}, an iterator, which a graph would do only once"
         held = value if isinstance(value, tuple) else _content(value)
         if held is not None and held is not value:
             self._contents.append((name, value, held))
-        for item in held.values() if isinstance(held, dict) else held if isinstance(held, (list, set, tuple)) else ():
+        items = held.values() if isinstance(held, dict) else held if isinstance(held, (list, set, tuple)) else ()
+        for item in (*items, *wrapped(value)):
             self._value(name, None, item)
 
 
@@ -130,6 +133,8 @@ def content(value: Any) -> Any:
     """What a container or plain object holds, by reference; None for anything else, and for what is large."""
     if isinstance(value, np.ndarray):
         return value.copy() if value.size <= _LARGE else None
+    if isinstance(value, BYTES):
+        return value[:] if len(value) <= _LARGE else None
     if isinstance(value, (dict, set)):
         held: Any = dict(value) if isinstance(value, dict) else set(value)
     elif isinstance(value, list) or type(value).__name__ == "deque":
@@ -154,6 +159,8 @@ def _same(now: Any, held: Any) -> bool:
 def refill(value: Any, held: Any) -> None:
     if isinstance(value, np.ndarray):
         value[...] = held
+    elif isinstance(value, BYTES):
+        value[:] = held
     elif isinstance(value, (dict, set)):
         value.clear()
         value.update(held)

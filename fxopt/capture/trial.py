@@ -21,12 +21,14 @@ from fxopt import trees
 from fxopt.capture.boundaries import INSTALLED, Before
 from fxopt.capture.effects import Attributes
 from fxopt.capture.errors import CaptureError
+from fxopt.capture.generators import Generators
 from fxopt.capture.inputs import CONSTANTS
 from fxopt.capture.leaves import Output, Signature, Trial
 from fxopt.capture.prints import printing
 from fxopt.capture.reach import Reach
-from fxopt.capture.state import StateSlot
-from fxopt.capture.untouched import Look, quietly
+from fxopt.capture.state import ModelCopy, StateSlot
+from fxopt.capture.untouched import LARGE, Look, has_memory, quietly
+from fxopt.reach import held_by
 from fxopt.torch_internals.hooks import HOOKS
 
 
@@ -88,6 +90,8 @@ class _Run:
             apart = [copy.at(path) for path in leaves]
             reach = Reach(copy.root, without=apart) if leaves else None
             within = Reach(nn.ModuleList(apart)) if leaves else None
+            self._held = list(_held_by_modules(copy)) if leaves else []
+            generators = Generators(model) if leaves else None
             stubs = {path: _Stub(copy.at(path)) for path in leaves}
             for path, stub in stubs.items():
                 stub.install(self._recording(path, stub))
@@ -95,6 +99,7 @@ class _Run:
                 type(copy.root).forward(copy.root, *args, **kwargs)
             changed = reach.changed() if reach else ""
             self.outside = self.outside or (within.changed() if within else "")
+            self.outside = self.outside or (generators.advanced() if generators else "")
         if changed:
             raise CaptureError(f"a submodule that stays opaque may change {changed}, which the code around it uses")
         if self._filled:
@@ -102,6 +107,8 @@ class _Run:
         for stub in stubs.values():
             stub.remove()
         self.assigns = copy.changed_attributes()
+        for path, names in self.changes.items():  # tensors that were edited are still the same
+            self.assigns[path] = self.assigns.get(path, set()) | names
 
     def _note_print(self, *args: Any, **kwargs: Any) -> None:
         self.outside = "what is printed"
@@ -109,23 +116,55 @@ class _Run:
     def _recording(self, path: str, stub: _Stub) -> Callable:
         def record(*args: Any, **kwargs: Any) -> Any:
             arguments, in_spec = trees.flatten((args, kwargs))
-            start = len(self._look.log)
+            tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+            held = [each for each in self._held if _is_within(each[1], path)]
+            state = [(slot, own) for slot, _, own in self._copy.state if _is_within(slot.module, path)]
+            edits = _Edits(self._look, [*tensors, *(own for _, own in state), *(own for own, *_ in held)])
             before = Before(self._copy)
             with printing(self._note_print):
                 result = stub.call(*args, **kwargs)
-            for owner, name in before.changed():
+            for owner, name in (*before.changed(), *(place for own, *place in held if edits.reach(own))):
                 self.changes.setdefault(owner, set()).add(name)
             given, spec = trees.flatten((args, kwargs))
             if spec != in_spec or any(a is not b for a, b in zip(given, arguments, strict=True)):
                 self._filled = path
             values, out_spec = trees.flatten(result)
-            tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
-            edits = any(self._look.writes(tensor, start) for tensor in tensors)
-            state = frozenset(slot for slot, _, own in self._copy.state if self._look.writes(own, start))
-            self.records[path].append(_Record(in_spec, out_spec, arguments, values, edits, state))
+            written = frozenset(slot for slot, _, own in self._copy.state if edits.reach(own))
+            own_edits = any(map(edits.reach, tensors))
+            self.records[path].append(_Record(in_spec, out_spec, arguments, values, own_edits, written))
             return result
 
         return record
+
+
+class _Edits:
+    """What a call does to tensors: operators write to them, or NumPy does and `.data` is another one, which only the
+    values of small ones tell.
+    """
+
+    def __init__(self, look: Look, tensors: Sequence[torch.Tensor]):
+        self._look, self._start = look, len(look.log)
+        small = (tensor for tensor in tensors if has_memory(tensor) and tensor.nbytes <= LARGE)
+        self._values = {id(tensor): tensor.detach().clone() for tensor in small}
+
+    def reach(self, tensor: torch.Tensor) -> bool:
+        value = self._values.get(id(tensor))
+        differs = value is not None and not torch.equal(tensor.detach(), value)
+        return differs or self._look.writes(tensor, self._start)
+
+
+def _is_within(path: str, leaf: str) -> bool:
+    return f"{path}.".startswith(f"{leaf}.")
+
+
+def _held_by_modules(copy: ModelCopy) -> Iterator[tuple[torch.Tensor, str, str]]:
+    """The tensors of modules that are no state, with the module's path and the attribute behind which they are."""
+    state = {id(own) for _, _, own in copy.state}
+    for path, module in copy.modules():
+        for name in vars(module).keys() - vars(nn.Module()).keys():
+            for value in held_by(vars(module)[name]):
+                if has_memory(value) and id(value) not in state:
+                    yield value, path, name
 
 
 class _Stub:

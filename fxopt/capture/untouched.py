@@ -77,8 +77,8 @@ class Look(TorchDispatchMode):
 
     def adopt(self, values: Any, others: Sequence[torch.Tensor]) -> None:
         """The memory of these is the run's own, to be written where it is; but for what is that of `others`."""
-        shared = {storage_number(tensor) for tensor in filter(_has_memory, others)}
-        for tensor in filter(_has_memory, trees.leaves(values)):
+        shared = {storage_number(tensor) for tensor in filter(has_memory, others)}
+        for tensor in filter(has_memory, trees.leaves(values)):
             if storage_number(tensor) not in shared:
                 _mark(tensor.untyped_storage())
 
@@ -93,7 +93,7 @@ class Look(TorchDispatchMode):
 
     def writes(self, tensor: torch.Tensor, since: int = 0) -> bool:
         """Whether the memory of one of its tensors was written, from this length of the log on."""
-        return _has_memory(tensor) and storage_number(tensor) in self.log[since:]
+        return has_memory(tensor) and storage_number(tensor) in self.log[since:]
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor:
         """One of its tensors as the look left it."""
@@ -106,7 +106,7 @@ class Look(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given, spec = pytree.tree_flatten((args, kwargs or {}))
-        tensors = [value for value in given if _has_memory(value)]
+        tensors = [value for value in given if has_memory(value)]
         for tensor in written(func, args, kwargs or {}):
             self._about_to_write(tensor)
         back: dict[int, torch.Tensor] = {}
@@ -118,7 +118,7 @@ class Look(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         read = {storage_number(tensor) for tensor in tensors}
         for out in pytree.tree_leaves(result):
-            if _has_memory(out) and id(out) not in back and storage_number(out) not in read:
+            if has_memory(out) and id(out) not in back and storage_number(out) not in read:
                 _mark(out.untyped_storage())
         return pytree.tree_map_only(torch.Tensor, lambda out: back.get(id(out), out), result) if back else result
 
@@ -134,7 +134,7 @@ class Look(TorchDispatchMode):
         _mark(memory)
 
     def _on_copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        memory = self._copies.get(storage_number(tensor)) if self._copies and _has_memory(tensor) else None
+        memory = self._copies.get(storage_number(tensor)) if self._copies and has_memory(tensor) else None
         if memory is None:
             return tensor
         new = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -149,12 +149,13 @@ def written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[
         for place, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[place] if place < len(args) else kwargs.get(argument.name)
-                yield from filter(_has_memory, pytree.tree_leaves(value))
+                yield from filter(has_memory, pytree.tree_leaves(value))
     elif func.overloadpacket.__name__ in _STATISTICS and args[5]:
-        yield from filter(_has_memory, args[3:5])
+        yield from filter(has_memory, args[3:5])
 
 
-def _has_memory(value: Any) -> bool:
+def has_memory(value: Any) -> bool:
+    """Whether it is a plain tensor whose memory a look can follow."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and type(value) in _PLAIN
 
 

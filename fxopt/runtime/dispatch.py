@@ -347,7 +347,7 @@ def rehearse(model: nn.Module, args: tuple, kwargs: dict) -> None:
     from fxopt.capture.reach import Reach
     from fxopt.capture.untouched import Look, looked
 
-    if Reach(model).iterator:
+    if Reach(model).once:
         return
     look = Look()
     with torch.inference_mode(False), torch.no_grad(), undrawn(model):

@@ -1,0 +1,250 @@
+"""State where a capture does not look for it: behind methods, in objects of C, in opaque modules of calls that fail."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import functools
+import hashlib
+import io
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxopt import Config, optimize
+
+CONFIGS = {"default": Config(), "unchecked": Config(verify="off", tune="off")}
+each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.n = 0
+
+    def next(self, by: int = 1) -> int:
+        self.n += by
+        return self.n
+
+
+def listed() -> Callable[[], int]:
+    seen: list[int] = []
+    note = seen.append
+    return lambda: note(1) or len(seen)  # type: ignore[func-returns-value]
+
+
+def defaulted() -> Callable[[], int]:
+    seen: list[int] = []
+    return lambda note=seen.append: note(1) or len(seen)
+
+
+COUNTS: dict[str, Callable[[], Callable[[], Any]]] = {
+    "method": lambda: Counter().next,
+    "partial of a method": lambda: functools.partial(Counter().next, 2),
+    "partial of a function": lambda: functools.partial(Counter.next, Counter()),
+    "partial, by name": lambda: functools.partial(Counter.next, self=Counter()),
+    "in a dict": lambda: functools.partial(dict.__getitem__({"next": Counter().next}, "next")),
+    "method of a list": listed,
+    "a default": defaulted,
+    "iterator's method": lambda: itertools.count(1).__next__,
+}
+
+
+def item(values: Any) -> Any:
+    values[0] += 1
+    return values[0]
+
+
+def attribute(local: Any) -> int:
+    local.n = getattr(local, "n", 0) + 1
+    return local.n
+
+
+def hashed(digest: Any) -> int:
+    digest.update(b"a")
+    return digest.digest()[0]
+
+
+HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "bytearray": (lambda: bytearray(1), item),
+    "array": (lambda: array.array("d", [0.0]), item),
+    "memoryview": (lambda: memoryview(bytearray(1)), item),
+    "ctypes": (lambda: (ctypes.c_int * 1)(0), item),
+    "BytesIO": (io.BytesIO, lambda file: (file.write(b"a"), file.tell())[1]),
+    "StringIO": (io.StringIO, lambda file: (file.write("a"), file.tell())[1]),
+    "local": (threading.local, attribute),
+    "hash": (hashlib.md5, hashed),
+}
+
+
+class Count(nn.Module):
+    def __init__(self, count: Callable[[], Any], opaque: bool = False) -> None:
+        super().__init__()
+        self.count, self.opaque, self.layer = count, opaque, nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x).relu() + self.count()
+        return y + 0 * y.sum().item() if self.opaque else y
+
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * 2
+
+
+class Behind(nn.Module):
+    """What another object holds, and a function that changes it."""
+
+    def __init__(self, held: Any, change: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.held, self.change = held, change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu() + self.change(self.held)
+
+
+def answers(model: nn.Module) -> list[float]:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return [round(float(model(torch.rand(3 + call, 1)).sum()), 4) for call in range(4)]
+
+
+def check(make: Callable[[], nn.Module], config: Config) -> None:
+    torch.manual_seed(1)
+    expected = answers(make())
+    torch.manual_seed(1)
+    assert answers(optimize(make(), config=config)) == expected
+
+
+@each_config
+@pytest.mark.parametrize("opaque", [False, True])
+@pytest.mark.parametrize("count", COUNTS.values(), ids=COUNTS)
+def test_behind_a_call(count: Callable[[], Callable[[], Any]], opaque: bool, config: Config) -> None:
+    check(lambda: Count(count(), opaque), config)
+    check(lambda: Around(Count(count(), opaque)), config)
+
+
+@each_config
+@pytest.mark.parametrize("held", HELD.values(), ids=HELD)
+def test_in_objects_of_c(held: tuple[Callable[[], Any], Callable[[Any], Any]], config: Config) -> None:
+    make, change = held
+
+    def enclosing() -> nn.Module:
+        inside = make()
+        return Count(lambda: change(inside))
+
+    for model in (enclosing, lambda: Behind(make(), change), lambda: Around(Behind(make(), change))):
+        check(model, config)
+
+
+@each_config
+def test_what_only_records_has_all_calls(config: Config) -> None:
+    class Recording(nn.Module):
+        def __init__(self, note: Callable[[Any], None]) -> None:
+            super().__init__()
+            self.note = note
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.note(y := x.relu())
+            return y + 1
+
+    seen: list[Any] = []
+    fast = optimize(Recording(seen.append), config=config)
+    for rows in (3, 4, 5, 3):
+        fast(torch.randn(rows, 1))
+    assert [(type(each), len(each)) for each in seen] == [(Tensor, rows) for rows in (3, 4, 5, 3)]
+
+
+class Held(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.t = torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.t.add_(1)
+        return x + self.t + 0 * x.sum().item()
+
+
+class InDict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.t = {"a": torch.zeros(1)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.t["a"] += 1
+        return x + self.t["a"] + 0 * x.sum().item()
+
+
+class OtherData(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.t = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.t.data = self.t.data + 1
+        return x + self.t.detach() + 0 * x.sum().item()
+
+
+class ByNumpy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("t", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.t.numpy()[...] += 1
+        return x + self.t + 0 * x.sum().item()
+
+
+class Drawing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.t = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand(1, generator=self.t).item() + 0 * x.sum().item()
+
+
+@each_config
+@pytest.mark.parametrize("opaque", [Held, InDict, OtherData, ByNumpy, Drawing])
+def test_in_opaque_modules_of_calls_that_fail(opaque: type[nn.Module], config: Config) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.opaque, self.table = opaque(), nn.Embedding(5, 4)
+
+        def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+            return self.opaque(x) + self.table(ids)
+
+    torch.manual_seed(0)
+    eager, results = Model(), []
+    torch.manual_seed(0)
+    for model in (eager, optimize(Model(), config=config)):
+        found: list[Any] = []
+        for first in (0, 0, 9, 0):
+            try:
+                found.append(model(torch.ones(3, 4), torch.tensor([first, 1, 2])).detach().tolist())
+            except IndexError:
+                found.append("IndexError")
+        results.append(found)
+    assert results[1] == results[0]
+
+
+@each_config
+def test_inputs_that_an_opaque_module_edits_by_numpy(config: Config) -> None:
+    class Doubling(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x.detach().numpy()[...] *= 2
+            return x
+
+    for model in (Around(Doubling()), optimize(Around(Doubling()), config=config)):
+        for rows in (3, 4):
+            assert model(x := torch.ones(rows, 1)).tolist() == [[4.0]] * rows
+            assert x.tolist() == [[2.0]] * rows
