@@ -26,6 +26,7 @@ BYTES = (bytearray, array.array)
 # What they hold is not seen, and cannot be put back.
 _OF_CTYPES = ctypes.c_int.__mro__[-2]
 UNSEEN = (memoryview, _OF_CTYPES, io.BytesIO, io.StringIO, threading.local, type(hashlib.md5()))
+_KNOWN_BY_NAME = (torch.Tensor, *UNSEEN)  # their copies may be of another type
 _OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _BARE = (dict, OrderedDict, list, set)
 _DICTS = (OrderedDict, defaultdict, dict)
@@ -148,7 +149,7 @@ class Mirror:
         if (before is after and known is _MISSING) or id(before) in seen:
             return True
         seen = seen | {id(before)}
-        if isinstance(before, torch.Tensor) or id(before) in self._parts:
+        if isinstance(before, _KNOWN_BY_NAME) or id(before) in self._parts:
             return known is after
         if kind is not type(after):
             return False
@@ -194,6 +195,9 @@ class _Untaken:
     send = __next__
 
 
+_ASKED_OF_ALL = {"__class__", "__dict__", "_refuse"}  # by what only looks at what a model holds
+
+
 class _Unused:
     """Stands for an object that holds what nobody can see or put back."""
 
@@ -204,7 +208,10 @@ class _Unused:
         kind = object.__getattribute__(self, "_kind")
         raise CaptureError(f"uses a {kind}, of which a change would be neither seen nor undone")
 
-    __getattribute__ = __setattr__ = __getitem__ = __setitem__ = __len__ = __iter__ = __bool__ = _refuse
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, name) if name in _ASKED_OF_ALL else self._refuse()
+
+    __setattr__ = __getitem__ = __setitem__ = __len__ = __iter__ = __bool__ = _refuse
     __eq__ = __contains__ = __enter__ = __index__ = __float__ = _refuse
     __hash__ = object.__hash__
 

@@ -59,8 +59,9 @@ class Reach:
             for name in code.names & vars(kind).keys():
                 self._value(name, kind, vars(kind)[name])
         for value in code.held:
-            if is_users(type(value).__module__) and not is_plain_object(type(value)):  # a copy of a model shares it
-                self._value(type(value).__name__, None, value)
+            kind = type(value)
+            if is_users(kind.__module__) and not is_plain_object(kind) and not isinstance(value, UNSEEN):
+                self._value(kind.__name__, None, value)  # a copy of a model shares it
         caches = [value for value in code.held if isinstance(value, _CACHED)]
         self._caches = [(cache, cache.cache_info().misses) for cache in caches]
 

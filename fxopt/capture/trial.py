@@ -117,13 +117,13 @@ class _Run:
         def record(*args: Any, **kwargs: Any) -> Any:
             arguments, in_spec = trees.flatten((args, kwargs))
             tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
-            held = [each for each in self._held if _is_within(each[1], path)]
-            state = [(slot, own) for slot, _, own in self._copy.state if _is_within(slot.module, path)]
-            edits = _Edits(self._look, [*tensors, *(own for _, own in state), *(own for own, *_ in held)])
+            state = [own for slot, _, own in self._copy.state if _is_within(slot.module, path)]
+            held = [own for own, owner, _ in self._held if _is_within(owner, path)]
+            edits = _Edits(self._look, [*tensors, *state, *held])
             before = Before(self._copy)
             with printing(self._note_print):
                 result = stub.call(*args, **kwargs)
-            for owner, name in (*before.changed(), *(place for own, *place in held if edits.reach(own))):
+            for owner, name in (*before.changed(), *(place for own, *place in self._held if edits.reach(own))):
                 self.changes.setdefault(owner, set()).add(name)
             given, spec = trees.flatten((args, kwargs))
             if spec != in_spec or any(a is not b for a, b in zip(given, arguments, strict=True)):
@@ -158,13 +158,12 @@ def _is_within(path: str, leaf: str) -> bool:
 
 
 def _held_by_modules(copy: ModelCopy) -> Iterator[tuple[torch.Tensor, str, str]]:
-    """The tensors of modules that are no state, with the module's path and the attribute behind which they are."""
-    state = {id(own) for _, _, own in copy.state}
-    for path, module in copy.modules():
+    """The tensors of modules that are no state, with the path of the first module and the attribute."""
+    modules = list(copy.modules())
+    seen = {*(id(module) for _, module in modules), *(id(own) for _, _, own in copy.state)}
+    for path, module in modules:
         for name in vars(module).keys() - vars(nn.Module()).keys():
-            for value in held_by(vars(module)[name]):
-                if has_memory(value) and id(value) not in state:
-                    yield value, path, name
+            yield from ((value, path, name) for value in held_by(vars(module)[name], seen=seen) if has_memory(value))
 
 
 class _Stub:

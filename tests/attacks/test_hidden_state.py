@@ -145,6 +145,15 @@ def test_in_objects_of_c(held: tuple[Callable[[], Any], Callable[[Any], Any]], c
         check(model, config)
 
 
+@pytest.mark.parametrize("held", HELD.values(), ids=HELD)
+def test_what_no_forward_uses_does_no_harm(held: tuple[Callable[[], Any], Callable[[Any], Any]]) -> None:
+    model = Around(Around(nn.Linear(1, 1)))
+    model.held = model.inner.held = held[0]()  # type: ignore[assignment]
+    model.note = [].append  # type: ignore[assignment]
+    fast = optimize(model, (torch.rand(3, 1),), Config(tune="off"))
+    assert fast._fxopt.entries[0].executable is not None
+
+
 @each_config
 def test_what_only_records_has_all_calls(config: Config) -> None:
     class Recording(nn.Module):
