@@ -118,12 +118,12 @@ class _Run:
             arguments, in_spec = trees.flatten((args, kwargs))
             tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
             state = [own for slot, _, own in self._copy.state if _is_within(slot.module, path)]
-            held = [own for own, owner, _ in self._held if _is_within(owner, path)]
-            edits = _Edits(self._look, [*tensors, *state, *held])
+            held = [(own, (owner, name)) for own, owner, name in self._held if _is_within(owner, path)]
+            edits = _Edits(self._look, [*tensors, *state, *(own for own, _ in held)])
             before = Before(self._copy)
             with printing(self._note_print):
                 result = stub.call(*args, **kwargs)
-            for owner, name in (*before.changed(), *(place for own, *place in self._held if edits.reach(own))):
+            for owner, name in (*before.changed(), *(place for own, place in held if edits.reach(own))):
                 self.changes.setdefault(owner, set()).add(name)
             given, spec = trees.flatten((args, kwargs))
             if spec != in_spec or any(a is not b for a, b in zip(given, arguments, strict=True)):
