@@ -23,10 +23,10 @@ from fxopt.reach import behind_proxy, slots_of, wrapped
 
 ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, type}
 BYTES = (bytearray, array.array)
-# What they hold is not seen, and cannot be put back.
 _OF_CTYPES = ctypes.c_int.__mro__[-2]
+# What they hold is not seen, and cannot be put back.
 UNSEEN = (memoryview, _OF_CTYPES, io.BytesIO, io.StringIO, threading.local, type(hashlib.md5()))
-_KNOWN_BY_NAME = (torch.Tensor, *UNSEEN)  # their copies may be of another type
+_STOOD_FOR = (torch.Tensor, *UNSEEN)  # by what may be of another type
 _OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _BARE = (dict, OrderedDict, list, set)
 _DICTS = (OrderedDict, defaultdict, dict)
@@ -149,7 +149,7 @@ class Mirror:
         if (before is after and known is _MISSING) or id(before) in seen:
             return True
         seen = seen | {id(before)}
-        if isinstance(before, _KNOWN_BY_NAME) or id(before) in self._parts:
+        if isinstance(before, _STOOD_FOR) or id(before) in self._parts:
             return known is after
         if kind is not type(after):
             return False
@@ -218,11 +218,9 @@ class _Unused:
 
 def _bound(method: Any, owner: Any) -> Any:
     """The same method of another object."""
-    return (
-        types.MethodType(method.__func__, owner)
-        if type(method) is types.MethodType
-        else getattr(owner, method.__name__)
-    )
+    if type(method) is types.MethodType:
+        return types.MethodType(method.__func__, owner)
+    return getattr(owner, method.__name__)
 
 
 def is_plain_object(kind: type) -> bool:
