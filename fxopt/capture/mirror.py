@@ -12,6 +12,8 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -24,9 +26,10 @@ from fxopt.reach import behind_proxy, slots_of, wrapped
 ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, type}
 BYTES = (bytearray, array.array)
 _OF_CTYPES = ctypes.c_int.__mro__[-2]
-# What they hold is not seen, and cannot be put back.
-UNSEEN = (memoryview, _OF_CTYPES, io.BytesIO, io.StringIO, threading.local, type(hashlib.md5()))
-_STOOD_FOR = (torch.Tensor, *UNSEEN)  # by what may be of another type
+_UNSEEN = (memoryview, _OF_CTYPES, io.IOBase, SimpleQueue, threading.local, type(hashlib.md5()))
+_SHARING = """threading queue multiprocessing concurrent asyncio socket ssl http subprocess tempfile shelve dbm
+    sqlite3"""
+_OF_OTHERS = frozenset(_SHARING.split())  # what their objects hold is other threads', processes' or machines', too
 _OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _BARE = (dict, OrderedDict, list, set)
 _DICTS = (OrderedDict, defaultdict, dict)
@@ -34,15 +37,14 @@ _CONTAINERS = (*_DICTS, list, set, deque)
 _LARGE = 1 << 16  # an array of more bytes stays shared: a copy for each trace would cost more than the trace
 _MISSING = object()
 _OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__deepcopy__")
-_BETWEEN_THREADS = {"threading", "queue", "multiprocessing", "concurrent", "asyncio", "logging", "socket", "subprocess"}
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made in Python, whose instances are their attributes
 
 
 class Mirror:
     """Copies of values, each object once: containers, plain objects, functions around them, arrays and tensors.
 
-    What has a way of its own to be copied (files, generators) stays shared, and so do events, queues and loggers: a
-    copy would wait for ever for what another thread does.
+    What has a way of its own to be copied stays shared, and so do locks and loggers. Files, queues and events can be
+    neither copied nor put back: what stands for them refuses to be used.
 
     Args:
         hold: the tensor that stands for one that is held.
@@ -87,11 +89,11 @@ class Mirror:
             return self._remember(value, value.copy() if value.nbytes <= _LARGE else value)
         if kind in BYTES:
             return self._remember(value, value[:])
-        if isinstance(value, UNSEEN):
+        if is_unseen(kind) or kind is ContextVar:
             return self._remember(value, _Unused(kind.__name__))
         if is_plain_object(kind):
             return self._filled(value, _bare(kind), lambda copy: self.fill(value, copy))
-        if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+        if isinstance(value, Iterator):
             return self._remember(value, _Untaken())
         return value
 
@@ -149,8 +151,8 @@ class Mirror:
         if (before is after and known is _MISSING) or id(before) in seen:
             return True
         seen = seen | {id(before)}
-        if isinstance(before, _STOOD_FOR) or id(before) in self._parts:
-            return known is after
+        if isinstance(before, (torch.Tensor, ContextVar)) or is_unseen(kind) or id(before) in self._parts:
+            return known is after  # which may be of another type
         if kind is not type(after):
             return False
         if isinstance(before, dict):
@@ -206,7 +208,7 @@ class _Unused:
 
     def _refuse(self, *args: Any) -> Any:
         kind = object.__getattribute__(self, "_kind")
-        raise CaptureError(f"uses a {kind}, of which a change would be neither seen nor undone")
+        raise CaptureError(f"uses {kind}, of which a change would be neither seen nor undone")
 
     def __getattribute__(self, name: str) -> Any:
         return object.__getattribute__(self, name) if name in _ASKED_OF_ALL else self._refuse()
@@ -223,11 +225,23 @@ def _bound(method: Any, owner: Any) -> Any:
     return getattr(owner, method.__name__)
 
 
+def _is_unseen(kind: type) -> bool:
+    """Whether what its instances hold can be neither seen nor put back: buffers of C, files, what threads share."""
+    return issubclass(kind, _UNSEEN) or not _OF_OTHERS.isdisjoint(_libraries(kind))
+
+
+is_unseen: Callable[[type], bool] = functools.lru_cache(4096)(_is_unseen)
+
+
+def _libraries(kind: type) -> set[str]:
+    return {base.__module__.partition(".")[0] for base in kind.__mro__}
+
+
 def is_plain_object(kind: type) -> bool:
     """Whether instances are their attributes and nothing else, and do not say otherwise."""
     if issubclass(kind, (nn.Module, torch.optim.Optimizer)):
         return not issubclass(kind, torch.jit.ScriptModule)
-    if any(base.__module__.partition(".")[0] in _BETWEEN_THREADS for base in kind.__mro__):
+    if is_unseen(kind) or "logging" in _libraries(kind):
         return False
     own = kind is types.SimpleNamespace or (_is_of_python(kind) and kind.__new__ is object.__new__)
     return own and all(_inherited(kind, name) for name in _OWN_WAYS)

@@ -31,7 +31,7 @@ def patch(shape_env: TraceShapeEnv, regions: Regions) -> None:
 
 
 def refuse_to_print(*args: Any, **kwargs: Any) -> None:
-    raise CaptureError("prints, which a graph would not do again")
+    raise CaptureError("prints or logs, which a graph would not do again")
 
 
 def _loses_backward(name: str) -> CaptureError:

@@ -8,15 +8,16 @@ and what changed is the reason why the model stays eager. Only what a cache of f
 from __future__ import annotations
 
 import functools
-import io
+import os
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from types import CellType
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from fxopt.capture.mirror import BYTES, UNSEEN, attributes, is_plain_object
+from fxopt.capture.mirror import BYTES, attributes, is_plain_object, is_unseen
 from fxopt.capture.questions import first_question
 from fxopt.capture.state import hooks_of
 from fxopt.names import is_users, named_by, names_stored
@@ -60,8 +61,10 @@ class Reach:
                 self._value(name, kind, vars(kind)[name])
         for value in code.held:
             kind = type(value)
-            if is_users(kind.__module__) and not is_plain_object(kind) and not isinstance(value, UNSEEN):
+            if is_users(kind.__module__) and not is_plain_object(kind) and not is_unseen(kind):
                 self._value(kind.__name__, None, value)  # a copy of a model shares it
+        if "environ" in code.names:
+            self._value("os.environ", None, os.environ)
         caches = [value for value in code.held if isinstance(value, _CACHED)]
         self._caches = [(cache, cache.cache_info().misses) for cache in caches]
 
@@ -86,12 +89,14 @@ class Reach:
     def _value(self, name: str, owner: Any, value: Any) -> None:
         if owner is not None:
             self._names.append((owner, name, value))
+        if isinstance(value, ContextVar) and (now := _read(value, name)) is not _MISSING:
+            self._value(value.name, value, now)
         if isinstance(value, (*_NUMBERS, type)) or id(value) in self._seen:
             return
         self._seen.add(id(value))
-        if isinstance(value, UNSEEN):
-            self.once = f"use {name}, a {type(value).__name__}, of which a change would be neither seen nor undone"
-        elif isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_plain_object(type(value)):
+        if is_unseen(type(value)) or (isinstance(value, ContextVar) and _read(value, name) is _MISSING):
+            self.once = f"use {name} ({type(value).__name__}), of which a change would be neither seen nor undone"
+        elif isinstance(value, Iterator) and not is_plain_object(type(value)):
             self.once = f"take the next item of {name}, an iterator, which a graph would do only once"
         held = value if isinstance(value, tuple) else _content(value)
         if held is not None and held is not value:
@@ -110,12 +115,19 @@ def _read(owner: Any, name: str) -> Any:
             return owner.cell_contents
         except ValueError:  # not assigned yet
             return _MISSING
+    if isinstance(owner, ContextVar):
+        try:
+            return owner.get()
+        except LookupError:
+            return _MISSING
     return (owner if isinstance(owner, dict) else vars(owner)).get(name, _MISSING)
 
 
 def _write(owner: Any, name: str, value: Any) -> None:
     if isinstance(owner, CellType):
         owner.cell_contents = value
+    elif isinstance(owner, ContextVar):
+        owner.set(value)
     elif isinstance(owner, dict):
         owner.pop(name) if value is _MISSING else owner.__setitem__(name, value)
     else:
@@ -136,6 +148,8 @@ def content(value: Any) -> Any:
         return value.copy() if value.size <= _LARGE else None
     if isinstance(value, BYTES):
         return value[:] if len(value) <= _LARGE else None
+    if value is os.environ:
+        return frozenset(value.items())
     if isinstance(value, (dict, set)):
         held: Any = dict(value) if isinstance(value, dict) else set(value)
     elif isinstance(value, list) or type(value).__name__ == "deque":
@@ -162,7 +176,7 @@ def refill(value: Any, held: Any) -> None:
         value[...] = held
     elif isinstance(value, BYTES):
         value[:] = held
-    elif isinstance(value, (dict, set)):
+    elif isinstance(value, (dict, set)) or value is os.environ:
         value.clear()
         value.update(held)
     elif isinstance(held, list):

@@ -111,7 +111,7 @@ class _Run:
             self.assigns[path] = self.assigns.get(path, set()) | names
 
     def _note_print(self, *args: Any, **kwargs: Any) -> None:
-        self.outside = "what is printed"
+        self.outside = "what is printed or logged"
 
     def _recording(self, path: str, stub: _Stub) -> Callable:
         def record(*args: Any, **kwargs: Any) -> Any:

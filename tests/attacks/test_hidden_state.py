@@ -8,8 +8,14 @@ import functools
 import hashlib
 import io
 import itertools
+import logging
+import logging.handlers
+import multiprocessing
+import queue
+import tempfile
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -69,15 +75,66 @@ def hashed(digest: Any) -> int:
     return digest.digest()[0]
 
 
+def put(queue: Any) -> int:
+    queue.put(1)
+    return queue.qsize()
+
+
+def toggled(event: threading.Event) -> bool:
+    event.clear() if event.is_set() else event.set()
+    return event.is_set()
+
+
+def taken(semaphore: threading.Semaphore) -> int:
+    semaphore.acquire()
+    return semaphore._value
+
+
+def written(file: Any) -> int:
+    file.write("a")
+    return file.tell()
+
+
+def logger() -> logging.Logger:
+    log, handler = logging.Logger("mine"), logging.handlers.BufferingHandler(1000)
+    log.addHandler(handler)
+    return log
+
+
+def logged(log: logging.Logger) -> int:
+    log.warning("called")
+    return len(log.handlers[0].buffer)  # type: ignore[attr-defined]
+
+
+def raised(variable: ContextVar) -> int:
+    variable.set(variable.get() + 1)
+    return variable.get()
+
+
+def shared(number: Any) -> int:
+    number.value += 1
+    return number.value
+
+
 HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "bytearray": (lambda: bytearray(1), item),
     "array": (lambda: array.array("d", [0.0]), item),
     "memoryview": (lambda: memoryview(bytearray(1)), item),
     "ctypes": (lambda: (ctypes.c_int * 1)(0), item),
-    "BytesIO": (io.BytesIO, lambda file: (file.write(b"a"), file.tell())[1]),
-    "StringIO": (io.StringIO, lambda file: (file.write("a"), file.tell())[1]),
+    "StringIO": (io.StringIO, written),
+    "BytesIO": (lambda: io.TextIOWrapper(io.BytesIO()), written),
+    "file": (functools.partial(tempfile.TemporaryFile, "w"), written),
+    "temporary file": (functools.partial(tempfile.NamedTemporaryFile, "w"), written),
     "local": (threading.local, attribute),
     "hash": (hashlib.md5, hashed),
+    "Queue": (queue.Queue, put),
+    "SimpleQueue": (queue.SimpleQueue, put),
+    "Event": (threading.Event, toggled),
+    "Semaphore": (lambda: threading.Semaphore(99), taken),
+    "between processes": (lambda: multiprocessing.Value("i"), shared),
+    "logger": (logger, logged),
+    "context variable": (lambda: ContextVar("calls", default=0), raised),
+    "context variable, unset": (lambda: ContextVar("calls"), lambda calls: calls.set(calls.get(0) + 1) and calls.get()),
 }
 
 

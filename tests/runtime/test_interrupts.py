@@ -6,7 +6,6 @@ import builtins
 import contextlib
 import gc
 import logging
-import queue
 import sys
 import threading
 import traceback
@@ -24,6 +23,7 @@ import fxopt
 from fxopt.capture.trace import TRACE_LOCK
 from fxopt.runtime import dispatcher_of
 from fxopt.torch_internals.modes import dispatch_keys_kept
+from tests.runtime.midway import midway
 
 CONFIG = fxopt.Config(tune="off")
 ALLOCATOR = RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: you tried")
@@ -172,37 +172,30 @@ def test_an_interrupt_anywhere(moments, part):
     assert reached > len(moments[part::4]) // 2
 
 
-class Errors(queue.SimpleQueue):
-    """What all copies of a model share."""
+def failing(*errors: BaseException) -> Any:
+    """Traces of a Ranker raise these in its middle, one after the other."""
+    left = list(errors)
 
+    def fail() -> None:
+        if left:
+            raise left.pop()
 
-class Failing(Ranker):
-    """Raises while it is traced, for as long as `errors` lasts."""
-
-    def __init__(self, *errors: BaseException):
-        super().__init__()
-        self._errors = Errors()
-        for error in errors:
-            self._errors.put(error)
-
-    def forward(self, x, ids):
-        if isinstance(x, FakeTensor) and not self._errors.empty():
-            raise self._errors.get()
-        return super().forward(x, ids)
+    return midway(torch.Tensor.amax, fail)
 
 
 @pytest.mark.parametrize("error", [*SHORTAGES, KeyboardInterrupt(), SystemExit()], ids=repr)
 @pytest.mark.parametrize("inside", [False, True])
 def test_what_says_nothing_about_the_model_is_not_remembered(error, inside):
-    model = nn.Sequential(Both(Failing(error))) if inside else Failing(error)
+    model = nn.Sequential(Both(Ranker())) if inside else Ranker()
     fast, inputs, before = fxopt.optimize(model, config=CONFIG), example(), settings()
     given = (inputs,) if inside else inputs
-    if isinstance(error, Exception):
-        torch.testing.assert_close(fast(*given), model(*given))
-        assert any("not captured" in reason for reason in dispatcher_of(fast).refused)
-    else:
-        with pytest.raises(type(error)):
-            fast(*given)
+    with failing(error):
+        if isinstance(error, Exception):
+            torch.testing.assert_close(fast(*given), model(*given))
+            assert any("not captured" in reason for reason in dispatcher_of(fast).refused)
+        else:
+            with pytest.raises(type(error)):
+                fast(*given)
     assert settings() == before and not dispatcher_of(fast).entries
     torch.testing.assert_close(fast(*given), model(*given))
     (entry,) = dispatcher_of(fast).entries
@@ -219,9 +212,10 @@ class Both(nn.Module):
 
 
 def test_memory_that_stays_short_ends_the_attempts():
-    fast = fxopt.optimize(Failing(*[MemoryError()] * 50), config=CONFIG)
-    for _ in range(6):
-        fast(*example())
+    fast = fxopt.optimize(Ranker(), config=CONFIG)
+    with failing(*[MemoryError()] * 50):
+        for _ in range(6):
+            fast(*example())
     (entry,) = dispatcher_of(fast).entries
     assert entry.executable is None and "MemoryError" in entry.findings.eager_reason
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from queue import Queue, SimpleQueue
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import fxopt
 from fxopt.runtime import dispatcher_of
+from tests.runtime.midway import midway
 
 CONFIG = fxopt.Config(tune="off", verify="off")
 
@@ -74,48 +75,35 @@ SERVED: dict[str, Callable[[], nn.Module]] = {
 
 
 class Pause:
-    """Runs `meanwhile` in another thread, from beginning to end, once. What changes of it is in queues, which nobody
-    copies for a trace, or takes for settings of the model."""
+    """Runs `meanwhile` in another thread, from beginning to end, once."""
 
     def __init__(self, meanwhile: Callable[[], Any]):
-        self._left: SimpleQueue[Callable[[], Any]] = SimpleQueue()
-        self._results: SimpleQueue[Any] = SimpleQueue()
-        self._left.put(meanwhile)
+        self._meanwhile, self.over, self.result = meanwhile, False, None
 
     def __call__(self) -> None:
         if not self.over:
+            self.over = True
             with ThreadPoolExecutor(1) as pool:
-                self._results.put(pool.submit(self._left.get()).result(timeout=120))
-
-    @property
-    def over(self) -> bool:
-        return self._left.empty()
-
-    def result(self) -> Any:
-        return self._results.get(timeout=1)
+                self.result = pool.submit(self._meanwhile).result(timeout=120)
 
 
 class Paused(nn.Module):
-    """In the middle of its first trace it calls `pause`."""
+    """Captured with a pause at its relu."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
-        self.pause: Pause | None = None
 
     def forward(self, x):
-        x = self.inner(x)
-        if isinstance(x, FakeTensor) and self.pause is not None:
-            self.pause()
-        return x.relu() + len(x)
+        return self.inner(x).relu() + len(x)
 
 
 def captured_while(meanwhile: Callable[[], Any]) -> tuple[nn.Module, Any]:
-    paused = Paused().eval()
-    paused.pause = Pause(meanwhile)
-    fast = fxopt.optimize(paused, (torch.randn(3, 8),), CONFIG)
-    assert paused.pause.over
-    return fast, paused.pause.result()
+    pause = Pause(meanwhile)
+    with midway(torch.Tensor.relu, pause):
+        fast = fxopt.optimize(Paused().eval(), (torch.randn(3, 8),), CONFIG)
+    assert pause.over
+    return fast, pause.result
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -255,9 +243,7 @@ def test_the_model_is_changed_meanwhile(monkeypatch, edit, when):
     """The capture is of the model as it is afterwards, or is dropped."""
     model = Paused().eval()
     pause = Pause(lambda: edit(model))
-    if when == "while it is traced":
-        model.pause = pause
-    else:
+    if when != "while it is traced":
         pipeline = sys.modules["fxopt.optimize"]
         rewrite = pipeline.rewrite
 
@@ -267,8 +253,10 @@ def test_the_model_is_changed_meanwhile(monkeypatch, edit, when):
 
         monkeypatch.setattr(pipeline, "rewrite", after)
     fast = fxopt.optimize(model, config=fxopt.Config(tune="off", verify="first" if "verified" in when else "off"))
-    with contextlib.suppress(RuntimeError) if edit is _double else contextlib.nullcontext():
+    traced = midway(torch.Tensor.relu, pause) if when == "while it is traced" else contextlib.nullcontext()
+    with traced, contextlib.suppress(RuntimeError) if edit is _double else contextlib.nullcontext():
         fast(torch.randn(3, 8))  # eager meets its new dtype
+    assert pause.over
     wide = model.inner[2].weight.dtype
     for rows in (4, 2, 7, 4):
         x = torch.randn(rows, 8, dtype=wide)
@@ -316,18 +304,20 @@ def test_a_lock_of_the_users_that_a_forward_takes(monkeypatch, same):
 
         def forward(self, x):
             if isinstance(x, FakeTensor):
-                tracing.set()
+                if tracing.locked():
+                    tracing.release()
                 assert theirs.acquire(timeout=60)
                 theirs.release()
             return self.layer(x)
 
-    tracing, x = threading.Event(), torch.randn(3, 8)
+    tracing, x = threading.Lock(), torch.randn(3, 8)
+    tracing.acquire()
     first, other = fxopt.optimize(Locking(), config=CONFIG), fxopt.optimize(nn.Linear(8, 8), config=CONFIG)
 
     def hold() -> None:
         with theirs:
             held.set()
-            tracing.wait(60)
+            tracing.acquire(timeout=60)
             (first if same else other)(x)
 
     held = threading.Event()
@@ -342,7 +332,7 @@ def test_a_lock_of_the_users_that_a_forward_takes(monkeypatch, same):
     assert dispatcher_of(other).entries[0].executable is not None
 
 
-def test_what_threads_share_is_not_copied():
+def test_what_threads_share_is_used_as_in_eager():
     """A copy of an event would never be set, and a copy of a queue would keep what another thread has taken."""
     event, queue = threading.Event(), Queue()
     queue.put(torch.ones(()))
@@ -364,3 +354,5 @@ def test_what_threads_share_is_not_copied():
         event.set()
         torch.testing.assert_close(result.result(timeout=30), model(x))
     assert event.is_set() and queue.qsize() == 1
+    (entry,) = dispatcher_of(fast).entries
+    assert "uses Event" in entry.findings.eager_reason
