@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxopt.names import is_users
+from fxopt.reach import Code
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.refusals import Refusals
 from fxopt.shape.aliases import Aliases, is_random, written_arguments
@@ -71,6 +72,9 @@ class Undo:
             module = model.get_submodule(path)
             if (module, name) not in stored:
                 self._touched.setdefault(module, set()).add("_buffers" if name in module._buffers else name)
+        for call in calls:
+            for module, name in _may_change(call.module):
+                self._touched.setdefault(module, set()).add(name)
         self._random = bool(calls) or any(map(is_random, before))
         self._model = model
         kept = [placeholders[number].meta["val"] for number in self._numbers]
@@ -161,6 +165,16 @@ def _is_kept(tensor: Tensor) -> bool:
 def _leaf(node: fx.Node, module: fx.GraphModule) -> LeafCall | None:
     called: Any = module.get_submodule(str(node.target)) if node.op == "call_module" else None
     return called if hasattr(called, "signature") else None
+
+
+def _may_change(leaf: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """The attributes of its own that the code of an opaque module names, as it may change them for some data only."""
+    names = Code.behind([leaf]).names
+    for module in leaf.modules():
+        if is_users(type(module).__module__):
+            yield from ((module, name) for name in names & vars(module).keys())
+            if names & module._buffers.keys():
+                yield module, "_buffers"
 
 
 def _stores(nodes: Sequence[fx.Node], module: fx.GraphModule) -> Iterator[tuple[nn.Module, str]]:
