@@ -18,6 +18,7 @@ from torch import nn
 import fxopt
 from fxopt.capture.trace import TRACE_LOCK
 from fxopt.runtime import dispatcher_of
+from tests.runtime.midway import midway
 
 CONFIG = fxopt.Config(tune="off")
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
@@ -27,11 +28,8 @@ class Ranker(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table, self.layers = nn.Embedding(9, 4), nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 1))
-        self.wait: Callable[[], None] | None = None
 
     def forward(self, x, ids):
-        if self.wait is not None:
-            self.wait()
         return self.layers(torch.cat([x, self.table(ids)], 1))
 
 
@@ -116,12 +114,16 @@ def test_while_another_thread_traces():
     inside, done = threading.Event(), threading.Event()
 
     def wait() -> None:
-        inside.set()
-        done.wait(60)
+        if threading.current_thread() is thread:
+            inside.set()
+            done.wait(60)
 
-    other.wait = wait
+    def trace() -> None:
+        with midway(torch.cat, wait):
+            fxopt.optimize(other, inputs, fxopt.Config(tune="off", verify="off"))
+
     inputs = example()
-    thread = threading.Thread(target=lambda: fxopt.optimize(other, inputs, fxopt.Config(tune="off", verify="off")))
+    thread = threading.Thread(target=trace)
     thread.start()
     inside.wait(60)
     assert len is not length  # a builtin is changed for the time of a trace
@@ -146,7 +148,6 @@ def _work(fast: nn.Module, inputs: tuple, results: Any) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_spawn(shared):
     model, inputs = Ranker().eval(), example()
-    model.wait = None
     fast = fxopt.optimize(model, inputs, CONFIG)
     if shared:
         fast.share_memory()
