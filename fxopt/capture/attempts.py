@@ -16,7 +16,7 @@ from fxopt.capture.boundaries import INSTALLED
 from fxopt.capture.captured import Capture
 from fxopt.capture.edits import check_memory, layout
 from fxopt.capture.effects import Attributes, filled_arguments, make_write_first, record
-from fxopt.capture.errors import CaptureError, is_passing
+from fxopt.capture.errors import CaptureError, StartAgain, is_passing
 from fxopt.capture.generators import Generators
 from fxopt.capture.guards import guards_of
 from fxopt.capture.inputs import Dim, FakeInputs, Inputs, Shapes, filled, trace_shapes
@@ -146,7 +146,7 @@ class Attempts:
                 places,
                 PackedDims(fakes.sources, positive),
             )
-        except (MakeStatic, MakePositive):
+        except StartAgain:
             raise
         except Exception as error:
             if is_passing(error):

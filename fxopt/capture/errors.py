@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+
 import torch
 
 from fxopt.findings import Place
 
 _UNKNOWN = Place()
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def noticing() -> Iterator[list[Exception]]:
+    """The errors that this thread raises meanwhile for code of the user's, which may catch them: `except Exception`."""
+    before = getattr(_local, "noticed", None)
+    noticed: list[Exception] = []
+    _local.noticed = noticed
+    try:
+        yield noticed
+    finally:
+        _local.noticed = before
+
+
+def notice(error: Exception) -> None:
+    if (noticed := getattr(_local, "noticed", None)) is not None:
+        noticed.append(error)
 
 
 class CaptureError(RuntimeError):
@@ -16,6 +38,7 @@ class CaptureError(RuntimeError):
         super().__init__(f"{place}: {reason}")
         self.reason = reason
         self.place = place
+        notice(self)
 
 
 class OtherData(CaptureError):
@@ -24,6 +47,15 @@ class OtherData(CaptureError):
 
 class Busy(CaptureError):
     """Another thread's capture did not end, perhaps because it waits for this thread."""
+
+
+class StartAgain(Exception):
+    """The trace starts again, with something known of these dims of the inputs."""
+
+    def __init__(self, dims: set[tuple[int, int]]):
+        super().__init__(f"{type(self).__name__} {sorted(dims)}")
+        self.dims = dims
+        notice(self)
 
 
 def is_passing(error: BaseException | None) -> bool:

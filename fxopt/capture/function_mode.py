@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fxopt.capture.asked_strides import refuse_guess, requires_by_layout
-from fxopt.capture.errors import CaptureError
+from fxopt.capture.errors import CaptureError, notice
 from fxopt.capture.proofs import Proofs
 from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.fused_attention import as_fused, leaves_fused
@@ -75,6 +75,13 @@ class FunctionMode(PreDispatchTorchFunctionMode):
         self._proofs = proofs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return self._called(func, types, args, kwargs)
+        except Exception as error:
+            notice(error)
+            raise
+
+    def _called(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func in AUTOCAST:  # which is switched by now: the casts that it means are recorded one by one
             return None
         if func in _ASKS and not isinstance(args[0], nn.Parameter):

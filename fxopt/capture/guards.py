@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
+import torch
 from sympy.core.relational import Relational
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.solve import try_solve
@@ -65,7 +66,7 @@ class Guards:
             body.append("    try:")
             body += [f"        if not ({text}): return False" for text in self.relations]
             body.append("    except ZeroDivisionError: return False")
-        namespace: dict[str, Any] = {"math": math}
+        namespace: dict[str, Any] = {"math": math, "torch": torch}
         exec("def holds(t):\n" + "\n".join([*body, "    return True"]), namespace)
         return namespace["holds"]
 

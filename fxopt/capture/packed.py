@@ -14,24 +14,17 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fxopt.capture.errors import StartAgain
 from fxopt.capture.inputs import Dim
 from fxopt.torch_internals.symbols import expression
 
 
-class MakeStatic(Exception):
-    """Start the trace again with these dims static."""
-
-    def __init__(self, dims: set[Dim]):
-        super().__init__(f"dims {sorted(dims)} are a layout")
-        self.dims = dims
+class MakeStatic(StartAgain):
+    """With these dims static: they are a layout."""
 
 
-class MakePositive(Exception):
-    """Start the trace again with these dims at least 1: `x[:, 1:]` is then one term, not a Max."""
-
-    def __init__(self, dims: set[Dim]):
-        super().__init__(f"dims {sorted(dims)} have an item")
-        self.dims = dims
+class MakePositive(StartAgain):
+    """With these dims at least 1, as an item of them is taken: `x[:, 1:]` is then one term, not a Max."""
 
 
 _BY_DIM = {

@@ -18,7 +18,7 @@ from fxopt.capture.casts import casts_of
 from fxopt.capture.checkpointed import Regions
 from fxopt.capture.data_cuts import cut_within
 from fxopt.capture.decided import keep_decisions
-from fxopt.capture.errors import Busy, CaptureError
+from fxopt.capture.errors import Busy, CaptureError, StartAgain, noticing
 from fxopt.capture.forms import Forms
 from fxopt.capture.function_mode import FunctionMode
 from fxopt.capture.patches import patch, refuse_to_print
@@ -33,7 +33,7 @@ from fxopt.capture.untouched import written
 from fxopt.findings import Place
 from fxopt.locks import WAIT, lock
 from fxopt.shape.memory import Memory
-from fxopt.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
+from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT, FakeTensor, FakeTensorMode
 from fxopt.torch_internals.modes import (
     is_any_autocast_enabled,
     is_functorch_wrapped_tensor,
@@ -206,6 +206,14 @@ def _refuse_constants(func: Any, args: tuple, kwargs: dict) -> None:
                 raise CaptureError("edits a tensor that is no parameter, no buffer and no input")
 
 
+def _stopping(error: Exception) -> Exception:
+    """What stops the trace where the user's code has caught an error of it."""
+    if isinstance(error, (CaptureError, StartAgain, *DATA_DEPENDENT)):
+        return error
+    reason = f"catches {type(error).__name__}, and a graph would not find out when it is raised"
+    return CaptureError(reason).with_traceback(error.__traceback__)
+
+
 def _alone(trace: Callable[P, T]) -> Callable[P, T]:
     """One trace at a time, after which everything is as it was before."""
 
@@ -259,11 +267,13 @@ def trace(
                 known[id(real)] = proxy.node
         uncached = disable_autocast_cache()
         try:
-            with fake_mode, enable_python_dispatcher(), functions, mode, recording, uncached:
+            with fake_mode, enable_python_dispatcher(), functions, mode, recording, uncached, noticing() as noticed:
                 outputs = tuple(_proxy_of(value, tracer) for value in run(tracer))
         finally:
             tracer.put_back()
         tracer.create_node("output", "output", (tracer.create_arg(outputs),), {})
+    if caught := [*shape_env.raised, *noticed]:
+        raise _stopping(caught[0])
     if recording.switched:
         raise CaptureError("switches inference mode, which a graph does not keep")
     refuse_transforms(tracer.graph)

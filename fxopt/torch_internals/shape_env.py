@@ -6,17 +6,26 @@ where it meets another size) is kept as a condition, and never makes it the othe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 import sympy
 import torch
 from sympy.core.relational import Relational
 from torch._dynamo.source import ConstantSource
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    free_unbacked_symbols,
+)
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
+
+from fxopt.names import is_users
 
 aten = torch.ops.aten
 
@@ -50,6 +59,7 @@ class TraceShapeEnv(ShapeEnv):
     Attributes:
         operator: the overload whose fake implementation runs now, None in the user's code.
         symbolic_len, gave_len: whether len(tensor) gives a symbolic size as x.shape[0] does, and whether one was given.
+        raised: errors that answered questions of users' code, which may have caught them.
         decided: conditions on numbers that depend on data, as they were taken for granted.
     """
 
@@ -60,6 +70,7 @@ class TraceShapeEnv(ShapeEnv):
 
     def __init__(self) -> None:
         super().__init__(duck_shape=False, specialize_zero_one=False)
+        self.raised: list[Exception] = []
         self.decided: dict[sympy.Basic, None] = {}
 
     def size(self, name: str, hint: int, positive: bool) -> torch.SymInt:
@@ -79,6 +90,14 @@ class TraceShapeEnv(ShapeEnv):
         return super()._get_stack_summary(is_debug, framework_loc or "")
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._evaluated(orig_expr, *args, **kwargs)
+        except GuardOnDataDependentSymNode as error:
+            if is_users(_asking().f_globals["__name__"]):
+                self.raised.append(error)
+            raise
+
+    def _evaluated(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
         packet = getattr(self.operator, "overloadpacket", None)
         if (
             isinstance(orig_expr, Relational)
@@ -138,6 +157,17 @@ class TraceShapeEnv(ShapeEnv):
     def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
         if self._proven or a in self.replacements or not free_unbacked_symbols(a):
             super()._set_replacement(a, tgt, msg)
+
+
+_ASK = frozenset({"torch", "torch.fx.experimental.sym_node", "torch.fx.experimental.recording", __name__})
+
+
+def _asking() -> FrameType:
+    """The code that asks for the truth or the number of something symbolic: what is in front of torch's own methods."""
+    frame: Any = sys._getframe(1)
+    while frame.f_globals["__name__"] in _ASK or frame.f_code.co_name == "evaluate_sym_node":
+        frame = frame.f_back
+    return frame
 
 
 def _is_about_strides(packet: Any, question: Relational) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -399,3 +401,16 @@ def test_dims_that_are_indexed_by_data_stay_lengths():
 
     captured = capture(Last(), (torch.randn(5, 3, 4), torch.randint(1, 3, (5,))))
     assert not isinstance(captured.inputs[0].dims[1], int)
+
+
+@pytest.mark.parametrize("part", [lambda n: int(n * 0.5), lambda n: int(n**0.5), lambda n: math.ceil(n * 0.3)])
+def test_a_size_by_a_float_is_a_guard_or_a_term(check, part):
+    class First(nn.Module):
+        def forward(self, x):
+            return x[: part(x.shape[0])] * 2
+
+    captured = capture(First(), (torch.randn(4, 3),))
+    check(captured, First(), torch.randn(4, 3))
+    for rows in range(12):
+        x = torch.randn(rows, 3)
+        assert not captured.guards.holds([x]) or captured.graph(x)[0].shape == First()(x).shape

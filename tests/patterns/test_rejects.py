@@ -93,6 +93,19 @@ def test_one_hot_without_the_number_of_rows() -> None:
         assert torch.equal(fast(ids), model(ids))
 
 
+def test_one_hot_of_other_ids_than_int64_raises_as_in_eager() -> None:
+    from fxopt.config import Config
+    from fxopt.optimize import optimize
+
+    model = Spelling(lambda m, i: F.one_hot(i, 20).float() @ m.w + m.e(i))
+    for first in ((IDS.int(),), (IDS % 20, IDS.int())):
+        fast = optimize(model, config=Config(verify="off", tune="off"))
+        for ids in first[:-1]:
+            fast(ids)
+        with pytest.raises(RuntimeError, match="one_hot"):
+            fast(first[-1])
+
+
 PARTLY: dict[str, tuple[int, Forward, tuple[Tensor, ...]]] = {
     # how many columns are found all the same
     "cat on dim 0": (2, lambda m, i: torch.cat([m.e(i % 20), m.f(i % 7)], 0), (IDS,)),

@@ -178,6 +178,8 @@ def _one_hot(node: Node) -> Lookup | Reject | None:
         inside.append(hot)
     if hot.target is not aten.one_hot.default or not isinstance(hot.args[0], Node):
         return None
+    if hot.args[0].meta["val"].dtype is not torch.int64:
+        return Reject("one_hot takes int64 ids only", node)
     classes = hot.args[1] if len(hot.args) > 1 else -1
     if not isinstance(classes, int) or not same(shape_of(table)[0], classes):
         return Reject("one_hot without num_classes reads the ids first; give it the table's number of rows", node)
