@@ -12,7 +12,6 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any
 
@@ -89,7 +88,7 @@ class Mirror:
             return self._remember(value, value.copy() if value.nbytes <= _LARGE else value)
         if kind in BYTES:
             return self._remember(value, value[:])
-        if is_unseen(kind) or kind is ContextVar:
+        if is_unseen(kind):
             return self._remember(value, _Unused(kind.__name__))
         if is_plain_object(kind):
             return self._filled(value, _bare(kind), lambda copy: self.fill(value, copy))
@@ -151,7 +150,7 @@ class Mirror:
         if (before is after and known is _MISSING) or id(before) in seen:
             return True
         seen = seen | {id(before)}
-        if isinstance(before, (torch.Tensor, ContextVar)) or is_unseen(kind) or id(before) in self._parts:
+        if isinstance(before, torch.Tensor) or is_unseen(kind) or id(before) in self._parts:
             return known is after  # which may be of another type
         if kind is not type(after):
             return False

@@ -63,6 +63,8 @@ class Reach:
             kind = type(value)
             if is_users(kind.__module__) and not is_plain_object(kind) and not is_unseen(kind):
                 self._value(kind.__name__, None, value)  # a copy of a model shares it
+            elif kind is ContextVar:
+                self._value(value.name, None, value)
         if "environ" in code.names:
             self._value("os.environ", None, os.environ)
         caches = [value for value in code.held if isinstance(value, _CACHED)]
@@ -89,12 +91,12 @@ class Reach:
     def _value(self, name: str, owner: Any, value: Any) -> None:
         if owner is not None:
             self._names.append((owner, name, value))
-        if isinstance(value, ContextVar) and (now := _read(value, name)) is not _MISSING:
-            self._value(value.name, value, now)
+        if isinstance(value, ContextVar):
+            self._value(value.name, value, _read(value, name))
         if isinstance(value, (*_NUMBERS, type)) or id(value) in self._seen:
             return
         self._seen.add(id(value))
-        if is_unseen(type(value)) or (isinstance(value, ContextVar) and _read(value, name) is _MISSING):
+        if is_unseen(type(value)):
             self.once = f"use {name} ({type(value).__name__}), of which a change would be neither seen nor undone"
         elif isinstance(value, Iterator) and not is_plain_object(type(value)):
             self.once = f"take the next item of {name}, an iterator, which a graph would do only once"
@@ -127,7 +129,7 @@ def _write(owner: Any, name: str, value: Any) -> None:
     if isinstance(owner, CellType):
         owner.cell_contents = value
     elif isinstance(owner, ContextVar):
-        owner.set(value)
+        owner.set(None if value is _MISSING else value)
     elif isinstance(owner, dict):
         owner.pop(name) if value is _MISSING else owner.__setitem__(name, value)
     else:

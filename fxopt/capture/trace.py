@@ -32,6 +32,7 @@ from fxopt.capture.size_guards import guard_sizes
 from fxopt.capture.untouched import written
 from fxopt.findings import Place
 from fxopt.locks import WAIT, lock
+from fxopt.names import is_users
 from fxopt.shape.memory import Memory
 from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT, FakeTensor, FakeTensorMode
 from fxopt.torch_internals.modes import (
@@ -272,7 +273,8 @@ def trace(
         finally:
             tracer.put_back()
         tracer.create_node("output", "output", (tracer.create_arg(outputs),), {})
-    if caught := [*shape_env.raised, *noticed]:
+    asked = (error for error, module in shape_env.raised if is_users(module))
+    if caught := [*asked, *noticed]:
         raise _stopping(caught[0])
     if recording.switched:
         raise CaptureError("switches inference mode, which a graph does not keep")

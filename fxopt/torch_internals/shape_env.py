@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType
 from typing import Any
 
 import sympy
@@ -24,8 +23,6 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
-
-from fxopt.names import is_users
 
 aten = torch.ops.aten
 
@@ -59,7 +56,7 @@ class TraceShapeEnv(ShapeEnv):
     Attributes:
         operator: the overload whose fake implementation runs now, None in the user's code.
         symbolic_len, gave_len: whether len(tensor) gives a symbolic size as x.shape[0] does, and whether one was given.
-        raised: errors that answered questions of users' code, which may have caught them.
+        raised: errors that answered questions, with the name of the Python module that asked, and may have caught them.
         decided: conditions on numbers that depend on data, as they were taken for granted.
     """
 
@@ -70,7 +67,7 @@ class TraceShapeEnv(ShapeEnv):
 
     def __init__(self) -> None:
         super().__init__(duck_shape=False, specialize_zero_one=False)
-        self.raised: list[Exception] = []
+        self.raised: list[tuple[Exception, str]] = []
         self.decided: dict[sympy.Basic, None] = {}
 
     def size(self, name: str, hint: int, positive: bool) -> torch.SymInt:
@@ -93,8 +90,7 @@ class TraceShapeEnv(ShapeEnv):
         try:
             return self._evaluated(orig_expr, *args, **kwargs)
         except GuardOnDataDependentSymNode as error:
-            if is_users(_asking().f_globals["__name__"]):
-                self.raised.append(error)
+            self.raised.append((error, _asking()))
             raise
 
     def _evaluated(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
@@ -162,12 +158,12 @@ class TraceShapeEnv(ShapeEnv):
 _ASK = frozenset({"torch", "torch.fx.experimental.sym_node", "torch.fx.experimental.recording", __name__})
 
 
-def _asking() -> FrameType:
-    """The code that asks for the truth or the number of something symbolic: what is in front of torch's own methods."""
+def _asking() -> str:
+    """The module that asks for the truth or the number of something symbolic, in front of torch's own methods."""
     frame: Any = sys._getframe(1)
     while frame.f_globals["__name__"] in _ASK or frame.f_code.co_name == "evaluate_sym_node":
         frame = frame.f_back
-    return frame
+    return frame.f_globals["__name__"]
 
 
 def _is_about_strides(packet: Any, question: Relational) -> bool:

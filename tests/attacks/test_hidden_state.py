@@ -111,6 +111,11 @@ def raised(variable: ContextVar) -> int:
     return variable.get()
 
 
+def raised_from_nothing(variable: ContextVar) -> int:
+    variable.set((variable.get(None) or 0) + 1)
+    return variable.get()
+
+
 def shared(number: Any) -> int:
     number.value += 1
     return number.value
@@ -134,7 +139,7 @@ HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "between processes": (lambda: multiprocessing.Value("i"), shared),
     "logger": (logger, logged),
     "context variable": (lambda: ContextVar("calls", default=0), raised),
-    "context variable, unset": (lambda: ContextVar("calls"), lambda calls: calls.set(calls.get(0) + 1) and calls.get()),
+    "context variable, unset": (lambda: ContextVar("calls"), raised_from_nothing),
 }
 
 
