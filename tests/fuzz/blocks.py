@@ -1,4 +1,4 @@
-"""Statements of several lines: gradients switched off or on, tensors that are made first and filled then."""
+"""Statements of several lines: gradients switched off or on, tensors made first and filled then, errors caught."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ _BLOCKS = (
     "{v} = F.dropout({x}, 0.5, False)",
     "{v} = {x}.data",
     "{v} = {x}.as_strided({x}.shape, {x}.stride())",
+    "try:\n    {v} = {x} + {y}\nexcept RuntimeError:\n    {v} = {x} * 2",
+    "try:\n    {v} = {x} @ {y}\nexcept RuntimeError:\n    {v} = {x}.relu()",
+    "try:\n    {v} = {x}.reshape({y}.shape[0], -1)\nexcept RuntimeError:\n    {v} = {x} * 0.5",
+    "try:\n    {v} = {x}.view({y}.shape)\nexcept RuntimeError:\n    {v} = {x} + 1",
 )
 
 
