@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 _DEPTH = 8  # of dataclasses within dataclasses; one that holds itself has no end
@@ -95,7 +97,14 @@ def nodes(spec: pytree.TreeSpec) -> Iterator[pytree.TreeSpec]:
 
 
 def unflatten(values: Sequence[Any], spec: pytree.TreeSpec) -> Any:
-    return pytree.tree_unflatten(values, spec)
+    """A torch.Size comes out as one, of which pytree makes a tuple."""
+    if all(node.type is not torch.Size for node in nodes(spec)):
+        return pytree.tree_unflatten(values, spec)
+    if spec.type is torch.Size:
+        return torch.Size(values)
+    left = iter(values)
+    children = [unflatten(list(itertools.islice(left, child.num_leaves)), child) for child in spec.children()]
+    return pytree.SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)
 
 
 def map_only(kind: type, function: Any, tree: Any) -> Any:

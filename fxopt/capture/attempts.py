@@ -14,8 +14,8 @@ from fxopt.autocast import autocast_state
 from fxopt.capture import leaves as opaque
 from fxopt.capture.boundaries import INSTALLED
 from fxopt.capture.captured import Capture
-from fxopt.capture.edits import check_memory, layout
-from fxopt.capture.effects import Attributes, filled_arguments, make_write_first, record
+from fxopt.capture.edits import attributes_of, check_attributes, check_memory, layout
+from fxopt.capture.effects import Attributes, demand_plain, filled_arguments, make_write_first, record
 from fxopt.capture.errors import CaptureError, StartAgain, is_passing
 from fxopt.capture.generators import Generators
 from fxopt.capture.guards import guards_of
@@ -125,8 +125,11 @@ class Attempts:
             filled = tuple(filled_arguments(given, trees.flatten_with_path((args, kwargs))))
             flat, spec = trees.flatten(trees.with_filled(result, (args, kwargs), filled))
             form.append((spec, filled))
+            check_attributes([*news, *fakes.tensors], attributes, flat)
+            demand_plain(flat, "returns")
             for path, names in self.stores.items():
-                for name in sorted(names):
+                order = list(vars(copy.at(path)))
+                for name in sorted(names, key=lambda name: (name in order and order.index(name), name)):
                     record(copy.at(path), self.model.get_submodule(path), path, name, tracer)
             return flat
 
@@ -137,6 +140,7 @@ class Attempts:
             slots, reals, news = zip(*copy.state, strict=True) if copy.state else ((), (), ())
             generators = Generators(self.model)
             layouts = list(map(layout, (*news, *fakes.tensors)))
+            attributes = list(map(attributes_of, (*news, *fakes.tensors)))
             graph, asked, read = trace(
                 run,
                 [*news, *fakes.tensors],

@@ -20,6 +20,27 @@ def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return storage_number(tensor), tensor.storage_offset(), tensor.ndim, tensor.requires_grad
 
 
+_OF_FAKES = frozenset({"constant", "dispatch_keys", "fake_mode", "pytype", "real_tensor"})
+
+
+def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """What users have put on a fake tensor."""
+    return {name: held for name, held in vars(tensor).items() if name not in _OF_FAKES and not name.startswith("_")}
+
+
+def check_attributes(tensors: Sequence[torch.Tensor], before: Sequence[dict[str, Any]], results: Sequence[Any]) -> None:
+    """Refuse a forward that has put attributes on state, an input or a result, as in `y.task = "ctr"`.
+
+    Args:
+        before: `attributes_of` each of `tensors` in front of the trace.
+    """
+    known = dict(zip(map(id, tensors), before, strict=True))
+    for tensor in (*tensors, *(result for result in results if isinstance(result, torch.Tensor))):
+        for name, held in attributes_of(tensor).items():
+            if name not in known.get(id(tensor), ()) or known[id(tensor)][name] is not held:
+                raise CaptureError(f"sets the attribute {name!r} of a tensor, which a graph would not do again")
+
+
 def check_memory(
     graph: torch.fx.GraphModule,
     tensors: Sequence[torch.Tensor],

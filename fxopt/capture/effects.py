@@ -6,7 +6,8 @@ written, so a counter, a cache or a moving average in plain Python stops the cap
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import enum
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fxopt.capture.inputs import CONSTANTS
 from fxopt.findings import Place
 from fxopt.torch_internals.tracing import SYMBOLIC
 
+_PLAIN = (str, bytes, int, float, complex, tuple, list, dict)
 Attributes = dict[str, set[str]]  # module path to attribute names
 
 
@@ -140,6 +142,7 @@ def record(copy: nn.Module, module: nn.Module, path: str, name: str, tracer: Any
     buffers: Any = copy._buffers
     buffers.settle()
     flat, spec = trees.flatten(getattr(copy, name))
+    demand_plain(flat, f"assigns to its attribute {name!r}")
     for value in flat:
         if not isinstance(value, (torch.Tensor, *CONSTANTS, *SYMBOLIC)):
             raise CaptureError(f"forward assigns a {type(value).__qualname__} to its attribute {name!r}", Place(path))
@@ -147,6 +150,13 @@ def record(copy: nn.Module, module: nn.Module, path: str, name: str, tracer: Any
     tracer.root.add_module(child, StoreAttribute(module, name, spec, name in buffers.asked))
     proxy = tracer.create_proxy("call_module", child, tuple(map(tracer.unwrap_proxy, flat)), {})
     proxy.node.meta["val"] = None
+
+
+def demand_plain(values: Sequence[Any], what: str) -> None:
+    """Refuse a number, text or container of a class of its own, of which a graph would make a plain one."""
+    for value in values:
+        if isinstance(value, _PLAIN) and type(value) not in (*_PLAIN, bool) and not isinstance(value, enum.Enum):
+            raise CaptureError(f"{what} a {type(value).__qualname__}, whose class a graph would not keep")
 
 
 def filled_arguments(

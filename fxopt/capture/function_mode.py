@@ -14,6 +14,7 @@ from fxopt.capture.proofs import Proofs
 from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.fused_attention import as_fused, leaves_fused
 from fxopt.torch_internals.modes import AUTOCAST
+from fxopt.torch_internals.python_sizes import asked_by_user
 from fxopt.torch_internals.storage import ASKS_FOR_VIEW
 from fxopt.torch_internals.tracing import PreDispatchTorchFunctionMode, disable_proxy_modes_tracing, proxy_of, record
 
@@ -32,6 +33,10 @@ _ASKS = {
     torch.Tensor.dim_order: "exact strides",
     torch.Tensor.requires_grad.__get__: "requires_grad",  # type: ignore[attr-defined]
 }
+_TEXTS = {torch.Tensor.__repr__, torch.Tensor.__format__}
+# These stand between the user's code and the mode.
+_ABOUT_TEXTS = {__name__, "fxopt.capture.packed", "torch._tensor", "torch.overrides"}
+_READS = {torch.Tensor.tolist, *_TEXTS}
 _REFUSED = {
     _accessor("data", "__set__"): "assigns to .data",
     _accessor("grad", "__get__"): "asks for .grad",
@@ -95,8 +100,10 @@ class FunctionMode(PreDispatchTorchFunctionMode):
             return super().__torch_function__(func, types, args, kwargs).contiguous()  # type: ignore[attr-defined]
         elif func in _REFUSED:
             raise CaptureError(f"{_REFUSED[func]}, which a graph does not keep")
-        elif func is torch.Tensor.tolist and not isinstance(args[0], FakeTensor):
+        elif func in _READS and not isinstance(args[0], FakeTensor):
             self.tracer.reads(args[0])  # type: ignore[union-attr]
+        elif func in _TEXTS and asked_by_user(through=_ABOUT_TEXTS):
+            raise CaptureError("reads a tensor as text, and a graph has none")
         elif func == _DATA and (proxy := proxy_of(args[0], self.tracer)) is not None:
             return self._data(args[0], proxy)
         elif func is torch._assert and self._asserts(*args, **(kwargs or {})):

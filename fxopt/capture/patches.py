@@ -10,6 +10,7 @@ from fxopt.capture.errors import CaptureError
 from fxopt.capture.settings import change, changed_here
 from fxopt.torch_internals import patches
 from fxopt.torch_internals.fake_tensors import quieten
+from fxopt.torch_internals.python_sizes import as_numbers
 from fxopt.torch_internals.shape_env import TraceShapeEnv
 
 
@@ -26,6 +27,7 @@ def patch(shape_env: TraceShapeEnv, regions: Regions) -> None:
             patches.no_seeds(_sets_seed),
             patches.symbolic_len(shape_env),
             patches.OBLIVIOUS,
+            *as_numbers(),
         ]
     )
 

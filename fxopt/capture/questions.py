@@ -1,4 +1,4 @@
-"""What Python answers otherwise at a call than in a trace: the time, random bytes, and the exact type of a tensor."""
+"""What Python answers otherwise at a call than in a trace: time, random bytes, exact types of tensors and sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fxopt.names import names_in, pairs_in
 from fxopt.reach import Code
 
 _ALWAYS_NEW = {"time", "uuid", "secrets"}  # modules; sleep gives no answer
-_TYPE, _TENSORS = {"type", "__class__"}, {"Tensor", "Parameter"}
+_TYPE, _NUMBERS = {"type", "__class__"}, {"int", "float", "bool"}
+_TRACED = {"Tensor", "Parameter", *_NUMBERS}
 _COMPARED = {"IS_OP", "COMPARE_OP", "CONTAINS_OP"}
 _OF_DATES = {"now", "utcnow", "today"}
 
@@ -34,19 +35,21 @@ def _question_in(function: types.FunctionType) -> str:
     if clock := _clock_in(function):
         return f"may ask {clock}, whose answer a graph would keep"
     if _compares_types(function.__code__):
-        return "may compare the exact type of a tensor, which is another one in a trace (isinstance is not)"
+        return "may compare the exact type of a tensor or size, which is another one in a trace (isinstance is not)"
     return ""
 
 
 @functools.cache
 def _compares_types(code: types.CodeType) -> bool:
-    """Whether it holds `type(x) is torch.Tensor` or the like, as far as can be told from its names."""
+    """Whether it holds `type(x) is torch.Tensor`, `case int()` or the like, as far as can be told from its names."""
     inner = any(_compares_types(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    if inner or _TYPE.isdisjoint(code.co_names) or _TENSORS.isdisjoint(code.co_names):
+    if inner or _TRACED.isdisjoint(code.co_names):
         return inner
     steps = list(dis.get_instructions(code))
-    named = [number for number, step in enumerate(steps) if step.argval in _TENSORS]
-    return any(step.opname in _COMPARED for number in named for step in steps[number + 1 : number + 4])
+    named = [number for number, step in enumerate(steps) if step.argval in _TRACED]
+    asked = {(steps[number].argval, step.opname) for number in named for step in steps[number + 1 : number + 4]}
+    compares = any(operator in _COMPARED for _, operator in asked) and not _TYPE.isdisjoint(code.co_names)
+    return compares or any(operator == "MATCH_CLASS" and name in _NUMBERS for name, operator in asked)
 
 
 def _clock_in(function: types.FunctionType) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from fxopt.capture import Capture
@@ -125,13 +127,11 @@ def _relations(
 
 
 def _predicate(text: str, names: Mapping[str, str]) -> Callable[[Mapping[str, int]], bool]:
-    import math
-
-    code = compile(text, "<guard>", "eval")
+    code, modules = compile(text, "<guard>", "eval"), {"math": math, "torch": torch}
 
     def holds(sizes: Mapping[str, int]) -> bool:
         try:
-            return bool(eval(code, {"math": math}, {symbol: sizes[name] for symbol, name in names.items()}))
+            return bool(eval(code, modules, {symbol: sizes[name] for symbol, name in names.items()}))
         except ZeroDivisionError:
             return False
 

@@ -1,0 +1,118 @@
+"""What Python asks of a size as of any number: its text, its type, a copy. While a trace runs, a symbolic size answers
+the user's code as the number that it stands for; torch's own code sees the symbol.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import sys
+import threading
+from collections.abc import Callable, Container, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from fxopt.torch_internals.patches import Change
+
+_NUMBERS: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+_SYMBOLS = tuple(_NUMBERS)
+_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+_KNOW_SYMBOLS = frozenset({"torch", "sympy", "mpmath", "functorch", "fxopt"})
+_MESSAGES = frozenset({"_assert", "debug", "info", "warning"})  # what they are given is read by nobody else
+_ENDS = ("POP_TOP", "STORE_", "RETURN_", "POP_JUMP", "YIELD_", "RAISE_")
+
+
+def as_numbers() -> Iterator[Change]:
+    """The text of a size is that of its number, and a comparison of sizes is True or False: both become guards.
+    isinstance() takes a size for a number. A deep copy of it is itself, so that its questions are guards, too."""
+    here = threading.get_ident()
+    for kind, number in _NUMBERS.items():
+        yield kind, "__repr__", _text(vars(kind)["__repr__"], number, here)
+        yield kind, "__format__", _formatted(number, here)
+        yield kind, "__reduce_ex__", _itself(here)
+    for kind in (torch.SymInt, torch.SymFloat):
+        for name in _COMPARISONS:
+            yield kind, name, _decided(vars(kind)[name], here)
+    original = builtins.isinstance
+
+    def is_instance(value: Any, kinds: Any, /) -> bool:
+        number = _NUMBERS.get(type(value))
+        if number is None or threading.get_ident() != here or _names_symbols(kinds) or not asked_by_user():
+            return original(value, kinds)
+        return original(number(), kinds)
+
+    yield builtins, "isinstance", is_instance
+
+
+def asked_by_user(through: Container[str] = ()) -> bool:
+    """Whether it is the user's code that has called our caller, perhaps through Python's own or these modules, and not
+    only for the text of a message."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and ((name := _name(frame)) in through or _top(name) in sys.stdlib_module_names):
+        frame = frame.f_back
+    if frame is None or _top(_name(frame)) in _KNOW_SYMBOLS:
+        return False
+    return not _is_message(frame.f_code, frame.f_lasti)
+
+
+def _name(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _names_symbols(kinds: Any) -> bool:
+    return any(map(_names_symbols, kinds)) if type(kinds) is tuple else kinds in _SYMBOLS
+
+
+def _text(original: Callable[[Any], str], number: type, here: int) -> Callable[[Any], str]:
+    def text(self: Any) -> str:
+        return repr(number(self)) if threading.get_ident() == here and asked_by_user() else original(self)
+
+    return text
+
+
+def _formatted(number: type, here: int) -> Callable[[Any, str], str]:
+    def formatted(self: Any, spec: str) -> str:
+        value = number(self) if threading.get_ident() == here and asked_by_user() else repr(self)
+        return format(value, spec)
+
+    return formatted
+
+
+def _decided(compare: Callable[[Any, Any], Any], here: int) -> Callable[[Any, Any], Any]:
+    def decided(self: Any, other: Any) -> Any:
+        answer = compare(self, other)
+        if type(answer) is not torch.SymBool or threading.get_ident() != here or not asked_by_user():
+            return answer
+        return answer if free_unbacked_symbols(answer) else bool(answer)  # data decide: perhaps nobody asks
+
+    return decided
+
+
+def _itself(here: int) -> Callable[[Any, int], Any]:
+    def reduced(self: Any, protocol: int) -> Any:
+        return "itself" if threading.get_ident() == here else object.__reduce_ex__(self, protocol)
+
+    return reduced
+
+
+@functools.lru_cache(1024)
+def _is_message(code: CodeType, at: int) -> bool:
+    """Whether what is computed at this instruction goes into a statement as torch._assert(x.dim() == 2, f"{x.shape}")
+    and into nothing else."""
+    steps = list(dis.get_instructions(code))
+    place = next((number for number, step in enumerate(steps) if step.offset == at), None)
+    if place is None:
+        return False
+    ends = [number for number, step in enumerate(steps) if step.opname.startswith(_ENDS)]
+    before = max((end for end in ends if end < place), default=-1)
+    after = min((end for end in ends if end > place), default=len(steps) - 1)
+    dropped = steps[after].opname == "POP_TOP" and steps[after - 1].opname.startswith("CALL")
+    return dropped and not _MESSAGES.isdisjoint(str(step.argval) for step in steps[before + 1 : place])
