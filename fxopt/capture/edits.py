@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.state import StateSlot
 from fxopt.shape.aliases import Aliases, written_arguments
+from fxopt.torch_internals.fake_tensors import FakeTensorMode
 from fxopt.torch_internals.storage import storage_number
 
 
@@ -20,12 +22,15 @@ def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return storage_number(tensor), tensor.storage_offset(), tensor.ndim, tensor.requires_grad
 
 
-_OF_FAKES = frozenset({"constant", "dispatch_keys", "fake_mode", "pytype", "real_tensor"})
+@functools.cache
+def _of_fakes() -> frozenset[str]:
+    """The attributes of torch's own."""
+    return frozenset(vars(FakeTensorMode().from_tensor(torch.empty(0))))
 
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
     """What users have put on a fake tensor."""
-    return {name: held for name, held in vars(tensor).items() if name not in _OF_FAKES and not name.startswith("_")}
+    return {name: held for name, held in vars(tensor).items() if name not in _of_fakes() and not name.startswith("_")}
 
 
 def check_attributes(tensors: Sequence[torch.Tensor], before: Sequence[dict[str, Any]], results: Sequence[Any]) -> None:
