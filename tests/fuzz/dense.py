@@ -119,13 +119,14 @@ _WAYS = (
     r",.*\)\[\d\]\.\w+_\(",  # torch.unsafe_chunk(v1, 2)[0].mul_(0.5)
 )
 _ONE_OF = re.compile(r"\[\w+, \w+\](?=\[)")  # a list of which one is read
+_AGAIN = re.compile(r"^except .*\n +v\d+ = ", re.M)  # a variable that try has made
 _EDIT = re.compile(rf"^\s*(?:(?:F|torch)\.\w+\()?(v\d+)(?={'|'.join(_WAYS)})")
 
 
 def unread_of(lines: Sequence[str]) -> list[str]:
     """Variables that are not read after they are made or edited; a dtype or a shape reads no element."""
     count: Counter[str] = Counter()
-    for line in _ONE_OF.sub("", "\n".join(lines)).splitlines():
+    for line in _AGAIN.sub("", _ONE_OF.sub("", "\n".join(lines))).splitlines():
         edit = _EDIT.match(line)
         if edit:
             count[edit[1]] = 1

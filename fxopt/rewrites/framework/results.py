@@ -122,10 +122,11 @@ class Kept:
 
     @functools.cached_property
     def _live(self) -> set[Node]:
-        """What results are computed from."""
+        """What gradients of results come back to: not what only a comparison or detach() has read."""
         live = set[Node]()
         for node in reversed(self._module.graph.nodes):
-            if node.op == "output" or not live.isdisjoint(node.users):
+            passing = (user.op == "output" or self._paths.reach(user) for user in node.users if user in live)
+            if node.op == "output" or any(passing):
                 live.add(node)
         return live
 

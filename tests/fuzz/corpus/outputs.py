@@ -294,3 +294,22 @@ class SumOverOneStepInAnotherOrder(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         summed = torch.einsum("abc,abc->ba", x, x)
         return summed.transpose(-1, 0).contiguous().view(summed.shape), summed
+
+
+def rows(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return (torch.randn(B, 4),)
+
+
+@graph(rows, captured=(2, 2), later=((2, 2), (8, 8)), grad=True, outputs=("v0", "v1"), edited="v0", many=True)
+class ComparedAndEdited(nn.Module):
+    """A maximum keeps what it is taken of, but no gradient comes back to one that is only compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 4)
+        self.towers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        v0 = x * torch.sigmoid(self.gate(x))
+        turned = torch.where(v0.amax(1, keepdim=True) > 0, v0, -v0)
+        return v0, sum(torch.sigmoid(tower(turned)) for tower in self.towers)  # type: ignore[return-value]
