@@ -332,8 +332,8 @@ def test_what_is_made_of_no_float_has_a_reference_too():
     assert judge(Routing(), (1e3 * torch.randn(5, 40, 6), torch.randint(0, 9, (5, 40))), reorder, FIRST).ok
 
 
-def test_text_of_a_size_is_compared():
-    """A trace writes the name of a symbol there."""
+def test_text_of_a_size_is_that_of_the_call():
+    """A trace would write the name of a symbol there."""
 
     class Told(nn.Module):
         def forward(self, x):
@@ -343,4 +343,4 @@ def test_text_of_a_size_is_compared():
     for rows in (4, 3):
         x = torch.randn(rows, 3)
         assert fast(x)[1:] == model(x)[1:]
-    assert "rows" in fast._fxopt.entries[0].findings.eager_reason
+    assert [entry.executable is not None for entry in fast._fxopt.entries] == [True, True]

@@ -25,7 +25,7 @@ def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 @functools.cache
 def _of_fakes() -> frozenset[str]:
     """The attributes of torch's own."""
-    return frozenset(vars(FakeTensorMode().from_tensor(torch.empty(0))))
+    return frozenset(vars(FakeTensorMode().from_tensor(torch.empty(0, device="cpu"))))
 
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
