@@ -66,7 +66,8 @@ def overrides(room: str) -> Iterator[tuple[type, type, str]]:
             yield from ((kind, kind.__base__, name) for name, value in vars(kind).items() if inspect.isfunction(value))
 
 
-NEW = {"size", "learn", "_elementwise", "_row_by_row", "_is_input_size", "_make_one", "_evaluated"}  # ours, and called by us
+# Ours, and called by us.
+NEW = {"size", "learn", "_elementwise", "_row_by_row", "_is_input_size", "_make_one", "_evaluated"}
 
 
 @pytest.mark.parametrize("room", ["shape_env", "elementwise"])
