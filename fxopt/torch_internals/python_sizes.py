@@ -41,7 +41,7 @@ def as_numbers() -> Iterator[Change]:
 
     def is_instance(value: Any, kinds: Any, /) -> bool:
         number = _NUMBERS.get(type(value))
-        if number is None or threading.get_ident() != here or _names_symbols(kinds) or not asked_by_user():
+        if number is None or threading.get_ident() != here or _names_symbols(kinds) or not _asking():
             return original(value, kinds)
         return original(number(), kinds)
 
@@ -49,14 +49,17 @@ def as_numbers() -> Iterator[Change]:
 
 
 def asked_by_user(through: Container[str] = ()) -> bool:
-    """Whether it is the user's code that has called our caller, perhaps through Python's own or these modules, and not
-    only for the text of a message."""
-    frame: FrameType | None = sys._getframe(2)
+    """Whether it is the user's code that has called our caller, and not only for what torch._assert is given."""
+    frame = _asking(through, depth=3)
+    return frame is not None and not _is_message(frame.f_code, frame.f_lasti)
+
+
+def _asking(through: Container[str] = (), depth: int = 2) -> FrameType | None:
+    """The user's code that has called our caller, perhaps through Python's own or these modules; None of torch's."""
+    frame: FrameType | None = sys._getframe(depth)
     while frame is not None and ((name := _name(frame)) in through or _top(name) in sys.stdlib_module_names):
         frame = frame.f_back
-    if frame is None or _top(_name(frame)) in _KNOW_SYMBOLS:
-        return False
-    return not _is_message(frame.f_code, frame.f_lasti)
+    return None if frame is None or _top(_name(frame)) in _KNOW_SYMBOLS else frame
 
 
 def _name(frame: FrameType) -> str:

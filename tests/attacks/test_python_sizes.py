@@ -39,7 +39,8 @@ def of_class(n: Any) -> bool:
 
 
 def asserted(x: Tensor) -> bool:
-    torch._assert(x.dim() == 2, f"{x.shape} of {x.shape[0]}")
+    torch._assert(x.dim() == 2 and isinstance(x.shape[0], int), f"{x.shape} of {x.shape[0]}")
+    torch._assert(isinstance(x.shape[0], int), f"{x.shape[0]}")
     return x.shape[0] > 3
 
 
