@@ -6,6 +6,7 @@ writes is kept for the time of a call; where that is much, the model stays eager
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,20 @@ class Undo:
                 raise
 
         return undoing
+
+
+@contextlib.contextmanager
+def nothing_left_in(leaf: nn.Module) -> Iterator[None]:
+    """What the code of an opaque module changes of its own meanwhile is put back."""
+    names: dict[nn.Module, set[str]] = {}
+    for module, name in _may_change(leaf):
+        names.setdefault(module, set()).add(name)
+    held = [(module, _Attributes(module, named)) for module, named in names.items()]
+    try:
+        yield
+    finally:
+        for module, attributes in held:
+            attributes.put_back(module)
 
 
 class _Kept:

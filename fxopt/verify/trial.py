@@ -20,6 +20,7 @@ from fxopt.capture.errors import is_passing
 from fxopt.capture.state import ModelCopy
 from fxopt.capture.untouched import LARGE, Look, quietly
 from fxopt.runtime.pieces import Pieces
+from fxopt.runtime.undo import nothing_left_in
 from fxopt.shape.aliases import Aliases
 
 if TYPE_CHECKING:
@@ -196,7 +197,13 @@ def _stand_in(
     signature, module = call.signature, copy.of(call.module)
     large = any(slot.read(model).untyped_storage().nbytes() > LARGE for slot in signature.state)
     if isinstance(call.pieces, Pieces) and not large:
-        return call.pieces.on(copy.of, {model.get_submodule(path) for path, _ in signature.touched})
+        pieces = call.pieces.on(copy.of, {model.get_submodule(path) for path, _ in signature.touched})
+
+        def private(*args: Any, **kwargs: Any) -> Any:  # its optimized parts are the model's own
+            with nothing_left_in(call.module):
+                return pieces(*args, **kwargs)
+
+        return private
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         if signature.edits:  # of the arguments, of which the graph has copies then

@@ -336,3 +336,49 @@ def test_inputs_that_an_opaque_module_edits_by_numpy(config: Config) -> None:
         for rows in (3, 4):
             assert model(x := torch.ones(rows, 1)).tolist() == [[4.0]] * rows
             assert x.tolist() == [[2.0]] * rows
+
+
+class Expert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("n", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.numel() and x.sum() > 0:
+            self.n += 1
+        return self.layer(x)
+
+
+class Experts(nn.Module):
+    """Opaque, in parts that are optimized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts, self.gate = nn.ModuleList(Expert() for _ in range(3)), nn.Linear(4, 3)
+
+    def forward(self, h: Tensor) -> Tensor:
+        chosen, out = self.gate(h).argmax(-1), torch.zeros_like(h)
+        for expert in chosen.unique().tolist():
+            out[chosen == expert] = self.experts[expert](h[chosen == expert])
+        return out
+
+
+@pytest.mark.parametrize("seed", [27, 28, 29])
+def test_experts_that_only_a_comparison_chooses_count_nothing(seed: int) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = nn.ModuleList(nn.Embedding(20, 4) for _ in range(3))
+            self.experts, self.top = Experts(), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+            h = sum(table(ids[:, k]) for k, table in enumerate(self.tables))
+            return self.top(torch.relu(self.experts(h) + x) + h)
+
+    torch.manual_seed(seed)
+    model = Model().eval()
+    example = torch.randn(3, 4), torch.randint(0, 20, (3, 3))
+    for _ in range(3):
+        optimize(model, example)
+        assert not any(expert.n for expert in model.experts.experts)

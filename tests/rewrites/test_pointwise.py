@@ -313,3 +313,34 @@ def test_axes_of_what_is_left_out_do_not_count() -> None:
     fast = optimize(model, (x,), Config(tune="off"))
     assert not any(ran.rolled_back for ran in fast._fxopt.findings[0].passes)
     torch.testing.assert_close(fast(x), model(x))
+
+
+SPECIAL = [0.0, -0.0, 1.0, -2.5, 7.0, 1e8, -3e30, 1e-30, float("inf"), float("-inf"), float("nan")]
+SEVERAL_STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    **{f"lerp {w}": lambda x, y, w=w: torch.lerp(x, y, w) for w in (0.0, 0.3, 0.5, 0.9, 1.0, -0.7, 2.0)},
+    "lerp by a tensor": lambda x, y: torch.lerp(x, y, torch.sigmoid(y)),
+    "lerp by halves": lambda x, y: torch.lerp(x, y, (x > 0).float() * 0.5),
+    "addcmul": lambda x, y: torch.addcmul(x, x, y, value=0.5),
+    "addcdiv": lambda x, y: torch.addcdiv(x, x, y, value=0.5),
+    "add": lambda x, y: torch.add(x, y, alpha=3),
+    "rsub": lambda x, y: torch.rsub(x, y, alpha=2),
+    "square": lambda x, y: x**2 - y**3,
+    "roots": lambda x, y: x**0.5 + y**-1,
+    "clamp": lambda x, y: x.clamp(-1, 2) + y.clamp(min=3, max=-3),
+    "leaky": lambda x, y: F.leaky_relu(x, 0.2) + F.leaky_relu(y, -0.5),
+    "masked": lambda x, y: x.masked_fill(y > 0, float("-inf")),
+    "where": lambda x, y: torch.where(x > y, x, y * 0),
+    "softplus": lambda x, y: F.softplus(x) + F.elu(y),
+}
+
+
+@pytest.mark.parametrize("function", SEVERAL_STEPS.values(), ids=SEVERAL_STEPS)
+def test_special_values_go_the_way_of_eager(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    class Special(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return torch.relu(function(x, y) * 3 + y)
+
+    values = torch.tensor(SPECIAL)
+    given = tuple(side.contiguous() for side in torch.meshgrid(values, values, indexing="ij"))
+    fast = optimize(Special(), given, Config(verify="off", tune="off"))
+    torch.testing.assert_close(fast(*given), Special()(*given), equal_nan=True)

@@ -128,8 +128,15 @@ def _cast(call: Call) -> int:
 
 
 def _lerp(call: Call) -> int:
-    a, b = call.values[0], call.values[1]
-    return call.do("add", a, call.do("mul", call.operand(2), call.do("sub", b, a)))
+    """From the start for a small weight, and back from the end for any other: a weight of 1 gives the end itself."""
+    start, end, weight = call.values[0], call.values[1], call.operand(2)
+    step = call.do("sub", end, start)
+    if not isinstance(weight, int):
+        near = abs(weight) < 0.5
+        return call.do("add", start if near else end, call.do("mul", step, weight if near else weight - 1))
+    small = call.do("lt", call.do("abs", weight), 0.5)
+    factor = call.do("where", small, weight, call.do("sub", weight, 1.0))
+    return call.do("add", call.do("where", small, start, end), call.do("mul", step, factor))
 
 
 def _addcmul(op: str) -> Rule:
