@@ -27,7 +27,8 @@ from fxopt.rewrites.packed import bytes_of_row, calling
 from fxopt.rewrites.views import made
 from fxopt.shape.aliases import makes_results
 from fxopt.shape.sizes import product, same_sizes, shape_of
-from fxopt.shape.strides import Layout, Strides, is_matrix_product, surely_lies_alike
+from fxopt.shape.strides import MAY_COPY, Layout, Strides, is_matrix_product, surely_lies_alike
+from fxopt.shape.view_operators import through
 from fxopt.shape.view_steps import Permute, Reshape, Step
 
 aten = torch.ops.aten
@@ -58,7 +59,7 @@ def replace_contraction(editor: Editor, match: Match) -> Replacement:
     value = contracted(editor, first, second, kept)
     for factor in rest:
         value = contracted(editor, value, factor, term.axes)
-    node = like(editor, match.anchor, arranged(editor, value, term.dims))
+    node = like(editor, match.anchor, arranged(editor, value, term.dims), term.inside)
     what = f"{' + '.join(_name(inner) for inner in reversed(term.inside))} into {_name(value.node)}"
     return Replacement({match.anchor: node}, what, "the broadcast product is never written out")
 
@@ -84,7 +85,7 @@ def _replace_spread(editor: Editor, match: Match) -> Replacement:
     call.meta[COMPUTES] = (function.graph,)
     call.meta["bound"] = in_chunks(as_function(function.graph), split, bytes_of_row(spread.node, batch.size))
     what = f"{' + '.join(_name(inner) for inner in reversed(term.inside))} into bmm, some rows at a time"
-    node = like(editor, match.anchor, call)
+    node = like(editor, match.anchor, call, term.inside)
     return Replacement({match.anchor: node}, what, "the product of all rows is never written out")
 
 
@@ -145,19 +146,34 @@ def _flat(editor: Editor, bias: Node) -> Node:
     return bias if len(shape) == 1 else editor.call(aten.reshape.default, bias, [-1])
 
 
-def like(editor: Editor, old: Node, new: Node) -> Node:
+def like(editor: Editor, old: Node, new: Node, inside: Sequence[Node] = ()) -> Node:
     """With the strides that the model's own result has, where someone could tell: those of contiguous inputs are known,
     and a product that became elementwise would follow the strides of others.
+
+    Args:
+        inside: the operators that became one; what they read of a copy is read of the tensor itself now.
     """
     strides = Strides(editor.module.graph)
     is_seen = strides.asked(old) is not Layout.ANY
-    fresh = old.target in _FRESH or is_matrix_product(old)
+    fresh = old.target in _FRESH or is_matrix_product(old) or any(map(_reads_a_copy, inside))
     follows = fresh and strides.known(new) is not Layout.CONTIGUOUS
     if not surely_lies_alike(old, new) or (is_seen and follows):
         new = editor.call(aten.contiguous.default, new)
     if is_seen and not surely_lies_alike(old, new):
         raise Rejected("its strides would differ")
     return new
+
+
+def _reads_a_copy(node: Node) -> bool:
+    """Whether a view that it reads is a copy for some strides, as x.contiguous() is: eager's result follows those."""
+    left = list(node.all_input_nodes)
+    while left:
+        read = left.pop()
+        if read.target in MAY_COPY:
+            return True
+        if (seen := through(read)) is not None:
+            left.append(seen[0])
+    return False
 
 
 def _name(node: Node) -> str:

@@ -91,7 +91,7 @@ def find_contractions(module: GraphModule, inference: bool) -> Iterator[Match | 
         for term in reader.terms(node, deepest=3):
             if not is_full(term) or linear_order(term) is not None:
                 continue
-            best = _best(node, term)
+            best = _best(node, term, inference)
             spread = spread_order(term) if best is None and _is_written_out(term) else None
             if order := best or (spread and spread[:3]):
                 seen.update(term.inside)
@@ -105,13 +105,14 @@ def _has_bias(node: Node) -> bool:
     return call is not None and call.bias is not None
 
 
-def _best(node: Node, term: Term) -> tuple[Factor, ...] | None:
+def _best(node: Node, term: Term, inference: bool) -> tuple[Factor, ...] | None:
     """The order of products that keeps the intermediate results small, if it is worth a try."""
     if len(term.factors) == 3:
         if not _is_written_out(term):
             return None  # GEMMs alone, in the order in which the model has them
-        ways = {_size(axes): (a, b, last) for a, b, last, axes in orders(term)}
-        return ways[min(ways)] if 2 * min(ways) <= _largest_inside(term) else None
+        found = (way for way in orders(term) if inference or not _scales_a_weight(*way[:2]))
+        ways = {_size(axes): (a, b, last) for a, b, last, axes in found}
+        return ways[min(ways)] if ways and 2 * min(ways) <= _largest_inside(term) else None
     if len(term.factors) != 2:
         return None
     roles = Roles.of(term.factors[0].axes, term.factors[1].axes, term.axes)
@@ -123,6 +124,26 @@ def _best(node: Node, term: Term) -> tuple[Factor, ...] | None:
         rows = [any(static(axis.size) is None for axis in factor.axes) for factor in term.factors]
         return term.factors if rows[0] else term.factors[::-1]
     return term.factors if all(inner.target in _ELEMENTWISE for inner in term.inside) else None
+
+
+def _scales_a_weight(a: Factor, b: Factor) -> bool:
+    """Whether neither has rows, and one is of data, as x.mean(0) is: of no rows that is NaN, and so would be a gradient
+    of the weight, which is 0 where the rows are scaled.
+    """
+    rows = any(static(axis.size) is None for axis in (*a.axes, *b.axes))
+    return not rows and any(_is_of_data(factor.node) for factor in (a, b))
+
+
+def _is_of_data(node: Node) -> bool:
+    """Whether it is computed from an input."""
+    left, seen = [node], set[Node]()
+    while left:
+        read = left.pop()
+        if read.op == "placeholder" and "state" not in read.meta:
+            return True
+        left += [source for source in read.all_input_nodes if source not in seen]
+        seen.update(read.all_input_nodes)
+    return False
 
 
 def _is_written_out(term: Term) -> bool:

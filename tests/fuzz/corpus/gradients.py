@@ -458,3 +458,15 @@ class GradientOfNoRows(nn.Module):
         row, column = torch.tril_indices(3, 3, -1)
         dots = torch.bmm(x, x.transpose(1, 2))[:, row, column]
         return torch.einsum("ab,acd->adc", dots, y)
+
+
+@graph(lambda B, L, fill=0.6: (torch.randn(B, 4),), captured=(2, 2), later=((0, 0), (3, 5)), grad=True)
+class ScaledByAMean(nn.Module):
+    """The mean of no rows is NaN: rows are scaled by it, of which there are none, and not the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * x.mean(0, keepdim=True))

@@ -313,3 +313,15 @@ class ComparedAndEdited(nn.Module):
         v0 = x * torch.sigmoid(self.gate(x))
         turned = torch.where(v0.amax(1, keepdim=True) > 0, v0, -v0)
         return v0, sum(torch.sigmoid(tower(turned)) for tower in self.towers)  # type: ignore[return-value]
+
+
+def columns_first(B: int, L: int, fill: float = 0.6) -> tuple[Tensor, ...]:
+    return (torch.randn(4, B).t(),)
+
+
+@graph(columns_first, captured=(2, 2), later=((2, 2), (3, 5)))
+class ProductOfACopy(nn.Module):
+    """The first operand is contiguous, and so is their product, also where it is read of the tensor behind the copy."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("ab,ab->ab", x.contiguous(), x)
