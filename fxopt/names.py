@@ -64,10 +64,10 @@ def _are_called(steps: list[dis.Instruction]) -> bool:
 
 
 @functools.cache
-def names_stored(code: types.CodeType) -> frozenset[str]:
-    """The globals that a function assigns, with the functions within it."""
-    inner = (names_stored(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    stored = (step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL")
+def names_stored(code: types.CodeType, by: str = "STORE_GLOBAL") -> frozenset[str]:
+    """The globals that a function assigns, or by="STORE_ATTR" the attributes, with the functions within it."""
+    inner = (names_stored(constant, by) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    stored = (step.argval for step in dis.get_instructions(code) if step.opname == by)
     return frozenset(stored).union(*inner)
 
 

@@ -149,6 +149,7 @@ class Attempts:
                 fakes.fake_mode,
                 places,
                 PackedDims(fakes.sources, positive),
+                self.reach.spaces,
             )
         except StartAgain:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from fxopt.capture.checkpointed import Regions
@@ -14,8 +15,8 @@ from fxopt.torch_internals.python_sizes import as_numbers
 from fxopt.torch_internals.shape_env import TraceShapeEnv
 
 
-def patch(shape_env: TraceShapeEnv, regions: Regions) -> None:
-    """Make torch as a trace needs it, until the trace ends."""
+def patch(shape_env: TraceShapeEnv, regions: Regions, spaces: Iterable[dict[str, Any]]) -> None:
+    """Make torch as a trace needs it, until the trace ends; and isinstance() in these globals of the user's code."""
     quieten(_quiet)
     change(
         [
@@ -27,7 +28,7 @@ def patch(shape_env: TraceShapeEnv, regions: Regions) -> None:
             patches.no_seeds(_sets_seed),
             patches.symbolic_len(shape_env),
             patches.OBLIVIOUS,
-            *as_numbers(),
+            *as_numbers(spaces),
         ]
     )
 

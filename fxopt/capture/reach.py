@@ -20,7 +20,7 @@ from torch import nn
 from fxopt.capture.mirror import BYTES, attributes, is_plain_object, is_unseen
 from fxopt.capture.questions import first_question
 from fxopt.capture.state import hooks_of
-from fxopt.names import is_users, named_by, names_stored
+from fxopt.names import is_users, named_by, names_in, names_stored
 from fxopt.reach import Code, wrapped
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
@@ -37,6 +37,7 @@ class Reach:
     Attributes:
         once: what the code may do that a look would do to the user's own object, "" if there is nothing.
         question: what the code may ask that a call answers otherwise than a trace, "" if there is nothing.
+        spaces: the globals of the functions that ask isinstance().
     """
 
     def __init__(self, model: nn.Module, without: Iterable[nn.Module] = ()):
@@ -44,6 +45,8 @@ class Reach:
         modules = [module for module in model.modules() if module not in apart]
         code = Code.behind([*modules, *hooks_of(modules)], without=apart)
         self.once, self.question = "", first_question(code.functions.values())
+        asking = (f for f in code.functions.values() if "isinstance" in names_in(f.__code__)[0])
+        self.spaces = list({id(function.__globals__): function.__globals__ for function in asking}.values())
         self._seen = set(map(id, model.modules()))
         self._names: list[tuple[Any, str, Any]] = []  # owner (a dict, a class or a cell), name, value
         self._contents: list[tuple[str, Any, Any]] = []  # name, container, what it holds

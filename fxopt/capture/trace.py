@@ -7,7 +7,7 @@ the whole process while it runs, and other threads may be serving the model.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -240,6 +240,7 @@ def trace(
     fake_mode: FakeTensorMode,
     places: Places,
     mode: TorchFunctionMode,
+    spaces: Iterable[dict[str, Any]] = (),
 ) -> tuple[torch.fx.GraphModule, set[str], list[tuple[torch.Tensor, int]]]:
     """Record what `run(tracer)` does with `tensors`, which become the placeholders in order.
 
@@ -248,6 +249,7 @@ def trace(
         reals: per placeholder, the real tensor.
         stand_ins: so many of them, the first ones, stand for their placeholder where Python reaches around the fakes.
         mode: a further function mode that sees the user's calls.
+        spaces: the globals of the user's functions that ask isinstance().
 
     Returns:
         The graph, what the user's code asked of its tensors ("strides", "requires_grad"), and what it read of others.
@@ -259,7 +261,7 @@ def trace(
     regions = Regions(tracer)
     functions, recording = FunctionMode(tracer, proofs), _ProxyMode(tracer, shape_env, proofs)
     with printing(refuse_to_print):
-        patch(shape_env, regions)
+        patch(shape_env, regions, spaces)
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
             record(tensor, proxy, tracer)

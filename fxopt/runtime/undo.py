@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxopt.names import is_users
+from fxopt.names import is_users, names_stored
 from fxopt.reach import Code
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.refusals import Refusals
@@ -40,6 +40,7 @@ _OF_DATA_NAMES = """
     floor_divide remainder fmod pow bernoulli bernoulli_ __lshift__ __rshift__ floor_divide_ remainder_ fmod_ pow_
     div div_ normal_ binary_cross_entropy"""
 _OF_DATA = frozenset(_OF_DATA_NAMES.split())
+_CONSTANTS = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device})
 
 
 class TooMuch(Exception):
@@ -183,12 +184,18 @@ def _leaf(node: fx.Node, module: fx.GraphModule) -> LeafCall | None:
 
 
 def _may_change(leaf: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """The attributes of its own that the code of an opaque module names, as it may change them for some data only."""
-    names = Code.behind([leaf]).names
+    """What an opaque module may change of its own for some data only: the attributes that its code assigns, and tensors
+    and containers that it names.
+    """
+    code = Code.behind([leaf])
+    stored = frozenset[str]().union(*(names_stored(each.__code__, "STORE_ATTR") for each in code.functions.values()))
+    assigned = code.names if "setattr" in code.names else stored
     for module in leaf.modules():
         if is_users(type(module).__module__):
-            yield from ((module, name) for name in names & vars(module).keys())
-            if names & module._buffers.keys():
+            own = vars(module)
+            named = (name for name in code.names & own.keys() if name in assigned or type(own[name]) not in _CONSTANTS)
+            yield from ((module, name) for name in named)
+            if code.names & module._buffers.keys():
                 yield module, "_buffers"
 
 
