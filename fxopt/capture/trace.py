@@ -240,7 +240,7 @@ def trace(
     fake_mode: FakeTensorMode,
     places: Places,
     mode: TorchFunctionMode,
-    spaces: Iterable[dict[str, Any]] = (),
+    spaces: Iterable[dict[str, Any]],
 ) -> tuple[torch.fx.GraphModule, set[str], list[tuple[torch.Tensor, int]]]:
     """Record what `run(tracer)` does with `tensors`, which become the placeholders in order.
 

@@ -7,7 +7,7 @@ writes is kept for the time of a call; where that is much, the model stays eager
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,8 +75,8 @@ class Undo:
             if (module, name) not in stored:
                 self._touched.setdefault(module, set()).add("_buffers" if name in module._buffers else name)
         for call in calls:
-            for module, name in _may_change(call.module):
-                self._touched.setdefault(module, set()).add(name)
+            for module, names in may_change(call.module).items():
+                self._touched.setdefault(module, set()).update(names)
         self._random = bool(calls) or any(map(is_random, before))
         self._model = model
         kept = [placeholders[number].meta["val"] for number in self._numbers]
@@ -112,12 +112,9 @@ class Undo:
 
 
 @contextlib.contextmanager
-def nothing_left_in(leaf: nn.Module) -> Iterator[None]:
-    """What the code of an opaque module changes of its own meanwhile is put back."""
-    names: dict[nn.Module, set[str]] = {}
-    for module, name in _may_change(leaf):
-        names.setdefault(module, set()).add(name)
-    held = [(module, _Attributes(module, named)) for module, named in names.items()]
+def nothing_left_in(touched: Mapping[nn.Module, set[str]]) -> Iterator[None]:
+    """What is changed of these attributes meanwhile is put back."""
+    held = [(module, _Attributes(module, names)) for module, names in touched.items()]
     try:
         yield
     finally:
@@ -183,20 +180,21 @@ def _leaf(node: fx.Node, module: fx.GraphModule) -> LeafCall | None:
     return called if hasattr(called, "signature") else None
 
 
-def _may_change(leaf: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+def may_change(leaf: nn.Module) -> dict[nn.Module, set[str]]:
     """What an opaque module may change of its own for some data only: the attributes that its code assigns, and tensors
     and containers that it names.
     """
     code = Code.behind([leaf])
     stored = frozenset[str]().union(*(names_stored(each.__code__, "STORE_ATTR") for each in code.functions.values()))
     assigned = code.names if "setattr" in code.names else stored
+    found: dict[nn.Module, set[str]] = {}
     for module in leaf.modules():
         if is_users(type(module).__module__):
             own = vars(module)
-            named = (name for name in code.names & own.keys() if name in assigned or type(own[name]) not in _CONSTANTS)
-            yield from ((module, name) for name in named)
+            found[module] = {n for n in code.names & own.keys() if n in assigned or type(own[n]) not in _CONSTANTS}
             if code.names & module._buffers.keys():
-                yield module, "_buffers"
+                found[module].add("_buffers")
+    return {module: names for module, names in found.items() if names}
 
 
 def _stores(nodes: Sequence[fx.Node], module: fx.GraphModule) -> Iterator[tuple[nn.Module, str]]:

@@ -1,12 +1,15 @@
-"""What a node calls, and with what."""
+"""What a node calls, with what, and what that is computed from."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch.fx import Node
+
+_SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 
 
 def arguments_of(node: Node) -> dict[str, object]:
@@ -30,3 +33,13 @@ def is_pointwise(target: torch._ops.OpOverload) -> bool:
 def packet_of(node: Node) -> Any:
     """The operator that a node calls, whichever overload; None where it calls none."""
     return getattr(node.target, "overloadpacket", None)
+
+
+def ancestors(values: Sequence[object], sizes: bool = True) -> set[Node]:
+    """What values are computed from, themselves included; without `sizes` not what only tells its size."""
+    left, seen = [value for value in values if isinstance(value, Node)], set[Node]()
+    while left:
+        if (node := left.pop()) not in seen:
+            seen.add(node)
+            left += node.all_input_nodes if sizes or node.target not in _SIZES else ()
+    return seen

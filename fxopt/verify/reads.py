@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
-_SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
+from fxopt.shape.calls import ancestors
 
 
 class Reads:
@@ -20,16 +20,6 @@ class Reads:
     def behind(self, values: Sequence[object], sizes: bool = True) -> set[int]:
         """The inputs that values are computed from; without `sizes` not those of which only a size is read."""
         return {self.inputs[node] for node in ancestors(values, sizes) if node in self.inputs}
-
-
-def ancestors(values: Sequence[object], sizes: bool = True) -> set[fx.Node]:
-    """What values are computed from, themselves included; without `sizes` not what only tells its size."""
-    left, seen = [value for value in values if isinstance(value, fx.Node)], set[fx.Node]()
-    while left:
-        if (node := left.pop()) not in seen:
-            seen.add(node)
-            left += node.all_input_nodes if sizes or node.target not in _SIZES else ()
-    return seen
 
 
 def is_of_others(node: fx.Node) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
-from fxopt.verify.reads import Reads, ancestors, is_of_others
+from fxopt.shape.calls import ancestors
+from fxopt.verify.reads import Reads, is_of_others
 
 _BY_INDEX = ("index", "gather", "take", "scatter", "embedding")
 

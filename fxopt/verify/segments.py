@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxopt.shape.calls import ancestors
 from fxopt.verify.lookups import indices_of, is_in_range
-from fxopt.verify.reads import Reads, ancestors, bags, is_of_others
+from fxopt.verify.reads import Reads, bags, is_of_others
 from fxopt.verify.sizes import Size
 
 aten = torch.ops.aten

@@ -20,7 +20,7 @@ from fxopt.capture.errors import is_passing
 from fxopt.capture.state import ModelCopy
 from fxopt.capture.untouched import LARGE, Look, quietly
 from fxopt.runtime.pieces import Pieces
-from fxopt.runtime.undo import nothing_left_in
+from fxopt.runtime.undo import may_change, nothing_left_in
 from fxopt.shape.aliases import Aliases
 
 if TYPE_CHECKING:
@@ -198,9 +198,10 @@ def _stand_in(
     large = any(slot.read(model).untyped_storage().nbytes() > LARGE for slot in signature.state)
     if isinstance(call.pieces, Pieces) and not large:
         pieces = call.pieces.on(copy.of, {model.get_submodule(path) for path, _ in signature.touched})
+        touched = may_change(call.module)
 
         def private(*args: Any, **kwargs: Any) -> Any:  # its optimized parts are the model's own
-            with nothing_left_in(call.module):
+            with nothing_left_in(touched):
                 return pieces(*args, **kwargs)
 
         return private

@@ -12,6 +12,7 @@ from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.terms import Factor, Term
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
+from fxopt.shape.calls import ancestors
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
 from fxopt.shape.spelled import SPELLED, spelled
 from fxopt.shape.standing import analysed
@@ -136,14 +137,7 @@ def _scales_a_weight(a: Factor, b: Factor) -> bool:
 
 def _is_of_data(node: Node) -> bool:
     """Whether it is computed from an input."""
-    left, seen = [node], set[Node]()
-    while left:
-        read = left.pop()
-        if read.op == "placeholder" and "state" not in read.meta:
-            return True
-        left += [source for source in read.all_input_nodes if source not in seen]
-        seen.update(read.all_input_nodes)
-    return False
+    return any(read.op == "placeholder" and "state" not in read.meta for read in ancestors([node]))
 
 
 def _is_written_out(term: Term) -> bool:
