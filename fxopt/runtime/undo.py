@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxopt.names import is_users, names_stored
+from fxopt.names import is_users, names_in, names_stored
 from fxopt.reach import Code
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.refusals import Refusals
@@ -41,6 +41,7 @@ _OF_DATA_NAMES = """
     div div_ normal_ binary_cross_entropy"""
 _OF_DATA = frozenset(_OF_DATA_NAMES.split())
 _CONSTANTS = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device})
+_MAKING = frozenset({"__init__", "__post_init__"})
 
 
 class TooMuch(Exception):
@@ -181,12 +182,14 @@ def _leaf(node: fx.Node, module: fx.GraphModule) -> LeafCall | None:
 
 
 def may_change(leaf: nn.Module) -> dict[nn.Module, set[str]]:
-    """What an opaque module may change of its own for some data only: the attributes that its code assigns, and tensors
-    and containers that it names.
+    """What an opaque module may change of its own for some data only: the attributes that its code assigns, other than
+    while it makes objects, and tensors and containers that it names.
     """
     code = Code.behind([leaf])
-    stored = frozenset[str]().union(*(names_stored(each.__code__, "STORE_ATTR") for each in code.functions.values()))
-    assigned = code.names if "setattr" in code.names else stored
+    running = [each.__code__ for each in code.functions.values() if each.__name__ not in _MAKING]
+    named = frozenset[str]().union(*(names_in(each)[1] for each in running))
+    stored = frozenset[str]().union(*(names_stored(each, "STORE_ATTR") for each in running))
+    assigned = code.names if named & _MAKING or "setattr" in code.names else stored  # it may make itself again
     found: dict[nn.Module, set[str]] = {}
     for module in leaf.modules():
         if is_users(type(module).__module__):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from fxopt.shape.rows import batch_symbol
-from fxopt.tune.clock import all_captured, fastest, on_device_of
+from fxopt.tune.clock import all_captured, fastest, on_device_of, once
 from fxopt.tune.memory import Memory, Ratios
 from fxopt.tune.samples import NoSample, sample, sizes_of
 
@@ -147,25 +148,47 @@ class Tuner:
         return before, after
 
     def _timed(self, site: Site, sizes_to_time: Sequence[int]) -> Ratios:
-        batch, sizes = batch_symbol(site.values), sizes_of(site.values)
+        runs_at = _runs_at(site)
         ratios: Ratios = {}
-        for rows in sizes_to_time if batch is not None else sizes_to_time[:1]:
-            values = [site.state.get(number, value) for number, value in enumerate(site.values)]
-            inputs = sample(values, sizes | ({batch: rows} if batch is not None else {}))
-            frozen = {number for number, tensor in site.state.items() if not tensor.requires_grad}
-            runs: list[Callable[[], object]] = [
-                functools.partial(_run, each, inputs, site.training, frozen) for each in (site.before, site.after)
-            ]
+        for rows, following in itertools.zip_longest(sizes_to_time, sizes_to_time[1:], fillvalue=0):
+            inputs, runs = runs_at(rows)
             if site.rows and not _agree(site.before(*inputs), site.after(*inputs)):
                 raise Disagreement(f"its answers differ at {rows} rows")
             with on_device_of(inputs):
-                runs = all_captured(runs) if site.replayed else runs
-                before, after = self.seconds(runs)
+                before, after = self.seconds(all_captured(runs) if site.replayed else runs)
             ratios[rows] = before / after
-            following = next((size for size in sizes_to_time if size > rows), 0)
-            if max(before, after) * following / rows > _LONGEST:
+            if not following or batch_symbol(site.values) is None:
+                break
+            if _expected(max(before, after), rows, following, runs_at) > _LONGEST:
                 break
         return ratios
+
+
+def _runs_at(site: Site) -> Callable[[int], tuple[list[Any], list[Callable[[], object]]]]:
+    """What makes inputs of so many rows, and the calls of both functions with them."""
+    batch, sizes = batch_symbol(site.values), sizes_of(site.values)
+    values = [site.state.get(number, value) for number, value in enumerate(site.values)]
+    frozen = {number for number, tensor in site.state.items() if not tensor.requires_grad}
+
+    def runs_at(rows: int) -> tuple[list[Any], list[Callable[[], object]]]:
+        inputs = sample(values, sizes | ({batch: rows} if batch is not None else {}))
+        return inputs, [
+            functools.partial(_run, each, inputs, site.training, frozen) for each in (site.before, site.after)
+        ]
+
+    return runs_at
+
+
+def _expected(seconds: float, rows: int, following: int, runs_at: Callable[[int], tuple[Any, Any]]) -> float:
+    """Seconds of a call with `following` rows, as `rows` take `seconds`. Attention over the batch grows with the square
+    of it, which overhead hides at few rows: where the square would be long, half way there shows how it grows.
+    """
+    growth = following / rows
+    if seconds * growth > _LONGEST or seconds * growth**2 <= _LONGEST:
+        return seconds * growth
+    _, runs = runs_at(math.isqrt(rows * following))
+    middle = max(min(once(run), once(run)) for run in runs)
+    return middle * middle / seconds
 
 
 class Disagreement(Exception):

@@ -191,6 +191,30 @@ def test_failing_calls(kind, prepared, level, grad):
         assert "large" in entry.findings.eager_reason
 
 
+class StartsAgain(nn.Module):
+    """It makes itself again for some data, and so assigns what otherwise only its making assigns."""
+
+    def __init__(self, made: int = 0) -> None:
+        super().__init__()
+        self.made = made
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x[0, 0] > 0:
+            self.__init__(self.made + 1)  # type: ignore[misc]
+        return x * self.made
+
+
+def test_a_layer_that_makes_itself_again_in_a_call_that_fails():
+    model = Opaque()
+    model.leaf = StartsAgain()
+    x, ids = torch.ones(4, 3), torch.tensor(IDS[0])
+    fast = fxopt.optimize(model, (-x, ids), Config(tune="off"))
+    fast(-x, ids)
+    with pytest.raises(IndexError):
+        fast(x, ids + 9)
+    assert model.leaf.made == 1
+
+
 def test_what_eager_raises_for_is_undone_to_the_version():
     """A failing call counts as many versions as eager's."""
     model, twin = Asserts(), Asserts()

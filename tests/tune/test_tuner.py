@@ -172,6 +172,21 @@ def test_the_budget_ends(tmp_path: Path) -> None:
     assert not tuner.verdict(site_of(lambda x: x + 1, lambda x: x + 2, key="b")).ratios
 
 
+def test_what_grows_with_the_square_of_the_batch_is_not_timed_where_it_is_long(tmp_path: Path) -> None:
+    tuner = Tuner("fast", Memory(tmp_path / "t.json"))
+    tuner.effort = Effort((4, 64), 10.0, 0.0)
+    called = set[int]()
+
+    def of_square(x: torch.Tensor) -> torch.Tensor:
+        called.add(x.shape[0])
+        time.sleep(2e-3 + 2e-4 * x.shape[0] ** 2)
+        return x
+
+    assert set(tuner.verdict(site_of(of_square, of_square)).ratios) == {4}
+    assert called == {4, 16}, "64 rows would take 0.8 s; 4 rows, 5 ms, tell of 80 ms"
+    assert set(tuner.verdict(site_of(lambda x: sleeping(x, 0.0, 1e-3), torch.relu, "line")).ratios) == {4, 64}
+
+
 def test_answers_that_differ_at_large_sizes_are_told(tmp_path: Path) -> None:
     tuner = Tuner("fast", Memory(tmp_path / "t.json"))
     site = replace(site_of(lambda x: (x + 1,), lambda x: (x + 1 if x.shape[0] < 1024 else x,)), rows=(1024,))
