@@ -131,6 +131,19 @@ def test_rounding_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check.check(replace(PROGRAM, later=(Sizes(64, 4), Sizes(33, 4)))) is None
 
 
+@pytest.mark.parametrize(("line", "rounds"), [("F.layer_norm(x, (4,))", True), ("F.relu(self.l(x)) * 2", False)])
+def test_float64_is_exact_where_its_values_say_so(monkeypatch: pytest.MonkeyPatch, line: str, rounds: bool) -> None:
+    """Nothing wider than eager tells whether eager rounds: a few roundings are an error where it does not."""
+
+    def off(model: nn.Module, args: tuple, run: Callable) -> tuple:
+        return (run(*args)[0] * (1 + 20 * torch.finfo(torch.float64).eps),)
+
+    monkeypatch.setattr(check, "optimize", lambda model, *args, **kwargs: Planted(model, off))
+    halves = (Input("x", "(torch.randint(-3, 4, (B, 4)) / 2).to(dtype)"),)
+    program = replace(PROGRAM, inputs=halves, lines=(f"v1 = {line}",), outputs=("v1",), grad=False)
+    assert (check.check(replace(program, dtype=torch.float64, whole=True)) is None) == rounds
+
+
 def test_an_error_behind_a_cast_to_float_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cast is one to float64 in the reference, which would fail otherwise, and say nothing of rounding."""
     program = replace(PROGRAM, lines=("v1 = (x > 0).float()", "v2 = self.l(v1)"), outputs=("v2",), grad=False)
