@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tests.fuzz.outcome import Outcome, equal, outcome_of, short
 from tests.fuzz.placed import CPU, elsewhere, moved
 from tests.fuzz.programs import Program, Sizes
-from tests.fuzz.rounding import Rounding, Widening, overlap
+from tests.fuzz.rounding import Digits, Rounding, Widening, overlap
 
 _EDITED = re.compile("modified by an inplace operation|has been modified inplace")
 _NOISY_RUNS = 24  # at most: as many as it takes to excuse a difference
@@ -112,14 +112,14 @@ class Comparison:
     @cached_property
     def _exactly(self) -> bool:
         """Whether eager has rounded nothing: sums of halves, and what keeps them so."""
-        wide = self._wide.values
+        if not self.program.whole:
+            return False
+        with Digits(self.program.dtype) as digits:
+            wide = self._run(None).values
         values = self.eager.values.items()
         floats = {name: t.detach() for name, t in values if isinstance(t, Tensor) and t.is_floating_point()}
-        return self.program.whole and all(
-            name in wide
-            and equal(t.double(), wide[name].detach().to(t.device))
-            and (t.dtype is not torch.float64 or equal(t, t.float().double()))  # nothing wider tells of those
-            for name, t in floats.items()
+        return digits.suffice and all(
+            name in wide and equal(t.double(), wide[name].detach().to(t.device)) for name, t in floats.items()
         )
 
     @cached_property

@@ -94,6 +94,7 @@ def program(seed: int, gradients: bool | None = None) -> Program:
         captured=captured,
         later=_later(r),
         many=seed % 2 == 1,
+        nan=seed % 5 == 4,
     )
 
 

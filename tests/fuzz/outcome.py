@@ -42,12 +42,12 @@ def outcome_of(
         outcome.outputs = result if isinstance(result, tuple) else (result,)
         outcome.values = {f"output {i}": _frozen(leaf) for i, leaf in enumerate(outcome.outputs)}
         if program.grad:
-            outcome.values.update(_between(outcome.outputs))
+            outcome.values.update(_between(outcome.outputs, program.nan))
         if program.edited in program.outputs:
             edited = outcome.outputs[program.outputs.index(program.edited)]
             outcome.values.update(_edited(outcome.outputs, edited, given if program.grad else ()))
         if program.grad:
-            outcome.values.update(_gradients(model, leaves, outcome.outputs))
+            outcome.values.update(_gradients(model, leaves, outcome.outputs, program.nan))
         settled()
     except torch.AcceleratorError as error:
         return Outcome(error=error)
@@ -78,24 +78,27 @@ def _edited(outputs: tuple[Any, ...], result: Any, kept: Sequence[Tensor]) -> di
     return {f"output {i} after an edit": _frozen(value) for i, value in enumerate(outputs)}
 
 
-def _roots(outputs: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:
-    """The outputs that have gradients, and what comes in at each."""
+def _roots(outputs: tuple[Any, ...], nan: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """The outputs that have gradients, and what comes in at each; nan: the first number of each is."""
     generator = torch.Generator("cpu").manual_seed(7)
     roots = [t for t in outputs if isinstance(t, Tensor) and t.requires_grad]
-    return roots, [torch.randint(-4, 5, t.shape, generator=generator, device="cpu").to(t) for t in roots]
+    seeds = [torch.randint(-4, 5, t.shape, generator=generator, device="cpu").to(t) for t in roots]
+    for seed in seeds:
+        seed.view(-1)[: int(nan)] = torch.nan
+    return roots, seeds
 
 
-def _between(outputs: tuple[Any, ...]) -> dict[str, Any]:
+def _between(outputs: tuple[Any, ...], nan: bool) -> dict[str, Any]:
     """The gradient of all outputs in each, as hooks on it see it. Ahead of edits: one of a view takes its ways away."""
-    roots, seeds = _roots(outputs)
+    roots, seeds = _roots(outputs, nan)
     if len(roots) < 2:
         return {}
     found = torch.autograd.grad(roots, roots, seeds, retain_graph=True)
     return {f"gradient of output {i}": grad for i, grad in enumerate(found)}
 
 
-def _gradients(model: nn.Module, leaves: tuple[Tensor, ...], outputs: tuple[Any, ...]) -> dict[str, Any]:
-    roots, seeds = _roots(outputs)
+def _gradients(model: nn.Module, leaves: tuple[Tensor, ...], outputs: tuple[Any, ...], nan: bool) -> dict[str, Any]:
+    roots, seeds = _roots(outputs, nan)
     if roots:
         torch.autograd.backward(roots, seeds)
     named = [*model.named_parameters(), *((f"input {i}", t) for i, t in enumerate(leaves) if t.requires_grad)]

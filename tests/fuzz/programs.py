@@ -48,7 +48,7 @@ class Program:
     setup: lines of __init__. lines: statements of forward, each of one or more lines. outputs: names, the first `exact`
     of them only moved or integers. whole: weights are halves, so that sums have no rounding and ties are exact.
     example: captured by optimize(model, example), else at the first call. many: computed as a large batch is.
-    edited: the output that the caller edits as soon as it has it.
+    edited: the output that the caller edits as soon as it has it. nan: so is one number of what comes in at backward.
     """
 
     setup: tuple[str, ...] = ()
@@ -64,6 +64,7 @@ class Program:
     example: bool = True
     many: bool = False
     edited: str = ""
+    nan: bool = False
     captured: Sizes = CAPTURED
     later: tuple[Sizes, ...] = LATER
 

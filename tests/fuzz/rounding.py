@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class Rounding(TorchFunctionMode):
@@ -37,6 +39,24 @@ class Rounding(TorchFunctionMode):
         if function is F.linear:  # whose terms may be much larger than their sum
             result = result + moved * F.linear(*(t if t is None else t.detach().abs() for t in args))
         return result * (1 + moved)
+
+
+class Digits(TorchDispatchMode):
+    """Whether no result of a run in float64 has more digits than `dtype` has, or than float32 has for float64."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = torch.float32 if dtype is torch.float64 else dtype
+        self.suffice = True
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = function(*args, **(kwargs or {}))
+        if "empty" not in function.__name__:
+            self.suffice = self.suffice and all(self._holds(t) for t in tree_leaves(results) if isinstance(t, Tensor))
+        return results
+
+    def _holds(self, result: Tensor) -> bool:
+        return not bool(((result.to(self.dtype).to(result.dtype) != result) & ~result.isnan()).any())
 
 
 class Widening(TorchFunctionMode):

@@ -59,6 +59,7 @@ def _candidates(p: Program) -> Iterator[Program]:
         {"example": True},
         {"verify": "off"},
         {"edited": ""},
+        {"nan": False},
     )
     yield from (replace(p, **change) for change in plain if any(getattr(p, k) != v for k, v in change.items()))
     for i, given in enumerate(p.inputs):

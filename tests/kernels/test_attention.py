@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fxopt.kernels.attention import op
@@ -95,6 +97,22 @@ def test_gradients(masking: int, weights: bool) -> None:
         total = outputs[0].square().sum() + (outputs[1].pow(3).sum() if weights else 0)
         results.append(torch.autograd.grad(total, leaf)[0])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("without", [False, True])
+@pytest.mark.parametrize("masking", [p.NO_MASK, p.CAUSAL, p.FILL_UNSET])
+def test_what_is_no_number_arrives_in_every_gradient(masking: int, without: bool) -> None:
+    """As in torch's own attention, which adds its masks; without: a row of the batch has no key."""
+    plan = replace(plan_of(3, 4, masking, fill=-torch.inf), safe=True)
+    x = torch.randn(2, 3, 3 * H * 4, requires_grad=True)
+    mask = torch.tensor([[not without] * 3, [True, False, True]]) if masking == p.FILL_UNSET else None
+    q, k, v = (side.unflatten(-1, (H, -1)).transpose(1, 2) for side in x.chunk(3, -1))
+    added = None if mask is None else mask[:, None, None].expand(2, 1, 3, 3)
+    expected = F.scaled_dot_product_attention(q, k, v, added, is_causal=masking == p.CAUSAL, scale=0.7).transpose(1, 2)
+    coming = torch.randn_like(expected)
+    coming[0, 1] = torch.nan
+    (found,) = torch.autograd.grad(run(x, mask, plan)[0], x, coming)
+    torch.testing.assert_close(found, *torch.autograd.grad(expected, x, coming), equal_nan=True)
 
 
 def test_other_dtypes_and_strides() -> None:

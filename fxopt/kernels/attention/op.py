@@ -95,9 +95,8 @@ def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple:
         if len(grads) > 1 and grads[1] is not None:
             dweights = dweights + grads[1]
         dscores = softmax_backward(dweights, weights, -1, weights.dtype)
-        if plan.safe:
-            dscores = dscores.nan_to_num(0)
-        dscores = reference.unfilled(dscores, mask, plan)
+        if not plan.safe:  # scaled_dot_product_attention adds its masks
+            dscores = reference.unfilled(dscores, mask, plan)
         found = [(q, (dscores @ k) * plan.scale), (k, (dscores.mT @ q) * plan.scale), (v, dv)]
     if mask is not None and mask.requires_grad:
         found.append((mask, dscores))
