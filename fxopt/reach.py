@@ -184,17 +184,17 @@ class Code:
             self._look_at([type(kind), *(vars(kind)[name] for name in vars(kind) if self._is_called(name))])
         if made and kind not in self._constructed:
             self._constructed.add(kind)
-            self._look_at(vars(kind)[name] for name in _MAKE & vars(kind).keys())
+            self._look_at(vars(kind)[name] for name in MAKING & vars(kind).keys())
 
     def called_of(self, kind: type) -> Iterator[str]:
         """The methods of a class that Python calls by itself, or that the code names."""
         own = vars(kind)
-        names = (name for name in own if self._is_called(name) or (name in _MAKE and kind in self._constructed))
+        names = (name for name in own if self._is_called(name) or (name in MAKING and kind in self._constructed))
         return (name for name in names if hasattr(type(own[name]), "__get__"))
 
     def _is_called(self, name: str) -> bool:
         implicit = name == "forward" or (name.startswith("__") and name.endswith("__") and name not in _APART)
-        return implicit or (name in self.names and name not in _MAKE)
+        return implicit or (name in self.names and name not in MAKING)
 
     def _follow(self, function: types.FunctionType) -> None:
         if id(function) in self.functions or not is_users(function.__module__):
@@ -206,13 +206,13 @@ class Code:
         new = (names_in(function.__code__)[1] | given) - self.names
         self.names |= new
         spaces = map(vars, (*self.classes, *self.modules.values()))
-        named = [space[name] for space in spaces for name in new & space.keys() if name not in _MAKE]
+        named = [space[name] for space in spaces for name in new & space.keys() if name not in MAKING]
         self._look_at(named)
 
 
-_MAKE = {"__init__", "__post_init__"}
-_APART = _MAKE | {f"__{name}__" for name in ("repr", "del", "copy", "deepcopy", "reduce", "reduce_ex", "init_subclass")}
-_APART |= {"__getstate__", "__setstate__", "__doc__", "__module__", "__dict__", "__weakref__"}
+MAKING = frozenset({"__init__", "__post_init__"})  # what Python calls to make an object
+_APART = MAKING | {f"__{name}__" for name in ("repr", "del", "copy", "deepcopy", "reduce", "reduce_ex")}
+_APART |= {"__init_subclass__", "__getstate__", "__setstate__", "__doc__", "__module__", "__dict__", "__weakref__"}
 
 
 MISSING = object()

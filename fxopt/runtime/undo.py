@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxopt.names import is_users, names_in, names_stored
-from fxopt.reach import Code
+from fxopt.reach import MAKING, Code
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.refusals import Refusals
 from fxopt.shape.aliases import Aliases, is_random, written_arguments
@@ -41,7 +41,6 @@ _OF_DATA_NAMES = """
     div div_ normal_ binary_cross_entropy"""
 _OF_DATA = frozenset(_OF_DATA_NAMES.split())
 _CONSTANTS = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device})
-_MAKING = frozenset({"__init__", "__post_init__"})
 
 
 class TooMuch(Exception):
@@ -186,10 +185,10 @@ def may_change(leaf: nn.Module) -> dict[nn.Module, set[str]]:
     while it makes objects, and tensors and containers that it names.
     """
     code = Code.behind([leaf])
-    running = [each.__code__ for each in code.functions.values() if each.__name__ not in _MAKING]
+    running = [each.__code__ for each in code.functions.values() if each.__name__ not in MAKING]
     named = frozenset[str]().union(*(names_in(each)[1] for each in running))
     stored = frozenset[str]().union(*(names_stored(each, "STORE_ATTR") for each in running))
-    assigned = code.names if named & _MAKING or "setattr" in code.names else stored  # it may make itself again
+    assigned = code.names if named & MAKING or "setattr" in code.names else stored  # it may make itself again
     found: dict[nn.Module, set[str]] = {}
     for module in leaf.modules():
         if is_users(type(module).__module__):

@@ -186,8 +186,9 @@ def _expected(seconds: float, rows: int, following: int, runs_at: Callable[[int]
     growth = following / rows
     if seconds * growth > _LONGEST or seconds * growth**2 <= _LONGEST:
         return seconds * growth
-    _, runs = runs_at(math.isqrt(rows * following))
-    middle = max(min(once(run), once(run)) for run in runs)
+    inputs, runs = runs_at(math.isqrt(rows * following))
+    with on_device_of(inputs):
+        middle = max(min(once(run), once(run)) for run in runs)
     return middle * middle / seconds
 
 
