@@ -50,7 +50,7 @@ def suited(executable: Executable) -> torch.device:
     (output,) = graph.find_nodes(op="output")
     returned = [node.meta["val"] if isinstance(node, Node) else None for node in output.args[0]]
     if not returned or not all(isinstance(value, Tensor) and value.is_cuda for value in returned):
-        raise NoGraph("it returns something that is no CUDA tensor")
+        raise NoGraph("it returns or stores something that is no CUDA tensor")
     held = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
     memory = [n.meta["val"] for n in held if isinstance(n.meta.get("val"), Tensor)] + returned
     if len({storage_number(value) for value in memory}) < len(memory):

@@ -200,3 +200,36 @@ def test_rows_that_depend_on_others_are_not_padded():
             ids = torch.randint(0, 10, (batch,), device="cuda")
             close(optimized(ids), model(ids))
         assert "set of sizes" in replays(optimized)._findings.graphs and len(replays(optimized)._graphs) == 2
+
+
+class Weighted(nn.Module):
+    """Keeps its attention weights for whoever asks later, and the ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 8)
+        self.score = nn.Linear(8, 1)
+
+    def forward(self, ids):
+        rows = self.table(ids)
+        self.weights, self.asked = self.score(rows).softmax(1), ids
+        return (self.weights * rows).sum(1)
+
+
+def test_attributes_are_stored_behind_replays():
+    model = Weighted().cuda()
+    with torch.no_grad():
+        optimized = fxopt.optimize(
+            model, (torch.randint(0, 50, (30, 7), device="cuda"),), fxopt.Config(cuda_graphs=True)
+        )
+        kept = []
+        for _ in range(4):
+            ids = torch.randint(0, 50, (30, 7), device="cuda")
+            expected, weights = model(ids), model.weights
+            close(optimized(ids), expected)
+            close(model.weights, weights)
+            assert model.asked is ids
+            kept.append((model.weights, weights))
+        assert len(replays(optimized)._graphs) == 1
+        for mine, eager in kept:
+            close(mine, eager)

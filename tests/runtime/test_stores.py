@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+import fxopt
 from fxopt import Config
 from fxopt.runtime import dispatcher_of, optimized
+from fxopt.runtime.capturable import NoGraph
+from fxopt.runtime.stores import Stores
 from tests.runtime.models import assert_same, optimize
 
 
@@ -135,3 +138,46 @@ def test_a_capture_that_fails_leaves_the_signature_in_the_findings():
     (findings,) = dispatcher_of(fast).findings
     assert "StopIteration" in findings.eager_reason and "capture" in findings.eager_reason
     assert findings.signature == "float32[2, 3]; eval"
+
+
+class Pair(nn.Module):
+    """Stores a result, the same once more, its input, its weight and numbers, and a buffer that it may have read."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.inner, self.reads = Scores(), reads
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x):
+        scores = self.inner(x)
+        self.kept = {"result": scores, "parts": (self.inner.scores, x, self.inner.weight.weight, x.shape[1], 2.5)}
+        result = scores + self.mean if self.reads else scores * 2
+        self.mean = scores.mean(0)
+        return result
+
+
+def test_a_replay_s_results_are_stored_behind_it():
+    model = Pair(reads=False)
+    with torch.no_grad():
+        (entry,) = dispatcher_of(fxopt.optimize(model, torch.rand(5, 3), Config(tune="off"))).entries
+    stores = Stores(entry.executable)
+    assert not stores.executable.graph.graph.find_nodes(op="call_module")
+    placeholders = entry.executable.graph.graph.find_nodes(op="placeholder")
+    x, state = torch.rand(4, 3), [node.meta["tensor"]() for node in placeholders[:-1]]
+    model.kept = model.mean = model.inner.scores = None
+    found = stores.put(stores.executable.graph(*state, x), state, [x])
+    kept, mean, scores = model.kept, model.mean, model.inner.scores
+    expected = Pair.forward(model, x)
+    assert_same(entry.rebuild(found), expected)
+    assert_same(
+        (kept["result"], kept["parts"], mean, scores),
+        (model.kept["result"], model.kept["parts"], model.mean, model.inner.scores),
+    )
+    assert kept["parts"][0] is scores and kept["parts"][1] is x and kept["parts"][2] is model.inner.weight.weight
+
+
+def test_a_buffer_that_is_read_and_replaced_keeps_a_call_from_replays():
+    with torch.no_grad():
+        (entry,) = dispatcher_of(fxopt.optimize(Pair(reads=True), torch.rand(5, 3), Config(tune="off"))).entries
+    with pytest.raises(NoGraph, match="'mean' at each call, a buffer that it reads"):
+        Stores(entry.executable)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -86,11 +86,19 @@ class OfMany:
         return self.serve(values[: self._states], values[self._states :])
 
 
-def copied(module: GraphModule) -> GraphModule:
-    """The same graph module with a graph of its own, compiled where it runs; fake values and constants are shared."""
-    graph = Graph()
-    output: Any = graph.graph_copy(module.graph, {}, return_output_node=True)
-    graph.output(output[0])
+def copied(module: GraphModule, less: Iterable[Node] = (), more: Iterable[Node] = ()) -> GraphModule:
+    """The same graph module with a graph of its own, compiled where it runs; fake values and constants are shared.
+
+    Args:
+        less: calls without a result that the copy leaves out.
+        more: what it returns behind the results.
+    """
+    graph, copies = Graph(), dict[Node, Node]()
+    output: Any = graph.graph_copy(module.graph, copies, return_output_node=True)
+    for node in less:
+        graph.erase_node(copies[node])
+    further = [copies[node] for node in more]
+    graph.output((*output[0], *further) if further else output[0])
     return LazyGraphModule(module, graph)
 
 
