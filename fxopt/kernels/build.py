@@ -26,6 +26,9 @@ from fxopt.torch_internals.python_tensor import readable
 from .cache import BuildError, built, cached
 from .includes import with_headers
 
+# What a library shows to others. Where the compiler links the C++ runtime into it, or compiles for AVX-512, whoever is
+# loaded later would use its std::ostream: cuDNN's engines crashed in that.
+EXPORTS = Path(__file__).with_name("exports.map")
 # Of libraries that are modules of Python; a key tells its versions apart.
 PYTHON_CFLAGS = ("-O1", f"-DFXOPT_PYTHON={sys.implementation.cache_tag}")
 
@@ -55,7 +58,7 @@ class Library:
     def key(self) -> str:
         digest = hashlib.sha256()
         abi = str(torch.compiled_with_cxx11_abi())
-        for part in (self.name, *self.cflags, torch.__version__, abi, platform.machine()):
+        for part in (self.name, *self.cflags, EXPORTS.read_text(), torch.__version__, abi, platform.machine()):
             digest.update(part.encode() + b"\0")
         for name, text in (*((path.name, text) for path, text in self.files.items()), *self.written):
             digest.update(f"{name}\0{text}".encode())
@@ -120,6 +123,7 @@ def _compile(library: Library, folder: Path) -> None:
             library.name,
             [str(path) for path in (*written, *library.sources)],
             extra_cflags=list(library.cflags),
+            extra_ldflags=[f"-Wl,--version-script={EXPORTS}"],
             extra_include_paths=[str(Path(__file__).parent)],
             build_directory=str(folder),
             is_python_module=False,

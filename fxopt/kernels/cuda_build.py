@@ -22,6 +22,7 @@ import torch
 from fxopt import progress
 from fxopt.locks import lock
 
+from .build import EXPORTS
 from .cache import BuildError, built, cached
 from .includes import with_headers
 
@@ -50,7 +51,7 @@ class CudaLibrary:
 
     def key(self, arch: str) -> str:
         digest = hashlib.sha256()
-        for part in (self.name, arch, *_FLAGS, *self.flags):
+        for part in (self.name, arch, *_FLAGS, *self.flags, EXPORTS.read_text()):
             digest.update(part.encode() + b"\0")
         for path, text in self.files.items():
             digest.update(f"{path.name}\0{text}".encode())
@@ -124,7 +125,19 @@ def command(library: CudaLibrary, arch: str, output: Path, *more: str) -> list[s
     """
     number = arch.removeprefix("sm_")
     target = f"-gencode=arch=compute_{number},code={arch}"  # -arch=sm_90a would also make a plain sm_90
-    return [_compiler(), *_FLAGS, *library.flags, target, *more, "-o", str(output), str(library.source)]
+    shown = f"--version-script={EXPORTS}"
+    return [
+        _compiler(),
+        *_FLAGS,
+        "-Xlinker",
+        shown,
+        *library.flags,
+        target,
+        *more,
+        "-o",
+        str(output),
+        str(library.source),
+    ]
 
 
 def _compiler_id() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import pkgutil
@@ -36,7 +37,7 @@ print(build(Library("tiny", (Path(sys.argv[1]),), cflags=("-O0",))))
 def tiny(tmp_path, monkeypatch):
     """A library that compiles in a moment, and an empty cache."""
     source = tmp_path / "tiny.cpp"
-    source.write_text('extern "C" int answer() { return 42; }\n')
+    source.write_text('extern "C" int fxopt_answer() { return 42; }\n')
     monkeypatch.setenv("FXOPT_CACHE", str(tmp_path / "cache"))
     return Library("tiny", (source,), cflags=("-O0",))
 
@@ -84,6 +85,25 @@ def test_key_follows_what_the_sources_include(tiny):
     assert tiny.key != old
 
 
+@pytest.mark.parametrize("flag", ["", " -static-libstdc++"])
+def test_a_library_shows_its_own_names_alone(tiny, monkeypatch, flag):
+    """Not those of templates or of a C++ runtime inside it, which libraries that are loaded later would use."""
+    compiler = tiny.sources[0].with_name("compiler")
+    compiler.write_text(f'#!/bin/sh\nexec {os.environ.get("CXX", "c++")}{flag} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    tiny.sources[0].write_text(
+        "#include <sstream>\n#include <vector>\n"
+        '[[gnu::visibility("default")]] std::vector<long> texts(4);\n'
+        'extern "C" long fxopt_answer() { std::ostringstream s; s << texts.size(); return 38 + std::stol(s.str()); }\n'
+    )
+    shown = subprocess.run(
+        ["nm", "-D", "--defined-only", build(tiny)], capture_output=True, text=True, check=True
+    ).stdout
+    assert [line.split()[-1] for line in shown.splitlines()] == ["fxopt_answer"]
+    assert ctypes.CDLL(str(find(tiny))).fxopt_answer() == 42
+
+
 def test_survives_kills_by_four_at_once(tiny):
     """20 SIGKILLs at random moments, four builders at a time: whatever is left, the next process copes."""
     rng, killed = random.Random(0), 0
@@ -106,7 +126,7 @@ def test_survives_kills_by_four_at_once(tiny):
 
 
 def call(path):
-    code = f"import ctypes; print(ctypes.CDLL({str(path)!r}).answer())"
+    code = f"import ctypes; print(ctypes.CDLL({str(path)!r}).fxopt_answer())"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
@@ -175,7 +195,7 @@ from pathlib import Path
 from fxopt.kernels.build import Library, build
 os.setuid(65534)
 path = build(Library("tiny", (Path(sys.argv[1]),), cflags=("-O0",)))
-print(ctypes.CDLL(str(path)).answer(), os.access(path.parent, os.W_OK))
+print(ctypes.CDLL(str(path)).fxopt_answer(), os.access(path.parent, os.W_OK))
 """
 
 
