@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule, Node
 
+from fxopt.patterns.contractions.convolutions import CONVOLUTIONS
 from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.terms import Dim, Factor, Term
 from fxopt.patterns.core import Match, Reject
@@ -39,8 +40,9 @@ def _match(node: Node, term: Term) -> Match | None:
 
 
 def _is_plain(node: Node) -> bool:
+    """On a GPU the operator is a convolution too, with the precision that torch lets those have."""
     value = node.meta["val"]
-    return value.dtype == torch.float32 and value.device.type == "cpu"
+    return node.target in CONVOLUTIONS if value.is_cuda else value.dtype == torch.float32
 
 
 def _groups(term: Term, x: Factor, y: Factor, weight: Factor) -> dict[str, Dim] | None:

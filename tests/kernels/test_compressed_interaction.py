@@ -26,7 +26,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def exact(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    return torch.einsum("bhd,bmd,ohm->bod", x.double(), y.double(), weight.unflatten(1, (x.shape[1], -1)).double())
+    return torch.einsum("bhd,bmd,ohm->bod", x.double(), y.double(), weight.unflatten(1, (x.shape[1], y.shape[1])).double())
 
 
 class Defined(torch.autograd.Function):
@@ -46,6 +46,16 @@ def test_is_einsum(isa: None, sizes: tuple[int, ...]) -> None:
     strided = torch.randn(D, B, H).permute(1, 2, 0), torch.randn(B, M + 1, 2 * D)[:, 1:, ::2]
     for dense in (weight, torch.randn(H * M, K).t()):
         torch.testing.assert_close(op.call(*strided, dense).double(), exact(*strided, dense), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [*SIZES, (3, 0, 2, 4, 5), (3, 2, 2, 4, 0)])
+def test_what_runs_on_a_gpu_is_einsum(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "_CHUNK_ON_CUDA", 2000)
+    B, H, M, K, D = sizes
+    x, y, weight = torch.randn(D, B, H).permute(1, 2, 0), torch.randn(B, M, D), torch.randn(K, H * M)
+    found = op._on_cuda(x, y, weight)
+    torch.testing.assert_close(found.double(), exact(x, y, weight), rtol=1e-5, atol=1e-4)
+    assert found.stride() == op._fake(x, y, weight).stride()
 
 
 @pytest.mark.parametrize("rows", [1, 4, 200])

@@ -19,6 +19,7 @@ from ..operators import BY_ROWS, NO_PLAN, Operator, Operators, cpu_library
 _SCHEMA = "compressed_interaction(Tensor x, Tensor y, Tensor weight) -> Tensor"
 KERNEL = cpu_library(Path(__file__).parent, "layout.h", "compress.h", (_SCHEMA,))
 _CHUNK = 1 << 20  # products at a time, in PyTorch
+_CHUNK_ON_CUDA = 1 << 24  # 64 MB of them
 
 
 def compressed_interaction(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -37,8 +38,25 @@ def compressed_interaction(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 
 def _products(x: Tensor, y: Tensor) -> Tensor:
     """x_h * y_m: [B, D, H * M]."""
-    x, y = x.transpose(1, 2), y.transpose(1, 2)
+    x, y = x.transpose(1, 2).contiguous(), y.transpose(1, 2).contiguous()
     return (x.unsqueeze(3) * y.unsqueeze(2)).flatten(2)
+
+
+def _on_cuda(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """The same by cuDNN, in TF32 where torch lets convolutions: over channels that lie side by side, as in a GEMM.
+
+    [256, 3328, 16] to 128 channels takes 82 us where the channels lie apart, and 31 so (one H100).
+    """
+    B, channels = x.shape[0], weight.shape[1]
+    value, kernel = x.new_empty((B, weight.shape[0], x.shape[2])), weight[:, :, None, None]
+    if not value.numel() or not channels:
+        return value.zero_()
+    rows = max(1, _CHUNK_ON_CUDA // (channels * x.shape[2]))
+    for first in range(0, B, rows):
+        products = _products(x[first : first + rows], y[first : first + rows])
+        images = products.unsqueeze(1).permute(0, 3, 1, 2)  # [B, C, 1, D]
+        value[first : first + rows] = torch.conv2d(images, kernel).squeeze(2)
+    return value
 
 
 def call(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -85,6 +103,7 @@ def _of_weight(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 OPERATORS = Operators(
-    (Operator(_SCHEMA, compressed_interaction, _fake, _backward, _setup_context, facts=BY_ROWS),), KERNEL
+    (Operator(_SCHEMA, compressed_interaction, _fake, _backward, _setup_context, {"CUDA": _on_cuda}, facts=BY_ROWS),),
+    KERNEL,
 )
 load = OPERATORS.load
