@@ -107,6 +107,18 @@ def unflatten(values: Sequence[Any], spec: pytree.TreeSpec) -> Any:
     return pytree.SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)
 
 
+def arguments_from(spec: pytree.TreeSpec) -> Callable[[Sequence[Any]], tuple[tuple, dict]]:
+    """Of the (args, kwargs) of calls: what `unflatten` makes of their values, without a walk where all are leaves."""
+    args, kwargs = spec.children()
+    if any(not child.is_leaf() for part in (args, kwargs) for child in part.children()):
+        return functools.partial(unflatten, spec=spec)
+    return functools.partial(_divided, args.num_leaves, tuple(kwargs.context))
+
+
+def _divided(count: int, names: tuple[str, ...], values: Sequence[Any]) -> tuple[tuple, dict]:
+    return tuple(values[:count]), dict(zip(names, values[count:], strict=True))
+
+
 def map_only(kind: type, function: Any, tree: Any) -> Any:
     """`tree` with `function` of every leaf of this type; what is one object stays one."""
     values, spec = flatten(tree)

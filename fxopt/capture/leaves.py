@@ -106,13 +106,16 @@ class LeafCall(nn.Module):
         self.module = module
         self.path = path
         self.signature = signature
+        self._arguments, self._gives_one = trees.arguments_from(signature.in_spec), signature.out_spec.is_leaf()
         self.pieces: Callable[..., Any] | None = None
 
     def forward(self, *flat: Any) -> tuple:
-        args, kwargs = trees.unflatten(flat, self.signature.in_spec)
+        args, kwargs = self._arguments(flat)
         run = self.stand_in if self.stand_in is not None else self.pieces or self.module  # one of no parts is false
         with self._autocast:
-            values, spec = trees.flatten(run(*args, **kwargs))
+            result = run(*args, **kwargs)
+        one = self._gives_one and isinstance(result, torch.Tensor)
+        values, spec = ([result], self.signature.out_spec) if one else trees.flatten(result)
         expected = self.signature.outputs
         if spec != self.signature.out_spec or not all(o.fits(v, flat) for o, v in zip(expected, values, strict=True)):
             raise LeafMismatch(f"{self.path}: expected {expected}, found {[getattr(v, 'shape', v) for v in values]}")

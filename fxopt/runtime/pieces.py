@@ -17,6 +17,7 @@ from fxopt.runtime.module import dispatcher_of
 from fxopt.torch_internals.hooks import HOOKS
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+_OFFERS = 8
 _FEWER = 2  # operators before / after: below it the checks of a call cost what the operators saved
 
 
@@ -48,8 +49,15 @@ class Pieces:
         """Whether there is a submodule worth a capture."""
         return bool(self._parts)
 
+    @property
+    def pay(self) -> bool:
+        """Whether one of the parts is worth its checks."""
+        return any(part.pays for part in self._parts.values())
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _is_special(self.module):  # by now
+        if not self.pay:
+            self._parts = {}  # for good: parts that are not called learn nothing
+        if not self._parts or _is_special(self.module):  # by now
             return self.module(*args, **kwargs)
         made: list[tuple[nn.Module, nn.Module]] = []
         twin = self._stand_in(made)
@@ -76,7 +84,7 @@ class Pieces:
         twin = object.__new__(type(self.module))
         modules = dict(self.module._modules)
         for name, child in modules.items():
-            if child in self._parts:
+            if child in self._parts and self._parts[child].pays:
                 modules[name] = self._parts[child].now(child, made)
         twin.__dict__.update(vars(self.module), _modules=modules)
         made.append((self.module, twin))
@@ -88,21 +96,28 @@ class _Part:
 
     def __init__(self, fast: nn.Module | None, inner: Pieces) -> None:
         self.fast, self.inner = fast, inner
+        self._offers = 0  # calls of the whole that it stood ready in
+
+    @property
+    def pays(self) -> bool:
+        return self._is_fast or self.inner.pay
+
+    @property
+    def _is_fast(self) -> bool:
+        """Until its first call nobody knows; some are never called, as the attention in torch's own encoder layer."""
+        if self.fast is None:
+            return False
+        found = list(dispatcher_of(self.fast).findings)
+        gains = (each.operators_before >= _FEWER * each.operators_after for each in found if not each.eager_reason)
+        return any(gains) or (not found and self._offers < _OFFERS)
 
     def now(self, child: nn.Module, made: list[tuple[nn.Module, nn.Module]]) -> nn.Module:
         if _is_special(child):
             return child
-        if self.fast is not None and self._pays(self.fast):
-            return self.fast
-        return self.inner._stand_in(made) if self.inner else child
-
-    @staticmethod
-    def _pays(fast: nn.Module) -> bool:
-        """Until its first call nobody knows."""
-        found = list(dispatcher_of(fast).findings)
-        return not found or any(
-            not each.eager_reason and each.operators_before >= _FEWER * each.operators_after for each in found
-        )
+        if self.fast is None or not self._is_fast:
+            return self.inner._stand_in(made)
+        self._offers += 1
+        return self.fast
 
 
 def is_single(module: nn.Module) -> bool:
