@@ -32,6 +32,7 @@ from fxopt.rewrites import (
     pair_attention,
     pair_sum,
     pointwise,
+    recurrences,
     repeated,
     row_chunks,
     sized_constants,
@@ -63,6 +64,7 @@ PASSES: tuple[Rewrite, ...] = (
     contractions.CONTRACTIONS,
     convolutions.REWRITE,
     k_largest.REWRITE,
+    recurrences.REWRITE,
     # Many of a kind at once.
     compression.LINEARS,
     towers.REWRITE,

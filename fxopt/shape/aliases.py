@@ -58,6 +58,9 @@ def _reaches_state(node: Node) -> bool:
     return node.op == "call_module" and bool(node.meta.get("memory"))
 
 
+_RECURRENT = {getattr(torch.ops.aten, name).input for name in ("gru", "lstm", "rnn_tanh", "rnn_relu")}
+
+
 def is_random(node: Node) -> bool:
     if _is_certain(node):
         return False
@@ -65,7 +68,10 @@ def is_random(node: Node) -> bool:
 
 
 def _is_certain(node: Node) -> bool:
-    """An attention without dropout, which torch tags as random all the same."""
+    """An attention or a recurrent layer without dropout, which torch tags as random all the same."""
+    if node.target in _RECURRENT:
+        dropout, train = node.args[5:7]
+        return bool(dropout == 0.0 or train is False)
     if node.target is not torch.ops.aten.scaled_dot_product_attention.default:
         return False
     dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)

@@ -22,6 +22,7 @@ from fxopt.kernels.columns.plan import Plan as ColumnsPlan
 from fxopt.kernels.compressed import op as compressed
 from fxopt.kernels.compressed_interaction import op as compressed_interaction
 from fxopt.kernels.field_index import op as field_index
+from fxopt.kernels.gru import op as gru
 from fxopt.kernels.interactions import attention as pair_attention
 from fxopt.kernels.interactions import dot, pair_sum
 from fxopt.kernels.k_largest import op as k_largest
@@ -107,6 +108,7 @@ def _dense() -> Iterator[Call]:
             attention, name, (*heads, words), lambda q, k, v, m, p: attention._defined(a.Plan.of(p), q, k, v, *m), (4,)
         )
     yield from _target_attention()
+    yield Call(gru, "gru", (_some(4, 2, 9), _some(2, 3), _some(9, 3), _some(9)), gru.gru)
     yield Call(k_largest, "k_largest", (_some(2, 6, 3), 2), k_largest.k_largest)
     yield Call(compressed, "compressed_linear", (_some(3, 4), _some(5, 4), _some(5), "bf16", 0), native=False)
     yield Call(compressed, "compressed_table", (_some(6, 4), torch.uint8), native=False)

@@ -26,7 +26,9 @@ def isa(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def exact(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    return torch.einsum("bhd,bmd,ohm->bod", x.double(), y.double(), weight.unflatten(1, (x.shape[1], y.shape[1])).double())
+    return torch.einsum(
+        "bhd,bmd,ohm->bod", x.double(), y.double(), weight.unflatten(1, (x.shape[1], y.shape[1])).double()
+    )
 
 
 class Defined(torch.autograd.Function):

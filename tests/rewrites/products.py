@@ -93,6 +93,24 @@ class LargestWithIndices(Largest):
         return largest + where
 
 
+class Recurrent(nn.Module):
+    """A session whose steps are numbers."""
+
+    def __init__(self, both: bool = False) -> None:
+        super().__init__()
+        self.gru = nn.GRU(1, 2, batch_first=True, bidirectional=both)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(x.unsqueeze(2))[1].sum(0)
+
+
+class BothWays(Recurrent):
+    """From the last step to the first as well."""
+
+    def __init__(self) -> None:
+        super().__init__(both=True)
+
+
 class CarriedAlong(nn.Module):
     """A dim of size 1 behind a linear."""
 

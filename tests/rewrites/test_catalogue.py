@@ -255,6 +255,7 @@ CATALOGUE = {
     "disguised_linears": Example(products.MatrixOfEachRow, products.OneSidedColumns),
     "compressed_interaction": Example(products.Compressed, products.CompressedNeighbours),
     "k_largest": Example(products.Largest, products.LargestWithIndices),
+    "recurrences": Example(products.Recurrent, products.BothWays),
     "ones": Example(products.CarriedAlong, products.OfItsOwn),
     "contractions": Example(products.OuterProducts, products.OuterProductsSeen),
     "convolutions": Example(products.EachPosition, products.NeighbouringPositions),
@@ -301,7 +302,7 @@ ELSEWHERE = {
 }  # tests/cuda, test_compression.py, test_row_chunks.py, test_lookup_products.py, test_jagged_torchrec.py
 
 
-WITHOUT_GRADIENTS = {"towers"}  # with gradients they stay as they are
+WITHOUT_GRADIENTS = {"recurrences", "towers"}  # with gradients they stay as they are
 
 
 def optimized(name: str, model: nn.Module, config: Config = Config(tune="off")) -> nn.Module:

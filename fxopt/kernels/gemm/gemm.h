@@ -161,15 +161,21 @@ inline void turn(const Gemm& g, int64_t n, int columns, float* panel) {
   }
 }
 
+// Columns [n, n + columns) of all rows, by their panel.
 template <int NV>
-inline void panel_columns(const Gemm& g, int64_t n, int columns) {
+inline void rows_of_panel(const Gemm& g, const float* panel, int64_t n, int columns) {
   constexpr int MR = FXOPT_VECTOR_BYTES == 64 ? 12 : 6;
-  alignas(64) float panel[kTurnedK * NV * kLanes];
-  turn<NV>(g, n, columns, panel);
   int64_t m = 0;
   for (; m + MR <= g.M; m += MR) panel_tile<MR, NV>(g, panel, m, n, columns);
   for (; m + 4 <= g.M; m += 4) panel_tile<4, NV>(g, panel, m, n, columns);
   for (; m < g.M; m++) panel_tile<1, NV>(g, panel, m, n, columns);
+}
+
+template <int NV>
+inline void panel_columns(const Gemm& g, int64_t n, int columns) {
+  alignas(64) float panel[kTurnedK * NV * kLanes];
+  turn<NV>(g, n, columns, panel);
+  rows_of_panel<NV>(g, panel, n, columns);
 }
 
 // The same by panels; K <= kTurnedK.

@@ -1,0 +1,1 @@
+"""Gated recurrent units over sequences."""

@@ -1,0 +1,43 @@
+"""Gated recurrent units: a linear layer over all steps, then one call for the steps of all rows."""
+
+from __future__ import annotations
+
+import torch
+
+from fxopt.kernels.gru.op import call, load
+from fxopt.patterns.core import Match
+from fxopt.patterns.recurrences import find_recurrences
+from fxopt.rewrites.contractions import like
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import MEASURED
+
+aten = torch.ops.aten
+
+
+def replace_recurrence(editor: Editor, match: Match) -> Replacement:
+    load()
+    bound, value, last = match.bound, match.bound["x"], []
+    for layer, (w_in, w, b_in, b) in enumerate(bound["weights"]):
+        gates = editor.call(aten.linear.default, value, w_in, b_in)
+        if layer == 0 and bound["batch_first"]:
+            gates = editor.call(aten.transpose.int, gates, 0, 1)
+        initial = editor.call(aten.select.int, bound["initial"], 0, layer)
+        value = editor.call(torch.ops.fxopt.gru.default, gates, initial, w, b)
+        value.meta |= {"bound": call, "axes": [([1, 0, *(None for given in (w, b) if given is not None)], [1])]}
+        last.append(editor.call(aten.select.int, value, 0, -1))
+    if bound["batch_first"]:
+        value = editor.call(aten.transpose.int, value, 0, 1)
+    results = (value, editor.call(aten.stack.default, last))
+    values = {user: like(editor, user, results[user.args[1]]) for user in match.anchor.users}  # type: ignore[index]
+    what = f"{len(last)} recurrent {'layers' if len(last) > 1 else 'layer'} into a linear layer and one call each"
+    return Replacement(values, what, "the same operations on each row, step by step")
+
+
+REWRITE = Rewrite(
+    "recurrences",
+    find_recurrences,
+    replace_recurrence,
+    why="before linear layers are chained, of which each recurrent layer has one",
+    policy=MEASURED,
+)
