@@ -16,6 +16,7 @@ from tests.fuzz.writer import SAMPLE, STATIC, Value, Writer
 Statement = Callable[[Writer], Value | None]
 ORDINARY: dict[Statement, int] = {
     layers.linear: 8,
+    layers.recurrent: 3,
     layers.mlp: 10,
     layers.towers: 12,
     layers.cross: 5,

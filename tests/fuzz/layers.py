@@ -39,6 +39,24 @@ def linear(w: Writer) -> Value | None:
     return w.line(w.pick(ways).format(x=x, w=weight, b=offset))
 
 
+def recurrent(w: Writer) -> Value | None:
+    """nn.GRU over the middle or the first axis: its states, its last ones, or both."""
+    x = w.float(3)
+    if x.shape[-1] > 64:
+        return None
+    options = f"{w.pick((1, 1, 2))}, {w.chance(70)}, {w.chance(60)}, bidirectional={w.chance(10)}"
+    layer = w.state("gru", f"nn.GRU({x.shape[-1]}, {w.size()}, {options})")
+    ways = (
+        "{l}({x})[0]",
+        "{l}({x})[1]",
+        "{l}({x})[0].sum(1)",
+        "{l}({x})[1][-1]",
+        "torch.cat({l}({x})[::-1])",
+        "{l}({x})[0][:, -1]",
+    )
+    return w.line(w.pick(ways).format(l=layer, x=x))
+
+
 def mlp(w: Writer) -> Value | None:
     """nn.Sequential, or layer by layer with functions between."""
     x = w.rows() if w.chance(80) else w.float(3)
