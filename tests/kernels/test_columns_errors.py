@@ -111,6 +111,21 @@ def test_unfit_plans():
         op.columns([torch.zeros(1)], [], torch.zeros(100, dtype=torch.int64))
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        Source(0, rows=(0, 0)),
+        Source(0, rows=(1, 0), lane=1),
+        Source(0, rows=(0,), fixed=((0, 1),)),
+        Source(0, rows=(0,), fixed=((1, 3), (1, 3))),
+    ],
+)
+def test_a_dim_that_is_read_twice_leads_out_of_its_tensor(source):
+    plan = encode(Plan((Column(source, 0, 0, 0),), (8,), ("float32",)))
+    with pytest.raises(RuntimeError, match="one dim twice"):
+        torch.ops.fxopt.columns([torch.zeros(4, 4, dtype=torch.int64)], [torch.randn(3, 8)], plan)
+
+
 def test_boundaries_may_change_in_place(isa):
     values, boundaries, table = torch.tensor([1.5, 2.5]), torch.tensor([1.0, 2.0]), torch.arange(24.0).view(3, 8)
     column = Column(Source(0), 0, 0, 0, (Instr(Op.BUCKETIZE, "int64", tensor=1),))

@@ -23,7 +23,18 @@ inline void check_counts(const int64_t* words, int64_t n) {
 inline void check_source(const Plan& plan, const Source& source) {
   expect_plan(source.row0 >= -1 && source.row1 >= -1 && source.lane >= -1 && (source.row1 < 0 || source.row0 >= 0), "a source's dims");
   expect_plan(within(source.fixed_at, source.n_fixed, plan.header->n_fixed), "a source's indices");
-  for (int k = 0; k < source.n_fixed; k++) expect_plan(plan.fixed[source.fixed_at + k].dim >= 0, "an index of no dim");
+  if (source.tensor < 0) return;  // none: the columns' own is refused where the tensors are known
+  int64_t seen = 0;  // a dim that is walked along twice leads out of its tensor
+  const auto once = [&](int64_t dim) {
+    expect_plan(dim < 63 && !(seen >> dim & 1), "a source that reads one dim twice");
+    seen |= int64_t(1) << dim;
+  };
+  for (int64_t dim : {source.row0, source.row1, source.lane})
+    if (dim >= 0) once(dim);
+  for (int k = 0; k < source.n_fixed; k++) {
+    expect_plan(plan.fixed[source.fixed_at + k].dim >= 0, "an index of no dim");
+    once(plan.fixed[source.fixed_at + k].dim);
+  }
 }
 
 inline bool divides_by_zero(const Instr& instr) {

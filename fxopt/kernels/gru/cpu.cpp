@@ -32,7 +32,7 @@ static void run(const Request& request) {
   floats_of(initial, 2, false);  // as the caller has it
   const float* b = bias.is_none() ? nullptr : floats_of(bias, 1);
   const int64_t L = gates.sizes[0], B = gates.sizes[1], H = weight.sizes[1];
-  if (gates.sizes[2] != 3 * H || weight.sizes[0] != 3 * H || initial.sizes[0] != B || initial.sizes[1] != H || (b && bias.sizes[0] != 3 * H))
+  if (gates.sizes[2] != 3 * H || weight.sizes[0] != 3 * H || initial.sizes[0] != B || initial.sizes[1] != H || (!bias.is_none() && bias.sizes[0] != 3 * H))
     refused("fxopt.gru: sizes do not fit %lld units and %lld rows", (long long)H, (long long)B);
   if (L < 1) refused("fxopt.gru: expected at least one step");
   float* states = request.floats({L, B, H});
