@@ -79,6 +79,7 @@ struct Copy {
 
 static void copy_beside(const Copy& copy, float* out, int64_t width, int64_t row0, int64_t row1) {
   const Array& x = *copy.from;
+  if (x.sizes[1] == 0) return;
   for (int64_t b = row0; b < row1; b++) {
     const float* from = reinterpret_cast<const float*>(x.data) + b * x.strides[0];
     float* to = out + b * width + copy.at;
