@@ -17,7 +17,7 @@ from fxopt.runtime.module import dispatcher_of
 from fxopt.torch_internals.hooks import HOOKS
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-_OFFERS = 8
+_OFFERS = 8  # calls of the whole that do not reach a part, before it is taken for one that none will
 _FEWER = 2  # operators before / after: below it the checks of a call cost what the operators saved
 
 
@@ -82,10 +82,10 @@ class Pieces:
 
     def _stand_in(self, made: list[tuple[nn.Module, nn.Module]]) -> nn.Module:
         twin = object.__new__(type(self.module))
-        modules = dict(self.module._modules)
+        modules, parts = dict(self.module._modules), self._parts
         for name, child in modules.items():
-            if child in self._parts and self._parts[child].pays:
-                modules[name] = self._parts[child].now(child, made)
+            if child in parts and parts[child].pays:
+                modules[name] = parts[child].now(child, made)
         twin.__dict__.update(vars(self.module), _modules=modules)
         made.append((self.module, twin))
         return twin
