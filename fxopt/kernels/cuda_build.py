@@ -27,6 +27,7 @@ from .cache import BuildError, built, cached
 from .includes import with_headers
 
 _FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-shared", "--cudart=static")
+_SHOWN = ("-Xlinker", f"--version-script={EXPORTS}")  # no part of a key, as it names a folder
 _OLDEST = (8, 0)  # with cp.async, and products of bf16
 _TOLD = 5  # lines of the compiler's errors
 _CHOICE = "CUDACXX or CUDA_HOME chooses an nvcc"
@@ -125,19 +126,7 @@ def command(library: CudaLibrary, arch: str, output: Path, *more: str) -> list[s
     """
     number = arch.removeprefix("sm_")
     target = f"-gencode=arch=compute_{number},code={arch}"  # -arch=sm_90a would also make a plain sm_90
-    shown = f"--version-script={EXPORTS}"
-    return [
-        _compiler(),
-        *_FLAGS,
-        "-Xlinker",
-        shown,
-        *library.flags,
-        target,
-        *more,
-        "-o",
-        str(output),
-        str(library.source),
-    ]
+    return [_compiler(), *_FLAGS, *_SHOWN, *library.flags, target, *more, "-o", str(output), str(library.source)]
 
 
 def _compiler_id() -> str | None:
