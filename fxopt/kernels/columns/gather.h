@@ -4,6 +4,10 @@
 
 namespace fxopt::FXOPT_ISA {
 
+[[gnu::always_inline]] inline void fetch_row(const char* row, int64_t bytes) {
+  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + line);
+}
+
 template <int BYTES>
 inline void copy_rows(const Table& table, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t) {
   if (table.prefetch) {
@@ -14,9 +18,7 @@ inline void copy_rows(const Table& table, const int64_t* ids, int n, char* out, 
 
 inline void copy_rows_any(const Table& table, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t bytes) {
   const int64_t fetched = table.prefetch ? bytes : 0;
-  const auto fetch = [&](int k) {
-    for (int64_t line = 0; line < fetched; line += 64) __builtin_prefetch(table.data + ids[k] * table.row_stride + line);
-  };
+  const auto fetch = [&](int k) { fetch_row(table.data + ids[k] * table.row_stride, fetched); };
   for (int k = 0; k < n && k < kAhead; k++) fetch(k);
   for (int k = 0; k < n; k++) {
     if (k + kAhead < n) fetch(k + kAhead);
@@ -47,7 +49,7 @@ inline bool copy_later(const Job& job, const int64_t* ids, int n, char* out, int
   if (!job.later || !job.table.prefetch || n > Later::kMost - job.later->n) return false;
   for (int k = 0; k < n; k++) {
     const char* from = job.table.data + ids[k] * job.table.row_stride;
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line);
+    fetch_row(from, bytes);
     job.later->moves[job.later->n++] = {from, out + k * out_stride, bytes};
   }
   return true;
@@ -57,8 +59,7 @@ inline bool copy_later(const Job& job, const int64_t* ids, int n, char* out, int
 inline void widen_rows(const Table& table, const int64_t* ids, int n, char* out, int64_t out_stride) {
   const int64_t bytes = table.prefetch ? table.row_stride : 0;
   for (int k = 0; k < n; k++) {
-    if (k + kAhead < n)
-      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(table.data + ids[k + kAhead] * table.row_stride + line);
+    if (k + kAhead < n) fetch_row(table.data + ids[k + kAhead] * table.row_stride, bytes);
     widen_row(table, ids[k], reinterpret_cast<float*>(out + k * out_stride));
   }
 }
@@ -82,8 +83,7 @@ template <class T>
 inline void add_rows_to(const Table& table, const int64_t* ids, int n, char* out, int64_t out_stride) {
   const int64_t fetched = table.prefetch ? table.dim * sizeof(T) : 0;
   for (int k = 0; k < n; k++) {
-    if (k + kAhead < n)
-      for (int64_t line = 0; line < fetched; line += 64) __builtin_prefetch(table.data + ids[k + kAhead] * table.row_stride + line);
+    if (k + kAhead < n) fetch_row(table.data + ids[k + kAhead] * table.row_stride, fetched);
     add_row(reinterpret_cast<const T*>(table.data + ids[k] * table.row_stride), reinterpret_cast<T*>(out + k * out_stride), table.dim);
   }
 }
