@@ -75,16 +75,10 @@ inline bool read(PyObject* item, const Place& place, fxopt::Array& operand) {
 // The dependent loads from list to storage, started early: they are most of what unpacking 2000 tensors costs.
 void prefetch(PyObject** items, Py_ssize_t k, Py_ssize_t n, const Place& place) {
   if (k + 24 < n) __builtin_prefetch(reinterpret_cast<fxopt::PythonTensor*>(items[k + 24]));
-  if (k + 16 < n && fxopt::is_plain(items[k + 16])) {
-    const char* impl = reinterpret_cast<const char*>(fxopt::tensor_of(items[k + 16]).unsafeGetTensorImpl());
-    for (size_t line = 0; line < sizeof(c10::TensorImpl); line += 64) __builtin_prefetch(impl + line);
-  }
+  if (k + 16 < n && fxopt::is_plain(items[k + 16])) fxopt::prefetch_metadata(fxopt::tensor_of(items[k + 16]));
   if (k + 8 < n && fxopt::is_plain(items[k + 8])) {
-    const c10::TensorImpl* impl = fxopt::tensor_of(items[k + 8]).unsafeGetTensorImpl();
-    if ((impl->key_set().raw_repr() & ~place.keys) != 0) return;
-    const char* storage = reinterpret_cast<const char*>(impl->unsafe_storage().unsafeGetStorageImpl());
-    __builtin_prefetch(storage);
-    __builtin_prefetch(storage + sizeof(c10::StorageImpl) - 1);
+    const at::Tensor& tensor = fxopt::tensor_of(items[k + 8]);
+    if ((tensor.key_set().raw_repr() & ~place.keys) == 0) fxopt::prefetch_data_pointer(tensor);
   }
 }
 

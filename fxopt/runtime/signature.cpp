@@ -166,6 +166,7 @@ PyObject* read(PyObject*, PyObject* const* args, Py_ssize_t given) {
   Known* known = known_to(seen, n);
   for (Py_ssize_t i = 0; i < n; ++i) {
     prefetch_version(wheres, i, n);
+    if (i + kFar < n) __builtin_prefetch(known[i + kFar].value);
     PyObject* where = PyList_GET_ITEM(wheres, i);
     const uint64_t version = version_of(where);
     Held hold;
@@ -278,10 +279,7 @@ struct Forms {
   bool hold(PyObject* const* tensors, Py_ssize_t n, std::vector<int64_t>& sizes) const {
     for (Py_ssize_t i = 0; i < n; ++i) {
       if (i + 2 * kFar < n) __builtin_prefetch(tensors[i + 2 * kFar]);
-      if (i + kFar < n && fxopt::is_plain(tensors[i + kFar])) {
-        const auto* impl = reinterpret_cast<const char*>(fxopt::tensor_of(tensors[i + kFar]).unsafeGetTensorImpl());
-        for (size_t line = 64; line < sizeof(c10::TensorImpl) + 63; line += 64) __builtin_prefetch(impl + line);
-      }
+      if (i + kFar < n && fxopt::is_plain(tensors[i + kFar])) fxopt::prefetch_metadata(fxopt::tensor_of(tensors[i + kFar]));
       if (!fxopt::is_plain(tensors[i]) || !holds(forms[i], fxopt::tensor_of(tensors[i]), sizes)) {
         return false;
       }
