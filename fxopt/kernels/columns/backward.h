@@ -25,10 +25,26 @@ inline void add_row(A* to, const char* from, int dtype, int64_t dim, A scale) {
   }
 }
 
+// Writes nothing new. A page of zeros that is read first and then written faults twice, and the second fault stops the
+// other threads: 60,000 rows of 400 MB take 545 ms instead of 67.
+inline void expect_write(char* byte) {
+#if defined(__x86_64__)
+  asm volatile("orb $0, %0" : "+m"(*byte));
+#else
+  __atomic_fetch_or(byte, 0, __ATOMIC_RELAXED);
+#endif
+}
+
 // Where a scatter's rows go: at once into a dense gradient [rows, dim] ...
 template <class A>
 struct Dense {
   A* out;
+  void expect(int64_t id, int64_t dim) {
+    char* row = reinterpret_cast<char*>(out + id * dim);
+    const int64_t bytes = dim * sizeof(A);
+    for (int64_t at = 0; at < bytes; at += 4096) expect_write(row + at);
+    if (bytes > 0) expect_write(row + bytes - 1);
+  }
   void add(int64_t id, const char* from, int dtype, int64_t dim, A scale) { add_row(out + id * dim, from, dtype, dim, scale); }
 };
 
@@ -36,6 +52,7 @@ struct Dense {
 template <class A>
 struct Listed {
   Entries& list;
+  void expect(int64_t, int64_t) {}
   void add(int64_t id, const char* from, int dtype, int64_t, A scale) {
     if (list.n < list.capacity) list.data[list.n] = {id, from, double(scale), dtype, 0};
     list.n++;
@@ -90,6 +107,12 @@ struct Scatter {
     return sum != 0;
   }
 
+  // The ids in v, before their rows are added.
+  void expect(int n) {
+    for (int k = 0; k < n; k++)
+      if (!without_gradient(v.i[k])) sink.expect(v.i[k], job.dim);
+  }
+
   bool without_gradient(int64_t id) const {
     return id < begin || id >= end || (job.has(kHasPadding) && id == job.column->padding) || (job.has(kHasFrozen) && id == job.extra->frozen);
   }
@@ -107,6 +130,7 @@ struct Scatter {
         const int n = to - at < kTile ? int(to - at) : kTile;
         if (!(masked ? eval_masked(job, at, n, row, row + 1, v, counts, error) : eval_ids(job, at, n, row, row + 1, v, error))) return false;
         if (job.weights.data) load(job.weights, at, n, w);
+        expect(n);
         for (int k = 0; k < n; k++) {
           const bool left_out = masked && !counts[k];
           if (without_gradient(v.i[k]) || (left_out && !all)) continue;
@@ -122,6 +146,7 @@ struct Scatter {
     for (int64_t at = 0; at < rows; at += kTile) {
       const int n = rows - at < kTile ? int(rows - at) : kTile;
       if (!eval_ids(job, at, n, at, at + n, v, error)) return false;
+      expect(n);
       for (int k = 0; k < n; k++) {
         if (!without_gradient(v.i[k])) add(v.i[k], at + k, 0, A(1));
       }
