@@ -1,4 +1,4 @@
-"""Optimizers that step inside backward(): a table's rows are updated as soon as their gradient is known.
+"""Optimizers that step inside backward(): at its end, the rows of tables that have a gradient are updated.
 
     tables, others = fxopt.optimizers.split(model)
     rows = fxopt.optimizers.RowwiseAdagrad(tables, lr=0.05)  # from now on backward() updates the tables
@@ -26,14 +26,16 @@ two backwards, the second one raises: the tables that it read have changed.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
 from fxopt.kernels.columns import row_gradients
 from fxopt.kernels.row_update.op import OPERATORS, Kind, constants
+from fxopt.torch_internals.autograd import at_the_end_of_backward, running_backward
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -65,6 +67,7 @@ class InBackward(torch.optim.Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self._attached: list[tuple[Tensor, Any]] = []
+        self._found: WeakValueDictionary[int, _Found] = WeakValueDictionary()  # by backward, which owns it
         OPERATORS.compiled()
         try:
             super().__init__(params, defaults)
@@ -75,6 +78,7 @@ class InBackward(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_attached", [])  # a copy's parameters are others: its step() applies their gradients
+        self.__dict__.setdefault("_found", WeakValueDictionary())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -108,10 +112,12 @@ class InBackward(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
+        found = _Found(self)
+        for number, group in enumerate(self.param_groups):
             for table in group["params"]:
                 if table.grad is not None:
-                    self._apply(table, group)
+                    found.take(number, table)
+        found.apply()
         return loss
 
     def _accumulated(self, number: int, table: Tensor) -> None:
@@ -119,28 +125,58 @@ class InBackward(torch.optim.Optimizer):
             return
         _refuse(table)
         self._opt_called = True  # or learning rate schedulers miss step()
-        self._apply(table, self.param_groups[number])
+        backward = running_backward()
+        found = self._found.get(backward)
+        if found is None:
+            found = self._found[backward] = _Found(self)
+            at_the_end_of_backward(found.apply)
+        found.take(number, table)
 
     @torch.no_grad()
-    def _apply(self, table: Tensor, group: dict[str, Any]) -> None:
-        assert table.grad is not None
-        rows, grads = row_gradients.rows_of(table.grad)
+    def _apply(self, number: int, tables: Sequence[Tensor], rows: list[Tensor], grads: list[Tensor]) -> None:
+        """One step of tables of one group, device, dtype and number of steps."""
+        group = self.param_groups[number]
+        states = [self._state_of(table) for table in tables]
+        for state in states:
+            if "step" in state:
+                _refuse_capture(tables[0])
+                state["step"] += 1
+        tensors = [value for state in states for name, value in state.items() if name != "step"]
+        numbers = self._constants(group, states[0])
+        torch.ops.fxopt.row_update([t.detach() for t in tables], tensors, rows, grads, numbers, int(self.kind))
+        torch.autograd.graph.increment_version(tables)
+
+    def _state_of(self, table: Tensor) -> dict[str, Any]:
         state = self.state[table]
         if not state:
             state.update(self._first_state(table))
-        if "step" in state:
-            state["step"] += 1
-        tensors = [value for name, value in state.items() if name != "step"]
-        numbers = self._constants(group, state)
-        torch.ops.fxopt.row_update(table.detach(), tensors, rows, grads, numbers, int(self.kind))
-        torch.autograd.graph.increment_version(table)
-        table.grad = None
+        return state
 
     def _first_state(self, table: Tensor) -> dict[str, Tensor]:
         return {}
 
     def _constants(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         return constants(float(group["lr"]))
+
+
+class _Found:
+    """The rows that have a gradient, of all tables of an optimizer: one launch updates many."""
+
+    def __init__(self, optimizer: InBackward) -> None:
+        self._optimizer = optimizer
+        self._alike: dict[tuple, list[tuple[Tensor, Tensor, Tensor]]] = {}
+
+    def take(self, number: int, table: Tensor) -> None:
+        """The gradient of a table of group `number`, which is then no longer in `.grad`."""
+        steps = self._optimizer.state[table].get("step") if table in self._optimizer.state else None
+        alike = number, table.device, table.dtype, None if steps is None else int(steps)
+        self._alike.setdefault(alike, []).append((table, *row_gradients.rows_of(table)))
+        table.grad = None
+
+    def apply(self) -> None:
+        for (number, *_), found in self._alike.items():
+            self._optimizer._apply(number, *map(list, zip(*found, strict=True)))
+        self._alike.clear()
 
 
 class SGD(InBackward):
@@ -224,6 +260,11 @@ def _refuse(table: Tensor) -> None:
             "meant, as for a table that only this rank has, say so by DistributedDataParallel."
             "_set_params_and_buffers_to_ignore_for_model(module, names)"
         )
+
+
+def _refuse_capture(table: Tensor) -> None:
+    if table.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("fxopt.optimizers: Adam counts its steps on the host, so a CUDA graph would repeat one step")
 
 
 def _ranks() -> int:

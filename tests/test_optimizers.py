@@ -131,6 +131,46 @@ def test_steps_on_a_gpu(kind):
         assert_close(copy.deepcopy(model).cpu(), exact)
 
 
+class Lookups(Tables):
+    """What a gradient needs no answer of the device for."""
+
+    def forward(self, ids: Tensor, bag: Tensor, offsets: Tensor) -> Tensor:
+        fields = [self.shared(ids[:, 0]), self.padded(ids[:, 1]), self.shared(ids[:, 2]), self.sum(bag, offsets)]
+        return torch.cat(fields, 1) @ self.out.weight[0, : 4 * D]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [optimizers.SGD, optimizers.RowwiseAdagrad, optimizers.Adam])
+def test_a_whole_step_is_captured(kind):
+    torch.manual_seed(0)
+    model = Lookups().cuda()
+    exact = copy.deepcopy(model)
+    inputs = [tensor.cuda() for tensor in batch(0, 40)]
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    kind(optimizers.split(model)[0], **OPTIONS[kind])
+    kind(optimizers.split(exact)[0], **OPTIONS[kind])
+
+    def step() -> None:
+        fast(*inputs).square().sum().backward()
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    if kind is optimizers.Adam:
+        with pytest.raises(RuntimeError, match="counts its steps"), torch.cuda.graph(graph):
+            step()
+        return
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(2):
+        graph.replay()
+    for _ in range(5):
+        exact(*inputs).square().sum().backward()
+    assert_close(model.cpu(), exact.cpu().double())
+
+
 def test_the_package_has_them_without_an_import_of_their_own():
     script = "import fxopt, sys; assert 'fxopt.optimizers' not in sys.modules; fxopt.optimizers.SGD"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).resolve().parents[1])
@@ -227,8 +267,10 @@ def test_the_kernel_is_its_reference(kind, dtype):
         torch.manual_seed(1)
         table, m, v = (torch.rand(R, 19, dtype=dtype) for _ in range(3))
         state = {optimizers.SGD: [], optimizers.RowwiseAdagrad: [m[:, 0].clone()], optimizers.Adam: [m, v]}[kind]
-        function(table, state, rows, grads, numbers, kind.kind)
-        found.append([table, *state])
+        other, its_state = table[:7] + 1, [each[:7] + 1 for each in state]
+        few = rows[:3], grads[:3]
+        function([table, other], [*state, *its_state], [rows, few[0]], [grads, few[1]], numbers, kind.kind)
+        found.append([table, *state, other, *its_state])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
@@ -238,7 +280,7 @@ def test_rows_that_do_not_grow_within_the_table_are_refused(rows):
     assert row_update.OPERATORS.compiled()
     table, numbers = torch.ones(R, D), row_update.constants(0.1)
     with pytest.raises(RuntimeError, match="growing rows below 40"):
-        torch.ops.fxopt.row_update(table, [], torch.tensor(rows), torch.ones(len(rows), D), numbers, 0)
+        torch.ops.fxopt.row_update([table], [], [torch.tensor(rows)], [torch.ones(len(rows), D)], numbers, 0)
     assert (table == 1).all()
 
 

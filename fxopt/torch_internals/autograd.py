@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor
 from torch._C import _AutoDispatchBelowADInplaceOrView as making_no_views  # views in here are tensors of their own
 from torch._C import _autograd
+from torch._C import _current_graph_task_id as running_backward  # its number, -1 outside of any
 from torch._C import _set_grad_enabled as set_grad_enabled
+from torch.autograd import Variable
 from torch.utils.checkpoint import _StopRecomputationError as StopRecomputation
 
 hooks_of = Tensor._backward_hooks.__get__  # type: ignore[union-attr]  # what Tensor.register_hook adds to
@@ -17,6 +19,11 @@ hooks_of = Tensor._backward_hooks.__get__  # type: ignore[union-attr]  # what Te
 def hooks_on_saved_tensors() -> object:
     """The innermost saved_tensors_hooks of the moment, None without; torch.utils.checkpoint works by them."""
     return _autograd._top_saved_tensors_default_hooks(False)
+
+
+def at_the_end_of_backward(function: Callable[[], None]) -> None:
+    """Calls it once the running backward is through, on the streams of its caller. A failed one drops it uncalled."""
+    Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fxopt.kernels.columns.cuda.backward import Entries, Sums
-from fxopt.kernels.columns.encode import DTYPES, encode
+from fxopt.kernels.columns.cuda.backward import Entries, Sums, room_for, zeros_of
+from fxopt.kernels.columns.encode import DTYPES, encode, plan_of
 from fxopt.kernels.columns.plan import Plan
 
 CUDA = Path(__file__).resolve().parents[2] / "fxopt/kernels/columns/cuda"
@@ -90,12 +90,13 @@ class Shim:
         return found
 
     def row_gradients(
-        self, grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor, seed: int = 0
+        self, grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor, exact: bool
     ) -> list[tuple[Tensor, Tensor]]:
-        """As row_gradients() on CUDA: the rows of each table, and their gradients."""
-        entries = self._entries(grads, tensors, tables, plan, seed)
-        touched, slots = entries.slots(len(tables))
-        found = [torch.full((len(r), t.shape[1]), float("nan")) for r, t in zip(touched, tables, strict=True)]
+        """As row_gradients() on CUDA: the rows of each table, and their gradients; `exact`: as many as are touched."""
+        entries = self._entries(grads, tensors, tables, plan, 0)
+        room = None if exact else room_for(grads, tensors, tables, plan_of(plan), entries.keys.numel())
+        touched, slots = entries.slots(len(tables), room)
+        found = zeros_of([(len(r), t.shape[1]) for r, t in zip(touched, tables, strict=True)], torch.empty(0))
         self._add_up(grads, *entries.sums(found, slots))
         return list(zip(touched, found, strict=True))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxopt.kernels.row_update.op import CUDA, Kind, _on_cuda, constants, packed, row_update
+from fxopt.kernels.row_update.op import CUDA, MOST_TABLES, Kind, _on_cuda, constants, packed, row_update
 from tests.cuda.planted import awake, compiled, run
 from tests.cuda.shim_library import ShimError
 
@@ -22,33 +22,39 @@ def shim(tmp_path_factory):
     return compiled(CUDA, tmp_path_factory.mktemp("row_update"), MUTATIONS, "row_update/update.cu")
 
 
-def example(kind, D, rows):
+def example(kind, D, rows, tables=1):
+    """Tables, their state, rows and gradients: lists, as row_update takes them. Each table has other rows."""
     torch.manual_seed(D)
-    table, m, v = (torch.rand(R + 8, D) for _ in range(3))  # a bad row is in memory of the test
-    grads = torch.randn(len(rows), D)
-    grads[1::4] = 0
-    state = {Kind.SGD: [], Kind.ROWWISE_ADAGRAD: [m[:, 0].clone()], Kind.ADAM: [m, v]}[kind]
-    return table, *state, torch.tensor(rows, dtype=torch.int64), grads
+    lists = [[], [], [], []]
+    for t in range(tables):
+        table, m, v = (torch.rand(R + 8, D + t) for _ in range(3))  # a bad row is in memory of the test
+        where = torch.tensor(rows[t:], dtype=torch.int64)
+        grads = torch.randn(len(where), D + t)
+        grads[1::4] = 0
+        state = {Kind.SGD: [], Kind.ROWWISE_ADAGRAD: [m[:, 0].clone()], Kind.ADAM: [m, v]}[kind]
+        for values, more in zip(lists, ([table], state, [where], [grads]), strict=True):
+            values += more
+    return lists
 
 
-def step(library, kind, D, rows):
-    """What a step makes of the table and the state, by the kernel and in PyTorch."""
+def step(library, kind, D, rows, tables=1):
+    """What a step makes of the tables and the state, by the kernel and in PyTorch."""
     numbers = constants(0.1, 1e-3, (0.9, 0.99), 3)
-    whole, *state, where, grads = example(kind, D, rows)
-    table = whole[:R]
-    parameters = packed(table, state, where, grads, numbers, kind)
-    run(library, library.fxopt_row_update, parameters, (table, *state, where, grads), table.dtype)
-    exact, *its_state, where, grads = example(kind, D, rows)
-    inside = where < R
-    row_update(exact, its_state, where[inside], grads[inside], numbers, kind)
-    return [whole, *state], [exact, *its_state]
+    wholes, state, where, grads = example(kind, D, rows, tables)
+    parameters = packed([whole[:R] for whole in wholes], state, where, grads, numbers, kind)
+    run(library, library.fxopt_row_update, parameters, (*wholes, *state, *where, *grads), wholes[0].dtype)
+    exact, its_state, where, grads = example(kind, D, rows, tables)
+    inside = [each < R for each in where]
+    its_rows, its_grads = ([x[i] for x, i in zip(xs, inside, strict=True)] for xs in (where, grads))
+    row_update(exact, its_state, its_rows, its_grads, numbers, kind)
+    return [*wholes, *state], [*exact, *its_state]
 
 
 @pytest.mark.parametrize("D", [1, 6, 64, 100])
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
 def test_equals_pytorch(shim, kind, D):
-    for rows in ([0, 3, 4, 9, 10, 11, 17, R - 1], [5], []):
-        for found, expected in zip(*step(shim, kind, D, rows), strict=True):
+    for rows, tables in (([0, 3, 4, 9, 10, 11, 17, R - 1], 1), ([5], 2), ([], 3), (list(range(0, R, 2)), MOST_TABLES)):
+        for found, expected in zip(*step(shim, kind, D, rows, tables), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -70,10 +76,17 @@ def test_planted_bugs_are_caught(shim, name):
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
 def test_on_a_gpu(kind, D):
     numbers = constants(0.1, 1e-3, (0.9, 0.99), 3)
-    for rows in ([0, 3, 4, 9, 10, 11, 17, R - 1], [5], [], list(range(R))):
-        table, *state, where, grads = (tensor.cuda() for tensor in example(kind, D, rows))
-        _on_cuda(table, state, where, grads, numbers, kind)
-        exact, *its_state, where, grads = example(kind, D, rows)
-        row_update(exact, its_state, where, grads, numbers, kind)
-        for found, expected in zip([table, *state], [exact, *its_state], strict=True):
+    whole = list(range(R))
+    for rows, tables in (
+        ([0, 3, 4, 9, 10, 11, 17, R - 1], 1),
+        ([5], 1),
+        ([], 1),
+        (whole, 26),
+        (whole, 2 * MOST_TABLES + 1),
+    ):
+        on_gpu = [[tensor.cuda() for tensor in each] for each in example(kind, D, rows, tables)]
+        _on_cuda(*on_gpu, numbers, kind)
+        exact = example(kind, D, rows, tables)
+        row_update(*exact, numbers, kind)
+        for found, expected in zip([*on_gpu[0], *on_gpu[1]], [*exact[0], *exact[1]], strict=True):
             torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-6)

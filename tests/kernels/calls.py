@@ -160,16 +160,15 @@ def _interactions() -> Iterator[Call]:
     yield Call(compressed_interaction, "compressed_interaction", cin, compressed_interaction.compressed_interaction)
     yield Call(field_index, "pair_select", (_some(2, 3, 3), i, j), field_index._pair_select, native=False)
     yield Call(field_index, "mask_places", (torch.eye(3, dtype=torch.bool), 3), field_index._mask_places, native=False)
-    for kind, sizes in enumerate(((), ((6,),), ((6, 3), (6, 3)))):
+    for kind, sizes in enumerate(((), ((6,), (4,)), ((6, 3), (6, 3), (4, 2), (4, 2)))):
         state = [torch.rand(*size) for size in sizes]
-        arguments = (
-            _some(6, 3),
-            state,
-            torch.tensor([0, 2, 5]),
-            _some(3, 3),
-            row_update.constants(0.1, 1e-8, (0.9, 0.9), 1),
+        tables, rows, grads = (
+            [_some(6, 3), _some(4, 2)],
+            [torch.tensor([0, 2, 5]), torch.tensor([1])],
+            [_some(3, 3), _some(1, 2)],
         )
-        yield Call(row_update, "row_update", (*arguments, kind))
+        numbers = row_update.constants(0.1, 1e-8, (0.9, 0.9), 1)
+        yield Call(row_update, "row_update", (tables, state, rows, grads, numbers, kind))
 
 
 def _columns() -> Iterator[Call]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from fxopt.torch_internals.autograd import (
     StopRecomputation,
+    at_the_end_of_backward,
     hooks_of,
     hooks_on_saved_tensors,
     making_no_views,
+    running_backward,
     saving_as_usual,
     set_grad_enabled,
 )
@@ -43,6 +46,34 @@ def test_hooks_on_tensors_are_seen() -> None:
     assert (before, bool(hooks_of(x))) == (False, True), (
         "Tensor._backward_hooks: a hook on a table would see a sparse gradient (fxopt/kernels/columns/row_gradients.py)"
     )
+
+
+def test_a_backward_has_a_number_and_an_end() -> None:
+    seen: list[object] = []
+    x, y = (torch.ones(2, requires_grad=True) for _ in range(2))
+    for leaf in (x, y):
+        leaf.register_post_accumulate_grad_hook(lambda leaf: seen.append(running_backward()))
+    x.register_post_accumulate_grad_hook(lambda leaf: at_the_end_of_backward(lambda: seen.append("end")))
+    (x * y).sum().backward()
+    first, second, end = seen
+    assert first == second != running_backward() == -1 and end == "end", (
+        "_current_graph_task_id or queue_callback: optimizers in backward do not find what belongs to one backward"
+    )
+
+
+def test_a_failed_backward_drops_what_waits_for_its_end() -> None:
+    seen: list[object] = []
+    x, y = (torch.ones(2, requires_grad=True) for _ in range(2))
+
+    def fail(grad: torch.Tensor) -> torch.Tensor:
+        raise ValueError
+
+    late = y * 2
+    late.register_hook(fail)
+    x.register_post_accumulate_grad_hook(lambda leaf: at_the_end_of_backward(lambda: seen.append("end")))
+    with pytest.raises(ValueError):
+        (late.exp() * x).sum().backward()
+    assert not seen, "queue_callback: rows of a backward that failed would be updated"
 
 
 def test_switches_of_gradients_are_recorded() -> None:

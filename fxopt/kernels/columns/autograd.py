@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -40,10 +41,12 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Split:
-    """Which columns the kernel differentiates, to dense gradients or touched rows, and which the reference."""
+    """Which columns the kernel differentiates, to dense gradients or touched rows, which are copies of tensors, whose
+    gradients are parts of the outputs', and which the reference differentiates."""
 
     dense: _Part | None
     rows: _Part | None
+    copies: tuple[Column, ...]
     rest: Plan | None
     rest_outputs: tuple[int, ...]
 
@@ -119,6 +122,10 @@ def backward(ctx: Any, grads: list[Any]) -> tuple[list[Tensor | None], list[Tens
             )
             for index, grad in zip(part.tables, found, strict=True):
                 table_grads_[index] = grad
+    for column in split.copies:
+        tensor = column.source.tensor
+        grad, before = _copied(column, grads[column.output], tensors[tensor]), tensor_grads[tensor]
+        tensor_grads[tensor] = grad if before is None else before + grad
     if split.rest is not None:
         chosen = [grads[o] for o in split.rest_outputs]
         rest = _by_reference(split.rest, chosen, tensors, tables, needs_tensors, needs_tables)
@@ -140,6 +147,23 @@ def _kernel_of(table: Tensor) -> str:
     if device.type == "cuda":
         return "cuda" if cuda.serves(table.get_device()) else ""
     return "cpu" if has_kernel(_BACKWARD, "CPU") else ""
+
+
+def _is_copy(column: Column) -> bool:
+    """Whether a column is numbers of a tensor [B] or [B, L] as they are."""
+    source, plain = column.source, (column.table, column.bag, column.weights, column.divisor, column.lengths)
+    by_row = source.rows == (0,) and source.lane in (None, 1) and not source.fixed
+    return by_row and plain == (None,) * 5 and not column.program and column.pool == "none"
+
+
+def _copied(column: Column, grad: Tensor, tensor: Tensor) -> Tensor:
+    """The gradient of what :func:`_is_copy`."""
+    if column.source.lane is None:
+        return grad[:, column.offset].to(tensor.dtype)
+    start, end = column.source.start, tensor.shape[1]
+    width = end - start if column.source.length is None else column.source.length
+    part = grad[:, column.offset : column.offset + width].to(tensor.dtype)
+    return part if width == end else F.pad(part, (start, end - start - width))
 
 
 def _by_reference(
@@ -172,6 +196,7 @@ def _make_split(
 ) -> _Split:
     """flows: whether a gradient comes for each output."""
     kernel: list[Column] = []
+    copies: list[Column] = []
     rest: list[Column] = []
     for column in plan.columns:
         if not flows[column.output]:
@@ -183,11 +208,13 @@ def _make_split(
         values = any(needs_tensors[t] for t in _float_inputs(column))
         if fast and not values:
             kernel.append(column)
+        elif values and _is_copy(column):
+            copies.append(column)
         elif values or (column.table is not None and needs_tables[column.table]):
             rest.append(column)
     rest_plan, rest_outputs = _subplan(plan, rest)
     dense, rows = ([c for c in kernel if touched[c.table or 0] is some] for some in (False, True))
-    return _Split(_part(plan, dense), _part(plan, rows), rest_plan, rest_outputs)
+    return _Split(_part(plan, dense), _part(plan, rows), tuple(copies), rest_plan, rest_outputs)
 
 
 def _part(plan: Plan, columns: list[Column]) -> _Part | None:

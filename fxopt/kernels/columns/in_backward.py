@@ -46,7 +46,7 @@ class _Hook:
         grad, optimizers = table.grad, self._optimizers
         if grad is None or not grad.is_sparse:  # something else than columns read the table, too
             return
-        rows, grads = rows_of(grad)
+        rows, grads = rows_of(table, unique=True)
         if len(optimizers) == 1 and _steps_by_row(optimizers[0], table):
             _step_rows(optimizers[0], table, rows, grads)
         else:

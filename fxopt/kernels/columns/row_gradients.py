@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fxopt.torch_internals.autograd import hooks_of
+from fxopt.torch_internals.autograd import hooks_of, running_backward
 
 _wanted: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_found: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of each table, in which backward, and where its rows lie
 
 
 def want(table: Tensor) -> None:
-    """From now on backward gives this leaf a sparse gradient where the kernel can: coalesced, the dense one's bits."""
+    """From now on backward gives this leaf a sparse gradient where the kernel can, of the dense one's bits. On the CPU
+    it is coalesced. On CUDA rows without a gradient may follow those that are touched: nothing waits for their count.
+    """
     _wanted[table] = None
 
 
@@ -34,18 +37,30 @@ def sparse(table: Tensor) -> bool:
 def row_gradients(grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -> list:
     """A sparse [R, D] for each table: what fxopt::columns_row_gradients found."""
     found = torch.ops.fxopt.columns_row_gradients(grads, tensors, tables, plan)
-    return [
-        torch.sparse_coo_tensor(rows, values, table.shape, is_coalesced=True, check_invariants=False)
-        for table, rows, values in zip(tables, found[::2], found[1::2], strict=True)
-    ]
+    backward = running_backward()
+    sparse = []
+    for table, rows, values in zip(tables, found[::2], found[1::2], strict=True):
+        on_cpu = table.device.type == "cpu"
+        sparse.append(torch.sparse_coo_tensor(rows, values, table.shape, is_coalesced=on_cpu, check_invariants=False))
+        _found[table] = backward, rows.data_ptr()
+    return sparse
 
 
-def rows_of(grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of a gradient, int64 [n] and growing, and theirs [n, D]."""
+def rows_of(table: Tensor, unique: bool = False) -> tuple[Tensor, Tensor]:
+    """The rows of a table's gradient, int64 [n], and theirs [n, D]: growing; or as :func:`row_gradients` found them,
+    which may name rows with a zero gradient again, unless they shall be unique."""
+    grad = table.grad
+    assert grad is not None
     if grad.layout is torch.strided:
         rows = (grad != 0).any(1).nonzero().view(-1)
         return rows, grad[rows]
     rows = grad._indices()[0]
-    if not grad.is_coalesced() and not bool((rows[1:] > rows[:-1]).all()):  # autograd forgets that it was
+    as_found = _found.pop(table, None) == (
+        running_backward(),
+        rows.data_ptr(),
+    )  # autograd forgets that it was coalesced
+    if as_found and (not unique or table.device.type == "cpu"):
+        return rows, grad._values()
+    if not grad.is_coalesced() and not bool((rows[1:] > rows[:-1]).all()):
         grad = grad.coalesce()
     return grad._indices()[0], grad._values()

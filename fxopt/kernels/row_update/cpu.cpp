@@ -39,39 +39,42 @@ static bool is_zero(const A* grad, int64_t dim) {
 }
 
 template <class A>
-static void sgd(const Update<A>& u, A* __restrict row, const A* __restrict grad, int64_t) {
-  for (int64_t d = 0; d < u.dim; d++) row[d] -= u.rate * grad[d];
+static void sgd(const Rates<A>& by, const Rows<A>& u, A* __restrict row, const A* __restrict grad, int64_t) {
+  for (int64_t d = 0; d < u.dim; d++) row[d] -= by.rate * grad[d];
 }
 
 template <class A>
-static void rowwise_adagrad(const Update<A>& u, A* __restrict row, const A* __restrict grad, int64_t r) {
+static void rowwise_adagrad(const Rates<A>& by, const Rows<A>& u, A* __restrict row, const A* __restrict grad, int64_t r) {
   u.first[r] += squares(grad, u.dim) / A(u.dim);
-  const A rate = u.rate / (std::sqrt(u.first[r]) + u.eps);
+  const A rate = by.rate / (std::sqrt(u.first[r]) + by.eps);
   for (int64_t d = 0; d < u.dim; d++) row[d] -= rate * grad[d];
 }
 
 template <class A>
-static void adam(const Update<A>& u, A* __restrict row, const A* __restrict grad, int64_t r) {
+static void adam(const Rates<A>& by, const Rows<A>& u, A* __restrict row, const A* __restrict grad, int64_t r) {
   A *__restrict m = u.first + r * u.dim, *__restrict v = u.second + r * u.dim;
   for (int64_t d = 0; d < u.dim; d++) {
-    m[d] = u.beta1 * m[d] + u.gain1 * grad[d];
-    v[d] = u.beta2 * v[d] + u.gain2 * grad[d] * grad[d];
-    row[d] -= u.rate * m[d] / (std::sqrt(v[d]) / u.root + u.eps);
+    m[d] = by.beta1 * m[d] + by.gain1 * grad[d];
+    v[d] = by.beta2 * v[d] + by.gain2 * grad[d] * grad[d];
+    row[d] -= by.rate * m[d] / (std::sqrt(v[d]) / by.root + by.eps);
   }
 }
 
-template <class A, void (*Step)(const Update<A>&, A*, const A*, int64_t)>
-static void update(const Update<A>& u) {
+template <class A>
+using Step = void (*)(const Rates<A>&, const Rows<A>&, A*, const A*, int64_t);
+
+template <class A, Step<A> STEP>
+static void update(const Rates<A>& by, const Rows<A>& u) {
   const auto some = [&](int64_t from, int64_t to) {
     for (int64_t k = from; k < to; k++) {
       if (k + kAhead < to) {
         const int64_t next = u.rows[k + kAhead];
         fetch(u.table + next * u.dim, u.dim);
-        if (Step == rowwise_adagrad<A>) fetch(u.first + next, 1);
-        if (Step == adam<A>) fetch(u.first + next * u.dim, u.dim), fetch(u.second + next * u.dim, u.dim);
+        if (STEP == rowwise_adagrad<A>) fetch(u.first + next, 1);
+        if (STEP == adam<A>) fetch(u.first + next * u.dim, u.dim), fetch(u.second + next * u.dim, u.dim);
       }
       const A* grad = u.grads + k * u.dim;
-      if (!is_zero(grad, u.dim)) Step(u, u.table + u.rows[k] * u.dim, grad, u.rows[k]);
+      if (!is_zero(grad, u.dim)) STEP(by, u, u.table + u.rows[k] * u.dim, grad, u.rows[k]);
     }
   };
   const int64_t grain = 1 + 32768 / (u.dim + 1);
@@ -87,35 +90,46 @@ static Array checked(const Tensor& tensor, int dtype, std::initializer_list<int6
   return operand;
 }
 
+// The rows of one table, of whose state the first tensor is `state`.
 template <class A>
-static void run(const Tensor& table, const std::vector<Tensor>& state, const Tensor& rows, const Tensor& grads, const double* c, int64_t kind) {
+static Rows<A> rows_of(const Tensor& table, const Tensor* state, const Tensor& rows, const Tensor& grads, int64_t kind) {
   const Array to = operand_of(table);
+  if (to.dim != 2 || !table.is_contiguous() || operand_of(rows).dim != 1) refused("fxopt.row_update: expected a contiguous table [R, D] and rows [n]");
   const int64_t n = operand_of(rows).sizes[0], R = to.sizes[0], D = to.sizes[1];
-  const auto data = [](const Array& operand) { return reinterpret_cast<A*>(operand.data); };
-  Update<A> u{data(to), nullptr, nullptr, nullptr, nullptr, n, D, R, A(c[0]), A(c[1]), A(c[2]), A(c[3]), A(1 - c[2]), A(1 - c[3]), A(c[4])};
+  const auto data = [&](const Tensor& tensor, std::initializer_list<int64_t> sizes, const char* what) {
+    return reinterpret_cast<A*>(checked(tensor, sizeof(A) == 4 ? kDtypeFloat : kDtypeDouble, sizes, what).data);
+  };
+  Rows<A> u{data(table, {R, D}, "the table"), nullptr, nullptr, nullptr, nullptr, n, D, R};
   u.rows = reinterpret_cast<const int64_t*>(checked(rows, kDtypeInt64, {n}, "the list of rows").data);
-  u.grads = data(checked(grads, to.dtype, {n, D}, "the gradient"));
+  u.grads = data(grads, {n, D}, "the gradient");
   for (int64_t k = 0; k < n; k++)
     if (u.rows[k] < 0 || u.rows[k] >= R || (k > 0 && u.rows[k] <= u.rows[k - 1])) refused("fxopt.row_update: expected growing rows below %lld", (long long)R);
-  if (kind < kSgd || kind > kAdam) refused("fxopt.row_update: no kind %lld", (long long)kind);
-  if (int64_t(state.size()) != (kind == kSgd ? 0 : kind == kAdam ? 2 : 1)) refused("fxopt.row_update: %lld tensors of state", (long long)state.size());
-  if (kind == kSgd) return update<A, sgd<A>>(u);
-  if (kind == kRowwiseAdagrad) {
-    u.first = data(checked(state[0], to.dtype, {R}, "the state"));
-    return update<A, rowwise_adagrad<A>>(u);
-  }
-  u.first = data(checked(state[0], to.dtype, {R, D}, "the state"));
-  u.second = data(checked(state[1], to.dtype, {R, D}, "the state"));
-  update<A, adam<A>>(u);
+  if (kind == kRowwiseAdagrad) u.first = data(state[0], {R}, "the state");
+  if (kind == kAdam) u.first = data(state[0], {R, D}, "the state"), u.second = data(state[1], {R, D}, "the state");
+  return u;
 }
 
-static void row_update(
-    const Tensor table, const std::vector<Tensor> state, const Tensor rows, const Tensor grads, const Tensor constants, int64_t kind) {
-  const Array to = operand_of(table), c = checked(constants, kDtypeDouble, {5}, "the list of constants");
-  if (to.dim != 2 || !table.is_contiguous() || operand_of(rows).dim != 1) refused("fxopt.row_update: expected a contiguous table [R, D] and rows [n]");
-  const auto* numbers = reinterpret_cast<const double*>(c.data);
-  if (to.dtype == kDtypeFloat) run<float>(table, state, rows, grads, numbers, kind);
-  else if (to.dtype == kDtypeDouble) run<double>(table, state, rows, grads, numbers, kind);
+using Tensors = std::vector<Tensor>;
+
+template <class A>
+static void run(const Tensors& tables, const Tensors& state, const Tensors& rows, const Tensors& grads, const double* c, int64_t kind) {
+  const Rates<A> by{A(c[0]), A(c[1]), A(c[2]), A(c[3]), A(1 - c[2]), A(1 - c[3]), A(c[4])};
+  const size_t states = kind == kSgd ? 0 : kind == kAdam ? 2 : 1, n = tables.size();
+  if (state.size() != n * states) refused("fxopt.row_update: %lld tensors of state", (long long)state.size());
+  if (rows.size() != n || grads.size() != n) refused("fxopt.row_update: expected rows and a gradient for each table");
+  std::vector<Rows<A>> each;
+  for (size_t t = 0; t < n; t++) each.push_back(rows_of<A>(tables[t], state.data() + t * states, rows[t], grads[t], kind));
+  const auto step = kind == kSgd ? update<A, sgd<A>> : kind == kAdam ? update<A, adam<A>> : update<A, rowwise_adagrad<A>>;
+  for (const Rows<A>& u : each) step(by, u);
+}
+
+static void row_update(const Tensors tables, const Tensors state, const Tensors rows, const Tensors grads, const Tensor constants, int64_t kind) {
+  const auto* numbers = reinterpret_cast<const double*>(checked(constants, kDtypeDouble, {5}, "the list of constants").data);
+  if (kind < kSgd || kind > kAdam) refused("fxopt.row_update: no kind %lld", (long long)kind);
+  if (tables.empty()) return;
+  const int dtype = operand_of(tables[0]).dtype;
+  if (dtype == kDtypeFloat) run<float>(tables, state, rows, grads, numbers, kind);
+  else if (dtype == kDtypeDouble) run<double>(tables, state, rows, grads, numbers, kind);
   else refused("fxopt.row_update: expected a table in float32 or float64");
 }
 

@@ -1,4 +1,4 @@
-"""fxopt::row_update: an optimizer's step on the rows of a table that have a gradient, in place.
+"""fxopt::row_update: an optimizer's step on the rows of tables that have a gradient, in place.
 
 With g the gradient of a row, summed over everything that read it, and w the row; a row with g = 0 stays as it is.
 
@@ -52,52 +52,91 @@ def constants(lr: float, eps: float = 0.0, betas: tuple[float, float] = (0.0, 0.
 
 
 def row_update(
-    table: Tensor, state: Sequence[Tensor], rows: Tensor, grads: Tensor, constants: Tensor, kind: int
+    tables: Sequence[Tensor],
+    state: Sequence[Tensor],
+    rows: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    constants: Tensor,
+    kind: int,
 ) -> None:
     """In PyTorch.
 
     Args:
-        table: [R, D], contiguous.
-        state: [] for SGD, [s [R]] for rowwise Adagrad, [m [R, D], v [R, D]] for Adam; the table's dtype.
-        rows: int64 [n], strictly growing; the kernel of the CPU refuses others, that of CUDA leaves out bad rows.
-        grads: [n, D].
+        tables: each [R, D], contiguous, of one dtype.
+        state: of one table after the other, in its dtype: nothing for SGD, s [R] for rowwise Adagrad, m [R, D] and
+            v [R, D] for Adam.
+        rows: of each table int64 [n]; the kernel of the CPU refuses what is not strictly growing, that of CUDA leaves
+            out bad rows, and takes a row again if its gradient is zero there.
+        grads: of each table [n, D].
         constants: from :func:`constants`.
         kind: a :class:`Kind`.
     """
     rate, eps, beta1, beta2, root = constants.tolist()
-    touched = (grads != 0).any(1)
-    rows, grads = rows[touched], grads[touched]
-    if kind == Kind.SGD:
-        step = rate * grads
-    elif kind == Kind.ROWWISE_ADAGRAD:
-        sums = state[0][rows] + grads.square().mean(1)
-        state[0][rows] = sums
-        step = (rate / (sums.sqrt() + eps))[:, None] * grads
-    else:
-        m, v = state[0][rows] * beta1 + (1 - beta1) * grads, state[1][rows] * beta2 + (1 - beta2) * grads.square()
-        state[0][rows], state[1][rows] = m, v
-        step = rate * m / (v.sqrt() / root + eps)
-    table[rows] -= step
+    for table, own, where, grad in zip(tables, _by_table(tables, state), rows, grads, strict=True):
+        touched = (grad != 0).any(1)
+        where, grad = where[touched], grad[touched]
+        if kind == Kind.SGD:
+            step = rate * grad
+        elif kind == Kind.ROWWISE_ADAGRAD:
+            sums = own[0][where] + grad.square().mean(1)
+            own[0][where] = sums
+            step = (rate / (sums.sqrt() + eps))[:, None] * grad
+        else:
+            m, v = own[0][where] * beta1 + (1 - beta1) * grad, own[1][where] * beta2 + (1 - beta2) * grad.square()
+            own[0][where], own[1][where] = m, v
+            step = rate * m / (v.sqrt() / root + eps)
+        table[where] -= step
 
 
-def packed(table: Tensor, state: Sequence[Tensor], rows: Tensor, grads: Tensor, constants: Tensor, kind: int) -> bytes:
-    """update.cu's Launch."""
+def _by_table(tables: Sequence[Tensor], state: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+    each = len(state) // max(1, len(tables))
+    return [state[t * each : (t + 1) * each] for t in range(len(tables))]
+
+
+def packed(
+    tables: Sequence[Tensor],
+    state: Sequence[Tensor],
+    rows: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    constants: Tensor,
+    kind: int,
+) -> bytes:
+    """update.cu's Launch, for at most MOST_TABLES."""
     rate, eps, beta1, beta2, root = constants.tolist()
-    first, second = (*(tensor.data_ptr() for tensor in state), 0, 0)[:2]
-    pointers = table.data_ptr(), first, second, rows.data_ptr(), grads.data_ptr()
     numbers = rate, eps, beta1, beta2, 1 - beta1, 1 - beta2, root
-    return struct.pack("<5q3q7f4x2i", *pointers, *grads.shape, table.shape[0], *numbers, kind, 0)
+    parts = [struct.pack("<7f3i", *numbers, kind, len(tables), 0)]
+    for table, own, where, grad in zip(tables, _by_table(tables, state), rows, grads, strict=True):
+        first, second = (*(tensor.data_ptr() for tensor in own), 0, 0)[:2]
+        pointers = table.data_ptr(), first, second, where.data_ptr(), grad.data_ptr()
+        parts.append(struct.pack("<5q3q2i", *pointers, *grad.shape, table.shape[0], 0, 0))
+    return b"".join((*parts, bytes(_PART * (MOST_TABLES - len(tables)))))
 
 
-def _on_cuda(table: Tensor, state: Sequence[Tensor], rows: Tensor, grads: Tensor, constants: Tensor, kind: int) -> None:
-    tensors = (table, *state, grads)
-    fits = all(t.dtype is torch.float32 and t.is_contiguous() and t.device == table.device for t in tensors)
-    fits = fits and rows.is_contiguous() and rows.device == table.device
-    library = cuda_build.loaded(CUDA, table.get_device()) if fits else None
-    if library is None:
-        row_update(table, state, rows, grads, constants, kind)
-    else:
-        cuda_call.launch(library.fxopt_row_update, packed(table, state, rows, grads, constants, kind), table)
+MOST_TABLES, _PART = 48, 72  # of a launch, and the bytes of update.cu's Part
+
+
+def _on_cuda(
+    tables: Sequence[Tensor],
+    state: Sequence[Tensor],
+    rows: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    constants: Tensor,
+    kind: int,
+) -> None:
+    device = tables[0].device
+    floats = (*tables, *state, *grads)
+    fits = all(t.dtype is torch.float32 and t.is_contiguous() and t.device == device for t in floats)
+    fits = fits and all(where.is_contiguous() and where.device == device for where in rows)
+    library = cuda_build.loaded(CUDA, tables[0].get_device()) if fits else None
+    each = len(state) // len(tables)
+    for at in range(0, len(tables), MOST_TABLES):
+        some = slice(at, at + MOST_TABLES)
+        own = state[some.start * each : some.stop * each]
+        arguments = tables[some], own, rows[some], grads[some], constants, kind
+        if library is None:
+            row_update(*arguments)
+        else:
+            cuda_call.launch(library.fxopt_row_update, packed(*arguments), tables[0])
 
 
 def _fake(*arguments: object) -> None:
@@ -105,6 +144,7 @@ def _fake(*arguments: object) -> None:
 
 
 _SCHEMA = (
-    "row_update(Tensor(a!) table, Tensor(b!)[] state, Tensor rows, Tensor grads, Tensor constants, int kind) -> ()"
+    "row_update(Tensor(a!)[] tables, Tensor(b!)[] state, Tensor[] rows, Tensor[] grads, Tensor constants, int kind)"
+    " -> ()"
 )
 OPERATORS = Operators((Operator(_SCHEMA, row_update, _fake, others={"CUDA": _on_cuda}),), KERNEL)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from fxopt.torch_internals.operators import foreach_zero_
 
-from ..plan import Column
+from ..encode import plan_of
+from ..plan import Column, Plan
 from . import current_kernel
 
 _CHUNK, _TABLE_SHIFT = 32, 40  # backward.cuh's
@@ -58,22 +60,51 @@ class Entries:
         sums = Sums(*pointers, n, max_dim, group_log2, 0, None if slots is None else slots.data_ptr())
         return sums, memory if slots is None else [*memory, slots]
 
-    def slots(self, n_tables: int) -> tuple[list[Tensor], Tensor]:
-        """The rows of each table that are touched, and each entry's place among them. Waits for the device."""
-        rows = self.keys & _NO_ROW
+    def slots(self, n_tables: int, room: Sequence[int] | None) -> tuple[list[Tensor], Tensor]:
+        """The rows of each table that are touched, and each entry's place among them.
+
+        Args:
+            room: how many rows of each table to give: row 0 stands in for those that are left. None: as many as are
+                touched, for which the host waits.
+        """
+        rows, table = self.keys & _NO_ROW, self.keys >> _TABLE_SHIFT
         first = rows != _NO_ROW
         first[1:] &= self.keys[1:] != self.keys[:-1]
         number = first.cumsum(0)
         table_keys = torch.arange(n_tables + 1, device=rows.device) << _TABLE_SHIFT
         starts = torch.cat([number.new_zeros(1), number])[torch.searchsorted(self.keys, table_keys)]
-        bounds = starts.tolist()
-        touched = rows.new_empty(bounds[-1] + 1)  # and one for all that are not the first of their row
-        touched.scatter_(0, torch.where(first, number - 1, bounds[-1]), rows)
-        slots = number - 1 - starts[self.keys >> _TABLE_SHIFT]
-        return [touched[a:b] for a, b in itertools.pairwise(bounds)], slots
+        room = starts.diff().tolist() if room is None else room
+        begins = [0, *itertools.accumulate(room)]
+        slots = number - 1 - starts[table]
+        places = slots + _uploaded(begins, rows.device)[table]
+        touched = rows.new_zeros(begins[-1] + 1)  # and one for all that are not the first of their row
+        touched.scatter_(0, torch.where(first, places, begins[-1]), rows)
+        return list(touched[:-1].split(list(room))), slots
 
 
-def _uploaded(numbers: list[tuple[int, int]], device: torch.device) -> Tensor:
+def room_for(
+    grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Plan, n: int
+) -> list[int] | None:
+    """The most rows of each table that the `n` entries of a plan touch, None where only the device can tell."""
+    ids = [0] * len(tables)
+    for column in plan.columns:
+        assert column.table is not None  # no kernel has gradients of others
+        if column.bag and column.bag.segments > 1:
+            return None
+        ids[column.table] += _ids_of(column, grads, tensors)
+    return [min(count, table.shape[0]) for count, table in zip(ids, tables, strict=True)] if sum(ids) == n else None
+
+
+def _ids_of(column: Column, grads: Sequence[Tensor], tensors: Sequence[Tensor]) -> int:
+    source, rows = column.source, grads[column.output].shape[0]
+    if column.bag is not None and column.pool != "none":
+        return tensors[source.tensor].shape[0]
+    if source.lane is None:
+        return rows
+    return rows * (tensors[source.tensor].shape[source.lane] - source.start if source.length is None else source.length)
+
+
+def _uploaded(numbers: list, device: torch.device) -> Tensor:
     """On the device, without waiting for it. A captured graph copies them again at each replay."""
     given = torch.tensor(numbers, pin_memory=device.type == "cuda", device="cpu")
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -96,14 +127,24 @@ def backward(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], p
 
 
 def row_gradients(grads: list[Tensor], tensors: list[Tensor], tables: list[Tensor], plan: Tensor) -> list[Tensor]:
-    """fxopt::columns_row_gradients for CUDA, of what :func:`backward` takes: rows [1, U] and gradients [U, D] each."""
+    """fxopt::columns_row_gradients for CUDA, of what :func:`backward` takes: rows [1, U] and gradients [U, D] each.
+
+    Where U would have to be asked of the device, it is the most that there can be, and what is too much is zero.
+    """
     if not tables:
         return []
     entries = Entries.of(grads, tensors, tables, plan)
-    touched, slots = entries.slots(len(tables))
-    found = [table.new_empty(len(rows), table.shape[1]) for rows, table in zip(touched, tables, strict=True)]
+    touched, slots = entries.slots(len(tables), room_for(grads, tensors, tables, plan_of(plan), entries.keys.numel()))
+    found = zeros_of([(len(rows), table.shape[1]) for rows, table in zip(touched, tables, strict=True)], tables[0])
     _add_up(*entries.sums(found, slots))
     return [tensor for rows, grad in zip(touched, found, strict=True) for tensor in (rows[None], grad)]
+
+
+def zeros_of(shapes: Sequence[tuple[int, int]], like: Tensor) -> list[Tensor]:
+    """Tensors [U, D] of zeros, cleared at once. Each begins where a vector of four may be read."""
+    sizes = [-(-rows * dim // 4) * 4 for rows, dim in shapes]
+    pieces = like.new_zeros(sum(sizes)).split(sizes)
+    return [piece[: rows * dim].view(rows, dim) for piece, (rows, dim) in zip(pieces, shapes, strict=True)]
 
 
 def _add_up(sums: Sums, memory: list[Tensor]) -> None:
