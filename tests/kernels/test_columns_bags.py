@@ -139,3 +139,25 @@ def test_bad_offsets(isa, offsets):
     tensors, tables, plan = call_of(torch.randn(9, 64), torch.randint(0, 9, (100,)), torch.tensor(offsets))
     with pytest.raises(RuntimeError, match="offsets"):
         op.columns(tensors, tables, encode(plan))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("pool", ["sum", "mean", "max"])
+@pytest.mark.parametrize(("R", "D"), [(50, 1), (50, 40), (9_000, 16)])  # within the cache, and prefetched
+def test_bags_of_one_id_have_eagers_bits(isa, R, D, pool, dtype):
+    """As EmbeddingBag(x[:, i : i + 1]) does: a zero's sign is lost where it is added to zeros."""
+    tables = [torch.randn(R, D, dtype=dtype) for _ in range(5)]
+    for table in tables:
+        table[torch.rand(R, D) < 0.3] = -0.0
+        table[:2] = torch.tensor([float("inf"), float("nan")], dtype=dtype)[:, None]
+    columns = (Column(Source(0, lane=1, start=k, length=1), k, 0, D * k, pool=pool) for k in range(5))
+    plan = Plan(tuple(columns), (5 * D,), (str(dtype).removeprefix("torch."),))
+    for B in (0, 1, 30, 200):
+        ids = torch.randint(0, R, (B, 5))
+        (found,) = op.columns([ids], tables, encode(plan))
+        expected = torch.cat([F.embedding_bag(ids[:, k : k + 1], tables[k], mode=pool) for k in range(5)], 1)
+        assert torch.equal(found.nan_to_num(7), expected.nan_to_num(7))
+        assert torch.equal(found.signbit() & ~found.isnan(), expected.signbit() & ~expected.isnan())
+    ids[100, 3] = R
+    with pytest.raises(RuntimeError, match="column=3 row=100"):
+        op.columns([ids], tables, encode(plan))

@@ -38,11 +38,37 @@ inline void copy_rows(const Table& table, const int64_t* ids, int n, char* out, 
   }
 }
 
+// Bags of one row: what adding it to zeros gives, which is the row but for the sign of a zero.
+template <class T>
+inline void sum_one(const T* row, T* to, int64_t dim) {
+  for (int64_t d = 0; d < dim; d++) to[d] = row[d] + T(0);
+}
+
+inline void sum_one(int dtype, const char* row, char* to, int64_t bytes) {
+  if (dtype == kDouble) return sum_one(reinterpret_cast<const double*>(row), reinterpret_cast<double*>(to), bytes / 8);
+  sum_one(reinterpret_cast<const float*>(row), reinterpret_cast<float*>(to), bytes / 4);
+}
+
+inline void sum_ones(const Table& table, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t bytes) {
+  const int64_t fetched = table.prefetch ? bytes : 0;
+  for (int k = 0; k < n && k < kAhead; k++) fetch_row(table.data + ids[k] * table.row_stride, fetched);
+  for (int k = 0; k < n; k++) {
+    if (k + kAhead < n) fetch_row(table.data + ids[k + kAhead] * table.row_stride, fetched);
+    sum_one(table.dtype, table.data + ids[k] * table.row_stride, out + k * out_stride, bytes);
+  }
+}
+
 inline void copy_now(Later& later) {
   const int64_t first = 0;
-  for (int k = 0; k < later.n; k++) copy_rows(Table{later.moves[k].from}, &first, 1, later.moves[k].to, 0, later.moves[k].bytes);
+  for (int k = 0; k < later.n; k++) {
+    const Later::Move& move = later.moves[k];
+    if (move.sum_of < 0) copy_rows(Table{move.from}, &first, 1, move.to, 0, move.bytes);
+    else sum_one(move.sum_of, move.from, move.to, move.bytes);
+  }
   later.n = 0;
 }
+
+inline bool adds_zero(const Job& job) { return job.column->pool == kSum || job.column->pool == kMean; }
 
 // Whether the rows wait for those of the next columns.
 inline bool copy_later(const Job& job, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t bytes) {
@@ -50,7 +76,7 @@ inline bool copy_later(const Job& job, const int64_t* ids, int n, char* out, int
   for (int k = 0; k < n; k++) {
     const char* from = job.table.data + ids[k] * job.table.row_stride;
     fetch_row(from, bytes);
-    job.later->moves[job.later->n++] = {from, out + k * out_stride, bytes};
+    job.later->moves[job.later->n++] = {from, out + k * out_stride, bytes, adds_zero(job) ? job.table.dtype : -1};
   }
   return true;
 }
@@ -100,14 +126,26 @@ inline void add_rows_to(const Job& job, const int64_t* ids, int n, char* out, in
 inline void move_rows(const Job& job, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t bytes) {
   if (job.has(kAdd)) return add_rows_to(job, ids, n, out, out_stride);
   if (job.table.dtype != job.out_dtype) return widen_rows(job.table, ids, n, out, out_stride);
-  if (!copy_later(job, ids, n, out, out_stride, bytes)) copy_rows(job.table, ids, n, out, out_stride, bytes);
+  if (copy_later(job, ids, n, out, out_stride, bytes)) return;
+  if (adds_zero(job)) sum_ones(job.table, ids, n, out, out_stride, bytes);
+  else copy_rows(job.table, ids, n, out, out_stride, bytes);
+}
+
+// Pooling of one id a row. 100 x nn.EmbeddingBag(x[:, i : i + 1]), 10,000 x 16 each, and an MLP: 0.14 ms at 64 rows and
+// 0.47 at 256, where Pooling takes 0.28 and 1.09.
+inline bool is_bag_of_one(const Job& job) {
+  const bool changed = job.weights.data || job.divides() || job.has(kHasPadding) || job.has(kIsMasked) || job.has(kAdd);
+  return !job.offsets && job.ids.lanes == 1 && !changed && job.table.dtype == job.out_dtype &&
+         (job.out_dtype == kFloat || job.out_dtype == kDouble) &&
+         (job.table.column_stride == element_size(job.table.dtype) || job.dim == 1);
 }
 
 // A lookup without pooling whose rows need no arithmetic, only become floats, or are added to another lookup's: 64 x 50
 // rows of 32 floats and as many added to them take 33 us, and 90 where Pooling adds them.
 inline bool is_gather(const Job& job) {
+  if (job.column->pool != kNone) return is_bag_of_one(job);
   const bool same = job.table.dtype == job.out_dtype, widens = job.out_dtype == kFloat && job.table.dtype != kDouble;
-  return job.column->pool == kNone && (same || (widens && !job.has(kAdd))) && !job.divides() &&
+  return (same || (widens && !job.has(kAdd))) && !job.divides() &&
          (job.table.column_stride == element_size(job.table.dtype) || job.dim == 1);
 }
 

@@ -24,6 +24,7 @@ struct Later {
     const char* from;
     char* to;
     int64_t bytes;
+    int sum_of;  // the dtype of a row to which zeros are added, or -1
   };
   static constexpr int kMost = 64;
   Move moves[kMost];
