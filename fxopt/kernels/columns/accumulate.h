@@ -7,6 +7,8 @@
 
 namespace fxopt::FXOPT_ISA {
 
+constexpr int kBlock = 16;  // a sum over a padded axis adds blocks of 16 rows in order, and then the blocks
+
 template <class A, int BYTES>
 struct Vector {
   typedef A type __attribute__((vector_size(BYTES)));

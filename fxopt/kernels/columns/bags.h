@@ -1,6 +1,7 @@
-// Plain bags: sums and means of contiguous rows of floats, in half of their bits or a quarter. All bags of a work item are one loop over ids, in which an id is
-// checked when its row is fetched ahead. 1M x 64, 50 ids a bag: 7.0 ns an id; checked bag by bag 7.5, as Pooling does it
-// 8.5, F.embedding_bag 9.2. Ids that a program makes are made first.
+// Plain bags: sums and means of contiguous rows of floats, in half of their bits or a quarter. All bags of a work item
+// are one loop over ids, in which an id is checked when its row is fetched ahead. 1M x 64, 50 ids a bag: 7.0 ns an id;
+// checked bag by bag 7.5, as Pooling does it 8.5, F.embedding_bag 9.2. Ids that a program makes, or that do not lie one
+// behind the other, are made first.
 #pragma once
 #include "accumulate.h"
 
@@ -9,23 +10,73 @@ namespace fxopt::FXOPT_ISA {
 constexpr int kMostVectors = 8;  // sums that stay in registers
 
 constexpr int64_t kMostEvaluated = 1 << 13;  // ids made at a time, where one bag does not hold more: 64 KB
+constexpr int kMostLevels = 7;               // of blocks that are added pairwise
+constexpr int64_t kMostLanes = kBlock << (kMostLevels - 1);  // of a padded axis
 
 inline bool reads_ids(const Job& job) {
   const View& ids = job.ids;
   const int64_t size = ids.dtype == kInt64 ? 8 : ids.dtype == kInt32 ? 4 : 0;
-  return size && (ids.stride[2] == size || ids.rows <= 1) && ids.n[2] == ids.rows;
+  return size && (ids.stride[2] == size || ids.rows * ids.lanes <= 1) && ids.n[2] == ids.rows * ids.lanes;
 }
 
 inline bool is_plain_bags(const Job& job) {
-  const int64_t vectors = job.dim * 4 / FXOPT_VECTOR_BYTES;
-  const bool power = vectors > 0 && vectors <= kMostVectors && !(vectors & (vectors - 1));
-  const bool in_registers = job.dim == 8 || (power && job.dim * 4 == vectors * FXOPT_VECTOR_BYTES);
-  return job.offsets && (job.column->pool == kSum || job.column->pool == kMean) && (job.program.size || reads_ids(job)) &&
+  constexpr int64_t kLanes = FXOPT_VECTOR_BYTES / 4;
+  const int64_t vectors = (job.dim + kLanes - 1) / kLanes;
+  const bool whole = job.dim == 8 || (job.dim % kLanes == 0 && !(vectors & (vectors - 1)));
+  const bool in_registers = vectors > 0 && vectors <= kMostVectors && (whole || job.table.dtype == kFloat);
+  return (job.offsets || job.ids.lanes <= kMostLanes) && (job.column->pool == kSum || job.column->pool == kMean) &&
          !job.weights.data && !job.divides() && !job.has(kWrapNegative) && !job.has(kHasPadding) && !job.has(kIsMasked) &&
          !job.has(kAdd) && job.out_dtype == kFloat && in_registers &&
          (job.table.dtype == kFloat || job.table.dtype == kBFloat16 || job.table.dtype == kUInt8) &&
          job.table.column_stride == element_size(job.table.dtype);
 }
+
+// The first n numbers of a vector, and zeros.
+template <class V>
+inline V load_first(const char* from, int n) {
+#if FXOPT_VECTOR_BYTES == 64
+  if constexpr (sizeof(V) == 64) return V(_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), from));
+#elif FXOPT_VECTOR_BYTES == 32
+  if constexpr (sizeof(V) == 32) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return V(_mm256_maskload_ps(reinterpret_cast<const float*>(from), _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lanes)));
+  }
+#endif
+  V found{};
+  memcpy(&found, from, n * sizeof(float));
+  return found;
+}
+
+// The ids of a row of the result: [from, to).
+inline bool ids_of_row(const Job& job, int64_t row, int64_t& from, int64_t& to, Error& error) {
+  if (job.offsets) return bag_range(job, row, from, to, error);
+  from = row * job.ids.lanes;
+  to = from + job.ids.lanes;
+  return true;
+}
+
+// Blocks of a padded axis, added in the order in which Pooling adds them.
+template <class V, int N>
+struct Pairwise {
+  V levels[kMostLevels][N];  // level l holds the sum of 2^l blocks where bit l of n is set
+  uint64_t n = 0;
+
+  void take(V* block) {
+    const int level = __builtin_ctzll(~n);
+    for (int l = level - 1; l >= 0; l--)
+      for (int i = 0; i < N; i++) block[i] += levels[l][i];
+    for (int i = 0; i < N; i++) {
+      levels[level][i] = block[i];
+      block[i] = V{};
+    }
+    n++;
+  }
+
+  void join(V* sum) const {
+    for (int level = 0; n >> level; level++)
+      for (int i = 0; n >> level & 1 && i < N; i++) sum[i] += levels[level][i];
+  }
+};
 
 struct FloatRow {
   static constexpr int kBytes = 4, kExtra = 0;  // of an element; of a row beside them
@@ -34,6 +85,8 @@ struct FloatRow {
   FloatRow(const char* data, int64_t) : data(data) {}
   template <class V>
   V at(int i) const { return load_vector<V>(data + i * sizeof(V)); }
+  template <class V>
+  V first(int i, int n) const { return load_first<V>(data + i * sizeof(V), n); }
 };
 
 struct BFloat16Row {
@@ -74,58 +127,95 @@ struct PlainBags {
     return true;
   }
 
-  // `sum` is one vector of BYTES for each I.
-  template <int BYTES, int... I>
+  // `sum` is one vector of BYTES for each I, and with TAIL one more, for less than a vector.
+  template <int BYTES, bool TAIL, int... I>
   bool run(std::integer_sequence<int, I...>, Error& error) const {
     using V = typename Vector<float, BYTES>::type;
-    constexpr int kStep = BYTES / 4 * Row::kBytes, kLine = kStep < 64 ? 64 / kStep : 1;  // vectors in a cache line
+    constexpr int N = sizeof...(I), kStep = BYTES / 4 * Row::kBytes, kLine = kStep < 64 ? 64 / kStep : 1;  // vectors in a cache line
     const bool mean = job.column->pool == kMean, prefetch = job.table.prefetch;
+    [[maybe_unused]] const int tail = int(job.dim) - N * BYTES / 4;
     if (!start(error)) return false;
     for (int64_t row = row0; row < row1; row++) {
       int64_t from, to;
-      if (!bag_range(job, row, from, to, error)) return false;
+      if (!ids_of_row(job, row, from, to, error)) return false;
       if (to > last) to = last;  // then a later bag shrinks, which fails the call
-      V sum[sizeof...(I)] = {};
-      for (int64_t k = from; k < to; k++) {
-        const int64_t next = ahead(k + kFarAhead);
-        if (__builtin_expect(bad(next), false)) return fail(next, error);
-        if (prefetch) {
-          const char *far = row_of(next), *near = row_of(ahead(k + kAhead));
-          ((I % kLine == 0 ? __builtin_prefetch((I ? near : far) + I * kStep) : void()), ...);
-          if (Row::kExtra) __builtin_prefetch(near + sizeof...(I) * kStep);
+      V sum[N + TAIL] = {};
+      Pairwise<V, N + TAIL> blocks;
+      for (int64_t begin = from, end; begin < to; begin = end) {
+        end = job.offsets || to - begin <= kBlock ? to : begin + kBlock;
+        for (int64_t k = begin; k < end; k++) {
+          const int64_t next = ahead(k + kFarAhead);
+          if (__builtin_expect(bad(next), false)) return fail(next, error);
+          if (prefetch) {
+            const char *far = row_of(next), *near = row_of(ahead(k + kAhead));
+            ((I % kLine == 0 ? __builtin_prefetch((I ? near : far) + I * kStep) : void()), ...);
+            if (N == 0) __builtin_prefetch(far);
+            if (TAIL) __builtin_prefetch(near + job.dim * 4 - 1);
+            if (Row::kExtra) __builtin_prefetch(near + N * kStep);
+          }
+          const Row values(row_of(k), job.dim);
+          ((sum[I] += values.template at<V>(I)), ...);
+          if constexpr (TAIL) sum[N] += values.template first<V>(N, tail);
         }
-        const Row values(row_of(k), job.dim);
-        ((sum[I] += values.template at<V>(I)), ...);
+        if (end < to || begin > from) blocks.take(sum);
       }
+      if (blocks.n) blocks.join(sum);
       if (mean) {
-        const float n = from == to && !job.has(kEmptyNan) ? 1 : float(to - from);
-        ((sum[I] /= V{} + n), ...);
+        const V n = V{} + (from == to && !job.has(kEmptyNan) ? 1 : float(to - from));
+        ((sum[I] /= n), ...);
+        if (TAIL) sum[N] /= n;
       }
       char* out = job.out + row * job.out_stride;
       (memcpy(out + I * BYTES, &sum[I], BYTES), ...);
+      if (TAIL) memcpy(out + N * BYTES, &sum[N], tail * sizeof(float));
     }
     return true;
   }
 
-  template <int BYTES, int N>
-  bool run(Error& error) const { return run<BYTES>(std::make_integer_sequence<int, N>(), error); }
+  template <int BYTES, int N, bool TAIL = false>
+  bool run(Error& error) const { return run<BYTES, TAIL>(std::make_integer_sequence<int, N>(), error); }
 
   bool run(Error& error) const {
-    constexpr int kBytes = FXOPT_VECTOR_BYTES;
-    switch (job.dim * 4 / kBytes) {
-      case 0: return run<kBytes / 2, 1>(error);
+    constexpr int kBytes = FXOPT_VECTOR_BYTES, kLanes = kBytes / 4;
+    if (job.dim == 8 && kLanes > 8) return run<kBytes / 2, 1>(error);
+    if constexpr (__is_same(Row, FloatRow)) {
+      if (job.dim % kLanes) return with_tail(std::make_integer_sequence<int, kMostVectors>(), error);
+    }
+    switch (job.dim / kLanes) {
       case 1: return run<kBytes, 1>(error);
       case 2: return run<kBytes, 2>(error);
       case 4: return run<kBytes, 4>(error);
-      default: return run<kBytes, kMostVectors>(error);
+      case kMostVectors: return run<kBytes, kMostVectors>(error);
+      default:
+        if constexpr (__is_same(Row, FloatRow)) return odd(error);
+        return false;
     }
+  }
+
+  // Numbers of vectors that are no powers of two.
+  bool odd(Error& error) const {
+    constexpr int kBytes = FXOPT_VECTOR_BYTES;
+    switch (job.dim * 4 / kBytes) {
+      case 3: return run<kBytes, 3>(error);
+      case 5: return run<kBytes, 5>(error);
+      case 6: return run<kBytes, 6>(error);
+      default: return run<kBytes, 7>(error);
+    }
+  }
+
+  template <int... N>
+  bool with_tail(std::integer_sequence<int, N...>, Error& error) const {
+    const int64_t full = job.dim * 4 / FXOPT_VECTOR_BYTES;
+    bool good = true;
+    ((full == N ? void(good = run<FXOPT_VECTOR_BYTES, N, true>(error)) : void()), ...);
+    return good;
   }
 };
 
 template <class Row, class Id>
 bool sum_plain_bags(const Job& job, int64_t row0, int64_t row1, Error& error) {
   int64_t first, last, unused;
-  if (!bag_range(job, row0, first, unused, error) || !bag_range(job, row1 - 1, unused, last, error)) return false;
+  if (!ids_of_row(job, row0, first, unused, error) || !ids_of_row(job, row1 - 1, unused, last, error)) return false;
   return PlainBags<Row, Id>{job, reinterpret_cast<const Id*>(job.ids.data), row0, row1, first, last}.run(error);
 }
 
@@ -145,9 +235,9 @@ template <class Row>
 bool sum_evaluated_bags(const Job& job, int64_t row0, int64_t row1, Error& error) {
   while (row0 < row1) {
     int64_t first, last, from, to, row = row0 + 1;
-    if (!bag_range(job, row0, first, last, error)) return false;
+    if (!ids_of_row(job, row0, first, last, error)) return false;
     for (; row < row1; row++, last = to) {
-      if (!bag_range(job, row, from, to, error)) return false;
+      if (!ids_of_row(job, row, from, to, error)) return false;
       if (to - first > kMostEvaluated) break;
     }
     const int64_t* ids = evaluated(job, first, last, row0, row, error);
@@ -159,7 +249,7 @@ bool sum_evaluated_bags(const Job& job, int64_t row0, int64_t row1, Error& error
 
 template <class Row>
 bool sum_bags_of(const Job& job, int64_t row0, int64_t row1, Error& error) {
-  if (job.program.size) return sum_evaluated_bags<Row>(job, row0, row1, error);
+  if (job.program.size || !reads_ids(job)) return sum_evaluated_bags<Row>(job, row0, row1, error);
   return job.ids.dtype == kInt64 ? sum_plain_bags<Row, int64_t>(job, row0, row1, error) : sum_plain_bags<Row, int32_t>(job, row0, row1, error);
 }
 

@@ -4,8 +4,7 @@
 
 namespace fxopt::FXOPT_ISA {
 
-constexpr int kBlock = 16;   // a dense sum adds blocks of 16 rows in order and the blocks pairwise, about as torch.sum:
-constexpr int kLevels = 48;  // its error grows with 16 + log2(n / 16), not with n
+constexpr int kLevels = 48;  // of blocks that are added pairwise, about as torch.sum: its error grows with 16 + log2(n / 16)
 
 template <class A>
 struct Pooling {

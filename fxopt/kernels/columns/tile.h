@@ -17,8 +17,8 @@ inline bool run_column(const Job& job, int64_t row0, int64_t row1, Error& error)
     move_values(job, row0, row1);
     return true;
   }
-  if (is_plain_bags(job)) return sum_plain_bags(job, row0, row1, error);
-  return is_gather(job) ? gather(job, row0, row1, error) : pool(job, row0, row1, error);
+  if (is_gather(job)) return gather(job, row0, row1, error);
+  return is_plain_bags(job) ? sum_plain_bags(job, row0, row1, error) : pool(job, row0, row1, error);
 }
 
 // Starts the loads of a column's values and boundaries while earlier columns compute: with few rows, a call is
