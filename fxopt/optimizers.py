@@ -18,9 +18,10 @@ stays as it is, so the result does not depend on who computed the gradient.
 
 What follows from stepping in backward: every backward() is a step, so gradients cannot be accumulated over several of
 them, clipped by a norm over all parameters, or unscaled by a GradScaler (do not scale the loss); `zero_grad()` has
-nothing to do, `param.grad` is None after it. A `torch.autograd.grad` for a table updates nothing, and is sparse.
-Segments of `torch.utils.checkpoint(use_reentrant=True)` are backwards of their own. Where two forwards run before their
-two backwards, the second one raises: the tables that it read have changed.
+nothing to do, `param.grad` is None after it. A hook of yours behind a table's gradient still sees the old table, and a
+backward that fails may have updated none. A `torch.autograd.grad` for a table updates nothing, and is sparse. Segments
+of `torch.utils.checkpoint(use_reentrant=True)` are backwards of their own. Where two forwards run before their two
+backwards, the second one raises: the tables that it read have changed.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ from torch import Tensor, nn
 from fxopt.kernels.columns import row_gradients
 from fxopt.kernels.row_update.op import OPERATORS, Kind, constants
 from fxopt.torch_internals.autograd import at_the_end_of_backward, running_backward
+from fxopt.torch_internals.cuda import current_raw_stream
 
 _DTYPES = (torch.float32, torch.float64)
+_MOST_BYTES = 1 << 26  # of gradients that wait for the end of a backward; where each comes alone, memory is what limits
 
 
 def split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -67,7 +70,7 @@ class InBackward(torch.optim.Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self._attached: list[tuple[Tensor, Any]] = []
-        self._found: WeakValueDictionary[int, _Found] = WeakValueDictionary()  # by backward, which owns it
+        self._found: WeakValueDictionary[int, _Found] = WeakValueDictionary()  # of each backward, which owns its own
         OPERATORS.compiled()
         try:
             super().__init__(params, defaults)
@@ -146,6 +149,9 @@ class InBackward(torch.optim.Optimizer):
         torch.ops.fxopt.row_update([t.detach() for t in tables], tensors, rows, grads, numbers, int(self.kind))
         torch.autograd.graph.increment_version(tables)
 
+    def _steps_of(self, table: Tensor) -> int:
+        return int(self.state[table].get("step", 0)) if table in self.state else 0
+
     def _state_of(self, table: Tensor) -> dict[str, Any]:
         state = self.state[table]
         if not state:
@@ -160,23 +166,40 @@ class InBackward(torch.optim.Optimizer):
 
 
 class _Found:
-    """The rows that have a gradient, of all tables of an optimizer: one launch updates many."""
+    """The rows that have a gradient, of the tables of an optimizer: one launch updates many."""
 
     def __init__(self, optimizer: InBackward) -> None:
         self._optimizer = optimizer
-        self._alike: dict[tuple, list[tuple[Tensor, Tensor, Tensor]]] = {}
+        self._rows: list[tuple[int, Tensor, Tensor, Tensor]] = []  # group, table, rows, gradients
+        self._streams: list[int] = []
+        self._bytes = 0
 
     def take(self, number: int, table: Tensor) -> None:
         """The gradient of a table of group `number`, which is then no longer in `.grad`."""
-        steps = self._optimizer.state[table].get("step") if table in self._optimizer.state else None
-        alike = number, table.device, table.dtype, None if steps is None else int(steps)
-        self._alike.setdefault(alike, []).append((table, *row_gradients.rows_of(table)))
+        rows, grads = row_gradients.rows_of(table)
+        self._rows.append((number, table, rows, grads))
+        self._streams.append(_stream_of(table))
         table.grad = None
+        self._bytes += grads.nbytes
+        if self._bytes > _MOST_BYTES:
+            self.apply()
 
     def apply(self) -> None:
-        for (number, *_), found in self._alike.items():
+        taken, streams = self._rows, self._streams
+        self._rows, self._streams, self._bytes = [], [], 0
+        alike: dict[tuple, list[tuple[Tensor, Tensor, Tensor]]] = {}
+        for (number, table, rows, grads), stream in zip(taken, streams, strict=True):
+            if stream != _stream_of(table):  # made on another one, which is not to reuse the memory before the update
+                for tensor in (rows, grads):
+                    tensor.record_stream(torch.cuda.current_stream(table.device))
+            key = number, table.device, table.dtype, self._optimizer._steps_of(table)
+            alike.setdefault(key, []).append((table, rows, grads))
+        for (number, *_), found in alike.items():
             self._optimizer._apply(number, *map(list, zip(*found, strict=True)))
-        self._alike.clear()
+
+
+def _stream_of(table: Tensor) -> int:
+    return current_raw_stream(table.get_device()) if table.is_cuda else 0
 
 
 class SGD(InBackward):

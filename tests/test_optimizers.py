@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fxopt
 from fxopt import optimizers
@@ -185,8 +186,9 @@ def test_the_rows_are_those_of_the_dense_gradient():
         row_gradients.want(table)
     sparse = torch.autograd.grad(loss, tables)
     assert [grad.is_sparse for grad in sparse] == [True, True, True, True, False]  # maxima are PyTorch's
-    for a, b in zip(sparse[:4], dense, strict=False):
+    for table, a, b in zip(tables, sparse[:4], dense, strict=False):
         rows = a._indices()[0]
+        assert row_gradients._found[table][1].data_ptr() == rows.data_ptr()  # or others might come to lie there
         assert a.is_coalesced() and (rows[1:] > rows[:-1]).all() and len(rows) < R
         assert torch.equal(a.to_dense(), b)
 
@@ -204,6 +206,24 @@ def test_two_calls_in_one_backward_are_one_step(kind):
         loss.backward()
     reference()
     assert_close(model, exact)
+
+
+def test_a_table_that_a_nested_backward_steps_has_steps_of_its_own():
+    torch.manual_seed(0)
+    a, b = nn.Embedding(10, 4).double(), nn.Embedding(10, 4).double()
+    optimizers.Adam([a.weight, b.weight], lr=0.1, eps=1e-12)
+    before = b.weight.detach().clone()
+    x = torch.ones(4, requires_grad=True, dtype=torch.double)
+    nested = checkpoint(lambda x: a(torch.tensor([1, 2])) * x, x, use_reentrant=True)
+    outer = b(torch.tensor([3, 4])) + a(torch.tensor([5, 6]))
+    (nested.square().sum() + outer.square().sum()).backward()
+    torch.testing.assert_close((before - b.weight)[3:5].abs(), torch.full((2, 4), 0.1, dtype=torch.double))
+
+
+@pytest.mark.parametrize("most", [0, 1 << 26])
+def test_gradients_may_wait_or_not(monkeypatch, most):
+    monkeypatch.setattr(optimizers, "_MOST_BYTES", most)
+    test_two_calls_in_one_backward_are_one_step(optimizers.RowwiseAdagrad)
 
 
 @every

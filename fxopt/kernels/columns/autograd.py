@@ -2,8 +2,8 @@
 
 Sums, means and plain lookups scatter into dense table gradients in the kernel (`fxopt::columns_backward`), or give the
 rows that are touched.
-The rest, a few columns as a rule, differentiates the reference: weights, divisors, copied values, max pooling,
-half-precision tables.
+The rest, a few columns as a rule, differentiates the reference: weights, divisors, values that are computed, max
+pooling, half-precision tables.
 """
 
 from __future__ import annotations
@@ -198,6 +198,7 @@ def _make_split(
     kernel: list[Column] = []
     copies: list[Column] = []
     rest: list[Column] = []
+    sums = {(column.output, column.offset) for column in plan.columns if column.add}  # gradients that many would share
     for column in plan.columns:
         if not flows[column.output]:
             continue
@@ -208,7 +209,7 @@ def _make_split(
         values = any(needs_tensors[t] for t in _float_inputs(column))
         if fast and not values:
             kernel.append(column)
-        elif values and _is_copy(column):
+        elif values and _is_copy(column) and (column.output, column.offset) not in sums:
             copies.append(column)
         elif values or (column.table is not None and needs_tables[column.table]):
             rest.append(column)

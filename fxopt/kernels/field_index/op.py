@@ -55,12 +55,12 @@ def call_of() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
             return z[:, i, j]
         if not on_cpu and not (z.requires_grad and torch.is_grad_enabled()):
             return z[:, i, j]
-        if kept is None or not kept.holds(z, i, j):
+        if kept is None or (on_cpu and not kept.holds(z, i, j)):
             if not on_cpu and _is_capturing(z):
                 return z[:, i, j]
             kept = _Kept(z, i, j)
-        if kept.flat is None:
-            return z[:, i, j]  # broadcasts, or raises, as eager does
+        if kept.flat is None or not (on_cpu or kept.holds(z, i, j)):
+            return z[:, i, j]  # broadcasts, or raises, as eager does; or other indices on a GPU
         return z.flatten(1, 2).index_select(1, kept.flat) if on_cpu else _Selected.apply(z, kept.flat)
 
     return pair_select
@@ -68,15 +68,16 @@ def call_of() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 class _Kept:
     """The flat positions of pairs, as long as the indices are the same. On a GPU only those that name no pair twice,
-    and the indices themselves tell whether they changed, as a comparison would wait for it.
+    and memory and versions of the indices tell whether they changed, as a comparison would wait for it.
 
     Attributes:
         flat: int64 [K], or None: the pairs are no such list.
     """
 
     def __init__(self, z: Tensor, i: Tensor, j: Tensor) -> None:
-        self._sizes, self._versions = z.shape[1:], (i._version, j._version)
+        self._sizes = z.shape[1:]
         self._i, self._j = (i.clone(), j.clone()) if z.is_cpu else (i, j)
+        self._places = () if z.is_cpu else (_place(i), _place(j))
         self.flat: Tensor | None = None
         if i.shape == j.shape and i.dim() == 1 and _inside(i, z.shape[1]) and _inside(j, z.shape[2]):
             flat = i.remainder(z.shape[1]) * z.shape[2] + j.remainder(z.shape[2])
@@ -88,7 +89,13 @@ class _Kept:
             return False
         if z.is_cpu:
             return torch.equal(self._i, i) and torch.equal(self._j, j)
-        return i is self._i and j is self._j and (i._version, j._version) == self._versions
+        return (_place(i), _place(j)) == self._places
+
+
+def _place(index: Tensor) -> tuple:
+    """Where an index lies, and its version; one made in inference mode has none, and is like no other."""
+    version = object() if index.is_inference() else index._version
+    return index.data_ptr(), index.shape, index.stride(), version
 
 
 class _Selected(torch.autograd.Function):
