@@ -193,13 +193,14 @@ inline void prefetch_entry(const Entry& entry, int64_t dim) {
 // Entries in the order of their ids: a row of `values` and its number for each different id.
 template <class A>
 inline void sum_rows(const Entries& list, int64_t dim, int64_t* rows, A* values) {
-  A* to = values - dim;
+  A *to = values, *next = values;
   for (int64_t k = 0; k < list.n; k++) {
     const Entry& entry = list.data[k];
     if (k + kEntriesAhead < list.n) prefetch_entry(list.data[k + kEntriesAhead], dim);
     if (k == 0 || entry.id != list.data[k - 1].id) {
       *rows++ = entry.id;
-      to += dim;
+      to = next;
+      next += dim;
       memset(to, 0, dim * sizeof(A));
     }
     add_row(to, entry.from, entry.dtype, dim, A(entry.scale));
