@@ -149,9 +149,6 @@ class InBackward(torch.optim.Optimizer):
         torch.ops.fxopt.row_update([t.detach() for t in tables], tensors, rows, grads, numbers, int(self.kind))
         torch.autograd.graph.increment_version(tables)
 
-    def _steps_of(self, table: Tensor) -> int:
-        return int(self.state[table].get("step", 0)) if table in self.state else 0
-
     def _state_of(self, table: Tensor) -> dict[str, Any]:
         state = self.state[table]
         if not state:
@@ -170,29 +167,26 @@ class _Found:
 
     def __init__(self, optimizer: InBackward) -> None:
         self._optimizer = optimizer
-        self._rows: list[tuple[int, Tensor, Tensor, Tensor]] = []  # group, table, rows, gradients
-        self._streams: list[int] = []
+        self._taken: list[tuple[int, Tensor, int, Tensor, Tensor]] = []  # group, table, stream, rows, gradients
         self._bytes = 0
 
     def take(self, number: int, table: Tensor) -> None:
         """The gradient of a table of group `number`, which is then no longer in `.grad`."""
         rows, grads = row_gradients.rows_of(table)
-        self._rows.append((number, table, rows, grads))
-        self._streams.append(_stream_of(table))
+        self._taken.append((number, table, _stream_of(table), rows, grads))
         table.grad = None
         self._bytes += grads.nbytes
         if self._bytes > _MOST_BYTES:
             self.apply()
 
     def apply(self) -> None:
-        taken, streams = self._rows, self._streams
-        self._rows, self._streams, self._bytes = [], [], 0
+        taken, self._taken, self._bytes = self._taken, [], 0
         alike: dict[tuple, list[tuple[Tensor, Tensor, Tensor]]] = {}
-        for (number, table, rows, grads), stream in zip(taken, streams, strict=True):
+        for number, table, stream, rows, grads in taken:
             if stream != _stream_of(table):  # made on another one, which is not to reuse the memory before the update
                 for tensor in (rows, grads):
                     tensor.record_stream(torch.cuda.current_stream(table.device))
-            key = number, table.device, table.dtype, self._optimizer._steps_of(table)
+            key = number, table.device, table.dtype, int(self._optimizer._state_of(table).get("step", 0))
             alike.setdefault(key, []).append((table, rows, grads))
         for (number, *_), found in alike.items():
             self._optimizer._apply(number, *map(list, zip(*found, strict=True)))

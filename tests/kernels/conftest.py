@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fxopt.kernels.build import find
-from fxopt.kernels.columns import op
 from fxopt.kernels.columns.plan import COMBINED, REGISTERS, Column, Compare, Instr, Offsets, Op, PerRow, Plan, Source
 
 INTS = ("uint8", "int8", "int16", "int32", "int64", "bool")
@@ -299,12 +298,13 @@ def random_call() -> Callable[..., RandomCall]:
 
 @pytest.fixture(params=["avx512", "avx2", "scalar"])
 def isa(request):
-    """The compiled kernel, limited to an instruction set (a CPU without it runs the next lower one)."""
-    op.load()
-    path = find(op.KERNEL)
+    """The kernel that a file tests as `op`, limited to an instruction set: a CPU without it runs the next lower one."""
+    tested = request.module.op
+    tested.OPERATORS.compiled()
+    path = find(tested.KERNEL)
     if path is None:
         pytest.skip("no compiled kernel: no C++ compiler")
-    library = ctypes.CDLL(str(path))
-    library.fxopt_columns_isa(request.param.encode())
+    choose = getattr(ctypes.CDLL(str(path)), f"{tested.KERNEL.name}_isa")
+    choose(request.param.encode())
     yield request.param
-    library.fxopt_columns_isa(None)
+    choose(None)

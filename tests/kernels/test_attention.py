@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,7 +12,6 @@ from torch import Tensor
 from fxopt.kernels.attention import op
 from fxopt.kernels.attention import plan as p
 from fxopt.kernels.attention.plan import Axis, Operand, Plan
-from fxopt.kernels.build import build
 
 H = 3
 
@@ -52,15 +49,6 @@ def mask_of(B: int, L: int, masking: int) -> Tensor | None:
 def run(x: Tensor, mask: Tensor | None, plan: Plan) -> list[Tensor]:
     words = plan.words()
     return list(op.call_of(words)(x, x, x, [] if mask is None else [mask], words))
-
-
-@pytest.fixture(params=["avx512", "avx2", "scalar"])
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    op.load()
-    choose = ctypes.CDLL(str(build(op.KERNEL))).fxopt_attention_isa
-    choose(request.param.encode())
-    yield
-    choose(None)
 
 
 @pytest.mark.parametrize("masking", range(5))

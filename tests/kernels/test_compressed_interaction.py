@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 
-from fxopt.kernels.build import build
 from fxopt.kernels.compressed_interaction import op
 
 SIZES = [(0, 3, 3, 4, 5), (1, 1, 1, 1, 1), (5, 4, 3, 9, 10), (33, 6, 6, 17, 7), (2, 3, 4, 5, 200), (70, 13, 20, 8, 16)]
-
-
-@pytest.fixture(params=["avx512", "avx2", "scalar"])
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    if not op.OPERATORS.compiled():
-        pytest.skip("no compiler")
-    choose = ctypes.CDLL(str(build(op.KERNEL))).fxopt_compressed_interaction_isa
-    choose(request.param.encode())
-    yield
-    choose(None)
 
 
 def exact(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:

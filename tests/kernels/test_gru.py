@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ from torch import Tensor, nn
 
 from fxopt import Config, optimize
 from fxopt.findings import PassFindings
-from fxopt.kernels.build import build
 from fxopt.kernels.gru import op
 
 SIZES = [
@@ -25,16 +22,6 @@ SIZES = [
     (50, 30, 4, 16),
     (97, 4, 2, 20),
 ]
-
-
-@pytest.fixture(params=["avx512", "avx2", "scalar"])
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    if not op.OPERATORS.compiled():
-        pytest.skip("no compiler")
-    choose = ctypes.CDLL(str(build(op.KERNEL))).fxopt_gru_isa
-    choose(request.param.encode())
-    yield
-    choose(None)
 
 
 def exact(gates: Tensor, initial: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

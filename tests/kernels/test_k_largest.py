@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator
-
 import pytest
 import torch
 
-from fxopt.kernels.build import build
 from fxopt.kernels.k_largest import op
-
-
-@pytest.fixture(params=["avx512", "avx2", "scalar"])
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    if not op.OPERATORS.compiled():
-        pytest.skip("no compiler")
-    choose = ctypes.CDLL(str(build(op.KERNEL))).fxopt_k_largest_isa
-    choose(request.param.encode())
-    yield
-    choose(None)
 
 
 @pytest.mark.parametrize("k", [1, 3, 26])

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 
-from fxopt.kernels.build import build
 from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.errors import BadId
 from fxopt.kernels.columns.plan import Column, Instr, Op, Plan, Source
@@ -17,17 +13,6 @@ from fxopt.kernels.lookup_products import op
 from fxopt.kernels.words import tensor_of
 
 ROWS = 50
-
-
-@pytest.fixture(params=["avx512", "avx2", "scalar"])
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    op.load()
-    if not op.OPERATORS.compiled():
-        pytest.skip("no compiler")
-    choose = ctypes.CDLL(str(build(op.KERNEL))).fxopt_lookup_products_isa
-    choose(request.param.encode())
-    yield
-    choose(None)
 
 
 def plan_of_pairs(pairs: int, dim: int, fields: int, tables: int, **special: object) -> Plan:

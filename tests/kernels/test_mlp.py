@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fxopt.kernels.build import build
 from fxopt.kernels.mlp import op, reference
 from fxopt.kernels.mlp.plan import Op, Step, decode, encode
 
@@ -37,14 +34,6 @@ def chain(step: Op, sizes: tuple[int, ...]) -> tuple[list[Tensor], list[Step]]:
         add(Op.LINEAR, torch.randn(N, K) / K**0.5, torch.randn(N))
         behind(N)
     return state, steps
-
-
-@pytest.fixture(params=["avx512", "avx2", "scalar"])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    library = ctypes.CDLL(str(build(op.KERNEL)))
-    library.fxopt_mlp_isa(request.param.encode())
-    yield request.param
-    library.fxopt_mlp_isa(None)
 
 
 @needs_kernel

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from fxopt.kernels.build import build
 from fxopt.kernels.pointwise import op, reference
 from fxopt.kernels.pointwise.encode import plan_of, text
 from fxopt.kernels.pointwise.plan import BINARY, REDUCTIONS, UNARY, Input, Operand, Output, Plan, Step
 
-ISAS = ("avx512", "avx2", "scalar")
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.3, -2.5, 7.0, 30.0, -30.0, 90.0, -105.0, 3e38, -3e38, 1e-40, math.inf, -math.inf]
 TAME_UNARY = ("neg", "abs", "tanh", "sigmoid", "relu", "erf", "gelu", "silu", "softplus", "copy", "square")
 TAME_BINARY = ("add", "sub", "mul", "maximum", "minimum", "clamp_min", "clamp_max", "prelu")
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    op.load()
-    choose = ctypes.CDLL(str(build(op.KERNEL))).fxopt_pointwise_isa
-    choose(request.param.encode())
-    yield request.param
-    choose(None)
 
 
 class Random:

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fxopt.kernels.build import build
 from fxopt.kernels.table_batched import op
 
 HEADER, SUM, MEAN, NONE = 4, 0, op.MEAN, op.NONE
-
-
-@pytest.fixture(params=["avx512", "avx2", "scalar"])
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    if not op.OPERATORS.compiled():
-        pytest.skip("no compiler")
-    choose = ctypes.CDLL(str(build(op.KERNEL))).fxopt_table_batched_isa
-    choose(request.param.encode())
-    yield
-    choose(None)
 
 
 def call(dims: list[int], batch: int, pooling: int, alignment: int = 1, dtype: torch.dtype = torch.int64) -> list[Any]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fxopt.kernels.build import build
 from fxopt.kernels.target_attention import op
 from fxopt.kernels.target_attention import plan as p
 from fxopt.kernels.target_attention.plan import CONSTANT, PARAMETER, Norm, Plan, Step, TailStep, Term
@@ -66,15 +63,6 @@ def inputs(B: int, T: int, D: int, dtype: torch.dtype = torch.float32) -> tuple[
 def run(q: Tensor, k: Tensor, mask: Tensor, params: list[Tensor]) -> Tensor:
     words = plan_of(q.shape[1]).words()
     return op.call_of(words)([q], [k], [mask], params, words)
-
-
-@pytest.fixture(params=["avx512", "avx2", "scalar"])
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    op.load()
-    choose = ctypes.CDLL(str(build(op.KERNEL))).fxopt_target_attention_isa
-    choose(request.param.encode())
-    yield
-    choose(None)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 49, 7), (2, 97, 33), (5, 12, 16), (0, 4, 3), (4, 0, 3)])

@@ -3,6 +3,7 @@
 // checked bag by bag 7.5, as Pooling does it 8.5, F.embedding_bag 9.2. Ids that a program makes, or that do not lie one
 // behind the other, are made first.
 #pragma once
+#include "../simd/lanes.h"
 #include "accumulate.h"
 
 namespace fxopt::FXOPT_ISA {
@@ -20,7 +21,6 @@ inline bool reads_ids(const Job& job) {
 }
 
 inline bool is_plain_bags(const Job& job) {
-  constexpr int64_t kLanes = FXOPT_VECTOR_BYTES / 4;
   const int64_t vectors = (job.dim + kLanes - 1) / kLanes;
   const bool whole = job.dim == 8 || (job.dim % kLanes == 0 && !(vectors & (vectors - 1)));
   const bool in_registers = vectors > 0 && vectors <= kMostVectors && (whole || job.table.dtype == kFloat);
@@ -29,22 +29,6 @@ inline bool is_plain_bags(const Job& job) {
          !job.has(kAdd) && job.out_dtype == kFloat && in_registers &&
          (job.table.dtype == kFloat || job.table.dtype == kBFloat16 || job.table.dtype == kUInt8) &&
          job.table.column_stride == element_size(job.table.dtype);
-}
-
-// The first n numbers of a vector, and zeros.
-template <class V>
-inline V load_first(const char* from, int n) {
-#if FXOPT_VECTOR_BYTES == 64
-  if constexpr (sizeof(V) == 64) return V(_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), from));
-#elif FXOPT_VECTOR_BYTES == 32
-  if constexpr (sizeof(V) == 32) {
-    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    return V(_mm256_maskload_ps(reinterpret_cast<const float*>(from), _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lanes)));
-  }
-#endif
-  V found{};
-  memcpy(&found, from, n * sizeof(float));
-  return found;
 }
 
 // The ids of a row of the result: [from, to).
@@ -85,8 +69,7 @@ struct FloatRow {
   FloatRow(const char* data, int64_t) : data(data) {}
   template <class V>
   V at(int i) const { return load_vector<V>(data + i * sizeof(V)); }
-  template <class V>
-  V first(int i, int n) const { return load_first<V>(data + i * sizeof(V), n); }
+  Floats first(int i, int n) const { return load(reinterpret_cast<const float*>(data) + i * kLanes, n); }
 };
 
 struct BFloat16Row {
@@ -155,7 +138,7 @@ struct PlainBags {
           }
           const Row values(row_of(k), job.dim);
           ((sum[I] += values.template at<V>(I)), ...);
-          if constexpr (TAIL) sum[N] += values.template first<V>(N, tail);
+          if constexpr (TAIL) sum[N] += values.first(N, tail);
         }
         if (end < to || begin > from) blocks.take(sum);
       }
@@ -175,40 +158,21 @@ struct PlainBags {
   template <int BYTES, int N, bool TAIL = false>
   bool run(Error& error) const { return run<BYTES, TAIL>(std::make_integer_sequence<int, N>(), error); }
 
-  bool run(Error& error) const {
-    constexpr int kBytes = FXOPT_VECTOR_BYTES, kLanes = kBytes / 4;
-    if (job.dim == 8 && kLanes > 8) return run<kBytes / 2, 1>(error);
-    if constexpr (__is_same(Row, FloatRow)) {
-      if (job.dim % kLanes) return with_tail(std::make_integer_sequence<int, kMostVectors>(), error);
-    }
-    switch (job.dim / kLanes) {
-      case 1: return run<kBytes, 1>(error);
-      case 2: return run<kBytes, 2>(error);
-      case 4: return run<kBytes, 4>(error);
-      case kMostVectors: return run<kBytes, kMostVectors>(error);
-      default:
-        if constexpr (__is_same(Row, FloatRow)) return odd(error);
-        return false;
-    }
-  }
-
-  // Numbers of vectors that are no powers of two.
-  bool odd(Error& error) const {
-    constexpr int kBytes = FXOPT_VECTOR_BYTES;
-    switch (job.dim * 4 / kBytes) {
-      case 3: return run<kBytes, 3>(error);
-      case 5: return run<kBytes, 5>(error);
-      case 6: return run<kBytes, 6>(error);
-      default: return run<kBytes, 7>(error);
-    }
-  }
-
-  template <int... N>
-  bool with_tail(std::integer_sequence<int, N...>, Error& error) const {
-    const int64_t full = job.dim * 4 / FXOPT_VECTOR_BYTES;
+  // With as many whole vectors as a row has, which is one of N.
+  template <bool TAIL, int... N>
+  bool of(std::integer_sequence<int, N...>, Error& error) const {
     bool good = true;
-    ((full == N ? void(good = run<FXOPT_VECTOR_BYTES, N, true>(error)) : void()), ...);
+    ((job.dim / kLanes == N ? void(good = run<FXOPT_VECTOR_BYTES, N, TAIL>(error)) : void()), ...);
     return good;
+  }
+
+  bool run(Error& error) const {
+    if (job.dim == 8 && kLanes > 8) return run<FXOPT_VECTOR_BYTES / 2, 1>(error);
+    if constexpr (__is_same(Row, FloatRow)) {
+      if (job.dim % kLanes) return of<true>(std::make_integer_sequence<int, kMostVectors>(), error);
+      return of<false>(std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 7, kMostVectors>(), error);
+    }
+    return of<false>(std::integer_sequence<int, 1, 2, 4, kMostVectors>(), error);
   }
 };
 

@@ -16,14 +16,20 @@ inline void copy_rows(const Table& table, const int64_t* ids, int n, char* out, 
   for (int k = 0; k < n; k++) memcpy(out + k * out_stride, table.data + ids[k] * table.row_stride, BYTES);
 }
 
-inline void copy_rows_any(const Table& table, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t bytes) {
+// use(k, row) for the rows of all ids, which are fetched ahead.
+template <class F>
+[[gnu::always_inline]] inline void each_row(const Table& table, const int64_t* ids, int n, int64_t bytes, F use) {
   const int64_t fetched = table.prefetch ? bytes : 0;
-  const auto fetch = [&](int k) { fetch_row(table.data + ids[k] * table.row_stride, fetched); };
-  for (int k = 0; k < n && k < kAhead; k++) fetch(k);
+  const auto row = [&](int k) { return table.data + ids[k] * table.row_stride; };
+  for (int k = 0; k < n && k < kAhead; k++) fetch_row(row(k), fetched);
   for (int k = 0; k < n; k++) {
-    if (k + kAhead < n) fetch(k + kAhead);
-    memcpy(out + k * out_stride, table.data + ids[k] * table.row_stride, bytes);
+    if (k + kAhead < n) fetch_row(row(k + kAhead), fetched);
+    use(k, row(k));
   }
+}
+
+inline void copy_rows_any(const Table& table, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t bytes) {
+  each_row(table, ids, n, bytes, [=](int k, const char* row) { memcpy(out + k * out_stride, row, bytes); });
 }
 
 inline void copy_rows(const Table& table, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t bytes) {
@@ -50,12 +56,7 @@ inline void sum_one(int dtype, const char* row, char* to, int64_t bytes) {
 }
 
 inline void sum_ones(const Table& table, const int64_t* ids, int n, char* out, int64_t out_stride, int64_t bytes) {
-  const int64_t fetched = table.prefetch ? bytes : 0;
-  for (int k = 0; k < n && k < kAhead; k++) fetch_row(table.data + ids[k] * table.row_stride, fetched);
-  for (int k = 0; k < n; k++) {
-    if (k + kAhead < n) fetch_row(table.data + ids[k + kAhead] * table.row_stride, fetched);
-    sum_one(table.dtype, table.data + ids[k] * table.row_stride, out + k * out_stride, bytes);
-  }
+  each_row(table, ids, n, bytes, [&](int k, const char* row) { sum_one(table.dtype, row, out + k * out_stride, bytes); });
 }
 
 inline void copy_now(Later& later) {
