@@ -48,9 +48,8 @@ def compiled(
 
 def packaged(model: nn.Module, args: tuple, limit: float) -> dict[str, Ready | Skipped]:
     """One package each for all batch sizes, by AOTInductor and by ONNX Runtime."""
-    dynamic = pytree.tree_map(lambda x: {0: Dim.AUTO} if isinstance(x, torch.Tensor) and x.ndim else None, args)
     makers = {AOTI: _aot_inductor, ONNX: _onnx_runtime}
-    return {name: _ready(functools.partial(make, model, args, dynamic), limit) for name, make in makers.items()}
+    return {name: _ready(functools.partial(make, model, args), limit) for name, make in makers.items()}
 
 
 def answering(package: Ready | Skipped, args: tuple) -> Ready | Skipped:
@@ -78,19 +77,24 @@ def _ready(make: Callable[[], Callable[..., Any]], limit: float) -> Ready | Skip
     return Ready(made, time.perf_counter() - start)
 
 
-def _aot_inductor(model: nn.Module, args: tuple, dynamic: Any) -> Callable[..., Any]:
+def _any_batch(args: tuple) -> tuple:
+    return pytree.tree_map(lambda x: {0: Dim.AUTO} if isinstance(x, torch.Tensor) and x.ndim else None, args)
+
+
+def _aot_inductor(model: nn.Module, args: tuple) -> Callable[..., Any]:
     path = os.path.join(scratch(), "model.pt2")
-    program = torch.export.export(model, args, dynamic_shapes=dynamic, strict=False)
+    program = torch.export.export(model, args, dynamic_shapes=_any_batch(args), strict=False)
     torch._inductor.aoti_compile_and_package(program, package_path=path)
     return torch._inductor.aoti_load_package(path)
 
 
-def _onnx_runtime(model: nn.Module, args: tuple, dynamic: Any) -> Callable[..., Any]:
+def _onnx_runtime(model: nn.Module, args: tuple) -> Callable[..., Any]:
     import onnxruntime
     import onnxscript  # noqa: F401 (torch's exporter needs it, and says so less clearly)
 
     path = os.path.join(scratch(), "model.onnx")
-    torch.onnx.export(model, args, path, dynamo=True, dynamic_shapes=dynamic, external_data=True, verbose=False)
+    shapes = _any_batch(args)
+    torch.onnx.export(model, args, path, dynamo=True, dynamic_shapes=shapes, external_data=True, verbose=False)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

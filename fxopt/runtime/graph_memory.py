@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from fxopt.torch_internals.cuda import bytes_of_pool
+
 SHARE = 8
 _everywhere: weakref.WeakSet[GraphMemory] = weakref.WeakSet()
 
@@ -35,8 +37,7 @@ class GraphMemory:
         """What is held now. staged: bytes of each graph's inputs; none: the pool went with the last graph."""
         sizes = list(staged)
         self.pool = self.pool if sizes else None
-        segments = torch.cuda.memory_snapshot(self.pool) if self.pool else ()
-        self.held = sum(sizes) + sum(segment["total_size"] for segment in segments)
+        self.held = sum(sizes) + (bytes_of_pool(self.pool) if self.pool else 0)
 
     def excess(self, more: int = 0) -> str:
         """Why these graphs, and `more` bytes, are too much; "" where they are not."""

@@ -32,6 +32,16 @@ def forget_pool(device: int, pool: Any) -> None:
     _C._cuda_releasePool(device, pool)  # type: ignore[attr-defined]
 
 
+def bytes_of_pool(pool: Any) -> int:
+    """What the allocator has taken from the device for a pool of captured graphs.
+
+    It does not ask for that pool alone: in torch 2.11 to 2.13 memory_snapshot(pool) drops a reference to each number in
+    `pool` that it does not own. Numbers above 256 are freed under it, so the process dies after that many captures.
+    """
+    segments = torch.cuda.memory_snapshot()
+    return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool))
+
+
 def nvrtc() -> ctypes.CDLL:
     """CUDA's compiler as a library, of the version that torch was built with and brings along.
 

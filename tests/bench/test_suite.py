@@ -11,7 +11,10 @@ from rich.table import Table
 from bench import growth, machine, quick, rows, suite
 from bench.all import PRESET as ALL
 from bench.cells import markdown, shown_ratio, table
+from bench.compilers import packaged
 from bench.dense_models import Entry, TrainingStep, mlp
+from bench.large_models import TorchRecDLRM
+from bench.peers import Skipped
 from bench.verify import Judge
 from tests.bench.timed import cell, timings
 
@@ -109,6 +112,14 @@ def test_the_models_run_and_repeat(name, monkeypatch):
     model = entry.make_model()
     args = entry.make_inputs(3, 0, model)
     Judge(model, entry.fresh).expect(args).check("the same model", entry.make_model()(*entry.fresh(args)))
+
+
+def test_a_model_whose_inputs_no_compiler_describes_is_left_out_by_it(monkeypatch):
+    pytest.importorskip("torchrec")
+    monkeypatch.setattr("bench.large_models.MOST_ROWS", 50)
+    model = TorchRecDLRM.model()
+    found = packaged(model, TorchRecDLRM.inputs(3, torch.Generator()), 5.0)
+    assert all(isinstance(package, Skipped) and package.reason for package in found.values())
 
 
 @pytest.mark.parametrize("row", [row for row in rows.rows() if row.step], ids=lambda row: row.entry.name)

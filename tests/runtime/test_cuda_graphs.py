@@ -117,6 +117,7 @@ class Log:
             (recording, "current_raw_stream", lambda device: self.stream),
             (cuda_graphs.columns_errors, "raise_reported", lambda index: None),
             (graph_memory, "_everywhere", set()),
+            (graph_memory, "bytes_of_pool", lambda pool: self.pool),
         ]:
             monkeypatch.setattr(module, name, value)
         monkeypatch.setattr(recording.Recorder, "_captured", lambda _, tensors: self.record(tensors))
@@ -128,7 +129,6 @@ class Log:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (self.free, 0))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: self.streams[self.stream])
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
-        monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda pool: [{"total_size": self.pool}])
         monkeypatch.setattr(torch.cuda, "Event", Event)
         graph = torch.fx.Graph()
         for number in range(len(self.constants)):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
-from fxopt.torch_internals.cuda import current_raw_stream, driver, forget_pool, nvrtc, torch_cuda
+from fxopt.torch_internals.cuda import bytes_of_pool, current_raw_stream, driver, forget_pool, nvrtc, torch_cuda
 
 
 @pytest.mark.gpu
@@ -29,6 +31,20 @@ def test_torchs_library_has_the_runtime() -> None:
 def test_a_pool_that_nobody_captures_into_is_refused() -> None:
     with pytest.raises(RuntimeError):
         forget_pool(torch.cuda.current_device(), torch.cuda.graph_pool_handle())
+
+
+@pytest.mark.gpu
+def test_a_pool_is_measured_and_its_numbers_stay() -> None:
+    graph, number = torch.cuda.CUDAGraph(), 10**6  # above 256: Python keeps no such number by itself
+    x = torch.zeros(1 << 20, device="cuda")
+    with torch.cuda.graph(graph, pool=(0, number)):
+        y = x + 1
+    pool = (0, int(str(number)))
+    before = sys.getrefcount(pool[1])
+    held = bytes_of_pool(pool)
+    assert held >= y.nbytes, "memory_snapshot: no segment_pool_id: fxopt/runtime/graph_memory.py counts nothing"
+    assert sys.getrefcount(pool[1]) == before, "bytes_of_pool lets go of a number that it does not own"
+    assert bytes_of_pool((0, number + 1)) == 0
 
 
 @pytest.mark.gpu
