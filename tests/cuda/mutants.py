@@ -43,7 +43,12 @@ MUTATIONS = {
         "parts.cuh", "part < kWarps; part++) found", "part < kWarps - {}; part++) found"
     ),
     "weights of the turn before": ("pool.cuh", "bag, at + width + thread)", "bag, at + ({} ? 0 : width) + thread)"),
-    "weights that wrap around": ("pool.cuh", "u < lanes.group || READING", "u < lanes.group || {} || READING"),
+    "weights that wrap around": ("pool.cuh", "u < lanes.group || kAlike", "u < lanes.group || {} || kAlike"),
+    "elements behind a loose row": ("chunks.cuh", "left > 3", "left > 3 || {}"),
+    "any NaN wins a maximum": ("pool.cuh", "|| at + thread == 0", "|| at + thread == 0 || {}"),
+    "a NaN loses though it comes first": ("pool.cuh", "|| at + thread == 0", "|| (at + thread == 0 && !{})"),
+    "a maximum of nothing": ("bag.cuh", "count || record.pool != kMax", "count || {} || record.pool != kMax"),
+    "a loose row's chunk too far": ("chunks.cuh", "d < left; d++) {", "(d < left || {}); d++) {"),
     "a wait for one turn less": (
         "staged.cuh",
         *("wait_copies<kRing - 1>()", "({} ? wait_copies<kRing>() : wait_copies<kRing - 1>())"),

@@ -69,6 +69,13 @@ def halves(number):
     return one_output(converted(45, 12, torch.bfloat16, torch.float32), number)
 
 
+def loose(pool, first):
+    rows = torch.randn(50, 6)
+    rows[first] = torch.nan
+    ids, bag = torch.tensor([first, 7, 7, first, 7]), torch.tensor([0, 2, 2])
+    return [ids, bag], [rows], Plan((Column(Source(0), 0, 0, 0, pool=pool, bag=Offsets(1)),), (6,), ("float32",))
+
+
 def cut_in_parts():
     ids = torch.randint(0, 7, (1, 700))
     return [ids], [torch.randn(7, 8)], Plan((Column(Source(0, lane=1), 0, 0, 0, pool="sum"),), (8,), ("float32",))
@@ -98,6 +105,11 @@ def cut_in_parts():
         ("a block that forgets to join the last part", lambda: padded_with_weights(lanes=127), "wrong"),
         ("weights of the turn before", lambda: padded_with_weights(rows=600, lanes=40, dim=8), "wrong"),
         ("weights that wrap around", infinite_weight, "wrong"),
+        ("elements behind a loose row", lambda: loose("sum", 49), "a load outside every tensor"),
+        ("a loose row's chunk too far", lambda: loose("sum", 3), "a write outside the output"),
+        ("any NaN wins a maximum", lambda: loose("max", 3), "wrong"),
+        ("a NaN loses though it comes first", lambda: loose("max", 3), "wrong"),
+        ("a maximum of nothing", lambda: loose("max", 3), "wrong"),
         ("a wait for one turn less", lambda: short_bags(4), "copies that nobody waits for"),
         ("a wait for one turn less", lambda: short_bags(8), "copies that nobody waits for"),
         ("a wait for one turn less", lambda: short_bags(12), "copies that nobody waits for"),

@@ -72,11 +72,12 @@ FXOPT_DEVICE Member<A> member(const Launch& launch, const Record& record, const 
   return found;
 }
 
-// What a bag's sum becomes: a mean's division, NaN where it has nothing to divide or an id was bad.
+// What a bag's sum or maximum becomes: a mean's division, NaN where it has nothing to divide or an id was bad, a maximum of
+// nothing 0.
 template <class A>
 FXOPT_DEVICE A finished(const Record& record, A sum, int count, bool poisoned) {
   if (poisoned) return A(NAN);
-  if (record.pool != kMean) return sum;
+  if (record.pool != kMean) return count || record.pool != kMax ? sum : A(0);
   return count ? sum / A(count) : (record.flags & kEmptyNan) ? A(NAN) : A(0);
 }
 

@@ -17,11 +17,13 @@ FXOPT_DEVICE uint4 load_row(const char* from) {
 #endif
 }
 
-// What bags read of a row at a time, as codes.cuh's Codes.
+// What bags read of a row at a time, as codes.cuh's Codes, and what becomes of it.
 struct Whole {
   static constexpr int kUnroll = kLoads;
+  static constexpr bool kIsMax = false;
   using Chunk = uint4;
   FXOPT_DEVICE static Chunk load(const char* from, int) { return load_row(from); }
+  FXOPT_DEVICE static Chunk nothing() { return {}; }  // where there is no row
 };
 struct Floats : Whole {
   static constexpr int kSize = 4;
@@ -33,6 +35,34 @@ struct Floats : Whole {
   }
   FXOPT_DEVICE static uint4 bits(const float* sum) {
     return {__float_as_uint(sum[0]), __float_as_uint(sum[1]), __float_as_uint(sum[2]), __float_as_uint(sum[3])};
+  }
+};
+// Of rows that are not a multiple of 16 bytes, or do not begin at one: an element at a time, `left` of them at most.
+struct LooseFloats : Floats {
+  FXOPT_DEVICE static Chunk load(const char* from, int left) {
+    Chunk bits{load_as<unsigned>(from), 0, 0, 0};
+    if (left > 1) bits.y = load_as<unsigned>(from + 4);
+    if (left > 2) bits.z = load_as<unsigned>(from + 8);
+    if (left > 3) bits.w = load_as<unsigned>(from + 12);
+    return bits;
+  }
+};
+// Maxima of either. A weight other than 0 says that a NaN wins; it then stays, because nothing is larger.
+template <class T>
+struct Largest : T {
+  static constexpr bool kIsMax = true;
+  FXOPT_DEVICE static uint4 nothing() {
+    const unsigned least = __float_as_uint(-INFINITY);
+    return {least, least, least, least};
+  }
+  FXOPT_DEVICE static void take(float& best, float x, bool nan_wins) {
+    if (x > best || (nan_wins && x != x)) best = x;
+  }
+  FXOPT_DEVICE static void add(float* best, uint4 bits, float w) {
+    take(best[0], __uint_as_float(bits.x), w != 0);
+    take(best[1], __uint_as_float(bits.y), w != 0);
+    take(best[2], __uint_as_float(bits.z), w != 0);
+    take(best[3], __uint_as_float(bits.w), w != 0);
   }
 };
 template <bool BFLOAT>
@@ -64,21 +94,23 @@ FXOPT_DEVICE int warp_max(int x) {
 // compiler would load it again for every row, and the row only then.
 struct PlainIds {
   const char* data;  // of all bags, or of one
-  int64_t stride;
+  int64_t row_stride;
+  int32_t stride;
   bool wide;  // int64
-  uint64_t table_rows;
+  uint32_t table_rows;
 
-  FXOPT_DEVICE PlainIds of(int64_t at) const { return {data + at * stride, stride, wide, table_rows}; }
+  FXOPT_DEVICE PlainIds of(int64_t at) const { return {data + at * row_stride, row_stride, stride, wide, table_rows}; }
 };
 
 FXOPT_DEVICE PlainIds plain_ids(const Launch& launch, const Record& record) {
   const View& view = record.ids.view;
-  return {reinterpret_cast<const char*>(launch.words[view.word]) + view.offset, view.row_stride, view.dtype == kInt64, uint64_t(record.table_rows)};
+  return {reinterpret_cast<const char*>(launch.words[view.word]) + view.offset, view.row_stride, int32_t(record.flags & kDense ? view.lane_stride : view.row_stride), view.dtype == kInt64, uint32_t(record.table_rows)};
 }
 
 FXOPT_DEVICE int64_t plain_id(const PlainIds& ids, const Bag& bag, int k) {
   if (k >= bag.length) return kNoId;
-  return ids.wide ? int64_t(load_as<long long>(ids.data + int64_t(k) * 8)) : int64_t(load_as<int>(ids.data + int64_t(k) * 4));
+  const char* from = ids.data + int64_t(k) * ids.stride;
+  return ids.wide ? int64_t(load_as<long long>(from)) : int64_t(load_as<int>(from));
 }
 
 // The id at `k`, checked; `next` holds it, and gets the one of the next turn. All 32 threads call it.
@@ -123,13 +155,17 @@ FXOPT_DEVICE Lanes lanes_of(const Record& record, int width) {
   return {width, thread, group, thread >> log2, parallel, 31 - __clz(parallel), thread & (group - 1)};
 }
 
-// Adds what the lanes of a bag hold of the chunks from `block` on, and writes it. OWN: `totals` count a lane's ids, not the bag's.
+// Joins what the lanes of a bag hold of the chunks from `block` on, and writes it. OWN: `totals` count a lane's ids, not the bag's.
 template <class T, bool OWN>
 FXOPT_DEVICE void finish_chunks(const Launch& launch, const Record& record, const Bag& bag, const Lanes& lanes, int block, bool wanted, const Part& part, float (&sum)[T::kSize], PartTotals totals) {
   constexpr int kSize = T::kSize;
   for (int k = lanes.width >> 1; k >= lanes.group; k >>= 1) {
 #pragma unroll
-    for (int d = 0; d < kSize; d++) sum[d] += __shfl_xor_sync(kAll, sum[d], k);
+    for (int d = 0; d < kSize; d++) {
+      const float other = __shfl_xor_sync(kAll, sum[d], k);
+      if constexpr (T::kIsMax) T::take(sum[d], other, true);
+      else sum[d] += other;
+    }
   }
   if (OWN || __any_sync(kAll, totals.poisoned)) {
     for (int k = lanes.width >> 1; k >= 1; k >>= 1) {
@@ -138,17 +174,21 @@ FXOPT_DEVICE void finish_chunks(const Launch& launch, const Record& record, cons
       totals.poisoned |= __shfl_xor_sync(kAll, totals.poisoned, k);
     }
   }
-  const int chunk = block + lanes.column;
-  const bool writes = chunk < int(record.chunks) && !lanes.slot;
+  const int first = (block + lanes.column) * kSize, left = int(record.dim) - first;
+  const bool writes = left > 0 && !lanes.slot;
   if (part.of > 1) {
-    if (writes)
-      for (int d = 0; d < kSize; d += 4) *reinterpret_cast<float4*>(values_of<float>(part.found) + chunk * kSize + d) = float4{sum[d], sum[d + 1], sum[d + 2], sum[d + 3]};
+    float* found = values_of<float>(part.found) + first;
+    if constexpr (T::kIsMax) {
+      for (int d = 0; writes && d < kSize && d < left; d++) found[d] = found[record.dim + d] = sum[d];  // a first value that is NaN is still here
+    } else if (writes) {
+      for (int d = 0; d < kSize; d += 4) *reinterpret_cast<float4*>(found + d) = float4{sum[d], sum[d + 1], sum[d + 2], sum[d + 3]};
+    }
     if (block == 0 && lanes.thread == 0) *reinterpret_cast<PartTotals*>(part.found) = totals;
     return;
   }
   const float by = divisor<float>(launch, record, bag.row, totals.kept);
   if (!wanted || !writes) return;
-  char* out = output(launch, record, bag.row, 0) + chunk * kSize * element_size(record.out_dtype);
+  char* out = output(launch, record, bag.row, 0) + first * element_size(record.out_dtype);
   if constexpr (kSize <= 8) {
     if (record.chunk_bytes == 16) {  // in the rows' dtype, aligned, nothing more to do
 #pragma unroll
@@ -158,7 +198,7 @@ FXOPT_DEVICE void finish_chunks(const Launch& launch, const Record& record, cons
     }
   }
 #pragma unroll 1
-  for (int d = 0; d < kSize; d++) {  // not unrolled: that was most of the code of bags
+  for (int d = 0; d < kSize && d < left; d++) {  // not unrolled: that was most of the code of bags
     put(record, out + d * element_size(record.out_dtype), finished(record, sum[0], totals.count, totals.poisoned), by);
 #pragma unroll
     for (int k = 1; k < kSize; k++) sum[k - 1] = sum[k];

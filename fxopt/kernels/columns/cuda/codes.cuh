@@ -6,10 +6,12 @@ namespace fxopt::cuda {
 
 struct Codes {
   static constexpr int kSize = 16, kUnroll = 4;
+  static constexpr bool kIsMax = false;
   struct Chunk {
     uint4 codes;
     Quantization by;
   };
+  FXOPT_DEVICE static Chunk nothing() { return {}; }
   FXOPT_DEVICE static Chunk load(const char* from, int left) {  // `left`: codes from here to the row's end
     return {__ldg(reinterpret_cast<const uint4*>(from)), quantization_at(from + left)};
   }

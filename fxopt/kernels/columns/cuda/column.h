@@ -195,11 +195,11 @@ struct Columns {
     return (rows / view.inner - 1) * outer_step + (view.inner - 1) * inner_step <= INT32_MAX;
   }
 
-  bool is_plain(const Record& r) const {
+  static bool is_plain(const Record& r) {
     const View& view = r.ids.view;
-    const int64_t size = element_size(view.dtype), stride = r.flags & kDense ? view.lane_stride : view.row_stride;
+    const int64_t stride = r.flags & kDense ? view.lane_stride : view.row_stride;
     const bool changed = r.ids.n_steps > 0 || (r.flags & (kHasLengths | kIsMasked | kHasPadding | kWrapNegative));
-    return !changed && (view.dtype == kInt64 || view.dtype == kInt32) && stride == size && view.inner == 0;
+    return !changed && (view.dtype == kInt64 || view.dtype == kInt32) && stride < INT32_MAX && view.inner == 0;
   }
 
   bool has_plain_weights(const Record& r) const {
@@ -233,6 +233,12 @@ struct Columns {
     r.chunk_magic = chunks > 1 ? uint32_t((uint64_t(1) << 32) / chunks + ((uint64_t(1) << 32) % chunks != 0)) : 0;
   }
 
+  static Kind bag_kind(const Record& r, bool contiguous, bool in_chunks) {
+    const bool floats = r.table_dtype == kFloat, simple = r.pool != kMax || (floats && (r.flags & kPlain));
+    if (!contiguous || !simple || (r.flags & kAccurate) || r.dim == 0 || r.table_stride >= INT32_MAX) return kBagsAny;
+    return in_chunks ? kBags : floats ? kLooseBags : kBagsAny;
+  }
+
   // The widest chunks that fit a row, its table and its place in the output, and the way that uses them.
   void choose_kind(const Column& column, Record& r) {
     const int size = column.table < 0 ? element_size(r.out_dtype) : element_size(r.table_dtype);
@@ -253,12 +259,11 @@ struct Columns {
     if (column.table < 0) {
       r.kind = kCopy;
     } else if (bags) {
-      const bool fast = contiguous && column.pool != kMax && !(r.flags & kAccurate) && r.dim > 0 && fits(16) && r.table_stride < INT32_MAX;
-      r.kind = fast ? kBags : kBagsAny;
       if (is_plain(r)) r.flags |= !(r.flags & kHasWeights) ? kPlain : has_plain_weights(r) ? kWeighted : 0;
-      r.chunks = uint32_t(r.dim * size / 16);
+      r.kind = bag_kind(r, contiguous, fits(16));
+      r.chunks = uint32_t((r.dim * size + 15) / 16);
       while ((1u << r.group_log2) < r.chunks && r.group_log2 < 5) r.group_log2++;
-      r.chunk_bytes = plain && fits_output(16) ? 16 : 0;
+      r.chunk_bytes = plain && r.kind == kBags && fits_output(16) ? 16 : 0;
     } else {
       const int64_t bytes = fits(16) && fits_output(16) ? 16 : fits(4) && fits_output(4) ? 4 : 2, chunks = r.dim * size / bytes;
       const bool narrow = r.table_rows < INT32_MAX && r.table_stride < INT32_MAX && r.out_stride < INT32_MAX && chunks < kMostChunks;

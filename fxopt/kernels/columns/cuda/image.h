@@ -150,7 +150,7 @@ struct Builder : Columns {
   // Lanes of a warp that share a bag, 0 where the unit's columns have no bags.
   int bag_width(const std::vector<Record>& chain, int64_t rows) const {
     bool pools = false, lanes = false;
-    for (const Record& r : chain) pools |= r.kind == kBags || r.kind == kBagsAny, lanes |= r.lanes != chain[0].lanes;
+    for (const Record& r : chain) pools |= r.kind >= kBags, lanes |= r.lanes != chain[0].lanes;
     if (!pools) return lanes ? 32 : 0;
     if (chain.size() > 1 || chain[0].kind == kBagsAny) return 32;
     int width = std::max(4, 1 << chain[0].group_log2);
@@ -192,7 +192,7 @@ struct Builder : Columns {
   // at batch 256: 57.4 us; 61.8 from half of the warps on, which leaves its bags as they are).
   int bags_together(const std::vector<Record>& chain, int64_t rows, int width, int parts) const {
     const Record& r = chain[0];
-    const bool fits = kShortBags && chain.size() == 1 && r.kind == kBags && r.table_dtype == kFloat && r.chunk_bytes == 16 && r.chunks <= 32;
+    const bool fits = kShortBags && chain.size() == 1 && r.kind == kBags && r.pool != kMax && r.table_dtype == kFloat && r.chunk_bytes == 16 && r.chunks <= 32;
     const bool plain = (r.flags & (kPlain | kDense)) == kPlain && parts == 1;
     if (!fits || !plain || ids_of(r, rows) > std::min<int64_t>(kMostShort * rows, INT32_MAX) || bags * rows * width <= 4 * int64_t(warps)) return 32 / width;
     return kBeside * (32 >> r.group_log2);

@@ -27,7 +27,7 @@ struct Places {
 };
 
 constexpr uint8_t kCodes = 1;  // a Record's chunk_bytes where rows in 8 bits become floats, a chunk of four codes at a time
-enum Kind : int8_t { kCopy, kRows, kConvert, kBags, kBagsAny };  // see gather.cuh and pool.cuh
+enum Kind : int8_t { kCopy, kRows, kConvert, kBags, kLooseBags, kBagsAny };  // see gather.cuh and pool.cuh
 // How rows.cuh comes to the ids of a kRows column. kTruncate: floats as int64. kAddition: of what a tensor has for each row of
 // the inner dim. kPosition: the row itself, of a tensor that is copied. kAnyWay: by gather.cuh, which runs any program.
 enum Way : int8_t { kAnyWay, kNoSteps, kTruncate, kStagedBucketize, kLongRemainder, kAddition, kPosition };
@@ -38,7 +38,7 @@ enum RecordFlag : int32_t {  // beyond layout.h's, which keep their bits
   kHasLengths = 1 << 19,
   kHasWeights = 1 << 20,
   kFlat = 1 << 21,   // positions need no splitting into row and lane
-  kPlain = 1 << 22,  // int32 or int64 ids side by side that nothing changes
+  kPlain = 1 << 22,  // int32 or int64 ids that nothing changes
   kWeighted = 1 << 23,  // such ids, and a weight in float32, float16 or bfloat16 for each
 };
 
@@ -54,7 +54,7 @@ struct Record {
   int64_t out_offset, out_stride;  // bytes
   int32_t out_word, flags, index, next, extra;
   uint32_t chunks, chunk_magic;  // chunks of a table row, and ceil(2^32 / chunks)
-  uint8_t chunk_bytes, table_dtype, out_dtype, group_log2;  // 2^group_log2 lanes cover a row: of kBags its chunks, else its dims
+  uint8_t chunk_bytes, table_dtype, out_dtype, group_log2;  // 2^group_log2 lanes cover a row: of kBags and kLooseBags its chunks, else its dims
   int8_t kind, pool, masked, way, unused[4];
 };
 

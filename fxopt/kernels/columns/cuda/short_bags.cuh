@@ -93,9 +93,9 @@ __device__ __noinline__ unsigned sum_short_bags(const Launch& launch, const Reco
   const int all = run.start[kBeside];
   Integers<kRun> next;  // on their way while rows before them are added
   next.wide = ids.wide;
-  const uint32_t table_rows = ids.table_rows < 1u << 31 ? uint32_t(ids.table_rows) : 1u << 31;
+  const uint32_t table_rows = ids.table_rows;
   auto load_next = [&](int from) {
-    next.load([&](int u) { return ids.data + int64_t(run.place(from + u)) * (ids.wide ? 8 : 4); }, [&](int u) { return from + u < all; });
+    next.load([&](int u) { return ids.data + int64_t(run.place(from + u)) * ids.stride; }, [&](int u) { return from + u < all; });
   };
   float sum[kBeside][Floats::kSize] = {};
   load_next(0);
@@ -138,7 +138,7 @@ FXOPT_DEVICE void run_short_bags(const Launch& launch, const Record& record, int
   while (const unsigned lanes = __ballot_sync(kAll, apart != 0)) {
     const int lane = __ffs(int(lanes)) - 1, slot = lane >> record.group_log2, b = __ffs(__shfl_sync(kAll, int(apart), lane)) - 1;
     if (int(threadIdx.x & 31) >> record.group_log2 == slot) apart &= apart - 1;
-    sum_bags<Floats, kPlainIds>(launch, record, first + slot * kBeside + b, rows, true, 32, {0, 1, 32, nullptr});
+    pool_bags<Floats, kPlainIds>(launch, record, first + slot * kBeside + b, rows, 32, {0, 1, 32, nullptr});
   }
 }
 

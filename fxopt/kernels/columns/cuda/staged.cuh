@@ -9,7 +9,7 @@ namespace fxopt::cuda {
 
 constexpr int kMostStagedLog2 = 2;  // lanes of a row; with more the loads of one turn are enough
 
-FXOPT_DEVICE bool is_staged(const Record& record) { return (record.flags & kPlain) && record.group_log2 <= kMostStagedLog2; }
+FXOPT_DEVICE bool is_staged(const Record& record) { return record.kind == kBags && (record.flags & kPlain) && record.group_log2 <= kMostStagedLog2; }
 
 // Until the oldest of `turns` turns is there: 2^kMostStagedLog2 chunks of it, or less.
 FXOPT_DEVICE void wait_for_oldest(int turns) {
@@ -19,8 +19,9 @@ FXOPT_DEVICE void wait_for_oldest(int turns) {
 }
 
 template <class T>
-__device__ __noinline__ void sum_staged_bags(const Launch& launch, const Record& record, int64_t row, int64_t rows, bool wanted, int width, Part part, float* shared) {
+__device__ __noinline__ void sum_staged_bags(const Launch& launch, const Record& record, int64_t row, int64_t rows, int width, Part part, float* shared) {
   const Lanes lanes = lanes_of(record, width);
+  const bool wanted = row < rows;
   Bag bag = bag_of(launch, record, row, rows, wanted);
   const int begin = cut(bag, part), longest = warp_max(bag.length), turns = kRing >> record.group_log2;
   const bool mine = lanes.column < int(record.chunks);

@@ -1,0 +1,92 @@
+"""Bags of rows that 16-byte chunks do not fit, and maxima, through the shim."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fxopt.kernels.columns import reference
+from fxopt.kernels.columns.plan import Column, Offsets, Plan, Source
+from tests.kernels.test_columns_random import same_bits
+
+DIMS = (1, 2, 5, 10, 16, 18, 33, 130)  # fewer floats than a chunk, one or more left over, none, more chunks than lanes
+
+
+def tables(rows: int = 50) -> list[torch.Tensor]:
+    return [torch.randn(rows, D) for D in DIMS]
+
+
+def plan(**how: object) -> Plan:
+    ends = torch.tensor(DIMS).cumsum(0).tolist()
+    columns = (
+        Column(table=t, output=0, offset=end - D, **how) for t, (D, end) in enumerate(zip(DIMS, ends, strict=True))
+    )
+    return Plan(tuple(columns), (ends[-1],), ("float32",))
+
+
+def jagged(pool: str, lengths: list[int], **how: object) -> tuple[list[torch.Tensor], list[torch.Tensor], Plan]:
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    tensors = [torch.randint(0, 50, (int(offsets[-1]),)), offsets, torch.randn(int(offsets[-1]))]
+    return tensors, tables(), plan(source=Source(0), pool=pool, bag=Offsets(1, include_last=True), **how)
+
+
+def same_sums(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=5e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("pool", ["sum", "mean", "max"])
+@pytest.mark.parametrize("lengths", [[0], [1], [0, 3, 0, 70, 1, 8, 33], [5] * 40, [900, 2]], ids=len)
+def test_jagged(shim, pool, lengths):
+    tensors, rows, wanted = jagged(pool, lengths)
+    same_sums(shim.run(tensors, rows, wanted)[0], reference.columns(tensors, rows, wanted)[0])
+    assert shim.failure() == ""
+
+
+@pytest.mark.parametrize("weight", [Source(2), None])
+def test_weights_and_padding(shim, weight):
+    tensors, rows, wanted = jagged("sum", [0, 3, 40, 1], weights=weight, padding=7)
+    same_sums(shim.run(tensors, rows, wanted)[0], reference.columns(tensors, rows, wanted)[0])
+
+
+@pytest.mark.parametrize("pool", ["sum", "mean", "max"])
+@pytest.mark.parametrize("ids", [(9, 1), (1, 5), (70, 3), (3, 900)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_padded_with_gaps_between_the_ids(shim, pool, ids, dtype):
+    B, L = ids
+    tensors = [torch.randint(0, 50, (B, 2 * L), dtype=dtype)[:, ::2]]
+    rows, wanted = tables(), plan(source=Source(0, lane=1), pool=pool)
+    same_sums(shim.run(tensors, rows, wanted)[0], reference.columns(tensors, rows, wanted)[0])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("length", [9, 900])
+def test_a_nan_wins_in_padded_rows_and_where_it_comes_first(shim, padded, length):
+    tensors, rows, wanted = jagged("max", [length] * 4)
+    if padded:
+        tensors, wanted = [tensors[0].view(4, length)], plan(source=Source(0, lane=1), pool="max")
+    for table in rows:
+        table[3], table[4] = torch.nan, torch.inf
+    ids = tensors[0].view(4, length)
+    ids[ids == 3] = 5
+    ids[0, 0] = ids[1, 1] = ids[2, -1] = 3  # and none in the last bag
+    (found,) = shim.run(tensors, rows, wanted)
+    assert same_bits(found, reference.columns(tensors, rows, wanted)[0])
+    assert found.isnan().all(1).tolist() == [True, padded, padded, False]
+
+
+def test_rows_of_a_wider_table(shim):
+    """Where each begins says which loads fit, and not how wide it is alone."""
+    wide, tensors = torch.randn(50, 21), [torch.randint(0, 50, (30, 4))]
+    for first, width in ((1, 16), (4, 16), (0, 20)):
+        column = Column(Source(0, lane=1), 0, 0, 0, pool="mean")
+        wanted, rows = Plan((column,), (width,), ("float32",)), [wide[:, first : first + width]]
+        same_sums(shim.run(tensors, rows, wanted)[0], reference.columns(tensors, rows, wanted)[0])
+
+
+def test_a_bad_id_is_reported_and_never_followed(shim):
+    for pool in ("sum", "max"):
+        tensors, rows, wanted = jagged(pool, [4, 4, 4])
+        tensors[0][5] = 10**6
+        (found,) = shim.run(tensors, rows, wanted)
+        assert found.isnan().all(1).tolist() == [False, True, False]
+        assert "row=1 lane=1 value=1000000" in shim.failure()
