@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -72,6 +74,22 @@ def test_a_nan_wins_in_padded_rows_and_where_it_comes_first(shim, padded, length
     (found,) = shim.run(tensors, rows, wanted)
     assert same_bits(found, reference.columns(tensors, rows, wanted)[0])
     assert found.isnan().all(1).tolist() == [True, padded, padded, False]
+
+
+@pytest.mark.parametrize("pool", ["sum", "max"])
+@pytest.mark.parametrize("step", [0, 3])
+def test_jagged_ids_with_gaps_and_one_id_many_times(shim, pool, step):
+    tensors, rows, wanted = jagged(pool, [2, 0, 5, 1] * 200)  # so many short bags go by runs
+    tensors[0] = torch.as_strided(torch.randint(0, 50, (3 * len(tensors[0]),)), tensors[0].shape, (step,))
+    same_sums(shim.run(tensors, rows, wanted)[0], reference.columns(tensors, rows, wanted)[0])
+
+
+def test_maxima_of_another_dtype_and_on_top_of_others(shim):
+    rows, tensors = [torch.randn(50, 18)], [torch.randint(0, 50, (30, 4))]
+    column = Column(Source(0, lane=1), 0, 0, 0, pool="max")
+    for columns, dtype in (((column,), "bfloat16"), ((column, replace(column, add=True)), "float32")):
+        wanted = Plan(columns, (18,), (dtype,))
+        same_sums(shim.run(tensors, rows, wanted)[0], reference.columns(tensors, rows, wanted)[0])
 
 
 def test_rows_of_a_wider_table(shim):

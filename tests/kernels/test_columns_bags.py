@@ -161,3 +161,26 @@ def test_bags_of_one_id_have_eagers_bits(isa, R, D, pool, dtype):
     ids[100, 3] = R
     with pytest.raises(RuntimeError, match="column=3 row=100"):
         op.columns([ids], tables, encode(plan))
+
+
+@pytest.mark.parametrize("pool", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("ids", [(1, 1), (7, 5), (8, 16), (9, 17), (100, 40), (3, 700), (5, 0)], ids=str)
+def test_padded_bags_of_single_floats(isa, ids, dtype, pool):
+    """Several bags beside each other give the bits of each by itself, between others and alone."""
+    table, x = torch.randn(900, 1), torch.randint(0, 900, ids).to(dtype)
+    plan = Plan((Column(Source(0, lane=1), 0, 0, 0, pool=pool),), (1,), ("float32",))
+    wide = Plan((Column(Source(0, lane=1), 0, 0, 0, pool=pool),), (3,), ("float32",))
+    (found,) = op.columns([x], [table], encode(plan))
+    assert found.equal(op.columns([x], [table.expand(-1, 3).contiguous()], encode(wide))[0][:, :1]) or not ids[1]
+    torch.testing.assert_close(found, reference.columns([x], [table], plan)[0])
+    for row in range(ids[0]):
+        assert found[row : row + 1].equal(op.columns([x[row : row + 1]], [table], encode(plan))[0]) or not ids[1]
+
+
+def test_the_first_bad_id_of_bags_beside_each_other(isa):
+    plan = Plan((Column(Source(0, lane=1), 0, 0, 0, pool="sum"),), (1,), ("float32",))
+    x = torch.randint(0, 50, (20, 6))
+    x[11, 2], x[9, 5], x[10, 0] = 50, -1, 2**62
+    with pytest.raises(RuntimeError, match="row=9 lane=5 value=-1 "):
+        op.columns([x], [torch.randn(50, 1)], encode(plan))

@@ -101,6 +101,20 @@ def test_a_mask_of_what_the_ids_are_made_from() -> None:
     assert [step.op for step in column.program] == [Op.KEEP, Op.CAST, Op.REMAINDER]
 
 
+@pytest.mark.parametrize("feature", [lambda x: x[:, 1], lambda x: x[:, 1:2].squeeze(1), lambda x: x.unbind(1)[1]])
+def test_one_features_part_of_a_mask_over_all(feature: Callable[[Tensor], Tensor]) -> None:
+    both = torch.stack([IDS.flip(0), IDS], 1)
+    column = _one(lambda m, i: mean_(m, feature(i), feature((i != 0).float())), both)
+    assert column.masked == "scaled" and column.weights is None
+    assert column.divisor is not None and column.divisor.source is None
+
+
+def test_another_features_part_of_a_mask_is_weights() -> None:
+    both = torch.stack([IDS.flip(0), IDS], 1)
+    column = _one(lambda m, i: sum_(m, i[:, 1], (i != 0).float()[:, 0]), both)
+    assert column.masked != "scaled" or column.weights is not None
+
+
 def test_both_masks() -> None:
     column = _one(lambda m, i, n: mean_(m, i, ((i != 0) & (arange() < n)).float()), IDS, LENGTHS)
     assert column.lengths is not None and column.divisor is not None and column.divisor.source is None

@@ -82,6 +82,18 @@ PROGRAMS: dict[str, tuple[Forward, tuple[Tensor, ...]]] = {
         lambda m, i, o, w: F.embedding_bag(i, m.w, o, mode="sum", per_sample_weights=w),
         (FLAT, OFFSETS, torch.rand(11)),
     ),
+    "weighted bag of rows": (
+        lambda m, i, w: F.embedding_bag(i, m.w, mode="sum", per_sample_weights=w),
+        (ROWS, MASK + 0.5),
+    ),
+    "weighted bag of one feature's rows": (
+        lambda m, i, w: F.embedding_bag(i[:, 1], m.w, mode="sum", per_sample_weights=w[:, 1]),
+        (torch.stack([ROWS, ROWS.flip(1)], 1), torch.rand(B, 2, L)),
+    ),
+    "weighted bag, one feature's weights as a row": (
+        lambda m, i, o, w: m.bag(i, o, w[:, 1].flatten()),
+        (FLAT[:10], OFFSETS[:5], torch.rand(5, 3, 2)),
+    ),
     "sum": (lambda m, i: m.e(i).sum(1), (ROWS,)),
     "sum of dim -2": (lambda m, i: m.e(i).sum(dim=-2), (ROWS,)),
     "mean": (lambda m, i: m.e(i).mean(1), (ROWS,)),

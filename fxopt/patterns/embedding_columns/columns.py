@@ -146,8 +146,11 @@ class Columns:
         node = bag.weights if bag else column.pooled.weights if column.pooled else None
         if node is None:
             return None
-        layout = laid_out(self._view_only(node), node, 1 if bag else axes)
-        if layout is None or (bag and len(layout.rows) > 1):
+        flat = bag is not None and bag.offsets is not None
+        layout = laid_out(self._view_only(node), node, 1 if flat else axes)
+        if layout is not None and flat and len(layout.rows) > 1:
+            layout = laid_out(_itself(node), node, 1)
+        if layout is None:
             return Reject("its weights have no plain layout; make them contiguous", column.anchor)
         return layout
 

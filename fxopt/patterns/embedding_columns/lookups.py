@@ -122,24 +122,29 @@ def _embedding_bag(node: Node) -> Lookup | Reject | None:
         rows = static(shape_of(table)[0])
         padding = None if rows is None else padding + rows
     bag = Bag(mode, offsets, bool(arguments["include_last_offset"]), weights if isinstance(weights, Node) else None)
-    by_rows = padding is None and bag.weights is None and mode != "max"  # a bag's max passes over NaN, a row's does not
+    by_rows = padding is None and mode != "max"  # a bag's max passes over NaN, a row's does not
     rows_of = _rows_of_2d(ids, offsets) if by_rows else None
-    if rows_of is not None:
-        ids, bag = rows_of, Bag(mode, None)
+    weights_of = _2d_behind(bag.weights) if bag.weights else None
+    if rows_of is not None and (bag.weights is None or weights_of is not None):
+        ids, bag = rows_of, Bag(mode, None, weights=weights_of)
     grad = _only_eager_grad(arguments)
     return _checked(Lookup(node, table, ids, bag, padding, runtime_error=True, inference_only=grad))
 
 
 def _rows_of_2d(ids: Node, offsets: Node) -> Node | None:
     """ids [B, L] behind F.embedding_bag's own `ids.reshape(-1)` with offsets arange(0, B * L, L)."""
-    if ids.target not in (aten.reshape.default, aten.view.default) or offsets.target is not aten.arange.start_step:
-        return None
-    rows = ids.args[0]
-    if not isinstance(rows, Node) or len(shape_of(rows)) != 2:
+    rows = _2d_behind(ids)
+    if rows is None or offsets.target is not aten.arange.start_step:
         return None
     start, stop, step = (_size(value) for value in (*offsets.args, 1)[:3])
     B, L = shape_of(rows)
     return rows if start == 0 and same(step, L) and same(stop, B * L) else None
+
+
+def _2d_behind(flat: Node) -> Node | None:
+    """What F.embedding_bag has made one row of ids or weights of, where it was a matrix."""
+    source = flat.args[0] if flat.target in (aten.reshape.default, aten.view.default) else None
+    return source if isinstance(source, Node) and len(shape_of(source)) == 2 else None
 
 
 def _size(value: object) -> Size:

@@ -10,6 +10,7 @@ as bool or number, through casts, unsqueeze, expand, repeat, repeat_interleave, 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -118,12 +119,40 @@ def mask_of(node: Node) -> Mask | None:
     if node.target in VIEWS or node.target in CASTS:
         source = mask_of(node.args[0])
         return source.through(node, lambda axes: moved_axes(node, axes)) if source else _nonzero(node)
+    if steps := _steps_to_part(node):
+        return _part(steps)
     if node.target is aten.logical_not.default or (node.target is aten.bitwise_not.default and _is_bool(node)):
         source = mask_of(node.args[0])
         return source.through(node, lambda axes: axes).invert() if source else None  # type: ignore[union-attr]
     if node.target in _AND or node.target in _OR:
         return _both(node, inverted=node.target in _OR)
     return _complement(node) or _compared(node)
+
+
+def _steps_to_part(node: Node) -> list[Node]:
+    """The calls that take `node` from a tensor of all features; none where it is taken from no such tensor."""
+    call = node.args[0]
+    if node.target is operator.getitem and isinstance(call, Node) and call.target in _LISTS:
+        return [call, node]
+    return [node] if node.target in _PARTS else []
+
+
+def _part(steps: list[Node]) -> Mask | None:
+    """One feature's part of a mask over all features' ids, by the same part of the ids, which its lookup reads."""
+    source = steps[0].args[0]
+    whole = mask_of(source) if isinstance(source, Node) else None
+    atoms: list[Atom] = []
+    for atom in whole.atoms if whole else ():
+        if not isinstance(atom, Test) or not same_shape(atom.tensor, source) or atom.axes != numbered(atom.tensor):  # type: ignore[arg-type]
+            return None
+        part: Node | None = atom.tensor
+        for step in steps:
+            users = part.users if part is not None else ()
+            part = next((u for u in users if (u.target, u.args[1:]) == (step.target, step.args[1:])), None)
+        if part is None:
+            return None
+        atoms.append(replace(atom, tensor=part, axes=numbered(part)))
+    return Mask(tuple(atoms), whole.inverted, whole.nodes | {steps[-1]}) if whole else None
 
 
 def _complement(node: Node) -> Mask | None:
@@ -228,6 +257,8 @@ def _is_bool(node: Node) -> bool:
     return node.meta["val"].dtype == torch.bool
 
 
+_PARTS = (aten.select.int, aten.slice.Tensor)
+_LISTS = (aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
 _ARANGES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 _AND = (aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor, aten.mul.Tensor)
 _OR = (aten.logical_or.default, aten.bitwise_or.Tensor, aten.__or__.Tensor)

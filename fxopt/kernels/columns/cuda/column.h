@@ -30,11 +30,12 @@ struct Columns {
   Columns(const Request& request, const OutputData* outputs) : resolver(request), outputs(outputs) {}
 
   // `alone`: in its output slot, so that a copy may be cut into pieces.
-  Record record(const Column& column, bool alone = true) {
+  Record record(Column column, bool alone = true) {
     const Plan& plan = resolver.plan;
     const OutputData& output = outputs[column.output];
     const int out_dtype = plan.outputs[column.output].dtype, out_size = element_size(out_dtype);
     const Resolved ids = resolver.source(column, column.source, output.rows);
+    if (is_bag_of_one(column, ids)) column.pool = kNone;
     const Array& array = resolver.request.operands[column.source.tensor];
     const int64_t inner = column.source.lane >= 0 ? ids.lanes : column.source.row1 >= 0 ? array.sizes[column.source.row1] : 1;
     Record r{};
@@ -195,6 +196,11 @@ struct Columns {
     return (rows / view.inner - 1) * outer_step + (view.inner - 1) * inner_step <= INT32_MAX;
   }
 
+  // Whether its bags have one id each, always, so that what is pooled is a lookup.
+  static bool is_bag_of_one(const Column& column, const Resolved& ids) {
+    return !(column.flags & (kHasBag | kIsMasked | kHasPadding)) && column.extra < 0 && ids.lanes == 1;
+  }
+
   static bool is_plain(const Record& r) {
     const View& view = r.ids.view;
     const int64_t stride = r.flags & kDense ? view.lane_stride : view.row_stride;
@@ -233,6 +239,7 @@ struct Columns {
     r.chunk_magic = chunks > 1 ? uint32_t((uint64_t(1) << 32) / chunks + ((uint64_t(1) << 32) % chunks != 0)) : 0;
   }
 
+  // By 16 bytes of a row where that is possible, by as many elements where it is not; the rest is pool_any's.
   static Kind bag_kind(const Record& r, bool contiguous, bool in_chunks) {
     const bool floats = r.table_dtype == kFloat, simple = r.pool != kMax || (floats && (r.flags & kPlain));
     if (!contiguous || !simple || (r.flags & kAccurate) || r.dim == 0 || r.table_stride >= INT32_MAX) return kBagsAny;

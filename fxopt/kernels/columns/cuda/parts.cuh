@@ -5,7 +5,8 @@
 namespace fxopt::cuda {
 
 // The share of a bag that a warp takes, a multiple of `grain` ids. Of more than one, `found` (16-byte aligned) gets a
-// PartTotals, then [dim] sums or maxima, then, of maxima, the first values.
+// PartTotals, then [dim] sums or maxima, then, of maxima, the first values (or the maxima again: see
+// finish_chunks).
 struct Part {
   int16_t number, of;
   int32_t grain;

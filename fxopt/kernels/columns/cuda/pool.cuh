@@ -1,4 +1,4 @@
-// Pooled bags. Some lanes of a warp share a bag: each evaluates an id, and all take the rows in turns, 16 bytes a load.
+// Pooled bags. Some lanes of a warp share a bag: each evaluates an id, and all take the rows in turns, 16 bytes each.
 #pragma once
 #include "codes.cuh"
 #include "pool_any.cuh"
@@ -34,7 +34,7 @@ FXOPT_DEVICE void add_rows(const char* table, uint32_t table_stride, int left, c
   }
 }
 
-// Bags of rows in 16-byte chunks; `width` lanes of the warp to a bag, 2^group_log2 of them to a row.
+// Bags, by 16 bytes of a row; `width` lanes of the warp to a bag, 2^group_log2 of them to a row.
 template <class T, Reading READING>
 __device__ __noinline__ void pool_bags(const Launch& launch, const Record& record, int64_t row, int64_t rows, int width, Part part) {
   constexpr bool kSimple = READING != kAnyIds;

@@ -1,4 +1,4 @@
-// Bags that chunks do not serve (fp64, masked maxima, rows with gaps): a lane owns dims and takes ids in order, several rows on their way.
+// Bags that chunks do not serve (see Columns::bag_kind): a lane owns dims and takes ids in order, several rows on their way.
 #pragma once
 #include "parts.cuh"
 
