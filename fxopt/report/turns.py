@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fxopt.tune.clock import no_gc, once
+from fxopt.tune.neighbours import Neighbours
 
 SECONDS = 1.5  # of timing for one batch size, one try
 FEWEST_ROUNDS = 5
@@ -29,12 +30,14 @@ class Turns:
     Attributes:
         ratios: median over the rounds of first / contender; quartiles: of the same, for the second one.
         ran: CPU time of this thread over wall time; below 1, it waited for the machine.
+        crowding: why other threads of PyTorch waited, while this one waited for them without giving up its core; or "".
     """
 
     seconds: tuple[float, ...]
     ratios: tuple[float, ...]
     quartiles: tuple[float, float]
     ran: float
+    crowding: str = ""
 
     @property
     def spread(self) -> float:
@@ -43,11 +46,13 @@ class Turns:
 
     @property
     def calm(self) -> bool:
-        return self.spread <= CALM and (self.ran >= _RAN or torch.cuda.is_initialized())
+        return self.spread <= CALM and (torch.cuda.is_initialized() or (self.ran >= _RAN and not self.crowding))
 
     @property
     def distrust(self) -> str:
         """Why the ratio says nothing; "" where it can be believed."""
+        if self.crowding and not torch.cuda.is_initialized():
+            return f"machine busy, do not trust: {self.crowding}"
         hardly = self.ran < _HARDLY and not torch.cuda.is_initialized()
         if self.spread <= (CALM if hardly else BELIEVED):
             return ""
@@ -61,17 +66,17 @@ def taken(calls: Sequence[Callable[[], Any]]) -> Turns:
     tries: list[Turns] = []
     while len(tries) < TRIES and not (tries and tries[-1].calm):
         tries.append(_once_round(calls))
-    return min(tries, key=lambda turns: turns.spread)
+    return min(tries, key=lambda turns: (bool(turns.crowding), turns.spread))
 
 
 def _once_round(calls: Sequence[Callable[[], Any]]) -> Turns:
-    started, worked = time.perf_counter(), time.thread_time()
+    started, worked, neighbours = time.perf_counter(), time.thread_time(), Neighbours()
     rounds = _rounds(calls)
     ran = (time.thread_time() - worked) / (time.perf_counter() - started)
     ratios = [[first / own for first, own in zip(rounds[0], each, strict=True)] for each in rounds]
     low, _, high = statistics.quantiles(ratios[1], n=4)
     seconds = tuple(statistics.median(each) for each in rounds)
-    return Turns(seconds, tuple(map(statistics.median, ratios)), (low, high), ran)
+    return Turns(seconds, tuple(map(statistics.median, ratios)), (low, high), ran, neighbours.crowding())
 
 
 def _rounds(calls: Sequence[Callable[[], Any]]) -> list[list[float]]:

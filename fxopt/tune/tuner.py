@@ -15,6 +15,7 @@ import torch
 from fxopt.shape.rows import batch_symbol
 from fxopt.tune.clock import all_captured, fastest, on_device_of, once
 from fxopt.tune.memory import Memory, Ratios
+from fxopt.tune.neighbours import Neighbours
 from fxopt.tune.samples import NoSample, sample, sizes_of
 
 Function = Callable[..., Any]
@@ -126,7 +127,7 @@ class Tuner:
             return Verdict(known)
         if self.left <= 0:
             return Verdict({}, "the time for measuring was over (Config(tune='full') takes as long as it needs)")
-        started, worked = time.perf_counter(), time.thread_time()
+        started, worked, neighbours = time.perf_counter(), time.thread_time(), Neighbours()
         try:
             ratios = self._timed(site, rows)
         except NoSample as error:
@@ -135,7 +136,7 @@ class Tuner:
             spent = time.perf_counter() - started
             self.left -= spent
         waits = torch.cuda.is_initialized()  # the processor may, for a GPU
-        if key and (waits or time.thread_time() - worked >= _RAN * spent):
+        if key and (waits or (time.thread_time() - worked >= _RAN * spent and not neighbours.crowding())):
             self.memory.put(key, ratios)
         return Verdict(ratios)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,14 @@ def tries(monkeypatch: pytest.MonkeyPatch, *found: Turns) -> list[Turns]:
 def test_a_calm_machine_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = tries(monkeypatch, timed(1.9, 2.1))
     assert taken([]).distrust == "" and len(ran) == 1
+
+
+def test_threads_without_cores_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowded = replace(timed(2.0, 2.0), crowding="other processes used 1.0 of 2 cores, and PyTorch has 2 threads")
+    ran = tries(monkeypatch, crowded, crowded, timed(1.0, 1.5))
+    assert taken([]) == timed(1.0, 1.5) and len(ran) == 3
+    tries(monkeypatch, crowded, crowded, crowded)
+    assert taken([]).distrust == f"machine busy, do not trust: {crowded.crowding}"
 
 
 def test_a_thread_that_hardly_ran_is_believed_less() -> None:

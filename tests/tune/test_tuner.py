@@ -136,6 +136,7 @@ def test_a_cut_stands_where_gains_end(ratios: dict[int, float], expected: tuple[
 
 def test_timings_are_remembered_by_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner_module, "_RAN", 0.0)  # however busy this machine is
+    monkeypatch.setattr(tuner_module.Neighbours, "crowding", lambda self: "")
     first = Tuner("fast", Memory(tmp_path / "t.json"))
     ratios = first.verdict(site_of(lambda x: x + 1, lambda x: x + 2)).ratios
     first.memory.save()
@@ -143,6 +144,16 @@ def test_timings_are_remembered_by_other_processes(tmp_path: Path, monkeypatch: 
     later.left = 0
     assert later.verdict(site_of(lambda x: x + 1, lambda x: x + 2)).ratios == ratios
     assert "Config(tune='full')" in later.verdict(site_of(lambda x: x + 1, lambda x: x + 2, key=None)).reason
+
+
+def test_timings_of_threads_without_cores_are_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner_module, "_RAN", 0.0)
+    monkeypatch.setattr(tuner_module.Neighbours, "crowding", lambda self: "others used both cores")
+    first = Tuner("fast", Memory(tmp_path / "t.json"))
+    assert first.verdict(site_of(lambda x: x + 1, lambda x: x + 2)).ratios
+    later = Tuner("fast", first.memory)
+    later.left = 0
+    assert not later.verdict(site_of(lambda x: x + 1, lambda x: x + 2)).ratios
 
 
 def test_timings_of_a_busy_machine_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
