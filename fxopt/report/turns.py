@@ -29,7 +29,7 @@ class Turns:
 
     Attributes:
         ratios: median over the rounds of first / contender; quartiles: of the same, for the second one.
-        ran: CPU time of this thread over wall time; below 1, it waited for the machine.
+        ran: CPU time of this thread over wall time; below 1, it waited for the machine. A GPU is waited for: 1.
         crowding: why other threads of PyTorch waited, while this one waited for them without giving up its core; or "".
     """
 
@@ -46,15 +46,14 @@ class Turns:
 
     @property
     def calm(self) -> bool:
-        return self.spread <= CALM and (torch.cuda.is_initialized() or (self.ran >= _RAN and not self.crowding))
+        return self.spread <= CALM and self.ran >= _RAN and not self.crowding
 
     @property
     def distrust(self) -> str:
         """Why the ratio says nothing; "" where it can be believed."""
-        if self.crowding and not torch.cuda.is_initialized():
+        if self.crowding:
             return f"machine busy, do not trust: {self.crowding}"
-        hardly = self.ran < _HARDLY and not torch.cuda.is_initialized()
-        if self.spread <= (CALM if hardly else BELIEVED):
+        if self.spread <= (CALM if self.ran < _HARDLY else BELIEVED):
             return ""
         low, high = self.quartiles
         waited = f", and this thread had a core for {self.ran:.0%} of the time" if self.ran < _RAN else ""
@@ -72,11 +71,13 @@ def taken(calls: Sequence[Callable[[], Any]]) -> Turns:
 def _once_round(calls: Sequence[Callable[[], Any]]) -> Turns:
     started, worked, neighbours = time.perf_counter(), time.thread_time(), Neighbours()
     rounds = _rounds(calls)
-    ran = (time.thread_time() - worked) / (time.perf_counter() - started)
+    ran, crowding = (time.thread_time() - worked) / (time.perf_counter() - started), neighbours.crowding()
+    if torch.cuda.is_initialized():
+        ran, crowding = 1.0, ""
     ratios = [[first / own for first, own in zip(rounds[0], each, strict=True)] for each in rounds]
     low, _, high = statistics.quantiles(ratios[1], n=4)
     seconds = tuple(statistics.median(each) for each in rounds)
-    return Turns(seconds, tuple(map(statistics.median, ratios)), (low, high), ran, neighbours.crowding())
+    return Turns(seconds, tuple(map(statistics.median, ratios)), (low, high), ran, crowding)
 
 
 def _rounds(calls: Sequence[Callable[[], Any]]) -> list[list[float]]:

@@ -28,8 +28,8 @@ class Neighbours:
 
     def crowding(self) -> str:
         """Why PyTorch's threads had to wait for one another; "" where each had a core."""
-        cores, threads = self.cores(), torch.get_num_threads()
-        if threads < 2 or cores + threads <= len(self._cores) + _CROWDED:
+        threads = torch.get_num_threads()
+        if threads < 2 or (cores := self.cores()) + threads <= len(self._cores) + _CROWDED:
             return ""
         return f"other processes used {cores:.1f} of {len(self._cores)} cores, and PyTorch has {threads} threads"
 

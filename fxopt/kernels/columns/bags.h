@@ -10,7 +10,7 @@ namespace fxopt::FXOPT_ISA {
 
 constexpr int kMostVectors = 8;  // sums that stay in registers
 
-constexpr int kBeside = 8;       // bags of single floats
+constexpr int kBeside = 8;  // bags of single floats
 constexpr int64_t kMostEvaluated = 1 << 13;  // ids made at a time, where one bag does not hold more: 64 KB
 constexpr int kMostLevels = 7;               // of blocks that are added pairwise
 constexpr int64_t kMostLanes = kBlock << (kMostLevels - 1);  // of a padded axis
@@ -176,16 +176,16 @@ struct PlainBags {
     const int64_t lanes = job.ids.lanes, most = row1 - row0;
     const float by = job.column->pool == kMean ? float(lanes) : 1.0f;
     for (int64_t done = 0; done < most; done += kBeside) {
-      const Id* of[kBeside];
-      for (int b = 0; b < kBeside; b++) of[b] = ids + (row0 + (done + b < most ? done + b : done)) * lanes;
+      int64_t bag[kBeside];
+      for (int b = 0; b < kBeside; b++) bag[b] = (row0 + (done + b < most ? done + b : done)) * lanes;
       float sum[kBeside] = {};
       Pairwise<float, kBeside> blocks;
       for (int64_t begin = 0, end; begin < lanes; begin = end) {
         end = lanes - begin <= kBlock ? lanes : begin + kBlock;
         for (int64_t l = begin; l < end; l++) {
           for (int b = 0; b < kBeside; b++) {
-            if (__builtin_expect(bad(of[b] + l - ids), false)) return fail_first(error);
-            sum[b] += *reinterpret_cast<const float*>(row_of(of[b] + l - ids));
+            if (__builtin_expect(bad(bag[b] + l), false)) return fail_first(error);
+            sum[b] += *reinterpret_cast<const float*>(row_of(bag[b] + l));
           }
         }
         if (end < lanes || begin > 0) blocks.take(sum);

@@ -22,6 +22,7 @@ from fxopt.patterns.constants import Number, constant_of
 from fxopt.patterns.embedding_columns.index_substitution import COMPARES, INVERSE
 from fxopt.patterns.embedding_columns.index_value import operand
 from fxopt.patterns.embedding_columns.mask_axes import CASTS, LANE, VIEWS, Axes, moved_axes, numbered, unrepeated
+from fxopt.shape.ranges.conditions import same_call
 from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
 
 aten = torch.ops.aten
@@ -148,7 +149,7 @@ def _part(steps: list[Node]) -> Mask | None:
         part: Node | None = atom.tensor
         for step in steps:
             users = part.users if part is not None else ()
-            part = next((u for u in users if (u.target, u.args[1:]) == (step.target, step.args[1:])), None)
+            part = next((user for user in users if same_call(user, step)), None)
         if part is None:
             return None
         atoms.append(replace(atom, tensor=part, axes=numbered(part)))

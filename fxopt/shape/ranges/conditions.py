@@ -145,7 +145,7 @@ def holding(ranges: Ranges, condition: object, truth: bool, subject: Node) -> Va
 def _through_view(ranges: Ranges, condition: Node, truth: bool, subject: Node) -> Values:
     """mask.view(...) over x.view(...): the mask over x."""
     inner, source = condition.args[0] if condition.args else None, subject.args[0] if subject.args else None
-    if not (isinstance(inner, Node) and isinstance(source, Node)) or not _same_call(condition, subject):
+    if not (isinstance(inner, Node) and isinstance(source, Node)) or not same_call(condition, subject):
         return ANYTHING
     if not ranges.moves(condition) or tensor_of(inner) is None or tensor_of(source) is None:
         return ANYTHING
@@ -228,12 +228,12 @@ def same_value(left: object, right: object, ranges: Ranges) -> bool:
         return False
     if left is right:
         return True
-    if not left.args or not is_pure(left) or not _same_call(left, right):
+    if not left.args or not is_pure(left) or not same_call(left, right):
         return False
     return same_value(left.args[0], right.args[0], ranges)
 
 
-def _same_call(left: Node, right: Node) -> bool:
+def same_call(left: Node, right: Node) -> bool:
     """Equal but for the first argument; the texts also tell 1 from 1.0 and 0.0 from -0.0."""
     return (
         left.op == right.op == "call_function"

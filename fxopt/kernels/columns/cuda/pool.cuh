@@ -98,9 +98,8 @@ FXOPT_DEVICE void sum_bags(const Launch& launch, const Record& record, int64_t r
 
 // Maxima, and rows that are not in chunks: by one call, so that the kernel has registers for what it keeps.
 __device__ __noinline__ void run_other_bags(const Launch& launch, const Record& record, int64_t row, int64_t rows, int width, Part part) {
-  const bool loose = record.kind == kLooseBags;
   if (record.pool != kMax) return sum_bags<LooseFloats>(launch, record, row, rows, width, part, nullptr);
-  if (loose) pool_bags<Largest<LooseFloats>, kPlainIds>(launch, record, row, rows, width, part);
+  if (record.kind == kLooseBags) pool_bags<Largest<LooseFloats>, kPlainIds>(launch, record, row, rows, width, part);
   else pool_bags<Largest<Floats>, kPlainIds>(launch, record, row, rows, width, part);
 }
 
