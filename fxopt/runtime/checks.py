@@ -50,7 +50,7 @@ def comparer() -> Callable[[list, list, list], bool]:
 def generation_reader() -> Callable[[list], int | None]:
     """``generation(dicts)``: another number once one of them, or the dict behind a view, has changed; or None."""
     module = native()
-    return functools.partial(module.generation, module.Seen()) if module else lambda dicts: None
+    return module.generation if module else lambda dicts: None
 
 
 def length_check() -> Callable[[list, list], bool]:

@@ -94,41 +94,41 @@ uint64_t version_of(PyObject* where) {
   return 0;
 }
 
-void prefetch_version(PyObject* wheres, Py_ssize_t i, Py_ssize_t n) {
-  if (i + kFar < n) __builtin_prefetch(&reinterpret_cast<PyDictObject*>(PyList_GET_ITEM(wheres, i + kFar))->ma_used);
+// The number of the newest change of any of the dicts. Numbers only grow, so that each change gives another one. 0 where
+// one of them has none.
+uint64_t newest_of(PyObject* dicts) {
+  const Py_ssize_t n = PyList_GET_SIZE(dicts);
+  uint64_t newest = 0;
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    if (i + kFar < n) __builtin_prefetch(&reinterpret_cast<PyDictObject*>(PyList_GET_ITEM(dicts, i + kFar))->ma_used);
+    const uint64_t version = version_of(PyList_GET_ITEM(dicts, i));
+    if (version == 0) return 0;
+    newest = std::max(newest, version);
+  }
+  return newest;
 }
 
-// What an earlier call found. It keeps nothing alive: a value is there as long as its dict has the number.
-struct Known {
-  uint64_t version;
-  PyObject* value;
-};
+// What an earlier call read. It keeps nothing alive: the values are there as long as their dicts have no newer change.
 struct Seen {
   PyObject_HEAD
-  std::vector<Known>* known;
-  unsigned long long generation;
+  std::vector<PyObject*>* values;
+  uint64_t newest;
 };
 
 PyObject* seen_new(PyTypeObject* type, PyObject*, PyObject*) {
   auto* self = reinterpret_cast<Seen*>(type->tp_alloc(type, 0));
-  if (self != nullptr) self->known = new std::vector<Known>;
+  if (self != nullptr) self->values = new std::vector<PyObject*>;
   return reinterpret_cast<PyObject*>(self);
 }
 
 void seen_dealloc(PyObject* self) {
-  delete reinterpret_cast<Seen*>(self)->known;
+  delete reinterpret_cast<Seen*>(self)->values;
   PyTypeObject* type = Py_TYPE(self);
   type->tp_free(self);
   Py_DECREF(type);
 }
 
 PyTypeObject* seen_type;
-
-Known* known_to(PyObject* seen, Py_ssize_t n) {
-  auto& known = *reinterpret_cast<Seen*>(seen)->known;
-  if (known.size() != size_t(n)) known.assign(size_t(n), Known{0, nullptr});
-  return known.data();
-}
 
 // Whether these are `count` lists of one length; else an error is set.
 bool are_lists(const char* name, PyObject* const* lists, Py_ssize_t given, Py_ssize_t count) {
@@ -144,34 +144,35 @@ bool are_lists(const char* name, PyObject* const* lists, Py_ssize_t given, Py_ss
   return true;
 }
 
-// The same, behind what a reader has seen.
-bool are_seen_lists(const char* name, PyObject* const* args, Py_ssize_t given, Py_ssize_t count) {
-  if (given == 0 || !Py_IS_TYPE(args[0], seen_type)) {
-    PyErr_Format(PyExc_TypeError, "%s: expected a Seen and lists", name);
-    return false;
-  }
-  return are_lists(name, args + 1, given - 1, count);
-}
-
 // read(seen, wheres, keys) -> list, or None when a key is absent.
 PyObject* read(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  if (!are_seen_lists("read", args, given, 2)) {
+  if (given == 0 || !Py_IS_TYPE(args[0], seen_type)) {
+    PyErr_SetString(PyExc_TypeError, "read: expected a Seen and two lists");
     return nullptr;
   }
-  PyObject *seen = args[0], *wheres = args[1], *keys = args[2];
+  if (!are_lists("read", args + 1, given - 1, 2)) {
+    return nullptr;
+  }
+  auto& seen = *reinterpret_cast<Seen*>(args[0]);
+  PyObject *wheres = args[1], *keys = args[2];
   const Py_ssize_t n = PyList_GET_SIZE(wheres);
   PyObject* values = PyList_New(n);
   if (values == nullptr) {
     return nullptr;
   }
-  Known* known = known_to(seen, n);
+  const uint64_t newest = newest_of(wheres);
+  const bool known = newest != 0 && newest == seen.newest && seen.values->size() == size_t(n);
+  seen.newest = 0;  // until all of them are read
+  seen.values->resize(size_t(n));
   for (Py_ssize_t i = 0; i < n; ++i) {
-    prefetch_version(wheres, i, n);
-    if (i + kFar < n) __builtin_prefetch(known[i + kFar].value);
-    PyObject* where = PyList_GET_ITEM(wheres, i);
-    const uint64_t version = version_of(where);
+    PyObject*& value = (*seen.values)[size_t(i)];
     Held hold;
-    PyObject* value = version != 0 && version == known[i].version ? known[i].value : lookup(where, PyList_GET_ITEM(keys, i), hold);
+    if (known) {
+      if (i + kFar < n) __builtin_prefetch((*seen.values)[size_t(i + kFar)]);
+    } else {
+      prefetch(wheres, i, n);
+      value = lookup(PyList_GET_ITEM(wheres, i), PyList_GET_ITEM(keys, i), hold);
+    }
     if (value == nullptr) {
       Py_DECREF(values);
       if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_LookupError)) {
@@ -180,10 +181,10 @@ PyObject* read(PyObject*, PyObject* const* args, Py_ssize_t given) {
       PyErr_Clear();
       Py_RETURN_NONE;
     }
-    known[i] = Known{version, value};
     Py_INCREF(value);
     PyList_SET_ITEM(values, i, value);
   }
+  seen.newest = newest;
   return values;
 }
 
@@ -209,27 +210,17 @@ PyObject* unchanged(PyObject*, PyObject* const* args, Py_ssize_t given) {
   Py_RETURN_TRUE;
 }
 
-// generation(seen, dicts) -> int, another one once a dict or the dict behind a view changed in any way; None where one of
-// them has no number.
+// generation(dicts) -> int, another one once a dict or the dict behind a view changed in any way; None where one of them
+// has no number.
 PyObject* generation(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  if (!are_seen_lists("generation", args, given, 1)) {
+  if (!are_lists("generation", args, given, 1)) {
     return nullptr;
   }
-  PyObject *seen = args[0], *dicts = args[1];
-  const Py_ssize_t n = PyList_GET_SIZE(dicts);
-  Known* known = known_to(seen, n);
-  bool same = true;
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    prefetch_version(dicts, i, n);
-    const uint64_t version = version_of(PyList_GET_ITEM(dicts, i));
-    if (version == 0) {
-      Py_RETURN_NONE;
-    }
-    same &= version == known[i].version;
-    known[i].version = version;
+  const uint64_t newest = newest_of(args[0]);
+  if (newest == 0 && PyList_GET_SIZE(args[0]) != 0) {
+    Py_RETURN_NONE;
   }
-  unsigned long long& number = reinterpret_cast<Seen*>(seen)->generation;
-  return PyLong_FromUnsignedLongLong(same ? number : ++number);
+  return PyLong_FromUnsignedLongLong(newest);
 }
 
 // lengths(values, expected) -> bool: every dict, list or set still has as many entries as expected, and every object the

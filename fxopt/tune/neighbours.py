@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+_TICK = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.0  # seconds, to which the time of a core is known
 _CROWDED = 0.4  # of a core that is missing; a quiet machine's own processes use less than 0.1
 
 
@@ -21,7 +22,10 @@ class Neighbours:
     def cores(self) -> float:
         """Cores that others have used on average, 0.0 where there is no /proc."""
         used = self._seconds_of_others() - self._used
-        return max(0.0, used / (time.perf_counter() - self._started))
+        return max(0.0, used / self._elapsed())
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._started
 
     def share(self) -> float:
         return self.cores() / max(1, len(self._cores))
@@ -29,7 +33,10 @@ class Neighbours:
     def crowding(self) -> str:
         """Why PyTorch's threads had to wait for one another; "" where each had a core."""
         threads = torch.get_num_threads()
-        if threads < 2 or (cores := self.cores()) + threads <= len(self._cores) + _CROWDED:
+        rounded = (
+            len(self._cores) * _TICK / self._elapsed()
+        )  # much of a short moment
+        if threads < 2 or (cores := self.cores()) + threads <= len(self._cores) + _CROWDED + rounded:
             return ""
         return f"other processes used {cores:.1f} of {len(self._cores)} cores, and PyTorch has {threads} threads"
 
@@ -40,7 +47,7 @@ class Neighbours:
             return 0.0
         busy = sum(map(_busy, (line.split() for line in lines if line.split(" ")[0] in self._cores)))
         own = os.times()
-        return busy / os.sysconf("SC_CLK_TCK") - own.user - own.system - own.children_user - own.children_system
+        return busy * _TICK - own.user - own.system - own.children_user - own.children_system
 
 
 def _own_cores() -> set[str]:

@@ -32,11 +32,14 @@ def test_another_process_is_counted_and_this_one_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("threads", "used", "crowded"), [(1, 2.0, False), (2, 0.2, False), (2, 1.0, True), (1, 0.0, False)]
+    ("threads", "used", "seconds", "crowded"),
+    [(1, 2.0, 1, False), (2, 0.2, 1, False), (2, 1.0, 1, True), (1, 0.0, 1, False), (2, 1.0, 0.02, False)],
 )
-def test_threads_that_have_no_core_each(monkeypatch, threads, used, crowded) -> None:
+def test_threads_that_have_no_core_each(monkeypatch, threads, used, seconds, crowded) -> None:
     monkeypatch.setattr(neighbours, "_own_cores", lambda: {"cpu0", "cpu1"})
+    monkeypatch.setattr(neighbours, "_TICK", 0.01)
     monkeypatch.setattr(Neighbours, "cores", lambda self: used)
+    monkeypatch.setattr(Neighbours, "_elapsed", lambda self: seconds)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert bool(Neighbours().crowding()) is crowded
 
