@@ -1,9 +1,13 @@
-"""One of two ranks: trains the same models with DistributedDataParallel, eagerly and optimized, and compares them."""
+"""One of two ranks: trains the same models with DistributedDataParallel, eagerly and optimized, and compares them.
+
+The argument is the backend: gloo, or nccl with a GPU for each rank.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from typing import Any
 
 import torch
@@ -39,9 +43,9 @@ def train(model: nn.Module, steps: list[tuple[Tensor, bool, bool]], optimizer: t
             optimizer.zero_grad()
 
 
-def compare(what: str, options: dict[str, Any], plan: list[tuple[bool, bool]]) -> None:
+def compare(what: str, device: torch.device, options: dict[str, Any], plan: list[tuple[bool, bool]]) -> None:
     torch.manual_seed(0)
-    eager = Model()
+    eager = Model().to(device)
     inner = copy.deepcopy(eager)
     models: list[nn.Module] = []
     for module in (eager, inner):
@@ -54,7 +58,9 @@ def compare(what: str, options: dict[str, Any], plan: list[tuple[bool, bool]]) -
         and optimized.state_dict().keys() == models[0].state_dict().keys()
     )
     generator = torch.Generator().manual_seed(dist.get_rank())  # each rank has batches, and sizes, of its own
-    steps = [(torch.randint(0, 20, (5 + dist.get_rank() + i, 3), generator=generator), *s) for i, s in enumerate(plan)]
+    sizes = [5 + dist.get_rank() + i for i in range(len(plan))]
+    batches = [torch.randint(0, 20, (size, 3), generator=generator).to(device) for size in sizes]
+    steps = [(ids, *step) for ids, step in zip(batches, plan, strict=True)]
     for model in (models[0], optimized):
         train(model, steps, torch.optim.Adagrad(model.parameters(), lr=0.1))
     for (name, a), b in zip(inner.state_dict().items(), eager.state_dict().values(), strict=True):
@@ -66,15 +72,18 @@ def compare(what: str, options: dict[str, Any], plan: list[tuple[bool, bool]]) -
     assert not [f.eager_reason for f in dispatcher_of(optimized.module).findings if f.eager_reason], what
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
-    compare("accumulation", {}, [(False, False), (False, True), (False, False), (False, True)])
+def main(backend: str) -> None:
+    dist.init_process_group(backend)
+    device = torch.device("cuda", dist.get_rank()) if backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    compare("accumulation", device, {}, [(False, False), (False, True), (False, False), (False, True)])
     unused = [(False, True), (True, True), (True, True), (False, True)]
-    compare("unused parameters", {"find_unused_parameters": True}, unused)
-    compare("static graph", {"static_graph": True, "gradient_as_bucket_view": True}, [(False, True)] * 3)
+    compare("unused parameters", device, {"find_unused_parameters": True}, unused)
+    compare("static graph", device, {"static_graph": True, "gradient_as_bucket_view": True}, [(False, True)] * 3)
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,14 @@ from tests.launch import launch, outputs
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 
 
-def test_two_ranks_train_as_in_eager() -> None:
-    ranks = launch(["-m", "tests.training.ranks"])
+def _nccl() -> Any:
+    few = torch.cuda.device_count() < 2 or not dist.is_nccl_available()
+    return pytest.param("nccl", marks=[pytest.mark.gpu, pytest.mark.skipif(few, reason="needs nccl and two GPUs")])
+
+
+@pytest.mark.parametrize("backend", ["gloo", _nccl()])
+def test_two_ranks_train_as_in_eager(backend: str) -> None:
+    ranks = launch(["-m", "tests.training.ranks", backend])
     texts = outputs(ranks)
     assert not any(rank.returncode for rank in ranks), "\n".join(texts)
 
