@@ -1,14 +1,22 @@
-"""A training step of TorchRec's sharded DLRM: measured on one rank, calculated for 1 to 128.
+"""A training step of TorchRec's sharded DLRM: measured on one rank and calculated for 1 to 128, or measured on several.
 
-Measured are the whole steps of eager and of fxopt, and the sharded collection that both have in common. The rest is
-arithmetic. Each rank has the same batch at any number of ranks. Tables are spread evenly, so that a rank looks up as
-many rows. Collectives add to the step without overlap. An all-to-all sends (W - 1) / W of the looked-up rows and of
-their gradients, an all-reduce 2 (W - 1) / W of the dense gradients, each in W - 1 messages one after the other.
+    python -m bench sharded
+    torchrun --nproc-per-node 2 -m bench sharded
+
+On one rank, measured are the whole steps of eager and of fxopt, and the sharded collection that both have in common.
+The rest is arithmetic. Each rank has the same batch at any number of ranks. Tables are spread evenly, so that a rank
+looks up as many rows. Collectives add to the step without overlap. An all-to-all sends (W - 1) / W of the looked-up
+rows and of their gradients, an all-reduce 2 (W - 1) / W of the dense gradients, each in W - 1 messages in a row.
+
+On several ranks, steps in turns begin on all ranks at once; shown is the median of what rank 0 takes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +33,7 @@ from bench.timing import measure
 FEATURES, ROWS, DIM, DENSE = 26, 10_000, 64, 13
 KEYS = [f"f{number}" for number in range(FEATURES)]
 RANKS = (1, 2, 4, 8, 16, 32, 64, 128)
+WARM_TURNS, TURNS = 10, 50  # among several ranks
 EAGER, FXOPT, COLLECTION = "eager", "fxopt", "collection"
 
 
@@ -44,6 +53,13 @@ class Network:
         return traffic / self.bandwidth + messages * self.latency
 
 
+class Ranks(Neighbours):
+    """The other ranks are processes, too."""
+
+    def said(self) -> str:
+        return f"other processes, the other ranks among them, used {self.share():.0%} of the machine meanwhile"
+
+
 def sharded() -> tuple[nn.Module, nn.Module]:
     """A DistributedModelParallel of one rank, its tables table-wise with SGD in backward; and its collection."""
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
@@ -61,7 +77,8 @@ def sharded() -> tuple[nn.Module, nn.Module]:
     apply_optimizer_in_backward(torch.optim.SGD, model.model.sparse_arch.parameters(), {"lr": 0.05})
     sharders: list[Any] = [EmbeddingBagCollectionSharder()]
     constraints = {table.name: ParameterConstraints(sharding_types=["table_wise"]) for table in tables}
-    planner = EmbeddingShardingPlanner(topology=Topology(world_size=1, compute_device="cpu"), constraints=constraints)
+    topology = Topology(world_size=dist.get_world_size(), compute_device="cpu")
+    planner = EmbeddingShardingPlanner(topology=topology, constraints=constraints)
     plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
     made = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
     return made, next(each for each in made.modules() if isinstance(each, ShardedEmbeddingBagCollection))
@@ -104,7 +121,8 @@ def _dense(model: nn.Module) -> list[Tensor]:
 
 
 def measured(batch: int, seconds: float) -> tuple[dict[str, float], int]:
-    """Seconds of each contender, the fastest of interleaved calls, and the number of dense parameters."""
+    """Seconds of each contender, the fastest of interleaved calls (among several ranks: the median), and the number of
+    dense parameters."""
     import fxopt
 
     made = batches(batch)
@@ -115,15 +133,32 @@ def measured(batch: int, seconds: float) -> tuple[dict[str, float], int]:
         FXOPT: step_of(fxopt.optimize(fast), made),
         COLLECTION: collection_of(collection, made),
     }
-    times = measure(calls, [()], seconds)
-    return {name: timing.minimum for name, timing in times.items()}, sum(map(torch.numel, _dense(eager)))
+    several = dist.get_world_size() > 1
+    times = _together(calls) if several else {n: t.minimum for n, t in measure(calls, [()], seconds).items()}
+    return times, sum(map(torch.numel, _dense(eager)))
+
+
+def _together(calls: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """The median of each call in turns: as many on every rank, because each communicates."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(WARM_TURNS + TURNS):
+        for name, call in calls.items():
+            dist.barrier()
+            started = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - started)
+    return {name: statistics.median(each[WARM_TURNS:]) for name, each in times.items()}
 
 
 def table(parts: dict[str, float], parameters: int, batch: int, network: Network) -> Table:
-    caption = f"sharded collection alone: {1e3 * parts[COLLECTION]:.1f} ms"
-    shown = Table(title=f"a training step, batch {batch} a rank, 1 rank measured", caption=caption)
+    caption, measured = f"sharded collection alone: {1e3 * parts[COLLECTION]:.1f} ms", dist.get_world_size()
+    shown = Table(title=f"a training step, batch {batch} a rank, measured on {measured}", caption=caption)
     for heading in ("ranks", "collectives ms", "eager ms", "fxopt ms", "ratio"):
         shown.add_column(heading, justify="right")
+    if measured > 1:
+        eager, fast = parts[EAGER], parts[FXOPT]
+        shown.add_row(str(measured), "measured", f"{1e3 * eager:.1f}", f"{1e3 * fast:.1f}", f"{eager / fast:.2f}x")
+        return shown
     for ranks in RANKS:
         added = network.seconds(ranks, batch, parameters)
         eager, fast = parts[EAGER] + added, parts[FXOPT] + added
@@ -141,14 +176,20 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     args = parse(argv)
-    console, neighbours = options.begin(args), Neighbours()
-    network = Network(args.gigabits * 1e9 / 8, args.latency * 1e-6)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    several = "WORLD_SIZE" in os.environ  # torchrun's
+    alone: dict[str, Any] = {} if several else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("gloo", **alone)
     try:
+        if dist.get_rank():
+            for batch in args.batches:
+                measured(batch, args.seconds)
+            return 0
+        console, neighbours = options.begin(args), Ranks() if several else Neighbours()
+        network = Network(args.gigabits * 1e9 / 8, args.latency * 1e-6)
         found = {batch: measured(batch, args.seconds) for batch in args.batches}
+        tables = [table(*parts, batch, network) for batch, parts in found.items()]
     finally:
         dist.destroy_process_group()
-    tables = [table(*parts, batch, network) for batch, parts in found.items()]
     return options.finish(
         args, console, "sharded", tables, [], neighbours, seconds={b: p for b, (p, _) in found.items()}
     )
