@@ -85,10 +85,13 @@ class Padding:
         """Whether the ids of a call fit into a graph with these rows of each input; its batch and sizes do."""
         return all(inputs.rows(k) <= capacities[k] for k in self._ids)
 
+    def rows_of(self, outputs: Sequence[Tensor]) -> Sequence[int]:
+        """How many rows of each output a row of the batch has; 0: it is not padded."""
+        return self._rows.outputs if self._rows else [0] * len(outputs)
+
     def own_rows(self, outputs: Sequence[Tensor], batch: int) -> Iterator[Tensor]:
         """Views of padded outputs that hold the rows of the batch alone."""
-        rows = self._rows.outputs if self._rows else [0] * len(outputs)
         return (
             x.narrow(0, 0, batch * times) if times and len(x) != batch * times else x
-            for x, times in zip(outputs, rows, strict=True)
+            for x, times in zip(outputs, self.rows_of(outputs), strict=True)
         )

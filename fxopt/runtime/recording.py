@@ -1,6 +1,6 @@
 """Captured graphs of one executable: how one is made of a call, and how it is replayed.
 
-A graph reads copies of the inputs, and state by its address. Outputs are copied to memory of the caller's own. All
+A graph reads copies of the inputs, and state by its address. It copies its outputs to memory of the caller's own. All
 graphs of an executable work in the same memory, so one replay follows another, on whatever streams. They are captured
 on a stream that nobody else has, because cuBLAS has a workspace a stream: graphs of other models may run beside them.
 """
@@ -38,9 +38,10 @@ class Recording:
 
     Attributes:
         copies: the inputs that it reads, padded.
+        targets: of its outputs, which it copies there where it delivers; else they are copied behind it.
         fixed: the state and the constants that it reads, by address.
         capacity: rows of each input.
-        real_rows: of the batch, where clamped ids are counted: see kernels/reports.py.
+        real_rows: of the batch, which it reads where clamped ids are counted: see kernels/reports.py.
         staged: bytes of the copies of its inputs.
         stream: the last one that it was replayed on, by number.
     """
@@ -48,17 +49,14 @@ class Recording:
     graph: torch.cuda.CUDAGraph
     copies: stage.Stage
     outputs: list[Tensor]
+    targets: stage.Targets
+    delivers: bool
     fixed: tuple[stage.Fixed, stage.Fixed]
     capacity: list[int]
     real_rows: Tensor | None
     kept: list[Any]
     staged: int
     stream: int
-
-    def used_on(self, stream: torch.cuda.Stream) -> None:
-        self.copies.used_on(stream)
-        if self.real_rows is not None:
-            self.real_rows.record_stream(stream)
 
 
 class Recorder:
@@ -89,15 +87,16 @@ class Recorder:
             RuntimeError: something waits for the device, or there is no memory.
         """
         capacity = self.padding.capacity(self.padding.batch(inputs))
-        real_rows = torch.zeros(1, dtype=torch.int64, device=self.device) if self._clamps else None
         memory, stream = stage.Stage(rooms, self.device), current_raw_stream(self.device.index)
-        memory.fill(inputs, stream)
+        memory.fill(inputs, stage.Targets(), stream)
+        real_rows = memory.real_rows if self._clamps else None
         with reports.padded(real_rows, max(1, capacity)):  # no row is real before the replay
-            graph, outputs = self._captured([*state, *memory.tensors])
+            graph, outputs, delivers = self._captured([*state, *memory.tensors], memory)
+        targets = stage.Targets(outputs, self.padding.rows_of(outputs)) if delivers else stage.Targets()
         fixed = stage.Fixed(state), stage.Fixed(self._constants)
         capacities = [room.capacity for room in rooms]
         kept, staged = list(self._kept), stage.bytes_of(rooms)
-        return Recording(graph, memory, outputs, fixed, capacities, real_rows, kept, staged, stream)
+        return Recording(graph, memory, outputs, targets, delivers, fixed, capacities, real_rows, kept, staged, stream)
 
     def serves(self, recording: Recording, state: Sequence[Tensor], inputs: stage.Inputs) -> bool:
         """Whether nothing has moved that the graph reads, and its ids have room."""
@@ -113,11 +112,13 @@ class Recorder:
         stream = current_raw_stream(self.device.index)
         if stream != self._stream or stream != recording.stream:
             self._follow(recording, stream)
-        recording.copies.fill(inputs, stream)
-        if recording.real_rows is not None:
-            recording.real_rows.fill_(batch if counts else 0)
+        targets = recording.targets
+        targets.count(batch if counts else 0)
+        outputs = targets.fresh(batch)
+        recording.copies.fill(inputs, targets, stream)
         recording.graph.replay()
-        outputs = [rows.clone() for rows in self.padding.own_rows(recording.outputs, batch)]
+        if not recording.delivers:
+            outputs = [rows.clone() for rows in self.padding.own_rows(recording.outputs, batch)]
         if self._done is not None:
             self._done.record()
         return outputs
@@ -132,9 +133,10 @@ class Recorder:
             stream.wait_stream(torch.cuda.default_stream())
         self._done = torch.cuda.Event() if number else None
         self._stream = recording.stream = number
-        recording.used_on(stream)
+        recording.copies.used_on(stream)
 
-    def _captured(self, tensors: list[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+    def _captured(self, tensors: list[Tensor], memory: stage.Stage) -> tuple[torch.cuda.CUDAGraph, list[Tensor], bool]:
+        """The graph, its outputs, and whether it delivers them."""
         self._kept.clear()
         side, current = self._own_stream(), torch.cuda.current_stream()
         side.wait_stream(current)
@@ -146,7 +148,8 @@ class Recorder:
         torch.cuda.synchronize()
         with capture(graph, side, self.memory.begun()):
             outputs = list(self._module(*tensors))
-        return graph, outputs
+            delivers = memory.deliver(outputs, side.cuda_stream)
+        return graph, outputs, delivers
 
     def _own_stream(self) -> torch.cuda.Stream:
         if self._side is None:

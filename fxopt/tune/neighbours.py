@@ -33,9 +33,7 @@ class Neighbours:
     def crowding(self) -> str:
         """Why PyTorch's threads had to wait for one another; "" where each had a core."""
         threads = torch.get_num_threads()
-        rounded = (
-            len(self._cores) * _TICK / self._elapsed()
-        )  # much of a short moment
+        rounded = len(self._cores) * _TICK / self._elapsed()  # much of a short moment
         if threads < 2 or (cores := self.cores()) + threads <= len(self._cores) + _CROWDED + rounded:
             return ""
         return f"other processes used {cores:.1f} of {len(self._cores)} cores, and PyTorch has {threads} threads"

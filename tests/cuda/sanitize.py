@@ -36,6 +36,7 @@ KERNELS = {
     "joins_kernel": "test_columns_gpu.py::test_gradients_equal_the_references",
     "update_kernel": "test_row_update_shim.py::test_on_a_gpu",
     "stage_kernel": "test_stage_shim.py::test_on_a_gpu",
+    "deliver_kernel": "test_stage_shim.py::test_on_a_gpu",
     "attention_kernel": "test_target_attention.py::test_on_a_gpu",
     "chain_kernel": "test_linear_chains.py::test_on_a_gpu",
     "heads_kernel": "test_heads.py::test_on_a_gpu",

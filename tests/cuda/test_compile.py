@@ -21,12 +21,13 @@ MOST_REGISTERS = {  # so that a multiprocessor holds 4 blocks of 256 threads at 
     "joins_kernel": 64,
     "entries_kernel": 64,
     "stage_kernel": 32,
+    "deliver_kernel": 32,
     "dot_kernel": 80,
     "pad_kernel": 32,
     "few_rows_kernel": 255,  # one block of 256 threads
 }
 # Launched without early.cuh, after all that is on the stream.
-LAUNCHED_BEHIND = ("joins_kernel", "sums_kernel", "entries_kernel", "stage_kernel", "few_rows_kernel")
+LAUNCHED_BEHIND = ("joins_kernel", "sums_kernel", "entries_kernel", "stage_kernel", "deliver_kernel", "few_rows_kernel")
 # Whose blocks the next kernel's would keep out, did they come early.
 LETS_NONE_START = ("columns_kernel", "block_columns_kernel", "tiled_columns_kernel", "joins_of_bags_kernel")
 # CPU time for all of an architecture's device code, in that of YARDSTICK: machines differ by a factor of two. It is 50

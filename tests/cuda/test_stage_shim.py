@@ -5,11 +5,25 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
+from math import prod
 
 import pytest
 import torch
 
-from fxopt.kernels.stage.op import KERNEL, ONES, REPEAT, Fixed, Inputs, Room, Stage, _places, _slots, _Stage, pointers
+from fxopt.kernels.stage.op import (
+    KERNEL,
+    ONES,
+    REPEAT,
+    Fixed,
+    Inputs,
+    Room,
+    Stage,
+    Targets,
+    _places,
+    _slots,
+    _Stage,
+    pointers,
+)
 from tests.cuda.shim_library import GUARD, compile_shim
 
 POISON = 0xC7  # not what fills the rest of ids
@@ -18,12 +32,14 @@ POISON = 0xC7  # not what fills the rest of ids
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     built = ctypes.CDLL(str(compile_shim(tmp_path_factory.mktemp("stage"), KERNEL.source)))
-    built.fxopt_stage.restype = ctypes.c_bool
+    built.fxopt_stage.restype = built.fxopt_deliver.restype = ctypes.c_bool
     return built
 
 
-def staged(library, tensors, rooms):
-    """The static tensors after one call, as op.Stage makes them on a device."""
+def staged(library, tensors, rooms, outputs=(), targets=None):
+    """The static tensors after one call, as op.Stage makes them on a device; `outputs` go to `targets`."""
+    targets = targets or Targets()
+    table = torch.full((2 * (1 + len(outputs)) * 8 + 2 * GUARD,), POISON, dtype=torch.uint8)
     offsets, size = _places(rooms)
     memory = torch.full((size + 2 * GUARD,), POISON, dtype=torch.uint8)
     base = memory.data_ptr() + GUARD
@@ -34,11 +50,11 @@ def staged(library, tensors, rooms):
     slots = ctypes.create_string_buffer(_slots(rooms, here, offsets, base))
     packed = ctypes.create_string_buffer(_slots(rooms, there, offsets, pinned.data_ptr()))
     items = [(s, p) for s, k in enumerate(here) for p in range(-(-rooms[k].row_bytes * rooms[k].capacity // 4096))]
-    table = ctypes.create_string_buffer(struct.pack(f"<{2 * len(items)}i", *(x for item in items for x in item)))
+    parts = ctypes.create_string_buffer(struct.pack(f"<{2 * len(items)}i", *(x for item in items for x in item)))
     address = ctypes.addressof
     stage = _Stage(
-        address(slots), address(table), len(items), len(rooms), address(packed), pinned.data_ptr(), base, packed_bytes,
-        len(there),
+        address(slots), address(parts), len(items), len(rooms), address(packed), pinned.data_ptr(), base, packed_bytes,
+        len(there), len(outputs), table.data_ptr() + GUARD,
     )  # fmt: skip
     words = torch.zeros(2 * len(rooms), dtype=torch.int64)
     assert pointers().describe(tensors, words.data_ptr()) == -1
@@ -47,12 +63,18 @@ def staged(library, tensors, rooms):
         if size:
             library.shim_name(ctypes.c_void_p(at), ctypes.c_size_t(size))
     text = ctypes.create_string_buffer(256)
-    assert library.fxopt_stage(ctypes.byref(stage), ctypes.c_void_p(words.data_ptr()), None, text), text.value
+    at = ctypes.c_void_p(targets.at)
+    assert library.fxopt_stage(ctypes.byref(stage), ctypes.c_void_p(words.data_ptr()), at, None, text), text.value
     for at, _ in named:
         library.shim_forget(ctypes.c_void_p(at))
     library.shim_problem(text)
     assert text.value == b""
     inside = memory[GUARD:-GUARD]
+    given = torch.frombuffer((ctypes.c_int64 * (2 + 2 * len(outputs))).from_address(targets.at), dtype=torch.int64)
+    assert torch.equal(table[GUARD:-GUARD].view(torch.int64), given)
+    assert (table[:GUARD] == POISON).all() and (table[-GUARD:] == POISON).all()
+    if outputs:
+        deliver(library, stage, outputs)
     used = torch.zeros_like(inside, dtype=torch.bool)
     found = []
     for at, room in zip(offsets, rooms, strict=True):
@@ -60,6 +82,43 @@ def staged(library, tensors, rooms):
         found.append(inside[at : at + room.row_bytes * room.capacity].clone().view(room.dtype).view(room.shape))
     assert (inside[~used][packed_bytes:] == POISON).all() and (memory[:GUARD] == POISON).all()
     return found
+
+
+def deliver(library, stage, outputs):
+    addresses = (ctypes.c_void_p * len(outputs))(*(x.data_ptr() for x in outputs))
+    most, text = max(x.numel() * x.itemsize for x in outputs), ctypes.create_string_buffer(256)
+    assert library.fxopt_deliver(ctypes.byref(stage), addresses, ctypes.c_int64(most), None, text), text.value
+    library.shim_problem(text)
+    assert text.value == b""
+
+
+def results(seed, device="cpu"):
+    """What a graph may return, some of it not at an address that is a multiple of 16; and rows of each a row."""
+    rng, outputs = random.Random(seed), []
+    rows = [rng.choice((0, 1, 3)) for _ in range(rng.choice((1, 2, 7)))]
+    for times in rows:
+        shape = (8 * times, *rng.choice(((), (1,), (5,), (64, 33)))) if times else rng.choice(((), (3,), (2, 500)))
+        dtype = rng.choice((torch.float32, torch.int64, torch.uint8, torch.float16))
+        memory = torch.randint(0, 100, (prod(shape) + 1,)).to(dtype).to(device)
+        outputs.append(memory[rng.choice((0, 1)) :][: prod(shape)].view(shape))
+    return outputs, rows
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_outputs_go_where_the_call_says(library, seed):
+    outputs, rows = results(seed)
+    targets, (tensors, rooms) = Targets(outputs, rows), example(seed)
+    for batch in (8, 5, 1, 0):
+        targets.count(batch)
+        fresh = targets.fresh(batch)
+        assert_arrived(staged(library, tensors, rooms, outputs, targets), tensors, rooms)
+        assert_delivered(fresh, outputs, rows, batch)
+
+
+def assert_delivered(fresh, outputs, rows, batch):
+    for new, whole, times in zip(fresh, outputs, rows, strict=True):
+        expected = whole[: batch * times] if times else whole
+        assert new.dtype == whole.dtype and torch.equal(new, expected)
 
 
 def padded(tensor, room, tensors):
@@ -110,13 +169,22 @@ def test_everything_arrives_and_the_rest_is_filled(library, seed):
 def test_on_a_gpu(seed):
     tensors, rooms = example(seed)
     stage, inputs = Stage(rooms, torch.device("cuda")), Inputs(len(rooms))
-    for _ in range(6):  # more than there are buffers for what comes from the host
+    outputs, rows = results(seed, "cuda")
+    targets, graph = Targets(outputs, rows), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert stage.deliver(outputs, torch.cuda.current_stream().cuda_stream)
+    for number in range(6):  # more than there are buffers for what comes from the host
         for room, memory in zip(rooms, stage.tensors, strict=True):
             memory.view(torch.uint8).fill_(POISON) if room.shape else memory.zero_()
         given = [t if room.on_host else as_it_lies(t) for t, room in zip(tensors, rooms, strict=True)]
-        kept = inputs.read(given)
-        stage.fill(inputs, torch.cuda.current_stream().cuda_stream)
+        kept, batch = inputs.read(given), 8 - number
+        targets.count(batch)
+        fresh = targets.fresh(batch)
+        stage.fill(inputs, targets, torch.cuda.current_stream().cuda_stream)
+        graph.replay()
         del kept
+        assert_delivered(fresh, outputs, rows, batch)
+        assert stage.real_rows.item() == batch
         assert_arrived([one.cpu() for one in stage.tensors], tensors, rooms)
         tensors = [t.flip(0) for t in tensors[:-2]] + tensors[-2:]
 

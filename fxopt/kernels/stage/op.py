@@ -1,7 +1,8 @@
-"""Static memory for the inputs of a captured graph, and the launch that fills it.
+"""Static memory for the inputs of a captured graph, the launch that fills it, and the one that copies outputs out.
 
 An input is rows of bytes. It is copied as it lies (rows may be any distance apart) and padded to its capacity. Tensors
-on the device take one launch for all of them; those on the host are packed into pinned memory and take one copy.
+on the device take one launch for all of them; those on the host are packed into pinned memory and take one copy. The
+same launch says how many rows are real and where the outputs go: the last launch of the graph copies them there.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ POINTERS = Library(
     cflags=(*PYTHON_CFLAGS, "-O2"),
     beside_cuda=True,
 )
-MOST_INPUTS = 2000  # two words each, in 32 KB of launch parameters
+MOST_INPUTS, _MOST_OUTPUTS = 1970, 64  # two words each, in 32 KB of launch parameters
 MOST_BYTES = 2**31 - 1  # of one padded input
 ONES, REPEAT = -1, -2  # slots.h's Fill
 _ITEM_BYTES = 4096
@@ -73,7 +74,8 @@ class _Stage(ctypes.Structure):
         ("device", ctypes.c_void_p),
         ("packed_bytes", ctypes.c_int64),
         ("n_packed", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("n_outputs", ctypes.c_int32),
+        ("targets", ctypes.c_void_p),
     ]
 
 
@@ -112,11 +114,33 @@ class Fixed:
         return self._unmoved(tensors, self._at)  # type: ignore[no-any-return]
 
 
+class Targets:
+    """What a call tells a graph beside its inputs: how many of its rows are real, and where its outputs go.
+
+    Args:
+        outputs: the graph's own.
+        rows: of each output how many a row of the batch has; 0: its first axis is not the batch.
+    """
+
+    def __init__(self, outputs: Sequence[Tensor] = (), rows: Sequence[int] = ()) -> None:
+        self._words = array("q", bytes(16 * (1 + len(outputs))))
+        self.at, self._fresh = self._words.buffer_info()[0], pointers().fresh
+        self._outputs, self._rows = list(outputs), list(rows)
+
+    def fresh(self, batch: int) -> list[Tensor]:
+        """New memory for the outputs of a batch, which is where they go from now on."""
+        return self._fresh(self._outputs, self._rows, batch, self.at + 16)  # type: ignore[no-any-return]
+
+    def count(self, real_rows: int) -> None:
+        self._words[0] = real_rows
+
+
 class Stage:
     """Static memory for inputs on one device.
 
     Attributes:
         tensors: the padded inputs, all on the device.
+        real_rows: [1], int64, how many rows of the batch are real.
     """
 
     def __init__(self, rooms: Sequence[Room], device: torch.device) -> None:
@@ -141,6 +165,9 @@ class Stage:
             for data in (slots, struct.pack(f"<{2 * len(items)}i", *(x for item in items for x in item)))
         ]
         self._keep: list[object] = [*on_device, *pinned]
+        targets = torch.zeros(2 * (1 + _MOST_OUTPUTS), dtype=torch.int64, device=device)
+        self._keep.append(targets)
+        self.real_rows = targets[:1]
         self._stages = []
         for pinned_at in [memory.data_ptr() for memory in pinned] or [0]:
             table = _slots(rooms, there, offsets, pinned_at)
@@ -149,28 +176,46 @@ class Stage:
             self._stages.append(
                 _Stage(
                     on_device[0].data_ptr(), on_device[1].data_ptr(), len(items), len(rooms), ctypes.addressof(held),
-                    pinned_at, self._memory.data_ptr(), packed_bytes, len(there),
+                    pinned_at, self._memory.data_ptr(), packed_bytes, len(there), 0, targets.data_ptr(),
                 )
             )  # fmt: skip
         self._copied = [torch.cuda.Event() for _ in pinned]
         self._turn = 0
-        self._run = kernel(self._memory.get_device()).fxopt_stage
+        self._kernel = kernel(self._memory.get_device())
+        self._run = self._kernel.fxopt_stage
         self._text = ctypes.create_string_buffer(256)
 
     def used_on(self, stream: torch.cuda.Stream) -> None:
         """The memory is not given to others before what this stream was told until then is done."""
         self._memory.record_stream(stream)
+        self.real_rows.record_stream(stream)
 
-    def fill(self, inputs: Inputs, stream: int) -> None:
+    def fill(self, inputs: Inputs, targets: Targets, stream: int) -> None:
         """Queues the copies of what `inputs` describes on the current stream, given by its number."""
         self._turn = (self._turn + 1) % len(self._stages)
         if self._copied:
             self._copied[self._turn].synchronize()  # the copy of four calls ago
         stage = self._stages[self._turn]
-        if not self._run(ctypes.byref(stage), inputs.at, stream, self._text):
+        if not self._run(ctypes.byref(stage), inputs.at, targets.at, stream, self._text):
             raise RuntimeError(self._text.value.decode())
         if self._copied:
             self._copied[self._turn].record()
+
+    def deliver(self, outputs: Sequence[Tensor], stream: int) -> bool:
+        """Queues the copies of all outputs to the targets that a fill names. False: not of these, nothing is queued."""
+        if not 0 < len(outputs) <= _MOST_OUTPUTS or not all(map(_is_its_memory, outputs)):
+            return False
+        for stage in self._stages:
+            stage.n_outputs = len(outputs)
+        addresses = (ctypes.c_void_p * len(outputs))(*(x.data_ptr() for x in outputs))
+        most = max(x.numel() * x.itemsize for x in outputs)
+        if not self._kernel.fxopt_deliver(ctypes.byref(self._stages[0]), addresses, most, stream, self._text):
+            raise RuntimeError(self._text.value.decode())
+        return True
+
+
+def _is_its_memory(tensor: Tensor) -> bool:
+    return tensor.is_cuda and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def bytes_of(rooms: Sequence[Room]) -> int:
@@ -218,7 +263,15 @@ def kernel(device: int) -> ctypes.CDLL:
     if library is None:
         raise BuildError(cuda_build.missing(KERNEL, device))
     library.fxopt_stage.restype = ctypes.c_bool
-    library.fxopt_stage.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+    library.fxopt_stage.argtypes = (*[ctypes.c_void_p] * 4, ctypes.c_char_p)
+    library.fxopt_deliver.restype = ctypes.c_bool
+    library.fxopt_deliver.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+    )
     return library
 
 

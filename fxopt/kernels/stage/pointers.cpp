@@ -1,5 +1,7 @@
 // Addresses and shapes of a thousand Python tensors at C speed.
-#include "../../torch_internals/python_tensor.h"
+#include <ATen/ops/empty.h>
+
+#include "../../torch_internals/python_call.h"
 
 #include <cstdint>
 #include <cstring>
@@ -123,10 +125,44 @@ PyObject* unmoved(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments)
   Py_RETURN_TRUE;
 }
 
+// fresh(outputs, rows, batch, to): new tensors like the outputs, the first axis of k of batch * rows[k] (0: as it is), and
+// two words for each of them: where it is, and its bytes.
+PyObject* fresh(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
+  if (n_arguments != 4 || !PyList_CheckExact(arguments[0]) || !PyList_CheckExact(arguments[1])) {
+    PyErr_SetString(PyExc_TypeError, "fresh: expected a list of tensors, a list of ints, an int and an address");
+    return nullptr;
+  }
+  const int64_t batch = PyLong_AsLongLong(arguments[2]);
+  auto* to = static_cast<int64_t*>(PyLong_AsVoidPtr(arguments[3]));
+  if (PyErr_Occurred()) return nullptr;
+  std::vector<at::Tensor> made;
+  try {
+    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(arguments[0]); k++) {
+      const at::Tensor& like = fxopt::tensor_of(PyList_GET_ITEM(arguments[0], k));
+      const int64_t rows = PyLong_AsLongLong(PyList_GET_ITEM(arguments[1], k));
+      c10::SmallVector<int64_t, 5> sizes(like.sizes().begin(), like.sizes().end());
+      if (rows > 0) sizes[0] = batch * rows;
+      made.push_back(at::empty(sizes, like.options()));
+      *to++ = reinterpret_cast<int64_t>(made.back().data_ptr());
+      *to++ = int64_t(made.back().nbytes());
+    }
+  } catch (const c10::OutOfMemoryError& error) {
+    PyObject* torch = PyImport_ImportModule("torch");
+    PyObject* kind = torch ? PyObject_GetAttrString(torch, "OutOfMemoryError") : nullptr;
+    if (kind) PyErr_SetString(kind, error.what_without_backtrace());
+    return nullptr;
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+  return as_list(made);
+}
+
 PyMethodDef methods[] = {
     fxopt::method("describe", describe),
     fxopt::method("words", words),
     fxopt::method("unmoved", unmoved),
+    fxopt::method("fresh", fresh),
     fxopt::method("readable", fxopt::readable),
     {nullptr, nullptr, 0, nullptr},
 };

@@ -1,4 +1,4 @@
-// What a graph's inputs look like to those who fill them; op.py writes the same structs.
+// What a graph's inputs and outputs look like to those who copy them; op.py writes the same structs.
 #pragma once
 #include <cstdint>
 
@@ -28,7 +28,14 @@ __host__ __device__
 #endif
 inline Shape shape_of(int64_t word) { return {word & 0x7fffffff, word >> 32}; }
 
-// Everything but the inputs of one call.
+// Of a call, on the device: where an output goes, and how much of it. In front of all of them: how many rows are real, and 0.
+struct Target {
+  int64_t to, bytes;
+};
+
+constexpr int kMostOutputs = 64;
+
+// Everything but the inputs and the targets of one call.
 struct Stage {
   const Slot* slots;  // on the device, and so are items
   const Item* items;
@@ -36,7 +43,8 @@ struct Stage {
   const Slot* packed;  // on the host, into `pinned`, which is copied to `device`
   char *pinned, *device;
   int64_t packed_bytes;
-  int32_t n_packed, unused;
+  int32_t n_packed, n_outputs;
+  Target* targets;  // of 1 + kMostOutputs, on the device
 };
 
 }  // namespace fxopt::stage

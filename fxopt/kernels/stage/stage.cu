@@ -1,5 +1,6 @@
 // A call's inputs into the memory that a captured graph reads: one launch for all of them, each padded to its capacity.
-// Tensors on the host are packed into pinned memory and go over in one copy. No torch header.
+// Tensors on the host are packed into pinned memory and go over in one copy. And its outputs, in the last launch of the
+// graph, to where the first one of the call was told. No torch header.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -14,13 +15,15 @@ namespace fxopt::stage {
 constexpr int kThreads = 256, kItemBytes = 4096;  // bytes of one warp's item
 constexpr int kWords = 4080;                      // launch parameters end at 32,764 bytes
 constexpr int kFewWords = 128;                    // the host copies them at each launch
+constexpr int kMostBlocks = 64;                   // of one output
 
 template <int N>
 struct Launch {
   const Slot* slots;
   const Item* items;
-  int32_t n_items, unused;
-  int64_t words[N];
+  int32_t n_items, n_targets;
+  Target* targets;
+  int64_t words[N];  // of the inputs, from the front, and of the targets, up to the end
 };
 static_assert(sizeof(Launch<kWords>) <= 32764);
 
@@ -42,7 +45,12 @@ __device__ __forceinline__ void move(const Slot& slot, const char* from, int64_t
 template <int N>
 __global__ void __launch_bounds__(kThreads) stage_kernel(const __grid_constant__ Launch<N> launch) {
   const int number = int(blockIdx.x) * (kThreads / 32) + int(threadIdx.x >> 5);
-  if (number >= launch.n_items) return;
+  if (number >= launch.n_items) {
+    const int64_t* words = launch.words + N - 2 * launch.n_targets;
+    auto* to = reinterpret_cast<int64_t*>(launch.targets);
+    if (number == launch.n_items) for (int k = int(threadIdx.x & 31); k < 2 * launch.n_targets; k += 32) to[k] = words[k];
+    return;
+  }
   const Item item = launch.items[number];
   const Slot slot = launch.slots[item.slot];
   const char* from = reinterpret_cast<const char*>(launch.words[2 * slot.input]);
@@ -63,20 +71,46 @@ __global__ void __launch_bounds__(kThreads) stage_kernel(const __grid_constant__
   else move<unsigned char>(slot, from, rows, stride, count, begin, end);
 }
 
+struct Outputs {
+  const char* from[kMostOutputs];
+  const Target* targets;  // behind the one of the rows
+};
+
+template <class T>
+__device__ __forceinline__ void copy(const char* from, char* to, int64_t begin, int64_t bytes) {
+  const int64_t step = int64_t(gridDim.x) * blockDim.x, first = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+#pragma unroll 4
+  for (int64_t k = begin / int64_t(sizeof(T)) + first; k < bytes / int64_t(sizeof(T)); k += step)
+    reinterpret_cast<T*>(to)[k] = reinterpret_cast<const T*>(from)[k];
+}
+
+__global__ void __launch_bounds__(kThreads) deliver_kernel(const __grid_constant__ Outputs outputs) {
+  const char* from = outputs.from[blockIdx.y];
+  const Target target = outputs.targets[blockIdx.y];
+  char* to = reinterpret_cast<char*>(target.to);
+  const int64_t whole = (reinterpret_cast<uint64_t>(from) | uint64_t(target.to)) % 16 ? 0 : target.bytes / 16 * 16;
+  copy<uint4>(from, to, 0, whole);
+  copy<unsigned char>(from, to, whole, target.bytes);
+}
+
 static void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string("fxopt.stage: ") + what + ": " + cudaGetErrorString(error));
 }
 
 template <int N>
-static void launch(const Stage& stage, const int64_t* words, cudaStream_t stream) {
-  if (stage.n_inputs * 2 > N) throw std::runtime_error("fxopt.stage: more inputs than a launch carries");
+static void launch(const Stage& stage, const int64_t* words, const Target* targets, cudaStream_t stream) {
+  const int n_targets = 1 + stage.n_outputs;
+  if ((stage.n_inputs + n_targets) * 2 > N) throw std::runtime_error("fxopt.stage: more inputs and outputs than a launch carries");
   thread_local Launch<N> parameters;
   parameters.slots = stage.slots;
   parameters.items = stage.items;
   parameters.n_items = stage.n_items;
+  parameters.n_targets = n_targets;
+  parameters.targets = stage.targets;
   memcpy(parameters.words, words, size_t(stage.n_inputs) * 16);
+  memcpy(parameters.words + N - 2 * n_targets, targets, size_t(n_targets) * 16);
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned((stage.n_items + kThreads / 32 - 1) / (kThreads / 32)));
+  config.gridDim = dim3(unsigned((stage.n_items + 1 + kThreads / 32 - 1) / (kThreads / 32)));
   config.blockDim = dim3(kThreads);
   config.stream = stream;
   check(cudaLaunchKernelEx(&config, stage_kernel<N>, parameters), "launch");
@@ -101,14 +135,36 @@ static void pack(const Slot& slot, const int64_t* words) {
 
 #define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 
-// `words`: an address and a shape per input. False: `text` (256 bytes) says what is wrong.
-FXOPT_EXPORT bool fxopt_stage(const fxopt::stage::Stage* stage, const int64_t* words, void* stream, char* text) {
+// `words`: an address and a shape per input. `targets`: of the rows, and of each output. False: `text` (256 bytes) says
+// what is wrong.
+FXOPT_EXPORT bool fxopt_stage(const fxopt::stage::Stage* stage, const int64_t* words, const fxopt::stage::Target* targets, void* stream, char* text) {
   using namespace fxopt::stage;
   try {
     for (int k = 0; k < stage->n_packed; k++) pack(stage->packed[k], words);
     const auto queue = static_cast<cudaStream_t>(stream);
     if (stage->packed_bytes) check(cudaMemcpyAsync(stage->device, stage->pinned, size_t(stage->packed_bytes), cudaMemcpyHostToDevice, queue), "copy");
-    if (stage->n_items) (stage->n_inputs * 2 > kFewWords ? launch<kWords> : launch<kFewWords>)(*stage, words, queue);
+    ((stage->n_inputs + stage->n_outputs + 1) * 2 > kFewWords ? launch<kWords> : launch<kFewWords>)(*stage, words, targets, queue);
+    return true;
+  } catch (const std::exception& error) {
+    snprintf(text, 256, "%s", error.what());
+    return false;
+  }
+}
+
+// The launch that copies outputs, which lie at `from` and have `most` bytes at most, to the targets of a later call.
+FXOPT_EXPORT bool fxopt_deliver(const fxopt::stage::Stage* stage, const void* const* from, int64_t most, void* stream, char* text) {
+  using namespace fxopt::stage;
+  try {
+    if (stage->n_outputs > kMostOutputs) throw std::runtime_error("fxopt.stage: more outputs than a launch carries");
+    Outputs outputs{};
+    for (int k = 0; k < stage->n_outputs; k++) outputs.from[k] = static_cast<const char*>(from[k]);
+    outputs.targets = stage->targets + 1;
+    cudaLaunchConfig_t config{};
+    const int64_t blocks = (most + 64 * kThreads - 1) / (64 * kThreads);
+    config.gridDim = dim3(unsigned(blocks < 1 ? 1 : blocks > kMostBlocks ? kMostBlocks : blocks), unsigned(stage->n_outputs));
+    config.blockDim = dim3(kThreads);
+    config.stream = static_cast<cudaStream_t>(stream);
+    check(cudaLaunchKernelEx(&config, deliver_kernel, outputs), "launch");
     return true;
   } catch (const std::exception& error) {
     snprintf(text, 256, "%s", error.what());
