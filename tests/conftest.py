@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 import torch
 
+from fxopt.torch_internals.seeds import seed_started
 from fxopt.tune import tuner
 
 # The first example of a property may build a kernel, and machines differ: time is no property.
@@ -65,7 +66,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     random.seed(0)
-    torch.manual_seed(0)
+    seed_started(0)
 
 
 @pytest.fixture(autouse=True)

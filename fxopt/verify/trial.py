@@ -22,6 +22,7 @@ from fxopt.capture.untouched import LARGE, Look, quietly
 from fxopt.runtime.pieces import Pieces
 from fxopt.runtime.undo import may_change, nothing_left_in
 from fxopt.shape.aliases import Aliases
+from fxopt.torch_internals.seeds import seed_started
 
 if TYPE_CHECKING:
     from fxopt.capture import Capture
@@ -169,7 +170,7 @@ def written_placeholders(graph: fx.Graph) -> list[int]:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """The same random numbers at every trial, nothing printed, nothing left where the model's code reaches."""
     with quietly(model):
-        torch.manual_seed(0)
+        seed_started(0)
         yield
 
 

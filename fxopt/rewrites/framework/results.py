@@ -88,6 +88,7 @@ class Kept:
         self._module = module
         self._aliases = Aliases(module.graph)
         self._paths = GradientPaths(module.graph, surely)
+        self._found: dict[Node, set[Node] | None] = {}
         self.edited = self._aliases.edited
         self.sharing = self._aliases.sharing
 
@@ -136,6 +137,16 @@ class Kept:
         needs_result = facts_of(call.target).needs_result
         if call in sharing and needs_result is not None and needs_result(call.args[-1]):  # type: ignore[arg-type]
             return True
+        kept = self._kept_by(call)
+        return unknown if kept is None else not sharing.isdisjoint(kept)
+
+    def _kept_by(self, call: Node) -> set[Node] | None:
+        """What backward of a call needs of what it reads and gives; None where that cannot be found out."""
+        if call not in self._found:
+            self._found[call] = self._record(call)
+        return self._found[call]
+
+    def _record(self, call: Node) -> set[Node] | None:
         read = {node: self._recorded(node) for node in call.all_input_nodes}
         kept: list[Tensor] = []
         hooks = saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor)  # type: ignore[func-returns-value]
@@ -143,10 +154,10 @@ class Kept:
             with self._as_captured(), torch.enable_grad(), hooks:
                 value = call.target(*map_arg(call.args, read.get), **map_arg(call.kwargs, read.get))  # type: ignore[operator]
         except Exception:
-            return unknown
+            return None
         given = {node: value[node.args[1]] for node in call.users if node.target is operator.getitem} or {call: value}
-        shown = [tensor for node, tensor in (read | given).items() if node in sharing and isinstance(tensor, Tensor)]
-        return any(shares_storage(tensor, one) for tensor in kept for one in shown)
+        shown = {node: tensor for node, tensor in (read | given).items() if isinstance(tensor, Tensor)}
+        return {node for node, tensor in shown.items() if any(shares_storage(one, tensor) for one in kept)}
 
     @contextmanager
     def _as_captured(self) -> Iterator[None]:

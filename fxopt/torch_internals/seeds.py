@@ -1,0 +1,16 @@
+"""Seeds of the generators that have started."""
+
+from __future__ import annotations
+
+import torch
+
+
+def seed_started(seed: int) -> None:
+    """As torch.manual_seed, for the CPU and for CUDA where it has started.
+
+    For a device that has not, torch.manual_seed keeps a note, with the text of the stack: 0.7 ms in a deep one. When the
+    device starts, its seed is then this one, and no longer the user's.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
