@@ -8,8 +8,8 @@ import torch
 def seed_started(seed: int) -> None:
     """As torch.manual_seed, for the CPU and for CUDA where it has started.
 
-    For a device that has not, torch.manual_seed keeps a note, with the text of the stack: 0.7 ms in a deep one. When the
-    device starts, its seed is then this one, and no longer the user's.
+    For a device that has not, torch.manual_seed keeps a note, with the text of the stack, which takes 0.7 ms where that
+    is deep. When the device starts, its seed is then this one, and no longer the user's.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():

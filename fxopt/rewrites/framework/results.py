@@ -34,13 +34,14 @@ def part_from_backward(module: GraphModule, captured: GraphModule) -> None:
     in. Where the call that makes it keeps it, everyone else has the copy. Parameters are never copied. What is kept
     depends on which inputs ask for gradients: those of the capture, or all of them.
     """
-    _part(module, captured, surely=True)
+    found: Found = {}
+    _part(module, captured, True, found)
     if may_ask_later(captured.graph):
-        _part(module, captured, surely=False)
+        _part(module, captured, False, found)
 
 
-def _part(module: GraphModule, captured: GraphModule, surely: bool) -> None:
-    now, before = Kept(module, surely), Kept(captured, surely)
+def _part(module: GraphModule, captured: GraphModule, surely: bool, found: Found) -> None:
+    now, before = Kept(module, surely, found), Kept(captured, surely, found)
     readers, makers = dict[Node, set[Node]](), dict[Node, set[Node]]()
     for result, was in zip(_results(module), _results(captured), strict=True):
         if not isinstance(result, Node) or not isinstance(was, Node) or now.edited(result):
@@ -81,14 +82,18 @@ def _results(module: GraphModule) -> list[Any]:
     return results
 
 
+# By a call, what it reads, and which of that has gradients: what its backward needs of what it reads and gives.
+Found = dict[tuple[Node, tuple[tuple[Node, bool], ...]], set[Node] | None]
+
+
 class Kept:
     """Which memory backward needs: what an operator keeps is found by recording its backward on fake tensors."""
 
-    def __init__(self, module: GraphModule, surely: bool) -> None:
+    def __init__(self, module: GraphModule, surely: bool, found: Found | None = None) -> None:
         self._module = module
         self._aliases = Aliases(module.graph)
         self._paths = GradientPaths(module.graph, surely)
-        self._found: dict[Node, set[Node] | None] = {}
+        self._found: Found = {} if found is None else found
         self.edited = self._aliases.edited
         self.sharing = self._aliases.sharing
 
@@ -142,9 +147,10 @@ class Kept:
 
     def _kept_by(self, call: Node) -> set[Node] | None:
         """What backward of a call needs of what it reads and gives; None where that cannot be found out."""
-        if call not in self._found:
-            self._found[call] = self._record(call)
-        return self._found[call]
+        key = call, tuple((node, self._paths.reach(node)) for node in call.all_input_nodes)
+        if key not in self._found:
+            self._found[key] = self._record(call)
+        return self._found[key]
 
     def _record(self, call: Node) -> set[Node] | None:
         read = {node: self._recorded(node) for node in call.all_input_nodes}
