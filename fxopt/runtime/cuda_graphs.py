@@ -1,4 +1,4 @@
-"""One executable by captured CUDA graphs: a call is one launch that copies the inputs, one replay, one copy out.
+"""One executable by captured CUDA graphs: a call is one launch that copies the inputs, and one replay.
 
 A graph serves a bucket of batch sizes where rows do not depend on each other (patterns/row_wise.py), else one set of
 sizes. The first call of a bucket runs as it is, and so does the second, of which a graph is then captured. It is kept

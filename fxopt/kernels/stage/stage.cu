@@ -1,6 +1,6 @@
 // A call's inputs into the memory that a captured graph reads: one launch for all of them, each padded to its capacity.
-// Tensors on the host are packed into pinned memory and go over in one copy. And its outputs, in the last launch of the
-// graph, to where the first one of the call was told. No torch header.
+// Tensors on the host are packed into pinned memory and go over in one copy. This first launch also says where the outputs
+// go, and the last launch of the graph copies them there. No torch header.
 #include <cuda_runtime.h>
 
 #include <cstdint>
