@@ -34,6 +34,7 @@ POINTERS = Library(
 )
 MOST_INPUTS, _MOST_OUTPUTS = 1970, 64  # two words each, in 32 KB of launch parameters
 MOST_BYTES = 2**31 - 1  # of one padded input
+_MOST_ROWS = 2**31 - 1
 ONES, REPEAT = -1, -2  # slots.h's Fill
 _ITEM_BYTES = 4096
 _ALIGN = 256
@@ -90,6 +91,8 @@ class Inputs:
         """Describes them. Returns them, with those copied that lie too wildly: keep it until the launch.
         None: one is too large to be described."""
         while (wild := self._describe(tensors, self.at)) >= 0:
+            if tensors[wild].shape[:1] > (_MOST_ROWS,):
+                return None
             tame = tensors[wild].resolve_conj().resolve_neg().contiguous()
             if tame is tensors[wild]:
                 return None
