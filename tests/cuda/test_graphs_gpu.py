@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -233,3 +234,49 @@ def test_attributes_are_stored_behind_replays():
         assert len(replays(optimized)._graphs) == 1
         for mine, eager in kept:
             close(mine, eager)
+
+
+RESULTS = {
+    "rows": lambda y, x: y,
+    "a gate": lambda y, x: torch.sigmoid(y),
+    "turned": lambda y, x: (y * 2).t(),
+    "one number many times": lambda y, x: (y * 3)[:, :1].expand(-1, 5),
+    "a column": lambda y, x: (y + 1)[:, 0],
+    "halves": lambda y, x: (y * 2).half(),
+    "single bytes": lambda y, x: (y > 0).to(torch.uint8)[:, :3].contiguous(),
+    "ids": lambda y, x: y.argmax(1),
+    "of all rows": lambda y, x: y.sum(),
+    "three rows each": lambda y, x: y.repeat(3, 1),
+    "nothing": lambda y, x: y[:, :0].clone(),
+    "at an odd address": lambda y, x: torch.cat([y.reshape(-1)[:3], y.reshape(-1)])[3:],
+    "the input": lambda y, x: x,
+    "conjugates": lambda y, x: torch.complex(y, -y).conj(),
+}
+
+
+class Results(nn.Module):
+    def __init__(self, names):
+        super().__init__()
+        self.layer, self.names = nn.Linear(6, 8), names
+
+    def forward(self, x):
+        y = self.layer(x).relu()
+        return [RESULTS[name](y, x) for name in self.names]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_results_of_every_kind(seed):
+    rng = random.Random(seed)
+    model = Results(rng.choices(list(RESULTS), k=rng.choice((1, 3, 8, 70)))).cuda()
+    optimized = fxopt.optimize(model, config=fxopt.Config(tune="off", cuda_graphs=True))
+    before: list = []
+    with rng.choice((torch.no_grad, torch.inference_mode))():
+        for batch in (8, 8, 8, 5, 1, 1, 1, 0, 300, 257, 300, 300, 8):
+            x = torch.randn(batch, 6, device="cuda")
+            found, expected = optimized(x), model(x)
+            for result, one, kept in before:
+                assert torch.equal(result, kept), f"a later call changed {one}"
+            before = [(result, name, result.clone()) for result, name in zip(found, model.names, strict=True)]
+            for mine, eager in zip(found, expected, strict=True):
+                assert mine.shape == eager.shape and mine.dtype == eager.dtype
+                close(mine, eager)
