@@ -25,8 +25,9 @@ _CHILDLESS = QUIET - {nn.ModuleList, nn.ModuleDict, nn.Sequential}
 
 def slots_in(path: str, module: nn.Module, code: Code) -> Iterator[Slot]:
     """What a forward may read of one module besides its tensors."""
-    if module._modules:
-        yield Slot(path, vars(module), "_modules", "tree")  # another dict once an item of a list was deleted
+    for name in ("_modules", "_parameters", "_buffers"):
+        if vars(module)[name]:
+            yield Slot(path, vars(module), name, "tree")  # another dict once a list's item was deleted, or by __init__
     for name in module._modules:
         yield Slot(path, module._modules, name, "module")
     for name, value in module._parameters.items():

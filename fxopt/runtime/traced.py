@@ -158,8 +158,8 @@ def traced_view(entry: Entry) -> Traced | None:
 
 
 def _is_known_by_itself(key: str, value: Any) -> bool:
-    """A submodule, or the dict of a module's submodules."""
-    return isinstance(value, nn.Module) or (key == "_modules" and isinstance(value, dict))
+    """A submodule, or a dict of a module's own: of its submodules, parameters or buffers."""
+    return isinstance(value, nn.Module) or (key in ("_modules", "_parameters", "_buffers") and isinstance(value, dict))
 
 
 def _outputs(graph: fx.GraphModule) -> list[Any]:
