@@ -14,6 +14,8 @@ On several ranks, steps in turns begin on all ranks at once; shown is the median
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import statistics
 import time
@@ -61,7 +63,7 @@ class Ranks(Neighbours):
 
 
 def sharded() -> tuple[nn.Module, nn.Module]:
-    """A DistributedModelParallel of one rank, its tables table-wise with SGD in backward; and its collection."""
+    """A DistributedModelParallel of this rank, its tables table-wise with SGD in backward; and its collection."""
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
@@ -155,15 +157,11 @@ def table(parts: dict[str, float], parameters: int, batch: int, network: Network
     shown = Table(title=f"a training step, batch {batch} a rank, measured on {measured}", caption=caption)
     for heading in ("ranks", "collectives ms", "eager ms", "fxopt ms", "ratio"):
         shown.add_column(heading, justify="right")
-    if measured > 1:
-        eager, fast = parts[EAGER], parts[FXOPT]
-        shown.add_row(str(measured), "measured", f"{1e3 * eager:.1f}", f"{1e3 * fast:.1f}", f"{eager / fast:.2f}x")
-        return shown
-    for ranks in RANKS:
-        added = network.seconds(ranks, batch, parameters)
-        eager, fast = parts[EAGER] + added, parts[FXOPT] + added
-        numbers = [f"{1e3 * each:.1f}" for each in (added, eager, fast)]
-        shown.add_row(str(ranks), *numbers, f"{eager / fast:.2f}x")
+    added = {measured: None} if measured > 1 else {ranks: network.seconds(ranks, batch, parameters) for ranks in RANKS}
+    for ranks, collectives in added.items():
+        eager, fast = parts[EAGER] + (collectives or 0.0), parts[FXOPT] + (collectives or 0.0)
+        first = "measured" if collectives is None else f"{1e3 * collectives:.1f}"
+        shown.add_row(str(ranks), first, f"{1e3 * eager:.1f}", f"{1e3 * fast:.1f}", f"{eager / fast:.2f}x")
     return shown
 
 
@@ -180,13 +178,12 @@ def main(argv: list[str]) -> int:
     alone: dict[str, Any] = {} if several else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group("gloo", **alone)
     try:
-        if dist.get_rank():
-            for batch in args.batches:
-                measured(batch, args.seconds)
-            return 0
-        console, neighbours = options.begin(args), Ranks() if several else Neighbours()
+        with contextlib.redirect_stdout(io.StringIO()) if dist.get_rank() else contextlib.nullcontext():
+            console, neighbours = options.begin(args), Ranks() if several else Neighbours()
         network = Network(args.gigabits * 1e9 / 8, args.latency * 1e-6)
         found = {batch: measured(batch, args.seconds) for batch in args.batches}
+        if dist.get_rank():
+            return 0
         tables = [table(*parts, batch, network) for batch, parts in found.items()]
     finally:
         dist.destroy_process_group()

@@ -43,7 +43,8 @@ def held_by(*roots: Any, without: Iterable[Any] = (), seen: set[int] | None = No
         level = inner
 
 
-_HOOKS = frozenset(vars(nn.Module())) - {"_modules", "_parameters", "_buffers"}
+OWN = ("_modules", "_parameters", "_buffers")  # the dicts of what a module is made of
+_HOOKS = frozenset(vars(nn.Module())).difference(OWN)
 
 
 def _is_empty(value: Any) -> bool:

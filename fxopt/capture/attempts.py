@@ -28,6 +28,7 @@ from fxopt.capture.reach import Reach
 from fxopt.capture.state import ModelCopy, fake_state, label
 from fxopt.capture.trace import trace
 from fxopt.findings import Place
+from fxopt.reach import OWN
 from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT
 
 _FINAL = (*DATA_DEPENDENT, CaptureError)  # no other sizes would help
@@ -220,7 +221,7 @@ class Attempts:
                 reason = f"forward sets {min(names)!r} of {path}, which stays opaque"
                 raise Stopped({"": Leaf("", reason, Place(path))})
         changed = {path: names for path, names in every.items() if path not in inside}
-        fixed = {p: names & {"_parameters", "_modules", "_buffers"} for p, names in changed.items()}
+        fixed = {p: names.intersection(OWN) for p, names in changed.items()}
         stop = {p: Leaf(p, f"forward changes its {min(n)}", Place(p)) for p, n in fixed.items() if n}
         if stop:
             raise Stopped(stop)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fxopt.names import is_setting, missing_of, named_by
-from fxopt.reach import Absent, Code, Fields, slots_of
+from fxopt.reach import OWN, Absent, Code, Fields, slots_of
 from fxopt.runtime.inside import Slot
 
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
@@ -25,7 +25,7 @@ _CHILDLESS = QUIET - {nn.ModuleList, nn.ModuleDict, nn.Sequential}
 
 def slots_in(path: str, module: nn.Module, code: Code) -> Iterator[Slot]:
     """What a forward may read of one module besides its tensors."""
-    for name in ("_modules", "_parameters", "_buffers"):
+    for name in OWN:
         if vars(module)[name]:
             yield Slot(path, vars(module), name, "tree")  # another dict once a list's item was deleted, or by __init__
     for name in module._modules:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
+from fxopt.reach import OWN
 from fxopt.runtime.checks import TensorForm
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.signature import forms_of
@@ -159,7 +160,7 @@ def traced_view(entry: Entry) -> Traced | None:
 
 def _is_known_by_itself(key: str, value: Any) -> bool:
     """A submodule, or a dict of a module's own: of its submodules, parameters or buffers."""
-    return isinstance(value, nn.Module) or (key in ("_modules", "_parameters", "_buffers") and isinstance(value, dict))
+    return isinstance(value, nn.Module) or (key in OWN and isinstance(value, dict))
 
 
 def _outputs(graph: fx.GraphModule) -> list[Any]:

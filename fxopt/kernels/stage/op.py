@@ -169,8 +169,7 @@ class Stage:
         ]
         self._keep: list[object] = [*on_device, *pinned]
         targets = torch.zeros(2 * (1 + _MOST_OUTPUTS), dtype=torch.int64, device=device)
-        self._keep.append(targets)
-        self.real_rows = targets[:1]
+        self.real_rows = targets[:1]  # keeps all of them
         self._stages = []
         for pinned_at in [memory.data_ptr() for memory in pinned] or [0]:
             table = _slots(rooms, there, offsets, pinned_at)
@@ -268,13 +267,7 @@ def kernel(device: int) -> ctypes.CDLL:
     library.fxopt_stage.restype = ctypes.c_bool
     library.fxopt_stage.argtypes = (*[ctypes.c_void_p] * 4, ctypes.c_char_p)
     library.fxopt_deliver.restype = ctypes.c_bool
-    library.fxopt_deliver.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_int64,
-        ctypes.c_void_p,
-        ctypes.c_char_p,
-    )
+    library.fxopt_deliver.argtypes = (*[ctypes.c_void_p] * 2, ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p)
     return library
 
 

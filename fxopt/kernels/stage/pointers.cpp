@@ -150,6 +150,8 @@ PyObject* fresh(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
     PyObject* torch = PyImport_ImportModule("torch");
     PyObject* kind = torch ? PyObject_GetAttrString(torch, "OutOfMemoryError") : nullptr;
     if (kind) PyErr_SetString(kind, error.what_without_backtrace());
+    Py_XDECREF(kind);
+    Py_XDECREF(torch);
     return nullptr;
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
