@@ -2,14 +2,12 @@
 // plain CPU tensors, or plain tensors of one CUDA device, with nothing to record, reads them where they are and calls the
 // kernel. For everything else it answers None.
 #include <ATen/ops/empty.h>
-#include <c10/core/GradMode.h>
 
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
-#include "entry.h"
-#include "../torch_internals/python_call.h"
+#include "picked.h"
 
 namespace {
 
@@ -23,24 +21,18 @@ struct Ways {
 const uint64_t kPlainCuda = c10::DispatchKeySet({c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA,
                                                  c10::DispatchKey::ADInplaceOrView}).raw_repr();
 
-// Where the tensors of a call must be. device -1: the CPU.
-struct Place {
-  bool grad_mode;
-  uint64_t keys = kPlain;
-  int device = -1;
+using fxopt::Place;
 
-  bool holds(const c10::TensorImpl* impl) const {
-    return (impl->key_set().raw_repr() & ~keys) == 0 && impl->unsafe_storage() && !(grad_mode && impl->requires_grad()) &&
-           impl->numel() <= fxopt::kMostElements && (device < 0 || impl->device().index() == device);
-  }
-};
-
-bool is_sequence(PyObject* argument) { return PyList_CheckExact(argument) || PyTuple_CheckExact(argument); }
+bool is_picked(PyObject* argument) { return Py_IS_TYPE(argument, picked_type); }
 
 // A CUDA tensor in front says that all are expected on its device.
 Place place_of(PyObject* first, const Ways& ways) {
-  Place place{c10::GradMode::is_enabled()};
-  if (is_sequence(first)) {
+  Place place;
+  if (is_picked(first)) {
+    const auto& picked = *reinterpret_cast<Picked*>(first);
+    if (picked.places().empty()) return place;
+    first = picked.parts().at(picked.places()[0]);
+  } else if (is_sequence(first)) {
     if (PySequence_Fast_GET_SIZE(first) == 0) return place;
     first = PySequence_Fast_ITEMS(first)[0];
   }
@@ -52,33 +44,14 @@ Place place_of(PyObject* first, const Ways& ways) {
   return place;
 }
 
-// `impl->data()` of a tensor with storage, without asking a virtual function for that.
-char* data_of(const c10::TensorImpl* impl) {
-  if (impl->numel() == 0) return nullptr;
-  const auto* data = static_cast<const char*>(impl->unsafe_storage().data());
-  return const_cast<char*>(data) + impl->dtype().itemsize() * size_t(impl->storage_offset());
-}
-
-inline bool read(PyObject* item, const Place& place, fxopt::Array& operand) {
-  if (item == Py_None && place.device < 0) {
-    operand = {nullptr, nullptr, nullptr, -1, 0};
-    return true;
-  }
-  if (!fxopt::is_plain(item)) return false;
-  const c10::TensorImpl* impl = fxopt::tensor_of(item).unsafeGetTensorImpl();
-  if (!place.holds(impl)) return false;
-  const auto sizes = impl->sizes();
-  operand = {data_of(impl), sizes.data(), impl->strides().data(), int32_t(sizes.size()), int32_t(c10::typeMetaToScalarType(impl->dtype()))};
-  return true;
-}
-
 // The dependent loads from list to storage, started early: they are most of what unpacking 2000 tensors costs. A cold call
 // of 1000 columns takes 550 us with half these distances, and 524 so.
-void prefetch(PyObject** items, Py_ssize_t k, Py_ssize_t n, const Place& place) {
-  if (k + 48 < n) __builtin_prefetch(reinterpret_cast<fxopt::PythonTensor*>(items[k + 48]));
-  if (k + 32 < n && fxopt::is_plain(items[k + 32])) fxopt::prefetch_metadata(fxopt::tensor_of(items[k + 32]));
-  if (k + 16 < n && fxopt::is_plain(items[k + 16])) {
-    const at::Tensor& tensor = fxopt::tensor_of(items[k + 16]);
+template <class Items>
+void prefetch(Items item, Py_ssize_t k, Py_ssize_t n, const Place& place) {
+  if (k + 48 < n) __builtin_prefetch(reinterpret_cast<fxopt::PythonTensor*>(item(k + 48)));
+  if (k + 32 < n && fxopt::is_plain(item(k + 32))) fxopt::prefetch_metadata(fxopt::tensor_of(item(k + 32)));
+  if (k + 16 < n && fxopt::is_plain(item(k + 16))) {
+    const at::Tensor& tensor = fxopt::tensor_of(item(k + 16));
     if ((tensor.key_set().raw_repr() & ~place.keys) == 0) fxopt::prefetch_data_pointer(tensor);
   }
 }
@@ -94,15 +67,44 @@ struct Operands {
   }
 
   bool append(PyObject* argument, const Place& place) {
+    if (is_picked(argument)) return append(*reinterpret_cast<Picked*>(argument), place);
     if (!is_sequence(argument)) return read(argument, place, *next(1));
-    const Py_ssize_t count = PySequence_Fast_GET_SIZE(argument);
     PyObject** items = PySequence_Fast_ITEMS(argument);
+    return append([&](Py_ssize_t k) { return items[k]; }, PySequence_Fast_GET_SIZE(argument), place);
+  }
+
+  template <class Items>
+  bool append(Items item, Py_ssize_t count, const Place& place) {
     fxopt::Array* to = next(size_t(count));
     for (Py_ssize_t k = 0; k < count; k++) {
-      prefetch(items, k, count, place);
-      if (!read(items[k], place, to[k])) return false;
+      prefetch(item, k, count, place);
+      if (!read(item(k), place, to[k])) return false;
     }
     return true;
+  }
+
+  // What the check of the call has read is taken from there.
+  bool append(const Picked& picked, const Place& place) {
+    const Parts parts = picked.parts();
+    const std::vector<int64_t>& places = picked.places();
+    const fxopt::Array *state = known(picked.state, place), *inputs = known(picked.inputs, place);
+    const auto item = [&](Py_ssize_t k) { return parts.at(places[size_t(k)]); };
+    if (!state || !inputs) return append(item, Py_ssize_t(places.size()), place);
+    fxopt::Array* to = next(places.size());
+    for (size_t k = 0; k < places.size(); k++) {
+      const int64_t at = places[k];
+      if (at < parts.third) {
+        to[k] = at < parts.second ? state[at] : inputs[at - parts.second];
+      } else if (!read(item(Py_ssize_t(k)), place, to[k])) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  static const fxopt::Array* known(PyObject* object, const Place& place) {
+    const auto* tensors = fxopt::as_tensors(object);
+    return tensors && place.device < 0 && (!place.grad_mode || tensors->grad_mode) ? tensors->arrays.get() : nullptr;
   }
 };
 
@@ -136,7 +138,7 @@ PyObject* call(PyObject* capsule, PyObject* const* arguments, Py_ssize_t n_argum
     counts.push_back(int64_t(operands.n - before));
   }
   fxopt::Array plan;
-  if (!read(arguments[n_arguments - 1], Place{place.grad_mode}, plan)) Py_RETURN_NONE;
+  if (!read(arguments[n_arguments - 1], Place{}, plan)) Py_RETURN_NONE;
   if (plan.dtype != fxopt::kDtypeInt64 || plan.dim != 1 || plan.strides[0] != 1) Py_RETURN_NONE;
   Results results{place.device, {}};
   const fxopt::Request request{operands.arrays.data(), counts.data(), int64_t(operands.n), int64_t(counts.size()),
@@ -172,49 +174,8 @@ PyObject* bind_cuda(PyObject*, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
-// Of the state, the inputs and what follows them, the items at these places.
-PyObject* pick(PyObject* capsule, PyObject* const* arguments, Py_ssize_t n_arguments) {
-  const auto& places = *static_cast<std::vector<int64_t>*>(PyCapsule_GetPointer(capsule, nullptr));
-  if (n_arguments < 2 || !is_sequence(arguments[0]) || !is_sequence(arguments[1])) {
-    PyErr_SetString(PyExc_TypeError, "pick: expected two lists or tuples");
-    return nullptr;
-  }
-  PyObject* const* const parts[] = {PySequence_Fast_ITEMS(arguments[0]), PySequence_Fast_ITEMS(arguments[1]), arguments + 2};
-  const Py_ssize_t first = PySequence_Fast_GET_SIZE(arguments[0]), second = first + PySequence_Fast_GET_SIZE(arguments[1]);
-  const Py_ssize_t begins[] = {0, first, second}, end = second + n_arguments - 2, n = Py_ssize_t(places.size());
-  PyObject* picked = PyTuple_New(n);
-  for (Py_ssize_t k = 0; picked && k < n; k++) {
-    const Py_ssize_t place = places[size_t(k)];
-    if (place < 0 || place >= end) {
-      Py_DECREF(picked);
-      PyErr_SetString(PyExc_IndexError, "pick: a place beyond the values");
-      return nullptr;
-    }
-    const int part = (place >= first) + (place >= second);
-    PyTuple_SET_ITEM(picked, k, Py_NewRef(parts[part][place - begins[part]]));
-  }
-  return picked;
-}
-
-PyMethodDef picked = fxopt::method("pick", pick);
-
-void drop_places(PyObject* capsule) { delete static_cast<std::vector<int64_t>*>(PyCapsule_GetPointer(capsule, nullptr)); }
-
-// picker(buffer of int64) -> a function
-PyObject* picker(PyObject*, PyObject* buffer) {
-  Py_buffer view;
-  if (PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE) < 0) return nullptr;
-  const auto* first = static_cast<const int64_t*>(view.buf);
-  auto* places = new std::vector<int64_t>(first, first + view.len / Py_ssize_t(sizeof(int64_t)));
-  PyBuffer_Release(&view);
-  PyObject* capsule = PyCapsule_New(places, nullptr, &drop_places);
-  PyObject* function = capsule ? PyCFunction_New(&picked, capsule) : nullptr;
-  Py_XDECREF(capsule);
-  return function;
-}
-
 PyMethodDef methods[] = {
-    {"picker", &picker, METH_O, nullptr},
+    {"picker", &picker, METH_VARARGS, nullptr},
     {"bind", &bind, METH_O, nullptr},
     {"bind_cuda", &bind_cuda, METH_VARARGS, nullptr},
     fxopt::method("readable", fxopt::readable),
@@ -224,4 +185,7 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "fxopt_entry", nullptr, -1, methods
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit_fxopt_entry() { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit_fxopt_entry() {
+  picked_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&picked_spec));
+  return picked_type ? PyModule_Create(&module) : nullptr;
+}

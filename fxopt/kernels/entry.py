@@ -59,10 +59,14 @@ def bind_cuda(way: Callable, address: int, device: int) -> None:
         module.bind_cuda(way, address, device)
 
 
-def picker(places: Sequence[int]) -> Callable[..., tuple]:
-    """``pick(state, inputs, *others)``: the tuple of those of all of them, in this order, that stand at `places`."""
+def picker(places: Sequence[int], in_place: bool = False) -> Callable[..., Sequence]:
+    """``pick(state, inputs, *others)``: the tuple of those of all of them, in this order, that stand at `places`.
+
+    in_place: a sequence instead that :func:`bind`'s ways read where its items lie. What the check of the state has seen
+    of a tensor must still hold.
+    """
     module = _entry()
-    return module.picker(array("q", places)) if module is not None else functools.partial(_pick, places)
+    return module.picker(array("q", places), in_place) if module is not None else functools.partial(_pick, places)
 
 
 def _pick(places: Sequence[int], state: Sequence, inputs: Sequence, *others: object) -> tuple:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,15 @@ def apart_check() -> Callable[[list, list], bool]:
     return module.apart if module else python_apart
 
 
-def tensor_check(forms: Sequence[TensorForm], firsts: Sequence[int] = ()) -> Callable[[Sequence[Any]], bool]:
+class Check(Protocol):
+    def __call__(self, tensors: Sequence[Any], /) -> bool: ...
+
+    def look(self, tensors: Sequence[Any], /) -> Sequence[Any] | None:
+        """The tensors, or None where the check fails. Many of them come as a list that also keeps where each lies."""
+        ...
+
+
+def tensor_check(forms: Sequence[TensorForm], firsts: Sequence[int] = ()) -> Check:
     """``check(tensors)``: a list or tuple of plain strided tensors of these forms.
 
     Where `firsts` are given they say which are one object: tensor i is tensor firsts[i], and no other before it.
@@ -127,6 +135,9 @@ class PythonTensorCheck:
             and list(map(_LAYOUT, tensors)) == self._layouts
             and (not self._firsts or firsts_of(tensors) == self._firsts)
         )
+
+    def look(self, tensors: Sequence[Any]) -> Sequence[Any] | None:
+        return tensors if self(tensors) else None
 
 
 def _shape_check(dims: Sequence[tuple[int | str, ...]]) -> Callable[[list], bool]:

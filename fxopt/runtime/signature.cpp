@@ -7,7 +7,7 @@
 #include <new>
 #include <vector>
 
-#include "../torch_internals/python_tensor.h"
+#include "../kernels/operand.h"
 
 namespace {
 
@@ -16,6 +16,7 @@ namespace {
 // A thousand small dicts do not stay in the cache between calls: fetch them in two steps, ahead of their use. A cold call
 // of 1000 columns takes 375-385 us with 16 and 8, and 311-369 so.
 constexpr Py_ssize_t kFar = 64, kNear = 32;
+constexpr Py_ssize_t kMany = 64;  // fewer tensors are read by their operator, not ahead of it
 
 void prefetch(PyObject* wheres, Py_ssize_t i, Py_ssize_t n) {
   if (i + kFar < n) {
@@ -130,6 +131,33 @@ void seen_dealloc(PyObject* self) {
 
 PyTypeObject* seen_type;
 
+PyTypeObject* tensors_type;
+
+fxopt::Tensors* new_tensors(Py_ssize_t n) {
+  PyObject* self = tensors_type->tp_alloc(tensors_type, 0);
+  if (self == nullptr) {
+    return nullptr;
+  }
+  new (&reinterpret_cast<fxopt::Tensors*>(self)->arrays) std::unique_ptr<fxopt::Array[]>;
+  auto* list = reinterpret_cast<PyListObject*>(self);
+  list->ob_item = static_cast<PyObject**>(PyMem_Calloc(size_t(n) + 1, sizeof(PyObject*)));
+  if (list->ob_item == nullptr) {
+    Py_DECREF(self);
+    PyErr_NoMemory();
+    return nullptr;
+  }
+  list->allocated = n + 1;
+  Py_SET_SIZE(list, n);
+  return reinterpret_cast<fxopt::Tensors*>(self);
+}
+
+void tensors_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  reinterpret_cast<fxopt::Tensors*>(self)->arrays.~unique_ptr();
+  PyList_Type.tp_dealloc(self);
+  Py_DECREF(type);
+}
+
 // Whether these are `count` lists of one length; else an error is set.
 bool are_lists(const char* name, PyObject* const* lists, Py_ssize_t given, Py_ssize_t count) {
   bool lists_only = given == count, one_length = true;
@@ -144,7 +172,7 @@ bool are_lists(const char* name, PyObject* const* lists, Py_ssize_t given, Py_ss
   return true;
 }
 
-// read(seen, wheres, keys) -> list, or None when a key is absent.
+// read(seen, wheres, keys) -> list (fxopt.Tensors), or None when a key is absent.
 PyObject* read(PyObject*, PyObject* const* args, Py_ssize_t given) {
   if (given == 0 || !Py_IS_TYPE(args[0], seen_type)) {
     PyErr_SetString(PyExc_TypeError, "read: expected a Seen and two lists");
@@ -156,7 +184,7 @@ PyObject* read(PyObject*, PyObject* const* args, Py_ssize_t given) {
   auto& seen = *reinterpret_cast<Seen*>(args[0]);
   PyObject *wheres = args[1], *keys = args[2];
   const Py_ssize_t n = PyList_GET_SIZE(wheres);
-  PyObject* values = PyList_New(n);
+  auto* values = reinterpret_cast<PyObject*>(new_tensors(n));
   if (values == nullptr) {
     return nullptr;
   }
@@ -268,13 +296,18 @@ struct Forms {
   std::vector<int64_t> dims;
   size_t symbols = 0;
 
-  bool hold(PyObject* const* tensors, Py_ssize_t n, std::vector<int64_t>& sizes) const {
+  // arrays: where each lies, if `readable`; null: nobody asks.
+  bool hold(PyObject* const* tensors, Py_ssize_t n, std::vector<int64_t>& sizes, fxopt::Array* arrays, bool& readable) const {
+    const fxopt::Place place;
+    readable = arrays != nullptr;
     for (Py_ssize_t i = 0; i < n; ++i) {
       if (i + 2 * kFar < n) __builtin_prefetch(tensors[i + 2 * kFar]);
       if (i + kFar < n && fxopt::is_plain(tensors[i + kFar])) fxopt::prefetch_metadata(fxopt::tensor_of(tensors[i + kFar]));
+      if (readable && i + kNear < n && fxopt::is_plain(tensors[i + kNear])) fxopt::prefetch_data_pointer(fxopt::tensor_of(tensors[i + kNear]));
       if (!fxopt::is_plain(tensors[i]) || !holds(forms[i], fxopt::tensor_of(tensors[i]), sizes)) {
         return false;
       }
+      readable = readable && fxopt::read(tensors[i], place, arrays[i]);
     }
     return true;
   }
@@ -403,25 +436,63 @@ PyObject* check_new(PyTypeObject* type, PyObject* args, PyObject*) {
   return reinterpret_cast<PyObject*>(self);
 }
 
-PyObject* check_call(PyObject* self, PyObject* args, PyObject*) {
-  PyObject* tensors;
-  if (!PyArg_ParseTuple(args, "O", &tensors)) {
-    return nullptr;
-  }
+// Whether the tensors, a list or a tuple, are of the forms; arrays as in Forms::hold. -1: an error is set.
+int check(PyObject* self, PyObject* tensors, fxopt::Array* arrays, bool& readable) {
   if (!PyList_Check(tensors) && !PyTuple_Check(tensors)) {
     PyErr_SetString(PyExc_TypeError, "TensorCheck: expected a list or a tuple");
-    return nullptr;
+    return -1;
   }
   const Forms& forms = *reinterpret_cast<TensorCheck*>(self)->forms;
   const Py_ssize_t n = PySequence_Fast_GET_SIZE(tensors);
+  PyObject* const* items = PySequence_Fast_ITEMS(tensors);
   try {
     std::vector<int64_t> sizes(forms.symbols, -1);
-    PyObject* const* items = PySequence_Fast_ITEMS(tensors);
-    const bool holds = n == static_cast<Py_ssize_t>(forms.forms.size()) && forms.hold(items, n, sizes);
-    return PyBool_FromLong(holds && reinterpret_cast<TensorCheck*>(self)->identities->hold(items));
+    return n == static_cast<Py_ssize_t>(forms.forms.size()) && forms.hold(items, n, sizes, arrays, readable) &&
+           reinterpret_cast<TensorCheck*>(self)->identities->hold(items);
   } catch (const std::exception&) {  // sizes that are symbols, or a tensor type without sizes: not one of ours
-    Py_RETURN_FALSE;
+    return 0;
   }
+}
+
+PyObject* check_call(PyObject* self, PyObject* args, PyObject*) {
+  PyObject* tensors;
+  bool readable;
+  if (!PyArg_ParseTuple(args, "O", &tensors)) {
+    return nullptr;
+  }
+  const int holds = check(self, tensors, nullptr, readable);
+  return holds < 0 ? nullptr : PyBool_FromLong(holds);
+}
+
+// check.look(tensors) -> them, many of them as fxopt.Tensors, or None when they are not of the forms.
+PyObject* check_look(PyObject* self, PyObject* tensors) {
+  const auto n = static_cast<Py_ssize_t>(reinterpret_cast<TensorCheck*>(self)->forms->forms.size());
+  std::unique_ptr<fxopt::Array[]> arrays(n < kMany ? nullptr : new fxopt::Array[size_t(n)]);
+  bool readable = false;
+  const int holds = check(self, tensors, arrays.get(), readable);
+  if (holds < 0) {
+    return nullptr;
+  }
+  if (holds == 0) {
+    Py_RETURN_NONE;
+  }
+  if (!readable) {
+    return Py_NewRef(tensors);
+  }
+  fxopt::Tensors* looked = fxopt::as_tensors(tensors);
+  if (looked != nullptr) {
+    Py_INCREF(tensors);
+  } else {
+    looked = new_tensors(n);
+    for (Py_ssize_t i = 0; looked != nullptr && i < n; ++i) {
+      looked->list.ob_item[i] = Py_NewRef(PySequence_Fast_GET_ITEM(tensors, i));
+    }
+  }
+  if (looked != nullptr) {
+    looked->arrays = std::move(arrays);
+    looked->grad_mode = c10::GradMode::is_enabled();
+  }
+  return reinterpret_cast<PyObject*>(looked);
 }
 
 // ---- memory -----------------------------------------------------------------------------------------------------
@@ -469,7 +540,9 @@ PyObject* apart(PyObject*, PyObject* const* args, Py_ssize_t given) {
   Py_RETURN_TRUE;
 }
 
+PyMethodDef check_methods[] = {{"look", check_look, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyType_Slot check_slots[] = {
+    {Py_tp_methods, check_methods},
     {Py_tp_new, reinterpret_cast<void*>(check_new)},
     {Py_tp_call, reinterpret_cast<void*>(check_call)},
     {Py_tp_dealloc, reinterpret_cast<void*>(check_dealloc)},
@@ -483,6 +556,12 @@ PyType_Slot seen_slots[] = {
     {0, nullptr},
 };
 PyType_Spec seen_spec = {"fxopt_signature.Seen", sizeof(Seen), 0, Py_TPFLAGS_DEFAULT, seen_slots};
+
+PyType_Slot tensors_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(tensors_dealloc)},
+    {0, nullptr},
+};
+PyType_Spec tensors_spec = {fxopt::kTensors, sizeof(fxopt::Tensors), 0, Py_TPFLAGS_DEFAULT, tensors_slots};
 
 PyMethodDef functions[] = {
     fxopt::method("read", read),
@@ -505,5 +584,11 @@ PyMODINIT_FUNC PyInit_fxopt_signature() {
     return nullptr;
   }
   seen_type = reinterpret_cast<PyTypeObject*>(seen);
+  PyObject* bases = PyTuple_Pack(1, &PyList_Type);
+  tensors_type = bases ? reinterpret_cast<PyTypeObject*>(PyType_FromSpecWithBases(&tensors_spec, bases)) : nullptr;
+  Py_XDECREF(bases);
+  if (tensors_type == nullptr) {
+    return nullptr;
+  }
   return module;
 }

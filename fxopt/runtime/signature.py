@@ -45,6 +45,7 @@ class Signature:
     ) -> None:
         self.flatten = flattener(spec, constants)
         self._check = tensor_check(forms, firsts)
+        self._look = self._check.look
         self._holds = holds
 
     @classmethod
@@ -69,12 +70,11 @@ class Signature:
         other.flatten = flatten
         return other
 
-    def bind(self, args: tuple, kwargs: dict) -> tuple[Tensor, ...] | None:
+    def bind(self, args: tuple, kwargs: dict) -> Sequence[Tensor] | None:
         """The tensor inputs in order, or None when this call is not of the signature."""
-        tensors = self.flatten(args, kwargs)
-        if tensors is None or not self._check(tensors) or (self._holds and not self._holds(tensors)):
-            return None
-        return tensors
+        flat = self.flatten(args, kwargs)
+        tensors = None if flat is None else self._look(flat)
+        return None if tensors is None or (self._holds and not self._holds(tensors)) else tensors
 
 
 class State:
@@ -97,6 +97,7 @@ class State:
         self._read, self._unchanged = reader(), comparer()
         tensors = self._read(self._wheres, self._keys) or []
         self._check = tensor_check([TensorForm(t.dtype, t.device, tuple(t.shape)) for t in fakes])
+        self._look = self._check.look
         own = set(zip(map(id, self._wheres), self._keys, strict=True))
         aliases = [a for a in _aliases(model, tensors) if (id(a[0]), a[1]) not in own]
         self._alias_wheres = [where for where, _, _ in aliases]
@@ -108,10 +109,11 @@ class State:
         """Where each tensor is: ``dict[key]``."""
         return list(zip(self._wheres, self._keys, strict=True))
 
-    def read(self) -> list[Tensor] | None:
+    def read(self) -> Sequence[Tensor] | None:
         """The state tensors now, or None when one is gone, changed its form, or is no longer tied."""
-        tensors = self._read(self._wheres, self._keys)
-        if tensors is None or not self._check(tensors):
+        found = self._read(self._wheres, self._keys)
+        tensors = None if found is None else self._look(found)
+        if tensors is None:
             return None
         if self._alias_of:
             expected = [tensors[i] for i in self._alias_of]

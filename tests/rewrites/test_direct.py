@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxopt import optimize
@@ -114,3 +117,28 @@ def test_many_arguments_arrive_in_order() -> None:
             arguments = torch.randn(batch, 2), [i[:batch] for i in ids]
             assert torch.equal(fast(*arguments), model(*arguments))
     assert len(fast._fxopt.entries) == 1
+
+
+@pytest.mark.parametrize("code", ["", "leaf", "edit"])
+def test_tensors_are_read_ahead_unless_code_between_may_move_them(code: str) -> None:
+    graph, kinds = Graph(), list[str]()
+    places = [graph.placeholder(f"p{number}") for number in range(70)]
+    if code == "leaf":
+        graph.call_module("leaf", (places[0],))
+    elif code == "edit":
+        graph.call_function(torch.ops.aten.copy_.default, (places[0], places[1]))
+
+    def bound(tensors: Sequence[Tensor]) -> Tensor:
+        kinds.append(type(tensors).__name__)
+        return tensors[69] + 1
+
+    bound.reads_in_place = True  # type: ignore[attr-defined]
+    call = graph.call_function(torch.ops.aten.cat.default, (places,))
+    call.meta["bound"] = bound
+    graph.output(call)
+    module = GraphModule(nn.ModuleDict({"leaf": nn.Identity()}), graph)
+    direct.direct(module, states=30)
+    tensors = [torch.randn(3) for _ in range(70)]
+    with torch.no_grad():
+        found = module.forward(*tensors)
+    assert kinds == (["tuple"] if code else ["Picked"]) and torch.equal(found, tensors[69] + 1)

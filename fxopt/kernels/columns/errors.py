@@ -85,4 +85,5 @@ def call_of(plan: Plan) -> Callable[[Sequence[Tensor], Sequence[Tensor], Tensor]
         except RuntimeError as error:
             raise explain(error, plan) or error from None
 
+    fxopt_columns.reads_in_place = True  # type: ignore[attr-defined]  # any sequence of tensors, picked ones too
     return fxopt_columns

@@ -42,6 +42,7 @@ def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -
     outputs = OPERATORS.past_dispatcher("columns")(tensors, tables, plan)
     if outputs is not None:
         return outputs
+    tensors, tables = list(tensors), list(tables)
     first = (tables or tensors)[0]
     if first.is_cuda and not load_cuda(first.get_device()):
         return torch.ops.fxopt.columns_in_pytorch(tensors, tables, plan)

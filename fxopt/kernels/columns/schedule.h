@@ -106,33 +106,46 @@ inline void plan_work(const Call& call, Work& work) {
   }
 }
 
-// Every item runs even after one fails: which error is reported must not depend on the threads.
-inline void run_items(const Call& call, const Kernels& kernels, const Work& work, std::atomic<int64_t>& next, Error& error) {
-  const int64_t n_items = work.first_item.back();
-  int64_t tile = 0;
-  for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < n_items;) {
-    while (item >= work.first_item[tile + 1]) tile++;
-    const int64_t rows = call.outputs[call.plan.tiles[tile].output].rows;
-    const int64_t row0 = (item - work.first_item[tile]) * work.rows[tile];
-    const int64_t row1 = row0 + work.rows[tile] < rows ? row0 + work.rows[tile] : rows;
-    Error here;
-    if (!kernels.run_tile(call, call.plan.tiles[tile], row0, row1, here) && here.before(error)) error = here;
-  }
+// The items of one thread. It takes them from the front; threads that are done with theirs do so, too.
+struct alignas(64) Share {
+  std::atomic<int64_t> next;
+  int64_t end;
+};
+
+inline void run_item(const Call& call, const Kernels& kernels, const Work& work, int64_t item, Error& error) {
+  const auto tile = std::upper_bound(work.first_item.begin(), work.first_item.end(), item) - work.first_item.begin() - 1;
+  const int64_t rows = call.outputs[call.plan.tiles[tile].output].rows;
+  const int64_t row0 = (item - work.first_item[tile]) * work.rows[tile];
+  const int64_t row1 = row0 + work.rows[tile] < rows ? row0 + work.rows[tile] : rows;
+  Error here;
+  if (!kernels.run_tile(call, call.plan.tiles[tile], row0, row1, here) && here.before(error)) error = here;
 }
 
+// Every item runs even after one fails: which error is reported must not depend on the threads.
 inline void run_all(const Call& call, const Kernels& kernels, Error& error) {
   thread_local Work work;  // keeps its memory between calls
   plan_work(call, work);
-  std::atomic<int64_t> next{0};
-  int64_t threads = int64_t(work.nanoseconds / kParallelNs) + 1;
-  if (threads > work.first_item.back()) threads = work.first_item.back();
+  const int64_t n_items = work.first_item.back();
+  int64_t threads = std::min(int64_t(work.nanoseconds / kParallelNs) + 1, n_items);
   if (threads > 1) threads = std::min<int64_t>(threads, torch::stable::get_num_threads());
-  if (threads <= 1) return run_items(call, kernels, work, next, error);
+  if (threads <= 1) {
+    for (int64_t item = 0; item < n_items; item++) run_item(call, kernels, work, item, error);
+    return;
+  }
+  // Each thread begins with the same items at each call, whose tables and outputs are then in its core's cache.
+  std::vector<Share> shares(static_cast<size_t>(threads));
+  for (int64_t t = 0; t < threads; t++) {
+    shares[size_t(t)].next = t * n_items / threads;
+    shares[size_t(t)].end = (t + 1) * n_items / threads;
+  }
   std::mutex mutex;
   const Work& shared = work;
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t own, int64_t) {
     Error here;
-    run_items(call, kernels, shared, next, here);
+    for (int64_t t = 0; t < threads; t++) {
+      Share& share = shares[size_t((own + t) % threads)];
+      for (int64_t item; (item = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) run_item(call, kernels, shared, item, here);
+    }
     std::lock_guard<std::mutex> lock(mutex);
     if (here.before(error)) error = here;
   });

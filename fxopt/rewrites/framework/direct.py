@@ -120,9 +120,12 @@ def _pick_long_lists(graph: Graph, states: int) -> bool:
     with graph.inserting_before(placeholders[0]):
         lists = graph.placeholder("state"), graph.placeholder("inputs")
     position = {node: number for number, node in enumerate(placeholders)}
+    looked = True  # what the check of the call has seen still holds
     for node in graph.nodes:
         if node.op == "call_function":
-            node.args = tuple(_picked(graph, node, argument, lists, position) for argument in node.args)
+            in_place = looked and getattr(node.meta.get("bound"), "reads_in_place", False)
+            node.args = tuple(_picked(graph, node, argument, lists, position, in_place) for argument in node.args)
+        looked = looked and not _may_move_tensors(node)
     for node, number in position.items():
         if node.users:
             source = (lists[0], number) if number < states else (lists[1], number - states)
@@ -132,7 +135,17 @@ def _pick_long_lists(graph: Graph, states: int) -> bool:
     return True
 
 
-def _picked(graph: Graph, node: Node, argument: Any, lists: tuple[Node, Node], position: dict[Node, int]) -> Any:
+def _may_move_tensors(node: Node) -> bool:
+    """Whether a call gives tensors other memory: code of a user may, and what edits them."""
+    if node.op in ("placeholder", "get_attr"):
+        return False
+    known = isinstance(node.target, torch._ops.OpOverload) or getattr(node.target, "__module__", "") == "_operator"
+    return not known or mutates(node)
+
+
+def _picked(
+    graph: Graph, node: Node, argument: Any, lists: tuple[Node, Node], position: dict[Node, int], in_place: bool
+) -> Any:
     """`argument`, or where it is a long list of nodes, one call that picks it from the lists and other values."""
     if (
         not isinstance(argument, list | tuple)
@@ -142,9 +155,9 @@ def _picked(graph: Graph, node: Node, argument: Any, lists: tuple[Node, Node], p
         return argument
     others = [item for item in dict.fromkeys(argument) if item not in position]
     place = position | {item: len(position) + number for number, item in enumerate(others)}
-    pick = picker([place[item] for item in argument])
+    pick = picker([place[item] for item in argument], in_place)
 
-    def picked(*values: Any) -> tuple:
+    def picked(*values: Any) -> Sequence:
         return pick(*values)
 
     with graph.inserting_before(node):
