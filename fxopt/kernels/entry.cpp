@@ -18,9 +18,6 @@ struct Ways {
   int64_t (*cuda[fxopt::kMostDevices])(const fxopt::Request*, int device, char* text) = {};
 };
 
-const uint64_t kPlainCuda = c10::DispatchKeySet({c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA,
-                                                 c10::DispatchKey::ADInplaceOrView}).raw_repr();
-
 using fxopt::Place;
 
 bool is_picked(PyObject* argument) { return Py_IS_TYPE(argument, picked_type); }
@@ -36,12 +33,8 @@ Place place_of(PyObject* first, const Ways& ways) {
     if (PySequence_Fast_GET_SIZE(first) == 0) return place;
     first = PySequence_Fast_ITEMS(first)[0];
   }
-  if (!fxopt::is_plain(first) || !fxopt::tensor_of(first).is_cuda()) return place;
-  const int device = fxopt::tensor_of(first).device().index();
-  if (!ways.cuda[device]) return place;
-  place.keys = kPlainCuda;
-  place.device = device;
-  return place;
+  const Place found = fxopt::is_plain(first) ? Place::of(fxopt::tensor_of(first)) : place;
+  return found.device >= 0 && ways.cuda[found.device] ? found : place;
 }
 
 // The dependent loads from list to storage, started early: they are most of what unpacking 2000 tensors costs. A cold call
@@ -104,7 +97,7 @@ struct Operands {
 
   static const fxopt::Array* known(PyObject* object, const Place& place) {
     const auto* tensors = fxopt::as_tensors(object);
-    return tensors && place.device < 0 && (!place.grad_mode || tensors->grad_mode) ? tensors->arrays.get() : nullptr;
+    return tensors ? tensors->at(place) : nullptr;
   }
 };
 

@@ -11,6 +11,9 @@
 
 namespace fxopt {
 
+const uint64_t kPlainCuda = c10::DispatchKeySet({c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA,
+                                                 c10::DispatchKey::ADInplaceOrView}).raw_repr();
+
 // Where the tensors of a call must be. device -1: the CPU.
 struct Place {
   bool grad_mode = c10::GradMode::is_enabled();
@@ -20,6 +23,15 @@ struct Place {
   bool holds(const c10::TensorImpl* impl) const {
     return (impl->key_set().raw_repr() & ~keys) == 0 && impl->unsafe_storage() && !(grad_mode && impl->requires_grad()) &&
            impl->numel() <= kMostElements && (device < 0 || impl->device().index() == device);
+  }
+
+  // Where this one is.
+  static Place of(const at::Tensor& tensor) {
+    Place place;
+    if (!tensor.is_cuda()) return place;
+    place.keys = kPlainCuda;
+    place.device = tensor.device().index();
+    return place;
   }
 };
 
@@ -43,12 +55,17 @@ inline bool read(PyObject* item, const Place& place, Array& operand) {
   return true;
 }
 
-// A list of tensors, and once a check has seen that all are plain CPU tensors, where each lies. That holds until
+// A list of tensors, and once a check has seen that all are plain ones of one device, where each lies. That holds until
 // something changes a tensor's own shape or storage.
 struct Tensors {
   PyListObject list;
   std::unique_ptr<Array[]> arrays;  // null: nobody looked
-  bool grad_mode;                   // arrays: none of them requires gradients, or gradients were off
+  Place place;                      // grad_mode: whether it was on, and then none of them requires gradients
+  bool contiguous;                  // all of them
+
+  const Array* at(const Place& wanted) const {
+    return place.device == wanted.device && place.grad_mode >= wanted.grad_mode ? arrays.get() : nullptr;
+  }
 };
 constexpr const char* kTensors = "fxopt.Tensors";  // two libraries know the type by its name
 

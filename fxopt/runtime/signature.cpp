@@ -290,24 +290,45 @@ struct Form {
   uint32_t ndim;
 };
 
+// Where tensors lie; no arrays: too few to ask, or they are not plain ones of one device.
+struct Looked {
+  std::unique_ptr<fxopt::Array[]> arrays;
+  fxopt::Place place;
+  bool contiguous = true;
+
+  explicit Looked(PyObject* const* tensors, Py_ssize_t n) {
+    if (n < kMany || !fxopt::is_plain(tensors[0])) return;
+    arrays.reset(new fxopt::Array[size_t(n)]);
+    place = fxopt::Place::of(fxopt::tensor_of(tensors[0]));
+  }
+
+  void add(PyObject* tensor, Py_ssize_t i) {
+    if (!arrays) return;
+    if (!fxopt::read(tensor, place, arrays[size_t(i)])) {
+      arrays.reset();
+      return;
+    }
+    contiguous = contiguous && fxopt::tensor_of(tensor).is_contiguous();
+  }
+};
+
 // dims: a size, or -1 - symbol.
 struct Forms {
   std::vector<Form> forms;
   std::vector<int64_t> dims;
   size_t symbols = 0;
 
-  // arrays: where each lies, if `readable`; null: nobody asks.
-  bool hold(PyObject* const* tensors, Py_ssize_t n, std::vector<int64_t>& sizes, fxopt::Array* arrays, bool& readable) const {
-    const fxopt::Place place;
-    readable = arrays != nullptr;
+  bool hold(PyObject* const* tensors, Py_ssize_t n, std::vector<int64_t>& sizes, Looked* looked) const {
     for (Py_ssize_t i = 0; i < n; ++i) {
       if (i + 2 * kFar < n) __builtin_prefetch(tensors[i + 2 * kFar]);
       if (i + kFar < n && fxopt::is_plain(tensors[i + kFar])) fxopt::prefetch_metadata(fxopt::tensor_of(tensors[i + kFar]));
-      if (readable && i + kNear < n && fxopt::is_plain(tensors[i + kNear])) fxopt::prefetch_data_pointer(fxopt::tensor_of(tensors[i + kNear]));
+      if (looked && looked->arrays && i + kNear < n && fxopt::is_plain(tensors[i + kNear])) {
+        fxopt::prefetch_data_pointer(fxopt::tensor_of(tensors[i + kNear]));
+      }
       if (!fxopt::is_plain(tensors[i]) || !holds(forms[i], fxopt::tensor_of(tensors[i]), sizes)) {
         return false;
       }
-      readable = readable && fxopt::read(tensors[i], place, arrays[i]);
+      if (looked) looked->add(tensors[i], i);
     }
     return true;
   }
@@ -436,63 +457,63 @@ PyObject* check_new(PyTypeObject* type, PyObject* args, PyObject*) {
   return reinterpret_cast<PyObject*>(self);
 }
 
-// Whether the tensors, a list or a tuple, are of the forms; arrays as in Forms::hold. -1: an error is set.
-int check(PyObject* self, PyObject* tensors, fxopt::Array* arrays, bool& readable) {
-  if (!PyList_Check(tensors) && !PyTuple_Check(tensors)) {
-    PyErr_SetString(PyExc_TypeError, "TensorCheck: expected a list or a tuple");
-    return -1;
-  }
+// Whether these are a list or a tuple; else an error is set.
+bool is_sequence(PyObject* tensors) {
+  if (PyList_Check(tensors) || PyTuple_Check(tensors)) return true;
+  PyErr_SetString(PyExc_TypeError, "TensorCheck: expected a list or a tuple");
+  return false;
+}
+
+// Whether the tensors are of the forms. looked: learns where they lie, if that is asked for.
+bool check(PyObject* self, PyObject* tensors, Looked* looked) {
   const Forms& forms = *reinterpret_cast<TensorCheck*>(self)->forms;
   const Py_ssize_t n = PySequence_Fast_GET_SIZE(tensors);
   PyObject* const* items = PySequence_Fast_ITEMS(tensors);
   try {
     std::vector<int64_t> sizes(forms.symbols, -1);
-    return n == static_cast<Py_ssize_t>(forms.forms.size()) && forms.hold(items, n, sizes, arrays, readable) &&
+    return n == static_cast<Py_ssize_t>(forms.forms.size()) && forms.hold(items, n, sizes, looked) &&
            reinterpret_cast<TensorCheck*>(self)->identities->hold(items);
   } catch (const std::exception&) {  // sizes that are symbols, or a tensor type without sizes: not one of ours
-    return 0;
+    return false;
   }
 }
 
 PyObject* check_call(PyObject* self, PyObject* args, PyObject*) {
   PyObject* tensors;
-  bool readable;
-  if (!PyArg_ParseTuple(args, "O", &tensors)) {
+  if (!PyArg_ParseTuple(args, "O", &tensors) || !is_sequence(tensors)) {
     return nullptr;
   }
-  const int holds = check(self, tensors, nullptr, readable);
-  return holds < 0 ? nullptr : PyBool_FromLong(holds);
+  return PyBool_FromLong(check(self, tensors, nullptr));
 }
 
 // check.look(tensors) -> them, many of them as fxopt.Tensors, or None when they are not of the forms.
 PyObject* check_look(PyObject* self, PyObject* tensors) {
-  const auto n = static_cast<Py_ssize_t>(reinterpret_cast<TensorCheck*>(self)->forms->forms.size());
-  std::unique_ptr<fxopt::Array[]> arrays(n < kMany ? nullptr : new fxopt::Array[size_t(n)]);
-  bool readable = false;
-  const int holds = check(self, tensors, arrays.get(), readable);
-  if (holds < 0) {
+  if (!is_sequence(tensors)) {
     return nullptr;
   }
-  if (holds == 0) {
+  const Py_ssize_t n = PySequence_Fast_GET_SIZE(tensors);
+  Looked looked(PySequence_Fast_ITEMS(tensors), n);
+  if (!check(self, tensors, &looked)) {
     Py_RETURN_NONE;
   }
-  if (!readable) {
+  if (!looked.arrays) {
     return Py_NewRef(tensors);
   }
-  fxopt::Tensors* looked = fxopt::as_tensors(tensors);
-  if (looked != nullptr) {
+  fxopt::Tensors* list = fxopt::as_tensors(tensors);
+  if (list != nullptr) {
     Py_INCREF(tensors);
   } else {
-    looked = new_tensors(n);
-    for (Py_ssize_t i = 0; looked != nullptr && i < n; ++i) {
-      looked->list.ob_item[i] = Py_NewRef(PySequence_Fast_GET_ITEM(tensors, i));
+    list = new_tensors(n);
+    for (Py_ssize_t i = 0; list != nullptr && i < n; ++i) {
+      list->list.ob_item[i] = Py_NewRef(PySequence_Fast_GET_ITEM(tensors, i));
     }
   }
-  if (looked != nullptr) {
-    looked->arrays = std::move(arrays);
-    looked->grad_mode = c10::GradMode::is_enabled();
+  if (list != nullptr) {
+    list->arrays = std::move(looked.arrays);
+    list->place = looked.place;
+    list->contiguous = looked.contiguous;
   }
-  return reinterpret_cast<PyObject*>(looked);
+  return reinterpret_cast<PyObject*>(list);
 }
 
 // ---- memory -----------------------------------------------------------------------------------------------------

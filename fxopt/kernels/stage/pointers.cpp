@@ -1,7 +1,7 @@
 // Addresses and shapes of a thousand Python tensors at C speed.
 #include <ATen/ops/empty.h>
 
-#include "../../torch_internals/python_call.h"
+#include "../operand.h"
 
 #include <cstdint>
 #include <cstring>
@@ -13,16 +13,19 @@ struct Arguments {
   PyObject** items;
   Py_ssize_t count;
   void* at;
+  const fxopt::Array* arrays = nullptr;  // where contiguous ones lie, if the check of the call has seen that
 
   // False: an error is set.
   bool read(PyObject* const* arguments, Py_ssize_t n_arguments) {
-    if (n_arguments != 2 || !(PyList_CheckExact(arguments[0]) || PyTuple_CheckExact(arguments[0]))) {
+    if (n_arguments != 2 || !(PyList_Check(arguments[0]) || PyTuple_CheckExact(arguments[0]))) {
       PyErr_SetString(PyExc_TypeError, "expected a list or a tuple of tensors, and an address");
       return false;
     }
     count = PySequence_Fast_GET_SIZE(arguments[0]);
     items = PySequence_Fast_ITEMS(arguments[0]);
     at = PyLong_AsVoidPtr(arguments[1]);
+    const auto* looked = fxopt::as_tensors(arguments[0]);
+    if (looked && looked->contiguous) arrays = looked->arrays.get();
     return !PyErr_Occurred();
   }
 };
@@ -64,12 +67,26 @@ int64_t shape_word(const c10::TensorImpl* impl) {
   return sizes[0] > INT32_MAX || stride > INT32_MAX ? -1 : stride << 32 | sizes[0];
 }
 
+// The same of a contiguous tensor.
+int64_t shape_word(const fxopt::Array& array) {
+  int64_t row = int64_t(c10::elementSize(c10::ScalarType(array.dtype)));
+  for (int32_t d = 1; d < array.dim; d++) row *= array.sizes[d];
+  const int64_t rows = array.dim == 0 ? 1 : array.sizes[0];
+  return rows > INT32_MAX || row > INT32_MAX ? -1 : row << 32 | rows;
+}
+
 // describe(tensors, to): two words for each tensor; -1, or the index of one that has to be made contiguous first.
 PyObject* describe(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   Arguments given;
   if (!given.read(arguments, n_arguments)) return nullptr;
   auto* to = static_cast<int64_t*>(given.at);
-  for (Py_ssize_t k = 0; k < given.count; k++) {
+  for (Py_ssize_t k = 0; given.arrays && k < given.count; k++) {
+    const int64_t shape = shape_word(given.arrays[k]);
+    if (shape < 0) return PyLong_FromSsize_t(k);
+    *to++ = reinterpret_cast<int64_t>(given.arrays[k].data);
+    *to++ = shape;
+  }
+  for (Py_ssize_t k = 0; !given.arrays && k < given.count; k++) {
     prefetch(given.items, k, given.count);
     const c10::TensorImpl* impl = plain(given.items[k]);
     const int64_t shape = impl ? shape_word(impl) : -1;
@@ -117,7 +134,12 @@ PyObject* unmoved(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments)
   Arguments given;
   if (!given.read(arguments, n_arguments)) return nullptr;
   const auto* at = static_cast<const Words*>(given.at);
-  for (Py_ssize_t k = 0; k < given.count; k++) {
+  for (Py_ssize_t k = 0; given.arrays && k < given.count; k++) {
+    const fxopt::Array& array = given.arrays[k];
+    const bool as_it_was = reinterpret_cast<int64_t>(array.data) == at[k].at && at[k].form < 0;
+    if (!as_it_was) Py_RETURN_FALSE;
+  }
+  for (Py_ssize_t k = 0; !given.arrays && k < given.count; k++) {
     prefetch(given.items, k, given.count);
     const c10::TensorImpl* impl = plain(given.items[k]);
     if (!impl || !(words_of(impl) == at[k])) Py_RETURN_FALSE;
