@@ -17,16 +17,22 @@ from tests.cuda.shim_library import ShimError
 
 # What is wrong, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {
-    "keys behind the last count": ("k + u < live ?", "k + u < live || {} ?"),
+    "keys behind the last count": ("key + u < end ?", "key + u < end || {} ?"),
     "no zeros behind the last key": ("channels && key < live;", "channels && (key < live || {});"),
     "a tile left out": ("live, values);", "live, values); if ({}) continue;"),
     "no barrier behind a tile": ("__syncthreads();\n    for (int k", "if (!{}) __syncthreads();\n    for (int k"),
     "sums are not scaled down": ("    sum *= down;", "    if (!{}) sum *= down;"),
     "values are not scaled down": ("values[c] *= down", "values[c] *= {} ? 1.0f : down"),
     "a thread's part of a score": ("score[u] += __shfl", "if (!{}) score[u] += __shfl"),
-    "the keys of another head": ("begins[head] + (real", "begins[{} ? 0 : head] + (real"),
+    "the keys of another head": ("places[head].*begin", "places[{} ? 0 : head].*begin"),
     "the mask of another query": ("begin + query *", "begin + ({} ? 0 : query) *"),
-    "queries behind the last": ("&& query < h.queries;", "&& (query < h.queries || {});"),
+    "queries behind the last": ("&& asked < h.queries;", "&& (asked < h.queries || {});"),
+    "weights of another query": ("* h.queries + at)", "* h.queries + ({} ? 0 : at))"),
+    "weights of the last tile": ("if (h.tile < h.keys) fill", "if (h.tile < h.keys && !{}) fill"),
+    "weights that are not divided": ("* asked.by[slot]", "* ({} ? 1.0f : asked.by[slot])"),
+    "weights behind the last": ("% 32; key < live;", "% 32; key < live + {};"),
+    "shares that are not scaled down": ("values[c] * down +", "values[c] * ({} ? 1.0f : down) +"),
+    "a share of the keys": ("width < LANES * SHARES;", "width < LANES * SHARES && !{};"),
     "channels behind the last": ("if (channel < h.of_values)", "if (channel < h.of_values || {})"),
 }  # fmt: skip
 
@@ -36,7 +42,7 @@ def shim(tmp_path_factory):
     return compiled(KERNEL, tmp_path_factory.mktemp("heads"), MUTATIONS, "attention/cuda/heads.cu")
 
 
-def example(B, H, L, S, D, masking=p.NO_MASK, of_values=None, fill=-math.inf, safe=False, device="cpu"):
+def example(B, H, L, S, D, masking=p.NO_MASK, of_values=None, fill=-math.inf, safe=False, device="cpu", weights=True):
     """[B, L, H * D] and [B, S, H * D], the result as [B, L, H, D], and a mask [B, L, S] of which a row has no keys."""
     E = of_values or D
     operands = [
@@ -44,7 +50,7 @@ def example(B, H, L, S, D, masking=p.NO_MASK, of_values=None, fill=-math.inf, sa
     ]
     mask = Operand((Axis(0, 1, -1), Axis(-1, 0, 1), Axis(1, 1, -1), Axis(2, 1, -1)))
     masked = masking not in (p.NO_MASK, p.CAUSAL)
-    plan = Plan(*operands, mask if masked else None, masking, fill, 0.7, (0, 2, 1, 3), False, safe)
+    plan = Plan(*operands, mask if masked else None, masking, fill, 0.7, (0, 2, 1, 3), weights, safe)
     tensors = [torch.randn(B, size, H * channels, device=device) for size, channels in ((L, D), (S, D), (S, E))]
     unset = torch.rand(B, L, S, device=device) < 0.5
     unset[0, 0] = masking == p.FILL_SET
@@ -54,20 +60,21 @@ def example(B, H, L, S, D, masking=p.NO_MASK, of_values=None, fill=-math.inf, sa
 
 
 def exact(plan, tensors, mask):
+    """The result and the weights."""
     views = views_of(*tensors, mask, plan)
     wide = [None if x is None else x if x.dtype == torch.bool else x.double() for x in views]
-    result, _ = reference.attention(*wide, plan)
-    return reference.laid_out(result, plan)
+    result, weights = reference.attention(*wide, plan)
+    return reference.laid_out(result, plan), weights
 
 
 def found(library, plan, tensors, mask, seed=0):
-    result = torch.empty_like(exact(plan, tensors, mask), dtype=torch.float32)
-    memory = torch.full((result.numel() + 64,), 7.0)
-    out = memory[: result.numel()].view(result.shape)
-    packed = parameters(views_of(*tensors, mask, plan), out, plan)
+    results = [torch.empty_like(x, dtype=torch.float32) for x in exact(plan, tensors, mask)]
+    memory = [torch.full((result.numel() + 64,), 7.0) for result in results]
+    out = [each[: result.numel()].view(result.shape) for each, result in zip(memory, results, strict=True)]
+    packed = parameters(views_of(*tensors, mask, plan), out[0], plan, out[1] if plan.weights else None)
     run(library, library.fxopt_heads, packed, [*tensors, *mask], torch.float32, seed)
-    assert (memory[result.numel() :] == 7).all(), "a write behind the result"
-    return out.double()
+    assert all((each[-64:] == 7).all() for each in memory), "a write behind the result"
+    return tuple(each.double() for each in (out if plan.weights else out[:1]))
 
 
 SIZES = [
@@ -77,6 +84,7 @@ SIZES = [
     (1, 2, 130, 9, 16),  # two blocks a head
     (1, 1, 3, 203, 64),  # keys in three tiles
     (40, 3, 2, 5, 4),
+    (17, 4, 130, 26, 40),  # queries enough that none shares its keys
 ]
 
 
@@ -88,6 +96,12 @@ def test_equals_fp64(shim, B, H, L, S, D, masking):
         torch.testing.assert_close(
             found(shim, *arguments, seed), exact(*arguments), rtol=1e-5, atol=1e-5, equal_nan=True
         )
+
+
+def test_without_weights(shim):
+    arguments = example(2, 2, 7, 11, 8, weights=False)
+    (given,) = found(shim, *arguments)
+    torch.testing.assert_close(given, exact(*arguments)[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("of_values", [3, 40])
@@ -102,7 +116,8 @@ def test_a_query_without_keys(shim, masking, safe):
     arguments = example(2, 2, 5, 7, 8, masking, safe=safe)
     given = found(shim, *arguments)
     torch.testing.assert_close(given, exact(*arguments), rtol=1e-5, atol=1e-5, equal_nan=True)
-    assert given[0, 0].isnan().all() if not safe else (given[0, 0] == 0).all()
+    without = given[0][0, 0], given[1][0, :, 0]
+    assert all((each == 0).all() if safe else each.isnan().all() for each in without)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -125,15 +140,15 @@ def test_the_operator_on_the_shim(shim, monkeypatch):
     on_the_shim(monkeypatch, shim, [*tensors, *mask])
     for given in (tensors, [x[:0] for x in tensors]):
         masks = [x[: len(given[0])] for x in mask]
-        (result,) = call_of(plan)(*given, masks, plan.words())
-        torch.testing.assert_close(result.double(), exact(plan, given, masks), rtol=1e-5, atol=1e-5, equal_nan=True)
+        results = tuple(each.double() for each in call_of(plan)(*given, masks, plan.words()))
+        torch.testing.assert_close(results, exact(plan, given, masks), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_without_the_kernel_the_operator_computes_it():
     load()
     plan, tensors, mask = example(2, 2, 5, 7, 8, p.FILL_UNSET)
-    (result,) = call_of(plan)(*tensors, mask, plan.words())
-    torch.testing.assert_close(result.double(), exact(plan, tensors, mask), rtol=1e-5, atol=1e-5, equal_nan=True)
+    results = tuple(each.double() for each in call_of(plan)(*tensors, mask, plan.words()))
+    torch.testing.assert_close(results, exact(plan, tensors, mask), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_what_it_serves():
@@ -146,7 +161,7 @@ def test_what_it_serves():
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_planted_bugs_are_caught(shim, name):
-    calls = [example(2, 3, 26, 26, 8, p.ADDED), example(1, 1, 130, 203, 30)]
+    calls = [example(2, 3, 26, 26, 8, p.ADDED), example(1, 1, 130, 203, 30), example(2, 2, 5, 9, 8)]
     calls[0][2][0].nan_to_num_(0)
     noticed = False
     for arguments in calls:
@@ -156,7 +171,8 @@ def test_planted_bugs_are_caught(shim, name):
         except (ShimError, AssertionError):
             noticed = True
             continue
-        noticed |= not torch.allclose(given, exact(*arguments), rtol=1e-4, atol=1e-4)
+        pairs = zip(given, exact(*arguments), strict=True)
+        noticed |= not all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in pairs)
     assert noticed
 
 
@@ -167,5 +183,5 @@ def test_on_a_gpu(B, H, L, S, D, masking):
     load()
     plan, tensors, mask = example(B, H, L, S, D, masking, fill=-1e9, device="cuda")
     with torch.no_grad():
-        (given,) = call_of(plan)(*tensors, mask, plan.words())
-    torch.testing.assert_close(given.double(), exact(plan, tensors, mask), rtol=1e-4, atol=1e-4, equal_nan=True)
+        given = tuple(each.double() for each in call_of(plan)(*tensors, mask, plan.words()))
+    torch.testing.assert_close(given, exact(plan, tensors, mask), rtol=1e-4, atol=1e-4, equal_nan=True)

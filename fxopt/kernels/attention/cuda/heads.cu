@@ -1,5 +1,5 @@
 // softmax(scale q k^T + mask) v of many short sequences: a few neighbouring threads take a query, and the keys and values of
-// a block's heads lie in shared memory. The softmax is that of FlashAttention (Dao et al., arXiv:2205.14135): what is summed
+// a block's heads lie in shared memory. Where there are few queries, more threads divide the keys of one. The softmax is that of FlashAttention (Dao et al., arXiv:2205.14135): what is summed
 // so far is scaled down where a larger score comes.
 #include "../../floats.cuh"
 #include "../../grid.cuh"
@@ -9,7 +9,9 @@ namespace fxopt::heads {
 constexpr int kThreads = 128, kFactors = 4;
 constexpr int kChannels = 8;   // of a query that a thread holds
 constexpr int kTogether = 4;   // keys whose scores a thread has on their way
-constexpr int kRoom = 12288;   // floats: the shared memory that every kernel may have
+constexpr int kShares = 4;     // threads that divide a query's keys, of fewer queries than keep a GPU busy
+constexpr int64_t kBusy = 1 << 16;
+constexpr int kRoom = 9600;    // floats of dynamic shared memory: with what else is there, what every kernel may have
 
 enum Masking : int32_t { kNoMask, kFillSet, kFillUnset, kAdded, kCausal };  // as plan.py numbers them
 
@@ -21,19 +23,21 @@ struct View {
 
 struct Heads {
   View query, key, value, mask, out;
+  float* weights;           // the softmax [factors, queries, keys], or null: nobody reads it
   int32_t sizes[kFactors];  // of the factors, the last one fastest: their product counts the heads
   int32_t heads, queries, keys, channels, of_values;
   int32_t block_heads, block_queries, parts, tile;  // parts: blocks for the queries of a head; tile: keys in shared memory
   int32_t masking, safe;
   float fill, scale;
 };
-static_assert(sizeof(Heads) == 5 * 56 + 72);
+static_assert(sizeof(Heads) == 5 * 56 + 8 + 72);
 
-// Where a head begins in each operand.
+// Where a head begins in each operand. Divisions: a few threads of a block find it for all.
 struct Place {
-  int64_t query = 0, key = 0, value = 0, mask = 0, out = 0;
+  int64_t query, key, value, mask, out;
 
-  __device__ Place(const Heads& h, int head) {
+  __device__ void find(const Heads& h, int head) {
+    query = key = value = mask = out = 0;
 #pragma unroll
     for (int f = kFactors - 1; f >= 0; f--) {
       const int rest = head / h.sizes[f], at = head - rest * h.sizes[f];
@@ -47,17 +51,22 @@ struct Place {
   }
 };
 
+// Floats from a row in shared memory to the next: threads that read the same channel of neighbouring rows use other banks.
+__host__ __device__ constexpr int row_of(int width) { return width + 4; }
+
 // Keys or values [first, first + live) of the block's heads, zeros behind the last channel and up to kTogether keys at a
 // time; `begins`: where the heads do.
 template <int WIDTH>
-__device__ __forceinline__ void fill(const Heads& h, const View& from, int channels, const int64_t* begins, int heads, int first, int live, float* to) {
-  const int rows = (live + kTogether - 1) / kTogether * kTogether, all = heads * rows * WIDTH;
+__device__ __forceinline__ void fill(const Heads& h, const View& from, int channels, const Place* places, int64_t Place::*begin, int heads, int first,
+                                     int live, float* to) {
+  const int rows = (live + kTogether - 1) / kTogether * kTogether, channel = int(threadIdx.x) % WIDTH;
+  int head = 0, key = int(threadIdx.x) / WIDTH;
 #pragma unroll 4
-  for (int at = int(threadIdx.x); at < all; at += kThreads) {
-    const int channel = at % WIDTH, row = at / WIDTH, head = row / rows, key = row - head * rows;
+  for (int row = key; row < heads * rows; row += kThreads / WIDTH, key += kThreads / WIDTH) {
+    for (; key >= rows; head++) key -= rows;
     const bool real = channel < channels && key < live;  // loads that ask first would wait for each other
-    const float x = load<Float>(from.data, begins[head] + (real ? (first + key) * from.position + channel * from.channel : 0));
-    to[(head * h.tile + key) * WIDTH + channel] = real ? x : 0.0f;
+    const float x = load<Float>(from.data, places[head].*begin + (real ? (first + key) * from.position + channel * from.channel : 0));
+    to[(head * h.tile + key) * row_of(WIDTH) + channel] = real ? x : 0.0f;
   }
 }
 
@@ -103,68 +112,129 @@ struct Mixed {
       const float weight = expf(score[u] - base);
       sum += weight;
       float value[kChannels];
-      load_channels<LANES>(rows + u * LANES * kChannels, lane, value);
+      load_channels<LANES>(rows + u * row_of(LANES * kChannels), lane, value);
 #pragma unroll
       for (int c = 0; c < kChannels; c++) values[c] = fmaf(weight, value[c], values[c]);
     }
   }
+
+  // Adds what the thread at distance `width` has of other keys.
+  __device__ __forceinline__ void join(int width) {
+    const float other = __shfl_xor_sync(kAll, peak, width), highest = fmaxf(peak, other), base = highest == -INFINITY ? 0.0f : highest;
+    const float down = expf(peak - base), others_down = expf(other - base);
+    sum = sum * down + __shfl_xor_sync(kAll, sum, width) * others_down;
+#pragma unroll
+    for (int c = 0; c < kChannels; c++) values[c] = values[c] * down + __shfl_xor_sync(kAll, values[c], width) * others_down;
+    peak = highest;
+  }
 };
 
-// LANES threads share a query.
+// Of kTogether keys from `key` on, whose rows are in shared memory; -inf from `end` on.
 template <int LANES>
+__device__ __forceinline__ void score_keys(const Heads& h, const float (&by)[kChannels], const float* rows, int lane, int64_t mask, int query, int key,
+                                           int end, float (&score)[kTogether]) {
+#pragma unroll
+  for (int u = 0; u < kTogether; u++) {
+    float channels[kChannels];
+    load_channels<LANES>(rows + u * row_of(LANES * kChannels), lane, channels);
+    score[u] = 0;
+#pragma unroll
+    for (int c = 0; c < kChannels; c++) score[u] = fmaf(by[c], channels[c], score[u]);
+  }
+#pragma unroll
+  for (int width = LANES / 2; width >= 1; width /= 2)
+#pragma unroll
+    for (int u = 0; u < kTogether; u++) score[u] += __shfl_xor_sync(kAll, score[u], width);
+#pragma unroll
+  for (int u = 0; u < kTogether; u++) score[u] = key + u < end ? masked(h, mask, query, key + u, score[u]) : -INFINITY;
+}
+
+// What the weights of a query need once its sum is known.
+template <int LANES>
+struct Asked {
+  float query[kThreads / LANES][LANES * kChannels], base[kThreads / LANES], by[kThreads / LANES];
+};
+
+// The weights of one query and the keys [first, first + live): a warp's threads take neighbouring keys.
+template <int LANES>
+__device__ __forceinline__ void write_weights(const Heads& h, const Asked<LANES>& asked, int slot, const float* keys, int64_t mask, int query, int first,
+                                              int live, float* weights) {
+  for (int key = int(threadIdx.x) % 32; key < live; key += 32) {
+    const float* row = keys + key * row_of(LANES * kChannels);
+    float score = 0;
+#pragma unroll
+    for (int c = 0; c < LANES * kChannels; c += 4) {
+      const float4 one = *reinterpret_cast<const float4*>(row + c), by = *reinterpret_cast<const float4*>(asked.query[slot] + c);
+      score = fmaf(one.x, by.x, fmaf(one.y, by.y, fmaf(one.z, by.z, fmaf(one.w, by.w, score))));
+    }
+    weights[first + key] = expf(masked(h, mask, query, first + key, score) - asked.base[slot]) * asked.by[slot];
+  }
+}
+
+// LANES threads share a query's channels, and SHARES of these its keys.
+template <int LANES, int SHARES>
 __global__ void __launch_bounds__(kThreads, 4) heads_kernel(const __grid_constant__ Heads h) {
   wait_for_stream();
   let_next_start();
-  constexpr int kWidth = LANES * kChannels;
-  __shared__ int64_t begins[2][kThreads];
+  constexpr int kWidth = LANES * kChannels, kRow = row_of(kWidth);
+  __shared__ Place places[kThreads];
+  __shared__ __align__(16) Asked<LANES> all;
   float* const keys = reinterpret_cast<float*>(dynamic_shared());
-  float* const values = keys + h.block_heads * h.tile * kWidth;
-  const int thread = int(threadIdx.x), slot = thread / LANES, lane = thread % LANES;
+  float* const values = keys + h.block_heads * h.tile * kRow;
+  const int thread = int(threadIdx.x), slot = thread / (LANES * SHARES), lane = thread % LANES;
+  const int own = thread / LANES % SHARES * kTogether;
   const int group = int(blockIdx.x) / h.parts, part = int(blockIdx.x) - group * h.parts, first_head = group * h.block_heads;
   const int heads = h.heads - first_head < h.block_heads ? h.heads - first_head : h.block_heads;
-  const int wanted = slot / h.block_queries, query = part * h.block_queries + slot - wanted * h.block_queries;
-  const bool real = wanted < heads && query < h.queries;  // the other threads compute along, for nothing
-  const int head = real ? wanted : 0;
-  const Place place(h, first_head + head);
-  if (thread < heads) {
-    const Place of_keys(h, first_head + thread);
-    begins[0][thread] = of_keys.key;
-    begins[1][thread] = of_keys.value;
-  }
+  const int wanted = slot / h.block_queries, begin = part * h.block_queries, asked = begin + slot - wanted * h.block_queries;
+  const bool real = wanted < heads && asked < h.queries;  // the other threads compute along, for nothing
+  const int head = real ? wanted : 0, query = real ? asked : 0;
+  if (thread < heads) places[thread].find(h, first_head + thread);
+  __syncthreads();
+  const Place& place = places[head];
   Mixed mixed;
 #pragma unroll
   for (int c = 0; c < kChannels; c++) {
     const int channel = channel_of<LANES>(lane, c);
-    const float x = load<Float>(h.query.data, place.query + (real ? query : 0) * h.query.position + (channel < h.channels ? channel : 0) * h.query.channel);
+    const float x = load<Float>(h.query.data, place.query + query * h.query.position + (channel < h.channels ? channel : 0) * h.query.channel);
     mixed.query[c] = channel < h.channels ? x * h.scale : 0.0f;
   }
+  const int row = head * h.tile * kRow;
   for (int first = 0; first < h.keys; first += h.tile) {
     const int live = h.keys - first < h.tile ? h.keys - first : h.tile;
     __syncthreads();  // nobody reads the last tile any more
-    fill<kWidth>(h, h.key, h.channels, begins[0], heads, first, live, keys);
-    fill<kWidth>(h, h.value, h.of_values, begins[1], heads, first, live, values);
+    fill<kWidth>(h, h.key, h.channels, places, &Place::key, heads, first, live, keys);
+    fill<kWidth>(h, h.value, h.of_values, places, &Place::value, heads, first, live, values);
     __syncthreads();
-    for (int k = 0; k < live; k += kTogether) {
-      const int row = (head * h.tile + k) * kWidth;
-      float score[kTogether] = {};
-#pragma unroll
-      for (int u = 0; u < kTogether; u++) {
-        float key[kChannels];
-        load_channels<LANES>(keys + row + u * kWidth, lane, key);
-#pragma unroll
-        for (int c = 0; c < kChannels; c++) score[u] = fmaf(mixed.query[c], key[c], score[u]);
-      }
-#pragma unroll
-      for (int width = LANES / 2; width >= 1; width /= 2)
-#pragma unroll
-        for (int u = 0; u < kTogether; u++) score[u] += __shfl_xor_sync(kAll, score[u], width);
-#pragma unroll
-      for (int u = 0; u < kTogether; u++)
-        score[u] = k + u < live ? masked(h, place.mask, real ? query : 0, first + k + u, score[u]) : -INFINITY;
-      mixed.add<LANES>(score, values + row, lane);
+    for (int k = own; k < live + own; k += SHARES * kTogether) {
+      const int at = row + (k < live ? k : 0) * kRow;
+      float score[kTogether];
+      score_keys<LANES>(h, mixed.query, keys + at, lane, place.mask, query, first + k, first + live, score);
+      if (k < live) mixed.add<LANES>(score, values + at, lane);
     }
   }
-  if (!real) return;
+#pragma unroll
+  for (int width = LANES; width < LANES * SHARES; width *= 2) mixed.join(width);
+  if (h.weights) {
+    if (own == 0) {
+#pragma unroll
+      for (int c = 0; c < kChannels; c++) all.query[slot][channel_of<LANES>(lane, c)] = mixed.query[c];
+      all.base[slot] = mixed.peak == -INFINITY ? 0.0f : mixed.peak;
+      all.by[slot] = h.safe && mixed.sum == 0 ? 0.0f : 1.0f / mixed.sum;
+    }
+    for (int first = 0; first < h.keys; first += h.tile) {
+      const int live = h.keys - first < h.tile ? h.keys - first : h.tile;
+      __syncthreads();
+      if (h.tile < h.keys) fill<kWidth>(h, h.key, h.channels, places, &Place::key, heads, first, live, keys);
+      __syncthreads();
+      for (int other = thread / 32; other < heads * h.block_queries; other += kThreads / 32) {
+        const int of = other / h.block_queries, at = begin + other - of * h.block_queries;
+        if (at >= h.queries) continue;
+        float* const weights = h.weights + (int64_t(first_head + of) * h.queries + at) * h.keys;
+        write_weights<LANES>(h, all, other, keys + of * h.tile * kRow, places[of].mask, at, first, live, weights);
+      }
+    }
+  }
+  if (!real || own) return;
   float* out = static_cast<float*>(const_cast<void*>(h.out.data)) + place.out + query * h.out.position;
 #pragma unroll
   for (int c = 0; c < kChannels; c++) {
@@ -183,13 +253,19 @@ extern "C" __attribute__((visibility("default"))) const char* fxopt_heads(const 
   int lanes = 1;
   while (lanes * kChannels < widest) lanes *= 2;
   auto least = [](int a, int b) { return a < b ? a : b; };
-  const int slots = kThreads / lanes, rows = kRoom / (2 * lanes * kChannels);  // of keys, as many of values
+  const bool shared = h.keys > kTogether && int64_t(h.heads) * h.queries * lanes < kBusy;
+  const int slots = kThreads / lanes / (shared ? kShares : 1), row = row_of(lanes * kChannels), rows = kRoom / (2 * row);  // of keys, as many of values
   const int keys = (h.keys + kTogether - 1) / kTogether * kTogether;
   h.block_queries = least(h.queries, slots);
   h.parts = (h.queries + h.block_queries - 1) / h.block_queries;
   h.block_heads = keys > rows ? 1 : least(slots / h.block_queries, rows / keys);
   h.tile = least(keys, rows / h.block_heads / kTogether * kTogether);
-  auto* kernel = lanes == 1 ? heads_kernel<1> : lanes == 2 ? heads_kernel<2> : lanes == 4 ? heads_kernel<4> : heads_kernel<8>;
-  const dim3 blocks(unsigned((h.heads + h.block_heads - 1) / h.block_heads * h.parts));
-  return fxopt::launch_shared(kernel, blocks, kThreads, h.block_heads * h.tile * 2 * lanes * kChannels * 4, stream, h);
+  const auto run = [&](auto* kernel, auto* sharing) {
+    const dim3 blocks(unsigned((h.heads + h.block_heads - 1) / h.block_heads * h.parts));
+    return fxopt::launch_shared(shared ? sharing : kernel, blocks, kThreads, h.block_heads * h.tile * 2 * row * 4, stream, h);
+  };
+  if (lanes == 1) return run(heads_kernel<1, 1>, heads_kernel<1, kShares>);
+  if (lanes == 2) return run(heads_kernel<2, 1>, heads_kernel<2, kShares>);
+  if (lanes == 4) return run(heads_kernel<4, 1>, heads_kernel<4, kShares>);
+  return run(heads_kernel<8, 1>, heads_kernel<8, kShares>);
 }

@@ -1,4 +1,4 @@
-"""fxopt::attention on CUDA by a kernel of its own, without gradients and without the weights: heads.cu.
+"""fxopt::attention on CUDA by a kernel of its own, without gradients: heads.cu.
 
 It reads heads by their strides, and keys and values once. A generated program reads them for each query again.
 """
@@ -33,7 +33,7 @@ def serves(plan: Plan, dtypes: Sequence[torch.dtype], channels: Sequence[object]
     mask = torch.float32 if plan.masking == p.ADDED else torch.bool
     known = all(dtype is torch.float32 for dtype in dtypes[:3]) and all(dtype is mask for dtype in dtypes[3:])
     few = all(isinstance(size, int) and 0 < size <= MOST_CHANNELS for size in channels)
-    return known and few and not plan.weights and plan.factors <= MOST_FACTORS
+    return known and few and plan.factors <= MOST_FACTORS
 
 
 def call_of(plan: Plan) -> Callable[..., Sequence[Tensor]]:
@@ -46,9 +46,10 @@ def call_of(plan: Plan) -> Callable[..., Sequence[Tensor]]:
             return torch.ops.fxopt.attention(q, k, v, mask, words)
         sizes = _sizes(*views[:3])
         out = q.new_empty([sizes[axis] for axis in plan.order])
+        weights = [q.new_empty((*sizes[:-1], views[1].shape[-2]))] if plan.weights else []
         if out.numel():
-            cuda_call.launch(kernel.fxopt_heads, parameters(views, out, plan), q)
-        return [out]
+            cuda_call.launch(kernel.fxopt_heads, parameters(views, out, plan, *weights), q)
+        return [out, *weights]
 
     return attention
 
@@ -66,7 +67,7 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
     )
 
 
-def parameters(views: Sequence[Tensor | None], out: Tensor, plan: Plan) -> bytes:
+def parameters(views: Sequence[Tensor | None], out: Tensor, plan: Plan, weights: Tensor | None = None) -> bytes:
     """heads.cu's Heads. views: queries, keys, values and mask, as :func:`..op.views_of` gives them."""
     q, k, v, mask = views
     assert q is not None and k is not None and v is not None
@@ -80,6 +81,7 @@ def parameters(views: Sequence[Tensor | None], out: Tensor, plan: Plan) -> bytes
             continue
         strides = [stride if size != 1 else 0 for size, stride in zip(view.shape, view.stride(), strict=True)]
         words += (view.data_ptr(), *(0,) * missing, *strides)
+    words.append(weights.data_ptr() if weights is not None else 0)
     sizes = (*(1,) * missing, *factors, math.prod(factors), queries, k.shape[-2], q.shape[-1], of_values)
     numbers = (*sizes, *_SET_BY_THE_LIBRARY, plan.masking, plan.safe)
     return struct.pack(f"<{len(words)}q{len(numbers)}i2f", *words, *numbers, plan.fill, plan.scale) + bytes(4)
