@@ -119,12 +119,21 @@ def test_many_arguments_arrive_in_order() -> None:
     assert len(fast._fxopt.entries) == 1
 
 
-@pytest.mark.parametrize("code", ["", "leaf", "edit"])
+@torch.library.custom_op("fxopt_tests::may_move", mutates_args=())
+def may_move(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@pytest.mark.parametrize("code", ["", "size", "leaf", "operator", "edit"])
 def test_tensors_are_read_ahead_unless_code_between_may_move_them(code: str) -> None:
     graph, kinds = Graph(), list[str]()
     places = [graph.placeholder(f"p{number}") for number in range(70)]
     if code == "leaf":
         graph.call_module("leaf", (places[0],))
+    elif code == "size":
+        graph.call_function(torch.ops.aten.sym_size.int, (places[0], 0))
+    elif code == "operator":
+        graph.call_function(torch.ops.fxopt_tests.may_move.default, (places[0],))
     elif code == "edit":
         graph.call_function(torch.ops.aten.copy_.default, (places[0], places[1]))
 
@@ -141,4 +150,4 @@ def test_tensors_are_read_ahead_unless_code_between_may_move_them(code: str) -> 
     tensors = [torch.randn(3) for _ in range(70)]
     with torch.no_grad():
         found = module.forward(*tensors)
-    assert kinds == (["tuple"] if code else ["Picked"]) and torch.equal(found, tensors[69] + 1)
+    assert kinds == (["Picked"] if code in ("", "size") else ["tuple"]) and torch.equal(found, tensors[69] + 1)

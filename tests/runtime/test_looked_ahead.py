@@ -109,6 +109,35 @@ def test_an_id_outside_names_its_column(served):
         optimized(*ids)
 
 
+moves = []  # of a table and its new rows
+
+
+@torch.library.custom_op("fxopt_tests::move_tables", mutates_args=())
+def move_tables(ids: torch.Tensor) -> torch.Tensor:
+    while moves:
+        table, rows = moves.pop()
+        table.weight.data = rows
+    return ids.clone()
+
+
+@move_tables.register_fake
+def _(ids):
+    return torch.empty_like(ids)
+
+
+@torch.no_grad()
+def test_an_operator_of_a_user_may_move_weights_in_the_middle():
+    model = Model(torch.ops.fxopt_tests.move_tables)
+    optimized = fxopt.optimize(model)
+    check(model, optimized)
+    for _ in range(3):
+        rows, ids = torch.randn_like(model.tables[3].weight), some_ids()
+        moves.append((model.tables[3], rows))
+        found = optimized(*ids)
+        torch.testing.assert_close(found[:, 12:16], rows[ids[3]], rtol=0, atol=0)
+    assert not dispatcher_of(optimized).findings[0].eager_reason
+
+
 @torch.no_grad()
 def test_code_of_a_user_may_move_weights_in_the_middle():
     swap = Swap()

@@ -26,6 +26,7 @@ from fxopt.torch_internals.tracing import LazyGraphModule
 
 aten = torch.ops.aten
 _MANY = 64
+_NOT_OF_USERS = ("aten", "prims", "fxopt")
 _METHODS = {
     aten.to.dtype: torch.Tensor.to,
     aten.to.device: torch.Tensor.to,
@@ -136,11 +137,12 @@ def _pick_long_lists(graph: Graph, states: int) -> bool:
 
 
 def _may_move_tensors(node: Node) -> bool:
-    """Whether a call gives tensors other memory: code of a user may, and what edits them."""
+    """Whether a call may give tensors other memory: code of a user, be it an operator, and what edits tensors."""
     if node.op in ("placeholder", "get_attr"):
         return False
-    known = isinstance(node.target, torch._ops.OpOverload) or getattr(node.target, "__module__", "") == "_operator"
-    return not known or mutates(node)
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target.namespace not in _NOT_OF_USERS or mutates(node)
+    return getattr(node.target, "__module__", "") != "_operator"
 
 
 def _picked(
