@@ -294,21 +294,25 @@ struct Form {
 struct Looked {
   std::unique_ptr<fxopt::Array[]> arrays;
   fxopt::Place place;
-  bool contiguous = true;
+  c10::Device device = at::kCPU;
+  bool contiguous = true;  // on CUDA; nobody asks on the CPU
 
-  explicit Looked(PyObject* const* tensors, Py_ssize_t n) {
+  Looked(PyObject* const* tensors, Py_ssize_t n) {
     if (n < kMany || !fxopt::is_plain(tensors[0])) return;
     arrays.reset(new fxopt::Array[size_t(n)]);
     place = fxopt::Place::of(fxopt::tensor_of(tensors[0]));
+    device = fxopt::tensor_of(tensors[0]).device();
   }
 
-  void add(PyObject* tensor, Py_ssize_t i) {
-    if (!arrays) return;
-    if (!fxopt::read(tensor, place, arrays[size_t(i)])) {
+  // Null where it does not lie so: then no arrays are left.
+  const fxopt::Array* read(PyObject* tensor, Py_ssize_t i) {
+    fxopt::Array* array = &arrays[size_t(i)];
+    if (!fxopt::read(tensor, place, *array) || array->is_none()) {
       arrays.reset();
-      return;
+      return nullptr;
     }
-    contiguous = contiguous && fxopt::tensor_of(tensor).is_contiguous();
+    if (place.device >= 0) contiguous = contiguous && fxopt::tensor_of(tensor).is_contiguous();
+    return array;
   }
 };
 
@@ -320,24 +324,32 @@ struct Forms {
 
   bool hold(PyObject* const* tensors, Py_ssize_t n, std::vector<int64_t>& sizes, Looked* looked) const {
     for (Py_ssize_t i = 0; i < n; ++i) {
+      const bool looks = looked && looked->arrays;
       if (i + 2 * kFar < n) __builtin_prefetch(tensors[i + 2 * kFar]);
       if (i + kFar < n && fxopt::is_plain(tensors[i + kFar])) fxopt::prefetch_metadata(fxopt::tensor_of(tensors[i + kFar]));
-      if (looked && looked->arrays && i + kNear < n && fxopt::is_plain(tensors[i + kNear])) {
-        fxopt::prefetch_data_pointer(fxopt::tensor_of(tensors[i + kNear]));
-      }
-      if (!fxopt::is_plain(tensors[i]) || !holds(forms[i], fxopt::tensor_of(tensors[i]), sizes)) {
+      if (looks && i + kNear < n && fxopt::is_plain(tensors[i + kNear])) fxopt::prefetch_data_pointer(fxopt::tensor_of(tensors[i + kNear]));
+      const fxopt::Array* array = looks ? looked->read(tensors[i], i) : nullptr;
+      if (!(array ? holds(forms[i], *array, looked->device, sizes) : holds(forms[i], tensors[i], sizes))) {
         return false;
       }
-      if (looked) looked->add(tensors[i], i);
     }
     return true;
   }
 
-  bool holds(const Form& form, const at::Tensor& tensor, std::vector<int64_t>& sizes) const {
-    if (tensor.scalar_type() != form.dtype || tensor.layout() != at::kStrided || tensor.device() != form.device) {
+  bool holds(const Form& form, const fxopt::Array& array, c10::Device device, std::vector<int64_t>& sizes) const {
+    return array.dtype == int32_t(form.dtype) && form.device == device && holds(form, {array.sizes, size_t(array.dim)}, sizes);
+  }
+
+  bool holds(const Form& form, PyObject* object, std::vector<int64_t>& sizes) const {
+    if (!fxopt::is_plain(object)) {
       return false;
     }
-    const at::IntArrayRef shape = tensor.sizes();
+    const at::Tensor& tensor = fxopt::tensor_of(object);
+    return tensor.scalar_type() == form.dtype && tensor.layout() == at::kStrided && tensor.device() == form.device &&
+           holds(form, tensor.sizes(), sizes);
+  }
+
+  bool holds(const Form& form, at::IntArrayRef shape, std::vector<int64_t>& sizes) const {
     if (shape.size() != form.ndim) {
       return false;
     }

@@ -26,21 +26,21 @@ inline bool is_plain(PyObject* object) {
 
 inline const at::Tensor& tensor_of(PyObject* plain) { return reinterpret_cast<PythonTensor*>(plain)->tensor; }
 
-// Starts the loads of the cache lines that hold an object's bytes [begin, end). Never faults.
-inline void prefetch(const void* object, size_t begin, size_t end) {
-  const char* first = static_cast<const char*>(object) + begin;
-  const auto within = reinterpret_cast<uintptr_t>(first) % 64;
-  for (const char* line = first - within; line < first - begin + end; line += 64) __builtin_prefetch(line);
+// Starts the load of an object's cache lines that hold its bytes [begin, end). Never faults.
+template <size_t BEGIN, size_t END>
+inline void prefetch(const void* object) {
+  for (size_t at = BEGIN; at < END; at += 64) __builtin_prefetch(static_cast<const char*>(object) + at);
+  __builtin_prefetch(static_cast<const char*>(object) + END - 1);
 }
 
 // What a look at a tensor's metadata reads, behind the vtable and the counts; and what one at its storage's data reads.
 inline void prefetch_metadata(const at::Tensor& tensor) {
-  prefetch(tensor.unsafeGetTensorImpl(), sizeof(c10::intrusive_ptr_target), sizeof(c10::TensorImpl));
+  prefetch<sizeof(c10::intrusive_ptr_target), sizeof(c10::TensorImpl)>(tensor.unsafeGetTensorImpl());
 }
 inline void prefetch_data_pointer(const at::Tensor& tensor) {
   constexpr size_t kBegin = sizeof(c10::intrusive_ptr_target);
-  const c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  prefetch(storage, kBegin, kBegin + sizeof(c10::DataPtr) + sizeof(c10::SymInt) + 8);  // 8: flags, which a read asks for
+  constexpr size_t kEnd = kBegin + sizeof(c10::DataPtr) + sizeof(c10::SymInt) + 8;  // 8: flags, which a read asks for
+  prefetch<kBegin, kEnd>(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
 }
 
 // A function for Python that takes its arguments as they lie, without a tuple.
