@@ -151,7 +151,10 @@ class _Compiled:
             return entry.run(tensors)
         except Exception as error:
             failure = error
-        return run_eagerly(failure, self.gm, args, {})
+        try:
+            return run_eagerly(failure, self.gm, args, {})
+        finally:
+            del failure
 
     def _find(self, args: Sequence[Any]) -> tuple[_Entry, list[Tensor]] | None:
         for entry in self.entries:

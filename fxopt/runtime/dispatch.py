@@ -267,13 +267,20 @@ class Dispatcher:
             failure = error
         else:
             return entry.result(flat, args, kwargs) if entry.filled else entry.rebuild(flat)
-        return self._recover(entry, failure, eager, args, kwargs)
+        try:
+            return self._recover(entry, failure, eager, args, kwargs)
+        finally:
+            del failure  # whose traceback holds this frame, and that the call's tensors
 
     def _recover(self, entry: Entry, error: Exception, eager: Callable, args: tuple, kwargs: dict) -> Any:
         """An error of the call stays an error; where eager has none, the graph is wrong and goes. Sizes that data gave
         and that it is not for are no error: it waits for the next call. Other sizes of a leaf's results tell more than
         its trial run did, so that the next call is captured once more."""
-        result = run_eagerly(error, eager, args, kwargs)
+        try:
+            result = run_eagerly(error, eager, args, kwargs)
+        except BaseException:
+            del error
+            raise
         if type(error) is OtherSizes:
             return result
         if isinstance(error, OtherSizes) and self._looks:

@@ -41,12 +41,14 @@ def run_eagerly(failure: Exception, eager: Callable[..., Any], args: tuple, kwar
     Returns eager's result. Raises eager's own error, from the user's own line; or `failure` where that is a more
     special kind of the same error (an id outside its table, by the name of its column), or about an earlier call.
     """
-    if getattr(failure, "late", False):
-        raise failure
     try:
+        if getattr(failure, "late", False):
+            raise failure
         return eager(*args, **kwargs)
     except Exception as own:
         special = type(failure) is not type(own) and isinstance(failure, type(own))
         if special and not isinstance(failure, OtherSizes):
             raise failure from None
         raise
+    finally:
+        del failure  # an error that leads to itself keeps the call's tensors until a collection of garbage

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -121,6 +123,33 @@ def test_a_more_special_error_than_eagers_is_raised():
     assert caught.value.__suppress_context__
     assert_same(fast(dense, ids), dispatcher_of(fast).original(dense, ids))
     assert dispatcher_of(fast).entries[0].executable is not None
+
+
+class Lookup(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(5, 2)
+
+    def forward(self, ids, scale):
+        return self.table(ids) * scale
+
+
+def test_an_error_keeps_nothing_alive():
+    fast = fxopt.optimize(Lookup().requires_grad_(False))
+    fast(torch.arange(3), torch.ones(3, 2))
+    scale = torch.ones(3, 2)
+    kept = weakref.ref(scale)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            with pytest.raises(IndexError) as raised:
+                fast(torch.tensor([1, 9, 2]), scale)
+            del raised
+        del scale
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_a_graph_that_fails_where_eager_does_not_is_dropped():
