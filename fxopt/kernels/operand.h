@@ -1,5 +1,5 @@
 // How a tensor of Python becomes an operand of a kernel: read by the kernel's call (entry.cpp), or before it by the check
-// of a model's call (runtime/signature.cpp), which looks at the same cache lines.
+// of a model's call (runtime/tensor_check.h), which looks at the same cache lines.
 #pragma once
 #include <c10/core/GradMode.h>
 

@@ -117,7 +117,7 @@ def python_unchanged(wheres: list, keys: list, values: list) -> bool:
 
 
 class PythonTensorCheck:
-    """The same as signature.cpp's TensorCheck."""
+    """The same as tensor_check.h's TensorCheck."""
 
     def __init__(self, forms: Sequence[TensorForm], firsts: Sequence[int] = ()) -> None:
         self._firsts = list(firsts)

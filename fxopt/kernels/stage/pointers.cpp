@@ -43,15 +43,8 @@ const c10::TensorImpl* plain(PyObject* item) {
 // The dependent loads from list to storage, started early, are most of what this costs.
 void prefetch(PyObject** items, Py_ssize_t k, Py_ssize_t n) {
   if (k + 16 < n) __builtin_prefetch(reinterpret_cast<fxopt::PythonTensor*>(items[k + 16]));
-  if (k + 10 < n) {
-    if (const c10::TensorImpl* impl = impl_of(items[k + 10])) {
-      const char* line = reinterpret_cast<const char*>(impl);
-      for (size_t at = 0; at < sizeof(c10::TensorImpl); at += 64) __builtin_prefetch(line + at);
-    }
-  }
-  if (k + 5 < n) {
-    if (const c10::TensorImpl* impl = impl_of(items[k + 5])) __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
-  }
+  if (k + 10 < n && fxopt::is_plain(items[k + 10])) fxopt::prefetch_metadata(fxopt::tensor_of(items[k + 10]));
+  if (k + 5 < n && fxopt::is_plain(items[k + 5])) fxopt::prefetch_data_pointer(fxopt::tensor_of(items[k + 5]));
 }
 
 // One word for rows and the distance between them, -1 where it does not say everything: the rows themselves must be contiguous.
