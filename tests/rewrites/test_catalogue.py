@@ -293,6 +293,7 @@ ELSEWHERE = {
     "gpu_dots_of_floats",
     "gpu_few_rows",
     "gpu_gathered_dots",
+    "gpu_grouped_linears",
     "gpu_batched_linears",
     "gpu_linears",
     "gpu_repeated_lookups",

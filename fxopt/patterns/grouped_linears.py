@@ -1,0 +1,112 @@
+"""Products of many vectors with a matrix each, on CUDA: batched products that other passes, or the model, have made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxopt.kernels.mlp.cuda.grouped import MOST
+from fxopt.patterns.contractions.reading import Reader
+from fxopt.patterns.contractions.terms import Axis, Dim, Factor, Term
+from fxopt.patterns.core import Match
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import shape_of, static
+from fxopt.shape.spelled import SPELLED, spelled
+from fxopt.shape.standing import analysed
+from fxopt.shape.view_operators import through
+from fxopt.shape.view_steps import Contiguous, Permute
+
+aten = torch.ops.aten
+_DEEPEST = 2
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Entries of an axis of `source`: those that `places` lists, or (None) all of them, a lane each."""
+
+    source: Factor
+    entries: Axis
+    places: Node | None
+
+
+def find_grouped_linears(module: GraphModule, inference: bool) -> Iterator[Match]:
+    """einsum("blk,lkn->bln"), times [B, L, N] or not, where vectors and matrices may be entries of larger tensors.
+
+    Matches bind the term, its axes b, l, k and n, and a Taken each for x, weight and y (None where there is no y).
+    """
+    aliases = analysed(module.graph, Aliases)
+    reader, inside = Reader(aliases), set[Node]()
+    for node in reversed(module.graph.nodes) if inference else ():
+        if node.target not in SPELLED or node in inside or not _is_plain(node):
+            continue
+        for term in reader.terms(node, _DEEPEST):
+            match = _match(node, term, aliases)
+            if match is not None:
+                inside.update(term.inside)
+                yield match
+                break
+
+
+def _is_plain(node: Node) -> bool:
+    call, value = spelled(node), node.meta["val"]
+    return call is not None and call.bias is None and value.is_cuda and value.dtype == torch.float32
+
+
+def _match(node: Node, term: Term, aliases: Aliases) -> Match | None:
+    for weight in term.factors:
+        rest = [factor for factor in term.factors if factor is not weight]
+        for x, y in [rest * 2] if len(rest) == 1 else [rest, rest[::-1]] if len(rest) == 2 else []:
+            axes = _axes(term, x, weight, None if y is x else y)
+            if axes is None:
+                continue
+            taken = [_taken(factor, axes[1]) for factor in (x, weight)] + [None if y is x else _taken(y, axes[1])]
+            reads = [read for each in taken if each is not None for read in (each.source.node, each.places) if read]
+            if not any(map(aliases.edited, reads)):
+                bound = dict(zip(("x", "weight", "y"), taken, strict=True))
+                return Match(node, {**bound, "term": term, "axes": axes, "reads": reads})
+    return None
+
+
+def _axes(term: Term, x: Factor, weight: Factor, y: Factor | None) -> tuple[Axis, ...] | None:
+    """b, l, k and n, where the factors have no others."""
+    found: dict[str, Axis] = {}
+    for axis in dict.fromkeys((*term.axes, *x.axes, *weight.axes)):
+        role = _ROLES.get((axis in x.axes, axis in weight.axes, axis in term.axes))
+        if role is None or role in found:
+            return None
+        found[role] = axis
+    if len(found) < len(_ROLES) or any((static(found[letter].size) or MOST + 1) > MOST for letter in "kn"):
+        return None
+    if static(found["l"].size) is None or (y is not None and set(y.axes) != {found[letter] for letter in "bln"}):
+        return None
+    return tuple(found[letter] for letter in "blkn")
+
+
+_ROLES = {(True, False, True): "b", (True, True, True): "l", (True, True, False): "k", (False, True, True): "n"}
+
+
+def _taken(factor: Factor, lanes: Axis) -> Taken:
+    """What an index_select along the lanes reads, past copies that only change strides."""
+    factor, places, entries = _uncopied(factor), None, lanes
+    node, dim = factor.node, factor.dims.index((lanes,)) if (lanes,) in factor.dims else None
+    arguments: Any = node.args
+    if node.target is aten.index_select.default and dim is not None and arguments[1] % len(factor.dims) == dim:
+        source, _, places = arguments
+        entries = Axis(shape_of(source)[dim])
+        dims: list[Dim] = list(factor.dims)
+        dims[dim] = (entries,)
+        factor = _uncopied(Factor(source, tuple(dims)))
+    return Taken(factor, entries, places)
+
+
+def _uncopied(factor: Factor) -> Factor:
+    while (found := through(factor.node)) is not None and isinstance(found[1], Contiguous | Permute):
+        source, step = found
+        order = step.order if isinstance(step, Permute) else range(len(factor.dims))
+        dims = dict(zip(order, factor.dims, strict=True))
+        factor = Factor(source, tuple(dims[at] for at in range(len(dims))))
+    return factor

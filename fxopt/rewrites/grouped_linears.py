@@ -1,0 +1,42 @@
+"""Small products with a matrix each on CUDA as one launch: gathers and what multiplies them are part of it."""
+
+from __future__ import annotations
+
+import torch
+
+from fxopt.kernels.mlp.cuda.grouped import KERNEL, gpu_grouped, load
+from fxopt.patterns.contractions.terms import Factor
+from fxopt.patterns.core import Match
+from fxopt.patterns.grouped_linears import Taken, find_grouped_linears
+from fxopt.rewrites.contractions import arranged, like
+from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import PROVEN
+
+
+def replace_grouped(editor: Editor, match: Match) -> Replacement:
+    load()
+    editor.needs(KERNEL)
+    term, (b, lane, k, n) = match.bound["term"], match.bound["axes"]
+    taken: list[Taken | None] = [match.bound[name] for name in ("x", "weight", "y")]
+    orders = ((b, None, k), (None, k, n), (b, None, n))  # None: where the entries are
+    tensors = [
+        each and arranged(editor, each.source, [(axis or each.entries,) for axis in order])
+        for each, order in zip(taken, orders, strict=True)
+    ]
+    places = [each and each.places for each in taken]
+    call = editor.call(torch.ops.fxopt.gpu_grouped.default, *tensors, *places)
+    call.meta["bound"] = gpu_grouped
+    result = arranged(editor, Factor(call, ((b,), (lane,), (n,))), term.dims)
+    node = like(editor, match.anchor, result, term.inside)
+    what = f"{lane.size} products of [{k.size}, {n.size}] as one operator"
+    return Replacement({match.anchor: node}, what, "vectors and matrices are read where they lie")
+
+
+REWRITE = Rewrite(
+    "gpu_grouped_linears",
+    find_grouped_linears,
+    replace_grouped,
+    policy=PROVEN,
+    why="when repeated and contractions have made batched products; before pointwise, which takes them too",
+)
