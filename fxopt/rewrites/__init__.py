@@ -91,6 +91,7 @@ PASSES: tuple[Rewrite, ...] = (
     linear_layers.REWRITE,
     dot_rows.GATHERED,
     cross_layers.REWRITE,
+    batched_linears.WIDE,
     linear_chains.OF_NARROW_LAYERS,
     linear_chains.FOR_FEW_ROWS,
     batched_linears.REWRITE,

@@ -1,30 +1,51 @@
-"""Linear layers of the same sizes on CUDA as one batched product.
+"""Linear layers on CUDA side by side: those of one input as a wide layer, those of the same sizes as a batched product.
 
-Their weights are stacked anew at each call, so that an update is seen, also by a graph's replay.
+Their weights are joined anew at each call, so that an update is seen, also by a graph's replay.
 """
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch.fx import Node
 
-from fxopt.patterns.batched_linears import find_batched_linears
+from fxopt.kernels.mlp.cuda.linear import KERNEL, gpu_linear, load
+from fxopt.patterns.batched_linears import find_batched_linears, find_wide_linears
 from fxopt.patterns.core import Match
 from fxopt.patterns.linear_layers import Layer
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
 from fxopt.rewrites.framework.policy import PROVEN
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import shape_of
+from fxopt.shape.sizes import shape_of, static
 
 aten = torch.ops.aten
 _ACTIVATIONS = {"relu": aten.relu.default, "sigmoid": aten.sigmoid.default}
 
 
+def replace_by_wide(editor: Editor, match: Match) -> Replacement:
+    layers: list[Layer] = match.bound["layers"]
+    editor.hoist_for(match.bound["reads"], Aliases(editor.module.graph))
+    load()
+    editor.needs(KERNEL)
+    weight = editor.call(aten.cat.default, [layer.weight for layer in layers])
+    bias = layers[0].bias and editor.call(aten.cat.default, [layer.bias for layer in layers])
+    wide = editor.call(torch.ops.fxopt.gpu_linear.default, layers[0].x, weight, bias, layers[0].activation)
+    wide.meta["bound"] = gpu_linear
+    widths = [static(shape_of(layer.weight)[0]) for layer in layers]
+    ends = list(itertools.accumulate(widths))  # type: ignore[arg-type]
+    values = {
+        layer.anchor: editor.call(aten.slice.Tensor, wide, 1, end - width, end)  # type: ignore[operator]
+        for layer, end, width in zip(layers, ends, widths, strict=True)
+    }
+    what = f"{len(layers)} linear layers {shape_of(weight)[1]}-{' and '.join(map(str, widths))} as one"
+    return Replacement(values, what, "one product and one epilogue")
+
+
 def replace_linears(editor: Editor, match: Match) -> Replacement:
     layers: list[Layer] = match.bound["layers"]
-    reads = [node for layer in layers for node in layer.reads]
-    editor.hoist_for(reads, Aliases(editor.module.graph))
+    editor.hoist_for(match.bound["reads"], Aliases(editor.module.graph))
     weights = editor.call(aten.stack.default, [layer.weight for layer in layers])
     turned = editor.call(aten.transpose.int, weights, 1, 2)
     x = _inputs(editor, layers)
@@ -56,6 +77,13 @@ def _rows(editor: Editor, x: Node, dim: int) -> Node:
     return x if x.meta["val"].dim() == dim + 2 else editor.call(aten.flatten.using_ints, x, dim, -2)
 
 
+WIDE = Rewrite(
+    "gpu_wide_linears",
+    find_wide_linears,
+    replace_by_wide,
+    policy=PROVEN,
+    why="before gpu_chains, which would take some of them, with what follows, each from its own input",
+)
 REWRITE = Rewrite(
     "gpu_batched_linears",
     find_batched_linears,

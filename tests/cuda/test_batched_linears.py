@@ -44,6 +44,32 @@ def test_layers_of_more_dims(middle):
     assert result.stride() == experts(*given).stride()
 
 
+def gated(x, *weights):
+    """Experts and gates of several widths, which read one input."""
+    biases, weights = weights[:4], weights[4:]
+    layers = [torch.relu(F.linear(x, *layer)) for layer in zip(weights, biases, strict=True)]
+    return torch.cat([layer.mean(1, keepdim=True) for layer in layers], 1)
+
+
+def test_layers_of_one_input_and_several_widths():
+    shapes = [(7, 20), *[(width,) for width in (30, 8, 30, 3)], *[(width, 20) for width in (30, 8, 30, 3)]]
+    module, given = graph_of(gated, shapes), [torch.randn(*shape) for shape in shapes]
+    *_, wide = rewritten(module, linear_layers.REWRITE, batched_linears.WIDE)
+    assert len(wide.changes) == 1 and not wide.rolled_back
+    assert names_of(module).count("fxopt.gpu_linear") == 1
+    torch.testing.assert_close(module(*given), gated(*given))
+
+
+def test_layers_whose_strides_are_seen_stay():
+    def viewed(x, *weights):
+        return [F.linear(x, weight).view(-1, 2).sum(1) for weight in weights]
+
+    for function, others in ((viewed, 0), (experts, 1)):
+        shapes = [(7, 20), *[(30,)] * others, *[(30, 20)] * 4, *[(5, 30)] * 4 * others]
+        (ran,) = rewritten(graph_of(function, shapes), batched_linears.WIDE, inference=function is viewed)
+        assert not ran.changes and not ran.rolled_back
+
+
 def test_two_layers_other_sizes_and_outputs_stay():
     def outputs(x, *weights):
         return [F.linear(x, weight) for weight in weights]

@@ -297,6 +297,7 @@ ELSEWHERE = {
     "gpu_batched_linears",
     "gpu_linears",
     "gpu_repeated_lookups",
+    "gpu_wide_linears",
     "lookup_products",
     "row_chunks",
     "table_batched",
