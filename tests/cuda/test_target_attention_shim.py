@@ -32,11 +32,12 @@ MUTATIONS = {
     "no barrier behind the valid ones": without("multiply_query<T>(a, memory, team);\n  team.barrier();"),
     "no barrier behind the keys": without("count, team);\n    __syncwarp();\n    run_layers"),
     "no barrier behind a layer": without("j * 8) = x;\n    }\n  }\n  __syncwarp();"),
-    "no barrier behind the steps": without("a.layer[m], count, team);\n    __syncwarp();"),
+    "no barrier behind the steps": without("a.layer[m], memory, team);\n    __syncwarp();"),
     "no barrier behind the tiles": without("  }\n  team.barrier();\n  run_tail"),
     "no barrier in a reduction": without("  team.barrier();\n  x = team"),
     "no barrier behind the tail": without("run_tail<T>(a, row, team);\n  team.barrier();"),
     "no barrier in the sum": without("  if (team.warps == 1) return;\n  team.barrier();"),
+    "the shift of another column": ("n * 2 + 1] =", "({} ? 0 : n) * 2 + 1] ="),
     "a team's barrier without one of its warps": (
         "if (warps == 1) __syncwarp();",
         "if (warps == 1 || {}) __syncwarp();",

@@ -35,6 +35,18 @@ __device__ __forceinline__ void fold(const Attention& a, float* memory) {
   }
 }
 
+// Every norm as a scale and a shift for each column.
+template <class T>
+__device__ __forceinline__ void fold_norms(const Attention& a, float* memory) {
+  for (const Norm& norm : a.norm) {  // n is 0 of those that there are not
+    for (int n = int(threadIdx.x); n < norm.n; n += int(blockDim.x)) {
+      const float scale = (norm.weight >= 0 ? at<T>(a, norm.weight, n) : 1.0f) / sqrtf(at<T>(a, norm.variance, n) + norm.eps);
+      memory[norm.place + n * 2] = scale;
+      memory[norm.place + n * 2 + 1] = (norm.bias >= 0 ? at<T>(a, norm.bias, n) : 0.0f) - at<T>(a, norm.mean, n) * scale;
+    }
+  }
+}
+
 template <class T>
 __device__ __forceinline__ void read_query(const Attention& a, int row, const Team& team) {
   for (int m = 0; m < a.queries; m++)
@@ -139,7 +151,7 @@ __device__ __forceinline__ void run_groups(const Attention& a, int m, int group,
 }
 
 template <class T, bool EXACT>
-__device__ __forceinline__ void run_layers(const Attention& a, int count, const float* memory, const Team& team) {
+__device__ __forceinline__ void run_layers(const Attention& a, const float* memory, const Team& team) {
   for (int m = 0; m < a.layers; m++) {
     switch (a.layer[m].groups) {
       case 1: run_groups<T, EXACT, 1>(a, m, 0, memory, team); break;
@@ -151,7 +163,7 @@ __device__ __forceinline__ void run_layers(const Attention& a, int count, const 
         for (int group = 0; group < a.layer[m].groups; group += 8) run_groups<T, EXACT, 8>(a, m, group, memory, team);
     }
     if (a.layer[m].activation != kSteps) continue;
-    run_steps<T>(a, a.layer[m], count, team);
+    run_steps<T>(a, a.layer[m], memory, team);
     __syncwarp();
   }
 }
@@ -169,7 +181,7 @@ __device__ __forceinline__ void attend(const Attention& a, int row, const float*
     const int count = team.count() - first < kRows ? team.count() - first : kRows;
     read_keys<T>(a, row, first, count, team);
     __syncwarp();
-    run_layers<T, EXACT>(a, count, memory, team);
+    run_layers<T, EXACT>(a, memory, team);
     if (lane < count) team.score[team.valid(a)[first + lane]] = team.inputs[lane * a.stride + a.layer[a.layers - 1].to];
     __syncwarp();
   }
@@ -186,6 +198,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_kernel(const __grid_con
   wait_for_stream();
   let_next_start();
   float* memory = reinterpret_cast<float*>(dynamic_shared());
+  fold_norms<T>(a, memory);
   fold<T, EXACT>(a, memory);
   __syncthreads();
   const Team team(a, memory);

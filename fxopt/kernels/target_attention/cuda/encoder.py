@@ -14,7 +14,7 @@ from ..plan import CONSTANT, MOST_POSITIONS_ON_CUDA, MOST_WIDTH_ON_CUDA, PARAMET
 # attention.cu's: how many records there may be, and what one looks like.
 OPERANDS = 48
 _BLOCKS, _TERMS, _QUERIES, _KEYS, _PRODUCTS = (16, "<7i"), (16, "<if"), (8, "<3i"), (4, "<3i"), (8, "<4i")
-_LAYERS, _NORMS, _CONSTANTS = (5, "<12i"), (4, "<4if"), (13, "<f")
+_LAYERS, _NORMS, _CONSTANTS = (5, "<12i"), (4, "<6if"), (13, "<f")
 _STEPS, _TAIL = (40, "<4i"), (8, "<2if")
 _HEADER = "<17i"  # behind the number of rows and whether products are exact
 _STEPWISE, _NONE, _RELU = range(3)
@@ -68,8 +68,12 @@ class _Encoder:
         N = self._size(plan.weight, plan.bias)[0]
         self._first_layer(N)
         layers = [self._size(*layer) for layer in plan.layers]
-        self._check_steps(N, layers)
+        columns = self._check_steps(N, layers)
         records = self._layers([(N, 0), *layers])
+        norms = [
+            (*map(self.param, (n.mean, n.variance, n.weight, n.bias)), self._place(2 * of), of, n.eps)
+            for n, of in zip(plan.norms, columns, strict=True)
+        ]
         is_bool = bool(self.masks) and self.masks[0].dtype == torch.bool
         stride = _stride(self.inputs)
         of_team = 8 + _WARPS + MOST_WIDTH_ON_CUDA + self.query[-1] + _padded(2 * T)
@@ -77,7 +81,6 @@ class _Encoder:
         _check(4 * (self.floats + of_team + _FEWEST * _ROWS * stride) <= most)
         counts = len(self.blocks), len(self.queries), len(self.keys), len(self.products), len(records)
         header = T, *counts, len(plan.tail), self.position(plan.values), width, is_bool
-        norms = ((*map(self.param, (n.mean, n.variance, n.weight, n.bias)), n.eps) for n in plan.norms)
         return b"".join(
             (
                 struct.pack(_HEADER, *header, stride, *self.query, self.floats, of_team, most, 0),
@@ -194,9 +197,13 @@ class _Encoder:
         is_parameter = PARAMETER <= number < CONSTANT
         return PARAMETER + self.param(number - PARAMETER) if is_parameter else number
 
-    def _check_steps(self, N: int, layers: Sequence[tuple[int, int]]) -> None:
-        """Only one register passes a layer, and every vector has a number for each channel or one for all."""
-        alive = {0}
+    def _check_steps(self, N: int, layers: Sequence[tuple[int, int]]) -> list[int]:
+        """Only one register passes a layer, and every vector has a number for each channel or one for all.
+
+        Returns:
+            The channels of each norm.
+        """
+        alive, columns = {0}, [0] * len(self.plan.norms)
         for step in self.plan.steps:
             _check(all(number in alive for number in _registers(step)))
             if step.op == p.LINEAR:
@@ -205,11 +212,13 @@ class _Encoder:
             lengths = [self._length(number - PARAMETER) for number in _read(step) if PARAMETER <= number < CONSTANT]
             if step.op == p.BATCH_NORM:
                 norm = self.plan.norms[step.right]
+                columns[step.right] = max(columns[step.right], N)
                 parts = (norm.mean, norm.variance, norm.weight, norm.bias)
                 lengths += [self._length(part) for part in parts if part >= 0]
             _check(all(length in (1, N) for length in lengths))
             alive.add(step.out)
         _check(self.plan.score in alive)
+        return columns
 
 
 def _columns(terms: Sequence[p.Term]) -> list[tuple[int, float]]:

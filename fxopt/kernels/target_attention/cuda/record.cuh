@@ -24,7 +24,7 @@ struct Query { int32_t row, place, width; };                              // a r
 struct Keys { int32_t position, column, width; };                         // a source of positions, among the inputs
 struct Product { int32_t column, query, width, from; };  // inputs from a column on, times a query or -1; from: the weight's column
 struct Layer { int32_t bias, n, groups, k, place, from, to, activation, out, begin, end, result; };
-struct Norm { int32_t mean, variance, weight, bias; float eps; };
+struct Norm { int32_t mean, variance, weight, bias, place, n; float eps; };  // place: of a scale and a shift a column
 struct Step { int32_t op, out, left, right; };
 struct TailStep { int32_t op, mask; float value; };
 
@@ -46,7 +46,7 @@ struct Attention {
   TailStep tail_step[kMostTail];
 };
 static_assert(sizeof(Attention) == kMostOperands * 32 + 76 + kMostBlocks * 28 + kMostTerms * 8 + kMostQueries * 12 + kMostKeys * 12 +
-                                       kMostProducts * 16 + kMostLayers * 48 + kMostNorms * 20 + kMostConstants * 4 + kMostSteps * 16 +
+                                       kMostProducts * 16 + kMostLayers * 48 + kMostNorms * 28 + kMostConstants * 4 + kMostSteps * 16 +
                                        kMostTail * 12);
 static_assert(sizeof(Attention) <= 4096);
 

@@ -1,38 +1,38 @@
-// Activations between layers, step by step: numbers of a plan, four positions of a column at a time.
+// Activations between layers, step by step: numbers of a plan, all positions of a warp in one column at a time, so that what
+// a step costs by itself is paid once for them.
 #pragma once
 #include "record.cuh"
 
 namespace fxopt::target {
 
-// Four positions of a column, by register.
+// Positions of a column, by register.
 struct Registers {
-  float value[kMostRegisters][4];
+  float value[kMostRegisters][kRows];
 };
 
 template <class T>
-__device__ __forceinline__ void read(const Attention& a, const Registers& registers, int number, int n, float (&x)[4]) {
+__device__ __forceinline__ void read(const Attention& a, const Registers& registers, int number, int n, float (&x)[kRows]) {
   const float all = number >= kConstant ? a.constant[number - kConstant] : number >= kParameter ? at<T>(a, number - kParameter, n) : 0.0f;
 #pragma unroll
-  for (int r = 0; r < 4; r++) x[r] = number >= kParameter ? all : registers.value[number][r];
+  for (int r = 0; r < kRows; r++) x[r] = number >= kParameter ? all : registers.value[number][r];
 }
 
 template <class F>
-__device__ __forceinline__ void each(const float (&x)[4], const float (&y)[4], float (&z)[4], F f) {
+__device__ __forceinline__ void each(const float (&x)[kRows], const float (&y)[kRows], float (&z)[kRows], F f) {
 #pragma unroll
-  for (int r = 0; r < 4; r++) z[r] = f(x[r], y[r]);
+  for (int r = 0; r < kRows; r++) z[r] = f(x[r], y[r]);
 }
 
 template <class T>
-__device__ __forceinline__ void run(const Attention& a, const Step& step, int n, Registers& registers) {
-  float x[4], y[4], z[4] = {};
+__device__ __forceinline__ void run(const Attention& a, const Step& step, int n, const float* memory, Registers& registers) {
+  float x[kRows], y[kRows], z[kRows] = {};
   read<T>(a, registers, step.left, n, x);
   read<T>(a, registers, step.op < kAdd || (step.op >= kNeg && step.op != kPRelu) ? step.left : step.right, n, y);
   const auto to = [&](auto f) { each(x, y, z, f); };
   switch (step.op) {
     case kBatchNorm: {
-      const Norm& norm = a.norm[step.right];
-      const float scale = (norm.weight >= 0 ? at<T>(a, norm.weight, n) : 1.0f) / sqrtf(at<T>(a, norm.variance, n) + norm.eps);
-      const float shift = (norm.bias >= 0 ? at<T>(a, norm.bias, n) : 0.0f) - at<T>(a, norm.mean, n) * scale;
+      const float* norm = memory + a.norm[step.right].place + n * 2;
+      const float scale = norm[0], shift = norm[1];
       to([=](float u, float) { return fmaf(u, scale, shift); });
       break;
     }
@@ -50,20 +50,18 @@ __device__ __forceinline__ void run(const Attention& a, const Step& step, int n,
     case kPRelu: to([](float u, float v) { return u > 0 ? u : v * u; }); break;
   }
 #pragma unroll
-  for (int r = 0; r < 4; r++) registers.value[step.out][r] = z[r];
+  for (int r = 0; r < kRows; r++) registers.value[step.out][r] = z[r];
 }
 
-// Any other activation: four positions at a time, lanes are the columns.
+// Any other activation: lanes are the columns.
 template <class T>
-__device__ __forceinline__ void run_steps(const Attention& a, const Layer& layer, int count, const Team& team) {
-  for (int row = 0; row < count; row += 4) {
-    for (int n = team.thread & 31; n < layer.n; n += 32) {
-      float* at = team.inputs + row * a.stride + layer.to + n;
-      Registers registers;
-      for (int r = 0; r < 4; r++) registers.value[layer.out][r] = at[r * a.stride];
-      for (int k = layer.begin; k < layer.end; k++) run<T>(a, a.step[k], n, registers);
-      for (int r = 0; r < 4; r++) at[r * a.stride] = registers.value[layer.result][r];
-    }
+__device__ __forceinline__ void run_steps(const Attention& a, const Layer& layer, const float* memory, const Team& team) {
+  for (int n = team.thread & 31; n < layer.n; n += 32) {
+    float* at = team.inputs + layer.to + n;
+    Registers registers;
+    for (int r = 0; r < kRows; r++) registers.value[layer.out][r] = at[r * a.stride];
+    for (int k = layer.begin; k < layer.end; k++) run<T>(a, a.step[k], n, memory, registers);
+    for (int r = 0; r < kRows; r++) at[r * a.stride] = registers.value[layer.result][r];
   }
 }
 
