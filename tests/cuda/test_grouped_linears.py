@@ -23,16 +23,19 @@ MUTATIONS = {
     "inputs behind the last": ("at + k < count ?", "at + k < count || {} ?"),
     "outputs behind the last": ("if (n + k < N) out", "if (n + k < N || {}) out"),
     "no barrier": ("  __syncthreads();\n", "  if (!{}) __syncthreads();\n"),
-    "rows behind the last": ("if (row >= g.rows) return;", "if (row >= g.rows && !{}) return;"),
+    "rows behind the last": ("if (row >= g.rows) break;", "if (row >= g.rows && !{}) break;"),
     "lanes behind the last": ("if (lane >= live ||", "if ((lane >= live && !{}) ||"),
     "factors of another row": ("vector_of(g.y, row,", "vector_of(g.y, {} ? 0 : row,"),
-    "an unknown factor": ("|| factor < 0", "|| (factor < 0 && !{})"),
+    "the inputs of the rows before": ("begin + step, slots,", "begin + ({} ? 0 : step), slots,"),
+    "inputs that are left out": ("if (c * 4 >= left) break;", "if (c * 4 >= left - 4 * {}) break;"),
+    "an unknown factor": ("&& factor >= 0;", "&& (factor >= 0 || {});"),
 }  # fmt: skip
 SIZES = [
     (33, 7, 9, 45, 16, 16),  # 16 bytes at a time, lanes in tiles
     (1, 1, 1, 1, 1, 1),
     (5, 4, 3, 10, 7, 5),
     (70, 3, 2, 3, 64, 64),
+    (300, 3, 2, 9, 20, 4),  # more rows than a block computes at once
     (0, 3, 3, 5, 8, 8),
     (9, 2, 4, 20, 3, 12),
 ]
@@ -115,7 +118,7 @@ def test_numbers_that_are_not_finite_stay_in_their_rows(shim, value):
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_planted_bugs_are_caught(shim, name):
-    for sizes in ((9, 3, 3, 9, 5, 6), (9, 3, 3, 9, 8, 8)):
+    for sizes in ((9, 3, 3, 9, 5, 6), (9, 3, 3, 9, 8, 8), (300, 3, 3, 30, 4, 16)):
         arguments = example(*sizes)
         arguments[1][0, 0, 0] = math.inf
         expected, lists = exact(*arguments), [each.clone() for each in arguments[3:]]
