@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.kernels.mlp.cuda.grouped import MOST
+from fxopt.kernels.mlp.serves import MOST_GROUPED
 from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.terms import Axis, Dim, Factor, Term
 from fxopt.patterns.core import Match
@@ -79,7 +79,9 @@ def _axes(term: Term, x: Factor, weight: Factor, y: Factor | None) -> tuple[Axis
         if role is None or role in found:
             return None
         found[role] = axis
-    if len(found) < len(_ROLES) or any((static(found[letter].size) or MOST + 1) > MOST for letter in "kn"):
+    if len(found) < len(_ROLES) or any(
+        (static(found[letter].size) or MOST_GROUPED + 1) > MOST_GROUPED for letter in "kn"
+    ):
         return None
     if static(found["l"].size) is None or (y is not None and set(y.axes) != {found[letter] for letter in "bln"}):
         return None

@@ -13,9 +13,11 @@ from torch.fx import GraphModule, Node
 
 from fxopt.kernels.mlp.plan import Op, split
 from fxopt.kernels.mlp.serves import FLOATS, LONG_IN, SHORT_IN, Cut
-from fxopt.patterns.core import Match, Reject, is_ours
+from fxopt.patterns.core import Match, Reject, calls_of_ours, is_ours
 from fxopt.patterns.linear_steps import Found
+from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, shape_of, static, tensor_of
+from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _ACTIVATIONS = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid"}
@@ -65,6 +67,22 @@ def find_layers(module: GraphModule, inference: bool) -> Iterator[Match | Reject
             outputs, inputs = map(static, shape_of(layer.weight))
             if activation or outputs == 1 or (inputs is not None and not SHORT_IN < inputs < LONG_IN):
                 yield Match(anchor, {"arguments": (layer.x, layer.weight, layer.bias, activation)})
+
+
+def find_joined_layers(module: GraphModule, inference: bool) -> Iterator[Match]:
+    """fxopt::gpu_linear of a cat with a long piece that nobody else reads. Matches bind the layer's arguments."""
+    aliases = analysed(module.graph, Aliases)
+    for node in calls_of_ours(module.graph, "fxopt::gpu_linear") if inference else ():
+        cat, *rest = node.args
+        if not isinstance(cat, Node) or cat.target is not aten.cat.default or len(cat.users) > 1:
+            continue
+        arguments: Any = cat.args
+        pieces, dim = (*arguments, 0)[:2]
+        widths = [static(shape_of(piece)[-1]) or 0 for piece in pieces]
+        few = sum(width for width in widths if width < LONG_IN) <= SHORT_IN and max(widths) >= LONG_IN
+        plain = dim in (1, -1) and node.meta["val"].dtype == torch.float32 and not any(map(aliases.edited, pieces))
+        if few and plain:
+            yield Match(node, {"arguments": (pieces, *rest)})
 
 
 def _activated(node: Node) -> tuple[Node, str]:

@@ -96,6 +96,7 @@ PASSES: tuple[Rewrite, ...] = (
     linear_chains.FOR_FEW_ROWS,
     batched_linears.REWRITE,
     grouped_linears.REWRITE,
+    linear_layers.OF_PIECES,
     pointwise.REWRITE,
     row_chunks.REWRITE,
     branches.REWRITE,

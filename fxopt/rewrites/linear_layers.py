@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
+from fxopt.kernels.mlp.cuda import joined
 from fxopt.kernels.mlp.cuda.linear import KERNEL, gpu_linear, gpu_padded, load
 from fxopt.kernels.mlp.cuda.ways import ALIGNED
 from fxopt.patterns.core import Match, is_ours
-from fxopt.patterns.linear_layers import find_layers
+from fxopt.patterns.linear_layers import find_joined_layers, find_layers
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import PROVEN
 from fxopt.shape.sizes import shape_of, static
 
 
@@ -25,6 +27,15 @@ def replace_linear(editor: Editor, match: Match) -> Replacement:
     call.meta["bound"] = gpu_linear
     what = f"linear {inputs}-{outputs}" + (f" with {activation}" if activation else "")
     return Replacement({match.anchor: call}, what, "in parts, as dot products or with an epilogue, by its sizes")
+
+
+def replace_joined(editor: Editor, match: Match) -> Replacement:
+    joined.load()
+    editor.needs(KERNEL)
+    call = editor.call(torch.ops.fxopt.gpu_joined_linear.default, *match.bound["arguments"])
+    call.meta["bound"] = joined.gpu_joined_linear
+    outputs, inputs = shape_of(match.bound["arguments"][1])
+    return Replacement({match.anchor: call}, f"cat and linear {inputs}-{outputs}", "long tensors are not copied")
 
 
 def _is_odd_row_of_dots(x: Node) -> bool:
@@ -50,4 +61,11 @@ REWRITE = Rewrite(
     find_layers,
     replace_linear,
     why="after everything else that would take a linear layer or an activation",
+)
+OF_PIECES = Rewrite(
+    "gpu_joined_linears",
+    find_joined_layers,
+    replace_joined,
+    policy=PROVEN,
+    why="behind all that takes linear layers or cats in some other way",
 )

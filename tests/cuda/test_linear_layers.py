@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import fxopt
+from fxopt.kernels.mlp.cuda import joined
 from fxopt.kernels.mlp.cuda.linear import gpu_linear, gpu_linears, gpu_padded, load, reference
+from fxopt.rewrites import linear_layers
+from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 
 
 @pytest.mark.gpu
@@ -126,3 +130,43 @@ def test_the_operator_gives_eagers_numbers_everywhere():
     load()
     x, weight = torch.randn(3, 5), torch.randn(2, 5)
     assert torch.equal(torch.ops.fxopt.gpu_linear(x, weight, None, "relu"), torch.relu(x @ weight.t()))
+
+
+def joined_tower(long, short, weight, bias):
+    return torch.relu(F.linear(torch.cat([long, short], 1), weight, bias)) * 2
+
+
+def test_a_layer_of_a_long_piece_reads_it_as_it_lies():
+    shapes = [(40, 2000), (40, 13), (64, 2013), (64,)]
+    module, given = graph_of(joined_tower, shapes), [torch.randn(*shape) for shape in shapes]
+    *_, ran = rewritten(module, linear_layers.REWRITE, linear_layers.OF_PIECES)
+    assert ran.changes and not ran.rolled_back
+    assert "aten.cat" not in names_of(module)
+    torch.testing.assert_close(module(*given), joined_tower(*given), rtol=1e-4, atol=1e-4)
+
+
+def test_layers_of_short_or_edited_pieces_stay():
+    def read_twice(*tensors):
+        return joined_tower(*tensors).sum() + torch.cat(tensors[:2], 1).sum()
+
+    def edited(long, short, weight, bias):
+        y = joined_tower(long, short, weight, bias)
+        long.zero_()
+        return y
+
+    for function, width in ((joined_tower, 1000), (edited, 2000)):
+        module = graph_of(function, [(40, width), (40, 13), (64, width + 13), (64,)])
+        *_, ran = rewritten(module, linear_layers.REWRITE, linear_layers.OF_PIECES)
+        assert not ran.changes
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("M", [32, 256, 700])
+@pytest.mark.parametrize("widths", [(10400, 13), (5, 2056, 3), (1032, 1504), (2001, 13)])
+def test_pieces_equal_fp64(M, widths):
+    pieces, K = [torch.randn(M, width, device="cuda") for width in widths], sum(widths)
+    weight, bias = torch.randn(128, K, device="cuda") / K**0.5, torch.randn(128, device="cuda")
+    with torch.no_grad():
+        found, eager = (f(pieces, weight, bias, "relu") for f in (joined.gpu_joined_linear, joined.reference))
+        exact = joined.reference([piece.double() for piece in pieces], weight.double(), bias.double(), "relu")
+    assert (found - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-6

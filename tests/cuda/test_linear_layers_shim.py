@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fxopt.kernels import cuda_build, cuda_call
-from fxopt.kernels.mlp.cuda import linear, ways
+from fxopt.kernels.mlp.cuda import joined, linear, ways
 from fxopt.kernels.mlp.cuda.linear import KERNEL, gpu_linear, gpu_linears, gpu_padded, reference
 from tests.cuda.planted import awake, on_the_shim, planted, run
 from tests.cuda.shim_library import ShimError, compile_shim
@@ -210,3 +210,37 @@ def test_a_single_output_is_made_with_the_parts_in_front_of_it(library, monkeypa
     exact = reference(x.double(), weights[0].double(), None if biases[0] is None else biases[0].double(), "relu")
     exact = reference(exact, weights[1].double(), biases[1].double(), "sigmoid")
     torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("M", [40, 600])
+@pytest.mark.parametrize("widths", [(2001, 13), (5, 2056, 3), (1032, 1500), (1024,)])
+def test_long_pieces_are_multiplied_as_they_lie(library, monkeypatch, widths, M):
+    """40 rows in parts, 600 in one product a piece."""
+    pieces = [torch.randn(M, width + (width < 99))[:, :width] for width in widths]
+    weight, bias = torch.randn(68, sum(widths)), torch.randn(68)
+    exact = torch.relu(torch.cat(pieces, 1).double() @ weight.double().t() + bias.double())
+    readable, join, products = [*pieces, weight, bias], torch.cat, []
+
+    def cat(*args):
+        readable.append(join(*args))
+        return readable[-1]
+
+    def bmm(x, y, *, out):
+        products.append(out.copy_(x @ y))
+        readable.append(out)
+
+    monkeypatch.setattr(torch, "cat", cat)
+    monkeypatch.setattr(torch, "bmm", bmm)
+    on_the_shim(monkeypatch, library, readable)
+    found = joined.gpu_joined_linear(pieces, weight, bias, "relu").double()
+    assert len(products) == sum(width > 99 for width in widths)
+    torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-3)
+
+
+def test_pieces_that_do_not_fit_are_joined(monkeypatch):
+    monkeypatch.setattr(cuda_build, "loaded", lambda library, device: None)
+    for widths, M in (((2001, 13), 3), ((2001, 80), 40), ((13, 14), 40)):
+        pieces, weight = [torch.randn(M, width) for width in widths], torch.randn(7, sum(widths))
+        assert torch.equal(
+            joined.gpu_joined_linear(pieces, weight, None, ""), joined.reference(pieces, weight, None, "")
+        )

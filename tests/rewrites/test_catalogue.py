@@ -295,6 +295,7 @@ ELSEWHERE = {
     "gpu_gathered_dots",
     "gpu_grouped_linears",
     "gpu_batched_linears",
+    "gpu_joined_linears",
     "gpu_linears",
     "gpu_repeated_lookups",
     "gpu_wide_linears",

@@ -14,6 +14,7 @@ SHORT_IN, LONG_IN = 64, 1024  # inputs of a single layer: the longest short dot 
 # chains.cu's: outputs of a layer, inputs of a first one, which a block reads all by itself, and chains of a launch
 MOST_OUT, MOST_IN, MOST_CHAINS = 128, 1024, 12
 MOST_ROWS, MOST_LAYERS, VECTOR = 16, 16, 4  # few_rows.cu's: rows, layers, and floats that are read at a time
+MOST_GROUPED = 64  # grouped.cu's: inputs and outputs of a product, whose matrix takes 17 KB of shared memory
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
+from ..serves import MOST_GROUPED
 
 KERNEL = cuda_build.CudaLibrary(
     "fxopt_gpu_grouped", source=Path(__file__).with_name("grouped.cu"), functions=("fxopt_grouped",)
 )
-MOST = 64  # inputs and outputs of a product: one matrix of 17 KB is in shared memory
 _MOST_BLOCKS = 2**30  # each computes four rows of a lane or more
 _SET_BY_THE_LIBRARY = 0
 _Places: TypeAlias = "Sequence[Tensor | None]"  # of_x, of_weight, of_y
@@ -68,7 +68,14 @@ def _fits(x: Tensor, weight: Tensor, y: Tensor | None, places: _Places, out: Ten
     entries = (x.shape[1], weight.shape[0], L if y is None else y.shape[1])
     lanes = (count if t is None else len(t) for count, t in zip(entries, places, strict=True))
     alike = weight.shape[1] == K and (y is None or (y.shape[0], y.shape[2]) == (B, N)) and set(lanes) == {L}
-    return known and alike and x.dtype == torch.float32 and 0 < K <= MOST and N <= MOST and B * L < _MOST_BLOCKS
+    return (
+        known
+        and alike
+        and x.dtype == torch.float32
+        and 0 < K <= MOST_GROUPED
+        and N <= MOST_GROUPED
+        and B * L < _MOST_BLOCKS
+    )
 
 
 def parameters(x: Tensor, weight: Tensor, y: Tensor | None, places: _Places, out: Tensor) -> bytes:

@@ -14,7 +14,7 @@ HALVES = (torch.float16, torch.bfloat16)
 ALIGNED = 8  # halves: 16 bytes
 _SHORT_OUT = 1024
 _LONGEST_IN = 4096  # from here on parts win with any number of outputs
-_FEWEST_ROWS, _MOST_ROWS, _FEWEST_OUT = 32, 512, 256  # chosen around what was timed
+FEWEST_ROWS, MOST_ROWS, _FEWEST_OUT = 32, 512, 256  # chosen around what was timed
 _ODD_IN = 128
 
 
@@ -45,7 +45,7 @@ def is_long(dtype: torch.dtype, M: int, N: int, K: int) -> bool:
 
     TF32: 256 x 1024 by 128 5.8 and 6.9, by 256 6.3 and 6.7, by 512 8.2 and 6.7; 256 x 8152 by 1024 23.8 and 44.6.
     """
-    if dtype is not torch.float32 or N % 4 or not _FEWEST_ROWS <= M <= _MOST_ROWS:
+    if dtype is not torch.float32 or N % 4 or not FEWEST_ROWS <= M <= MOST_ROWS:
         return False
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"  # allow_tf32 raises where this was set
     few = K >= LONG_IN and M * N <= 2**16 and tf32  # measured in TF32 alone
@@ -54,4 +54,4 @@ def is_long(dtype: torch.dtype, M: int, N: int, K: int) -> bool:
 
 def is_odd(dtype: torch.dtype, M: int, K: int) -> bool:
     """Whether halves whose rows do not start at 16 bytes are padded first: 256 x 415 by 512 6.4 and 13.0."""
-    return dtype in HALVES and K % ALIGNED != 0 and K >= _ODD_IN and M >= _FEWEST_ROWS
+    return dtype in HALVES and K % ALIGNED != 0 and K >= _ODD_IN and M >= FEWEST_ROWS
