@@ -6,17 +6,14 @@
 
 namespace fxopt::compress {
 
-// Which part of a block's tile a thread computes: 32 rows by TILES * 8 outputs a warp. Four neighbouring rows are a thread's:
-// a permutation of the product's, so that it reads and writes them at once.
+// Which part of a block's tile a thread computes: a warp 32 rows and all outputs, so that no product is made twice. Four
+// neighbouring rows are a thread's: a permutation of the matrix's, so that it reads and writes them at once.
 struct Own {
-  int half, thread, row, column, quarter;
+  int half, thread, row, column, quarter;  // column: an output of eight
 
-  __device__ __forceinline__ explicit Own(int columns) {
+  __device__ __forceinline__ Own() {
     half = int(threadIdx.x) / kHalf, thread = int(threadIdx.x) % kHalf;
-    const int lane = thread % 32, warp = thread / 32;
-    quarter = lane % 4;
-    row = warp % 4 * 32 + lane / 4 * 4;
-    column = warp / 4 * columns + lane / 4;
+    quarter = thread % 4, column = thread % 32 / 4, row = thread / 4 * 4;
   }
   __device__ __forceinline__ int h() const { return quarter / 2; }      // of the two
   __device__ __forceinline__ int m() const { return quarter % 2 * 2; }  // and the next, of four
@@ -73,7 +70,8 @@ __device__ __forceinline__ void add_chunk(const Compress& c, const Chunk& chunk,
   const bool both = chunk.h + 1 < c.h;
   const int live = chunk.h + own.h() < c.h ? chunk.live - own.m() : 0, whole = both ? chunk.live / 4 * 4 : 0;
   y += (chunk.first + own.m()) * kRowPitch + own.row;
-  weights += own.h() * plane_of(TILES * 16) + own.column * kPiece + own.m();
+  weights += own.h() * plane_of(TILES * 8) + own.column * kPiece + own.m();
+#pragma unroll 2
   for (int m = 0; m < whole; m += 4) add_pairs<EXACT, TILES, false>(x, y + m * kRowPitch, weights + m, 2, sums);
   for (int m = whole; m < chunk.live; m += 4) add_pairs<EXACT, TILES, true>(x, y + m * kRowPitch, weights + m, live - m, sums);
 }
@@ -82,7 +80,7 @@ __device__ __forceinline__ void add_chunk(const Compress& c, const Chunk& chunk,
 template <bool EXACT, int TILES>
 __device__ __forceinline__ void add_chunks(const Compress& c, const Own& own, const int* places, int begin, int number, int end, const float* y, float* weights,
                                            float (&sums)[2][TILES][4]) {
-  constexpr int kColumns = TILES * 16, kBuffer = 2 * plane_of(kColumns);
+  constexpr int kColumns = TILES * 8, kBuffer = 2 * plane_of(kColumns);
   Chunk chunk(c, number);
   float next_x[4];
   read_x(c, places + own.row, chunk.h + own.h(), next_x);
@@ -130,7 +128,7 @@ __device__ __forceinline__ void write(const Compress& c, const Own& own, int fir
   for (int r = 0; r < 4; r++) places[r] = place_of(c, row + r, c.outputs * c.positions, 1);
 #pragma unroll
   for (int k = 0; k < TILES * 2; k++) {
-    const int j = k / 2, side = k % 2, output = begin + own.column / (TILES * 8) * (TILES * 8) + j * 8 + own.quarter * 2 + side;
+    const int j = k / 2, side = k % 2, output = begin + j * 8 + own.quarter * 2 + side;
     if (output >= c.outputs) continue;
     const float values[4] = {sums[0][j][side], sums[0][j][2 + side], sums[1][j][side], sums[1][j][2 + side]};
     float* const to = out + output * c.positions;
@@ -150,13 +148,13 @@ __global__ void __launch_bounds__(2 * kHalf, 1) compress_kernel(const __grid_con
   let_next_start();
   __shared__ __align__(16) int places[kRows];
   float* const memory = reinterpret_cast<float*>(dynamic_shared());
-  const Own own(TILES * 8);
-  const int split = int(blockIdx.y) % c.splits, begin = int(blockIdx.y) / c.splits * TILES * 16, first_row = int(blockIdx.x) * kRows;
+  const Own own;
+  const int split = int(blockIdx.y) % c.splits, begin = int(blockIdx.y) / c.splits * TILES * 8, first_row = int(blockIdx.x) * kRows;
   const int part = split * 2 + own.half, parts = c.splits * 2;
   const int number = int(int64_t(c.chunks) * part / parts), end = int(int64_t(c.chunks) * (part + 1) / parts);
-  float* const y = memory + buffers_of(TILES * 16);
-  float* const weights = memory + own.half * buffers_of(TILES * 16) / 2;
-  if (number < end) copy_weights<TILES * 16>(c, Chunk(c, number), begin, own.thread, weights);
+  float* const y = memory + buffers_of(TILES * 8);
+  float* const weights = memory + own.half * buffers_of(TILES * 8) / 2;
+  if (number < end) copy_weights<TILES * 8>(c, Chunk(c, number), begin, own.thread, weights);
   cuda::commit_copies();
   read_y(c, first_row, y, places);
   __syncthreads();
@@ -167,12 +165,14 @@ __global__ void __launch_bounds__(2 * kHalf, 1) compress_kernel(const __grid_con
   if (own.half == 0) write<TILES>(c, own, first_row, begin, out, sums);
 }
 
+constexpr int kSumThreads = 256;
+
 // The splits one after another: SIZE numbers a thread.
 template <int SIZE>
-__global__ void __launch_bounds__(kHalf) splits_kernel(const __grid_constant__ Compress c) {
+__global__ void __launch_bounds__(kSumThreads) splits_kernel(const __grid_constant__ Compress c) {
   wait_for_stream();
   let_next_start();
-  const int64_t size = int64_t(c.rows) * c.outputs, at = (int64_t(blockIdx.x) * kHalf + int(threadIdx.x)) * SIZE;
+  const int64_t size = int64_t(c.rows) * c.outputs, at = (int64_t(blockIdx.x) * kSumThreads + int(threadIdx.x)) * SIZE;
   if (at >= size) return;
   Vector<SIZE> sum = *reinterpret_cast<const Vector<SIZE>*>(c.partial + at);
 #pragma unroll 4
@@ -187,15 +187,15 @@ __global__ void __launch_bounds__(kHalf) splits_kernel(const __grid_constant__ C
 template <int SIZE>
 static const char* add_splits(const Compress& c, void* stream) {
   const int64_t threads = int64_t(c.rows) * c.outputs / SIZE;
-  return launch(splits_kernel<SIZE>, dim3(unsigned((threads + kHalf - 1) / kHalf)), kHalf, stream, c);
+  return launch(splits_kernel<SIZE>, dim3(unsigned((threads + kSumThreads - 1) / kSumThreads)), kSumThreads, stream, c);
 }
 
-template <bool EXACT, int TILES>
+template <int TILES>
 static const char* multiply(const Compress& c, void* stream) {
-  constexpr int kColumns = TILES * 16;
+  constexpr int kColumns = TILES * 8;
   const dim3 blocks(unsigned((c.rows + kRows - 1) / kRows), unsigned((c.outputs + kColumns - 1) / kColumns * c.splits));
   const int shared = 4 * (buffers_of(kColumns) + (c.m + kBehind) * kRowPitch);
-  return launch_shared(compress_kernel<EXACT, TILES>, blocks, 2 * kHalf, shared, stream, c);
+  return launch_shared(c.exact ? compress_kernel<true, TILES> : compress_kernel<false, TILES>, blocks, 2 * kHalf, shared, stream, c);
 }
 
 }  // namespace fxopt::compress
@@ -203,8 +203,7 @@ static const char* multiply(const Compress& c, void* stream) {
 // Of floats. nullptr, or what went wrong.
 extern "C" __attribute__((visibility("default"))) const char* fxopt_compress(const fxopt::compress::Compress* c, int, void* stream) {
   using namespace fxopt::compress;
-  if (c->exact && !c->narrow) return "fxopt.compressed_interaction: exact products of 64 outputs a block";  // of 128 spill
-  const char* text = c->exact ? multiply<true, 4>(*c, stream) : c->narrow ? multiply<false, 4>(*c, stream) : multiply<false, 8>(*c, stream);
+  const char* text = c->narrow ? multiply<8>(*c, stream) : multiply<16>(*c, stream);
   if (text || c->splits == 1) return text;
   return c->rows * int64_t(c->outputs) % 4 == 0 ? add_splits<4>(*c, stream) : add_splits<1>(*c, stream);
 }

@@ -72,7 +72,7 @@ def compressed(kernel: ctypes.CDLL, x: Tensor, y: Tensor, weight: Tensor) -> Ten
     exact = torch.backends.cudnn.conv.fp32_precision != "tf32"  # type: ignore[attr-defined]
     (B, H, D), M, N = x.shape, y.shape[1], weight.shape[0]
     most, processors = _limits(x.device)
-    narrow = exact or N <= _NARROW or _shared(_WIDE, M) > most
+    narrow = N <= _NARROW or _shared(_WIDE, M) > most
     tiles = -(-B * D // _ROWS) * -(-N // (_NARROW if narrow else _WIDE))
     splits = splits_for(tiles, _chunks(H, M)[0], processors)
     out = x.new_empty(B, N, D)

@@ -6,7 +6,7 @@
 
 namespace fxopt::compress {
 
-constexpr int kRows = 128, kHalf = 256;      // of a block: rows (b, d), and threads that take one half of its chunks
+constexpr int kRows = 128, kHalf = 128;      // of a block: rows (b, d), and threads that take one half of its chunks
 constexpr int kPiece = 28;                   // numbers m of a chunk, at most: xDeepFM has 26 fields
 constexpr int kBehind = 3;                   // m's behind the last that a step may read, for nothing
 constexpr int kRowPitch = kRows + 4;         // floats of a number m of y: two m's in one read are on different banks
@@ -92,7 +92,7 @@ __device__ __forceinline__ void copy_weights(const Compress& c, const Chunk& chu
 
 // y of the block's rows, and where these are in x.
 __device__ __forceinline__ void read_y(const Compress& c, int first_row, float* to, int* places) {
-  constexpr int kAtOnce = 8, kStep = 2 * kHalf / kRows;
+  constexpr int kAtOnce = 16, kStep = 2 * kHalf / kRows;
   const int row = int(threadIdx.x) % kRows, place = place_of(c, first_row + row, c.y_strides[0], c.y_strides[2]);
   if (int(threadIdx.x) < kRows) places[row] = place_of(c, first_row + row, c.x_strides[0], c.x_strides[2]);
   for (int first = int(threadIdx.x) / kRows; first < c.m; first += kAtOnce * kStep) {
