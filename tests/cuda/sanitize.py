@@ -41,6 +41,8 @@ KERNELS = {
     "chain_kernel": "test_linear_chains.py::test_on_a_gpu",
     "heads_kernel": "test_heads.py::test_on_a_gpu",
     "grouped_kernel": "test_grouped_linears.py::test_on_a_gpu",
+    "compress_kernel": "test_compressed_interaction.py::test_on_a_gpu",
+    "splits_kernel": "test_compressed_interaction.py::test_on_a_gpu",
     "cross_kernel": "test_cross_layers.py::test_on_a_gpu",
     "dots_kernel": "test_dot_rows.py::test_on_a_gpu",
     "gathered_kernel": "test_gathered_dots.py::test_on_a_gpu",

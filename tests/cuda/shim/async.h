@@ -4,12 +4,16 @@
 
 namespace fxopt::cuda {
 
-inline void copy_async(void* to, const void* from, bool real) {
-  if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) shim::complain("a copy of 16 bytes that are not aligned");
-  if (real && !shim::readable(from, 16)) return shim::complain("a load outside every tensor");
-  memset(to, 0xff, 16);
-  shim::Scheduler::it().copies().back().push_back({static_cast<char*>(to), real ? static_cast<const char*>(from) : nullptr});
+template <int BYTES>
+void copy_async_few(void* to, const void* from, bool real) {
+  if (reinterpret_cast<uintptr_t>(to) % BYTES || reinterpret_cast<uintptr_t>(from) % BYTES)
+    shim::complain("a copy of " + std::to_string(BYTES) + " bytes that are not aligned");
+  if (real && !shim::readable(from, BYTES)) return shim::complain("a load outside every tensor");
+  memset(to, 0xff, BYTES);
+  shim::Scheduler::it().copies().back().push_back({static_cast<char*>(to), real ? static_cast<const char*>(from) : nullptr, BYTES});
 }
+
+inline void copy_async(void* to, const void* from, bool real) { copy_async_few<16>(to, from, real); }
 
 inline void copy_async_cached(void* to, const void* from) { copy_async(to, from, true); }
 
@@ -28,7 +32,7 @@ void wait_copies() {
   }
   while (groups.size() > PENDING + 1) groups.pop_front();
   std::shuffle(landing.begin(), landing.end(), scheduler.random);
-  for (const shim::Copy& copy : landing) copy.from ? memcpy(copy.to, copy.from, 16) : memset(copy.to, 0, 16);
+  for (const shim::Copy& copy : landing) copy.from ? memcpy(copy.to, copy.from, copy.bytes) : memset(copy.to, 0, copy.bytes);
 }
 
 }  // namespace fxopt::cuda

@@ -66,10 +66,11 @@ inline bool readable(const void* at, size_t bytes) {
   return static_cast<const char*>(at) + bytes <= after->first + after->second;
 }
 
-// 16 bytes on their way into shared memory; from null: zeros.
+// Bytes on their way into shared memory; from null: zeros.
 struct Copy {
   char* to;
   const char* from;
+  size_t bytes;
 };
 
 enum State { kReady, kAtWarp, kAtSome, kAtBlock, kAtGrid, kDone };

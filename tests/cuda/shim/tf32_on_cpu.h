@@ -5,15 +5,19 @@ inline float rounded(float x) {
 }
 
 inline void mma(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
+  struct Given { const float *a, *b; };
   const int thread = shim_lane(), row = thread / 4, column = thread % 4 * 2;
   for (const float x : {a[0], a[1], a[2], a[3], b[0], b[1]})
     if (x == x && (shim::bits(x) & 0x1fff)) shim::complain("more bits than TF32 has");
+  const Given own{a, b};
+  const uint64_t* all = shim_warp(0xffffffffu, "mma", shim::bits(&own));
   float sums[4] = {};
   for (int k = 0; k < 8; k++) {
-    float left[2], right[2];
-    for (int r = 0; r < 2; r++) left[r] = __shfl_sync(0xffffffffu, a[k / 4 * 2 + r], row * 4 + k % 4);
-    for (int c = 0; c < 2; c++) right[c] = __shfl_sync(0xffffffffu, b[k / 4], (column + c) * 4 + k % 4);
-    for (int u = 0; u < 4; u++) sums[u] += left[u / 2] * right[u % 2];
+    for (int u = 0; u < 4; u++) {
+      const Given *left = shim::from_bits<const Given*>(all[row * 4 + k % 4]), *right = shim::from_bits<const Given*>(all[(column + u % 2) * 4 + k % 4]);
+      sums[u] += left->a[k / 4 * 2 + u / 2] * right->b[k / 4];
+    }
   }
+  __syncwarp();  // everybody has read what the others gave
   for (int u = 0; u < 4; u++) d[u] += sums[u];
 }

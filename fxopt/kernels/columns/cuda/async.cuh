@@ -16,6 +16,13 @@ __device__ __forceinline__ void copy_async_cached(void* to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
 }
 
+// The same for 4 or 8 bytes that are aligned so, through L1; zeros in place of what is not `real`.
+template <int BYTES>
+__device__ __forceinline__ void copy_async_few(void* to, const void* from, bool real) {
+  const unsigned at = unsigned(__cvta_generic_to_shared(to)), bytes = real ? BYTES : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+}
+
 // Copies of this thread since the last call are one group.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

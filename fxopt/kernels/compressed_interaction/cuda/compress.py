@@ -1,0 +1,119 @@
+"""fxopt::compressed_interaction on CUDA by a kernel of its own, without gradients: compress.cu.
+
+A block computes 128 rows (b, d) by 128 or 64 outputs. Where these tiles leave multiprocessors idle, the products are
+split among several blocks, and a second launch adds their sums in a fixed order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ... import cuda_build, cuda_call
+
+KERNEL = cuda_build.CudaLibrary(
+    "fxopt_gpu_compress",
+    source=Path(__file__).with_name("compress.cu"),
+    functions=("fxopt_compress",),
+)
+_ROWS, _PIECE, _PITCH = 128, 28, 132  # tile.cuh's kRows, kPiece and kRowPitch
+_WIDE, _NARROW = 128, 64  # outputs of a block
+_STATIC = 1024  # bytes of shared memory that a block has beside the dynamic ones, or the driver keeps
+_MOST_COUNTED = (1 << 31) - (1 << 20)
+_MOST_BLOCKS = 1 << 15  # of one tile's outputs and splits
+_MOST_SPLITS = 32
+# In times of a chunk, 1.6 us by counts of instructions: what a block has to do beside them, and
+# where it is split.
+_BESIDE, _BESIDE_SPLIT = 1, 3
+
+
+def loaded(x: Tensor, y: Tensor, weight: Tensor) -> ctypes.CDLL | None:
+    """The library, where it serves these tensors."""
+    return cuda_build.loaded(KERNEL, x.get_device()) if _fits(x, y, weight) else None
+
+
+def _fits(x: Tensor, y: Tensor, weight: Tensor) -> bool:
+    tensors, results = (x, y, weight), x.shape[0] * weight.shape[0] * x.shape[2]
+    if x.dtype is not torch.float32 or not cuda_call.alike(tensors) or not all(t.numel() for t in tensors):
+        return False
+    counted = max(results, x.shape[0] * x.shape[2], weight.numel(), *map(_extent, tensors)) <= _MOST_COUNTED
+    few = -(-weight.shape[0] // _NARROW) * _MOST_SPLITS < _MOST_BLOCKS
+    return counted and few and _shared(_NARROW, y.shape[1]) <= _limits(x.device)[0]
+
+
+def _extent(tensor: Tensor) -> int:
+    """Elements from the first to behind the last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _shared(outputs: int, M: int) -> int:
+    """Bytes of a block: compress.cu's."""
+    return 4 * (8 * (_PIECE * outputs + 16) + _PITCH * (M + 3)) + _STATIC
+
+
+@functools.cache
+def _limits(device: torch.device) -> tuple[int, int]:
+    """Bytes of shared memory that a block may have, and multiprocessors."""
+    if device.type != "cuda":
+        return 99 * 1024, 3
+    found = torch.cuda.get_device_properties(device)
+    return getattr(found, "shared_memory_per_block_optin", 99 * 1024), found.multi_processor_count
+
+
+def compressed(kernel: ctypes.CDLL, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """The operator by the library that :func:`loaded` gave."""
+    weight = weight if weight.stride(1) == 1 or weight.shape[1] == 1 else weight.contiguous()
+    exact = torch.backends.cudnn.conv.fp32_precision != "tf32"  # type: ignore[attr-defined]
+    (B, H, D), M, N = x.shape, y.shape[1], weight.shape[0]
+    most, processors = _limits(x.device)
+    narrow = N <= _NARROW or _shared(_WIDE, M) > most
+    tiles = -(-B * D // _ROWS) * -(-N // (_NARROW if narrow else _WIDE))
+    splits = splits_for(tiles, _chunks(H, M)[0], processors)
+    out = x.new_empty(B, N, D)
+    partial = x.new_empty(splits, B, N, D) if splits > 1 else None
+    cuda_call.launch(kernel.fxopt_compress, parameters((x, y, weight), out, partial, narrow, exact), x)
+    return out
+
+
+def _chunks(H: int, M: int) -> tuple[int, int, int]:
+    """How many chunks there are, how many m's one has, and how many of them two h's have."""
+    piece = -(-M // -(-M // _PIECE))
+    piece += -piece % 4
+    pieces = -(-M // piece)
+    return -(-H // 2) * pieces, piece, pieces
+
+
+@functools.cache
+def splits_for(tiles: int, chunks: int, processors: int) -> int:
+    """Blocks for the chunks of a tile. A multiprocessor runs one of them at a time, in two halves."""
+
+    def time(splits: int) -> int:
+        beside = _BESIDE if splits == 1 else _BESIDE_SPLIT
+        return -(-tiles * splits // processors) * (-(-chunks // (2 * splits)) + beside)
+
+    return min(range(1, 1 + min(_MOST_SPLITS, -(-chunks // 2))), key=time)
+
+
+def parameters(
+    tensors: Sequence[Tensor], out: Tensor, partial: Tensor | None, narrow: bool = False, exact: bool = False
+) -> bytes:
+    """tile.cuh's Compress. tensors: x, y and weight, whose rows lie side by side. partial: [splits, B, N, D]."""
+    x, y, weight = tensors
+    (B, H, D), M, N = x.shape, y.shape[1], weight.shape[0]
+    words = (*(tensor.data_ptr() for tensor in (*tensors, out)), 0 if partial is None else partial.data_ptr())
+    sizes = (B * D, D, H, M, N, 1 if partial is None else len(partial))
+    numbers = (*x.stride(), *y.stride(), weight.stride(0), *sizes, *_chunks(H, M), _unit(weight, M), narrow, exact)
+    return struct.pack("<5q19i4x", *words, *numbers)
+
+
+def _unit(weight: Tensor, M: int) -> int:
+    """How many weights can be copied at once: each m's of a pair of h and output begin at a multiple of so many."""
+    return next(
+        unit for unit in (4, 2, 1) if not (M % unit or weight.stride(0) % unit or weight.data_ptr() % (4 * unit))
+    )
