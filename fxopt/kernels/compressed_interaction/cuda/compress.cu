@@ -71,7 +71,7 @@ __device__ __forceinline__ void add_chunk(const Compress& c, const Chunk& chunk,
   const int live = chunk.h + own.h() < c.h ? chunk.live - own.m() : 0, whole = both ? chunk.live / 4 * 4 : 0;
   y += (chunk.first + own.m()) * kRowPitch + own.row;
   weights += own.h() * plane_of(TILES * 8) + own.column * kPiece + own.m();
-#pragma unroll 2
+#pragma unroll(EXACT ? 2 : 4)  // 4: TF32 3-6% faster, exact products 1% slower
   for (int m = 0; m < whole; m += 4) add_pairs<EXACT, TILES, false>(x, y + m * kRowPitch, weights + m, 2, sums);
   for (int m = whole; m < chunk.live; m += 4) add_pairs<EXACT, TILES, true>(x, y + m * kRowPitch, weights + m, live - m, sums);
 }

@@ -13,8 +13,12 @@ from ..serves import LONG_IN, SHORT_IN
 HALVES = (torch.float16, torch.bfloat16)
 ALIGNED = 8  # halves: 16 bytes
 _SHORT_OUT = 1024
-_LONGEST_IN = 4096  # from here on parts win with any number of outputs
-FEWEST_ROWS, MOST_ROWS, _FEWEST_OUT = 32, 512, 256  # chosen around what was timed
+_LONGEST_IN = 4096
+_IN_TF32, _IN_FULL = (
+    (2, 2**16, 2**18),
+    (8, 2**19, 2**20),
+)  # rows, and rows x outputs below _LONGEST_IN and from there on
+FEWEST_ROWS, MOST_ROWS = 32, 512  # chosen around what was timed
 _ODD_IN = 128
 
 
@@ -43,13 +47,15 @@ def is_row(M: int, N: int, K: int) -> bool:
 def is_long(dtype: torch.dtype, M: int, N: int, K: int) -> bool:
     """Whether cuBLAS leaves most of the device idle, so that parts win.
 
-    TF32: 256 x 1024 by 128 5.8 and 6.9, by 256 6.3 and 6.7, by 512 8.2 and 6.7; 256 x 8152 by 1024 23.8 and 44.6.
+    In full fp32: 8 x 1024 by 256 5.8 and 8.5, 256 x 1024 by 256 12.1 and 25.4, 2048 x 1664 by 128 29.3 and 43.2,
+    1024 x 1024 by 1024 76 and 63, 2048 x 5000 by 512 262 and 301. In TF32: 2 x 1664 by 256 7.8 and 9.6, 256 x 1664 by
+    256 8.0 and 9.7, 512 x 1664 by 256 10.1 and 9.7, 256 x 5000 by 512 15.5 and 20.8, 256 x 8152 by 1024 23.8 and 44.6.
     """
-    if dtype is not torch.float32 or N % 4 or not FEWEST_ROWS <= M <= MOST_ROWS:
+    if dtype is not torch.float32 or not N or N % 4 or K < LONG_IN:
         return False
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"  # allow_tf32 raises where this was set
-    few = K >= LONG_IN and M * N <= 2**16 and tf32  # measured in TF32 alone
-    return few or (K >= _LONGEST_IN and N >= _FEWEST_OUT)
+    fewest, few, many = _IN_TF32 if tf32 else _IN_FULL
+    return fewest <= M <= (few if K < _LONGEST_IN else many) // N
 
 
 def is_odd(dtype: torch.dtype, M: int, K: int) -> bool:
