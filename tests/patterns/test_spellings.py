@@ -123,6 +123,7 @@ def test_one_column_with_its_program_is_one_call(name: str) -> None:
     assert_eager(made, model, args)
 
 
+NESTED_ARGS = (IDS, IDS, torch.randn(B, 4))
 COLLECTED: dict[str, tuple[int, Forward, tuple[Tensor, ...]]] = {
     "cat": (2, lambda m, i, j: cat(m.e(i), m.f(j)), (IDS, IDS)),
     "cat on -1": (2, lambda m, i, j: torch.cat([m.e(i), m.f(j)], -1), (IDS, IDS)),
@@ -167,6 +168,37 @@ def test_collected_columns_share_one_call(name: str) -> None:
     made = executable(model, args)
     (plan,) = plans(made)
     assert len(plan.columns) == count
+    assert_eager(made, model, args)
+
+
+NESTED: dict[str, tuple[bool, Forward, tuple[Tensor, ...]]] = {
+    "flattened": (True, lambda m, i, j, x: _beside(x, torch.cat([m.e(i)[:, None], m.f(j)[:, None]], -1)), NESTED_ARGS),
+    "rows": (True, lambda m, i, j, x: _beside(x, torch.cat([m.e(i)[:, None], m.f(j)[:, None]], 1)), NESTED_ARGS),
+    "as it is": (True, lambda m, i, j, x: _beside(x, torch.cat([m.e(i), m.f(j)], 1)), NESTED_ARGS),
+    "read elsewhere": (False, lambda m, i, j, x: _beside_and(torch.cat([m.e(i), m.f(j)], 1), x), NESTED_ARGS),
+    "interleaved": (
+        False,
+        lambda m, i, j, x: _beside(x[:, None], torch.cat([m.e(i), m.f(i)], -1)),
+        (ROWS, *NESTED_ARGS[1:]),
+    ),
+}
+
+
+def _beside(x: Tensor, inner: Tensor) -> Tensor:
+    return torch.cat([inner.flatten(1), x[..., 1:3].flatten(1)], -1).relu()
+
+
+def _beside_and(inner: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return _beside(x, inner), inner.sigmoid()
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_cat_of_columns_inside_a_cat_is_written_out(name: str) -> None:
+    written, forward, args = NESTED[name]
+    model = Spelling(forward)
+    made = executable(model, args)
+    joined = [node for node in made.graph.graph.nodes if node.target is torch.ops.aten.cat.default]
+    assert bool(joined) != written
     assert_eager(made, model, args)
 
 

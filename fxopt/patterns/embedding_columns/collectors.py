@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -132,7 +133,10 @@ def _cat(node: Node, columns: Columns) -> Collector | None:
     if dim == 0:
         return None
     rows = shape_of(node)[:dim]
-    items = [_item(item, rows, 1 if stacked else None, node, columns) for item in inputs]  # type: ignore[arg-type]
+    given = [(item, _item(item, rows, 1 if stacked else None, node, columns)) for item in inputs]  # type: ignore[arg-type]
+    if dim == rank - 1:
+        given = [written for pair in given for written in _written_out(pair[0], rows, node, columns) or [pair]]
+    inputs, items = [item for item, _ in given], [found for _, found in given]
     if not any(isinstance(placed, Placed) for placed, _ in items):
         return None
     if stacked and not all(placed for placed, _ in items):
@@ -164,6 +168,28 @@ def _item(item: Node, rows: tuple[Size, ...], stacked: int | None, node: Node, c
     if tensor_of(item) is None or item.meta["val"].device != node.meta["val"].device:
         return nothing
     return columns.place_copy(item, len(rows)), extent
+
+
+def _written_out(item: Any, rows: tuple[Size, ...], node: Node, columns: Columns) -> list[tuple[Any, Item]] | None:
+    """The inputs of a cat of columns, in place of this cat, or of a view of it, that nobody else reads.
+
+    One row of the cat is the rows of its inputs, one behind the other. None where it is no such cat.
+    """
+    while item.target in REORDER_NOTHING and len(item.users) == 1 and not columns.aliases.edited(item):
+        item = item.args[0]
+    if item.target is not aten.cat.default or len(item.users) > 1 or columns.aliases.edited(item):
+        return None
+    shape, ahead = shape_of(item), len(rows)
+    inputs, dim = (*item.args, 0)[:2]
+    dim %= len(shape)
+    in_order = dim >= ahead and all(static(size) == 1 for size in shape[ahead:dim])
+    if not in_order or not all(map(same, shape[:ahead], rows)):
+        return None
+    widths = [static(product(shape_of(each)[ahead:])) for each in inputs]
+    found = [_item(each, rows, width, node, columns) for each, width in zip(inputs, widths, strict=True)]
+    placed = [place for place, _ in found]
+    fits = all(widths) and None not in placed and any(isinstance(place, Placed) for place in placed)
+    return list(zip(inputs, found, strict=True)) if fits else None
 
 
 def _collector(node: Node, dim: int, inputs: list[Node], items: list[Item], stacked: bool) -> Collector | None:
