@@ -18,7 +18,7 @@ from fxopt.shape.sizes import shape_of, static
 from fxopt.shape.spelled import SPELLED, spelled
 from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import through
-from fxopt.shape.view_steps import Contiguous, Permute
+from fxopt.shape.view_steps import Contiguous, Permute, moved
 
 aten = torch.ops.aten
 _DEEPEST = 2
@@ -36,7 +36,8 @@ class Taken:
 def find_grouped_linears(module: GraphModule, inference: bool) -> Iterator[Match]:
     """einsum("blk,lkn->bln"), times [B, L, N] or not, where vectors and matrices may be entries of larger tensors.
 
-    Matches bind the term, its axes b, l, k and n, and a Taken each for x, weight and y (None where there is no y).
+    Matches bind the term, its axes b, l, k and n, a Taken each for x, weight and y (None where there is no y), and the
+    axes of each dim of the anchor.
     """
     aliases = analysed(module.graph, Aliases)
     reader, inside = Reader(aliases), set[Node]()
@@ -57,7 +58,7 @@ def _is_plain(node: Node) -> bool:
 
 
 def _match(node: Node, term: Term, aliases: Aliases) -> Match | None:
-    for weight in term.factors:
+    for weight in reversed(term.factors):  # the right one of a product where sizes leave it open
         rest = [factor for factor in term.factors if factor is not weight]
         for x, y in [rest * 2] if len(rest) == 1 else [rest, rest[::-1]] if len(rest) == 2 else []:
             axes = _axes(term, x, weight, None if y is x else y)
@@ -67,8 +68,29 @@ def _match(node: Node, term: Term, aliases: Aliases) -> Match | None:
             reads = [read for each in taken if each is not None for read in (each.source.node, each.places) if read]
             if not any(map(aliases.edited, reads)):
                 bound = dict(zip(("x", "weight", "y"), taken, strict=True))
-                return Match(node, {**bound, "term": term, "axes": axes, "reads": reads})
+                anchor, dims = _in_order(node, term.dims, (axes[0], axes[1], axes[3]), aliases)
+                return Match(anchor, {**bound, "dims": dims, "term": term, "axes": axes, "reads": reads})
     return None
+
+
+def _in_order(
+    node: Node, dims: tuple[Dim, ...], axes: tuple[Axis, ...], aliases: Aliases
+) -> tuple[Node, tuple[Dim, ...]]:
+    """The last view behind a node that has these axes in order, and its dims; the node itself where there is none.
+
+    Each view is all that reads the one before. To replace the last one leaves no copy that only changes strides.
+    """
+    found: tuple[Node, tuple[Dim, ...]] = node, dims
+    while len(node.users) == 1:
+        (node,) = node.users
+        seen = through(node)
+        behind = moved(dims, seen[1]) if seen is not None and not aliases.edited(node) else None
+        if behind is None:
+            break
+        dims = behind
+        if tuple(axis for dim in dims for axis in dim) == axes:
+            found = node, dims
+    return found
 
 
 def _axes(term: Term, x: Factor, weight: Factor, y: Factor | None) -> tuple[Axis, ...] | None:

@@ -27,7 +27,7 @@ def replace_grouped(editor: Editor, match: Match) -> Replacement:
     places = [each and each.places for each in taken]
     call = editor.call(torch.ops.fxopt.gpu_grouped.default, *tensors, *places)
     call.meta["bound"] = gpu_grouped
-    result = arranged(editor, Factor(call, ((b,), (lane,), (n,))), term.dims)
+    result = arranged(editor, Factor(call, ((b,), (lane,), (n,))), match.bound["dims"])
     node = like(editor, match.anchor, result, term.inside)
     what = f"{lane.size} products of [{k.size}, {n.size}] as one operator"
     return Replacement({match.anchor: node}, what, "vectors and matrices are read where they lie")

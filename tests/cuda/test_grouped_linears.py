@@ -153,6 +153,13 @@ def selected(x, weight, i, j):
     return (torch.matmul(x.index_select(1, i).unsqueeze(2), weight).squeeze(2) * x.index_select(1, j)).flatten(1)
 
 
+def read_in_other_orders(x, weight, i):
+    """As contractions leave it: copies into the order of the lanes, and back."""
+    products = torch.bmm(x.index_select(1, i).permute(1, 0, 2), weight)
+    rows = products.permute(1, 0, 2).contiguous()
+    return rows.reshape(-1, len(weight), 1, 4).contiguous().squeeze(2).flatten(1) * 2
+
+
 def of_each_field(x, weight):
     return torch.einsum("bfk,fkn->bfn", x, weight).contiguous()
 
@@ -179,6 +186,14 @@ def test_what_is_found_gives_eagers_numbers(function, inputs):
     names = names_of(module)
     assert names.count("fxopt.gpu_grouped") == 1 and not {"aten.bmm", "aten.index_select", "aten.mul.Tensor"} & {*names}
     torch.testing.assert_close(module(*inputs), function(*inputs))
+
+
+def test_no_copies_are_left_that_only_change_strides():
+    inputs = [torch.randn(7, 5, 4), torch.randn(10, 4, 4), pairs()[0]]
+    module = traced(read_in_other_orders, inputs)
+    (ran,) = rewritten(module, grouped_linears.REWRITE)
+    assert ran.changes and names_of(module) == ["fxopt.gpu_grouped", "aten.reshape", "aten.mul.Tensor"]
+    torch.testing.assert_close(module(*inputs), read_in_other_orders(*inputs))
 
 
 def test_what_is_wide_edited_or_adds_a_bias_stays():
