@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -218,3 +219,19 @@ def test_two_levels_are_two_calls() -> None:
     made = executable(model, (IDS, IDS))
     assert [len(plan.columns) for plan in plans(made)] == [2, 2]
     assert_eager(made, model, (IDS, IDS))
+
+
+@pytest.mark.parametrize("cast", [lambda x: x.long(), lambda x: (x.int() + 1).clamp(max=19)])
+@pytest.mark.parametrize("batch", [0, 1, B])
+def test_ids_that_are_cut_off_floats_are_made_inside(cast: Callable[[Tensor], Tensor], batch: int) -> None:
+    """A row for each of a sequence's ids, which stand beside other features."""
+    model, floats = Spelling(lambda m, x: m.e(cast(x[:, 1:4])).relu()), torch.randint(0, 19, (B, 7)).float()
+    made = executable(model, (floats,))
+    assert {node.target for node in made.graph.graph.nodes if node.op == "call_function"} <= {
+        torch.ops.aten.slice.Tensor,
+        torch.ops.fxopt.columns.default,
+        operator.getitem,
+        torch.ops.aten.view.default,
+        torch.ops.aten.relu.default,
+    }
+    assert_eager(made, model, (floats[:batch],))

@@ -125,7 +125,7 @@ class Columns:
             return layout if layout is not None and layout.value is value else None
         value = self.programs.describe(node)
         if column.lookup.bag is None or column.lookup.bag.offsets is None:
-            return laid_out(value, node, axes)
+            return laid_out(value, node, axes, self.programs.over_view(node))
         return self._flat(value, node)
 
     def _flat(self, value: IndexValue, node: Node) -> Layout | None:

@@ -23,6 +23,8 @@ from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
 from fxopt.shape.view_operators import through
 from fxopt.shape.views import View
 
+_OF_TWO = (Op.SAVE, Op.SWAP, Op.COMBINE, Op.WHERE)
+
 
 def left_in_front(graph: Graph) -> Iterator[Reject]:
     """The operators whose results the columns read, though they work element by element as steps do."""
@@ -52,6 +54,21 @@ class IndexPrograms:
         if node not in self._seen:
             self._seen[node] = self._step(node) or IndexValue(node, View.of(shape_of(node)))
         return self._seen[node]
+
+    def over_view(self, node: Node) -> IndexValue | None:
+        """The same program over a view as a tensor of its own: what is cut off a row's ids is no part of it.
+
+        None where more than one value takes part in a step, or where views stand between the steps.
+        """
+        program, source = self.describe(node).program, node
+        if any(step.operand is not None or step.instr.op in _OF_TWO for step in program):
+            return None
+        while self.describe(source).program:
+            before = source.args[0] if source.args else None
+            if through(source) is not None or not isinstance(before, Node) or not same_shape(before, source):
+                return None
+            source = before
+        return IndexValue(source, View.of(shape_of(source)), program)
 
     def edited(self, value: IndexValue) -> Node | None:
         """A tensor that the program reads and that the model edits in place, if there is one."""

@@ -25,12 +25,14 @@ class Layout:
         return [self.value.base, *(step.operand for step in self.value.program if step.operand is not None)]
 
 
-def laid_out(value: IndexValue, node: Node, rows: int) -> Layout | None:
+def laid_out(value: IndexValue, node: Node, rows: int, over: IndexValue | None = None) -> Layout | None:
     """`value` with its first `rows` axes as rows, the rest as lanes.
 
-    Where the view is too wild for the kernel's strides, torch materializes `node`, and the kernel starts there.
+    Where the view is too wild for the kernel's strides, the kernel starts from the view as a tensor, which is `over`
+    with its program; or else from `node`, which torch materializes.
     """
-    return _layout(value, rows) or _layout(IndexValue(node, View.of(shape_of(node))), rows)
+    values = (value, over, IndexValue(node, View.of(shape_of(node))))
+    return next((found for each in values if each is not None and (found := _layout(each, rows))), None)
 
 
 def split_rows(shape: tuple[Size, ...], rows: Size) -> int | None:
