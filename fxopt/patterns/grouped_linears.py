@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -60,11 +61,12 @@ def _is_plain(node: Node) -> bool:
 def _match(node: Node, term: Term, aliases: Aliases) -> Match | None:
     for weight in reversed(term.factors):  # the right one of a product where sizes leave it open
         rest = [factor for factor in term.factors if factor is not weight]
-        for x, y in [rest * 2] if len(rest) == 1 else [rest, rest[::-1]] if len(rest) == 2 else []:
-            axes = _axes(term, x, weight, None if y is x else y)
+        pairs: list[tuple[Factor, Factor | None]] = [(rest[0], None)] if len(rest) == 1 else []
+        for x, y in pairs or itertools.permutations(rest, 2) if len(rest) < 3 else ():
+            axes = _axes(term, x, weight, y)
             if axes is None:
                 continue
-            taken = [_taken(factor, axes[1]) for factor in (x, weight)] + [None if y is x else _taken(y, axes[1])]
+            taken = [None if factor is None else _taken(factor, axes[1]) for factor in (x, weight, y)]
             reads = [read for each in taken if each is not None for read in (each.source.node, each.places) if read]
             if not any(map(aliases.edited, reads)):
                 bound = dict(zip(("x", "weight", "y"), taken, strict=True))
