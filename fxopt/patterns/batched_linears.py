@@ -24,6 +24,7 @@ def find_wide_linears(module: GraphModule, inference: bool) -> Iterator[Match | 
     aliases, strides = analysed(module.graph, Aliases), analysed(module.graph, Strides)
 
     def key(layer: Layer) -> object:
+        """Of a slice the strides differ: where they are seen, the layer stays alone."""
         return layer.x if strides.asked(layer.anchor) is not Layout.CONTIGUOUS else layer
 
     yield from _together(module, aliases, _layers(module, aliases, 2) if inference else (), key)
@@ -46,7 +47,7 @@ def _layers(module: GraphModule, aliases: Aliases, most_dims: int) -> Iterator[L
             continue
         if not all(map(static, (*shape_of(layer.x)[1:-1], *shape_of(layer.weight)))):
             continue  # dims that rows are made of, and are cut into again
-        if not any(user.op == "output" for user in node.users):  # it would keep the results of all others alive
+        if not aliases.leaves(node):  # it would keep the results of all others alive
             yield layer
 
 

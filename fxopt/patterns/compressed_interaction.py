@@ -40,7 +40,7 @@ def _match(node: Node, term: Term) -> Match | None:
 
 
 def _is_plain(node: Node) -> bool:
-    """On a GPU the operator is a convolution too, with the precision that torch lets those have."""
+    """On a GPU the operator has the precision that torch lets convolutions have."""
     value = node.meta["val"]
     return node.target in CONVOLUTIONS if value.is_cuda else value.dtype == torch.float32
 

@@ -22,12 +22,12 @@ from fxopt.shape.view_operators import through
 from fxopt.shape.view_steps import Contiguous, Permute, moved
 
 aten = torch.ops.aten
-_DEEPEST = 2
+_DEEPEST = 2  # a product by elements, and the batched product in it
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Entries of an axis of `source`: those that `places` lists, or (None) all of them, a lane each."""
+    """Lane l takes entry places[l] of the axis `entries` of `source`, or entry l where places is None."""
 
     source: Factor
     entries: Axis

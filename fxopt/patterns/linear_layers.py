@@ -16,7 +16,7 @@ from fxopt.kernels.mlp.serves import FLOATS, LONG_IN, SHORT_IN, Cut
 from fxopt.patterns.core import Match, Reject, calls_of_ours, is_ours
 from fxopt.patterns.linear_steps import Found
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import same, shape_of, static, tensor_of
+from fxopt.shape.sizes import same, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
@@ -78,10 +78,11 @@ def find_joined_layers(module: GraphModule, inference: bool) -> Iterator[Match]:
             continue
         arguments: Any = cat.args
         pieces, dim = (*arguments, 0)[:2]
-        widths = [static(shape_of(piece)[-1]) or 0 for piece in pieces]
+        if any(len(shape_of(piece)) != 2 or piece.meta["val"].dtype != torch.float32 for piece in pieces):
+            continue  # torch takes one of shape [0] for any rank, and joins dtypes
+        widths = [static(shape_of(piece)[1]) or 0 for piece in pieces]
         few = sum(width for width in widths if width < LONG_IN) <= SHORT_IN and max(widths) >= LONG_IN
-        plain = dim in (1, -1) and node.meta["val"].dtype == torch.float32 and not any(map(aliases.edited, pieces))
-        if few and plain:
+        if dim in (1, -1) and few and not any(map(aliases.edited, pieces)):
             yield Match(node, {"arguments": (pieces, *rest)})
 
 
@@ -137,6 +138,9 @@ def _cuda_layer(node: Node, most_dims: int = 2) -> Layer | str | None:
         return None
     x, weight, bias = (*node.args, None)[:3]
     layer = Layer(node, x, weight, bias, node.args[3] if ours else "")  # type: ignore[arg-type]
+    sizes = shape_of(layer.weight)
+    if len(sizes) != 2 or (layer.bias is not None and not same_sizes(shape_of(layer.bias), sizes[:1])):
+        return "its weight is no matrix, or its bias is no vector of its outputs"
     for read in layer.reads:
         value = read.meta["val"]
         if (value.dtype, value.device) != (result.dtype, result.device):

@@ -43,5 +43,8 @@ def _sizes(first: Node, second: Node) -> tuple[int, int, int] | None:
     weights = [tensor_of(node.args[1]) for node in (first, second)]  # type: ignore[arg-type]
     if any(weight is None or weight.dim() != 2 or weight.dtype != torch.float32 for weight in weights):
         return None
+    biases = [node.args[2] for node in (first, second) if len(node.args) > 2]
+    if any(isinstance(bias, Node) and len(shape_of(bias)) != 1 for bias in biases):
+        return None
     (H, K), (N, _) = ([static(size) for size in shape_of(node.args[1])] for node in (first, second))  # type: ignore[arg-type]
     return (K, H, N) if K and H and N else None

@@ -107,7 +107,8 @@ class Batched:
     def by_dim(self, tree: Call, source: Packed) -> Packed:
         """An operator whose arguments name dims: those behind the lanes count one more."""
         call, lanes, rank = self.editor.call, source.dim, source.rank
-        assert lanes is not None
+        if lanes is None:
+            raise Rejected("all of them read one and the same result")
         _, step = through(tree.node) or (tree.node, None)
         match step:
             case Permute(order):

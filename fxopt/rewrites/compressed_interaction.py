@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from fxopt.kernels.compressed_interaction.cuda.compress import KERNEL
 from fxopt.kernels.compressed_interaction.op import call, load
 from fxopt.patterns.compressed_interaction import find_compressed_interactions
 from fxopt.patterns.contractions.terms import Factor
@@ -23,6 +24,7 @@ aten = torch.ops.aten
 
 def replace_compressed(editor: Editor, match: Match) -> Replacement:
     load()
+    editor.needs(KERNEL)
     bound, groups = match.bound, match.bound["groups"]
     b, d, h, m, o = (groups[letter] for letter in "bdhmo")
     x, y = (arranged(editor, bound[side], [b, own, d]) for side, own in (("x", h), ("y", m)))

@@ -89,6 +89,7 @@ def rewritten(graph: GraphModule, config: Config = Config()) -> tuple[GraphModul
     with constants_on_cuda():
         findings = [apply(each, module, Fuel(), True, None, config) for each in passes(config)]
     normalize(module, True)
+    module.recompile()
     return module, findings
 
 

@@ -70,6 +70,41 @@ def test_layers_whose_strides_are_seen_stay():
         assert not ran.changes and not ran.rolled_back
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (), (1,), (1, 4), (3, 4)])
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_biases_that_are_no_vectors_of_the_outputs_stay(shape, outputs):
+    """torch broadcasts them; joined, they would be those of other rows."""
+    if shape and shape[-1] > 1 and shape[-1] != outputs:
+        return
+
+    def layers(x, *tensors):
+        return sum(F.linear(x, *pair).relu() for pair in zip(tensors[:3], tensors[3:], strict=True))
+
+    shapes = [(3, 20), *[(outputs, 20)] * 3, *[shape] * 3]
+    module, given = graph_of(layers, shapes), [torch.randn(shape) for shape in shapes]
+    wide, groups = rewritten(module, batched_linears.WIDE, batched_linears.REWRITE)
+    assert bool(wide.changes) == (shape == (outputs,)) and not (wide.rolled_back or groups.rolled_back)
+    torch.testing.assert_close(module(*given), layers(*given))
+
+
+def test_weights_that_are_vectors_stay():
+    def vectors(x, *weights):
+        return sum(F.linear(x, weight) for weight in weights)
+
+    module = graph_of(vectors, [(7, 5, 20), *[(20,)] * 3])
+    wide, groups = rewritten(module, batched_linears.WIDE, batched_linears.REWRITE)
+    assert not (wide.changes or groups.changes or wide.rolled_back or groups.rolled_back)
+
+
+def test_views_that_leave_keep_no_results_of_others_alive():
+    def turned(x, *weights):
+        return [F.linear(x, weight).t() for weight in weights]
+
+    module = graph_of(turned, [(7, 20), *[(30, 20)] * 4])
+    wide, groups = rewritten(module, batched_linears.WIDE, batched_linears.REWRITE)
+    assert not (wide.changes or groups.changes)
+
+
 def test_two_layers_other_sizes_and_outputs_stay():
     def outputs(x, *weights):
         return [F.linear(x, weight) for weight in weights]

@@ -146,16 +146,23 @@ def test_a_layer_of_a_long_piece_reads_it_as_it_lies():
 
 
 def test_layers_of_short_or_edited_pieces_stay():
-    def read_twice(*tensors):
-        return joined_tower(*tensors).sum() + torch.cat(tensors[:2], 1).sum()
+    def short_one(long, short, weight, bias, nothing):
+        return joined_tower(long, short, weight, bias)
 
-    def edited(long, short, weight, bias):
+    def read_twice(long, short, weight, bias, nothing):
+        x = torch.cat([long, short], 1)
+        return torch.relu(F.linear(x, weight, bias)), x * 2
+
+    def empty(long, short, weight, bias, nothing):
+        return torch.relu(F.linear(torch.cat([long, nothing, short], 1), weight, bias)) * 2
+
+    def edited(long, short, weight, bias, nothing):
         y = joined_tower(long, short, weight, bias)
         long.zero_()
         return y
 
-    for function, width in ((joined_tower, 1000), (edited, 2000)):
-        module = graph_of(function, [(40, width), (40, 13), (64, width + 13), (64,)])
+    for function, width in ((short_one, 1000), (read_twice, 2000), (empty, 2000), (edited, 2000)):
+        module = graph_of(function, [(40, width), (40, 13), (64, width + 13), (64,), (0,)])
         *_, ran = rewritten(module, linear_layers.REWRITE, linear_layers.OF_PIECES)
         assert not ran.changes
 

@@ -28,8 +28,8 @@ _STATIC = 1024  # bytes of shared memory that a block has beside the dynamic one
 _MOST_COUNTED = (1 << 31) - (1 << 20)
 _MOST_BLOCKS = 1 << 15  # of one tile's outputs and splits
 _MOST_SPLITS = 32
-# In times of a chunk, 1.6 us by counts of instructions: what a block has to do beside them, and
-# where it is split.
+# What a block does beside its chunks, and what more where a tile's chunks are split over blocks. A chunk takes 1, which
+# is 1.6 us by a count of instructions. Both are guesses.
 _BESIDE, _BESIDE_SPLIT = 1, 3
 
 

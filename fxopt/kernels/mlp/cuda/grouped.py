@@ -52,7 +52,8 @@ def gpu_grouped(
         [B, L, N], contiguous.
     """
     given = [x, weight] if y is None else [x, weight, y]
-    places, out = (of_x, of_weight, of_y), _fake(x, weight, y, of_x, of_weight, of_y)
+    places = [None if each is None else each.contiguous() for each in (of_x, of_weight, of_y)]
+    out = _fake(x, weight, y, *places)
     fits = cuda_call.alike(given) and _fits(x, weight, y, places, out)
     kernel = cuda_build.loaded(KERNEL, x.get_device()) if fits else None
     if kernel is None:
@@ -64,7 +65,7 @@ def gpu_grouped(
 
 def _fits(x: Tensor, weight: Tensor, y: Tensor | None, places: _Places, out: Tensor) -> bool:
     (B, _, K), (L, N) = x.shape, out.shape[1:]
-    known = all(t is None or (t.dtype == torch.int64 and t.is_contiguous() and t.device == x.device) for t in places)
+    known = all(t is None or (t.dtype == torch.int64 and t.device == x.device) for t in places)
     entries = (x.shape[1], weight.shape[0], L if y is None else y.shape[1])
     lanes = (count if t is None else len(t) for count, t in zip(entries, places, strict=True))
     alike = weight.shape[1] == K and (y is None or (y.shape[0], y.shape[2]) == (B, N)) and set(lanes) == {L}

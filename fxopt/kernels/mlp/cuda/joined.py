@@ -14,11 +14,9 @@ from torch import Tensor
 from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
 from ..serves import LONG_IN, SHORT_IN
-from .linear import KERNEL, PARTS, gpu_linear, short
+from .linear import KERNEL, MOST_COUNTED, PARTS, STEP, gpu_linear, short
 from .linear import reference as linear
 from .ways import FEWEST_ROWS, MOST_ROWS
-
-_STEP = 8  # 32 bytes: parts that are not as aligned take 10% longer
 
 
 def reference(pieces: Sequence[Tensor], weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
@@ -30,7 +28,7 @@ def gpu_joined_linear(pieces: Sequence[Tensor], weight: Tensor, bias: Tensor | N
     """gpu_linear(cat(pieces, 1), weight, bias, activation): pieces [M, K_i], weight [N, K] -> [M, N]."""
     parts, ends = _parts(pieces), []
     for piece in pieces:
-        ends.append(piece.shape[1] // parts // _STEP * _STEP * parts if _is_long(piece) else 0)
+        ends.append(piece.shape[1] // parts // STEP * STEP * parts if _is_long(piece) else 0)
     kernel = cuda_build.loaded(KERNEL, weight.get_device()) if _fits(pieces, ends, weight, bias) else None
     if kernel is None:
         return gpu_linear(torch.cat(list(pieces), 1), weight, bias, activation)
@@ -64,8 +62,8 @@ def _fits(pieces: Sequence[Tensor], ends: Sequence[int], weight: Tensor, bias: T
     alike = cuda_call.alike(tensors) and weight.dtype is torch.float32 and all(t.is_contiguous() for t in whole)
     (M, _), (N, K) = pieces[0].shape, weight.shape
     sizes = all(len(piece) == M for piece in pieces) and sum(piece.shape[1] for piece in pieces) == K
-    few = 0 < sum(map(bool, ends)) <= PARTS and K - sum(ends) <= SHORT_IN and M >= FEWEST_ROWS and N % 4 == 0
-    return alike and sizes and few and (bias is None or bias.shape == (N,))
+    few = 0 < sum(map(bool, ends)) <= PARTS and K - sum(ends) <= SHORT_IN and FEWEST_ROWS <= M < MOST_COUNTED
+    return alike and sizes and few and N > 0 and N % 4 == 0 and (bias is None or bias.shape == (N,))
 
 
 def _multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:

@@ -14,11 +14,9 @@ HALVES = (torch.float16, torch.bfloat16)
 ALIGNED = 8  # halves: 16 bytes
 _SHORT_OUT = 1024
 _LONGEST_IN = 4096
-_IN_TF32, _IN_FULL = (
-    (2, 2**16, 2**18),
-    (8, 2**19, 2**20),
-)  # rows, and rows x outputs below _LONGEST_IN and from there on
-FEWEST_ROWS, MOST_ROWS = 32, 512  # chosen around what was timed
+# The fewest rows, and the most rows x outputs of a layer with less than _LONGEST_IN inputs, and of one with more.
+_IN_TF32, _IN_FULL = (2, 2**16, 2**18), (8, 2**19, 2**20)
+FEWEST_ROWS, MOST_ROWS = 32, 512  # of a layer of several pieces that goes in parts; chosen around what was timed
 _ODD_IN = 128
 
 
