@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.kernels.mlp.plan import Op, split
-from fxopt.kernels.mlp.serves import FLOATS, LONG_IN, SHORT_IN, Cut
+from fxopt.kernels.mlp.serves import FLOATS, LONG_IN, LONG_PIECE, SHORT_IN, Cut
 from fxopt.patterns.core import Match, Reject, calls_of_ours, is_ours
 from fxopt.patterns.linear_steps import Found
 from fxopt.shape.aliases import Aliases
@@ -81,7 +81,7 @@ def find_joined_layers(module: GraphModule, inference: bool) -> Iterator[Match]:
         if any(len(shape_of(piece)) != 2 or piece.meta["val"].dtype != torch.float32 for piece in pieces):
             continue  # torch takes one of shape [0] for any rank, and joins dtypes
         widths = [static(shape_of(piece)[1]) or 0 for piece in pieces]
-        few = sum(width for width in widths if width < LONG_IN) <= SHORT_IN and max(widths) >= LONG_IN
+        few = sum(width for width in widths if width < LONG_PIECE) <= SHORT_IN and max(widths) >= LONG_PIECE
         if dim in (1, -1) and few and not any(map(aliases.edited, pieces)):
             yield Match(node, {"arguments": (pieces, *rest)})
 

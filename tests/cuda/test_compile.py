@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+import statistics
 import subprocess
 from dataclasses import replace
 
@@ -31,8 +32,8 @@ MOST_REGISTERS = {  # so that a multiprocessor holds 4 blocks of 256 threads at 
 LAUNCHED_BEHIND = ("joins_kernel", "sums_kernel", "entries_kernel", "stage_kernel", "deliver_kernel", "few_rows_kernel")
 # Whose blocks the next kernel's would keep out, did they come early.
 LETS_NONE_START = ("columns_kernel", "block_columns_kernel", "tiled_columns_kernel", "joins_of_bags_kernel")
-# CPU time for all of an architecture's device code, in that of YARDSTICK: machines differ by a factor of two. It is 50
-# to 57, and about 60 s where the yardstick takes 0.9 s.
+# CPU time for all of an architecture's device code, in that of YARDSTICK: machines differ by a factor of two. It is 55
+# to 64, and about 60 s where the yardstick takes 0.95 s.
 MOST_YARDSTICKS = 70
 YARDSTICK = """
 template <int N> struct Fold { static __device__ float of(const float* x) { return Fold<N - 1>::of(x) * x[N] + N; } };
@@ -95,19 +96,23 @@ def yardstick(arch, folder):
     source = folder / "yardstick.cu"
     source.write_text(YARDSTICK)
     flags = ["-O3", f"-arch={arch}", "-ftemplate-depth=1000", "-cubin", "-o", source.with_suffix(".o")]
-    return min(spent(lambda: subprocess.run([cuda_build.nvcc(), *flags, source], check=True))[1] for _ in range(3))
+    return spent(lambda: subprocess.run([cuda_build.nvcc(), *flags, source], check=True))[1]
 
 
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_every_kernel_keeps_its_limits(tmp_path, arch):
-    told, seconds = spent(lambda: {k.name: compiled(k, arch, tmp_path) for k in CUDA_LIBRARIES})
+    told, seconds, units = {}, 0.0, []  # the yardstick beside each, as who else uses the cores may change
+    for library in CUDA_LIBRARIES:
+        told[library.name], took = spent(lambda: compiled(library, arch, tmp_path))  # noqa: B023 (called at once)
+        seconds, units = seconds + took, [*units, yardstick(arch, tmp_path)]
     wrong = [f"{name}: {line}" for name, text in told.items() for line in beyond_limits(text)]
     ptx = {k.name: (tmp_path / k.source.with_suffix(".ptx").name).read_text() for k in CUDA_LIBRARIES}
     wrong += [f"{name}: {line}" for name, text in ptx.items() for line in touched_too_soon(text, arch)]
     assert not wrong, "\n".join(wrong)
-    assert seconds < MOST_YARDSTICKS * (unit := yardstick(arch, tmp_path)), f"{seconds} s; a yardstick takes {unit} s"
+    unit = statistics.median(units)
+    assert seconds < MOST_YARDSTICKS * unit, f"{seconds} s; a yardstick takes {unit} s"
 
 
 @needs_nvcc

@@ -10,7 +10,8 @@ import torch
 from .plan import Op
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # that the CUDA kernels know
-SHORT_IN, LONG_IN = 64, 1024  # inputs of a single layer: the longest short dot product, and the shortest long one
+SHORT_IN, LONG_IN = 64, 256  # inputs of a single layer: the longest short dot product, and the shortest long one
+LONG_PIECE = 1024  # of the inputs, that is worth not to be joined with the others
 # chains.cu's: outputs of a layer, inputs of a first one, which a block reads all by itself, and chains of a launch
 MOST_OUT, MOST_IN, MOST_CHAINS = 128, 1024, 12
 MOST_ROWS, MOST_LAYERS, VECTOR = 16, 16, 4  # few_rows.cu's: rows, layers, and floats that are read at a time

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
-from ..serves import LONG_IN, SHORT_IN
+from ..serves import LONG_PIECE, SHORT_IN
 from .linear import KERNEL, MOST_COUNTED, PARTS, STEP, gpu_linear, short
 from .linear import reference as linear
 from .ways import FEWEST_ROWS, MOST_ROWS
@@ -48,7 +48,7 @@ def gpu_joined_linear(pieces: Sequence[Tensor], weight: Tensor, bias: Tensor | N
 
 
 def _is_long(piece: Tensor) -> bool:
-    return piece.shape[1] >= LONG_IN
+    return piece.shape[1] >= LONG_PIECE
 
 
 def _parts(pieces: Sequence[Tensor]) -> int:

@@ -13,9 +13,9 @@ from ..serves import LONG_IN, SHORT_IN
 HALVES = (torch.float16, torch.bfloat16)
 ALIGNED = 8  # halves: 16 bytes
 _SHORT_OUT = 1024
-_LONGEST_IN = 4096
-# The fewest rows, and the most rows x outputs of a layer with less than _LONGEST_IN inputs, and of one with more.
-_IN_TF32, _IN_FULL = (2, 2**16, 2**18), (8, 2**19, 2**20)
+# Of layers in parts: the fewest inputs, the fewest rows, and the most rows x outputs. The first that fits counts.
+_IN_FULL = ((4096, 8, 2**20), (1024, 8, 2**19), (512, 32, 2**17), (LONG_IN, 32, 2**16))
+_IN_TF32 = ((4096, 2, 2**18), (1024, 2, 2**16))
 FEWEST_ROWS, MOST_ROWS = 32, 512  # of a layer of several pieces that goes in parts; chosen around what was timed
 _ODD_IN = 128
 
@@ -46,14 +46,16 @@ def is_long(dtype: torch.dtype, M: int, N: int, K: int) -> bool:
     """Whether cuBLAS leaves most of the device idle, so that parts win.
 
     In full fp32: 8 x 1024 by 256 5.8 and 8.5, 256 x 1024 by 256 12.1 and 25.4, 2048 x 1664 by 128 29.3 and 43.2,
-    1024 x 1024 by 1024 76 and 63, 2048 x 5000 by 512 262 and 301. In TF32: 2 x 1664 by 256 7.8 and 9.6, 256 x 1664 by
-    256 8.0 and 9.7, 512 x 1664 by 256 10.1 and 9.7, 256 x 5000 by 512 15.5 and 20.8, 256 x 8152 by 1024 23.8 and 44.6.
+    1024 x 1024 by 1024 76 and 63, 2048 x 5000 by 512 262 and 301, 256 x 429 by 256 9.1 and 11.4, 512 x 429 by 256 12.4
+    and 11.5, 8 x 416 by 256 6.4 and 5.1. In TF32: 2 x 1664 by 256 7.8 and 9.6, 256 x 1664 by 256 8.0 and 9.7, 512 x
+    1664 by 256 10.1 and 9.7, 256 x 5000 by 512 15.5 and 20.8, 256 x 8152 by 1024 23.8 and 44.6.
     """
-    if dtype is not torch.float32 or not N or N % 4 or K < LONG_IN:
+    if dtype is not torch.float32 or not N or N % 4:
         return False
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"  # allow_tf32 raises where this was set
-    fewest, few, many = _IN_TF32 if tf32 else _IN_FULL
-    return fewest <= M <= (few if K < _LONGEST_IN else many) // N
+    fitting = (limits for limits in (_IN_TF32 if tf32 else _IN_FULL) if limits[0] <= K)
+    _, fewest, most = next(fitting, (0, 1, 0))
+    return fewest <= M <= most // N
 
 
 def is_odd(dtype: torch.dtype, M: int, K: int) -> bool:
