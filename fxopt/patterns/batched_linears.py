@@ -21,13 +21,17 @@ _MOST_DIMS = 4
 def find_wide_linears(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """Matches bind `layers`, at least three that read one matrix and differ only in their weights and biases, and what
     they read. Their results become slices."""
-    aliases, strides = analysed(module.graph, Aliases), analysed(module.graph, Strides)
+    aliases = analysed(module.graph, Aliases)
+    layers = list(_layers(module, aliases, 2)) if inference else []
+    if not layers:
+        return
+    strides = analysed(module.graph, Strides)
 
     def key(layer: Layer) -> object:
         """Of a slice the strides differ: where they are seen, the layer stays alone."""
         return layer.x if strides.asked(layer.anchor) is not Layout.CONTIGUOUS else layer
 
-    yield from _together(module, aliases, _layers(module, aliases, 2) if inference else (), key)
+    yield from _together(module, aliases, layers, key)
 
 
 def find_batched_linears(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:

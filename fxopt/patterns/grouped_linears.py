@@ -15,7 +15,7 @@ from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.terms import Axis, Dim, Factor, Term
 from fxopt.patterns.core import Match
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import shape_of, static
+from fxopt.shape.sizes import shape_of, static, tensor_of
 from fxopt.shape.spelled import SPELLED, spelled
 from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import through
@@ -54,8 +54,11 @@ def find_grouped_linears(module: GraphModule, inference: bool) -> Iterator[Match
 
 
 def _is_plain(node: Node) -> bool:
-    call, value = spelled(node), node.meta["val"]
-    return call is not None and call.bias is None and value.is_cuda and value.dtype == torch.float32
+    value = tensor_of(node)
+    if value is None or not value.is_cuda or value.dtype != torch.float32:
+        return False
+    call = spelled(node)
+    return call is not None and call.bias is None
 
 
 def _match(node: Node, term: Term, aliases: Aliases) -> Match | None:

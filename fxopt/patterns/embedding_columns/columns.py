@@ -10,7 +10,7 @@ from fxopt.kernels.columns.plan import Instr, Op
 from fxopt.patterns.core import Reject
 from fxopt.patterns.embedding_columns.index_program import IndexPrograms
 from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, name_of
-from fxopt.patterns.embedding_columns.layout import Layout, laid_out, split_rows
+from fxopt.patterns.embedding_columns.layout import Layout, laid_out, layout_of, split_rows
 from fxopt.patterns.embedding_columns.lookups import Lookup, find_lookup
 from fxopt.patterns.embedding_columns.placed import Column, PerRow, Placed
 from fxopt.patterns.embedding_columns.pooling import Pooled, find_pooled
@@ -125,8 +125,12 @@ class Columns:
             return layout if layout is not None and layout.value is value else None
         value = self.programs.describe(node)
         if column.lookup.bag is None or column.lookup.bag.offsets is None:
-            return laid_out(value, node, axes, self.programs.over_view(node))
+            return layout_of(value, axes) or self._over_view(node, axes) or laid_out(value, node, axes)
         return self._flat(value, node)
+
+    def _over_view(self, node: Node, axes: int) -> Layout | None:
+        value = self.programs.over_view(node)
+        return None if value is None else layout_of(value, axes)
 
     def _flat(self, value: IndexValue, node: Node) -> Layout | None:
         layout = laid_out(value, node, 1)

@@ -25,14 +25,12 @@ class Layout:
         return [self.value.base, *(step.operand for step in self.value.program if step.operand is not None)]
 
 
-def laid_out(value: IndexValue, node: Node, rows: int, over: IndexValue | None = None) -> Layout | None:
+def laid_out(value: IndexValue, node: Node, rows: int) -> Layout | None:
     """`value` with its first `rows` axes as rows, the rest as lanes.
 
-    Where the view is too wild for the kernel's strides, the kernel starts from the view as a tensor, which is `over`
-    with its program; or else from `node`, which torch materializes.
+    Where the view is too wild for the kernel's strides, torch materializes `node`, and the kernel starts there.
     """
-    values = (value, over, IndexValue(node, View.of(shape_of(node))))
-    return next((found for each in values if each is not None and (found := _layout(each, rows))), None)
+    return layout_of(value, rows) or layout_of(IndexValue(node, View.of(shape_of(node))), rows)
 
 
 def split_rows(shape: tuple[Size, ...], rows: Size) -> int | None:
@@ -41,7 +39,8 @@ def split_rows(shape: tuple[Size, ...], rows: Size) -> int | None:
     return fitting[-1] if fitting else None
 
 
-def _layout(value: IndexValue, rows: int) -> Layout | None:
+def layout_of(value: IndexValue, rows: int) -> Layout | None:
+    """The same; None where the view is too wild."""
     row_parts, row_ones = _parts(value.view.axes[:rows])
     lane_parts, lane_ones = _parts(value.view.axes[rows:])
     if not 1 <= len(row_parts) <= 2 or len(lane_parts) > 1:
