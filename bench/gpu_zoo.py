@@ -80,7 +80,7 @@ def _replayed(call: Call) -> Call | None:
     """None where the call cannot be captured: it waits for the device."""
     try:
         return replayed(call)
-    except Exception:
+    except RuntimeError:
         torch.cuda.synchronize()
         return None
 

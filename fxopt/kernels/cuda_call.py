@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -13,6 +14,7 @@ from torch import Tensor
 from fxopt.torch_internals.cuda import current_raw_stream
 
 T = TypeVar("T")
+_MOST_SHARED = 99 * 1024
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
@@ -26,6 +28,14 @@ def operands(tensors: Sequence[Tensor | None], most: int) -> bytes:
         strides = (stride if size != 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         words += (tensor.data_ptr(), *strides, *(0,) * (3 - tensor.dim()))
     return struct.pack(f"<{4 * most}q", *words, *(0,) * (4 * most - len(words)))
+
+
+@functools.cache
+def most_shared(device: torch.device) -> int:
+    """Bytes of shared memory that a block may have; of any device where nothing is known of this one."""
+    if device.type != "cuda":
+        return _MOST_SHARED
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", _MOST_SHARED)
 
 
 def alike(tensors: Sequence[Tensor]) -> bool:

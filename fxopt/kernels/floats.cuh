@@ -30,6 +30,12 @@ struct BFloat16 {
   __device__ static __nv_bfloat16 rounded(float x) { return __float2bfloat16_rn(x); }
 };
 
+// Read or written at once.
+template <class X, int SIZE>
+struct alignas(SIZE * sizeof(X)) Vector {
+  X value[SIZE];
+};
+
 // A tensor of up to three dims; strides in elements.
 struct Operand {
   const void* data;

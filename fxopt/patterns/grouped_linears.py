@@ -22,6 +22,8 @@ from fxopt.shape.view_operators import through
 from fxopt.shape.view_steps import Contiguous, Permute, moved
 
 aten = torch.ops.aten
+# The axes by whether x, the weight and the result have them.
+_ROLES = {(True, False, True): "b", (True, True, True): "l", (True, True, False): "k", (False, True, True): "n"}
 _DEEPEST = 2  # a product by elements, and the batched product in it
 
 
@@ -113,9 +115,6 @@ def _axes(term: Term, x: Factor, weight: Factor, y: Factor | None) -> tuple[Axis
     if static(found["l"].size) is None or (y is not None and set(y.axes) != {found[letter] for letter in "bln"}):
         return None
     return tuple(found[letter] for letter in "blkn")
-
-
-_ROLES = {(True, False, True): "b", (True, True, True): "l", (True, True, False): "k", (False, True, True): "n"}
 
 
 def _taken(factor: Factor, lanes: Axis) -> Taken:

@@ -123,7 +123,7 @@ def test_relu_and_a_layer_without_activation(shim):
 
 def test_wide_layers(shim, monkeypatch):
     """More columns than stand where their inputs do: one behind the other, and behind a narrow one."""
-    monkeypatch.setattr(encoder, "_MOST_SHARED", 200 * 1024)
+    monkeypatch.setattr(cuda_call, "most_shared", lambda device: 200 * 1024)
     for widths in ((16, 100, 128, 90), (16, 20, 90, 7)):
         sizes = list(zip((64, *widths[1:]), (*widths[1:], 1), strict=True))
         params = [x for K, N in sizes for x in (torch.randn(N, K) / K**0.5, torch.randn(N))]

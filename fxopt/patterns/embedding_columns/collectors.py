@@ -133,10 +133,11 @@ def _cat(node: Node, columns: Columns) -> Collector | None:
     if dim == 0:
         return None
     rows = shape_of(node)[:dim]
-    given = [(item, _item(item, rows, 1 if stacked else None, node, columns)) for item in inputs]  # type: ignore[arg-type]
-    if dim == rank - 1:
-        given = [written for pair in given for written in _written_out(pair[0], rows, node, columns) or [pair]]
-    inputs, items = [item for item, _ in given], [found for _, found in given]
+    found: list[tuple[Any, Item]] = []
+    for item in inputs:
+        written = _written_out(item, rows, node, columns) if dim == rank - 1 else None
+        found += written or [(item, _item(item, rows, 1 if stacked else None, node, columns))]  # type: ignore[arg-type]
+    inputs, items = [item for item, _ in found], [placed for _, placed in found]
     if not any(isinstance(placed, Placed) for placed, _ in items):
         return None
     if stacked and not all(placed for placed, _ in items):

@@ -9,7 +9,7 @@ from torch.fx import Graph, Node
 from fxopt.kernels.columns.plan import Instr, Op
 from fxopt.patterns.core import Reject
 from fxopt.patterns.embedding_columns.index_program import IndexPrograms
-from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, name_of
+from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, itself, name_of
 from fxopt.patterns.embedding_columns.layout import Layout, laid_out, layout_of, split_rows
 from fxopt.patterns.embedding_columns.lookups import Lookup, find_lookup
 from fxopt.patterns.embedding_columns.placed import Column, PerRow, Placed
@@ -17,7 +17,6 @@ from fxopt.patterns.embedding_columns.pooling import Pooled, find_pooled
 from fxopt.patterns.jagged.segments import Segment, Segments
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import Size, product, shape_of, static
-from fxopt.shape.views import View
 
 
 class Columns:
@@ -125,7 +124,7 @@ class Columns:
             return layout if layout is not None and layout.value is value else None
         value = self.programs.describe(node)
         if column.lookup.bag is None or column.lookup.bag.offsets is None:
-            return layout_of(value, axes) or self._over_view(node, axes) or laid_out(value, node, axes)
+            return layout_of(value, axes) or self._over_view(node, axes) or layout_of(itself(node), axes)
         return self._flat(value, node)
 
     def _over_view(self, node: Node, axes: int) -> Layout | None:
@@ -135,7 +134,7 @@ class Columns:
     def _flat(self, value: IndexValue, node: Node) -> Layout | None:
         layout = laid_out(value, node, 1)
         if layout is not None and (layout.value.per_lane or [part.dim for part in layout.rows] != [0]):
-            layout = laid_out(_itself(node), node, 1)  # a bag's flat positions count along the first dim
+            layout = laid_out(itself(node), node, 1)  # a bag's flat positions count along the first dim
         return layout
 
     def _of_segment(self, segment: Segment, ids: IndexValue) -> Layout | None:
@@ -153,7 +152,7 @@ class Columns:
         flat = bag is not None and bag.offsets is not None
         layout = laid_out(self._view_only(node), node, 1 if flat else axes)
         if layout is not None and flat and len(layout.rows) > 1:
-            layout = laid_out(_itself(node), node, 1)
+            layout = laid_out(itself(node), node, 1)
         if layout is None:
             return Reject("its weights have no plain layout; make them contiguous", column.anchor)
         return layout
@@ -180,13 +179,13 @@ class Columns:
 
     def _per_row(self, node: Node, rows: Size) -> PerRow | None:
         axes, value = split_rows(shape_of(node), rows), self.programs.describe(node)
-        layout = None if axes is None else laid_out(_itself(node) if value.per_lane else value, node, axes)
+        layout = None if axes is None else laid_out(itself(node) if value.per_lane else value, node, axes)
         return None if layout is None or layout.lane is not None else PerRow(layout, layout.value.program)
 
     def _view_only(self, node: Node) -> IndexValue:
         """Weights and copies are read as they are: a view of a tensor, without a program."""
         value = self.programs.describe(node)
-        return _itself(node) if value.program else value
+        return itself(node) if value.program else value
 
     def place_copy(self, node: Node, rows_axes: int) -> Layout | None:
         """A dense tensor that stands between columns, copied into the output."""
@@ -207,7 +206,3 @@ def _shifted(first: int) -> tuple[Step, ...]:
         return ()
     ops = ((Op.CAST, 0), (Op.CLAMP_MIN, -2 * _FAR), (Op.CLAMP_MAX, 2 * _FAR), (Op.ADD, -first))
     return tuple(Step(Instr(op, "int64", a)) for op, a in ops)
-
-
-def _itself(node: Node) -> IndexValue:
-    return IndexValue(node, View.of(shape_of(node)))

@@ -15,13 +15,12 @@ from torch.fx import Graph, Node
 from fxopt.kernels.columns.plan import Instr, Op
 from fxopt.patterns.core import Reject, calls_of_ours
 from fxopt.patterns.embedding_columns.index_steps import HANDLERS
-from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, name_of
+from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, itself, name_of
 from fxopt.patterns.jagged.segments import Segments
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
 from fxopt.shape.view_operators import through
-from fxopt.shape.views import View
 
 _OF_TWO = (Op.SAVE, Op.SWAP, Op.COMBINE, Op.WHERE)
 
@@ -52,11 +51,11 @@ class IndexPrograms:
     def describe(self, node: Node) -> IndexValue:
         """The longest program that computes `node`; the empty one over `node` itself where nothing fits."""
         if node not in self._seen:
-            self._seen[node] = self._step(node) or IndexValue(node, View.of(shape_of(node)))
+            self._seen[node] = self._step(node) or itself(node)
         return self._seen[node]
 
     def over_view(self, node: Node) -> IndexValue | None:
-        """The same program over a view as a tensor of its own: what is cut off a row's ids is no part of it.
+        """The same program over the view that it reads, as a tensor of its own, which the kernel need not cut out.
 
         None where more than one value takes part in a step, or where views stand between the steps.
         """
@@ -68,7 +67,7 @@ class IndexPrograms:
             if through(source) is not None or not isinstance(before, Node) or not same_shape(before, source):
                 return None
             source = before
-        return IndexValue(source, View.of(shape_of(source)), program)
+        return itself(source, program)
 
     def edited(self, value: IndexValue) -> Node | None:
         """A tensor that the program reads and that the model edits in place, if there is one."""

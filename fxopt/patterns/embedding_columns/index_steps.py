@@ -13,9 +13,8 @@ from fxopt.kernels.columns.plan import Instr, Op
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.embedding_columns.index_combined import combined
 from fxopt.patterns.embedding_columns.index_substitution import masked_fill, where
-from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, name_of, operand
+from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, itself, name_of, operand
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
-from fxopt.shape.views import View
 
 if TYPE_CHECKING:
     from fxopt.patterns.embedding_columns.index_program import IndexPrograms
@@ -72,7 +71,7 @@ def _add_offsets(programs: IndexPrograms, node: Node) -> IndexValue | None:
         return None
     vector = programs.describe(offsets)
     if vector.program:  # torch.arange(F) * rows: computed by torch, once per call
-        vector = IndexValue(offsets, View.of(shape_of(offsets)))
+        vector = itself(offsets)
     fields = static(shape_of(node)[-1])
     if len(shape_of(vector.base)) != 1 or fields is None or not vector.view.axes:
         return None

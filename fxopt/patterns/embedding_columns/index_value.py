@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from fxopt.kernels.columns.plan import Instr, Op
 from fxopt.patterns.constants import Number
+from fxopt.shape.sizes import shape_of
 from fxopt.shape.views import View
 
 
@@ -32,6 +33,11 @@ class IndexValue:
     def per_lane(self) -> bool:
         """Whether a step depends on the position along the last axis, which must then stay as it is."""
         return any(step.instr.op is Op.ADD_TENSOR for step in self.program)
+
+
+def itself(node: Node, program: tuple[Step, ...] = ()) -> IndexValue:
+    """The program over a tensor node as a whole."""
+    return IndexValue(node, View.of(shape_of(node)), program)
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from fxopt.patterns.embedding_columns.index_value import IndexValue
-from fxopt.shape.sizes import Size, product, same, shape_of, static
-from fxopt.shape.views import Axis, Part, View
+from fxopt.patterns.embedding_columns.index_value import IndexValue, itself
+from fxopt.shape.sizes import Size, product, same, static
+from fxopt.shape.views import Axis, Part
 
 
 @dataclass(frozen=True)
@@ -25,22 +25,8 @@ class Layout:
         return [self.value.base, *(step.operand for step in self.value.program if step.operand is not None)]
 
 
-def laid_out(value: IndexValue, node: Node, rows: int) -> Layout | None:
-    """`value` with its first `rows` axes as rows, the rest as lanes.
-
-    Where the view is too wild for the kernel's strides, torch materializes `node`, and the kernel starts there.
-    """
-    return layout_of(value, rows) or layout_of(IndexValue(node, View.of(shape_of(node))), rows)
-
-
-def split_rows(shape: tuple[Size, ...], rows: Size) -> int | None:
-    """How many leading axes of `shape` make `rows` rows: as many as possible, so that few lanes remain."""
-    fitting = [count for count in range(len(shape) + 1) if same(product(shape[:count]), rows)]
-    return fitting[-1] if fitting else None
-
-
 def layout_of(value: IndexValue, rows: int) -> Layout | None:
-    """The same; None where the view is too wild."""
+    """`value` with its first `rows` axes as rows, the rest as lanes; None where its strides are too wild."""
     row_parts, row_ones = _parts(value.view.axes[:rows])
     lane_parts, lane_ones = _parts(value.view.axes[rows:])
     if not 1 <= len(row_parts) <= 2 or len(lane_parts) > 1:
@@ -54,6 +40,17 @@ def layout_of(value: IndexValue, rows: int) -> Layout | None:
         return None
     fixed = value.view.fixed + tuple((part.dim, part.start) for part in row_ones + lane_ones)
     return Layout(value, tuple(row_parts), lane, fixed)
+
+
+def laid_out(value: IndexValue, node: Node, rows: int) -> Layout | None:
+    """The same. Where the strides are too wild, torch materializes `node`, and the kernel starts there."""
+    return layout_of(value, rows) or layout_of(itself(node), rows)
+
+
+def split_rows(shape: tuple[Size, ...], rows: Size) -> int | None:
+    """How many leading axes of `shape` make `rows` rows: as many as possible, so that few lanes remain."""
+    fitting = [count for count in range(len(shape) + 1) if same(product(shape[:count]), rows)]
+    return fitting[-1] if fitting else None
 
 
 def _parts(axes: tuple[Axis, ...]) -> tuple[list[Part], list[Part]]:

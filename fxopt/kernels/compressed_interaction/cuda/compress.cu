@@ -27,8 +27,8 @@ __device__ __forceinline__ void round_weights(const Chunk& chunk, int thread, fl
   weights += own.place(COLUMNS);
 #pragma unroll
   for (int k = 0; k < COLUMNS; k += own.kStep) {
-    auto& some = *reinterpret_cast<Vector<UNIT>*>(weights + k * kPiece);
-    Vector<UNIT> w = some;
+    auto& some = *reinterpret_cast<Vector<float, UNIT>*>(weights + k * kPiece);
+    Vector<float, UNIT> w = some;
 #pragma unroll
     for (int u = 0; u < UNIT; u++) w.value[u] = tf32::rounded(w.value[u]);
     some = w;
@@ -174,14 +174,14 @@ __global__ void __launch_bounds__(kSumThreads) splits_kernel(const __grid_consta
   let_next_start();
   const int64_t size = int64_t(c.rows) * c.outputs, at = (int64_t(blockIdx.x) * kSumThreads + int(threadIdx.x)) * SIZE;
   if (at >= size) return;
-  Vector<SIZE> sum = *reinterpret_cast<const Vector<SIZE>*>(c.partial + at);
+  Vector<float, SIZE> sum = *reinterpret_cast<const Vector<float, SIZE>*>(c.partial + at);
 #pragma unroll 4
   for (int split = 1; split < c.splits; split++) {
-    const Vector<SIZE> more = *reinterpret_cast<const Vector<SIZE>*>(c.partial + split * size + at);
+    const Vector<float, SIZE> more = *reinterpret_cast<const Vector<float, SIZE>*>(c.partial + split * size + at);
 #pragma unroll
     for (int k = 0; k < SIZE; k++) sum.value[k] += more.value[k];
   }
-  *reinterpret_cast<Vector<SIZE>*>(c.out + at) = sum;
+  *reinterpret_cast<Vector<float, SIZE>*>(c.out + at) = sum;
 }
 
 template <int SIZE>

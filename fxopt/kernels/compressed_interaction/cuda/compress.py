@@ -44,7 +44,7 @@ def _fits(x: Tensor, y: Tensor, weight: Tensor) -> bool:
         return False
     counted = max(results, x.shape[0] * x.shape[2], weight.numel(), *map(_extent, tensors)) <= _MOST_COUNTED
     few = -(-weight.shape[0] // _NARROW) * _MOST_SPLITS < _MOST_BLOCKS
-    return counted and few and _shared(_NARROW, y.shape[1]) <= _limits(x.device)[0]
+    return counted and few and _shared(_NARROW, y.shape[1]) <= cuda_call.most_shared(x.device)
 
 
 def _extent(tensor: Tensor) -> int:
@@ -58,12 +58,8 @@ def _shared(outputs: int, M: int) -> int:
 
 
 @functools.cache
-def _limits(device: torch.device) -> tuple[int, int]:
-    """Bytes of shared memory that a block may have, and multiprocessors."""
-    if device.type != "cuda":
-        return 99 * 1024, 3
-    found = torch.cuda.get_device_properties(device)
-    return getattr(found, "shared_memory_per_block_optin", 99 * 1024), found.multi_processor_count
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
 
 
 def compressed(kernel: ctypes.CDLL, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -71,10 +67,9 @@ def compressed(kernel: ctypes.CDLL, x: Tensor, y: Tensor, weight: Tensor) -> Ten
     weight = weight if weight.stride(1) == 1 or weight.shape[1] == 1 else weight.contiguous()
     exact = torch.backends.cudnn.conv.fp32_precision != "tf32"  # type: ignore[attr-defined]
     (B, H, D), M, N = x.shape, y.shape[1], weight.shape[0]
-    most, processors = _limits(x.device)
-    narrow = N <= _NARROW or _shared(_WIDE, M) > most
+    narrow = N <= _NARROW or _shared(_WIDE, M) > cuda_call.most_shared(x.device)
     tiles = -(-B * D // _ROWS) * -(-N // (_NARROW if narrow else _WIDE))
-    splits = splits_for(tiles, _chunks(H, M)[0], processors)
+    splits = splits_for(tiles, _chunks(H, M)[0], _processors(x.device))
     out = x.new_empty(B, N, D)
     partial = x.new_empty(splits, B, N, D) if splits > 1 else None
     cuda_call.launch(kernel.fxopt_compress, parameters((x, y, weight), out, partial, narrow, exact), x)

@@ -16,11 +16,6 @@ constexpr int kRowPitch = kRows + 4;         // floats of a number m of y: two m
 __host__ __device__ constexpr int plane_of(int columns) { return kPiece * columns + 16; }
 __host__ __device__ constexpr int buffers_of(int columns) { return 8 * plane_of(columns); }
 
-template <int SIZE>
-struct alignas(SIZE * 4) Vector {
-  float value[SIZE];
-};
-
 // A chunk is two h's and `piece` m's, numbered with the m's of two h's side by side. Strides in elements.
 struct Compress {
   const float *x, *y, *weight;  // weight: [outputs, h * m], an output's side by side

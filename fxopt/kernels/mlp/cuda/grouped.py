@@ -53,18 +53,18 @@ def gpu_grouped(
     """
     given = [x, weight] if y is None else [x, weight, y]
     places = [None if each is None else each.contiguous() for each in (of_x, of_weight, of_y)]
-    out = _fake(x, weight, y, *places)
-    fits = cuda_call.alike(given) and _fits(x, weight, y, places, out)
+    fits = cuda_call.alike(given) and _fits(x, weight, y, places)
     kernel = cuda_build.loaded(KERNEL, x.get_device()) if fits else None
     if kernel is None:
         return reference(x, weight, y, *places)
+    out = _fake(x, weight, y, *places)
     if out.numel():
         cuda_call.launch(kernel.fxopt_grouped, parameters(x, weight, y, places, out), x)
     return out
 
 
-def _fits(x: Tensor, weight: Tensor, y: Tensor | None, places: _Places, out: Tensor) -> bool:
-    (B, _, K), (L, N) = x.shape, out.shape[1:]
+def _fits(x: Tensor, weight: Tensor, y: Tensor | None, places: _Places) -> bool:
+    (B, _, K), N, L = x.shape, weight.shape[2], _lanes(weight, places)
     known = all(t is None or (t.dtype == torch.int64 and t.device == x.device) for t in places)
     entries = (x.shape[1], weight.shape[0], L if y is None else y.shape[1])
     lanes = (count if t is None else len(t) for count, t in zip(entries, places, strict=True))
@@ -90,8 +90,11 @@ def parameters(x: Tensor, weight: Tensor, y: Tensor | None, places: _Places, out
 def _fake(
     x: Tensor, weight: Tensor, y: Tensor | None, of_x: Tensor | None, of_weight: Tensor | None, of_y: Tensor | None
 ) -> Tensor:
-    places = next((each for each in (of_x, of_weight, of_y) if each is not None), weight)
-    return x.new_empty(x.shape[0], places.shape[0], weight.shape[2])
+    return x.new_empty(x.shape[0], _lanes(weight, (of_x, of_weight, of_y)), weight.shape[2])
+
+
+def _lanes(weight: Tensor, places: _Places) -> int:
+    return next((each for each in places if each is not None), weight).shape[0]
 
 
 _INPUTS = "Tensor x, Tensor weight, Tensor? y, Tensor? of_x, Tensor? of_weight, Tensor? of_y"

@@ -14,7 +14,7 @@ from torch import Tensor
 from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
 from ..serves import LONG_PIECE, SHORT_IN
-from .linear import KERNEL, MOST_COUNTED, PARTS, STEP, gpu_linear, short
+from .linear import KERNEL, MOST_COUNTED, PARTS, gpu_linear, in_parts, parts_of, short
 from .linear import reference as linear
 from .ways import FEWEST_ROWS, MOST_ROWS
 
@@ -26,9 +26,8 @@ def reference(pieces: Sequence[Tensor], weight: Tensor, bias: Tensor | None, act
 
 def gpu_joined_linear(pieces: Sequence[Tensor], weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """gpu_linear(cat(pieces, 1), weight, bias, activation): pieces [M, K_i], weight [N, K] -> [M, N]."""
-    parts, ends = _parts(pieces), []
-    for piece in pieces:
-        ends.append(piece.shape[1] // parts // STEP * STEP * parts if _is_long(piece) else 0)
+    parts = _parts(pieces)
+    ends = [in_parts(piece.shape[1], parts) if _is_long(piece) else 0 for piece in pieces]
     kernel = cuda_build.loaded(KERNEL, weight.get_device()) if _fits(pieces, ends, weight, bias) else None
     if kernel is None:
         return gpu_linear(torch.cat(list(pieces), 1), weight, bias, activation)
@@ -38,7 +37,8 @@ def gpu_joined_linear(pieces: Sequence[Tensor], weight: Tensor, bias: Tensor | N
     for piece, end in zip(pieces, ends, strict=True):
         weights = weight[:, start : start + piece.shape[1]]
         if end:
-            _multiply(piece, weights[:, :end], partial[made : made + parts])
+            operands = parts_of(piece, _aligned(weights[:, :end]), end, parts)
+            torch.bmm(*operands, out=partial[made : made + parts])
             made += parts
         left.append((piece[:, end:], weights[:, end:]))
         start += piece.shape[1]
@@ -66,13 +66,9 @@ def _fits(pieces: Sequence[Tensor], ends: Sequence[int], weight: Tensor, bias: T
     return alike and sizes and few and N > 0 and N % 4 == 0 and (bias is None or bias.shape == (N,))
 
 
-def _multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """out[p] = part p of the inputs: x [M, K or more], weight [N, K], out [P, M, N]."""
-    (parts, M, N), part = out.shape, weight.shape[1] // len(out)
-    if weight.stride(0) % 4 or weight.data_ptr() % 16:
-        weight = weight.contiguous()  # [128, 10400] takes 4 us, and 256 rows save 16 by it
-    turned = weight.as_strided((parts, part, N), (part, 1, weight.stride(0)))
-    torch.bmm(x.as_strided((parts, M, part), (part, x.stride(0), 1)), turned, out=out)
+def _aligned(weight: Tensor) -> Tensor:
+    """With rows that start at 16 bytes: to copy [128, 10400] takes 4 us, and 256 rows save 16 by it."""
+    return weight.contiguous() if weight.stride(0) % 4 or weight.data_ptr() % 16 else weight
 
 
 def _fake(pieces: Sequence[Tensor], weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:

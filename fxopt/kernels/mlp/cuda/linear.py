@@ -141,15 +141,27 @@ def _ends_in_one(x: Tensor, layer: _Layer, then: _Layer) -> bool:
 def _in_parts(kernel: ctypes.CDLL, x: Tensor, layer: _Layer, then: _Layer | None = None) -> Tensor:
     weight, bias, activation = layer
     (M, K), N = x.shape, weight.shape[0]
-    part = K // PARTS // STEP * STEP
-    partial = torch.bmm(x.as_strided((PARTS, M, part), (part, K, 1)), weight.as_strided((PARTS, part, N), (part, 1, K)))
-    out, done = x.new_empty(M, N if then is None else 1), PARTS * part
+    done = in_parts(K, PARTS)
+    partial = torch.bmm(*parts_of(x, weight, done, PARTS))
+    out = x.new_empty(M, N if then is None else 1)
     rest = short(x[:, done:], weight[:, done:], bias, out, activation, partial)
     if then is None:
         cuda_call.launch(kernel.fxopt_linear_finish, rest, x)
     else:
         cuda_call.launch(kernel.fxopt_linear_last, last(rest, *then, out), x)
     return out
+
+
+def in_parts(inputs: int, parts: int) -> int:
+    """How many of the inputs so many parts take, all of them as aligned as STEP says."""
+    return inputs // parts // STEP * STEP * parts
+
+
+def parts_of(x: Tensor, weight: Tensor, done: int, parts: int) -> tuple[Tensor, Tensor]:
+    """The first `done` inputs of x [M, K] and weight [N, K] in parts, [parts, M, part] and [parts, part, N]: views."""
+    (M, _), N, part = x.shape, len(weight), done // parts
+    left = x.as_strided((parts, M, part), (part, x.stride(0), 1))
+    return left, weight.as_strided((parts, part, N), (part, 1, weight.stride(0)))
 
 
 def last(layer: bytes, weight: Tensor, bias: Tensor | None, activation: str, out: Tensor) -> bytes:

@@ -17,12 +17,6 @@ __device__ __forceinline__ void activate(float (&x)[SIZE], int activation) {
   }
 }
 
-// Read or written at once.
-template <class X, int SIZE>
-struct alignas(SIZE * sizeof(X)) Vector {
-  X value[SIZE];
-};
-
 // What is read in place of a row that does not exist, so that no load is under a condition.
 __device__ __forceinline__ int64_t row_or_last(int row, int rows) { return row < rows ? row : rows - 1; }
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from ... import cuda_call
 from .. import plan as p
 from ..plan import CONSTANT, MOST_POSITIONS_ON_CUDA, MOST_WIDTH_ON_CUDA, PARAMETER, Plan, Step
 
@@ -21,7 +22,6 @@ _STEPWISE, _NONE, _RELU = range(3)
 _GROUPS = (1, 2, 3, 5, 8, 10, 16)  # of 8 columns, that a layer is computed in
 _IN_PLACE = 80  # columns of a layer that may stand where its inputs do
 _ROWS, _WARPS, _FEWEST = 16, 16, 2  # positions of a warp at a time; warps of a block, at most and at least
-_MOST_SHARED = 99 * 1024  # bytes a block may have on any device, where nothing else is known
 Lists = Sequence[Sequence[Tensor]]  # rows, positions, masks, params
 
 
@@ -77,7 +77,7 @@ class _Encoder:
         is_bool = bool(self.masks) and self.masks[0].dtype == torch.bool
         stride = _stride(self.inputs)
         of_team = 8 + _WARPS + MOST_WIDTH_ON_CUDA + self.query[-1] + _padded(2 * T)
-        most = _most_shared(self.positions[0].device)
+        most = cuda_call.most_shared(self.positions[0].device)
         _check(4 * (self.floats + of_team + _FEWEST * _ROWS * stride) <= most)
         counts = len(self.blocks), len(self.queries), len(self.keys), len(self.products), len(records)
         header = T, *counts, len(plan.tail), self.position(plan.values), width, is_bool
@@ -237,12 +237,6 @@ def _rows(n: int) -> int:
 def _stride(width: int) -> int:
     """An odd multiple of 8 floats: eight rows are on different banks."""
     return _padded(width) + 8 * (_padded(width) % 16 == 0)
-
-
-def _most_shared(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _MOST_SHARED
-    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", _MOST_SHARED)
 
 
 def _read(step: Step) -> list[int]:
