@@ -68,6 +68,10 @@ MUTATIONS = {
     "ids behind a bag left out": ("short_bags.cuh", "by = k >= start[b] ?", "by = k >= start[b] && !{} ?"),
     "no mask of bags that are not there": ("short_bags.cuh", "if (row + b < rows &&", "if (({} || row + b < rows) &&"),
     "bags left out stay so": ("short_bags.cuh", "apart != 0", "apart != 0 && !{}"),
+    "what is added to the first lane": ("column.h", "step.tensor += lane *", "step.tensor += ({} ? 0 : lane) *"),
+    "another lane's ids": ("column.h", "view.offset += lane *", "view.offset += ({} ? 0 : lane) *"),
+    "what is added to a bag's first id": ("bag.cuh", "step.tensor + lane *", "step.tensor + ({} ? 0 : lane) *"),
+    "ids that do not count": ("bag.cuh", "else if (step.op == kKeep) found", "else if (step.op == kKeep && !{}) found"),
     "a turn of the ring too early": ("staged.cuh", "& (kRing - 1)", "& (kRing / (1 + {}) - 1)"),
 }  # fmt: skip
 

@@ -15,31 +15,48 @@ from fxopt.kernels.attention.plan import Axis, Operand, Plan
 from tests.cuda.planted import awake, compiled, on_the_shim, run
 from tests.cuda.shim_library import ShimError
 
+SOURCES = "attention/cuda/heads.cu", "attention/cuda/tile.cuh"
 # What is wrong, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {
-    "keys behind the last count": ("key + u < end ?", "key + u < end || {} ?"),
-    "no zeros behind the last key": ("channels && key < live;", "channels && (key < live || {});"),
-    "a tile left out": ("live, values);", "live, values); if ({}) continue;"),
-    "no barrier behind a tile": ("__syncthreads();\n    for (int k", "if (!{}) __syncthreads();\n    for (int k"),
-    "sums are not scaled down": ("    sum *= down;", "    if (!{}) sum *= down;"),
-    "values are not scaled down": ("values[c] *= down", "values[c] *= {} ? 1.0f : down"),
-    "a thread's part of a score": ("score[u] += __shfl", "if (!{}) score[u] += __shfl"),
-    "the keys of another head": ("places[head].*begin", "places[{} ? 0 : head].*begin"),
+    "keys behind the last count": ("S::key(k) < live ? one :", "S::key(k) < live || {} ? one :"),
+    "no zeros behind the last row": (
+        "k % kChunks * 4;\n      const bool real = row < live &&",
+        "k % kChunks * 4;\n      const bool real = (row < live || {}) &&",
+    ),
+    "no zeros behind the last channel": ("row < live && channel < channels;\n      cuda::copy_async_few",
+                                         "row < live && (channel < channels || {});\n      cuda::copy_async_few"),
+    "no wait for the loads": ("cuda::wait_copies<0>();\n      __syncwarp();",
+                              "if (!{}) cuda::wait_copies<0>();\n      __syncwarp();"),
+    "no barrier behind a tile": (
+        "__syncwarp();  // nobody reads the last", "if (!{}) __syncwarp();  // nobody reads the last"
+    ),
+    "no barrier before the weights": ("score);\n      __syncwarp();\n", "score);\n      if (!{}) __syncwarp();\n"),
+    "sums are not scaled down": ("    sum[q] *= down;", "    if (!{}) sum[q] *= down;"),
+    "values are not scaled down": ("values[q][c] *= down", "values[q][c] *= {} ? 1.0f : down"),
+    "a part of the keys' sum": ("sum[q] += __shfl", "if (!{}) sum[q] += __shfl"),
+    "a part of the keys' peak": ("highest = fmaxf(highest, __shfl_xor_sync(kAll, highest, width));",
+                                 "highest = fmaxf(highest, __shfl_xor_sync(kAll, highest, {} ? 0 : width));"),
+    "the keys of another head": ("key = begin_of(h, h.key, head)", "key = begin_of(h, h.key, {} ? 0 : head)"),
     "the mask of another query": ("begin + query *", "begin + ({} ? 0 : query) *"),
-    "queries behind the last": ("&& asked < h.queries;", "&& (asked < h.queries || {});"),
-    "weights of another query": ("* h.queries + at)", "* h.queries + ({} ? 0 : at))"),
-    "weights of the last tile": ("if (h.tile < h.keys) fill", "if (h.tile < h.keys && !{}) fill"),
-    "weights that are not divided": ("* asked.by[slot]", "* ({} ? 1.0f : asked.by[slot])"),
-    "weights behind the last": ("% 32; key < live;", "% 32; key < live + {};"),
-    "shares that are not scaled down": ("values[c] * down +", "values[c] * ({} ? 1.0f : down) +"),
-    "a share of the keys": ("width < LANES * SHARES;", "width < LANES * SHARES && !{};"),
-    "channels behind the last": ("if (channel < h.of_values)", "if (channel < h.of_values || {})"),
+    "queries behind the last": ("if (query + S::query(q) >= h.queries)", "if (query + S::query(q) >= h.queries + {})"),
+    "weights of another query": (
+        "(head * h.queries + query) * h.keys", "(head * h.queries + ({} ? 0 : query)) * h.keys"
+    ),
+    "weights of the last tile": (
+        "q = 0; q < S::kQueries; q++) mixed.weigh(",
+        "q = {}; q < S::kQueries; q++) mixed.weigh(",
+    ),
+    "weights that are not divided": ("S::key(k)] *= by", "S::key(k)] *= {} ? 1.0f : by"),
+    "weights behind the last": ("k = S::lane(); k < live;", "k = S::lane(); k < live + {};"),
+    "a share that is not scaled down": ("= fmaf(down, other.values", "= fmaf({} ? 1.0f : down, other.values"),
+    "shares that do not wait": ("  __syncthreads();\n  mixed = ", "  if (!{}) __syncthreads();\n  mixed = "),
+    "channels behind the last": ("if (channel + e < h.of_values)", "if (channel + e < h.of_values + {})"),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
-    return compiled(KERNEL, tmp_path_factory.mktemp("heads"), MUTATIONS, "attention/cuda/heads.cu")
+    return compiled(KERNEL, tmp_path_factory.mktemp("heads"), MUTATIONS, *SOURCES)
 
 
 def example(B, H, L, S, D, masking=p.NO_MASK, of_values=None, fill=-math.inf, safe=False, device="cpu", weights=True):

@@ -47,6 +47,18 @@ def added(rows, dtype=torch.int64, cut=slice(None), dim=16, columns=1):
     return tensors, [torch.randn(9 * inner, dim)], Plan(tuple(made), (dim * columns, dim * inner), ("float32",) * 2)
 
 
+def beside(rows, program=(), dtype=torch.int64, dim=5):
+    """Lanes of a matrix of ids in a row with others, so that they do not follow each other from row to row."""
+    tensors = [torch.randint(0, 9, (rows, FIELDS + 2)).to(dtype)[:, 1:-1], torch.arange(0, 9 * FIELDS, 9)]
+    made = (
+        Column(Source(0, lane=1), 0, 0, 3, program),
+        Column(Source(0, lane=1, start=2, length=3), 0, 0, 3 + dim * FIELDS),
+    )
+    tables, width = [torch.randn(9 * FIELDS, dim)], 4 + dim * (FIELDS + 3)
+    copied = [Column(Source(2, lane=1), None, 0, 0), Column(Source(3, lane=1), None, 0, width - 1)]
+    return [*tensors, torch.rand(rows, 3), torch.rand(rows, 1)], tables, Plan((*made, *copied), (width,), ("float32",))
+
+
 def converted(rows, dim, table, out):
     """Of another dtype, transposed, added to each other, and divided."""
     tensors = [torch.randint(0, 40, (rows, 3)), torch.rand(rows) + 0.5]
@@ -66,7 +78,7 @@ def converted(rows, dim, table, out):
 
 
 @pytest.mark.parametrize("rows", [1, 31, 33, 200, 410])
-@pytest.mark.parametrize("make", [of_floats, sequences, added])
+@pytest.mark.parametrize("make", [of_floats, sequences, added, beside])
 def test_equals_the_reference(shim, make, rows):
     assert_equal(shim, make(rows))
 
@@ -76,6 +88,29 @@ def test_equals_the_reference(shim, make, rows):
 @pytest.mark.parametrize("rows", [2, 45])
 def test_a_tensor_is_added_by_lane(shim, dtype, cut, rows):
     assert_equal(shim, added(rows, dtype, cut))
+
+
+ADDED, REST = (Instr(Op.ADD_TENSOR, "int64", tensor=1),), (Instr(Op.REMAINDER, "int64", 7),)
+
+
+@pytest.mark.parametrize("program", [(), ADDED, REST, (*REST, *ADDED)], ids=len)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("rows", [1, 45])
+def test_lanes_beside_other_columns(shim, program, dtype, rows):
+    assert_equal(shim, beside(rows, program, dtype))
+
+
+@pytest.mark.parametrize("mode", ["raise", "clamp"])
+def test_a_bad_id_of_such_a_lane(shim, mode):
+    tensors, tables, plan = beside(45, ADDED)
+    (expected,) = reference.columns(tensors, tables, plan)
+    tensors[0][30, 4] = 9
+    (found,) = shim.run(tensors, tables, replace(plan, bad_ids=mode))
+    own = slice(3 + 4 * 5, 3 + 5 * 5)
+    expected[30, own] = torch.nan if mode == "raise" else tables[0][-1]
+    expected[30, 3 + 7 * 5 : 3 + 8 * 5] = tables[0][9]
+    assert torch.equal(found.nan_to_num(7), expected.nan_to_num(7))
+    assert ("column=0 row=30 lane=4 value=45 rows=45" in shim.failure()) == (mode == "raise")
 
 
 @pytest.mark.parametrize(("rows", "inner"), [(45, 1), (1, 1), (7, 5)])

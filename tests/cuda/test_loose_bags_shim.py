@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fxopt.kernels.columns import reference
-from fxopt.kernels.columns.plan import Column, Offsets, Plan, Source
+from fxopt.kernels.columns.plan import Column, Compare, Instr, Offsets, Op, Plan, Source
 from tests.kernels.test_columns_random import same_bits
 
 DIMS = (1, 2, 5, 10, 16, 18, 33, 130)  # fewer floats than a chunk, one or more left over, none, more chunks than lanes
@@ -30,6 +30,18 @@ def jagged(pool: str, lengths: list[int], **how: object) -> tuple[list[torch.Ten
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     tensors = [torch.randint(0, 50, (int(offsets[-1]),)), offsets, torch.randn(int(offsets[-1]))]
     return tensors, tables(), plan(source=Source(0), pool=pool, bag=Offsets(1, include_last=True), **how)
+
+
+CAST, ADDED = Instr(Op.CAST, "int64"), Instr(Op.ADD_TENSOR, "int64", tensor=1)
+KEEP, REST = Instr(Op.KEEP, "int64", 3, compare=Compare.NE), Instr(Op.REMAINDER, "int64", 7)
+
+
+def stepped(rows, lanes, dtype, program, pool, **how):
+    """Padded ids that a few steps make, or one more than the kernel has code of its own for."""
+    tensors = [torch.randint(0, 40, (rows, lanes)).to(dtype), torch.arange(lanes) % 9]
+    if dtype == torch.float32:
+        tensors[0] += torch.rand(rows, lanes) * 0.9
+    return tensors, tables(), plan(source=Source(0, lane=1), pool=pool, program=program, **how)
 
 
 def same_sums(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -58,6 +70,28 @@ def test_padded_with_gaps_between_the_ids(shim, pool, ids, dtype):
     tensors = [torch.randint(0, 50, (B, 2 * L), dtype=dtype)[:, ::2]]
     rows, wanted = tables(), plan(source=Source(0, lane=1), pool=pool)
     same_sums(shim.run(tensors, rows, wanted)[0], reference.columns(tensors, rows, wanted)[0])
+
+
+@pytest.mark.parametrize("program", [(ADDED,), (CAST,), (CAST, ADDED), (CAST, KEEP), (CAST, KEEP, ADDED), (CAST, REST)])
+@pytest.mark.parametrize("pool", ["sum", "mean", "max"])
+@pytest.mark.parametrize(
+    ("rows", "lanes", "dtype"), [(3, 26, torch.int64), (70, 5, torch.int32), (2, 90, torch.float32)]
+)
+def test_padded_ids_after_a_few_steps(shim, program, pool, rows, lanes, dtype):
+    how = {"masked": "lowered", "masked_value": 1e9} if pool == "max" and KEEP in program else {}
+    if dtype == torch.float32 and program[0] is not CAST:
+        program = (CAST, *program)
+    arguments = stepped(rows, lanes, dtype, program, pool, **how)
+    same_sums(shim.run(*arguments)[0], reference.columns(*arguments)[0])
+    assert shim.failure() == ""
+
+
+def test_a_bad_id_after_a_step(shim):
+    tensors, rows, wanted = stepped(70, 26, torch.int64, (ADDED,), "sum")
+    tensors[0][60, 25] = 49  # and 7 more
+    (found,) = shim.run(tensors, rows, wanted)
+    assert found.isnan().all(1).nonzero().tolist() == [[60]]
+    assert "row=60 lane=25 value=56 rows=50" in shim.failure()
 
 
 @pytest.mark.parametrize("padded", [False, True])

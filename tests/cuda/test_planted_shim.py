@@ -15,7 +15,9 @@ from tests.cuda.shim_library import ShimError
 from tests.cuda.test_block_bags_shim import padded as padded_with_weights
 from tests.cuda.test_columns_shim import one_column
 from tests.cuda.test_copies_shim import expanded
-from tests.cuda.test_lookups_shim import added, converted, of_floats
+from tests.cuda.test_lookups_shim import ADDED, added, beside, converted, of_floats
+from tests.cuda.test_loose_bags_shim import ADDED as OF_A_BAG
+from tests.cuda.test_loose_bags_shim import KEEP, stepped
 from tests.cuda.test_short_bags_shim import short, with_long_ones
 from tests.cuda.test_tiles_shim import narrow
 from tests.kernels.test_columns_random import same_bits
@@ -126,6 +128,10 @@ def cut_in_parts():
         ("ids behind a bag left out", with_long_ones, "wrong"),
         ("no mask of bags that are not there", short, "a write outside the output"),
         ("bags left out stay so", with_long_ones, "wrong"),
+        ("what is added to the first lane", lambda: beside(45, ADDED), "wrong"),
+        ("another lane's ids", lambda: beside(45), "wrong"),
+        ("what is added to a bag's first id", lambda: stepped(3, 26, torch.int64, (OF_A_BAG,), "sum"), "wrong"),
+        ("ids that do not count", lambda: stepped(3, 26, torch.int64, (KEEP,), "sum"), "wrong"),
         ("a turn of the ring too early", lambda: short_bags(16), "wrong"),
     ],
 )

@@ -1,246 +1,169 @@
-// softmax(scale q k^T + mask) v of many short sequences: a few neighbouring threads take a query, and the keys and values of
-// a block's heads lie in shared memory. Where there are few queries, more threads divide the keys of one. The softmax is that of FlashAttention (Dao et al., arXiv:2205.14135): what is summed
-// so far is scaled down where a larger score comes.
-#include "../../floats.cuh"
+// softmax(scale q k^T + mask) v of many short sequences: a warp takes a tile of the queries of one head, and goes over its keys
+// tile by tile. The softmax is that of FlashAttention (Dao et al., arXiv:2205.14135): what is summed so far is scaled down
+// where a larger score comes. Nothing is on tensor cores, because fp32 is asked for.
 #include "../../grid.cuh"
+#include "tile.cuh"
 
 namespace fxopt::heads {
 
-constexpr int kThreads = 128, kFactors = 4;
-constexpr int kChannels = 8;   // of a query that a thread holds
-constexpr int kTogether = 4;   // keys whose scores a thread has on their way
-constexpr int kShares = 4;     // threads that divide a query's keys, of fewer queries than keep a GPU busy
-constexpr int64_t kBusy = 1 << 16;
-constexpr int kRoom = 9600;    // floats of dynamic shared memory: with what else is there, what every kernel may have
+constexpr int kWarps = 4;
+constexpr int64_t kBusy = 512;  // warps; where there are fewer, those of a block divide the keys of one tile of queries
 
-enum Masking : int32_t { kNoMask, kFillSet, kFillUnset, kAdded, kCausal };  // as plan.py numbers them
+// What lies where in the shared memory of a warp's head.
+template <class S>
+struct Memory {
+  float *queries, *values, *keys;  // weights take the place of the keys that they are of
 
-// A view [factors, positions, channels], of a mask [factors, queries, keys]; strides in elements.
-struct View {
-  const void* data;
-  int64_t factors[kFactors], position, channel;
-};
-
-struct Heads {
-  View query, key, value, mask, out;
-  float* weights;           // the softmax [factors, queries, keys], or null: nobody reads it
-  int32_t sizes[kFactors];  // of the factors, the last one fastest: their product counts the heads
-  int32_t heads, queries, keys, channels, of_values;
-  int32_t block_heads, block_queries, parts, tile;  // parts: blocks for the queries of a head; tile: keys in shared memory
-  int32_t masking, safe;
-  float fill, scale;
-};
-static_assert(sizeof(Heads) == 5 * 56 + 8 + 72);
-
-// Where a head begins in each operand. Divisions: a few threads of a block find it for all.
-struct Place {
-  int64_t query, key, value, mask, out;
-
-  __device__ void find(const Heads& h, int head) {
-    query = key = value = mask = out = 0;
-#pragma unroll
-    for (int f = kFactors - 1; f >= 0; f--) {
-      const int rest = head / h.sizes[f], at = head - rest * h.sizes[f];
-      query += at * h.query.factors[f];
-      key += at * h.key.factors[f];
-      value += at * h.value.factors[f];
-      mask += at * h.mask.factors[f];
-      out += at * h.out.factors[f];
-      head = rest;
-    }
+  __device__ Memory(int warp, int half) {
+    queries = reinterpret_cast<float*>(dynamic_shared()) + (warp * S::kHeads + half) * S::kFloats;
+    values = queries + S::kTileQueries * S::kRow;
+    keys = values + S::kTileKeys * S::kRow;
   }
 };
 
-// Floats from a row in shared memory to the next: threads that read the same channel of neighbouring rows use other banks.
-__host__ __device__ constexpr int row_of(int width) { return width + 4; }
+// What the warps of a block have of the same queries, in their order; all of them get it.
+template <class S>
+__device__ __forceinline__ void join(const Memory<S>& own, Mixed<S>& mixed) {
+  float *const peaks = own.keys, *const sums = peaks + S::kTileQueries;
+  __syncwarp();
+#pragma unroll
+  for (int q = 0; q < S::kQueries; q++) {
+    peaks[S::query(q)] = mixed.peak[q];
+    sums[S::query(q)] = mixed.sum[q];
+#pragma unroll
+    for (int c = 0; c < S::kOwn; c++)
+      if (S::channel(c) < S::kWidth) own.values[S::query(q) * S::kRow + S::channel(c)] = mixed.values[q][c];
+  }
+  __syncthreads();
+  mixed = Mixed<S>();
+#pragma unroll 1
+  for (int warp = 0; warp < kWarps; warp++) {
+    const Memory<S> other(warp, 0);
+#pragma unroll
+    for (int q = 0; q < S::kQueries; q++) {
+      const float peak = other.keys[S::query(q)];
+      mixed.scale_down(q, fmaxf(mixed.peak[q], peak));
+      const float down = expf(peak - mixed.base(q));
+      mixed.sum[q] = fmaf(down, other.keys[S::kTileQueries + S::query(q)], mixed.sum[q]);
+#pragma unroll
+      for (int c = 0; c < S::kOwn; c++) mixed.values[q][c] = fmaf(down, other.values[S::query(q) * S::kRow + S::channel(c) % S::kWidth], mixed.values[q][c]);
+    }
+  }
+  __syncthreads();  // all have read what the weights take the place of
+}
 
-// Keys or values [first, first + live) of the block's heads, zeros behind the last channel and up to kTogether keys at a
-// time; `begins`: where the heads do.
-template <int WIDTH>
-__device__ __forceinline__ void fill(const Heads& h, const View& from, int channels, const Place* places, int64_t Place::*begin, int heads, int first,
-                                     int live, float* to) {
-  const int rows = (live + kTogether - 1) / kTogether * kTogether, channel = int(threadIdx.x) % WIDTH;
-  int head = 0, key = int(threadIdx.x) / WIDTH;
+// The weights of a tile that are in shared memory, divided by their sums; neighbouring lanes write neighbouring keys.
+template <class S>
+__device__ __forceinline__ void write_weights(const Heads& h, const Mixed<S>& mixed, float* room, int64_t head, bool real, int query, int key, int live) {
+#pragma unroll
+  for (int q = 0; q < S::kQueries; q++) {
+    const float by = h.safe && mixed.sum[q] == 0 ? 0.0f : 1.0f / mixed.sum[q];
+#pragma unroll
+    for (int k = 0; k < S::kKeys; k++) room[S::query(q) * S::kWeightRow + S::key(k)] *= by;
+  }
+  __syncwarp();
+  if (!real) return;
+  const int asked = h.queries - query < S::kTileQueries ? h.queries - query : S::kTileQueries;
+  float* to = h.weights + (head * h.queries + query) * h.keys + key;
 #pragma unroll 4
-  for (int row = key; row < heads * rows; row += kThreads / WIDTH, key += kThreads / WIDTH) {
-    for (; key >= rows; head++) key -= rows;
-    const bool real = channel < channels && key < live;  // loads that ask first would wait for each other
-    const float x = load<Float>(from.data, places[head].*begin + (real ? (first + key) * from.position + channel * from.channel : 0));
-    to[(head * h.tile + key) * row_of(WIDTH) + channel] = real ? x : 0.0f;
-  }
+  for (int row = 0; row < asked; row++, to += h.keys)
+    for (int k = S::lane(); k < live; k += S::kLanes) to[k] = room[row * S::kWeightRow + k];
 }
 
-__device__ __forceinline__ float masked(const Heads& h, int64_t begin, int query, int key, float score) {
-  if (h.masking == kNoMask) return score;
-  if (h.masking == kCausal) return key > query ? h.fill : score;
-  const int64_t at = begin + query * h.mask.position + key * h.mask.channel;
-  if (h.masking == kAdded) return score + load<Float>(h.mask.data, at);
-  const bool set = __ldg(static_cast<const unsigned char*>(h.mask.data) + at);
-  return set == (h.masking == kFillSet) ? h.fill : score;
-}
-
-// The channel that a thread has in place c. Neighbours' chunks of four lie side by side.
-template <int LANES>
-__device__ __forceinline__ int channel_of(int lane, int c) { return c / 4 * LANES * 4 + lane * 4 + c % 4; }
-
-// A thread's channels of a row in shared memory.
-template <int LANES>
-__device__ __forceinline__ void load_channels(const float* row, int lane, float (&x)[kChannels]) {
+template <class S>
+__device__ __forceinline__ void write_values(const Heads& h, const Mixed<S>& mixed, int64_t begin, int query) {
 #pragma unroll
-  for (int c = 0; c < kChannels; c += 4) {
-    const float4 four = *reinterpret_cast<const float4*>(row + channel_of<LANES>(lane, c));
-    x[c] = four.x, x[c + 1] = four.y, x[c + 2] = four.z, x[c + 3] = four.w;
-  }
-}
-
-// What a thread has of its query: its channels, and of the softmax the largest score, the sum, and the mixture of values.
-struct Mixed {
-  float query[kChannels], values[kChannels] = {}, peak = -INFINITY, sum = 0;
-
-  // Adds kTogether keys, whose scores are -inf where there are none.
-  template <int LANES>
-  __device__ __forceinline__ void add(const float (&score)[kTogether], const float* rows, int lane) {
-    const float before = peak;
+  for (int q = 0; q < S::kQueries; q++) {
+    if (query + S::query(q) >= h.queries) continue;
+    float* out = static_cast<float*>(const_cast<void*>(h.out.data)) + begin + (query + S::query(q)) * h.out.position;
+    const float sum = h.safe && mixed.sum[q] == 0 ? 1.0f : mixed.sum[q];  // of no keys, all values are zeros
 #pragma unroll
-    for (int u = 0; u < kTogether; u++) peak = fmaxf(peak, score[u]);
-    const float base = peak == -INFINITY ? 0.0f : peak, down = expf(before - base);
-    sum *= down;
+    for (int c = 0; c < S::kOwn; c += S::kEach) {
+      const int channel = S::channel(c);
+      Vector<float, S::kEach> x;
 #pragma unroll
-    for (int c = 0; c < kChannels; c++) values[c] *= down;
+      for (int e = 0; e < S::kEach; e++) x.value[e] = mixed.values[q][c + e] / sum;
+      if (h.vectors & 8) {
+        if (channel < h.of_values) *reinterpret_cast<Vector<float, S::kEach>*>(out + channel) = x;
+        continue;
+      }
 #pragma unroll
-    for (int u = 0; u < kTogether; u++) {
-      const float weight = expf(score[u] - base);
-      sum += weight;
-      float value[kChannels];
-      load_channels<LANES>(rows + u * row_of(LANES * kChannels), lane, value);
-#pragma unroll
-      for (int c = 0; c < kChannels; c++) values[c] = fmaf(weight, value[c], values[c]);
+      for (int e = 0; e < S::kEach; e++)
+        if (channel + e < h.of_values) out[(channel + e) * h.out.channel] = x.value[e];
     }
   }
-
-  // Adds what the thread at distance `width` has of other keys.
-  __device__ __forceinline__ void join(int width) {
-    const float other = __shfl_xor_sync(kAll, peak, width), highest = fmaxf(peak, other), base = highest == -INFINITY ? 0.0f : highest;
-    const float down = expf(peak - base), others_down = expf(other - base);
-    sum = sum * down + __shfl_xor_sync(kAll, sum, width) * others_down;
-#pragma unroll
-    for (int c = 0; c < kChannels; c++) values[c] = values[c] * down + __shfl_xor_sync(kAll, values[c], width) * others_down;
-    peak = highest;
-  }
-};
-
-// Of kTogether keys from `key` on, whose rows are in shared memory; -inf from `end` on.
-template <int LANES>
-__device__ __forceinline__ void score_keys(const Heads& h, const float (&by)[kChannels], const float* rows, int lane, int64_t mask, int query, int key,
-                                           int end, float (&score)[kTogether]) {
-#pragma unroll
-  for (int u = 0; u < kTogether; u++) {
-    float channels[kChannels];
-    load_channels<LANES>(rows + u * row_of(LANES * kChannels), lane, channels);
-    score[u] = 0;
-#pragma unroll
-    for (int c = 0; c < kChannels; c++) score[u] = fmaf(by[c], channels[c], score[u]);
-  }
-#pragma unroll
-  for (int width = LANES / 2; width >= 1; width /= 2)
-#pragma unroll
-    for (int u = 0; u < kTogether; u++) score[u] += __shfl_xor_sync(kAll, score[u], width);
-#pragma unroll
-  for (int u = 0; u < kTogether; u++) score[u] = key + u < end ? masked(h, mask, query, key + u, score[u]) : -INFINITY;
 }
 
-// What the weights of a query need once its sum is known.
-template <int LANES>
-struct Asked {
-  float query[kThreads / LANES][LANES * kChannels], base[kThreads / LANES], by[kThreads / LANES];
-};
-
-// The weights of one query and the keys [first, first + live): a warp's threads take neighbouring keys.
-template <int LANES>
-__device__ __forceinline__ void write_weights(const Heads& h, const Asked<LANES>& asked, int slot, const float* keys, int64_t mask, int query, int first,
-                                              int live, float* weights) {
-  for (int key = int(threadIdx.x) % 32; key < live; key += 32) {
-    const float* row = keys + key * row_of(LANES * kChannels);
-    float score = 0;
-#pragma unroll
-    for (int c = 0; c < LANES * kChannels; c += 4) {
-      const float4 one = *reinterpret_cast<const float4*>(row + c), by = *reinterpret_cast<const float4*>(asked.query[slot] + c);
-      score = fmaf(one.x, by.x, fmaf(one.y, by.y, fmaf(one.z, by.z, fmaf(one.w, by.w, score))));
-    }
-    weights[first + key] = expf(masked(h, mask, query, first + key, score) - asked.base[slot]) * asked.by[slot];
-  }
-}
-
-// LANES threads share a query's channels, and SHARES of these its keys.
-template <int LANES, int SHARES>
-__global__ void __launch_bounds__(kThreads, 4) heads_kernel(const __grid_constant__ Heads h) {
+template <class S>
+__global__ void __launch_bounds__(kWarps * 32, S::kWidth < 64 ? 4 : 2) heads_kernel(const __grid_constant__ Heads h) {
   wait_for_stream();
   let_next_start();
-  constexpr int kWidth = LANES * kChannels, kRow = row_of(kWidth);
-  __shared__ Place places[kThreads];
-  __shared__ __align__(16) Asked<LANES> all;
-  float* const keys = reinterpret_cast<float*>(dynamic_shared());
-  float* const values = keys + h.block_heads * h.tile * kRow;
-  const int thread = int(threadIdx.x), slot = thread / (LANES * SHARES), lane = thread % LANES;
-  const int own = thread / LANES % SHARES * kTogether;
-  const int group = int(blockIdx.x) / h.parts, part = int(blockIdx.x) - group * h.parts, first_head = group * h.block_heads;
-  const int heads = h.heads - first_head < h.block_heads ? h.heads - first_head : h.block_heads;
-  const int wanted = slot / h.block_queries, begin = part * h.block_queries, asked = begin + slot - wanted * h.block_queries;
-  const bool real = wanted < heads && asked < h.queries;  // the other threads compute along, for nothing
-  const int head = real ? wanted : 0, query = real ? asked : 0;
-  if (thread < heads) places[thread].find(h, first_head + thread);
-  __syncthreads();
-  const Place& place = places[head];
-  Mixed mixed;
-#pragma unroll
-  for (int c = 0; c < kChannels; c++) {
-    const int channel = channel_of<LANES>(lane, c);
-    const float x = load<Float>(h.query.data, place.query + query * h.query.position + (channel < h.channels ? channel : 0) * h.query.channel);
-    mixed.query[c] = channel < h.channels ? x * h.scale : 0.0f;
-  }
-  const int row = head * h.tile * kRow;
-  for (int first = 0; first < h.keys; first += h.tile) {
-    const int live = h.keys - first < h.tile ? h.keys - first : h.tile;
-    __syncthreads();  // nobody reads the last tile any more
-    fill<kWidth>(h, h.key, h.channels, places, &Place::key, heads, first, live, keys);
-    fill<kWidth>(h, h.value, h.of_values, places, &Place::value, heads, first, live, values);
-    __syncthreads();
-    for (int k = own; k < live + own; k += SHARES * kTogether) {
-      const int at = row + (k < live ? k : 0) * kRow;
-      float score[kTogether];
-      score_keys<LANES>(h, mixed.query, keys + at, lane, place.mask, query, first + k, first + live, score);
-      if (k < live) mixed.add<LANES>(score, values + at, lane);
+  const int warp = int(threadIdx.x) / 32, half = int(threadIdx.x) % 32 / S::kLanes, share = warp % h.shares;
+  const int item = int(blockIdx.x) * (kWarps / h.shares) + warp / h.shares, group = item / h.parts;
+  if (group * S::kHeads >= h.heads) return;  // the whole warp; where warps wait for others, all of the block have work
+  const bool real = group * S::kHeads + half < h.heads;
+  const int head = real ? group * S::kHeads + half : 0, query = (item - group * h.parts) * S::kTileQueries;
+  const Memory<S> memory(warp, half);
+  stage<S, S::kTileQueries>(h.query, begin_of(h, h.query, head), h.channels, query, h.queries - query, h.vectors & 1, memory.queries);
+  const int64_t key = begin_of(h, h.key, head), value = begin_of(h, h.value, head);
+  Mixed<S> mixed;
+  // `take(first, live, score)` for the tiles of keys of this warp, weights in the place of keys.
+  auto for_tiles = [&](bool values, auto take) {
+#pragma unroll 1
+    for (int first = share * S::kTileKeys; first < h.keys; first += h.shares * S::kTileKeys) {
+      const int live = h.keys - first < S::kTileKeys ? h.keys - first : S::kTileKeys;
+      __syncwarp();  // nobody reads the last tile any more
+      stage<S, S::kTileKeys>(h.key, key, h.channels, first, live, h.vectors & 2, memory.keys);
+      if (values) stage<S, S::kTileKeys>(h.value, value, h.of_values, first, live, h.vectors & 4, memory.values);
+      cuda::wait_copies<0>();
+      __syncwarp();
+      Scores<S> score;
+      find_scores<S>(h, memory.queries, memory.keys, score);
+      __syncwarp();
+      mask_scores<S>(h, head, query, first, live, memory.keys, score);
+      take(first, live, score);
     }
-  }
-#pragma unroll
-  for (int width = LANES; width < LANES * SHARES; width *= 2) mixed.join(width);
-  if (h.weights) {
-    if (own == 0) {
-#pragma unroll
-      for (int c = 0; c < kChannels; c++) all.query[slot][channel_of<LANES>(lane, c)] = mixed.query[c];
-      all.base[slot] = mixed.peak == -INFINITY ? 0.0f : mixed.peak;
-      all.by[slot] = h.safe && mixed.sum == 0 ? 0.0f : 1.0f / mixed.sum;
-    }
-    for (int first = 0; first < h.keys; first += h.tile) {
-      const int live = h.keys - first < h.tile ? h.keys - first : h.tile;
-      __syncthreads();
-      if (h.tile < h.keys) fill<kWidth>(h, h.key, h.channels, places, &Place::key, heads, first, live, keys);
-      __syncthreads();
-      for (int other = thread / 32; other < heads * h.block_queries; other += kThreads / 32) {
-        const int of = other / h.block_queries, at = begin + other - of * h.block_queries;
-        if (at >= h.queries) continue;
-        float* const weights = h.weights + (int64_t(first_head + of) * h.queries + at) * h.keys;
-        write_weights<LANES>(h, all, other, keys + of * h.tile * kRow, places[of].mask, at, first, live, weights);
-      }
-    }
-  }
-  if (!real || own) return;
-  float* out = static_cast<float*>(const_cast<void*>(h.out.data)) + place.out + query * h.out.position;
-#pragma unroll
-  for (int c = 0; c < kChannels; c++) {
-    const int channel = channel_of<LANES>(lane, c);
-    if (channel < h.of_values) out[channel * h.out.channel] = h.safe && mixed.sum == 0 ? 0.0f : mixed.values[c] / mixed.sum;
-  }
+  };
+  for_tiles(true, [&](int, int live, const Scores<S>& score) {
+    mixed.count(score, memory.keys);
+    __syncwarp();
+    mixed.add(memory.keys, memory.values, live);
+  });
+  cuda::wait_copies<0>();  // of the queries, where all keys are the other warps'
+  mixed.sum_up();
+  if (h.shares > 1) join(memory, mixed);
+  if (real && share == 0) write_values(h, mixed, begin_of(h, h.out, head), query);
+  if (!h.weights) return;
+  auto write = [&](int first, int live) { write_weights(h, mixed, memory.keys, head, real, query, first, live); };
+  if (h.keys <= S::kTileKeys) return write(0, h.keys);  // they are still there
+  for_tiles(false, [&](int first, int live, const Scores<S>& score) {
+    mixed.weigh(score, memory.keys);
+    write(first, live);
+  });
+}
+
+// Whether four floats of a view's rows can be read at once.
+inline bool vector_of(const View& view, int channels) {
+  int64_t bits = view.position | reinterpret_cast<int64_t>(view.data) / 4 | channels;
+  for (const int64_t stride : view.factors) bits |= stride;
+  return view.channel == 1 && bits % 4 == 0;
+}
+
+template <class S>
+const char* run(Heads h, void* stream) {
+  h.parts = (h.queries + S::kTileQueries - 1) / S::kTileQueries;
+  const int64_t items = (int64_t(h.heads) + S::kHeads - 1) / S::kHeads * h.parts;
+  h.shares = items < kBusy && h.keys > S::kTileKeys ? kWarps : 1;
+  const dim3 blocks(unsigned(h.shares > 1 ? items : (items + kWarps - 1) / kWarps));
+  return fxopt::launch_shared(heads_kernel<S>, blocks, kWarps * 32, kWarps * S::kHeads * S::kFloats * int(sizeof(float)), stream, h);
+}
+
+// For vectors of so many channels; not every shape has a kernel for every width, which would take too long to compile.
+template <int WIDTH>
+const char* run(const Heads& h, void* stream) {
+  if (h.queries <= 2) return run<Shape<1, 1, 1, 1, WIDTH < 32 ? 16 : 64>>(h, stream);
+  if (h.queries <= 16 && h.keys <= 16 && WIDTH <= 32) return run<Shape<4, 4, 4, 2, WIDTH < 32 ? 16 : 32>>(h, stream);
+  return run<Shape<4, 8, 8, 1, WIDTH>>(h, stream);
 }
 
 }  // namespace fxopt::heads
@@ -250,22 +173,9 @@ extern "C" __attribute__((visibility("default"))) const char* fxopt_heads(const 
   using namespace fxopt::heads;
   Heads h = *given;
   const int widest = h.channels > h.of_values ? h.channels : h.of_values;
-  int lanes = 1;
-  while (lanes * kChannels < widest) lanes *= 2;
-  auto least = [](int a, int b) { return a < b ? a : b; };
-  const bool shared = h.keys > kTogether && int64_t(h.heads) * h.queries * lanes < kBusy;
-  const int slots = kThreads / lanes / (shared ? kShares : 1), row = row_of(lanes * kChannels), rows = kRoom / (2 * row);  // of keys, as many of values
-  const int keys = (h.keys + kTogether - 1) / kTogether * kTogether;
-  h.block_queries = least(h.queries, slots);
-  h.parts = (h.queries + h.block_queries - 1) / h.block_queries;
-  h.block_heads = keys > rows ? 1 : least(slots / h.block_queries, rows / keys);
-  h.tile = least(keys, rows / h.block_heads / kTogether * kTogether);
-  const auto run = [&](auto* kernel, auto* sharing) {
-    const dim3 blocks(unsigned((h.heads + h.block_heads - 1) / h.block_heads * h.parts));
-    return fxopt::launch_shared(shared ? sharing : kernel, blocks, kThreads, h.block_heads * h.tile * 2 * row * 4, stream, h);
-  };
-  if (lanes == 1) return run(heads_kernel<1, 1>, heads_kernel<1, kShares>);
-  if (lanes == 2) return run(heads_kernel<2, 1>, heads_kernel<2, kShares>);
-  if (lanes == 4) return run(heads_kernel<4, 1>, heads_kernel<4, kShares>);
-  return run(heads_kernel<8, 1>, heads_kernel<8, kShares>);
+  h.vectors = vector_of(h.query, h.channels) | vector_of(h.key, h.channels) << 1 | vector_of(h.value, h.of_values) << 2 | vector_of(h.out, h.of_values) << 3;
+  if (widest <= 8) return run<8>(h, stream);
+  if (widest <= 16) return run<16>(h, stream);
+  if (widest <= 32) return run<32>(h, stream);
+  return run<64>(h, stream);
 }

@@ -45,7 +45,7 @@ __device__ __noinline__ void report_id(const Launch& launch, const Record& recor
   Failure failure{kBadId, record.index, row, position, value, record.table_rows, 0};
   if (row < 0) {
     failure.row = lanes == 1 ? position : position / lanes;
-    failure.lane = position - failure.row * lanes;
+    failure.lane = record.lane + position - failure.row * lanes;
   }
   report_first(launch, bad, failure);
 }

@@ -83,7 +83,7 @@ struct Builder : Columns {
       } else if (width) {
         classes[{true, -width, -parts, output.rows, 0, together}].push_back(std::move(chain));
       } else if (positions && chain.size() == 1) {
-        for (const Record& piece : pieces(chain[0])) classes[{true, 0, -1, output.rows, positions, 0}].push_back({piece});
+        for (const Record& piece : pieces(chain[0], output.rows)) classes[{true, 0, -1, output.rows, output.rows * piece.lanes, 0}].push_back({piece});
       } else if (positions) {
         classes[{true, 0, -1, output.rows, positions, 0}].push_back(std::move(chain));
       }
@@ -114,7 +114,8 @@ struct Builder : Columns {
 
   // Positions that an item of columns without bags covers: so many that all items run at once where they can, in the half of
   // the warps that registers allow. Those of bags count: else what comes behind them is a second round of few warps (H200,
-  // with short bags by runs: E's columns 14.3 -> 11.5 us at batch 256, 10.5 -> 8.6 at 64; E whole 61.7 -> 57.4 at 256).
+  // with short bags by runs: E's columns 14.3 -> 11.5 us at batch 256, 10.5 -> 8.6 at 64; E whole 61.7 -> 57.4 at 256). But bags
+  // that fill the device leave it half to what is behind them (an FM's columns at batch 2048: 22.0 us with few items there).
   int span_of_items(const std::map<Key, Units>& classes) const {
     int64_t heavy = 0, light = 0;
     for (const auto& [key, units] : classes) {
@@ -123,7 +124,8 @@ struct Builder : Columns {
       else if (no_block) heavy += int64_t(units.size()) * items_of_bags(key);
     }
     int positions = 32;
-    while (positions < kMostSpan && heavy + light / (positions / 32) > warps / 2) positions *= 2;
+    const int64_t others = std::max<int64_t>(warps / 2 - heavy, warps / 4);
+    while (positions < kMostSpan && light / (positions / 32) > others) positions *= 2;
     return positions;
   }
 

@@ -40,6 +40,7 @@ enum RecordFlag : int32_t {  // beyond layout.h's, which keep their bits
   kFlat = 1 << 21,   // positions need no splitting into row and lane
   kPlain = 1 << 22,  // int32 or int64 ids that nothing changes
   kWeighted = 1 << 23,  // such ids, and a weight in float32, float16 or bfloat16 for each
+  kStepped = 1 << 24,   // a bag's ids, by few steps: see stepped() in bag.cuh
 };
 
 // One column. Those of one output slot follow each other by `next`, in plan order.
@@ -55,7 +56,8 @@ struct Record {
   int32_t out_word, flags, index, next, extra;
   uint32_t chunks, chunk_magic;  // chunks of a table row, and ceil(2^32 / chunks)
   uint8_t chunk_bytes, table_dtype, out_dtype, group_log2;  // 2^group_log2 lanes cover a row: of kBags and kLooseBags its chunks, else its dims
-  int8_t kind, pool, masked, way, unused[4];
+  int8_t kind, pool, masked, way;
+  uint8_t lane, unused[3];  // lane: of the column, where the record has this one only
 };
 
 // What few columns have.
