@@ -10,7 +10,7 @@ import itertools
 import torch
 from torch.fx import Node
 
-from fxopt.kernels.mlp.cuda.linear import KERNEL, gpu_linear, load
+from fxopt.kernels.mlp.cuda.linear import OPERATORS, gpu_linear
 from fxopt.patterns.batched_linears import find_batched_linears, find_wide_linears
 from fxopt.patterns.core import Match
 from fxopt.patterns.linear_layers import Layer
@@ -27,12 +27,9 @@ _ACTIVATIONS = {"relu": aten.relu.default, "sigmoid": aten.sigmoid.default}
 def replace_by_wide(editor: Editor, match: Match) -> Replacement:
     layers: list[Layer] = match.bound["layers"]
     editor.hoist_for(match.bound["reads"], Aliases(editor.module.graph))
-    load()
-    editor.needs(KERNEL)
     weight = editor.call(aten.cat.default, [layer.weight for layer in layers])
     bias = layers[0].bias and editor.call(aten.cat.default, [layer.bias for layer in layers])
-    wide = editor.call(torch.ops.fxopt.gpu_linear.default, layers[0].x, weight, bias, layers[0].activation)
-    wide.meta["bound"] = gpu_linear
+    wide = editor.ours(OPERATORS, "gpu_linear", gpu_linear, layers[0].x, weight, bias, layers[0].activation)
     widths = [static(shape_of(layer.weight)[0]) for layer in layers]
     ends = list(itertools.accumulate(widths))  # type: ignore[arg-type]
     values = {

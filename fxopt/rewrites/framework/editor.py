@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 from fxopt.capture.settings import Changed
 from fxopt.config import Config
 from fxopt.kernels.cuda_build import Kernels, missing
+from fxopt.kernels.operators import Operators
 from fxopt.patterns.core import place_of
 from fxopt.patterns.groups import hoisted
 from fxopt.shape.aliases import Aliases, undeclared_views
@@ -59,6 +60,15 @@ class Editor:
         with fake_mode_of(self.module) as mode, _asking(mode, target), as_captured(), decomposed():
             node.meta["val"] = target(*fake_args, **map_arg(kwargs, lambda argument: argument.meta["val"]))
         undeclared_views(node)
+        return node
+
+    def ours(self, operators: Operators, name: str, bound: Callable[..., Any], *args: Any) -> Node:
+        """A call of one of our operators, in whose place the finished graph calls `bound`, past the dispatcher."""
+        operators.load()
+        if operators.cuda is not None:
+            self.needs(operators.cuda)
+        node = self.call(getattr(torch.ops.fxopt, name).default, *args)
+        node.meta["bound"] = bound
         return node
 
     def shaped(self, node: Node, sizes: Sequence[Size]) -> Node:
