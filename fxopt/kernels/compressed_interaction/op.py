@@ -115,4 +115,3 @@ OPERATORS = Operators(
     KERNEL,
     compress.KERNEL,
 )
-load = OPERATORS.load

@@ -133,4 +133,3 @@ OPERATORS = Operators(
     KERNEL,
     cuda.KERNEL,
 )
-load = OPERATORS.load

@@ -67,4 +67,3 @@ OPERATORS = Operators(
     ),
     KERNEL,
 )
-load = OPERATORS.load

@@ -59,4 +59,3 @@ def _fits(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> bool:
 
 _SCHEMA = "gpu_dots(Tensor z, Tensor before, Tensor i, Tensor j, int width) -> Tensor"
 OPERATORS = Operators((Operator(_SCHEMA, reference, _fake, facts=BY_ROWS),), cuda=KERNEL)
-load = OPERATORS.load

@@ -62,4 +62,3 @@ OPERATORS = Operators(
     ),
     cuda=KERNEL,
 )
-load = OPERATORS.load

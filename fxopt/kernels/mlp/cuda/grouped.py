@@ -99,4 +99,3 @@ def _lanes(weight: Tensor, places: _Places) -> int:
 
 _INPUTS = "Tensor x, Tensor weight, Tensor? y, Tensor? of_x, Tensor? of_weight, Tensor? of_y"
 OPERATORS = Operators((Operator(f"gpu_grouped({_INPUTS}) -> Tensor", reference, _fake, facts=BY_ROWS),), cuda=KERNEL)
-load = OPERATORS.load

@@ -204,4 +204,3 @@ OPERATORS = Operators(
     ),
     cuda=KERNEL,
 )
-load = OPERATORS.load
