@@ -110,13 +110,7 @@ class _Builder:
 
     def _needed(self) -> list[int]:
         unread = [*self._placed, *(run.step for into in self._into.values() for _, run in into)]
-        needed: set[int] = set()
-        while unread:
-            index = unread.pop()
-            if index not in needed and not isinstance(self._steps[index], InputStep):
-                needed.add(index)
-                unread += [run.step for run in self._steps[index].reads]
-        return sorted(needed)
+        return [index for index in self._steps.needed(unread) if not isinstance(self._steps[index], InputStep)]
 
     def _copied(self, buffer: int) -> list[PlanStep]:
         return [Copy(self._source((run,)), run.width, buffer, column) for column, run in self._into.pop(buffer, [])]
