@@ -19,7 +19,6 @@ from fxopt.rewrites.attention_program import program_of
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.rewrites.framework.policy import MEASURED, PROVEN
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape
 
 aten = torch.ops.aten
@@ -31,7 +30,7 @@ def replace_attention(editor: Editor, match: Match) -> Replacement:
     masks = [found.mask] if found.mask is not None else []
     if found.weights is not None:
         editor.point = found.weights  # others may read them before the values are made
-        editor.hoist_for([found.query, found.key, found.value, *masks], Aliases(editor.module.graph))
+        editor.hoist_for([found.query, found.key, found.value, *masks])
     bound = _on_cuda(editor, found) if match.on_cuda else call_of(words)
     called = editor.ours(OPERATORS, "attention", bound, found.query, found.key, found.value, masks, words)
     called.meta["axes"] = list(_axes(found.plan))

@@ -17,7 +17,6 @@ from fxopt.patterns.linear_layers import Layer
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
 from fxopt.rewrites.framework.policy import PROVEN
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static
 
 aten = torch.ops.aten
@@ -26,7 +25,7 @@ _ACTIVATIONS = {"relu": aten.relu.default, "sigmoid": aten.sigmoid.default}
 
 def replace_by_wide(editor: Editor, match: Match) -> Replacement:
     layers: list[Layer] = match.bound["layers"]
-    editor.hoist_for(match.bound["reads"], Aliases(editor.module.graph))
+    editor.hoist_for(match.bound["reads"])
     weight = editor.call(aten.cat.default, [layer.weight for layer in layers])
     bias = layers[0].bias and editor.call(aten.cat.default, [layer.bias for layer in layers])
     wide = editor.ours(OPERATORS, "gpu_linear", gpu_linear, layers[0].x, weight, bias, layers[0].activation)
@@ -42,7 +41,7 @@ def replace_by_wide(editor: Editor, match: Match) -> Replacement:
 
 def replace_linears(editor: Editor, match: Match) -> Replacement:
     layers: list[Layer] = match.bound["layers"]
-    editor.hoist_for(match.bound["reads"], Aliases(editor.module.graph))
+    editor.hoist_for(match.bound["reads"])
     weights = editor.call(aten.stack.default, [layer.weight for layer in layers])
     turned = editor.call(aten.transpose.int, weights, 1, 2)
     x = _inputs(editor, layers)

@@ -20,7 +20,6 @@ from fxopt.patterns.linear_chains import Chain, find_chains
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
 from fxopt.rewrites.framework.policy import MEASURED, PROVEN
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of
 
 
@@ -45,7 +44,7 @@ def replace_chain(editor: Editor, match: Match) -> Replacement:
 def replace_narrow(editor: Editor, match: Match) -> Replacement:
     chains: Sequence[Chain] = match.bound["chains"]
     inputs, state = ([node for chain in chains for node in getattr(chain, name)] for name in ("inputs", "state"))
-    editor.hoist_for([*inputs, *state], Aliases(editor.module.graph))
+    editor.hoist_for([*inputs, *state])
     plan = joined([(len(chain.state), encode(1, chain.steps)) for chain in chains])
     call = editor.ours(cuda_chains.OPERATORS, "mlp_chains", cuda_chains.Chains(plan), inputs, state, plan)
     values = {chain.anchor: editor.call(operator.getitem, call, at) for at, chain in enumerate(chains)}

@@ -138,13 +138,13 @@ class Editor:
             self.moved.append((node, node.next))
             self.point.prepend(node)
 
-    def hoist_for(self, reads: Sequence[Node], aliases: Aliases) -> None:
+    def hoist_for(self, reads: Sequence[Node], aliases: Aliases | None = None) -> None:
         """Move what a call at the point needs to read these nodes.
 
         Raises:
             Rejected: something in between may not move.
         """
-        late = hoisted(self.point, reads, aliases)
+        late = hoisted(self.point, reads, aliases or Aliases(self.module.graph))
         if late is None:
             raise Rejected("a tensor it reads is made by an operator that may not move")
         self.hoist(late)
