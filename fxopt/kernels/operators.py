@@ -20,6 +20,7 @@ from fxopt.torch_internals.operators import destroy, has_kernel
 from . import entry, gradients, shims, simd
 from .build import Library
 from .cache import BuildError
+from .cuda_build import CudaLibrary
 
 BY_ROWS = Facts(rows="first")  # of most operators
 _defined: list[Operator] = []
@@ -110,11 +111,17 @@ def _owning(forward: Callable) -> Callable:
 
 
 class Operators:
-    """Operators that share a kernel library; without one, `kernel` is None, they are PyTorch's alone."""
+    """Operators that share a kernel library; without one, `kernel` is None, they are PyTorch's alone.
 
-    def __init__(self, operators: Sequence[Operator], kernel: Library | None = None) -> None:
+    cuda: the library of their calls on CUDA, where there is one for all of them.
+    """
+
+    def __init__(
+        self, operators: Sequence[Operator], kernel: Library | None = None, cuda: CudaLibrary | None = None
+    ) -> None:
         self._operators = operators
         self._kernel = kernel
+        self.cuda = cuda
         self._lock = lock()
         self._library: torch.library.Library | None = None
         self._tried = False

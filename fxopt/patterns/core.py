@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,29 +49,6 @@ def devices(inference: bool) -> tuple[str, ...]:
 def place_of(node: Node) -> Place:
     """Module path and source line of a node, as capture noted them."""
     return node.meta.get("place") or Place()
-
-
-def computed_from(source: Node, *nodes: Node) -> bool:
-    """Whether one of the nodes is `source`, or depends on it."""
-    seen, unread = set[Node](), [*nodes]
-    while unread:
-        node = unread.pop()
-        if node is source:
-            return True
-        if node not in seen:
-            seen.add(node)
-            unread.extend(node.all_input_nodes)
-    return False
-
-
-def closure(node: Node, neighbours: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    """The node, its neighbours, theirs, and so on."""
-    found, unread = {node}, [node]
-    while unread:
-        fresh = [other for other in neighbours(unread.pop()) if other not in found]
-        found.update(fresh)
-        unread.extend(fresh)
-    return found
 
 
 def is_ours(node: Node, name: str) -> bool:

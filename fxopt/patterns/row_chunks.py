@@ -10,8 +10,9 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from fxopt.patterns.core import Match, Reject, closure
+from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases, has_effects, is_random
+from fxopt.shape.calls import ancestors, closure
 from fxopt.shape.placements import Count, Fixed, Placement, Placements, Rows
 from fxopt.shape.rows import batch_symbol, rows_of
 from fxopt.shape.standing import analysed
@@ -70,7 +71,7 @@ def _may_be_seen(leaf: Node, aliases: Aliases) -> bool:
     """Whether the memory that an opaque module is handed is read by who does not wait for the module."""
     memory = {node for handed in leaf.all_input_nodes for node in aliases.sharing(handed)}
     readers = {user for node in memory for user in node.users}
-    return not readers <= memory | closure(leaf, lambda node: node.users)
+    return not readers <= memory | closure([leaf], lambda node: node.users)
 
 
 def _parted(graph: Graph, batch: sympy.Symbol) -> tuple[list[Node], list[Node], Placements]:
@@ -82,7 +83,7 @@ def _parted(graph: Graph, batch: sympy.Symbol) -> tuple[list[Node], list[Node], 
         mixing = next(unsettled, None)
         if mixing is None:
             return ahead, behind, placements
-        needed, needing = closure(mixing, lambda node: node.all_input_nodes), closure(mixing, lambda node: node.users)
+        needed, needing = ancestors([mixing]), closure([mixing], lambda node: node.users)
         if mixing in ahead:  # even by its sizes nothing is known of it
             ahead.remove(mixing)
             behind.append(mixing)
@@ -115,8 +116,7 @@ def _closed(
     Behind runs too what is a view of its own results or of what it reads, and would not be one of joined rows.
     """
     strides = analysed(graph, Strides)
-    early = set[Node]().union(*(closure(node, lambda node: node.all_input_nodes) for node in ahead))
-    late = set(behind)
+    early, late = ancestors(ahead), set(behind)
     while True:
         for node in graph.nodes:
             if node.op == "call_function" and late.intersection(node.all_input_nodes):

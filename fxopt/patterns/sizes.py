@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import mutates
+from fxopt.shape.calls import closure
 from fxopt.shape.expressions import Computed, Sources, is_size, sizes_in
 from fxopt.shape.sizes import at_most, expression, inferred, same, same_count, shape_of, static, tensor_of
 
@@ -52,16 +53,13 @@ def _is_needed(node: Node, spelled: dict[Node, Arguments], sources: Sources) -> 
     return static(size) is None and sources.has(expression(size)) and any(map(uses, node.users))
 
 
-def _computation(needed: list[Node]) -> dict[Node, None]:
+def _computation(needed: list[Node]) -> set[Node]:
     """The size nodes behind these, and they themselves."""
-    found: dict[Node, None] = {}
-    left = list(needed)
-    while left:
-        node = left.pop()
-        if node not in found and node.op == "call_function" and is_size(node):
-            found[node] = None
-            left.extend(node.all_input_nodes)
-    return found
+
+    def sizes(nodes: Iterable[Node]) -> Iterator[Node]:
+        return (node for node in nodes if node.op == "call_function" and is_size(node))
+
+    return closure(sizes(needed), lambda node: sizes(node.all_input_nodes))
 
 
 def _asks_a_value(node: Node) -> bool:

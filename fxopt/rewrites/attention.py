@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.kernels.attention.cuda import call_on_cuda, heads
-from fxopt.kernels.attention.op import call_of, load
+from fxopt.kernels.attention.op import OPERATORS, call_of
 from fxopt.kernels.attention.plan import Operand, Plan
 from fxopt.kernels.pointwise.cuda import generated
 from fxopt.patterns.attention import Found, find_attention
@@ -19,7 +19,6 @@ from fxopt.rewrites.attention_program import program_of
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.rewrites.framework.policy import MEASURED, PROVEN
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape
 
 aten = torch.ops.aten
@@ -27,15 +26,14 @@ aten = torch.ops.aten
 
 def replace_attention(editor: Editor, match: Match) -> Replacement:
     found: Found = match.bound["found"]
-    load()
     words = found.plan.words()
     masks = [found.mask] if found.mask is not None else []
     if found.weights is not None:
         editor.point = found.weights  # others may read them before the values are made
-        editor.hoist_for([found.query, found.key, found.value, *masks], Aliases(editor.module.graph))
-    called = editor.call(torch.ops.fxopt.attention.default, found.query, found.key, found.value, masks, words)
+        editor.hoist_for([found.query, found.key, found.value, *masks])
     bound = _on_cuda(editor, found) if match.on_cuda else call_of(words)
-    called.meta |= {"bound": bound, "axes": list(_axes(found.plan))}
+    called = editor.ours(OPERATORS, "attention", bound, found.query, found.key, found.value, masks, words)
+    called.meta["axes"] = list(_axes(found.plan))
     merged = found.merged
     result = editor.call(operator.getitem, called, 0)
     for _ in range(merged.missing):

@@ -10,14 +10,13 @@ import itertools
 import torch
 from torch.fx import Node
 
-from fxopt.kernels.mlp.cuda.linear import KERNEL, gpu_linear, load
+from fxopt.kernels.mlp.cuda.linear import OPERATORS, gpu_linear
 from fxopt.patterns.batched_linears import find_batched_linears, find_wide_linears
 from fxopt.patterns.core import Match
 from fxopt.patterns.linear_layers import Layer
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
 from fxopt.rewrites.framework.policy import PROVEN
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static
 
 aten = torch.ops.aten
@@ -26,13 +25,10 @@ _ACTIVATIONS = {"relu": aten.relu.default, "sigmoid": aten.sigmoid.default}
 
 def replace_by_wide(editor: Editor, match: Match) -> Replacement:
     layers: list[Layer] = match.bound["layers"]
-    editor.hoist_for(match.bound["reads"], Aliases(editor.module.graph))
-    load()
-    editor.needs(KERNEL)
+    editor.hoist_for(match.bound["reads"])
     weight = editor.call(aten.cat.default, [layer.weight for layer in layers])
     bias = layers[0].bias and editor.call(aten.cat.default, [layer.bias for layer in layers])
-    wide = editor.call(torch.ops.fxopt.gpu_linear.default, layers[0].x, weight, bias, layers[0].activation)
-    wide.meta["bound"] = gpu_linear
+    wide = editor.ours(OPERATORS, "gpu_linear", gpu_linear, layers[0].x, weight, bias, layers[0].activation)
     widths = [static(shape_of(layer.weight)[0]) for layer in layers]
     ends = list(itertools.accumulate(widths))  # type: ignore[arg-type]
     values = {
@@ -45,7 +41,7 @@ def replace_by_wide(editor: Editor, match: Match) -> Replacement:
 
 def replace_linears(editor: Editor, match: Match) -> Replacement:
     layers: list[Layer] = match.bound["layers"]
-    editor.hoist_for(match.bound["reads"], Aliases(editor.module.graph))
+    editor.hoist_for(match.bound["reads"])
     weights = editor.call(aten.stack.default, [layer.weight for layer in layers])
     turned = editor.call(aten.transpose.int, weights, 1, 2)
     x = _inputs(editor, layers)

@@ -12,7 +12,6 @@ from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
 from fxopt.rewrites.framework.policy import Policy
 from fxopt.rewrites.framework.regions import Region
-from fxopt.shape.aliases import Aliases
 
 
 def replace_branch(editor: Editor, match: Match) -> Replacement:
@@ -21,7 +20,7 @@ def replace_branch(editor: Editor, match: Match) -> Replacement:
     inside = {*side, *main}
     outputs = [node for node in sorted(inside) if not inside.issuperset(node.users)]
     editor.point = min(user for node in outputs for user in node.users if user not in inside)
-    editor.hoist_for(Region([*side, *main], []).reads, Aliases(editor.module.graph))
+    editor.hoist_for(Region([*side, *main], []).reads)
     twins = editor.twins([*side, *main])
     for nodes, mark in ((side, SIDE), (main, BESIDE)):
         for node in nodes:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
-from fxopt.kernels.columns.op import offsets_call_of
+from fxopt.kernels.columns.op import OPERATORS, offsets_call_of
 from fxopt.kernels.columns.plan import Column, Instr, Offsets, PerRow, Plan, Source
 from fxopt.patterns.core import place_of
 from fxopt.patterns.embedding_columns.collectors import Output, Piece
@@ -104,10 +104,8 @@ class PlanBuilder:
             lengths = segment.lengths
             if len(shape_of(lengths)) > 1:
                 lengths = self.editor.call(aten.reshape.default, lengths, [-1])
-            call = self.editor.call(
-                torch.ops.fxopt.jagged_offsets.default, lengths, list(segment.checked), segment.exact
-            )
-            call.meta["bound"] = offsets_call_of(segment.exact)
+            bound, arguments = offsets_call_of(segment.exact), (lengths, list(segment.checked), segment.exact)
+            call = self.editor.ours(OPERATORS, "jagged_offsets", bound, *arguments)
             call.meta["bags"] = segment.count * segment.rows
             self._jagged[key] = call
         return self._jagged[key]

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from fxopt.kernels.compressed_interaction.cuda.compress import KERNEL
-from fxopt.kernels.compressed_interaction.op import call, load
+from fxopt.kernels.compressed_interaction.op import OPERATORS, call
 from fxopt.patterns.compressed_interaction import find_compressed_interactions
 from fxopt.patterns.contractions.terms import Factor
 from fxopt.patterns.core import Match
@@ -23,14 +22,11 @@ aten = torch.ops.aten
 
 
 def replace_compressed(editor: Editor, match: Match) -> Replacement:
-    load()
-    editor.needs(KERNEL)
     bound, groups = match.bound, match.bound["groups"]
     b, d, h, m, o = (groups[letter] for letter in "bdhmo")
     x, y = (arranged(editor, bound[side], [b, own, d]) for side, own in (("x", h), ("y", m)))
     weight = arranged(editor, bound["weight"], [o, (*h, *m)])
-    value = editor.call(torch.ops.fxopt.compressed_interaction.default, x, y, weight)
-    value.meta["bound"] = call
+    value = editor.ours(OPERATORS, "compressed_interaction", call, x, y, weight)
     if bound["bias"] is not None:
         value = editor.call(aten.add.Tensor, value, editor.call(aten.unsqueeze.default, bound["bias"], 1))
     node = like(editor, match.anchor, arranged(editor, Factor(value, (b, o, d)), bound["term"].dims))

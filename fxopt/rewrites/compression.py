@@ -8,10 +8,9 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import torch
 from torch.fx import Node
 
-from fxopt.kernels.compressed.op import linear, load, rank_for, table_in
+from fxopt.kernels.compressed.op import OPERATORS, linear, rank_for, table_in
 from fxopt.patterns.compression import find_large_tables, find_wide_linears
 from fxopt.patterns.core import Match
 from fxopt.rewrites.embedding_columns import plan_in
@@ -29,10 +28,8 @@ def replace_linear(editor: Editor, match: Match) -> Replacement:
     rank = _rank(match, config.low_rank) if config.low_rank is not None else 0
     if not rank and config.precision == "fp32":
         raise Rejected("its weight has no low rank within Config(low_rank=..)")
-    load()
     arguments = (bound["x"], bound["weight"], bound["bias"], config.precision, rank)
-    small = editor.call(torch.ops.fxopt.compressed_linear.default, *arguments)
-    small.meta["bound"] = linear
+    small = editor.ours(OPERATORS, "compressed_linear", linear, *arguments)
     what = f"[*, {bound['K']}] x [{bound['K']}, {bound['N']}] in {config.precision}"
     return Replacement({match.anchor: small}, what + (f", rank {rank}" if rank else ""), _WHY)
 
@@ -42,7 +39,6 @@ def replace_tables(editor: Editor, match: Match) -> Replacement:
     config = editor.config
     if config.cuda_graphs is True and match.anchor.args[1][0].meta["val"].is_cuda:  # type: ignore[index, union-attr]
         raise Rejected("Config(cuda_graphs=True) would replay copies of tables that nobody renews")
-    load()
     call, small, rows = match.anchor, {}, list[Rows]()
     tensors, tables, plan = call.args
     columns = plan_in(editor.module, call).columns
@@ -56,8 +52,7 @@ def replace_tables(editor: Editor, match: Match) -> Replacement:
             raise Rejected("its tables are not at hand")
         rows.append(rows_of(weight, config.precision, uses[table], timed=config.tune != "off"))
         if rows[-1].pays:
-            small[table] = editor.call(torch.ops.fxopt.compressed_table.default, table, rows[-1].dtype)
-            small[table].meta["bound"] = table_in
+            small[table] = editor.ours(OPERATORS, "compressed_table", table_in, table, rows[-1].dtype)
     if not small:
         raise Rejected(told(rows))
     faster = editor.call(call.target, tensors, [small.get(table, table) for table in tables], plan)  # type: ignore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fxopt.kernels.mlp.cuda.cross import KERNEL, gpu_cross, load
+from fxopt.kernels.mlp.cuda.cross import OPERATORS, gpu_cross
 from fxopt.patterns.core import Match
 from fxopt.patterns.cross_layers import find_cross_layers
 from fxopt.rewrites.framework.core import Replacement, Rewrite
@@ -20,10 +20,7 @@ def replace_cross(editor: Editor, match: Match) -> Replacement:
         x0, product, x = match.bound["matrix"]
         call = editor.call(aten.addcmul.default, x, x0, product)
         return Replacement({match.anchor: call}, "a product and a sum", "one pass over memory, rounded once")
-    load()
-    editor.needs(KERNEL)
-    call = editor.call(torch.ops.fxopt.gpu_cross.default, *match.bound["vector"])
-    call.meta["bound"] = gpu_cross
+    call = editor.ours(OPERATORS, "gpu_cross", gpu_cross, *match.bound["vector"])
     what = f"a cross layer of {shape_of(match.anchor)[1]} columns as one operator"
     return Replacement({match.anchor: call}, what, "a warp a row, summed in fp32")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fxopt.kernels.interactions.dot import call, load
+from fxopt.kernels.interactions.dot import OPERATORS, call
 from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.dots import find_dots
 from fxopt.patterns.interactions.parts import find_parts
@@ -21,13 +21,11 @@ aten = torch.ops.aten
 
 def replace_dots(editor: Editor, match: Match) -> Replacement:
     bound, anchor = match.bound, match.anchor
-    load()
     i, j = (_index(editor, bound[name]) for name in "ij")
     beside = [list(bound[name]) for name in ("before", "after")]
     before, after = beside if bound["inside"] else ([], [])
     vectors = joined(editor, bound["vectors"])
-    dots = editor.call(torch.ops.fxopt.dot_interaction.default, [vectors], before, after, i, j)
-    dots.meta["bound"] = call
+    dots = editor.ours(OPERATORS, "dot_interaction", call, [vectors], before, after, i, j)
     what = f"{shape_of(i)[0]} dot products of {shape_of(vectors)[1]} vectors"
     if bound["inside"]:
         what += " in one row with what stands beside them"
@@ -61,8 +59,7 @@ def replace_parts(editor: Editor, match: Match) -> Replacement:
     """The same interaction of several tensors."""
     _, before, after, i, j = match.anchor.args
     parts = list(match.bound["parts"])
-    dots = editor.call(torch.ops.fxopt.dot_interaction.default, parts, before, after, i, j)
-    dots.meta["bound"] = call
+    dots = editor.ours(OPERATORS, "dot_interaction", call, parts, before, after, i, j)
     what = f"{len(parts)} tensors of vectors read where they are"
     return Replacement({match.anchor: dots}, what, "the same vectors in the same order")
 

@@ -20,11 +20,8 @@ from fxopt.shape.sizes import shape_of, static
 
 
 def replace_row(editor: Editor, match: Match) -> Replacement:
-    dot_rows.load()
-    editor.needs(dot_rows.KERNEL)
     arguments = [match.bound[name] for name in ("z", "before", "i", "j")]
-    call = editor.call(torch.ops.fxopt.gpu_dots.default, *arguments, shape_of(match.anchor)[1])
-    call.meta["bound"] = dot_rows.gpu_dots
+    call = editor.ours(dot_rows.OPERATORS, "gpu_dots", dot_rows.gpu_dots, *arguments, shape_of(match.anchor)[1])
     what = f"dots of {shape_of(match.bound['z'])[1]} vectors in one row with what stands before them"
     return Replacement({match.anchor: call}, what, "a warp a sample, summed in fp32")
 
@@ -39,10 +36,8 @@ def replace_gathered(editor: Editor, match: Match) -> Replacement:
     if other := next((node for node in held if node.meta["val"].dtype != dtype), None):
         raise Rejected(f"'{other.name}': expected {dtype}, as the vectors are, found {other.meta['val'].dtype}")
     gathered.load(match.anchor.meta["val"].device)
-    editor.needs(gathered.KERNEL)
     arguments = (*columns.args, *match.bound["rest"])
-    call = editor.call(torch.ops.fxopt.gathered_dots.default, *arguments)
-    call.meta["bound"] = gathered.call_of(plan)
+    call = editor.ours(gathered.OPERATORS, "gathered_dots", gathered.call_of(plan), *arguments)
     what = f"{n} vectors and their dots, one call"
     return Replacement({match.anchor: call}, what, "a warp a sample reads the rows from their tables")
 

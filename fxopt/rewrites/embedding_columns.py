@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from fxopt.kernels.columns.cuda import KERNEL
 from fxopt.kernels.columns.encode import encode, plan_of
 from fxopt.kernels.columns.errors import call_of
-from fxopt.kernels.columns.op import load
+from fxopt.kernels.columns.op import OPERATORS, load
 from fxopt.kernels.columns.plan import Column, Plan, Source
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.core import Match, Reject
@@ -64,13 +64,9 @@ def replace_group(editor: Editor, match: Match) -> Replacement:
     load()
     plan = replace(builder.plan(outputs), bad_ids=editor.config.bad_ids)
     editor.needs(KERNEL)
-    call = editor.call(
-        torch.ops.fxopt.columns.default,
-        list(builder.tensors),
-        list(builder.tables),
-        editor.constant("plan", encode(plan)),
-    )
-    call.meta["bound"], call.meta["rowwise"] = call_of(plan), _keeps_rows(plan)
+    arguments = list(builder.tensors), list(builder.tables), editor.constant("plan", encode(plan))
+    call = editor.ours(OPERATORS, "columns", call_of(plan), *arguments)
+    call.meta["rowwise"] = _keeps_rows(plan)
     written = iter([_shaped(editor, call, slot, output) for output, slot in slots])
     values = {}
     for collector in collectors:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fxopt.kernels.field_index.op import call_of, load
+from fxopt.kernels.field_index.op import OPERATORS, call_of
 from fxopt.patterns.core import Match
 from fxopt.patterns.field_index import find_field_index
 from fxopt.rewrites.framework.core import Replacement, Rewrite
@@ -22,9 +22,7 @@ _WHAT = "advanced indexing into index_select"
 def replace_index(editor: Editor, match: Match) -> Replacement:
     source = match.bound["source"]
     if "live" in match.bound:
-        load()
-        selected = editor.call(torch.ops.fxopt.pair_select.default, source, *match.bound["live"])
-        selected.meta["bound"] = call_of()
+        selected = editor.ours(OPERATORS, "pair_select", call_of(), source, *match.bound["live"])
         return Replacement({match.anchor: selected}, _WHAT, "the indices are compared with the last ones at each call")
     flat = editor.constant("fields", match.bound["flat"], source)
     if match.bound["pairs"]:

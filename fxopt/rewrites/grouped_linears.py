@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
-from fxopt.kernels.mlp.cuda.grouped import KERNEL, gpu_grouped, load
+from fxopt.kernels.mlp.cuda.grouped import OPERATORS, gpu_grouped
 from fxopt.patterns.contractions.terms import Factor
 from fxopt.patterns.core import Match
 from fxopt.patterns.grouped_linears import Taken, find_grouped_linears
@@ -15,8 +13,6 @@ from fxopt.rewrites.framework.policy import PROVEN
 
 
 def replace_grouped(editor: Editor, match: Match) -> Replacement:
-    load()
-    editor.needs(KERNEL)
     term, (b, lane, k, n) = match.bound["term"], match.bound["axes"]
     taken: list[Taken | None] = [match.bound[name] for name in ("x", "weight", "y")]
     orders = ((b, None, k), (None, k, n), (b, None, n))  # None: where the entries are
@@ -25,8 +21,7 @@ def replace_grouped(editor: Editor, match: Match) -> Replacement:
         for each, order in zip(taken, orders, strict=True)
     ]
     places = [each and each.places for each in taken]
-    call = editor.call(torch.ops.fxopt.gpu_grouped.default, *tensors, *places)
-    call.meta["bound"] = gpu_grouped
+    call = editor.ours(OPERATORS, "gpu_grouped", gpu_grouped, *tensors, *places)
     result = arranged(editor, Factor(call, ((b,), (lane,), (n,))), match.bound["dims"])
     node = like(editor, match.anchor, result, term.inside)
     what = f"{lane.size} products of [{k.size}, {n.size}] as one operator"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
-from fxopt.kernels.k_largest.op import call_of, load
+from fxopt.kernels.k_largest.op import OPERATORS, call_of
 from fxopt.patterns.core import Match
 from fxopt.patterns.k_largest import find_k_largest
 from fxopt.rewrites.contractions import like
@@ -15,16 +13,12 @@ from fxopt.rewrites.views import made
 from fxopt.shape.sizes import product, shape_of
 from fxopt.shape.view_steps import Reshape
 
-aten = torch.ops.aten
-
 
 def replace_k_largest(editor: Editor, match: Match) -> Replacement:
-    load()
     x, k, dim, source = (match.bound[name] for name in ("x", "k", "dim", "rising"))
     shape = shape_of(x)
     lists = made(editor, source or x, [Reshape((product(shape[:dim]), shape[dim], product(shape[dim + 1 :])))])
-    value = editor.call(torch.ops.fxopt.k_largest.default, lists, k)
-    value.meta["bound"] = call_of(k)
+    value = editor.ours(OPERATORS, "k_largest", call_of(k), lists, k)
     if source is not None:
         value = editor.call(x.target, value)
     value = like(editor, match.anchor, made(editor, value, [Reshape(shape_of(match.anchor))]))

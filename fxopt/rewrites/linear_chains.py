@@ -6,14 +6,13 @@ import functools
 import operator
 from collections.abc import Sequence
 
-import torch
 from torch.fx import Node
 
 from fxopt.kernels.mlp.cuda import chains as cuda_chains
 from fxopt.kernels.mlp.cuda import few_rows
 from fxopt.kernels.mlp.cuda.linear import CODES
 from fxopt.kernels.mlp.layers import is_wide
-from fxopt.kernels.mlp.op import call_of, load
+from fxopt.kernels.mlp.op import OPERATORS, call_of
 from fxopt.kernels.mlp.plan import Op, encode, joined
 from fxopt.kernels.mlp.serves import FEW_ROWS, MOST_ROWS, NARROW
 from fxopt.patterns.core import Match
@@ -21,7 +20,6 @@ from fxopt.patterns.linear_chains import Chain, find_chains
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
 from fxopt.rewrites.framework.policy import MEASURED, PROVEN
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of
 
 
@@ -33,10 +31,9 @@ def _sizes(chain: Chain) -> str:
 
 def replace_chain(editor: Editor, match: Match) -> Replacement:
     (chain,) = match.bound["chains"]
-    load()
     plan = encode(len(chain.inputs), chain.steps)
-    call = editor.call(torch.ops.fxopt.mlp.default, chain.inputs, chain.state, plan)
-    call.meta["bound"] = call_of(plan, any(is_wide(*shape_of(weight)) for weight in chain.weights))
+    bound = call_of(plan, any(is_wide(*shape_of(weight)) for weight in chain.weights))
+    call = editor.ours(OPERATORS, "mlp", bound, chain.inputs, chain.state, plan)
     others = [step.op.name.lower() for step in chain.steps if step.op != Op.LINEAR]
     with_others = f", with {', '.join(others)}" if others else ""
     layers = "1 linear layer" if len(chain.weights) == 1 else f"{len(chain.weights)} linear layers"
@@ -47,12 +44,9 @@ def replace_chain(editor: Editor, match: Match) -> Replacement:
 def replace_narrow(editor: Editor, match: Match) -> Replacement:
     chains: Sequence[Chain] = match.bound["chains"]
     inputs, state = ([node for chain in chains for node in getattr(chain, name)] for name in ("inputs", "state"))
-    editor.hoist_for([*inputs, *state], Aliases(editor.module.graph))
-    cuda_chains.load()
-    editor.needs(cuda_chains.KERNEL)
+    editor.hoist_for([*inputs, *state])
     plan = joined([(len(chain.state), encode(1, chain.steps)) for chain in chains])
-    call = editor.call(torch.ops.fxopt.mlp_chains.default, inputs, state, plan)
-    call.meta["bound"] = cuda_chains.Chains(plan)
+    call = editor.ours(cuda_chains.OPERATORS, "mlp_chains", cuda_chains.Chains(plan), inputs, state, plan)
     values = {chain.anchor: editor.call(operator.getitem, call, at) for at, chain in enumerate(chains)}
     what = f"linear layers {' and '.join(map(_sizes, chains))} in one launch"
     return Replacement(values, what, "rows stay in a block's shared memory through all layers")
@@ -68,10 +62,8 @@ def replace_for_few_rows(editor: Editor, match: Match) -> Replacement:
             codes.append(CODES[""])
         else:
             codes[-1] = CODES[step.op.name.lower()]
-    few_rows.load()
-    editor.needs(few_rows.KERNEL)
-    call = editor.call(torch.ops.fxopt.gpu_few_rows.default, chain.inputs[0], chain.weights, biases, codes)
-    call.meta["bound"] = few_rows.gpu_few_rows
+    arguments = chain.inputs[0], chain.weights, biases, codes
+    call = editor.ours(few_rows.OPERATORS, "gpu_few_rows", few_rows.gpu_few_rows, *arguments)
     what = f"linear layers {_sizes(chain)} in one launch for up to {MOST_ROWS} rows"
     return Replacement({match.anchor: call}, what, "weights are fetched across layers")
 

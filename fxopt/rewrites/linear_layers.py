@@ -6,7 +6,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.kernels.mlp.cuda import joined
-from fxopt.kernels.mlp.cuda.linear import KERNEL, gpu_linear, gpu_padded, load
+from fxopt.kernels.mlp.cuda.linear import OPERATORS, gpu_linear, gpu_padded
 from fxopt.kernels.mlp.cuda.ways import ALIGNED
 from fxopt.patterns.core import Match, is_ours
 from fxopt.patterns.linear_layers import find_joined_layers, find_layers
@@ -17,23 +17,18 @@ from fxopt.shape.sizes import shape_of, static
 
 
 def replace_linear(editor: Editor, match: Match) -> Replacement:
-    load()
-    editor.needs(KERNEL)
     x, weight, bias, activation = match.bound["arguments"]
     outputs, inputs = shape_of(weight)
     if _is_odd_row_of_dots(x) and static(outputs) != 1:
         x, weight = _padded(editor, x, weight)
-    call = editor.call(torch.ops.fxopt.gpu_linear.default, x, weight, bias, activation)
-    call.meta["bound"] = gpu_linear
+    call = editor.ours(OPERATORS, "gpu_linear", gpu_linear, x, weight, bias, activation)
     what = f"linear {inputs}-{outputs}" + (f" with {activation}" if activation else "")
     return Replacement({match.anchor: call}, what, "in parts, as dot products or with an epilogue, by its sizes")
 
 
 def replace_joined(editor: Editor, match: Match) -> Replacement:
-    joined.load()
-    editor.needs(KERNEL)
-    call = editor.call(torch.ops.fxopt.gpu_joined_linear.default, *match.bound["arguments"])
-    call.meta["bound"] = joined.gpu_joined_linear
+    bound, arguments = joined.gpu_joined_linear, match.bound["arguments"]
+    call = editor.ours(joined.OPERATORS, "gpu_joined_linear", bound, *arguments)
     outputs, inputs = shape_of(match.bound["arguments"][1])
     return Replacement({match.anchor: call}, f"cat and linear {inputs}-{outputs}", "long tensors are not copied")
 
@@ -51,9 +46,7 @@ def _padded(editor: Editor, x: Node, weight: Node) -> tuple[Node, Node]:
     aligned = width + -width % ALIGNED  # type: ignore[operator]
     longer = editor.call(torch.ops.fxopt.gpu_dots.default, *arguments, aligned)
     longer.meta["bound"] = x.meta["bound"]
-    padded = editor.call(torch.ops.fxopt.gpu_padded.default, weight, aligned)
-    padded.meta["bound"] = gpu_padded
-    return longer, padded
+    return longer, editor.ours(OPERATORS, "gpu_padded", gpu_padded, weight, aligned)
 
 
 REWRITE = Rewrite(

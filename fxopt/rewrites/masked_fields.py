@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from fxopt.kernels.field_index.op import load, places_of
+from fxopt.kernels.field_index.op import OPERATORS, places_of
 from fxopt.patterns.core import Match
 from fxopt.patterns.masked_fields import Selected, find_masked_fields
 from fxopt.rewrites.framework.core import Replacement, Rewrite
@@ -24,10 +24,8 @@ def replace_mask(editor: Editor, match: Match) -> Replacement:
     selected, count = match.bound["selected"], match.bound["count"]
     x, first, last = selected.x, selected.first, selected.last
     pairs = last == first + 1 == 2 and len(shape_of(x)) == 3
-    load()
     mask = _over_fields(editor, selected, pairs)
-    places = editor.call(torch.ops.fxopt.mask_places.default, mask, count)
-    places.meta["bound"] = places_of()
+    places = editor.ours(OPERATORS, "mask_places", places_of(), mask, count)
     lists = [editor.call(aten.select.int, places, 0, dim) for dim in range(2 if pairs else 1)]
     if pairs:
         value = editor.call(aten.index.Tensor, x, [None, *lists])

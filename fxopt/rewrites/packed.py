@@ -19,6 +19,7 @@ from fxopt.rewrites.framework.direct import as_function
 from fxopt.rewrites.framework.editor import Editor
 from fxopt.rewrites.framework.regions import COMPUTES, calls_of
 from fxopt.shape.aliases import makes_results
+from fxopt.shape.calls import closure
 from fxopt.shape.sizes import Size, same, shape_of, static
 
 aten = torch.ops.aten
@@ -111,21 +112,16 @@ class Packer:
 
     def _loop(self, anchor: Node) -> Graph:
         """What the function replaces, as a function of the same inputs."""
-        inside, unread = set[Node](), [anchor]
         reads = {base for joint in self._joints for base in joint.places} | set(self._inputs)
-        while unread:
-            node = unread.pop()
-            if node not in inside:
-                inside.add(node)
-                unread.extend(needed for needed in node.all_input_nodes if needed not in reads)
-        for node in sorted(inside):
+        inside = sorted(closure([anchor], lambda node: set(node.all_input_nodes) - reads))
+        for node in inside:
             for needed in node.all_input_nodes:
                 if needed in reads:
                     self.input(needed)
         graph, copies = Graph(), dict[Node, Node]()
         for node in self.inputs:
             copies[node] = graph.placeholder(node.name)
-        for node in sorted(inside):
+        for node in inside:
             copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(copies[anchor])
         return graph

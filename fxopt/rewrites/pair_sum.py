@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
-from fxopt.kernels.interactions.pair_sum import call_of, load
+from fxopt.kernels.interactions.pair_sum import OPERATORS, call_of
 from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.pair_sums import PairSum, find_pair_sums
 from fxopt.rewrites.dot_interaction import joined
@@ -12,15 +10,12 @@ from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
 from fxopt.shape.sizes import shape_of, static
 
-aten = torch.ops.aten
-
 
 def replace_pair_sum(editor: Editor, match: Match) -> Replacement:
     found: PairSum = match.bound["pair_sum"]
-    load()
     x = joined(editor, found.vectors)
-    call = editor.call(torch.ops.fxopt.pair_sum.default, x, found.weights, found.scale, found.total)
-    call.meta["bound"] = call_of(found.scale, found.total)
+    setting = found.scale, found.total
+    call = editor.ours(OPERATORS, "pair_sum", call_of(*setting), x, found.weights, *setting)
     shape = shape_of(found.anchor)
     if len(shape) != 2 or static(shape[1]) != static(shape_of(call)[1]):
         call = editor.shaped(call, shape)

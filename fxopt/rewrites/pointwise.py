@@ -5,11 +5,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 
-import torch
-
 from fxopt.kernels.pointwise.cuda import generated, pointwise_on_cuda
 from fxopt.kernels.pointwise.encode import text
-from fxopt.kernels.pointwise.op import call, load
+from fxopt.kernels.pointwise.op import OPERATORS, call
 from fxopt.kernels.pointwise.plan import Plan
 from fxopt.patterns.core import Match
 from fxopt.patterns.pointwise.find import find_crosses, find_pointwise
@@ -22,13 +20,12 @@ from fxopt.rewrites.framework.policy import MEASURED, PROVEN
 def replace_pointwise(editor: Editor, match: Match) -> Replacement:
     fused: Fused = match.bound["fused"]
     editor.hoist_for(fused.inputs, match.bound["aliases"])
-    load()
-    node = editor.call(torch.ops.fxopt.pointwise.default, list(fused.inputs), text(fused.plan))
     bound, where = call, "over blocks of rows"
     if match.on_cuda:
         bound, where = pointwise_on_cuda, "in a kernel of their own"
         editor.needs(generated(text(fused.plan), tuple(node.meta["val"].dtype for node in fused.inputs)))
-    node.meta |= {"bound": bound, "axes": list(_axes(fused.plan))}
+    node = editor.ours(OPERATORS, "pointwise", bound, list(fused.inputs), text(fused.plan))
+    node.meta["axes"] = list(_axes(fused.plan))
     values = {output: editor.call(operator.getitem, node, at) for at, output in enumerate(fused.outputs)}
     what = f"{len(fused.members)} operators as one, {len(fused.plan.steps)} steps {where}"
     return Replacement(values, what, "one pass over memory; sums in another order")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fxopt.kernels.gru.op import call, load
+from fxopt.kernels.gru.op import OPERATORS, call
 from fxopt.patterns.core import Match
 from fxopt.patterns.recurrences import find_recurrences
 from fxopt.rewrites.contractions import like
@@ -16,15 +16,14 @@ aten = torch.ops.aten
 
 
 def replace_recurrence(editor: Editor, match: Match) -> Replacement:
-    load()
     bound, value, last = match.bound, match.bound["x"], []
     for layer, (w_in, w, b_in, b) in enumerate(bound["weights"]):
         gates = editor.call(aten.linear.default, value, w_in, b_in)
         if layer == 0 and bound["batch_first"]:
             gates = editor.call(aten.transpose.int, gates, 0, 1)
         initial = editor.call(aten.select.int, bound["initial"], 0, layer)
-        value = editor.call(torch.ops.fxopt.gru.default, gates, initial, w, b)
-        value.meta |= {"bound": call, "axes": [([1, 0, *(None for given in (w, b) if given is not None)], [1])]}
+        value = editor.ours(OPERATORS, "gru", call, gates, initial, w, b)
+        value.meta["axes"] = [([1, 0, *(None for given in (w, b) if given is not None)], [1])]
         last.append(editor.call(aten.select.int, value, 0, -1))
     if bound["batch_first"]:
         value = editor.call(aten.transpose.int, value, 0, 1)

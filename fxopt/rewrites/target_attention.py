@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from fxopt.kernels.target_attention.cuda import KERNEL, Attention
-from fxopt.kernels.target_attention.op import call_of, load
+from fxopt.kernels.target_attention.cuda import Attention
+from fxopt.kernels.target_attention.op import OPERATORS, call_of
 from fxopt.patterns.core import Match
 from fxopt.patterns.target_attention import Found, Source, find_target_attention
 from fxopt.rewrites.framework.core import Replacement, Rewrite
@@ -23,16 +23,13 @@ aten = torch.ops.aten
 
 def replace_target_attention(editor: Editor, match: Match) -> Replacement:
     found: Found = match.bound["found"]
-    load()
-    editor.needs(KERNEL)
     rows, positions, masks = (
         [_made(editor, source) for source in sources] for sources in (found.rows, found.positions, found.masks)
     )
-    params = list(found.params)
-    words = found.plan.words()
+    params, words = list(found.params), found.plan.words()
     masks = [_as_wide(editor, mask, positions[0]) for mask in masks]
-    called = editor.call(torch.ops.fxopt.target_attention.default, rows, positions, masks, params, words)
-    called.meta["bound"] = Attention(words) if match.on_cuda else call_of(words)
+    bound = Attention(words) if match.on_cuda else call_of(words)
+    called = editor.ours(OPERATORS, "target_attention", bound, rows, positions, masks, params, words)
     value = _laid_out(editor, called, match.anchor, found)
     layers = 1 + len(found.plan.layers)
     what = f"{layers} layers on {len(found.plan.terms)} parts of a concatenation as one operator"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import operator
 
-import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fxopt.kernels.towers.op import call_of, load
+from fxopt.kernels.towers.op import OPERATORS, call_of
 from fxopt.kernels.towers.plan import Buffer, Copy, Linear, Mixture, Plan, Product, Source, encode
 from fxopt.kernels.towers.plan import Step as PlanStep
 from fxopt.patterns.core import Match
@@ -20,8 +19,6 @@ from fxopt.rewrites.framework.policy import MEASURED
 from fxopt.shape.sizes import shape_of, static
 from fxopt.shape.strides import lies_alike
 
-aten = torch.ops.aten
-
 
 def replace_towers(editor: Editor, match: Match) -> Replacement:
     region: Region = match.bound["region"]
@@ -30,11 +27,9 @@ def replace_towers(editor: Editor, match: Match) -> Replacement:
         builder.output(node, numbers)
     plan = builder.plan()
     editor.hoist([node for node in match.bound["late"] if not node < editor.point])
-    load()
     encoded = encode(plan)
     state = list(builder.weights), list(builder.biases)
-    call = editor.call(torch.ops.fxopt.towers.default, list(builder.inputs), *state, encoded)
-    call.meta["bound"] = call_of(encoded)
+    call = editor.ours(OPERATORS, "towers", call_of(encoded), list(builder.inputs), *state, encoded)
     values: dict[Node, Node | None] = {}
     for index, node in enumerate(region.outputs):
         values[node] = _shaped(editor, editor.call(operator.getitem, call, index), node)
@@ -115,13 +110,7 @@ class _Builder:
 
     def _needed(self) -> list[int]:
         unread = [*self._placed, *(run.step for into in self._into.values() for _, run in into)]
-        needed: set[int] = set()
-        while unread:
-            index = unread.pop()
-            if index not in needed and not isinstance(self._steps[index], InputStep):
-                needed.add(index)
-                unread += [run.step for run in self._steps[index].reads]
-        return sorted(needed)
+        return [index for index in self._steps.needed(unread) if not isinstance(self._steps[index], InputStep)]
 
     def _copied(self, buffer: int) -> list[PlanStep]:
         return [Copy(self._source((run,)), run.width, buffer, column) for column, run in self._into.pop(buffer, [])]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Node
 
+T = TypeVar("T")
 _SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 
 
@@ -37,9 +38,16 @@ def packet_of(node: Node) -> Any:
 
 def ancestors(values: Sequence[object], sizes: bool = True) -> set[Node]:
     """What values are computed from, themselves included; without `sizes` not what only tells its size."""
-    left, seen = [value for value in values if isinstance(value, Node)], set[Node]()
-    while left:
-        if (node := left.pop()) not in seen:
-            seen.add(node)
-            left += node.all_input_nodes if sizes or node.target not in _SIZES else ()
-    return seen
+    nodes = (value for value in values if isinstance(value, Node))
+    return closure(nodes, lambda node: node.all_input_nodes if sizes or node.target not in _SIZES else ())
+
+
+def closure(starts: Iterable[T], neighbours: Callable[[T], Iterable[T]]) -> set[T]:
+    """The starts, their neighbours, theirs, and so on."""
+    found = set(starts)
+    unread = list(found)
+    while unread:
+        fresh = set(neighbours(unread.pop())) - found
+        found |= fresh
+        unread += fresh
+    return found

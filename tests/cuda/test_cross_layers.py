@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fxopt.kernels import cuda_call
-from fxopt.kernels.mlp.cuda.cross import KERNEL, gpu_cross, load, parameters, reference
+from fxopt.kernels.mlp.cuda.cross import KERNEL, OPERATORS, gpu_cross, parameters, reference
 from fxopt.rewrites import cross_layers, linear_layers
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.planted import awake, compiled, on_the_shim, run
@@ -109,7 +109,7 @@ def test_what_is_read_elsewhere_or_has_other_factors_stays():
 
 
 def test_the_operator_gives_eagers_numbers_everywhere():
-    load()
+    OPERATORS.load()
     arguments = example(3, 5, torch.float32)
     torch.testing.assert_close(torch.ops.fxopt.gpu_cross(*arguments), reference(*arguments))
     assert torch.equal(gpu_cross(*arguments), reference(*arguments))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import fxopt
 from fxopt.kernels.cuda_build import declared
 from fxopt.kernels.field_index import op as field_index
-from fxopt.kernels.interactions.cuda.dot_rows import KERNEL, gpu_dots, load, parameters, reference
+from fxopt.kernels.interactions.cuda.dot_rows import KERNEL, OPERATORS, gpu_dots, parameters, reference
 from fxopt.rewrites import dot_rows
 from fxopt.rewrites import linear_layers as linears_pass
 from fxopt.rewrites.framework.policy import PROVEN
@@ -136,7 +136,7 @@ def test_a_model_is_rewritten():
 
 
 def test_a_layer_behind_an_odd_number_of_dots_reads_zeros_behind_them():
-    field_index.load()
+    field_index.OPERATORS.load()
 
     def model(z, before, weight, bias):
         i, j = (torch.arange(15, device="cuda") % 5 for _ in range(2))
@@ -158,7 +158,7 @@ def test_a_layer_behind_an_odd_number_of_dots_reads_zeros_behind_them():
 
 
 def test_floats_are_for_a_pass_that_times_them_and_are_not_padded():
-    field_index.load()
+    field_index.OPERATORS.load()
 
     def model(z, before, weight, bias):
         i = torch.arange(15, device="cuda") % 5
@@ -175,6 +175,6 @@ def test_floats_are_for_a_pass_that_times_them_and_are_not_padded():
 
 
 def test_the_operator_gives_eagers_numbers_everywhere():
-    load()
+    OPERATORS.load()
     arguments = *example(torch.float32, 3, 5, 8, 2), 17
     assert torch.equal(torch.ops.fxopt.gpu_dots(*arguments), reference(*arguments))

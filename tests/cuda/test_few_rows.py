@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxopt
-from fxopt.kernels.mlp.cuda.few_rows import gpu_few_rows, load, reference
+from fxopt.kernels.mlp.cuda.few_rows import OPERATORS, gpu_few_rows, reference
 from fxopt.kernels.mlp.cuda.linear import CODES
 from fxopt.rewrites import linear_chains, linear_layers
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
@@ -92,7 +92,7 @@ def test_what_cannot_be_one_call_stays():
 
 
 def test_the_operator_gives_eagers_numbers_everywhere():
-    load()
+    OPERATORS.load()
     x, weights, biases = torch.randn(3, 5), [torch.randn(4, 5), torch.randn(2, 4)], [torch.randn(4), None]
     found = torch.ops.fxopt.gpu_few_rows(x, weights, biases, [CODES["relu"], CODES["sigmoid"]])
     expected = torch.sigmoid(F.linear(torch.relu(F.linear(x, weights[0], biases[0])), weights[1]))

@@ -48,7 +48,7 @@ def test_without_the_kernel_both_steps_serve():
 
 def on_a_gpu(tensors, tables, plan, before, i, j, width, read_twice=False):
     """The graph of dots behind a call of columns, whose tensors say that they are on a GPU."""
-    dot_rows.load()
+    dot_rows.OPERATORS.load()
     columns_op.load()
     graph = Graph()
     inputs = [before, i, j, *tables, *tensors[1:]]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fxopt.kernels.mlp.cuda.grouped import KERNEL, gpu_grouped, load, parameters, reference
+from fxopt.kernels.mlp.cuda.grouped import KERNEL, OPERATORS, gpu_grouped, parameters, reference
 from fxopt.rewrites import contractions, grouped_linears, repeated
 from tests.cuda.on_a_gpu import names_of, rewritten
 from tests.cuda.planted import awake, compiled, on_the_shim, run
@@ -218,7 +218,7 @@ def test_nothing_is_found_where_gradients_are_recorded():
 
 
 def test_the_operator_gives_eagers_numbers_everywhere():
-    load()
+    OPERATORS.load()
     arguments = example(3, 4, 4, 6, 5, 5)
     torch.testing.assert_close(torch.ops.fxopt.gpu_grouped(*arguments), reference(*arguments))
     assert torch.equal(gpu_grouped(*arguments), reference(*arguments))

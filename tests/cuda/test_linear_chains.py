@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxopt
-from fxopt.kernels.mlp.cuda.chains import Chains, load
+from fxopt.kernels.mlp.cuda.chains import OPERATORS, Chains
 from fxopt.kernels.mlp.plan import Op, encode, joined
 from fxopt.rewrites import linear_chains, linear_layers
 from fxopt.rewrites.framework.direct import direct
@@ -70,7 +70,7 @@ def test_gradients_layer_norms_and_single_layers_stay():
 def test_without_the_kernel_layers_serve():
     state, steps = example(Op.SILU, (6, 5, 3))
     x, plan = torch.randn(4, 6), joined([(len(state), encode(1, steps))] * 2)
-    load()
+    OPERATORS.load()
     for operator in (Chains(plan), torch.ops.fxopt.mlp_chains):
         for y in operator([x, x], [*state, *state], plan):
             torch.testing.assert_close(y.double(), exact(x, state, steps))

@@ -9,7 +9,7 @@ from torch import nn
 
 import fxopt
 from fxopt.kernels.mlp.cuda import joined
-from fxopt.kernels.mlp.cuda.linear import gpu_linear, gpu_linears, gpu_padded, load, reference
+from fxopt.kernels.mlp.cuda.linear import OPERATORS, gpu_linear, gpu_linears, gpu_padded, reference
 from fxopt.rewrites import linear_layers
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 
@@ -127,7 +127,7 @@ def test_a_tower_is_rewritten():
 
 
 def test_the_operator_gives_eagers_numbers_everywhere():
-    load()
+    OPERATORS.load()
     x, weight = torch.randn(3, 5), torch.randn(2, 5)
     assert torch.equal(torch.ops.fxopt.gpu_linear(x, weight, None, "relu"), torch.relu(x @ weight.t()))
 

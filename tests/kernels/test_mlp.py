@@ -12,7 +12,7 @@ from torch import Tensor
 from fxopt.kernels.mlp import op, reference
 from fxopt.kernels.mlp.plan import Op, Step, decode, encode
 
-op.load()
+op.OPERATORS.load()
 needs_kernel = pytest.mark.skipif(not op.OPERATORS.compiled(), reason="no C++ compiler")
 _VECTORS = {Op.BATCH_NORM: 4, Op.DICE: 5, Op.LAYER_NORM: 2, Op.PRELU: 1}
 

@@ -179,7 +179,7 @@ SOFTMAX = Plan(
 
 
 def test_gradients() -> None:
-    op.load()
+    op.OPERATORS.load()
     x, w = torch.randn(5, 7, requires_grad=True), torch.randn(7, requires_grad=True)
     y, total = op.call([x, w], text(SOFTMAX))
     scaled = x * w
@@ -193,13 +193,13 @@ def test_gradients() -> None:
 
 
 def test_opcheck() -> None:
-    op.load()
+    op.OPERATORS.load()
     x, w = torch.randn(5, 7, requires_grad=True), torch.randn(7)
     torch.library.opcheck(torch.ops.fxopt.pointwise.default, ([x, w], text(SOFTMAX)))
 
 
 def test_rows_over_threads() -> None:
-    op.load()
+    op.OPERATORS.load()
     x, w = torch.randn(3000, 40), torch.randn(40)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -219,7 +219,7 @@ def test_rows_over_threads() -> None:
     ],
 )
 def test_inputs_that_do_not_fit(x: Tensor, w: Tensor, message: str) -> None:
-    op.load()
+    op.OPERATORS.load()
     with pytest.raises(RuntimeError, match=message):
         op.call([x, w], text(SOFTMAX))
 

@@ -114,7 +114,7 @@ def test_opcheck() -> None:
     q, k, mask, params = inputs(3, 4, 2)
     tensors = [[x.requires_grad_() for x in part] for part in ([q], [k])]
     words = plan_of(2).words()
-    op.load()
+    op.OPERATORS.load()
     torch.library.opcheck(torch.ops.fxopt.target_attention.default, (*tensors, [mask], params, words))
 
 

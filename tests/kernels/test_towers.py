@@ -24,7 +24,7 @@ def kernel() -> ctypes.CDLL:
         path = build(op.KERNEL)
     except BuildError as error:
         pytest.skip(f"no kernel: {error}")
-    op.load()
+    op.OPERATORS.load()
     return ctypes.CDLL(str(path))
 
 

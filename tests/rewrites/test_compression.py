@@ -120,9 +120,9 @@ def test_options_that_are_none(options: dict) -> None:
 
 
 def test_operators() -> None:
-    from fxopt.kernels.compressed.op import load
+    from fxopt.kernels.compressed.op import OPERATORS
 
-    load()
+    OPERATORS.load()
     x, weight, bias = torch.randn(5, 256), torch.randn(192, 256), torch.randn(192)
     torch.library.opcheck(torch.ops.fxopt.compressed_linear.default, (x, weight, bias, "bf16", 0))
     torch.library.opcheck(torch.ops.fxopt.compressed_table.default, (weight, torch.bfloat16))

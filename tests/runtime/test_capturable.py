@@ -157,7 +157,7 @@ def test_the_first_call_that_draws_is_found() -> None:
 
 
 def test_copies_of_weights_are_not_renewed_by_a_replay() -> None:
-    from fxopt.kernels.compressed.op import load
+    from fxopt.kernels.compressed.op import OPERATORS
 
-    load()
+    OPERATORS.load()
     assert "keeps copies of weights" in reason(lambda w, x: [torch.ops.fxopt.compressed_linear(x, w, None, "bf16", 0)])

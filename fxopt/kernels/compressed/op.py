@@ -151,4 +151,3 @@ OPERATORS = Operators(
         ),
     )
 )
-load = OPERATORS.load

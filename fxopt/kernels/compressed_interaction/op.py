@@ -113,5 +113,5 @@ def _of_weight(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
 OPERATORS = Operators(
     (Operator(_SCHEMA, compressed_interaction, _fake, _backward, _setup_context, {"CUDA": _on_cuda}, facts=BY_ROWS),),
     KERNEL,
+    compress.KERNEL,
 )
-load = OPERATORS.load

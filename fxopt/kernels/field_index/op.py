@@ -41,7 +41,6 @@ OPERATORS = Operators(
         Operator("mask_places(Tensor mask, int count) -> Tensor", _mask_places, _mask_places_fake),
     )
 )
-load = OPERATORS.load
 
 
 def call_of() -> Callable[[Tensor, Tensor, Tensor], Tensor]:

@@ -54,4 +54,3 @@ def _fake(gates: Tensor, initial: Tensor, weight: Tensor, bias: Tensor | None) -
 
 
 OPERATORS = Operators((Operator(_SCHEMA, gru, _fake, facts=Facts(rows="axes")),), KERNEL)
-load = OPERATORS.load

@@ -80,4 +80,3 @@ def _backward(ctx: Any, grad: Tensor | None, grad_scores: Tensor | None) -> tupl
 OPERATORS = Operators(
     (Operator(PAIR_ATTENTION, pair_attention, _fake, _backward, _setup_context, facts=BY_ROWS),), KERNEL
 )
-load = OPERATORS.load

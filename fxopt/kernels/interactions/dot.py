@@ -122,4 +122,3 @@ OPERATORS = Operators(
     ),
     KERNEL,
 )
-load = OPERATORS.load

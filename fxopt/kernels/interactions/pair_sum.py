@@ -109,4 +109,3 @@ OPERATORS = Operators(
     ),
     KERNEL,
 )
-load = OPERATORS.load

@@ -54,4 +54,3 @@ OPERATORS = Operators(
     (Operator(_SCHEMA, k_largest, _fake, _backward, _setup_context, facts=BY_ROWS),),
     KERNEL,
 )
-load = OPERATORS.load

@@ -87,4 +87,3 @@ def _needs_result(plan: Sequence[int]) -> bool:
 
 _FACTS = Facts(rows="layers", overwritable=True, needs_result=_needs_result)
 OPERATORS = Operators((Operator(_SCHEMA, _in_pytorch, _fake, _backward, _setup_context, facts=_FACTS),), KERNEL)
-load = OPERATORS.load

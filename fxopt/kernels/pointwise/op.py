@@ -62,4 +62,3 @@ def _backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], None]
 OPERATORS = Operators(
     (Operator(_SCHEMA, _in_pytorch, _fake, _backward, _setup_context, facts=Facts(rows="axes")),), KERNEL
 )
-load = OPERATORS.load

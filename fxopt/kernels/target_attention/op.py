@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import gradients
 from ..by_rows.many import at_a_time
 from ..operators import BY_ROWS, Operator, Operators, cpu_library
-from . import reference
+from . import cuda, reference
 from .plan import Plan
 
 _ARGUMENTS = "Tensor[] rows, Tensor[] positions, Tensor[] masks, Tensor[] params, int[] plan"
@@ -131,5 +131,5 @@ OPERATORS = Operators(
         Operator(_KERNEL, fake=lambda *arguments: [_fake(*arguments)]),
     ),
     KERNEL,
+    cuda.KERNEL,
 )
-load = OPERATORS.load

@@ -22,8 +22,8 @@ KERNEL = cpu_library(Path(__file__).parent, "program.h", "steps.h", (_SCHEMA,))
 
 def call_of(plan: str) -> Callable[..., list[Tensor]]:
     """The operator with its plan, past the dispatcher where nothing is to be recorded."""
-    words, operator = tensor_of(plan), torch.ops.fxopt.towers.default
-    past_dispatcher = OPERATORS.past_dispatcher("towers")
+    words, past_dispatcher = tensor_of(plan), OPERATORS.past_dispatcher("towers")
+    operator = torch.ops.fxopt.towers.default
 
     def towers(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], _: str) -> list[Tensor]:
         outputs = past_dispatcher(inputs, weights, biases, words)
@@ -67,4 +67,3 @@ OPERATORS = Operators(
     ),
     KERNEL,
 )
-load = OPERATORS.load

@@ -14,8 +14,9 @@ from fxopt.normalize import switches_gradients
 from fxopt.patterns.attention.merged import Groups, Merged, merged_of, readers, sizes_of
 from fxopt.patterns.attention.scores import PRODUCTS, Product, ordered, scores_of
 from fxopt.patterns.attention.strided import Factor, Strided, strided
-from fxopt.patterns.core import Match, Reject, closure, computed_from, devices
+from fxopt.patterns.core import Match, Reject, devices
 from fxopt.shape.aliases import Aliases
+from fxopt.shape.calls import ancestors, closure
 from fxopt.shape.sizes import same, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
 from fxopt.shape.standing import analysed
@@ -66,7 +67,7 @@ def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Rej
         if found is None:
             continue
         read = [found.query, found.key, found.value, *([found.mask] if found.mask else [])]
-        if found.weights is not None and computed_from(node, *read):
+        if found.weights is not None and node in ancestors(read):
             yield Reject("its values are computed from its weights", node)
         elif any(map(aliases.edited, (*read, *_between(found.merged.node, read)))):
             yield Reject("something that it reads or gives is edited in place", node)
@@ -77,7 +78,7 @@ def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Rej
 def _between(result: Node, read: Sequence[Node]) -> set[Node]:
     """The result, and the tensors on its way from what is read, which are not computed any more."""
     return closure(
-        result, lambda node: [one for one in node.all_input_nodes if one not in read and tensor_of(one) is not None]
+        [result], lambda node: [one for one in node.all_input_nodes if one not in read and tensor_of(one) is not None]
     )
 
 

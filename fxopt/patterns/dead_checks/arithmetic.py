@@ -81,7 +81,6 @@ def _clamp(checks: Checks, node: Node) -> Verdict:
     dead = _bounded(checks, node, "self", arguments.get("min"), arguments.get("max"))
     if dead is not None or not is_integer(x) or not is_integer(node):
         return dead
-    assert isinstance(x, Node)
     edited = "; they are edited in place" if checks.aliases.edited(x) or checks.aliases.edited(node) else ""
     return Reject(f"{told_call(node)} stays: {checks.proof(x)}{edited}", node)
 
@@ -113,7 +112,6 @@ def _remainder(checks: Checks, node: Node) -> Verdict:
     x, d = node.args[0], checks.constant(arguments_of(node)["other"])
     if not is_integer(x) or not isinstance(d, int) or d == 0 or not _holds(node.meta["val"].dtype, d):
         return None
-    assert isinstance(x, Node)
     values = checks.values(x)
     if not values.intervals or not (
         values.min >= 0 and values.max < d if d > 0 else d < values.min and values.max <= 0
@@ -127,7 +125,6 @@ def _fmod(checks: Checks, node: Node) -> Verdict:
     x, d = node.args[0], checks.constant(arguments_of(node)["other"])
     if not is_integer(x) or not isinstance(d, int) or not _holds(node.meta["val"].dtype, d):
         return None
-    assert isinstance(x, Node)
     if not checks.values(x).within(Values.between(1 - abs(d), abs(d) - 1)):
         return None
     return checks.pass_on(node, "self", checks.proof(x))
@@ -165,7 +162,6 @@ def _and(checks: Checks, node: Node) -> Verdict:
         x, bits = arguments[kept], checks.constant(arguments[other])
         if not is_integer(x) or not isinstance(bits, int):
             continue
-        assert isinstance(x, Node)
         values = checks.values(x)
         if not values.intervals:
             continue

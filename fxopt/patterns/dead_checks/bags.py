@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.dead_checks.proofs import Checks, Dead
-from fxopt.shape.calls import arguments_of
+from fxopt.shape.calls import arguments_of, closure
 from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
 from fxopt.shape.view_operators import CASTS
 
@@ -57,14 +57,8 @@ def _repaired(checks: Checks, node: Node, kept: str, mask: Node, full: bool) -> 
 
 def _behind(repair: Node, call: Node) -> set[Node]:
     """What the repair and the bag are computed from, but for the rows."""
-    found: set[Node] = set()
-    left = [*repair.all_input_nodes, *call.all_input_nodes]
-    while left:
-        node = left.pop()
-        if node not in found:
-            found.add(node)
-            left.extend(() if node is call else node.all_input_nodes)
-    return found
+    starts = (*repair.all_input_nodes, *call.all_input_nodes)
+    return closure(starts, lambda node: () if node is call else node.all_input_nodes)
 
 
 def _is_bag(node: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch.fx import Graph, Node
@@ -137,7 +138,7 @@ def is_line(node: Node) -> bool:
     return sum(static(size) != 1 for size in shape_of(node)) <= 1
 
 
-def is_integer(node: object) -> bool:
+def is_integer(node: object) -> TypeGuard[Node]:
     """A tensor of ids, or of something like them."""
     tensor = tensor_of(node) if isinstance(node, Node) else None
     return tensor is not None and not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch.fx import Node
@@ -75,11 +76,11 @@ def _checked(lookup: Lookup) -> Lookup | Reject:
     return lookup
 
 
-def _is_table(node: object) -> bool:
+def _is_table(node: object) -> TypeGuard[Node]:
     return isinstance(node, Node) and tensor_of(node) is not None and len(shape_of(node)) == 2
 
 
-def _is_ids(node: object) -> bool:
+def _is_ids(node: object) -> TypeGuard[Node]:
     tensor = tensor_of(node) if isinstance(node, Node) else None
     return tensor is not None and not tensor.is_floating_point() and tensor.dtype not in (torch.bool, torch.uint8)
 
@@ -96,7 +97,7 @@ def _embedding(node: Node) -> Lookup | Reject | None:
     table, ids, padding = arguments["weight"], arguments["indices"], arguments["padding_idx"]
     if not _is_table(table) or not _is_ids(ids):
         return None
-    assert isinstance(table, Node) and isinstance(ids, Node) and isinstance(padding, int)
+    assert isinstance(padding, int)
     padding = None if padding < 0 else padding
     return Lookup(node, table, ids, padding=padding, inference_only=_only_eager_grad(arguments))
 
@@ -111,7 +112,6 @@ def _embedding_bag(node: Node) -> Lookup | Reject | None:
     table, ids, offsets = arguments["weight"], arguments["indices"], arguments["offsets"]
     if not _is_table(table) or not _is_ids(ids) or not isinstance(offsets, Node):
         return None
-    assert isinstance(table, Node) and isinstance(ids, Node)
     if any(user.args[1] != 0 for user in call.users):
         return Reject("its offset2bag, bag_size or max_indices output is used too", node)
     mode = ("sum", "mean", "max")[int(arguments["mode"])]  # type: ignore[call-overload]
@@ -155,7 +155,6 @@ def _index(node: Node) -> Lookup | Reject | None:
     table, indices = node.args[:2]
     if not _is_table(table) or not isinstance(indices, list | tuple) or len(indices) != 1 or not _is_ids(indices[0]):
         return None
-    assert isinstance(table, Node) and isinstance(indices[0], Node)
     return Lookup(node, table, indices[0], wrap_negative=True) if _is_weight(table) else None
 
 
@@ -163,7 +162,6 @@ def _index_select(node: Node) -> Lookup | Reject | None:
     table, dim, ids = node.args[:3]
     if not _is_table(table) or dim not in (0, -2) or not _is_ids(ids):
         return None
-    assert isinstance(table, Node) and isinstance(ids, Node)
     return Lookup(node, table, ids) if _is_weight(table) else None
 
 
@@ -175,7 +173,7 @@ def _is_weight(table: Node) -> bool:
 def _one_hot(node: Node) -> Lookup | Reject | None:
     """one_hot(ids, R) @ table."""
     hot, table = node.args[:2]
-    if not _is_table(table) or not isinstance(hot, Node) or not isinstance(table, Node):
+    if not _is_table(table) or not isinstance(hot, Node):
         return None
     inside = [hot]
     while hot.target in (aten.to.dtype, aten._to_copy.default, aten.type_as.default) and isinstance(hot.args[0], Node):

@@ -12,9 +12,9 @@ from torch.fx import Node
 from fxopt.kernels.target_attention import plan as p
 from fxopt.kernels.target_attention.plan import TailStep
 from fxopt.patterns.constants import constant_of
-from fxopt.patterns.core import computed_from
 from fxopt.patterns.target_attention.layout import Layout, Sizes, has, to_rows, viewed
 from fxopt.patterns.target_attention.terms import Source
+from fxopt.shape.calls import ancestors
 from fxopt.shape.sizes import same, shape_of, static, tensor_of
 from fxopt.shape.view_operators import REGROUPS
 
@@ -115,7 +115,7 @@ class Tail:
         return self._masked(operation, mask, float(number))
 
     def _masked(self, operation: int, mask: Any, value: float = 0.0) -> bool:
-        if not isinstance(mask, Node) or tensor_of(mask) is None or self.edited(mask) or computed_from(self.node, mask):
+        if not isinstance(mask, Node) or tensor_of(mask) is None or self.edited(mask) or self.node in ancestors([mask]):
             return False
         dtype = mask.meta["val"].dtype
         if dtype.is_complex or (dtype.is_floating_point and dtype != self.dtype):
@@ -168,7 +168,7 @@ class Tail:
             return False
         B, T, D = (shape[0], shape[2], shape[1]) if views else shape
         width = static(D)
-        if width is None or not same(B, self.sizes.B) or not same(T, self.sizes.T) or computed_from(self.node, values):
+        if width is None or not same(B, self.sizes.B) or not same(T, self.sizes.T) or self.node in ancestors([values]):
             return False
         self.values, self.width = Source(values, views), width
         return self._moved(end, layout)

@@ -100,7 +100,7 @@ def _region(
     later = _later(module, steps, component, set(inside))
     held = component - later | {index for index, step in enumerate(steps.steps) if isinstance(step, InputStep)} - later
     outputs = _outputs(columns, [node for node in inside if steps_of[node] <= held], aliases)
-    needed = _needed(steps, outputs)
+    needed = steps.needed(run.step for numbers in outputs.values() for run in steps.runs(numbers))
     if not outputs or not _in_parallel(steps, needed):
         return None
     anchor = min(outputs)
@@ -153,17 +153,6 @@ def _outputs(columns: Columns, inside: list[Node], aliases: Aliases) -> dict[Nod
 def _is_callers_piece(node: Node, aliases: Aliases) -> bool:
     """One of several views of a tensor that leaves the model, or of which one does: they share memory there."""
     return node.target is operator.getitem and node.args[0].target in VIEWS and aliases.leaves(node)  # type: ignore[union-attr]
-
-
-def _needed(steps: Steps, outputs: dict[Node, Tensor]) -> list[int]:
-    unread = [run.step for numbers in outputs.values() for run in steps.runs(numbers)]
-    needed: set[int] = set()
-    while unread:
-        index = unread.pop()
-        if index not in needed:
-            needed.add(index)
-            unread += [run.step for run in steps[index].reads]
-    return sorted(needed)
 
 
 def _in_parallel(steps: Steps, needed: list[int]) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
+from fxopt.shape.calls import closure
 from fxopt.shape.sizes import shape_of, static
 
 
@@ -130,6 +132,10 @@ class Steps:
     def of(self, number: int) -> int:
         """The step that computes a column."""
         return bisect.bisect_right(self._starts, number) - 1
+
+    def needed(self, indices: Iterable[int]) -> list[int]:
+        """These steps and all that they read, each behind what it reads: so they are numbered."""
+        return sorted(closure(indices, lambda index: (run.step for run in self[index].reads)))
 
     def column(self, number: int) -> int:
         return number - self._starts[self.of(number)]

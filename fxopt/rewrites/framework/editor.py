@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 from fxopt.capture.settings import Changed
 from fxopt.config import Config
 from fxopt.kernels.cuda_build import Kernels, missing
+from fxopt.kernels.operators import Operators
 from fxopt.patterns.core import place_of
 from fxopt.patterns.groups import hoisted
 from fxopt.shape.aliases import Aliases, undeclared_views
@@ -59,6 +60,15 @@ class Editor:
         with fake_mode_of(self.module) as mode, _asking(mode, target), as_captured(), decomposed():
             node.meta["val"] = target(*fake_args, **map_arg(kwargs, lambda argument: argument.meta["val"]))
         undeclared_views(node)
+        return node
+
+    def ours(self, operators: Operators, name: str, bound: Callable[..., Any], *args: Any) -> Node:
+        """A call of one of our operators, in whose place the finished graph calls `bound`, past the dispatcher."""
+        operators.load()
+        if operators.cuda is not None:
+            self.needs(operators.cuda)
+        node = self.call(getattr(torch.ops.fxopt, name).default, *args)
+        node.meta["bound"] = bound
         return node
 
     def shaped(self, node: Node, sizes: Sequence[Size]) -> Node:
@@ -128,13 +138,13 @@ class Editor:
             self.moved.append((node, node.next))
             self.point.prepend(node)
 
-    def hoist_for(self, reads: Sequence[Node], aliases: Aliases) -> None:
+    def hoist_for(self, reads: Sequence[Node], aliases: Aliases | None = None) -> None:
         """Move what a call at the point needs to read these nodes.
 
         Raises:
             Rejected: something in between may not move.
         """
-        late = hoisted(self.point, reads, aliases)
+        late = hoisted(self.point, reads, aliases or Aliases(self.module.graph))
         if late is None:
             raise Rejected("a tensor it reads is made by an operator that may not move")
         self.hoist(late)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch.fx import Node
 
 from fxopt.normalize.gradients import is_float, modes, switches_gradients
 from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.rewrites.framework.regions import before
+from fxopt.shape.calls import closure
 
 Values = Mapping[Node, Node | None]
 _REASON = "gradients are switched on or off between '{}' and the others"
@@ -32,7 +33,7 @@ def stay_on_one_side(editor: Editor, values: Values) -> None:
     for old, new in values.items():
         if new is not None and new not in editor.added and is_float(old) and recorded[new] and not recorded[old]:
             raise Rejected(_REASON.format(new.name))
-    known = _reached(region.reads, recorded)
+    known = closure(region.reads, lambda node: node.all_input_nodes if recorded[node] else ())
     for read in _read(editor, values):
         if mode and is_float(read) and read not in known:
             raise Rejected(_REASON.format(read.name))
@@ -42,14 +43,3 @@ def _read(editor: Editor, values: Values) -> list[Node]:
     """What was there before, and is read from now on."""
     reads = [read for node in editor.added for read in node.all_input_nodes]
     return [read for read in (*reads, *values.values()) if read is not None and read not in editor.added]
-
-
-def _reached(reads: Sequence[Node], recorded: Mapping[Node, bool]) -> set[Node]:
-    """These nodes, and those before them that gradients reach from there."""
-    reached, pending = set[Node](), list(reads)
-    while pending:
-        node = pending.pop()
-        if node not in reached:
-            reached.add(node)
-            pending += node.all_input_nodes if recorded[node] else ()
-    return reached

@@ -20,7 +20,6 @@ from fxopt.shape.ranges import (
 from fxopt.shape.ranges.operation import Known, Operation, Rule
 from fxopt.shape.ranges.values import Values
 
-aten = torch.ops.aten
 _FEW = 1024  # elements of a constant that are told apart
 
 

@@ -58,5 +58,4 @@ def _fits(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> bool:
 
 
 _SCHEMA = "gpu_dots(Tensor z, Tensor before, Tensor i, Tensor j, int width) -> Tensor"
-OPERATORS = Operators((Operator(_SCHEMA, reference, _fake, facts=BY_ROWS),))
-load = OPERATORS.load
+OPERATORS = Operators((Operator(_SCHEMA, reference, _fake, facts=BY_ROWS),), cuda=KERNEL)

@@ -81,7 +81,7 @@ def _bound(device: int) -> bool:
 
 _INPUTS = "Tensor[] tensors, Tensor[] tables, Tensor plan, Tensor before, Tensor i, Tensor j, int width"
 _FACTS = Facts(rows="first", clamps=clamps)
-OPERATORS = Operators((Operator(f"gathered_dots({_INPUTS}) -> Tensor", in_two, _fake, facts=_FACTS),))
+OPERATORS = Operators((Operator(f"gathered_dots({_INPUTS}) -> Tensor", in_two, _fake, facts=_FACTS),), cuda=KERNEL)
 
 
 def load(device: torch.device) -> None:

@@ -114,5 +114,4 @@ def _in_pytorch(inputs: Sequence[Tensor], state: Sequence[Tensor], plan: Sequenc
 
 
 _SCHEMA = "mlp_chains(Tensor[] inputs, Tensor[] state, int[] plan) -> Tensor[]"
-OPERATORS = Operators((Operator(_SCHEMA, _in_pytorch, facts=BY_ROWS),))
-load = OPERATORS.load
+OPERATORS = Operators((Operator(_SCHEMA, _in_pytorch, facts=BY_ROWS),), cuda=KERNEL)

@@ -59,6 +59,6 @@ OPERATORS = Operators(
             lambda x0, x, *vectors: x.new_empty(x.shape),
             facts=BY_ROWS,
         ),
-    )
+    ),
+    cuda=KERNEL,
 )
-load = OPERATORS.load

@@ -81,5 +81,4 @@ def _serves(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
 
 
 _SCHEMA = "gpu_few_rows(Tensor x, Tensor[] weights, Tensor?[] biases, int[] activations) -> Tensor"
-OPERATORS = Operators((Operator(_SCHEMA, reference, facts=BY_ROWS),))
-load = OPERATORS.load
+OPERATORS = Operators((Operator(_SCHEMA, reference, facts=BY_ROWS),), cuda=KERNEL)

@@ -98,5 +98,4 @@ def _lanes(weight: Tensor, places: _Places) -> int:
 
 
 _INPUTS = "Tensor x, Tensor weight, Tensor? y, Tensor? of_x, Tensor? of_weight, Tensor? of_y"
-OPERATORS = Operators((Operator(f"gpu_grouped({_INPUTS}) -> Tensor", reference, _fake, facts=BY_ROWS),))
-load = OPERATORS.load
+OPERATORS = Operators((Operator(f"gpu_grouped({_INPUTS}) -> Tensor", reference, _fake, facts=BY_ROWS),), cuda=KERNEL)

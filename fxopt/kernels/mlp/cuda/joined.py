@@ -76,5 +76,4 @@ def _fake(pieces: Sequence[Tensor], weight: Tensor, bias: Tensor | None, activat
 
 
 _SCHEMA = "gpu_joined_linear(Tensor[] pieces, Tensor weight, Tensor? bias, str activation) -> Tensor"
-OPERATORS = Operators((Operator(_SCHEMA, reference, _fake, facts=BY_ROWS),))
-load = OPERATORS.load
+OPERATORS = Operators((Operator(_SCHEMA, reference, _fake, facts=BY_ROWS),), cuda=KERNEL)

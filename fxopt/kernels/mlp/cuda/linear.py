@@ -201,6 +201,6 @@ OPERATORS = Operators(
     (
         Operator(_SCHEMA, reference, facts=BY_ROWS),
         Operator("gpu_padded(Tensor x, int width) -> Tensor", _padded, _fake_padded, facts=BY_ROWS),
-    )
+    ),
+    cuda=KERNEL,
 )
-load = OPERATORS.load
