@@ -31,6 +31,7 @@ from fxopt.rewrites import (
     masked_fields,
     ones,
     pair_attention,
+    pair_products,
     pair_sum,
     pointwise,
     recurrences,
@@ -88,6 +89,8 @@ PASSES: tuple[Rewrite, ...] = (
     # Those of one device, what nobody took, and large batches.
     dot_rows.REWRITE,
     dot_rows.OF_FLOATS,
+    pair_products.REWRITE,
+    pair_products.OF_LOOKUPS,
     linear_layers.REWRITE,
     dot_rows.GATHERED,
     cross_layers.REWRITE,

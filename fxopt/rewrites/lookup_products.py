@@ -7,6 +7,7 @@ On one thread without / with (without: in chunks of 256 rows): an ONN of 190 pai
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -32,7 +33,7 @@ def replace_products(editor: Editor, match: Match) -> Replacement:
     editor.point = columns  # what else it writes may be read before the products are
     tensors, tables, _ = match.bound["arguments"]
     plan = plan_in(editor.module, columns)
-    sides = [*_side(plan, products, "left"), *_side(plan, products, "right")]
+    sides = [*side(plan, products, "left"), *side(plan, products, "right")]
     for table in (tables[column.table].meta["val"] for column in sides):
         if table.dtype != torch.float32 or table.stride(1) != 1:
             found = f"{table.dtype} with strides {tuple(table.stride())}"
@@ -60,11 +61,11 @@ def replace_products(editor: Editor, match: Match) -> Replacement:
     return Replacement(values, what, "the rows are multiplied where they lie, and never written out")
 
 
-def _side(plan: Plan, products: Products, side: str) -> list[Column]:
+def side(plan: Plan, products: Products, name: str) -> list[Column]:
     """The columns of the left or right factors, in the order of the products."""
     found: list[Column] = []
     for part in products.parts:
-        output = getattr(part, side)
+        output = getattr(part, name)
         vectors = [column for column in plan.columns if column.output == output]
         vectors.sort(key=lambda column: column.offset)
         places = [column.offset for column in vectors]
@@ -82,20 +83,28 @@ def _is_plain(column: Column) -> bool:
     return plain and column.source.rows == (0,) and column.source.lane is None
 
 
-def _others(editor: Editor, columns: Node, plan: Plan, others: dict[int, Node]) -> dict[Node, Node]:
+def _others(editor: Editor, columns: Node, plan: Plan, others: Mapping[int, Node]) -> dict[Node, Node]:
     """What else the columns write, by a call of their own."""
     if not others:
         return {}
-    numbers = {output: number for number, output in enumerate(sorted(others))}
-    rest = Plan(
-        tuple(replace(c, output=numbers[c.output]) for c in plan.columns if c.output in numbers),
-        tuple(plan.widths[output] for output in numbers),
-        tuple(plan.dtypes[output] for output in numbers),
-        plan.bad_ids,
-    )
-    call = editor.call(torch.ops.fxopt.columns.default, *columns.args[:2], editor.constant("plan", encode(rest)))
-    call.meta["bound"], call.meta["rowwise"] = errors.call_of(rest), columns.meta["rowwise"]
-    return {node: editor.call(operator.getitem, call, numbers[output]) for output, node in others.items()}
+    numbers = sorted(others)
+    found = written(editor, columns, kept(plan, numbers))
+    return {others[number]: node for number, node in zip(numbers, found, strict=True)}
+
+
+def kept(plan: Plan, outputs: Sequence[int]) -> Plan:
+    """The plan of these outputs alone."""
+    numbers = {output: number for number, output in enumerate(outputs)}
+    columns = tuple(replace(c, output=numbers[c.output]) for c in plan.columns if c.output in numbers)
+    widths, dtypes = (tuple(each[output] for output in outputs) for each in (plan.widths, plan.dtypes))
+    return Plan(columns, widths, dtypes, plan.bad_ids)
+
+
+def written(editor: Editor, columns: Node, plan: Plan) -> list[Node]:
+    """The outputs of a call of columns by another plan."""
+    call = editor.call(torch.ops.fxopt.columns.default, *columns.args[:2], editor.constant("plan", encode(plan)))
+    call.meta["bound"], call.meta["rowwise"] = errors.call_of(plan), columns.meta["rowwise"]
+    return [editor.call(operator.getitem, call, number) for number in range(len(plan.widths))]
 
 
 REWRITE = Rewrite(
