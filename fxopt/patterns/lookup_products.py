@@ -141,10 +141,9 @@ def _in_function(function: Graph, call: Node, columns: Node, outer: Outer) -> It
 
 
 def _product(node: Node, columns: Node, outer: Outer) -> Product:
-    value = tensor_of(node)
-    if node.target is not aten.mul.Tensor or value is None or value.dim() < 3 or value.dtype != torch.float32:
+    if node.target is not aten.mul.Tensor or not _is_float(node) or len(shape_of(node)) < 3:
         raise _Other
-    *sizes, dim = (static(size) for size in value.shape[1:])
+    *sizes, dim = (static(size) for size in shape_of(node)[1:])
     left, right = (_output(operand, node, columns, outer) for operand in node.args)
     if None in sizes or not dim:
         raise _Other
@@ -152,13 +151,18 @@ def _product(node: Node, columns: Node, outer: Outer) -> Product:
 
 
 def _output(operand: object, product: Node, columns: Node, outer: Outer) -> int:
-    """The number of the columns' output that an operand of the product's own sizes is."""
-    if not isinstance(operand, Node) or not same_shape(operand, product):
+    """The number of the columns' output that an operand of the product's own sizes and dtype is."""
+    if not isinstance(operand, Node) or not same_shape(operand, product) or not _is_float(operand):
         raise _Other
     operand = _regrouped(outer.get(operand, operand))
     if operand.target is not operator.getitem or operand.args[0] is not columns:
         raise _Other
     return int(operand.args[1])  # type: ignore[arg-type]
+
+
+def _is_float(node: Node) -> bool:
+    value = tensor_of(node)
+    return value is not None and value.dtype == torch.float32
 
 
 def _regrouped(node: Node) -> Node:

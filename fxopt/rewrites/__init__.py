@@ -82,6 +82,8 @@ PASSES: tuple[Rewrite, ...] = (
     lookup_products.REWRITE,
     sized_constants.REWRITE,
     field_index.REWRITE,
+    pair_products.REWRITE,
+    pair_products.OF_LOOKUPS,
     # The dense layers, and what stands between them.
     pointwise.CROSSES,
     linear_pairs.REWRITE,
@@ -89,8 +91,6 @@ PASSES: tuple[Rewrite, ...] = (
     # Those of one device, what nobody took, and large batches.
     dot_rows.REWRITE,
     dot_rows.OF_FLOATS,
-    pair_products.REWRITE,
-    pair_products.OF_LOOKUPS,
     linear_layers.REWRITE,
     dot_rows.GATHERED,
     cross_layers.REWRITE,

@@ -7,7 +7,6 @@ On one thread without / with (without: in chunks of 256 rows): an ONN of 190 pai
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -83,21 +82,19 @@ def _is_plain(column: Column) -> bool:
     return plain and column.source.rows == (0,) and column.source.lane is None
 
 
-def _others(editor: Editor, columns: Node, plan: Plan, others: Mapping[int, Node]) -> dict[Node, Node]:
+def _others(editor: Editor, columns: Node, plan: Plan, others: dict[int, Node]) -> dict[Node, Node]:
     """What else the columns write, by a call of their own."""
     if not others:
         return {}
-    numbers = sorted(others)
-    found = written(editor, columns, kept(plan, numbers))
-    return {others[number]: node for number, node in zip(numbers, found, strict=True)}
-
-
-def kept(plan: Plan, outputs: Sequence[int]) -> Plan:
-    """The plan of these outputs alone."""
-    numbers = {output: number for number, output in enumerate(outputs)}
-    columns = tuple(replace(c, output=numbers[c.output]) for c in plan.columns if c.output in numbers)
-    widths, dtypes = (tuple(each[output] for output in outputs) for each in (plan.widths, plan.dtypes))
-    return Plan(columns, widths, dtypes, plan.bad_ids)
+    numbers = {output: number for number, output in enumerate(sorted(others))}
+    rest = Plan(
+        tuple(replace(c, output=numbers[c.output]) for c in plan.columns if c.output in numbers),
+        tuple(plan.widths[output] for output in numbers),
+        tuple(plan.dtypes[output] for output in numbers),
+        plan.bad_ids,
+    )
+    found = written(editor, columns, rest)
+    return {others[output]: found[number] for output, number in numbers.items()}
 
 
 def written(editor: Editor, columns: Node, plan: Plan) -> list[Node]:

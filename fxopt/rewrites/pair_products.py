@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +18,7 @@ from fxopt.patterns.lookup_products import Products, find_lookup_products
 from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.lookup_products import kept, side, written
+from fxopt.rewrites.lookup_products import side, written
 from fxopt.shape.sizes import Size, shape_of
 
 aten = torch.ops.aten
@@ -36,31 +37,43 @@ def replace_lookups(editor: Editor, match: Match) -> Replacement:
     columns, products, others = (match.bound[name] for name in ("columns", "products", "others"))
     plan = plan_in(editor.module, columns)
     left, right = ([_lookup(column) for column in side(plan, products, name)] for name in ("left", "right"))
-    distinct, dim = _distinct(plan, products), products.parts[0].dim
-    n, pairs = len(distinct), len(left)
-    if n > pairs:
-        raise Rejected(f"expected lookups that are repeated, found {n} distinct ones in {pairs} pairs")
+    once, numbers = _once(plan, products, sorted(others))
+    n, dim = len(numbers), products.parts[0].dim
+    if n > len(left):
+        raise Rejected(f"expected lookups that are repeated, found {n} distinct ones in {len(left)} pairs")
     if not multiplies(n, dim):
-        most = f"at most {MOST_FLOATS} floats in vectors of {MOST_MULTIPLIED}"
+        most = f"at most {MOST_FLOATS} floats in vectors of at most {MOST_MULTIPLIED}"
         raise Rejected(f"expected {most}, found {n} of {dim}")
-    numbers = {lookup: number for number, lookup in enumerate(distinct)}
-    i, j = (torch.tensor([numbers[each] for each in one], device="cpu") for one in (left, right))
     editor.point = columns  # what else it writes may be read before the products are
-    rest = kept(plan, sorted(others))
-    vectors = tuple(
-        replace(column, output=len(others), offset=number * dim) for number, column in enumerate(distinct.values())
-    )
-    whole = Plan((*rest.columns, *vectors), (*rest.widths, n * dim), (*rest.dtypes, "float32"), plan.bad_ids)
-    *same, rows = written(editor, columns, whole)
+    *same, rows = written(editor, columns, once)
     z = editor.shaped(rows, [shape_of(rows)[0], n, dim])
-    places = (editor.constant("pairs", each, match.anchor) for each in (i, j))
-    value = _multiplied(editor, z, *places, products.dots)
+    indices = (torch.tensor([numbers[each] for each in one], device="cpu") for one in (left, right))
+    i, j = (editor.constant("pairs", each, match.anchor) for each in indices)
+    value = _multiplied(editor, z, i, j, products.dots)
     if products.total:
         value = editor.call(aten.sum.dim_IntList, value, [1], True)
-    values = {others[number]: node for number, node in zip(sorted(others), same, strict=True)}
+    values = {others[output]: node for output, node in zip(sorted(others), same, strict=True)}
     values[match.anchor] = _shaped(editor, value, shape_of(match.anchor))
-    what = f"{_kind(products.dots)} of {pairs} pairs of {n} lookups in one launch"
+    what = f"{_kind(products.dots)} of {len(left)} pairs of {n} lookups in one launch"
     return Replacement(values, what, "each row is looked up once, and multiplied where it lies")
+
+
+def _once(plan: Plan, products: Products, others: Sequence[int]) -> tuple[Plan, dict[Column, int]]:
+    """The plan of these others and, as its last output, of each lookup that is multiplied once; and their numbers.
+
+    Columns stay in order, so that of many that read a bad id the same one is named.
+    """
+    outputs = {output: number for number, output in enumerate(others)}
+    columns, numbers, dim = list[Column](), dict[Column, int](), products.parts[0].dim
+    for column in plan.columns:
+        if column.output in outputs:
+            columns.append(replace(column, output=outputs[column.output]))
+        elif column.output in products.outputs and (lookup := _lookup(column)) not in numbers:
+            columns.append(replace(column, output=len(others), offset=len(numbers) * dim))
+            numbers[lookup] = len(numbers)
+    widths = (*(plan.widths[output] for output in others), len(numbers) * dim)
+    dtypes = (*(plan.dtypes[output] for output in others), "float32")
+    return Plan(tuple(columns), widths, dtypes, plan.bad_ids), numbers
 
 
 def _multiplied(editor: Editor, z: Node, i: Node, j: Node, dots: bool) -> Node:
@@ -78,26 +91,20 @@ def _kind(dots: bool) -> str:
     return "dot products" if dots else "products"
 
 
-def _distinct(plan: Plan, products: Products) -> dict[Column, Column]:
-    """Each lookup that is multiplied, by the first column that does it, whose name an error then tells."""
-    found: dict[Column, Column] = {}
-    for column in plan.columns:
-        if column.output in products.outputs:
-            found.setdefault(_lookup(column), column)
-    return found
-
-
 def _lookup(column: Column) -> Column:
-    """What a column looks up, wherever that goes."""
+    """What a column looks up, wherever that goes and whatever it is called."""
     return replace(column, output=0, offset=0, name="", table_name="")
 
 
 REWRITE = Rewrite(
-    "gpu_pairs", find_pair_products, replace_pairs, why="after field_index, whose selects it takes; before pointwise"
+    "gpu_pairs",
+    find_pair_products,
+    replace_pairs,
+    why="after field_index, whose selects it takes; before crosses and pointwise, which take products too",
 )
 OF_LOOKUPS = Rewrite(
     "gpu_lookup_pairs",
     functools.partial(find_lookup_products, device="cuda"),
     replace_lookups,
-    why="behind the columns, whose plans say which rows are multiplied; before pointwise",
+    why="behind the columns, whose plans say which rows are multiplied; before crosses and pointwise",
 )

@@ -1,134 +1,126 @@
-"""Products and dots of field pairs on CUDA: which are found, and the kernel through the shim and on a GPU."""
+"""Products and dots of field pairs on CUDA: which are found, and which stay. The kernel: test_pair_products_shim.py."""
 
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
-from torch import nn
 
-from fxopt.capture import capture
-from fxopt.kernels.columns.cuda import KERNEL as COLUMNS
-from fxopt.kernels.interactions.cuda.pair_products import KERNEL, gpu_pairs, load, parameters, reference
-from fxopt.kernels.interactions.serves import MOST_PAIRS
-from fxopt.rewrites import embedding_columns, field_index, pair_products, pointwise, repeated
-from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
-from tests.cuda.planted import awake, compiled, on_the_shim, run
+from fxopt.kernels.interactions.cuda.pair_products import gpu_pairs
+from fxopt.normalize import normalize
+from fxopt.rewrites import field_index, pair_products
+from tests.cuda.on_a_gpu import names_of, rewritten
 from tests.cuda.pretended import constants_on_cuda, traced
-from tests.cuda.pretended import rewritten as all_rewritten
-from tests.cuda.shim_library import ShimError
 
-aten = torch.ops.aten
-# What is wrong, and what the source says instead where shim::planted is the bug's number.
-MUTATIONS = {
-    "fields that are not there": ("uint64_t(at) < uint64_t(fields) ?", "{} || uint64_t(at) < uint64_t(fields) ?"),
-    "no fields from the end": ("at += at < 0 ? fields : 0;", "at += at < 0 && !{} ? fields : 0;"),
-    "not NaN": ("i < 0 || j < 0 ? NAN", "(i < 0 || j < 0) && !{} ? NAN"),
-    "no barrier": ("  __syncthreads();\n", "  if (!{}) __syncthreads();\n"),
-    "no wait for the copies": ("cuda::wait_copies<0>()", "({} ? cuda::wait_copies<1>() : cuda::wait_copies<0>())"),
-    "vectors of another sample": ("(first + int64_t(sample)) *", "({} ? 0 : first + int64_t(sample)) *"),
-    "samples behind the last": ("p.samples - first < p.block_samples ?", "!{} && p.samples - first < p.block_samples ?"),
-    "pairs behind a part's last": ("p.pairs - begin < p.piece ?", "!{} && p.pairs - begin < p.piece ?"),
-    "pairs of the first part": ("field_of(p.j, begin + pair", "field_of(p.j, ({} ? 0 : begin) + pair"),
-    "threads that share no pair": ("if (lane >= lanes) return;", "if (lane >= lanes && !{}) return;"),
-    "the first chunk alone": ("p.fields * p.pitch + chunk;", "p.fields * p.pitch + ({} ? 0 : chunk);"),
-    "chunks left out": ("chunk < chunks; chunk++", "chunk < chunks - {}; chunk++"),
-    "more at once than is aligned": (" | p.z.strides[0] |", " | ({} ? 0 : p.z.strides[0]) |"),
-}  # fmt: skip
-MARGIN = 1 << 16  # floats behind a result, which bugs may write
-SIZES = [  # B, F, D, P
-    (33, 26, 16, 325),
-    (1, 26, 16, 325),  # pairs in parts
-    (0, 3, 4, 3),
-    (5, 1, 1, 1),
-    (7, 5, 3, 10),
-    (40, 12, 10, 66),
-    (3, 40, 64, 780),
-    (100, 4, 8, 2),  # more samples than a block's threads need
-    (2, 7, 256, 21),
-    (1, 11, 6, 700),
-]
+PAIRS = [list(each) for each in zip(*itertools.combinations(range(5), 2), strict=True)]
 
 
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory):
-    return compiled(KERNEL, tmp_path_factory.mktemp("pairs"), MUTATIONS, "interactions/cuda/pair_products.cu")
+def selected(z, i, j):
+    return z.index_select(1, i) * z.index_select(-2, j)
 
 
-def example(B, F, D, P, device="cpu", wide=False):
-    """Indices from either end; samples lie apart where it is wide, and vectors where it is wide and D is odd."""
-    z = torch.randn(B, F + wide, D + wide * (D % 2), device=device)[:, :F, :D]
-    i, j = (torch.randint(-F, F, (P,), device=device) for _ in range(2))
-    return z, i, j
+def indexed(z, i, j):
+    return (z[:, i] * z[:, j]).sum(dim=2)
 
 
-def exact(z, i, j, dots):
-    return reference(z.double(), i, j, dots)
+def kept_dim(z, i, j):
+    return (z.index_select(1, i) * z[:, j]).sum(-1, keepdim=True).relu()
 
 
-def found(library, z, i, j, dots, seed=0):
-    expected = exact(z, i.clamp(-z.shape[1], z.shape[1] - 1), j, dots)
-    memory = torch.full((expected.numel() + MARGIN,), 7.0)
-    out = memory[: expected.numel()].view(expected.shape)
-    if out.numel():
-        run(library, library.fxopt_pairs, parameters(z, i, j, dots, out), (z, i, j), torch.float32, seed)
-    if not (memory[expected.numel() :] == 7).all():
-        raise ShimError("a write behind the result")
-    return out.double()
+def squares(z, i, j):
+    rows = z[:, i]
+    return (rows * rows).sum(2)
 
 
-@pytest.mark.parametrize("dots", [False, True])
-@pytest.mark.parametrize("sizes", SIZES)
-def test_equals_fp64(shim, sizes, dots):
-    for seed, wide in enumerate((False, True)):
-        arguments = *example(*sizes, wide=wide), dots
-        torch.testing.assert_close(found(shim, *arguments, seed=seed), exact(*arguments), rtol=1e-5, atol=1e-5)
+def read_twice(z, i, j):
+    """The product stays one: a sum is not all that reads it."""
+    product = z[:, i] * z[:, j]
+    return product.sum(2), product.exp()
 
 
-@pytest.mark.parametrize("dots", [False, True])
-def test_any_alignment(shim, dots):
-    memory = torch.randn(4000)
-    for offset in range(4):
-        z = memory[offset:].as_strided((9, 6, 8), (64, 8, 1))
-        arguments = z, *example(9, 6, 8, 15)[1:], dots
-        torch.testing.assert_close(found(shim, *arguments), exact(*arguments), rtol=1e-5, atol=1e-5)
+def of_a_slice(z, i, j):
+    return selected(z[:, 1:, :4], i, j[:1].expand(10))
 
 
-@pytest.mark.parametrize("dots", [False, True])
-@pytest.mark.parametrize("bad", [-6, 5, 2**40, -(2**40)])
-def test_an_index_outside_gives_nan(shim, bad, dots):
-    z, i, j = example(4, 5, 6, 9)
-    expected = exact(z, i, j, dots)
-    expected[:, 4] = math.nan
-    i[4] = bad
-    torch.testing.assert_close(found(shim, z, i, j, dots), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+@pytest.mark.parametrize(
+    ("function", "dots"),
+    [(selected, False), (indexed, True), (kept_dim, True), (squares, True), (read_twice, False), (of_a_slice, False)],
+)
+def test_what_is_found_gives_eagers_numbers(function, dots):
+    inputs = [torch.randn(7, 6, 5), *map(torch.tensor, PAIRS)]
+    module = traced(function, inputs)
+    (ran,) = rewritten(module, pair_products.REWRITE)
+    assert len(ran.changes) == 1 and not ran.rolled_back
+    (call,) = module.graph.find_nodes(op="call_function", target=torch.ops.fxopt.gpu_pairs.default)
+    assert call.args[3] is dots and call.meta["bound"] is gpu_pairs
+    assert not {"aten.index_select", "aten.index.Tensor", "aten.mul.Tensor"} & {*names_of(module)}
+    torch.testing.assert_close(module(*inputs), function(*inputs))
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_numbers_that_are_not_finite_stay_with_their_pairs(shim, value):
-    z, i, j = example(5, 4, 8, 6)
-    z[2, 1, 3] = value
-    for arguments in ((z, i, j, False), (z, i, j, True)):
-        torch.testing.assert_close(found(shim, *arguments), exact(*arguments), equal_nan=True, rtol=1e-5, atol=1e-5)
+def listed(z, layer):
+    left, right = PAIRS
+    return torch.mm((z[:, left] * z[:, right]).sum(2), layer)
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_planted_bugs_are_caught(shim, name):
-    sizes = (1, 11, 6, 700), (33, 5, 12, 10), (3, 6, 4, 900)
-    for (B, F, D, P), dots in itertools.product(sizes, (False, True)):
-        z, i, j = example(B, F, D, P, wide=True)
-        if "aligned" in name:
-            z = torch.randn(B, F * D + 1).as_strided((B, F, D), (F * D + 1, D, 1))
-        expected = exact(z, i, j, dots)
-        if "not" in name.lower():
-            i[3], expected[:, 3] = F if name == "not NaN" else 2**20, math.nan
-        try:
-            with awake(shim, MUTATIONS, name):
-                given = found(shim, z, i, j, dots, seed=5)
-        except ShimError:
-            return
-        if not torch.allclose(given, expected, 1e-4, 1e-4, equal_nan=True):
-            return
-    pytest.fail("nothing was noticed")
+def listed_product(z, layer):
+    left, right = PAIRS
+    return z[:, left] * z[:, right]
+
+
+@pytest.mark.parametrize("function", [listed, listed_product])
+def test_constant_lists_of_fields_in_either_form(function):
+    for z in (torch.randn(4, 5, 8), torch.randn(8, 5, 4).permute(2, 1, 0)):
+        inputs = z, torch.randn(10, 3)
+        module = traced(function, inputs)
+        normalize(module, True)
+        with constants_on_cuda():
+            fields, ran = rewritten(module, field_index.REWRITE, pair_products.REWRITE)
+        seen = function is listed_product and not z.is_contiguous()  # the strides leave the graph
+        assert len(fields.changes) == 2 and bool(ran.changes) is not seen and not ran.rolled_back
+        assert torch.equal(module(*inputs), function(*inputs))
+
+
+def test_what_stays():
+    def other_tensors(z, i, j):
+        return z.index_select(1, i) * (z + 1).index_select(1, j)
+
+    def read_elsewhere(z, i, j):
+        left = z.index_select(1, i)
+        return left * z.index_select(1, j), left.exp()
+
+    def edited(z, i, j):
+        product = selected(z, i, j)
+        z.zero_()
+        return product
+
+    def of_samples(z, i, j):
+        return z.index_select(0, i) * z.index_select(0, j)
+
+    def one_for_all(z, i, j):
+        return z.index_select(1, i) * z.index_select(1, j[:1])
+
+    def too_wide(z, i, j):
+        return selected(z.repeat(1, 1, 60), i, j)
+
+    inputs = [torch.randn(7, 6, 5), *map(torch.tensor, PAIRS)]
+    for function in (other_tensors, read_elsewhere, edited, of_samples, one_for_all, too_wide):
+        (ran,) = rewritten(traced(function, inputs), pair_products.REWRITE)
+        assert not ran.changes and not ran.rolled_back, function
+    narrow = [inputs[0], *(each.int() for each in inputs[1:])]
+    for given in ([inputs[0].double(), *inputs[1:]], [inputs[0].half(), *inputs[1:]], narrow):
+        (ran,) = rewritten(traced(selected, given), pair_products.REWRITE)
+        assert not ran.changes
+    (ran,) = rewritten(traced(selected, inputs), pair_products.REWRITE, inference=False)
+    assert not ran.changes
+
+
+def test_sums_over_other_dims_stay_behind_the_product():
+    def summed(z, i, j):
+        return selected(z, i, j).sum(1), selected(z, j, i).sum((1, 2))
+
+    inputs = [torch.randn(7, 6, 5), *map(torch.tensor, PAIRS)]
+    module = traced(summed, inputs)
+    (ran,) = rewritten(module, pair_products.REWRITE)
+    assert len(ran.changes) == 2 and names_of(module).count("aten.sum.dim_IntList") == 2
+    torch.testing.assert_close(module(*inputs), summed(*inputs))
