@@ -82,8 +82,8 @@ PASSES: tuple[Rewrite, ...] = (
     lookup_products.REWRITE,
     sized_constants.REWRITE,
     field_index.REWRITE,
-    pair_products.REWRITE,
     pair_products.OF_LOOKUPS,
+    pair_products.REWRITE,
     # The dense layers, and what stands between them.
     pointwise.CROSSES,
     linear_pairs.REWRITE,

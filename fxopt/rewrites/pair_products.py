@@ -39,8 +39,9 @@ def replace_lookups(editor: Editor, match: Match) -> Replacement:
     left, right = ([_lookup(column) for column in side(plan, products, name)] for name in ("left", "right"))
     once, numbers = _once(plan, products, sorted(others))
     n, dim = len(numbers), products.parts[0].dim
-    if n > len(left):
-        raise Rejected(f"expected lookups that are repeated, found {n} distinct ones in {len(left)} pairs")
+    all_of_them = sum(column.output in products.outputs for column in plan.columns)
+    if 2 * n > all_of_them:
+        raise Rejected(f"expected lookups that are repeated, found {n} distinct ones of {all_of_them}")
     if not multiplies(n, dim):
         most = f"at most {MOST_FLOATS} floats in vectors of at most {MOST_MULTIPLIED}"
         raise Rejected(f"expected {most}, found {n} of {dim}")
@@ -96,15 +97,15 @@ def _lookup(column: Column) -> Column:
     return replace(column, output=0, offset=0, name="", table_name="")
 
 
-REWRITE = Rewrite(
-    "gpu_pairs",
-    find_pair_products,
-    replace_pairs,
-    why="after field_index, whose selects it takes; before crosses and pointwise, which take products too",
-)
 OF_LOOKUPS = Rewrite(
     "gpu_lookup_pairs",
     functools.partial(find_lookup_products, device="cuda"),
     replace_lookups,
-    why="behind the columns, whose plans say which rows are multiplied; before crosses and pointwise",
+    why="behind the columns, whose plans say which rows are multiplied; before crosses, which takes products too",
+)
+REWRITE = Rewrite(
+    "gpu_pairs",
+    find_pair_products,
+    replace_pairs,
+    why="after field_index, whose selects it takes, and gpu_lookup_pairs, whose products it sums; before crosses",
 )

@@ -54,7 +54,7 @@ class Attended(Dots):
 
 
 class SumsToo(Dots):
-    """A sum, and what reads the products beside it."""
+    """A sum, and what reads the products beside it: dots are computed by themselves."""
 
     def forward(self, ids: Tensor) -> object:
         product = self.product(ids)
@@ -94,6 +94,14 @@ class Seen(Dots):
         return (left * right).sum(2), left
 
 
+class Squares(Dots):
+    """Each row times itself, once."""
+
+    def forward(self, ids: Tensor) -> object:
+        rows = torch.cat([table(ids[:, f : f + 1]) for f, table in enumerate(self.tables)], dim=1)
+        return torch.sigmoid((rows * rows).sum(2))
+
+
 class Doubles(Dots):
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +136,9 @@ def test_gives_eagers_numbers(make, dots):
     call, module, changes = served(model)
     kind = "dot products" if dots else "products"
     assert changes == [f"{kind} of {len(PAIRS)} pairs of {FIELDS} lookups in one launch"]
-    (pairs,) = module.graph.find_nodes(op="call_function", target=torch.ops.fxopt.gpu_pairs.default)
+    calls = module.graph.find_nodes(op="call_function", target=torch.ops.fxopt.gpu_pairs.default)
+    pairs, *more = sorted(calls, key=lambda call: call.args[3])
+    assert [call.args[3] for call in more] == [True] * (make is SumsToo)
     assert list(pairs.args[0].meta["val"].shape[1:]) == [FIELDS, DIM] and pairs.args[3] is dots
     assert names_of(module).count("fxopt.columns") == 1
     for batch in (0, 1, 2, 300):
@@ -136,7 +146,7 @@ def test_gives_eagers_numbers(make, dots):
         torch.testing.assert_close(list(call(ids)), results_of(model, ids), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("make", [FieldAware, Seen, Doubles])
+@pytest.mark.parametrize("make", [FieldAware, Seen, Squares, Doubles])
 @torch.no_grad()
 def test_leaves_alone(make):
     model = make().eval()

@@ -34,9 +34,17 @@ def squares(z, i, j):
 
 
 def read_twice(z, i, j):
-    """The product stays one: a sum is not all that reads it."""
+    """The product stays one, and the sum is computed beside it."""
     product = z[:, i] * z[:, j]
     return product.sum(2), product.exp()
+
+
+def edited_between(z, i, j):
+    """The sum is not that of the product any more."""
+    product = z[:, i] * z[:, j]
+    y = product.exp()
+    product.mul_(2)
+    return product.sum(2), y
 
 
 def of_a_slice(z, i, j):
@@ -45,15 +53,18 @@ def of_a_slice(z, i, j):
 
 @pytest.mark.parametrize(
     ("function", "dots"),
-    [(selected, False), (indexed, True), (kept_dim, True), (squares, True), (read_twice, False), (of_a_slice, False)],
+    [
+        *((selected, [False]), (indexed, [True]), (kept_dim, [True]), (squares, [True]), (of_a_slice, [False])),
+        *((read_twice, [False, True]), (edited_between, [False])),
+    ],
 )
 def test_what_is_found_gives_eagers_numbers(function, dots):
     inputs = [torch.randn(7, 6, 5), *map(torch.tensor, PAIRS)]
     module = traced(function, inputs)
     (ran,) = rewritten(module, pair_products.REWRITE)
-    assert len(ran.changes) == 1 and not ran.rolled_back
-    (call,) = module.graph.find_nodes(op="call_function", target=torch.ops.fxopt.gpu_pairs.default)
-    assert call.args[3] is dots and call.meta["bound"] is gpu_pairs
+    assert len(ran.changes) == len(dots) and not ran.rolled_back
+    calls = module.graph.find_nodes(op="call_function", target=torch.ops.fxopt.gpu_pairs.default)
+    assert [call.args[3] for call in calls] == dots and all(call.meta["bound"] is gpu_pairs for call in calls)
     assert not {"aten.index_select", "aten.index.Tensor", "aten.mul.Tensor"} & {*names_of(module)}
     torch.testing.assert_close(module(*inputs), function(*inputs))
 

@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.kernels.interactions.serves import multiplies
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, is_ours
 from fxopt.patterns.lookup_products import sums_vectors
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
@@ -19,21 +19,27 @@ aten = torch.ops.aten
 
 
 def find_pair_products(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """z[:, i] * z[:, j] of z [B, F, D], and its sum over D where nobody else reads the product.
+    """z[:, i] * z[:, j] of z [B, F, D], and its sum over D: alone where nobody else reads the product, else beside it.
 
     Matches bind `z`, the indices `i` and `j`, and whether the anchor is that sum (`dots`).
     """
     for product in module.graph.find_nodes(op="call_function", target=aten.mul.Tensor) if inference else ():
-        found = _pairs(product)
-        if found is None:
-            continue
-        aliases = analysed(module.graph, Aliases)
-        if edited := next(filter(aliases.edited, found.values()), None):
-            yield Reject(f"'{edited.name}' is edited in place", product)
-            continue
-        (reader, *others) = product.users
-        dots = not others and sums_vectors(reader)
-        yield Match(reader if dots else product, {**found, "dots": dots})
+        if (found := _pairs(product)) is not None:
+            (reader, *others) = product.users
+            dots = not others and sums_vectors(reader)
+            yield _judged(reader if dots else product, dots, found)
+    for total in module.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList) if inference else ():
+        product = total.args[0]  # type: ignore[assignment]
+        if is_ours(product, "fxopt::gpu_pairs") and sums_vectors(total):
+            z, i, j, _ = product.args
+            yield _judged(total, True, {"z": z, "i": i, "j": j, "product": product})  # type: ignore[dict-item]
+
+
+def _judged(anchor: Node, dots: bool, reads: dict[str, Node]) -> Match | Reject:
+    aliases = analysed(anchor.graph, Aliases)
+    if edited := next(filter(aliases.edited, reads.values()), None):
+        return Reject(f"'{edited.name}' is edited in place", anchor)
+    return Match(anchor, {**reads, "dots": dots})
 
 
 def _pairs(product: Node) -> dict[str, Node] | None:
