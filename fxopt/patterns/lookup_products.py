@@ -40,29 +40,34 @@ class Products:
     dots: bool
     total: bool
 
+    @property
+    def outputs(self) -> set[int]:
+        """The numbers of the columns' outputs that are multiplied."""
+        return {number for part in self.parts for number in (part.left, part.right)}
+
 
 class _Other(Exception):
     """Something else than a product of looked-up rows."""
 
 
-def find_lookup_products(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_lookup_products(module: GraphModule, inference: bool, device: str = "cpu") -> Iterator[Match | Reject]:
     """Matches bind the `columns` call, its arguments (`reads`), the `products`, and the call's `others` outputs."""
-    aliases = analysed(module.graph, Aliases)
     for columns in calls_of_ours(module.graph, "fxopt::columns") if inference else ():
-        found = next(_products(columns), None)
-        if found is None or columns.all_input_nodes[0].meta["val"].device.type != "cpu":
+        found = list(_products(columns)) if columns.all_input_nodes[0].meta["val"].device.type == device else []
+        if not found:
             continue
-        anchor, products = found
-        used = {number for part in products.parts for number in (part.left, part.right)}
+        aliases = analysed(module.graph, Aliases)
         outputs = {int(user.args[1]): user for user in columns.users}  # type: ignore[arg-type]
+        whole = ((anchor, each) for anchor, each in found if _read_rows_alone(anchor, each, outputs))
+        anchor, products = next(whole, found[0])
         if edited := next(filter(aliases.edited, (*columns.all_input_nodes, *outputs.values())), None):
             yield Reject(f"'{edited.name}' is edited in place", anchor)
-        elif not all(_ends_in(outputs[number], anchor) for number in used):
+        elif not _read_rows_alone(anchor, products, outputs):
             yield Reject("the looked-up rows are read elsewhere too", anchor)
         elif (pairs := sum(part.pairs for part in products.parts)) < FEWEST:
             yield Reject(f"expected at least {FEWEST} pairs of rows, found {pairs}", anchor)
         else:
-            others = {number: node for number, node in outputs.items() if number not in used}
+            others = {number: node for number, node in outputs.items() if number not in products.outputs}
             arguments = list(columns.args)
             yield Match(anchor, {"columns": columns, "arguments": arguments, "products": products, "others": others})
 
@@ -113,15 +118,19 @@ def _parts(node: Node, columns: Node, outer: Outer) -> Iterator[tuple[bool, Prod
     elif node.target is aten.cat.default and _joins_rows(node):
         for operand in node.args[0]:  # type: ignore[union-attr]
             yield from _parts(operand, columns, outer)  # type: ignore[arg-type]
-    elif node.target is aten.sum.dim_IntList and not node.kwargs:
-        source = node.args[0]
-        assert isinstance(source, Node)
-        rank = len(shape_of(source))
-        if source.target is not aten.mul.Tensor or [dim % rank for dim in node.args[1]] != [rank - 1]:  # type: ignore[union-attr,operator]
-            raise _Other
-        yield True, _product(source, columns, outer)
+    elif sums_vectors(node):
+        yield True, _product(node.args[0], columns, outer)  # type: ignore[arg-type]
     else:
         yield False, _product(node, columns, outer)
+
+
+def sums_vectors(node: Node) -> bool:
+    """Whether it sums over the last dim alone, and may keep that."""
+    if node.target is not aten.sum.dim_IntList or node.kwargs:
+        return False
+    source, dims, *_ = node.args
+    rank = len(shape_of(source))  # type: ignore[arg-type]
+    return [dim % rank for dim in dims or ()] == [rank - 1]  # type: ignore[operator,union-attr]
 
 
 def _in_function(function: Graph, call: Node, columns: Node, outer: Outer) -> Iterator[tuple[bool, Product]]:
@@ -132,10 +141,9 @@ def _in_function(function: Graph, call: Node, columns: Node, outer: Outer) -> It
 
 
 def _product(node: Node, columns: Node, outer: Outer) -> Product:
-    value = tensor_of(node)
-    if node.target is not aten.mul.Tensor or value is None or value.dim() < 3 or value.dtype != torch.float32:
+    if node.target is not aten.mul.Tensor or not _is_float(node) or len(shape_of(node)) < 3:
         raise _Other
-    *sizes, dim = (static(size) for size in value.shape[1:])
+    *sizes, dim = (static(size) for size in shape_of(node)[1:])
     left, right = (_output(operand, node, columns, outer) for operand in node.args)
     if None in sizes or not dim:
         raise _Other
@@ -143,13 +151,18 @@ def _product(node: Node, columns: Node, outer: Outer) -> Product:
 
 
 def _output(operand: object, product: Node, columns: Node, outer: Outer) -> int:
-    """The number of the columns' output that an operand of the product's own sizes is."""
-    if not isinstance(operand, Node) or not same_shape(operand, product):
+    """The number of the columns' output that an operand of the product's own sizes and dtype is."""
+    if not isinstance(operand, Node) or not same_shape(operand, product) or not _is_float(operand):
         raise _Other
     operand = _regrouped(outer.get(operand, operand))
     if operand.target is not operator.getitem or operand.args[0] is not columns:
         raise _Other
     return int(operand.args[1])  # type: ignore[arg-type]
+
+
+def _is_float(node: Node) -> bool:
+    value = tensor_of(node)
+    return value is not None and value.dtype == torch.float32
 
 
 def _regrouped(node: Node) -> Node:
@@ -176,6 +189,10 @@ def _joins_rows(cat: Node) -> bool:
     rank = len(shape_of(cat))
     dim = int(cat.args[1]) % rank if len(cat.args) > 1 else 0  # type: ignore[arg-type]
     return dim > 0 and all(static(size) == 1 for size in shape_of(cat)[1:dim])
+
+
+def _read_rows_alone(anchor: Node, products: Products, outputs: Mapping[int, Node]) -> bool:
+    return all(_ends_in(outputs[number], anchor) for number in products.outputs)
 
 
 def _ends_in(node: Node, anchor: Node) -> bool:

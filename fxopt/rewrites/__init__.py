@@ -31,6 +31,7 @@ from fxopt.rewrites import (
     masked_fields,
     ones,
     pair_attention,
+    pair_products,
     pair_sum,
     pointwise,
     recurrences,
@@ -81,6 +82,8 @@ PASSES: tuple[Rewrite, ...] = (
     lookup_products.REWRITE,
     sized_constants.REWRITE,
     field_index.REWRITE,
+    pair_products.OF_LOOKUPS,
+    pair_products.REWRITE,
     # The dense layers, and what stands between them.
     pointwise.CROSSES,
     linear_pairs.REWRITE,

@@ -32,7 +32,7 @@ def replace_products(editor: Editor, match: Match) -> Replacement:
     editor.point = columns  # what else it writes may be read before the products are
     tensors, tables, _ = match.bound["arguments"]
     plan = plan_in(editor.module, columns)
-    sides = [*_side(plan, products, "left"), *_side(plan, products, "right")]
+    sides = [*side(plan, products, "left"), *side(plan, products, "right")]
     for table in (tables[column.table].meta["val"] for column in sides):
         if table.dtype != torch.float32 or table.stride(1) != 1:
             found = f"{table.dtype} with strides {tuple(table.stride())}"
@@ -60,11 +60,11 @@ def replace_products(editor: Editor, match: Match) -> Replacement:
     return Replacement(values, what, "the rows are multiplied where they lie, and never written out")
 
 
-def _side(plan: Plan, products: Products, side: str) -> list[Column]:
+def side(plan: Plan, products: Products, name: str) -> list[Column]:
     """The columns of the left or right factors, in the order of the products."""
     found: list[Column] = []
     for part in products.parts:
-        output = getattr(part, side)
+        output = getattr(part, name)
         vectors = [column for column in plan.columns if column.output == output]
         vectors.sort(key=lambda column: column.offset)
         places = [column.offset for column in vectors]
@@ -93,9 +93,15 @@ def _others(editor: Editor, columns: Node, plan: Plan, others: dict[int, Node]) 
         tuple(plan.dtypes[output] for output in numbers),
         plan.bad_ids,
     )
-    call = editor.call(torch.ops.fxopt.columns.default, *columns.args[:2], editor.constant("plan", encode(rest)))
-    call.meta["bound"], call.meta["rowwise"] = errors.call_of(rest), columns.meta["rowwise"]
-    return {node: editor.call(operator.getitem, call, numbers[output]) for output, node in others.items()}
+    found = written(editor, columns, rest)
+    return {others[output]: found[number] for output, number in numbers.items()}
+
+
+def written(editor: Editor, columns: Node, plan: Plan) -> list[Node]:
+    """The outputs of a call of columns by another plan."""
+    call = editor.call(torch.ops.fxopt.columns.default, *columns.args[:2], editor.constant("plan", encode(plan)))
+    call.meta["bound"], call.meta["rowwise"] = errors.call_of(plan), columns.meta["rowwise"]
+    return [editor.call(operator.getitem, call, number) for number in range(len(plan.widths))]
 
 
 REWRITE = Rewrite(

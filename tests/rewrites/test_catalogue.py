@@ -294,6 +294,8 @@ ELSEWHERE = {
     "gpu_few_rows",
     "gpu_gathered_dots",
     "gpu_grouped_linears",
+    "gpu_lookup_pairs",
+    "gpu_pairs",
     "gpu_batched_linears",
     "gpu_joined_linears",
     "gpu_linears",

@@ -162,9 +162,9 @@ def test_leaves_alone(make: type[Dots]) -> None:
 
 @torch.no_grad()
 def test_verification_sees_other_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    side = lookup_products._side
+    side = lookup_products.side
     wrong = lambda plan, products, name: side(plan, products, name)[:: -1 if name == "right" else 1]  # noqa: E731
-    monkeypatch.setattr(lookup_products, "_side", wrong)
+    monkeypatch.setattr(lookup_products, "side", wrong)
     model, ids = Dots().eval(), ids_of(6)
     fast = fxopt.optimize(model, (ids,), CONFIG)
     (findings,) = fast._fxopt.findings  # type: ignore[attr-defined]

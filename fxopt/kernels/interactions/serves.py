@@ -9,11 +9,18 @@ from ..columns.plan import Column, Plan
 MOST_VECTORS, MOST_DIM = 32, 128
 HALVES = (torch.bfloat16, torch.float16)
 STEPS = {torch.float32: 4, **dict.fromkeys(HALVES, 16)}  # what D is a multiple of
+# Of products by pairs: D, so that a block's threads can share a vector, floats of a sample, and pairs.
+MOST_MULTIPLIED, MOST_FLOATS, MOST_PAIRS = 256, 12 * 1024, 1 << 16
 
 
 def fits(dtype: torch.dtype, vectors: int, dim: int) -> bool:
     """Whether the kernels serve vectors of these sizes."""
     return dtype in STEPS and vectors <= MOST_VECTORS and 0 < dim <= MOST_DIM and dim % STEPS[dtype] == 0
+
+
+def multiplies(vectors: int, dim: int) -> bool:
+    """Whether the kernel for products by pairs serves vectors of these sizes: 4 more of each keep it off some banks."""
+    return vectors > 0 and 0 < dim <= MOST_MULTIPLIED and vectors * (dim + 4) <= MOST_FLOATS
 
 
 def vectors(plan: Plan, dim: int) -> int | None:

@@ -1,0 +1,72 @@
+"""Products, and dots, of the fields that two lists of indices take from one tensor, on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxopt.kernels.interactions.serves import multiplies
+from fxopt.patterns.core import Match, Reject, is_ours
+from fxopt.patterns.lookup_products import sums_vectors
+from fxopt.shape.aliases import Aliases
+from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
+from fxopt.shape.standing import analysed
+
+aten = torch.ops.aten
+
+
+def find_pair_products(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    """z[:, i] * z[:, j] of z [B, F, D], and its sum over D: alone where nobody else reads the product, else beside it.
+
+    Matches bind `z`, the indices `i` and `j`, and whether the anchor is that sum (`dots`).
+    """
+    for product in module.graph.find_nodes(op="call_function", target=aten.mul.Tensor) if inference else ():
+        if (found := _pairs(product)) is not None:
+            (reader, *others) = product.users
+            dots = not others and sums_vectors(reader)
+            yield _judged(reader if dots else product, dots, found)
+    for total in module.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList) if inference else ():
+        product = total.args[0]  # type: ignore[assignment]
+        if is_ours(product, "fxopt::gpu_pairs") and sums_vectors(total):
+            z, i, j, _ = product.args
+            yield _judged(total, True, {"z": z, "i": i, "j": j, "product": product})  # type: ignore[dict-item]
+
+
+def _judged(anchor: Node, dots: bool, reads: dict[str, Node]) -> Match | Reject:
+    aliases = analysed(anchor.graph, Aliases)
+    if edited := next(filter(aliases.edited, reads.values()), None):
+        return Reject(f"'{edited.name}' is edited in place", anchor)
+    return Match(anchor, {**reads, "dots": dots})
+
+
+def _pairs(product: Node) -> dict[str, Node] | None:
+    """The fields and the indices of a product that the kernel serves."""
+    value = tensor_of(product)
+    if value is None or not value.is_cuda or value.dtype != torch.float32 or value.dim() != 3 or not product.users:
+        return None
+    left, right = (_taken(operand) for operand in product.args)
+    if left is None or right is None or left[0] is not right[0] or not same_shape(left[1], right[1]):
+        return None
+    z, i = left
+    fields, dim = (static(size) for size in shape_of(z)[1:])
+    fits = fields is not None and dim is not None and multiplies(fields, dim)
+    return {"z": z, "i": i, "j": right[1]} if fits else None
+
+
+def _taken(node: Any) -> tuple[Node, Node] | None:
+    """z and i of a z[:, i] that one operator reads."""
+    if not isinstance(node, Node) or len(node.users) > 1:
+        return None
+    arguments: Any = node.args
+    if node.target is aten.index_select.default:
+        z, dim, i = arguments
+    elif node.target is aten.index.Tensor and len(arguments[1]) == 2 and arguments[1][0] is None:
+        (z, (_, i)), dim = arguments, 1
+    else:
+        return None
+    index, source = i.meta["val"], z.meta["val"]
+    listed = index.dim() == 1 and index.dtype == torch.int64 and index.device == source.device
+    return (z, i) if listed and source.dim() == 3 and dim % 3 == 1 and source.dtype == torch.float32 else None
