@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.kernels.columns.plan import Column, Plan
-from fxopt.kernels.interactions.cuda.pair_products import KERNEL, gpu_pairs, load
+from fxopt.kernels.interactions.cuda.pair_products import OPERATORS, gpu_pairs
 from fxopt.kernels.interactions.serves import MOST_FLOATS, MOST_MULTIPLIED, multiplies
 from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.pair_products import find_pair_products
@@ -25,15 +25,14 @@ aten = torch.ops.aten
 
 
 def replace_pairs(editor: Editor, match: Match) -> Replacement:
-    editor.needs(KERNEL)
     z, i, j, dots = (match.bound[name] for name in ("z", "i", "j", "dots"))
-    value = _shaped(editor, _multiplied(editor, z, i, j, dots), shape_of(match.anchor))
+    value = editor.ours(OPERATORS, "gpu_pairs", gpu_pairs, z, i, j, dots)
+    value = _shaped(editor, value, shape_of(match.anchor))
     what = f"{_kind(dots)} of pairs of {shape_of(z)[1]} vectors in one launch"
     return Replacement({match.anchor: value}, what, "a sample's vectors are read once, and multiplied where they lie")
 
 
 def replace_lookups(editor: Editor, match: Match) -> Replacement:
-    editor.needs(KERNEL)
     columns, products, others = (match.bound[name] for name in ("columns", "products", "others"))
     plan = plan_in(editor.module, columns)
     left, right = ([_lookup(column) for column in side(plan, products, name)] for name in ("left", "right"))
@@ -50,7 +49,7 @@ def replace_lookups(editor: Editor, match: Match) -> Replacement:
     z = editor.shaped(rows, [shape_of(rows)[0], n, dim])
     indices = (torch.tensor([numbers[each] for each in one], device="cpu") for one in (left, right))
     i, j = (editor.constant("pairs", each, match.anchor) for each in indices)
-    value = _multiplied(editor, z, i, j, products.dots)
+    value = editor.ours(OPERATORS, "gpu_pairs", gpu_pairs, z, i, j, products.dots)
     if products.total:
         value = editor.call(aten.sum.dim_IntList, value, [1], True)
     values = {others[output]: node for output, node in zip(sorted(others), same, strict=True)}
@@ -75,13 +74,6 @@ def _once(plan: Plan, products: Products, others: Sequence[int]) -> tuple[Plan, 
     widths = (*(plan.widths[output] for output in others), len(numbers) * dim)
     dtypes = (*(plan.dtypes[output] for output in others), "float32")
     return Plan(tuple(columns), widths, dtypes, plan.bad_ids), numbers
-
-
-def _multiplied(editor: Editor, z: Node, i: Node, j: Node, dots: bool) -> Node:
-    load()
-    call = editor.call(torch.ops.fxopt.gpu_pairs.default, z, i, j, dots)
-    call.meta["bound"] = gpu_pairs
-    return call
 
 
 def _shaped(editor: Editor, value: Node, shape: tuple[Size, ...]) -> Node:

@@ -10,7 +10,7 @@ import torch
 from fxopt.kernels.attention import plan as p
 from fxopt.kernels.attention import reference
 from fxopt.kernels.attention.cuda.heads import KERNEL, call_of, parameters, serves
-from fxopt.kernels.attention.op import load, views_of
+from fxopt.kernels.attention.op import OPERATORS, views_of
 from fxopt.kernels.attention.plan import Axis, Operand, Plan
 from tests.cuda.planted import awake, compiled, on_the_shim, run
 from tests.cuda.shim_library import ShimError
@@ -30,7 +30,9 @@ MUTATIONS = {
     "no barrier behind a tile": (
         "__syncwarp();  // nobody reads the last", "if (!{}) __syncwarp();  // nobody reads the last"
     ),
-    "no barrier before the weights": ("score);\n      __syncwarp();\n", "score);\n      if (!{}) __syncwarp();\n"),
+    "no barrier before the weights": (
+        "score);\n      __syncwarp();\n      mask", "score);\n      if (!{}) __syncwarp();\n      mask"
+    ),
     "sums are not scaled down": ("    sum[q] *= down;", "    if (!{}) sum[q] *= down;"),
     "values are not scaled down": ("values[q][c] *= down", "values[q][c] *= {} ? 1.0f : down"),
     "a part of the keys' sum": ("sum[q] += __shfl", "if (!{}) sum[q] += __shfl"),
@@ -42,10 +44,7 @@ MUTATIONS = {
     "weights of another query": (
         "(head * h.queries + query) * h.keys", "(head * h.queries + ({} ? 0 : query)) * h.keys"
     ),
-    "weights of the last tile": (
-        "q = 0; q < S::kQueries; q++) mixed.weigh(",
-        "q = {}; q < S::kQueries; q++) mixed.weigh(",
-    ),
+    "weights of the last tile": ("mixed.weigh(score, memory.keys);", "if (!{}) mixed.weigh(score, memory.keys);"),
     "weights that are not divided": ("S::key(k)] *= by", "S::key(k)] *= {} ? 1.0f : by"),
     "weights behind the last": ("k = S::lane(); k < live;", "k = S::lane(); k < live + {};"),
     "a share that is not scaled down": ("= fmaf(down, other.values", "= fmaf({} ? 1.0f : down, other.values"),
@@ -156,7 +155,7 @@ def test_scores_that_grow(shim):
 
 
 def test_the_operator_on_the_shim(shim, monkeypatch):
-    load()
+    OPERATORS.load()
     plan, tensors, mask = example(2, 2, 5, 7, 8, p.ADDED)
     on_the_shim(monkeypatch, shim, [*tensors, *mask])
     for given in (tensors, [x[:0] for x in tensors]):
@@ -166,7 +165,7 @@ def test_the_operator_on_the_shim(shim, monkeypatch):
 
 
 def test_without_the_kernel_the_operator_computes_it():
-    load()
+    OPERATORS.load()
     plan, tensors, mask = example(2, 2, 5, 7, 8, p.FILL_UNSET)
     results = tuple(each.double() for each in call_of(plan)(*tensors, mask, plan.words()))
     torch.testing.assert_close(results, exact(plan, tensors, mask), rtol=1e-5, atol=1e-5, equal_nan=True)
@@ -201,7 +200,7 @@ def test_planted_bugs_are_caught(shim, name):
 @pytest.mark.parametrize(("B", "H", "L", "S", "D"), [*SIZES, (512, 2, 26, 26, 8), (100, 4, 200, 200, 16)])
 @pytest.mark.parametrize("masking", range(5))
 def test_on_a_gpu(B, H, L, S, D, masking):
-    load()
+    OPERATORS.load()
     plan, tensors, mask = example(B, H, L, S, D, masking, fill=-1e9, device="cuda")
     with torch.no_grad():
         given = tuple(each.double() for each in call_of(plan)(*tensors, mask, plan.words()))

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from fxopt.kernels.interactions.cuda.pair_products import KERNEL, gpu_pairs, load, parameters, reference
+from fxopt.kernels.interactions.cuda.pair_products import KERNEL, OPERATORS, gpu_pairs, parameters, reference
 from fxopt.kernels.interactions.serves import MOST_PAIRS
 from tests.cuda.planted import awake, compiled, on_the_shim, run
 from tests.cuda.shim_library import ShimError
@@ -126,7 +126,7 @@ def test_planted_bugs_are_caught(shim, name):
 
 
 def test_without_a_gpu_it_is_eager_and_with_one_the_kernel(shim, monkeypatch):
-    load()
+    OPERATORS.load()
     z, i, j = example(6, 5, 8, 10)
     for dots in (False, True):
         expected = reference(z, i, j, dots)

@@ -113,7 +113,7 @@ def test_other_dtypes_and_strides() -> None:
 
 
 def test_opcheck() -> None:
-    op.load()
+    op.OPERATORS.load()
     x = torch.randn(2, 4, 3 * H * 2, requires_grad=True)
     torch.library.opcheck(torch.ops.fxopt.attention.default, (x, x, x, [], plan_of(4, 2).words()))
 

@@ -120,4 +120,3 @@ OPERATORS = Operators(
     ),
     KERNEL,
 )
-load = OPERATORS.load

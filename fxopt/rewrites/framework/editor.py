@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
 from fxopt.capture.settings import Changed
 from fxopt.config import Config
@@ -46,7 +47,7 @@ class Editor:
 
     def needs(self, library: Kernels) -> None:
         """Says that a call is the library's on CUDA; where it cannot be built, `missing` tells the report why."""
-        device = self.point.meta["val"].device
+        device = pytree.tree_leaves(self.point.meta["val"])[0].device
         if device.type == "cuda" and torch.cuda.is_available() and (why := missing(library, device.index)):
             self.missing = f"its CUDA kernel is not used: {why}"
 

@@ -61,5 +61,4 @@ def _fits(z: Tensor, i: Tensor, j: Tensor) -> bool:
 
 
 _SCHEMA = "gpu_pairs(Tensor z, Tensor i, Tensor j, bool dots) -> Tensor"
-OPERATORS = Operators((Operator(_SCHEMA, reference, _fake, facts=BY_ROWS),))
-load = OPERATORS.load
+OPERATORS = Operators((Operator(_SCHEMA, reference, _fake, facts=BY_ROWS),), cuda=KERNEL)
