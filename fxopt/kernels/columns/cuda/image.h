@@ -157,7 +157,7 @@ struct Builder : Columns {
     if (!pools) return lanes ? 32 : 0;
     if (chain.size() > 1 || chain[0].kind == kBagsAny) return 32;
     int width = std::max(4, 1 << chain[0].group_log2);
-    while (width < 32 && width * rows < ids_of(chain[0], rows) && 2 * bags * rows * width <= 16 * int64_t(warps)) width *= 2;
+    while (width < 32 && width * rows < ids_of(chain[0], rows) && 4 * bags * rows * width <= 16 * int64_t(warps)) width *= 2;
     return width;
   }
 
