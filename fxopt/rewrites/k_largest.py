@@ -1,14 +1,15 @@
-"""k-max pooling: the k largest of many short lists at once, a list a lane; torch sorts each with its indices."""
+"""k-max pooling: the k largest of many short lists at once; torch sorts each with its indices."""
 
 from __future__ import annotations
 
+from fxopt.kernels.k_largest.cuda.largest import k_largest_on_cuda
 from fxopt.kernels.k_largest.op import OPERATORS, call_of
 from fxopt.patterns.core import Match
 from fxopt.patterns.k_largest import find_k_largest
 from fxopt.rewrites.contractions import like
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import MEASURED
+from fxopt.rewrites.framework.policy import MEASURED, PROVEN
 from fxopt.rewrites.views import made
 from fxopt.shape.sizes import product, shape_of
 from fxopt.shape.view_steps import Reshape
@@ -18,7 +19,8 @@ def replace_k_largest(editor: Editor, match: Match) -> Replacement:
     x, k, dim, source = (match.bound[name] for name in ("x", "k", "dim", "rising"))
     shape = shape_of(x)
     lists = made(editor, source or x, [Reshape((product(shape[:dim]), shape[dim], product(shape[dim + 1 :])))])
-    value = editor.ours(OPERATORS, "k_largest", call_of(k), lists, k)
+    bound = k_largest_on_cuda if match.on_cuda else call_of(k)
+    value = editor.ours(OPERATORS, "k_largest", bound, lists, k)
     if source is not None:
         value = editor.call(x.target, value)
     value = like(editor, match.anchor, made(editor, value, [Reshape(shape_of(match.anchor))]))
@@ -33,4 +35,5 @@ REWRITE = Rewrite(
     replace_k_largest,
     why="before pointwise chains are fused, which may end in what is taken of the largest alone",
     policy=MEASURED,
+    on_cuda=PROVEN,
 )

@@ -45,6 +45,7 @@ KERNELS = {
     "splits_kernel": "test_compressed_interaction.py::test_on_a_gpu",
     "cross_kernel": "test_cross_layers.py::test_on_a_gpu",
     "dots_kernel": "test_dot_rows.py::test_on_a_gpu",
+    "k_largest_kernel": "test_k_largest.py::test_on_a_gpu",
     "pairs_kernel": "test_pair_products_shim.py::test_on_a_gpu",
     "gathered_kernel": "test_gathered_dots.py::test_on_a_gpu",
     "few_rows_kernel": "test_few_rows.py::test_equals_fp64",

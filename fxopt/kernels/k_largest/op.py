@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..operators import BY_ROWS, Operator, Operators, cpu_library
+from .cuda import largest
 
 _SCHEMA = "k_largest(Tensor x, int k) -> Tensor"
 KERNEL = cpu_library(Path(__file__).parent, "layout.h", "select.h", (_SCHEMA,))
@@ -53,4 +54,5 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
 OPERATORS = Operators(
     (Operator(_SCHEMA, k_largest, _fake, _backward, _setup_context, facts=BY_ROWS),),
     KERNEL,
+    cuda=largest.KERNEL,
 )

@@ -1,0 +1,1 @@
+"""fxopt::k_largest on CUDA, without gradients."""

@@ -1,0 +1,44 @@
+"""fxopt::k_largest on CUDA by a kernel of its own, without gradients: largest.cu.
+
+torch.topk takes a launch for the k largest numbers of each list with their indices, and one that sorts them.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ... import cuda_build, cuda_call
+from ..serves import LONGEST_ON_CUDA, MOST
+
+KERNEL = cuda_build.CudaLibrary(
+    "fxopt_gpu_k_largest", source=Path(__file__).with_name("largest.cu"), functions=("fxopt_k_largest",)
+)
+_MOST_INNER = (1 << 31) - 1
+
+
+def k_largest_on_cuda(x: Tensor, k: int) -> Tensor:
+    """The operator, for a graph that runs; x has any strides."""
+    kernel = cuda_build.loaded(KERNEL, x.get_device()) if cuda_call.alike((x,)) and _fits(x, k) else None
+    if kernel is None:
+        return torch.ops.fxopt.k_largest(x, k)
+    out = x.new_empty((x.shape[0], k, x.shape[2]))
+    if out.numel():
+        cuda_call.launch(kernel.fxopt_k_largest, parameters(x, out), x)
+    return out
+
+
+def parameters(x: Tensor, out: Tensor) -> bytes:
+    """largest.cu's Largest."""
+    outer, length, inner = x.shape
+    return cuda_call.operands((x, out), 2) + struct.pack("<q3i28x", outer * inner, length, inner, out.shape[1])
+
+
+def _fits(x: Tensor, k: int) -> bool:
+    if x.dtype is not torch.float32 or x.dim() != 3:
+        return False
+    _, length, inner = x.shape
+    return 1 <= k <= min(length, MOST) and length <= LONGEST_ON_CUDA and inner <= _MOST_INNER
