@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,11 @@ from fxopt.kernels.mlp.serves import FLOATS, LONG_IN, LONG_PIECE, SHORT_IN, Cut
 from fxopt.patterns.core import Match, Reject, calls_of_ours, is_ours
 from fxopt.patterns.linear_steps import Found
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import same, same_sizes, shape_of, static, tensor_of
+from fxopt.shape.sizes import same, same_shape, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.standing import analysed
+from fxopt.shape.strides import Layout, Strides, reads_once
+from fxopt.shape.view_operators import through
+from fxopt.shape.view_steps import Permute
 
 aten = torch.ops.aten
 _ACTIVATIONS = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid"}
@@ -56,7 +59,7 @@ class Launched:
 
 def find_layers(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     """2-D linears on CUDA that record no gradients, with their activations; what gains nothing is passed over."""
-    for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
+    for node in _linears(module):
         layer = _cuda_layer(node)
         if layer is not None and not inference:
             yield Reject("gradients are on", node)
@@ -84,6 +87,50 @@ def find_joined_layers(module: GraphModule, inference: bool) -> Iterator[Match]:
         few = sum(width for width in widths if width < LONG_PIECE) <= SHORT_IN and max(widths) >= LONG_PIECE
         if dim in (1, -1) and few and not any(map(aliases.edited, pieces)):
             yield Match(node, {"arguments": (pieces, *rest)})
+
+
+def find_turned_layers(module: GraphModule, inference: bool) -> Iterator[Match]:
+    """Layers with a bias on CUDA of contiguous rows in another order, where nothing can tell how the result lies; torch
+    adds a bias within the product of contiguous tensors alone. Matches bind the `turn` and its `source`.
+    """
+    found = list(filter(None, map(_turned, _linears(module)))) if inference else []
+    if not found:
+        return
+    aliases, strides = analysed(module.graph, Aliases), Strides.as_captured(module.graph)
+    for layer, source, order in found:
+        node = layer.anchor
+        if strides.known(source) is not Layout.CONTIGUOUS or any(map(aliases.edited, (source, node))):
+            continue
+        if strides.asked(node) is Layout.ANY and all(_reads_turned(user, node, order, strides) for user in node.users):
+            yield Match(node, {"source": source, "turn": layer.x})
+
+
+def _turned(node: Node) -> tuple[Layer, Node, tuple[int, ...]] | None:
+    """(a layer with a bias, the tensor behind what it reads, which dim of it each of its dims is)"""
+    layer = cuda_layer(node, len(shape_of(node)))
+    if layer is None or layer.bias is None:
+        return None
+    source, step = through(layer.x) or (node, None)
+    if not isinstance(step, Permute) or step.order[-1] != len(step.order) - 1:
+        return None
+    long = [dim for dim in step.order if static(shape_of(source)[dim]) != 1]
+    return None if long == sorted(long) else (layer, source, step.order)
+
+
+def _reads_turned(user: Node, node: Node, order: tuple[int, ...], strides: Strides) -> bool:
+    """Whether neither it nor what follows needs a copy of `node` in another order: attention, a turn back, or a
+    pointwise operator whose result lies as its first argument does.
+    """
+    _, step = through(user) or (node, None)
+    if isinstance(step, Permute):
+        return [order[dim] for dim in step.order] == sorted(order)
+    first = user.all_input_nodes[0]
+    follows = first is not node and reads_once(user) and same_shape(first, user)
+    return is_ours(user, "fxopt::attention") or (follows and strides.known(first) is Layout.CONTIGUOUS)
+
+
+def _linears(module: GraphModule) -> Iterable[Node]:
+    return module.graph.find_nodes(op="call_function", target=aten.linear.default)
 
 
 def _activated(node: Node) -> tuple[Node, str]:

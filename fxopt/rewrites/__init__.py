@@ -61,6 +61,7 @@ PASSES: tuple[Rewrite, ...] = (
     contractions.LINEARS,
     target_attention.REWRITE,
     attention.REWRITE,
+    linear_layers.TURNED,
     ones.REWRITE,
     compressed_interaction.REWRITE,
     contractions.CONTRACTIONS,

@@ -9,11 +9,13 @@ from fxopt.kernels.mlp.cuda import joined
 from fxopt.kernels.mlp.cuda.linear import OPERATORS, gpu_linear, gpu_padded
 from fxopt.kernels.mlp.cuda.ways import ALIGNED
 from fxopt.patterns.core import Match, is_ours
-from fxopt.patterns.linear_layers import find_joined_layers, find_layers
+from fxopt.patterns.linear_layers import find_joined_layers, find_layers, find_turned_layers
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
 from fxopt.rewrites.framework.policy import PROVEN
 from fxopt.shape.sizes import shape_of, static
+
+aten = torch.ops.aten
 
 
 def replace_linear(editor: Editor, match: Match) -> Replacement:
@@ -31,6 +33,15 @@ def replace_joined(editor: Editor, match: Match) -> Replacement:
     call = editor.ours(joined.OPERATORS, "gpu_joined_linear", bound, *arguments)
     outputs, inputs = shape_of(match.bound["arguments"][1])
     return Replacement({match.anchor: call}, f"cat and linear {inputs}-{outputs}", "long tensors are not copied")
+
+
+def replace_turned(editor: Editor, match: Match) -> Replacement:
+    turn = match.bound["turn"]
+    layer = editor.call(aten.linear.default, match.bound["source"], *match.anchor.args[1:])
+    values: dict[Node, Node | None] = {match.anchor: editor.call(turn.target, layer, *turn.args[1:])}
+    if len(turn.users) > 1:  # a trial would make up what is turned, and what it is made of as well
+        values[turn] = editor.respelled(turn, turn.args)
+    return Replacement(values, f"linear in front of {turn.name}", "the bias is added within a product of whole rows")
 
 
 def _is_odd_row_of_dots(x: Node) -> bool:
@@ -54,6 +65,14 @@ REWRITE = Rewrite(
     find_layers,
     replace_linear,
     why="after everything else that would take a linear layer or an activation",
+)
+TURNED = Rewrite(
+    "gpu_turned_linears",
+    find_turned_layers,
+    replace_turned,
+    policy=PROVEN,
+    why="behind attention, whose views of heads ask for strides; before all that takes linear layers, and before the "
+    "views of columns, which turn nothing there and back",
 )
 OF_PIECES = Rewrite(
     "gpu_joined_linears",

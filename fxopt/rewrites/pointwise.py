@@ -27,8 +27,9 @@ def replace_pointwise(editor: Editor, match: Match) -> Replacement:
     node = editor.ours(OPERATORS, "pointwise", bound, list(fused.inputs), text(fused.plan))
     node.meta["axes"] = list(_axes(fused.plan))
     values = {output: editor.call(operator.getitem, node, at) for at, output in enumerate(fused.outputs)}
-    what = f"{len(fused.members)} operators as one, {len(fused.plan.steps)} steps {where}"
-    return Replacement(values, what, "one pass over memory; sums in another order")
+    many = f"{len(fused.members)} operators as one, {len(fused.plan.steps)} steps"
+    what = many if len(fused.members) > 1 else "one operator"
+    return Replacement(values, f"{what} {where}", "one pass over memory; sums in another order")
 
 
 def _axes(plan: Plan) -> Iterator[tuple[list[int | None], list[int]]]:

@@ -83,6 +83,13 @@ class Strides:
         for node in reversed(graph.nodes):
             self._asked[node] = max((self._asked_by(user) for user in node.users), default=Layout.ANY)
 
+    @classmethod
+    def as_captured(cls, graph: Graph) -> Strides:
+        """Where the inputs lie as those did that it was captured with: what is likely, and not what holds."""
+        inputs = graph.find_nodes(op="placeholder")
+        whole = [tensor_of(node) is not None and looks_contiguous(node) for node in inputs]
+        return cls(graph, [Layout.CONTIGUOUS if each else Layout.ANY for each in whole])
+
     def known(self, node: Node) -> Layout:
         """What holds whatever the strides of the model's inputs and parameters are."""
         return self._known[node]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxopt.kernels.attention import plan as p
 from fxopt.kernels.attention import reference
@@ -57,6 +59,14 @@ def beside_a_number(x):
     return torch.relu(x * x.new_zeros(())) + torch.tanh(x)
 
 
+def summed(x):
+    return torch.cat([x, x], 2).sum(2)
+
+
+def normalized(x):
+    return F.layer_norm(x, (4,))
+
+
 @pytest.mark.parametrize(
     ("function", "shapes", "found", "count"),
     [
@@ -65,6 +75,8 @@ def beside_a_number(x):
         (mixed, [(7, 2, 3), (7, 3, 4)], "pointwise", "fxopt.pointwise"),
         (heads, [(7, 5, 8), *[(8, 8)] * 3], "attention", "fxopt.attention"),
         (beside_a_number, [(7, 6)], "pointwise", "fxopt.pointwise"),
+        (summed, [(7, 5, 4)], "pointwise", "fxopt.pointwise"),
+        (normalized, [(7, 5, 4)], "pointwise", "fxopt.pointwise"),
     ],
 )
 def test_what_is_found_gives_eagers_numbers(function, shapes, found, count):
@@ -78,6 +90,20 @@ def test_what_is_found_gives_eagers_numbers(function, shapes, found, count):
     assert names_of(module).count(count) == 1
     torch.testing.assert_close(module(*inputs), function(*inputs))
     assert not any(each.changes for each in rewritten(traced(function, inputs), *PASSES, inference=False))
+
+
+@pytest.mark.parametrize("function", [lambda x: x.softmax(2), torch.sigmoid, lambda x: x.sum((0, 2)), torch.sum])
+def test_other_operators_alone_stay(function):
+    module = traced(lambda x: function(torch.cat([x, x], 2)), [torch.randn(7, 5, 4)])
+    (ran,) = rewritten(module, pointwise.REWRITE)
+    assert not ran.changes and not ran.rolled_back
+
+
+def test_a_sum_alone_stays_on_the_cpu():
+    with FakeTensorMode():
+        module = make_fx(summed, pre_dispatch=True)(torch.empty(7, 5, 4))
+    (ran,) = rewritten(module, pointwise.REWRITE)
+    assert not ran.changes
 
 
 def test_lookups_of_pieces_are_not_timed_one_by_one():

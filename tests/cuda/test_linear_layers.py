@@ -10,8 +10,12 @@ from torch import nn
 import fxopt
 from fxopt.kernels.mlp.cuda import joined
 from fxopt.kernels.mlp.cuda.linear import OPERATORS, gpu_linear, gpu_linears, gpu_padded, reference
-from fxopt.rewrites import linear_layers
+from fxopt.rewrites import attention, linear_layers, views
+from fxopt.rewrites.framework import core
+from fxopt.rewrites.framework.regions import after, before, inputs_of
+from fxopt.shape.view_operators import ORDERS
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
+from tests.cuda.pretended import traced
 
 
 @pytest.mark.gpu
@@ -165,6 +169,100 @@ def test_layers_of_short_or_edited_pieces_stay():
         module = graph_of(function, [(40, width), (40, 13), (64, width + 13), (64,), (0,)])
         *_, ran = rewritten(module, linear_layers.REWRITE, linear_layers.OF_PIECES)
         assert not ran.changes
+
+
+def attended(q, k, v):
+    """Two heads of 4 channels, as torch's own attention splits them."""
+    q, k, v = (each.view(len(each), -1, 4).transpose(0, 1) for each in (q, k, v))
+    return torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)), -1), v)
+
+
+def heads(x, weight, bias):
+    y = F.linear(x.transpose(0, 1), weight, bias).unflatten(-1, (3, 8))
+    return attended(*y.permute(2, 0, 1, 3).contiguous())
+
+
+def layers_of_their_own(x, weight, bias):
+    y = x.transpose(0, 1)
+    return attended(*(F.linear(y, w, b) for w, b in zip(weight.chunk(3), bias.chunk(3), strict=True)))
+
+
+def residual(x, weight, bias):
+    y = (x * 2).permute(1, 0, 2)
+    return F.layer_norm(torch.cat([y, y, y], 2) + F.linear(y, weight, bias), (24,))
+
+
+def turned_back(x, weight, bias):
+    y = F.linear(x.unsqueeze(2).expand(-1, -1, 3, -1).contiguous().permute(1, 2, 0, 3), weight, bias)
+    return F.linear(y.permute(2, 0, 1, 3).reshape(-1, 24), weight.t())
+
+
+TURNED = [(6, 5, 8), (24, 8), (24,)]
+
+
+@pytest.mark.parametrize(
+    ("function", "layers", "turns"), [(heads, 1, 1), (layers_of_their_own, 3, 3), (residual, 1, 2), (turned_back, 1, 1)]
+)
+def test_a_layer_of_a_turned_tensor_reads_it_before_the_turn(function, layers, turns):
+    given = [torch.randn(*shape) for shape in TURNED]
+    module = traced(function, given)
+    _, ran, _ = rewritten(module, attention.REWRITE, linear_layers.TURNED, views.OF_COLUMNS)
+    assert len(ran.changes) == layers and not ran.rolled_back
+    assert sum(node.target in ORDERS for node in module.graph.nodes) == turns
+    layer, *_ = module.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)
+    assert layer.args[0].target not in ORDERS
+    torch.testing.assert_close(module(*given), function(*given))
+
+
+def test_a_trial_of_a_turned_layer_makes_up_its_source_alone(monkeypatch):
+    """Values that the two ways would not agree on: the turned tensor has another reader."""
+
+    class Trial:
+        def judged(self, editor, values, policy):
+            regions = [before(list(values)), after(editor.added, list(values.values()))]
+            assert [node.name for node in inputs_of(regions)] == ["mul", "weight_1", "bias_1"]
+            return values, ""
+
+    monkeypatch.setattr(core, "Trial", lambda tuner, training: Trial())
+    module = traced(residual, [torch.randn(*shape) for shape in TURNED])
+    found = core.apply(linear_layers.TURNED, module, core.Fuel(), True, object())
+    assert found.changes and not found.rolled_back
+
+
+def test_turned_layers_stay_where_it_would_be_seen_or_gain_nothing():
+    def normalized(y):
+        return F.layer_norm(y.transpose(0, 1), (24,))
+
+    def result(x, weight, bias):
+        return F.linear(x.transpose(0, 1), weight, bias).transpose(0, 1)
+
+    def read_in_rows(x, weight, bias):
+        return F.linear(F.linear(x.transpose(0, 1), weight, bias).reshape(-1, 24), weight.t())
+
+    def in_front(x, weight, bias):
+        return F.layer_norm(F.linear(x.transpose(0, 1), weight, bias) + x.new_ones(5, 6, 24), (24,))
+
+    def without_bias(x, weight, bias):
+        return normalized(F.linear(x.transpose(0, 1), weight))
+
+    def of_columns(x, weight, bias):
+        return F.layer_norm(F.linear(x.transpose(1, 2), weight[:, :5], bias).transpose(1, 2), (8,))
+
+    def of_a_slice(x, weight, bias):
+        return normalized(F.linear(torch.cat([x, x], 2)[:, :, :8].transpose(0, 1), weight, bias))
+
+    def edited(x, weight, bias):
+        y = x * 2
+        z = normalized(F.linear(y.transpose(0, 1), weight, bias))
+        y.zero_()
+        return z
+
+    given = [torch.randn(*shape) for shape in TURNED]
+    for function in (heads, result, read_in_rows, in_front, without_bias, of_columns, of_a_slice, edited):
+        (ran,) = rewritten(traced(function, given), linear_layers.TURNED)
+        assert not ran.changes and not ran.misses and not ran.rolled_back
+    (ran,) = rewritten(traced(residual, given), linear_layers.TURNED, inference=False)
+    assert not ran.changes
 
 
 @pytest.mark.gpu

@@ -300,6 +300,7 @@ ELSEWHERE = {
     "gpu_joined_linears",
     "gpu_linears",
     "gpu_repeated_lookups",
+    "gpu_turned_linears",
     "gpu_wide_linears",
     "lookup_products",
     "row_chunks",

@@ -4,7 +4,8 @@ between two of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from torch.fx import Graph, Node
 
@@ -38,12 +39,14 @@ class Search:
         self.taken: dict[Node, int] = {}  # member -> the mask of its group
         self._relate()
 
-    def groups(self, fewest: int) -> Iterator[Fused | tuple[Node, str]]:
+    def groups(self, fewest: int, alone: Collection[Any] = ()) -> Iterator[Fused | tuple[Node, str]]:
+        """Of at least so many operators; then, where none of these has them, those that are worth a call `alone`."""
+        single: list[Fused] = []
         for seed in self.rules:
             if seed in self.taken:
                 continue
             group = self._grown(seed)
-            if len(group.dims) < fewest:
+            if len(group.dims) < fewest and seed.target not in alone:
                 continue
             try:
                 found = self._fused(group)
@@ -55,6 +58,9 @@ class Search:
                 self.taken |= dict.fromkeys(found.members, mask)
                 self._relate()
                 yield found
+            elif len(found.members) == 1 and found.members[0].target in alone:
+                single.append(found)
+        yield from (found for found in single if found.members[0] not in self.taken)
 
     def _rule(self, node: Node) -> Rule | None:
         if node.op != "call_function" or node in self.without or not is_pure(node) or self.aliases.edited(node):
