@@ -27,7 +27,7 @@ MOST_REGISTERS = {  # so that a multiprocessor holds 4 blocks of 256 threads at 
     "pad_kernel": 32,
     "few_rows_kernel": 255,  # one block of 256 threads
     "compress_kernel": 255,
-    "heads_kernel": 168,  # three blocks of 128 threads
+    "heads_kernel": 255,  # two blocks of 128 threads for 64 channels, as shared memory has it; else its bounds say 128
 }
 # Launched without early.cuh, after all that is on the stream.
 LAUNCHED_BEHIND = ("joins_kernel", "sums_kernel", "entries_kernel", "stage_kernel", "deliver_kernel", "few_rows_kernel")
