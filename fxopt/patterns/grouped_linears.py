@@ -75,12 +75,12 @@ def _match(node: Node, term: Term, aliases: Aliases) -> Match | None:
             reads = [read for each in taken if each is not None for read in (each.source.node, each.places) if read]
             if not any(map(aliases.edited, reads)):
                 bound = dict(zip(("x", "weight", "y"), taken, strict=True))
-                anchor, dims = _in_order(node, term.dims, (axes[0], axes[1], axes[3]), aliases)
+                anchor, dims = in_order(node, term.dims, (axes[0], axes[1], axes[3]), aliases)
                 return Match(anchor, {**bound, "dims": dims, "term": term, "axes": axes, "reads": reads})
     return None
 
 
-def _in_order(
+def in_order(
     node: Node, dims: tuple[Dim, ...], axes: tuple[Axis, ...], aliases: Aliases
 ) -> tuple[Node, tuple[Dim, ...]]:
     """The last view behind a node that has these axes in order, and its dims; the node itself where there is none.

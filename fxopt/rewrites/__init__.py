@@ -29,6 +29,7 @@ from fxopt.rewrites import (
     linear_pairs,
     lookup_products,
     masked_fields,
+    mixtures,
     ones,
     pair_attention,
     pair_products,
@@ -85,6 +86,7 @@ PASSES: tuple[Rewrite, ...] = (
     field_index.REWRITE,
     pair_products.OF_LOOKUPS,
     pair_products.REWRITE,
+    mixtures.REWRITE,
     # The dense layers, and what stands between them.
     pointwise.CROSSES,
     linear_pairs.REWRITE,

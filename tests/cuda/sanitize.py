@@ -47,6 +47,7 @@ KERNELS = {
     "dots_kernel": "test_dot_rows.py::test_on_a_gpu",
     "k_largest_kernel": "test_k_largest.py::test_on_a_gpu",
     "pairs_kernel": "test_pair_products_shim.py::test_on_a_gpu",
+    "mixtures_kernel": "test_mixtures_shim.py::test_on_a_gpu",
     "gathered_kernel": "test_gathered_dots.py::test_on_a_gpu",
     "few_rows_kernel": "test_few_rows.py::test_equals_fp64",
     "dot_kernel": "test_linear_layers.py::test_equals_fp64",

@@ -295,6 +295,7 @@ ELSEWHERE = {
     "gpu_gathered_dots",
     "gpu_grouped_linears",
     "gpu_lookup_pairs",
+    "gpu_mixtures",
     "gpu_pairs",
     "gpu_batched_linears",
     "gpu_joined_linears",

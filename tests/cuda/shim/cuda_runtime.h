@@ -5,7 +5,7 @@
 // different ones, or some that never come, stop the run with a message. Which fiber runs next is drawn from a seed, and which
 // warp does not run for a while, so
 // an order that only works by luck fails for some seed. Loads through __ldg and __ldcg must lie within memory that the
-// test named. Fresh memory, and shared memory at the start of each block, holds NaN patterns.
+// test named, and be aligned. Fresh memory, and shared memory at the start of each block, holds NaN patterns.
 #pragma once
 #include <ucontext.h>
 
@@ -283,8 +283,9 @@ inline void __syncthreads() { shim::Scheduler::it().meet(shim::kAtBlock, "syncth
 
 template <class T>
 T __ldg(const T* from) {
-  if (shim::readable(from, sizeof(T))) return *from;
-  shim::complain("a load outside every tensor");
+  const bool aligned = reinterpret_cast<uintptr_t>(from) % alignof(T) == 0;
+  if (aligned && shim::readable(from, sizeof(T))) return *from;
+  shim::complain(aligned ? "a load outside every tensor" : "a load that is not aligned");
   return T{};
 }
 

@@ -1,0 +1,1 @@
+"""Mixtures of experts: sums that a softmax weighs."""
