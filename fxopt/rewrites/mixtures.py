@@ -13,6 +13,7 @@ from fxopt.patterns.mixtures import Mixture, find_mixtures
 from fxopt.rewrites.contractions import arranged, like
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.policy import PROVEN
 
 
 def replace_mixtures(editor: Editor, match: Match) -> Replacement:
@@ -44,5 +45,6 @@ REWRITE = Rewrite(
     "gpu_mixtures",
     find_mixtures,
     replace_mixtures,
+    policy=PROVEN,
     why="behind the interactions, products of another kind; before what takes a softmax or a product by elements",
 )
