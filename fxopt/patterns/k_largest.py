@@ -59,4 +59,6 @@ def _rising(x: Node, aliases: Aliases) -> Node | None:
     if x.target not in _RISING or len(x.users) > 1:
         return None
     source = x.args[0]
-    return source if isinstance(source, Node) and not aliases.edited(source) else None
+    if not isinstance(source, Node) or source.meta["val"].dtype != torch.float32 or aliases.edited(source):
+        return None
+    return source

@@ -169,6 +169,14 @@ def test_a_rising_function_is_taken_of_what_is_left_alone():
     assert tanh.meta["val"].shape == (24, 13, 16)
 
 
+def test_a_rising_function_of_whole_numbers_stays_in_front():
+    module = graph(lambda x: torch.sigmoid(x).topk(5, 1)[0], (6, 26), torch.int64)
+    (ran,) = rewritten(module, rewrite.REWRITE)
+    names = names_of(module)
+    assert len(ran.changes) == 1 and not ran.rolled_back
+    assert names.index("aten.sigmoid") < names.index("fxopt.k_largest")
+
+
 def edited(x):
     values = x.topk(2, 1)[0]
     return values.add_(1)

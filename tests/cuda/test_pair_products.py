@@ -47,6 +47,10 @@ def edited_between(z, i, j):
     return product.sum(2), y
 
 
+def summed_again(z, i, j):
+    return (z[:, i] * z[:, j]).sum(2).sum(1)
+
+
 def of_a_slice(z, i, j):
     return selected(z[:, 1:, :4], i, j[:1].expand(10))
 
@@ -55,14 +59,14 @@ def of_a_slice(z, i, j):
     ("function", "dots"),
     [
         *((selected, [False]), (indexed, [True]), (kept_dim, [True]), (squares, [True]), (of_a_slice, [False])),
-        *((read_twice, [False, True]), (edited_between, [False])),
+        *((read_twice, [False, True]), (edited_between, [False]), (summed_again, [True])),
     ],
 )
 def test_what_is_found_gives_eagers_numbers(function, dots):
     inputs = [torch.randn(7, 6, 5), *map(torch.tensor, PAIRS)]
     module = traced(function, inputs)
     (ran,) = rewritten(module, pair_products.REWRITE)
-    assert len(ran.changes) == len(dots) and not ran.rolled_back
+    assert len(ran.changes) == len(dots) and not ran.rolled_back and not ran.misses
     calls = module.graph.find_nodes(op="call_function", target=torch.ops.fxopt.gpu_pairs.default)
     assert [call.args[3] for call in calls] == dots and all(call.meta["bound"] is gpu_pairs for call in calls)
     assert not {"aten.index_select", "aten.index.Tensor", "aten.mul.Tensor"} & {*names_of(module)}

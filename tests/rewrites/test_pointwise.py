@@ -344,3 +344,22 @@ def test_special_values_go_the_way_of_eager(function: Callable[[Tensor, Tensor],
     given = tuple(side.contiguous() for side in torch.meshgrid(values, values, indexing="ij"))
     fast = optimize(Special(), given, Config(verify="off", tune="off"))
     torch.testing.assert_close(fast(*given), Special()(*given), equal_nan=True)
+
+
+@torch.no_grad()
+def test_one_value_that_is_returned_three_times() -> None:
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Embedding(20, 4), nn.Embedding(20, 4)
+
+        def forward(self, ids: Tensor) -> tuple[Tensor, ...]:
+            product = self.left(ids[:, :1]) * self.right(ids[:, 1:2])
+            product.mul_(2)
+            return product.sum(2), product.sum((1, 2)), product.sum((1, 2))
+
+    model, ids = Sums().eval(), torch.randint(0, 20, (9, 2))
+    fast = optimize(model, (ids,), Config(tune="off"))
+    (findings,) = fast._fxopt.findings
+    assert not any(ran.rolled_back for ran in findings.passes)
+    torch.testing.assert_close(fast(ids), model(ids))

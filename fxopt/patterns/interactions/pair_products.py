@@ -30,7 +30,7 @@ def find_pair_products(module: GraphModule, inference: bool) -> Iterator[Match |
             yield _judged(reader if dots else product, dots, found)
     for total in module.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList) if inference else ():
         product = total.args[0]  # type: ignore[assignment]
-        if is_ours(product, "fxopt::gpu_pairs") and sums_vectors(total):
+        if is_ours(product, "fxopt::gpu_pairs") and sums_vectors(total) and not product.args[3]:
             z, i, j, _ = product.args
             yield _judged(total, True, {"z": z, "i": i, "j": j, "product": product})  # type: ignore[dict-item]
 

@@ -95,7 +95,7 @@ def fused(
     for node in outputs:
         value, dims = values[node], numbered(group.dims[node])
         axes = frozenset(axis for axis in dims if axis is not None)
-        if program.axes_of(value) != axes or value < len(read) or value in [r.value for r in results]:
+        while program.axes_of(value) != axes or value < len(read) or value in [r.value for r in results]:
             value = program.elementwise("copy", program.spread(value, axes))
         results.append(Output(value, dims, node.meta["val"].dtype.is_floating_point is False))
     plan = program.plan(tuple(results))
