@@ -55,6 +55,7 @@ __device__ __forceinline__ void join(const Memory<S>& own, Mixed<S>& mixed) {
 // The weights of a tile that are in shared memory, divided by their sums; neighbouring lanes write neighbouring keys.
 template <class S>
 __device__ __forceinline__ void write_weights(const Heads& h, const Mixed<S>& mixed, float* room, int64_t head, bool real, int query, int key, int live) {
+  __syncwarp();  // all have added the values by these
 #pragma unroll
   for (int q = 0; q < S::kQueries; q++) {
     const float by = h.safe && mixed.sum[q] == 0 ? 0.0f : 1.0f / mixed.sum[q];
