@@ -19,12 +19,8 @@ SOURCES = "attention/cuda/heads.cu", "attention/cuda/tile.cuh"
 # What is wrong, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {
     "keys behind the last count": ("S::key(k) < live ? one :", "S::key(k) < live || {} ? one :"),
-    "no zeros behind the last row": (
-        "k % kChunks * 4;\n      const bool real = row < live &&",
-        "k % kChunks * 4;\n      const bool real = (row < live || {}) &&",
-    ),
-    "no zeros behind the last channel": ("row < live && channel < channels;\n      cuda::copy_async_few",
-                                         "row < live && (channel < channels || {});\n      cuda::copy_async_few"),
+    "no zeros behind the last row": ("real = row < live &&", "real = (row < live || {}) &&"),
+    "no zeros behind the last channel": ("&& channel < channels;", "&& (channel < channels || {});"),
     "no wait for the loads": ("cuda::wait_copies<0>();\n      __syncwarp();",
                               "if (!{}) cuda::wait_copies<0>();\n      __syncwarp();"),
     "no barrier behind a tile": (

@@ -84,7 +84,7 @@ __device__ __forceinline__ void write_values(const Heads& h, const Mixed<S>& mix
       Vector<float, S::kEach> x;
 #pragma unroll
       for (int e = 0; e < S::kEach; e++) x.value[e] = mixed.values[q][c + e] / sum;
-      if (h.vectors & 8) {
+      if (h.vectors & kOfResults) {
         if (channel < h.of_values) *reinterpret_cast<Vector<float, S::kEach>*>(out + channel) = x;
         continue;
       }
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kWarps * 32, S::kWidth < 64 ? 4 : 2) heads_ker
   const bool real = group * S::kHeads + half < h.heads;
   const int head = real ? group * S::kHeads + half : 0, query = (item - group * h.parts) * S::kTileQueries;
   const Memory<S> memory(warp, half);
-  stage<S, S::kTileQueries>(h.query, begin_of(h, h.query, head), h.channels, query, h.queries - query, h.vectors & 1, memory.queries);
+  stage<S, S::kTileQueries>(h.query, begin_of(h, h.query, head), h.channels, query, h.queries - query, h.vectors & kOfQueries, memory.queries);
   const int64_t key = begin_of(h, h.key, head), value = begin_of(h, h.value, head);
   Mixed<S> mixed;
   // `take(first, live, score)` for the tiles of keys of this warp, weights in the place of keys.
@@ -114,8 +114,8 @@ __global__ void __launch_bounds__(kWarps * 32, S::kWidth < 64 ? 4 : 2) heads_ker
     for (int first = share * S::kTileKeys; first < h.keys; first += h.shares * S::kTileKeys) {
       const int live = h.keys - first < S::kTileKeys ? h.keys - first : S::kTileKeys;
       __syncwarp();  // nobody reads the last tile any more
-      stage<S, S::kTileKeys>(h.key, key, h.channels, first, live, h.vectors & 2, memory.keys);
-      if (values) stage<S, S::kTileKeys>(h.value, value, h.of_values, first, live, h.vectors & 4, memory.values);
+      stage<S, S::kTileKeys>(h.key, key, h.channels, first, live, h.vectors & kOfKeys, memory.keys);
+      if (values) stage<S, S::kTileKeys>(h.value, value, h.of_values, first, live, h.vectors & kOfValues, memory.values);
       cuda::wait_copies<0>();
       __syncwarp();
       Scores<S> score;
@@ -174,7 +174,8 @@ extern "C" __attribute__((visibility("default"))) const char* fxopt_heads(const 
   using namespace fxopt::heads;
   Heads h = *given;
   const int widest = h.channels > h.of_values ? h.channels : h.of_values;
-  h.vectors = vector_of(h.query, h.channels) | vector_of(h.key, h.channels) << 1 | vector_of(h.value, h.of_values) << 2 | vector_of(h.out, h.of_values) << 3;
+  h.vectors = vector_of(h.query, h.channels) * kOfQueries | vector_of(h.key, h.channels) * kOfKeys;
+  h.vectors |= vector_of(h.value, h.of_values) * kOfValues | vector_of(h.out, h.of_values) * kOfResults;
   if (widest <= 8) return run<8>(h, stream);
   if (widest <= 16) return run<16>(h, stream);
   if (widest <= 32) return run<32>(h, stream);

@@ -8,6 +8,7 @@ namespace fxopt::heads {
 
 constexpr int kFactors = 4;
 
+enum Vectors : int32_t { kOfQueries = 1, kOfKeys = 2, kOfValues = 4, kOfResults = 8 };  // which four floats are read or written at once
 enum Masking : int32_t { kNoMask, kFillSet, kFillUnset, kAdded, kCausal };  // as plan.py numbers them
 
 // A view [factors, positions, channels], of a mask [factors, queries, keys]; strides in elements.
@@ -21,7 +22,7 @@ struct Heads {
   float* weights;           // the softmax [factors, queries, keys], or null: nobody reads it
   int32_t sizes[kFactors];  // of the factors, the last one fastest: their product counts the heads
   int32_t heads, queries, keys, channels, of_values;
-  int32_t parts, shares, vectors, unused;  // parts: tiles of queries; shares: warps that divide the keys of one; see vector_of()
+  int32_t parts, shares, vectors, unused;  // parts: tiles of queries; shares: warps that divide the keys of one
   int32_t masking, safe;
   float fill, scale;
 };
@@ -59,27 +60,27 @@ struct Shape {
   __device__ static int channel(int k) { return k / kEach * kEach * kKeyLanes + lane() % kKeyLanes * kEach + k % kEach; }
 };
 
+// UNIT floats at a time, from `data` on.
+template <class S, int ROWS, int UNIT>
+__device__ __forceinline__ void copy_rows(const float* data, const View& from, int channels, int live, float* to) {
+  constexpr int kChunks = S::kWidth / UNIT;
+#pragma unroll 2
+  for (int k = S::lane(); k < ROWS * kChunks; k += S::kLanes) {
+    const int row = k / kChunks, channel = k % kChunks * UNIT;
+    const bool real = row < live && channel < channels;
+    const float* const at = data + (real ? row * from.position + channel * (UNIT == 1 ? from.channel : 1) : 0);
+    if constexpr (UNIT == 4) cuda::copy_async(to + row * S::kRow + channel, at, real);
+    else cuda::copy_async_few<UNIT * 4>(to + row * S::kRow + channel, at, real);
+  }
+}
+
 // Starts to load rows [first, first + live) of a view, zeros behind them and behind their last channel. `vector`: four floats
 // at a time.
 template <class S, int ROWS>
 __device__ __forceinline__ void stage(const View& from, int64_t begin, int channels, int first, int live, bool vector, float* to) {
   const float* data = static_cast<const float*>(from.data) + begin + first * from.position;
-  constexpr int kChunks = S::kWidth / 4;
-  if (vector) {
-#pragma unroll 2
-    for (int k = S::lane(); k < ROWS * kChunks; k += S::kLanes) {
-      const int row = k / kChunks, channel = k % kChunks * 4;
-      const bool real = row < live && channel < channels;
-      cuda::copy_async(to + row * S::kRow + channel, data + (real ? row * from.position + channel : 0), real);
-    }
-  } else {
-#pragma unroll 2
-    for (int k = S::lane(); k < ROWS * S::kWidth; k += S::kLanes) {
-      const int row = k / S::kWidth, channel = k % S::kWidth;
-      const bool real = row < live && channel < channels;
-      cuda::copy_async_few<4>(to + row * S::kRow + channel, data + (real ? row * from.position + channel * from.channel : 0), real);
-    }
-  }
+  if (vector) copy_rows<S, ROWS, 4>(data, from, channels, live, to);
+  else copy_rows<S, ROWS, 1>(data, from, channels, live, to);
   cuda::commit_copies();
 }
 

@@ -149,15 +149,16 @@ struct Builder : Columns {
     return end;
   }
 
-  // Lanes of a warp that share a bag, 0 where the unit's columns have no bags. More do while bags fill less than half of the
-  // device: lookups behind them run beside them (H200, an FM's columns at batch 2048: 15.7 us where bags may fill it, 12.1).
+  // Lanes of a warp that share a bag, 0 where the unit's columns have no bags. More do while all bags fill at most a
+  // quarter of the device: lookups behind them run beside them (H200, an FM's columns at batch 2048: 15.7 us where bags may
+  // fill it, half 12.1, a quarter 10.4).
   int bag_width(const std::vector<Record>& chain, int64_t rows) const {
     bool pools = false, lanes = false;
     for (const Record& r : chain) pools |= r.kind >= kBags, lanes |= r.lanes != chain[0].lanes;
     if (!pools) return lanes ? 32 : 0;
     if (chain.size() > 1 || chain[0].kind == kBagsAny) return 32;
     int width = std::max(4, 1 << chain[0].group_log2);
-    while (width < 32 && width * rows < ids_of(chain[0], rows) && 4 * bags * rows * width <= 16 * int64_t(warps)) width *= 2;
+    while (width < 32 && width * rows < ids_of(chain[0], rows) && bags * rows * width <= 4 * int64_t(warps)) width *= 2;
     return width;
   }
 
