@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNELS = {
     "columns_kernel": "test_columns_gpu.py::test_kernel_equals_reference",
     "block_columns_kernel": "test_columns_gpu.py::test_bags_of_a_block_equal_the_reference",
-    "tiled_columns_kernel": "test_columns_gpu.py::test_tiles_equal_the_reference",
     "joins_of_bags_kernel": "test_columns_gpu.py::test_cut_bags_equal_the_reference",
     "entries_kernel": "test_columns_gpu.py::test_gradients_equal_the_references",
     "sums_kernel": "test_columns_gpu.py::test_gradients_equal_the_references",

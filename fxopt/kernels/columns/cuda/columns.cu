@@ -83,12 +83,16 @@ static_assert(kShared >= kEdges + 4 * kGroups);
 
 // Kernels here do not let the next one start: its blocks would take the places of theirs.
 
+// Where there are tiles, blocks of items and of tiles come in turn, so that bags, which come first, do not hold every slot.
 __global__ void __launch_bounds__(kWarps * 32, kBlocks) columns_kernel(const __grid_constant__ Launch launch) {
   wait_for_stream();
   __shared__ __align__(16) float shared[kWarps][kShared];
-  const int warp = threadIdx.x >> 5;
-  for (int item = int(blockIdx.x) * kWarps + warp; item < launch.items; item += int(gridDim.x) * kWarps)
-    run_item<true>(launch, item, shared[warp]);
+  __shared__ Tile tile;
+  const int warp = threadIdx.x >> 5, block = int(blockIdx.x), item_blocks = int(gridDim.x) - launch.tiles, pairs = item_blocks < launch.tiles ? item_blocks : launch.tiles;
+  const bool in_turn = block < 2 * pairs;
+  const int number = in_turn ? block / 2 : block - pairs;
+  if (in_turn ? block % 2 == 1 : launch.tiles > pairs) return run_tile(launch, launch.items + number, shared[warp], tile);
+  for (int item = number * kWarps + warp; item < launch.items; item += item_blocks * kWarps) run_item<true>(launch, item, shared[warp]);
 }
 
 // The same where all bags are those that blocks take. (Among the other bags' code there are no registers for that.)
@@ -99,19 +103,6 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) block_columns_kernel(con
   int item = int(blockIdx.x) * kWarps + warp;
   for (; item < launch.in_blocks; item += int(gridDim.x) * kWarps) run_in_block(launch, item, shared[warp]);
   for (; item < launch.items; item += int(gridDim.x) * kWarps) run_item<false>(launch, item, shared[warp]);
-}
-
-// The same with tiles: blocks of items and tiles in turn, so that bags, which come first, do not hold every slot.
-__global__ void __launch_bounds__(kWarps * 32, kBlocks) tiled_columns_kernel(const __grid_constant__ Launch launch) {
-  wait_for_stream();
-  __shared__ __align__(16) float shared[kWarps][kShared];
-  __shared__ Tile tile;
-  const int warp = threadIdx.x >> 5, block = int(blockIdx.x), item_blocks = int(gridDim.x) - launch.tiles, pairs = item_blocks < launch.tiles ? item_blocks : launch.tiles;
-  const bool in_turn = block < 2 * pairs;
-  const int number = in_turn ? block / 2 : block - pairs;
-  if (in_turn ? block % 2 == 1 : launch.tiles > pairs) return run_tile(launch, launch.items + number, shared[warp], tile);
-  const int item = number * kWarps + warp;
-  if (item < launch.items) run_item<true>(launch, item, shared[warp]);
 }
 
 // After columns_kernel, where it cut bags: a warp a bag.

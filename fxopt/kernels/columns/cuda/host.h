@@ -7,7 +7,6 @@ namespace fxopt::cuda {
 
 __global__ void columns_kernel(const __grid_constant__ Launch launch);
 __global__ void block_columns_kernel(const __grid_constant__ Launch launch);
-__global__ void tiled_columns_kernel(const __grid_constant__ Launch launch);
 __global__ void joins_of_bags_kernel(const __grid_constant__ Launch launch);
 
 inline void launch(Device& device, const Request& request, const Image& image, cudaStream_t stream, bool capturing) {
@@ -28,7 +27,7 @@ inline void launch(Device& device, const Request& request, const Image& image, c
     segment.sums = request.floats({bags * segment.parts, segment.part_stride});
     cut += bags;
   }
-  const auto kernel = image.in_blocks ? block_columns_kernel : image.tiles ? tiled_columns_kernel : columns_kernel;
+  const auto kernel = image.in_blocks ? block_columns_kernel : columns_kernel;
   check(cudaLaunchKernelEx(&config, kernel, parameters), "launch");
   if (cut == 0) return;
   config.gridDim = dim3(unsigned(std::min(most, (cut + kWarps - 1) / kWarps)));
