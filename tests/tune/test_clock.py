@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fxopt.tune import clock
-from fxopt.tune.clock import all_captured, captured, on_device_of
+from fxopt.tune.clock import all_captured, captured, fastest, on_device_of
 
 
 class Stream:
@@ -59,10 +59,19 @@ def replay() -> None: ...
 
 def test_a_graph_is_timed_against_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [nothing, list]
-    monkeypatch.setattr(clock, "captured", lambda run: replay)
+    monkeypatch.setattr(clock, "captured", lambda run, calls=1: replay)
     assert all_captured(runs) == [replay, replay]
-    monkeypatch.setattr(clock, "captured", lambda run: run if run is nothing else replay)
+    monkeypatch.setattr(clock, "captured", lambda run, calls=1: run if run is nothing else replay)
     assert all_captured(runs) == runs
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [((2e-6, 9e-5), 10), ((2e-6, 2e-4), 1)])
+def test_graphs_hold_several_calls_where_all_are_short(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, float], calls: int
+) -> None:
+    monkeypatch.setattr(clock, "captured", lambda run, calls=1: (run, calls))
+    monkeypatch.setattr(clock, "once", lambda graph: graph[0])
+    assert all_captured(seconds) == [(each, calls) for each in seconds]  # type: ignore[arg-type, comparison-overlap]
 
 
 @pytest.mark.gpu
@@ -82,6 +91,13 @@ def test_what_waits_for_the_device_is_not_captured() -> None:
     assert again is not adds
     again()
     assert x.tolist() == [3.0] * 3 and torch.cuda.current_stream() == before
+
+
+@pytest.mark.gpu
+def test_launches_do_not_hide_what_short_graphs_take() -> None:
+    x = torch.randn(256, device="cuda")
+    three, one = fastest(all_captured([lambda: x.sin().cos().tan(), lambda: x.sin()]), 0.05)
+    assert three > 1.4 * one
 
 
 def test_what_is_on_the_cpu_needs_no_device() -> None:
