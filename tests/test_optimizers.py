@@ -395,3 +395,46 @@ def test_a_table_frozen_after_the_forward_stays():
     model.shared.weight.requires_grad_(False)
     loss.backward()
     assert torch.equal(model.shared.weight, before) and not torch.equal(model.padded.weight, others)
+
+
+@every
+def test_what_else_a_backward_is_asked_for(kind):
+    """Gradients by torch.autograd.grad, of other parameters alone, and beside one that lies in `.grad` already."""
+    model, exact = models()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    (tables, others), its_tables = optimizers.split(model), optimizers.split(exact)[0]
+    kind(tables, **OPTIONS[kind])
+    reference = Reference(kind, its_tables)
+    before = [table.detach().clone() for table in tables]
+    found = torch.autograd.grad(fast(*batch(0)).square().sum(), tables)
+    expected = torch.autograd.grad(exact(*batch(0)).square().sum(), its_tables)
+    for one, other in zip(found, expected, strict=True):
+        dense = one.to_dense() if one.is_sparse else one
+        torch.testing.assert_close(dense.double(), other, rtol=1e-4, atol=1e-5)
+    fast(*batch(0)).square().sum().backward(inputs=others)
+    assert all(map(torch.equal, tables, before)) and all(table.grad is None for table in tables)
+    for run, leaves in ((fast, tables), (exact, its_tables)):
+        leaves[0].grad = torch.ones_like(leaves[0])
+        run(*batch(1)).square().sum().backward()
+    reference()
+    assert tables[0].grad is None
+    assert_close(model, exact)
+
+
+def test_hooks_behind_tables_run_once_for_all_of_a_gradient():
+    model, _ = models()
+    fast, seen = fxopt.optimize(model, config=fxopt.Config(tune="off")), []
+    optimizers.SGD(optimizers.split(model)[0], lr=0.5)
+    model.shared.weight.register_post_accumulate_grad_hook(lambda table: seen.append(table.grad))
+    (fast(*batch(0)).sum() + fast(*batch(1)).sum()).backward()
+    assert seen == [None]  # the optimizer, which was there before, has taken it
+
+
+def test_autograd_is_given_no_gradient_that_an_optimizer_takes(monkeypatch):
+    model, _ = models()
+    fast, sparse = fxopt.optimize(model, config=fxopt.Config(tune="off")), []
+    monkeypatch.setattr(torch, "sparse_coo_tensor", lambda *given, **options: sparse.append(given))
+    optimizers.SGD(optimizers.split(model)[0], lr=0.5)
+    before = model.shared.weight.detach().clone()
+    fast(*batch(0)).sum().backward()
+    assert not sparse and not torch.equal(model.shared.weight, before)

@@ -84,17 +84,10 @@ def _is_plain(column: Column) -> bool:
 
 def _others(editor: Editor, columns: Node, plan: Plan, others: dict[int, Node]) -> dict[Node, Node]:
     """What else the columns write, by a call of their own."""
-    if not others:
+    rest, outputs = plan.of([column for column in plan.columns if column.output in others])
+    if rest is None:
         return {}
-    numbers = {output: number for number, output in enumerate(sorted(others))}
-    rest = Plan(
-        tuple(replace(c, output=numbers[c.output]) for c in plan.columns if c.output in numbers),
-        tuple(plan.widths[output] for output in numbers),
-        tuple(plan.dtypes[output] for output in numbers),
-        plan.bad_ids,
-    )
-    found = written(editor, columns, rest)
-    return {others[output]: found[number] for output, number in numbers.items()}
+    return {others[output]: found for output, found in zip(outputs, written(editor, columns, rest), strict=True)}
 
 
 def written(editor: Editor, columns: Node, plan: Plan) -> list[Node]:

@@ -28,7 +28,7 @@ def optimizers_in_backward(leaf: Tensor) -> list[Optimizer]:
     hooks = {number for handle in handles for number in handle.hooks_dict_ref() or ()}
     if len(own) != len(optimizers) or hooks != own:
         return []
-    return list(optimizers) if _accumulates(hung.param_to_acc_grad_map[leaf]) else []  # type: ignore[attr-defined]
+    return list(optimizers) if accumulates(hung.param_to_acc_grad_map[leaf]) else []  # type: ignore[attr-defined]
 
 
 def hooks_behind(leaf: Tensor) -> list[Any]:
@@ -36,7 +36,8 @@ def hooks_behind(leaf: Tensor) -> list[Any]:
     return list((leaf._post_accumulate_grad_hooks or {}).values())  # type: ignore[attr-defined]
 
 
-def _accumulates(node: torch.autograd.graph.Node) -> bool:
+def accumulates(node: torch.autograd.graph.Node) -> bool:
+    """Whether the running backward runs this AccumulateGrad, so that the gradient goes to `.grad`."""
     try:
         return torch._C._will_engine_execute_node(node)  # type: ignore[attr-defined]
     except RuntimeError:  # a leaf that torch.autograd.grad is asked for

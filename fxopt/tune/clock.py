@@ -14,9 +14,10 @@ from fxopt.tune.cuda_graph import capture
 
 _LONG = 0.05  # seconds; noise is short beside it
 _SHORTEST = 50e-6  # one reading of the clock; shorter calls are repeated within it
-# A host takes 3 to 25 us to launch a graph, so of short ones that is all one sees. On a lent H100, three small kernels
-# against one: 11.4 us and 11.4 us as graphs of one call, 4.9 us and 1.5 us a call as graphs of ten.
-_SHORT_REPLAY, _CALLS_OF_SHORT = 100e-6, 10
+# A host takes 3 to 25 us to launch a graph, so of short ones that is all one sees. On an H100, three small kernels
+# against one: 11.4 us and 11.4 us as graphs of one call, 4.9 us and 1.5 us a call as graphs of ten. Longer ones stay
+# one call: ten of what runs on two streams took 57 us each, and one by itself 53 (they share no memory).
+_SHORT_REPLAY, _CALLS_OF_SHORT = 40e-6, 10
 
 
 def fastest(

@@ -96,9 +96,9 @@ class Shim:
         entries = self._entries(grads, tensors, tables, plan, 0)
         room = None if exact else room_for(grads, tensors, tables, plan_of(plan), entries.keys.numel())
         touched, slots = entries.slots(len(tables), room)
-        found = zeros_of([(len(r), t.shape[1]) for r, t in zip(touched, tables, strict=True)], torch.empty(0))
+        found = zeros_of([(r.shape[1], t.shape[1]) for r, t in zip(touched, tables, strict=True)], torch.empty(0))
         self._add_up(grads, *entries.sums(found, slots))
-        return list(zip(touched, found, strict=True))
+        return [(rows[0], grad) for rows, grad in zip(touched, found, strict=True)]
 
     def _entries(self, grads, tensors, tables, plan, seed) -> Entries:  # type: ignore[no-untyped-def]
         keep = list[object]()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fxopt.tune import clock
-from fxopt.tune.clock import all_captured, captured, fastest, on_device_of
+from fxopt.tune.clock import all_captured, captured, on_device_of
 
 
 class Stream:
@@ -65,7 +65,7 @@ def test_a_graph_is_timed_against_a_graph(monkeypatch: pytest.MonkeyPatch) -> No
     assert all_captured(runs) == runs
 
 
-@pytest.mark.parametrize(("seconds", "calls"), [((2e-6, 9e-5), 10), ((2e-6, 2e-4), 1)])
+@pytest.mark.parametrize(("seconds", "calls"), [((2e-6, 3e-5), 10), ((2e-6, 9e-5), 1)])
 def test_graphs_hold_several_calls_where_all_are_short(
     monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, float], calls: int
 ) -> None:
@@ -94,10 +94,12 @@ def test_what_waits_for_the_device_is_not_captured() -> None:
 
 
 @pytest.mark.gpu
-def test_launches_do_not_hide_what_short_graphs_take() -> None:
-    x = torch.randn(256, device="cuda")
-    three, one = fastest(all_captured([lambda: x.sin().cos().tan(), lambda: x.sin()]), 0.05)
-    assert three > 1.4 * one
+def test_a_short_graph_is_ten_calls() -> None:
+    x = torch.zeros(3, device="cuda")
+    adds, _ = all_captured([lambda: x.add_(1), lambda: x.sin()])
+    x.zero_()
+    adds()
+    assert x.tolist() == [10.0] * 3
 
 
 def test_what_is_on_the_cpu_needs_no_device() -> None:

@@ -8,6 +8,7 @@ pooling, half-precision tables.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fxopt.torch_internals.autograd import nodes_behind
 from fxopt.torch_internals.modes import no_dispatch_modes
 from fxopt.torch_internals.operators import has_kernel
 
@@ -94,13 +96,16 @@ def backward(ctx: Any, grads: list[Any]) -> tuple[list[Tensor | None], list[Tens
     tensors, tables = saved[: ctx.n_tensors], ctx.tables
     needs_tensors, needs_tables, _ = ctx.needs_input_grad
     if gradients.by_definition(grads):
-        flowing, outputs = _subplan(plan_of(plan), [c for c in plan_of(plan).columns if grads[c.output] is not None])
+        flowing, outputs = plan_of(plan).of([c for c in plan_of(plan).columns if grads[c.output] is not None])
         if flowing is None:
             return [None] * len(tensors), [None] * len(tables), None
         chosen = [grads[o] for o in outputs]
         found = _by_reference(flowing, chosen, tensors, tables, needs_tensors, needs_tables)
         return found[: len(tensors)], found[len(tensors) :], None
-    by_kernel = tuple(_kernel_of(table) if need else "" for need, table in zip(needs_tables, tables, strict=True))
+    kernel_of = functools.cache(_kernel_of)  # asking for each of many tables takes as long as their gradients
+    by_kernel = tuple(
+        kernel_of(table.device, table.dtype) if need else "" for need, table in zip(needs_tables, tables, strict=True)
+    )
     touched = tuple(
         bool(device) and (row_gradients.sparse(table) or in_backward.take(table))
         for table, device in zip(tables, by_kernel, strict=True)
@@ -109,19 +114,22 @@ def backward(ctx: Any, grads: list[Any]) -> tuple[list[Tensor | None], list[Tens
     split = _split(plan, tuple(map(bool, needs_tensors)), tuple(map(bool, needs_tables)), by_kernel, touched, flows)
     tensor_grads: list[Tensor | None] = [None] * len(tensors)
     table_grads_: list[Tensor | None] = [None] * len(tables)
-    for part, gradients_of in (
-        (split.dense, torch.ops.fxopt.columns_backward),
-        (split.rows, row_gradients.row_gradients),
-    ):
-        if part is not None:
-            found = gradients_of(
-                [grads[o].contiguous() for o in part.outputs],
-                tensors,
-                [tables[t] for t in part.tables],
-                torch.ops.aten.lift_fresh(part.plan),  # a constant, also while someone traces this backward
-            )
-            for index, grad in zip(part.tables, found, strict=True):
-                table_grads_[index] = grad
+    for part in (split.dense, split.rows):
+        if part is None:
+            continue
+        arguments = (
+            [grads[o].contiguous() for o in part.outputs],
+            tensors,
+            [tables[t] for t in part.tables],
+            torch.ops.aten.lift_fresh(part.plan),  # a constant, also while someone traces this backward
+        )
+        if part is split.dense:
+            found = torch.ops.fxopt.columns_backward(*arguments)
+        else:
+            nodes = nodes_behind(ctx)[len(tensors) :]
+            found = row_gradients.row_gradients(*arguments, [nodes[t] for t in part.tables])
+        for index, grad in zip(part.tables, found, strict=True):
+            table_grads_[index] = grad
     for column in split.copies:
         tensor = column.source.tensor
         grad, before = _copied(column, grads[column.output], tensors[tensor]), tensor_grads[tensor]
@@ -139,13 +147,12 @@ def no_second_derivative(ctx: Any, grads: list[Tensor]) -> None:
     raise RuntimeError("fxopt.columns: second derivatives are not implemented; run the model eagerly for them")
 
 
-def _kernel_of(table: Tensor) -> str:
-    """The device whose kernel gives this table's gradient; "" where none does."""
-    device = table.device
-    if table.dtype not in _KERNEL_DTYPES.get(device.type, ()):
+def _kernel_of(device: torch.device, dtype: torch.dtype) -> str:
+    """The device whose kernel gives such a table's gradient; "" where none does."""
+    if dtype not in _KERNEL_DTYPES.get(device.type, ()):
         return ""
     if device.type == "cuda":
-        return "cuda" if cuda.serves(table.get_device()) else ""
+        return "cuda" if cuda.serves(device.index) else ""
     return "cpu" if has_kernel(_BACKWARD, "CPU") else ""
 
 
@@ -213,14 +220,14 @@ def _make_split(
             copies.append(column)
         elif values or (column.table is not None and needs_tables[column.table]):
             rest.append(column)
-    rest_plan, rest_outputs = _subplan(plan, rest)
+    rest_plan, rest_outputs = plan.of(rest)
     dense, rows = ([c for c in kernel if touched[c.table or 0] is some] for some in (False, True))
     return _Split(_part(plan, dense), _part(plan, rows), tuple(copies), rest_plan, rest_outputs)
 
 
 def _part(plan: Plan, columns: list[Column]) -> _Part | None:
     tables = tuple(sorted({c.table for c in columns if c.table is not None}))
-    part, outputs = _subplan(plan, columns)
+    part, outputs = plan.of(columns)
     if part is None:
         return None
     numbered = {table: i for i, table in enumerate(tables)}
@@ -235,19 +242,3 @@ def _float_inputs(column: Column) -> list[int]:
     sources = [s for s in (column.weights, divisor, column.source if column.table is None else None) if s]
     added = [i.tensor for i in column.program if i.op == Op.ADD_TENSOR] if column.table is None else []
     return [s.tensor for s in sources] + added
-
-
-def _subplan(plan: Plan, columns: list[Column]) -> tuple[Plan | None, tuple[int, ...]]:
-    """These columns alone, and the outputs they write. The first one left in a slot no longer adds to another."""
-    if not columns:
-        return None, ()
-    outputs = tuple(sorted({c.output for c in columns}))
-    numbered = {output: i for i, output in enumerate(outputs)}
-    kept: list[Column] = []
-    written = set()
-    for column in columns:
-        slot = (column.output, column.offset)
-        kept.append(replace(column, output=numbered[column.output], add=column.add and slot in written))
-        written.add(slot)
-    widths, dtypes = tuple(plan.widths[o] for o in outputs), tuple(plan.dtypes[o] for o in outputs)
-    return replace(plan, columns=tuple(kept), widths=widths, dtypes=dtypes), outputs

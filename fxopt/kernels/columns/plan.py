@@ -6,7 +6,8 @@ library interprets every model's plan. Letters: B rows of an output, L ids of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 
@@ -188,3 +189,19 @@ class Plan:
     widths: tuple[int | None, ...]
     dtypes: tuple[str, ...]
     bad_ids: str = "raise"
+
+    def of(self, columns: Sequence[Column]) -> tuple[Plan | None, tuple[int, ...]]:
+        """These columns alone, None for none, and the outputs they write, which that plan numbers from 0 on. The first
+        one left in a slot no longer adds to another."""
+        if not columns:
+            return None, ()
+        outputs = tuple(sorted({c.output for c in columns}))
+        numbered = {output: i for i, output in enumerate(outputs)}
+        kept: list[Column] = []
+        written = set()
+        for column in columns:
+            slot = (column.output, column.offset)
+            kept.append(replace(column, output=numbered[column.output], add=column.add and slot in written))
+            written.add(slot)
+        widths, dtypes = tuple(self.widths[o] for o in outputs), tuple(self.dtypes[o] for o in outputs)
+        return replace(self, columns=tuple(kept), widths=widths, dtypes=dtypes), outputs

@@ -61,7 +61,7 @@ class Entries:
         return sums, memory if slots is None else [*memory, slots]
 
     def slots(self, n_tables: int, room: Sequence[int] | None) -> tuple[list[Tensor], Tensor]:
-        """The rows of each table that are touched, and each entry's place among them.
+        """The rows [1, U] of each table that are touched, and each entry's place among them.
 
         Args:
             room: how many rows of each table to give: row 0 stands in for those that are left. None: as many as are
@@ -79,7 +79,7 @@ class Entries:
         places = slots + _uploaded(begins, rows.device)[table]
         touched = rows.new_zeros(begins[-1] + 1)  # and one for all that are not the first of their row
         touched.scatter_(0, torch.where(first, places, begins[-1]), rows)
-        return list(touched[:-1].split(list(room))), slots
+        return list(touched[None, :-1].split(list(room), 1)), slots
 
 
 def room_for(
@@ -135,16 +135,16 @@ def row_gradients(grads: list[Tensor], tensors: list[Tensor], tables: list[Tenso
         return []
     entries = Entries.of(grads, tensors, tables, plan)
     touched, slots = entries.slots(len(tables), room_for(grads, tensors, tables, plan_of(plan), entries.keys.numel()))
-    found = zeros_of([(len(rows), table.shape[1]) for rows, table in zip(touched, tables, strict=True)], tables[0])
+    found = zeros_of([(rows.shape[1], table.shape[1]) for rows, table in zip(touched, tables, strict=True)], tables[0])
     _add_up(*entries.sums(found, slots))
-    return [tensor for rows, grad in zip(touched, found, strict=True) for tensor in (rows[None], grad)]
+    return list(itertools.chain(*zip(touched, found, strict=True)))
 
 
 def zeros_of(shapes: Sequence[tuple[int, int]], like: Tensor) -> list[Tensor]:
     """Tensors [U, D] of zeros, cleared at once. Each begins where a vector of four may be read."""
-    sizes = [-(-rows * dim // 4) * 4 for rows, dim in shapes]
-    pieces = like.new_zeros(sum(sizes)).split(sizes)
-    return [piece[: rows * dim].view(rows, dim) for piece, (rows, dim) in zip(pieces, shapes, strict=True)]
+    *begins, size = 0, *itertools.accumulate(-(-rows * dim // 4) * 4 for rows, dim in shapes)
+    memory = like.new_zeros(size)
+    return [memory.as_strided(shape, (shape[1], 1), begin) for shape, begin in zip(shapes, begins, strict=True)]
 
 
 def _add_up(sums: Sums, memory: list[Tensor]) -> None:
