@@ -1,4 +1,4 @@
-"""Gradients above 32 MB lie in memory that the system hands out as zeros."""
+"""Gradients above 32 MB come from calloc, as zeros."""
 
 from __future__ import annotations
 
