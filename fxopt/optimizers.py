@@ -28,23 +28,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 
 from fxopt.kernels.columns import row_gradients
 from fxopt.kernels.row_update.op import OPERATORS, Kind, constants
-from fxopt.locks import lock
 from fxopt.torch_internals.autograd import at_the_end_of_backward, running_backward
 from fxopt.torch_internals.cuda import current_raw_stream
-from fxopt.torch_internals.in_backward import accumulates, hooks_behind
 
 _DTYPES = (torch.float32, torch.float64)
-_one_at_a_time = lock()
 _MOST_BYTES = 1 << 26  # of gradients that wait for the end of a backward; where each comes alone, memory is what limits
 
 
@@ -100,9 +95,8 @@ class InBackward(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
         for table in group:
-            number = len(self.param_groups) - 1
-            row_gradients.want(table, functools.partial(self._take, number))
-            step = functools.partial(self._accumulated, number)
+            row_gradients.want(table)
+            step = functools.partial(self._accumulated, len(self.param_groups) - 1)
             self._attached.append((table, table.register_post_accumulate_grad_hook(step)))
 
     def detach(self) -> None:
@@ -125,36 +119,21 @@ class InBackward(torch.optim.Optimizer):
         for number, group in enumerate(self.param_groups):
             for table in group["params"]:
                 if table.grad is not None:
-                    found.accumulated(number, table)
+                    found.take(number, table)
         found.apply()
         return loss
-
-    def _take(self, number: int, table: Tensor, node: Node, rows: Tensor, grads: Tensor) -> bool:
-        """What columns found goes past autograd where nobody there would see it (docs/kernels/training.md has the
-        times). Where several columns read the table, the end of the backward adds up theirs.
-        """
-        if table.grad is not None or not table.requires_grad or torch.is_grad_enabled() or _ranks() > 1:
-            return False
-        if len(hooks_behind(table)) > 1 or not accumulates(node):
-            return False
-        return self._found_now().take(number, table, rows, grads)
 
     def _accumulated(self, number: int, table: Tensor) -> None:
         if table.grad is None:  # it was frozen after the forward
             return
         _refuse(table)
-        self._found_now().accumulated(number, table)
-
-    def _found_now(self) -> _Found:
-        """By the running backward, at whose end there is a step."""
         self._opt_called = True  # or learning rate schedulers miss step()
         backward = running_backward()
-        with _one_at_a_time:  # a thread of each device runs its part of a backward
-            found = self._found.get(backward)
-            if found is None:
-                found = self._found[backward] = _Found(self)
-                at_the_end_of_backward(found.apply)
-        return found
+        found = self._found.get(backward)
+        if found is None:
+            found = self._found[backward] = _Found(self)
+            at_the_end_of_backward(found.apply)
+        found.take(number, table)
 
     @torch.no_grad()
     def _apply(self, number: int, tables: Sequence[Tensor], rows: list[Tensor], grads: list[Tensor]) -> None:
@@ -183,78 +162,32 @@ class InBackward(torch.optim.Optimizer):
         return constants(float(group["lr"]))
 
 
-@dataclass
-class _Gradient:
-    """Of a table of group `number`, in parts: rows, gradients, and the stream that they are made on."""
-
-    number: int
-    table: Tensor
-    parts: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)
-
-    def add(self, rows: Tensor, grads: Tensor) -> None:
-        self.parts.append((rows, grads, _stream_of(self.table)))
-
-    def sum(self) -> tuple[Tensor, Tensor]:
-        """Rows and gradients; of several parts the rows grow."""
-        rows, grads, streams = zip(*self.parts, strict=True)
-        for stream in set(streams) - {_stream_of(self.table)}:
-            current = torch.cuda.current_stream(self.table.device)
-            current.wait_stream(torch.cuda.ExternalStream(stream, device=self.table.device))
-            for tensor in (*rows, *grads):  # whose memory the other one is not to reuse before
-                tensor.record_stream(current)
-        if len(self.parts) == 1:
-            return rows[0], grads[0]
-        sparse = torch.sparse_coo_tensor(
-            torch.cat(rows)[None], torch.cat(grads), self.table.shape, check_invariants=False
-        ).coalesce()
-        return sparse._indices()[0], sparse._values()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(grads.nbytes for _, grads, _ in self.parts)
-
-
 class _Found:
     """The rows that have a gradient, of the tables of an optimizer: one launch updates many."""
 
     def __init__(self, optimizer: InBackward) -> None:
         self._optimizer = optimizer
-        self._whole: list[_Gradient] = []
-        self._parts: dict[int, _Gradient] = {}  # by the table's id; more of it may come in this backward
+        self._taken: list[tuple[int, Tensor, int, Tensor, Tensor]] = []  # group, table, stream, rows, gradients
         self._bytes = 0
 
-    def take(self, number: int, table: Tensor, rows: Tensor, grads: Tensor) -> bool:
-        """A part of a table's gradient; False where too much waits already."""
-        if self._bytes + grads.nbytes > _MOST_BYTES:
-            return False
-        self._bytes += grads.nbytes
-        self._parts.setdefault(id(table), _Gradient(number, table)).add(rows, grads)
-        return True
-
-    def accumulated(self, number: int, table: Tensor) -> None:
-        """All that is left of a table's gradient, which is then no longer in `.grad`."""
-        gradient = self._parts.pop(id(table), None) or _Gradient(number, table)
+    def take(self, number: int, table: Tensor) -> None:
+        """The gradient of a table of group `number`, which is then no longer in `.grad`."""
         rows, grads = row_gradients.rows_of(table)
-        gradient.add(rows, grads)
+        self._taken.append((number, table, _stream_of(table), rows, grads))
         table.grad = None
-        self._whole.append(gradient)
         self._bytes += grads.nbytes
         if self._bytes > _MOST_BYTES:
-            self._step()
+            self.apply()
 
     def apply(self) -> None:
-        self._whole += self._parts.values()
-        self._parts.clear()
-        self._step()
-
-    def _step(self) -> None:
-        whole, self._whole = self._whole, []
-        self._bytes = sum(gradient.nbytes for gradient in self._parts.values())
+        taken, self._taken, self._bytes = self._taken, [], 0
         alike: dict[tuple, list[tuple[Tensor, Tensor, Tensor]]] = {}
-        for gradient in whole:
-            table = gradient.table
-            step = int(self._optimizer._state_of(table).get("step", 0))
-            alike.setdefault((gradient.number, table.device, table.dtype, step), []).append((table, *gradient.sum()))
+        for number, table, stream, rows, grads in taken:
+            if stream != _stream_of(table):  # made on another one, which is not to reuse the memory before the update
+                for tensor in (rows, grads):
+                    tensor.record_stream(torch.cuda.current_stream(table.device))
+            key = number, table.device, table.dtype, int(self._optimizer._state_of(table).get("step", 0))
+            alike.setdefault(key, []).append((table, rows, grads))
         for (number, *_), found in alike.items():
             self._optimizer._apply(number, *map(list, zip(*found, strict=True)))
 

@@ -430,11 +430,33 @@ def test_hooks_behind_tables_run_once_for_all_of_a_gradient():
     assert seen == [None]  # the optimizer, which was there before, has taken it
 
 
-def test_autograd_is_given_no_gradient_that_an_optimizer_takes(monkeypatch):
-    model, _ = models()
-    fast, sparse = fxopt.optimize(model, config=fxopt.Config(tune="off")), []
-    monkeypatch.setattr(torch, "sparse_coo_tensor", lambda *given, **options: sparse.append(given))
+def test_hooks_on_the_nodes_of_tables_change_their_gradients():
+    model, exact = models()
     optimizers.SGD(optimizers.split(model)[0], lr=0.5)
-    before = model.shared.weight.detach().clone()
-    fast(*batch(0)).sum().backward()
-    assert not sparse and not torch.equal(model.shared.weight, before)
+    theirs = torch.optim.SGD(optimizers.split(exact)[0], lr=0.5)
+    for run in (fxopt.optimize(model, config=fxopt.Config(tune="off")), exact):
+        node = torch.autograd.graph.get_gradient_edge(run.shared.weight).node
+        node.register_prehook(lambda grads: tuple(3 * grad for grad in grads))
+        run(*batch(0)).square().sum().backward()
+    theirs.step()
+    assert_close(model, exact)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_anomalies_are_seen_before_a_step():
+    model = nn.ModuleList([nn.EmbeddingBag(R, D, mode="sum"), nn.EmbeddingBag(R, D, mode="sum")])
+    fast = fxopt.optimize(Sums(model), config=fxopt.Config(tune="off"))
+    optimizers.SGD(optimizers.split(model)[0], lr=0.5)
+    before = [table.weight.detach().clone() for table in model]
+    with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="nan"):
+        fast(torch.tensor([[1, 2]])).backward(torch.full((1, 2 * D), torch.nan))
+    assert all(torch.equal(table.weight, one) for table, one in zip(model, before, strict=True))
+
+
+class Sums(nn.Module):
+    def __init__(self, bags):
+        super().__init__()
+        self.bags = bags
+
+    def forward(self, ids):
+        return torch.cat([bag(ids) for bag in self.bags], 1)

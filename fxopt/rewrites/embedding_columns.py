@@ -17,7 +17,13 @@ from fxopt.kernels.columns.op import OPERATORS, load
 from fxopt.kernels.columns.plan import Column, Plan, Source
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.core import Match, Reject
-from fxopt.patterns.embedding_columns.collectors import REORDER_NOTHING, Collector, Output, find_collectors
+from fxopt.patterns.embedding_columns.collectors import (
+    REORDER_NOTHING,
+    Collector,
+    Output,
+    find_collectors,
+    looked_up_again,
+)
 from fxopt.patterns.embedding_columns.columns import Columns
 from fxopt.patterns.embedding_columns.index_program import left_in_front
 from fxopt.patterns.embedding_columns.placed import Placed
@@ -40,8 +46,11 @@ def find(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
         return
     aliases = analysed(graph, Aliases)
     columns = Columns(graph, aliases, inference)
-    collectors = find_collectors(graph, columns)
-    for members in group(graph, collectors, aliases):
+    groups = group(graph, find_collectors(graph, columns), aliases)
+    if not inference and (again := looked_up_again(groups)):
+        columns.copied |= again
+        groups = group(graph, find_collectors(graph, columns), aliases)
+    for members in groups:
         placed = [column for member in members for column in member.columns]
         if len(placed) == 1 and placed[0].is_plain and len(members[0].pieces) == 1 and not _on_cuda(placed[0]):
             yield Reject("a single plain lookup is one operator already", members[0].anchor)
@@ -50,7 +59,7 @@ def find(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
         yield Match(
             members[0].anchor, {"collectors": members, "reads": tuple(dict.fromkeys(reads)), "aliases": aliases}
         )
-    yield from columns.rejects
+    yield from dict.fromkeys(columns.rejects)
     yield from left_in_front(graph)
 
 

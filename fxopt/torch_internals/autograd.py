@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import Tensor
 from torch._C import _AutoDispatchBelowADInplaceOrView as making_no_views  # views in here are tensors of their own
@@ -20,12 +19,6 @@ hooks_of = Tensor._backward_hooks.__get__  # type: ignore[union-attr]  # what Te
 def hooks_on_saved_tensors() -> object:
     """The innermost saved_tensors_hooks of the moment, None without; torch.utils.checkpoint works by them."""
     return _autograd._top_saved_tensors_default_hooks(False)
-
-
-def nodes_behind(ctx: Any) -> list[Any]:
-    """The Node to which each gradient goes that a Function's backward returns for its tensors (lists of them one after
-    another), None where it goes nowhere."""
-    return [node for node, _ in ctx.next_functions]
 
 
 def at_the_end_of_backward(function: Callable[[], None]) -> None:

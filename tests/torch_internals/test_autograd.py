@@ -13,7 +13,6 @@ from fxopt.torch_internals.autograd import (
     hooks_of,
     hooks_on_saved_tensors,
     making_no_views,
-    nodes_behind,
     running_backward,
     saving_as_usual,
     set_grad_enabled,
@@ -47,26 +46,6 @@ def test_hooks_on_tensors_are_seen() -> None:
     assert (before, bool(hooks_of(x))) == (False, True), (
         "Tensor._backward_hooks: a hook on a table would see a sparse gradient (fxopt/kernels/columns/row_gradients.py)"
     )
-
-
-def test_a_function_knows_where_its_gradients_go() -> None:
-    x, y, seen = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True), list[object]()
-
-    class Sum(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, *tensors):  # type: ignore[no-untyped-def]
-            return tensors[0] + tensors[1] + tensors[2]
-
-        @staticmethod
-        def backward(ctx, grad):  # type: ignore[no-untyped-def, override]
-            seen.extend(nodes_behind(ctx))
-            return grad, None, grad
-
-    Sum.apply(x, torch.ones(2), y.exp()).sum().backward()
-    assert [getattr(node, "variable", node and node.name()) for node in seen[:2]] == [x, None], (
-        "next_functions: an optimizer in backward cannot tell whether a table's gradient is asked for"
-    )
-    assert seen[2].name() == "ExpBackward0"  # type: ignore[attr-defined]
 
 
 def test_a_backward_has_a_number_and_an_end() -> None:

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fxopt.torch_internals.autograd import nodes_behind
 from fxopt.torch_internals.modes import no_dispatch_modes
 from fxopt.torch_internals.operators import has_kernel
 
@@ -114,22 +113,19 @@ def backward(ctx: Any, grads: list[Any]) -> tuple[list[Tensor | None], list[Tens
     split = _split(plan, tuple(map(bool, needs_tensors)), tuple(map(bool, needs_tables)), by_kernel, touched, flows)
     tensor_grads: list[Tensor | None] = [None] * len(tensors)
     table_grads_: list[Tensor | None] = [None] * len(tables)
-    for part in (split.dense, split.rows):
-        if part is None:
-            continue
-        arguments = (
-            [grads[o].contiguous() for o in part.outputs],
-            tensors,
-            [tables[t] for t in part.tables],
-            torch.ops.aten.lift_fresh(part.plan),  # a constant, also while someone traces this backward
-        )
-        if part is split.dense:
-            found = torch.ops.fxopt.columns_backward(*arguments)
-        else:
-            nodes = nodes_behind(ctx)[len(tensors) :]
-            found = row_gradients.row_gradients(*arguments, [nodes[t] for t in part.tables])
-        for index, grad in zip(part.tables, found, strict=True):
-            table_grads_[index] = grad
+    for part, gradients_of in (
+        (split.dense, torch.ops.fxopt.columns_backward),
+        (split.rows, row_gradients.row_gradients),
+    ):
+        if part is not None:
+            found = gradients_of(
+                [grads[o].contiguous() for o in part.outputs],
+                tensors,
+                [tables[t] for t in part.tables],
+                torch.ops.aten.lift_fresh(part.plan),  # a constant, also while someone traces this backward
+            )
+            for index, grad in zip(part.tables, found, strict=True):
+                table_grads_[index] = grad
     for column in split.copies:
         tensor = column.source.tensor
         grad, before = _copied(column, grads[column.output], tensors[tensor]), tensor_grads[tensor]

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fxopt.torch_internals.autograd import hooks_of, running_backward
 
-Take = Callable[[Tensor, Node, Tensor, Tensor], bool]
-_wanted: WeakIdKeyDictionary = WeakIdKeyDictionary()  # Take, or None
+_wanted: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _found: WeakIdKeyDictionary = WeakIdKeyDictionary()  # the rows of each table, kept so that nothing else lies there
 
 
-def want(table: Tensor, take: Take | None = None) -> None:
+def want(table: Tensor) -> None:
     """From now on backward gives this leaf a sparse gradient where the kernel can, of the dense one's bits. On the CPU
     it is coalesced. On CUDA row 0 may follow again, with zeros, so that nothing waits until touched rows are counted.
-
-    Args:
-        take: called in backward as take(table, its AccumulateGrad, rows int64 [n], gradients [n, D]). True: it keeps
-            them, and autograd gets none.
     """
-    _wanted[table] = take
+    _wanted[table] = None
 
 
 def unwant(table: Tensor) -> None:
@@ -40,24 +34,15 @@ def sparse(table: Tensor) -> bool:
     return wanted(table) and not hooks_of(table)
 
 
-def row_gradients(
-    grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor, nodes: Sequence[Node]
-) -> list[Tensor | None]:
-    """A sparse [R, D] for each table, of what fxopt::columns_row_gradients found; None where somebody took it.
-
-    Args:
-        nodes: where the tables' gradients go.
-    """
+def row_gradients(grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -> list:
+    """A sparse [R, D] for each table: what fxopt::columns_row_gradients found."""
     found = torch.ops.fxopt.columns_row_gradients(grads, tensors, tables, plan)
     backward = running_backward()
-    sparse: list[Tensor | None] = [None] * len(tables)
-    for number, (table, node, rows, values) in enumerate(zip(tables, nodes, found[::2], found[1::2], strict=True)):
-        take, on_cpu = _wanted.get(table), table.device.type == "cpu"
-        if take is None or not take(table, node, rows[0], values):
-            sparse[number] = torch.sparse_coo_tensor(
-                rows, values, table.shape, is_coalesced=on_cpu, check_invariants=False
-            )
-            _found[table] = backward, rows
+    sparse = []
+    for table, rows, values in zip(tables, found[::2], found[1::2], strict=True):
+        on_cpu = table.device.type == "cpu"
+        sparse.append(torch.sparse_coo_tensor(rows, values, table.shape, is_coalesced=on_cpu, check_invariants=False))
+        _found[table] = backward, rows
     return sparse
 
 

@@ -28,6 +28,7 @@ class Columns:
         self.aliases = aliases
         self.rejects: list[Reject] = []
         self.found: dict[Node, Column] = {}
+        self.copied: set[tuple[Node, Node]] = set()  # a collector's anchor, and that of a column which it copies
         self._inference = inference
         lookups = dict(self._lookups(graph))
         for node in graph.nodes:
