@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fxopt.kernels.columns import autograd
 from tests.patterns.found import Spelling, _state, executable, plans
 from tests.patterns.test_masks import IDS, LENGTHS, POOLINGS, B, L, arange, max_, mean_, sum_
 
@@ -85,3 +86,18 @@ def test_attention_over_what_counts() -> None:
         return torch.bmm(weights.unsqueeze(1), m.e(i)).squeeze(1)
 
     assert_eager_gradients(Spelling(forward), (IDS, LENGTHS, torch.randn(B, L)))
+
+
+@pytest.mark.parametrize("mode", ["sum", "dense"])
+def test_a_table_has_one_gradient_where_weights_have_theirs(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's; by the reference, which takes longer, the weights alone have theirs."""
+    asked: list[Any] = []
+    by_reference = autograd._by_reference
+    monkeypatch.setattr(autograd, "_by_reference", lambda *given: asked.append(given[-1]) or by_reference(*given))
+
+    def forward(m: Any, i: Tensor, w: Tensor) -> Tensor:
+        bag = m.bag(i, per_sample_weights=w) if mode == "sum" else (m.bag.weight[i] * w.unsqueeze(2)).sum(1)
+        return torch.cat([bag, m.bag(i)], 1)
+
+    assert_eager_gradients(Spelling(forward), (IDS, torch.rand(IDS.shape)))
+    assert [any(tables) for tables in asked] == [False]

@@ -41,15 +41,23 @@ class _Part:
 
 
 @dataclass(frozen=True)
+class _Rest:
+    """Columns that the reference differentiates, and the outputs of theirs; `tables`: in their tables, too."""
+
+    plan: Plan
+    outputs: tuple[int, ...]
+    tables: bool
+
+
+@dataclass(frozen=True)
 class _Split:
-    """Which columns the kernel differentiates, to dense gradients or touched rows, which are copies of tensors, whose
-    gradients are parts of the outputs', and which the reference differentiates."""
+    """Which columns the kernel differentiates in their tables, to dense gradients or touched rows, which are copies of
+    tensors, whose gradients are parts of the outputs', and which the reference differentiates."""
 
     dense: _Part | None
     rows: _Part | None
     copies: tuple[Column, ...]
-    rest: Plan | None
-    rest_outputs: tuple[int, ...]
+    rest: tuple[_Rest, ...]
 
 
 _splits: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -130,10 +138,10 @@ def backward(ctx: Any, grads: list[Any]) -> tuple[list[Tensor | None], list[Tens
         tensor = column.source.tensor
         grad, before = _copied(column, grads[column.output], tensors[tensor]), tensor_grads[tensor]
         tensor_grads[tensor] = grad if before is None else before + grad
-    if split.rest is not None:
-        chosen = [grads[o] for o in split.rest_outputs]
-        rest = _by_reference(split.rest, chosen, tensors, tables, needs_tensors, needs_tables)
-        parts = rest[: len(tensors)], rest[len(tensors) :]
+    for rest in split.rest:
+        needs = needs_tables if rest.tables else [False] * len(tables)
+        found = _by_reference(rest.plan, [grads[o] for o in rest.outputs], tensors, tables, needs_tensors, needs)
+        parts = found[: len(tensors)], found[len(tensors) :]
         for sums, more in zip((tensor_grads, table_grads_), parts, strict=True):
             sums[:] = [b if a is None else a if b is None else b + a for a, b in zip(sums, more, strict=True)]
     return tensor_grads, table_grads_, None
@@ -200,6 +208,7 @@ def _make_split(
     """flows: whether a gradient comes for each output."""
     kernel: list[Column] = []
     copies: list[Column] = []
+    weights: list[Column] = []
     rest: list[Column] = []
     sums = {(column.output, column.offset) for column in plan.columns if column.add}  # gradients that many would share
     for column in plan.columns:
@@ -210,15 +219,18 @@ def _make_split(
         if fast and by_kernel[column.table] == "cuda":  # type: ignore[index]
             fast = cuda_backward.differentiates(column, plan.dtypes[column.output])
         values = any(needs_tensors[t] for t in _float_inputs(column))
-        if fast and not values:
+        if fast:
             kernel.append(column)
-        elif values and _is_copy(column) and (column.output, column.offset) not in sums:
+        if values and _is_copy(column) and (column.output, column.offset) not in sums:
             copies.append(column)
-        elif values or (column.table is not None and needs_tables[column.table]):
+        elif values and fast:
+            weights.append(column)
+        elif values or (not fast and column.table is not None and needs_tables[column.table]):
             rest.append(column)
-    rest_plan, rest_outputs = plan.of(rest)
+    parts = ((plan.of(some), tables) for some, tables in ((weights, False), (rest, True)))
+    by_reference = tuple(_Rest(part, outputs, tables) for (part, outputs), tables in parts if part is not None)
     dense, rows = ([c for c in kernel if touched[c.table or 0] is some] for some in (False, True))
-    return _Split(_part(plan, dense), _part(plan, rows), tuple(copies), rest_plan, rest_outputs)
+    return _Split(_part(plan, dense), _part(plan, rows), tuple(copies), by_reference)
 
 
 def _part(plan: Plan, columns: list[Column]) -> _Part | None:
