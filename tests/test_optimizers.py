@@ -363,12 +363,22 @@ def test_applied_by_torch():
     assert_close(model, exact)
 
 
-def test_hooks_see_dense_gradients():
+def on_the_gradient(table):
+    table.register_hook(lambda grad: grad.clamp(-0.1, 0.1))  # not for sparse ones
+
+
+def on_its_node(table):
+    node = torch.autograd.graph.get_gradient_edge(table).node
+    node.register_prehook(lambda grads: tuple(3 * grad for grad in grads))
+
+
+@pytest.mark.parametrize("hang", [on_the_gradient, on_its_node])
+def test_hooks_change_the_gradient(hang):
     model, exact = models()
     optimizers.SGD(optimizers.split(model)[0], lr=0.5)
     theirs = torch.optim.SGD(optimizers.split(exact)[0], lr=0.5)
     for run in (fxopt.optimize(model, config=fxopt.Config(tune="off")), exact):
-        run.shared.weight.register_hook(lambda grad: grad.clamp(-0.1, 0.1))  # not for sparse ones
+        hang(run.shared.weight)
         run(*batch(0)).square().sum().backward()
     theirs.step()
     assert_close(model, exact)
@@ -428,18 +438,6 @@ def test_hooks_behind_tables_run_once_for_all_of_a_gradient():
     model.shared.weight.register_post_accumulate_grad_hook(lambda table: seen.append(table.grad))
     (fast(*batch(0)).sum() + fast(*batch(1)).sum()).backward()
     assert seen == [None]  # the optimizer, which was there before, has taken it
-
-
-def test_hooks_on_the_nodes_of_tables_change_their_gradients():
-    model, exact = models()
-    optimizers.SGD(optimizers.split(model)[0], lr=0.5)
-    theirs = torch.optim.SGD(optimizers.split(exact)[0], lr=0.5)
-    for run in (fxopt.optimize(model, config=fxopt.Config(tune="off")), exact):
-        node = torch.autograd.graph.get_gradient_edge(run.shared.weight).node
-        node.register_prehook(lambda grads: tuple(3 * grad for grad in grads))
-        run(*batch(0)).square().sum().backward()
-    theirs.step()
-    assert_close(model, exact)
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")

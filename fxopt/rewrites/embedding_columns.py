@@ -22,7 +22,7 @@ from fxopt.patterns.embedding_columns.collectors import (
     Collector,
     Output,
     find_collectors,
-    read_once,
+    looked_up_again,
 )
 from fxopt.patterns.embedding_columns.columns import Columns
 from fxopt.patterns.embedding_columns.index_program import left_in_front
@@ -47,7 +47,8 @@ def find(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
     aliases = analysed(graph, Aliases)
     columns = Columns(graph, aliases, inference)
     groups = group(graph, find_collectors(graph, columns), aliases)
-    if not inference and read_once(groups, columns):
+    if not inference and (again := looked_up_again(groups)):
+        columns.copied = again
         groups = group(graph, find_collectors(graph, columns), aliases)
     for members in groups:
         placed = [column for member in members for column in member.columns]

@@ -13,21 +13,16 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 _MODULE = "torch.distributed.optim.apply_optimizer_in_backward"
 
 
-def has_optimizers_in_backward(leaf: Tensor) -> bool:
-    """Whether some were hung on it, for whatever :func:`optimizers_in_backward` says of them now."""
-    return bool(getattr(leaf, "_in_backward_optimizers", None))
-
-
 def optimizers_in_backward(leaf: Tensor) -> list[Optimizer]:
     """Those that step as soon as this backward has accumulated the gradient of `leaf`, which then becomes None.
 
     None of them where the gradient goes elsewhere: to no AccumulateGrad (`torch.autograd.grad`), to other hooks behind
     it, or to DistributedDataParallel, which steps on the gradients of all ranks.
     """
+    optimizers = getattr(leaf, "_in_backward_optimizers", None)
     hung = sys.modules.get(_MODULE)
-    if not has_optimizers_in_backward(leaf) or hung is None:
+    if not optimizers or hung is None:
         return []
-    optimizers = leaf._in_backward_optimizers  # type: ignore[attr-defined]
     handles = hung.param_to_optim_hook_handle_map.get(leaf, [])  # type: ignore[attr-defined]
     own = {handle.id for handle in handles}
     hooks = {number for handle in handles for number in handle.hooks_dict_ref() or ()}

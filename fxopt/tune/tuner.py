@@ -141,7 +141,7 @@ class Tuner:
         return Verdict(ratios)
 
     def seconds(self, runs: Sequence[Callable[[], object]]) -> tuple[float, float]:
-        """Seconds a call of the old one and of the new one; a loss is believed when it is seen twice."""
+        """Seconds a run of the old one and of the new one; a loss is believed when it is seen twice."""
         before, after = fastest(runs, self.effort.patience)
         if before < _LOSS * after:
             again = fastest(runs, 3 * self.effort.patience)

@@ -65,6 +65,7 @@ MORE = (
     "test_columns_gpu.py::test_rows_in_8_bits",
     "test_columns_gpu.py::test_staged_rows_give_the_same_bits",
     "test_columns_gpu.py::test_short_bags_equal_the_reference",
+    "test_columns_gpu.py::test_tiles_equal_the_reference",
     "test_linear_layers.py::test_rows_of_any_stride",
     "test_gathered_dots.py::test_bad_ids_on_a_gpu",
 )

@@ -62,5 +62,26 @@ def assert_eager(made: Executable, model: nn.Module, args: Sequence[Tensor]) -> 
     torch.testing.assert_close(list(found), expected, equal_nan=True)
 
 
+def assert_eager_gradients(model: nn.Module, args: tuple[Tensor, ...], scale: float = 1.0) -> Plan:
+    """Of every parameter and every float argument, in one columns call, whose plan it returns."""
+    args = tuple(arg.requires_grad_() if arg.is_floating_point() else arg for arg in args)
+    made = executable(model, args, grad=True)
+    (plan,) = plans(made)
+    leaves = [*model.parameters(), *(arg for arg in args if arg.requires_grad)]
+    expected, (found,) = model(*args), made.run(*_state(made, model), *args)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    torch.manual_seed(0)
+    direction = torch.randn(expected.shape) * scale
+    theirs = torch.autograd.grad(expected, leaves, direction, allow_unused=True)
+    ours = torch.autograd.grad(found, leaves, direction, allow_unused=True)
+    assert any(grad is not None for grad in theirs)
+    for eager, own in zip(theirs, ours, strict=True):
+        if eager is not None:
+            torch.testing.assert_close(own, eager, equal_nan=True)
+        else:
+            assert own is None or not own.any()
+    return plan
+
+
 def _state(made: Executable, model: nn.Module) -> list[Tensor]:
     return [getattr(model.get_submodule(slot.module), slot.name) for slot in made.capture.state]

@@ -10,28 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from fxopt.kernels.columns import autograd
-from tests.patterns.found import Spelling, _state, executable, plans
+from tests.patterns import found
+from tests.patterns.found import Spelling
 from tests.patterns.test_masks import IDS, LENGTHS, POOLINGS, B, L, arange, max_, mean_, sum_
 
 Forward = Callable[..., Any]
 
 
 def assert_eager_gradients(model: nn.Module, args: tuple[Tensor, ...], scale: float = 1.0) -> None:
-    """Of every parameter and every float argument, in one columns call."""
-    args = tuple(arg.requires_grad_() if arg.is_floating_point() else arg for arg in args)
-    made = executable(model, args, grad=True)
-    (plan,) = plans(made)
+    """Of pooled columns."""
+    plan = found.assert_eager_gradients(model, args, scale)
     assert any(column.pool != "none" for column in plan.columns)
-    leaves = [*model.parameters(), *(arg for arg in args if arg.requires_grad)]
-    expected, (found,) = model(*args), made.run(*_state(made, model), *args)
-    torch.manual_seed(0)
-    direction = torch.randn(expected.shape) * scale
-    theirs = torch.autograd.grad(expected, leaves, direction, allow_unused=True)
-    ours = torch.autograd.grad(found, leaves, direction, allow_unused=True)
-    assert any(grad is not None for grad in theirs)
-    for eager, own in zip(theirs, ours, strict=True):
-        if eager is not None:
-            torch.testing.assert_close(own, eager, equal_nan=True)
 
 
 FROZEN: dict[str, Forward] = {

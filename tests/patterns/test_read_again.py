@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.patterns.found import Spelling, _state, assert_eager, executable, plans
+from tests.patterns.found import Spelling, assert_eager, assert_eager_gradients, executable
 
 IDS = torch.randint(0, 20, (7, 3))
 AGAIN: dict[str, Callable[..., Any]] = {
@@ -35,15 +35,4 @@ AGAIN: dict[str, Callable[..., Any]] = {
 def test_a_table_has_one_call_where_it_has_a_gradient(name: str) -> None:
     model = Spelling(AGAIN[name])
     assert_eager(executable(model, (IDS,)), model, (IDS,))
-    made = executable(model, (IDS,), grad=True)
-    assert len(plans(made)) == 1
-    expected, (found,) = model(IDS), made.run(*_state(made, model), IDS)
-    torch.testing.assert_close(found, expected)
-    direction = torch.randn_like(expected)
-    for mine, theirs in zip(*(_gradients(each, model, direction) for each in (found, expected)), strict=True):
-        torch.testing.assert_close(mine, theirs)
-
-
-def _gradients(result: torch.Tensor, model: torch.nn.Module, direction: torch.Tensor) -> list[torch.Tensor]:
-    gradients = torch.autograd.grad(result, list(model.parameters()), direction, allow_unused=True)
-    return [torch.zeros(()) if gradient is None else gradient for gradient in gradients]
+    assert_eager_gradients(model, (IDS,))  # in one call

@@ -223,9 +223,9 @@ def _make_split(
             kernel.append(column)
         if values and _is_copy(column) and (column.output, column.offset) not in sums:
             copies.append(column)
-        elif values and fast:
-            weights.append(column)
-        elif values or (not fast and column.table is not None and needs_tables[column.table]):
+        elif values:
+            (weights if fast else rest).append(column)
+        elif not fast and column.table is not None and needs_tables[column.table]:
             rest.append(column)
     parts = ((plan.of(some), tables) for some, tables in ((weights, False), (rest, True)))
     by_reference = tuple(_Rest(part, outputs, tables) for (part, outputs), tables in parts if part is not None)

@@ -15,20 +15,13 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Optimizer
 
 from fxopt.torch_internals.autograd import hooks_of
-from fxopt.torch_internals.in_backward import (
-    has_optimizers_in_backward,
-    hooks_behind,
-    is_watched,
-    optimizers_in_backward,
-)
+from fxopt.torch_internals.in_backward import hooks_behind, is_watched, optimizers_in_backward
 
 from .row_gradients import rows_of
 
 
 def take(table: Tensor) -> bool:
     """Whether the gradient of this leaf may now be sparse. If so, a hook for this one backward sees to its step."""
-    if not has_optimizers_in_backward(table):  # most have none, and there are many
-        return False
     hooks = hooks_behind(table)
     if any(isinstance(hook, _Hook) for hook in hooks):  # other columns have read it, too
         return True
