@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from fxopt import optimizers
+    from fxopt.packages import Package
     from fxopt.report.data import Report
 
 __version__ = "0.1.0"
-__all__ = ["Config", "export", "optimize", "optimizers", "report"]
+__all__ = ["Config", "export", "load", "optimize", "optimizers", "report"]
 
 
 def __getattr__(name: str) -> ModuleType:
@@ -45,6 +47,13 @@ def export(model: nn.Module, example_inputs: Any, dynamic: Any = True, config: C
     from fxopt.export import export
 
     return export(model, example_inputs, dynamic, config)
+
+
+def load(package: str | Path, kernels: str | Path) -> Package:
+    """A package of :func:`fxopt.export.package` as a function: see :func:`fxopt.packages.load`."""
+    from fxopt.packages import load
+
+    return load(package, kernels)
 
 
 def report(

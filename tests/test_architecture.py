@@ -41,6 +41,7 @@ LAYERS = (
         "locks",
         "machine",
         "names",
+        "packages",
         "progress",
         "reach",
         "trees",

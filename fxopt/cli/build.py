@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
     build = commands.add_parser("build", help="compile every kernel ahead of serving", description=run.__doc__)
     archs = "architectures of GPUs to compile for, as in sm_80,sm_90a (default: those of the GPUs here)"
     build.add_argument("--arch", type=_names, metavar="NAMES", help=archs)
-    folder = "also write the CPU kernels to this folder as one library, libfxopt.so, for C++"
+    folder = "also write the CPU kernels to this folder as one library, libfxopt.so, for C++ and fxopt.load"
     build.add_argument("--bundle", type=Path, metavar="DIR", help=folder)
     build.set_defaults(command=run)
 

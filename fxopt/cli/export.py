@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
     export.add_argument("file", metavar="FILE[:factory]", help=FILE)
     export.add_argument("-o", "--output", required=True, type=Path, metavar="OUT", help="the .pt2 file to write")
     export.add_argument("--batch", type=int, default=64, metavar="SIZE", help="of the example inputs (default: 64)")
-    package = "compile it with AOTInductor, for a process without Python"
+    package = "compile it with AOTInductor, for C++ and for fxopt.load"
     export.add_argument("--package", action="store_true", help=package)
     export.set_defaults(command=run)
 

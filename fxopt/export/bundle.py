@@ -16,8 +16,8 @@ import torch
 from fxopt.kernels.build import Library, build
 from fxopt.kernels.libraries import LIBRARIES
 from fxopt.kernels.shims import Call
+from fxopt.packages import FRONT, MANIFEST
 
-FRONT, MANIFEST = "libfxopt.so", "manifest.json"
 PARTS = tuple(library for library in LIBRARIES if library.schemas)
 _SOURCE = """#include <dlfcn.h>
 #include <torch/library.h>

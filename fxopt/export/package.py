@@ -1,13 +1,19 @@
-"""A program compiled by AOTInductor, for C++."""
+"""A program compiled by AOTInductor, for C++ and for :func:`fxopt.load`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, TensorArgument
+from torch.utils._sympy.numbers import int_oo
 
 from fxopt.kernels.libraries import c_shims
+from fxopt.packages import NOTE, Input, Inputs, Size
 from fxopt.torch_internals.exporting import packaged
+from fxopt.torch_internals.symbols import expression
 
 
 def package(program: ExportedProgram, path: str | Path) -> str:
@@ -19,4 +25,43 @@ def package(program: ExportedProgram, path: str | Path) -> str:
         program: of :func:`fxopt.export`.
         path: of the package, a ``.pt2`` file.
     """
-    return packaged(program, str(path), c_shims())
+    return packaged(program, str(path), c_shims(), {NOTE: described(program).text()})
+
+
+def described(program: ExportedProgram) -> Inputs:
+    """What its package notes of the arguments."""
+    ranges = {
+        str(symbol): (_least(int(found.lower)), None if found.upper == int_oo else int(found.upper))
+        for symbol, found in program.range_constraints.items()
+    }
+    return Inputs(list(_leaves(program)), ranges)
+
+
+def _least(lower: int) -> int:
+    """torch.export says 2 of sizes that may be anything, and takes 0 and 1 all the same."""
+    return lower if lower > 2 else 0
+
+
+def _leaves(program: ExportedProgram) -> Iterator[Input]:
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind != InputKind.USER_INPUT:
+            continue
+        if not isinstance(spec.arg, TensorArgument):
+            yield Input(spec.arg.name, value=getattr(spec.arg, "value", None))
+            continue
+        value = values[spec.arg.name]
+        sizes = [_size(size) for size in value.shape]
+        yield Input(spec.arg.name, None, str(value.dtype).removeprefix("torch."), value.device.type, sizes)
+
+
+def _size(size: int | torch.SymInt) -> int | Size:
+    """A size that is no multiple of one symbol, with something added, is a symbol of its own."""
+    if isinstance(size, int):
+        return size
+    term = expression(size)
+    for symbol in term.free_symbols:
+        multiplier, added = term.coeff(symbol, 1), term.coeff(symbol, 0)
+        if multiplier.is_Integer and added.is_Integer and term == multiplier * symbol + added:
+            return Size(str(symbol), int(multiplier), int(added))
+    return Size(str(term), 1, 0)

@@ -88,9 +88,9 @@ def _graphs(program: ExportedProgram) -> Iterator[torch.fx.GraphModule]:
     return (each for each in program.graph_module.modules() if isinstance(each, torch.fx.GraphModule))
 
 
-def packaged(program: ExportedProgram, path: str, c_shims: dict[OpOverload, list[str]]) -> str:
+def packaged(program: ExportedProgram, path: str, c_shims: dict[OpOverload, list[str]], notes: dict[str, str]) -> str:
     """AOTInductor's package of a program, in which operators with a C shim, by their declarations, are that call."""
     from torch._inductor import aoti_compile_and_package  # it takes seconds to import
 
-    configs = {"aot_inductor.custom_ops_to_c_shims": c_shims}
+    configs = {"aot_inductor.custom_ops_to_c_shims": c_shims, "aot_inductor.metadata": notes}
     return aoti_compile_and_package(program, package_path=path, inductor_configs=configs)

@@ -1,0 +1,164 @@
+"""A package of :func:`fxopt.export.package` as a function, in a process that imports nothing else of fxopt."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fxopt.torch_internals.packages import OpenPackage
+
+NOTE = "fxopt.inputs.1"  # of a package: its Inputs, as JSON in this form
+FRONT, MANIFEST = "libfxopt.so", "manifest.json"  # of a folder of kernels
+_MOST_KNOWN = 1024  # forms of calls that are remembered
+_BAD_ID = re.compile(
+    r"fxopt-bad-id column=\d+ row=(?P<row>\d+) lane=\d+ value=(?P<id>-?\d+) rows=(?P<rows>\d+)"
+    r" name='(?P<column>.*?)' table='(?P<table>.*?)'"
+)
+
+
+class Size(NamedTuple):
+    """multiplier * symbol + added; sizes with one symbol belong together."""
+
+    symbol: str
+    multiplier: int
+    added: int
+
+
+class Input(NamedTuple):
+    """A leaf of the arguments. sizes: None of a leaf that is no tensor, which must be `value`."""
+
+    name: str
+    value: Any = None
+    dtype: str = ""
+    device: str = ""
+    sizes: Sequence[int | Size] | None = None
+
+    @property
+    def form(self) -> str:
+        if self.sizes is None:
+            return repr(self.value)
+        return f"{self.dtype} on {self.device} of {len(self.sizes)} dimensions"
+
+
+class Inputs(NamedTuple):
+    """All leaves. ranges: the least and the greatest value of symbols; None: no greatest."""
+
+    leaves: list[Input]
+    ranges: Mapping[str, tuple[int, int | None]]
+
+    def text(self) -> str:
+        return json.dumps(self)
+
+    @staticmethod
+    def of(text: str) -> Inputs:
+        leaves, ranges = json.loads(text)
+        read = [Input(name, value, dtype, device, _sizes(sizes)) for name, value, dtype, device, sizes in leaves]
+        return Inputs(read, ranges)
+
+    def check(self, found: Sequence[Any]) -> None:
+        """
+        Raises:
+            TypeError, ValueError: a leaf is another one, as Package says.
+        """
+        values: dict[str, int] = {}
+        for expected, leaf in zip(self.leaves, found, strict=True):
+            if form_of(leaf, expected) != expected.form:
+                raise TypeError(f"input {expected.name}: expected {expected.form}, found {form_of(leaf, expected)}")
+            for axis, size in enumerate(expected.sizes or ()):
+                self._check_size(f"input {expected.name}, dimension {axis}", size, leaf.shape[axis], values)
+
+    def _check_size(self, place: str, expected: int | Size, found: int, values: dict[str, int]) -> None:
+        if isinstance(expected, int):
+            if found != expected:
+                raise ValueError(f"{place}: expected the size {expected}, found {found}")
+            return
+        value, rest = divmod(found - expected.added, expected.multiplier)
+        wanted = values.setdefault(expected.symbol, value)
+        if rest or value != wanted:
+            raise ValueError(f"{place}: expected {expected.multiplier * wanted + expected.added}, found {found}")
+        least, most = self.ranges.get(expected.symbol, (0, None))
+        if value < least or (most is not None and value > most):
+            limits = f"at least {least}" if most is None else f"{least} to {most}"
+            raise ValueError(f"{place}: expected {limits}, found {value}")
+
+
+def _sizes(read: Sequence[Any] | None) -> list[int | Size] | None:
+    return None if read is None else [size if isinstance(size, int) else Size(*size) for size in read]
+
+
+def form_of(leaf: Any, expected: Input) -> str:
+    """What Input.form says, of a leaf that was found."""
+    if isinstance(leaf, Tensor) and expected.sizes is not None:
+        return f"{str(leaf.dtype).removeprefix('torch.')} on {leaf.device.type} of {leaf.dim()} dimensions"
+    return repr(leaf) if expected.sizes is None else type(leaf).__name__
+
+
+class Package:
+    """Answers as the exported model does, without gradients. Threads that call it take turns: torch holds the GIL.
+
+    Raises:
+        TypeError: arguments have another structure, dtype, device or number of dimensions than those of the export.
+        ValueError: a size is none that the package was made for, or sizes do not belong together.
+        IndexError: an id is outside its table; the text names the column, the table, the id and where it is.
+    """
+
+    def __init__(self, opened: OpenPackage) -> None:
+        self._opened = opened
+        self._inputs = Inputs.of(opened.notes[NOTE])
+        self._known = set[tuple]()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            leaves = self._opened.takes.flatten_up_to((args, kwargs))
+        except ValueError as error:
+            raise TypeError(f"expected the arguments of the export: {error}") from error
+        form = tuple([(v.dtype, v.device, v.shape) if isinstance(v, Tensor) else repr(v) for v in leaves])
+        if form not in self._known:
+            self._inputs.check(leaves)
+            if len(self._known) == _MOST_KNOWN:
+                self._known.clear()
+            self._known.add(form)
+        try:
+            with torch.no_grad():
+                results = self._opened([leaf.contiguous() for leaf in leaves if isinstance(leaf, Tensor)])
+        except RuntimeError as error:
+            raise _explained(error) from None
+        return self._opened.gives.unflatten(results)
+
+
+def _explained(error: RuntimeError) -> Exception:
+    found = _BAD_ID.search(str(error))
+    text = "{column}: id {id} at row {row} is outside table {table!r} with {rows} rows"
+    return IndexError(text.format(**found.groupdict())) if found else error
+
+
+def load(package: str | Path, kernels: str | Path) -> Package:
+    """A package as a function. Nothing is traced, so its process starts about as fast as one that only imports torch.
+
+    Args:
+        package: a file that :func:`fxopt.export.package`, or ``python -m fxopt export --package``, has written.
+        kernels: the folder that ``python -m fxopt build --bundle`` has written, with the same torch.
+
+    Raises:
+        FileNotFoundError: a file is not there.
+        ValueError: the kernels are of another torch or processor, or the package is none of fxopt's.
+    """
+    package, kernels = Path(package), Path(kernels)
+    manifest = json.loads((kernels / MANIFEST).read_text())
+    for what, here in ("torch", torch.__version__), ("machine", platform.machine()):
+        if manifest[what] != here:
+            raise ValueError(f"{kernels}: expected kernels for {what} {here}, found {manifest[what]}")
+    if not package.is_file():
+        raise FileNotFoundError(f"no package at {package}")
+    torch.ops.load_library(str(kernels / FRONT))
+    opened = OpenPackage(package)
+    if NOTE not in opened.notes:
+        raise ValueError(f"{package}: expected a package that this version of fxopt has made: export it again")
+    return Package(opened)

@@ -1,0 +1,175 @@
+"""Packages, from the command line to answers: in C++ (examples/serve_cpp), and by fxopt.load in Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxopt
+from fxopt import packages
+from fxopt.cli import main
+from fxopt.export.package import described
+from fxopt.packages import Input, Inputs, Size
+from tests.export.conftest import ROWS, Small, inputs
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "serve_cpp"
+_MODEL = """
+import torch
+from tests.export.conftest import Small, inputs as example_inputs
+
+def build_model():
+    torch.manual_seed(0)
+    return Small()
+"""
+
+pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="needs a C++ compiler")
+
+
+def ran(*command: object) -> str:
+    result = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of Small with the seed 0."""
+    folder = tmp_path_factory.mktemp("package")
+    (folder / "model.py").write_text(_MODEL)
+    assert main(["export", str(folder / "model.py"), "-o", str(folder / "model.pt2"), "--package"]) == 0
+    return folder / "model.pt2"
+
+
+def original() -> Small:
+    torch.manual_seed(0)
+    return Small().eval()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
+@torch.no_grad()
+def test_a_package_answers_mixed_batches_and_names_bad_ids(library: Path, package: Path, tmp_path: Path) -> None:
+    prefix = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
+    ran("cmake", "-S", EXAMPLE, "-B", tmp_path / "build", prefix, "-DCMAKE_BUILD_TYPE=None")
+    ran("cmake", "--build", tmp_path / "build")
+
+    requests = [list(inputs(batch)) for batch in (1, 3, 3, 200)]
+    requests[2][1][1, 3] = ROWS
+    torch.save(requests, tmp_path / "requests.pt")
+    printed = ran(tmp_path / "build" / "serve", library, package, tmp_path / "requests.pt", tmp_path / "answers.pt")
+    model = original()
+    for number, (request, answer) in enumerate(zip(requests, torch.load(tmp_path / "answers.pt"), strict=True)):
+        if number == 2:
+            assert answer == ()
+            continue
+        score, products = model(*request)
+        torch.testing.assert_close(answer, (score, products["products"]))
+    assert f"id {ROWS} at row 1 is outside table 'tables.3.weight' with {ROWS} rows" in printed
+    assert re.findall(r"batch (\d+): [\d.]+ us", printed) == ["1", "3", "200"]
+
+
+_LOADED = """
+import sys, torch, fxopt
+kernels, package, calls, answers = sys.argv[1:]
+model = fxopt.load(package, kernels)
+torch.save([model(*call) for call in torch.load(calls)], answers)
+dense, ids = torch.load(calls)[3]
+for wrong in (dense, ids.int()), (dense[:7], ids), (dense, ids[:, :3]), (dense, ids + 50), (dense, [ids]), (dense,):
+    try:
+        model(*wrong)
+    except (TypeError, ValueError, IndexError) as error:
+        print(f"{type(error).__name__}: {error}")
+slow = {"sympy", "torch._dynamo", "torch._inductor", "fxopt.optimize"}
+print("imported:", slow & set(sys.modules))
+"""
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_process_that_loads_a_package_imports_little_and_checks_its_inputs(
+    library: Path, package: Path, tmp_path: Path
+) -> None:
+    calls = [inputs(batch) for batch in (0, 1, 3, 200)]
+    torch.save([*calls, tuple(value.t().contiguous().t() for value in calls[2])], tmp_path / "calls.pt")
+    printed = ran(
+        sys.executable, "-c", _LOADED, library.parent, package, tmp_path / "calls.pt", tmp_path / "answers.pt"
+    )
+    model = original()
+    for call, answer in zip([*calls, calls[2]], torch.load(tmp_path / "answers.pt"), strict=True):
+        torch.testing.assert_close(answer, model(*call))
+    said = printed.splitlines()
+    assert said[:3] == [
+        "TypeError: input ids: expected int64 on cpu of 2 dimensions, found int32 on cpu of 2 dimensions",
+        "ValueError: input ids, dimension 0: expected 7, found 200",
+        "ValueError: input ids, dimension 1: expected the size 4, found 3",
+    ]
+    assert re.match(rf"IndexError: .*: id \d+ at row 0 is outside table 'tables.\d.weight' with {ROWS} rows", said[3])
+    assert said[4] == "TypeError: input ids: expected int64 on cpu of 2 dimensions, found list"
+    assert said[5].startswith("TypeError: expected the arguments of the export:")
+    assert said[6] == "imported: set()"
+
+
+BAG = Inputs(
+    [
+        Input("ids", None, "int64", "cpu", [Size("n", 1, 0)]),
+        Input("offsets", None, "int64", "cpu", [Size("b", 1, 1)]),
+        Input("pairs", None, "float32", "cpu", [Size("b", 2, 0), 3]),
+        Input("mode", value="sum"),
+    ],
+    {"n": (0, None), "b": (2, 100)},
+)
+
+
+def bag(offsets: int = 6, pairs: int = 10, mode: object = "sum") -> list[object]:
+    return [torch.zeros(9).long(), torch.zeros(offsets).long(), torch.zeros(pairs, 3), mode]
+
+
+@pytest.mark.parametrize(
+    ("leaves", "said"),
+    [
+        (bag(pairs=11), "input pairs, dimension 0: expected 10, found 11"),
+        (bag(pairs=8), "input pairs, dimension 0: expected 10, found 8"),
+        (bag(2, 2), "input offsets, dimension 0: expected 2 to 100, found 1"),
+        (bag(102, 202), "input offsets, dimension 0: expected 2 to 100, found 101"),
+        (bag(mode="mean"), "input mode: expected 'sum', found 'mean'"),
+    ],
+)
+def test_sizes_that_do_not_belong_together_are_named(leaves: list, said: str) -> None:
+    inputs = Inputs.of(BAG.text())
+    assert inputs.text() == BAG.text() and inputs.leaves == BAG.leaves
+    inputs.check(bag())
+    with pytest.raises((TypeError, ValueError), match=re.escape(said)):
+        inputs.check(leaves)
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(ROWS, 4, mode="sum", include_last_offset=True)
+
+    def forward(self, ids: Tensor, offsets: Tensor, x: Tensor, scale: float) -> Tensor:
+        return self.bag(ids, offsets) * scale + x
+
+
+def test_a_package_notes_what_belongs_together() -> None:
+    program = fxopt.export(Bag().eval(), (torch.arange(9), torch.tensor([0, 2, 9]), torch.randn(2, 4), 0.5))
+    inputs = Inputs.of(described(program).text())
+    inputs.check((torch.arange(5), torch.tensor([0, 0, 1, 5]), torch.randn(3, 4), 0.5))
+    with pytest.raises(ValueError, match="input x, dimension 0: expected 3, found 2"):
+        inputs.check((torch.arange(5), torch.tensor([0, 0, 1, 5]), torch.randn(2, 4), 0.5))
+    with pytest.raises(TypeError, match=r"input scale: expected 0\.5, found 0\.25"):
+        inputs.check((torch.arange(5), torch.tensor([0, 0, 1, 5]), torch.randn(3, 4), 0.25))
+
+
+def test_kernels_of_another_torch_are_refused(tmp_path: Path) -> None:
+    (tmp_path / packages.MANIFEST).write_text('{"torch": "1.0", "machine": "x"}')
+    with pytest.raises(ValueError, match=r"expected kernels for torch .*, found 1\.0"):
+        fxopt.load("model.pt2", tmp_path)
