@@ -5,15 +5,17 @@ The user's modules may be serving other threads while we trace: nothing here wri
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.mirror import Mirror
-from fxopt.findings import Place
 from fxopt.torch_internals.fake_tensors import FakeTensorMode, as_parameter
 from fxopt.torch_internals.hooks import around_every_forward
 
@@ -82,7 +84,7 @@ class ModelCopy(Mirror):
                 if tensor is not None and id(tensor) not in self._memo:
                     slot = StateSlot(path, name, kind)
                     self._memo[id(tensor)] = new = self._swap(tensor, slot)
-                    if new is not tensor:
+                    if new is not tensor and not isinstance(new, Unread):
                         self.state.append((slot, tensor, new))
 
     def at(self, path: str) -> nn.Module:
@@ -117,6 +119,23 @@ class ModelCopy(Mirror):
         return name in before and name in after and self.same(before[name], after[name])
 
 
+class Unread(torch.Tensor):
+    """In the place of a tensor of another kind, which a capture goes on without as long as nothing asks it anything. To
+    isinstance it is of that kind.
+    """
+
+    @staticmethod
+    def of(kind: type[torch.Tensor], text: str) -> Unread:
+        made = torch.empty(0, device="cpu").as_subclass(types.new_class(kind.__name__, (Unread, kind)))
+        vars(made)["text"] = text
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        asked = next(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Unread))
+        raise CaptureError(vars(asked)["text"])
+
+
 def fake_state(
     fake_mode: FakeTensorMode, within_leaf: Callable[[str], bool]
 ) -> Callable[[torch.Tensor, StateSlot], torch.Tensor]:
@@ -124,9 +143,8 @@ def fake_state(
 
     def fake(real: torch.Tensor, slot: StateSlot) -> torch.Tensor:
         if type(real) not in (torch.Tensor, nn.Parameter, nn.Buffer) or real.layout is not torch.strided:
-            if within_leaf(slot.module):
-                return real
-            raise CaptureError(f"{slot}: expected a dense tensor, found {type(real).__qualname__}", Place(slot.module))
+            found = f"{slot}: expected a dense tensor, found {type(real).__qualname__}"
+            return real if within_leaf(slot.module) else Unread.of(type(real), found)
         with fake_mode:
             new = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
         new.requires_grad_(real.requires_grad)

@@ -17,12 +17,11 @@ from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _LOOKUP = "fbgemm::int_nbit_split_embedding_codegen_lookup_function"
-_OTHER_ROWS = ["max_int2_D", "max_int4_D", "max_float16_D", "max_float32_D", "max_float8_D"]
 _INTEGERS = (torch.int32, torch.int64)
 
 
 def find_table_batched(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """Every lookup in tables of 8 bits on the CPU, with the check of its ids; the anchor is the lookup."""
+    """Every lookup in tables of 2 to 32 bits on the CPU, with the check of its ids; the anchor is the lookup."""
     aliases = analysed(module.graph, Aliases)
     for node in calls_of_ours(module.graph, _LOOKUP):
         given: dict[str, Any] = arguments_of(node)
@@ -40,8 +39,8 @@ def _not_served(given: dict[str, Any]) -> str:
     ids, weights = tensor_of(given["indices"]), given["indice_weights"]
     if ids is None or ids.device.type != "cpu":
         return "it does not run on the CPU"
-    if any(given[name] for name in _OTHER_ROWS) or given["output_dtype"] != 0 or not given["row_alignment"]:
-        return "its tables are not all of 8 bits, or its result is not float32"
+    if given["max_float8_D"] or given["output_dtype"] != 0 or not given["row_alignment"]:
+        return "a table is of float8, or its result is not float32"
     if ids.dtype not in _INTEGERS or (weights is not None and weights.meta["val"].dtype != torch.float32):
         return "its ids are not int32 or int64, or its weights not float32"
     return ""

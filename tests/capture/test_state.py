@@ -178,3 +178,49 @@ def test_eight_threads_serve_the_model_while_it_is_captured():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+class Nibbles(torch.Tensor):
+    """A tensor of another kind, as TorchRec has them: it knows few operators."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
+            return torch.empty(3).as_subclass(Nibbles)
+        raise NotImplementedError(func)
+
+
+class Packed(nn.Module):
+    def __init__(self, reads: bool):
+        super().__init__()
+        self.register_buffer("codes", torch.empty(3).as_subclass(Nibbles))
+        self.linear, self.reads = nn.Linear(2, 2), reads
+
+    def forward(self, x):
+        return self.linear(x) * self.codes.shape[0] if self.reads else self.linear(x)
+
+
+def test_a_tensor_of_another_kind_that_nothing_reads_does_not_matter(check):
+    model = nn.Sequential(*(Packed(reads=False) for _ in range(12)))
+    found = capture(model, (torch.rand(4, 2),))
+    assert not any(slot.name == "codes" for slot in found.state)
+    check(found, model, torch.rand(3, 2))
+
+
+def test_who_reads_a_tensor_of_another_kind_stays_a_module(check):
+    model = nn.Sequential(Packed(reads=False), Packed(reads=True))
+    found = capture(model, (torch.rand(4, 2),))
+    (leaf,) = found.leaves
+    assert leaf.path == "1" and leaf.reason == "1.codes: expected a dense tensor, found Nibbles"
+    check(found, model, torch.rand(3, 2))
+
+
+def test_a_tensor_of_another_kind_is_one_to_isinstance(check):
+    class Asks(Packed):
+        def forward(self, x):
+            return super().forward(x) * (2 if isinstance(self.codes, Nibbles) else 3)
+
+    model = Asks(reads=False)
+    found = capture(model, (torch.rand(4, 2),))
+    assert not found.leaves
+    check(found, model, torch.rand(3, 2))

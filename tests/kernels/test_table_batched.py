@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -14,22 +15,32 @@ from fxopt.kernels.table_batched import op
 HEADER, SUM, MEAN, NONE = 4, 0, op.MEAN, op.NONE
 
 
-def call(dims: list[int], batch: int, pooling: int, alignment: int = 1, dtype: torch.dtype = torch.int64) -> list[Any]:
-    """Arguments of the operator; the last feature reads the first one's table."""
+def table(dim: int, type: int, alignment: int) -> Tensor:
+    bits = op.BITS[type]
+    header, numbers = HEADER * (bits <= 8), dim * bits // 8
+    rows = torch.randint(0, 256, (random.randint(1, 30), -(-(header + numbers) // alignment) * alignment)).byte()
+    rows[:, :header] = (torch.rand(len(rows), header // 2) - 0.5).half().view(torch.uint8)
+    if not header:
+        rows[:, :numbers] = torch.randn(len(rows), dim).to(torch.half if bits == 16 else torch.float).view(torch.uint8)
+    return rows
+
+
+def call(
+    dims: list[int], batch: int, pooling: int, alignment: int = 1, dtype: torch.dtype = torch.int64, types: tuple = (2,)
+) -> list[Any]:
+    """Arguments of the operator; the last feature reads the first one's table. Types take turns."""
+    types = [types[k % len(types)] for k in range(len(dims))]
     tables, places = [], []
-    for dim in dims:
-        stride = -(-(dim + HEADER) // alignment) * alignment
-        rows = torch.randint(0, 256, (random.randint(1, 30), stride), dtype=torch.uint8)
-        rows[:, :HEADER] = (torch.rand(len(rows), 2) - 0.5).half().view(torch.uint8)
+    for dim, type in zip(dims, types, strict=True):
         places.append(sum(map(torch.numel, tables)))
-        tables.append(rows)
+        tables.append(table(dim, type, alignment))
     dims, places, counts = [*dims, dims[0]], [*places, 0], [*map(len, tables), len(tables[0])]
     lengths = torch.randint(0, 4, (len(dims), batch))
     ids = torch.cat([torch.randint(0, rows, (int(n.sum()),)) for rows, n in zip(counts, lengths, strict=True)])
     weights = torch.rand(len(ids)) if pooling == SUM else None
     return [
         torch.cat([table.flatten() for table in tables]),
-        torch.full((len(dims),), op.INT8, dtype=torch.uint8),
+        torch.tensor([*types, types[0]], dtype=torch.uint8),
         torch.tensor(places),
         torch.tensor(counts),
         torch.tensor([0, *dims]).cumsum(0).int(),
@@ -55,6 +66,21 @@ def test_is_its_definition(isa: None, pooling: int, batch: int, dim: int) -> Non
         torch.testing.assert_close(run(given), op.table_batched(*given), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("pooling", [SUM, MEAN, NONE])
+@pytest.mark.parametrize("types", [(0,), (1,), (3,), (4,), (3, 0, 1, 4, 2)])
+@pytest.mark.parametrize("dim", [4, 12, 20, 64, 132, 300])
+def test_rows_of_any_bits(isa: None, pooling: int, types: tuple, dim: int) -> None:
+    dims = [dim] * 5 if pooling == NONE else [dim, 8, 60, dim, 24]
+    for batch, alignment, dtype in ((3, 1, torch.int64), (40, 16, torch.int32)):
+        given = call(dims, batch, pooling, alignment, dtype, types)
+        torch.testing.assert_close(run(given), op.table_batched(*given), rtol=1e-5, atol=1e-4)
+
+
+def test_codes_that_end_within_a_byte_are_refused(isa: None) -> None:
+    with pytest.raises(RuntimeError, match="does not lie in its memory"):
+        run(call([6, 6], 3, SUM, types=(4,)))
+
+
 def test_no_bags_at_all(isa: None) -> None:
     assert run(call([3, 4], 0, SUM)).shape == (0, 10)
 
@@ -72,7 +98,7 @@ def test_a_wrong_description_is_refused(isa: None, number: int) -> None:
     given = call([8, 8], 4, SUM)
     memory, types, places, rows, _, ids, offsets = given[:7]
     wrong = [
-        *(memory[:-1], torch.full_like(types, 3), places + 1, rows + 1),
+        *(memory[:-1], torch.full_like(types, 5), places + 1, rows + 1),
         *(torch.tensor([0, 8, 8, 24], dtype=torch.int32), ids[:-1], offsets.flip(0)),
     ]
     assert len(ids)
@@ -87,8 +113,9 @@ def test_fbgemms_numbers() -> None:
     from fbgemm_gpu.split_embedding_configs import SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
 
-    for pooling in (PoolingMode.SUM, PoolingMode.MEAN, PoolingMode.NONE):
-        specs = [(f"t{i}", 20, 20, SparseType.INT8, EmbeddingLocation.HOST) for i in range(3)]
+    types = (SparseType.INT8, SparseType.INT4, SparseType.INT2, SparseType.FP16, SparseType.FP32)
+    for pooling, type in itertools.product((PoolingMode.SUM, PoolingMode.MEAN, PoolingMode.NONE), types):
+        specs = [(f"t{i}", 20, 24, type, EmbeddingLocation.HOST) for i in range(3)]
         theirs = inference.IntNBitTableBatchedEmbeddingBagsCodegen(
             specs, pooling_mode=pooling, device="cpu", output_dtype=SparseType.FP32
         )

@@ -11,8 +11,8 @@ namespace fxopt {
 FXOPT_CHOSEN(kernels, table_batched)
 
 constexpr int32_t kDtypeUInt8 = 0, kDtypeInt32 = 3;
-constexpr int kInt8 = 2;        // FBGEMM's SparseType
-constexpr int64_t kHeader = 4;  // scale and offset in front of a row
+constexpr int kBits[] = {32, 16, 8, 4, 2};  // of FBGEMM's SparseTypes FP32, FP16, INT8, INT4, INT2
+constexpr int64_t kHeader = 4;              // scale and offset in front of codes
 
 static const Array& flat(const Array& array, int32_t dtype, const char* name) {
   if (array.dim != 1 || array.dtype != dtype || (array.sizes[0] > 1 && array.strides[0] != 1))
@@ -23,6 +23,20 @@ static const Array& flat(const Array& array, int32_t dtype, const char* name) {
 static Integers integers(const Array& array, const char* name) {
   return {flat(array, array.dtype == kDtypeInt32 ? kDtypeInt32 : kDtypeInt64, name).data, array.dtype != kDtypeInt32};
 }
+
+// A table of one feature in the memory.
+struct Table {
+  int bits;
+  int64_t place, rows, dim, stride;
+
+  Table(int type, int64_t place, int64_t rows, int64_t dim, int64_t alignment)
+      : bits(type < 5 ? kBits[type] : 0), place(place), rows(rows), dim(dim),
+        stride((dim * bits / 8 + (bits > 8 ? 0 : kHeader) + alignment - 1) / alignment * alignment) {}
+
+  bool lies_in(int64_t bytes) const {
+    return bits && dim > 0 && dim * bits % 8 == 0 && place >= 0 && place <= bytes && rows >= 0 && rows <= (bytes - place) / stride;
+  }
+};
 
 // Operands: memory uint8, and for each feature its table's type uint8, place int64, rows int64, and where its numbers
 // begin in the output, int32 [F + 1]; ids, offsets, weights. words: how bags are pooled, alignment of rows.
@@ -42,12 +56,10 @@ static void run(const Request& request) {
   if (F < 1 || given[2].sizes[0] != F || given[3].sizes[0] != F || given[4].sizes[0] != F + 1 || dims[0] != 0 || pooling < 0 ||
       pooling > 2 || alignment < 1 || alignment > 128 || n_bags < 0 || n_bags % F || (weights && given[7].sizes[0] != n_ids))
     refused("fxopt.table_batched: sizes that do not belong together");
-  const auto stride = [&](int64_t f) { return (dims[f + 1] - dims[f] + kHeader + alignment - 1) / alignment * alignment; };
+  const auto table = [&](int64_t f) { return Table(uint8_t(types.data[f]), places[f], rows[f], dims[f + 1] - dims[f], alignment); };
   for (int64_t f = 0; f < F; f++) {
-    const int64_t left = memory.sizes[0] - places[f];
-    if (types.data[f] != kInt8 || dims[f + 1] <= dims[f] || places[f] < 0 || left < 0 || rows[f] < 0 || rows[f] > left / stride(f) ||
-        (!pooled && dims[f + 1] - dims[f] != dims[1]))
-      refused("fxopt.table_batched: table %lld is none of 8 bits in its memory", (long long)f);
+    if (!table(f).lies_in(memory.sizes[0]) || (!pooled && table(f).dim != dims[1]))
+      refused("fxopt.table_batched: table %lld does not lie in its memory", (long long)f);
   }
   if (offsets[0] != 0 || (!pooled && offsets[n_bags] != n_ids)) refused("fxopt.table_batched: offsets of other ids");
   const int64_t B = n_bags / F, width = pooled ? dims[F] : dims[1];
@@ -56,7 +68,8 @@ static void run(const Request& request) {
   const auto some = [&](int64_t first, int64_t last) {
     for (int64_t at = first; at < last;) {
       const int64_t f = at / B, end = last < (f + 1) * B ? last : (f + 1) * B;
-      const Bags job{memory.data + places[f], rows[f], stride(f), dims[f + 1] - dims[f], ids, offsets, n_ids, at, end, weights, pooled,
+      const Table of = table(f);
+      const Bags job{memory.data + of.place, of.bits, of.rows, of.stride, of.dim, ids, offsets, n_ids, at, end, weights, pooled,
                      pooling == 1, pooled ? out + dims[f] - f * B * width : out, width};
       if (!chosen->look_up(job)) good = false;
       at = end;

@@ -15,10 +15,11 @@ struct Integers {
   }
 };
 
-// Bags [begin, end) of one feature: ids [offsets[b], offsets[b + 1]) of a table whose rows are their scale and offset,
-// float16 each, and then their codes. Not pooled: a row of the output for each id.
+// Bags [begin, end) of one feature: ids [offsets[b], offsets[b + 1]) of a table. Its rows are numbers of 32 or 16 bits, or
+// their scale and offset, float16 each, and then codes of 8, 4 or 2 bits. Not pooled: a row of the output for each id.
 struct Bags {
   const char* table;
+  int bits;
   int64_t n_rows, row_stride, dim;
   Integers ids, offsets;
   int64_t n_ids, begin, end;
