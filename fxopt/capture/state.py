@@ -126,7 +126,7 @@ class Unread(torch.Tensor):
 
     @staticmethod
     def of(kind: type[torch.Tensor], text: str) -> Unread:
-        made = torch.empty(0, device="cpu").as_subclass(types.new_class(kind.__name__, (Unread, kind)))
+        made: Unread = torch.empty(0, device="cpu").as_subclass(types.new_class(kind.__name__, (Unread, kind)))
         vars(made)["text"] = text
         return made
 
