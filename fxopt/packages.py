@@ -30,6 +30,9 @@ class Size(NamedTuple):
     multiplier: int
     added: int
 
+    def at(self, value: int) -> int:
+        return self.multiplier * value + self.added
+
 
 class Input(NamedTuple):
     """A leaf of the arguments. sizes: None of a leaf that is no tensor, which must be `value`."""
@@ -69,8 +72,8 @@ class Inputs(NamedTuple):
         """
         values: dict[str, int] = {}
         for expected, leaf in zip(self.leaves, found, strict=True):
-            if form_of(leaf, expected) != expected.form:
-                raise TypeError(f"input {expected.name}: expected {expected.form}, found {form_of(leaf, expected)}")
+            if form_of(leaf) != expected.form:
+                raise TypeError(f"input {expected.name}: expected {expected.form}, found {form_of(leaf)}")
             for axis, size in enumerate(expected.sizes or ()):
                 self._check_size(f"input {expected.name}, dimension {axis}", size, leaf.shape[axis], values)
 
@@ -82,22 +85,24 @@ class Inputs(NamedTuple):
         value, rest = divmod(found - expected.added, expected.multiplier)
         wanted = values.setdefault(expected.symbol, value)
         if rest or value != wanted:
-            raise ValueError(f"{place}: expected {expected.multiplier * wanted + expected.added}, found {found}")
+            raise ValueError(f"{place}: expected {expected.at(wanted)}, found {found}")
         least, most = self.ranges.get(expected.symbol, (0, None))
         if value < least or (most is not None and value > most):
-            limits = f"at least {least}" if most is None else f"{least} to {most}"
-            raise ValueError(f"{place}: expected {limits}, found {value}")
+            limits = f"at least {expected.at(least)}" + (
+                f" and at most {expected.at(most)}" if most is not None else ""
+            )
+            raise ValueError(f"{place}: expected {limits}, found {found}")
 
 
 def _sizes(read: Sequence[Any] | None) -> list[int | Size] | None:
     return None if read is None else [size if isinstance(size, int) else Size(*size) for size in read]
 
 
-def form_of(leaf: Any, expected: Input) -> str:
+def form_of(leaf: Any) -> str:
     """What Input.form says, of a leaf that was found."""
-    if isinstance(leaf, Tensor) and expected.sizes is not None:
+    if isinstance(leaf, Tensor):
         return f"{str(leaf.dtype).removeprefix('torch.')} on {leaf.device.type} of {leaf.dim()} dimensions"
-    return repr(leaf) if expected.sizes is None else type(leaf).__name__
+    return repr(leaf) if isinstance(leaf, str | int | float | None) else type(leaf).__name__
 
 
 class Package:

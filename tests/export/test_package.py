@@ -137,8 +137,8 @@ def bag(offsets: int = 6, pairs: int = 10, mode: object = "sum") -> list[object]
     [
         (bag(pairs=11), "input pairs, dimension 0: expected 10, found 11"),
         (bag(pairs=8), "input pairs, dimension 0: expected 10, found 8"),
-        (bag(2, 2), "input offsets, dimension 0: expected 2 to 100, found 1"),
-        (bag(102, 202), "input offsets, dimension 0: expected 2 to 100, found 101"),
+        (bag(2, 2), "input offsets, dimension 0: expected at least 3 and at most 101, found 2"),
+        (bag(102, 202), "input offsets, dimension 0: expected at least 3 and at most 101, found 102"),
         (bag(mode="mean"), "input mode: expected 'sum', found 'mean'"),
     ],
 )
