@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from fxopt import trees
 from fxopt.findings import Findings
+from fxopt.runtime import hooked
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.flatten import rebuilder
 from fxopt.runtime.signature import Sharing, Signature, Sizes, State
@@ -94,6 +96,8 @@ def entry_of(
     undo = Undo(executable, model)
     if undo.needed:
         executable.run = undo.around(executable.run)
+    if torch.is_grad_enabled():
+        executable.run = hooked.around(executable.run)
     leaves, touched = tuple(leaf.path for leaf in capture.leaves), _touched_by_leaves(capture)
     watch = Watch(model, leaves, ignore=touched, stored=stored, since=before, read=capture.read)
     sizes, sharing = Sizes(model, capture, _not_asked(capture)), Sharing(capture)
