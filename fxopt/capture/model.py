@@ -12,6 +12,7 @@ from fxopt.capture.inputs import flatten
 from fxopt.capture.leaves import Leaf, Trial
 from fxopt.capture.questions import question_of
 from fxopt.capture.reach import Reach
+from fxopt.capture.state import of_other_kinds
 from fxopt.capture.trial import trial as run_trial
 from fxopt.config import Config
 from fxopt.findings import Place
@@ -56,6 +57,7 @@ def _known_leaves(model: nn.Module, config: Config, asks: bool) -> dict[str, Lea
             "named in Config.leaves" if path in config.leaves
             else "TorchScript" if isinstance(module, torch.jit.ScriptModule)
             else "has forward or backward hooks" if has_hooks(module)
+            else other if path and (other := of_other_kinds(path, module))
             else question if asks and (question := question_of(module))
             else ""
         )  # fmt: skip

@@ -5,17 +5,15 @@ The user's modules may be serving other threads while we trace: nothing here wri
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.mirror import Mirror
+from fxopt.findings import Place
 from fxopt.torch_internals.fake_tensors import FakeTensorMode, as_parameter
 from fxopt.torch_internals.hooks import around_every_forward
 
@@ -34,6 +32,21 @@ class StateSlot:
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}" if self.module else self.name
+
+
+def of_other_kinds(path: str, module: nn.Module) -> str:
+    """What the module itself holds that no graph can read: sparse tensors, and subclasses of a library's own."""
+    named = (*module._parameters.items(), *module._buffers.items())
+    return next((_refusal(StateSlot(path, name, ""), t) for name, t in named if t is not None and not _is_dense(t)), "")
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) and tensor.layout is torch.strided
+
+
+def _refusal(slot: StateSlot, tensor: torch.Tensor) -> str:
+    kind = type(tensor).__qualname__ if tensor.layout is torch.strided else tensor.layout
+    return f"{slot}: expected a dense tensor, found {kind}"
 
 
 def hooks_of(modules: Iterable[nn.Module]) -> list[Callable]:
@@ -84,7 +97,7 @@ class ModelCopy(Mirror):
                 if tensor is not None and id(tensor) not in self._memo:
                     slot = StateSlot(path, name, kind)
                     self._memo[id(tensor)] = new = self._swap(tensor, slot)
-                    if new is not tensor and not isinstance(new, Unread):
+                    if new is not tensor:
                         self.state.append((slot, tensor, new))
 
     def at(self, path: str) -> nn.Module:
@@ -119,32 +132,16 @@ class ModelCopy(Mirror):
         return name in before and name in after and self.same(before[name], after[name])
 
 
-class Unread(torch.Tensor):
-    """In the place of a tensor of another kind, which a capture goes on without as long as nothing asks it anything. To
-    isinstance it is of that kind.
-    """
-
-    @staticmethod
-    def of(kind: type[torch.Tensor], text: str) -> Unread:
-        made: Unread = torch.empty(0, device="cpu").as_subclass(types.new_class(kind.__name__, (Unread, kind)))
-        vars(made)["text"] = text
-        return made
-
-    @classmethod
-    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        asked = next(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Unread))
-        raise CaptureError(vars(asked)["text"])
-
-
 def fake_state(
     fake_mode: FakeTensorMode, within_leaf: Callable[[str], bool]
 ) -> Callable[[torch.Tensor, StateSlot], torch.Tensor]:
     """Fakes with the tensor's own sizes and strides, static. Leaves may have tensors of any kind."""
 
     def fake(real: torch.Tensor, slot: StateSlot) -> torch.Tensor:
-        if type(real) not in (torch.Tensor, nn.Parameter, nn.Buffer) or real.layout is not torch.strided:
-            found = f"{slot}: expected a dense tensor, found {type(real).__qualname__}"
-            return real if within_leaf(slot.module) else Unread.of(type(real), found)
+        if not _is_dense(real):
+            if within_leaf(slot.module):
+                return real
+            raise CaptureError(_refusal(slot, real), Place(slot.module))
         with fake_mode:
             new = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
         new.requires_grad_(real.requires_grad)

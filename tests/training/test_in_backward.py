@@ -92,22 +92,6 @@ def test_every_optimizer_gives_eagers_bits(name: str, by_row: list[Tensor]) -> N
     assert len(by_row) == (8 * 3 if name in BY_ROW else 0)
 
 
-def test_a_scheduler_sees_each_step(recwarn: pytest.WarningsRecorder) -> None:
-    eager, model = tables(), tables()
-    for module in (eager, model):
-        apply(torch.optim.SGD, module.parameters(), {"lr": 0.1})
-    optimizers = [table._in_backward_optimizers[0] for module in (eager, model) for table in module.parameters()]
-    schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5) for optimizer in optimizers]
-    optimized = fxopt.optimize(model)
-    for ids, weights in batches(3):
-        for module in (eager, optimized):
-            module(ids, weights).sum().backward()
-        compare(model, eager)
-        for scheduler in schedulers:
-            scheduler.step()
-    assert not [warning for warning in recwarn if "lr_scheduler.step()" in str(warning.message)]
-
-
 def _scale(table: Tensor) -> None:
     table.grad *= 0.5
 
