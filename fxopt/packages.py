@@ -16,11 +16,13 @@ from fxopt.torch_internals.packages import OpenPackage
 
 NOTE = "fxopt.inputs.1"  # of a package: its Inputs, as JSON in this form
 FRONT, MANIFEST = "libfxopt.so", "manifest.json"  # of a folder of kernels
+_KINDS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _MOST_KNOWN = 1024  # forms of calls that are remembered
 _BAD_ID = re.compile(
     r"fxopt-bad-id column=\d+ row=(?P<row>\d+) lane=\d+ value=(?P<id>-?\d+) rows=(?P<rows>\d+)"
-    r" name='(?P<column>.*?)' table='(?P<table>.*?)'"
+    r" name='(?P<column>.*?)' table='(?P<table>.*)'"
 )
+_RELATION = re.compile(r"Expected (.+) to be True but received")
 
 
 class Size(NamedTuple):
@@ -65,6 +67,15 @@ class Inputs(NamedTuple):
         read = [Input(name, value, dtype, device, _sizes(sizes)) for name, value, dtype, device, sizes in leaves]
         return Inputs(read, ranges)
 
+    def legend(self, text: str) -> str:
+        """Where the symbols of a text come from."""
+        named: dict[str, str] = {}
+        for leaf in self.leaves:
+            for axis, size in enumerate(leaf.sizes or ()):
+                if isinstance(size, Size) and size.at(1) == 1 and re.search(rf"\b{re.escape(size.symbol)}\b", text):
+                    named.setdefault(size.symbol, f"{size.symbol} is dimension {axis} of input {leaf.name}")
+        return ", ".join(named.values())
+
     def check(self, found: Sequence[Any]) -> None:
         """
         Raises:
@@ -101,16 +112,21 @@ def _sizes(read: Sequence[Any] | None) -> list[int | Size] | None:
 def form_of(leaf: Any) -> str:
     """What Input.form says, of a leaf that was found."""
     if isinstance(leaf, Tensor):
+        if type(leaf) not in _KINDS or leaf.layout is not torch.strided:
+            return f"{type(leaf).__name__}, {leaf.layout}"
         return f"{str(leaf.dtype).removeprefix('torch.')} on {leaf.device.type} of {leaf.dim()} dimensions"
     return repr(leaf) if isinstance(leaf, str | int | float | None) else type(leaf).__name__
 
 
 class Package:
-    """Answers as the exported model does, without gradients. Threads that call it take turns: torch holds the GIL.
+    """Answers as the exported model does, without gradients. A Python number that the model returns is a tensor here.
+
+    Arguments are given as they were for the export, also those that have a default. Those that are no tensors must have
+    the values that they had. Threads that call a package take turns, because torch holds the GIL.
 
     Raises:
         TypeError: arguments have another structure, dtype, device or number of dimensions than those of the export.
-        ValueError: a size is none that the package was made for, or sizes do not belong together.
+        ValueError: the package was not made for a size, or sizes do not belong together.
         IndexError: an id is outside its table; the text names the column, the table, the id and where it is.
     """
 
@@ -124,7 +140,9 @@ class Package:
             leaves = self._opened.takes.flatten_up_to((args, kwargs))
         except ValueError as error:
             raise TypeError(f"expected the arguments of the export: {error}") from error
-        form = tuple([(v.dtype, v.device, v.shape) if isinstance(v, Tensor) else repr(v) for v in leaves])
+        form = tuple(
+            [(type(v), v.layout, v.dtype, v.device, v.shape) if isinstance(v, Tensor) else repr(v) for v in leaves]
+        )
         if form not in self._known:
             self._inputs.check(leaves)
             if len(self._known) == _MOST_KNOWN:
@@ -132,16 +150,19 @@ class Package:
             self._known.add(form)
         try:
             with torch.no_grad():
-                results = self._opened([leaf.contiguous() for leaf in leaves if isinstance(leaf, Tensor)])
+                results = self._opened([leaf.resolve_neg().contiguous() for leaf in leaves if isinstance(leaf, Tensor)])
         except RuntimeError as error:
-            raise _explained(error) from None
+            raise self._explained(error) from None
         return self._opened.gives.unflatten(results)
 
-
-def _explained(error: RuntimeError) -> Exception:
-    found = _BAD_ID.search(str(error))
-    text = "{column}: id {id} at row {row} is outside table {table!r} with {rows} rows"
-    return IndexError(text.format(**found.groupdict())) if found else error
+    def _explained(self, error: RuntimeError) -> Exception:
+        text = str(error)
+        if found := _BAD_ID.search(text):
+            said = "{column}: id {id} at row {row} is outside table {table!r} with {rows} rows"
+            return IndexError(said.format(**found.groupdict()))
+        if found := _RELATION.search(text):
+            return ValueError(f"sizes do not belong together: expected {found[1]}, where {self._inputs.legend(text)}")
+        return error
 
 
 def load(package: str | Path, kernels: str | Path) -> Package:
@@ -153,17 +174,20 @@ def load(package: str | Path, kernels: str | Path) -> Package:
 
     Raises:
         FileNotFoundError: a file is not there.
-        ValueError: the kernels are of another torch or processor, or the package is none of fxopt's.
+        ValueError: the kernels are for another torch or processor, or this version of fxopt has not made the package.
     """
     package, kernels = Path(package), Path(kernels)
+    if not package.is_file():
+        raise FileNotFoundError(f"no package at {package}")
     manifest = json.loads((kernels / MANIFEST).read_text())
     for what, here in ("torch", torch.__version__), ("machine", platform.machine()):
         if manifest[what] != here:
             raise ValueError(f"{kernels}: expected kernels for {what} {here}, found {manifest[what]}")
-    if not package.is_file():
-        raise FileNotFoundError(f"no package at {package}")
     torch.ops.load_library(str(kernels / FRONT))
-    opened = OpenPackage(package)
+    try:
+        opened = OpenPackage(package)
+    except RuntimeError as error:
+        raise ValueError(f"{package}: expected a package of fxopt.export.package: {error}") from error
     if NOTE not in opened.notes:
         raise ValueError(f"{package}: expected a package that this version of fxopt has made: export it again")
     return Package(opened)

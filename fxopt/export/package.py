@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
 from torch.utils._sympy.numbers import int_oo
 
+from fxopt.export.errors import ExportError
 from fxopt.kernels.libraries import c_shims
 from fxopt.packages import NOTE, Input, Inputs, Size
 from fxopt.torch_internals.exporting import packaged
@@ -24,8 +27,24 @@ def package(program: ExportedProgram, path: str | Path) -> str:
     Args:
         program: of :func:`fxopt.export`.
         path: of the package, a ``.pt2`` file.
+
+    Raises:
+        ExportError: the program writes buffers, which a package would forget, or has tensors that are not dense.
     """
+    if written := _written(program):
+        raise ExportError(f"a package keeps no buffers, and this program writes {', '.join(written)}")
+    for name, tensor in program.state_dict.items():
+        if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.layout is not torch.strided:
+            raise ExportError(f"{name}: expected a dense tensor, found {type(tensor).__name__}, {tensor.layout}")
     return packaged(program, str(path), c_shims(), {NOTE: described(program).text()})
+
+
+def _written(program: ExportedProgram) -> list[str]:
+    """The buffers that it changes."""
+    targets = (node.target for node in program.graph.nodes)
+    if not any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets):
+        return []
+    return sorted(program.run_decompositions({}).graph_signature.buffers_to_mutate.values())
 
 
 def described(program: ExportedProgram) -> Inputs:

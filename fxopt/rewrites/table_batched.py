@@ -22,9 +22,12 @@ def replace_table_batched(editor: Editor, match: Match) -> Replacement:
         raise Rejected("its kernel could not be compiled")
     bound, anchor = match.bound, match.anchor
     pooling, alignment = bound["pooling_mode"], bound["row_alignment"]
-    given = (*(bound[name] for name in _GIVEN), pooling, alignment)
+    width = anchor.meta["val"].shape[1]
+    if not isinstance(width, int):
+        raise Rejected("the width of its result is not known")
+    given = (*(bound[name] for name in _GIVEN), pooling, alignment, width)
     call = editor.known(anchor.meta["val"], torch.ops.fxopt.table_batched.default, *given)
-    call.meta["bound"] = _or_eager(call_of(pooling, alignment))
+    call.meta["bound"] = _or_eager(call_of(pooling, alignment, width))
     what = f"{bound['D_offsets'].meta['val'].shape[0] - 1} features of quantized tables, one call"
     return Replacement({anchor: call, bound["check"]: None}, what, "the same sums; ids are checked inside the lookup")
 

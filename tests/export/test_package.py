@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 import fxopt
 from fxopt import packages
 from fxopt.cli import main
+from fxopt.export import ExportError
 from fxopt.export.package import described
-from fxopt.packages import Input, Inputs, Size
+from fxopt.packages import Input, Inputs, Package, Size
 from tests.export.conftest import ROWS, Small, inputs
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "serve_cpp"
@@ -128,6 +130,16 @@ BAG = Inputs(
 )
 
 
+class Nibbles(Tensor):
+    pass
+
+
+class Opened:
+    """What Package opens, without a file."""
+
+    notes: ClassVar = {packages.NOTE: BAG.text()}
+
+
 def bag(offsets: int = 6, pairs: int = 10, mode: object = "sum") -> list[object]:
     return [torch.zeros(9).long(), torch.zeros(offsets).long(), torch.zeros(pairs, 3), mode]
 
@@ -169,7 +181,50 @@ def test_a_package_notes_what_belongs_together() -> None:
         inputs.check((torch.arange(5), torch.tensor([0, 0, 1, 5]), torch.randn(3, 4), 0.25))
 
 
+def test_symbols_are_told_by_their_inputs() -> None:
+    assert BAG.legend("Eq(n, 3*b)") == "n is dimension 0 of input ids"
+    assert described(fxopt.export(nn.Linear(2, 2).eval(), (torch.rand(3, 2),))).legend("nothing") == ""
+
+
+@pytest.mark.parametrize("ids", [torch.zeros(9).long().to_sparse(), torch.zeros(9).long().as_subclass(Nibbles)])
+def test_inputs_of_another_kind_are_refused(ids: Tensor) -> None:
+    with pytest.raises(
+        TypeError, match=r"input ids: expected int64 on cpu of 1 dimensions, found (Tensor|Nibbles), torch"
+    ):
+        BAG.check([ids, *bag()[1:]])
+
+
+def test_a_bad_id_is_told_with_names_that_hold_apostrophes() -> None:
+    text = "fxopt-bad-id column=0 row=3 lane=0 value=7 rows=5 name='column 0 (u's)' table='u's.weight'"
+    told = Package(Opened())._explained(RuntimeError(text))
+    assert str(told) == "column 0 (u's): id 7 at row 3 is outside table \"u's.weight\" with 5 rows"
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return x * self.count
+
+
+def test_a_program_that_writes_buffers_is_no_package(tmp_path: Path) -> None:
+    program = fxopt.export(Counting().eval(), (torch.rand(3),))
+    with pytest.raises(ExportError, match="a package keeps no buffers, and this program writes count"):
+        fxopt.export.package(program, tmp_path / "counting.pt2")
+
+
 def test_kernels_of_another_torch_are_refused(tmp_path: Path) -> None:
     (tmp_path / packages.MANIFEST).write_text('{"torch": "1.0", "machine": "x"}')
     with pytest.raises(ValueError, match=r"expected kernels for torch .*, found 1\.0"):
-        fxopt.load("model.pt2", tmp_path)
+        fxopt.load(tmp_path / packages.MANIFEST, tmp_path)
+
+
+def test_files_that_are_no_packages_are_refused(library: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no package at"):
+        fxopt.load(tmp_path / "model.pt2", library.parent)
+    (tmp_path / "model.pt2").write_text("nothing")
+    with pytest.raises(ValueError, match=r"expected a package of fxopt\.export\.package"):
+        fxopt.load(tmp_path / "model.pt2", library.parent)

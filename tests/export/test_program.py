@@ -245,3 +245,37 @@ def test_an_attribute_that_a_forward_assigns_is_left_out_with_a_warning() -> Non
     x = torch.randn(7, 4)
     torch.testing.assert_close(program.module()(x), model(x))
     assert model.kept is not None  # the model's own call
+
+
+def test_quantized_collections_keep_their_sizes_apart() -> None:
+    torchrec = pytest.importorskip("torchrec")
+    quantize = pytest.importorskip("torchrec.inference.modules").quantize_embeddings
+
+    class Collected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            config = torchrec.EmbeddingBagConfig
+            tables = [config(name=k, embedding_dim=8, num_embeddings=ROWS, feature_names=[k, k * 2]) for k in "ab"]
+            collection = nn.Sequential(torchrec.EmbeddingBagCollection(tables=tables))
+            self.collection, self.dense = quantize(collection, torch.qint8, inplace=False)[0], nn.Linear(3, 32)
+
+        def forward(self, features: Any, x: Tensor) -> Tensor:
+            return torch.sin(self.collection(features).values()) + self.dense(x)
+
+    def features(batch: int) -> Any:
+        lengths = torch.ones(4 * batch).long()
+        lengths[0] += 5  # a number of ids that no other size is
+        ids = torch.randint(0, ROWS, (int(lengths.sum()),))
+        return torchrec.KeyedJaggedTensor(["a", "aa", "b", "bb"], ids, lengths=lengths)
+
+    model = Collected().eval()
+    with torch.no_grad():
+        program = fxopt.export(model, (features(7), torch.randn(7, 3)))
+        assert "fxopt.table_batched.default" in called(program)
+        for batch in (1, 5, 32, 40):
+            given = features(batch)
+            again = torchrec.KeyedJaggedTensor(given.keys(), given.values(), lengths=given.lengths())
+            x = torch.randn(batch, 3)
+            torch.testing.assert_close(program.module()(again, x), model(given, x))
+    (node,) = (n for n in program.graph.nodes if "table_batched" in str(n.target))
+    assert node.meta["val"].shape[1] == 32

@@ -49,6 +49,7 @@ def call(
         weights,
         pooling,
         alignment,
+        dims[0] if pooling == NONE else sum(dims),
     ]
 
 
@@ -74,6 +75,13 @@ def test_rows_of_any_bits(isa: None, pooling: int, types: tuple, dim: int) -> No
     for batch, alignment, dtype in ((3, 1, torch.int64), (40, 16, torch.int32)):
         given = call(dims, batch, pooling, alignment, dtype, types)
         torch.testing.assert_close(run(given), op.table_batched(*given), rtol=1e-5, atol=1e-4)
+
+
+def test_a_wrong_width_is_refused(isa: None) -> None:
+    given = call([8, 8], 4, SUM)
+    for refusing in (run, lambda given: op.table_batched(*given)):
+        with pytest.raises(RuntimeError, match=r"width|expected rows of 23"):
+            refusing([*given[:-1], 23])
 
 
 def test_codes_that_end_within_a_byte_are_refused(isa: None) -> None:
@@ -122,6 +130,7 @@ def test_fbgemms_numbers() -> None:
         theirs.fill_random_weights()
         lengths = torch.randint(0, 4, (3 * 5,))
         ids, offsets = torch.randint(0, 20, (int(lengths.sum()),)), torch.cat([lengths[:1] * 0, lengths.cumsum(0)])
+        width = 24 if pooling == PoolingMode.NONE else 72
         memory = (theirs.weights_host, theirs.weights_tys, theirs.weights_offsets, theirs.rows_per_table)
-        found = run([*memory, theirs.D_offsets, ids, offsets, None, int(pooling), theirs.row_alignment])
+        found = run([*memory, theirs.D_offsets, ids, offsets, None, int(pooling), theirs.row_alignment, width])
         torch.testing.assert_close(found, theirs(ids, offsets), equal_nan=True)

@@ -39,9 +39,9 @@ struct Table {
 };
 
 // Operands: memory uint8, and for each feature its table's type uint8, place int64, rows int64, and where its numbers
-// begin in the output, int32 [F + 1]; ids, offsets, weights. words: how bags are pooled, alignment of rows.
+// begin in the output, int32 [F + 1]; ids, offsets, weights. words: how bags are pooled, alignment of rows, width of the output.
 static void run(const Request& request) {
-  if (request.n_operands != 8 || request.n_words != 2) refused("fxopt.table_batched: expected 8 tensors and 2 numbers");
+  if (request.n_operands != 8 || request.n_words != 3) refused("fxopt.table_batched: expected 8 tensors and 3 numbers");
   const Array* const given = request.operands;
   const Array& memory = flat(given[0], kDtypeUInt8, "memory");
   const Array& types = flat(given[1], kDtypeUInt8, "types");
@@ -63,6 +63,7 @@ static void run(const Request& request) {
   }
   if (offsets[0] != 0 || (!pooled && offsets[n_bags] != n_ids)) refused("fxopt.table_batched: offsets of other ids");
   const int64_t B = n_bags / F, width = pooled ? dims[F] : dims[1];
+  if (width != request.words[2]) refused("fxopt.table_batched: rows of another width");
   float* out = request.floats({pooled ? B : n_ids, width});
   std::atomic<bool> good{true};
   const auto some = [&](int64_t first, int64_t last) {

@@ -16,7 +16,8 @@ from torch import Tensor
 from ..operators import Operator, Operators, cpu_library
 
 _MEMORY = "Tensor memory, Tensor types, Tensor places, Tensor rows, Tensor dims"
-_SCHEMA = f"table_batched({_MEMORY}, Tensor ids, Tensor offsets, Tensor? weights, int pooling, int alignment) -> Tensor"
+_BAGS = "Tensor ids, Tensor offsets, Tensor? weights, int pooling, int alignment, int width"
+_SCHEMA = f"table_batched({_MEMORY}, {_BAGS}) -> Tensor"
 KERNEL = cpu_library(Path(__file__).parent, "layout.h", "rows.h", (_SCHEMA,))
 MEAN, NONE = 1, 2  # of FBGEMM's PoolingMode
 BITS = (32, 16, 8, 4, 2)  # of FBGEMM's SparseType, from FP32 to INT2
@@ -25,7 +26,7 @@ _HEADER = 4  # bytes of a scale and an offset in front of codes
 
 def table_batched(
     memory: Tensor, types: Tensor, places: Tensor, rows: Tensor, dims: Tensor,
-    ids: Tensor, offsets: Tensor, weights: Tensor | None, pooling: int, alignment: int,
+    ids: Tensor, offsets: Tensor, weights: Tensor | None, pooling: int, alignment: int, width: int,
 ) -> Tensor:  # fmt: skip
     """float32 [B, sum of D], or without pooling [N, D]: rows, which are numbers or scale * codes + offset.
 
@@ -36,11 +37,14 @@ def table_batched(
         dims: int32 [F + 1], where the numbers of each feature begin in a row of the output.
         ids: int32 or int64 [N]. offsets: int32 or int64 [F * B + 1]. weights: float32 [N], or None.
         pooling: FBGEMM's PoolingMode.
+        width: of a row of the result, which no other size tells.
 
     Raises:
         RuntimeError: an id outside of its table, or a description that does not fit the memory.
     """
     starts, places_, rows_ = dims.tolist(), places.tolist(), rows.tolist()
+    if width != (starts[1] if pooling == NONE else starts[-1]):
+        raise RuntimeError(f"fxopt.table_batched: expected rows of {width} numbers")
     if (types >= len(BITS)).any() or offsets[0] != 0 or (pooling == NONE and offsets[-1] != ids.shape[0]):
         raise RuntimeError("fxopt.table_batched: expected tables of 2 to 32 bits, and offsets of these ids")
     found = []
@@ -74,9 +78,12 @@ def _numbers(memory: Tensor, bits: int, rows: int, D: int, alignment: int) -> Te
     return (parts & (2**bits - 1)).flatten(1).float() * scale + low
 
 
-def call_of(pooling: int, alignment: int) -> Callable[..., Tensor]:
+def call_of(pooling: int, alignment: int, width: int) -> Callable[..., Tensor]:
     """The operator for one plan, past the dispatcher where it can be."""
-    plan, past_dispatcher = torch.tensor([pooling, alignment], device="cpu"), OPERATORS.past_dispatcher("table_batched")
+    plan, past_dispatcher = (
+        torch.tensor([pooling, alignment, width], device="cpu"),
+        OPERATORS.past_dispatcher("table_batched"),
+    )
 
     def fxopt_table_batched(*given: Tensor) -> Tensor:
         outputs = past_dispatcher(*given[:8], plan)
@@ -87,10 +94,10 @@ def call_of(pooling: int, alignment: int) -> Callable[..., Tensor]:
 
 def _fake(
     memory: Tensor, types: Tensor, places: Tensor, rows: Tensor, dims: Tensor,
-    ids: Tensor, offsets: Tensor, weights: Tensor | None, pooling: int, alignment: int,
+    ids: Tensor, offsets: Tensor, weights: Tensor | None, pooling: int, alignment: int, width: int,
 ) -> Tensor:  # fmt: skip
-    size = torch.library.get_ctx().new_dynamic_size()
-    return memory.new_empty((ids.shape[0] if pooling == NONE else size, size), dtype=torch.float32)
+    rows_ = ids.shape[0] if pooling == NONE else (offsets.shape[0] - 1) // places.shape[0]
+    return memory.new_empty((rows_, width), dtype=torch.float32)
 
 
 OPERATORS = Operators((Operator(_SCHEMA, table_batched, _fake),), KERNEL)
