@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from fxopt import trees
@@ -49,8 +48,10 @@ class Entry:
 
     def __post_init__(self) -> None:
         if self.executable is not None:
-            self.run = self.executable.run
+            self.run, with_gradients = self.executable.run, self.ambient[0]
             self.serve: Serve | None = getattr(self.run, "serve", None)
+            if with_gradients:
+                self.run, self.serve = hooked.around(self.run), None
             self.rebuild = rebuilder(self.executable.capture.out_spec)
             self.filled = self.executable.capture.filled
         self.traced = traced_view(self)
@@ -96,8 +97,6 @@ def entry_of(
     undo = Undo(executable, model)
     if undo.needed:
         executable.run = undo.around(executable.run)
-    if torch.is_grad_enabled():
-        executable.run = hooked.around(executable.run)
     leaves, touched = tuple(leaf.path for leaf in capture.leaves), _touched_by_leaves(capture)
     watch = Watch(model, leaves, ignore=touched, stored=stored, since=before, read=capture.read)
     sizes, sharing = Sizes(model, capture, _not_asked(capture)), Sharing(capture)
