@@ -30,7 +30,9 @@ struct AttentionRow {
 #pragma GCC unroll 8
         for (int r = 0; r < kUnits; r++) units[r] = fma(splat(line[r]), right, units[r]);
       }
-      for (int r = 0; r < kUnits && a + r < job.A; r++) total = fma(splat(job.query[a + r]), maximum(units[r], Floats{}), total);
+#pragma GCC unroll 8  // a unit that a variable numbers lives in memory
+      for (int r = 0; r < kUnits; r++)
+        if (a + r < job.A) total = fma(splat(job.query[a + r]), maximum(units[r], Floats{}), total);
     }
     return total;
   }
