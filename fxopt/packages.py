@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fxopt import trees
 from fxopt.torch_internals.packages import OpenPackage
 
 NOTE = "fxopt.inputs.1"  # of a package: its Inputs, as JSON in this form
 FRONT, MANIFEST = "libfxopt.so", "manifest.json"  # of a folder of kernels
-_KINDS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _MOST_KNOWN = 1024  # forms of calls that are remembered
 _BAD_ID = re.compile(
     r"fxopt-bad-id column=\d+ row=(?P<row>\d+) lane=\d+ value=(?P<id>-?\d+) rows=(?P<rows>\d+)"
@@ -99,10 +99,8 @@ class Inputs(NamedTuple):
             raise ValueError(f"{place}: expected {expected.at(wanted)}, found {found}")
         least, most = self.ranges.get(expected.symbol, (0, None))
         if value < least or (most is not None and value > most):
-            limits = f"at least {expected.at(least)}" + (
-                f" and at most {expected.at(most)}" if most is not None else ""
-            )
-            raise ValueError(f"{place}: expected {limits}, found {found}")
+            limit = "" if most is None else f" and at most {expected.at(most)}"
+            raise ValueError(f"{place}: expected at least {expected.at(least)}{limit}, found {found}")
 
 
 def _sizes(read: Sequence[Any] | None) -> list[int | Size] | None:
@@ -112,7 +110,7 @@ def _sizes(read: Sequence[Any] | None) -> list[int | Size] | None:
 def form_of(leaf: Any) -> str:
     """What Input.form says, of a leaf that was found."""
     if isinstance(leaf, Tensor):
-        if type(leaf) not in _KINDS or leaf.layout is not torch.strided:
+        if not trees.is_dense(leaf):
             return f"{type(leaf).__name__}, {leaf.layout}"
         return f"{str(leaf.dtype).removeprefix('torch.')} on {leaf.device.type} of {leaf.dim()} dimensions"
     return repr(leaf) if isinstance(leaf, str | int | float | None) else type(leaf).__name__

@@ -15,7 +15,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+_DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _DEPTH = 8  # of dataclasses within dataclasses; one that holds itself has no end
+
+
+def is_dense(leaf: object) -> bool:
+    """Whether it is a tensor of torch's own classes whose numbers lie by sizes and strides."""
+    return type(leaf) in _DENSE and leaf.layout is torch.strided  # type: ignore[attr-defined]
 
 
 class Record:

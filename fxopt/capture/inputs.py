@@ -23,7 +23,6 @@ Dim = tuple[int, int]  # (tensor leaf, dim)
 Shapes = tuple[tuple[int, ...], ...]
 
 CONSTANTS = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.layout)
-DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _MANY = 64  # fakes of few inputs meet no cached operator twice: 35 ms a small capture with torch's cache, 24 without
 SHARED_FROM = 16  # sizes shared by this many float inputs get one symbol: 1000 columns trace in 2.3 s, not 6.6 s
 
@@ -86,7 +85,7 @@ def flatten(args: tuple, kwargs: dict) -> Inputs:
     for index, (path, leaf) in enumerate(with_paths):
         name = ("args" if path[0] == pytree.SequenceKey(0) else "kwargs") + pytree.keystr(path[1:])
         if isinstance(leaf, torch.Tensor):
-            if type(leaf) not in DENSE or leaf.layout is not torch.strided or leaf.is_quantized:
+            if not trees.is_dense(leaf) or leaf.is_quantized:
                 raise CaptureError(f"{name}: expected a dense tensor, found {type(leaf).__qualname__}, {leaf.layout}")
             tensors.append(leaf)
             names.append(name)

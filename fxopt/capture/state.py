@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from fxopt import trees
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.mirror import Mirror
 from fxopt.findings import Place
@@ -36,12 +37,10 @@ class StateSlot:
 
 def of_other_kinds(path: str, module: nn.Module) -> str:
     """What the module itself holds that no graph can read: sparse tensors, and subclasses of a library's own."""
-    named = (*module._parameters.items(), *module._buffers.items())
-    return next((_refusal(StateSlot(path, name, ""), t) for name, t in named if t is not None and not _is_dense(t)), "")
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) and tensor.layout is torch.strided
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None and not trees.is_dense(tensor):
+            return _refusal(StateSlot(path, name, ""), tensor)
+    return ""
 
 
 def _refusal(slot: StateSlot, tensor: torch.Tensor) -> str:
@@ -138,7 +137,7 @@ def fake_state(
     """Fakes with the tensor's own sizes and strides, static. Leaves may have tensors of any kind."""
 
     def fake(real: torch.Tensor, slot: StateSlot) -> torch.Tensor:
-        if not _is_dense(real):
+        if not trees.is_dense(real):
             if within_leaf(slot.module):
                 return real
             raise CaptureError(_refusal(slot, real), Place(slot.module))

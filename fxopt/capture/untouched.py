@@ -23,7 +23,6 @@ from fxopt.capture.state import ModelCopy
 from fxopt.torch_internals.storage import number_of, set_version, storage_number
 
 LARGE = 1 << 20  # bytes
-_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 _STATISTICS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}  # written, says no schema
 
 
@@ -56,7 +55,7 @@ class Look(TorchDispatchMode):
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the same values, whose memory is a copy's, or is copied before it is written."""
         self._keep.append(tensor)
-        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        if not trees.is_dense(tensor) or tensor.is_conj() or tensor.is_neg():
             return tensor.detach().clone()
         memory = self._standing_for(tensor.untyped_storage())
         new = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -156,7 +155,7 @@ def written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[
 
 def has_memory(value: Any) -> bool:
     """Whether it is a plain tensor whose memory a look can follow."""
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided and type(value) in _PLAIN
+    return trees.is_dense(value)
 
 
 def _mark(storage: torch.UntypedStorage) -> None:

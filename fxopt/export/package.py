@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
 from torch.utils._sympy.numbers import int_oo
 
+from fxopt import trees
 from fxopt.export.errors import ExportError
 from fxopt.kernels.libraries import c_shims
 from fxopt.packages import NOTE, Input, Inputs, Size
@@ -34,7 +34,7 @@ def package(program: ExportedProgram, path: str | Path) -> str:
     if written := _written(program):
         raise ExportError(f"a package keeps no buffers, and this program writes {', '.join(written)}")
     for name, tensor in program.state_dict.items():
-        if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.layout is not torch.strided:
+        if not trees.is_dense(tensor):
             raise ExportError(f"{name}: expected a dense tensor, found {type(tensor).__name__}, {tensor.layout}")
     return packaged(program, str(path), c_shims(), {NOTE: described(program).text()})
 

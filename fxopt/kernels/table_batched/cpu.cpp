@@ -12,7 +12,6 @@ FXOPT_CHOSEN(kernels, table_batched)
 
 constexpr int32_t kDtypeUInt8 = 0, kDtypeInt32 = 3;
 constexpr int kBits[] = {32, 16, 8, 4, 2};  // of FBGEMM's SparseTypes FP32, FP16, INT8, INT4, INT2
-constexpr int64_t kHeader = 4;              // scale and offset in front of codes
 
 static const Array& flat(const Array& array, int32_t dtype, const char* name) {
   if (array.dim != 1 || array.dtype != dtype || (array.sizes[0] > 1 && array.strides[0] != 1))
@@ -31,7 +30,7 @@ struct Table {
 
   Table(int type, int64_t place, int64_t rows, int64_t dim, int64_t alignment)
       : bits(type < 5 ? kBits[type] : 0), place(place), rows(rows), dim(dim),
-        stride((dim * bits / 8 + (bits > 8 ? 0 : kHeader) + alignment - 1) / alignment * alignment) {}
+        stride((dim * bits / 8 + header(bits) + alignment - 1) / alignment * alignment) {}
 
   bool lies_in(int64_t bytes) const {
     return bits && dim > 0 && dim * bits % 8 == 0 && place >= 0 && place <= bytes && rows >= 0 && rows <= (bytes - place) / stride;

@@ -15,6 +15,9 @@ struct Integers {
   }
 };
 
+// Bytes in front of a row's numbers: the scale and the offset of codes.
+constexpr int64_t header(int bits) { return bits > 8 ? 0 : 4; }
+
 // Bags [begin, end) of one feature: ids [offsets[b], offsets[b + 1]) of a table. Its rows are numbers of 32 or 16 bits, or
 // their scale and offset, float16 each, and then codes of 8, 4 or 2 bits. Not pooled: a row of the output for each id.
 struct Bags {

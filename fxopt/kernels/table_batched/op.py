@@ -80,10 +80,8 @@ def _numbers(memory: Tensor, bits: int, rows: int, D: int, alignment: int) -> Te
 
 def call_of(pooling: int, alignment: int, width: int) -> Callable[..., Tensor]:
     """The operator for one plan, past the dispatcher where it can be."""
-    plan, past_dispatcher = (
-        torch.tensor([pooling, alignment, width], device="cpu"),
-        OPERATORS.past_dispatcher("table_batched"),
-    )
+    plan = torch.tensor([pooling, alignment, width], device="cpu")
+    past_dispatcher = OPERATORS.past_dispatcher("table_batched")
 
     def fxopt_table_batched(*given: Tensor) -> Tensor:
         outputs = past_dispatcher(*given[:8], plan)

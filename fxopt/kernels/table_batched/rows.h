@@ -9,8 +9,6 @@ namespace fxopt::FXOPT_ISA {
 constexpr int kMost = 8;        // vectors of a row that are summed at once
 constexpr int64_t kAhead = 16;  // ids whose rows are fetched meanwhile
 
-constexpr int64_t header(int bits) { return bits > 8 ? 0 : 4; }  // bytes in front of a row's numbers
-
 inline float half_of(const char* from) {
   Half half;
   memcpy(&half, from, sizeof half);
