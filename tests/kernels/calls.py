@@ -27,6 +27,7 @@ from fxopt.kernels.interactions import attention as pair_attention
 from fxopt.kernels.interactions import dot, pair_sum
 from fxopt.kernels.k_largest import op as k_largest
 from fxopt.kernels.lookup_products import op as lookup_products
+from fxopt.kernels.mlp import gradient
 from fxopt.kernels.mlp import op as mlp
 from fxopt.kernels.mlp import plan as m
 from fxopt.kernels.pointwise import encode as pointwise_encode
@@ -98,6 +99,9 @@ def _dense() -> Iterator[Call]:
         *(m.Step(m.Op.LINEAR, (6,)), m.Step(m.Op.LAYER_NORM, (7, None), (1e-5,)), m.Step(m.Op.CLAMP, (), (0.0, 1.0))),
     ]
     state = [_some(8, 7), _some(8), _some(8), torch.rand(8), _some(8), _some(1), _some(6, 8), _some(6)]
+    for op in (m.Op.LINEAR, *gradient.FROM_RESULT):
+        y = torch.rand(5, 3) if op else None
+        yield Call(gradient, "linear_backward", (_some(5, 3), y, int(op)), gradient.linear_backward)
     yield Call(mlp, "mlp", ([_some(3, 4), _some(3, 3)], state, m.encode(2, steps)), mlp._in_pytorch, (2,))
     sides = [a.Operand((Axis(0, 1, -1), Axis(1, 1, -1), Axis(2, 1, -1))) for _ in range(3)]
     mask = a.Operand((Axis(0, 1, -1), Axis(-1, 0, 1), Axis(1, 1, -1)))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fxopt.kernels.mlp import op, reference
+from fxopt.kernels.mlp import gradient, op, reference
 from fxopt.kernels.mlp.plan import Op, Step, decode, encode
 
 op.OPERATORS.load()
@@ -72,6 +72,22 @@ def test_weights_that_lie_the_other_way() -> None:
         for rows in (1, 2, 9, 50):
             x = torch.randn(rows, K)
             torch.testing.assert_close(op.call_of(plan)([x], state, plan), reference.mlp([x], state, steps))
+
+
+@needs_kernel
+@pytest.mark.parametrize("step", [None, *gradient.FROM_RESULT])
+@pytest.mark.usefixtures("isa")
+def test_what_a_layers_gradients_are_made_of(step: Op | None) -> None:
+    for M, N in ((0, 3), (1, 1), (5, 40), (300, 17), (131, 128)):
+        grads = torch.randn(M, N), torch.randn(N, M).t(), torch.randn(M, 2 * N)[:, :N], torch.randn(M, 1).expand(M, N)
+        values = torch.randn(M, N).masked_fill_(torch.rand(M, N) < 0.2, 0.0)
+        values[torch.rand(M, N) < 0.02] = float("nan")
+        for grad, y in itertools.product(grads, (values, values.t().contiguous().t())):
+            found, turned, sums = gradient.call(grad, None if step is None else y, step or Op.LINEAR)
+            asked = grad if step is None else gradient.FROM_RESULT[step](grad, y)
+            torch.testing.assert_close(found, asked, equal_nan=True)
+            torch.testing.assert_close(turned, found.t(), rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(sums, found.double().sum(0).float(), equal_nan=True)
 
 
 @needs_kernel

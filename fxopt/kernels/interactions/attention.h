@@ -1,7 +1,7 @@
 // Attention over the products of pairs: a row's products are never stored. Lanes are neighbouring pairs.
 #pragma once
 #include "../simd/math.h"
-#include "transpose.h"
+#include "fields.h"
 
 namespace fxopt::FXOPT_ISA {
 

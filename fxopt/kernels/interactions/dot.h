@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "transpose.h"
+#include "fields.h"
 
 namespace fxopt::FXOPT_ISA {
 

@@ -1,7 +1,7 @@
 // The sum of the products of all pairs of a row's vectors in one pass: each vector times the sum of those before it,
 // which loses nothing to cancellation as (sum x)^2 - sum x^2 does.
 #pragma once
-#include "transpose.h"
+#include "fields.h"
 
 namespace fxopt::FXOPT_ISA {
 

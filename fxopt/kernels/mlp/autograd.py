@@ -16,18 +16,11 @@ import torch
 from torch import Tensor
 
 from .. import gradients
+from . import gradient, reference
 from . import layers as by_torch
-from . import reference
 from .plan import Op, Step
 
-aten = torch.ops.aten
 Kept = Callable[[Sequence[Tensor], Sequence[Tensor | None]], "Sequence[Tensor] | None"]
-
-_FROM_RESULT: dict[Op, Callable[[Tensor, Tensor, Step], Tensor]] = {
-    Op.RELU: lambda grad, y, step: aten.threshold_backward(grad, y, 0),
-    Op.SIGMOID: lambda grad, y, step: aten.sigmoid_backward(grad, y),
-    Op.TANH: lambda grad, y, step: aten.tanh_backward(grad, y),
-}
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ def layers_of(steps: Sequence[Step]) -> list[Layer]:
     found = []
     for at, end in zip(starts, [*starts[1:], len(steps)], strict=True):
         behind = tuple(steps[at + 1 : end])
-        own = len(behind) > 1 or any(step.op not in _FROM_RESULT for step in behind)
+        own = len(behind) > 1 or any(step.op not in gradient.FROM_RESULT for step in behind)
         found.append(Layer(steps[at], behind, own))
     return found
 
@@ -151,13 +144,16 @@ class _Backward:
         grad = _matrix(grad)
         for at in range(len(self.layers) - 1, first - 1, -1):
             layer, x = self.layers[at], self.x[at]
-            grad = self._through_steps(grad, at)
+            if layer.own:
+                grad = self._through_steps(grad, at)
             weight, bias = (*layer.linear.tensors, None)[:2]
             assert weight is not None
+            y = self.x[at + 1] if layer.by_result else None
+            grad, turned, sums = gradient.call(grad, y, layer.steps[-1].op)
             if self.needs[weight]:
-                self._add(weight, by_torch.product(grad.t(), x))
+                self._add(weight, by_torch.product(turned, x))
             if bias is not None and self.needs[bias]:
-                self._add(bias, grad.sum(0))
+                self._add(bias, sums)
             if at > first or any(self.needs_inputs):
                 grad = by_torch.product(grad, self.state[weight])
         return itertools.chain(self._of_inputs(grad), self.grads)  # type: ignore[return-value]
@@ -170,10 +166,7 @@ class _Backward:
 
     def _through_steps(self, grad: Tensor, at: int) -> Tensor:
         layer, own = self.layers[at], self.own[at]
-        if own is None:
-            for step in layer.behind:
-                grad = _FROM_RESULT[step.op](grad, self.x[at + 1], step)
-            return grad
+        assert own is not None
         indices = sorted({index for step in layer.behind for index in step.tensors if index is not None})
         wanted = [index for index in indices if self.needs[index]]
         with torch.enable_grad():
@@ -185,8 +178,8 @@ class _Backward:
             for step in layer.behind:
                 y = reference.apply(y, state, step)
             found = torch.autograd.grad(y, [start, *(state[index] for index in wanted)], grad)
-        for index, gradient in zip(wanted, found[1:], strict=True):
-            self._add(index, gradient)
+        for index, of_state in zip(wanted, found[1:], strict=True):
+            self._add(index, of_state)
         return found[0]
 
     def _add(self, index: int, gradient: Tensor) -> None:

@@ -32,12 +32,21 @@ struct Step {
   float *before, *after;  // of a linear whose values are kept: as it gives them, and after the steps behind it
 };
 
+// [M, N] each, the distance between rows in elements; without y there is no step behind the layer (kLinear).
+struct Gradient {
+  const float *grad, *y;
+  int64_t grad_stride, y_stride, M, N;
+  Op op;
+  float *through, *turned, *sums;  // [M, N] where there is a y, [N, M], [N]
+};
+
 // Strides in elements; the last dim is dense.
 struct Kernels {
   // Columns [n0, n1) of a linear over M rows.
   void (*linear)(const Step& step, const float* x, int64_t x_stride, int64_t M, float* y, int64_t y_stride, int64_t n0, int64_t n1);
   // Any other step, in place.
   void (*pointwise)(const Step& step, float* y, int64_t M, int64_t y_stride);
+  void (*gradient)(const Gradient& g, int64_t n0, int64_t n1);
 };
 
 FXOPT_IN_EACH(const Kernels kernels)

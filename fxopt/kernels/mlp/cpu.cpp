@@ -18,6 +18,7 @@ constexpr int64_t kFewest = 96;             // rows of a block: weights are read
 constexpr int64_t kMostFloats = 4 << 20;     // of a block: 16 MB a thread stay allocated
 constexpr int64_t kVector = 16;
 constexpr double kFlopNs = 1 / 200.0, kWeightNs = 4 / 100.0;  // of one core: a multiply-add, a weight from the third cache
+constexpr double kPassNs = 0.3;                              // of one core: a number of a gradient
 constexpr double kParallelNs = 20000;       // less estimated work than this runs on the calling thread
 
 static double nanoseconds(const Step& step, int64_t rows) {
@@ -134,12 +135,13 @@ static void run_all(const Chain& chain, float* out) {
   for (const Step& step : chain.steps) work += nanoseconds(step, chain.rows);
   const bool parallel = threads > 1 && work > kParallelNs;
   if (chain.rows < 2 * kTile * (parallel ? threads : 1)) return run_rows(chain, out, 0, chain.rows, !parallel);
-  int64_t block = std::max(kBlockFloats / (chain.both + 1), std::min(kFewest, kMostFloats / (chain.both + 1)));
-  if (parallel) block = std::min(block, (chain.rows + threads - 1) / threads);
-  block = (block + kTile - 1) / kTile * kTile;
-  const int64_t blocks = (chain.rows + block - 1) / block;
+  const int64_t block = std::max(kBlockFloats / (chain.both + 1), std::min(kFewest, kMostFloats / (chain.both + 1)));
+  const int64_t tiles = (chain.rows + kTile - 1) / kTile, in_block = std::max<int64_t>(1, block / kTile);
+  const int64_t each = parallel ? threads : 1;  // as many blocks for each thread, of as many tiles
+  const int64_t blocks = std::min(tiles, (tiles + in_block * each - 1) / (in_block * each) * each);
   const auto run = [&](int64_t first, int64_t last) {
-    for (int64_t b = first; b < last; b++) run_rows(chain, out, b * block, std::min(chain.rows, (b + 1) * block), true);
+    for (int64_t b = first; b < last; b++)
+      run_rows(chain, out, b * tiles / blocks * kTile, std::min(chain.rows, (b + 1) * tiles / blocks * kTile), true);
   };
   if (parallel) torch::stable::parallel_for(0, blocks, 1, run);
   else run(0, blocks);
@@ -169,7 +171,33 @@ static void run(const Request& request) {
   if (chain.rows > 0) run_all(chain, out);
 }
 
+static const float* matrix(const Array& x, int64_t M, int64_t N, int64_t& stride) {
+  if (x.dim != 2 || x.dtype != kDtypeFloat || x.sizes[0] != M || x.sizes[1] != N || (M > 0 && N > 1 && x.strides[1] != 1))
+    refused("fxopt.linear_backward: expected float32 matrices of one shape, their rows dense");
+  stride = x.strides[0];
+  return reinterpret_cast<const float*>(x.data);
+}
+
+// Operands: the gradient, and the result of the step behind the layer or None. Words: which step that is.
+static void run_gradient(const Request& request) {
+  if (request.n_operands != 2 || request.n_words != 1) refused("fxopt.linear_backward: expected a gradient and a result");
+  const Array &grad = request.operands[0], &y = request.operands[1];
+  Gradient g{};
+  g.op = y.is_none() ? kLinear : Op(request.words[0]);
+  if (!y.is_none() && g.op != kRelu && g.op != kSigmoid && g.op != kTanh) refused("fxopt.linear_backward: no step %lld", (long long)g.op);
+  if (grad.dim == 2) g.M = grad.sizes[0], g.N = grad.sizes[1];
+  g.grad = matrix(grad, g.M, g.N, g.grad_stride);
+  if (!y.is_none()) g.y = matrix(y, g.M, g.N, g.y_stride), g.through = request.floats({g.M, g.N});
+  g.turned = request.floats({g.N, g.M});
+  g.sums = request.floats({g.N});
+  const int64_t group = 2 * kVector, groups = (g.N + group - 1) / group;
+  const auto columns = [&](int64_t first, int64_t last) { chosen->gradient(g, first * group, std::min(g.N, last * group)); };
+  if (double(g.M) * double(g.N) * kPassNs < kParallelNs || torch::stable::get_num_threads() == 1) columns(0, groups);
+  else torch::stable::parallel_for(0, groups, 1, columns);
+}
+
 }  // namespace fxopt
 
 // For entry.cpp, which is another library, and for tests: which instruction set runs ("avx512", "avx2", "scalar").
 FXOPT_EXPORT void fxopt_mlp_run(const fxopt::Request* request) { fxopt::run(*request); }
+FXOPT_EXPORT void fxopt_linear_backward_run(const fxopt::Request* request) { fxopt::run_gradient(*request); }

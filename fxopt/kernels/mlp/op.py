@@ -7,7 +7,6 @@ instead. The weights are read where they are: nothing is packed, so nothing can 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,12 +14,11 @@ from torch import Tensor
 
 from fxopt.facts import Facts
 
-from ..operators import Operator, Operators, cpu_library
+from ..operators import Operator, Operators
 from . import autograd, layers, reference
+from .library import KERNEL, MLP
 from .plan import Op, decode, encode
 
-_SCHEMA = "mlp(Tensor[] inputs, Tensor?[] state, int[] plan) -> Tensor"
-KERNEL = cpu_library(Path(__file__).parent, "chain.h", "steps.h", (_SCHEMA,))
 Call = Callable[[Sequence[Tensor], Sequence[Tensor | None], Sequence[int]], Tensor]
 
 
@@ -86,4 +84,4 @@ def _needs_result(plan: Sequence[int]) -> bool:
 
 
 _FACTS = Facts(rows="layers", overwritable=True, needs_result=_needs_result)
-OPERATORS = Operators((Operator(_SCHEMA, _in_pytorch, _fake, _backward, _setup_context, facts=_FACTS),), KERNEL)
+OPERATORS = Operators((Operator(MLP, _in_pytorch, _fake, _backward, _setup_context, facts=_FACTS),), KERNEL)

@@ -2,6 +2,7 @@
 #pragma once
 #include "../simd/math.h"
 #include "across.h"
+#include "gradient.h"
 
 namespace fxopt::FXOPT_ISA {
 
@@ -89,6 +90,6 @@ inline void pointwise(const Step& step, float* y, int64_t M, int64_t y_stride) {
   for (int64_t m = 0; m < M; m++) pointwise_row(step, y + m * y_stride);
 }
 
-extern const Kernels kernels = {linear, pointwise};
+extern const Kernels kernels = {linear, pointwise, gradient};
 
 }  // namespace fxopt::FXOPT_ISA
