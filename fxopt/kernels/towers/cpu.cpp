@@ -236,7 +236,8 @@ static void run(const Request& request) {
     const bool worth = nanoseconds > kLevelNs * double(call.steps.back()->level + 1);
     return worth ? run_levels(call, threads) : run_blocks(call, call.rows, next);
   }
-  const int64_t block_rows = std::min(kBlockRows, share < 12 ? share : (share + 5) / 6 * 6);
+  const int64_t blocks = (share + kBlockRows - 1) / kBlockRows, even = (share + blocks - 1) / blocks;
+  const int64_t block_rows = even < 12 ? even : (even + 5) / 6 * 6;  // as many for each thread
   torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) { run_blocks(call, block_rows, next); });
 }
 
