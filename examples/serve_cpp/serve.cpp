@@ -1,6 +1,7 @@
 // Answers requests with a model that `python -m fxopt export --package` has compiled: no Python in this process.
 //   serve libfxopt.so model.pt2 requests.pt answers.pt
 // requests.pt: a list of requests, each a list of tensors (torch.save). Batch sizes may differ from request to request.
+// A model that was exported on a GPU runs there; requests come from the CPU, and answers go back to it.
 #include <ATen/core/ivalue.h>
 #include <c10/core/InferenceMode.h>
 #include <dlfcn.h>
@@ -50,12 +51,21 @@ struct BadId : std::out_of_range {
 
 class Model {
  public:
-  explicit Model(const std::string& package) : loader_(package) {}
+  explicit Model(const std::string& package) : loader_(package), device_(loader_.get_metadata().at("AOTI_DEVICE_KEY")) {
+    if (!device_.is_cuda()) return;
+    device_ = at::Device(at::kCUDA, 0);
+    failed_ = reinterpret_cast<Failed>(dlsym(RTLD_DEFAULT, "fxopt_columns_failed"));
+  }
 
   // Raises BadId, or std::runtime_error for a request that does not fit the model.
   Tensors operator()(const Tensors& inputs) {
     try {
-      return loader_.run(inputs);
+      Tensors answers = moved(loader_.run(moved(inputs, device_)), at::kCPU);
+      char text[1024];
+      if (failed_ && failed_(0, text)) BadId::rethrow(text);  // a GPU tells of it when its work is done
+      return answers;
+    } catch (const BadId&) {
+      throw;
     } catch (const std::exception& error) {
       BadId::rethrow(error.what());
       throw;
@@ -63,7 +73,16 @@ class Model {
   }
 
  private:
+  using Failed = bool (*)(int device, char* text);
+
+  static Tensors moved(Tensors tensors, at::Device device) {
+    for (at::Tensor& tensor : tensors) tensor = tensor.to(device);
+    return tensors;
+  }
+
   torch::inductor::AOTIModelPackageLoader loader_;
+  at::Device device_;
+  Failed failed_ = nullptr;
 };
 
 static std::vector<char> bytes_of(const char* path) {

@@ -18,7 +18,9 @@ def add(commands: Any) -> None:
     build = commands.add_parser("build", help="compile every kernel ahead of serving", description=run.__doc__)
     archs = "architectures of GPUs to compile for, as in sm_80,sm_90a (default: those of the GPUs here)"
     build.add_argument("--arch", type=_names, metavar="NAMES", help=archs)
-    folder = "also write the CPU kernels to this folder as one library, libfxopt.so, for C++ and fxopt.load"
+    folder = (
+        "also write the kernels of exported programs to this folder as one library, libfxopt.so, for C++ and fxopt.load"
+    )
     build.add_argument("--bundle", type=Path, metavar="DIR", help=folder)
     build.set_defaults(command=run)
 
@@ -43,15 +45,15 @@ def run(options: argparse.Namespace) -> None:
     libraries = (*SERVING, *(BESIDE_CUDA if archs else ()))
     _compile([*cuda, *(_Task(each.name, partial(find, each), partial(build, each)) for each in libraries)], why_none)
     if options.bundle is not None:
-        _bundle(options.bundle)
+        _bundle(options.bundle, archs)
 
 
-def _bundle(folder: Path) -> None:
+def _bundle(folder: Path, archs: Sequence[str]) -> None:
     from fxopt.export import bundle
     from fxopt.kernels.cache import BuildError
 
     try:
-        bundle.write(folder)
+        bundle.write(folder, archs)
     except OSError as error:
         raise BuildError(f"--bundle {folder}: cannot write there: {error.strerror}") from error
     print(f"{folder / bundle.FRONT} opens the kernels beside it ({bundle.MANIFEST} lists them)")

@@ -1,6 +1,7 @@
-"""All CPU kernels as one library to load, for processes without fxopt's Python.
+"""All kernels of exported programs as one library to load, for processes without fxopt's Python.
 
-`libfxopt.so` defines the operators, and opens the kernels' own libraries, which lie beside it.
+`libfxopt.so` defines the operators, and opens the kernels' own libraries, which lie beside it. A kernel for a GPU is
+opened by its first call on one (kernels/columns/cuda/bound.h).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import torch
 
+from fxopt.kernels import cuda_build
 from fxopt.kernels.build import Library, build
+from fxopt.kernels.columns import cuda
 from fxopt.kernels.libraries import LIBRARIES
 from fxopt.kernels.shims import Call
 from fxopt.packages import FRONT, MANIFEST
@@ -53,29 +56,35 @@ static void define() {{
 """
 
 
-def front() -> Library:
+def front(opens: Sequence[Library]) -> Library:
     """The library that opens the others."""
-    calls = [Call(schema) for schema in _schemas(PARTS)]
+    calls = [Call(schema) for schema in _schemas(opens)]
     schemas = ",\n".join(f'    {{"{call.name}", "{call.schema}"}}' for call in calls)
-    parts = ", ".join(f'"{part.name}.so"' for part in PARTS)
+    parts = ", ".join(f'"{part.name}.so"' for part in opens)
     text = _SOURCE.format(schemas=schemas, parts=parts)
     return Library("fxopt_front", (), ("-O1",), written=(("front.cpp", text),))
 
 
-def write(folder: Path) -> list[Path]:
+def write(folder: Path, archs: Sequence[str] = ()) -> list[Path]:
     """Builds the libraries and writes them to a folder, with a manifest. Returns the files.
+
+    Args:
+        archs: of GPUs that programs shall run on, as in "sm_90a".
 
     Raises:
         BuildError: a library cannot be compiled.
         OSError: the folder cannot be written.
     """
-    built = {FRONT: build(front())} | {f"{part.name}.so": build(part) for part in PARTS}
+    opens = (*PARTS, *([cuda.WRAPPER] if archs else []))
+    built = {FRONT: build(front(opens))} | {f"{part.name}.so": build(part) for part in opens}
+    built |= {f"{cuda.KERNEL.name}-{arch}.so": cuda_build.build(cuda.KERNEL, arch) for arch in archs}
     folder.mkdir(parents=True, exist_ok=True)
     for name, path in built.items():
         shutil.copyfile(path, folder / name)
     manifest = {
         "library": FRONT,
-        "opens": {f"{part.name}.so": [Call(schema).name for schema in part.schemas] for part in PARTS},
+        "opens": {f"{part.name}.so": [Call(schema).name for schema in part.schemas] for part in opens},
+        "archs": list(archs),
         "torch": torch.__version__,
         "machine": platform.machine(),
     }

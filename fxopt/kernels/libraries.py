@@ -33,7 +33,8 @@ LIBRARIES = tuple(library for library in _found if isinstance(library, Library) 
 
 
 def c_shims() -> dict[OpOverload, list[str]]:
-    """Declarations of what AOTInductor calls in the place of operators: those that this process has defined."""
+    """Declarations of what AOTInductor calls in the place of operators: those that this process has defined. A program
+    for CUDA calls no others than have a kernel in C++ there (:func:`.operators.definitions_on`)."""
     calls = [Call(schema) for library in LIBRARIES for schema in library.schemas]
-    packets = ((getattr(torch.ops.fxopt, call.name, None), call.shim) for call in calls)
-    return {packet.default: [shim] for packet, shim in packets if packet is not None}
+    packets = ((getattr(torch.ops.fxopt, call.name, None), call) for call in calls)
+    return {packet.default: [call.shim("cpu"), call.shim("cuda")] for packet, call in packets if packet is not None}

@@ -61,7 +61,8 @@ inline Array operand_of(AtenTensorHandle handle) {
 // One call. An exception passes through the shim to the model's own handler, which keeps its text.
 class CCall {
  public:
-  CCall() { operands_.clear(), counts_.clear(), words_.clear(); }
+  // device: as of Results.
+  explicit CCall(int32_t device = -1) : device_(device) { operands_.clear(), counts_.clear(), words_.clear(); }
   ~CCall() {
     for (AtenTensorHandle handle : results_) aoti_torch_delete_tensor_object(handle);
   }
@@ -85,10 +86,16 @@ class CCall {
     numbers(reinterpret_cast<const int64_t*>(plan.data), plan.sizes[0]);
   }
 
-  void run(void (*kernel)(const Request*)) {
+  template <class Kernel>
+  void run(const Kernel& kernel) {
     const Request request{operands_.data(), counts_.data(), int64_t(operands_.size()), int64_t(counts_.size()),
                           given_ ? given_ : words_.data(), given_ ? n_given_ : int64_t(words_.size()), allocate, this};
     kernel(&request);
+  }
+
+  // Of the results the first n; the others are scratch.
+  void keep(int64_t n) {
+    for (; int64_t(results_.size()) > n; results_.pop_back()) aoti_torch_delete_tensor_object(results_.back());
   }
 
   // To the addresses behind the arguments of the shim; where one is null, nobody reads the result.
@@ -102,10 +109,10 @@ class CCall {
 
  private:
   static char* allocate(void* context, int32_t dim, const int64_t* sizes, int32_t dtype) {
-    auto& results = static_cast<CCall*>(context)->results_;
-    results.push_back(empty_handle(-1, dim, sizes, dtype));
+    auto& call = *static_cast<CCall*>(context);
+    call.results_.push_back(empty_handle(call.device_, dim, sizes, dtype));
     void* data;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(results.back(), &data));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(call.results_.back(), &data));
     return static_cast<char*>(data);
   }
 
@@ -113,6 +120,7 @@ class CCall {
   static thread_local inline std::vector<int64_t> counts_, words_;
   const int64_t* given_ = nullptr;  // a plan as it is
   int64_t n_given_ = 0;
+  int32_t device_;
   std::vector<AtenTensorHandle> results_;
 };
 

@@ -59,11 +59,11 @@ class Call:
             self._arguments[-1] = ("plan", _PLAN)
         self._returns = [str(returned.real_type) for returned in parsed.returns]
 
-    @property
-    def shim(self) -> str:
-        """The declaration of what AOTInductor calls; behind the arguments come the addresses of all results."""
+    def shim(self, device: str) -> str:
+        """The declaration of what AOTInductor calls on a type of device; behind the arguments come the addresses of all
+        results."""
         parameters = [text.format(name) for name, kind in self._arguments for text in kind.c]
-        return f"AOTITorchError aoti_torch_cpu_{self.name}({', '.join(parameters)}, ...)"
+        return f"AOTITorchError aoti_torch_{device}_{self.name}({', '.join(parameters)}, ...)"
 
     def source(self) -> str:
         """The definitions of both functions, and the registration of the first one."""
@@ -94,7 +94,7 @@ class Call:
             for name, kind in self._arguments
         ]
         return [
-            f"FXOPT_EXPORT {self.shim} {{",
+            f"FXOPT_EXPORT {self.shim('cpu')} {{",
             "  fxopt::CCall call;",
             *added,
             f"  call.run({self.run});",

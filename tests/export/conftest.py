@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from fxopt.export import bundle
 
 ROWS = 50
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "serve_cpp"
 
 
 class Small(nn.Module):
@@ -46,6 +48,32 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle")
     bundle.write(folder)
     return folder / bundle.FRONT
+
+
+def ran(*command: object) -> str:
+    result = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def check_served(library: Path, package: Path, model: Small, folder: Path) -> None:
+    """The example in C++ gives the model's answers to mixed batches, and names a bad id."""
+    prefix = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
+    ran("cmake", "-S", EXAMPLE, "-B", folder / "build", prefix, "-DCMAKE_BUILD_TYPE=None")
+    ran("cmake", "--build", folder / "build")
+
+    requests = [list(inputs(batch)) for batch in (1, 3, 3, 200)]
+    requests[2][1][1, 3] = ROWS
+    torch.save(requests, folder / "requests.pt")
+    printed = ran(folder / "build" / "serve", library, package, folder / "requests.pt", folder / "answers.pt")
+    for number, (request, answer) in enumerate(zip(requests, torch.load(folder / "answers.pt"), strict=True)):
+        if number == 2:
+            assert answer == ()
+            continue
+        score, products = model(*(tensor.to(model.scale.device) for tensor in request))
+        torch.testing.assert_close(answer, (score.cpu(), products["products"].cpu()))
+    assert f"id {ROWS} at row 1 is outside table 'tables.3.weight' with {ROWS} rows" in printed
+    assert re.findall(r"batch (\d+): [\d.]+ us", printed) == ["1", "3", "200"]
 
 
 def run_elsewhere(script: str, *arguments: object) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import ClassVar
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 import fxopt
 from fxopt import packages
 from fxopt.cli import main
-from fxopt.export import ExportError
+from fxopt.export import ExportError, bundle
 from fxopt.export.package import described
+from fxopt.kernels import cuda_build
 from fxopt.packages import Input, Inputs, Package, Size
-from tests.export.conftest import ROWS, Small, inputs
+from tests.export.conftest import ROWS, Small, check_served, inputs, ran, run_elsewhere
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "serve_cpp"
 _MODEL = """
 import torch
 from tests.export.conftest import Small, inputs as example_inputs
@@ -33,12 +33,6 @@ def build_model():
 """
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="needs a C++ compiler")
-
-
-def ran(*command: object) -> str:
-    result = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=500)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -59,23 +53,7 @@ def original() -> Small:
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
 @torch.no_grad()
 def test_a_package_answers_mixed_batches_and_names_bad_ids(library: Path, package: Path, tmp_path: Path) -> None:
-    prefix = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
-    ran("cmake", "-S", EXAMPLE, "-B", tmp_path / "build", prefix, "-DCMAKE_BUILD_TYPE=None")
-    ran("cmake", "--build", tmp_path / "build")
-
-    requests = [list(inputs(batch)) for batch in (1, 3, 3, 200)]
-    requests[2][1][1, 3] = ROWS
-    torch.save(requests, tmp_path / "requests.pt")
-    printed = ran(tmp_path / "build" / "serve", library, package, tmp_path / "requests.pt", tmp_path / "answers.pt")
-    model = original()
-    for number, (request, answer) in enumerate(zip(requests, torch.load(tmp_path / "answers.pt"), strict=True)):
-        if number == 2:
-            assert answer == ()
-            continue
-        score, products = model(*request)
-        torch.testing.assert_close(answer, (score, products["products"]))
-    assert f"id {ROWS} at row 1 is outside table 'tables.3.weight' with {ROWS} rows" in printed
-    assert re.findall(r"batch (\d+): [\d.]+ us", printed) == ["1", "3", "200"]
+    check_served(library, package, original(), tmp_path)
 
 
 _LOADED = """
@@ -117,6 +95,23 @@ def test_a_process_that_loads_a_package_imports_little_and_checks_its_inputs(
     assert said[4] == "TypeError: input ids: expected int64 on cpu of 2 dimensions, found list"
     assert said[5].startswith("TypeError: expected the arguments of the export:")
     assert said[6] == "imported: set()"
+
+
+_OPENED = """
+import ctypes, sys, torch
+torch.ops.load_library(sys.argv[1])
+print(torch._C._dispatch_has_kernel_for_dispatch_key("fxopt::columns", "CUDA"))
+print(ctypes.CDLL(None).fxopt_columns_failed(0, ctypes.create_string_buffer(1024)))
+"""
+
+
+def test_a_bundle_for_gpus_has_a_kernel_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "compiled").write_text("by nvcc")
+    monkeypatch.setattr(cuda_build, "build", lambda library, arch: tmp_path / "compiled")
+    written = {path.name for path in bundle.write(tmp_path / "kernels", ["sm_80", "sm_90a"])}
+    assert {f"fxopt_columns_cuda-{arch}.so" for arch in ("sm_80", "sm_90a")} <= written
+    assert json.loads((tmp_path / "kernels" / bundle.MANIFEST).read_text())["archs"] == ["sm_80", "sm_90a"]
+    assert run_elsewhere(_OPENED, tmp_path / "kernels" / bundle.FRONT).split() == ["True", "0"]
 
 
 BAG = Inputs(

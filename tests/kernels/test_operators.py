@@ -17,7 +17,9 @@ from fxopt.kernels.libraries import CUDA_LIBRARIES
 from fxopt.kernels.operators import Operators
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/kernels/operators.md"
-PARTS = re.compile("_(backward|kernel|in_pytorch|row_gradients)$")  # what an operator consists of is none of its own
+PARTS = re.compile(
+    "_(backward|kernel|in_pytorch|row_gradients|entries)$|^columns_dots$"
+)  # what an operator consists of is none of its own
 
 
 def groups() -> list[Operators]:

@@ -7,6 +7,7 @@
 #include "../dispatched.h"
 #include "../scratch.h"
 #include "checked.h"
+#include "names.h"
 #include "row_gradients.h"
 #include "schedule.h"
 
@@ -24,21 +25,6 @@ static Call call_of(const Request& request) {
   return {Plan(request.words), request.operands, tables, request.counts[0], request.counts[1], nullptr, scratch, fetches_ahead};
 }
 
-// What went wrong, with the names that stand behind a plan's records: of each column its own and its table's.
-static std::string explained(const Error& error, const Request& request, const Plan& plan) {
-  std::string text = error.text;
-  const char* at = reinterpret_cast<const char*>(plan.tiles + plan.header->n_tiles);
-  const char* const end = reinterpret_cast<const char*>(request.words + request.n_words);
-  const auto next = [&] {
-    const std::string name(at, strnlen(at, size_t(end - at)));
-    at = std::min(end, at + name.size() + 1);
-    return name;
-  };
-  for (int64_t skipped = 0; skipped < 2 * error.column && at < end; skipped++) next();
-  const std::string column = next(), table = next();
-  return column.empty() ? text : text + " name='" + column + "' table='" + table + "'";
-}
-
 static void run(const Request& request) {
   check_counts(request.words, request.n_words);
   Call call = call_of(request);
@@ -52,7 +38,7 @@ static void run(const Request& request) {
   call.outputs = outputs.data();
   Error error;
   run_all(call, *chosen, error);
-  if (error.failed()) throw std::runtime_error(explained(error, request, call.plan));
+  if (error.failed()) throw std::runtime_error(with_names(error.text, request.words, request.n_words, error.column));
 }
 
 // With the words of a plan that may come from anywhere.

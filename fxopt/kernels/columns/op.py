@@ -130,6 +130,8 @@ OPERATORS = Operators(
             f"columns_row_gradients(Tensor[] grads, {_INPUTS}) -> Tensor[]",
             others={"CUDA": cuda_backward.row_gradients},
         ),
+        Operator(f"columns_entries(Tensor[] grads, {_INPUTS}) -> Tensor[]"),  # these two have a kernel on CUDA alone
+        Operator(f"columns_dots({_INPUTS}, Tensor[] rest, int width) -> Tensor"),
     ),
     KERNEL,
 )

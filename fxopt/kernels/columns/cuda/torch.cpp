@@ -1,24 +1,19 @@
-// fxopt::columns for CUDA tensors, through torch's stable ABI. The kernels are in another library, which nvcc makes: it
-// is handed over by `fxopt_cuda_bind`, so that this file compiles and loads without CUDA.
+// fxopt::columns for CUDA tensors, through torch's stable ABI and as AOTInductor calls it. The kernels are in another
+// library (bound.h), so that this file compiles and loads without CUDA.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
 #include "../../dispatched.h"
-#include "../layout.h"
+#include "../../shims.h"
+#include "../names.h"
+#include "bound.h"
 
 namespace fxopt {
-
-struct Bound {
-  bool (*columns)(const Request*, void* stream, int device, char* text) = nullptr;
-  bool (*entries)(const Request*, const Array* grads, void* stream, int device, char* text) = nullptr;
-  bool (*dots)(const Request*, const Array* rest, int64_t width, void* stream, int device, char* text) = nullptr;
-  AOTITorchError (*current_stream)(int32_t device, void** stream) = nullptr;
-};
-static Bound bounds[kMostDevices];  // architectures differ
 
 // Tensors of one device.
 static Arguments on_device(int device, const std::vector<Tensor>& tensors, const std::vector<Tensor>& tables = {}) {
@@ -30,14 +25,14 @@ static Arguments on_device(int device, const std::vector<Tensor>& tensors, const
 
 static void* stream_of(int device) {
   void* stream;
-  TORCH_ERROR_CODE_CHECK(bounds[device].current_stream(device, &stream));
+  TORCH_ERROR_CODE_CHECK(bound_on(device).current_stream(device, &stream));
   return stream;
 }
 
 // On the device's current stream. False: `text` (256 bytes) says what is wrong.
 static bool run(const Request& request, int device, char* text) {
   const torch::stable::accelerator::DeviceGuard guard(device);
-  return bounds[device].columns(&request, stream_of(device), device, text);
+  return bound_on(device).columns(&request, stream_of(device), device, text);
 }
 
 // `call(request, text)` on the tensors of a call; the results are what it allocated.
@@ -45,7 +40,7 @@ template <class F>
 static std::vector<Tensor> with_request(const std::vector<Tensor>& tensors, const std::vector<Tensor>& tables, const Tensor& plan, F call) {
   Results results{{}, tables.empty() ? tensors.at(0).get_device_index() : tables[0].get_device_index()};
   const int device = results.device;
-  STD_TORCH_CHECK(bounds[device].columns != nullptr, "fxopt.columns: cuda:", device, " has no kernel: expected fxopt.kernels.columns.op.load_cuda(", device, ") before");
+  bound_on(device);
   const Arguments arguments = on_device(device, tensors, tables);
   const Array words = operand_of(plan);
   STD_TORCH_CHECK(plan.is_cpu() && words.dtype == kInt64 && words.dim == 1 && plan.is_contiguous(),
@@ -85,9 +80,44 @@ Tensor columns_dots(const std::vector<Tensor> tensors, const std::vector<Tensor>
   return with_request(tensors, tables, plan, call)[0];
 }
 
+// The plans that AOTInductor has called, by their number of words, which an error on the device names (errors.py).
+class Plans {
+ public:
+  void add(const int64_t* words, int64_t n) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto& known = known_[n];
+    if (known.empty()) known.assign(words, words + n);
+  }
+
+  std::string named(const std::string& text) {
+    int column;
+    long long plan;
+    if (std::sscanf(text.c_str(), "fxopt-bad-id column=%d row=%*d lane=%*d value=%*d rows=%*d plan=%lld", &column, &plan) != 2) return text;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = known_.find(plan);
+    return found == known_.end() ? text : with_names(text, found->second.data(), plan, column);
+  }
+
+ private:
+  std::map<int64_t, std::vector<int64_t>> known_;
+  std::mutex mutex_;
+};
+static Plans plans;
+
+static void run_named(const Request& request, int device) {
+  plans.add(request.words, request.n_words);
+  char text[256];
+  if (!run(request, device, text)) throw std::runtime_error(plans.named(text));
+}
+
+static int32_t device_of(AtenTensorHandle tensor) {
+  int32_t device;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &device));
+  return device;
+}
+
 }  // namespace fxopt
 
-#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 FXOPT_EXPORT void fxopt_cuda_bind(int device, void* columns, void* entries, void* current_stream) {
   fxopt::Bound& bound = fxopt::bounds[device];
   bound.entries = reinterpret_cast<decltype(fxopt::Bound::entries)>(entries);
@@ -102,10 +132,34 @@ FXOPT_EXPORT int64_t fxopt_cuda_run(const fxopt::Request* request, int device, c
   return fxopt::run(*request, device, text) ? fxopt::Plan(request->words).header->n_outputs : -1;
 }
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fxopt, m) {
-  m.def("columns_entries(Tensor[] grads, Tensor[] tensors, Tensor[] tables, Tensor plan) -> Tensor[]");
-  m.def("columns_dots(Tensor[] tensors, Tensor[] tables, Tensor plan, Tensor[] rest, int width) -> Tensor");
+// For AOTInductor, as shims.py declares it.
+FXOPT_EXPORT AOTITorchError aoti_torch_cuda_columns(const AtenTensorHandle* tensors, int64_t n_tensors, const AtenTensorHandle* tables, int64_t n_tables, AtenTensorHandle plan, ...) {
+  const int32_t device = fxopt::device_of(n_tables ? tables[0] : tensors[0]);
+  for (int64_t k = 0; k < n_tensors; k++)
+    if (fxopt::device_of(tensors[k]) != device) fxopt::refused("fxopt.columns: expected tensors on cuda:%d, found one elsewhere", device);
+  fxopt::CCall call(device);
+  call.tensors(tensors, n_tensors);
+  call.tensors(tables, n_tables);
+  call.plan(plan);
+  call.run([&](const fxopt::Request* request) {
+    fxopt::run_named(*request, device);
+    call.keep(fxopt::Plan(request->words).header->n_outputs);
+  });
+  va_list results;
+  va_start(results, plan);
+  call.give(results);
+  va_end(results);
+  return AOTI_TORCH_SUCCESS;
 }
+
+// For C++: whether a call on a device has met a bad id since the last question; `text` (1024 bytes) names it. Waits for
+// the device only then, so whoever wants to know of a call waits for its results first.
+FXOPT_EXPORT bool fxopt_columns_failed(int device, char* text) {
+  if (!fxopt::bounds[device].failure || !fxopt::bounds[device].failure(device, text)) return false;
+  snprintf(text, 1024, "%s", fxopt::plans.named(text).c_str());
+  return true;
+}
+
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CUDA, m) {
   m.impl("columns", TORCH_BOX(&fxopt::columns));
   m.impl("columns_entries", TORCH_BOX(&fxopt::columns_entries));
