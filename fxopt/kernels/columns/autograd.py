@@ -9,7 +9,7 @@ pooling, half-precision tables.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fxopt.torch_internals.modes import no_dispatch_modes
-from fxopt.torch_internals.operators import has_kernel
+from fxopt.torch_internals.operators import below_autograd, has_kernel
 
 from .. import gradients
 from . import cuda, in_backward, reference, row_gradients
@@ -29,6 +29,7 @@ from .plan import Column, Op, Plan
 
 _KERNEL_DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32,)}
 _BACKWARD = "fxopt::columns_backward"
+Columns = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,24 @@ _differentiable: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _read_again: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
+class Recorded(torch.autograd.Function):
+    """The operator with its gradients, past the dispatcher: through it a step costs 100 us more."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Columns, n_tensors: int, plan: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        tensors, tables = list(inputs[:n_tensors]), list(inputs[n_tensors:])
+        outputs = call(tensors, tables, plan)
+        setup_context(ctx, (tensors, tables, plan), outputs)
+        return tuple(outputs)
+
+    @staticmethod
+    @gradients.where_they_flow
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple:
+        needs = ctx.needs_input_grad[3:]
+        of_tensors, of_tables = _gradients_of(ctx, grads, needs[: ctx.n_tensors], needs[ctx.n_tensors :])
+        return None, None, None, *of_tensors, *of_tables
+
+
 def setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
     tensors, tables, plan = inputs
     ctx.save_for_backward(plan, *tensors, *(tables[t] for t in _tables_read_again(plan, tensors)))
@@ -99,19 +118,23 @@ def _tables_read_again(plan: Tensor, tensors: Sequence[Tensor]) -> list[int]:
 
 
 def backward(ctx: Any, grads: list[Any]) -> tuple[list[Tensor | None], list[Tensor | None], None]:
+    return *_gradients_of(ctx, grads, *ctx.needs_input_grad[:2]), None
+
+
+def _gradients_of(
+    ctx: Any, grads: Sequence[Any], needs_tensors: Sequence[bool], needs_tables: Sequence[bool]
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
     plan, *saved = ctx.saved_tensors
     tensors, tables = saved[: ctx.n_tensors], ctx.tables
-    needs_tensors, needs_tables, _ = ctx.needs_input_grad
     if gradients.by_definition(grads):
         flowing, outputs = plan_of(plan).of([c for c in plan_of(plan).columns if grads[c.output] is not None])
         if flowing is None:
-            return [None] * len(tensors), [None] * len(tables), None
+            return [None] * len(tensors), [None] * len(tables)
         chosen = [grads[o] for o in outputs]
         found = _by_reference(flowing, chosen, tensors, tables, needs_tensors, needs_tables)
-        return found[: len(tensors)], found[len(tensors) :], None
-    kernel_of = functools.cache(_kernel_of)  # asking for each of many tables takes as long as their gradients
+        return found[: len(tensors)], found[len(tensors) :]
     by_kernel = tuple(
-        kernel_of(table.device, table.dtype) if need else "" for need, table in zip(needs_tables, tables, strict=True)
+        _kernel_of(table.device, table.dtype) if need else "" for need, table in zip(needs_tables, tables, strict=True)
     )
     touched = tuple(
         bool(device) and (row_gradients.sparse(table) or in_backward.take(table))
@@ -122,7 +145,7 @@ def backward(ctx: Any, grads: list[Any]) -> tuple[list[Tensor | None], list[Tens
     tensor_grads: list[Tensor | None] = [None] * len(tensors)
     table_grads_: list[Tensor | None] = [None] * len(tables)
     for part, gradients_of in (
-        (split.dense, torch.ops.fxopt.columns_backward),
+        (split.dense, _dense_gradients),
         (split.rows, row_gradients.row_gradients),
     ):
         if part is not None:
@@ -144,7 +167,14 @@ def backward(ctx: Any, grads: list[Any]) -> tuple[list[Tensor | None], list[Tens
         parts = found[: len(tensors)], found[len(tensors) :]
         for sums, more in zip((tensor_grads, table_grads_), parts, strict=True):
             sums[:] = [b if a is None else a if b is None else b + a for a, b in zip(sums, more, strict=True)]
-    return tensor_grads, table_grads_, None
+    return tensor_grads, table_grads_
+
+
+def _dense_gradients(
+    grads: Sequence[Tensor], tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor
+) -> list:
+    with below_autograd():  # nothing records this, and to be told so takes 5 us
+        return torch.ops.fxopt.columns_backward(grads, tensors, tables, plan)
 
 
 def no_second_derivative(ctx: Any, grads: list[Tensor]) -> None:
@@ -157,7 +187,13 @@ def _kernel_of(device: torch.device, dtype: torch.dtype) -> str:
         return ""
     if device.type == "cuda":
         return "cuda" if cuda.serves(device.index) else ""
-    return "cpu" if has_kernel(_BACKWARD, "CPU") else ""
+    return "cpu" if _is_compiled() else ""
+
+
+@functools.cache
+def _is_compiled() -> bool:
+    """Once: asking the dispatcher takes 5 us, and kernels are tried for before anything is looked up."""
+    return has_kernel(_BACKWARD, "CPU")
 
 
 def _is_copy(column: Column) -> bool:

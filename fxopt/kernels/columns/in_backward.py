@@ -22,6 +22,8 @@ from .row_gradients import rows_of
 
 def take(table: Tensor) -> bool:
     """Whether the gradient of this leaf may now be sparse. If so, a hook for this one backward sees to its step."""
+    if not hasattr(table, "_in_backward_optimizers"):
+        return False
     hooks = hooks_behind(table)
     if any(isinstance(hook, _Hook) for hook in hooks):  # other columns have read it, too
         return True

@@ -42,6 +42,17 @@ def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -
     outputs = OPERATORS.past_dispatcher("columns")(tensors, tables, plan)
     if outputs is not None:
         return outputs
+    if torch.is_grad_enabled():
+        return list(autograd.Recorded.apply(_unrecorded, len(tensors), plan, *tensors, *tables))
+    return _dispatched(tensors, tables, plan)
+
+
+def _unrecorded(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -> list[Tensor]:
+    outputs = OPERATORS.past_dispatcher("columns")(tensors, tables, plan)
+    return _dispatched(tensors, tables, plan) if outputs is None else outputs
+
+
+def _dispatched(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -> list[Tensor]:
     tensors, tables = list(tensors), list(tables)
     first = (tables or tensors)[0]
     if first.is_cuda and not load_cuda(first.get_device()):
