@@ -15,12 +15,13 @@ from torch._ops import OpOverload
 from fxopt.facts import UNKNOWN, Facts, declare
 from fxopt.locks import lock
 from fxopt.torch_internals.autograd import making_no_views
-from fxopt.torch_internals.operators import destroy, has_kernel
+from fxopt.torch_internals.operators import below_autograd, destroy, has_kernel
 
 from . import entry, gradients, shims, simd
 from .build import Library
 from .cache import BuildError
 from .cuda_build import CudaLibrary
+from .recorded import recorded
 
 BY_ROWS = Facts(rows="first")  # of most operators
 _defined: list[Operator] = []
@@ -90,13 +91,23 @@ class Operator:
         if self.fake is not None:
             torch.library.register_fake(f"fxopt::{name}", self.fake, lib=library)
         if self.backward is not None:
-            backward = gradients.where_they_flow(self.backward)
-            torch.library.register_autograd(f"fxopt::{name}", backward, setup_context=self._set_up, lib=library)
+            backward = self.gradients_of
+            torch.library.register_autograd(f"fxopt::{name}", backward, setup_context=self.set_up, lib=library)
 
-    def _set_up(self, ctx: Any, inputs: tuple, output: Any) -> None:
+    def set_up(self, ctx: Any, inputs: tuple, output: Any) -> None:
         ctx.set_materialize_grads(False)
         if self.setup_context is not None:
             self.setup_context(ctx, inputs, output)
+
+    @functools.cached_property
+    def gradients_of(self) -> Callable[..., tuple]:
+        """Its backward, which is not asked where no gradient flows."""
+        assert self.backward is not None
+        return gradients.where_they_flow(self.backward)
+
+    @property
+    def gives_list(self) -> bool:
+        return self.schema.endswith("-> Tensor[]")
 
 
 def _owning(forward: Callable) -> Callable:
@@ -120,6 +131,7 @@ class Operators:
         self, operators: Sequence[Operator], kernel: Library | None = None, cuda: CudaLibrary | None = None
     ) -> None:
         self._operators = operators
+        self._named = {operator.name: operator for operator in operators}
         self._kernel = kernel
         self.cuda = cuda
         self._lock = lock()
@@ -158,6 +170,16 @@ class Operators:
             warnings.warn(message, stacklevel=4)
             return None
 
+    def recorded(self, name: str, *arguments: Any, call: Callable[..., Any] | None = None) -> Any:
+        """The operator where :meth:`past_dispatcher` gives None; while gradients are on, with them.
+
+        call: the same, for those who know a shorter way.
+        """
+        call = call or getattr(torch.ops.fxopt, name)
+        return (
+            recorded(self._named[name], _unrecorded(call), arguments) if torch.is_grad_enabled() else call(*arguments)
+        )
+
     def past_dispatcher(self, name: str) -> Callable[..., Any]:
         """The way into an operator's kernel that costs 1 us: of its tensors, lists of tensors, and last the plan.
 
@@ -193,6 +215,15 @@ def defined(define: Callable[[torch.library.Library], None]) -> torch.library.Li
         destroy(library)
         raise
     return library
+
+
+@functools.cache
+def _unrecorded(call: Callable[..., Any]) -> Callable[..., Any]:
+    def unrecorded(*arguments: Any) -> Any:
+        with below_autograd():
+            return call(*arguments)
+
+    return unrecorded
 
 
 def _no_way(*arguments: object) -> None:

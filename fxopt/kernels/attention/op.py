@@ -33,7 +33,7 @@ def call_of(plan: Sequence[int]) -> Callable[..., Sequence[Tensor]]:
 
     def attention(q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor], plan: Sequence[int]) -> Sequence[Tensor]:
         results = past_dispatcher(q, k, v, mask, words) if q.dtype is torch.float32 else None
-        return torch.ops.fxopt.attention(q, k, v, mask, plan) if results is None else results
+        return OPERATORS.recorded("attention", q, k, v, mask, plan) if results is None else results
 
     return attention
 

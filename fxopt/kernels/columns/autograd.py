@@ -9,7 +9,7 @@ pooling, half-precision tables.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,6 @@ from .plan import Column, Op, Plan
 
 _KERNEL_DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32,)}
 _BACKWARD = "fxopt::columns_backward"
-Columns = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -66,24 +65,6 @@ _differentiable: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _read_again: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-class Recorded(torch.autograd.Function):
-    """The operator with its gradients, past the dispatcher: through it a step costs 100 us more."""
-
-    @staticmethod
-    def forward(ctx: Any, call: Columns, n_tensors: int, plan: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        tensors, tables = list(inputs[:n_tensors]), list(inputs[n_tensors:])
-        outputs = call(tensors, tables, plan)
-        setup_context(ctx, (tensors, tables, plan), outputs)
-        return tuple(outputs)
-
-    @staticmethod
-    @gradients.where_they_flow
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple:
-        needs = ctx.needs_input_grad[3:]
-        of_tensors, of_tables = _gradients_of(ctx, grads, needs[: ctx.n_tensors], needs[ctx.n_tensors :])
-        return None, None, None, *of_tensors, *of_tables
-
-
 def setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
     tensors, tables, plan = inputs
     ctx.save_for_backward(plan, *tensors, *(tables[t] for t in _tables_read_again(plan, tensors)))
@@ -118,21 +99,16 @@ def _tables_read_again(plan: Tensor, tensors: Sequence[Tensor]) -> list[int]:
 
 
 def backward(ctx: Any, grads: list[Any]) -> tuple[list[Tensor | None], list[Tensor | None], None]:
-    return *_gradients_of(ctx, grads, *ctx.needs_input_grad[:2]), None
-
-
-def _gradients_of(
-    ctx: Any, grads: Sequence[Any], needs_tensors: Sequence[bool], needs_tables: Sequence[bool]
-) -> tuple[list[Tensor | None], list[Tensor | None]]:
     plan, *saved = ctx.saved_tensors
     tensors, tables = saved[: ctx.n_tensors], ctx.tables
+    needs_tensors, needs_tables, _ = ctx.needs_input_grad
     if gradients.by_definition(grads):
         flowing, outputs = plan_of(plan).of([c for c in plan_of(plan).columns if grads[c.output] is not None])
         if flowing is None:
-            return [None] * len(tensors), [None] * len(tables)
+            return [None] * len(tensors), [None] * len(tables), None
         chosen = [grads[o] for o in outputs]
         found = _by_reference(flowing, chosen, tensors, tables, needs_tensors, needs_tables)
-        return found[: len(tensors)], found[len(tensors) :]
+        return found[: len(tensors)], found[len(tensors) :], None
     by_kernel = tuple(
         _kernel_of(table.device, table.dtype) if need else "" for need, table in zip(needs_tables, tables, strict=True)
     )
@@ -167,7 +143,7 @@ def _gradients_of(
         parts = found[: len(tensors)], found[len(tensors) :]
         for sums, more in zip((tensor_grads, table_grads_), parts, strict=True):
             sums[:] = [b if a is None else a if b is None else b + a for a, b in zip(sums, more, strict=True)]
-    return tensor_grads, table_grads_
+    return tensor_grads, table_grads_, None
 
 
 def _dense_gradients(

@@ -42,9 +42,7 @@ def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -
     outputs = OPERATORS.past_dispatcher("columns")(tensors, tables, plan)
     if outputs is not None:
         return outputs
-    if torch.is_grad_enabled():
-        return list(autograd.Recorded.apply(_unrecorded, len(tensors), plan, *tensors, *tables))
-    return _dispatched(tensors, tables, plan)
+    return OPERATORS.recorded("columns", list(tensors), list(tables), plan, call=_unrecorded)
 
 
 def _unrecorded(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -> list[Tensor]:

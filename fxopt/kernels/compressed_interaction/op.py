@@ -70,7 +70,7 @@ def _by_cudnn(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 def call(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """The operator, past the dispatcher where it can be."""
     outputs = OPERATORS.past_dispatcher("compressed_interaction")(x, y, weight, NO_PLAN)
-    return torch.ops.fxopt.compressed_interaction(x, y, weight) if outputs is None else outputs[0]
+    return OPERATORS.recorded("compressed_interaction", x, y, weight) if outputs is None else outputs[0]
 
 
 def _fake(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:

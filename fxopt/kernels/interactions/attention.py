@@ -39,7 +39,7 @@ def call(
 ) -> tuple[Tensor, Tensor]:
     """The operator, past the dispatcher where it can be."""
     outputs = OPERATORS.past_dispatcher("pair_attention")(x, i, j, weight, bias, query, query_bias, NO_PLAN)
-    return outputs or torch.ops.fxopt.pair_attention(x, i, j, weight, bias, query, query_bias)
+    return outputs or OPERATORS.recorded("pair_attention", x, i, j, weight, bias, query, query_bias)
 
 
 def _fake(x: Tensor, i: Tensor, *weights: Any) -> tuple[Tensor, Tensor]:

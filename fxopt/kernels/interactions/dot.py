@@ -39,28 +39,7 @@ def call(vectors: list[Tensor], before: list[Tensor], after: list[Tensor], i: Te
     outputs = OPERATORS.past_dispatcher("dot_interaction")(vectors, before, after, i, j, NO_PLAN)
     if outputs is not None:
         return outputs[0]
-    if torch.is_grad_enabled():  # through the dispatcher a step costs 50 us more
-        return _Recorded.apply(len(vectors), len(before), i, j, *vectors, *before, *after)
-    return torch.ops.fxopt.dot_interaction(vectors, before, after, i, j)
-
-
-class _Recorded(torch.autograd.Function):
-    """The operator with its gradients, past the dispatcher."""
-
-    @staticmethod
-    def forward(ctx: Any, n_vectors: int, n_before: int, i: Tensor, j: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.set_materialize_grads(False)
-        split = n_vectors + n_before
-        parts = list(tensors[:n_vectors]), list(tensors[n_vectors:split]), list(tensors[split:])
-        _setup_context(ctx, (*parts, i, j), i)
-        outputs = OPERATORS.past_dispatcher("dot_interaction")(*parts, i, j, NO_PLAN)
-        return torch.ops.fxopt.dot_interaction(*parts, i, j) if outputs is None else outputs[0]
-
-    @staticmethod
-    @gradients.where_they_flow
-    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
-        found, before, after, _, _ = _gradients_of(ctx, grad, any(ctx.needs_input_grad[4 : 4 + ctx.n_vectors]))
-        return None, None, None, None, *found, *before, *after
+    return OPERATORS.recorded("dot_interaction", vectors, before, after, i, j)
 
 
 def _fake(vectors: list[Tensor], before: list[Tensor], after: list[Tensor], i: Tensor, j: Tensor) -> Tensor:
@@ -89,11 +68,8 @@ def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple:
-    return _gradients_of(ctx, grad, any(ctx.needs_input_grad[0]))
-
-
-def _gradients_of(ctx: Any, grad: Tensor, needs_vectors: bool) -> tuple:
     i, j, *vectors = ctx.saved_tensors
+    needs_vectors = any(ctx.needs_input_grad[0])
     pieces = list(grad.split([*ctx.before, i.shape[0], *ctx.after], 1))
     of_dots, before, after = pieces[len(ctx.before)], pieces[: len(ctx.before)], pieces[len(ctx.before) + 1 :]
     found: list[Tensor | None] = [None] * len(vectors)

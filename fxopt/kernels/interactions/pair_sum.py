@@ -41,34 +41,9 @@ def call_of(scale: float, total: bool) -> Callable[..., Tensor]:
 
     def fxopt_pair_sum(x: Tensor, weights: Tensor | None, scale: float, total: bool) -> Tensor:
         outputs = OPERATORS.past_dispatcher("pair_sum")(x, weights, plan)
-        if outputs is not None:
-            return outputs[0]
-        if torch.is_grad_enabled():
-            return _Recorded.apply(x, weights, scale, total, plan)
-        return torch.ops.fxopt.pair_sum(x, weights, scale, total)
+        return OPERATORS.recorded("pair_sum", x, weights, scale, total) if outputs is None else outputs[0]
 
     return fxopt_pair_sum
-
-
-class _Recorded(torch.autograd.Function):
-    """The operator with its gradients, past the dispatcher."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor | None, scale: float, total: bool, plan: Tensor) -> Tensor:
-        ctx.set_materialize_grads(False)
-        _setup_context(ctx, (x, weights, scale, total), plan)
-        ctx.plan = plan
-        outputs = OPERATORS.past_dispatcher("pair_sum")(x, weights, plan)
-        return torch.ops.fxopt.pair_sum(x, weights, scale, total) if outputs is None else outputs[0]
-
-    @staticmethod
-    @gradients.where_they_flow
-    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
-        by_kernel = None if gradients.by_definition([grad]) else OPERATORS.past_dispatcher("pair_sum_backward")
-        found = by_kernel(grad, *ctx.saved_tensors, ctx.plan) if by_kernel is not None else None
-        if found is None:
-            return *_backward(ctx, grad), None
-        return found[0], found[1] if len(found) == 2 else None, None, None, None
 
 
 def _fake(x: Tensor, weights: Tensor | None, scale: float, total: bool) -> Tensor:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fxopt.facts import Facts
@@ -32,7 +31,7 @@ def call(inputs: Sequence[Tensor], plan: str) -> list[Tensor]:
         RuntimeError: inputs that do not fit the plan.
     """
     outputs = OPERATORS.past_dispatcher("pointwise")(inputs, tensor_of(plan))
-    return torch.ops.fxopt.pointwise(inputs, plan) if outputs is None else outputs
+    return OPERATORS.recorded("pointwise", inputs, plan) if outputs is None else outputs
 
 
 def _in_pytorch(inputs: list[Tensor], plan: str) -> list[Tensor]:

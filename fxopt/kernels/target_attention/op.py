@@ -37,7 +37,7 @@ def call_of(plan: Sequence[int]) -> Callable[..., Tensor]:
             results = past_dispatcher(rows, positions, masks, params, words)
             if results is not None:
                 return results[0]
-        return torch.ops.fxopt.target_attention(rows, positions, masks, params, plan)
+        return OPERATORS.recorded("target_attention", rows, positions, masks, params, plan)
 
     return target_attention
 
