@@ -11,9 +11,10 @@ from torch.fx import Graph, Node
 
 from fxopt.patterns.pointwise.axes import Axes, Dims, Mismatch, behind
 from fxopt.patterns.pointwise.fused import Fused, Group, Unfit, fused
-from fxopt.patterns.pointwise.operators import rule_of
+from fxopt.patterns.pointwise.operators import is_exact, rule_of
 from fxopt.patterns.pointwise.rule import Rule, tensors
 from fxopt.shape.aliases import Aliases, is_pure
+from fxopt.shape.deciding import Deciding
 from fxopt.shape.sizes import depend_alike, tensor_of
 from fxopt.shape.standing import analysed
 from fxopt.shape.strides import Strides
@@ -28,6 +29,7 @@ class Search:
         self.graph, self.without, self.device = graph, without, device
         self.aliases = analysed(graph, Aliases)
         self.strides = analysed(graph, Strides)
+        self.deciding = analysed(graph, Deciding)
         self.order = {node: number for number, node in enumerate(graph.nodes)}
         self.rules = {node: rule for node in graph.nodes if (rule := self._rule(node)) is not None}
         self.readers: dict[Node, list[Node]] = {}
@@ -64,6 +66,8 @@ class Search:
 
     def _rule(self, node: Node) -> Rule | None:
         if node.op != "call_function" or node in self.without or not is_pure(node) or self.aliases.edited(node):
+            return None
+        if node in self.deciding and not is_exact(node):
             return None
         rule = rule_of(node, self.device)
         return rule if rule and not any(map(self.aliases.edited, node.all_input_nodes)) else None

@@ -41,6 +41,16 @@ def rule_of(node: Node, device: str) -> Rule | None:
     return rule if _arguments_fit(node, value.dtype) and _numbers_fit(node) else None
 
 
+def is_exact(node: Node) -> bool:
+    """Whether a step rounds as eager does. A product that is added to something rounds once (`fma`), a quotient is a
+    product on GPUs, and torch's roots, exponentials and sums may differ in the last bit."""
+    if node.target in _SCALED:
+        return argument(node, 2, 1) == 1
+    if node.target is aten.pow.Tensor_Scalar:
+        return argument(node, 1) in (1.0, 2.0)
+    return node.target in _ROUNDED_ALIKE
+
+
 def _arguments_fit(node: Node, result: torch.dtype) -> bool:
     """Whether every argument is on the device and converts to float, and back to bool, as eager computes it."""
     given = [value.meta["val"] for value in tensors(node).values()]
@@ -165,6 +175,13 @@ _LOGIC = {
 _TO_BOOL = {aten.to.dtype, aten._to_copy.default, aten.logical_not.default, aten.isnan.default}
 _TYPED = {aten.where.self, aten.maximum.default, aten.minimum.default}
 PRODUCTS = {aten.linear.default, aten.matmul.default, aten.mm.default, aten.mv.default}
+_SCALED = {getattr(getattr(aten, name), kind) for name in ("add", "sub", "rsub") for kind in ("Tensor", "Scalar")}
+_ROUNDED_ALIKE = {
+    *COMPARISONS, *_LOGIC, *_TO_BOOL, *_TYPED,
+    *(getattr(aten, name).default for name in ("neg", "abs", "relu", "square", "leaky_relu", "prelu", "clamp")),
+    aten.clamp_min.default, aten.clamp_max.default, aten.where.ScalarSelf, aten.where.ScalarOther,
+    aten.masked_fill.Scalar, aten.masked_fill.Tensor,
+}  # fmt: skip
 _EXPONENTS = (2.0, 3.0, 0.5, -0.5, -1.0, 1.0)
 
 RULES: dict[Any, Rule] = {
