@@ -25,6 +25,7 @@ class Facts:
         overwritable: its results are memory of the call alone, which what reads them last may write over.
         looks_up: it reads rows of tables, which the report counts as embedding columns.
         clamps: from its argument `plan`, whether a call moves ids outside their table into it, and counts them.
+        decides: from its argument `plan`, the numbers of its first list's tensors that ids are computed from.
         padded: from its argument `plan`, the plan to use where rows are added to fill up a batch. None: the same one.
         needs_result: from its argument `plan`, whether its backward needs what the call gave. What is registered with
             torch may not show it: where gradients are recorded, a call may go past the dispatcher.
@@ -35,6 +36,7 @@ class Facts:
     overwritable: bool = False
     looks_up: bool = False
     clamps: Callable[[Tensor], bool] | None = None
+    decides: Callable[[Tensor], set[int]] | None = None
     padded: Callable[[Tensor], Tensor] | None = None
     needs_result: Callable[[Sequence[int]], bool] | None = None
     keeps: bool = False

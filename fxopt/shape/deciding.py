@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from fxopt.shape.calls import is_pointwise
+from fxopt.facts import facts_of
+from fxopt.shape.calls import arguments_of, is_pointwise
 from fxopt.shape.sizes import tensor_of
 from fxopt.shape.view_operators import CASTS, CUTS, EXPANSIONS, REGROUPS, SAME
 
@@ -32,15 +34,19 @@ class Deciding:
     def __init__(self, graph: Graph) -> None:
         self._nodes: set[Node] = set()
         for node in reversed(graph.nodes):
-            if _is_float(node) and any(map(self._is_reached_by, node.users)):
+            if _is_float(node) and any(self._reaches(node, user) for user in node.users):
                 self._nodes.add(node)
 
     def __contains__(self, node: Node) -> bool:
         return node in self._nodes
 
-    def _is_reached_by(self, user: Node) -> bool:
+    def _reaches(self, node: Node, user: Node) -> bool:
         if user.target in _ROUNDS:
             return True
+        if decides := facts_of(user.target).decides:
+            given: Any = arguments_of(user)
+            plan = getattr(node.graph.owning_module, given["plan"].target)
+            return any(given["tensors"][number] is node for number in decides(plan) if number >= 0)
         if _is_float(user):
             return user in self._nodes and (_is_elementwise(user) or user.target in _HANDS_ON)
         value = tensor_of(user)

@@ -244,6 +244,29 @@ def test_integers_are_cut_from_eagers_own_floats(integers: Callable[[Tensor], Te
         assert torch.equal(fast(*given)[0], model(*given)[0])
 
 
+class ByRoots(nn.Module):
+    """Ids are cut from roots, in a lookup that is fused before what is pointwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        near_a_whole_root = torch.rsub(torch.where(~(x == 0.0), x, 0.5), 4096**2 + 1)
+        return self.table(torch.fmod(near_a_whole_root.sqrt().int(), 8).abs())
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_ids_of_lookups_are_cut_from_eagers_own_floats(grad: bool) -> None:
+    model = ByRoots()
+    with torch.set_grad_enabled(grad):
+        fast = optimize(model, (4 * torch.randn(17),), Config(tune="off", verify="off"))
+        for x in 4 * torch.randn(20, 17):
+            assert torch.equal(fast(x), model(x))
+    (findings,) = fast._fxopt.findings
+    assert sum(len(ran.changes) for ran in findings.passes if ran.name == "embedding_columns") > 0
+
+
 class Between(nn.Module):
     """What lies between two operators of a chain stays between them; a value read twice is written once."""
 

@@ -92,6 +92,12 @@ def clamps(encoded: torch.Tensor) -> bool:
     return plan_of(encoded).bad_ids == "clamp"
 
 
+def decides(encoded: torch.Tensor) -> set[int]:
+    """The tensors that a call with this plan computes ids from, or integers that are results."""
+    columns = [column for column in plan_of(encoded).columns if column.table is not None or column.program]
+    return {c.source.tensor for c in columns} | {step.tensor for c in columns for step in c.program}
+
+
 def ending_with_last(encoded: torch.Tensor) -> torch.Tensor:
     """The plan for offsets with one entry more, the number of ids, where they ended with the ids."""
     plan = plan_of(encoded)

@@ -17,7 +17,7 @@ from ..cache import BuildError
 from ..operators import Operator, Operators, cpu_library
 from . import autograd, cuda, grouped, jagged, reference
 from .cuda import backward as cuda_backward
-from .encode import clamps, ending_with_last, plan_of
+from .encode import clamps, decides, ending_with_last, plan_of
 from .plan import Plan
 
 _VECTORIZED = ("-ftree-vectorize", "-fvect-cost-model=dynamic")  # as fast as -O3 here, and a third less to compile
@@ -125,7 +125,7 @@ OPERATORS = Operators(
         Operator(
             _SCHEMA,
             *_FORWARD,
-            facts=Facts(looks_up=True, clamps=clamps, padded=ending_with_last),
+            facts=Facts(looks_up=True, clamps=clamps, decides=decides, padded=ending_with_last),
         ),
         Operator(jagged.SCHEMA, jagged.offsets, jagged.fake),
         Operator(f"columns_in_pytorch({_INPUTS}) -> Tensor[]", *_FORWARD),

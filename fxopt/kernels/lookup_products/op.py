@@ -15,7 +15,7 @@ from torch import Tensor
 from fxopt.facts import Facts
 
 from ..columns import op as columns_op
-from ..columns.encode import plan_of
+from ..columns.encode import decides, plan_of
 from ..columns.errors import explain
 from ..columns.plan import Plan
 from ..operators import Operator, Operators, cpu_library
@@ -88,7 +88,7 @@ def _pairs(tables: Sequence[Tensor], plan: Tensor) -> tuple[int, int]:
     return len(columns) // 2, tables[columns[0].table].shape[1]
 
 
-OPERATORS = Operators((Operator(_SCHEMA, lookup_products, _fake, facts=Facts(looks_up=True)),), KERNEL)
+OPERATORS = Operators((Operator(_SCHEMA, lookup_products, _fake, facts=Facts(looks_up=True, decides=decides)),), KERNEL)
 
 
 def load() -> None:

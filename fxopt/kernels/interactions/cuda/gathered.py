@@ -14,7 +14,7 @@ from fxopt.facts import Facts
 from ... import cuda_build
 from ...columns import cuda
 from ...columns import op as columns_op
-from ...columns.encode import clamps
+from ...columns.encode import clamps, decides
 from ...columns.errors import explain
 from ...columns.plan import Plan
 from ...operators import Operator, Operators
@@ -80,7 +80,7 @@ def _bound(device: int) -> bool:
 
 
 _INPUTS = "Tensor[] tensors, Tensor[] tables, Tensor plan, Tensor before, Tensor i, Tensor j, int width"
-_FACTS = Facts(rows="first", clamps=clamps)
+_FACTS = Facts(rows="first", clamps=clamps, decides=decides)
 OPERATORS = Operators((Operator(f"gathered_dots({_INPUTS}) -> Tensor", in_two, _fake, facts=_FACTS),), cuda=KERNEL)
 
 
