@@ -52,7 +52,7 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # Narrower than the layers: all that these may import from the package.
 ONLY = {
     "patterns": r"patterns|normalize|shape|findings|facts|torch_internals|kernels\.\w+\.(plan|serves)",
-    "kernels": r"kernels|findings|facts|config|locks|progress|torch_internals",
+    "kernels": r"kernels|autocast|findings|facts|config|locks|progress|torch_internals",
     "tune": r"tune|shape|kernels\.cache|machine|config|locks|torch_internals",
     "shape": r"shape|findings|facts|config|torch_internals",
     "capture": r"capture|shape|autocast|findings|config|locks|names|reach|trees|torch_internals",

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader
@@ -128,7 +129,7 @@ def _compile(library: Library, folder: Path) -> None:
             build_directory=str(folder),
             is_python_module=False,
         )
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         raise BuildError(f"compiling {library.name} failed: {error}") from error
     (made,) = folder.glob("*.so")  # a second build in one process is called name_v1
     made.rename(folder / f"{library.name}.so")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from fxopt.autocast import Autocast
 from fxopt.torch_internals.modes import is_legacy_batchedtensor
 
 
@@ -29,12 +30,14 @@ def mark(
 
 def where_they_flow(backward: Callable[..., tuple]) -> Callable[..., tuple]:
     """A backward that gives no gradient where it is given none: what only a comparison reads has None in eager, and an
-    optimizer with momentum tells that from zeros. Its context must have `set_materialize_grads(False)`."""
+    optimizer with momentum tells that from zeros. Its context must have `set_materialize_grads(False)`. Autocast around
+    the caller's backward changes nothing: what is computed again has the dtypes that the forward gave."""
 
     @functools.wraps(backward)
     def flowing(ctx: Any, *grads: Any) -> tuple:
         if any(grad is not None for grad in tree_leaves(grads)):
-            return backward(ctx, *grads)
+            with Autocast(None):
+                return backward(ctx, *grads)
         return tuple([None] * len(need) if isinstance(need, list) else None for need in ctx.needs_input_grad)
 
     return flowing

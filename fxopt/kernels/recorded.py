@@ -64,13 +64,19 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         operator, counts = ctx.recorded
-        flat = ctx.needs_input_grad
-        ctx.needs_input_grad = _by_argument(iter(flat[4:]), counts)
-        try:
-            found = operator.gradients_of(ctx, *((list(grads),) if operator.gives_list else grads))
-        finally:
-            ctx.needs_input_grad = flat  # this backward may run again
+        nested = _Nested(ctx, _by_argument(iter(ctx.needs_input_grad[4:]), counts))
+        found = operator.gradients_of(nested, *((list(grads),) if operator.gives_list else grads))
         return None, None, None, None, *_flat(found, counts)
+
+
+class _Nested:
+    """A context that tells by argument what needs a gradient. Several threads may go back through one context."""
+
+    def __init__(self, ctx: Any, needs_input_grad: tuple) -> None:
+        self._ctx, self.needs_input_grad = ctx, needs_input_grad
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
 
 
 def _by_argument(flat: Iterator[bool], counts: Sequence[int]) -> tuple:

@@ -145,6 +145,12 @@ def test_without_a_compiler(tiny, monkeypatch):
         build(tiny)
 
 
+def test_a_compiler_that_only_fails(tiny, monkeypatch):
+    monkeypatch.setenv("CXX", shutil.which("false"))
+    with pytest.raises(BuildError, match="compiling tiny failed"):
+        build(tiny)
+
+
 def test_built_ahead_for_a_machine_without_a_compiler(tiny, monkeypatch):
     path = build(tiny)
     monkeypatch.setenv("CXX", "no-such-compiler")

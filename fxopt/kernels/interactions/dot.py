@@ -73,7 +73,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     pieces = list(grad.split([*ctx.before, i.shape[0], *ctx.after], 1))
     of_dots, before, after = pieces[len(ctx.before)], pieces[: len(ctx.before)], pieces[len(ctx.before) + 1 :]
     found: list[Tensor | None] = [None] * len(vectors)
-    if needs_vectors and gradients.by_definition([grad]):
+    if needs_vectors and (gradients.by_definition([grad]) or not (grad.is_cpu and OPERATORS.compiled())):
         needs = [x.requires_grad for x in vectors]
         found = gradients.again(lambda *z: [dot_interaction(z, [], [], i, j)], vectors, needs, [of_dots])
     elif needs_vectors:
