@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from fxopt.facts import UNKNOWN, Facts, declare
 from fxopt.locks import lock
 from fxopt.torch_internals.autograd import making_no_views
-from fxopt.torch_internals.operators import below_autograd, destroy, has_kernel
+from fxopt.torch_internals.operators import destroy, has_kernel
 
 from . import entry, gradients, shims, simd
 from .build import Library
@@ -176,9 +176,7 @@ class Operators:
         call: the same, for those who know a shorter way.
         """
         call = call or getattr(torch.ops.fxopt, name)
-        return (
-            recorded(self._named[name], _unrecorded(call), arguments) if torch.is_grad_enabled() else call(*arguments)
-        )
+        return recorded(self._named[name], call, arguments) if torch.is_grad_enabled() else call(*arguments)
 
     def past_dispatcher(self, name: str) -> Callable[..., Any]:
         """The way into an operator's kernel that costs 1 us: of its tensors, lists of tensors, and last the plan.
@@ -215,15 +213,6 @@ def defined(define: Callable[[torch.library.Library], None]) -> torch.library.Li
         destroy(library)
         raise
     return library
-
-
-@functools.cache
-def _unrecorded(call: Callable[..., Any]) -> Callable[..., Any]:
-    def unrecorded(*arguments: Any) -> Any:
-        with below_autograd():
-            return call(*arguments)
-
-    return unrecorded
 
 
 def _no_way(*arguments: object) -> None:

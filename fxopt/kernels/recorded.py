@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fxopt.torch_internals.operators import below_autograd
+
 _ONE, _NONE = -1, -2  # tensors of an argument that is no list
 
 
@@ -27,7 +29,7 @@ class Differentiable(Protocol):
 
 
 def recorded(operator: Differentiable, call: Callable[..., Any], arguments: tuple) -> Any:
-    """`call(*arguments)`, which records nothing by itself, with the gradients of `operator`."""
+    """`call(*arguments)`, of which nothing else is recorded, with the gradients of `operator`."""
     counts = list(map(_count, arguments))
     tensors: list[Tensor | None] = []
     for argument, count in zip(arguments, counts, strict=True):
@@ -56,7 +58,8 @@ class _Recorded(torch.autograd.Function):
         counts: Sequence[int],
         *tensors: Tensor | None,
     ) -> Any:
-        outputs = call(*arguments)
+        with below_autograd():
+            outputs = call(*arguments)
         operator.set_up(ctx, arguments, outputs)
         ctx.recorded = operator, counts  # every other name is the operator's
         return outputs if isinstance(outputs, Tensor) else tuple(outputs)

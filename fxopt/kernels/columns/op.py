@@ -42,16 +42,9 @@ def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -
     outputs = OPERATORS.past_dispatcher("columns")(tensors, tables, plan)
     if outputs is not None:
         return outputs
-    return OPERATORS.recorded("columns", list(tensors), list(tables), plan, call=_unrecorded)
-
-
-def _unrecorded(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -> list[Tensor]:
-    outputs = OPERATORS.past_dispatcher("columns")(tensors, tables, plan)
-    return _dispatched(tensors, tables, plan) if outputs is None else outputs
-
-
-def _dispatched(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -> list[Tensor]:
     tensors, tables = list(tensors), list(tables)
+    if torch.is_grad_enabled():
+        return OPERATORS.recorded("columns", tensors, tables, plan, call=columns)
     first = (tables or tensors)[0]
     if first.is_cuda and not load_cuda(first.get_device()):
         return torch.ops.fxopt.columns_in_pytorch(tensors, tables, plan)

@@ -32,8 +32,8 @@ def linear_backward(grad: Tensor, y: Tensor | None, op: int) -> list[Tensor]:
     Returns:
         The gradient, [M, N], only where there is a `y`; the same turned over, [N, M]; its sums over M, [N].
     """
-    found = grad if y is None else FROM_RESULT[Op(op)](grad, y)
-    return [*([] if y is None else [found]), found.t().contiguous(), found.sum(0)]
+    found, turned, sums = _by_torch(grad, y, op)
+    return [*([] if y is None else [found]), turned.contiguous(), sums]
 
 
 def call(grad: Tensor, y: Tensor | None, op: Op) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,7 +42,11 @@ def call(grad: Tensor, y: Tensor | None, op: Op) -> tuple[Tensor, Tensor, Tensor
         found = OPERATORS.past_dispatcher("linear_backward")(_rows(grad), None if y is None else _rows(y), _word(op))
         if found is not None:
             return tuple(found) if y is not None else (grad, *found)
-    found = grad if y is None else FROM_RESULT[op](grad, y)
+    return _by_torch(grad, y, op)
+
+
+def _by_torch(grad: Tensor, y: Tensor | None, op: int) -> tuple[Tensor, Tensor, Tensor]:
+    found = grad if y is None else FROM_RESULT[Op(op)](grad, y)
     return found, found.t(), found.sum(0)
 
 

@@ -40,12 +40,11 @@ inline void find_beside(int device) {
   if (!dladdr(reinterpret_cast<void*>(&find_beside), &own)) return;
   const std::string path = own.dli_fname, folder = path.substr(0, path.rfind('/') + 1);
   void* const kernels = dlopen((folder + "fxopt_columns_cuda-" + arch_of(device) + ".so").c_str(), RTLD_NOW);
-  Bound found;
-  look_up(kernels, "fxopt_cuda_entries", found.entries);
-  look_up(kernels, "fxopt_cuda_failure", found.failure);
-  look_up(dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD), "aoti_torch_get_current_cuda_stream", found.current_stream);
-  if (found.current_stream) look_up(kernels, "fxopt_cuda_columns", found.columns);
-  if (found.columns) bounds[device] = found;
+  Bound& bound = bounds[device];
+  look_up(kernels, "fxopt_cuda_entries", bound.entries);
+  look_up(kernels, "fxopt_cuda_failure", bound.failure);
+  look_up(dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD), "aoti_torch_get_current_cuda_stream", bound.current_stream);
+  if (bound.current_stream) look_up(kernels, "fxopt_cuda_columns", bound.columns);  // last: who sees it may call
 }
 
 // A device that has kernels; `refused` says so where there are none.
