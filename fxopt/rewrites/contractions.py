@@ -47,8 +47,10 @@ def replace_disguised_linear(editor: Editor, match: Match) -> Replacement:
     value = arranged(editor, Factor(called, (*((axis,) for axis in roles.left), roles.right)), bound["term"].dims)
     if bound["adds"]:
         value = editor.call(aten.add.Tensor, value, bias)
-    name = _name(match.bound["term"].inside[0])
-    return Replacement({match.anchor: value}, f"{name} into linear", "one GEMM over all rows")
+    product = bound["term"].inside[0]
+    if product.target is aten.linear.default:
+        return Replacement({match.anchor: value}, "a bias into its linear", "added by the GEMM")
+    return Replacement({match.anchor: value}, f"{_name(product)} into linear", "one GEMM over all rows")
 
 
 def replace_contraction(editor: Editor, match: Match) -> Replacement:

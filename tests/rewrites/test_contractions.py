@@ -88,6 +88,9 @@ LINEARS = {
     "kernels in two dims": lambda x, w, b, k: F.conv2d(x.view(-1, 1, 2, 2), w.view(5, 1, 2, 2), b).flatten(1),
     "an expanded weight": lambda x, w, b, k: torch.bmm(w.unsqueeze(0).expand(x.shape[0], -1, -1), x.unsqueeze(2)),
     "a repeated weight": lambda x, w, b, k: torch.bmm(x.unsqueeze(1), w.t().repeat(x.shape[0], 1, 1)),
+    "a bias behind a linear": lambda x, w, b, k: F.linear(x, w) + b,
+    "a bias of one output": lambda x, w, b, k: b[:1] + F.linear(x, w[:1]),
+    "a scalar behind mv": lambda x, w, b, k: x @ w[0] + b[0],
     "a matrix a row": lambda x, w, b, k: torch.matmul(w, x.view(-1, 1, 4).expand(-1, 1, 4).transpose(1, 2)),
 }
 
@@ -137,6 +140,9 @@ def test_a_bias_stays_behind_a_result_that_others_read() -> None:
 
 
 LEFT_ALONE = {
+    "a linear, and a bias for each row": lambda x, w, b, k: F.linear(x, w) + x[:, :1],
+    "a linear of one output, and a row of numbers": lambda x, w, b, k: F.linear(x, w[:1]) + b,
+    "a linear with a bias, and another": lambda x, w, b, k: F.linear(x, w, b) + b,
     "linears one after the other": lambda x, w, b, k: F.linear(F.linear(x, w[:2]), w.t()[:, :2]),
     "someone reads the product": seen,
     "edited later": edited,

@@ -25,18 +25,20 @@ _WRITTEN_OUT = {*_ELEMENTWISE, aten.einsum.default}
 
 
 def find_disguised_linears(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """matmul(W, x[B, D, 1]), tensordot, einsum, addmm, conv1d of one position, (x * w).sum(-1): linear(x, W, b)."""
+    """matmul(W, x[B, D, 1]), tensordot, einsum, addmm, conv1d of one position, (x * w).sum(-1), linear(x, W) + b."""
     aliases = analysed(module.graph, Aliases)
     reader = Reader(aliases)
     for node in module.graph.nodes:
-        if node.target not in SPELLED or node.target in (aten.linear.default, aten.mul.Tensor) or _looks_up(node):
+        if node.target not in SPELLED or node.target is aten.mul.Tensor or _looks_up(node):
             continue
         for term in reader.terms(node, deepest=1):
             found = linear_order(term) if is_full(term) else None
             if found is not None and not _biased_elsewhere(node, term, found[2]):
                 x, weight, roles = found
                 bound = {"term": term, "x": x, "weight": weight, "roles": roles, "tensors": (x.node, weight.node)}
-                yield _with_bias(node, bound, aliases)
+                match = _with_bias(node, bound, aliases)
+                if node.target is not aten.linear.default or match.anchor is not node:
+                    yield match
                 break
 
 
@@ -79,7 +81,7 @@ def _is_bias(bias: object, node: Node, bound: dict) -> bool:
         inside = bool(dim) and all(axis in bound["roles"].right for axis in dim)
         if inside != (static(size) != 1):
             return False
-    return bool(bound["roles"].right)
+    return True
 
 
 def find_contractions(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
