@@ -118,16 +118,30 @@ class Batched:
             case Unsqueeze(dim):
                 made = call(aten.unsqueeze.default, source.node, dim + (dim > lanes))
                 return Packed(made, lanes + (dim <= lanes), rank + 1)
+        if tree.target is aten.repeat.default:
+            return self._repeated(tree, source)
         return self._reduced(tree, source, lanes)
+
+    def _repeated(self, tree: Call, source: Packed) -> Packed:
+        """A number of times along each dim, and along dims in front of those that a lane has."""
+        call, times, node = self.editor.call, tree.args[1], moved(self.editor, source, 0).node
+        for _ in range(len(times) - source.rank):
+            node = call(aten.unsqueeze.default, node, 1)
+        return Packed(call(aten.repeat.default, node, [1, *times]), 0, len(times))
 
     def _reduced(self, tree: Call, source: Packed, lanes: int) -> Packed:
         """Of a reduction, a softmax, or a squeeze: over one dim or several, all of them where none is named."""
+        call = self.editor.call
+        if source.rank == 0:  # torch takes a number for a vector of one
+            source = Packed(call(aten.unsqueeze.default, source.node, 1), lanes, 1)
         rank, (named, *rest) = source.rank, tree.args[1:]
         several = isinstance(named, list | tuple)
         dims = [dim % rank for dim in (named if several else [named])] or range(rank)
         shifted = [_behind(dim, lanes, rank) for dim in dims]
-        made = self.editor.call(tree.target, source.node, shifted if several else shifted[0], *rest, **tree.node.kwargs)
+        made = call(tree.target, source.node, shifted if several else shifted[0], *rest, **tree.node.kwargs)
         after = len(shape_of(tree.node))
+        if not after and len(shape_of(made)) > 1:
+            made = call(aten.squeeze.dim, made, 1)
         gone = [dim for dim in dims if dim < lanes] if after < rank else []
         return Packed(made, lanes - len(gone), after)
 

@@ -23,7 +23,7 @@ _MOST_JOINED = 2  # entries joined for each one that is read
 LINEARS = (aten.linear.default, aten.matmul.default)
 _REDUCTIONS = {aten.sum.dim_IntList, aten.mean.dim}
 _VIEWS = {aten.squeeze.dim, aten.unsqueeze.default, aten.transpose.int, aten.permute.default, aten.t.default}
-BY_DIM = _REDUCTIONS | _VIEWS | {aten.softmax.int}
+BY_DIM = _REDUCTIONS | _VIEWS | {aten.softmax.int, aten.repeat.default}
 
 
 class NotPacked(Exception):
