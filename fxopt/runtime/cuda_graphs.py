@@ -29,6 +29,7 @@ from fxopt.runtime.capturable import NoGraph, draws, is_on_cuda, suited
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.recording import Recorder, Recording, agree
 from fxopt.runtime.stores import Stores
+from fxopt.runtime.tail import Tail
 from fxopt.tune.clock import fastest
 
 MOST_GRAPHS = 16
@@ -75,7 +76,8 @@ class Replays:
     def __init__(self, executable: Executable, chosen: bool) -> None:
         self._plain, self._findings, self._chosen = executable.run, executable.findings, chosen
         self._stores = Stores(executable)
-        executable = self._stores.executable
+        self._tail = Tail(self._stores.executable)
+        executable = self._tail.executable
         self._device = suited(executable)
         count = len(executable.capture.inputs)
         if count > stage.MOST_INPUTS:
@@ -120,8 +122,11 @@ class Replays:
         if known is not None and recorder.serves(known, state, self._inputs):
             self._graphs.move_to_end(key)
             self._replays += 1
-            return self._stores.put(recorder.replay(known, self._inputs, batch), state, inputs)
+            return self._stores.put(self._replayed(known, state, batch), state, inputs)
         return self._first(key, state, tame, known) if self._due(key) else None
+
+    def _replayed(self, known: Recording, state: Sequence[Tensor], batch: int, counts: bool = True) -> Sequence[Any]:
+        return self._tail.put(self._recorder.replay(known, self._inputs, batch, counts), state)
 
     def _due(self, key: tuple) -> bool:
         """Whether these sizes came before, and captures have paid so far."""
@@ -200,7 +205,7 @@ class Replays:
         self, made: Recording, state: Sequence[Tensor], inputs: Sequence[Tensor], expected: Sequence[Tensor]
     ) -> None:
         """Raises NoGraph where a replay gives something else than the call, and Refused where it takes longer."""
-        uncounted = partial(self._recorder.replay, made, self._inputs, self._batch, counts=False)
+        uncounted = partial(self._replayed, made, state, self._batch, counts=False)
         if not agree(uncounted()[: len(expected)], expected):
             raise NoGraph("a replay gave another result than the call")
         if self._chosen:

@@ -46,7 +46,7 @@ class Stores:
             if store.asked:
                 raise NoGraph(f"it replaces {store.name!r} at each call, a buffer that it reads")
             self._calls.append((store, [_read(argument, values, state, inputs) for argument in node.args]))
-        self.executable = replace(executable, graph=copied(module, found, values[self._count :]))
+        self.executable = replace(executable, graph=copied(module, found, values))
 
     def put(self, results: Sequence[Any], state: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
         """Store what a call gave; the model's own results are left."""

@@ -36,7 +36,7 @@ def _keeps_rows(node: Node, operands: list[Node]) -> bool:
     rank = max((len(shape_of(node)), *(len(shape_of(operand)) for operand in operands)))
     if node.target is aten.repeat.default:
         times: Any = node.args[1]
-        return len(times) == len(shape_of(node.args[0])) and times[0] == 1
+        return len(times) == len(shape_of(node.all_input_nodes[0])) and times[0] == 1
     if node.target in BY_DIM:
         named: Any = node.args[1] if len(node.args) > 1 else 0
         dims = named if isinstance(named, list | tuple) else [named]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from fxopt.kernels.entry import picker
 from fxopt.rewrites.framework.forks import lower_branches
@@ -87,19 +88,18 @@ class OfMany:
         return self.serve(values[: self._states], values[self._states :])
 
 
-def copied(module: GraphModule, less: Iterable[Node] = (), more: Iterable[Node] = ()) -> GraphModule:
+def copied(module: GraphModule, less: Iterable[Node] = (), results: Sequence[Any] | None = None) -> GraphModule:
     """The same graph module with a graph of its own, compiled where it runs; fake values and constants are shared.
 
     Args:
-        less: calls without a result that the copy leaves out.
-        more: what it returns behind the results.
+        less: calls that the copy leaves out, users first.
+        results: what it returns, if not the same.
     """
     graph, copies = Graph(), dict[Node, Node]()
     output: Any = graph.graph_copy(module.graph, copies, return_output_node=True)
     for node in less:
         graph.erase_node(copies[node])
-    further = [copies[node] for node in more]
-    graph.output((*output[0], *further) if further else output[0])
+    graph.output(output[0] if results is None else map_arg(tuple(results), copies.__getitem__))
     return LazyGraphModule(module, graph)
 
 
