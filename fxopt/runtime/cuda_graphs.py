@@ -29,7 +29,7 @@ from fxopt.runtime.capturable import NoGraph, draws, is_on_cuda, suited
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.recording import Recorder, Recording, agree
 from fxopt.runtime.stores import Stores
-from fxopt.runtime.tail import Tail
+from fxopt.runtime.tail import Tail, is_large
 from fxopt.tune.clock import fastest
 
 MOST_GRAPHS = 16
@@ -76,8 +76,7 @@ class Replays:
     def __init__(self, executable: Executable, chosen: bool) -> None:
         self._plain, self._findings, self._chosen = executable.run, executable.findings, chosen
         self._stores = Stores(executable)
-        self._tail = Tail(self._stores.executable)
-        executable = self._tail.executable
+        executable = self._stores.executable
         self._device = suited(executable)
         count = len(executable.capture.inputs)
         if count > stage.MOST_INPUTS:
@@ -87,7 +86,11 @@ class Replays:
         rows, self._kind = _served(executable.graph)
         self._random = draws(executable.graph.graph) is not None
         self._findings.graphs = self._kind
-        self._inputs, self._recorder = stage.Inputs(count), Recorder(executable, self._device, rows)
+        self._inputs, self._whole = stage.Inputs(count), Recorder(executable, self._device, rows)
+        self._tail, self._cut = Tail(executable), self._whole
+        if (cut := self._tail.executable).graph is not executable.graph:
+            assert cut.graph is not None
+            self._cut = Recorder(cut, self._device, _served(cut.graph)[0])
         self._n_state = len(executable.capture.state)
         self._graphs: OrderedDict[tuple, Recording] = OrderedDict()
         self._seen: OrderedDict[tuple, bool] = OrderedDict()  # sizes, and whether they run as they are from now on
@@ -113,20 +116,21 @@ class Replays:
 
     def _by_graph(self, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Any] | None:
         """None: no graph serves the call."""
-        tame, recorder = self._inputs.read(inputs), self._recorder
-        batch = recorder.padding.batch(self._inputs)
+        tame, padding = self._inputs.read(inputs), self._whole.padding
+        batch = padding.batch(self._inputs)
         if tame is None or batch == 0:
             return None
-        key = (recorder.padding.capacity(batch), *recorder.padding.sizes(tame))
+        key = (padding.capacity(batch), *padding.sizes(tame))
         known = self._graphs.get(key)
-        if known is not None and recorder.serves(known, state, self._inputs):
+        if known is not None and known.by.serves(known, state, self._inputs):
             self._graphs.move_to_end(key)
             self._replays += 1
-            return self._stores.put(self._replayed(known, state, batch), state, inputs)
+            return self._stores.put(self._replayed(known, state), state, inputs)
         return self._first(key, state, tame, known) if self._due(key) else None
 
-    def _replayed(self, known: Recording, state: Sequence[Tensor], batch: int, counts: bool = True) -> Sequence[Any]:
-        return self._tail.put(self._recorder.replay(known, self._inputs, batch, counts), state)
+    def _replayed(self, known: Recording, state: Sequence[Tensor], counts: bool = True) -> Sequence[Any]:
+        results = known.by.replay(known, self._inputs, known.by.padding.batch(self._inputs), counts)
+        return results if known.by is self._whole else self._tail.put(results, state)
 
     def _due(self, key: tuple) -> bool:
         """Whether these sizes came before, and captures have paid so far."""
@@ -168,7 +172,7 @@ class Replays:
         self._recording = True
         try:
             with torch.random.fork_rng([self._device.index], enabled=self._random), torch.inference_mode(False):
-                made = self._made(state, inputs, before)
+                made = self._made(self._cut if is_large(result) else self._whole, state, inputs, before)
                 if numbers is not None:
                     torch.cuda.set_rng_state(numbers, self._device)
                 self._compare(made, state, inputs, result)
@@ -177,7 +181,7 @@ class Replays:
             self._seen[key] = True
             self._count()
             capacity, *sizes = key
-            where = f"batch {self._batch:,}" if capacity else f"sizes {sizes}"
+            where = f"batch {self._whole.padding.batch(self._inputs):,}" if capacity else f"sizes {sizes}"
             self._tell(f"at {where} calls run as they are: {reason}")
         except NoGraph as reason:
             self._give_up(str(reason))
@@ -187,25 +191,23 @@ class Replays:
             self._recording = False
         return result
 
-    @property
-    def _batch(self) -> int:
-        return self._recorder.padding.batch(self._inputs)
-
     @torch.no_grad()
-    def _made(self, state: Sequence[Tensor], inputs: Sequence[Tensor], before: Recording | None) -> Recording:
+    def _made(
+        self, by: Recorder, state: Sequence[Tensor], inputs: Sequence[Tensor], before: Recording | None
+    ) -> Recording:
         """Raises Refused where the copies of the inputs alone take too much memory."""
-        padding = self._recorder.padding
-        rooms = padding.rooms(inputs, padding.capacity(self._batch), before.capacity if before else None)
-        if excess := self._recorder.memory.excess(stage.bytes_of(rooms)):
+        capacity = by.padding.capacity(by.padding.batch(self._inputs))
+        rooms = by.padding.rooms(inputs, capacity, before.capacity if before else None)
+        if excess := by.memory.excess(stage.bytes_of(rooms)):
             raise Refused(excess)
-        return self._recorder.record(state, self._inputs, rooms)
+        return by.record(state, self._inputs, rooms)
 
     @torch.no_grad()
     def _compare(
         self, made: Recording, state: Sequence[Tensor], inputs: Sequence[Tensor], expected: Sequence[Tensor]
     ) -> None:
         """Raises NoGraph where a replay gives something else than the call, and Refused where it takes longer."""
-        uncounted = partial(self._replayed, made, state, self._batch, counts=False)
+        uncounted = partial(self._replayed, made, state, counts=False)
         if not agree(uncounted()[: len(expected)], expected):
             raise NoGraph("a replay gave another result than the call")
         if self._chosen:
@@ -217,7 +219,7 @@ class Replays:
 
     def _keep(self, key: tuple, made: Recording) -> None:
         """Raises Refused where there is no memory for the graph by itself; makes room for it where others take it."""
-        memory, alone = self._recorder.memory, not self._graphs
+        memory, alone = made.by.memory, not self._graphs
         self._graphs[key] = made
         self._count()
         while self._graphs and (excess := memory.excess()):
@@ -228,12 +230,13 @@ class Replays:
         self._tell(self._refused)
 
     def _count(self) -> None:
-        self._recorder.memory.count(graph.staged for graph in self._graphs.values())
+        for by in {self._whole, self._cut}:
+            by.memory.count(graph.staged for graph in self._graphs.values() if graph.by is by)
 
     def _tell(self, refused: str) -> None:
         """What the report says of these graphs."""
         self._refused = refused
-        count, held = len(self._graphs), self._recorder.memory.held >> 20
+        count, held = len(self._graphs), sum(by.memory.held for by in {self._whole, self._cut}) >> 20
         holds = f"{count} {'graphs hold' if count > 1 else 'graph holds'} {held:,} MB" if count else ""
         self._findings.graphs = "; ".join(filter(None, (self._kind, holds, refused)))
 

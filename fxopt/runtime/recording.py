@@ -37,6 +37,7 @@ class Recording:
     """One captured graph.
 
     Attributes:
+        by: who made it and replays it.
         copies: the inputs that it reads, padded.
         targets: of its outputs, which it copies there where it delivers; else they are copied behind it.
         fixed: the state and the constants that it reads, by address.
@@ -46,6 +47,7 @@ class Recording:
         stream: the last one that it was replayed on, by number.
     """
 
+    by: Recorder
     graph: torch.cuda.CUDAGraph
     copies: stage.Stage
     outputs: list[Tensor]
@@ -96,7 +98,9 @@ class Recorder:
         fixed = stage.Fixed(state), stage.Fixed(self._constants)
         capacities = [room.capacity for room in rooms]
         kept, staged = list(self._kept), stage.bytes_of(rooms)
-        return Recording(graph, memory, outputs, targets, delivers, fixed, capacities, real_rows, kept, staged, stream)
+        return Recording(
+            self, graph, memory, outputs, targets, delivers, fixed, capacities, real_rows, kept, staged, stream
+        )
 
     def serves(self, recording: Recording, state: Sequence[Tensor], inputs: stage.Inputs) -> bool:
         """Whether nothing has moved that the graph reads, and its ids have room."""

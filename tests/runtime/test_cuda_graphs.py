@@ -165,7 +165,7 @@ class Log:
         self.did.append("capture")
         if self.broken:
             raise self.broken
-        self.replays._recorder.memory.begun()
+        self.replays._whole.memory.begun()
         outputs = function(*tensors)
 
         def run():
@@ -284,7 +284,7 @@ def test_graphs_hold_an_eighth_of_the_free_memory(auto):
     assert auto.of(5) == ["plain"] and auto.of(5) == TIMED and auto.of(5) == ["replay"]
     auto.pool = 3 * MB  # with the next graph: too much for both, and too much for one
     assert auto.of(9) == ["plain"] and auto.of(9) == TIMED
-    assert not auto.replays._graphs and not auto.replays._recorder.memory.held
+    assert not auto.replays._graphs and not auto.replays._whole.memory.held
     assert auto.of(9) == TIMED and auto.of(9) == auto.of(9) == ["plain"]
     assert "graphs would hold 3 MB, and they may hold 2 MB" in auto.findings.graphs
     auto.pool = MB
@@ -338,7 +338,7 @@ def test_whatever_happens_between_calls_answers_are_those_of_the_call(monkeypatc
         if rng.random() < 0.05:
             rng.choice(events)()
         replayed += log.of(rng.choice((0, 1, 2, 5, 6, 40)), rng.choice((0, 3, 30))) == ["replay"]
-        memory = log.replays._recorder.memory
+        memory = log.replays._whole.memory
         assert bool(memory.held) == bool(log.replays._graphs) == (memory.pool is not None)
         assert len(log.replays._graphs) <= MOST_GRAPHS
     assert replayed > 20

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fxopt
-from fxopt.runtime import cuda_graphs, dispatcher_of, graph_memory
+from fxopt.runtime import cuda_graphs, dispatcher_of, graph_memory, tail
 from fxopt.tune import clock
 
 pytestmark = pytest.mark.gpu
@@ -317,7 +317,10 @@ class Scorer(nn.Module):
         return users, nn.functional.linear(users, self.items).relu()
 
 
-def test_scores_of_many_items_are_computed_behind_the_replay() -> None:
+@pytest.mark.parametrize("least", [0, 1 << 40])
+def test_scores_of_many_items_are_computed_behind_the_replay(monkeypatch, least: int) -> None:
+    """Or copied, where they are few in all."""
+    monkeypatch.setattr(tail, "_LARGE", least)
     model = Scorer().cuda().eval()
     fast = fxopt.optimize(model, inputs(48))
     for batch in (48, 48, 48, 40, 48, 33):
