@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 
-from fxopt.kernels.pointwise.cuda import generated, pointwise_on_cuda
+from fxopt.kernels.pointwise.cuda import kernel_of, pointwise_on_cuda
 from fxopt.kernels.pointwise.encode import text
 from fxopt.kernels.pointwise.op import OPERATORS, call
 from fxopt.kernels.pointwise.plan import Plan
@@ -23,7 +23,7 @@ def replace_pointwise(editor: Editor, match: Match) -> Replacement:
     bound, where = call, "over blocks of rows"
     if match.on_cuda:
         bound, where = pointwise_on_cuda, "in a kernel of their own"
-        editor.needs(generated(text(fused.plan), tuple(node.meta["val"].dtype for node in fused.inputs)))
+        editor.needs(kernel_of(text(fused.plan), [node.meta["val"] for node in fused.inputs]))
     node = editor.ours(OPERATORS, "pointwise", bound, list(fused.inputs), text(fused.plan))
     node.meta["axes"] = list(_axes(fused.plan))
     values = {output: editor.call(operator.getitem, node, at) for at, output in enumerate(fused.outputs)}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from fxopt.kernels.pointwise import reference
-from fxopt.kernels.pointwise.cuda import generated, parameters
+from fxopt.kernels.pointwise.cuda import generated, geometry, parameters
 from fxopt.kernels.pointwise.cuda.geometry import THREADS, geometry_of, sizes_of
 from fxopt.kernels.pointwise.encode import text
 from fxopt.kernels.pointwise.plan import Plan
@@ -24,11 +26,21 @@ SHIM_EXPORT void run_{name}(const fxopt::{name}::Call* c, unsigned blocks, unsig
   cudaLaunchKernelEx(&config, fxopt::{name}::pointwise_kernel, *c);
 }}
 """
-Key = tuple[str, tuple[torch.dtype, ...], bool]
+Key = tuple[str, tuple[torch.dtype, ...], bool, tuple[int, int]]
 
 
 def key_of(plan: Plan, inputs: Sequence[Tensor], wide: bool = False) -> Key:
-    return text(plan), tuple(tensor.dtype for tensor in inputs), wide
+    held = geometry_of(text(plan), sizes_of(inputs, plan)).held
+    return text(plan), tuple(tensor.dtype for tensor in inputs), wide, held
+
+
+@contextmanager
+def in_phases() -> Iterator[None]:
+    """Rows are not held in registers."""
+    geometry_of.cache_clear()
+    with patch.object(geometry, "held_by_lanes", lambda *_: (0, 0)):
+        yield
+    geometry_of.cache_clear()
 
 
 class Kernels:

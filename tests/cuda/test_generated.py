@@ -26,8 +26,14 @@ def nvrtc_or_skip():
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_generated_kernels_keep_their_limits(tmp_path, arch):
     source = tmp_path / "generated.cu"
-    for plan, wide in ((SOFTMAX, False), (SOFTMAX, True), (every_step()[0], False)):
-        source.write_text(generated(text(plan), (torch.float32,) * 2, wide).source)
+    steps, phases, held = every_step()[0], (0, 0), (32, 32)
+    for plan, wide, by in (
+        (SOFTMAX, False, phases),
+        (SOFTMAX, True, phases),
+        (steps, False, phases),
+        (SOFTMAX, False, held),
+    ):
+        source.write_text(generated(text(plan), (torch.float32,) * 2, wide, by).source)
         library = cuda_build.CudaLibrary("generated", source, flags=("--fmad=false",))
         told = compiled(library, arch, tmp_path)
         assert beyond_limits(told) == []

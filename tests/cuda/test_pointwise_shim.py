@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from fxopt.kernels.pointwise.cuda import pointwise_on_cuda
 from fxopt.kernels.pointwise.cuda.geometry import divisor, geometry_of, is_wide
 from fxopt.kernels.pointwise.encode import text
 from fxopt.kernels.pointwise.plan import BINARY, REDUCTIONS, UNARY, Input, Output, Plan, Step
-from tests.cuda.generated import Kernels, exact, key_of
+from tests.cuda.generated import Kernels, exact, in_phases, key_of
 from tests.cuda.planted import awake
 from tests.cuda.shim_library import ShimError
 from tests.kernels.test_pointwise import SOFTMAX, SPECIAL, Random
@@ -29,6 +30,15 @@ MUTATIONS = {
     "rows behind the last": ("c.rows - first < c.block_rows ?", "c.rows - first < c.block_rows && !{} ?"),
     "the rows of the first block": ("row_of_all = first + row", "row_of_all = ({} ? 0 : first) + row"),
 }
+HELD_MUTATIONS = {
+    "half a sum": ("int width = lanes / 2;", "int width = lanes / 2 >> {};"),
+    "no mask of a sum's numbers": ("if (a1 < c.size1) v8", "if (a1 < c.size1 || {}) v8"),
+    "written behind the row": ("if (a1 < c.size1) write", "if (a1 < c.size1 || {}) write"),
+    "read behind the row": ("a1 < c.size1 ? read<float>(c.input1", "a1 < c.size1 || {} ? read<float>(c.input1"),
+    "read behind the last row": ("row < rows ? row : 0", "row < rows || {} ? row : 0"),
+    "the rows of the first block": ("row_of_all = first + (", "row_of_all = ({} ? 0 : first) + ("),
+}
+PLANTED = [(False, name) for name in MUTATIONS] + [(True, name) for name in HELD_MUTATIONS]
 
 
 def random_cases(seeds: range, sizes_of_rows: tuple[int, ...]) -> list[tuple[int, Plan, list[list[Tensor]], bool]]:
@@ -96,28 +106,49 @@ def test_reductions_keep_nan_and_infinity(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def softmax(tmp_path_factory):
-    return Kernels(
-        tmp_path_factory.mktemp("softmax"), [key_of(SOFTMAX, [torch.randn(1, 1), torch.randn(1)])], MUTATIONS
-    )
+def softmaxes(tmp_path_factory):
+    """By whether rows are held in registers."""
+    inputs = torch.randn(1, 9), torch.randn(9)
+    found = {True: Kernels(tmp_path_factory.mktemp("held"), [key_of(SOFTMAX, inputs)], HELD_MUTATIONS)}
+    with in_phases():
+        found[False] = Kernels(tmp_path_factory.mktemp("phases"), [key_of(SOFTMAX, inputs)], MUTATIONS)
+    return found
+
+
+@contextmanager
+def held_or_in_phases(softmaxes, held):
+    with nullcontext() if held else in_phases():
+        yield softmaxes[held], torch.randn(95, 9), torch.randn(9)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_any_order_of_warps(softmax, seed):
-    x, w = torch.randn(95, 9), torch.randn(9)
-    for given, expected in zip(softmax([x, w], SOFTMAX, seed=seed), exact([x, w], SOFTMAX), strict=True):
+@pytest.mark.parametrize("held", [False, True])
+def test_any_order_of_warps(softmaxes, held, seed):
+    with held_or_in_phases(softmaxes, held) as (softmax, x, w):
+        found = softmax([x, w], SOFTMAX, seed=seed)
+    for given, expected in zip(found, exact([x, w], SOFTMAX), strict=True):
         torch.testing.assert_close(given.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_planted_bugs_are_caught(softmax, name):
-    x, w = torch.randn(95, 9), torch.randn(9)
-    try:
-        with awake(softmax.library, MUTATIONS, name):
-            found = softmax([x, w], SOFTMAX, seed=1)
-    except ShimError:
-        return
+@pytest.mark.parametrize(("held", "name"), PLANTED)
+def test_planted_bugs_are_caught(softmaxes, held, name):
+    with held_or_in_phases(softmaxes, held) as (softmax, x, w):
+        try:
+            with awake(softmax.library, HELD_MUTATIONS if held else MUTATIONS, name):
+                found = softmax([x, w], SOFTMAX, seed=1)
+        except ShimError:
+            return
     assert any(not torch.allclose(y.double(), z, rtol=1e-4) for y, z in zip(found, exact([x, w], SOFTMAX), strict=True))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 31, 64, 100, 128, 129, 416, 1000, 1024, 1025])
+def test_rows_of_every_length(tmp_path, size):
+    x, w = torch.randn(19, size), torch.randn(size)
+    held = geometry_of(text(SOFTMAX), (19, size)).held
+    assert math.prod(held) >= size if size <= 1024 else held == (0, 0)
+    found = Kernels(tmp_path, [key_of(SOFTMAX, [x, w])])([x, w], SOFTMAX)
+    for given, expected in zip(found, exact([x, w], SOFTMAX), strict=True):
+        torch.testing.assert_close(given.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_what_does_not_fit():

@@ -9,12 +9,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fxopt.torch_internals.symbols import hint_of
+
 from ... import cuda_build, cuda_call
 from ...cuda_generated import GeneratedKernel
 from .. import reference
 from ..encode import plan_of
 from . import source
 from .geometry import THREADS, divisor, geometry_of, is_wide, scheduled, sizes_of
+from .held import held_by_lanes
+from .writer import TYPES
 
 
 def pointwise_on_cuda(inputs: Sequence[Tensor], plan: str) -> list[Tensor]:
@@ -32,7 +36,7 @@ def pointwise_on_cuda(inputs: Sequence[Tensor], plan: str) -> list[Tensor]:
     divided, wide = geometry_of(plan, sizes), is_wide(inputs, sizes)
     device = inputs[0].get_device()
     fits = divided.fits and _are_served(inputs)
-    kernel = cuda_build.loaded(generated(plan, _dtypes(inputs), wide), device) if fits else None
+    kernel = cuda_build.loaded(generated(plan, _dtypes(inputs), wide, divided.held), device) if fits else None
     if kernel is None:
         return reference.pointwise(inputs, decoded)
     outputs = reference.empty_outputs(inputs, decoded, sizes)
@@ -47,7 +51,7 @@ def _are_served(inputs: Sequence[Tensor]) -> bool:
     device = inputs[0].device
     if device.type != "cuda" or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)):
         return False
-    return all(tensor.device == device and tensor.dtype in source.TYPES for tensor in inputs)
+    return all(tensor.device == device and tensor.dtype in TYPES for tensor in inputs)
 
 
 def _dtypes(inputs: Sequence[Tensor]) -> tuple[torch.dtype, ...]:
@@ -55,9 +59,12 @@ def _dtypes(inputs: Sequence[Tensor]) -> tuple[torch.dtype, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def generated(plan: str, dtypes: tuple[torch.dtype, ...], wide: bool = False) -> GeneratedKernel:
-    """The kernel of a plan for inputs of these dtypes; `wide` where 32 bits do not count their elements."""
-    return GeneratedKernel("fxopt_pointwise", source.source(scheduled(plan), dtypes, wide), source.KERNEL)
+def generated(
+    plan: str, dtypes: tuple[torch.dtype, ...], wide: bool = False, held: tuple[int, int] = (0, 0)
+) -> GeneratedKernel:
+    """The kernel of a plan for inputs of these dtypes; `wide` where 32 bits do not count their elements, and `held` as
+    :class:`.geometry.Geometry` says of their sizes."""
+    return GeneratedKernel("fxopt_pointwise", source.source(scheduled(plan), dtypes, wide, held), source.KERNEL)
 
 
 def parameters(
@@ -78,3 +85,14 @@ def parameters(
     words = f"<{len(pointers)}Q{len(indices)}{'q' if wide else 'i'}{2 * len(sizes)}I{len(numbers)}i"
     packed = struct.pack(words, *pointers, *indices, *magics, *shifts, *numbers)
     return packed + bytes(-len(packed) % 8)  # a struct's size is a multiple of its widest field's
+
+
+def kernel_of(plan: str, traced: Sequence[Tensor]) -> GeneratedKernel:
+    """What a call will need of a plan, as far as inputs of a trace tell: at the sizes that were captured."""
+    sizes = [0] * scheduled(plan).plan.axes
+    for value, given in zip(traced, scheduled(plan).plan.inputs, strict=True):
+        for size, axis in zip(value.shape, given.dims, strict=True):
+            if axis is not None:
+                sizes[axis] = size if isinstance(size, int) else hint_of(size) or 0
+    held = held_by_lanes(scheduled(plan), sizes)
+    return generated(plan, _dtypes(traced), held=held)

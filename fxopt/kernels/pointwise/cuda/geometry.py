@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..encode import plan_of
 from ..plan import Plan
+from .held import held_by_lanes
 from .schedule import Phase, Schedule, schedule
 from .source import parameters
 
@@ -32,6 +33,7 @@ def scheduled(plan: str) -> Schedule:
 class Geometry:
     """lanes: by phase with a reduction; places: of the kept values, in floats.
 
+    held: lanes that share a row in registers, and numbers of each; (0, 0) where a block goes through phases.
     fits: whether they have room in shared memory, and the parameters where a launch takes them.
     """
 
@@ -41,6 +43,7 @@ class Geometry:
     lanes: tuple[int, ...]
     places: tuple[int, ...]
     kept: int
+    held: tuple[int, int]
     fits: bool
 
 
@@ -64,11 +67,14 @@ def geometry_of(plan: str, sizes: tuple[int, ...]) -> Geometry:
     places = [0]
     for n, of_rows in zip(floats, by_row, strict=True):
         places.append(places[-1] + n * (block_rows if of_rows else 1))
-    blocks = -(-rows // block_rows)
     reducing = tuple(n for n, phase in zip(lanes, made.phases, strict=True) if phase.over)
     told = sum(map(len, parameters(made).values()))
+    held = held_by_lanes(made, sizes)
+    if held[0]:
+        block_rows, places[-1] = THREADS // held[0], 0
+    blocks = -(-rows // block_rows)
     fits = places[-1] <= _MOST_KEPT and blocks <= _MOST_BLOCKS and 8 * told <= _MOST_TOLD
-    return Geometry(blocks, rows, block_rows, reducing, tuple(places[:-1]), places[-1], fits)
+    return Geometry(blocks, rows, block_rows, reducing, tuple(places[:-1]), places[-1], held, fits)
 
 
 def divisor(size: int) -> tuple[int, int]:

@@ -52,6 +52,15 @@ class Schedule:
     phases: tuple[Phase, ...]
     kept: tuple[int, ...]
 
+    @property
+    def alive(self) -> list[int]:
+        """Values that an output needs, in order."""
+        return _alive(self.plan)
+
+    @property
+    def reduces(self) -> bool:
+        return any(phase.over for phase in self.phases)
+
     def inner(self, axes: Iterable[int]) -> list[int]:
         """Those of the axes that lie within a row."""
         return [axis for axis in sorted(axes) if axis >= self.outer]
