@@ -11,6 +11,7 @@ from fxopt.normalize.dead import remove_dead_code
 from fxopt.normalize.functional import make_functional
 from fxopt.normalize.gradients import records_nothing, switches_gradients
 from fxopt.normalize.literals import fold_literals
+from fxopt.normalize.placed import place_constants
 from fxopt.normalize.same import remove_identities
 from fxopt.normalize.twins import merge_twins
 from fxopt.shape.aliases import find_views, mutates
@@ -31,7 +32,8 @@ def normalize(module: GraphModule, inference: bool = False) -> PassFindings:
     started = time.perf_counter()
     remove_dead_code(module)
     find_views(module.graph)
-    changes = _round(module, inference)
+    changes = place_constants(module)
+    changes += _round(module, inference)
     while any(map(mutates, module.graph.nodes)) and (more := _round(module, inference)):
         changes += more
     return PassFindings("normalize", changes, seconds=time.perf_counter() - started)
