@@ -151,6 +151,28 @@ def test_rows_of_every_length(tmp_path, size):
         torch.testing.assert_close(given.double(), expected, rtol=1e-5, atol=1e-6)
 
 
+def mixed(dims: tuple[int, ...]) -> Plan:
+    """A softmax along the last of three axes, of an input that has some of the others, and a sum that it weighs."""
+    own, some, every = frozenset(dims) - {2}, frozenset(dims), frozenset({0, 1, 2})
+    steps = (
+        *(Step("peak", (0,), own), Step("expand", (2,), some), Step("sub", (0, 3), some), Step("exp", (4,), some)),
+        *(Step("sum", (5,), own), Step("expand", (6,), some), Step("div", (5, 7), some), Step("expand", (8,), every)),
+        *(Step("mul", (1, 9), every), Step("sum", (10,), CELL)),
+    )
+    return Plan(3, (Input(dims), Input((0, 1, 2))), steps, (Output(11, (0, 1)), Output(10, (0, 1, 2))))
+
+
+@pytest.mark.parametrize("dims", [(0, 2), (1, 2), (2,)])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (5, 7, 3), (3, 200, 3), (70, 9, 40)])
+def test_rows_of_several_axes(tmp_path, dims, sizes):
+    x, y = torch.randn([sizes[axis] for axis in dims]), torch.randn(sizes)
+    plan = mixed(dims)
+    assert geometry_of(text(plan), sizes).held[0]
+    found = Kernels(tmp_path, [key_of(plan, [x, y])])([x, y], plan)
+    for given, expected in zip(found, exact([x, y], plan), strict=True):
+        torch.testing.assert_close(given.double(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_what_does_not_fit():
     x, w = torch.randn(5, 7), torch.randn(7)
     for inputs, message in (

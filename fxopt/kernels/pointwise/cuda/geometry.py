@@ -71,7 +71,7 @@ def geometry_of(plan: str, sizes: tuple[int, ...]) -> Geometry:
     told = sum(map(len, parameters(made).values()))
     held = held_by_lanes(made, sizes)
     if held[0]:
-        block_rows, places[-1] = THREADS // held[0], 0
+        rows, block_rows, places[-1] = math.prod(sizes[:-1]), THREADS // held[0], 0
     blocks = -(-rows // block_rows)
     fits = places[-1] <= _MOST_KEPT and blocks <= _MOST_BLOCKS and 8 * told <= _MOST_TOLD
     return Geometry(blocks, rows, block_rows, reducing, tuple(places[:-1]), places[-1], held, fits)
