@@ -15,6 +15,7 @@ from fxopt.kernels.by_rows.many import looking
 from fxopt.runtime.executable import Executable
 from fxopt.shape.conditions import ASKED, OtherSizes
 from fxopt.verify.budget import Reference, explains, largest_difference, rounding_of, within_budget, within_share
+from fxopt.verify.poison import leave_nothing
 from fxopt.verify.reference import double_run
 from fxopt.verify.trial import Setting, Trial, gradients, undisturbed
 
@@ -76,6 +77,8 @@ class Comparison:
         return replace(many, max_error=max(many.max_error or 0.0, verdict.max_error or 0.0))
 
     def _verdict(self, executable: Executable, where: str, pretended: bool) -> tuple[Verdict, bool]:
+        if executable.graph is not None:
+            leave_nothing(executable.graph.graph)
         with looking(pretended) as look:
             ours = self.setting.run_graph(executable.run, self.model)
         return self._judged(ours, where, pretended), look.asked
