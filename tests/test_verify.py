@@ -344,3 +344,24 @@ def test_text_of_a_size_is_that_of_the_call():
         x = torch.randn(rows, 3)
         assert fast(x)[1:] == model(x)[1:]
     assert [entry.executable is not None for entry in fast._fxopt.entries] == [True, True]
+
+
+class Loss(nn.Module):
+    """A difference of large numbers, and the loss of labels that no perturbation may move above 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1))
+
+    def forward(self, x, labels):
+        y = (self.score(x * 1e6) - self.score(x * 1.0000001e6) * 1.0000001).squeeze(1)
+        return y, nn.functional.binary_cross_entropy(y.sigmoid(), labels)
+
+
+def test_an_operator_that_refuses_perturbed_inputs_excuses_nothing():
+    torch.manual_seed(0)
+    model, inputs = Loss(), (torch.randn(32, 64), torch.rand(32).round())
+    fast = fxopt.optimize(model, inputs, Config(tune="off"))
+    (found,) = fast._fxopt.findings
+    assert not found.eager_reason
+    torch.testing.assert_close(fast(*inputs)[1], model(*inputs)[1], rtol=1e-2, atol=0)

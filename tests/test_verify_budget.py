@@ -1,4 +1,4 @@
-"""What counts as rounding where products are made in TF32."""
+"""What counts as rounding where products are made in TF32, and what is compared in pieces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch._subclasses import FakeTensorMode
 
 from fxopt.capture import capture
 from fxopt.kernels.mlp.cuda.ways import is_long
-from fxopt.verify.budget import rounding_of
+from fxopt.verify import budget
+from fxopt.verify.budget import Reference, largest_difference, rounding_of, within_budget
 
 
 @pytest.fixture
@@ -52,3 +53,17 @@ def test_the_newer_name_of_tf32_counts_too(precision, wide):
         assert is_long(torch.float32, 4, 128, 1024) == wide
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("at", [None, 0, 6, 20])
+@pytest.mark.parametrize("wrong", [1.0, torch.inf, torch.nan])
+def test_a_large_tensor_is_compared_in_pieces(monkeypatch, at, wrong):
+    eager = torch.randn(3, 7)
+    ours = eager.clone()
+    if at is not None:
+        ours.view(-1)[at] += wrong
+    exact = Reference(eager.double(), lambda: eager.double())
+    expected = within_budget(eager, ours, lambda: exact), largest_difference(eager, ours)
+    monkeypatch.setattr(budget, "_PIECE", 4)
+    assert (within_budget(eager, ours, lambda: exact), largest_difference(eager, ours)) == expected
+    assert bool(expected[0]) == (at is not None)

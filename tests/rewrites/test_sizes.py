@@ -156,6 +156,26 @@ def test_a_random_call_that_is_spelled_otherwise_draws_once() -> None:
     assert torch.equal(fast(*args), expected) and torch.equal(torch.get_rng_state(), state)
 
 
+def filled(m: object, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    best = torch.rand(x.shape[0], 8)
+    for k in range(x.shape[0]):  # the batch is a number from here on
+        best[k, :4] = x[k]
+    return best, torch.randn(x.shape[0], 4)
+
+
+def test_a_copy_for_an_edit_stands_behind_what_it_copies() -> None:
+    model = Spelling(filled)
+    fast = optimize(model, (torch.randn(4, 4),), ALONE)
+    (found,) = fast._fxopt.findings  # type: ignore[union-attr, misc]
+    assert not found.eager_reason
+    for rows in (4, 6):
+        x = torch.randn(rows, 4)
+        torch.manual_seed(0)
+        expected = model(x)
+        torch.manual_seed(0)
+        torch.testing.assert_close(fast(x), expected, rtol=0, atol=0)
+
+
 def test_a_batch_that_does_not_fit_raises_as_eager_does() -> None:
     model = Spelling(lambda m, x, y: (x + 1).view(y.size(0), 4) * 2)
     fast = optimize(model, (torch.randn(6, 4), torch.randn(6)), ALONE)

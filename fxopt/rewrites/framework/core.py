@@ -266,12 +266,15 @@ def _checked(rewrite: Rewrite, editor: Editor, match: Match, edits: Edits) -> Re
         alike = lies_alike(old, new) and not lies_by_sizes(old)  # type: ignore[arg-type]
         if not alike and not strides().may_become(old, new):  # type: ignore[arg-type]
             raise Rejected(f"the strides of '{old.name}' are seen, and would differ")
-    _keep_order(replacement.values)
+    _keep_order(editor, replacement.values)
     return replacement
 
 
-def _keep_order(values: Mapping[Node, Node | None]) -> None:
+def _keep_order(editor: Editor, values: Mapping[Node, Node | None]) -> None:
     """Raises Rejected where a value would be read in front of what computes it."""
+    for node in editor.added:
+        if late := [read.name for read in node.all_input_nodes if node < read]:
+            raise Rejected(f"'{node.name}' would read '{late[0]}' before it could be computed")
     new_of = {old: new for old, new in values.items() if new is not None}
     early = {user: old for old, new in new_of.items() for user in old.users if user < new}
     if early and (readers := early.keys() - set(before(list(values)).inside)):

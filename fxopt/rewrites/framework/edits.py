@@ -47,7 +47,7 @@ class Edits:
                 continue
             if any(read in self._aliases.sharing(old) for read in old.all_input_nodes):
                 raise Rejected(f"'{old.name}' is edited in place, and shares memory with what others read")
-            kept[old] = editor.call(torch.ops.aten.clone.default, new)
+            kept[old] = editor.copy(new, old)
         return kept
 
     def _is_edited_past_autograd(self, value: Node) -> bool:
