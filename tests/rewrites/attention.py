@@ -277,6 +277,16 @@ class LibraryLengthFirst(Library):
         return self.attention(q, k, v)[0].transpose(0, 1).flatten(1)
 
 
+class HeadsOfFields(Heads):
+    """view(B * heads, -1, D) without a transposition: each head has half of the fields, and all of their channels."""
+
+    batches = (1, 2, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (side.view(len(x) * 2, -1, 4) for side in self.sides(x))
+        return torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(2), v).view(len(x), -1, 8).flatten(1)
+
+
 class OneQuery(Heads):
     """One query of a row pools the fields, without heads."""
 
@@ -315,6 +325,6 @@ class WeightsReadFirst(Heads):
 
 SELF = (
     Heads, HeadsInTheBatch, TransposedHeads, Einsums, EllipsisEinsums, Library, LibraryLengthFirst, OneQuery,
-    WeightsReadFirst,
+    WeightsReadFirst, HeadsOfFields,
 )  # fmt: skip
 NOT_SELF = (HeadsOverRows, KeysAndValuesSwapped)
