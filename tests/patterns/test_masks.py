@@ -204,6 +204,7 @@ WEIGHTS: dict[str, Forward] = {  # masks that say nothing about the row's own id
     "scaled": lambda m, i, n: sum_(m, i, (i != 0).float() * 2),
     "2 - mask": lambda m, i, n: sum_(m, i, 2 - (i != 0).float()),
     "not of a number": lambda m, i, n: sum_(m, i, (~(i != 0).int()).float()),
+    "a mean over all": lambda m, i, n: (m.e(i) * ((i + n) % 3 != 0).float().unsqueeze(-1)).mean(1),
     "half a length": lambda m, i, n: sum_(m, i, (arange() <= n.float() * 0.3).float()),
 }
 

@@ -3,7 +3,7 @@
 The spellings, for rows [B, L, D] = table[ids], mask [B, L, 1] (or repeated over D) and length [B, 1]:
 
     rows.sum(1)    rows.mean(1)    rows.amax(1)    rows.max(1).values
-    (rows * mask).sum(1)           torch.bmm(mask, rows)  with mask [B, 1, L]
+    (rows * mask).sum(1), .mean(1) torch.bmm(mask, rows)  with mask [B, 1, L]
     rows.masked_fill(~mask, 0).sum(1)              torch.where(mask, rows, 0).sum(1)
     rows.masked_fill(~mask, -1e9).amax(1)          (rows - (1 - mask) * 1e9).max(1).values
     any sum / length    any sum / (mask.sum(1) + 1e-8)    any sum / mask.sum(1).clamp(min=1)
@@ -87,19 +87,19 @@ def _reduced(anchor: Node, call: Node, mode: str, lookups: dict[Node, Lookup], d
     masked = masked_rows(rows, mode, lookups, describe)
     if masked is not None:
         return Pooled(anchor, masked.lookup, mode, masking=masked.masking, shared_grad=shared, inner=masked.inner)
-    if mode == "sum" and rows.target is aten.mul.Tensor:
-        return _weighted(anchor, rows, lookups)
+    if mode != "max" and rows.target is aten.mul.Tensor:
+        return _weighted(anchor, rows, mode, lookups)
     return None
 
 
-def _weighted(anchor: Node, product: Node, lookups: dict[Node, Lookup]) -> Pooled | None:
+def _weighted(anchor: Node, product: Node, mode: str, lookups: dict[Node, Lookup]) -> Pooled | None:
     """rows * weights, in either order."""
     for rows, weights in (product.args[:2], product.args[1::-1]):
         if isinstance(rows, Node) and rows in lookups and isinstance(weights, Node):
             factor = _one_per_id(weights, rows)
             if factor is None or lookups[rows].bag is not None:
                 return None
-            return Pooled(anchor, lookups[rows], "sum", factor, inner=(product,))
+            return Pooled(anchor, lookups[rows], mode, factor, inner=(product,))
     return None
 
 
