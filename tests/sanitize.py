@@ -39,7 +39,10 @@ HOSTILE = ("-m", "tests.kernels.hostile", "--small")
 _PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
 MUTANTS = (
     Mutant(
-        "k_largest/select.h", "i < job.n; i++) {", "i <= job.n; i++) {", (*HOSTILE, "--share", "50", "-k", "k_largest")
+        "k_largest/select.h",
+        "i < job.n; i++) {\n      Ints",
+        "i <= job.n; i++) {\n      Ints",
+        (*HOSTILE, "--share", "50", "-k", "k_largest"),
     ),
 )
 

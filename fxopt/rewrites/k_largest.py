@@ -16,16 +16,17 @@ from fxopt.shape.view_steps import Reshape
 
 
 def replace_k_largest(editor: Editor, match: Match) -> Replacement:
-    x, k, dim, source = (match.bound[name] for name in ("x", "k", "dim", "rising"))
+    x, k, dim, source, placed = (match.bound[name] for name in ("x", "k", "dim", "rising", "placed"))
     shape = shape_of(x)
     lists = made(editor, source or x, [Reshape((product(shape[:dim]), shape[dim], product(shape[dim + 1 :])))])
-    bound = k_largest_on_cuda if match.on_cuda else call_of(k)
-    value = editor.ours(OPERATORS, "k_largest", bound, lists, k)
+    bound = k_largest_on_cuda if match.on_cuda else call_of(k, placed)
+    value = editor.ours(OPERATORS, "k_largest", bound, lists, k, placed)
     if source is not None:
         value = editor.call(x.target, value)
     value = like(editor, match.anchor, made(editor, value, [Reshape(shape_of(match.anchor))]))
     after = f", then {str(x.target).split('.')[1]} of these alone" if source is not None else ""
-    what = f"the {k} largest of {shape[dim]} without their indices{after}"
+    how = "in their places" if placed else "without their indices"
+    what = f"the {k} largest of {shape[dim]} {how}{after}"
     return Replacement({match.anchor: value}, what, "the same numbers in the same order")
 
 

@@ -113,7 +113,7 @@ def _dense() -> Iterator[Call]:
         )
     yield from _target_attention()
     yield Call(gru, "gru", (_some(4, 2, 9), _some(2, 3), _some(9, 3), _some(9)), gru.gru)
-    yield Call(k_largest, "k_largest", (_some(2, 6, 3), 2), k_largest.k_largest)
+    yield Call(k_largest, "k_largest", (_some(2, 6, 3), 2, True), k_largest.k_largest)
     yield Call(compressed, "compressed_linear", (_some(3, 4), _some(5, 4), _some(5), "bf16", 0), native=False)
     yield Call(compressed, "compressed_table", (_some(6, 4), torch.uint8), native=False)
 

@@ -9,9 +9,9 @@ namespace fxopt {
 
 FXOPT_CHOSEN(kernels, k_largest)
 
-// Operands: x [outer, n, inner]. words: k.
+// Operands: x [outer, n, inner]. words: k, and whether they stay in their order.
 static void run(const Request& request) {
-  if (request.n_operands != 1 || request.n_words != 1) refused("fxopt.k_largest: expected a tensor and k");
+  if (request.n_operands != 1 || request.n_words != 2) refused("fxopt.k_largest: expected a tensor, k and an order");
   const Array& x = request.operands[0];
   const int64_t k = request.words[0];
   if (x.dtype != kDtypeFloat || x.dim != 3) refused("fxopt.k_largest: expected float32 [outer, n, inner]");
@@ -21,7 +21,7 @@ static void run(const Request& request) {
   const float* data = reinterpret_cast<const float*>(x.data);
   if (outer == 0 || inner == 0) return;
   const int64_t grain = 1 + 20000 / (k * x.sizes[1] * inner);
-  const Largest all{data, x.sizes[1], k, 0, x.strides[1], 0, out, inner, 0};
+  const Largest all{data, x.sizes[1], k, 0, x.strides[1], 0, out, inner, 0, request.words[1] != 0};
   const auto rows = [&](int64_t first, int64_t last) {
     Largest job = all;
     if (inner < 8) {  // the lists of one inner index, over the rows

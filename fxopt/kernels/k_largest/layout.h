@@ -6,13 +6,14 @@
 
 namespace fxopt {
 
-// The k largest of n numbers, the first the largest: of each of `lists` lists.
+// The k largest of n numbers, of each of `lists` lists: the first the largest, or, `placed`, in the order in which they lie.
 struct Largest {
   const float* from;
   int64_t n, k, lists;
   int64_t step, list_step;  // in `from`: from number to number, from list to list
   float* to;
   int64_t to_step, to_list_step;
+  bool placed;
 };
 
 struct Kernels {

@@ -20,11 +20,12 @@ KERNEL = cuda_build.CudaLibrary(
 _MOST_INNER = (1 << 31) - 1
 
 
-def k_largest_on_cuda(x: Tensor, k: int) -> Tensor:
-    """The operator, for a graph that runs; x has any strides."""
-    kernel = cuda_build.loaded(KERNEL, x.get_device()) if cuda_call.alike((x,)) and _fits(x, k) else None
+def k_largest_on_cuda(x: Tensor, k: int, placed: bool = False) -> Tensor:
+    """The operator, for a graph that runs; x has any strides. In their places they are PyTorch's."""
+    served = not placed and cuda_call.alike((x,)) and _fits(x, k)
+    kernel = cuda_build.loaded(KERNEL, x.get_device()) if served else None
     if kernel is None:
-        return torch.ops.fxopt.k_largest(x, k)
+        return torch.ops.fxopt.k_largest(x, k, placed)
     out = x.new_empty((x.shape[0], k, x.shape[2]))
     if out.numel():
         cuda_call.launch(kernel.fxopt_k_largest, parameters(x, out), x)
