@@ -22,7 +22,7 @@ from fxopt.shape.aliases import has_effects, is_random
 from fxopt.torch_internals.storage import storage_number
 from fxopt.torch_internals.symbols import hint_of
 
-_LARGE = 1 << 23  # bytes of all results. On an H100, 50,000 scores of one user: 61 us, with the tail behind it 95.
+_LARGE = 1 << 23  # bytes of all results; on an H100 a call with 50,000 scores of one user takes 56 us, with a tail 95
 _LARGE_ROW = 1 << 12  # bytes, of a result that may become large
 _FEWER, _MOST = 8, 4  # times the bytes that it reads besides state; operators
 
