@@ -92,5 +92,8 @@ def ordered(node: Node, letters: Letters, order: Sequence[Any]) -> Strided | Non
     """A tensor whose axes have these letters, with its axes in this order; None where they are others."""
     if {*letters} != {*order} or len(letters) != len(order):
         return None
-    found = strided(node)
-    return replace(found, axes=tuple(found.axes[letters.index(letter)] for letter in order))
+    ways = [
+        replace(found, axes=tuple(found.axes[letters.index(letter)] for letter in order))
+        for found in (strided(node), Strided.of(node))  # [B, 26, 2 * D] as [2 * B, 26, D] is regular by itself alone
+    ]
+    return next((way for way in ways if all(len(axis) <= 1 for axis in way.axes[-2:])), ways[0])

@@ -102,16 +102,7 @@ def _strided(node: Node) -> Strided | None:
     if (join := Join.of(node)) is not None:
         return _joined(join)
     source, step = through(node, EXPANSIONS) or (None, None)
-    if source is None:
-        return None
-    before = strided(source)
-    found = before.after(step)
-    return None if found is None or (before.base is source and _mixes_dims(found)) else found
-
-
-def _mixes_dims(found: Strided) -> bool:
-    """Whether steps within a row of a reshaped tensor are regular in it alone: [B, 26, 2 * D] as [2 * B, 26, D]."""
-    return any(len({factor.dim for factor in axis}) > 1 for axis in found.axes[1:])
+    return None if source is None else strided(source).after(step)
 
 
 def _joined(join: Join) -> Strided | None:
