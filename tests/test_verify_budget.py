@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 
 from fxopt.capture import capture
 from fxopt.kernels.mlp.cuda.ways import is_long
-from fxopt.verify import budget
+from fxopt.tune import tuner
 from fxopt.verify.budget import Reference, largest_difference, rounding_of, within_budget
 
 
@@ -64,6 +64,6 @@ def test_a_large_tensor_is_compared_in_pieces(monkeypatch, at, wrong):
         ours.view(-1)[at] += wrong
     exact = Reference(eager.double(), lambda: eager.double())
     expected = within_budget(eager, ours, lambda: exact), largest_difference(eager, ours)
-    monkeypatch.setattr(budget, "_PIECE", 4)
+    monkeypatch.setattr(tuner, "_PIECE", 4)
     assert (within_budget(eager, ours, lambda: exact), largest_difference(eager, ours)) == expected
     assert bool(expected[0]) == (at is not None)

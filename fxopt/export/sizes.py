@@ -14,7 +14,7 @@ from torch.export import Dim
 from fxopt.capture import Capture
 from fxopt.capture.guards import Guards
 from fxopt.runtime import Executable
-from fxopt.torch_internals.symbols import hint_of
+from fxopt.torch_internals.symbols import traced_sizes
 from fxopt.verify.check import Comparison
 from fxopt.verify.resized import resized
 from fxopt.verify.trial import Setting
@@ -36,7 +36,7 @@ def dynamic_dims(capture: Capture) -> list[dict[int, object]]:
 def sample_sizes(capture: Capture, example: Sequence[Sizes]) -> list[Sizes]:
     """Sizes to trace with: those of the capture's own trace, which are no special ones, where they are allowed."""
     places = capture.graph.graph.find_nodes(op="placeholder")[len(capture.state) :]
-    traced = [tuple(n if isinstance(n, int) else hint_of(n) or 0 for n in node.meta["val"].shape) for node in places]
+    traced = [tuple(traced_sizes(node.meta["val"].shape, unknown=0)) for node in places]
     return traced if capture.guards.holds([_Sized(sizes) for sizes in traced]) else list(example)
 
 

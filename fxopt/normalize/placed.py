@@ -16,16 +16,15 @@ from torch.fx.node import map_arg
 from fxopt.findings import Change
 from fxopt.normalize.changes import change
 from fxopt.shape.aliases import Aliases, is_pure
-from fxopt.shape.calls import is_pointwise
+from fxopt.shape.calls import closure, is_pointwise
 from fxopt.shape.expressions import is_size
 from fxopt.shape.sizes import tensor_of
-from fxopt.shape.view_operators import VIEWS
+from fxopt.shape.view_operators import CASTS, VIEWS
 from fxopt.torch_internals.fake_tensors import mode_of
 
 aten = torch.ops.aten
 _FILLS = {aten.zeros.default, aten.ones.default, aten.full.default}
 _RANGES = {aten.arange.default, aten.arange.start, aten.arange.start_step}
-_MOVES = {aten.to.device, aten._to_copy.default, aten.to.dtype_layout, aten.type_as.default, aten.to.other}
 _ARRANGE = {aten.triu.default, aten.tril.default, aten.cat.default, aten.stack.default, aten.repeat.default}
 _ROUNDED_ALIKE = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.rsub.Scalar, aten.neg.default}
 
@@ -49,7 +48,7 @@ def _moved(node: Node) -> Iterator[Node]:
     value = tensor_of(node)
     if node.op != "call_function" or value is None or not value.is_cuda or not node.args:
         return
-    read = node.args[:1] if node.target in _MOVES else node.args[1] if node.target is aten.index.Tensor else ()
+    read = node.args[:1] if node.target in CASTS else node.args[1] if node.target is aten.index.Tensor else ()
     for source in read:  # type: ignore[union-attr]
         if isinstance(source, Node) and tensor_of(source) is not None and not source.meta["val"].is_cuda:
             yield source
@@ -64,15 +63,10 @@ class _Placed:
 
     def made(self, node: Node, device: torch.device) -> Node | None:
         """None: not all of it is made of sizes, exactly, and never edited."""
-        behind: dict[Node, None] = {}
-        left = [node]
-        while left:
-            call = left.pop()
-            if not self._may_move(call):
-                return None
-            behind[call] = None
-            left += [source for source in call.all_input_nodes if not is_size(source) and source not in behind]
-        for call in sorted(behind, key={n: k for k, n in enumerate(node.graph.nodes)}.__getitem__):
+        behind = closure([node], lambda call: [read for read in call.all_input_nodes if not is_size(read)])
+        if not all(map(self._may_move, behind)):
+            return None
+        for call in sorted(behind):
             if (call, device) not in self._made:
                 self._made[call, device] = self._copied(call, device)
         return self._made[node, device]

@@ -29,11 +29,8 @@ def computed(editor: Editor, sources: Sources, reuse: bool) -> Computed[Node]:
     place = behind if reuse or not there else there[0]
 
     def call(target: Callable[..., Any], *args: Any) -> Node:
-        point, editor.point = editor.point, place
-        try:
+        with editor.at(place):
             return editor.call(target, *args)
-        finally:
-            editor.point = point
 
     return Computed(sources, lambda node, dim: call(aten.sym_size.int, node, dim), call, known)
 

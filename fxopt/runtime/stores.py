@@ -70,13 +70,15 @@ def _read(argument: Any, values: list[Any], state: list[Node], inputs: list[Node
         return lambda *_: argument
     for part, nodes in enumerate((values, state, inputs)):
         if argument in nodes:
-            return _Place(part, nodes.index(argument))
+            return Place(part, nodes.index(argument))
     values.append(argument)
-    return _Place(0, len(values) - 1)
+    return Place(0, len(values) - 1)
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
+    """A value that a call has at hand: its number in one of several sequences."""
+
     part: int
     number: int
 

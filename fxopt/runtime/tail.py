@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Node
 
 from fxopt.facts import facts_of
 from fxopt.rewrites.framework.direct import as_function, copied
+from fxopt.rewrites.framework.regions import Region
 from fxopt.runtime.executable import Executable
+from fxopt.runtime.stores import Place
 from fxopt.shape.aliases import has_effects, is_random
 from fxopt.torch_internals.storage import storage_number
-from fxopt.torch_internals.symbols import hint_of
+from fxopt.torch_internals.symbols import traced_sizes
 
 _LARGE = 1 << 23  # bytes of all results; on an H100 a call with 50,000 scores of one user takes 56 us, with a tail 95
 _LARGE_ROW = 1 << 12  # bytes, of a result that may become large
@@ -28,22 +30,15 @@ _FEWER, _MOST = 8, 4  # times the bytes that it reads besides state; operators
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Operators behind a replay, the last one's value a result, and what they read: state, or values of the graph."""
-
-    nodes: list[Node]
-    sources: list[Node]
-
-
-@dataclass(frozen=True)
 class _Call:
-    """places: of each argument, whether it is state, and its number there or among what a replay gave."""
+    """Operators behind a replay, the last one's value a result. places: of what they read, in results and state."""
 
-    function: Callable[..., Tensor]
-    places: list[tuple[bool, int]]
+    function: Callable[..., Sequence[Tensor]]
+    places: list[Place]
 
-    def __call__(self, results: Sequence[Any], state: Sequence[Any]) -> Tensor:
-        return self.function(*[(state if is_state else results)[k] for is_state, k in self.places])
+    def __call__(self, *parts: Sequence[Any]) -> Tensor:
+        (value,) = self.function(*[place(*parts) for place in self.places])
+        return value
 
 
 class Tail:
@@ -60,40 +55,40 @@ class Tail:
         self._results: list[Any] = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
         self._state = module.graph.find_nodes(op="placeholder")[: len(executable.capture.state)]
         self._memory = {storage_number(n.meta["val"]) for n in self._state if isinstance(n.meta.get("val"), Tensor)}
-        self._calls: list[_Call | int] = []
+        self._calls: list[_Call | Place] = []
         parts = {node: part for node in self._results if (part := self._part(node)) is not None}
         if not parts:
             return
         kept = [node for node in self._results if node not in parts]
-        read = [n for part in parts.values() for n in part.sources if n not in self._state]
+        read = [n for part in parts.values() for n in part.reads if n not in self._state]
         returned = [*kept, *dict.fromkeys(n for n in read if n not in kept)]
-        gone = [node for part in parts.values() for node in part.nodes]
-        self.executable = replace(executable, graph=_without(module, gone, returned))
-        self._calls = [self._call(parts[n], returned) if n in parts else kept.index(n) for n in self._results]
+        gone = sorted((node for part in parts.values() for node in part.inside), reverse=True)
+        self.executable = replace(executable, graph=copied(module, gone, returned))
+        self._calls = [self._call(parts[n], returned) if n in parts else Place(0, kept.index(n)) for n in self._results]
 
     def put(self, results: Sequence[Any], state: Sequence[Any]) -> Sequence[Any]:
         """All results of a call, from what a replay gave."""
-        if not self._calls:
-            return results
-        return [results[call] if isinstance(call, int) else call(results, state) for call in self._calls]
+        return [call(results, state) for call in self._calls] if self._calls else results
 
-    def _call(self, part: _Part, returned: list[Any]) -> _Call:
-        places = [(n in self._state, (self._state if n in self._state else returned).index(n)) for n in part.sources]
-        return _Call(_function(part), places)
+    def _call(self, part: Region, returned: list[Any]) -> _Call:
+        places = [
+            Place(1, self._state.index(n)) if n in self._state else Place(0, returned.index(n)) for n in part.reads
+        ]
+        return _Call(as_function(part.graph(part.reads), inference=True), places)
 
-    def _part(self, result: Any) -> _Part | None:
+    def _part(self, result: Any) -> Region | None:
         if not isinstance(result, Node) or self._results.count(result) > 1 or _row(result) < _LARGE_ROW:
             return None
         nodes, output = [result], self._graph.output_node()
         while len(nodes) <= _MOST and all(map(_is_movable, nodes)):
-            sources = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in nodes))
+            part = Region(sorted(nodes), [result])
             if set(result.users) != {output} or any(not set(node.users) <= {*nodes} for node in nodes[:-1]):
                 return None
             more = [
-                n for n in sources if n not in self._state and (_row(n) * _FEWER > _row(result) or self._is_state(n))
+                n for n in part.reads if n not in self._state and (_row(n) * _FEWER > _row(result) or self._is_state(n))
             ]
             if not more:
-                return _Part(nodes, sources) if self._are_apart(sources) else None
+                return part if self._are_apart(part.reads) else None
             nodes = [*more, *nodes]
         return None
 
@@ -131,21 +126,4 @@ def _row(node: Node) -> int:
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return 0
-    sizes = (size if isinstance(size, int) else hint_of(size) or 1 for size in value.shape[1:])
-    return math.prod(sizes) * value.element_size()
-
-
-def _without(module: GraphModule, gone: Sequence[Node], results: Sequence[Any]) -> GraphModule:
-    order = {node: number for number, node in enumerate(module.graph.nodes)}
-    return copied(module, sorted(gone, key=order.__getitem__, reverse=True), results)
-
-
-def _function(part: _Part) -> Callable[..., Tensor]:
-    graph, copies = Graph(), dict[Node, Node]()
-    for source in part.sources:
-        copies[source] = graph.placeholder(source.name)
-        copies[source].meta["val"] = source.meta["val"]
-    for node in sorted(part.nodes, key=list(part.nodes[-1].graph.nodes).index):
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(copies[part.nodes[-1]])
-    return as_function(graph, inference=True)
+    return math.prod(traced_sizes(value.shape[1:], unknown=1)) * value.element_size()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sympy
@@ -30,6 +30,12 @@ def recorded_term(number: Any) -> sympy.Basic:
 def hint_of(size: torch.SymInt) -> int | None:
     """The size that it had while the model was captured; None where it depends on data."""
     return size.node.hint
+
+
+def traced_sizes(sizes: Iterable[int | torch.SymInt], unknown: int) -> list[int]:
+    """What sizes were while the model was captured; `unknown` for those that depend on data."""
+    known = [size if isinstance(size, int) else hint_of(size) for size in sizes]
+    return [unknown if size is None else size for size in known]
 
 
 def hints_of(size: torch.SymInt) -> Mapping[sympy.Symbol, int]:

@@ -8,17 +8,17 @@ measured by perturbing them: one lucky eager value must not forbid every other o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
+from fxopt.tune.tuner import in_pieces
+
 _EPS = 4  # relative difference, in eps of the dtype, that is rounding and nothing else
 _TF32 = 2.0**-12  # a product of two numbers of 11 bits each, on average over a sum
 _ROWS = 32  # from here on the error of each column of the last dim is judged by itself
-# Elements compared at a time, of whose float64 values there are several: 50 million scores took 4.7 s as a whole.
-_PIECE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,10 @@ class Reference:
     perturbed: Callable[[], Tensor]
 
 
-def _in_pieces(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(a.reshape(-1).split(_PIECE), b.reshape(-1).split(_PIECE), strict=True)
-
-
 def largest_difference(a: Tensor, b: Tensor) -> float:
     """Largest |a - b| where both are finite; 0 for empty tensors."""
-    if a.numel() > _PIECE:
-        return max(largest_difference(*pair) for pair in _in_pieces(a, b))
+    if len(pieces := in_pieces(a, b)) > 1:
+        return max(largest_difference(*pair) for pair in pieces)
     difference = (a.double() - b.double()).abs() if not a.is_complex() else (a - b).abs()
     difference = difference[difference.isfinite()]
     return float(difference.max()) if difference.numel() else 0.0
@@ -48,7 +44,8 @@ def within_budget(eager: Tensor, ours: Tensor, reference: Callable[[], Reference
     Args:
         reference: computes the fp64 values; called only when the two differ by more than a few eps.
     """
-    if eager.numel() > _PIECE and not any(within_budget(*pair, lambda: None) for pair in _in_pieces(eager, ours)):
+    pieces = in_pieces(eager, ours)
+    if len(pieces) > 1 and not any(within_budget(*pair, lambda: None) for pair in pieces):
         return ""
     if not eager.is_floating_point():
         different = (eager != ours) & ~((eager != eager) & (ours != ours))

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph
 from torch.utils._pytree import tree_leaves
 
-from fxopt.torch_internals.symbols import hint_of
+from fxopt.torch_internals.symbols import traced_sizes
 
 _MOST_BYTES = 1 << 28  # in all
 
@@ -24,7 +24,7 @@ def leave_nothing(graph: Graph) -> None:
     """Free memory of a GPU of the sizes of our operators' results, as they were captured, holds NaN."""
     held, room = [], _MOST_BYTES
     for value in (value for value in _made_by_us(graph) if value.is_cuda):
-        shape = [size if isinstance(size, int) else hint_of(size) or 1 for size in value.shape]
+        shape = traced_sizes(value.shape, unknown=1)
         room -= math.prod(shape) * value.element_size()
         if room < 0:
             return

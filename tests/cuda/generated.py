@@ -38,9 +38,11 @@ def key_of(plan: Plan, inputs: Sequence[Tensor], wide: bool = False) -> Key:
 def in_phases() -> Iterator[None]:
     """Rows are not held in registers."""
     geometry_of.cache_clear()
-    with patch.object(geometry, "held_by_lanes", lambda *_: (0, 0)):
-        yield
-    geometry_of.cache_clear()
+    try:
+        with patch.object(geometry, "held_by_lanes", lambda *_: (0, 0)):
+            yield
+    finally:
+        geometry_of.cache_clear()
 
 
 class Kernels:

@@ -24,6 +24,7 @@ from fxopt.torch_internals.symbols import (
     range_of,
     recorded_term,
     statically_known_true,
+    traced_sizes,
 )
 from fxopt.torch_internals.tracing import number_proxy
 
@@ -41,6 +42,7 @@ def test_a_size_is_a_term(environment: TraceShapeEnv) -> None:
     assert hint_of(size) == 5 and dict(hints_of(size)) == {expression(size): 5}, (
         "node.hint or backed_var_to_val: fxopt/tune times a region at the sizes of the example"
     )
+    assert traced_sizes([size, 3, environment.create_unbacked_symint()], unknown=7) == [5, 3, 7]
     assert environment_of(size) is environment, (
         "node.shape_env: fxopt/rewrites/framework/editor.py tells it what was proved"
     )

@@ -99,13 +99,14 @@ class Editor:
         undeclared_views(twin)
         return twin
 
-    def copy(self, new: Node, old: Node) -> Node:
-        """Memory of its own for what stands in place of `old`: at the point, or before `old` where that is later."""
-        point, self.point = self.point, old if self.point < new else self.point
+    @contextmanager
+    def at(self, point: Node) -> Iterator[None]:
+        """What is added stands in front of another node."""
+        before, self.point = self.point, point
         try:
-            return self.call(torch.ops.aten.clone.default, new)
+            yield
         finally:
-            self.point = point
+            self.point = before
 
     def twins(self, nodes: Sequence[Node]) -> dict[Node, Node]:
         """The same calls once more, which read each other where the old ones do."""

@@ -47,7 +47,8 @@ class Edits:
                 continue
             if any(read in self._aliases.sharing(old) for read in old.all_input_nodes):
                 raise Rejected(f"'{old.name}' is edited in place, and shares memory with what others read")
-            kept[old] = editor.copy(new, old)
+            with editor.at(old if editor.point < new else editor.point):
+                kept[old] = editor.call(torch.ops.aten.clone.default, new)
         return kept
 
     def _is_edited_past_autograd(self, value: Node) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxopt.torch_internals.symbols import hint_of
+from fxopt.torch_internals.symbols import traced_sizes
 
 from ... import cuda_build, cuda_call
 from ...cuda_generated import GeneratedKernel
@@ -91,8 +91,8 @@ def kernel_of(plan: str, traced: Sequence[Tensor]) -> GeneratedKernel:
     """What a call will need of a plan, as far as inputs of a trace tell: at the sizes that were captured."""
     sizes = [0] * scheduled(plan).plan.axes
     for value, given in zip(traced, scheduled(plan).plan.inputs, strict=True):
-        for size, axis in zip(value.shape, given.dims, strict=True):
+        for size, axis in zip(traced_sizes(value.shape, unknown=0), given.dims, strict=True):
             if axis is not None:
-                sizes[axis] = size if isinstance(size, int) else hint_of(size) or 0
+                sizes[axis] = size
     held = held_by_lanes(scheduled(plan), sizes)
     return generated(plan, _dtypes(traced), held=held)

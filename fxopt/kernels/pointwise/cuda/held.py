@@ -14,7 +14,7 @@ from ..plan import REDUCTIONS, Plan
 from .schedule import Schedule
 from .writer import Writer
 
-_WARP, _MOST_LANES_HOLD = 32, 32
+_WARP, _MOST_EACH = 32, 32  # lanes, and numbers of a row that one of them holds
 _MOST_REGISTERS = 64  # numbers of rows that a lane holds at a time
 _EACH = 4  # numbers that a lane has before another one helps
 
@@ -28,7 +28,7 @@ def held_by_lanes(schedule: Schedule, sizes: Sequence[int]) -> tuple[int, int]:
     padded = 1 << max(0, sizes[row] - 1).bit_length()
     lanes = min(_WARP, max(1, padded // _EACH))
     each = max(1, padded // lanes)
-    fits = each <= _MOST_LANES_HOLD and each * _rows_at_a_time(schedule) <= _MOST_REGISTERS
+    fits = each <= _MOST_EACH and each * _rows_at_a_time(schedule) <= _MOST_REGISTERS
     return (lanes, each) if fits else (0, 0)
 
 
