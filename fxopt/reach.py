@@ -4,6 +4,7 @@ objects behind attributes, globals and closures. Bounded: what lies deeper than 
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import functools
 import itertools
@@ -15,6 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -45,6 +47,35 @@ def held_by(*roots: Any, without: Iterable[Any] = (), seen: set[int] | None = No
 
 OWN = ("_modules", "_parameters", "_buffers")  # the dicts of what a module is made of
 _HOOKS = frozenset(vars(nn.Module())).difference(OWN)
+
+
+# Each call compares all that may change, and a model that holds more stays eager.
+_MOST_ENTRIES = 30_000  # of a list 5 ns each; of a dict 10 to 20, unless Python numbers its changes
+_MOST_BYTES = 1 << 20  # 37 us
+
+
+def too_large(value: Any) -> str:
+    """How much a container or an array holds, where that is too much to see whether it changes; "" otherwise."""
+    if isinstance(value, (list, set, deque, dict, types.MappingProxyType)) or _is_of_objects(value):
+        entries = value.size if isinstance(value, np.ndarray) else len(value)
+        return f"holds {entries:,} entries" if entries > _MOST_ENTRIES else ""
+    if isinstance(value, (np.ndarray, memoryview, array.array, bytearray)) and not is_read_only(value):
+        size = value.nbytes if isinstance(value, (np.ndarray, memoryview)) else memoryview(value).nbytes
+        return f"holds {size:,} bytes" if size > _MOST_BYTES else ""
+    return ""
+
+
+def is_read_only(memory: Any) -> bool:
+    """Whether it is an array of numbers that nobody writes, not through the one either that it is a view of."""
+    if _is_of_objects(memory):
+        return False
+    while isinstance(memory, np.ndarray) and not memory.flags.writeable:
+        memory = memory.base
+    return memory is None or isinstance(memory, bytes)
+
+
+def _is_of_objects(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind == "O"
 
 
 def _is_empty(value: Any) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from fxopt.capture.errors import CaptureError
-from fxopt.reach import behind_proxy, slots_of, wrapped
+from fxopt.reach import behind_proxy, is_read_only, slots_of, wrapped
 
 ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, type}
 BYTES = (bytearray, array.array)
@@ -33,7 +33,6 @@ _OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _BARE = (dict, OrderedDict, list, set)
 _DICTS = (OrderedDict, defaultdict, dict)
 _CONTAINERS = (*_DICTS, list, set, deque)
-_LARGE = 1 << 16  # an array of more bytes stays shared: a copy for each trace would cost more than the trace
 _MISSING = object()
 _OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__deepcopy__")
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made in Python, whose instances are their attributes
@@ -85,7 +84,7 @@ class Mirror:
         if kind is types.FunctionType:
             return self._function(value)
         if kind is np.ndarray:
-            return self._remember(value, value.copy() if value.nbytes <= _LARGE else value)
+            return self._remember(value, value if is_read_only(value) else value.copy())
         if kind in BYTES:
             return self._remember(value, value[:])
         if is_unseen(kind):

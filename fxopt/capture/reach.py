@@ -21,10 +21,9 @@ from fxopt.capture.mirror import BYTES, attributes, is_plain_object, is_unseen
 from fxopt.capture.questions import first_question
 from fxopt.capture.state import hooks_of
 from fxopt.names import is_users, named_by, names_in, names_stored
-from fxopt.reach import Code, wrapped
+from fxopt.reach import Code, too_large, wrapped
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
-_LARGE = 1000  # entries
 _MISSING = object()
 
 
@@ -103,6 +102,8 @@ class Reach:
             self.once = f"use {name} ({type(value).__name__}), of which a change would be neither seen nor undone"
         elif isinstance(value, Iterator) and not is_plain_object(type(value)):
             self.once = f"take the next item of {name}, an iterator, which a graph would do only once"
+        elif large := too_large(value):
+            self.once = f"change {name}, which {large}, more than each call can compare"
         held = value if isinstance(value, tuple) else _content(value)
         if held is not None and held is not value:
             self._contents.append((name, value, held))
@@ -149,26 +150,26 @@ def _content(value: Any) -> Any:
 
 def content(value: Any) -> Any:
     """What a container or plain object holds, by reference; None for anything else, and for what is large."""
+    if too_large(value):
+        return None
     if isinstance(value, np.ndarray):
-        return value.copy() if value.size <= _LARGE else None
+        return value.copy()
     if isinstance(value, BYTES):
-        return value[:] if len(value) <= _LARGE else None
+        return value[:]
     if value is os.environ:
         return frozenset(value.items())
     if isinstance(value, (dict, set)):
-        held: Any = dict(value) if isinstance(value, dict) else set(value)
-    elif isinstance(value, list) or type(value).__name__ == "deque":
-        held = list(value)
-    elif is_plain_object(type(value)) and not isinstance(value, nn.Module):
-        held = attributes(value)
-    else:
-        return None
-    return held if len(held) <= _LARGE else None
+        return dict(value) if isinstance(value, dict) else set(value)
+    if isinstance(value, list) or type(value).__name__ == "deque":
+        return list(value)
+    if is_plain_object(type(value)) and not isinstance(value, nn.Module):
+        return attributes(value)
+    return None
 
 
 def _same(now: Any, held: Any) -> bool:
     if isinstance(held, np.ndarray):
-        return bool(np.array_equal(now, held))
+        return bool(now.tobytes() == held.tobytes())
     if type(now) is not type(held) or len(now) != len(held):
         return False
     if isinstance(held, dict):

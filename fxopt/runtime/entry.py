@@ -15,7 +15,7 @@ from fxopt.runtime.executable import Executable
 from fxopt.runtime.flatten import rebuilder
 from fxopt.runtime.signature import Sharing, Signature, Sizes, State
 from fxopt.runtime.traced import traced_view
-from fxopt.runtime.undo import Undo
+from fxopt.runtime.undo import TooMuch, Undo
 from fxopt.runtime.watch import Watch
 
 if TYPE_CHECKING:
@@ -92,13 +92,22 @@ class Entry:
 def entry_of(
     model: nn.Module, executable: Executable, stored: dict[nn.Module, set[str]], now: tuple, before: Watch
 ) -> Entry:
-    """The entry of what was compiled for `model`, as `before` saw it; `stored`: the attributes that it assigns."""
+    """The entry of what was compiled for `model`, as `before` saw it; `stored`: the attributes that it assigns.
+
+    Raises:
+        TooMuch: calls would have to keep, or to compare, too much.
+    """
     capture = executable.capture
     undo = Undo(executable, model)
     if undo.needed:
         executable.run = undo.around(executable.run)
     leaves, touched = tuple(leaf.path for leaf in capture.leaves), _touched_by_leaves(capture)
     watch = Watch(model, leaves, ignore=touched, stored=stored, since=before, read=capture.read)
+    if watch.too_large:
+        raise TooMuch(
+            f"{watch.too_large[0]}, more than each call can compare; keep fixed numbers in a buffer, or make an array "
+            "read-only by setflags(write=False)"
+        )
     sizes, sharing = Sizes(model, capture, _not_asked(capture)), Sharing(capture)
     return Entry(
         Signature.of_capture(capture), now, watch, executable.findings, executable, State(model, capture),

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import array
 import functools
-import itertools
 import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
@@ -21,17 +20,16 @@ import torch
 from torch import nn
 
 from fxopt.names import is_users
-from fxopt.reach import Code, Fields, Variable, behind_proxy, is_ours, item, slots_of
+from fxopt.reach import Code, Fields, Variable, behind_proxy, is_ours, is_read_only, item, slots_of, too_large
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _OPAQUE = (*_PLAIN, type, torch.Tensor, nn.Module, ModuleType, FunctionType, BuiltinFunctionType)
 _MAPPINGS = (dict, MappingProxyType)
 _CONTAINERS = (list, set, deque, *_MAPPINGS)
-_BYTES = (np.ndarray, array.array, bytearray)
+_MEMORY = (np.ndarray, array.array, bytearray, memoryview)
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _HOLDERS = ("collections", "weakref")  # of these modules all attributes count: no code of a forward names them
 _DEPTH = 12
-_LARGE = 1000  # comparing a dict costs 20 ns an entry: of a vocabulary only the length is watched
 
 
 @dataclass
@@ -66,9 +64,10 @@ class Inside:
     Attributes:
         slots: attributes and items.
         ordered: dicts and sets, whose keys stay what they are and in their order.
-        sized: lists, large containers and the dicts of objects, whose lengths stay.
+        sized: lists and the dicts of objects, whose lengths stay.
         arrays: memory whose bytes stay.
         objects: objects, whose classes stay.
+        too_large: what is not watched although it may change, and how much it holds.
     """
 
     def __init__(self, values: Iterable[tuple[str, Any]], code: Code) -> None:
@@ -77,6 +76,7 @@ class Inside:
         self.sized: list[Any] = []
         self.arrays: list[Any] = []
         self.objects: list[Any] = []
+        self.too_large: list[str] = []
         self._names = code.names
         self._computed = code.computed
         self._seen = set[int]()
@@ -92,10 +92,11 @@ class Inside:
         if isinstance(value, _OPAQUE) or is_ours(value) or id(value) in self._seen:
             return ()
         self._seen.add(id(value))
-        if isinstance(value, _BYTES):
-            if (value.size if isinstance(value, np.ndarray) else len(value)) <= _LARGE:
-                self.arrays.append(value)
+        if large := too_large(value):
+            self.too_large.append(f"{path} {large}")
             return ()
+        if isinstance(value, _MEMORY):
+            return self._memory(path, value)
         if isinstance(value, (tuple, frozenset)):
             return [(path, inner) for inner in value]
         if isinstance(value, _CONTAINERS):
@@ -111,16 +112,21 @@ class Inside:
         self.slots += found
         return found
 
+    def _memory(self, path: str, value: Any) -> list[tuple[str, Any]]:
+        if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+            return self._items_at(path, value, list(np.ndindex(value.shape)), value.flat)
+        if not is_read_only(value):
+            self.arrays.append(value)
+        return []
+
     def _container(self, path: str, value: Any) -> list[tuple[str, Any]]:
-        items = list(itertools.islice(_items(value), _LARGE))
-        if _size(value) > _LARGE:
-            self.sized.append(value)
-            return [(path, inner) for inner in items if not isinstance(inner, _CONTAINERS)]
         (self.sized if isinstance(value, (list, deque)) else self.ordered).append(value)
-        if not isinstance(value, set):
-            keys = list(value) if isinstance(value, _MAPPINGS) else range(len(value))
-            self._add(Slot(path, value, key, "item") for key in keys)
-            items += keys
+        if isinstance(value, _MAPPINGS):
+            return [*((path, key) for key in value), *self._items_at(path, value, list(value), value.values())]
+        return self._items_at(path, value, () if isinstance(value, set) else range(len(value)), value)
+
+    def _items_at(self, path: str, value: Any, keys: Sequence[Any], items: Iterable[Any]) -> list[tuple[str, Any]]:
+        self._add(Slot(path, value, key, "item") for key in keys)
         return [(path, inner) for inner in items]
 
     def _fields(self, path: str, value: Any) -> Iterator[Slot]:
@@ -147,13 +153,3 @@ class Inside:
             self.objects.append(value)
             if hasattr(value, "__dict__"):
                 self.sized.append(fields)
-
-
-def _items(container: Any) -> Any:
-    return container.values() if isinstance(container, _MAPPINGS) else container
-
-
-def _size(value: Any, depth: int = 3) -> int:
-    """Number of entries, down to three containers in containers (a cycle is no problem then)."""
-    inner = (child for child in _items(value) if depth and isinstance(child, _CONTAINERS))
-    return len(value) + sum(_size(child, depth - 1) for child in inner)

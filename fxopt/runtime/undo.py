@@ -44,7 +44,7 @@ _CONSTANTS = frozenset({bool, int, float, str, type(None), torch.dtype, torch.de
 
 
 class TooMuch(Exception):
-    """Why a graph cannot be undone."""
+    """Why a graph cannot serve: a call would have to keep, or to compare, too much."""
 
 
 class Undo:

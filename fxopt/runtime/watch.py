@@ -43,6 +43,9 @@ class Watch:
         since: an earlier look at the model, whose values are the ones to expect.
         read: tensors that are no state, and the versions that they keep.
         only: paths of the modules to watch, by default all that are not inside of opaque ones.
+
+    Attributes:
+        too_large: what it leaves out, and whose changes it would miss.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Watch:
         self._ordered = [*inside.ordered, *(m._modules for _, m in modules if isinstance(m, nn.ModuleDict))]
         self._ordered += [vars(module)[name] for _, module in hidden for name in HOOKS]  # which are traced
         self._orders = list(map(list, self._ordered))
+        self.too_large = inside.too_large
         self._arrays = inside.arrays
         self._contents = list(map(_content_of, self._arrays))
         self._bytes = [content() for content in self._contents]

@@ -153,6 +153,8 @@ def _without_effects(stand_in: StandIn) -> Iterator[None]:
     before = [_attributes(copy) for copy in copies]
     held = [(value, content(value)) for copy in copies for value in vars(copy).values()]
     watch, reach, drawn = Watch(stand_in.root), Reach(stand_in.root), torch.get_rng_state()
+    if watch.too_large:
+        raise NotTraced(f"{watch.too_large[0]}, of which no change would be seen")
     with undrawn(stand_in.root) as generators, no_dispatch_modes():
         try:
             yield

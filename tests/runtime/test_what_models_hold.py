@@ -1,0 +1,108 @@
+"""Arrays and containers of any size that a forward reads, and that the user or the forward edits between calls."""
+
+from __future__ import annotations
+
+import array
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.runtime.models import assert_same, optimize
+
+KINDS = {
+    "array": lambda n: np.arange(n) % 4,
+    "strided": lambda n: np.stack([np.arange(n) % 4] * 2, 1)[:, 1],
+    "objects": lambda n: (np.arange(n) % 4).astype(object),
+    "shared": lambda n: memoryview(bytearray(i % 4 for i in range(n))),
+    "list": lambda n: [i % 4 for i in range(n)],
+    "deque": lambda n: deque(i % 4 for i in range(n)),
+    "dict": lambda n: {i: i % 4 for i in range(n)},
+    "nested": lambda n: [[i % 4] for i in range(n)],
+    "array.array": lambda n: array.array("q", (i % 4 for i in range(n))),
+    "bytearray": lambda n: bytearray(i % 4 for i in range(n)),
+}
+SIZES = (2, 1000, 1002, 20_000, 40_000)
+
+
+class Reader(nn.Module):
+    """Reads the first entries; a call of five rows edits one of them first, in place."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.held = held
+
+    def forward(self, x):
+        if x.shape[0] == 5:
+            edit(self.held)
+        return x * number(self.held[0]) + number(self.held[1])
+
+
+def number(entry):
+    return entry[0] if isinstance(entry, list) else int(entry)
+
+
+def edit(held):
+    if isinstance(held[1], list):
+        held[1][0] += 1
+    else:
+        held[1] += 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_edited_in_place_is_seen(kind, size):
+    eager = Reader(KINDS[kind](size))
+    fast, recorder = optimize(Reader(KINDS[kind](size)))
+    for rows in (8, 5, 8, 5, 8):
+        x = torch.randn(rows, 3)
+        assert_same(fast(x), eager(x))
+    for held in (eager.held, fast.held):
+        edit(held)
+    assert_same(fast(x), eager(x))
+    assert recorder.captures or size > 20_000 or kind == "shared"
+
+
+def test_what_is_too_large_keeps_a_model_eager(caplog):
+    fast, _ = optimize(Reader(np.arange(1 << 18)))
+    fast(torch.randn(8, 3))
+    assert "held holds 2,097,152 bytes, more than each call can compare" in caplog.text
+
+
+def test_a_large_array_that_nobody_writes_is_no_obstacle():
+    numbers = np.arange(1 << 18)
+    numbers.setflags(write=False)
+    x = torch.randn(8, 3)
+    fast, recorder = optimize(Reader(numbers))
+    assert_same(fast(x), x * 0 + 1)
+    assert recorder.captures == 1
+    written = np.arange(1 << 18)
+    view = written[:]
+    view.setflags(write=False)
+    fast, recorder = optimize(Reader(view))
+    assert_same(fast(x), x * 0 + 1)
+    written[1] = 7
+    assert_same(fast(x), x * 0 + 7)
+
+
+TABLE = np.array([2.0, np.nan])
+NAMES = {number: number for number in range(2000)}
+
+
+def test_what_globals_hold_is_seen_too():
+    class Global(nn.Module):
+        def forward(self, x):
+            if x.shape[0] == 5:
+                NAMES[0] += 1
+            return x * float(TABLE[0]) + NAMES[0]
+
+    fast, recorder = optimize(Global())
+    x, few = torch.randn(8, 3), torch.randn(5, 3)
+    assert_same(fast(x), x * 2)
+    assert recorder.captures == 1  # NaN is equal to itself here
+    assert_same(fast(few), few * 2 + 1)
+    assert_same(fast(x), x * 2 + 1)
+    TABLE[0] = 3.0
+    assert_same(fast(x), x * 3 + 1)
