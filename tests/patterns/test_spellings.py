@@ -221,6 +221,27 @@ def test_two_levels_are_two_calls() -> None:
     assert_eager(made, model, (IDS, IDS))
 
 
+def test_levels_whose_members_read_what_stands_between_them() -> None:
+    """Two units over one stack of histories: a call of theirs reads views that the call before it left behind."""
+
+    def unit(target: Tensor, history: Tensor) -> Tensor:
+        target = target.unsqueeze(1).expand(-1, L, -1)
+        return F.layer_norm(cat3(target, history, target - history), (3 * history.shape[-1],)).mean(1)
+
+    def cat3(*parts: Tensor) -> Tensor:
+        return torch.cat(parts, -1)
+
+    def forward(m: Spelling, rows: Tensor, others: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        history = torch.cat([m.e(rows).unsqueeze(1), m.e(others).unsqueeze(1)], 1)
+        target = torch.cat([m.e(i).unsqueeze(1), m.e(j).unsqueeze(1)], 1)
+        return torch.cat([unit(target[:, k], history[:, k]) for k in range(2)], 1)
+
+    model, args = Spelling(forward), (ROWS, ROWS.flip(0), IDS, IDS.flip(0))
+    made = executable(model, args)
+    assert not any(ran.rolled_back for ran in made.findings.passes)
+    assert_eager(made, model, args)
+
+
 @pytest.mark.parametrize("cast", [lambda x: x.long(), lambda x: (x.int() + 1).clamp(max=19)])
 @pytest.mark.parametrize("batch", [0, 1, B])
 def test_ids_that_are_cut_off_floats_are_made_inside(cast: Callable[[Tensor], Tensor], batch: int) -> None:

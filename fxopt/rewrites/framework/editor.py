@@ -17,7 +17,7 @@ from fxopt.config import Config
 from fxopt.kernels.cuda_build import Kernels, missing
 from fxopt.kernels.operators import Operators
 from fxopt.patterns.core import place_of
-from fxopt.patterns.groups import hoisted
+from fxopt.patterns.groups import behind, hoisted
 from fxopt.shape.aliases import Aliases, undeclared_views
 from fxopt.shape.sizes import Size, inferred, same
 from fxopt.torch_internals.fake_tensors import FakeTensorMode, mode_of
@@ -151,10 +151,16 @@ class Editor:
     def hoist_for(self, reads: Sequence[Node], aliases: Aliases | None = None) -> None:
         """Move what a call at the point needs to read these nodes.
 
+        Args:
+            aliases: those of the graph before this pass began, where they are known.
+
         Raises:
             Rejected: something in between may not move.
         """
-        late = hoisted(self.point, reads, aliases or Aliases(self.module.graph))
+        needed = {each for node in behind(self.point, reads) for each in (node, *node.all_input_nodes)}
+        if aliases is None or not all(map(aliases.knows, needed)):  # the pass itself has added some of it
+            aliases = Aliases(self.module.graph)
+        late = hoisted(self.point, reads, aliases)
         if late is None:
             raise Rejected("a tensor it reads is made by an operator that may not move")
         self.hoist(late)
