@@ -96,7 +96,9 @@ def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, types.FunctionType):
         named = (where[name] for _, where, name in named_by(value)) if is_users(value.__module__) else ()
         given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *vars(value).values())
-        return [*(item(cell, "") for cell in value.__closure__ or ()), *given, *named]
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        # super() keeps the class of its method in a cell, and makes nothing of it.
+        return [*(item(cell, "") for name, cell in cells if name != "__class__"), *given, *named]
     if isinstance(value, weakref.ReferenceType):
         return (value(),)
     if isinstance(value, ContextVar):

@@ -246,6 +246,30 @@ def test_what_only_the_object_knows_stays_eager(ask):
         same(fast(x), Asks()(x))
 
 
+def test_what_init_asks_is_not_what_a_call_asks():
+    """A method that calls super() holds its class, and makes nothing of it."""
+
+    class Base(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.linear = nn.Linear(width if type(width) == int else 1, 2)  # noqa: E721
+
+        def layer(self, x):
+            return self.linear(x)
+
+    class Twice(Base):
+        def layer(self, x):
+            return super().layer(x) * 2
+
+        def forward(self, x):
+            return self.layer(x)
+
+    model, x = Twice(4), torch.randn(3, 4)
+    fast = fxopt.optimize(model, x)
+    same(fast(x), model(x))
+    assert dispatcher_of(fast).entries[0].executable is not None
+
+
 @pytest.mark.parametrize(
     "ask",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import types
 from collections import deque
 
 import numpy as np
@@ -106,3 +107,28 @@ def test_what_globals_hold_is_seen_too():
     assert_same(fast(x), x * 2 + 1)
     TABLE[0] = 3.0
     assert_same(fast(x), x * 3 + 1)
+
+
+BACKENDS = """
+_backends = {}
+
+def rearrange(x):
+    _backends.setdefault(type(x), len(_backends))
+    return x.reshape(x.shape[0], -1)
+"""
+
+
+@pytest.mark.parametrize("library", ["einops", "of_the_user"])
+def test_what_a_library_of_operators_caches_is_no_effect(library, caplog):
+    module = types.ModuleType(library)
+    module.__dict__["__name__"] = library
+    exec(BACKENDS, vars(module))
+
+    class Rearranged(nn.Module):
+        def forward(self, x):
+            return module.rearrange(x)
+
+    x = torch.randn(8, 3, 2)
+    fast, _ = optimize(Rearranged())
+    assert_same(fast(x), x.flatten(1))
+    assert ("changes _backends, which is not the model's own" in caplog.text) == (library == "of_the_user")
