@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from fxopt.normalize.changes import change
 from fxopt.normalize.gradients import BARRIER, is_float, modes, switches_gradients
 from fxopt.shape.aliases import DROPOUTS, Aliases, is_handed_out
 from fxopt.shape.calls import arguments_of
-from fxopt.shape.sizes import same_shape, shape_of, tensor_of
+from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
 from fxopt.shape.strides import Layout, Strides
 from fxopt.shape.view_operators import EXPANSIONS, viewed
 
@@ -22,13 +23,14 @@ aten = torch.ops.aten
 
 _DROPOUTS = DROPOUTS | {getattr(aten, f"{operator._schema.name[6:]}_").default for operator in DROPOUTS}
 _CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other, aten.type_as.default}
+_CATS = {aten.cat.default, aten.concat.default}
 _BY_STRIDES = {aten.as_strided.default, aten._reshape_alias.default, aten.contiguous.default}  # not by sizes alone
 
 
 def remove_identities(module: GraphModule, inference: bool) -> list[Change]:
     """Let users read what such an operator was given."""
+    changes = list(_without_empty_pieces(module))
     identities = _Identities(module, inference and not switches_gradients(module.graph))
-    changes = []
     for node in list(module.graph.nodes):
         found = identities.find(node)
         if found is None:
@@ -39,6 +41,25 @@ def remove_identities(module: GraphModule, inference: bool) -> list[Change]:
         node.replace_all_uses_with(source)
         module.graph.erase_node(node)
     return changes
+
+
+def _without_empty_pieces(module: GraphModule) -> Iterator[Change]:
+    """`torch.cat([torch.FloatTensor(), x], 1)`: torch takes an empty tensor of one dim for nothing, whatever x is."""
+    for node in module.graph.nodes:
+        if node.target not in _CATS or not isinstance(node.args[0], list | tuple) or node.meta["val"].dim() == 1:
+            continue
+        kept = [piece for piece in node.args[0] if not _is_nothing(tensor_of(piece))]
+        if 0 < len(kept) < len(node.args[0]) and _promoted(kept) == node.meta["val"].dtype:
+            node.args = (kept, *node.args[1:])
+            yield change(node, "empty piece of a cat", "it adds nothing")
+
+
+def _promoted(pieces: Sequence[Node]) -> torch.dtype:
+    return functools.reduce(torch.promote_types, (piece.meta["val"].dtype for piece in pieces))
+
+
+def _is_nothing(value: torch.Tensor | None) -> bool:
+    return value is not None and value.dim() == 1 and static(value.shape[0]) == 0
 
 
 Identity = tuple[Node, str, str]  # what is passed on; what goes, and why
@@ -172,6 +193,6 @@ def _copied(node: Node) -> tuple[Node | None, str]:
         return source, "copy"
     if node.target in (aten.repeat.default, aten.tile.default):
         return source, "repeat"
-    if node.target in (aten.cat.default, aten.concat.default) and isinstance(source, list | tuple) and len(source) == 1:
+    if node.target in _CATS and isinstance(source, list | tuple) and len(source) == 1:
         return source[0], "cat of one"
     return None, ""

@@ -28,6 +28,8 @@ VIEWS: dict[tuple[str, str], tuple[Callable[[Tensor], Tensor], ...]] = {
         lambda x: x.detach(),
         lambda x: x.clone(),
         lambda x: torch.cat([x]),
+        lambda x: torch.cat([torch.tensor([]), x], 1),
+        lambda x: torch.cat([x[:, :1], torch.tensor([]), x[:, 1:]], 1),
         lambda x: x.repeat(1, 1),
     ),
     ("rows", "part"): (lambda x: x[:, 1:3], lambda x: x.split(2, 1)[0], lambda x: x.narrow(1, 0, 2)),

@@ -208,6 +208,19 @@ def test_tied_tables_are_one_table() -> None:
     assert {column.table for column in plan.columns} == {0}
 
 
+def test_an_empty_tensor_of_one_dim_in_a_cat_is_nothing() -> None:
+    def forward(m: Spelling, i: Tensor, j: Tensor) -> Tensor:
+        joined = torch.FloatTensor()
+        for column in (m.e(i), m.f(j), m.e(j)):
+            joined = torch.cat([joined, column], 1)
+        return joined
+
+    model = Spelling(forward)
+    made = executable(model, (IDS, IDS))
+    assert [len(plan.columns) for plan in plans(made)] == [3]
+    assert_eager(made, model, (IDS, IDS))
+
+
 def test_two_levels_are_two_calls() -> None:
     """Ids that depend on what another column gave cannot be looked up in the same call."""
 
