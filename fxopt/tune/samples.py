@@ -9,6 +9,7 @@ import sympy
 import torch
 import torch.utils._pytree as pytree
 
+from fxopt.shape.rows import batch_symbol
 from fxopt.shape.sizes import expression
 from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.symbols import hints_of
@@ -31,6 +32,17 @@ def sizes_of(values: Sequence[Any]) -> dict[sympy.Symbol, int]:
                 raise NoSample("its sizes depend on data")
             sizes[symbol] = int(hint)
     return sizes
+
+
+def batches_of(values: Sequence[Any], sizes: Sizes) -> set[sympy.Symbol]:
+    """The batch, and what is as large as it: 26 * s1 // s0 columns are 26 only where s1 is s0, and nobody said so."""
+    batch = batch_symbol(values)
+    found = {batch} if batch is not None else set()
+    for term in map(expression, _sizes(values)):
+        for symbol in term.free_symbols if batch in term.free_symbols else ():
+            if sizes[symbol] == sizes[batch] and term.subs(symbol, batch).is_number:
+                found.add(symbol)
+    return found
 
 
 def _sizes(values: Sequence[Any]) -> list[torch.SymInt]:

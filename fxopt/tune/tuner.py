@@ -16,7 +16,7 @@ from fxopt.shape.rows import batch_symbol
 from fxopt.tune.clock import all_captured, fastest, on_device_of, once
 from fxopt.tune.memory import Memory, Ratios
 from fxopt.tune.neighbours import Neighbours
-from fxopt.tune.samples import NoSample, sample, sizes_of
+from fxopt.tune.samples import NoSample, batches_of, sample, sizes_of
 
 Function = Callable[..., Any]
 
@@ -167,12 +167,13 @@ class Tuner:
 
 def _runs_at(site: Site) -> Callable[[int], tuple[list[Any], list[Callable[[], object]]]]:
     """What makes inputs of so many rows, and the calls of both functions with them."""
-    batch, sizes = batch_symbol(site.values), sizes_of(site.values)
+    sizes = sizes_of(site.values)
+    batches = batches_of(site.values, sizes)
     values = [site.state.get(number, value) for number, value in enumerate(site.values)]
     frozen = {number for number, tensor in site.state.items() if not tensor.requires_grad}
 
     def runs_at(rows: int) -> tuple[list[Any], list[Callable[[], object]]]:
-        inputs = sample(values, sizes | ({batch: rows} if batch is not None else {}))
+        inputs = sample(values, sizes | dict.fromkeys(batches, rows))
         return inputs, [
             functools.partial(_run, each, inputs, site.training, frozen) for each in (site.before, site.after)
         ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses import FakeTensorMode
 
+from fxopt import optimize
 from fxopt.kernels import reports
 from fxopt.rewrites.framework.editor import Rejected
 from fxopt.rewrites.framework.trial import _reports_of_samples
@@ -37,3 +39,26 @@ def test_what_the_device_reports_of_samples_is_forgotten(monkeypatch):
     monkeypatch.setattr(reports, "reported", lambda device: True)
     with pytest.raises(Rejected, match="earlier call"), _reports_of_samples(site):
         raise AssertionError("nothing is timed, and no earlier call's report taken")
+
+
+def test_batches_that_nothing_ties_grow_together():
+    """reshape(B, -1) of a tensor with another batch: its columns are 8 * s1 // s0, which is 8 where both are one."""
+
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = nn.ModuleList(nn.Embedding(9, 4) for _ in range(4))
+            self.tower = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1))
+
+        def forward(self, *ids: torch.Tensor) -> torch.Tensor:
+            rows = [table(column) for table, column in zip(self.tables, ids, strict=True)]
+            user, item = (torch.stack(rows[at : at + 2], 1) for at in (0, 2))
+            return self.tower(torch.cat([user.reshape(len(user), -1), item.reshape(len(user), -1)], 1))
+
+    model, ids = Towers().eval(), [torch.randint(0, 9, (33,)) for _ in range(4)]
+    fast = optimize(model, tuple(ids))
+    (findings,) = fast._fxopt.findings  # type: ignore[union-attr]
+    assert not any(ran.rolled_back for ran in findings.passes)
+    assert "linear_chains" in {ran.name for ran in findings.passes if ran.changes}
+    with torch.no_grad():
+        torch.testing.assert_close(fast(*ids), model(*ids))
