@@ -343,8 +343,12 @@ def reason_of(error: Exception) -> str:
 def described(model: nn.Module, args: tuple, kwargs: dict) -> str:
     """The inputs of one call as a person writes them: "float32[64, 13], int64[64, 26]; eval"."""
     tensors = [leaf for leaf in trees.leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    inputs = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
+    inputs = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{_sizes(t)}" for t in tensors)
     return f"{inputs}; {'train' if model.training else 'eval'}"
+
+
+def _sizes(tensor: Tensor) -> str:
+    return "[nested]" if tensor.is_nested else str(list(tensor.shape))
 
 
 def rehearse(model: nn.Module, args: tuple, kwargs: dict) -> None:

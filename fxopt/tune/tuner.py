@@ -149,11 +149,19 @@ class Tuner:
         return before, after
 
     def _timed(self, site: Site, sizes_to_time: Sequence[int]) -> Ratios:
-        runs_at = _runs_at(site)
+        try:
+            return self._timed_at(site, sizes_to_time, _runs_at(site))
+        except Unfit:
+            batch = batch_symbol(site.values)
+            if site.rows or batch is None:
+                raise
+            return self._timed_at(site, [sizes_of(site.values)[batch]], _runs_at(site))
+
+    def _timed_at(self, site: Site, sizes_to_time: Sequence[int], runs_at: RunsAt) -> Ratios:
         ratios: Ratios = {}
         for rows, following in itertools.zip_longest(sizes_to_time, sizes_to_time[1:], fillvalue=0):
             inputs, runs = runs_at(rows)
-            if site.rows and not _agree(site.before(*inputs), site.after(*inputs)):
+            if site.rows and not _agree(_asked(site.before)(*inputs), site.after(*inputs)):
                 raise Disagreement(f"its answers differ at {rows} rows")
             with on_device_of(inputs):
                 before, after = self.seconds(all_captured(runs) if site.replayed else runs)
@@ -165,7 +173,10 @@ class Tuner:
         return ratios
 
 
-def _runs_at(site: Site) -> Callable[[int], tuple[list[Any], list[Callable[[], object]]]]:
+RunsAt = Callable[[int], tuple[list[Any], list[Callable[[], object]]]]
+
+
+def _runs_at(site: Site) -> RunsAt:
     """What makes inputs of so many rows, and the calls of both functions with them."""
     sizes = sizes_of(site.values)
     batches = batches_of(site.values, sizes)
@@ -175,13 +186,31 @@ def _runs_at(site: Site) -> Callable[[int], tuple[list[Any], list[Callable[[], o
     def runs_at(rows: int) -> tuple[list[Any], list[Callable[[], object]]]:
         inputs = sample(values, sizes | dict.fromkeys(batches, rows))
         return inputs, [
-            functools.partial(_run, each, inputs, site.training, frozen) for each in (site.before, site.after)
+            functools.partial(_run, each, inputs, site.training, frozen) for each in (_asked(site.before), site.after)
         ]
 
     return runs_at
 
 
-def _expected(seconds: float, rows: int, following: int, runs_at: Callable[[int], tuple[Any, Any]]) -> float:
+class Unfit(Exception):
+    """The captured operators refuse what was made up to time them, such as a length of 0, or B = 1 in B * L // B."""
+
+
+def _asked(before: Function) -> Function:
+    """Raises Unfit where it raises."""
+
+    def run(*inputs: Any) -> Any:
+        try:
+            return before(*inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, IndexError) as error:
+            raise Unfit(f"its own operators refuse what is made up to time them: {error}") from error
+
+    return run
+
+
+def _expected(seconds: float, rows: int, following: int, runs_at: RunsAt) -> float:
     """Seconds of a call with `following` rows, as `rows` take `seconds`. Attention over the batch grows with the square
     of it, which overhead hides at few rows: where the square would be long, half way there shows how it grows.
     """

@@ -221,6 +221,15 @@ def test_an_empty_tensor_of_one_dim_in_a_cat_is_nothing() -> None:
     assert_eager(made, model, (IDS, IDS))
 
 
+@pytest.mark.parametrize("ids", [ROWS, IDS])
+def test_an_offset_for_the_one_field_of_each_position(ids: Tensor) -> None:
+    model = Spelling(lambda m, i: cat(m.e(i.unsqueeze(-1) + torch.tensor([2]).unsqueeze(0)).squeeze(-2), m.f(i % 5)))
+    made = executable(model, (ids % 9,))
+    assert not any(ran.rolled_back for ran in made.findings.passes)
+    assert plans(made)
+    assert_eager(made, model, (ids % 9,))
+
+
 def test_two_levels_are_two_calls() -> None:
     """Ids that depend on what another column gave cannot be looked up in the same call."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from itertools import pairwise
@@ -234,3 +235,13 @@ def test_prepare_reports_bad_inputs_and_leaves_no_trace():
     dispatcher_of(fast).prepare((torch.ones(2),))
     assert counting.calls == 0
     assert dispatcher_of(fast).findings[0].eager_reason
+
+
+def test_a_nested_tensor_stays_eager():
+    """torch's own fast path gives them to the layers of a transformer, which may be parts of an optimized model."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    rows = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(2, 8)])
+    fast = fxopt.optimize(copy.deepcopy(layer))
+    with torch.no_grad():
+        for given, wanted in zip(fast(rows).unbind(), layer(rows).unbind(), strict=True):
+            torch.testing.assert_close(given, wanted)

@@ -24,7 +24,7 @@ from fxopt.rewrites.framework.policy import MEASURED
 from fxopt.runtime import dispatcher_of
 from fxopt.tune import tuner as tuner_module
 from fxopt.tune.memory import Memory
-from fxopt.tune.tuner import Disagreement, Effort, Tuner, Verdict
+from fxopt.tune.tuner import Disagreement, Effort, Tuner, Unfit, Verdict
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.timed
@@ -104,10 +104,10 @@ def test_the_regions_are_what_goes_and_what_comes(tmp_path: Path) -> None:
     assert torch.equal(site.before(x)[0], x.relu()) and torch.equal(site.after(x)[0], x.clamp_min(0))
 
 
-def site_of(before: Callable, after: Callable, key: str | None = "key") -> Any:
+def site_of(before: Callable, after: Callable, key: str | None = "key", rows: int = 5) -> Any:
     from fxopt.tune.tuner import Site
 
-    module = capture(Norm(), (torch.randn(5, 4), torch.randn(4))).graph
+    module = capture(Norm(), (torch.randn(rows, 4), torch.randn(4))).graph
     values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     return Site(lambda x, w: before(x), lambda x, w: after(x), values, key, training=False)
 
@@ -203,6 +203,17 @@ def test_answers_that_differ_at_large_sizes_are_told(tmp_path: Path) -> None:
     site = replace(site_of(lambda x: (x + 1,), lambda x: (x + 1 if x.shape[0] < 1024 else x,)), rows=(1024,))
     with pytest.raises(Disagreement, match="1024 rows"):
         tuner.verdict(site)
+
+
+def test_sizes_that_the_captured_operators_refuse_are_no_error_of_the_new_ones(tmp_path: Path) -> None:
+    """B * L rows over B, which is no symbol of the region: at 1 row there is no L."""
+    tuner = Tuner("fast", Memory(tmp_path / "t.json"))
+    refusing = site_of(lambda x: x.view(5, -1, x.shape[1]), torch.relu, "refusing", rows=35)
+    assert set(tuner.verdict(refusing).ratios) == {35}
+    with pytest.raises(Unfit, match="its own operators refuse"):
+        tuner.verdict(replace(refusing, key="chunks", rows=(1024,)))
+    with pytest.raises(Unfit, match="its own operators refuse"):
+        tuner.verdict(site_of(lambda x: x.view(4, -1, x.shape[1]), torch.relu, "never", rows=35))
 
 
 def test_masks_are_compared(tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ def _add_offsets(programs: IndexPrograms, node: Node) -> IndexValue | None:
     fields = static(shape_of(node)[-1])
     if len(shape_of(vector.base)) != 1 or fields is None or not vector.view.axes:
         return None
+    if fields == 1 and len(shape_of(node)) > 2:  # the innermost dim of ids is another one then
+        return None
     if not vector.view.axes[-1].parts or static(shape_of(vector.base)[0]) != fields:
         return None
     if static(vector.view.axes[-1].size) != fields or programs.describe(source).per_lane:

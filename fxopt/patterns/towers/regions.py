@@ -83,7 +83,10 @@ def _components(columns: Columns, steps_of: StepsOf) -> list[frozenset[int]]:
             if not isinstance(steps[run.step], InputStep):
                 parent[root(index)] = root(run.step)
         if isinstance(step, LinearStep):
-            for key in ((step.x, step.weight), (step.x, shape_of(step.weight), step.activation)):
+            for key in (
+                (step.x, step.weight),
+                (step.x, tuple(map(expression, shape_of(step.weight))), step.activation),
+            ):
                 parent[root(index)] = root(alike.setdefault(key, index))
     together = defaultdict(set)
     for index, step in enumerate(steps):

@@ -17,7 +17,7 @@ from fxopt.rewrites.framework.policy import Policy
 from fxopt.rewrites.framework.regions import COMPUTES, after, before, calls_of, inputs_of, module_of, rows_in, site
 from fxopt.shape.aliases import makes_results
 from fxopt.shape.rows import keeps_rows
-from fxopt.tune.tuner import Disagreement, Site, Tuner, Verdict
+from fxopt.tune.tuner import Disagreement, Site, Tuner, Unfit, Verdict
 
 Values = Mapping[Node, Node | None]
 
@@ -37,7 +37,7 @@ class Trial:
         """The values to put in place of the old ones, and a few words for the report.
 
         Raises:
-            Rejected: the replacement is slower here at every batch size, or there is no proof.
+            Rejected: the replacement is slower here at every batch size, there is no proof, or it cannot be timed.
         """
         if self.tuner.effort.seconds == 0 or None in values.values():
             if policy.proof:
@@ -51,7 +51,7 @@ class Trial:
         try:
             with _reports_of_samples(timed):
                 verdict = self.tuner.verdict(timed)
-        except Disagreement as error:
+        except (Disagreement, Unfit) as error:
             raise Rejected(str(error)) from None
         if verdict.slower or (policy.everywhere and verdict.mixed):
             raise Rejected(f"it would be slower on this machine: {verdict}")
