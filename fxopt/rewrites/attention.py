@@ -27,7 +27,7 @@ aten = torch.ops.aten
 def replace_attention(editor: Editor, match: Match) -> Replacement:
     found: Found = match.bound["found"]
     words = found.plan.words()
-    masks = [found.mask] if found.mask is not None else []
+    masks = list(found.masks)
     if found.weights is not None:
         editor.point = found.weights  # others may read them before the values are made
         editor.hoist_for([found.query, found.key, found.value, *masks])
@@ -51,7 +51,7 @@ def replace_attention(editor: Editor, match: Match) -> Replacement:
 
 def _on_cuda(editor: Editor, found: Found) -> Callable[..., Any]:
     """The call on a GPU: of a kernel for all plans, else of one that is generated for this one."""
-    read = (found.query, found.key, found.value, *([found.mask] if found.mask is not None else []))
+    read = (found.query, found.key, found.value, *found.masks)
     dtypes, plan = tuple(node.meta["val"].dtype for node in read), found.plan
     if heads.serves(plan, dtypes, [_channels(found.query, plan.query), _channels(found.value, plan.value)]):
         editor.needs(heads.KERNEL)
@@ -68,7 +68,7 @@ def _channels(node: Node, operand: Operand) -> int | torch.SymInt:
 
 def _axes(plan: Plan) -> Iterator[tuple[list[int | None], list[int]]]:
     """The batch factors that are a whole dim of each operand: where in the operands, and where in the results."""
-    operands = [plan.query, plan.key, plan.value, *([plan.mask] if plan.mask else [])]
+    operands = [plan.query, plan.key, plan.value, *(each for each in (plan.mask, plan.bias) if each is not None)]
     for factor in range(plan.factors):
         axes = [operand.axes[factor] for operand in operands]
         if all(axis.dim < 0 or (axis.size < 0 and axis.step == 1) for axis in axes):

@@ -24,6 +24,8 @@ def program_of(plan: Plan) -> str:
     """
     if plan.masking == p.CAUSAL:
         raise Rejected("its mask is made of positions")
+    if plan.weighing == p.SILU or plan.bias is not None:
+        raise Rejected("its operands are no float32 of at most 64 channels")
     n = plan.factors
     if n + 4 > MOST_AXES:
         raise Rejected(f"it has {n} batch dims, expected at most {MOST_AXES - 4}")

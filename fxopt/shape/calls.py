@@ -42,6 +42,11 @@ def ancestors(values: Sequence[object], sizes: bool = True) -> set[Node]:
     return closure(nodes, lambda node: node.all_input_nodes if sizes or node.target not in _SIZES else ())
 
 
+def is_of_data(node: Node) -> bool:
+    """Whether it is computed from an input, and not from weights and numbers alone."""
+    return any(read.op == "placeholder" and "state" not in read.meta for read in ancestors([node]))
+
+
 def closure(starts: Iterable[T], neighbours: Callable[[T], Iterable[T]]) -> set[T]:
     """The starts, their neighbours, theirs, and so on."""
     found = set(starts)

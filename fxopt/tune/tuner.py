@@ -160,7 +160,12 @@ class Tuner:
     def _timed_at(self, site: Site, sizes_to_time: Sequence[int], runs_at: RunsAt) -> Ratios:
         ratios: Ratios = {}
         for rows, following in itertools.zip_longest(sizes_to_time, sizes_to_time[1:], fillvalue=0):
-            inputs, runs = runs_at(rows)
+            try:
+                inputs, runs = runs_at(rows)
+            except NoSample:
+                if ratios:
+                    break  # what fewer rows say is enough, where more would not fit
+                raise
             if site.rows and not _agree(_asked(site.before)(*inputs), site.after(*inputs)):
                 raise Disagreement(f"its answers differ at {rows} rows")
             with on_device_of(inputs):

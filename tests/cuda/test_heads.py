@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,11 +41,15 @@ MUTATIONS = {
     "weights of another query": (
         "(head * h.queries + query) * h.keys", "(head * h.queries + ({} ? 0 : query)) * h.keys"
     ),
-    "weights of the last tile": ("mixed.weigh(score, memory.keys);", "if (!{}) mixed.weigh(score, memory.keys);"),
+    "weights of the last tile": ("mixed.weigh(score, h.gated,", "if (!{}) mixed.weigh(score, h.gated,"),
     "weights that are not divided": ("S::key(k)] *= by", "S::key(k)] *= {} ? 1.0f : by"),
     "weights behind the last": ("k = S::lane(); k < live;", "k = S::lane(); k < live + {};"),
     "a share that is not scaled down": ("= fmaf(down, other.values", "= fmaf({} ? 1.0f : down, other.values"),
     "shares that do not wait": ("  __syncthreads();\n  mixed = ", "  if (!{}) __syncthreads();\n  mixed = "),
+    "a bias of another query": ("bias + q *", "bias + ({} ? 0 : q) *"),
+    "gates of nothing": ("h.gated ? -1e30f", "h.gated ? {} ? -INFINITY : -1e30f"),
+    "gates that are not divided": ("sum[q] = divisor;", "sum[q] = {} ? 1.0f : divisor;"),
+    "gates that are scaled down": ("peak[q] = 0;  // nothing", "if (!{}) peak[q] = 0;  // nothing"),
     "channels behind the last": ("if (channel + e < h.of_values)", "if (channel + e < h.of_values + {})"),
 }  # fmt: skip
 
@@ -54,8 +59,22 @@ def shim(tmp_path_factory):
     return compiled(KERNEL, tmp_path_factory.mktemp("heads"), MUTATIONS, *SOURCES)
 
 
-def example(B, H, L, S, D, masking=p.NO_MASK, of_values=None, fill=-math.inf, safe=False, device="cpu", weights=True):
-    """[B, L, H * D] and [B, S, H * D], the result as [B, L, H, D], and a mask [B, L, S] of which a row has no keys."""
+def example(
+    B,
+    H,
+    L,
+    S,
+    D,
+    masking=p.NO_MASK,
+    of_values=None,
+    fill=-math.inf,
+    safe=False,
+    device="cpu",
+    weights=True,
+    gated=False,
+):
+    """[B, L, H * D] and [B, S, H * D], the result as [B, L, H, D], and a mask [B, L, S] of which a row has no keys. A
+    gate has a bias [H, L, S]."""
     E = of_values or D
     operands = [
         Operand((Axis(0, 1, -1), Axis(2, channels, H), Axis(1, 1, -1), Axis(2, 1, channels))) for channels in (D, D, E)
@@ -67,8 +86,13 @@ def example(B, H, L, S, D, masking=p.NO_MASK, of_values=None, fill=-math.inf, sa
     unset = torch.rand(B, L, S, device=device) < 0.5
     unset[0, 0] = masking == p.FILL_SET
     added = torch.randn(B, L, S, device=device)
-    added[0, 0] = -torch.inf
-    return plan, tensors, [added if masking == p.ADDED else unset] if masked else []
+    masks = [added if masking == p.ADDED else unset] if masked else []
+    if not gated:
+        added[0, 0] = -torch.inf
+        return plan, tensors, masks
+    bias = Operand((Axis(-1, 0, 1), Axis(0, 1, H), Axis(1, 1, -1), Axis(2, 1, -1))) if masking else None
+    plan = replace(plan, weighing=p.SILU, divisor=50.0, bias=bias)
+    return plan, tensors, [*masks, *([torch.randn(H, L, S, device=device)] if masking else [])]
 
 
 def exact(plan, tensors, mask):
@@ -107,6 +131,14 @@ def test_equals_fp64(shim, B, H, L, S, D, masking):
         torch.testing.assert_close(
             found(shim, *arguments, seed), exact(*arguments), rtol=1e-5, atol=1e-5, equal_nan=True
         )
+
+
+@pytest.mark.parametrize(("B", "H", "L", "S", "D"), SIZES)
+@pytest.mark.parametrize("masking", range(5))
+def test_gates_equal_fp64(shim, B, H, L, S, D, masking):
+    for seed, fill in enumerate((-1e4, 0.25)):
+        arguments = example(B, H, L, S, D, masking, fill=fill, gated=True)
+        torch.testing.assert_close(found(shim, *arguments, seed), exact(*arguments), rtol=1e-5, atol=1e-5)
 
 
 def test_of_many_queries_no_threads_share_the_keys(shim):
@@ -179,6 +211,7 @@ def test_what_it_serves():
 def test_planted_bugs_are_caught(shim, name):
     calls = [example(2, 3, 26, 26, 8, p.ADDED), example(1, 1, 130, 203, 30), example(2, 2, 5, 9, 8)]
     calls[0][2][0].nan_to_num_(0)
+    calls += [example(2, 2, 5, 9, 8, p.FILL_SET, fill=-1e4, gated=True), example(1, 1, 3, 203, 64, gated=True)]
     noticed = False
     for arguments in calls:
         try:
@@ -195,9 +228,10 @@ def test_planted_bugs_are_caught(shim, name):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("B", "H", "L", "S", "D"), [*SIZES, (512, 2, 26, 26, 8), (100, 4, 200, 200, 16)])
 @pytest.mark.parametrize("masking", range(5))
-def test_on_a_gpu(B, H, L, S, D, masking):
+@pytest.mark.parametrize("gated", [False, True])
+def test_on_a_gpu(B, H, L, S, D, masking, gated):
     OPERATORS.load()
-    plan, tensors, mask = example(B, H, L, S, D, masking, fill=-1e9, device="cuda")
+    plan, tensors, mask = example(B, H, L, S, D, masking, fill=-1e9, device="cuda", gated=gated)
     with torch.no_grad():
         given = tuple(each.double() for each in call_of(plan)(*tensors, mask, plan.words()))
     torch.testing.assert_close(given, exact(plan, tensors, mask), rtol=1e-4, atol=1e-4, equal_nan=True)

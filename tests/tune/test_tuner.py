@@ -22,6 +22,7 @@ from fxopt.rewrites.framework.core import Fuel, Replacement, Rewrite, apply
 from fxopt.rewrites.framework.editor import Editor
 from fxopt.rewrites.framework.policy import MEASURED
 from fxopt.runtime import dispatcher_of
+from fxopt.tune import samples
 from fxopt.tune import tuner as tuner_module
 from fxopt.tune.memory import Memory
 from fxopt.tune.tuner import Disagreement, Effort, Tuner, Unfit, Verdict
@@ -214,6 +215,14 @@ def test_sizes_that_the_captured_operators_refuse_are_no_error_of_the_new_ones(t
         tuner.verdict(replace(refusing, key="chunks", rows=(1024,)))
     with pytest.raises(Unfit, match="its own operators refuse"):
         tuner.verdict(site_of(lambda x: x.view(4, -1, x.shape[1]), torch.relu, "never", rows=35))
+
+
+def test_sizes_whose_inputs_would_not_fit_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "_MOST_BYTES", 4 * 4 * 20)
+    tuner = Tuner("fast", Memory(tmp_path / "t.json"))
+    assert set(tuner.verdict(site_of(torch.relu, torch.relu)).ratios) == {1, 16}
+    monkeypatch.setattr(samples, "_MOST_BYTES", 4)
+    assert "its inputs take" in str(tuner.verdict(site_of(torch.relu, torch.relu, "none")))
 
 
 def test_masks_are_compared(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@
 
 namespace fxopt::attention {
 
-constexpr int64_t kVersion = 0x465841530002;
+constexpr int64_t kVersion = 0x465841530003;
 constexpr double kParallelFlops = 1e6;  // 30 us on one thread; less is not worth waking another
 
 FXOPT_CHOSEN(run, attention)
@@ -86,8 +86,8 @@ void attention(const Request& request) {
   const View query = view(request.operands[0], n, words, 4), key = view(request.operands[1], n, words, 4);
   const View value = view(request.operands[2], n, words, 4);
   const bool has_mask = words.next();
-  check(request.n_operands == 3 + has_mask, "queries, keys, values and the plan's mask");
-  View masked{};
+  View masked{}, biased{};
+  check(request.n_operands >= 3 + has_mask, "queries, keys, values and the plan's mask");
   if (has_mask) {
     job.mask_is_bool = request.operands[3].dtype == kDtypeBool;
     masked = view(request.operands[3], n, words, job.mask_is_bool ? 1 : 4);
@@ -105,6 +105,11 @@ void attention(const Request& request) {
   check(seen == (int64_t(1) << (n + 2)) - 1, "an order of all axes");
   const bool weights = words.next();
   job.safe = words.next();
+  job.gated = words.next();
+  job.divisor = float(words.number());
+  const bool has_bias = words.next();
+  check(request.n_operands == 3 + has_mask + has_bias, "the plan's mask and bias");
+  if (has_bias) biased = view(request.operands[3 + has_mask], n, words, 4);
   check(has_mask == (job.masking >= kFillSet && job.masking <= kAdded), "the mask of its masking");
   for (int64_t f = 0; f < n; f++) {  // a side that is the same for all of a factor has size 1 there
     job.factors[f] = query.sizes[f];
@@ -122,6 +127,11 @@ void attention(const Request& request) {
     check(job.masking == kAdded ? request.operands[3].dtype == kDtypeFloat : job.mask_is_bool, "a mask of bools, or float32 to add");
     check_sizes(masked, job, job.queries, job.keys, true);
     job.mask = masked.strided;
+  }
+  if (has_bias) {
+    check(request.operands[3 + has_mask].dtype == kDtypeFloat, "a float32 bias");
+    check_sizes(biased, job, job.queries, job.keys, true);
+    job.bias = biased.strided;
   }
   job.out = output(request, job, job.queries, job.value_channels, order);
   if (weights) job.weights = output(request, job, job.queries, job.keys, plain);

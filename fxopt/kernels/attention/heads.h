@@ -53,19 +53,21 @@ static void pack(const Job& job, Memory& memory, const int64_t* index) {
   }
 }
 
+static void add(const Job& job, const Strided& x, float* scores, const int64_t* index, int64_t query) {
+  const float* row = at(x, index, job.n_factors) + query * x.row;
+  for (int64_t s = 0; s < job.keys; s++) scores[s] += row[s * x.column];
+}
+
 static void add_mask(const Job& job, float* scores, const int64_t* index, int64_t query) {
+  if (job.bias.data) add(job, job.bias, scores, index, query);
   if (job.masking == kNoMask) return;
   if (job.masking == kCausal) {
     for (int64_t s = query + 1; s < job.keys; s++) scores[s] = job.fill;
     return;
   }
+  if (job.masking == kAdded) return add(job, job.mask, scores, index, query);
   int64_t offset = query * job.mask.row;
   for (int64_t f = 0; f < job.n_factors; f++) offset += index[f] * job.mask.factors[f];
-  if (job.masking == kAdded) {
-    const float* mask = reinterpret_cast<const float*>(job.mask.data) + offset;
-    for (int64_t s = 0; s < job.keys; s++) scores[s] += mask[s * job.mask.column];
-    return;
-  }
   const char* mask = job.mask.data + offset;
   for (int64_t s = 0; s < job.keys; s++)
     if ((mask[s * job.mask.column] != 0) == (job.masking == kFillSet)) scores[s] = job.fill;
@@ -103,6 +105,12 @@ static void softmax(float* x, int64_t n, bool safe) {
   for (int64_t s = 0; s < n; s += kLanes) store(x + s, load(x + s) * scale);
 }
 
+// In place, over whole vectors; nobody reads what is behind the last key.
+static void gate(float* x, int64_t n, float divisor) {
+  const Floats by = splat(divisor);
+  for (int64_t s = 0; s < n; s += kLanes) store(x + s, silu(load(x + s)) / by);
+}
+
 static void run_queries(const Job& job, Memory& memory, const int64_t* index, int64_t first, int64_t rows) {
   const float* pointers[kQueries + kSlack];
   const float* q = at(job.query, index, job.n_factors) + first * job.query.row;
@@ -117,7 +125,9 @@ static void run_queries(const Job& job, Memory& memory, const int64_t* index, in
   for (int64_t r = 0; r < rows; r++) {
     float* scores = memory.scores + r * memory.ld;
     add_mask(job, scores, index, first + r);
-    softmax(scores, (job.keys + kLanes - 1) / kLanes * kLanes, job.safe);
+    const int64_t whole = (job.keys + kLanes - 1) / kLanes * kLanes;
+    if (job.gated) gate(scores, whole, job.divisor);
+    else softmax(scores, whole, job.safe);
     if (job.weights.data) {
       float* weights = const_cast<float*>(at(job.weights, index, job.n_factors)) + (first + r) * job.weights.row;
       copy(weights, scores, job.keys);

@@ -16,10 +16,10 @@ struct Strided { char* data; int64_t factors[kMostFactors], row, column; };
 
 struct Job {
   int64_t n_factors, factors[kMostFactors], queries, keys, channels, value_channels;
-  Strided query, key, value, mask, out, weights;  // weights: no data where nobody asks
+  Strided query, key, value, mask, bias, out, weights;  // bias, weights: no data where there is none, or nobody asks
   int64_t masking;
-  bool mask_is_bool, safe;
-  float scale, fill;
+  bool mask_is_bool, safe, gated;  // gated: by silu, not softmax
+  float scale, fill, divisor;
   char* (*scratch)(size_t bytes);  // of this thread, aligned to a cache line
 };
 

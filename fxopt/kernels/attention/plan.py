@@ -2,6 +2,8 @@
 
     out[f, l, d] = sum over s of softmax(scale * q[f, l, :] . k[f, s, :] + mask[f, l, s]) v[f, s, d]
 
+or with silu(...) / divisor in place of the softmax (HSTU: Zhai et al., arXiv:2402.17152).
+
 f are the batch factors (rows, heads). An operand is any tensor in which each axis is a regular step along one dim, so
 that splitting, stacking and transposing heads costs nothing.
 """
@@ -14,6 +16,7 @@ from typing import ClassVar
 from ..words import Worded
 
 NO_MASK, FILL_SET, FILL_UNSET, ADDED, CAUSAL = range(5)
+SOFTMAX, SILU = range(2)
 MOST_FACTORS = 4
 
 
@@ -41,11 +44,13 @@ class Operand:
 class Plan(Worded):
     """order: of the result in memory; number n is batch factor n, behind them come queries and channels.
 
-    weights: whether the softmax is a second result, [factors, queries, keys].
+    weights: whether the weights of the values are a second result, [factors, queries, keys].
     safe: a query without any key gives 0, as in torch's own attention, and not NaN, as its softmax does.
+    weighing: SOFTMAX, or SILU: silu of the scores, divided by `divisor`.
+    bias: added to the scores before a mask fills them; where nothing is filled, a mask of ADDED does the same.
     """
 
-    KIND: ClassVar[int] = 0x46584153_0002
+    KIND: ClassVar[int] = 0x46584153_0003
     OPERATOR: ClassVar[str] = "attention"
 
     query: Operand
@@ -58,6 +63,9 @@ class Plan(Worded):
     order: tuple[int, ...]
     weights: bool
     safe: bool = False
+    weighing: int = SOFTMAX
+    divisor: float = 1.0
+    bias: Operand | None = None
 
     @property
     def factors(self) -> int:

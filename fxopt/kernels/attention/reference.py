@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from . import plan as p
@@ -17,17 +18,24 @@ def view(tensor: Tensor, operand: Operand) -> Tensor:
     return tensor.as_strided(sizes, strides, tensor.storage_offset() + start)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, plan: Plan) -> tuple[Tensor, Tensor]:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, plan: Plan
+) -> tuple[Tensor, Tensor]:
     """Of views: the result [factors, queries, channels] and the weights [factors, queries, keys]."""
-    product = scores(q, k, mask, plan)
+    product = scores(q, k, mask, bias, plan)
+    if plan.weighing == p.SILU:
+        weights = F.silu(product) / plan.divisor
+        return weights @ v, weights
     weights = product.softmax(-1)
     if plan.safe:
         weights = weights.masked_fill((product == -torch.inf).all(-1, keepdim=True), 0)
     return weights @ v, weights
 
 
-def scores(q: Tensor, k: Tensor, mask: Tensor | None, plan: Plan) -> Tensor:
+def scores(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, plan: Plan) -> Tensor:
     product = (q * plan.scale) @ k.mT
+    if bias is not None:
+        product = product + bias
     if plan.masking == p.ADDED:
         assert mask is not None
         return product + mask

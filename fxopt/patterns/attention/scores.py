@@ -1,4 +1,4 @@
-"""What goes into a softmax: products of queries and keys, scaled and masked in any order."""
+"""What goes into a softmax, or a gate: products of queries and keys, scaled and masked in any order."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Product:
     masking: int = NO_MASK
     fill: float = 0.0
     mask: Node | None = None
+    bias: Node | None = None  # added before the mask fills
 
 
 def scores_of(node: Node) -> Product | None:
@@ -41,7 +42,7 @@ def scores_of(node: Node) -> Product | None:
         left, right = node.args[:2]
         number = constant_of(right)
         inner = scores_of(left) if number and isinstance(left, Node) else None
-        if inner is None or inner.masking == ADDED:
+        if inner is None or inner.masking == ADDED or inner.bias is not None:
             return None
         factor = float(number) if "mul" in str(node.target) else 1 / float(number)  # type: ignore[arg-type]
         return replace(inner, scale=inner.scale * factor, fill=inner.fill * factor)
@@ -67,9 +68,11 @@ def _masked(node: Node) -> Product | None:
         return None
     inner = scores_of(kept)
     dtype = torch.bool if masking != ADDED else node.meta["val"].dtype
-    if inner is None or inner.masking != NO_MASK or mask.meta["val"].dtype != dtype:
+    if inner is None or mask.meta["val"].dtype != dtype or not same_shape(kept, node):
         return None
-    return replace(inner, masking=masking, fill=float(fill), mask=mask) if same_shape(kept, node) else None
+    if inner.masking == ADDED and masking != ADDED:
+        inner = replace(inner, masking=NO_MASK, mask=None, bias=inner.mask)
+    return replace(inner, masking=masking, fill=float(fill), mask=mask) if inner.masking == NO_MASK else None
 
 
 def _product(node: Node) -> Product | None:

@@ -1,4 +1,4 @@
-"""Finds softmax(q k^T) v: from the softmax up to queries and keys, down to the values and the merged heads."""
+"""Finds softmax(q k^T) v and silu(q k^T) v: up to queries and keys, down to the values and the merged heads."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxopt.kernels.attention.plan import ADDED, CAUSAL, FILL_UNSET, MOST_FACTORS, Axis, Operand, Plan
+from fxopt.kernels.attention.plan import ADDED, CAUSAL, FILL_UNSET, MOST_FACTORS, SILU, SOFTMAX, Axis, Operand, Plan
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.attention.merged import Groups, Merged, merged_of, readers, sizes_of
 from fxopt.patterns.attention.scores import PRODUCTS, Product, ordered, scores_of
 from fxopt.patterns.attention.strided import Factor, Strided, strided
+from fxopt.patterns.constants import constant_of
 from fxopt.patterns.core import Match, Reject, devices
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.calls import ancestors, closure
+from fxopt.shape.calls import ancestors, closure, is_of_data
 from fxopt.shape.sizes import same, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
 from fxopt.shape.standing import analysed
@@ -30,13 +31,14 @@ _ATTENTION = aten.scaled_dot_product_attention.default
 class Found:
     """The operator's inputs and its plan.
 
+    masks: of those that are there, the mask and the bias.
     weights: the softmax, where others read it too.
     """
 
     query: Node
     key: Node
     value: Node
-    mask: Node | None
+    masks: tuple[Node, ...]
     plan: Plan
     groups: tuple[int, ...]  # how many batch factors are merged into each axis in front of queries and keys
     merged: Merged
@@ -54,19 +56,19 @@ def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Rej
     aliases = analysed(module.graph, Aliases)
     served = {device: _FLOATS[device] for device in devices(inference)}
     for node in module.graph.nodes:
-        if node.target not in (aten.softmax.int, _ATTENTION):
+        if node.target not in _WAYS:
             continue
         value = tensor_of(node)
         if value is None or value.device.type not in served or value.dtype not in served[value.device.type]:
             continue
         try:
-            found = (_of_softmax if node.target is aten.softmax.int else _of_operator)(node, inference)
+            found = _WAYS[node.target](node, inference)
         except _NotFound as reason:
             yield Reject(str(reason), node)
             continue
         if found is None:
             continue
-        read = [found.query, found.key, found.value, *([found.mask] if found.mask else [])]
+        read = [found.query, found.key, found.value, *found.masks]
         if found.weights is not None and node in ancestors(read):
             yield Reject("its values are computed from its weights", node)
         elif any(map(aliases.edited, (*read, *_between(found.merged.node, read)))):
@@ -95,6 +97,28 @@ def _of_softmax(node: Node, inference: bool) -> Found | None:
     return _found(scores, values, out, summed, node if others else None, inference)
 
 
+def _of_gate(node: Node, inference: bool) -> Found | None:
+    """silu(scores) / n, with values that it is multiplied by."""
+    scores, weights, divisor = scores_of(node.args[0]), node, 1.0  # type: ignore[arg-type]
+    while scores is not None and len(weights.users) == 1:
+        (user,) = weights.users
+        number = constant_of(user.args[1]) if user.target in _SCALINGS and user.args[0] is weights else None
+        if not number:
+            break
+        divisor = divisor * float(number) if "div" in str(user.target) else divisor / float(number)
+        weights = user
+    used = _used(weights) if scores is not None else None
+    if scores is None or used is None or len(weights.users) > 1:
+        return None
+    summed, values, out = used
+    if not all(map(is_of_data, (scores.key.base, values.base))):
+        return None  # two layers with silu between them
+    return _found(scores, values, out, summed, None, inference, divisor)
+
+
+_SCALINGS = {aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar}
+
+
 def _of_operator(node: Node, inference: bool) -> Found | None:
     """torch's own operator."""
     arguments: tuple[Any, ...] = (*node.args, *(None, 0.0, False)[len(node.args) - 3 :])
@@ -120,6 +144,9 @@ def _of_operator(node: Node, inference: bool) -> Found | None:
     return _found(scores, values, tuple(range(len(values.axes))), node, None, inference)
 
 
+_WAYS = {aten.softmax.int: _of_softmax, aten.silu.default: _of_gate, _ATTENTION: _of_operator}
+
+
 def _used(softmax: Node) -> tuple[Node, Strided, tuple[int, ...]] | None:
     """(the product with the values, the values [..., S, d], the axes [..., L, d] in the product's order)"""
     for user in softmax.users if len(shape_of(softmax)) > 1 else ():
@@ -135,8 +162,15 @@ def _used(softmax: Node) -> tuple[Node, Strided, tuple[int, ...]] | None:
 
 
 def _found(
-    scores: Product, values: Strided, out: tuple[int, ...], summed: Node, weights: Node | None, inference: bool
+    scores: Product,
+    values: Strided,
+    out: tuple[int, ...],
+    summed: Node,
+    weights: Node | None,
+    inference: bool,
+    divisor: float | None = None,
 ) -> Found | None:
+    """divisor: of silu, in place of a softmax."""
     query, key = scores.query, scores.key
     sides = query, key, values
     if len({len(side.axes) for side in sides}) > 1 or values.scale != 1:
@@ -147,24 +181,28 @@ def _found(
         raise _NotFound("its heads, rows and channels do not lie at regular distances")
     if sum(map(len, groups)) > MOST_FACTORS:
         raise _NotFound(f"more than {MOST_FACTORS} dims of rows and heads")
-    mask = None
-    if scores.mask is not None and (mask := _mask(scores.mask, groups, positions[0], positions[2])) is None:
+    added = [_mask(node, groups, positions[0], positions[2]) for node in (scores.mask, scores.bias) if node is not None]
+    masks = [mask for mask in added if mask is not None]
+    if len(masks) < len(added):
         raise _NotFound("its mask does not lie at regular distances")
     merged = merged_of(summed, out, groups, positions[0], positions[3])
     plan = Plan(
         query=_operand(query, groups),
         key=_operand(key, groups),
         value=_operand(values, groups),
-        mask=mask[1] if mask else None,
+        mask=masks[0][1] if scores.mask is not None else None,
         masking=scores.masking,
         fill=scores.fill,
         scale=scores.scale * query.scale * key.scale,
         order=merged.order,
         weights=weights is not None or not inference,
         safe=summed.target is _ATTENTION,
+        weighing=SOFTMAX if divisor is None else SILU,
+        divisor=divisor or 1.0,
+        bias=masks[-1][1] if scores.bias is not None else None,
     )
-    counts = tuple(map(len, groups))
-    return Found(query.base, key.base, values.base, mask[0] if mask else None, plan, counts, merged, weights)
+    counts, read = tuple(map(len, groups)), tuple(node for node, _ in masks)
+    return Found(query.base, key.base, values.base, read, plan, counts, merged, weights)
 
 
 def _groups(sides: tuple[Strided, ...]) -> Groups | None:

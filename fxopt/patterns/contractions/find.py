@@ -12,7 +12,7 @@ from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.terms import Factor, Term
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.calls import ancestors
+from fxopt.shape.calls import is_of_data
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
 from fxopt.shape.spelled import SPELLED, spelled
 from fxopt.shape.standing import analysed
@@ -134,12 +134,7 @@ def _scales_a_weight(a: Factor, b: Factor) -> bool:
     of the weight, which is 0 where the rows are scaled.
     """
     rows = any(static(axis.size) is None for axis in (*a.axes, *b.axes))
-    return not rows and any(_is_of_data(factor.node) for factor in (a, b))
-
-
-def _is_of_data(node: Node) -> bool:
-    """Whether it is computed from an input."""
-    return any(read.op == "placeholder" and "state" not in read.meta for read in ancestors([node]))
+    return not rows and any(is_of_data(factor.node) for factor in (a, b))
 
 
 def _is_written_out(term: Term) -> bool:

@@ -1,4 +1,4 @@
-// softmax(scale q k^T + mask) v of many short sequences: a warp takes a tile of the queries of one head, and goes over its keys
+// softmax(scale q k^T + mask) v, or silu(...) v, of many short sequences: a warp takes a tile of the queries of one head, and goes over its keys
 // tile by tile. The softmax is that of FlashAttention (Dao et al., arXiv:2205.14135): what is summed so far is scaled down
 // where a larger score comes. Nothing is on tensor cores, because fp32 is asked for.
 #include "../../grid.cuh"
@@ -126,19 +126,21 @@ __global__ void __launch_bounds__(kWarps * 32, S::kWidth < 64 ? 4 : 2) heads_ker
     }
   };
   for_tiles(true, [&](int, int live, const Scores<S>& score) {
-    mixed.count(score, memory.keys);
+    if (h.gated) mixed.gate(score, memory.keys);
+    else mixed.count(score, memory.keys);
     __syncwarp();
     mixed.add(memory.keys, memory.values, live);
   });
   cuda::wait_copies<0>();  // of the queries, where all keys are the other warps'
   mixed.sum_up();
   if (h.shares > 1) join(memory, mixed);
+  if (h.gated) mixed.divide_by(h.divisor);
   if (real && share == 0) write_values(h, mixed, begin_of(h, h.out, head), query);
   if (!h.weights) return;
   auto write = [&](int first, int live) { write_weights(h, mixed, memory.keys, head, real, query, first, live); };
   if (h.keys <= S::kTileKeys) return write(0, h.keys);  // they are still there
   for_tiles(false, [&](int first, int live, const Scores<S>& score) {
-    mixed.weigh(score, memory.keys);
+    mixed.weigh(score, h.gated, memory.keys);
     write(first, live);
   });
 }

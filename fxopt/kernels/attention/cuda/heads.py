@@ -30,8 +30,8 @@ _SET_BY_THE_LIBRARY = (0,) * 4  # how it divides the work
 
 def serves(plan: Plan, dtypes: Sequence[torch.dtype], channels: Sequence[object]) -> bool:
     """Whether the kernel computes attention of operands of these dtypes; channels: of keys and of values."""
-    mask = torch.float32 if plan.masking == p.ADDED else torch.bool
-    known = all(dtype is torch.float32 for dtype in dtypes[:3]) and all(dtype is mask for dtype in dtypes[3:])
+    masks = [torch.float32 if plan.masking == p.ADDED else torch.bool] if plan.mask else []
+    known = list(dtypes) == [*[torch.float32] * 3, *masks, *([torch.float32] if plan.bias else [])]
     few = all(isinstance(size, int) and 0 < size <= MOST_CHANNELS for size in channels)
     return known and few and plan.factors <= MOST_FACTORS
 
@@ -59,23 +59,26 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
     return [*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2]), q.shape[-2], v.shape[-1]]
 
 
-def _fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+def _fits(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor | None) -> bool:
     heads_and_queries = math.prod(_sizes(q, k, v)[:-1])
-    masked = mask is None or (mask.device == q.device and not (torch.is_grad_enabled() and mask.requires_grad))
+    masked = all(
+        mask is None or (mask.device == q.device and not (torch.is_grad_enabled() and mask.requires_grad))
+        for mask in masks
+    )
     return (
         masked and q.dtype is torch.float32 and 0 < k.shape[-2] <= _MOST_COUNTED and heads_and_queries <= _MOST_COUNTED
     )
 
 
 def parameters(views: Sequence[Tensor | None], out: Tensor, plan: Plan, weights: Tensor | None = None) -> bytes:
-    """heads.cu's Heads. views: queries, keys, values and mask, as :func:`..op.views_of` gives them."""
-    q, k, v, mask = views
+    """heads.cu's Heads. views: queries, keys, values, mask and bias, as :func:`..op.views_of` gives them."""
+    q, k, v, mask, bias = views
     assert q is not None and k is not None and v is not None
     result = out.permute(sorted(range(out.dim()), key=plan.order.__getitem__))
     *factors, queries, of_values = result.shape
     missing = MOST_FACTORS - len(factors)
     words: list[int] = []
-    for view in (q, k, v, mask, result):
+    for view in (q, k, v, mask, bias, result):
         if view is None:
             words += (0,) * (MOST_FACTORS + 3)
             continue
@@ -83,5 +86,6 @@ def parameters(views: Sequence[Tensor | None], out: Tensor, plan: Plan, weights:
         words += (view.data_ptr(), *(0,) * missing, *strides)
     words.append(weights.data_ptr() if weights is not None else 0)
     sizes = (*(1,) * missing, *factors, math.prod(factors), queries, k.shape[-2], q.shape[-1], of_values)
-    numbers = (*sizes, *_SET_BY_THE_LIBRARY, plan.masking, plan.safe)
-    return struct.pack(f"<{len(words)}q{len(numbers)}i2f", *words, *numbers, plan.fill, plan.scale) + bytes(4)
+    numbers = (*sizes, *_SET_BY_THE_LIBRARY, plan.masking, plan.safe, plan.weighing == p.SILU)
+    floats = plan.fill, plan.scale, plan.divisor
+    return struct.pack(f"<{len(words)}q{len(numbers)}i3f", *words, *numbers, *floats) + bytes(4)

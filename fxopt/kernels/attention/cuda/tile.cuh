@@ -18,15 +18,15 @@ struct View {
 };
 
 struct Heads {
-  View query, key, value, mask, out;
-  float* weights;           // the softmax [factors, queries, keys], or null: nobody reads it
+  View query, key, value, mask, bias, out;  // bias: null where the scores are not added to before they are filled
+  float* weights;           // of the values [factors, queries, keys], or null: nobody reads them
   int32_t sizes[kFactors];  // of the factors, the last one fastest: their product counts the heads
   int32_t heads, queries, keys, channels, of_values;
   int32_t parts, shares, vectors, unused;  // parts: tiles of queries; shares: warps that divide the keys of one
-  int32_t masking, safe;
-  float fill, scale;
+  int32_t masking, safe, gated;  // gated: by silu(score) / divisor, not by a softmax
+  float fill, scale, divisor;
 };
-static_assert(sizeof(Heads) == 5 * 56 + 8 + 72);
+static_assert(sizeof(Heads) == 6 * 56 + 8 + 80);
 
 // Where a head begins in an operand. (Not of all operands at once: there are no registers to keep that.)
 __device__ __forceinline__ int64_t begin_of(const Heads& h, const View& view, int head) {
@@ -129,25 +129,36 @@ __device__ __forceinline__ void for_scores(Scores<S>& score, float* room, Do wha
     for (int k = 0; k < S::kKeys; k++) what(score[q][k], room[S::query(q) * S::kWeightRow + S::key(k)], k);
 }
 
-// Of the queries from `query` on and the `live` keys from `key` on; other keys' scores become -inf. By way of shared memory
-// (`room`, a row a query): registers for the addresses of all at once are not there.
+// The scores in `room`, a row a query, by `change(query, key, score)`; behind the last ones it is asked for others.
+template <class S, class Change>
+__device__ __forceinline__ void change_scores(const Heads& h, int query, int key, int live, float* room, Change change) {
+#pragma unroll 1
+  for (int q = 0; q < S::kQueries; q++) {
+    const int asked = query + S::query(q), real = asked < h.queries ? asked : h.queries - 1;
+#pragma unroll
+    for (int k = 0; k < S::kKeys; k++) {
+      float& there = room[S::query(q) * S::kWeightRow + S::key(k)];
+      there = change(real, S::key(k) < live ? key + S::key(k) : key, there);
+    }
+  }
+}
+
+// Of the queries from `query` on and the `live` keys from `key` on; other keys' scores become what has no weight. By way of
+// shared memory (`room`): registers for the addresses of all at once are not there.
 template <class S>
 __device__ __forceinline__ void mask_scores(const Heads& h, int head, int query, int key, int live, float* room, Scores<S>& score) {
   if (h.masking != kNoMask) {
-    const int64_t mask = begin_of(h, h.mask, head);
     for_scores<S>(score, room, [](float one, float& there, int) { there = one; });
-#pragma unroll 1
-    for (int q = 0; q < S::kQueries; q++) {
-      const int asked = query + S::query(q), real = asked < h.queries ? asked : h.queries - 1;
-#pragma unroll
-      for (int k = 0; k < S::kKeys; k++) {
-        float& there = room[S::query(q) * S::kWeightRow + S::key(k)];
-        there = masked(h, mask, real, S::key(k) < live ? key + S::key(k) : key, there);
-      }
+    if (h.bias.data) {
+      const float* bias = static_cast<const float*>(h.bias.data) + begin_of(h, h.bias, head);
+      change_scores<S>(h, query, key, live, room, [&](int q, int k, float one) { return one + __ldg(bias + q * h.bias.position + k * h.bias.channel); });
     }
+    const int64_t mask = begin_of(h, h.mask, head);
+    change_scores<S>(h, query, key, live, room, [&](int q, int k, float one) { return masked(h, mask, q, k, one); });
     for_scores<S>(score, room, [](float& one, float there, int) { one = there; });
   }
-  for_scores<S>(score, room, [&](float& one, float, int k) { one = S::key(k) < live ? one : -INFINITY; });
+  const float nothing = h.gated ? -1e30f : -INFINITY;  // silu(-inf) is NaN, as torch's is
+  for_scores<S>(score, room, [&](float& one, float, int k) { one = S::key(k) < live ? one : nothing; });
 }
 
 // What a thread has of its queries: of each the largest score, its keys' part of the sum, and its channels of the mixture.
@@ -178,11 +189,21 @@ struct Mixed {
   }
 
   // The weights of scores, by the peaks as they are, in shared memory, a row a query.
-  __device__ __forceinline__ void weigh(const Scores<S>& score, float* weights) const {
+  __device__ __forceinline__ void weigh(const Scores<S>& score, bool gated, float* weights) const {
 #pragma unroll
     for (int q = 0; q < S::kQueries; q++)
 #pragma unroll
-      for (int k = 0; k < S::kKeys; k++) weights[S::query(q) * S::kWeightRow + S::key(k)] = expf(score[q][k] - base(q));
+      for (int k = 0; k < S::kKeys; k++) {
+        const float one = score[q][k];
+        weights[S::query(q) * S::kWeightRow + S::key(k)] = gated ? one / (1.0f + expf(-one)) : expf(one - base(q));
+      }
+  }
+
+  // Counts a tile of scores of which each is a weight by itself.
+  __device__ __forceinline__ void gate(const Scores<S>& score, float* weights) {
+#pragma unroll
+    for (int q = 0; q < S::kQueries; q++) peak[q] = 0;  // nothing is scaled down
+    weigh(score, true, weights);
   }
 
   // Counts a tile's scores, and leaves its weights in shared memory.
@@ -196,7 +217,7 @@ struct Mixed {
       for (int width = S::kKeyLanes / 2; width >= 1; width /= 2) highest = fmaxf(highest, __shfl_xor_sync(kAll, highest, width));
       scale_down(q, highest);
     }
-    weigh(score, weights);
+    weigh(score, false, weights);
 #pragma unroll
     for (int q = 0; q < S::kQueries; q++)
 #pragma unroll
@@ -224,6 +245,11 @@ struct Mixed {
         }
       }
     }
+  }
+
+  __device__ __forceinline__ void divide_by(float divisor) {
+#pragma unroll
+    for (int q = 0; q < S::kQueries; q++) sum[q] = divisor;
   }
 
   // Of all keys that the lanes of a query have.
