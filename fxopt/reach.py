@@ -49,16 +49,19 @@ OWN = ("_modules", "_parameters", "_buffers")  # the dicts of what a module is m
 _HOOKS = frozenset(vars(nn.Module())).difference(OWN)
 
 
-# Each call compares all that may change, and a model that holds more stays eager.
-_MOST_ENTRIES = 30_000  # of a list 5 ns each; of a dict 10 to 20, unless Python numbers its changes
+_MOST_ENTRIES = 30_000  # to compare at each call: of a list 5 ns each; of a dict 20, unless Python numbers its changes
 _MOST_BYTES = 1 << 20  # 37 us
 
 
+def is_long(value: Any) -> bool:
+    """Whether a container has so many entries that only their number is looked at."""
+    return isinstance(value, (list, set, deque, dict, types.MappingProxyType)) and len(value) > _MOST_ENTRIES
+
+
 def too_large(value: Any) -> str:
-    """How much a container or an array holds, where that is too much to see whether it changes; "" otherwise."""
-    if isinstance(value, (list, set, deque, dict, types.MappingProxyType)) or _is_of_objects(value):
-        entries = value.size if isinstance(value, np.ndarray) else len(value)
-        return f"holds {entries:,} entries" if entries > _MOST_ENTRIES else ""
+    """How much an array holds, where that is too much to see whether it changes; "" otherwise."""
+    if _is_of_objects(value):
+        return f"holds {value.size:,} objects" if value.size > _MOST_ENTRIES else ""
     if isinstance(value, (np.ndarray, memoryview, array.array, bytearray)) and not is_read_only(value):
         size = value.nbytes if isinstance(value, (np.ndarray, memoryview)) else memoryview(value).nbytes
         return f"holds {size:,} bytes" if size > _MOST_BYTES else ""

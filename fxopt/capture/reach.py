@@ -21,7 +21,7 @@ from fxopt.capture.mirror import BYTES, attributes, is_plain_object, is_unseen
 from fxopt.capture.questions import first_question
 from fxopt.capture.state import hooks_of
 from fxopt.names import is_users, named_by, names_in, names_stored
-from fxopt.reach import Code, too_large, wrapped
+from fxopt.reach import Code, is_long, too_large, wrapped
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 _MISSING = object()
@@ -108,7 +108,7 @@ class Reach:
         if held is not None and held is not value:
             self._contents.append((name, value, held))
         items = held.values() if isinstance(held, dict) else held if isinstance(held, (list, set, tuple)) else ()
-        for item in (*items, *wrapped(value)):
+        for item in (*(() if is_long(value) else items), *wrapped(value)):
             self._value(name, None, item)
 
 
@@ -149,9 +149,7 @@ def _content(value: Any) -> Any:
 
 
 def content(value: Any) -> Any:
-    """What a container or plain object holds, by reference; None for anything else, and for what is large."""
-    if too_large(value):
-        return None
+    """What a container or plain object holds, by reference; None for anything else."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, BYTES):

@@ -20,7 +20,18 @@ import torch
 from torch import nn
 
 from fxopt.names import is_users
-from fxopt.reach import Code, Fields, Variable, behind_proxy, is_ours, is_read_only, item, slots_of, too_large
+from fxopt.reach import (
+    Code,
+    Fields,
+    Variable,
+    behind_proxy,
+    is_long,
+    is_ours,
+    is_read_only,
+    item,
+    slots_of,
+    too_large,
+)
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _OPAQUE = (*_PLAIN, type, torch.Tensor, nn.Module, ModuleType, FunctionType, BuiltinFunctionType)
@@ -64,10 +75,10 @@ class Inside:
     Attributes:
         slots: attributes and items.
         ordered: dicts and sets, whose keys stay what they are and in their order.
-        sized: lists and the dicts of objects, whose lengths stay.
+        sized: lists, containers of many entries and the dicts of objects, whose lengths stay.
         arrays: memory whose bytes stay.
         objects: objects, whose classes stay.
-        too_large: what is not watched although it may change, and how much it holds.
+        too_large: arrays that are not watched although they may change, and how much they hold.
     """
 
     def __init__(self, values: Iterable[tuple[str, Any]], code: Code) -> None:
@@ -120,6 +131,9 @@ class Inside:
         return []
 
     def _container(self, path: str, value: Any) -> list[tuple[str, Any]]:
+        if is_long(value):
+            self.sized.append(value)
+            return []
         (self.sized if isinstance(value, (list, deque)) else self.ordered).append(value)
         if isinstance(value, _MAPPINGS):
             return [*((path, key) for key in value), *self._items_at(path, value, list(value), value.values())]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxopt.names import is_users, names_in, names_stored
-from fxopt.reach import MAKING, Code
+from fxopt.reach import MAKING, Code, is_long, too_large
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.refusals import Refusals
 from fxopt.shape.aliases import Aliases, is_random, written_arguments
@@ -157,7 +157,7 @@ class _Attributes:
     def _inside(self, value: Any) -> Iterable[Any]:
         from fxopt.capture.reach import content  # the capture has paid for this import
 
-        if (held := content(value)) is None:
+        if is_long(value) or too_large(value) or (held := content(value)) is None:
             return ()
         self._contents.append((value, held))
         return held.values() if isinstance(held, dict) else held if isinstance(held, (list, set)) else ()
