@@ -365,3 +365,59 @@ def test_an_operator_that_refuses_perturbed_inputs_excuses_nothing():
     (found,) = fast._fxopt.findings
     assert not found.eager_reason
     torch.testing.assert_close(fast(*inputs)[1], model(*inputs)[1], rtol=1e-2, atol=0)
+
+
+GLOBAL = torch.tensor([0.0])
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [torch.FloatTensor, torch.tensor, torch.Tensor, lambda numbers: torch.zeros(1), lambda numbers: GLOBAL.clone()],
+)
+def test_sums_that_begin_as_literals(make, gradients):
+    """`loss = torch.tensor([0.0])`, to which a forward adds in place, and which it returns."""
+
+    class Summing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            x, loss, kept = self.linear(x), make([0.0]), []
+            for _ in range(2):
+                x = torch.softmax(x, 1)
+                loss += x.square().sum()
+                kept.append(x)
+            loss /= 2
+            return kept, loss
+
+    model, x = Summing(), torch.randn(5, 4)
+    fast = fxopt.optimize(copy.deepcopy(model), x)
+    found = []
+    for each in (model, fast):
+        with torch.set_grad_enabled(gradients):
+            rows, loss = each(x)
+        assert loss.requires_grad == gradients
+        found.append(
+            [*rows, loss, *(torch.autograd.grad(loss + rows[1].sum(), each.parameters()) if gradients else ())]
+        )
+    torch.testing.assert_close(*found)
+    assert not fast._fxopt.findings[-1].eager_reason
+    assert not GLOBAL.any()
+
+
+def test_a_global_that_a_forward_adds_to_is_no_literal():
+    class Counting(nn.Module):
+        def forward(self, x):
+            GLOBAL.add_(x.sum())
+            return GLOBAL * 1, GLOBAL
+
+    try:
+        fast, x = fxopt.optimize(Counting(), torch.ones(3)), torch.ones(3)
+        assert not GLOBAL.any()
+        for call in (1, 2):
+            first, second = fast(x)
+            assert float(first) == float(second) == 3 * call
+    finally:
+        GLOBAL.zero_()

@@ -23,6 +23,7 @@ from fxopt.capture.state import ModelCopy
 from fxopt.torch_internals.storage import number_of, set_version, storage_number
 
 LARGE = 1 << 20  # bytes
+_MAKERS = {torch.ops.aten.lift_fresh.default}  # torch.tensor(), whose result is in the memory of its argument
 _STATISTICS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}  # written, says no schema
 
 
@@ -98,6 +99,15 @@ class Look(TorchDispatchMode):
         """One of its tensors as the look left it."""
         return self._on_copy(tensor.detach())
 
+    def results(self, values: Any) -> Any:
+        """What a forward returned, with what was written in place into tensors that no operator has made, such as
+        `torch.FloatTensor([0.0])`."""
+        return trees.map_only(torch.Tensor, self._as_written, values) if self._copies else values
+
+    def _as_written(self, tensor: torch.Tensor) -> torch.Tensor:
+        new = self._on_copy(tensor)
+        return _Valued.apply(tensor, new) if new is not tensor and tensor.requires_grad else new
+
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         for tensor, version in self._versions:
@@ -115,9 +125,9 @@ class Look(TorchDispatchMode):
                     given[place], back[id(new)] = new, value
             args, kwargs = pytree.tree_unflatten(given, spec)
         result = func(*args, **(kwargs or {}))
-        read = {storage_number(tensor) for tensor in tensors}
+        read, made = {storage_number(tensor) for tensor in tensors}, func in _MAKERS
         for out in pytree.tree_leaves(result):
-            if has_memory(out) and id(out) not in back and storage_number(out) not in read:
+            if has_memory(out) and id(out) not in back and storage_number(out) not in (self._memory if made else read):
                 _mark(out.untyped_storage())
         return pytree.tree_map_only(torch.Tensor, lambda out: back.get(id(out), out), result) if back else result
 
@@ -138,6 +148,18 @@ class Look(TorchDispatchMode):
             return tensor
         new = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return new.set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+
+
+class _Valued(torch.autograd.Function):
+    """A tensor with the values of another one."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return grad, None
 
 
 def written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
@@ -184,4 +206,4 @@ def quietly(model: nn.Module) -> Iterator[None]:
 def looked(look: Look, copy: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The forward of a copied model, whose writes `look` keeps."""
     with quietly(copy), look:
-        return type(copy).forward(copy, *args, **kwargs)
+        return look.results(type(copy).forward(copy, *args, **kwargs))

@@ -83,8 +83,10 @@ class Setting:
 
         with look, Autocast(self.capture.autocast):
             trial = self._run(
-                lambda: trees.with_filled(
-                    type(copy.root).forward(copy.root, *args, **kwargs), (args, kwargs), self.capture.filled
+                lambda: look.results(
+                    trees.with_filled(
+                        type(copy.root).forward(copy.root, *args, **kwargs), (args, kwargs), self.capture.filled
+                    )
                 ),
                 [*state, *inputs],
                 after,
