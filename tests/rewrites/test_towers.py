@@ -305,3 +305,31 @@ def test_random_networks(seed: int) -> None:
     (findings,) = fast._fxopt.findings
     assert not findings.eager_reason and not any(ran.rolled_back for ran in findings.passes)
     assert_same(model, fast, (1, 5), 6)
+
+
+class Numbers(nn.Module):
+    """Columns of one number, each through a layer of its own, in one tensor with lookups, as FuxiCTR has them."""
+
+    def __init__(self, numbers: int = 5, width: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1, width, bias=False) for _ in range(numbers))
+        self.tables = nn.ModuleList(nn.Embedding(9, width) for _ in range(3))
+        self.out = nn.Linear((numbers + 3) * width, 1)
+
+    def forward(self, ids: Tensor, *numbers: Tensor) -> Tensor:
+        rows = [layer(x.view(-1, 1)) for layer, x in zip(self.layers, numbers, strict=True)]
+        rows += [table(ids[:, k]) for k, table in enumerate(self.tables)]
+        return self.out(torch.stack(rows, 1).flatten(1))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_layers_of_one_number_are_one_call(grad: bool) -> None:
+    model = Numbers()
+    fast = optimize(model, (torch.zeros(7, 3, dtype=torch.int64), *torch.randn(5, 7)), ALWAYS)
+    for B in (7, 1, 0, 33):
+        arguments = torch.randint(0, 9, (B, 3)), *torch.randn(5, B)
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(fast(*arguments), model(*arguments))
+    changed = {ran.name: [c.what for c in ran.changes] for f in fast._fxopt.findings for ran in f.passes if ran.changes}
+    assert "contractions" not in changed
+    assert grad or any("6 linears" in what for what in changed["towers"])
