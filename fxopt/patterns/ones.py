@@ -36,15 +36,16 @@ def find_ones(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
                 yield Match(node, {"operands": operands, "tensors": tensors})
 
 
-def kept(shape: Sequence[Size], whole: Sequence[Size]) -> tuple[Size, ...]:
-    """The sizes of an operand that broadcasts to `whole`, without those where `whole` has 1."""
+def ones_of(shape: Sequence[Size], whole: Sequence[Size]) -> list[int]:
+    """The dims of an operand that broadcasts to `whole` where that has size 1."""
     ones = [static(size) == 1 for size in whole][len(whole) - len(shape) :]
-    return tuple(size for size, one in zip(shape, ones, strict=True) if not one)
+    return [dim for dim, one in enumerate(ones) if one]
 
 
 def _without(operand: Node, node: Node) -> Node | None:
     """What `operand` is a view of, if that has its shape without the dims where `node` has size 1."""
-    source, wanted = operand, kept(shape_of(operand), shape_of(node))
+    source, ones = operand, ones_of(shape_of(operand), shape_of(node))
+    wanted = [size for dim, size in enumerate(shape_of(operand)) if dim not in ones]
     while source.target in REGROUPS and isinstance(source.args[0], Node):
         source = source.args[0]
         if same_sizes(shape_of(source), wanted):

@@ -24,7 +24,7 @@ from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.rewrites.framework.policy import MEASURED
 from fxopt.rewrites.framework.regions import COMPUTES, calls_of
 from fxopt.rewrites.packed import bytes_of_row, calling
-from fxopt.rewrites.views import made
+from fxopt.rewrites.views import made, with_ones, without_ones
 from fxopt.shape.aliases import makes_results
 from fxopt.shape.sizes import product, same_sizes, shape_of
 from fxopt.shape.strides import MAY_COPY, Layout, Strides, is_matrix_product, surely_lies_alike
@@ -130,6 +130,8 @@ def _multiplied(editor: Editor, a: Factor, b: Factor, axes: Axes) -> Factor:
 def arranged(editor: Editor, factor: Factor, groups: Sequence[Dim]) -> Node:
     """The factor with these groups of axes as its dims."""
     wanted = [axis for group in groups for axis in group]
+    if all(len(dim) <= 1 for dim in (*factor.dims, *groups)):
+        return _dim_by_dim(editor, factor, groups)
     steps: list[Step] = []
     axes, shape = list(factor.axes), [product(axis.size for axis in dim) for dim in factor.dims]
     if axes != wanted:
@@ -141,6 +143,17 @@ def arranged(editor: Editor, factor: Factor, groups: Sequence[Dim]) -> Node:
     if not same_sizes(target, shape):
         steps.append(Reshape(tuple(target)))
     return made(editor, factor.node, steps)
+
+
+def _dim_by_dim(editor: Editor, factor: Factor, groups: Sequence[Dim]) -> Node:
+    """Where no dim is split or merged."""
+    if list(factor.dims) == list(groups):
+        return factor.node
+    axes, wanted = list(factor.axes), [axis for group in groups for axis in group]
+    node = without_ones(editor, factor.node, [dim for dim, own in enumerate(factor.dims) if not own])
+    if axes != wanted:
+        node = made(editor, node, [Permute(tuple(map(axes.index, wanted)))])
+    return with_ones(editor, node, [dim for dim, group in enumerate(groups) if not group])
 
 
 def _flat(editor: Editor, bias: Node) -> Node:

@@ -6,12 +6,11 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from fxopt.patterns.core import Match
-from fxopt.patterns.ones import find_ones, kept
+from fxopt.patterns.ones import find_ones, ones_of
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.views import made, name_of
+from fxopt.rewrites.views import name_of, with_ones, without_ones
 from fxopt.shape.sizes import shape_of
-from fxopt.shape.view_steps import Reshape
 
 
 def replace_ones(editor: Editor, match: Match) -> Replacement:
@@ -21,11 +20,10 @@ def replace_ones(editor: Editor, match: Match) -> Replacement:
     operands, shape = match.bound["operands"], shape_of(node)
 
     def narrowed(operand: Node) -> Node:
-        wanted = kept(shape_of(operand), shape)
-        return operands[operand] or (operand if not shape_of(operand) else made(editor, operand, [Reshape(wanted)]))
+        return operands[operand] or without_ones(editor, operand, ones_of(shape_of(operand), shape))
 
     args, kwargs = map_arg(node.args, narrowed), map_arg(node.kwargs, narrowed)
-    value = made(editor, editor.call(node.target, *args, **kwargs), [Reshape(shape)])  # type: ignore[arg-type]
+    value = with_ones(editor, editor.call(node.target, *args, **kwargs), ones_of(shape, shape))  # type: ignore[arg-type]
     return Replacement({node: value}, f"{name_of(node)} without dims of size 1", "the same numbers")
 
 

@@ -36,6 +36,20 @@ def made(editor: Editor, source: Node, steps: Sequence[Step]) -> Node:
     return value
 
 
+def without_ones(editor: Editor, node: Node, dims: Sequence[int]) -> Node:
+    """Without these dims of size 1, by operators that `repeated` takes in many lanes, which it does no reshape."""
+    for dim in sorted(dims, reverse=True):
+        node = editor.call(aten.squeeze.dim, node, dim)
+    return node
+
+
+def with_ones(editor: Editor, node: Node, dims: Sequence[int]) -> Node:
+    """With dims of size 1 at these places of the result."""
+    for dim in sorted(dims):
+        node = editor.call(aten.unsqueeze.default, node, dim)
+    return node
+
+
 def name_of(node: Node) -> str:
     return str(node.target).split(".")[-2]
 

@@ -157,7 +157,8 @@ class Packing:
             return node.target, args, repr(node.kwargs), _spelled_shape(node), dtype
         piece = self.piece(node)
         if piece is not None:
-            return "piece", _spelled_shape(piece.base), piece.dim, piece.size, dtype
+            own = piece.base if _is_large(piece.base) else None  # cuts of several such tensors would not be joined
+            return "piece", own, _spelled_shape(piece.base), piece.dim, piece.size, dtype
         if tensor_of(node) is None:
             return node
         return _kind(node), _spelled_shape(node), dtype, str(node.meta["val"].device)
@@ -177,8 +178,12 @@ def _check(call: Call) -> None:
             raise NotPacked("it is no product with a matrix of weights", node)
 
 
+def _is_large(node: Node) -> bool:
+    return _kind(node) == "state" and (static(product(shape_of(node))) or 0) > _MOST_COPIED
+
+
 def _check_weights(node: Node) -> None:
-    if _kind(node) == "state" and (static(product(shape_of(node))) or 0) > _MOST_COPIED:
+    if _is_large(node):
         raise NotPacked("its weights are large: to copy them would take longer than the calls do", node)
 
 
