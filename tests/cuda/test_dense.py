@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -142,7 +144,7 @@ def test_attention_as_one_kernel(tmp_path, masking, safe):
     program = plan_of(program_of(plan))
     result, weights = Kernels(tmp_path, [key_of(program, views)])(views, program)
     doubles = [view if view.dtype == torch.bool else view.double() for view in views]
-    expected, exact = reference.attention(*doubles[:3], doubles[3] if plan.mask else None, plan)
+    expected, exact = reference.attention(*doubles[:3], doubles[3] if plan.mask else None, None, plan)
     torch.testing.assert_close(result.double(), expected.permute(plan.order), rtol=1e-5, atol=1e-6, equal_nan=True)
     torch.testing.assert_close(weights.transpose(1, 2).double(), exact, rtol=1e-5, atol=1e-6, equal_nan=True)
     given = call_on_cuda(plan, program_of(plan))(q, k, v, [mask] if plan.mask else [], plan.words())
@@ -153,6 +155,8 @@ def test_attention_as_one_kernel(tmp_path, masking, safe):
 def test_attention_that_no_program_computes():
     with pytest.raises(Rejected, match="made of positions"):
         program_of(of_heads(p.CAUSAL))
+    with pytest.raises(Rejected, match="no float32 of at most 64 channels"):
+        program_of(replace(of_heads(p.NO_MASK), weighing=p.SILU))
     side = Operand(tuple(Axis(dim, 1, -1) for dim in range(5)))
     with pytest.raises(Rejected, match="it has 3 batch dims, expected at most 2"):
         program_of(Plan(side, side, side, None, p.NO_MASK, 0.0, 1.0, (0, 1, 2, 3, 4), False))
