@@ -50,7 +50,7 @@ _HOOKS = frozenset(vars(nn.Module())).difference(OWN)
 
 
 _MOST_ENTRIES = 30_000  # to compare at each call: of a list 5 ns each; of a dict 20, unless Python numbers its changes
-_MOST_BYTES = 1 << 20  # 37 us
+MOST_BYTES = 1 << 20  # of an array, 37 us
 
 
 def is_long(value: Any) -> bool:
@@ -63,13 +63,17 @@ def too_large(value: Any) -> str:
     if _is_of_objects(value):
         return f"holds {value.size:,} objects" if value.size > _MOST_ENTRIES else ""
     if isinstance(value, (np.ndarray, memoryview, array.array, bytearray)) and not is_read_only(value):
-        size = value.nbytes if isinstance(value, (np.ndarray, memoryview)) else memoryview(value).nbytes
-        return f"holds {size:,} bytes" if size > _MOST_BYTES else ""
+        return f"holds {size:,} bytes" if (size := bytes_of(value)) > MOST_BYTES else ""
     return ""
 
 
+def bytes_of(memory: Any) -> int:
+    """The size of an array's memory."""
+    return memory.nbytes if isinstance(memory, (np.ndarray, memoryview)) else memoryview(memory).nbytes
+
+
 def is_read_only(memory: Any) -> bool:
-    """Whether it is an array of numbers that nobody writes, not through the one either that it is a view of."""
+    """Whether it is an array of numbers whose owner says that nobody writes it, nor the one that it is a view of."""
     if _is_of_objects(memory):
         return False
     while isinstance(memory, np.ndarray) and not memory.flags.writeable:

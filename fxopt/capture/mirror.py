@@ -25,10 +25,11 @@ from fxopt.reach import behind_proxy, is_read_only, slots_of, wrapped
 ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, type}
 BYTES = (bytearray, array.array)
 _OF_CTYPES = ctypes.c_int.__mro__[-2]
-_UNSEEN = (memoryview, _OF_CTYPES, io.IOBase, SimpleQueue, threading.local, type(hashlib.md5()))
+_UNSEEN = (memoryview, _OF_CTYPES, io.IOBase, SimpleQueue, threading.local, type(hashlib.md5()), np.void)
 _SHARING = """threading queue multiprocessing concurrent asyncio socket ssl http subprocess tempfile shelve dbm
     sqlite3"""
-_OF_OTHERS = frozenset(_SHARING.split())  # what their objects hold is other threads', processes' or machines', too
+_HIDING = "pandas scipy"  # whose objects hold arrays that nobody finds
+_OF_OTHERS = frozenset(f"{_SHARING} {_HIDING}".split())  # others' objects: other threads', processes' or machines'
 _OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _BARE = (dict, OrderedDict, list, set)
 _DICTS = (OrderedDict, defaultdict, dict)
@@ -83,8 +84,10 @@ class Mirror:
             return self._remember(value, copy)
         if kind is types.FunctionType:
             return self._function(value)
-        if kind is np.ndarray:
-            return self._remember(value, value if is_read_only(value) else value.copy())
+        if isinstance(value, np.ndarray):
+            return self._array(value)
+        if kind is types.MappingProxyType:
+            return self._remember(value, types.MappingProxyType(self.mirror(dict(value))))
         if kind in BYTES:
             return self._remember(value, value[:])
         if is_unseen(kind):
@@ -114,6 +117,15 @@ class Mirror:
             more = (value.maxlen,) if base is deque else ()
             base.__init__(copy, map(self.mirror, base.__iter__(value)), *more)  # type: ignore[attr-defined,misc]
         self.fill(value, copy)
+
+    def _array(self, array: np.ndarray) -> Any:
+        """A copy, of a subclass too; of objects, with copies of those."""
+        if array.dtype.hasobject and array.dtype.kind != "O":
+            return self._remember(array, _Unused("structured array"))
+        copy = array if is_read_only(array) else array.copy()
+        for place in np.ndindex(array.shape) if array.dtype.kind == "O" else ():
+            copy[place] = self.mirror(array[place])
+        return self._remember(array, copy)
 
     def _function(self, function: Any) -> Any:
         """A function around copies of the variables that it closes over."""
@@ -153,7 +165,7 @@ class Mirror:
             return known is after  # which may be of another type
         if kind is not type(after):
             return False
-        if isinstance(before, dict):
+        if isinstance(before, (dict, types.MappingProxyType)):
             return len(before) == len(after) and all(
                 self.same(k, other, seen) and self.same(before[k], after[other], seen)
                 for k, other in zip(before, after, strict=True)
@@ -162,6 +174,10 @@ class Mirror:
             return len(before) == len(after) and all(self.same(a, b, seen) for a, b in zip(before, after, strict=True))
         if isinstance(before, set):
             return {id(self._memo.get(id(v), v)) for v in before} == set(map(id, after)) or before == after
+        if isinstance(before, np.ndarray) and before.dtype.kind == "O":
+            return before.shape == after.shape and all(
+                map(functools.partial(self.same, seen=seen), before.flat, after.flat)
+            )
         if isinstance(before, np.ndarray):
             return bool(before.shape == after.shape and before.tobytes() == after.tobytes())
         if kind in BYTES:
@@ -192,7 +208,10 @@ class _Untaken:
     def __next__(self) -> Any:
         raise CaptureError("takes the next item of an iterator, which a graph would do only once")
 
-    send = __next__
+    def send(self, *args: Any) -> Any:
+        return next(self)
+
+    __getitem__ = __len__ = __array__ = send
 
 
 _ASKED_OF_ALL = {"__class__", "__dict__", "_refuse"}  # by what only looks at what a model holds

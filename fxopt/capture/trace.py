@@ -7,7 +7,7 @@ the whole process while it runs, and other threads may be serving the model.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -43,7 +43,7 @@ from fxopt.torch_internals.modes import (
 )
 from fxopt.torch_internals.shape_env import TraceShapeEnv
 from fxopt.torch_internals.slices import slices_have_terms
-from fxopt.torch_internals.storage import set_version
+from fxopt.torch_internals.storage import set_version, storage_number
 from fxopt.torch_internals.symbols import statically_known_true
 from fxopt.torch_internals.tracing import (
     SYMBOLIC,
@@ -134,6 +134,7 @@ class _ProxyMode(ProxyTorchDispatchMode):
         self._proofs = proofs
         self._forms = Forms(tracer)
         self._inference = torch.is_inference_mode_enabled()
+        self._of_arrays: dict[int, torch.Tensor] = {}  # by the number of their storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.switched |= torch.is_inference_mode_enabled() != self._inference
@@ -145,7 +146,7 @@ class _ProxyMode(ProxyTorchDispatchMode):
         if func._schema.is_mutable:
             if as_question(func, args, kwargs or {}, self.tracer):
                 return None
-            _refuse_constants(func, args, kwargs or {})
+            _refuse_constants(func, args, kwargs or {}, self._of_arrays)
         if func is torch.ops.aten.sym_numel.default:  # as a product of sizes
             with self:
                 return sym_numel(*args)
@@ -172,6 +173,8 @@ class _ProxyMode(ProxyTorchDispatchMode):
             finally:
                 self._shape_env.operator = None
             self._forms.learn(key, out)
+            if func is torch.ops.aten.lift_fresh.default and _is_of_an_array(args[0]):
+                self._of_arrays[storage_number(out)] = out
             if func in ITEMS and isinstance(out, torch.SymInt):
                 self._proofs.bound(out, args[0])
             return self._divided(out, *args) if func is torch.ops.aten.arange.start_step else out
@@ -196,14 +199,22 @@ class _ProxyMode(ProxyTorchDispatchMode):
         return exact
 
 
-def _refuse_constants(func: Any, args: tuple, kwargs: dict) -> None:
-    """A tensor that is no state would be edited here and now."""
+def _is_of_an_array(tensor: torch.Tensor) -> bool:
+    """torch.from_numpy(): the memory is another's, and no literal's."""
+    with no_function_modes():
+        return not isinstance(tensor, FakeTensor) and not tensor.untyped_storage().resizable()
+
+
+def _refuse_constants(func: Any, args: tuple, kwargs: dict, of_arrays: Container[int]) -> None:
+    """A tensor that is no state would be edited here and now, and an array by whom nobody sees."""
     named = zip(func._schema.arguments, args, strict=False)
     values = [value for argument, value in named if argument.is_write]
     values += [kwargs.get(argument.name) for argument in func._schema.arguments if argument.is_write]
     for value in values:
         for tensor in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor):
+            if isinstance(tensor, torch.Tensor) and (
+                not isinstance(tensor, FakeTensor) or storage_number(tensor) in of_arrays
+            ):
                 raise CaptureError("edits a tensor that is no parameter, no buffer and no input")
 
 

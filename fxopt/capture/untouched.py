@@ -23,7 +23,6 @@ from fxopt.capture.state import ModelCopy
 from fxopt.torch_internals.storage import number_of, set_version, storage_number
 
 LARGE = 1 << 20  # bytes
-_MAKERS = {torch.ops.aten.lift_fresh.default}  # torch.tensor(), whose result is in the memory of its argument
 _STATISTICS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}  # written, says no schema
 
 
@@ -125,7 +124,8 @@ class Look(TorchDispatchMode):
                     given[place], back[id(new)] = new, value
             args, kwargs = pytree.tree_unflatten(given, spec)
         result = func(*args, **(kwargs or {}))
-        read, made = {storage_number(tensor) for tensor in tensors}, func in _MAKERS
+        read = {storage_number(tensor) for tensor in tensors}
+        made = func is torch.ops.aten.lift_fresh.default and tensors[0].untyped_storage().resizable()  # torch.tensor()
         for out in pytree.tree_leaves(result):
             if has_memory(out) and id(out) not in back and storage_number(out) not in (self._memory if made else read):
                 _mark(out.untyped_storage())

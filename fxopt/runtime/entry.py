@@ -108,6 +108,8 @@ def entry_of(
             f"{watch.too_large[0]}, more than each call can compare; keep fixed numbers in a buffer, or make an array "
             "read-only by setflags(write=False)"
         )
+    if shared := watch.shared_memory(model):
+        raise TooMuch(f"{shared} shares its memory with a NumPy array that code of the model names")
     sizes, sharing = Sizes(model, capture, _not_asked(capture)), Sharing(capture)
     return Entry(
         Signature.of_capture(capture), now, watch, executable.findings, executable, State(model, capture),

@@ -21,13 +21,14 @@ from torch import nn
 
 from fxopt.names import is_users
 from fxopt.reach import (
+    MOST_BYTES,
     Code,
     Fields,
     Variable,
     behind_proxy,
+    bytes_of,
     is_long,
     is_ours,
-    is_read_only,
     item,
     slots_of,
     too_large,
@@ -41,6 +42,7 @@ _MEMORY = (np.ndarray, array.array, bytearray, memoryview)
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _HOLDERS = ("collections", "weakref")  # of these modules all attributes count: no code of a forward names them
 _DEPTH = 12
+_MOST_OF_ALL = 4 * MOST_BYTES
 
 
 @dataclass
@@ -88,6 +90,7 @@ class Inside:
         self.arrays: list[Any] = []
         self.objects: list[Any] = []
         self.too_large: list[str] = []
+        self._left = _MOST_OF_ALL
         self._names = code.names
         self._computed = code.computed
         self._seen = set[int]()
@@ -126,7 +129,12 @@ class Inside:
     def _memory(self, path: str, value: Any) -> list[tuple[str, Any]]:
         if isinstance(value, np.ndarray) and value.dtype.kind == "O":
             return self._items_at(path, value, list(np.ndindex(value.shape)), value.flat)
-        if not is_read_only(value):
+        if (size := bytes_of(value)) > MOST_BYTES:  # and read-only
+            return []
+        self._left -= size
+        if self._left < 0:
+            self.too_large.append(f"{path}, with other arrays, holds {_MOST_OF_ALL - self._left:,} bytes")
+        else:
             self.arrays.append(value)
         return []
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -30,6 +31,7 @@ from fxopt.runtime.slots import (
 )
 from fxopt.runtime.unchanged import Unchanged
 from fxopt.torch_internals.hooks import GLOBAL_HOOKS, HOOKS
+from fxopt.trees import is_dense
 
 
 class Watch:
@@ -126,6 +128,16 @@ class Watch:
         self._absent += [d for d in self._present if any(d is absent for absent in since._absent)]
         self._hook_id = since._hook_id
 
+    def shared_memory(self, model: nn.Module) -> str:
+        """The first parameter or buffer over whose memory an array lies that a forward may read, "" for none."""
+        arrays = [array for array in self._arrays if isinstance(array, np.ndarray)]
+        named = [*model.named_parameters(), *model.named_buffers()] if arrays else []
+        for name, tensor in ((name, tensor) for name, tensor in named if tensor.is_cpu and is_dense(tensor)):
+            whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage()).numpy()  # type: ignore[call-overload]
+            if any(np.may_share_memory(array, whole) for array in arrays):
+                return name
+        return ""
+
     @property
     def slots(self) -> list[tuple[Any, str, Any]]:
         """(container, key, value) of all that is watched."""
@@ -178,7 +190,9 @@ def _read(slot: Slot) -> Any:
         return MISSING
 
 
-def _content_of(memory: Any) -> Callable[[], bytes]:
+def _content_of(memory: Any) -> Callable[[], Any]:
+    if isinstance(memory, np.ndarray):
+        return lambda: (memory.shape, memory.dtype, memory.tobytes())
     return memory.tobytes if hasattr(memory, "tobytes") else functools.partial(bytes, memory)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import fxopt
 from tests.runtime.models import assert_same, optimize
 
 KINDS = {
@@ -143,3 +144,95 @@ def test_what_a_library_of_operators_caches_is_no_effect(library, caplog):
     fast, _ = optimize(Rearranged())
     assert_same(fast(x), x.flatten(1))
     assert ("changes _backends, which is not the model's own" in caplog.text) == (library == "of_the_user")
+
+
+class Reading(nn.Module):
+    def __init__(self, held, read):
+        super().__init__()
+        self.held, self.read = held, read
+
+    def forward(self, x):
+        return self.read(self, x)
+
+
+def counted(get):
+    def read(model, x):
+        held = get(model.held)
+        held[0] += 1
+        return x * float(held[0])
+
+    return read
+
+
+def by_tensor(model, x):
+    torch.from_numpy(model.held).add_(1)
+    return x * 2
+
+
+def by_tensor_and_read(model, x):
+    torch.as_tensor(model.held)[0] += 1
+    return x * (1.0 if model.held[0] < 3 else 2.0)
+
+
+EDITING = {
+    "a tensor over it": (lambda: np.zeros(3, np.float32), by_tensor),
+    "a tensor over it, and it": (lambda: np.zeros(3, np.float32), by_tensor_and_read),
+    "masked": (lambda: np.ma.masked_array([0.0]), counted(lambda held: held)),
+    "matrix": (lambda: np.matrix([[0.0]]), counted(lambda held: np.asarray(held)[0])),
+    "proxy": (lambda: types.MappingProxyType({0: np.zeros(1)}), counted(lambda held: held[0])),
+    "objects": (lambda: np.array([[0.0], None], object), counted(lambda held: held[0])),
+    "structured": (lambda: np.array([(1, [0.0])], [("a", "i8"), ("b", "O")]), counted(lambda held: held["b"][0])),
+    "tensor of it": (lambda: np.zeros(3, np.float32), lambda model, x: x * torch.tensor(model.held)),
+}
+
+
+@pytest.mark.parametrize("name", EDITING)
+def test_a_forward_edits_it_as_often_as_in_eager(name):
+    make, read = EDITING[name]
+    eager, x = Reading(make(), read), torch.ones(4, 3)
+    fast, _ = optimize(Reading(make(), read))
+    for _ in range(3):
+        assert_same(fast(x), eager(x))
+    assert repr(eager.held) == repr(fast.held)
+
+
+def test_memory_of_a_buffer_and_an_array():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.held = np.ones(3, np.float32)
+            self.register_buffer("count", torch.from_numpy(self.held))
+
+        def forward(self, x):
+            self.count.add_(1)
+            return x * float(self.held[0])
+
+    fast, _ = optimize(Counting())
+    assert [float(fast(torch.ones(1))) for _ in range(3)] == [2, 3, 4]
+
+
+def test_the_form_of_an_array_is_seen_and_what_writes_behind_a_flag():
+    rows = np.ones((2, 3))
+    fast, _ = optimize(Reading(rows, lambda model, x: x * model.held.shape[0]))
+    assert float(fast(torch.ones(1))) == 2
+    rows.shape = (3, 2)
+    assert float(fast(torch.ones(1))) == 3
+    alias = rows[:]
+    rows.setflags(write=False)
+    fast, _ = optimize(Reading(rows, lambda model, x: x * float(model.held[0, 0])))
+    assert float(fast(torch.ones(1))) == 1
+    alias[0, 0] = 5
+    assert float(fast(torch.ones(1))) == 5
+
+
+def test_many_arrays_together_are_too_large():
+    arrays = [np.ones(1 << 16) for _ in range(20)]
+    fast, _ = optimize(Reading(arrays, lambda model, x: x * float(model.held[3][0])))
+    assert float(fast(torch.ones(1))) == 1
+    arrays[3][0] = 2
+    assert float(fast(torch.ones(1))) == 2
+
+
+def test_an_iterator_over_an_array_stays_eager():
+    model = Reading(np.arange(1.0, 4.0).flat, lambda model, x: x * float(model.held[0]))
+    assert float(fxopt.optimize(model, torch.ones(1))(torch.ones(1))) == 1

@@ -49,8 +49,11 @@ def scores_of(node: Node) -> Product | None:
     return _masked(node)
 
 
+_WHERES = {aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf}
+
+
 def _masked(node: Node) -> Product | None:
-    if node.target is aten.where.self:
+    if node.target in _WHERES:
         mask, one, two = node.args
         kept, other, masking = (one, two, FILL_UNSET) if constant_of(two) is not None else (two, one, FILL_SET)
     elif node.target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):

@@ -103,7 +103,7 @@ def _of_gate(node: Node, inference: bool) -> Found | None:
     while scores is not None and len(weights.users) == 1:
         (user,) = weights.users
         number = constant_of(user.args[1]) if user.target in _SCALINGS and user.args[0] is weights else None
-        if not number:
+        if not number or not 1e-9 < abs(number) < 1e9:  # a product of steps that fp32 would not round alike
             break
         divisor = divisor * float(number) if "div" in str(user.target) else divisor / float(number)
         weights = user
