@@ -89,6 +89,15 @@ class Attempts:
         for static in (empty, inner) if inner else (set(),):
             for shapes in trace_shapes(self.inputs.tensors):
                 yield shapes, static
+        if single := self._single():
+            for shapes in trace_shapes(self.inputs.tensors):
+                yield shapes, single
+
+    def _single(self) -> set[Dim]:
+        """Batches of one beside others, such as one user and N items: they may be meant to be broadcast."""
+        batches = {(i, 0): t.shape[0] for i, t in enumerate(self.inputs.tensors) if t.ndim}
+        single = {dim for dim, size in batches.items() if size == 1}
+        return single if len(single) < len(batches) else set()
 
     def _settle(self, shapes: Shapes, static: set[Dim]) -> Capture:
         """Trace, again for as long as the trace asks for more static or positive dims, or attributes to store."""

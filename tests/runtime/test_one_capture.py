@@ -148,3 +148,28 @@ def test_dlrm(example):
     assert [f.eager_reason for f in dispatcher_of(fast).findings] == [""]
     (entry,) = dispatcher_of(fast).entries
     assert entry.executable.capture.guards.relations == ()
+
+
+class Scores(nn.Module):
+    """Users and items, one of which may be one for all of the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.item = nn.Embedding(20, 4), nn.Embedding(20, 4)
+        self.layer = nn.Linear(8, 1)
+
+    def forward(self, users, items):
+        user, item = self.user(users), self.item(items)
+        return (user * item).sum(-1) + self.layer(torch.cat([user * item, user - item], 1)).squeeze(1)
+
+
+@pytest.mark.parametrize("first", [(7, 7), (1, 7), (7, 1)])
+def test_one_user_and_many_items(first):
+    model = Scores()
+    fast = fxopt.optimize(model)
+    with torch.no_grad():
+        for sizes in (first, (1, 7), (7, 7), (1, 9), (1, 1), (7, 1), (5, 5), (1, 0), (3, 1), (9, 9)):
+            arguments = [ids(size) for size in sizes]
+            torch.testing.assert_close(fast(*arguments), model(*arguments))
+    assert not any(findings.eager_reason for findings in fast._fxopt.findings)
+    assert len(fast._fxopt.findings) == 3
