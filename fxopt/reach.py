@@ -51,6 +51,7 @@ _HOOKS = frozenset(vars(nn.Module())).difference(OWN)
 
 _MOST_ENTRIES = 30_000  # to compare at each call: of a list 5 ns each; of a dict 20, unless Python numbers its changes
 MOST_BYTES = 1 << 20  # of an array, 37 us
+MEMORY = (np.ndarray, array.array, bytearray, memoryview)
 
 
 def is_long(value: Any) -> bool:
@@ -60,9 +61,9 @@ def is_long(value: Any) -> bool:
 
 def too_large(value: Any) -> str:
     """How much an array holds, where that is too much to see whether it changes; "" otherwise."""
-    if _is_of_objects(value):
+    if is_of_objects(value):
         return f"holds {value.size:,} objects" if value.size > _MOST_ENTRIES else ""
-    if isinstance(value, (np.ndarray, memoryview, array.array, bytearray)) and not is_read_only(value):
+    if isinstance(value, MEMORY) and not is_read_only(value):
         return f"holds {size:,} bytes" if (size := bytes_of(value)) > MOST_BYTES else ""
     return ""
 
@@ -74,14 +75,15 @@ def bytes_of(memory: Any) -> int:
 
 def is_read_only(memory: Any) -> bool:
     """Whether it is an array of numbers whose owner says that nobody writes it, nor the one that it is a view of."""
-    if _is_of_objects(memory):
+    if is_of_objects(memory):
         return False
     while isinstance(memory, np.ndarray) and not memory.flags.writeable:
         memory = memory.base
     return memory is None or isinstance(memory, bytes)
 
 
-def _is_of_objects(value: Any) -> bool:
+def is_of_objects(value: Any) -> bool:
+    """Whether it is an array of Python objects."""
     return isinstance(value, np.ndarray) and value.dtype.kind == "O"
 
 

@@ -20,16 +20,16 @@ import torch
 from torch import nn
 
 from fxopt.capture.errors import CaptureError
-from fxopt.reach import behind_proxy, is_read_only, slots_of, wrapped
+from fxopt.reach import MOST_BYTES, behind_proxy, is_of_objects, slots_of, wrapped
 
 ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, type}
 BYTES = (bytearray, array.array)
 _OF_CTYPES = ctypes.c_int.__mro__[-2]
 _UNSEEN = (memoryview, _OF_CTYPES, io.IOBase, SimpleQueue, threading.local, type(hashlib.md5()), np.void)
 _SHARING = """threading queue multiprocessing concurrent asyncio socket ssl http subprocess tempfile shelve dbm
-    sqlite3"""
-_HIDING = "pandas scipy"  # whose objects hold arrays that nobody finds
-_OF_OTHERS = frozenset(f"{_SHARING} {_HIDING}".split())  # others' objects: other threads', processes' or machines'
+    sqlite3"""  # what their objects hold is other threads', processes' or machines', too
+_HIDING = "pandas scipy"  # their objects hold arrays that nobody finds
+_UNSEEN_LIBRARIES = frozenset(f"{_SHARING} {_HIDING}".split())
 _OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _BARE = (dict, OrderedDict, list, set)
 _DICTS = (OrderedDict, defaultdict, dict)
@@ -119,11 +119,16 @@ class Mirror:
         self.fill(value, copy)
 
     def _array(self, array: np.ndarray) -> Any:
-        """A copy, of a subclass too; of objects, with copies of those."""
-        if array.dtype.hasobject and array.dtype.kind != "O":
+        """A copy, of a subclass too; of objects, with copies of those. What is large is shared, and refuses writes."""
+        of_objects = is_of_objects(array)
+        if array.dtype.hasobject and not of_objects:
             return self._remember(array, _Unused("structured array"))
-        copy = array if is_read_only(array) else array.copy()
-        for place in np.ndindex(array.shape) if array.dtype.kind == "O" else ():
+        if array.nbytes > MOST_BYTES and not of_objects:
+            shared = array.view()
+            shared.flags.writeable = False
+            return self._remember(array, shared)
+        copy = array.copy()
+        for place in np.ndindex(array.shape) if of_objects else ():
             copy[place] = self.mirror(array[place])
         return self._remember(array, copy)
 
@@ -174,7 +179,9 @@ class Mirror:
             return len(before) == len(after) and all(self.same(a, b, seen) for a, b in zip(before, after, strict=True))
         if isinstance(before, set):
             return {id(self._memo.get(id(v), v)) for v in before} == set(map(id, after)) or before == after
-        if isinstance(before, np.ndarray) and before.dtype.kind == "O":
+        if isinstance(before, np.ndarray) and known is after and not after.flags.writeable:
+            return True  # it was shared
+        if is_of_objects(before):
             return before.shape == after.shape and all(
                 map(functools.partial(self.same, seen=seen), before.flat, after.flat)
             )
@@ -244,7 +251,7 @@ def _bound(method: Any, owner: Any) -> Any:
 
 def _is_unseen(kind: type) -> bool:
     """Whether what its instances hold can be neither seen nor put back: buffers of C, files, what threads share."""
-    return issubclass(kind, _UNSEEN) or not _OF_OTHERS.isdisjoint(_libraries(kind))
+    return issubclass(kind, _UNSEEN) or not _UNSEEN_LIBRARIES.isdisjoint(_libraries(kind))
 
 
 is_unseen: Callable[[type], bool] = functools.lru_cache(4096)(_is_unseen)

@@ -21,7 +21,7 @@ from fxopt.capture.mirror import BYTES, attributes, is_plain_object, is_unseen
 from fxopt.capture.questions import first_question
 from fxopt.capture.state import hooks_of
 from fxopt.names import is_users, named_by, names_in, names_stored
-from fxopt.reach import Code, is_long, too_large, wrapped
+from fxopt.reach import MOST_BYTES, Code, is_long, too_large, wrapped
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 _MISSING = object()
@@ -149,9 +149,9 @@ def _content(value: Any) -> Any:
 
 
 def content(value: Any) -> Any:
-    """What a container or plain object holds, by reference; None for anything else."""
+    """What a container or plain object holds, by reference; None for anything else, and for large arrays."""
     if isinstance(value, np.ndarray):
-        return value.copy()
+        return value.copy() if value.nbytes <= MOST_BYTES else None
     if isinstance(value, BYTES):
         return value[:]
     if value is os.environ:

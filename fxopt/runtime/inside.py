@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import array
 import functools
 import os
 import threading
@@ -21,6 +20,7 @@ from torch import nn
 
 from fxopt.names import is_users
 from fxopt.reach import (
+    MEMORY,
     MOST_BYTES,
     Code,
     Fields,
@@ -28,6 +28,7 @@ from fxopt.reach import (
     behind_proxy,
     bytes_of,
     is_long,
+    is_of_objects,
     is_ours,
     item,
     slots_of,
@@ -38,7 +39,6 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 _OPAQUE = (*_PLAIN, type, torch.Tensor, nn.Module, ModuleType, FunctionType, BuiltinFunctionType)
 _MAPPINGS = (dict, MappingProxyType)
 _CONTAINERS = (list, set, deque, *_MAPPINGS)
-_MEMORY = (np.ndarray, array.array, bytearray, memoryview)
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _HOLDERS = ("collections", "weakref")  # of these modules all attributes count: no code of a forward names them
 _DEPTH = 12
@@ -109,7 +109,7 @@ class Inside:
         if large := too_large(value):
             self.too_large.append(f"{path} {large}")
             return ()
-        if isinstance(value, _MEMORY):
+        if isinstance(value, MEMORY):
             return self._memory(path, value)
         if isinstance(value, (tuple, frozenset)):
             return [(path, inner) for inner in value]
@@ -127,7 +127,7 @@ class Inside:
         return found
 
     def _memory(self, path: str, value: Any) -> list[tuple[str, Any]]:
-        if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+        if is_of_objects(value):
             return self._items_at(path, value, list(np.ndindex(value.shape)), value.flat)
         if (size := bytes_of(value)) > MOST_BYTES:  # and read-only
             return []

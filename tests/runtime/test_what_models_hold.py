@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import fxopt
+from fxopt.capture.mirror import Mirror
 from tests.runtime.models import assert_same, optimize
 
 KINDS = {
@@ -231,6 +232,15 @@ def test_many_arrays_together_are_too_large():
     assert float(fast(torch.ones(1))) == 1
     arrays[3][0] = 2
     assert float(fast(torch.ones(1))) == 2
+
+
+def test_looks_copy_no_large_array_and_write_none():
+    large, small = np.ones(1 << 18), np.ones(8)
+    mirror = Mirror(lambda tensor: tensor)
+    shared, copied = mirror.mirror(large), mirror.mirror(small)
+    assert np.shares_memory(shared, large) and not shared.flags.writeable and large.flags.writeable
+    assert not np.shares_memory(copied, small) and copied.flags.writeable
+    assert mirror.same(large, shared) and mirror.same(small, copied)
 
 
 def test_an_iterator_over_an_array_stays_eager():
