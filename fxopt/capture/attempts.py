@@ -86,12 +86,10 @@ class Attempts:
         if empty:
             for shapes in trace_shapes(self.inputs.tensors):
                 yield filled(shapes), set()
-        for static in (empty, inner) if inner else (set(),):
+        single = self._single()
+        for static in (*((empty, inner) if inner else (set(),)), *([single] if single else [])):
             for shapes in trace_shapes(self.inputs.tensors):
                 yield shapes, static
-        if single := self._single():
-            for shapes in trace_shapes(self.inputs.tensors):
-                yield shapes, single
 
     def _single(self) -> set[Dim]:
         """Batches of one beside others, such as one user and N items: they may be meant to be broadcast."""

@@ -7,7 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -149,13 +149,15 @@ class Tuner:
         return before, after
 
     def _timed(self, site: Site, sizes_to_time: Sequence[int]) -> Ratios:
+        site = replace(site, before=_asked(site.before))
+        runs_at = _runs_at(site)
         try:
-            return self._timed_at(site, sizes_to_time, _runs_at(site))
+            return self._timed_at(site, sizes_to_time, runs_at)
         except Unfit:
             batch = batch_symbol(site.values)
             if site.rows or batch is None:
                 raise
-            return self._timed_at(site, [sizes_of(site.values)[batch]], _runs_at(site))
+            return self._timed_at(site, [sizes_of(site.values)[batch]], runs_at)
 
     def _timed_at(self, site: Site, sizes_to_time: Sequence[int], runs_at: RunsAt) -> Ratios:
         ratios: Ratios = {}
@@ -166,7 +168,7 @@ class Tuner:
                 if ratios:
                     break  # what fewer rows say is enough, where more would not fit
                 raise
-            if site.rows and not _agree(_asked(site.before)(*inputs), site.after(*inputs)):
+            if site.rows and not _agree(site.before(*inputs), site.after(*inputs)):
                 raise Disagreement(f"its answers differ at {rows} rows")
             with on_device_of(inputs):
                 before, after = self.seconds(all_captured(runs) if site.replayed else runs)
@@ -191,7 +193,7 @@ def _runs_at(site: Site) -> RunsAt:
     def runs_at(rows: int) -> tuple[list[Any], list[Callable[[], object]]]:
         inputs = sample(values, sizes | dict.fromkeys(batches, rows))
         return inputs, [
-            functools.partial(_run, each, inputs, site.training, frozen) for each in (_asked(site.before), site.after)
+            functools.partial(_run, each, inputs, site.training, frozen) for each in (site.before, site.after)
         ]
 
     return runs_at

@@ -16,6 +16,7 @@ from fxopt.shape.sizes import same_shape, tensor_of
 from fxopt.shape.spelled import Letters, spelled
 
 aten = torch.ops.aten
+SCALINGS = (aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar)
 PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.einsum.default)
 
 
@@ -38,7 +39,7 @@ def scores_of(node: Node) -> Product | None:
         return None
     if node.target in PRODUCTS or node.target is aten.baddbmm.default:
         return _product(node)
-    if node.target in (aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar):
+    if node.target in SCALINGS:
         left, right = node.args[:2]
         number = constant_of(right)
         inner = scores_of(left) if number and isinstance(left, Node) else None

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from fxopt.kernels.attention.plan import ADDED, CAUSAL, FILL_UNSET, MOST_FACTORS, SILU, SOFTMAX, Axis, Operand, Plan
 from fxopt.normalize import switches_gradients
 from fxopt.patterns.attention.merged import Groups, Merged, merged_of, readers, sizes_of
-from fxopt.patterns.attention.scores import PRODUCTS, Product, ordered, scores_of
+from fxopt.patterns.attention.scores import PRODUCTS, SCALINGS, Product, ordered, scores_of
 from fxopt.patterns.attention.strided import Factor, Strided, strided
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.core import Match, Reject, devices
@@ -102,7 +102,7 @@ def _of_gate(node: Node, inference: bool) -> Found | None:
     scores, weights, divisor = scores_of(node.args[0]), node, 1.0  # type: ignore[arg-type]
     while scores is not None and len(weights.users) == 1:
         (user,) = weights.users
-        number = constant_of(user.args[1]) if user.target in _SCALINGS and user.args[0] is weights else None
+        number = constant_of(user.args[1]) if user.target in SCALINGS and user.args[0] is weights else None
         if not number or not 1e-9 < abs(number) < 1e9:  # a product of steps that fp32 would not round alike
             break
         divisor = divisor * float(number) if "div" in str(user.target) else divisor / float(number)
@@ -114,9 +114,6 @@ def _of_gate(node: Node, inference: bool) -> Found | None:
     if not all(map(is_of_data, (scores.key.base, values.base))):
         return None  # two layers with silu between them
     return _found(scores, values, out, summed, None, inference, divisor)
-
-
-_SCALINGS = {aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar}
 
 
 def _of_operator(node: Node, inference: bool) -> Found | None:
@@ -198,7 +195,7 @@ def _found(
         weights=weights is not None or not inference,
         safe=summed.target is _ATTENTION,
         weighing=SOFTMAX if divisor is None else SILU,
-        divisor=divisor or 1.0,
+        divisor=1.0 if divisor is None else divisor,
         bias=masks[-1][1] if scores.bias is not None else None,
     )
     counts, read = tuple(map(len, groups)), tuple(node for node, _ in masks)

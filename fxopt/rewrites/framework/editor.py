@@ -157,7 +157,7 @@ class Editor:
         Raises:
             Rejected: something in between may not move.
         """
-        needed = {each for node in behind(self.point, reads) for each in (node, *node.all_input_nodes)}
+        needed = (each for node in behind(self.point, reads) for each in (node, *node.all_input_nodes))
         if aliases is None or not all(map(aliases.knows, needed)):  # the pass itself has added some of it
             aliases = Aliases(self.module.graph)
         late = hoisted(self.point, reads, aliases)
