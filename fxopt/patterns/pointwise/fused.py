@@ -47,11 +47,25 @@ class Group:
             if base is node:
                 for axis, other in zip(dims, new.dims[node], strict=True):
                     new.axes.join(axis, other)
-        for dims in (*new.dims.values(), *(read[1] for read in new.reads.values())):
-            roots = [axis for axis in new.axes.roots(dims) if axis is not None]
+        new._check()
+        return new
+
+    def with_one_read(self) -> Group:
+        """This group where all who read one tensor read it along the same axes, so that it is read once: a vector that
+        is divided by its own norm. Raises Mismatch where its axes do not agree."""
+        new = Group(self.axes.copy(), self.dims, self.reads)
+        first: dict[Node, Dims] = {}
+        for base, dims, _ in new.reads.values():
+            for axis, other in zip(first.setdefault(base, dims), dims, strict=True):
+                new.axes.join(axis, other)
+        new._check()
+        return new
+
+    def _check(self) -> None:
+        for dims in (*self.dims.values(), *(read[1] for read in self.reads.values())):
+            roots = [axis for axis in self.axes.roots(dims) if axis is not None]
             if len(set(roots)) < len(roots):
                 raise Mismatch  # a tensor against its own transpose
-        return new
 
 
 @dataclass(frozen=True)
