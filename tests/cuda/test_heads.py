@@ -19,11 +19,14 @@ from tests.cuda.shim_library import ShimError
 SOURCES = "attention/cuda/heads.cu", "attention/cuda/tile.cuh"
 # What is wrong, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {
-    "keys behind the last count": ("S::key(k) < live ? one :", "S::key(k) < live || {} ? one :"),
+    "keys behind the last count": ("S::key(k) < live ? score", "S::key(k) < live || {} ? score"),
     "no zeros behind the last row": ("real = row < live &&", "real = (row < live || {}) &&"),
     "no zeros behind the last channel": ("&& channel < channels;", "&& (channel < channels || {});"),
-    "no wait for the loads": ("cuda::wait_copies<0>();\n      __syncwarp();",
-                              "if (!{}) cuda::wait_copies<0>();\n      __syncwarp();"),
+    "no wait for the keys": ("if (values) cuda::wait_copies<1>();", "if (values && {}) cuda::wait_copies<2>();\n"
+                             "      else if (values) cuda::wait_copies<1>();"),
+    "no wait for the keys of weights": ("else cuda::wait_copies<0>();", "else if (!{}) cuda::wait_copies<0>();"),
+    "no wait for the values": ("cuda::wait_copies<0>();\n    __syncwarp();\n    mixed.add",
+                               "if (!{}) cuda::wait_copies<0>();\n    __syncwarp();\n    mixed.add"),
     "no barrier behind a tile": (
         "__syncwarp();  // nobody reads the last", "if (!{}) __syncwarp();  // nobody reads the last"
     ),
@@ -37,6 +40,8 @@ MUTATIONS = {
                                  "highest = fmaxf(highest, __shfl_xor_sync(kAll, highest, {} ? 0 : width));"),
     "the keys of another head": ("key = begin_of(h, h.key, head)", "key = begin_of(h, h.key, {} ? 0 : head)"),
     "the mask of another query": ("begin + query *", "begin + ({} ? 0 : query) *"),
+    "the mask of another key": ("(key + S::key(0)) * view", "({} ? 0 : key + S::key(0)) * view"),
+    "scores that do not turn": ("score[S::kQueries - 1][k] = first;", "if (!{}) score[S::kQueries - 1][k] = first;"),
     "queries behind the last": ("if (query + S::query(q) >= h.queries)", "if (query + S::query(q) >= h.queries + {})"),
     "weights of another query": (
         "(head * h.queries + query) * h.keys", "(head * h.queries + ({} ? 0 : query)) * h.keys"
@@ -46,7 +51,7 @@ MUTATIONS = {
     "weights behind the last": ("k = S::lane(); k < live;", "k = S::lane(); k < live + {};"),
     "a share that is not scaled down": ("= fmaf(down, other.values", "= fmaf({} ? 1.0f : down, other.values"),
     "shares that do not wait": ("  __syncthreads();\n  mixed = ", "  if (!{}) __syncthreads();\n  mixed = "),
-    "a bias of another query": ("bias + q *", "bias + ({} ? 0 : q) *"),
+    "a bias of another head": ("h.bias, bias, real", "h.bias, {} ? 0 : bias, real"),
     "gates of nothing": ("h.gated ? -1e30f", "h.gated ? {} ? -INFINITY : -1e30f"),
     "gates that are not divided": ("sum[q] = divisor;", "sum[q] = {} ? 1.0f : divisor;"),
     "gates that are scaled down": ("peak[q] = 0;  // nothing", "if (!{}) peak[q] = 0;  // nothing"),

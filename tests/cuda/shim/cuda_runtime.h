@@ -292,6 +292,8 @@ T __ldg(const T* from) {
 template <class T>
 T __ldcg(const T* from) { return __ldg(from); }
 
+inline float __fdividef(float x, float y) { return x / y; }
+
 template <class T>
 void __stcs(T* to, T x) { *to = x; }
 

@@ -107,6 +107,7 @@ __global__ void __launch_bounds__(kWarps * 32, S::kWidth < 64 ? 4 : 2) heads_ker
   const Memory<S> memory(warp, half);
   stage<S, S::kTileQueries>(h.query, begin_of(h, h.query, head), h.channels, query, h.queries - query, h.vectors & kOfQueries, memory.queries);
   const int64_t key = begin_of(h, h.key, head), value = begin_of(h, h.value, head);
+  const int64_t mask = h.masking ? begin_of(h, h.mask, head) : 0, bias = h.bias.data ? begin_of(h, h.bias, head) : 0;
   Mixed<S> mixed;
   // `take(first, live, score)` for the tiles of keys of this warp, weights in the place of keys.
   auto for_tiles = [&](bool values, auto take) {
@@ -116,18 +117,20 @@ __global__ void __launch_bounds__(kWarps * 32, S::kWidth < 64 ? 4 : 2) heads_ker
       __syncwarp();  // nobody reads the last tile any more
       stage<S, S::kTileKeys>(h.key, key, h.channels, first, live, h.vectors & kOfKeys, memory.keys);
       if (values) stage<S, S::kTileKeys>(h.value, value, h.of_values, first, live, h.vectors & kOfValues, memory.values);
-      cuda::wait_copies<0>();
+      if (values) cuda::wait_copies<1>();  // the values may come later
+      else cuda::wait_copies<0>();
       __syncwarp();
       Scores<S> score;
       find_scores<S>(h, memory.queries, memory.keys, score);
       __syncwarp();
-      mask_scores<S>(h, head, query, first, live, memory.keys, score);
+      mask_scores<S>(h, mask, bias, query, first, live, score);
       take(first, live, score);
     }
   };
   for_tiles(true, [&](int, int live, const Scores<S>& score) {
     if (h.gated) mixed.gate(score, memory.keys);
     else mixed.count(score, memory.keys);
+    cuda::wait_copies<0>();
     __syncwarp();
     mixed.add(memory.keys, memory.values, live);
   });

@@ -25,6 +25,7 @@ KERNEL = cuda_build.CudaLibrary(
 )
 MOST_CHANNELS = 64  # 8 threads of 8 channels
 _MOST_COUNTED = (1 << 31) - (1 << 20)
+_KEYS_APART = 1 << 26  # elements of a mask, see tile.cuh
 _SET_BY_THE_LIBRARY = (0,) * 4  # how it divides the work
 
 
@@ -61,13 +62,14 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
 
 def _fits(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor | None) -> bool:
     heads_and_queries = math.prod(_sizes(q, k, v)[:-1])
-    masked = all(
-        mask is None or (mask.device == q.device and not (torch.is_grad_enabled() and mask.requires_grad))
-        for mask in masks
-    )
-    return (
-        masked and q.dtype is torch.float32 and 0 < k.shape[-2] <= _MOST_COUNTED and heads_and_queries <= _MOST_COUNTED
-    )
+    counted = 0 < k.shape[-2] <= _MOST_COUNTED and heads_and_queries <= _MOST_COUNTED
+    return counted and q.dtype is torch.float32 and all(mask is None or _is_read(mask, q) for mask in masks)
+
+
+def _is_read(mask: Tensor, q: Tensor) -> bool:
+    """Whether the kernel can read a mask beside these queries."""
+    recorded = torch.is_grad_enabled() and mask.requires_grad
+    return mask.device == q.device and not recorded and mask.stride(-1) < _KEYS_APART
 
 
 def parameters(views: Sequence[Tensor | None], out: Tensor, plan: Plan, weights: Tensor | None = None) -> bytes:

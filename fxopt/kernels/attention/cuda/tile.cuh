@@ -84,14 +84,6 @@ __device__ __forceinline__ void stage(const View& from, int64_t begin, int chann
   cuda::commit_copies();
 }
 
-__device__ __forceinline__ float masked(const Heads& h, int64_t begin, int query, int key, float score) {
-  if (h.masking == kCausal) return key > query ? h.fill : score;
-  const int64_t at = begin + query * h.mask.position + key * h.mask.channel;
-  if (h.masking == kAdded) return score + load<Float>(h.mask.data, at);
-  const bool set = __ldg(static_cast<const unsigned char*>(h.mask.data) + at);
-  return set == (h.masking == kFillSet) ? h.fill : score;
-}
-
 template <class S>
 using Scores = float[S::kQueries][S::kKeys];
 
@@ -121,44 +113,55 @@ __device__ __forceinline__ void find_scores(const Heads& h, const float* queries
     for (int k = 0; k < S::kKeys; k++) score[q][k] *= h.scale;
 }
 
-template <class S, class Do>
-__device__ __forceinline__ void for_scores(Scores<S>& score, float* room, Do what) {
+// A query's scores, changed by what a view has for them; `begin` is where the head begins. Its keys are less than 2^26
+// elements apart: there is no register for more.
+template <class S, class T, class Change>
+__device__ __forceinline__ void change_row(const View& view, int64_t begin, int query, int key, int live, float (&score)[S::kKeys], Change change) {
+  const T* at = static_cast<const T*>(view.data) + begin + query * view.position + (key + S::key(0)) * view.channel;
+#pragma unroll
+  for (int k = 0; k < S::kKeys; k++, at += S::kKeyLanes * int(view.channel))
+    score[k] = change(score[k], S::key(k) < live ? __ldg(at) : T());
+}
+
+// The first query's scores go behind the others', so that a loop finds each in the same registers.
+template <class S>
+__device__ __forceinline__ void turn(Scores<S>& score) {
+#pragma unroll
+  for (int k = 0; k < S::kKeys; k++) {
+    const float first = score[0][k];
+#pragma unroll
+    for (int q = 1; q < S::kQueries; q++) score[q - 1][k] = score[q][k];
+    score[S::kQueries - 1][k] = first;
+  }
+}
+
+// Of the queries from `query` on and the `live` keys from `key` on; other keys' scores become what has no weight. mask, bias:
+// where the head begins in them. Queries one behind the other: registers for the addresses of all at once are not there.
+template <class S>
+__device__ __forceinline__ void mask_scores(const Heads& h, int64_t mask, int64_t bias, int query, int key, int live, Scores<S>& score) {
+  if (h.masking != kNoMask) {
+#pragma unroll 1
+    for (int q = 0; q < S::kQueries; q++) {
+      const int asked = query + S::query(q), real = asked < h.queries ? asked : h.queries - 1;
+      auto add = [](float one, float added) { return one + added; };
+      if (h.bias.data) change_row<S, float>(h.bias, bias, real, key, live, score[0], add);
+      if (h.masking == kCausal) {
+#pragma unroll
+        for (int k = 0; k < S::kKeys; k++) score[0][k] = key + S::key(k) > real ? h.fill : score[0][k];
+      } else if (h.masking == kAdded) {
+        change_row<S, float>(h.mask, mask, real, key, live, score[0], add);
+      } else {
+        auto fill = [&](float one, unsigned char set) { return (set != 0) == (h.masking == kFillSet) ? h.fill : one; };
+        change_row<S, unsigned char>(h.mask, mask, real, key, live, score[0], fill);
+      }
+      turn<S>(score);
+    }
+  }
+  const float nothing = h.gated ? -1e30f : -INFINITY;  // silu(-inf) is NaN, as torch's is
 #pragma unroll
   for (int q = 0; q < S::kQueries; q++)
 #pragma unroll
-    for (int k = 0; k < S::kKeys; k++) what(score[q][k], room[S::query(q) * S::kWeightRow + S::key(k)], k);
-}
-
-// The scores in `room`, a row a query, by `change(query, key, score)`; behind the last ones it is asked for others.
-template <class S, class Change>
-__device__ __forceinline__ void change_scores(const Heads& h, int query, int key, int live, float* room, Change change) {
-#pragma unroll 1
-  for (int q = 0; q < S::kQueries; q++) {
-    const int asked = query + S::query(q), real = asked < h.queries ? asked : h.queries - 1;
-#pragma unroll
-    for (int k = 0; k < S::kKeys; k++) {
-      float& there = room[S::query(q) * S::kWeightRow + S::key(k)];
-      there = change(real, S::key(k) < live ? key + S::key(k) : key, there);
-    }
-  }
-}
-
-// Of the queries from `query` on and the `live` keys from `key` on; other keys' scores become what has no weight. By way of
-// shared memory (`room`): registers for the addresses of all at once are not there.
-template <class S>
-__device__ __forceinline__ void mask_scores(const Heads& h, int head, int query, int key, int live, float* room, Scores<S>& score) {
-  if (h.masking != kNoMask) {
-    for_scores<S>(score, room, [](float one, float& there, int) { there = one; });
-    if (h.bias.data) {
-      const float* bias = static_cast<const float*>(h.bias.data) + begin_of(h, h.bias, head);
-      change_scores<S>(h, query, key, live, room, [&](int q, int k, float one) { return one + __ldg(bias + q * h.bias.position + k * h.bias.channel); });
-    }
-    const int64_t mask = begin_of(h, h.mask, head);
-    change_scores<S>(h, query, key, live, room, [&](int q, int k, float one) { return masked(h, mask, q, k, one); });
-    for_scores<S>(score, room, [](float& one, float there, int) { one = there; });
-  }
-  const float nothing = h.gated ? -1e30f : -INFINITY;  // silu(-inf) is NaN, as torch's is
-  for_scores<S>(score, room, [&](float& one, float, int k) { one = S::key(k) < live ? one : nothing; });
+    for (int k = 0; k < S::kKeys; k++) score[q][k] = S::key(k) < live ? score[q][k] : nothing;
 }
 
 // What a thread has of its queries: of each the largest score, its keys' part of the sum, and its channels of the mixture.
@@ -195,7 +198,7 @@ struct Mixed {
 #pragma unroll
       for (int k = 0; k < S::kKeys; k++) {
         const float one = score[q][k];
-        weights[S::query(q) * S::kWeightRow + S::key(k)] = gated ? one / (1.0f + expf(-one)) : expf(one - base(q));
+        weights[S::query(q) * S::kWeightRow + S::key(k)] = gated ? __fdividef(one, 1.0f + expf(-one)) : expf(one - base(q));
       }
   }
 
