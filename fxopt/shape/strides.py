@@ -35,6 +35,9 @@ _FRESH = {
     aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.zeros.default, aten.ones.default,
     aten.full.default, aten.arange.default, aten.arange.start, aten.arange.start_step, aten.cumsum.default,
     aten.repeat.default, aten.softmax.int, aten.log_softmax.int, aten.layer_norm.default, aten.bilinear.default,
+    aten.repeat_interleave.self_int, aten.repeat_interleave.self_Tensor, aten.index_select.default, aten.gather.default,
+    aten.tril.default, aten.triu.default, aten.scatter.value, aten.scatter.src, aten.scatter_add.default,
+    aten.masked_select.default, aten.topk.default, aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default,
 }  # fmt: skip
 _JOINS = {aten.cat.default, aten.stack.default}
 # The result's strides follow from its shape, and nothing but the values of the arguments is read.
@@ -121,7 +124,8 @@ class Strides:
     def _known_of_pieces(self, node: Node) -> Layout:
         if node.target in CUTS:
             return min(self._known[node.args[0]], Layout.ORDERED)  # type: ignore[index]
-        return self._known_of_graphs(node) or (Layout.CONTIGUOUS if _is_ours(node) else Layout.ANY)
+        fresh = node.target in _FRESH or _is_ours(node)
+        return self._known_of_graphs(node) or (Layout.CONTIGUOUS if fresh else Layout.ANY)
 
     def _known_of_graphs(self, node: Node) -> Layout:
         """Of a function whose graphs are known: of the one that runs, whichever that is."""
