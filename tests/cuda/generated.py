@@ -45,6 +45,17 @@ def in_phases() -> Iterator[None]:
         geometry_of.cache_clear()
 
 
+@contextmanager
+def several_values() -> Iterator[None]:
+    """Threads have several values, and lanes several rows, also where that leaves few blocks."""
+    geometry_of.cache_clear()
+    try:
+        with patch.dict(geometry._FEWEST_BLOCKS, {False: 1, True: 1}):
+            yield
+    finally:
+        geometry_of.cache_clear()
+
+
 class Kernels:
     """Kernels by plan, dtypes and width. bugs: what is wrong, what the source says and what instead, {} where awake."""
 

@@ -14,7 +14,7 @@ from fxopt.kernels.pointwise.cuda import pointwise_on_cuda
 from fxopt.kernels.pointwise.cuda.geometry import divisor, geometry_of, is_wide
 from fxopt.kernels.pointwise.encode import text
 from fxopt.kernels.pointwise.plan import BINARY, REDUCTIONS, UNARY, Input, Output, Plan, Step
-from tests.cuda.generated import Kernels, exact, in_phases, key_of
+from tests.cuda.generated import Kernels, exact, in_phases, key_of, several_values
 from tests.cuda.planted import awake
 from tests.cuda.shim_library import ShimError
 from tests.kernels.test_pointwise import SOFTMAX, SPECIAL, Random
@@ -33,10 +33,11 @@ MUTATIONS = {
 HELD_MUTATIONS = {
     "half a sum": ("int width = lanes / 2;", "int width = lanes / 2 >> {};"),
     "no mask of a sum's numbers": ("if (a1 < c.size1) v8", "if (a1 < c.size1 || {}) v8"),
-    "written behind the row": ("if (a1 < c.size1) write", "if (a1 < c.size1 || {}) write"),
+    "written behind the row": ("rows && a1 < c.size1) write", "rows && (a1 < c.size1 || {})) write"),
     "read behind the row": ("a1 < c.size1 ? read<float>(c.input1", "a1 < c.size1 || {} ? read<float>(c.input1"),
     "read behind the last row": ("row < rows ? row : 0", "row < rows || {} ? row : 0"),
     "the rows of the first block": ("row_of_all = first + (", "row_of_all = ({} ? 0 : first) + ("),
+    "the rows of the first turn": ("row = base + thread", "row = ({} ? 0 : base) + thread"),
 }
 PLANTED = [(False, name) for name in MUTATIONS] + [(True, name) for name in HELD_MUTATIONS]
 
@@ -117,8 +118,8 @@ def softmaxes(tmp_path_factory):
 
 @contextmanager
 def held_or_in_phases(softmaxes, held):
-    with nullcontext() if held else in_phases():
-        yield softmaxes[held], torch.randn(95, 9), torch.randn(9)
+    with several_values(), nullcontext() if held else in_phases():
+        yield softmaxes[held], torch.randn(300, 9), torch.randn(9)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -128,6 +129,15 @@ def test_any_order_of_warps(softmaxes, held, seed):
         found = softmax([x, w], SOFTMAX, seed=seed)
     for given, expected in zip(found, exact([x, w], SOFTMAX), strict=True):
         torch.testing.assert_close(given.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 255, 256, 257, 1000])
+def test_threads_that_have_several_values(tmp_path, rows):
+    x, y = torch.randn(rows, 9), torch.randn(rows, 9)
+    plan = Plan(2, (Input((0, 1)), Input((0, 1))), (Step("mul", (0, 1), frozenset({0, 1})),), (Output(2, (0, 1)),))
+    with several_values():
+        (found,) = Kernels(tmp_path, [key_of(plan, [x, y])])([x, y], plan)
+    torch.testing.assert_close(found, x * y)
 
 
 @pytest.mark.parametrize(("held", "name"), PLANTED)
