@@ -56,8 +56,7 @@ def find_mixtures(module: GraphModule, inference: bool) -> Iterator[Match | Reje
             yield Reject(f"'{edited.name}' is edited in place", node)
         else:
             rows, channels = found.term.axes
-            alone = found.anchor if aliases.leaves(found.anchor) else None  # it would keep the others' memory alive
-            key = expression(rows.size), channels.size, node.meta["val"].device, alone
+            key = expression(rows.size), channels.size, node.meta["val"].device
             alike.setdefault(key, []).append(found)
     for mixtures in alike.values():
         for together in group(module.graph, mixtures, aliases):

@@ -63,19 +63,9 @@ def replace_linears(editor: Editor, match: Match) -> Replacement:
 def _inputs(editor: Editor, layers: list[Layer]) -> Node:
     """[layers, M, K]."""
     if any(layer.x is not layers[0].x for layer in layers):
-        inputs = [layer.x for layer in layers]
-        return _rows(editor, _apart(inputs) or editor.call(aten.stack.default, inputs), 1)
+        return _rows(editor, editor.call(aten.stack.default, [layer.x for layer in layers]), 1)
     x = editor.call(aten.unsqueeze.default, _rows(editor, layers[0].x, 0), 0)
     return editor.call(aten.expand.default, x, [len(layers), -1, -1])
-
-
-def _apart(inputs: list[Node]) -> Node | None:
-    """The tensor that these are one behind the other, such as the mixtures of a level of PLE."""
-    if any(node.target is not aten.select.int for node in inputs):
-        return None
-    source: Node = inputs[0].args[0]  # type: ignore[assignment]
-    in_order = [node.args for node in inputs] == [(source, 0, at) for at in range(len(inputs))]
-    return source if in_order and static(shape_of(source)[0]) == len(inputs) else None
 
 
 def _rows(editor: Editor, x: Node, dim: int) -> Node:

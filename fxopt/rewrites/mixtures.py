@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+import operator
+
 from torch.fx import Node
 
 from fxopt.kernels.mixtures.cuda.mixtures import OPERATORS, gpu_mixtures
@@ -24,7 +25,6 @@ def replace_mixtures(editor: Editor, match: Match) -> Replacement:
     logits = [_matrix(editor, mixture.logits) for mixture in mixtures]
     arguments = logits, [_matrix(editor, expert) for expert in experts.values()], numbers
     call = editor.ours(OPERATORS, "gpu_mixtures", gpu_mixtures, *arguments)
-    call.meta["axes"] = [([0] * (len(logits) + len(experts)), [1])]
     values = {mixture.anchor: _taken(editor, mixture, call, at) for at, mixture in enumerate(mixtures)}
     many = "1 mixture" if len(mixtures) == 1 else f"{len(mixtures)} mixtures"
     what = f"{many} of {len(experts)} experts in one launch"
@@ -36,7 +36,7 @@ def _matrix(editor: Editor, factor: Factor) -> Node:
 
 
 def _taken(editor: Editor, mixture: Mixture, call: Node, at: int) -> Node:
-    result = Factor(editor.call(torch.ops.aten.select.int, call, 0, at), tuple((axis,) for axis in mixture.term.axes))
+    result = Factor(editor.call(operator.getitem, call, at), tuple((axis,) for axis in mixture.term.axes))
     value = arranged(editor, result, mixture.dims)
     return like(editor, mixture.anchor, value, mixture.term.inside)
 

@@ -47,7 +47,7 @@ def in_phases() -> Iterator[None]:
 
 @contextmanager
 def several_values() -> Iterator[None]:
-    """Threads have several values, and lanes several rows, also where that leaves few blocks."""
+    """Threads have several values, also where that leaves few blocks."""
     geometry_of.cache_clear()
     try:
         with patch.dict(geometry._FEWEST_BLOCKS, {False: 1, True: 1}):

@@ -105,20 +105,6 @@ def test_views_that_leave_keep_no_results_of_others_alive():
     assert not (wide.changes or groups.changes)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (0, 1, 1)])
-def test_what_lies_one_behind_the_other_is_not_stacked(order):
-    def level(x, *weights):
-        x = x.exp()
-        return sum(F.linear(x.select(0, at), weight).exp() for at, weight in zip(order, weights, strict=True))
-
-    shapes = [(3, 7, 20), *[(30, 20)] * 3]
-    module, given = graph_of(level, shapes), [torch.randn(*shape) for shape in shapes]
-    *_, groups = rewritten(module, *PASSES)
-    assert len(groups.changes) == 1
-    assert names_of(module).count("aten.stack") == (1 if order == (0, 1, 2) else 2)  # of weights, and of inputs
-    torch.testing.assert_close(module(*given), level(*given))
-
-
 def test_two_layers_other_sizes_and_outputs_stay():
     def outputs(x, *weights):
         return [F.linear(x, weight) for weight in weights]

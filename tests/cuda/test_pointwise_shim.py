@@ -33,11 +33,10 @@ MUTATIONS = {
 HELD_MUTATIONS = {
     "half a sum": ("int width = lanes / 2;", "int width = lanes / 2 >> {};"),
     "no mask of a sum's numbers": ("if (a1 < c.size1) v8", "if (a1 < c.size1 || {}) v8"),
-    "written behind the row": ("rows && a1 < c.size1) write", "rows && (a1 < c.size1 || {})) write"),
+    "written behind the row": ("if (a1 < c.size1) write", "if (a1 < c.size1 || {}) write"),
     "read behind the row": ("a1 < c.size1 ? read<float>(c.input1", "a1 < c.size1 || {} ? read<float>(c.input1"),
     "read behind the last row": ("row < rows ? row : 0", "row < rows || {} ? row : 0"),
     "the rows of the first block": ("row_of_all = first + (", "row_of_all = ({} ? 0 : first) + ("),
-    "the rows of the first turn": ("row = base + thread", "row = ({} ? 0 : base) + thread"),
 }
 PLANTED = [(False, name) for name in MUTATIONS] + [(True, name) for name in HELD_MUTATIONS]
 

@@ -12,12 +12,12 @@ constexpr int kFew = 4;  // weights of a mixture: then a thread needs few regist
 struct Mixtures {
   Operand logits[kMostMixtures];                 // [rows, weights]
   Operand experts[kMostExperts];                 // [rows, dim], whose last stride is 1
-  float* out;                                    // [mixtures, rows, dim]
+  float* out[kMostMixtures];                     // [rows, dim]
   uint8_t numbers[kMostMixtures][kMostWeights];  // of the experts
   uint8_t weights[kMostMixtures];
   int32_t rows, dim, mixtures, distinct;
 };
-static_assert(sizeof(Mixtures) == 32 * (kMostMixtures + kMostExperts) + 8 + kMostMixtures * (kMostWeights + 1) + 16);
+static_assert(sizeof(Mixtures) == 32 * (kMostMixtures + kMostExperts) + kMostMixtures * (8 + kMostWeights + 1) + 16);
 
 template <int UNIT>
 __device__ __forceinline__ Vector<float, UNIT> numbers_at(const float* from) {
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) mixtures_kernel(const __grid_constan
 #pragma unroll
     for (int i = 0; i < UNIT; i++) sum.value[i] = k < count ? fmaf(weights[k], read[k].value[i], sum.value[i]) : sum.value[i];
   }
-  reinterpret_cast<Vector<float, UNIT>*>(p.out + int64_t(mixture) * p.rows * p.dim)[at] = sum;
+  reinterpret_cast<Vector<float, UNIT>*>(p.out[mixture])[at] = sum;
 }
 
 template <int UNIT, int MOST>
@@ -83,8 +83,9 @@ static const char* run(const Mixtures& p, void* stream) {
 
 // Whether four numbers of a row can be read and written at once.
 static bool is_aligned(const Mixtures& p) {
-  int64_t all = int64_t(reinterpret_cast<uint64_t>(p.out)) / 4 | p.dim;
+  int64_t all = p.dim;
   for (int k = 0; k < p.distinct; k++) all |= int64_t(reinterpret_cast<uint64_t>(p.experts[k].data)) / 4 | p.experts[k].strides[0];
+  for (int k = 0; k < p.mixtures; k++) all |= int64_t(reinterpret_cast<uint64_t>(p.out[k])) / 4;
   return all % 4 == 0;
 }
 

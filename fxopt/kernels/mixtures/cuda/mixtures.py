@@ -14,10 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fxopt.facts import Facts
-
 from ... import cuda_build, cuda_call
-from ...operators import Operator, Operators
+from ...operators import BY_ROWS, Operator, Operators
 from ..serves import MOST_EXPERTS, MOST_MIXTURES, MOST_WEIGHTS, mixes
 
 KERNEL = cuda_build.CudaLibrary(
@@ -25,17 +23,15 @@ KERNEL = cuda_build.CudaLibrary(
 )
 
 
-def reference(logits: Sequence[Tensor], experts: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
+def reference(logits: Sequence[Tensor], experts: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
     """What the model wrote."""
     weights = (each.softmax(1).unsqueeze(1) for each in logits)
     stacks = (torch.stack([experts[number] for number in own], 1) for own in _each(logits, numbers))
-    return torch.stack([torch.bmm(left, right).squeeze(1) for left, right in zip(weights, stacks, strict=True)])
+    return [torch.bmm(left, right).squeeze(1) for left, right in zip(weights, stacks, strict=True)]
 
 
-def gpu_mixtures(logits: Sequence[Tensor], experts: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
-    """[M, B, D], one mixture a tensor of logits [B, K]: sum over k of softmax(logits, 1)[:, k] times its k-th expert.
-
-    In one tensor, so that a batched product reads the mixtures of a level of PLE where they lie.
+def gpu_mixtures(logits: Sequence[Tensor], experts: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
+    """One mixture a tensor of logits [B, K]: sum over k of softmax(logits, 1)[:, k] times its k-th expert, [B, D].
 
     Args:
         experts: [B, D] each.
@@ -44,24 +40,26 @@ def gpu_mixtures(logits: Sequence[Tensor], experts: Sequence[Tensor], numbers: S
     kernel = cuda_build.loaded(KERNEL, logits[0].get_device()) if _fits(logits, experts, numbers) else None
     if kernel is None:
         return reference(logits, experts, numbers)
-    out = _fake(logits, experts, numbers)
-    if out.numel():
-        cuda_call.launch(kernel.fxopt_mixtures, parameters(logits, experts, numbers, out), logits[0])
-    return out
+    outputs = _fake(logits, experts, numbers)
+    if outputs[0].numel():
+        cuda_call.launch(kernel.fxopt_mixtures, parameters(logits, experts, numbers, outputs), logits[0])
+    return outputs
 
 
-def _fake(logits: Sequence[Tensor], experts: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
-    return experts[0].new_empty(len(logits), *experts[0].shape)
+def _fake(logits: Sequence[Tensor], experts: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
+    return [each.new_empty(each.shape[0], experts[0].shape[1]) for each in logits]
 
 
-def parameters(logits: Sequence[Tensor], experts: Sequence[Tensor], numbers: Sequence[int], out: Tensor) -> bytes:
+def parameters(
+    logits: Sequence[Tensor], experts: Sequence[Tensor], numbers: Sequence[int], outputs: Sequence[Tensor]
+) -> bytes:
     """mixtures.cu's Mixtures."""
     operands = cuda_call.operands(logits, MOST_MIXTURES) + cuda_call.operands(experts, MOST_EXPERTS)
-    address = struct.pack("<q", out.data_ptr())
+    addresses = struct.pack(f"<{len(outputs)}q", *(out.data_ptr() for out in outputs)).ljust(8 * MOST_MIXTURES, b"\0")
     own = b"".join(bytes(each).ljust(MOST_WEIGHTS, b"\0") for each in _each(logits, numbers))
     weights = bytes(each.shape[1] for each in logits).ljust(MOST_MIXTURES, b"\0")
     sizes = struct.pack("<4i", *experts[0].shape, len(logits), len(experts))
-    return operands + address + own.ljust(MOST_MIXTURES * MOST_WEIGHTS, b"\0") + weights + sizes
+    return operands + addresses + own.ljust(MOST_MIXTURES * MOST_WEIGHTS, b"\0") + weights + sizes
 
 
 def _each(logits: Sequence[Tensor], numbers: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -82,5 +80,5 @@ def _fits(logits: Sequence[Tensor], experts: Sequence[Tensor], numbers: Sequence
     return sizes and known and fits and close and logits[0].dtype is torch.float32
 
 
-_SCHEMA = "gpu_mixtures(Tensor[] logits, Tensor[] experts, int[] numbers) -> Tensor"
-OPERATORS = Operators((Operator(_SCHEMA, reference, _fake, facts=Facts(rows="axes")),), cuda=KERNEL)
+_SCHEMA = "gpu_mixtures(Tensor[] logits, Tensor[] experts, int[] numbers) -> Tensor[]"
+OPERATORS = Operators((Operator(_SCHEMA, reference, _fake, facts=BY_ROWS),), cuda=KERNEL)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..encode import plan_of
 from ..plan import Plan
-from .held import FEW, held_by_lanes
+from .held import held_by_lanes
 from .schedule import Phase, Schedule, schedule
 from .source import parameters
 
@@ -23,7 +23,7 @@ _WARP = 32
 # Values that a thread has in the widest phase, as long as so many blocks are left, with sums or without: it waits for
 # several loads at once, and has work in narrow phases. On an H200 a gate over [2048, 50, 256] takes 126 us with one
 # value, 95 with 2, 86 with 4 and 83 with 8; a round of MIND's routing (7 phases of 8192 rows of 50 x 16) 72, 50 and 42;
-# seven phases of 2048 rows of 26 x 16 take 8 us with one value, and 11 with 2. Lanes that hold rows take as many rows.
+# seven phases of 2048 rows of 26 x 16 take 8 us with one value, and 11 with 2.
 _EACH, _FEWEST_BLOCKS = 4, {False: 256, True: 2048}
 _ALONE = {True: 4, False: 16}  # numbers that a thread adds up by itself, of neighbours in memory or others: not tuned
 
@@ -77,9 +77,7 @@ def geometry_of(plan: str, sizes: tuple[int, ...]) -> Geometry:
     told = sum(map(len, parameters(made).values()))
     held = held_by_lanes(made, sizes)
     if held[0]:
-        rows, at_once, places[-1] = math.prod(sizes[:-1]), THREADS // held[0], 0
-        turns = min(_EACH, rows // (at_once * _FEWEST_BLOCKS[True])) if held[1] <= FEW else 1
-        block_rows = at_once * max(1, turns)
+        rows, block_rows, places[-1] = math.prod(sizes[:-1]), THREADS // held[0], 0
     blocks = -(-rows // block_rows)
     fits = places[-1] <= _MOST_KEPT and blocks <= _MOST_BLOCKS and 8 * told <= _MOST_TOLD
     return Geometry(blocks, rows, block_rows, reducing, tuple(places[:-1]), places[-1], held, fits)

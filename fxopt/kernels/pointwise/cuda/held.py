@@ -15,8 +15,7 @@ from .schedule import Schedule
 from .writer import Writer
 
 _WARP, _MOST_EACH = 32, 32  # lanes, and numbers of a row that one of them holds
-_MOST_REGISTERS, _MOST_KEPT = 64, 32  # numbers that a lane holds at a time; with those that it keeps from row to row
-FEW = 8  # numbers of a row that a lane holds where it takes several rows, as there are registers for what rows share
+_MOST_REGISTERS = 64  # numbers of rows that a lane holds at a time
 _EACH = 4  # numbers that a lane has before another one helps
 
 
@@ -29,33 +28,18 @@ def held_by_lanes(schedule: Schedule, sizes: Sequence[int]) -> tuple[int, int]:
     padded = 1 << max(0, sizes[row] - 1).bit_length()
     lanes = min(_WARP, max(1, padded // _EACH))
     each = max(1, padded // lanes)
-    fits = each <= _MOST_EACH and each * _at_a_time(plan, list(_in_order(plan, schedule.alive))) <= _MOST_REGISTERS
+    fits = each <= _MOST_EACH and each * _rows_at_a_time(schedule) <= _MOST_REGISTERS
     return (lanes, each) if fits else (0, 0)
 
 
-def _ordered(schedule: Schedule, each: int) -> tuple[list[int], list[int]]:
-    """(values that are the same for all rows, the others), each behind what it is made of.
-
-    Where a lane takes one row, or has no registers to keep the first ones from row to row, all are others.
-    """
-    plan, order = schedule.plan, list(_in_order(schedule.plan, schedule.alive))
-    alike: list[int] = []
-    for value in order:
-        given = value < len(plan.inputs)
-        if plan.axes_of(value) <= {plan.axes - 1} if given else {*_operands(plan, value)} <= {*alike}:
-            alike.append(value)
-    others = [value for value in order if value not in alike]
-    fits = each <= FEW and each * _at_a_time(plan, [*alike, *others], alike) <= _MOST_KEPT
-    return (alike, others) if fits else ([], order)
-
-
-def _at_a_time(plan: Plan, order: Sequence[int], kept: Sequence[int] = ()) -> int:
-    """How many values along the row are needed at one time, where others need the kept ones for every row."""
+def _rows_at_a_time(schedule: Schedule) -> int:
+    """How many values along the row are needed at one time."""
+    plan = schedule.plan
+    order = list(_in_order(plan, schedule.alive))
     ends = {value: len(order) for value in (output.value for output in plan.outputs)}
     for place, value in enumerate(order):
         for operand in _operands(plan, value):
-            last = len(order) if operand in kept and value not in kept else place
-            ends[operand] = max(ends.get(operand, 0), last)
+            ends[operand] = max(ends.get(operand, 0), place)
     along = [(place, ends[value]) for place, value in enumerate(order) if _along(plan, value)]
     return max(sum(start <= place < end for start, end in along) for place in range(len(order)))
 
@@ -93,27 +77,14 @@ class HeldWriter(Writer):
     def lines(self) -> Iterator[str]:
         yield f"  constexpr int kLanes = {self.lanes}, kEach = {self.each};"
         yield "  const int lane = thread % kLanes;"
-        alike, others = _ordered(self.schedule, self.each)
-        for value in alike:
+        yield "  const Index row = thread / kLanes;"
+        yield "  const Index row_of_all = first + (row < rows ? row : 0);"
+        yield from ("  " + line for line in self.decoded("row_of_all", range(self.row)))
+        for value in _in_order(self.plan, self.schedule.alive):
             yield from ("  " + line for line in self._made(value))
-        several = self.each <= FEW
-        yield (
-            "  for (Index base = 0; base < rows; base += kThreads / kLanes) {"
-            if several
-            else "  constexpr Index base = 0;"
-        )
-        yield from ("    " + line for line in self._of_a_row(others))
-        if several:
-            yield "  }"
-
-    def _of_a_row(self, values: Sequence[int]) -> Iterator[str]:
-        yield "const Index row = base + thread / kLanes;"
-        yield "const Index row_of_all = first + (row < rows ? row : 0);"
-        yield from self.decoded("row_of_all", range(self.row))
-        for value in values:
-            yield from self._made(value)
+        yield "  if (row >= rows) return;"
         for number, output in enumerate(self.plan.outputs):
-            yield from self._given(number, output.value, output.boolean)
+            yield from ("  " + line for line in self._given(number, output.value, output.boolean))
 
     def _made(self, value: int) -> Iterator[str]:
         along = self.row in self.plan.axes_of(value)
@@ -143,9 +114,9 @@ class HeldWriter(Writer):
         output = f"static_cast<{kind}*>(c.output{number}) + row_of_all"
         if self.row in self.plan.axes_of(value):
             place = f"{output} * c.size{self.row} + a{self.row}"
-            yield from self._for_each(f"if (row < rows && a{self.row} < c.size{self.row}) write({place}, v{value}[k]);")
+            yield from self._for_each(f"if (a{self.row} < c.size{self.row}) write({place}, v{value}[k]);")
         else:
-            yield f"if (row < rows && lane == 0) write({output}, v{value});"
+            yield f"if (lane == 0) write({output}, v{value});"
 
     def _for_each(self, line: str) -> Iterator[str]:
         yield "#pragma unroll"
