@@ -51,8 +51,10 @@ class Group:
         return new
 
     def with_one_read(self) -> Group:
-        """This group where all who read one tensor read it along the same axes, so that it is read once: a vector that
-        is divided by its own norm. Raises Mismatch where its axes do not agree."""
+        """This group, in which all members that read one tensor read it along the same axes.
+
+        A vector that is divided by its own norm is then read once. Raises Mismatch where their axes do not agree.
+        """
         new = Group(self.axes.copy(), self.dims, self.reads)
         first: dict[Node, Dims] = {}
         for base, dims, _ in new.reads.values():

@@ -1,6 +1,6 @@
-// softmax(scale q k^T + mask) v, or silu(...) v, of many short sequences: a warp takes a tile of the queries of one head, and goes over its keys
-// tile by tile. The softmax is that of FlashAttention (Dao et al., arXiv:2205.14135): what is summed so far is scaled down
-// where a larger score comes. Nothing is on tensor cores, because fp32 is asked for.
+// softmax(scale q k^T + mask) v, or silu(...) v, of many short sequences: a warp takes a tile of the queries of one head, and
+// goes over its keys tile by tile. The softmax is that of FlashAttention (Dao et al., arXiv:2205.14135): what is summed so far
+// is scaled down where a larger score comes. Nothing is on tensor cores, because fp32 is asked for.
 #include "../../grid.cuh"
 #include "tile.cuh"
 

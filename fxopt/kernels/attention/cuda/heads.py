@@ -25,7 +25,7 @@ KERNEL = cuda_build.CudaLibrary(
 )
 MOST_CHANNELS = 64  # 8 threads of 8 channels
 _MOST_COUNTED = (1 << 31) - (1 << 20)
-_KEYS_APART = 1 << 26  # elements of a mask, see tile.cuh
+_APART = 1 << 26  # elements from one key of a mask to the next: fewer, as tile.cuh says
 _SET_BY_THE_LIBRARY = (0,) * 4  # how it divides the work
 
 
@@ -69,7 +69,7 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor | None) -> bool:
 def _is_read(mask: Tensor, q: Tensor) -> bool:
     """Whether the kernel can read a mask beside these queries."""
     recorded = torch.is_grad_enabled() and mask.requires_grad
-    return mask.device == q.device and not recorded and mask.stride(-1) < _KEYS_APART
+    return mask.device == q.device and not recorded and mask.stride(-1) < _APART
 
 
 def parameters(views: Sequence[Tensor | None], out: Tensor, plan: Plan, weights: Tensor | None = None) -> bytes:
