@@ -101,6 +101,26 @@ def test_other_operators_alone_stay(function):
     assert not ran.changes and not ran.rolled_back
 
 
+def masked_and_normalized(x, masks):
+    """A norm over channels beside a mask of pairs of positions, which share `real`."""
+    x, real = torch.cat([x, x]), torch.cat([masks, masks]).gt(0).float()
+    return F.layer_norm(x * real[:, :, None], (4,)), torch.exp(real[:, :, None] * real[:, None, :])
+
+
+def test_results_along_other_axes_than_a_sum_are_apart():
+    """So that lanes share the rows of the norm."""
+    inputs = [torch.randn(7, 5, 4), torch.randn(7, 5)]
+    module = traced(masked_and_normalized, inputs)
+    with constants_on_cuda():
+        (ran,) = rewritten(module, pointwise.REWRITE)
+    assert ran.changes and not ran.rolled_back
+    calls = module.graph.find_nodes(op="call_function", target=torch.ops.fxopt.pointwise.default)
+    assert len(calls) == 2
+    (norm,) = (plan for plan in (plan_of(call.args[1]) for call in calls) if any(s.op == "mean" for s in plan.steps))
+    assert norm.axes == 3
+    torch.testing.assert_close(module(*inputs), list(masked_and_normalized(*inputs)))
+
+
 def test_a_sum_alone_stays_on_the_cpu():
     with FakeTensorMode():
         module = make_fx(summed, pre_dispatch=True)(torch.empty(7, 5, 4))
