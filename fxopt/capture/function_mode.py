@@ -27,6 +27,7 @@ def _accessor(name: str, kind: str) -> Any:
 
 
 _DATA = _accessor("data", "__get__")
+_GRAD_FN = _accessor("grad_fn", "__get__")
 _ASKS = {
     torch.Tensor.is_contiguous: "strides",
     torch.Tensor.stride: "exact strides",
@@ -40,7 +41,7 @@ _READS = {torch.Tensor.tolist, *_TEXTS}
 _REFUSED = {
     _accessor("data", "__set__"): "assigns to .data",
     _accessor("grad", "__get__"): "asks for .grad",
-    _accessor("grad_fn", "__get__"): "asks for .grad_fn",
+    _GRAD_FN: "asks for .grad_fn",
     _accessor("is_leaf", "__get__"): "asks for .is_leaf",
     _accessor("_version", "__get__"): "asks for ._version",
     _accessor("_base", "__get__"): "asks for ._base",
@@ -72,11 +73,13 @@ class FunctionMode(PreDispatchTorchFunctionMode):
     Attributes:
         asked: what else than dtypes and sizes the user's code asked tensors for: "strides" (those of the inputs are not
             known to their fakes), "exact strides" or "requires_grad".
+        made_leaves: whether forward made parameters of its own where gradients are off: a layer that it makes anew.
     """
 
     def __init__(self, tracer: Tracer, proofs: Proofs):
         super().__init__(tracer)  # type: ignore[arg-type]
         self.asked: set[str] = set()
+        self.made_leaves = False
         self._proofs = proofs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -92,12 +95,16 @@ class FunctionMode(PreDispatchTorchFunctionMode):
         if func in _ASKS and not isinstance(args[0], nn.Parameter):
             with_format = func is torch.Tensor.is_contiguous and (kwargs or args[1:])
             self._asks("exact strides" if with_format else _ASKS[func], args[0])
+        elif func is torch.Tensor.requires_grad_ and self._is_made(args[0]) and not torch.is_grad_enabled():
+            self.made_leaves = True
         elif func in _GRADIENTS:
             raise CaptureError(f"calls {func.__name__}, which a graph of the forward does not keep")
         elif func is F.multi_head_attention_forward and leaves_fused(nn.MultiheadAttention):
             return as_fused(func, args, kwargs)
         elif func is torch.Tensor.add and leaves_fused(nn.TransformerEncoderLayer):  # which gives a contiguous sum
             return super().__torch_function__(func, types, args, kwargs).contiguous()  # type: ignore[attr-defined]
+        elif func == _GRAD_FN and self.made_leaves and not asked_by_user(through=_ABOUT_TEXTS):
+            return None  # a module that forward makes asks its parameters, which have none
         elif func in _REFUSED:
             raise CaptureError(f"{_REFUSED[func]}, which a graph does not keep")
         elif func in _READS and not isinstance(args[0], FakeTensor):
@@ -109,6 +116,10 @@ class FunctionMode(PreDispatchTorchFunctionMode):
         elif func is torch._assert and self._asserts(*args, **(kwargs or {})):
             return None
         return super().__torch_function__(func, types, args, kwargs)
+
+    def _is_made(self, tensor: torch.Tensor) -> bool:
+        node = self._proofs.node_of(tensor)
+        return node is not None and node.op == "call_function"
 
     def _asks(self, question: str, tensor: torch.Tensor) -> None:
         self.asked.add(question)

@@ -53,24 +53,25 @@ class PackedDims(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        source = _argument(args, kwargs, 0, "input", "tensor")
         if func is Tensor.__getitem__:
-            self._check(args[0], _cut_by_index(args[1], _is_cut))
-            self._demand_items(args[0], _cut_by_index(args[1], _has_end))
+            self._check(source, _cut_by_index(args[1], _is_cut))
+            self._demand_items(source, _cut_by_index(args[1], _has_end))
         elif func in _SELECT:
             dim, index = _argument(args, kwargs, 1, "dim"), _argument(args, kwargs, 2, "index", "start")
             if isinstance(dim, int) and (_positive(index) or "arrow" in func.__name__):
-                self._check(args[0], [dim])
+                self._check(source, [dim])
             elif isinstance(dim, int):
-                self._demand_items(args[0], [dim])
+                self._demand_items(source, [dim])
         elif func in _INDEX:
             dim, index = _argument(args, kwargs, 1, "dim"), _argument(args, kwargs, 2, "index")
             if isinstance(dim, int) and _is_layout(index):
-                self._check(args[0], [dim])
-        elif func in _CONVOLUTIONS and args:
-            self._demand_items(args[0], range(2, args[0].dim()))
+                self._check(source, [dim])
+        elif func in _CONVOLUTIONS:
+            self._demand_items(source, range(2, source.dim()))
         elif func in _BY_DIM:
             dim = _argument(args, kwargs, 1 if func in _UNBIND else 2, "dim")
-            self._check(args[0], [dim or 0])
+            self._check(source, [dim or 0])
         return func(*args, **kwargs)
 
     def _check(self, tensor: Any, dims: Iterable[int]) -> None:

@@ -282,13 +282,16 @@ def trace(
         uncached = disable_autocast_cache()
         try:
             with fake_mode, enable_python_dispatcher(), functions, mode, recording, uncached, noticing() as noticed:
-                outputs = tuple(_proxy_of(value, tracer) for value in run(tracer))
+                results = run(tracer)
+                outputs = tuple(_proxy_of(value, tracer) for value in results)
         finally:
             tracer.put_back()
         tracer.create_node("output", "output", (tracer.create_arg(outputs),), {})
     asked = (error for error, module in shape_env.raised if is_users(module))
     if caught := [*asked, *noticed]:
         raise _stopping(caught[0])
+    if functions.made_leaves and any(isinstance(value, torch.Tensor) and value.requires_grad for value in results):
+        raise CaptureError("returns what requires gradients of parameters that it makes, which a graph does not keep")
     if recording.switched:
         raise CaptureError("switches inference mode, which a graph does not keep")
     refuse_transforms(tracer.graph)
