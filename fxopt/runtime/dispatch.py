@@ -23,7 +23,7 @@ from fxopt.runtime.context import ambient
 from fxopt.runtime.entry import Entry, Tensors, entry_of, stored_by
 from fxopt.runtime.executable import Compile, run_eagerly
 from fxopt.runtime.moment import Moment, NotNow
-from fxopt.runtime.signature import Signature, unsupported
+from fxopt.runtime.signature import Signature, holds_array, unsupported
 from fxopt.runtime.traced import UnderDynamo
 from fxopt.runtime.undo import TooMuch
 from fxopt.runtime.watch import Watch
@@ -65,6 +65,7 @@ class Dispatcher:
         self.sharded: ShardedCalls | None = None
         self._silent: list[tuple[int, bool]] = []  # the modules, when none of them communicated
         self.quiet = False
+        self._refused_arrays = False  # by the last miss, so that the next one need not find the reason
         self._lock = lock()
         self._patience, self._looks = _PATIENCE, _LOOKS
         self._skips = self._skipped = 0  # misses that stay eager, since the data of one stopped the graph made from it
@@ -165,7 +166,10 @@ class Dispatcher:
     def _miss(self, eager: Callable, args: tuple, kwargs: dict, now: tuple) -> Any:
         if self._communication():
             return self(eager, args, kwargs)
-        refusal = unsupported(args, kwargs)
+        arrays = holds_array((args, kwargs))
+        if arrays and self._refused_arrays:
+            return eager(*args, **kwargs)
+        refusal, self._refused_arrays = unsupported(args, kwargs), arrays
         if not refusal:
             if not self._lock.acquire(timeout=WAIT):
                 self._refuse(f"another thread's capture took more than {WAIT} s")

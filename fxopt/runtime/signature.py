@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -220,6 +221,13 @@ def _aliases(model: nn.Module, tensors: Sequence[Tensor]) -> Iterator[tuple[Any,
 
     for module in model.modules():
         yield from search(vars(module), vars(module).items(), 3)
+
+
+def holds_array(value: object) -> bool:
+    """Whether there is a NumPy array among arguments, which no capture serves."""
+    if isinstance(value, list | tuple):
+        return any(map(holds_array, value))
+    return any(map(holds_array, value.values())) if isinstance(value, dict) else isinstance(value, np.ndarray)
 
 
 def unsupported(args: tuple, kwargs: dict) -> str:
