@@ -360,6 +360,28 @@ def test_a_tensor_is_read_along_the_same_axes(
     assert (len(plan.inputs), plan.axes) == (reads, axes)
 
 
+NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a product of vectors": lambda x: (x.view(-1) * 2) @ x.view(-1),
+    "the norm of a number": lambda x: F.normalize(x.sum().exp() * 2, dim=0),
+    "the softmax of a number": lambda x: (x.mean() * 2).relu().softmax(0) * x,
+}
+
+
+@pytest.mark.parametrize("function", NUMBERS.values(), ids=NUMBERS)
+def test_results_without_dims(function: Callable[[Tensor], Tensor]) -> None:
+    class Numbers(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    with torch.no_grad():
+        fast = optimize(Numbers(), (torch.randn(4, 5),), Config(tune="off"))
+        for rows in (4, 1, 3):
+            x = torch.randn(rows, 5)
+            torch.testing.assert_close(fast(x), function(x))
+    (findings,) = fast._fxopt.findings
+    assert not [miss.reason for ran in findings.passes for miss in ran.misses if "failed" in miss.reason]
+
+
 SPECIAL = [0.0, -0.0, 1.0, -2.5, 7.0, 1e8, -3e30, 1e-30, float("inf"), float("-inf"), float("nan")]
 SEVERAL_STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     **{f"lerp {w}": lambda x, y, w=w: torch.lerp(x, y, w) for w in (0.0, 0.3, 0.5, 0.9, 1.0, -0.7, 2.0)},

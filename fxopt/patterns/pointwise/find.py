@@ -62,7 +62,7 @@ def _behind_layers(graph: Graph) -> set[Node]:
     """Everything computed from the result of a matrix product with more than one column."""
     behind: set[Node] = set()
     for node in graph.nodes:
-        wide = node.target in _MATRIX_PRODUCTS and static(shape_of(node)[-1]) != 1
+        wide = node.target in _MATRIX_PRODUCTS and any(static(size) != 1 for size in shape_of(node)[-1:])
         if wide or any(source in behind for source in node.all_input_nodes):
             behind.add(node)
     return behind

@@ -51,9 +51,10 @@ class Group:
         return new
 
     def with_one_read(self) -> Group:
-        """This group, in which all members that read one tensor read it along the same axes.
+        """This group, in which all members that read a tensor read it along the same axes.
 
-        A vector that is divided by its own norm is then read once. Raises Mismatch where their axes do not agree.
+        For example, a vector that is divided by its own norm is then read once. Raises Mismatch where axes
+        do not agree.
         """
         new = Group(self.axes.copy(), self.dims, self.reads)
         first: dict[Node, Dims] = {}

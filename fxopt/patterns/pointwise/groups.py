@@ -150,7 +150,7 @@ class Search:
         except (Mismatch, Unfit):
             found = self._planned(group)
         if self.device == "cuda" and _are_apart(found.plan):
-            raise Unfit("its results run along different axes, so that no lanes could share their rows")
+            raise Unfit("it has sums, and results of which neither has all axes of the other")
         return found
 
     def _planned(self, group: Group) -> Fused:

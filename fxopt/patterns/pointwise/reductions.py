@@ -17,7 +17,7 @@ def _reduced_dims(node: Node) -> list[int]:
     rank = len(shape_of(tensors(node)[0]))
     dims = None if node.target is aten.sum.default else argument(node, _position(node))
     dims = [dims] if isinstance(dims, int) else dims
-    return [dim % rank for dim in dims] if dims else list(range(rank))
+    return [dim % rank for dim in dims] if dims and rank else list(range(rank))  # of a number, torch takes dim 0
 
 
 def _reduced(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:

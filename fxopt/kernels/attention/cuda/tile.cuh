@@ -114,7 +114,7 @@ __device__ __forceinline__ void find_scores(const Heads& h, const float* queries
 }
 
 // A query's scores, changed by what a view has for them; `begin` is where the head begins. Its keys are less than 2^26
-// elements apart: there is no register for more.
+// elements apart, because there are not enough registers for longer strides.
 template <class S, class T, class Change>
 __device__ __forceinline__ void change_row(const View& view, int64_t begin, int query, int key, int live, float (&score)[S::kKeys], Change change) {
   const T* at = static_cast<const T*>(view.data) + begin + query * view.position + (key + S::key(0)) * view.channel;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void change_row(const View& view, int64_t begin, int 
     score[k] = change(score[k], S::key(k) < live ? __ldg(at) : T());
 }
 
-// The first query's scores go behind the others', so that a loop finds each in the same registers.
+// Moves the first query's scores behind those of the others, so that a loop finds each query's in the same registers.
 template <class S>
 __device__ __forceinline__ void turn(Scores<S>& score) {
 #pragma unroll
@@ -136,7 +136,7 @@ __device__ __forceinline__ void turn(Scores<S>& score) {
 }
 
 // Of the queries from `query` on and the `live` keys from `key` on; other keys' scores become what has no weight. mask, bias:
-// where the head begins in them. Queries one behind the other: registers for the addresses of all at once are not there.
+// where the head begins in them. One query at a time: there are not enough registers for the addresses of all.
 template <class S>
 __device__ __forceinline__ void mask_scores(const Heads& h, int64_t mask, int64_t bias, int query, int key, int live, Scores<S>& score) {
   if (h.masking != kNoMask) {

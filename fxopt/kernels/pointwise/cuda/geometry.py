@@ -20,11 +20,11 @@ _MOST_KEPT = 12288  # floats: the shared memory that every kernel may have
 _MOST_BLOCKS = _MOST_COUNTED = (1 << 31) - (1 << 20)  # what 32 bits count, and one more block's items
 _MOST_TOLD = 4096  # bytes of a kernel's parameters
 _WARP = 32
-# Values that a thread has in the widest phase, as long as so many blocks are left, with sums or without: it waits for
-# several loads at once, and has work in narrow phases. On an H200 a gate over [2048, 50, 256] takes 126 us with one
-# value, 95 with 2, 86 with 4 and 83 with 8; a round of MIND's routing (7 phases of 8192 rows of 50 x 16) 72, 50 and 42;
-# seven phases of 2048 rows of 26 x 16 take 8 us with one value, and 11 with 2.
-_EACH, _FEWEST_BLOCKS = 4, {False: 256, True: 2048}
+# A thread has up to 4 values of the widest phase, so that it waits for several loads at once and has work in narrow
+# phases. At least 256 blocks are left, or 2048 of programs with sums. On an H200 a gate over [2048, 50, 256] takes
+# 126 us with one value, 95 with 2, 86 with 4 and 83 with 8; a round of MIND's routing (7 phases of 8192 rows of 50 x
+# 16) 72, 50 and 42; seven phases of 2048 rows of 26 x 16 take 8 us with one value, and 11 with 2.
+_EACH, _FEWEST_BLOCKS = 4, {False: 256, True: 2048}  # by whether there are sums
 _ALONE = {True: 4, False: 16}  # numbers that a thread adds up by itself, of neighbours in memory or others: not tuned
 
 
