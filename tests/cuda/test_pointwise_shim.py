@@ -130,13 +130,14 @@ def test_any_order_of_warps(softmaxes, held, seed):
         torch.testing.assert_close(given.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [1, 255, 256, 257, 1000])
-def test_threads_that_have_several_values(tmp_path, rows):
-    x, y = torch.randn(rows, 9), torch.randn(rows, 9)
+def test_threads_that_have_several_values(tmp_path):
     plan = Plan(2, (Input((0, 1)), Input((0, 1))), (Step("mul", (0, 1), frozenset({0, 1})),), (Output(2, (0, 1)),))
-    with several_values():
-        (found,) = Kernels(tmp_path, [key_of(plan, [x, y])])([x, y], plan)
-    torch.testing.assert_close(found, x * y)
+    kernels = Kernels(tmp_path, [key_of(plan, [torch.randn(1, 9)] * 2)])
+    for rows in (1, 255, 256, 257, 1000):
+        x, y = torch.randn(rows, 9), torch.randn(rows, 9)
+        with several_values():
+            (found,) = kernels([x, y], plan)
+        torch.testing.assert_close(found, x * y)
 
 
 @pytest.mark.parametrize(("held", "name"), PLANTED)
@@ -150,12 +151,21 @@ def test_planted_bugs_are_caught(softmaxes, held, name):
     assert any(not torch.allclose(y.double(), z, rtol=1e-4) for y, z in zip(found, exact([x, w], SOFTMAX), strict=True))
 
 
-@pytest.mark.parametrize("size", [1, 3, 4, 5, 31, 64, 100, 128, 129, 416, 1000, 1024, 1025])
-def test_rows_of_every_length(tmp_path, size):
+LENGTHS = [1, 3, 4, 5, 31, 64, 100, 128, 129, 416, 1000, 1024, 1025]
+
+
+@pytest.fixture(scope="module")
+def of_every_length(tmp_path_factory):
+    rows = [[torch.randn(1, size), torch.randn(size)] for size in LENGTHS]
+    return Kernels(tmp_path_factory.mktemp("lengths"), [key_of(SOFTMAX, inputs) for inputs in rows])
+
+
+@pytest.mark.parametrize("size", LENGTHS)
+def test_rows_of_every_length(of_every_length, size):
     x, w = torch.randn(19, size), torch.randn(size)
     held = geometry_of(text(SOFTMAX), (19, size)).held
     assert math.prod(held) >= size if size <= 1024 else held == (0, 0)
-    found = Kernels(tmp_path, [key_of(SOFTMAX, [x, w])])([x, w], SOFTMAX)
+    found = of_every_length([x, w], SOFTMAX)
     for given, expected in zip(found, exact([x, w], SOFTMAX), strict=True):
         torch.testing.assert_close(given.double(), expected, rtol=1e-5, atol=1e-6)
 
@@ -171,13 +181,27 @@ def mixed(dims: tuple[int, ...]) -> Plan:
     return Plan(3, (Input(dims), Input((0, 1, 2))), steps, (Output(11, (0, 1)), Output(10, (0, 1, 2))))
 
 
-@pytest.mark.parametrize("dims", [(0, 2), (1, 2), (2,)])
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (5, 7, 3), (3, 200, 3), (70, 9, 40)])
-def test_rows_of_several_axes(tmp_path, dims, sizes):
-    x, y = torch.randn([sizes[axis] for axis in dims]), torch.randn(sizes)
+DIMS = [(0, 2), (1, 2), (2,)]
+CELLS = [(1, 1, 1), (5, 7, 3), (3, 200, 3), (70, 9, 40)]
+
+
+def of_axes(dims: tuple[int, ...], sizes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.randn([sizes[axis] for axis in dims]), torch.randn(sizes)]
+
+
+@pytest.fixture(scope="module")
+def of_several_axes(tmp_path_factory):
+    keys = [key_of(mixed(dims), of_axes(dims, sizes)) for dims in DIMS for sizes in CELLS]
+    return Kernels(tmp_path_factory.mktemp("axes"), keys)
+
+
+@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize("sizes", CELLS)
+def test_rows_of_several_axes(of_several_axes, dims, sizes):
+    x, y = of_axes(dims, sizes)
     plan = mixed(dims)
     assert geometry_of(text(plan), sizes).held[0]
-    found = Kernels(tmp_path, [key_of(plan, [x, y])])([x, y], plan)
+    found = of_several_axes([x, y], plan)
     for given, expected in zip(found, exact([x, y], plan), strict=True):
         torch.testing.assert_close(given.double(), expected, rtol=1e-5, atol=1e-6)
 
