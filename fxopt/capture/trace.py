@@ -43,7 +43,7 @@ from fxopt.torch_internals.modes import (
 )
 from fxopt.torch_internals.shape_env import TraceShapeEnv
 from fxopt.torch_internals.slices import slices_have_terms
-from fxopt.torch_internals.storage import set_version, storage_number
+from fxopt.torch_internals.storage import is_borrowed, set_version, storage_number
 from fxopt.torch_internals.symbols import statically_known_true
 from fxopt.torch_internals.tracing import (
     SYMBOLIC,
@@ -202,7 +202,7 @@ class _ProxyMode(ProxyTorchDispatchMode):
 def _is_of_an_array(tensor: torch.Tensor) -> bool:
     """torch.from_numpy(): the memory is another's, and no literal's."""
     with no_function_modes():
-        return not isinstance(tensor, FakeTensor) and not tensor.untyped_storage().resizable()
+        return not isinstance(tensor, FakeTensor) and is_borrowed(tensor)
 
 
 def _refuse_constants(func: Any, args: tuple, kwargs: dict, of_arrays: Container[int]) -> None:

@@ -20,7 +20,7 @@ from fxopt import trees
 from fxopt.capture.prints import printing
 from fxopt.capture.reach import Reach
 from fxopt.capture.state import ModelCopy
-from fxopt.torch_internals.storage import number_of, set_version, storage_number
+from fxopt.torch_internals.storage import is_borrowed, number_of, set_version, storage_number
 
 LARGE = 1 << 20  # bytes
 _STATISTICS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}  # written, says no schema
@@ -125,7 +125,7 @@ class Look(TorchDispatchMode):
             args, kwargs = pytree.tree_unflatten(given, spec)
         result = func(*args, **(kwargs or {}))
         read = {storage_number(tensor) for tensor in tensors}
-        made = func is torch.ops.aten.lift_fresh.default and tensors[0].untyped_storage().resizable()  # torch.tensor()
+        made = func is torch.ops.aten.lift_fresh.default and not is_borrowed(tensors[0])  # torch.tensor()
         for out in pytree.tree_leaves(result):
             if has_memory(out) and id(out) not in back and storage_number(out) not in (self._memory if made else read):
                 _mark(out.untyped_storage())

@@ -19,6 +19,11 @@ def number_of(storage: torch.UntypedStorage) -> int:
     return storage._cdata
 
 
+def is_borrowed(tensor: torch.Tensor) -> bool:
+    """Whether its memory is another's, as that of torch.from_numpy() is: torch may not make such a storage larger."""
+    return not tensor.untyped_storage().resizable()
+
+
 def set_version(tensor: torch.Tensor, version: int) -> None:
     """Make a tensor's edits, as `tensor._version` counts them, so many."""
     _unsafe_set_version_counter((tensor,), (version,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -35,25 +35,23 @@ def key_of(plan: Plan, inputs: Sequence[Tensor], wide: bool = False) -> Key:
 
 
 @contextmanager
-def in_phases() -> Iterator[None]:
+def divided_anew(patched: AbstractContextManager[object]) -> Iterator[None]:
+    geometry_of.cache_clear()
+    try:
+        with patched:
+            yield
+    finally:
+        geometry_of.cache_clear()
+
+
+def in_phases() -> AbstractContextManager[None]:
     """Rows are not held in registers."""
-    geometry_of.cache_clear()
-    try:
-        with patch.object(geometry, "held_by_lanes", lambda *_: (0, 0)):
-            yield
-    finally:
-        geometry_of.cache_clear()
+    return divided_anew(patch.object(geometry, "held_by_lanes", lambda *_: (0, 0)))
 
 
-@contextmanager
-def several_values() -> Iterator[None]:
+def several_values() -> AbstractContextManager[None]:
     """Threads have several values, also where that leaves few blocks."""
-    geometry_of.cache_clear()
-    try:
-        with patch.dict(geometry._FEWEST_BLOCKS, {False: 1, True: 1}):
-            yield
-    finally:
-        geometry_of.cache_clear()
+    return divided_anew(patch.dict(geometry._FEWEST_BLOCKS, {False: 1, True: 1}))
 
 
 class Kernels:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from fxopt.torch_internals.fake_tensors import FakeTensorMode
-from fxopt.torch_internals.storage import ASKS_FOR_VIEW, number_of, set_version, shares_storage, storage_number
+from fxopt.torch_internals.storage import (
+    ASKS_FOR_VIEW,
+    is_borrowed,
+    number_of,
+    set_version,
+    shares_storage,
+    storage_number,
+)
 
 
 def test_views_have_the_storage_of_their_base() -> None:
@@ -35,3 +43,11 @@ def test_a_version_can_be_put_back() -> None:
     x.add_(1)
     set_version(x, before)
     assert x._version == before, "_unsafe_set_version_counter: what fxopt undoes would count as edits in backward()"
+
+
+def test_memory_of_an_array_is_borrowed() -> None:
+    array = np.ones(3)
+    for tensor in (torch.from_numpy(array), torch.as_tensor(array), torch.from_numpy(array)[1:]):
+        assert is_borrowed(tensor), "Storage.resizable no longer tells arrays: a graph would write to them unseen"
+    for tensor in (torch.tensor(array), torch.ones(3), torch.tensor([1.0])):
+        assert not is_borrowed(tensor), "Storage.resizable: literals of a forward would count as arrays"

@@ -51,17 +51,21 @@ class Group:
         return new
 
     def with_one_read(self) -> Group:
-        """This group, in which all members that read a tensor read it along the same axes.
-
-        For example, a vector that is divided by its own norm is then read once. Raises Mismatch where axes
-        do not agree.
+        """This group, in which all members that read a tensor read it along the same axes: a vector that is divided by
+        its own norm is then read once. It is the same object where they do so, or where the axes do not agree.
         """
-        new = Group(self.axes.copy(), self.dims, self.reads)
         first: dict[Node, Dims] = {}
-        for base, dims, _ in new.reads.values():
-            for axis, other in zip(first.setdefault(base, dims), dims, strict=True):
-                new.axes.join(axis, other)
-        new._check()
+        pairs = [(first.setdefault(base, dims), dims) for base, dims, _ in self.reads.values()]
+        if all(self.axes.roots(one) == self.axes.roots(other) for one, other in pairs):
+            return self
+        new = Group(self.axes.copy(), self.dims, self.reads)
+        try:
+            for one, other in pairs:
+                for axis, same in zip(one, other, strict=True):
+                    new.axes.join(axis, same)
+            new._check()
+        except Mismatch:
+            return self
         return new
 
     def _check(self) -> None:

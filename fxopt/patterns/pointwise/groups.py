@@ -145,9 +145,12 @@ class Search:
 
     def _fused(self, group: Group) -> Fused:
         """Raises Unfit where no plan computes this group."""
+        joined = group.with_one_read()
         try:
-            found = self._planned(group.with_one_read())
+            found = self._planned(joined)
         except (Mismatch, Unfit):
+            if joined is group:
+                raise
             found = self._planned(group)
         if self.device == "cuda" and _are_apart(found.plan):
             raise Unfit("it has sums, and results of which neither has all axes of the other")

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..encode import plan_of
 from ..plan import Plan
 from .held import held_by_lanes
+from .phases import VALUES
 from .schedule import Phase, Schedule, schedule
 from .source import parameters
 
@@ -20,11 +21,11 @@ _MOST_KEPT = 12288  # floats: the shared memory that every kernel may have
 _MOST_BLOCKS = _MOST_COUNTED = (1 << 31) - (1 << 20)  # what 32 bits count, and one more block's items
 _MOST_TOLD = 4096  # bytes of a kernel's parameters
 _WARP = 32
-# A thread has up to 4 values of the widest phase, so that it waits for several loads at once and has work in narrow
+# A thread has up to VALUES of the widest phase, so that it waits for several loads at once and has work in narrow
 # phases. At least 256 blocks are left, or 2048 of programs with sums. On an H200 a gate over [2048, 50, 256] takes
 # 126 us with one value, 95 with 2, 86 with 4 and 83 with 8; a round of MIND's routing (7 phases of 8192 rows of 50 x
 # 16) 72, 50 and 42; seven phases of 2048 rows of 26 x 16 take 8 us with one value, and 11 with 2.
-_EACH, _FEWEST_BLOCKS = 4, {False: 256, True: 2048}  # by whether there are sums
+_FEWEST_BLOCKS = {False: 256, True: 2048}  # by whether there are sums
 _ALONE = {True: 4, False: 16}  # numbers that a thread adds up by itself, of neighbours in memory or others: not tuned
 
 
@@ -68,7 +69,7 @@ def geometry_of(plan: str, sizes: tuple[int, ...]) -> Geometry:
     floats = [_within(made, made.plan.axes_of(value), sizes) for value in made.kept]
     a_row = sum(n for n, of_rows in zip(floats, by_row, strict=True) if of_rows)
     room = _MOST_KEPT - sum(floats) + a_row
-    each = max(1, min(_EACH, rows * widest // (THREADS * _FEWEST_BLOCKS[made.reduces])))
+    each = max(1, min(VALUES, rows * widest // (THREADS * _FEWEST_BLOCKS[made.reduces])))
     block_rows = max(1, min(-(-each * THREADS // max(1, widest)), room // max(1, a_row)))
     places = [0]
     for n, of_rows in zip(floats, by_row, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from .schedule import Phase
 from .writer import Writer
 
-_LOADS = 4  # of one input that a thread waits for at a time
+VALUES = 4  # that a thread has of a phase, at most, so that it waits for as many loads at once: see geometry.py
 _UNROLLED = 12  # steps; of more than that a thread has enough in flight
 
 
@@ -27,7 +27,7 @@ class PhaseWriter(Writer):
         kind = f"sums over axes {_listed(phase.over)}" if phase.over else "values"
         yield f"  {{  // {kind}, along axes {_listed(phase.axes)}"
         yield f"    const Index items = {_product([*self._rows(phase.axes), *self._sizes(phase.axes)])};"
-        yield f"    #pragma unroll {1 if phase.over else _LOADS}"
+        yield f"    #pragma unroll {1 if phase.over else VALUES}"
         yield f"    for (Index base = 0; base < items; base += kThreads / {lanes}) {{"
         yield f"      const Index item = base + thread / {lanes};"
         yield from ("      " + line for line in self._places(phase.axes))
