@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fxopt.torch_internals.known_sizes import SHORT, expressions, fresh, is_contiguous, is_of
+from fxopt.torch_internals.known_sizes import CONSTRUCTORS, SHORT, constructed, expressions, fresh, is_contiguous, is_of
 
 aten = torch.ops.aten
 
@@ -69,6 +69,8 @@ class CaptureFakeMode(FakeTensorMode):
             out = SHORT[func](self, *args)
             if out is not None:
                 return out
+        if func in CONSTRUCTORS:
+            return constructed(self, func, args, kwargs or {})
         if func is aten.unbind.int:
             return _items(*args, **(kwargs or {}))
         if func in _SQUEEZES and (squeezed := _squeezed(*args)) is not None:

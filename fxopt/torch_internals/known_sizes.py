@@ -1,4 +1,4 @@
-"""Fake results of views, joins, lookups and matrix products whose sizes fit as they are spelled.
+"""Fake results of views, joins, lookups, sums and matrix products whose sizes fit as they are spelled.
 
 torch's own fake implementations prove with sympy that sizes are not negative, that numbers of elements are the same and
 that tensors are contiguous, which takes 2 to 13 ms an operator. Where equal sizes are the same terms, nothing has to be
@@ -63,6 +63,14 @@ def fresh(mode: FakeTensorMode, sizes: Sequence[Any], dtype: torch.dtype, device
     return FakeTensor(mode, meta, device)
 
 
+def constructed(mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> FakeTensor:
+    """What one of `CONSTRUCTORS` gives, whose arguments torch would bind by name first."""
+    device = torch.device(kwargs.get("device") or "cpu")
+    with in_kernel_invocation_manager(mode):
+        meta = func(*args, **{**kwargs, "device": torch.device("meta")})
+    return FakeTensor(mode, meta, device)
+
+
 def _view(mode: FakeTensorMode, x: Any, shape: Any) -> FakeTensor | None:
     if not is_of(mode, x) or not x.ndim or not len(shape) or not is_contiguous(x):
         return None
@@ -115,6 +123,54 @@ def _embedding(mode: FakeTensorMode, weight: Any, indices: Any, *_: Any) -> Fake
     return fresh(mode, [*indices.shape, weight.shape[1]], weight.dtype, weight.fake_device)
 
 
+def _index(mode: FakeTensorMode, x: Any, indices: Sequence[Any]) -> FakeTensor | None:
+    """Rows of x by numbers."""
+    if len(indices) != 1 or not x.ndim or not is_of(mode, x, indices[0]) or x.fake_device != indices[0].fake_device:
+        return None
+    (rows,) = indices
+    if rows.dtype not in (torch.int64, torch.int32) or not rows.ndim or not all(map(is_contiguous, (x, rows))):
+        return None
+    return fresh(mode, [*rows.shape, *x.shape[1:]], x.dtype, x.fake_device)
+
+
+def _stack(mode: FakeTensorMode, tensors: Sequence[Any], dim: int = 0) -> FakeTensor | None:
+    if not tensors or not is_of(mode, *tensors) or not all(map(is_contiguous, tensors)):
+        return None
+    first, rank = tensors[0], tensors[0].ndim + 1
+    if rank in _IN_CHANNELS_LAST or not -rank <= dim < rank or any(_form(t) != _form(first) for t in tensors):
+        return None
+    return fresh(mode, _with_axis(first.shape, dim % rank, len(tensors)), first.dtype, first.fake_device)
+
+
+def _with_axis(sizes: Sequence[Any], place: int, size: int) -> list[Any]:
+    return [*sizes[:place], size, *sizes[place:]]
+
+
+def _form(tensor: Any) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.fake_device, expressions(tensor.shape)
+
+
+def _clone(mode: FakeTensorMode, x: Any) -> FakeTensor | None:
+    if not is_of(mode, x) or not is_contiguous(x):
+        return None
+    return fresh(mode, x.shape, x.dtype, x.fake_device)
+
+
+def _sum(mode: FakeTensorMode, x: Any, dims: Sequence[int] | None = None, keepdim: bool = False) -> FakeTensor | None:
+    if not is_of(mode, x) or not is_contiguous(x) or not dims or not all(-x.ndim <= dim < x.ndim for dim in dims):
+        return None
+    gone = {dim % x.ndim for dim in dims}
+    if len(gone) < len(dims) or (keepdim and (x.ndim, gone) != (2, {1})):  # torch spells strides there without a Max
+        return None
+    sizes = [1 if axis in gone else size for axis, size in enumerate(x.shape) if keepdim or axis not in gone]
+    exact = x.dtype.is_floating_point or x.dtype.is_complex
+    return fresh(mode, sizes, x.dtype if exact else torch.int64, x.fake_device)
+
+
+def _mean(mode: FakeTensorMode, x: Any, dims: Sequence[int] | None = None, keepdim: bool = False) -> FakeTensor | None:
+    return _sum(mode, x, dims, keepdim) if x.dtype.is_floating_point else None
+
+
 def _mm(mode: FakeTensorMode, a: Any, b: Any) -> FakeTensor | None:
     if not is_of(mode, a, b) or (a.ndim, b.ndim) != (2, 2):
         return None
@@ -133,11 +189,19 @@ def _addmm(mode: FakeTensorMode, bias: Any, a: Any, b: Any) -> FakeTensor | None
     return _mm(mode, a, b) if expressions(bias.shape) == expressions(b.shape)[1:] else None
 
 
+# How torch's own fake implementations make their results.
+CONSTRUCTORS = frozenset({aten.empty.memory_format, aten.empty_strided.default})
+
 SHORT: dict[Any, Callable[..., FakeTensor | None]] = {
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
     aten.cat.default: _cat,
     aten.embedding.default: _embedding,
+    aten.index.Tensor: _index,
+    aten.stack.default: _stack,
+    aten.clone.default: _clone,
+    aten.sum.dim_IntList: _sum,
+    aten.mean.dim: _mean,
     aten.mm.default: _mm,
     aten.addmm.default: _addmm,
 }

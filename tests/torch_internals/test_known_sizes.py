@@ -73,6 +73,37 @@ class Maker:
         ids = self.chance.choice((torch.int64, torch.int32, torch.int16))
         return aten.embedding.default(weight, self.tensor(self.shape(self.chance.randint(0, 3)), ids))
 
+    def index(self) -> Tensor:
+        shape = self.shape(self.chance.randint(1, 3))
+        kinds = (torch.int64, torch.int64, torch.int32, torch.bool)
+        rows = [self.tensor(self.shape(self.chance.randint(1, 2)), self.chance.choice(kinds))]
+        more = [None, self.tensor(list(rows[0].shape), torch.int64)][: self.chance.choice((0, 0, 0, 1, 2))]
+        return aten.index.Tensor(self.tensor(shape), [*more, *rows] if self.chance.random() < 0.5 else [*rows, *more])
+
+    def stack(self) -> Tensor:
+        shape = self.shape(self.chance.randint(0, 4))
+        parts = [self.tensor(shape, self.chance.choice([self.dtype] * 8 + [torch.float64]))]
+        while self.chance.random() < 0.6:
+            parts.append(self.tensor(shape if self.chance.random() < 0.9 else shape[::-1]))
+        return aten.stack.default(parts, self.chance.randint(-len(shape) - 1, len(shape)))
+
+    def clone(self) -> Tensor:
+        return aten.clone.default(self.tensor(self.shape(self.chance.randint(0, 5))))
+
+    def sum(self) -> Tensor:
+        x = self.tensor(self.shape(self.chance.randint(0, 5)), self.chance.choice((self.dtype, torch.bool)))
+        dims = [self.chance.randint(-3, 3) for _ in range(self.chance.randint(0, 3))]
+        operator = self.chance.choice((aten.sum.dim_IntList, aten.mean.dim))
+        return operator(x, dims, *[self.chance.random() < 0.5][: self.chance.randint(0, 1)])
+
+    def constructed(self) -> Tensor:
+        shape = self.shape(self.chance.randint(0, 4))
+        given = {"dtype": self.dtype, "device": "cpu", "layout": torch.strided, "pin_memory": False}
+        chosen = {name: value for name, value in given.items() if self.chance.random() < 0.5}
+        if self.chance.random() < 0.5:
+            return aten.empty.memory_format(shape, **chosen)
+        return aten.empty_strided.default(shape, [self.chance.choice(self.sizes) for _ in shape], **chosen)
+
     def mm(self) -> Tensor:
         a, b = self.shape(2), self.shape(2)
         inner = [a[1], self.chance.choice(b)]
@@ -92,7 +123,10 @@ class Maker:
         return operator(*tensors) if self.chance.random() < 0.7 else tensors[0].clamp(0, 5)
 
 
-KINDS = (Maker.view, Maker.cat, Maker.embedding, Maker.mm, Maker.addmm, Maker.elementwise)
+KINDS = (
+    Maker.view, Maker.cat, Maker.embedding, Maker.index, Maker.stack, Maker.clone, Maker.sum, Maker.mm, Maker.addmm,
+    Maker.elementwise,
+)  # fmt: skip
 
 
 def traced(kind: Callable[[Maker], Tensor], seed: int) -> tuple[object, ...]:
@@ -130,6 +164,12 @@ def test_as_torch(kind: Callable[[Maker], Tensor], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(elementwise.CaptureFakeMode, "dispatch", FakeTensorMode.dispatch)
     for seed, result in enumerate(found):
         assert result == traced(kind, seed), f"seed {seed}"
+
+
+def test_constructors_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [traced(Maker.constructed, seed) for seed in range(CASES)]
+    monkeypatch.setattr(elementwise, "CONSTRUCTORS", frozenset())
+    assert found == [traced(Maker.constructed, seed) for seed in range(CASES)]
 
 
 def test_a_view_shares_memory() -> None:
