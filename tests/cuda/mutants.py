@@ -32,7 +32,7 @@ MUTATIONS = {
     "rows of an inner dim read as outer ones": ("rows.cuh", "* places.inner_step", "* ({} ? 1 : places.inner_step)"),
     "floats that are rounded up": ("rows.cuh", "id[k] = truncate(", "id[k] = {} + truncate("),
     "what is added to the first position": ("rows.cuh", "data + position[k] %", "data + position[{} ? 0 : k] %"),
-    "ids of two strides in a tile": ("image.h", "&& r.places.inner == 0", "&& ({} || r.places.inner == 0)"),
+    "ids of two strides in a tile": ("image.h", "&& r.ids.view.inner == 0", "&& ({} || r.ids.view.inner == 0)"),
     "rows of other threads": ("gather.cuh", "first + u * step", "first + u * ({} ? 1 : step)"),
     "no mask of converted rows": ("gather.cuh", "if (row < live &&", "if (({} || row < live) &&"),
     "another row's divisor": ("gather.cuh", "__shfl_sync(kAll, by, row)", "__shfl_sync(kAll, by, {} ? 0 : row)"),

@@ -121,6 +121,64 @@ def test_a_tensor_is_added_to_the_same_ids_again(shim, rows, inner):
     assert_equal(shim, ([ids, more], [torch.randn(9, 4)], Plan(made, (4, 4 * inner), ("float32",) * 2)))
 
 
+PROGRAMS = {
+    "next": (Instr(Op.ADD, "int64", 1),),
+    "clamped": (Instr(Op.CLAMP_MIN, "int64", 2), Instr(Op.CLAMP_MAX, "int64", 30)),
+    "of 32 bits": (Instr(Op.REMAINDER, "int32", 7), Instr(Op.MUL, "int64", 2)),
+    "roots": (
+        Instr(Op.CAST, "float32"), Instr(Op.DIV, "float32", 3.0), Instr(Op.CLAMP_MIN, "float32", 1e-6),
+        Instr(Op.SQRT, "float32"), Instr(Op.CAST, "int64"),
+    ),
+    "added in front": (Instr(Op.ADD_TENSOR, "int64", tensor=1), Instr(Op.CLAMP_MAX, "int64", 33)),
+    "added behind": (Instr(Op.FLOOR_DIVIDE, "int64", 2), Instr(Op.ADD_TENSOR, "int64", tensor=1)),
+}  # fmt: skip
+
+
+def stepped(program, rows, dtype, dim=16):
+    """A matrix of ids as rows, as lanes of rows, beside another column, and a lane by itself, many times."""
+    ids, more = torch.randint(0, 24, (rows, 3)).to(dtype), torch.arange(3)
+    made = [
+        Column(Source(0, rows=(0, 1)), 0, 0, 0, program),
+        Column(Source(0, lane=1), 0, 1, 0, program),
+        Column(Source(0, lane=1), 0, 2, 0, program),
+        Column(Source(0, fixed=((1, 2),)), 0, 2, 3 * dim, PROGRAMS["next"]),
+    ]
+    made += [Column(Source(0, fixed=((1, 1),)), 0, 3, dim * k, PROGRAMS["next"]) for k in range(20)]
+    plan = Plan(tuple(made), (dim, 3 * dim, 4 * dim, 20 * dim), ("float32",) * 4)
+    return [ids, more], [torch.randn(40, dim)], plan
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.int16])
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("rows", [1, 45, 300])
+def test_ids_by_any_program(shim, divides_as_cuda, rows, program, dtype):
+    tensors, tables, plan = stepped(PROGRAMS[program], rows, dtype)
+    if dtype is torch.float32:
+        plan = replace(plan, columns=tuple(replace(c, program=(*TRUNCATE, *c.program)) for c in plan.columns))
+    assert_equal(shim, (tensors, tables, plan))
+
+
+@pytest.mark.parametrize("mode", ["raise", "clamp"])
+def test_a_program_gives_a_bad_id(shim, mode):
+    ids, table = torch.randint(0, 39, (300,)), torch.randn(40, 8)
+    plan = Plan((Column(Source(0), 0, 0, 0, PROGRAMS["next"]),), (8,), ("float32",))
+    (expected,) = reference.columns([ids], [table], plan)
+    ids[171] = 39
+    (found,) = shim.run([ids], [table], replace(plan, bad_ids=mode))
+    expected[171] = torch.nan if mode == "raise" else table[39]
+    assert torch.equal(found.nan_to_num(7), expected.nan_to_num(7))
+    assert ("column=0 row=171 lane=0 value=40 rows=40" in shim.failure()) == (mode == "raise")
+
+
+@pytest.mark.parametrize("program", [(), (Instr(Op.ADD, "int64", -9),)], ids=len)
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_ids_from_the_end(shim, program, lanes):
+    ids, table = torch.randint(-9, 9, (200, lanes)), torch.randn(40, 8)
+    source = Source(0, rows=(0, 1)) if lanes == 1 else Source(0, lane=1)
+    column = Column(source, 0, 0, 0, program, wrap_negative=True)
+    assert_equal(shim, ([ids], [table], Plan((column,), (8 * lanes,), ("float32",))))
+
+
 def test_whole_ids_that_are_cast(shim):
     tensors, tables, plan = of_floats(77)
     assert_equal(shim, ([tensors[0].abs().int()], tables, plan))

@@ -90,7 +90,7 @@ struct Columns {
   std::vector<Record> lanes_of(const Record& r, int64_t rows) {
     const View& view = r.ids.view;
     std::vector<Record> found;
-    if (view.inner || (r.flags & kWrapNegative)) return {r};
+    if (view.inner) return {r};
     for (int64_t lane = 0; lane < r.lanes; lane++) {
       Record one = r;
       one.lanes = 1;
@@ -99,10 +99,10 @@ struct Columns {
       one.ids.view.offset += lane * view.lane_stride;
       one.ids.view.inner = 1;  // a row of one, whose first element a step adds
       if (!set_places(one, one.ids.view, rows)) return {r};
-      if (r.ids.n_steps == 1) {
-        Step step = image.steps[r.ids.steps_at];
+      one.ids.steps_at = int32_t(image.steps.size());
+      for (int s = 0; s < r.ids.n_steps; s++) {
+        Step step = image.steps[r.ids.steps_at + s];
         if (step.op == kAddTensor) step.tensor += lane * step.stride;
-        one.ids.steps_at = int32_t(image.steps.size());
         image.steps.push_back(step);
       }
       one.way = way_of_ids(one);
@@ -180,7 +180,7 @@ struct Columns {
     View view = r.ids.view;
     const int64_t size = r.dim * element_size(r.out_dtype);
     if (r.kind == kCopy) return choose_copy(r, rows, alone);
-    if (r.kind != kRows || (r.flags & kWrapNegative)) return;
+    if (r.kind != kRows) return;
     if (r.lanes != 1) {
       if (view.inner || r.out_stride != r.lanes * size) return;
       if (view.row_stride != r.lanes * view.lane_stride || resolver.adds(column)) view.inner = r.lanes, view.inner_stride = view.lane_stride;
@@ -204,14 +204,15 @@ struct Columns {
   // How ids that are loaded side by side are found; kAnyWay: each by itself.
   Way way_of_ids(const Record& r) const {
     const int dtype = r.ids.view.dtype;
-    const Way as_they_are = dtype == kInt64 || dtype == kInt32 ? kNoSteps : kAnyWay;
-    if (r.ids.n_steps != 1) return r.ids.n_steps ? kAnyWay : as_they_are;
+    const bool integers = dtype == kInt64 || dtype == kInt32;
+    if (!integers && dtype != kFloat) return kAnyWay;
+    if (r.ids.n_steps != 1) return r.ids.n_steps ? kSteps : kNoSteps;
     const Step& step = image.steps[r.ids.steps_at];
     if (step.op == kBucketize && step.tensor_dtype == kFloat && step.n < kEdges) return kStagedBucketize;
     if (step.op == kRemainder && step.dtype == kInt64 && dtype == kInt64) return kLongRemainder;
-    if (step.op == kCast && step.dtype == kInt64) return dtype == kFloat ? kTruncate : as_they_are;
-    if (step.op == kAddTensor && step.dtype == kInt64 && step.tensor_dtype == kInt64 && as_they_are && r.places.inner) return kAddition;
-    return kAnyWay;
+    if (step.op == kCast && step.dtype == kInt64) return integers ? kNoSteps : kTruncate;
+    if (step.op == kAddTensor && step.dtype == kInt64 && step.tensor_dtype == kInt64 && integers && r.places.inner) return kAddition;
+    return kSteps;
   }
 
   // False: they are too far apart. `rows`: of the view, with its inner ones.

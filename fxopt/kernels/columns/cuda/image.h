@@ -133,7 +133,7 @@ struct Builder : Columns {
   static void take_tiled(const Key& key, Units& units, uint32_t chunks, std::vector<std::pair<Key, Units>>& tiled) {
     auto fits = [&](const std::vector<Record>& chain) {
       const Record& r = chain[0];
-      return chain.size() == 1 && r.kind == kRows && r.way != kAnyWay && r.places.inner == 0 && r.chunk_bytes == 16 && r.chunks == chunks;
+      return chain.size() == 1 && r.kind == kRows && r.way != kAnyWay && r.ids.view.inner == 0 && r.chunk_bytes == 16 && r.chunks == chunks;
     };
     if (std::get<4>(key) < kLeastTiledRows || std::count_if(units.begin(), units.end(), fits) < kLeastTiledColumns) return;
     const auto taken = std::stable_partition(units.begin(), units.end(), [&](const auto& chain) { return !fits(chain); });

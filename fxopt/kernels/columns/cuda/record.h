@@ -29,8 +29,8 @@ struct Places {
 constexpr uint8_t kCodes = 1;  // a Record's chunk_bytes where rows in 8 bits become floats, a chunk of four codes at a time
 enum Kind : int8_t { kCopy, kRows, kConvert, kBags, kLooseBags, kBagsAny };  // see gather.cuh and pool.cuh
 // How rows.cuh comes to the ids of a kRows column. kTruncate: floats as int64. kAddition: of what a tensor has for each row of
-// the inner dim. kPosition: the row itself, of a tensor that is copied. kAnyWay: by gather.cuh, which runs any program.
-enum Way : int8_t { kAnyWay, kNoSteps, kTruncate, kStagedBucketize, kLongRemainder, kAddition, kPosition };
+// the inner dim. kSteps: by any program. kPosition: the row itself, of a tensor that is copied. kAnyWay: by gather.cuh.
+enum Way : int8_t { kAnyWay, kNoSteps, kTruncate, kStagedBucketize, kLongRemainder, kAddition, kSteps, kPosition };
 enum RecordFlag : int32_t {  // beyond layout.h's, which keep their bits
   kAccurate = 1 << 16,  // arithmetic in fp64
   kDense = 1 << 17,     // a padded bag: NaN wins a maximum

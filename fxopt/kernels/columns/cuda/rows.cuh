@@ -132,9 +132,23 @@ FXOPT_DEVICE void add_tensor(const Launch& launch, const Record& record, const u
   for (int k = 0; k < kPerThread; k++) id[k] = int64_t(uint64_t(id[k]) + uint64_t(load_as<long long>(data + position[k] % record.places.inner * stride)));
 }
 
-// Ids in place of what they are found from, by the record's way.
-FXOPT_DEVICE void find_ids(const Launch& launch, const Record& record, const float* shared, const Edges& edges, int64_t (&id)[kPerThread]) {
-  if (record.way == kStagedBucketize) {
+// The record's program on values at these positions.
+FXOPT_DEVICE void run_program(const Launch& launch, const Record& record, const uint32_t (&position)[kPerThread], int64_t (&id)[kPerThread]) {
+  const Values& ids = record.ids;
+  const uint32_t inner = uint32_t(ids.view.inner);
+#pragma unroll
+  for (int k = 0; k < kPerThread; k++)
+    id[k] = run_steps(launch.steps + ids.steps_at, ids.n_steps, number(id[k]), ids.view.dtype, inner ? position[k] % inner : 0).v.i;
+}
+
+// Ids in place of what they are found from, by the record's way. Positions matter where there is an inner dim.
+FXOPT_DEVICE void find_ids(const Launch& launch, const Record& record, const float* shared, const Edges& edges, const uint32_t (&position)[kPerThread],
+                           int64_t (&id)[kPerThread]) {
+  if (record.way == kAddition) {
+    add_tensor(launch, record, position, id);
+  } else if (record.way == kSteps) {
+    run_program(launch, record, position, id);
+  } else if (record.way == kStagedBucketize) {
     float v[kPerThread];
 #pragma unroll
     for (int k = 0; k < kPerThread; k++) v[k] = __uint_as_float(uint32_t(id[k]));
@@ -148,6 +162,9 @@ FXOPT_DEVICE void find_ids(const Launch& launch, const Record& record, const flo
 #pragma unroll
     for (int k = 0; k < kPerThread; k++) id[k] = remainder(step.a, step.magic, id[k]);
   }
+  if (!(record.flags & kWrapNegative)) return;
+#pragma unroll
+  for (int k = 0; k < kPerThread; k++) id[k] += id[k] < 0 ? record.table_rows : 0;
 }
 
 // Table rows `ids` of positions 32 k + thread, the first `live` of them, in chunks of type T. All 32 threads load kPerThread
@@ -206,8 +223,7 @@ FXOPT_DEVICE uint32_t run_rows(const Launch& launch, const Record& record, float
       for (int k = 0; k < kPerThread; k++) row[k] = int(place[k]);
     } else {
       load_sources(launch, record, place, id);
-      if (record.way == kAddition) add_tensor(launch, record, position, id);
-      else find_ids(launch, record, shared, edges, id);
+      find_ids(launch, record, shared, edges, position, id);
       bool bad = false;
       const uint64_t rows = uint64_t(record.table_rows);
 #pragma unroll
