@@ -132,22 +132,24 @@ FXOPT_DEVICE void add_tensor(const Launch& launch, const Record& record, const u
   for (int k = 0; k < kPerThread; k++) id[k] = int64_t(uint64_t(id[k]) + uint64_t(load_as<long long>(data + position[k] % record.places.inner * stride)));
 }
 
-// The record's program on values at these positions.
-FXOPT_DEVICE void run_program(const Launch& launch, const Record& record, const uint32_t (&position)[kPerThread], int64_t (&id)[kPerThread]) {
+// The record's program on values at these positions, of which `live` are not the first one again.
+FXOPT_DEVICE void run_program(const Launch& launch, const Record& record, const uint32_t (&position)[kPerThread], uint32_t live, int64_t (&id)[kPerThread]) {
   const Values& ids = record.ids;
   const uint32_t inner = uint32_t(ids.view.inner);
 #pragma unroll
-  for (int k = 0; k < kPerThread; k++)
-    id[k] = run_steps(launch.steps + ids.steps_at, ids.n_steps, number(id[k]), ids.view.dtype, inner ? position[k] % inner : 0).v.i;
+  for (int k = 0; k < kPerThread; k++) {
+    if (k == 0 || k * 32 < live) id[k] = run_steps(launch.steps + ids.steps_at, ids.n_steps, number(id[k]), ids.view.dtype, inner ? position[k] % inner : 0).v.i;
+    else id[k] = id[0];
+  }
 }
 
 // Ids in place of what they are found from, by the record's way. Positions matter where there is an inner dim.
 FXOPT_DEVICE void find_ids(const Launch& launch, const Record& record, const float* shared, const Edges& edges, const uint32_t (&position)[kPerThread],
-                           int64_t (&id)[kPerThread]) {
+                           uint32_t live, int64_t (&id)[kPerThread]) {
   if (record.way == kAddition) {
     add_tensor(launch, record, position, id);
   } else if (record.way == kSteps) {
-    run_program(launch, record, position, id);
+    run_program(launch, record, position, live, id);
   } else if (record.way == kStagedBucketize) {
     float v[kPerThread];
 #pragma unroll
@@ -223,7 +225,7 @@ FXOPT_DEVICE uint32_t run_rows(const Launch& launch, const Record& record, float
       for (int k = 0; k < kPerThread; k++) row[k] = int(place[k]);
     } else {
       load_sources(launch, record, place, id);
-      find_ids(launch, record, shared, edges, position, id);
+      find_ids(launch, record, shared, edges, position, live, id);
       bool bad = false;
       const uint64_t rows = uint64_t(record.table_rows);
 #pragma unroll

@@ -31,7 +31,7 @@ FXOPT_DEVICE bool find_column(const Launch& launch, const Record& its_record, fl
 #pragma unroll
     for (int k = 0; k < kPerThread; k++) id[k] = next[k];
     if (at + 32 * kPerThread < last) load_next(at + 32 * kPerThread);
-    find_ids(launch, record, shared, edges, position, id);
+    find_ids(launch, record, shared, edges, position, 32 * kPerThread, id);
 #pragma unroll
     for (int k = 0; k < kPerThread; k++) bad |= uint64_t(id[k]) >= uint64_t(record.table_rows);
     if (__any_sync(kAll, bad)) {
