@@ -22,7 +22,7 @@ from torch import nn
 
 from fxopt.names import is_users, named_by, names_asked, names_in, user_classes
 
-_MOST_FUNCTIONS, _MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 500, 200_000, 1000, 12
+MOST_FUNCTIONS, _MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 2000, 200_000, 1000, 12
 _ATOMS = (str, bytes, int, float, complex, type(None), type, types.ModuleType, types.CodeType)
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None), torch.dtype, torch.device})
 _CONTAINERS = (list, tuple, set, frozenset, deque)
@@ -201,8 +201,13 @@ class Code:
     def _search(self, roots: Iterable[Any], without: Iterable[nn.Module]) -> None:
         self._seen.update(map(id, without))
         self._look_at(roots)
-        while self._pending and len(self.functions) < _MOST_FUNCTIONS:
+        while self._pending and not self.too_many:
             self._follow(self._pending.pop())
+
+    @property
+    def too_many(self) -> bool:
+        """Whether more functions are in reach than anybody follows: what they read is not all known."""
+        return len(self.functions) > MOST_FUNCTIONS
 
     def _look_at(self, roots: Iterable[Any]) -> None:
         """The functions and the classes behind these values."""

@@ -21,7 +21,7 @@ from fxopt.capture.mirror import BYTES, attributes, is_plain_object, is_unseen
 from fxopt.capture.questions import first_question
 from fxopt.capture.state import hooks_of
 from fxopt.names import is_users, named_by, names_in, names_stored
-from fxopt.reach import MOST_BYTES, Code, is_long, too_large, wrapped
+from fxopt.reach import MOST_BYTES, MOST_FUNCTIONS, Code, is_long, too_large, wrapped
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 _MISSING = object()
@@ -69,6 +69,8 @@ class Reach:
                 self._value(value.name, None, value)
         if "environ" in code.names:
             self._value("os.environ", None, os.environ)
+        if code.too_many:
+            self.once = f"call any of more than {MOST_FUNCTIONS:,} functions, too many to see what changes them"
         caches = [value for value in code.held if isinstance(value, _CACHED)]
         self._caches = [(cache, cache.cache_info().misses) for cache in caches]
 

@@ -113,10 +113,11 @@ class Dispatcher:
                 except NotNow as reason:
                     self._refuse(str(reason))
                     return
-                if entry is None:
-                    rehearse(self.original, args, kwargs)
-                    entry = self._eager_entry(args, kwargs, now, failure)
-                self.entries = (entry, *self.entries)
+                if entry is not None:
+                    self.entries = (entry, *self.entries)
+                    return
+                rehearse(self.original, args, kwargs)
+                self.entries = (*self.entries, self._eager_entry(args, kwargs, now, failure))
 
     def find(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry, Tensors] | None:
         """The entry that serves a call, and what it runs on."""

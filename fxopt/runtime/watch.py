@@ -143,6 +143,11 @@ class Watch:
         """(container, key, value) of all that is watched."""
         return [(slot.where, slot.key, value) for slot, value in zip(self._slots, self._values, strict=True)]
 
+    @property
+    def size(self) -> int:
+        """How much there is to look at."""
+        return len(self._slots)
+
     def holds(self) -> bool:
         """Whether nothing changed."""
         return (

@@ -1,0 +1,90 @@
+"""How often the dispatcher looks whether a model that stays eager could be captured now."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import fxopt
+from fxopt import reach
+from fxopt.runtime import dispatcher_of
+from fxopt.runtime.watch import Watch
+
+
+class AsksData(nn.Module):
+    """Asks its data, unless it is told not to."""
+
+    def __init__(self, settings: int) -> None:
+        super().__init__()
+        self.linear, self.asks, self.chosen = nn.Linear(4, 2), True, "s1"
+        self.settings = SimpleNamespace(**{f"s{k}": k for k in range(settings)})
+
+    def forward(self, x):
+        if self.asks and bool(x.sum() > 1e9):
+            return x
+        return self.linear(x) * getattr(self.settings, self.chosen)  # which may be any of them
+
+
+def looks_in(calls, model, x, monkeypatch):
+    counted = []
+    holds = Watch.holds
+    monkeypatch.setattr(Watch, "holds", lambda watch: counted.append(watch) or holds(watch))
+    for _ in range(calls):
+        model(x)
+    return len(counted)
+
+
+@pytest.mark.parametrize(("settings", "least", "most"), [(2, 64, 64), (2000, 1, 4)])
+def test_a_long_look_is_for_more_calls(settings, least, most, monkeypatch):
+    model, x = fxopt.optimize(AsksData(settings).eval()), torch.randn(3, 4)
+    with torch.no_grad():
+        model(x)
+        assert dispatcher_of(model).entries[0].executable is None
+        assert least <= looks_in(64, model, x, monkeypatch) <= most
+
+
+@pytest.mark.parametrize("settings", [2, 2000])
+def test_what_changes_is_captured_soon(settings):
+    model, x = fxopt.optimize(AsksData(settings).eval()), torch.randn(3, 4)
+    with torch.no_grad():
+        model(x)
+        model.asks = False
+        for _ in range(1 + settings // 32):
+            assert torch.allclose(model(x), model.linear(x))
+        assert any(entry.executable is not None for entry in dispatcher_of(model).entries)
+
+
+def scaled(x):
+    return x * SCALE
+
+
+def several(x):
+    return scaled(scaled(x))
+
+
+SCALE = 2.0
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return several(self.linear(x))
+
+
+@pytest.mark.parametrize("most", [2, 500])
+def test_what_nobody_follows_is_no_graph(most, monkeypatch):
+    monkeypatch.setattr(reach, "MOST_FUNCTIONS", most)
+    eager = Deep().eval()
+    model, x = fxopt.optimize(eager), torch.randn(3, 4)
+    with torch.no_grad():
+        model(x)
+        (entry,) = dispatcher_of(model).entries
+        assert ("too many to see what changes them" in entry.findings.eager_reason) == (most == 2)
+        monkeypatch.setitem(globals(), "SCALE", 3.0)
+        assert torch.allclose(model(x), eager.linear(x) * 9)
