@@ -83,7 +83,7 @@ class Entry:
 
     def _stands(self) -> bool:
         """Whether the model is as it was. Where calls stay eager, only what may be captured now depends on that, so a
-        look that takes longer is for more calls: 3,241 slots (einx) took 185 us of each call, where the model takes 35."""
+        look that takes longer is for more calls: 3,241 slots (einx) took 185 us of each call, the model 35."""
         if self.executable is not None:
             return self.watch.holds()
         if not self._unlooked:
