@@ -13,6 +13,7 @@ import fxopt
 from fxopt.kernels.mlp.cuda.few_rows import OPERATORS, gpu_few_rows, reference
 from fxopt.kernels.mlp.cuda.linear import CODES
 from fxopt.rewrites import linear_chains, linear_layers
+from fxopt.tune.tuner import Tuner, Verdict
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.programs import layers
 
@@ -164,7 +165,8 @@ def test_a_replay_sees_an_update_and_nan_passes():
 
 @pytest.mark.gpu
 @pytest.mark.timed
-def test_a_model_gives_eagers_numbers():
+def test_a_model_gives_eagers_numbers(monkeypatch):
+    monkeypatch.setattr(Tuner, "verdict", lambda self, site: Verdict({16: 2.0}))  # whatever else the GPU is busy with
     sizes = (2048, 1024, 1024, 512, 128, 4)
     parts = [part for K, N in itertools.pairwise(sizes) for part in (nn.Linear(K, N), nn.ReLU())]
     model = nn.Sequential(*parts).cuda().eval()
