@@ -12,6 +12,7 @@ from fxopt.patterns.contractions.convolutions import CONVOLUTIONS
 from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.terms import Dim, Factor, Term
 from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.linear_layers import activated
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import static
 from fxopt.shape.spelled import SPELLED, spelled
@@ -24,18 +25,24 @@ def find_compressed_interactions(module: GraphModule, inference: bool) -> Iterat
     for node in module.graph.nodes:
         if node.target not in SPELLED or node.target is torch.ops.aten.mul.Tensor or not _is_plain(node):
             continue
-        found = (_match(node, term) for term in reader.terms(node, deepest=3) if len(term.factors) == 3)
+        ended = inference and node.meta["val"].is_cuda
+        found = (_match(node, term, ended) for term in reader.terms(node, deepest=3) if len(term.factors) == 3)
         yield from itertools.islice(filter(None, found), 1)
 
 
-def _match(node: Node, term: Term) -> Match | None:
+def _match(node: Node, term: Term, ended: bool) -> Match | None:
+    """ended: with the bias and a ReLU behind it, as the operator for GPUs takes them."""
     for x, y, weight in itertools.permutations(term.factors):
         groups = _groups(term, x, y, weight)
         if groups is not None:
             call = spelled(node)
             bias = call.bias[0] if call is not None and call.bias is not None else None
             bound = {"term": term, "x": x, "y": y, "weight": weight, "groups": groups, "bias": bias}
-            return Match(node, {**bound, "tensors": (x.node, y.node, weight.node)})
+            anchor, activation = activated(node) if ended else (node, "")
+            anchor = anchor if activation == "relu" else node
+            return Match(
+                anchor, {**bound, "ended": ended, "relu": anchor is not node, "tensors": (x.node, y.node, weight.node)}
+            )
     return None
 
 

@@ -66,7 +66,7 @@ def find_layers(module: GraphModule, inference: bool) -> Iterator[Match | Reject
         elif isinstance(layer, str):
             yield Reject(layer, node)
         elif layer is not None:
-            anchor, activation = _activated(node)
+            anchor, activation = activated(node)
             outputs, inputs = map(static, shape_of(layer.weight))
             if activation or outputs == 1 or (inputs is not None and not SHORT_IN < inputs < LONG_IN):
                 yield Match(anchor, {"arguments": (layer.x, layer.weight, layer.bias, activation)})
@@ -133,7 +133,7 @@ def _linears(module: GraphModule) -> Iterable[Node]:
     return module.graph.find_nodes(op="call_function", target=aten.linear.default)
 
 
-def _activated(node: Node) -> tuple[Node, str]:
+def activated(node: Node) -> tuple[Node, str]:
     (user, *others) = node.users or (node,)
     if others or user.target not in _ACTIVATIONS:
         return node, ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from fxopt.kernels.compressed_interaction.op import OPERATORS, call
+from fxopt.kernels.compressed_interaction.op import OPERATORS, call, gpu_compressed_interaction
 from fxopt.patterns.compressed_interaction import find_compressed_interactions
 from fxopt.patterns.contractions.terms import Factor
 from fxopt.patterns.core import Match
@@ -26,8 +26,12 @@ def replace_compressed(editor: Editor, match: Match) -> Replacement:
     b, d, h, m, o = (groups[letter] for letter in "bdhmo")
     x, y = (arranged(editor, bound[side], [b, own, d]) for side, own in (("x", h), ("y", m)))
     weight = arranged(editor, bound["weight"], [o, (*h, *m)])
-    value = editor.ours(OPERATORS, "compressed_interaction", call, x, y, weight)
-    if bound["bias"] is not None:
+    if bound["ended"]:
+        arguments = x, y, weight, bound["bias"], bound["relu"]
+        value = editor.ours(OPERATORS, "gpu_compressed_interaction", gpu_compressed_interaction, *arguments)
+    else:
+        value = editor.ours(OPERATORS, "compressed_interaction", call, x, y, weight)
+    if bound["bias"] is not None and not bound["ended"]:
         value = editor.call(aten.add.Tensor, value, editor.call(aten.unsqueeze.default, bound["bias"], 1))
     node = like(editor, match.anchor, arranged(editor, Factor(value, (b, o, d)), bound["term"].dims))
     return Replacement(

@@ -8,10 +8,13 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fxopt.kernels.compressed_interaction import op
 from fxopt.kernels.compressed_interaction.cuda import compress
 from fxopt.kernels.compressed_interaction.cuda.compress import KERNEL, parameters, splits_for
+from fxopt.rewrites.compressed_interaction import REWRITE
+from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.cuda.planted import awake, compiled, on_the_shim, run
 from tests.cuda.shim_library import ShimError
 
@@ -37,6 +40,9 @@ MUTATIONS = {
     "a split left out": ("split < c.splits; split++", "split < c.splits - {}; split++"),
     "the part of another split": ("split * 2 + own.half,", "({} ? 0 : split * 2) + own.half,"),
     "y of another row": ("first_row + row, c.y_strides[0]", "first_row + ({} ? row / 2 : row), c.y_strides[0]"),
+    "another output's bias": ("sum += c.bias[output];", "sum += c.bias[{} ? 0 : output];"),
+    "a bias for each split": ("if (c.splits == 1) {", "if (c.splits == 1 || {}) {"),
+    "no ReLU": ("c.relu && sum < 0.0f", "c.relu && !{} && sum < 0.0f"),
     "the next piece of m": ("if (first >= c.m) first = 0", "if (first >= c.m || {}) first = 0"),
 }  # fmt: skip
 
@@ -59,29 +65,45 @@ def convolutions_in(precision):
         torch.backends.cudnn.conv.fp32_precision = before
 
 
-def exact(x, y, weight):
+def exact(x, y, weight, bias=None):
     cube = weight.unflatten(1, (x.shape[1], y.shape[1]))
-    return torch.einsum("bhd,bmd,ohm->bod", x.double(), y.double(), cube.double())
+    result = torch.einsum("bhd,bmd,ohm->bod", x.double(), y.double(), cube.double())
+    return result if bias is None else result + bias.double().unsqueeze(1)
 
 
-def found(library, tensors, splits=1, narrow=True, precise=False, seed=0):
+def found(library, tensors, splits=1, narrow=True, precise=False, seed=0, relu=False):
+    *tensors, bias = [*tensors, None][:4]
     shape = (len(tensors[0]), len(tensors[2]), tensors[0].shape[2])
     size = math.prod(shape)
     memory = [torch.full((count * size + 8192,), 7.0) for count in (1, splits)]
     out, sums = (each[:-8192].view(-1, *shape) for each in memory)
-    packed = parameters(tensors, out[0], sums if splits > 1 else None, narrow, precise)
-    run(library, library.fxopt_compress, packed, [*tensors, sums], torch.float32, seed)
+    packed = parameters(tensors, out[0], sums if splits > 1 else None, narrow, precise, bias, relu)
+    run(
+        library,
+        library.fxopt_compress,
+        packed,
+        [*tensors, *([] if bias is None else [bias]), sums],
+        torch.float32,
+        seed,
+    )
     assert all((each[-8192:] == 7).all() for each in memory), "a write behind the result"
     return out[0].double()
 
 
-def close(given, tensors, precise=False):
+def close(given, tensors, precise=False, relu=False):
     """Within what rounding both factors to TF32, or a sum of floats, may change; what is not finite is as in fp64."""
     expected, size = exact(*tensors), exact(*(t.abs() for t in tensors))
+    expected = expected.relu() if relu else expected
     finite = expected.isfinite()
     torch.testing.assert_close(given[~finite], expected[~finite], equal_nan=True)
     wrong = finite & ~((given - expected).abs() <= size * (3e-6 if precise else 1.01 * 2**-10) + 1e-30)
     assert not wrong.any(), f"{int(wrong.sum())} numbers differ: {given[wrong]}, expected {expected[wrong]}"
+
+
+def with_bias(*sizes, device="cpu"):
+    """Half of the outputs are below 0, whatever the products are."""
+    tensors = example(*sizes, device=device)
+    return [*tensors, (torch.arange(len(tensors[2]), device=device) % 2 * 2 - 1) * 300.0]
 
 
 SIZES = [
@@ -105,6 +127,34 @@ def test_equals_fp64(shim, B, H, M, N, D):
 def test_of_128_outputs_a_block(shim, splits, precise):
     tensors = example(1, 6, 6, 140, 9)
     close(found(shim, tensors, splits, narrow=False, precise=precise), tensors, precise)
+
+
+def cin(x, y, weight, bias):
+    maps = F.conv1d((x.unsqueeze(2) * y.unsqueeze(1)).flatten(1, 2), weight, bias)
+    return maps.relu(), maps.sum() if bias is None else 0
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_a_layers_bias_and_relu_are_its_own(inference):
+    module = graph_of(lambda *tensors: cin(*tensors)[0], [(7, 3, 4), (7, 5, 4), (6, 15, 1), (6,)])
+    rewritten(module, REWRITE, inference=inference)
+    names = names_of(module)
+    assert ("fxopt.gpu_compressed_interaction" in names) == ("aten.relu" not in names) == inference
+    assert ("fxopt.compressed_interaction" in names) == (not inference)
+
+
+def test_what_others_read_keeps_its_sign():
+    module = graph_of(lambda *tensors: cin(*tensors, None), [(7, 3, 4), (7, 5, 4), (6, 15, 1)])
+    rewritten(module, REWRITE)
+    assert {"fxopt.gpu_compressed_interaction", "aten.relu"} <= set(names_of(module))
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("D", [4, 5])
+@pytest.mark.parametrize("relu", [True, False])
+def test_a_bias_and_relu(shim, splits, D, relu):
+    tensors = with_bias(3, 6, 6, 9, D)
+    close(found(shim, tensors, splits, relu=relu), tensors, relu=relu)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -167,13 +217,14 @@ def test_splits_keep_a_gpu_busy():
 def test_planted_bugs_are_caught(shim, name):
     infinite = example(1, 1, 1, 3, 4)
     infinite[0][0, 0, 1] = math.inf
-    calls = [(infinite, 1), (example(1, 7, 7, 9, 5), 2), (example(1, 4, 30, 6, 4), 1)]
+    calls = [(infinite, 1), (with_bias(1, 7, 7, 9, 5), 2), (example(1, 4, 30, 6, 4), 1)]
     noticed = False
     for tensors, splits in calls:
+        relu = len(tensors) == 4
         try:
             with awake(shim, MUTATIONS, name):
-                given = found(shim, tensors, splits)
-            close(given, tensors)
+                given = found(shim, tensors, splits, relu=relu)
+            close(given, tensors, relu=relu)
         except (ShimError, AssertionError):
             noticed = True
             break
@@ -187,12 +238,14 @@ def test_planted_bugs_are_caught(shim, name):
 )
 @pytest.mark.parametrize("precision", ["tf32", "ieee"])
 def test_on_a_gpu(B, H, M, N, D, precision):
-    x, y, weight = example(B, H, M, N, D, device="cuda")
+    x, y, weight, bias = with_bias(B, H, M, N, D, device="cuda")
     strided = x.permute(2, 0, 1).contiguous().permute(1, 2, 0)
     for tensors in ((x, y, weight), (strided, y, weight)):
         with torch.no_grad(), convolutions_in(precision):
             kernel = compress.loaded(*tensors)
             assert kernel is not None
             given = [op._on_cuda(*tensors) for _ in range(2)]
+            ended = op.gpu_compressed_interaction(*tensors, bias, True)
         assert torch.equal(*given)
         close(given[0].double(), tensors, precision == "ieee")
+        close(ended.double(), (*tensors, bias), precision == "ieee", relu=True)

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import gradients
+from .. import cuda_call, gradients
 from ..operators import BY_ROWS, NO_PLAN, Operator, Operators, cpu_library
 from .cuda import compress
 
 _SCHEMA = "compressed_interaction(Tensor x, Tensor y, Tensor weight) -> Tensor"
+_GPU_SCHEMA = "gpu_compressed_interaction(Tensor x, Tensor y, Tensor weight, Tensor? bias, bool relu) -> Tensor"
 KERNEL = cpu_library(Path(__file__).parent, "layout.h", "compress.h", (_SCHEMA,))
 _CHUNK = 1 << 20  # products at a time, in PyTorch
 _CHUNK_ON_CUDA = 1 << 24  # 64 MB of them
@@ -50,6 +51,24 @@ def _on_cuda(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return _by_cudnn(x, y, weight) if kernel is None else compress.compressed(kernel, x, y, weight)
 
 
+def gpu_compressed_interaction(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """The same on CUDA with a `bias` [O] and ReLU, for tensors that record no gradients."""
+    kernel = compress.loaded(x, y, weight)
+    beside = bias is None or (cuda_call.alike((x, bias)) and bias.is_contiguous() and len(bias) == len(weight))
+    if kernel is not None and beside:
+        return compress.compressed(kernel, x, y, weight, bias, relu)
+    return _ended(_on_cuda(x, y, weight), bias, relu)
+
+
+def _ended(value: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    value = value if bias is None else value.add_(bias.unsqueeze(1))
+    return value.relu_() if relu else value
+
+
+def _reference(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    return _ended(compressed_interaction(x, y, weight), bias, relu)
+
+
 def _by_cudnn(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Products are written over channels that lie side by side, as in a GEMM.
 
@@ -73,7 +92,7 @@ def call(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return OPERATORS.recorded("compressed_interaction", x, y, weight) if outputs is None else outputs[0]
 
 
-def _fake(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+def _fake(x: Tensor, y: Tensor, weight: Tensor, *_: object) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0], x.shape[2]))
 
 
@@ -111,7 +130,10 @@ def _of_weight(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 OPERATORS = Operators(
-    (Operator(_SCHEMA, compressed_interaction, _fake, _backward, _setup_context, {"CUDA": _on_cuda}, facts=BY_ROWS),),
+    (
+        Operator(_SCHEMA, compressed_interaction, _fake, _backward, _setup_context, {"CUDA": _on_cuda}, facts=BY_ROWS),
+        Operator(_GPU_SCHEMA, _reference, _fake, facts=BY_ROWS),
+    ),
     KERNEL,
     compress.KERNEL,
 )

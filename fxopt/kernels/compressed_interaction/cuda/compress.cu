@@ -130,7 +130,11 @@ __device__ __forceinline__ void write(const Compress& c, const Own& own, int fir
   for (int k = 0; k < TILES * 2; k++) {
     const int j = k / 2, side = k % 2, output = begin + j * 8 + own.quarter * 2 + side;
     if (output >= c.outputs) continue;
-    const float values[4] = {sums[0][j][side], sums[0][j][2 + side], sums[1][j][side], sums[1][j][2 + side]};
+    float values[4] = {sums[0][j][side], sums[0][j][2 + side], sums[1][j][side], sums[1][j][2 + side]};
+    if (c.splits == 1) {
+#pragma unroll
+      for (int r = 0; r < 4; r++) values[r] = finished(c, output, values[r]);
+    }
     float* const to = out + output * c.positions;
     if (c.positions % 4 == 0) {
       if (row < c.rows) *reinterpret_cast<float4*>(to + places[0]) = float4{values[0], values[1], values[2], values[3]};
@@ -181,6 +185,8 @@ __global__ void __launch_bounds__(kSumThreads) splits_kernel(const __grid_consta
 #pragma unroll
     for (int k = 0; k < SIZE; k++) sum.value[k] += more.value[k];
   }
+#pragma unroll
+  for (int k = 0; k < SIZE; k++) sum.value[k] = finished(c, int(uint32_t(at + k) / uint32_t(c.positions) % uint32_t(c.outputs)), sum.value[k]);
   *reinterpret_cast<Vector<float, SIZE>*>(c.out + at) = sum;
 }
 

@@ -62,8 +62,10 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
 
 
-def compressed(kernel: ctypes.CDLL, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """The operator by the library that :func:`loaded` gave."""
+def compressed(
+    kernel: ctypes.CDLL, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False
+) -> Tensor:
+    """The operator by the library that :func:`loaded` gave; then a `bias` [N] without gaps is added, and ReLU."""
     weight = weight if weight.stride(1) == 1 or weight.shape[1] == 1 else weight.contiguous()
     exact = torch.backends.cudnn.conv.fp32_precision != "tf32"  # type: ignore[attr-defined]
     (B, H, D), M, N = x.shape, y.shape[1], weight.shape[0]
@@ -72,7 +74,7 @@ def compressed(kernel: ctypes.CDLL, x: Tensor, y: Tensor, weight: Tensor) -> Ten
     splits = splits_for(tiles, _chunks(H, M)[0], _processors(x.device))
     out = x.new_empty(B, N, D)
     partial = x.new_empty(splits, B, N, D) if splits > 1 else None
-    cuda_call.launch(kernel.fxopt_compress, parameters((x, y, weight), out, partial, narrow, exact), x)
+    cuda_call.launch(kernel.fxopt_compress, parameters((x, y, weight), out, partial, narrow, exact, bias, relu), x)
     return out
 
 
@@ -96,15 +98,31 @@ def splits_for(tiles: int, chunks: int, processors: int) -> int:
 
 
 def parameters(
-    tensors: Sequence[Tensor], out: Tensor, partial: Tensor | None, narrow: bool = False, exact: bool = False
+    tensors: Sequence[Tensor],
+    out: Tensor,
+    partial: Tensor | None,
+    narrow: bool = False,
+    exact: bool = False,
+    bias: Tensor | None = None,
+    relu: bool = False,
 ) -> bytes:
     """tile.cuh's Compress. tensors: x, y and weight, whose rows lie side by side. partial: [splits, B, N, D]."""
     x, y, weight = tensors
     (B, H, D), M, N = x.shape, y.shape[1], weight.shape[0]
-    words = (*(tensor.data_ptr() for tensor in (*tensors, out)), 0 if partial is None else partial.data_ptr())
+    words = [0 if tensor is None else tensor.data_ptr() for tensor in (*tensors, bias, out, partial)]
     sizes = (B * D, D, H, M, N, 1 if partial is None else len(partial))
-    numbers = (*x.stride(), *y.stride(), weight.stride(0), *sizes, *_chunks(H, M), _unit(weight, M), narrow, exact)
-    return struct.pack("<5q19i4x", *words, *numbers)
+    numbers = (
+        *x.stride(),
+        *y.stride(),
+        weight.stride(0),
+        *sizes,
+        *_chunks(H, M),
+        _unit(weight, M),
+        narrow,
+        exact,
+        relu,
+    )
+    return struct.pack("<6q20i", *words, *numbers)
 
 
 def _unit(weight: Tensor, M: int) -> int:

@@ -18,14 +18,20 @@ __host__ __device__ constexpr int buffers_of(int columns) { return 8 * plane_of(
 
 // A chunk is two h's and `piece` m's, numbered with the m's of two h's side by side. Strides in elements.
 struct Compress {
-  const float *x, *y, *weight;  // weight: [outputs, h * m], an output's side by side
-  float *out, *partial;         // [B, outputs, positions], and where there are more splits than one, these of each
+  const float *x, *y, *weight, *bias;  // weight: [outputs, h * m], an output's side by side; bias: null for none
+  float *out, *partial;                // [B, outputs, positions], and where there are more splits than one, these of each
   int32_t x_strides[3], y_strides[3], weight_stride;
   int32_t rows, positions, h, m, outputs;
   int32_t splits, chunks, piece, pieces, unit;  // pieces: chunks of two h's; unit: weights that one copy takes
-  int32_t narrow, exact;                        // narrow: 64 outputs a block instead of 128
+  int32_t narrow, exact, relu;                  // narrow: 64 outputs a block instead of 128
 };
-static_assert(sizeof(Compress) == 5 * 8 + 19 * 4 + 4);
+static_assert(sizeof(Compress) == 6 * 8 + 20 * 4);
+
+// A sum of all products of an output, with its bias and ReLU.
+__device__ __forceinline__ float finished(const Compress& c, int output, float sum) {
+  if (c.bias) sum += c.bias[output];
+  return c.relu && sum < 0.0f ? 0.0f : sum;
+}
 
 struct Chunk {
   int h, first, live;  // its first h; its first m and how many there are
