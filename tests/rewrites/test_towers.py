@@ -216,10 +216,14 @@ def chunks_of_rows(self: Spelled, x: Tensor) -> Tensor:
     return torch.cat([self.a(part).relu() for part in torch.cat([self.b(x), self.c(x)], 1)[:, :6].chunk(3)])
 
 
+def one_bias(self: Spelled, x: Tensor) -> Tensor:
+    return torch.stack([F.linear(x, net.weight, net.bias[:1]) for net in (self.a, self.b, self.c)], 1)
+
+
 FORWARDS = (
     *(tied, applied_twice, read_by_others, activated_and_not, edited, batch_norm_between, gated, shared_rows),
     *(over_the_batch, dims_swapped, two_softmaxes, part_of_a_softmax, turned_experts, rows_folded, across_rows),
-    chunks_of_rows,
+    *(chunks_of_rows, one_bias),
 )
 
 
