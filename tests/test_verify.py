@@ -332,6 +332,28 @@ def test_what_is_made_of_no_float_has_a_reference_too():
     assert judge(Routing(), (1e3 * torch.randn(5, 40, 6), torch.randint(0, 9, (5, 40))), reorder, FIRST).ok
 
 
+def test_sparse_constants_have_a_reference_too():
+    """NGCF keeps its graph of users and items as a sparse tensor that is no buffer."""
+
+    class Propagated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.items = nn.Parameter(1e3 * torch.randn(40, 300))
+            self.edges = torch.rand(40, 40).sub(0.5).relu().to_sparse()
+
+        def forward(self, x):
+            return x * torch.sparse.mm(self.edges, self.items).sum(1)
+
+    def reorder(graph):
+        product = next(node for node in graph.graph.nodes if node.target is torch.ops.aten._sparse_mm.default)
+        with graph.graph.inserting_after(product):
+            turned = graph.graph.call_function(torch.ops.aten.flip.default, (product, [1]))
+        product.replace_all_uses_with(turned, delete_user_cb=lambda user: user is not turned)
+
+    torch.manual_seed(0)
+    assert judge(Propagated(), (torch.randn(3, 1),), reorder, FIRST).ok
+
+
 def test_text_of_a_size_is_that_of_the_call():
     """A trace would write the name of a symbol there."""
 

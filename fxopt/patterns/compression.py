@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.patterns.core import Match, Reject, calls_of_ours
+from fxopt.patterns.linear_layers import sizes_fit
 from fxopt.shape.sizes import shape_of, static, tensor_of
 
 aten = torch.ops.aten
@@ -23,7 +24,7 @@ def find_wide_linears(module: GraphModule, inference: bool) -> Iterator[Match | 
         if not isinstance(weight, Node) or not _is_state(weight):
             continue
         sizes = [static(size) for size in shape_of(weight)]
-        if None in sizes or len(sizes) != 2 or sizes[0] * sizes[1] < _SMALLEST:  # type: ignore[operator]
+        if None in sizes or not sizes_fit(node) or sizes[0] * sizes[1] < _SMALLEST:  # type: ignore[operator]
             continue
         if not inference:
             yield Reject("it is captured with gradients: weights in fewer bits serve inference alone", node)

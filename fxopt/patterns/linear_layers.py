@@ -24,6 +24,7 @@ from fxopt.shape.view_steps import Permute
 
 aten = torch.ops.aten
 _ACTIVATIONS = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid"}
+_SIZES = "its weight is no matrix, or its bias is no vector of its outputs"
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,8 @@ def _cpu_layer(node: Node) -> Layer | str:
         return "its weight is not a tensor"
     if value.dtype != torch.float32 or value.device.type != "cpu" or rows.dtype != torch.float32:
         return f"expected float32 on the CPU, found {value.dtype} on {value.device.type}"
-    if value.dim() != 2:
-        return f"expected a matrix as its weight, found {value.dim()} dims"
+    if not sizes_fit(node):
+        return _SIZES
     if not any(static(size) == 1 or same(stride, 1) for size, stride in zip(value.shape, value.stride(), strict=True)):
         return "neither the rows nor the columns of its weight are dense"
     return Layer(node, x, weight, bias if isinstance(bias, Node) else None)  # type: ignore[arg-type]
@@ -185,15 +186,21 @@ def _cuda_layer(node: Node, most_dims: int = 2) -> Layer | str | None:
         return None
     x, weight, bias = (*node.args, None)[:3]
     layer = Layer(node, x, weight, bias, node.args[3] if ours else "")  # type: ignore[arg-type]
-    sizes = shape_of(layer.weight)
-    if len(sizes) != 2 or (layer.bias is not None and not same_sizes(shape_of(layer.bias), sizes[:1])):
-        return "its weight is no matrix, or its bias is no vector of its outputs"
+    if not sizes_fit(node):
+        return _SIZES
     for read in layer.reads:
         value = read.meta["val"]
         if (value.dtype, value.device) != (result.dtype, result.device):
             expected = f"expected {result.dtype} on {result.device}"
             return f"'{read.name}': {expected}, found {value.dtype} on {value.device}"
     return layer
+
+
+def sizes_fit(linear: Node) -> bool:
+    """Whether its weight is a matrix and its bias, if any, a vector of its outputs; torch broadcasts other biases."""
+    weight, bias = (*linear.args[1:], None)[:2]
+    sizes = shape_of(weight)  # type: ignore[arg-type]
+    return len(sizes) == 2 and (bias is None or same_sizes(shape_of(bias), sizes[:1]))  # type: ignore[arg-type]
 
 
 def _launched(node: Node) -> Launched | None:

@@ -8,6 +8,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.linear_layers import sizes_fit
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static, tensor_of
 from fxopt.shape.standing import analysed
@@ -41,10 +42,9 @@ def find_pairs(module: GraphModule, inference: bool) -> Iterator[Match | Reject]
 def _sizes(first: Node, second: Node) -> tuple[int, int, int] | None:
     """K, H, N of two float32 matrices; in bfloat16 their product would round once more."""
     weights = [tensor_of(node.args[1]) for node in (first, second)]  # type: ignore[arg-type]
-    if any(weight is None or weight.dim() != 2 or weight.dtype != torch.float32 for weight in weights):
+    if any(weight is None or weight.dtype != torch.float32 for weight in weights):
         return None
-    biases = [node.args[2] for node in (first, second) if len(node.args) > 2]
-    if any(isinstance(bias, Node) and len(shape_of(bias)) != 1 for bias in biases):
+    if not (sizes_fit(first) and sizes_fit(second)):
         return None
     (H, K), (N, _) = ([static(size) for size in shape_of(node.args[1])] for node in (first, second))  # type: ignore[arg-type]
     return (K, H, N) if K and H and N else None

@@ -79,7 +79,7 @@ class _Twice(fx.Interpreter):
         if n.op == "call_module" and isinstance(self.fetch_attr(str(n.target)), StoreAttribute):
             return self.call_module(str(n.target), *_take((args, kwargs), "wide"))
         plain = partial(getattr(self, n.op), n.target, *_take((args, kwargs), "plain"))
-        if not _gives_floats(n):
+        if n.op != "get_attr" and not _gives_floats(n):  # a constant tells itself: a sparse one has no fake value
             return plain()
         read = any(map(_is_pair, pytree.tree_leaves((args, kwargs), is_leaf=_is_pair)))
         if (

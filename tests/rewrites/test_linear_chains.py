@@ -216,6 +216,14 @@ class NotThisWay(nn.Sequential):
         return F.linear(self[0].weight, hidden)
 
 
+class Broadcast(nn.Linear):
+    """Its bias is one number, or one for each row."""
+
+    def __init__(self, inputs: int, outputs: int, *sizes: int) -> None:
+        super().__init__(inputs, outputs)
+        self.bias = nn.Parameter(torch.zeros(sizes))
+
+
 def two(between: nn.Module | None = None) -> list[nn.Module]:
     return [nn.Linear(6, 8), *([between] if between else []), nn.Linear(8, 8)]
 
@@ -233,6 +241,9 @@ def two(between: nn.Module | None = None) -> list[nn.Module]:
         (nn.Sequential(*two(nn.ELU(0.5))), (5, 6), [[Op.LINEAR, Op.ELU, Op.LINEAR]]),
         (nn.Sequential(*two(nn.Softplus(2.0))), (5, 6), [[Op.LINEAR], [Op.LINEAR]]),
         (nn.Sequential(nn.Linear(6, 2), nn.Dropout(), nn.Linear(2, 8)), (5, 6), [[Op.LINEAR, Op.LINEAR]]),
+        (nn.Sequential(Broadcast(6, 8, 1), nn.ReLU(), nn.Linear(8, 8)), (5, 6), [[Op.RELU, Op.LINEAR]]),
+        (nn.Sequential(Broadcast(6, 8, 5, 1), nn.ReLU(), nn.Linear(8, 8)), (5, 6), [[Op.RELU, Op.LINEAR]]),
+        (nn.Sequential(Broadcast(6, 60, 1), nn.Linear(60, 3)), (5, 6), [[Op.LINEAR]]),
         (nn.Sequential(*two()).double(), (5, 6), []),
         (nn.Sequential(*two()).bfloat16(), (5, 6), []),
     ],

@@ -127,8 +127,13 @@ def length_of_rows(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
     return e.norm(dim=(1, 2)).unsqueeze(1) * x - torch.linalg.vector_norm(x, dim=1, keepdim=True)
 
 
+def of_expanded(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    vector = m.vector.expand_as(x)
+    return x * vector.exp() + vector.square()
+
+
 FUSED = [dice, masked, attention, second_order, second_order_kept, residual_norm, cross, excited, logit, extrema]
-FUSED += [steep, transposed, of_lengths, stepped, cosines, length_of_rows]
+FUSED += [steep, transposed, of_lengths, stepped, cosines, length_of_rows, of_expanded]
 
 
 @pytest.mark.parametrize("function", FUSED)
@@ -201,7 +206,12 @@ def other_norms(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
     return torch.cat([x.norm(p, dim=1, keepdim=True) * 2 for p in (1, 3, float("inf"))], 1)
 
 
+def all_expanded(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    return x.unsqueeze(1).expand(-1, N, -1).square().exp().tanh()
+
+
 LEFT_ALONE = [pairs_of_rows, training_norm, edited, over_rows, random, large_integers, own_transpose, other_norms]
+LEFT_ALONE += [all_expanded]
 
 
 @pytest.mark.parametrize("function", LEFT_ALONE)

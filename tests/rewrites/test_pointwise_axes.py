@@ -22,12 +22,25 @@ def by_its_transpose(x: Tensor) -> Tensor:
     return (torch.tanh(x * x.mT) * 2 + 1).contiguous()
 
 
+def weighted(x: Tensor) -> Tensor:
+    """As TabR writes retrieval: what is computed of the expanded vectors is the same for all that they are held to."""
+    candidates = x.unsqueeze(1).expand(-1, N, -1, -1)
+    scores = x @ x.mT - candidates.square().sum(-1)
+    return (scores.softmax(-1).unsqueeze(-1) * candidates.softmax(-1)).sum(2)
+
+
 READ: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {  # the inputs of the program, and its axes
     "a vector and its norm": (lambda x: x / x.norm(dim=-1, keepdim=True).clamp_min(1e-6), 1, 3),
     "normalize": (lambda x: F.normalize(x, dim=-1), 1, 3),
     "two sums": (lambda x: x.exp() * x.sum(1, keepdim=True) + x.mean(2, keepdim=True), 1, 3),
     "by way of views": (lambda x: (x.unsqueeze(1) * x.square().sum(2)[:, None, :, None]).squeeze(1), 1, 3),
     "all pairs": (distances, 2, 4),
+    "expanded": (weighted, 2, 4),
+    "summed along what is expanded": (
+        lambda x: (x.unsqueeze(1).expand(-1, N, -1, -1).exp().sum(1) * 2 + 1).tanh(),
+        1,
+        4,
+    ),
     "a square and its transpose": (lambda x: by_its_transpose(x[:, :, :N].cumsum(1)), 2, 3),
 }
 

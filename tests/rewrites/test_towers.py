@@ -211,9 +211,19 @@ def across_rows(self: Spelled, x: Tensor) -> Tensor:
     return torch.stack([a, b], 0).transpose(0, 1).reshape(-1, 6).tanh()
 
 
+def chunks_of_rows(self: Spelled, x: Tensor) -> Tensor:
+    """As norms over parts of a batch have it: two rows make fewer parts than the rows of the capture."""
+    return torch.cat([self.a(part).relu() for part in torch.cat([self.b(x), self.c(x)], 1)[:, :6].chunk(3)])
+
+
+def one_bias(self: Spelled, x: Tensor) -> Tensor:
+    return torch.stack([F.linear(x, net.weight, net.bias[:1]) for net in (self.a, self.b, self.c)], 1)
+
+
 FORWARDS = (
     *(tied, applied_twice, read_by_others, activated_and_not, edited, batch_norm_between, gated, shared_rows),
     *(over_the_batch, dims_swapped, two_softmaxes, part_of_a_softmax, turned_experts, rows_folded, across_rows),
+    *(chunks_of_rows, one_bias),
 )
 
 
@@ -224,6 +234,7 @@ def test_numbers_are_eagers(forward: Callable, grad: bool) -> None:
     fast = optimized(model, 6, grad)
     (findings,) = fast._fxopt.findings
     assert not findings.eager_reason and not any(ran.rolled_back for ran in findings.passes)
+    assert not any("itself failed" in miss.reason for ran in findings.passes for miss in ran.misses)
     assert_same(model, fast, (1, 2, 7) if grad else (0, 1, 2, 7, 33), 6)
 
 

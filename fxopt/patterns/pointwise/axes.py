@@ -9,11 +9,15 @@ from torch.fx import Node
 from fxopt.shape.sizes import Size, same, shape_of, static
 from fxopt.shape.view_operators import EXPANSIONS, viewed
 
-Dims = tuple[int | None, ...]  # by dim its axis; None where it is constant
+Dims = tuple[int | None, ...]  # by dim its axis; None where it is constant: of size 1, or expanded
 
 
 class Mismatch(Exception):
     """Two dims that cannot run along one axis."""
+
+
+class Constant(Mismatch):
+    """A dim that others were taken to have an axis in, and that turns out to be constant."""
 
 
 class Axes:
@@ -61,7 +65,7 @@ class Axes:
         return min(left, right)
 
     def broadcast(self, shape: Sequence[Size], operands: Iterable[Dims]) -> Dims:
-        """The dims of a result of this shape."""
+        """The dims of a result of this shape; constant where those of all operands are."""
         result: list[int | None] = [None] * len(shape)
         for dims in operands:
             start = len(shape) - len(dims)
@@ -70,8 +74,8 @@ class Axes:
             for at, axis in enumerate(dims, start):
                 result[at] = self.join(result[at], axis)
         for axis, size in zip(result, shape, strict=True):
-            if not (static(size) == 1 if axis is None else same(self.size(axis), size)):
-                raise Mismatch  # expanded, and nothing here has this axis
+            if axis is not None and not same(self.size(axis), size):
+                raise Mismatch
         return tuple(result)
 
 
@@ -87,9 +91,10 @@ def behind(node: Node) -> tuple[Node, Dims]:
     return base, dims
 
 
-def expanded(node: Node, dims: Dims) -> bool:
-    """Whether a dim is constant although its size is not 1."""
-    return any(axis is None and static(size) != 1 for axis, size in zip(dims, shape_of(node), strict=True))
+def expanded(node: Node, dims: Dims) -> set[int]:
+    """Which dims are constant although their size is not 1."""
+    sizes = zip(dims, shape_of(node), strict=True)
+    return {dim for dim, (axis, size) in enumerate(sizes) if axis is None and static(size) != 1}
 
 
 def _step(node: Node) -> tuple[Node, Dims] | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch.fx import Node
 
 from fxopt.kernels.pointwise.plan import MOST_AXES, Input, Output, Plan
-from fxopt.patterns.pointwise.axes import Axes, Dims, Mismatch, behind, expanded
+from fxopt.patterns.pointwise.axes import Axes, Constant, Dims, Mismatch, behind, expanded
 from fxopt.patterns.pointwise.program import Program
 from fxopt.patterns.pointwise.rule import Call, Rule, tensors
 from fxopt.shape.sizes import shape_of
@@ -32,20 +32,26 @@ class Group:
     reads: Reads = field(default_factory=dict)
 
     def with_member(self, node: Node, rule: Rule) -> Group:
-        """This group and one more. Raises Mismatch where their axes do not agree."""
+        """This group and one more.
+
+        Raises:
+            Mismatch: their axes do not agree; Constant: they do where members come in the order of the graph.
+        """
         new = Group(self.axes.copy(), dict(self.dims), dict(self.reads))
         seen: dict[int, Dims] = {}
         for position, argument in tensors(node).items():
             base, order = behind(argument)
             dims = new.dims[base] if base in new.dims else new.axes.of(shape_of(base))
             seen[position] = tuple(None if dim is None else dims[dim] for dim in order)
-            if not rule.broadcasts and expanded(argument, seen[position]):
+            if not rule.takes_constant(node, expanded(argument, seen[position])):
                 raise Mismatch
             new.reads[node, position] = base, dims, seen[position]
         new.dims[node] = rule.shape(node, new.axes, seen)
         for base, dims, _ in new.reads.values():
             if base is node:
                 for axis, other in zip(dims, new.dims[node], strict=True):
+                    if axis is not None and other is None:
+                        raise Constant
                     new.axes.join(axis, other)
         new._check()
         return new
@@ -131,6 +137,8 @@ def _numbered(group: Group, members: Sequence[Node], outputs: Sequence[Node], ro
     for node in outputs:
         if row not in group.axes.roots(group.dims[node]):
             raise Unfit("its results do not have the same rows")
+        if expanded(node, group.dims[node]):
+            raise Unfit("a result has an axis that nothing that it reads has")
         if not order.follows(group.dims[node]):
             raise Unfit("its results have their dims in different orders")
     wide = [*(group.dims[node] for node in members), *(dims for _, dims, _ in reads.values())]

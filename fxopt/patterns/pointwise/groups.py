@@ -11,7 +11,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from fxopt.kernels.pointwise.plan import REDUCTIONS, Plan
-from fxopt.patterns.pointwise.axes import Axes, Dims, Mismatch, behind
+from fxopt.patterns.pointwise.axes import Axes, Constant, Dims, Mismatch, behind
 from fxopt.patterns.pointwise.fused import Fused, Group, Unfit, fused
 from fxopt.patterns.pointwise.operators import is_exact, rule_of
 from fxopt.patterns.pointwise.rule import Rule, tensors
@@ -129,11 +129,21 @@ class Search:
         if len(group.dims) >= _MOST_MEMBERS or not self._is_convex([*group.dims, node]):
             return None
         try:
-            grown = group.with_member(node, self.rules[node])
+            grown = self._joined(group, node)
             self._fused(grown)
         except (Mismatch, Unfit):
             return None
         return grown
+
+    def _joined(self, group: Group, node: Node) -> Group:
+        """The group and one more; put together anew where its members took a dim of it for one with an axis."""
+        try:
+            return group.with_member(node, self.rules[node])
+        except Constant:
+            members, group = sorted([*group.dims, node], key=self.order.__getitem__), Group()
+            for member in members:
+                group = group.with_member(member, self.rules[member])
+            return group
 
     def _is_convex(self, members: list[Node]) -> bool:
         before = after = own = 0

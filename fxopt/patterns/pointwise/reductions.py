@@ -12,7 +12,7 @@ from fxopt.shape.sizes import shape_of, static
 aten = torch.ops.aten
 
 
-def _reduced_dims(node: Node) -> list[int]:
+def reduced_dims(node: Node) -> list[int]:
     """The dims that a reduction or a softmax goes over; all of them where none is given."""
     rank = len(shape_of(tensors(node)[0]))
     dims = None if node.target is aten.sum.default else argument(node, _position(node))
@@ -21,7 +21,7 @@ def _reduced_dims(node: Node) -> list[int]:
 
 
 def _reduced(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:
-    over = _reduced_dims(node)
+    over = reduced_dims(node)
     if node.target is not aten.sum.default and argument(node, _position(node) + 1, False):
         return tuple(None if dim in over else axis for dim, axis in enumerate(dims[0]))
     return tuple(axis for dim, axis in enumerate(dims[0]) if dim not in over)
@@ -33,7 +33,7 @@ def _position(node: Node) -> int:
 
 
 def _over(call: Call) -> list[int]:
-    return [axis for dim in _reduced_dims(call.node) if (axis := call.dims[0][dim]) is not None]
+    return [axis for dim in reduced_dims(call.node) if (axis := call.dims[0][dim]) is not None]
 
 
 def reduction(op: str) -> Rule:
@@ -42,6 +42,7 @@ def reduction(op: str) -> Rule:
         lambda call: (
             call.program.reduce(op, call.values[0], _over(call)) if _over(call) else call.do("copy", call.values[0])
         ),
+        reduced_dims,
     )
 
 

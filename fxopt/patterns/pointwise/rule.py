@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,15 +39,19 @@ class Call:
 
 @dataclass(frozen=True)
 class Rule:
-    """shape: the dims of the result from those of the arguments; steps: the value of the result."""
+    """shape: the dims of the result from those of the arguments; steps: the value of the result; over: the dims of its
+    argument that it goes over, where it does the same at each place of the others.
+    """
 
     shape: Callable[[Node, Axes, dict[int, Dims]], Dims]
     steps: Callable[[Call], int]
+    over: Callable[[Node], Sequence[int]] | None = None
 
-    @property
-    def broadcasts(self) -> bool:
-        """Whether it works element by element, so that constant dims may be of any size."""
-        return self.shape is broadcast
+    def takes_constant(self, node: Node, dims: set[int]) -> bool:
+        """Whether these dims of an argument may be constant, although their sizes are not 1."""
+        if self.shape is broadcast or not dims:
+            return True
+        return self.over is not None and dims.isdisjoint(self.over(node))
 
 
 def argument(node: Node, position: int, default: Any = None) -> Any:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from fxopt.patterns.linear_layers import sizes_fit
 from fxopt.patterns.towers import products
 from fxopt.patterns.towers.moved import has_shape, moved
 from fxopt.patterns.towers.steps import InputStep, LinearStep, SoftmaxStep, Steps
@@ -165,7 +166,7 @@ class Columns:
         bias = node.args[2] if len(node.args) > 2 else None
         if not isinstance(x, Node) or not isinstance(weight, Node) or not self._is_matrix(weight):
             return None
-        if bias is not None and (not isinstance(bias, Node) or not self._is_plain(bias, 1)):
+        if bias is not None and (not isinstance(bias, Node) or not sizes_fit(node) or not self._is_plain(bias, 1)):
             return None
         batch, rank = self.batch_dim(node), len(shape_of(node))
         if batch is None or batch == rank - 1 or tensor_of(node).dtype != torch.float32:  # type: ignore[union-attr]

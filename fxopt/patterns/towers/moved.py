@@ -40,6 +40,8 @@ def moved(
         return None
     if isinstance(made, Tensor):
         return _first(made, node.meta["val"], batch)
+    if len(made) != len(node.meta["val"]):  # pieces of the rows: of two there are fewer
+        return None
     parts = [_first(part, value, batch) for part, value in zip(made, node.meta["val"], strict=True)]
     return None if any(part is None for part in parts) else parts  # type: ignore[return-value]
 
