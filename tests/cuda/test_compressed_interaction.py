@@ -40,8 +40,8 @@ MUTATIONS = {
     "a split left out": ("split < c.splits; split++", "split < c.splits - {}; split++"),
     "the part of another split": ("split * 2 + own.half,", "({} ? 0 : split * 2) + own.half,"),
     "y of another row": ("first_row + row, c.y_strides[0]", "first_row + ({} ? row / 2 : row), c.y_strides[0]"),
-    "another output's bias": ("sum += c.bias[output];", "sum += c.bias[{} ? 0 : output];"),
-    "a bias for each split": ("if (c.splits == 1) {", "if (c.splits == 1 || {}) {"),
+    "another output's bias": ("__ldg(c.bias + output)", "__ldg(c.bias + ({} ? 0 : output))"),
+    "a bias for each split": ("c.bias && part == 0", "c.bias && (part == 0 || {})"),
     "no ReLU": ("c.relu && sum < 0.0f", "c.relu && !{} && sum < 0.0f"),
     "the next piece of m": ("if (first >= c.m) first = 0", "if (first >= c.m || {}) first = 0"),
 }  # fmt: skip

@@ -27,11 +27,7 @@ struct Compress {
 };
 static_assert(sizeof(Compress) == 6 * 8 + 20 * 4);
 
-// A sum of all products of an output, with its bias and ReLU.
-__device__ __forceinline__ float finished(const Compress& c, int output, float sum) {
-  if (c.bias) sum += c.bias[output];
-  return c.relu && sum < 0.0f ? 0.0f : sum;
-}
+__device__ __forceinline__ float activated(const Compress& c, float sum) { return c.relu && sum < 0.0f ? 0.0f : sum; }
 
 struct Chunk {
   int h, first, live;  // its first h; its first m and how many there are
