@@ -35,6 +35,11 @@ class Proofs:
             return number or None  # a float zero may be minus zero
         return bool(number) if tensor.dtype == torch.bool else number
 
+    def are_among(self, tensor: torch.Tensor, *numbers: float) -> bool:
+        """Whether a tensor holds none but these numbers for every input."""
+        values = self._values(tensor)
+        return values is not None and values.within(Values.only(*numbers))
+
     def bound(self, number: torch.SymInt, tensor: torch.Tensor) -> None:
         """Tell the shape environment the range of `number`, which is the element of `tensor`."""
         values = self._values(tensor)
