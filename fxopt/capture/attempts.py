@@ -23,6 +23,7 @@ from fxopt.capture.inputs import Dim, FakeInputs, Inputs, Shapes, filled, trace_
 from fxopt.capture.leaves import Leaf, Trial, share_memory
 from fxopt.capture.lengths import no_lengths
 from fxopt.capture.packed import MakePositive, MakeStatic, PackedDims
+from fxopt.capture.padded import keep_padding
 from fxopt.capture.places import Places
 from fxopt.capture.reach import Reach
 from fxopt.capture.state import ModelCopy, fake_state, label
@@ -125,6 +126,7 @@ class Attempts:
 
         def run(tracer: Any) -> list[Any]:
             opaque.install(copy, self.model, self.trial, tracer, fakes.fake_mode)
+            keep_padding(copy)
             for path, names in self.stores.items():
                 make_write_first(copy.at(path), path, names)
             args, kwargs = self.inputs.unflatten(fakes.tensors)

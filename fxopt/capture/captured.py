@@ -16,6 +16,8 @@ from fxopt.capture.state import StateSlot
 from fxopt.torch_internals.fake_tensors import FakeTensorMode
 from fxopt.torch_internals.symbols import ShapeEnv
 
+Read = tuple[torch.Tensor, int, torch.Tensor | None]  # its version, and its numbers where they are few
+
 
 @dataclass
 class Capture:
@@ -30,7 +32,7 @@ class Capture:
     guards: what must hold of the input sizes; leaves: submodules that stay opaque;
     autocast: what it was for the model. The graph says its casts, and runs without it;
     filled: attributes of the arguments that the forward assigns; out_spec is then that of (result, their values);
-    read: tensors besides these whose numbers Python code has read, and the versions that they had.
+    read: tensors besides these whose numbers are taken for granted.
     """
 
     graph: torch.fx.GraphModule
@@ -46,4 +48,4 @@ class Capture:
     firsts: tuple[int, ...]
     autocast: State | None = None
     filled: tuple[pytree.KeyPath, ...] = ()
-    read: tuple[tuple[torch.Tensor, int], ...] = ()
+    read: tuple[Read, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from fxopt.capture.asked_strides import refuse_guess, requires_by_layout
 from fxopt.capture.errors import CaptureError, notice
 from fxopt.capture.proofs import Proofs
 from fxopt.torch_internals.fake_tensors import FakeTensor
-from fxopt.torch_internals.fused_attention import as_fused, leaves_fused
+from fxopt.torch_internals.fused_attention import as_fused, asks_for_hint, leaves_fused
 from fxopt.torch_internals.modes import AUTOCAST
 from fxopt.torch_internals.python_sizes import asked_by_user
 from fxopt.torch_internals.storage import ASKS_FOR_VIEW
@@ -34,6 +35,8 @@ _ASKS = {
     torch.Tensor.dim_order: "exact strides",
     torch.Tensor.requires_grad.__get__: "requires_grad",  # type: ignore[attr-defined]
 }
+_MASKS = ("key_padding_mask", "attn_mask")
+_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 _TEXTS = {torch.Tensor.__repr__, torch.Tensor.__format__}
 # These stand between the user's code and the mode.
 _ABOUT_TEXTS = {__name__, "fxopt.capture.packed", "torch._tensor", "torch.overrides"}
@@ -99,10 +102,12 @@ class FunctionMode(PreDispatchTorchFunctionMode):
             self.made_leaves = True
         elif func in _GRADIENTS:
             raise CaptureError(f"calls {func.__name__}, which a graph of the forward does not keep")
-        elif func is F.multi_head_attention_forward and leaves_fused(nn.MultiheadAttention):
-            return as_fused(func, args, kwargs)
+        elif func is F.multi_head_attention_forward and any(map(leaves_fused, _FUSED)):
+            return as_fused(func, args, {**kwargs, **self._masks(kwargs)})
         elif func is torch.Tensor.add and leaves_fused(nn.TransformerEncoderLayer):  # which gives a contiguous sum
             return super().__torch_function__(func, types, args, kwargs).contiguous()  # type: ignore[attr-defined]
+        elif func is torch.Tensor.__bool__ and asks_for_hint():
+            return False
         elif func == _GRAD_FN and self.made_leaves and not asked_by_user(through=_ABOUT_TEXTS):
             return None  # a module that forward makes asks its parameters, which have none
         elif func in _REFUSED:
@@ -129,6 +134,12 @@ class FunctionMode(PreDispatchTorchFunctionMode):
             refuse_guess(node, exactly=question == "exact strides")
         elif not torch.is_grad_enabled() and requires_by_layout(node):
             self.asked.add("strides")
+
+    def _masks(self, given: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Masks of floats as the operator for inference takes them: what is not 0 masks, and nothing is added."""
+        masks = {name: mask for name in _MASKS if (mask := given[name]) is not None and mask.is_floating_point()}
+        plain = all(self._proofs.are_among(mask, 0.0, -math.inf) for mask in masks.values())
+        return {} if plain else {name: mask.bool() for name, mask in masks.items()}
 
     def _data(self, tensor: torch.Tensor, proxy: torch.fx.Proxy) -> torch.Tensor:
         """x.data has a version of its own, which detach() has not: an edit of it is none that backward complains of."""

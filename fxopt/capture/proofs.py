@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from fxopt.capture.constants import Constants
 from fxopt.shape.aliases import Aliases, mutates
 from fxopt.shape.ranges.analysis import Ranges
 from fxopt.shape.ranges.values import Values
 from fxopt.shape.sizes import static
+from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.modes import no_dispatch_modes, no_function_modes
 from fxopt.torch_internals.symbols import narrow
 from fxopt.torch_internals.tracing import nodes_behind, proxy_of
@@ -26,6 +28,16 @@ class Proofs:
         self._last: Node | None = None
         self._aliases = Aliases()
         self._ranges = Ranges(tracer.graph, self._aliases)
+        self._constants = Constants(tracer, self._aliases)
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A small tensor that is the same for every input, with its numbers; None for any other."""
+        with no_function_modes(), no_dispatch_modes():
+            self._follow(self._tracer.graph)
+            if not isinstance(tensor, FakeTensor):
+                return self._constants.of_own(tensor)
+            node = self.node_of(tensor)
+            return None if node is None else self._constants.of(node)
 
     def number(self, tensor: torch.Tensor) -> bool | int | float | None:
         """The one number that a tensor of one element holds for every input; None where it depends on them."""
@@ -34,6 +46,11 @@ class Proofs:
         if number is None or tensor.dtype.is_floating_point:
             return number or None  # a float zero may be minus zero
         return bool(number) if tensor.dtype == torch.bool else number
+
+    def are_among(self, tensor: torch.Tensor, *numbers: float) -> bool:
+        """Whether a tensor holds none but these numbers for every input."""
+        values = self._values(tensor)
+        return values is not None and values.within(Values.only(*numbers))
 
     def bound(self, number: torch.SymInt, tensor: torch.Tensor) -> None:
         """Tell the shape environment the range of `number`, which is the element of `tensor`."""

@@ -14,8 +14,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from fxopt.capture.captured import Read
 from fxopt.capture.casts import casts_of
 from fxopt.capture.checkpointed import Regions
+from fxopt.capture.constants import is_small, places_of
 from fxopt.capture.data_cuts import cut_within
 from fxopt.capture.decided import keep_decisions
 from fxopt.capture.errors import Busy, CaptureError, StartAgain, noticing
@@ -39,6 +41,7 @@ from fxopt.torch_internals.modes import (
     is_any_autocast_enabled,
     is_functorch_wrapped_tensor,
     modes_of_this_thread,
+    no_dispatch_modes,
     no_function_modes,
 )
 from fxopt.torch_internals.shape_env import TraceShapeEnv
@@ -71,7 +74,8 @@ class Tracer(PythonKeyTracer):
     """Records nodes with their places. Constants are interned once; one that is a known tensor is that placeholder.
 
     Attributes:
-        read: constants whose numbers Python has read, with their versions.
+        read: constants whose numbers Python has read.
+        state: the real tensor behind each of these placeholders.
     """
 
     def __init__(self, places: Places, known: dict[int, torch.fx.Node], memory: Memory):
@@ -81,7 +85,8 @@ class Tracer(PythonKeyTracer):
         self.tensor_attrs: dict[Any, str] = {}
         self.known = known
         self.memory = memory
-        self.read: list[tuple[torch.Tensor, int]] = []
+        self.read: list[Read] = []
+        self.state: dict[torch.fx.Node, torch.Tensor] = {}
         self._places = places
         self._versions: list[tuple[torch.Tensor, int]] = []  # of constants, as they were before the trace
 
@@ -112,7 +117,10 @@ class Tracer(PythonKeyTracer):
     def reads(self, tensor: torch.Tensor) -> None:
         if tensor.is_inference():
             raise CaptureError("reads the numbers of an inference tensor, whose edits nobody counts")
-        self.read.append((tensor, tensor._version))
+        if all(tensor is not other for other, _, _ in self.read):
+            with no_function_modes(), no_dispatch_modes(), torch.inference_mode(False):
+                numbers = tensor.detach().clone() if is_small(tensor) else None
+            self.read.append((tensor, tensor._version, numbers))
 
     def here(self) -> Place:
         return self._places.here()
@@ -155,6 +163,11 @@ class _ProxyMode(ProxyTorchDispatchMode):
                 self.tracer.reads(args[0])  # type: ignore[union-attr]
         elif func in ITEMS and (number := self._proofs.number(args[0])) is not None:
             return number
+        elif func in ITEMS and (known := self._proofs.constant(args[0])) is not None:
+            with no_function_modes(), no_dispatch_modes():
+                return known.item()
+        if func is torch.ops.aten.index.Tensor:
+            args = (args[0], places_of(args[1], args[0], self._proofs))
         if (part := cut_within(func, args, self.tracer)) is not None:
             return part
         guard_sizes(func, args)
@@ -252,7 +265,7 @@ def trace(
     places: Places,
     mode: TorchFunctionMode,
     spaces: Iterable[dict[str, Any]],
-) -> tuple[torch.fx.GraphModule, set[str], list[tuple[torch.Tensor, int]]]:
+) -> tuple[torch.fx.GraphModule, set[str], list[Read]]:
     """Record what `run(tracer)` does with `tensors`, which become the placeholders in order.
 
     Args:
@@ -279,6 +292,7 @@ def trace(
             proxy.node.meta |= {"memory": tracer.memory.of(real), "asks": real.requires_grad}
             if number < stand_ins:
                 known[id(real)] = proxy.node
+                tracer.state[proxy.node] = real
         uncached = disable_autocast_cache()
         try:
             with fake_mode, enable_python_dispatcher(), functions, mode, recording, uncached, noticing() as noticed:

@@ -43,7 +43,8 @@ class Watch:
         ignore: names of slots not to watch.
         stored: attributes that the capture assigns itself at each call, by module.
         since: an earlier look at the model, whose values are the ones to expect.
-        read: tensors that are no state, and the versions that they keep.
+        read: tensors that are no state, the versions that they keep, and the numbers, where an edit may have no version
+            (that of x.data, or of an array that shares the memory).
         only: paths of the modules to watch, by default all that are not inside of opaque ones.
 
     Attributes:
@@ -58,7 +59,7 @@ class Watch:
         stored: Mapping[nn.Module, set[str]] = MappingProxyType({}),
         since: Watch | None = None,
         only: frozenset[str] | None = None,
-        read: Sequence[tuple[torch.Tensor, int]] = (),
+        read: Sequence[tuple[torch.Tensor, int, torch.Tensor | None]] = (),
     ) -> None:
         every = [(p, m) for p, m in model.named_modules() if not isinstance(m, torch.jit.ScriptModule)]
         modules = [(p, m) for p, m in every if not _inside(p, opaque) and (only is None or p in only)]
@@ -104,7 +105,8 @@ class Watch:
         self._present = [d for d in hooks if d]
         self._absent = [d for d in hooks if not d]
         self._hook_id = RemovableHandle.next_id
-        self._read, self._versions = [t for t, _ in read], [version for _, version in read]
+        self._read, self._versions = [tensor for tensor, _, _ in read], [version for _, version, _ in read]
+        self._numbers = [(tensor, numbers) for tensor, _, numbers in read if numbers is not None]
         self._is_plain = not (self._contents or self._stored or self._read or self._present)
         if since is not None:
             self._expect(since, opaque)
@@ -163,6 +165,7 @@ class Watch:
             and [content() for content in self._contents] == self._bytes
             and [d.keys() - names for d, names in self._stored] == self._others
             and [tensor._version for tensor in self._read] == self._versions
+            and all(torch.equal(tensor, numbers) for tensor, numbers in self._numbers)
         )
 
     def _still_absent(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import getitem
 
 import torch
@@ -164,6 +164,11 @@ class Aliases:
         opaque module.
         """
         return self._root(node) in self._leaving
+
+    def is_kept(self, memory: Iterable[int]) -> bool:
+        """Whether nothing so far edits these pieces of memory, or reaches code that may."""
+        roots = {self._root(self._memory[number]) for number in memory if number in self._memory}
+        return roots.isdisjoint(self._edits) and roots.isdisjoint(self._leaving)
 
     def owned(self, node: Node) -> bool:
         """Whether the graph made this memory: no input, no state, no constant, nothing an opaque module has seen."""
