@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import Node, Proxy
-from torch.fx.node import has_side_effect, map_arg
+from torch.fx import Node
+from torch.fx.node import map_arg
 
 from fxopt import trees
 from fxopt.shape.aliases import Aliases, is_pure
-from fxopt.shape.conditions import same_numbers
 from fxopt.torch_internals.modes import no_dispatch_modes, no_function_modes
 
 _MOST = 1000  # elements: a call compares them in 1 us
@@ -45,17 +44,13 @@ class Constants:
 
     def of(self, node: Node) -> Any:
         """What a node gives, or a list of it; None where that is not known."""
-        if self._aliases.edited(node) or self._aliases.leaves(node):
-            return None
         if node not in self._known:
             self._known[node] = self._find(node)
-        return self._known[node]
+        return None if self._aliases.edited(node) or self._aliases.leaves(node) else self._known[node]
 
     def _find(self, node: Node) -> Any:
         if node.op == "get_attr":
             return self.of_own(getattr(self._tracer.root, str(node.target)))
-        if node.op == "placeholder" and node in self._tracer.state:
-            return self._of_buffer(node, self._tracer.state[node])
         if not _is_computed(node) or not node.all_input_nodes:
             return None
         if any(self.of(argument) is None for argument in node.all_input_nodes):
@@ -63,17 +58,6 @@ class Constants:
         args, kwargs = map_arg((node.args, node.kwargs), self.of)
         with torch.inference_mode(False), torch.no_grad():
             return node.target(*args, **kwargs)  # type: ignore[operator]
-
-    def _of_buffer(self, node: Node, buffer: torch.Tensor) -> torch.Tensor | None:
-        """Of a mask that is state, which the graph is given and asks: an edit of it may come at any time."""
-        if buffer.dtype != torch.bool or not is_small(buffer):
-            return None
-        with torch.inference_mode(False):
-            numbers = buffer.clone()
-        has_side_effect(same_numbers)
-        asked = self._tracer.create_proxy("call_function", same_numbers, (Proxy(node, self._tracer), numbers), {})
-        asked.node.meta["val"] = None
-        return numbers
 
 
 def _is_computed(node: Node) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fxopt.capture.errors import CaptureError
-from fxopt.shape.conditions import ASKED
+from fxopt.shape.conditions import unless_bad
 from fxopt.torch_internals.autograd import set_grad_enabled
 from fxopt.torch_internals.symbols import expression, free_unbacked_symbols, is_accessor_node
 from fxopt.torch_internals.tracing import SYMBOLIC, LazyGraphModule
@@ -24,7 +24,7 @@ def refuse_transforms(graph: torch.fx.Graph) -> None:
         plain = getattr(node.target, "__module__", "") in ("_operator", "math", "torch")
         if node.target is getattr:  # x.data
             continue
-        if not plain and node.target not in (set_grad_enabled, *ASKED):
+        if not plain and node.target not in (set_grad_enabled, unless_bad):
             raise CaptureError(f"uses {getattr(node.target, '__name__', node.target)}", node.meta["place"])
 
 

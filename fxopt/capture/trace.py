@@ -75,7 +75,6 @@ class Tracer(PythonKeyTracer):
 
     Attributes:
         read: constants whose numbers Python has read.
-        state: the real tensor behind each of these placeholders.
     """
 
     def __init__(self, places: Places, known: dict[int, torch.fx.Node], memory: Memory):
@@ -86,7 +85,6 @@ class Tracer(PythonKeyTracer):
         self.known = known
         self.memory = memory
         self.read: list[Read] = []
-        self.state: dict[torch.fx.Node, torch.Tensor] = {}
         self._places = places
         self._versions: list[tuple[torch.Tensor, int]] = []  # of constants, as they were before the trace
 
@@ -292,7 +290,6 @@ def trace(
             proxy.node.meta |= {"memory": tracer.memory.of(real), "asks": real.requires_grad}
             if number < stand_ins:
                 known[id(real)] = proxy.node
-                tracer.state[proxy.node] = real
         uncached = disable_autocast_cache()
         try:
             with fake_mode, enable_python_dispatcher(), functions, mode, recording, uncached, noticing() as noticed:
