@@ -85,6 +85,41 @@ def _view(mode: FakeTensorMode, x: Any, shape: Any) -> FakeTensor | None:
     return FakeTensor(mode, meta, x.fake_device)
 
 
+def _select(mode: FakeTensorMode, x: Any, dim: int, index: Any) -> FakeTensor | None:
+    if not _is_plain(mode, x) or not -x.ndim <= dim < x.ndim or type(index) is not int:
+        return None
+    size, dim = x.shape[dim], dim % x.ndim
+    if type(size) is not int or not -size <= index < size:
+        return None
+    return _part(mode, x, dim, index % size, None)
+
+
+def _slice(
+    mode: FakeTensorMode, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> FakeTensor | None:
+    if not _is_plain(mode, x) or not -x.ndim <= dim < x.ndim or step != 1:
+        return None
+    size = x.shape[dim]
+    if type(size) is not int or not all(bound is None or type(bound) is int for bound in (start, end)):
+        return None
+    first, last, _ = slice(start, end).indices(size)
+    return _part(mode, x, dim % x.ndim, first, max(0, last - first))
+
+
+def _part(mode: FakeTensorMode, x: Any, dim: int, first: int, length: int | None) -> FakeTensor:
+    """Some items of a dim, or one of them without the dim."""
+    sizes, strides, kept = list(x.shape), list(x.stride()), [] if length is None else [length]
+    offset = x.storage_offset() + first * strides[dim] if first else x.storage_offset()
+    sizes[dim : dim + 1], strides[dim : dim + 1] = kept, strides[dim : dim + len(kept)]
+    with in_kernel_invocation_manager(mode):
+        meta = x.as_strided(sizes, strides, offset)
+    return FakeTensor(mode, meta, x.fake_device)
+
+
+def _is_plain(mode: FakeTensorMode, x: Any) -> bool:
+    return is_of(mode, x) and not (x.is_neg() or x.is_conj())
+
+
 def _is_size(term: Any, environment: Any) -> bool:
     """Whether a term is not negative, because none of its parts is."""
     if isinstance(term, int) or term.is_Number:
@@ -195,6 +230,8 @@ CONSTRUCTORS = frozenset({aten.empty.memory_format, aten.empty_strided.default})
 SHORT: dict[Any, Callable[..., FakeTensor | None]] = {
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
+    aten.select.int: _select,
+    aten.slice.Tensor: _slice,
     aten.cat.default: _cat,
     aten.embedding.default: _embedding,
     aten.index.Tensor: _index,

@@ -58,6 +58,15 @@ class Maker:
             new.insert(self.chance.randint(0, len(new)), 1)
         return aten.view.default(x, new)
 
+    def part(self) -> Tensor:
+        x = self.tensor(self.shape(self.chance.randint(1, 4)))
+        dim = self.chance.randint(-x.ndim, x.ndim - 1)
+        if self.chance.random() < 0.5:
+            return aten.select.int(x, dim, self.chance.randint(-3, 3))
+        ends = [0, None, 1, -1, 2, 5, -2, 9223372036854775807]
+        rest = [*(self.chance.choice(ends) for _ in range(2)), self.chance.choice((1, 1, 1, 2))]
+        return aten.slice.Tensor(x, dim, *rest[: self.chance.randint(0, 3)])
+
     def cat(self) -> Tensor:
         rank = self.chance.randint(1, 4)
         shape, dim = self.shape(rank), self.chance.randrange(-rank, rank)
@@ -124,8 +133,8 @@ class Maker:
 
 
 KINDS = (
-    Maker.view, Maker.cat, Maker.embedding, Maker.index, Maker.stack, Maker.clone, Maker.sum, Maker.mm, Maker.addmm,
-    Maker.elementwise,
+    Maker.view, Maker.part, Maker.cat, Maker.embedding, Maker.index, Maker.stack, Maker.clone, Maker.sum, Maker.mm,
+    Maker.addmm, Maker.elementwise,
 )  # fmt: skip
 
 
