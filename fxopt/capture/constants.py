@@ -61,8 +61,10 @@ class Constants:
 
 
 def _is_computed(node: Node) -> bool:
-    if node.op != "call_function" or node.target is operator.getitem:
-        return node.op == "call_function"
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return True
     made = trees.leaves(node.meta.get("val"))
     small = all(isinstance(t, torch.Tensor) and all(type(size) is int for size in t.shape) for t in made)
     return small and is_pure(node) and sum(t.numel() for t in made) <= _MOST
@@ -78,11 +80,11 @@ def places_of(indices: Sequence[Any], tensor: torch.Tensor, proofs: Any) -> list
         dim += len(sizes)
         fits = mask is not None and all(type(size) is int for size in sizes) and tuple(sizes) == tuple(mask.shape)
         known = proofs.constant(mask) if fits else None
-        found += [index] if known is None else places(known, tensor.device)
+        found += [index] if known is None else _places(known, tensor.device)
     return found
 
 
-def places(mask: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, ...]:
+def _places(mask: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, ...]:
     """Where it holds, for each of its dims."""
     with no_function_modes(), no_dispatch_modes(), torch.inference_mode(False):
         return tuple(mask.nonzero().to(device).T.contiguous().unbind())

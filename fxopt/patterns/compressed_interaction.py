@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -37,12 +38,11 @@ def _match(node: Node, term: Term, ended: bool) -> Match | None:
         if groups is not None:
             call = spelled(node)
             bias = call.bias[0] if call is not None and call.bias is not None else None
-            bound = {"term": term, "x": x, "y": y, "weight": weight, "groups": groups, "bias": bias}
-            anchor, activation = activated(node) if ended else (node, "")
-            anchor = anchor if activation == "relu" else node
-            return Match(
-                anchor, {**bound, "ended": ended, "relu": anchor is not node, "tensors": (x.node, y.node, weight.node)}
-            )
+            bound: dict[str, Any] = {"term": term, "x": x, "y": y, "weight": weight, "groups": groups, "bias": bias}
+            user, activation = activated(node)
+            relu = ended and activation == "relu"
+            bound |= {"ended": ended, "relu": relu, "tensors": (x.node, y.node, weight.node)}
+            return Match(user if relu else node, bound)
     return None
 
 

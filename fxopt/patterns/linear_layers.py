@@ -135,6 +135,7 @@ def _linears(module: GraphModule) -> Iterable[Node]:
 
 
 def activated(node: Node) -> tuple[Node, str]:
+    """The activation that is all that reads a node, and its name; the node itself and "" where there is none."""
     (user, *others) = node.users or (node,)
     if others or user.target not in _ACTIVATIONS:
         return node, ""

@@ -31,8 +31,8 @@ def replace_compressed(editor: Editor, match: Match) -> Replacement:
         value = editor.ours(OPERATORS, "gpu_compressed_interaction", gpu_compressed_interaction, *arguments)
     else:
         value = editor.ours(OPERATORS, "compressed_interaction", call, x, y, weight)
-    if bound["bias"] is not None and not bound["ended"]:
-        value = editor.call(aten.add.Tensor, value, editor.call(aten.unsqueeze.default, bound["bias"], 1))
+        if bound["bias"] is not None:
+            value = editor.call(aten.add.Tensor, value, editor.call(aten.unsqueeze.default, bound["bias"], 1))
     node = like(editor, match.anchor, arranged(editor, Factor(value, (b, o, d)), bound["term"].dims))
     return Replacement(
         {match.anchor: node}, "outer products and their linear map into one call", "no product is stored"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from fxopt.runtime.slots import (
 from fxopt.runtime.unchanged import Unchanged
 from fxopt.torch_internals.hooks import GLOBAL_HOOKS, HOOKS
 from fxopt.trees import is_dense
+
+if TYPE_CHECKING:
+    from fxopt.capture.captured import Read
 
 
 class Watch:
@@ -59,7 +62,7 @@ class Watch:
         stored: Mapping[nn.Module, set[str]] = MappingProxyType({}),
         since: Watch | None = None,
         only: frozenset[str] | None = None,
-        read: Sequence[tuple[torch.Tensor, int, torch.Tensor | None]] = (),
+        read: Sequence[Read] = (),
     ) -> None:
         every = [(p, m) for p, m in model.named_modules() if not isinstance(m, torch.jit.ScriptModule)]
         modules = [(p, m) for p, m in every if not _inside(p, opaque) and (only is None or p in only)]
@@ -105,8 +108,7 @@ class Watch:
         self._present = [d for d in hooks if d]
         self._absent = [d for d in hooks if not d]
         self._hook_id = RemovableHandle.next_id
-        self._read, self._versions = [tensor for tensor, _, _ in read], [version for _, version, _ in read]
-        self._numbers = [(tensor, numbers) for tensor, _, numbers in read if numbers is not None]
+        self._read = read
         self._is_plain = not (self._contents or self._stored or self._read or self._present)
         if since is not None:
             self._expect(since, opaque)
@@ -164,8 +166,7 @@ class Watch:
             all(self._present)
             and [content() for content in self._contents] == self._bytes
             and [d.keys() - names for d, names in self._stored] == self._others
-            and [tensor._version for tensor in self._read] == self._versions
-            and all(torch.equal(tensor, numbers) for tensor, numbers in self._numbers)
+            and all(map(_is_as_read, self._read))
         )
 
     def _still_absent(self) -> bool:
@@ -196,6 +197,11 @@ def _read(slot: Slot) -> Any:
         return slot.read()
     except LookupError:
         return MISSING
+
+
+def _is_as_read(read: Read) -> bool:
+    tensor, version, numbers = read
+    return tensor._version == version and (numbers is None or torch.equal(tensor, numbers))
 
 
 def _content_of(memory: Any) -> Callable[[], Any]:

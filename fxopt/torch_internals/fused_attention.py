@@ -22,8 +22,7 @@ def leaves_fused(kind: type[nn.Module]) -> bool:
     """
     frame = _frame_of(kind.forward.__code__)
     tensors = frame.f_locals.get("tensor_args", ()) if frame is not None else ()
-    needed = torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
-    return bool(tensors) and not needed
+    return bool(tensors) and not _needs_gradients(t for t in tensors if isinstance(t, torch.Tensor))
 
 
 def asks_for_hint() -> bool:

@@ -79,10 +79,7 @@ def _view(mode: FakeTensorMode, x: Any, shape: Any) -> FakeTensor | None:
     old, new = expressions(x.shape), expressions(shape)
     if math.prod(old) != math.prod(new) or not all(_is_size(size, mode.shape_env) for size in new):
         return None
-    strides = x.stride() if old == new else make_contiguous_strides_for(shape)
-    with in_kernel_invocation_manager(mode):
-        meta = x.as_strided(shape, strides)
-    return FakeTensor(mode, meta, x.fake_device)
+    return _strided(mode, x, shape, x.stride() if old == new else make_contiguous_strides_for(shape))
 
 
 def _select(mode: FakeTensorMode, x: Any, dim: int, index: Any) -> FakeTensor | None:
@@ -111,6 +108,10 @@ def _part(mode: FakeTensorMode, x: Any, dim: int, first: int, length: int | None
     sizes, strides, kept = list(x.shape), list(x.stride()), [] if length is None else [length]
     offset = x.storage_offset() + first * strides[dim] if first else x.storage_offset()
     sizes[dim : dim + 1], strides[dim : dim + 1] = kept, strides[dim : dim + len(kept)]
+    return _strided(mode, x, sizes, strides, offset)
+
+
+def _strided(mode: FakeTensorMode, x: Any, sizes: Any, strides: Any, offset: Any = None) -> FakeTensor:
     with in_kernel_invocation_manager(mode):
         meta = x.as_strided(sizes, strides, offset)
     return FakeTensor(mode, meta, x.fake_device)
@@ -174,11 +175,8 @@ def _stack(mode: FakeTensorMode, tensors: Sequence[Any], dim: int = 0) -> FakeTe
     first, rank = tensors[0], tensors[0].ndim + 1
     if rank in _IN_CHANNELS_LAST or not -rank <= dim < rank or any(_form(t) != _form(first) for t in tensors):
         return None
-    return fresh(mode, _with_axis(first.shape, dim % rank, len(tensors)), first.dtype, first.fake_device)
-
-
-def _with_axis(sizes: Sequence[Any], place: int, size: int) -> list[Any]:
-    return [*sizes[:place], size, *sizes[place:]]
+    dim %= rank
+    return fresh(mode, [*first.shape[:dim], len(tensors), *first.shape[dim:]], first.dtype, first.fake_device)
 
 
 def _form(tensor: Any) -> tuple[Any, ...]:

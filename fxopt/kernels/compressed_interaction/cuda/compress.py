@@ -111,17 +111,8 @@ def parameters(
     (B, H, D), M, N = x.shape, y.shape[1], weight.shape[0]
     words = [0 if tensor is None else tensor.data_ptr() for tensor in (*tensors, bias, out, partial)]
     sizes = (B * D, D, H, M, N, 1 if partial is None else len(partial))
-    numbers = (
-        *x.stride(),
-        *y.stride(),
-        weight.stride(0),
-        *sizes,
-        *_chunks(H, M),
-        _unit(weight, M),
-        narrow,
-        exact,
-        relu,
-    )
+    chunks = (*_chunks(H, M), _unit(weight, M))
+    numbers = (*x.stride(), *y.stride(), weight.stride(0), *sizes, *chunks, narrow, exact, relu)
     return struct.pack("<6q20i", *words, *numbers)
 
 
