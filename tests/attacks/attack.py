@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fxopt.config import Config
 from fxopt.optimize import optimize
+from fxopt.torch_internals.seeds import seed_started
 
 UNCHECKED = Config(verify="off", tune="off")  # nothing hides a wrong rewrite
 CONFIGS = {"unchecked": UNCHECKED, "default": Config()}
@@ -77,7 +78,7 @@ class Attack:
 
 
 def _seeded(make: Callable[[], Any], seed: int = 0) -> Any:
-    torch.manual_seed(seed)
+    seed_started(seed)
     random.seed(seed)
     np.random.seed(seed)
     return make()

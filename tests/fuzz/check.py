@@ -14,6 +14,7 @@ from torch import nn
 from fxopt.config import Config
 from fxopt.kernels.by_rows.many import looking
 from fxopt.optimize import optimize
+from fxopt.torch_internals.seeds import seed_started
 from tests.fuzz.comparison import Comparison
 from tests.fuzz.outcome import equal, made_of, outcome_of, short, state_of
 from tests.fuzz.placed import CPU, elsewhere, is_spoilt, moved, on_cpu, on_default
@@ -87,7 +88,7 @@ def _captured(
     """The optimized model. Capturing changes nothing, and raises only what eager raises."""
     if not program.example:
         return None, optimize(model, config=config)
-    torch.manual_seed(0)
+    seed_started(0)
     example = made_of(inputs(*program.captured), program.grad)
     before, state = [t.detach().clone() for t in example], torch.get_rng_state()
     try:
@@ -115,7 +116,7 @@ def _captured(
 def _capture_error(
     error: Exception, eager: nn.Module, inputs: Callable, program: Program
 ) -> tuple[Failure | None, nn.Module | None]:
-    torch.manual_seed(0)
+    seed_started(0)
     try:
         copy.deepcopy(eager)(*made_of(inputs(*program.captured), program.grad))
     except Exception as own:

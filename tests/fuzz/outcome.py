@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxopt.torch_internals.seeds import seed_started
 from tests.fuzz.placed import settled
 from tests.fuzz.programs import Program, Sizes
 from tests.fuzz.rounding import overlap
@@ -28,7 +29,7 @@ def outcome_of(
     model: nn.Module, inputs: Callable, sizes: Sizes, seed: int, program: Program, wide: bool = False
 ) -> Outcome:
     """One call on inputs of these sizes, what the caller does with a result, and the gradients of a fixed loss."""
-    torch.manual_seed(seed)
+    seed_started(seed)
     given = inputs(*sizes)
     if wide:
         given = tuple(_widened(t) for t in given)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fxopt.kernels.build import find
 from fxopt.kernels.columns.plan import COMBINED, REGISTERS, Column, Compare, Instr, Offsets, Op, PerRow, Plan, Source
+from fxopt.torch_internals.seeds import seed_started
 
 INTS = ("uint8", "int8", "int16", "int32", "int64", "bool")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -287,7 +288,7 @@ class RandomCall:
 @pytest.fixture
 def random_call() -> Callable[..., RandomCall]:
     def make(seed: int, rows: int, n_columns: int, kinds: tuple[str, ...]) -> RandomCall:
-        torch.manual_seed(seed)
+        seed_started(seed)
         call = RandomCall(random.Random(seed), rows).start()
         for _ in range(n_columns):
             getattr(call, call.rng.choice(kinds))()

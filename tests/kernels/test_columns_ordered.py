@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from fxopt.kernels.columns.ordered import _first_max
+from fxopt.torch_internals.seeds import seed_started
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_maxima_of_bags_with_nan_and_infinities(seed: int) -> None:
-    torch.manual_seed(seed)
+    seed_started(seed)
     special = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0, 2.0])
     table = special[torch.randint(0, 5, (6, 3))].requires_grad_()
     offsets = torch.tensor([0, 0, 4, 5, 12])  # the first bag is empty

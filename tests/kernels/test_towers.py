@@ -14,6 +14,7 @@ from fxopt.kernels.build import build
 from fxopt.kernels.cache import BuildError
 from fxopt.kernels.towers import op, reference
 from fxopt.kernels.towers.plan import Buffer, Copy, Linear, Mixture, Plan, Product, Source, decode, encode
+from fxopt.torch_internals.seeds import seed_started
 
 Arguments = tuple[list[Tensor], list[Tensor], list[Tensor]]
 
@@ -84,7 +85,7 @@ def assert_right(found: list[Tensor], arguments: Arguments, plan: Plan) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs(seed: int, isa: str) -> None:
-    torch.manual_seed(seed)
+    seed_started(seed)
     plan, (_, weights, biases), (K, F) = program(seed)
     run = op.call_of(encode(plan))
     assert decode(encode(plan)).buffers == plan.buffers

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxopt import Config, optimize
+from fxopt.torch_internals.seeds import seed_started
 
 MADE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "weighted sum": lambda m, x: (x * torch.softmax(x @ m.w, 1).unsqueeze(-1)).sum(1),
@@ -55,7 +56,7 @@ class Model(nn.Module):
 
     def __init__(self, made: str, given: str, read: str, returned: str) -> None:
         super().__init__()
-        torch.manual_seed(0)
+        seed_started(0)
         self.w, self.first, self.second = nn.Parameter(torch.randn(2)), nn.Linear(2, 2), nn.Linear(2, 2)
         self.names = made, given, read, returned
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxopt import Config, optimize
+from fxopt.torch_internals.seeds import seed_started
 
 ALWAYS = Config(tune="off", verify="full")
 
@@ -310,7 +311,7 @@ class Random(nn.Module):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_networks(seed: int) -> None:
-    torch.manual_seed(seed)
+    seed_started(seed)
     model = Random(seed)
     fast = optimized(model, 6)
     (findings,) = fast._fxopt.findings

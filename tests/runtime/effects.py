@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fxopt.torch_internals.seeds import seed_started
+
 CALLS: list[int] = []
 STATS = {"calls": 0}
 TOTAL = 0
@@ -463,7 +465,7 @@ MODELS = [kind for kind in list(globals().values()) if isinstance(kind, type) an
 
 
 def inputs(batch: int = 5) -> tuple[Tensor, Tensor]:
-    torch.manual_seed(batch)
+    seed_started(batch)
     return torch.randn(batch, 3), torch.randint(0, 7, (batch,))
 
 

@@ -12,6 +12,7 @@ import fxopt
 from fxopt import Config
 from fxopt.capture import untouched
 from fxopt.runtime import dispatcher_of
+from fxopt.torch_internals.seeds import seed_started
 from tests.runtime import effects
 
 CONFIGS = {
@@ -43,7 +44,7 @@ def called(run: Any, model: nn.Module, batches: tuple[int, ...]) -> list[tuple[T
     found = []
     for number, batch in enumerate(batches):
         given = effects.inputs(batch)
-        torch.manual_seed(number)
+        seed_started(number)
         found.append((run(*given).detach().clone(), effects.everything(model), list(given)))
     return found
 

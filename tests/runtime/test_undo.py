@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import fxopt
 from fxopt import Config
 from fxopt.runtime import dispatcher_of, undo
+from fxopt.torch_internals.seeds import seed_started
 
 
 class Base(nn.Module):
@@ -147,7 +148,7 @@ IDS = ([0, 1, 2, 3], [0, 1, 9, 3], [1, 1, 1, 1], [-3, 0, 0, 0], [2, 2, 2, 2])
 
 
 def outcome(model: nn.Module, x: Tensor, ids: Tensor, seed: int) -> Any:
-    torch.manual_seed(seed)
+    seed_started(seed)
     try:
         return model(x, ids)
     except (IndexError, AssertionError, RuntimeError) as error:

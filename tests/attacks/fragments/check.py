@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fxopt.config import Config
 from fxopt.optimize import optimize
+from fxopt.torch_internals.seeds import seed_started
 from tests.attacks.fragments.program import Fragment
 
 _SIZES = (3, 3, 4, 2, 3, 1)
@@ -49,7 +50,7 @@ def _world(fragment: Fragment, side: str) -> dict[str, Any]:
     space = vars(sys.modules[f"fragment_of_{side}"])
     space["other_name"] = f"fragment_of_{side}_settings"
     exec(fragment.source.replace("$other", space["other_name"]), space)
-    torch.manual_seed(0)
+    seed_started(0)
     exec("m = Model()", space)
     return space
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from fxopt.torch_internals.seeds import seed_started
 from tests.fuzz.check import Failure, check
 from tests.fuzz.programs import Loaded, Program, Sizes
 
@@ -24,7 +24,7 @@ class Case:
     program: Program
 
     def build(self) -> nn.Module:
-        torch.manual_seed(0)
+        seed_started(0)
         return self.model().to(self.program.dtype).train(self.program.training)
 
     def failure(self) -> Failure | None:
