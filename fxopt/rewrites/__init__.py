@@ -21,6 +21,7 @@ from fxopt.rewrites import (
     embedding_columns,
     field_index,
     grouped_linears,
+    grouped_pointwise,
     identities,
     jagged_checks,
     k_largest,
@@ -104,6 +105,7 @@ PASSES: tuple[Rewrite, ...] = (
     grouped_linears.REWRITE,
     linear_layers.OF_PIECES,
     pointwise.REWRITE,
+    grouped_pointwise.REWRITE,
     row_chunks.REWRITE,
     branches.REWRITE,
 )

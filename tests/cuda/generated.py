@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -12,36 +13,42 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from fxopt.kernels.pointwise import reference
+from fxopt.kernels.pointwise import cuda, reference
 from fxopt.kernels.pointwise.cuda import generated, geometry, parameters
-from fxopt.kernels.pointwise.cuda.geometry import THREADS, geometry_of, sizes_of
+from fxopt.kernels.pointwise.cuda.geometry import THREADS, geometry_of, launch_of, sizes_of
 from fxopt.kernels.pointwise.encode import text
 from fxopt.kernels.pointwise.plan import Plan
 from tests.cuda.planted import run
 from tests.cuda.shim_library import GUARD, POISON, ShimError, compile_shim
 
 LAUNCH = """
-SHIM_EXPORT void run_{name}(const fxopt::{name}::Call* c, unsigned blocks, unsigned shared) {{
+SHIM_EXPORT void run_{name}(const fxopt::{name}::Calls* c, unsigned blocks, unsigned shared) {{
   cudaLaunchConfig_t config{{dim3(blocks), dim3({threads}), shared, nullptr}};
   cudaLaunchKernelEx(&config, fxopt::{name}::pointwise_kernel, *c);
 }}
 """
-Key = tuple[str, tuple[torch.dtype, ...], bool, tuple[int, int]]
+Key = tuple[str, tuple[torch.dtype, ...], bool, tuple[int, int], int]
 
 
 def key_of(plan: Plan, inputs: Sequence[Tensor], wide: bool = False) -> Key:
-    held = geometry_of(text(plan), sizes_of(inputs, plan)).held
-    return text(plan), tuple(tensor.dtype for tensor in inputs), wide, held
+    """Of a call, or of several behind each other."""
+    first, *more = reference.calls_of(inputs, plan)
+    held = geometry_of(text(plan), sizes_of(first, plan)).held
+    return text(plan), tuple(tensor.dtype for tensor in first), wide, held, 1 + len(more)
 
 
 @contextmanager
 def divided_anew(patched: AbstractContextManager[object]) -> Iterator[None]:
-    geometry_of.cache_clear()
+    """Nothing is remembered of how launches were divided before, and behind."""
+    remembered = geometry_of, launch_of, cuda._told
+    for each in remembered:
+        each.cache_clear()
     try:
         with patched:
             yield
     finally:
-        geometry_of.cache_clear()
+        for each in remembered:
+            each.cache_clear()
 
 
 def in_phases() -> AbstractContextManager[None]:
@@ -74,28 +81,38 @@ class Kernels:
 
     def __call__(self, inputs: Sequence[Tensor], plan: Plan, wide: bool = False, seed: int = 0) -> list[Tensor]:
         """The outputs. Raises ShimError: a load outside of an input, a write outside of an output, a race."""
-        line, sizes = text(plan), sizes_of(inputs, plan)
-        divided = geometry_of(line, sizes)
-        assert divided.fits
-        shapes = [[1 if axis is None else sizes[axis] for axis in output.dims] for output in plan.outputs]
-        dtypes = [torch.uint8 if output.boolean else torch.float32 for output in plan.outputs]
-        counts = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
-        memory = [torch.full((2 * GUARD + count,), POISON, dtype=torch.uint8) for count in counts]
-        outputs = [
-            each[GUARD : len(each) - GUARD].view(dtype).view(shape)
-            for each, dtype, shape in zip(memory, dtypes, shapes, strict=True)
-        ]
-        words = parameters(inputs, outputs, line, sizes, wide)
+        line, calls = text(plan), reference.calls_of(inputs, plan)
+        sizes = tuple(sizes_of(call, plan) for call in calls)
+        launch = launch_of(line, sizes)
+        assert launch.fits
+        memory, outputs = zip(*(_guarded(plan, of_call) for of_call in sizes), strict=True)
+        words = parameters(calls, outputs, line, sizes, wide)
         function = getattr(self.library, f"run_{self._names[key_of(plan, inputs, wide)]}")
 
         def launched(words: bytes, dtype: int, stream: None) -> None:
-            if divided.blocks:
-                function(words, divided.blocks, 4 * divided.kept)
+            if blocks := launch.ends[-1]:
+                function(words, blocks, 4 * launch.kept)
 
         run(self.library, launched, words, inputs, torch.float32, seed)
-        if any((each[:GUARD] != POISON).any() or (each[-GUARD:] != POISON).any() for each in memory):
-            raise ShimError("a write outside the output")
-        return [y.bool() if output.boolean else y for y, output in zip(outputs, plan.outputs, strict=True)]
+        for each in itertools.chain.from_iterable(memory):
+            if (each[:GUARD] != POISON).any() or (each[-GUARD:] != POISON).any():
+                raise ShimError("a write outside the output")
+        booleans = [output.boolean for output in plan.outputs] * len(calls)
+        flat = itertools.chain.from_iterable(outputs)
+        return [y.bool() if boolean else y for y, boolean in zip(flat, booleans, strict=True)]
+
+
+def _guarded(plan: Plan, sizes: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+    """The outputs of a call within memory that nobody may write around them, and that memory."""
+    shapes = [[1 if axis is None else sizes[axis] for axis in output.dims] for output in plan.outputs]
+    dtypes = [torch.uint8 if output.boolean else torch.float32 for output in plan.outputs]
+    counts = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
+    memory = [torch.full((2 * GUARD + count,), POISON, dtype=torch.uint8) for count in counts]
+    outputs = [
+        each[GUARD : len(each) - GUARD].view(dtype).view(shape)
+        for each, dtype, shape in zip(memory, dtypes, shapes, strict=True)
+    ]
+    return memory, outputs
 
 
 def exact(inputs: Sequence[Tensor], plan: Plan) -> list[Tensor]:

@@ -15,7 +15,7 @@ from fxopt.kernels.attention import reference
 from fxopt.kernels.attention.cuda import call_on_cuda
 from fxopt.kernels.attention.plan import Axis, Operand, Plan
 from fxopt.kernels.pointwise.encode import plan_of
-from fxopt.rewrites import attention, pointwise, repeated
+from fxopt.rewrites import attention, grouped_pointwise, pointwise, repeated
 from fxopt.rewrites.attention_program import program_of
 from fxopt.rewrites.framework.editor import Rejected
 from fxopt.rewrites.framework.policy import PROVEN
@@ -119,6 +119,37 @@ def test_results_along_other_axes_than_a_sum_are_apart():
     (norm,) = (plan for plan in (plan_of(call.args[1]) for call in calls) if any(s.op == "mean" for s in plan.steps))
     assert norm.axes == 3
     torch.testing.assert_close(module(*inputs), list(masked_and_normalized(*inputs)))
+
+
+def experts(x, *stats):
+    """Layers' ends side by side: four with a ReLU, of two widths, and one without."""
+    parts = torch.cat([x, x, x], 1).split([4, 3, 4, 3, 4], 1)
+    normed = [F.batch_norm(part, *stats[at : at + 2]) for part, at in zip(parts, range(0, 10, 2), strict=True)]
+    return torch.cat([*map(torch.relu, normed[:4]), normed[4]], 1)
+
+
+def test_calls_of_one_plan_are_one_launch():
+    inputs = [torch.randn(7, 6), *(torch.rand(size) for size in (4, 3, 4, 3, 4) for _ in range(2))]
+    module = traced(experts, inputs)
+    with constants_on_cuda():
+        ran = rewritten(module, pointwise.REWRITE, grouped_pointwise.REWRITE)
+    assert [len(each.changes) for each in ran] == [5, 1] and not any(each.rolled_back for each in ran)
+    assert [name for name in names_of(module) if "pointwise" in name] == [
+        "fxopt.pointwise",
+        "fxopt.gpu_grouped_pointwise",
+    ]
+    torch.testing.assert_close(module(*inputs), experts(*inputs))
+
+
+def calls_behind_each_other(x):
+    first = torch.relu(torch.cat([x, x], 1) * 2)
+    return torch.relu(torch.cat([first, x], 1) * 2)
+
+
+def test_calls_that_wait_for_each_other_stay_apart():
+    module = traced(calls_behind_each_other, [torch.randn(7, 6)])
+    ran = rewritten(module, pointwise.REWRITE, grouped_pointwise.REWRITE)
+    assert [len(each.changes) for each in ran] == [2, 0]
 
 
 def test_a_sum_alone_stays_on_the_cpu():

@@ -12,7 +12,7 @@ from fxopt.kernels.pointwise import cuda, reference
 from fxopt.kernels.pointwise.encode import text
 from fxopt.runtime import dispatcher_of
 from tests.cuda.generated import exact
-from tests.cuda.test_pointwise_shim import assert_alike, every_step, random_cases
+from tests.cuda.test_pointwise_shim import TOGETHER, assert_alike, calls_of_sizes, every_step, random_cases
 from tests.kernels.test_pointwise import SOFTMAX
 
 pytestmark = pytest.mark.gpu
@@ -59,6 +59,46 @@ def test_a_replay_sees_new_numbers():
     expected = exact([x * 2, w], SOFTMAX)
     torch.testing.assert_close([y.double() for y in found], expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(after, found[0] + 1)
+
+
+@pytest.mark.parametrize(("plan", "sizes"), TOGETHER)
+def test_calls_of_one_plan_as_one_launch(plan, sizes):
+    inputs = calls_of_sizes(sizes)
+    kernel = cuda_build.loaded(cuda.kernel_of(text(plan), inputs), 0)
+    assert kernel is not None
+    found = cuda.pointwise_on_cuda(to_gpu(inputs), text(plan))
+    calls = [exact(call, plan) for call in reference.calls_of(inputs, plan)]
+    for given, expected in zip(found, [output for call in calls for output in call], strict=True):
+        torch.testing.assert_close(given.double().cpu(), expected, rtol=1e-5, atol=1e-6)
+
+
+class Experts(nn.Module):
+    """Layers with batch norms that a softmax of a gate with one weighs: a launch for all ends of layers."""
+
+    def __init__(self, experts: int = 5) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(37, 160), nn.BatchNorm1d(160), nn.ReLU()) for _ in range(experts)
+        )
+        self.gates = nn.ModuleList(nn.Sequential(nn.Linear(37, experts), nn.BatchNorm1d(experts)) for _ in range(2))
+
+    def forward(self, x):
+        rows = torch.stack([expert(x) for expert in self.experts], 1)
+        return torch.cat([(gate(x).softmax(1)[:, :, None] * rows).sum(1) for gate in self.gates], 1)
+
+
+@torch.no_grad()
+def test_the_ends_of_layers_side_by_side():
+    model, x = Experts().cuda().train(), torch.randn(300, 37, device="cuda")
+    model(x)
+    fast = fxopt.optimize(model.eval(), (x,), fxopt.Config(cuda_graphs=False))
+    for batch in (300, 1, 0, 17):
+        x = torch.randn(batch, 37, device="cuda")
+        expected = model.double()(x.double())
+        model.float()
+        torch.testing.assert_close(fast(x).double(), expected, rtol=2e-5, atol=1e-6)
+    (entry, *_) = dispatcher_of(fast).entries
+    assert [len(ran.changes) for ran in entry.findings.passes if ran.name == "gpu_grouped_pointwise"] == [2]
 
 
 def test_gradients_are_pytorchs():

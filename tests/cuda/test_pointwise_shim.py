@@ -33,8 +33,8 @@ MUTATIONS = {
 HELD_MUTATIONS = {
     "half a sum": ("int width = lanes / 2;", "int width = lanes / 2 >> {};"),
     "no mask of a sum's numbers": ("if (a1 < c.size1) v8", "if (a1 < c.size1 || {}) v8"),
-    "written behind the row": ("if (a1 < c.size1) write", "if (a1 < c.size1 || {}) write"),
-    "read behind the row": ("a1 < c.size1 ? read<float>(c.input1", "a1 < c.size1 || {} ? read<float>(c.input1"),
+    "written behind the row": ("if (place(lane, k) < size) row", "if (place(lane, k) < size || {}) row"),
+    "read behind the row": ("place(lane, k) < size ? __ldg", "place(lane, k) < size || {} ? __ldg"),
     "read behind the last row": ("row < rows ? row : 0", "row < rows || {} ? row : 0"),
     "the rows of the first block": ("row_of_all = first + (", "row_of_all = ({} ? 0 : first) + ("),
 }
@@ -138,6 +138,31 @@ def test_threads_that_have_several_values(tmp_path):
         with several_values():
             (found,) = kernels([x, y], plan)
         torch.testing.assert_close(found, x * y)
+
+
+SCALED = Plan(
+    2, (Input((0, 1)), Input((1,))), (Step("expand", (1,), CELL), Step("mul", (0, 2), CELL)), (Output(3, (0, 1)),)
+)
+
+
+TOGETHER = [
+    (SOFTMAX, [(300, 9), (1, 9), (0, 9), (517, 9)]),
+    (SCALED, [(7, 128), (300, 8), (1, 1), (0, 5), (3000, 1)]),
+]
+
+
+def calls_of_sizes(sizes: list[tuple[int, int]]) -> list[Tensor]:
+    return [tensor for rows, size in sizes for tensor in (torch.randn(rows, size), torch.randn(size))]
+
+
+@pytest.mark.parametrize(("plan", "sizes"), TOGETHER)
+def test_calls_of_one_plan_as_one_launch(tmp_path, plan, sizes):
+    """Each has rows of its own, and sizes of its own where there are no sums."""
+    inputs = calls_of_sizes(sizes)
+    found = Kernels(tmp_path, [key_of(plan, inputs)])(inputs, plan)
+    calls = [exact(call, plan) for call in reference.calls_of(inputs, plan)]
+    for given, expected in zip(found, [output for call in calls for output in call], strict=True):
+        torch.testing.assert_close(given.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("held", "name"), PLANTED)

@@ -294,6 +294,7 @@ ELSEWHERE = {
     "gpu_few_rows",
     "gpu_gathered_dots",
     "gpu_grouped_linears",
+    "gpu_grouped_pointwise",
     "gpu_lookup_pairs",
     "gpu_mixtures",
     "gpu_pairs",

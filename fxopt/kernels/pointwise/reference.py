@@ -43,6 +43,12 @@ def pointwise(inputs: Sequence[Tensor], plan: Plan) -> list[Tensor]:
     return [result.clone() if any(result is value for value in values) else result for result in results]
 
 
+def calls_of(inputs: Sequence[Tensor], plan: Plan) -> list[Sequence[Tensor]]:
+    """The inputs of each call of a plan, of those of several calls behind each other."""
+    n = len(plan.inputs)
+    return [inputs[at : at + n] for at in range(0, len(inputs), n)]
+
+
 def sizes_of(inputs: Sequence[Tensor], plan: Plan) -> list[int]:
     """The size of every axis."""
     sizes: dict[int, int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,13 +76,42 @@ def geometry_of(plan: str, sizes: tuple[int, ...]) -> Geometry:
     for n, of_rows in zip(floats, by_row, strict=True):
         places.append(places[-1] + n * (block_rows if of_rows else 1))
     reducing = tuple(n for n, phase in zip(lanes, made.phases, strict=True) if phase.over)
-    told = sum(map(len, parameters(made).values()))
     held = held_by_lanes(made, sizes)
     if held[0]:
         rows, block_rows, places[-1] = math.prod(sizes[:-1]), THREADS // held[0], 0
     blocks = -(-rows // block_rows)
-    fits = places[-1] <= _MOST_KEPT and blocks <= _MOST_BLOCKS and 8 * told <= _MOST_TOLD
+    fits = places[-1] <= _MOST_KEPT and blocks <= _MOST_BLOCKS
     return Geometry(blocks, rows, block_rows, reducing, tuple(places[:-1]), places[-1], held, fits)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Of calls of one plan: where each one's blocks end, and the most floats that one keeps; `held` and `fits` as in
+    :class:`Geometry`."""
+
+    ends: tuple[int, ...]
+    kept: int
+    held: tuple[int, int]
+    fits: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def launch_of(plan: str, sizes: tuple[tuple[int, ...], ...]) -> Launch:
+    """For calls whose axes have these sizes.
+
+    Raises:
+        RuntimeError: an extremum over no numbers.
+    """
+    divided = [geometry_of(plan, of_call) for of_call in sizes]
+    ends = tuple(itertools.accumulate(each.blocks for each in divided))
+    alike = all(each.fits and each.held == divided[0].held for each in divided)
+    fits = alike and ends[-1] <= _MOST_BLOCKS and len(sizes) <= most_calls(plan)
+    return Launch(ends, max(each.kept for each in divided), divided[0].held, fits)
+
+
+def most_calls(plan: str) -> int:
+    """How many calls of a plan one launch can be told of."""
+    return _MOST_TOLD // (8 * (1 + sum(map(len, parameters(scheduled(plan)).values()))))
 
 
 def divisor(size: int) -> tuple[int, int]:

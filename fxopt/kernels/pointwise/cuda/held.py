@@ -76,6 +76,7 @@ class HeldWriter(Writer):
 
     def lines(self) -> Iterator[str]:
         yield f"  constexpr int kLanes = {self.lanes}, kEach = {self.each};"
+        yield "  using Held = Row<kLanes, kEach>;"
         yield "  const int lane = thread % kLanes;"
         yield "  const Index row = thread / kLanes;"
         yield "  const Index row_of_all = first + (row < rows ? row : 0);"
@@ -92,6 +93,11 @@ class HeldWriter(Writer):
             yield from self._reduced(value)
         elif along:
             yield f"float v{value}[kEach];"
+            if value < len(self.plan.inputs) and self.dtypes[value] is torch.float32:
+                stride, size = f"c.stride{value}_{self.row}", f"c.size{self.row}"
+                start = self.place(value, without=self.row)
+                yield f"Held::read(c.input{value}, {start}, {stride}, {size}, lane, v{value});"
+                return
             yield from self._for_each(f"v{value}[k] = {self._computed(value)};")
         else:
             yield f"const float v{value} = {self._computed(value)};"
@@ -112,16 +118,18 @@ class HeldWriter(Writer):
     def _given(self, number: int, value: int, boolean: bool) -> Iterator[str]:
         kind = "unsigned char" if boolean else "float"
         output = f"static_cast<{kind}*>(c.output{number}) + row_of_all"
-        if self.row in self.plan.axes_of(value):
+        if self.row not in self.plan.axes_of(value):
+            yield f"if (lane == 0) write({output}, v{value});"
+        elif boolean:
             place = f"{output} * c.size{self.row} + a{self.row}"
             yield from self._for_each(f"if (a{self.row} < c.size{self.row}) write({place}, v{value}[k]);")
         else:
-            yield f"if (lane == 0) write({output}, v{value});"
+            yield f"Held::write({output} * c.size{self.row}, c.size{self.row}, lane, v{value});"
 
     def _for_each(self, line: str) -> Iterator[str]:
         yield "#pragma unroll"
         yield "for (int k = 0; k < kEach; k++) {"
-        yield f"  [[maybe_unused]] const Index a{self.row} = lane + k * kLanes;"
+        yield f"  [[maybe_unused]] const Index a{self.row} = Held::place(lane, k);"
         yield f"  {line}"
         yield "}"
 

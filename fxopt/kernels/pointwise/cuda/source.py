@@ -11,7 +11,7 @@ from .held import HeldWriter
 from .phases import PhaseWriter
 from .schedule import Schedule
 
-KERNEL = "_ZN5fxopt9generated16pointwise_kernelENS0_4CallE"  # as C++ calls it
+KERNEL = "_ZN5fxopt9generated16pointwise_kernelENS0_5CallsE"  # as C++ calls it
 _STEPS = Path(__file__).with_name("steps.cuh")
 
 
@@ -22,9 +22,9 @@ def parameters(schedule: Schedule) -> dict[str, list[str]]:
         "const void*": [f"input{k}" for k in range(len(plan.inputs))],
         "void*": [f"output{k}" for k in range(len(plan.outputs))],
         "Index": [
+            *(f"stride{k}_{axis}" for k, given in enumerate(plan.inputs) for axis in given.dims if axis is not None),
             *("rows", "block_rows"),
             *(f"size{axis}" for axis in range(plan.axes)),
-            *(f"stride{k}_{axis}" for k, given in enumerate(plan.inputs) for axis in given.dims if axis is not None),
         ],
         "unsigned": [*(f"magic{axis}" for axis in range(plan.axes)), *(f"shift{axis}" for axis in range(plan.axes))],
         "int": [
@@ -34,11 +34,12 @@ def parameters(schedule: Schedule) -> dict[str, list[str]]:
     }
 
 
-def source(schedule: Schedule, dtypes: Sequence[torch.dtype], wide: bool, held: tuple[int, int]) -> str:
+def source(schedule: Schedule, dtypes: Sequence[torch.dtype], wide: bool, held: tuple[int, int], calls: int = 1) -> str:
     """The kernel for inputs of these dtypes; `wide` where 32 bits do not count their elements.
 
     Args:
         held: :func:`.held.held_by_lanes`.
+        calls: of the plan in a launch; the blocks of each stand behind those of the one before.
     """
     fields = (f"  {kind} {', '.join(names)};" for kind, names in _declared(schedule))
     written = HeldWriter(schedule, dtypes, *held) if held[0] else PhaseWriter(schedule, dtypes)
@@ -47,11 +48,17 @@ def source(schedule: Schedule, dtypes: Sequence[torch.dtype], wide: bool, held: 
         _STEPS.read_text(),
         "namespace fxopt {\nnamespace generated {\n\nstruct Call {",
         *fields,
-        "};\n",
-        "__global__ void __launch_bounds__(kThreads) pointwise_kernel(const __grid_constant__ Call c) {",
+        "};",
+        f"constexpr int kCalls = {calls};",
+        "struct Calls {\n  Index ends[kCalls];  // in blocks\n  Call call[kCalls];\n};\n",
+        "__global__ void __launch_bounds__(kThreads) pointwise_kernel(const __grid_constant__ Calls all) {",
         "  in_turn();",
+        "  const Index block = Index(blockIdx.x);",
+        "  int own = 0;",
+        "  for (int k = 0; k < kCalls - 1; k++) own += block >= all.ends[k];",
+        "  const Call& c = all.call[own];",
         "  const int thread = int(threadIdx.x);",
-        "  const Index first = Index(blockIdx.x) * c.block_rows;",
+        "  const Index first = (block - (own > 0 ? all.ends[own - 1] : 0)) * c.block_rows;",
         "  const Index rows = c.rows - first < c.block_rows ? c.rows - first : c.block_rows;",
         *written.lines(),
         "}\n\n}  // namespace generated\n}  // namespace fxopt\n",

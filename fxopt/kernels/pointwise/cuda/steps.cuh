@@ -99,5 +99,52 @@ __device__ __forceinline__ float across(float x, int lanes) {
   return x;
 }
 
+// Of LANES lanes that share a row, each holds kSide numbers that lie side by side, and so on until it holds EACH.
+template <int LANES, int EACH>
+struct Row {
+  static constexpr int kSide = EACH < 4 ? EACH : 4;
+
+  __device__ static Index place(int lane, int k) { return (lane + k / kSide * LANES) * kSide + k % kSide; }
+
+  __device__ static bool by_fours(const float* row, Index size) {
+    return kSide == 4 && size % 4 == 0 && reinterpret_cast<unsigned long long>(row) % 16 == 0;
+  }
+
+  // Zeros behind the end.
+  __device__ static void read(const void* data, Index at, Index stride, Index size, int lane, float (&to)[EACH]) {
+    const float* row = static_cast<const float*>(data) + at;
+    if (stride == 1 && by_fours(row, size)) {
+#pragma unroll
+      for (int k = 0; k < EACH; k += kSide) {
+        const Index own = place(lane, k);
+        const float4 x = own < size ? __ldg(reinterpret_cast<const float4*>(row + own)) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+        const float four[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int j = 0; j < kSide; j++) to[k + j] = four[j];
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < EACH; k++) to[k] = place(lane, k) < size ? __ldg(row + place(lane, k) * stride) : 0.0f;
+    }
+  }
+
+  __device__ static void write(float* row, Index size, int lane, const float (&x)[EACH]) {
+    if (by_fours(row, size)) {
+#pragma unroll
+      for (int k = 0; k < EACH; k += kSide) {
+        float four[4] = {};
+#pragma unroll
+        for (int j = 0; j < kSide; j++) four[j] = x[k + j];
+        const Index own = place(lane, k);
+        if (own < size) *reinterpret_cast<float4*>(row + own) = float4{four[0], four[1], four[2], four[3]};
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < EACH; k++)
+        if (place(lane, k) < size) row[place(lane, k)] = x[k];
+    }
+  }
+};
+
 }  // namespace generated
 }  // namespace fxopt

@@ -43,9 +43,12 @@ class Writer:
 
     def read(self, value: int) -> str:
         """An input at the place that its axes name."""
-        dims = self.plan.inputs[value].dims
-        terms = [f"a{axis} * c.stride{value}_{axis}" for axis in dims if axis is not None]
-        return f"read<{TYPES[self.dtypes[value]]}>(c.input{value}, {' + '.join(terms) or '0'})"
+        return f"read<{TYPES[self.dtypes[value]]}>(c.input{value}, {self.place(value)})"
+
+    def place(self, value: int, without: int | None = None) -> str:
+        """Where that is in the input; at the first index of an axis, if it is `without` that."""
+        axes = [axis for axis in self.plan.inputs[value].dims if axis is not None and axis != without]
+        return " + ".join(f"a{axis} * c.stride{value}_{axis}" for axis in axes) or "0"
 
     def called(self, value: int) -> str:
         """A step of its operands."""
