@@ -47,7 +47,7 @@ def pointwise_on_cuda(inputs: Sequence[Tensor], plan: str) -> list[Tensor]:
     if kernel is None:
         return [output for call in calls for output in reference.pointwise(call, decoded)]
     outputs = [reference.empty_outputs(call, decoded, of_call) for call, of_call in zip(calls, sizes, strict=True)]
-    if blocks := launch.ends[-1]:
+    if blocks := sum(launch.blocks):
         words = parameters(calls, outputs, plan, sizes, wide)
         cuda_call.on_stream(functools.partial(kernel.launch, blocks, THREADS, 4 * launch.kept, words), device)
     return list(itertools.chain.from_iterable(outputs))
@@ -81,8 +81,8 @@ def parameters(
     wide: bool,
 ) -> bytes:
     """The kernel's Calls, a Call in the order of :func:`.source.parameters`."""
-    ends = launch_of(plan, sizes).ends
-    words = [_padded(struct.pack(f"<{len(ends)}{'q' if wide else 'i'}", *ends))]
+    blocks = launch_of(plan, sizes).blocks
+    words = [_padded(struct.pack(f"<{len(blocks)}{'q' if wide else 'i'}", *blocks))]
     for inputs, given, of_call in zip(calls, outputs, sizes, strict=True):
         first, last = _told(plan, of_call, wide)
         pointers = [tensor.data_ptr() for tensor in (*inputs, *given)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ THREADS = 256  # of a block, as steps.cuh says
 _MOST_KEPT = 12288  # floats: the shared memory that every kernel may have
 _MOST_BLOCKS = _MOST_COUNTED = (1 << 31) - (1 << 20)  # what 32 bits count, and one more block's items
 _MOST_TOLD = 4096  # bytes of a kernel's parameters
+_MOST_COPIES = 8  # of a plan in one kernel: each call has one, which reads its parameters as constants
 _WARP = 32
 # A thread has up to VALUES of the widest phase, so that it waits for several loads at once and has work in narrow
 # phases. At least 256 blocks are left, or 2048 of programs with sums. On an H200 a gate over [2048, 50, 256] takes
@@ -86,10 +86,10 @@ def geometry_of(plan: str, sizes: tuple[int, ...]) -> Geometry:
 
 @dataclass(frozen=True)
 class Launch:
-    """Of calls of one plan: where each one's blocks end, and the most floats that one keeps; `held` and `fits` as in
+    """Of calls of one plan: the blocks of each, and the most floats that one keeps; `held` and `fits` as in
     :class:`Geometry`."""
 
-    ends: tuple[int, ...]
+    blocks: tuple[int, ...]
     kept: int
     held: tuple[int, int]
     fits: bool
@@ -103,15 +103,16 @@ def launch_of(plan: str, sizes: tuple[tuple[int, ...], ...]) -> Launch:
         RuntimeError: an extremum over no numbers.
     """
     divided = [geometry_of(plan, of_call) for of_call in sizes]
-    ends = tuple(itertools.accumulate(each.blocks for each in divided))
+    blocks = tuple(each.blocks for each in divided)
     alike = all(each.fits and each.held == divided[0].held for each in divided)
-    fits = alike and ends[-1] <= _MOST_BLOCKS and len(sizes) <= most_calls(plan)
-    return Launch(ends, max(each.kept for each in divided), divided[0].held, fits)
+    fits = alike and sum(blocks) <= _MOST_BLOCKS and len(sizes) <= most_calls(plan)
+    return Launch(blocks, max(each.kept for each in divided), divided[0].held, fits)
 
 
 def most_calls(plan: str) -> int:
-    """How many calls of a plan one launch can be told of."""
-    return _MOST_TOLD // (8 * (1 + sum(map(len, parameters(scheduled(plan)).values()))))
+    """How many calls of a plan one launch takes."""
+    told = _MOST_TOLD // (8 * (1 + sum(map(len, parameters(scheduled(plan)).values()))))
+    return min(told, _MOST_COPIES)
 
 
 def divisor(size: int) -> tuple[int, int]:
