@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -85,10 +86,16 @@ def _view(mode: FakeTensorMode, x: Any, shape: Any) -> FakeTensor | None:
 def _select(mode: FakeTensorMode, x: Any, dim: int, index: Any) -> FakeTensor | None:
     if not _is_plain(mode, x) or not -x.ndim <= dim < x.ndim or type(index) is not int:
         return None
-    size, dim = x.shape[dim], dim % x.ndim
-    if type(size) is not int or not -size <= index < size:
+    size, dim = _fixed(x.shape[dim]), dim % x.ndim
+    if size is None or not -size <= index < size:
         return None
     return _part(mode, x, dim, index % size, None)
+
+
+def _fixed(size: Any) -> int | None:
+    """A size that is one number, also where torch keeps it as a term."""
+    (term,) = expressions([size])
+    return int(term) if isinstance(term, int) or term.is_Integer else None
 
 
 def _slice(
@@ -96,11 +103,26 @@ def _slice(
 ) -> FakeTensor | None:
     if not _is_plain(mode, x) or not -x.ndim <= dim < x.ndim or step != 1:
         return None
-    size = x.shape[dim]
-    if type(size) is not int or not all(bound is None or type(bound) is int for bound in (start, end)):
+    if start in (None, 0) and type(end) is int and end == sys.maxsize:
+        return _strided(mode, x, x.shape, x.stride())
+    size = _fixed(x.shape[dim])
+    if size is None or not all(bound is None or type(bound) is int for bound in (start, end)):
         return None
     first, last, _ = slice(start, end).indices(size)
     return _part(mode, x, dim % x.ndim, first, max(0, last - first))
+
+
+def _detach(mode: FakeTensorMode, x: Any) -> FakeTensor | None:
+    return _strided(mode, x, x.shape, x.stride()) if _is_plain(mode, x) else None
+
+
+def _unsqueeze(mode: FakeTensorMode, x: Any, dim: int) -> FakeTensor | None:
+    if not _is_plain(mode, x) or not -x.ndim - 1 <= dim <= x.ndim:
+        return None
+    dim %= x.ndim + 1
+    sizes, strides = list(x.shape), list(x.stride())
+    stride = sizes[dim] * strides[dim] if dim < x.ndim else 1
+    return _strided(mode, x, [*sizes[:dim], 1, *sizes[dim:]], [*strides[:dim], stride, *strides[dim:]])
 
 
 def _part(mode: FakeTensorMode, x: Any, dim: int, first: int, length: int | None) -> FakeTensor:
@@ -137,18 +159,15 @@ def _cat(mode: FakeTensorMode, tensors: Sequence[Any], dim: int = 0) -> FakeTens
     rank = first.ndim
     if rank < 2 or rank in _IN_CHANNELS_LAST or not -rank <= dim < rank:
         return None
-    dim %= rank
-    form = _around(first, dim)
-    if any(_around(t, dim) != form for t in tensors):
+    if any((t.ndim, t.dtype, t.fake_device) != (rank, first.dtype, first.fake_device) for t in tensors):
         return None
+    dim %= rank
+    for tensor in tensors:
+        for axis in range(rank):
+            if axis != dim and expressions(tensor.shape)[axis] != expressions(first.shape)[axis]:
+                torch._check(tensor.shape[axis] == first.shape[axis], lambda: f"expected sizes alike but in dim {dim}")
     sizes = [*first.shape[:dim], torch.sym_sum([t.shape[dim] for t in tensors]), *first.shape[dim + 1 :]]
     return fresh(mode, sizes, first.dtype, first.fake_device)
-
-
-def _around(tensor: Any, dim: int) -> tuple[Any, ...]:
-    """What has to be the same in all tensors that are joined in `dim`."""
-    sizes = expressions(tensor.shape)
-    return tensor.dtype, tensor.fake_device, sizes[:dim], sizes[dim + 1 :]
 
 
 def _embedding(mode: FakeTensorMode, weight: Any, indices: Any, *_: Any) -> FakeTensor | None:
@@ -204,6 +223,14 @@ def _mean(mode: FakeTensorMode, x: Any, dims: Sequence[int] | None = None, keepd
     return _sum(mode, x, dims, keepdim) if x.dtype.is_floating_point else None
 
 
+def _all(mode: FakeTensorMode, x: Any) -> FakeTensor | None:
+    return (
+        fresh(mode, [], torch.uint8 if x.dtype is torch.uint8 else torch.bool, x.fake_device)
+        if is_of(mode, x)
+        else None
+    )
+
+
 def _mm(mode: FakeTensorMode, a: Any, b: Any) -> FakeTensor | None:
     if not is_of(mode, a, b) or (a.ndim, b.ndim) != (2, 2):
         return None
@@ -230,6 +257,8 @@ SHORT: dict[Any, Callable[..., FakeTensor | None]] = {
     aten._unsafe_view.default: _view,
     aten.select.int: _select,
     aten.slice.Tensor: _slice,
+    aten.detach.default: _detach,
+    aten.unsqueeze.default: _unsqueeze,
     aten.cat.default: _cat,
     aten.embedding.default: _embedding,
     aten.index.Tensor: _index,
@@ -237,6 +266,7 @@ SHORT: dict[Any, Callable[..., FakeTensor | None]] = {
     aten.clone.default: _clone,
     aten.sum.dim_IntList: _sum,
     aten.mean.dim: _mean,
+    aten.all.default: _all,
     aten.mm.default: _mm,
     aten.addmm.default: _addmm,
 }

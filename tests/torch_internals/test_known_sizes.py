@@ -67,6 +67,13 @@ class Maker:
         rest = [*(self.chance.choice(ends) for _ in range(2)), self.chance.choice((1, 1, 1, 2))]
         return aten.slice.Tensor(x, dim, *rest[: self.chance.randint(0, 3)])
 
+    def same(self) -> Tensor:
+        """All of a tensor, or with one dim more."""
+        x = self.tensor(self.shape(self.chance.randint(0, 4)))
+        if self.chance.random() < 0.3:
+            return aten.detach.default(x)
+        return aten.unsqueeze.default(x, self.chance.randint(-x.ndim - 2, x.ndim + 1))
+
     def cat(self) -> Tensor:
         rank = self.chance.randint(1, 4)
         shape, dim = self.shape(rank), self.chance.randrange(-rank, rank)
@@ -101,6 +108,8 @@ class Maker:
 
     def sum(self) -> Tensor:
         x = self.tensor(self.shape(self.chance.randint(0, 5)), self.chance.choice((self.dtype, torch.bool)))
+        if self.chance.random() < 0.2:
+            return aten.all.default(x if self.chance.random() < 0.5 else self.tensor([3, 8], torch.uint8))
         dims = [self.chance.randint(-3, 3) for _ in range(self.chance.randint(0, 3))]
         operator = self.chance.choice((aten.sum.dim_IntList, aten.mean.dim))
         return operator(x, dims, *[self.chance.random() < 0.5][: self.chance.randint(0, 1)])
@@ -134,7 +143,7 @@ class Maker:
 
 KINDS = (
     Maker.view, Maker.part, Maker.cat, Maker.embedding, Maker.index, Maker.stack, Maker.clone, Maker.sum, Maker.mm,
-    Maker.addmm, Maker.elementwise,
+    Maker.addmm, Maker.elementwise, Maker.same,
 )  # fmt: skip
 
 
@@ -186,3 +195,5 @@ def test_a_view_shares_memory() -> None:
     with fakes.fake_mode, enable_python_dispatcher():
         x = fakes.tensors[0]
         assert x.view(-1).untyped_storage()._cdata == x.untyped_storage()._cdata
+        part = x.requires_grad_().detach()
+        assert part.untyped_storage()._cdata == x.untyped_storage()._cdata and not part.requires_grad and part.is_leaf
