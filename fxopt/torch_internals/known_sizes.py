@@ -152,6 +152,12 @@ def _is_size(term: Any, environment: Any) -> bool:
     return (term.is_Mul or term.is_Add) and all(_is_size(part, environment) for part in term.args)
 
 
+_MISMATCH = (  # as torch says it
+    "Sizes of tensors must match except in dimension {}. Expected {} in dimension {} but got {} for tensor number {} "
+    "in the list"
+)
+
+
 def _cat(mode: FakeTensorMode, tensors: Sequence[Any], dim: int = 0) -> FakeTensor | None:
     if not tensors or not is_of(mode, *tensors):
         return None
@@ -162,10 +168,10 @@ def _cat(mode: FakeTensorMode, tensors: Sequence[Any], dim: int = 0) -> FakeTens
     if any((t.ndim, t.dtype, t.fake_device) != (rank, first.dtype, first.fake_device) for t in tensors):
         return None
     dim %= rank
-    for tensor in tensors:
-        for axis in range(rank):
-            if axis != dim and expressions(tensor.shape)[axis] != expressions(first.shape)[axis]:
-                torch._check(tensor.shape[axis] == first.shape[axis], lambda: f"expected sizes alike but in dim {dim}")
+    for number, tensor in enumerate(tensors):
+        for axis, (own, common) in enumerate(zip(tensor.shape, first.shape, strict=True)):
+            if axis != dim and expressions([own]) != expressions([common]):
+                torch._check(own == common, functools.partial(_MISMATCH.format, dim, common, axis, own, number))
     sizes = [*first.shape[:dim], torch.sym_sum([t.shape[dim] for t in tensors]), *first.shape[dim + 1 :]]
     return fresh(mode, sizes, first.dtype, first.fake_device)
 
