@@ -158,7 +158,7 @@ class Attempts:
                 len(reals),
                 fakes.fake_mode,
                 places,
-                PackedDims(fakes.sources, positive),
+                PackedDims(fakes, shapes, self.inputs.tensors, positive),
                 self.reach.spaces,
             )
         except StartAgain:
@@ -186,20 +186,16 @@ class Attempts:
         used = label(graph, slots, self.inputs.names)
         share_memory(graph)
         fixed = {dim: int(self.inputs.tensors[dim[0]].shape[dim[1]]) for dim in static}
+        answers = tuple(self._answers(asked))
+        guards = guards_of(fakes.shape_env, fakes.sources, fixed, positive - static, answers)
         return Capture(
             graph,
             used,
-            tuple(fakes.specs),
+            fakes.told(dict(guards.static)),
             self.inputs.constants,
             self.inputs.spec,
             form[0][0],
-            guards_of(
-                fakes.shape_env,
-                fakes.sources,
-                fixed,
-                positive - static,
-                tuple(self._answers(asked)),
-            ),
+            guards,
             tuple(leaf for path, leaf in self.leaves.items() if path in self.trial.calls),
             fakes.fake_mode,
             fakes.shape_env,

@@ -17,6 +17,7 @@ from torch.fx.node import map_arg
 from fxopt import trees
 from fxopt.shape.aliases import Aliases, is_pure
 from fxopt.torch_internals.modes import no_dispatch_modes, no_function_modes
+from fxopt.torch_internals.symbols import static
 
 _MOST = 1000  # elements: a call compares them in 1 us
 
@@ -66,7 +67,7 @@ def _is_computed(node: Node) -> bool:
     if node.target is operator.getitem:
         return True
     made = trees.leaves(node.meta.get("val"))
-    small = all(isinstance(t, torch.Tensor) and all(type(size) is int for size in t.shape) for t in made)
+    small = all(isinstance(t, torch.Tensor) and all(static(size) is not None for size in t.shape) for t in made)
     return small and is_pure(node) and sum(t.numel() for t in made) <= _MOST
 
 
@@ -78,7 +79,7 @@ def places_of(indices: Sequence[Any], tensor: torch.Tensor, proofs: Any) -> list
         mask = index if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() else None
         sizes = tensor.shape[dim : dim + (1 if mask is None else mask.dim())]
         dim += len(sizes)
-        fits = mask is not None and all(type(size) is int for size in sizes) and tuple(sizes) == tuple(mask.shape)
+        fits = mask is not None and tuple(map(static, sizes)) == tuple(mask.shape)
         known = proofs.constant(mask) if fits else None
         found += [index] if known is None else _places(known, tensor.device)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,7 +112,7 @@ class FakeInputs:
         self.shape_env = TraceShapeEnv()
         self.fake_mode = CaptureFakeMode(self.shape_env, cached=len(inputs.tensors) >= _MANY)
         self.sources: dict[str, list[Dim]] = {}
-        self._positive = positive
+        self._positive, self._firsts = positive, inputs.firsts
         shared = Counter(s[0] for t, s in zip(inputs.tensors, shapes, strict=True) if s and t.is_floating_point())
         self._shared: dict[int, torch.SymInt] = {}
         self.tensors: list[torch.Tensor] = []
@@ -134,6 +134,13 @@ class FakeInputs:
             self.tensors.append(fake.requires_grad_(real.requires_grad))
             dims = tuple(s if isinstance(s, int) else str(expression(s)) for s in sizes)
             self.specs.append(TensorSpec(inputs.names[i], real.dtype, real.device, dims, real.requires_grad))
+
+    def told(self, static: Mapping[Dim, int]) -> tuple[TensorSpec, ...]:
+        """What is known of each input behind a trace, which has made some dims `static`."""
+        return tuple(
+            replace(spec, dims=tuple(static.get((first, d), size) for d, size in enumerate(spec.dims)))
+            for first, spec in zip(self._firsts, self.specs, strict=True)
+        )
 
     def _symbol(self, size: int, dim: Dim) -> torch.SymInt:
         symbol = self.shape_env.size(f"x{dim[0]}_{dim[1]}", size, positive=dim in self._positive)

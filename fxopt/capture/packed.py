@@ -7,7 +7,7 @@ fail on it. A dim that is cut at positive constants, or indexed by a list, is a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fxopt.capture.errors import StartAgain
-from fxopt.capture.inputs import Dim
-from fxopt.torch_internals.symbols import expression
+from fxopt.capture.inputs import Dim, FakeInputs, Shapes
+from fxopt.torch_internals.symbols import expression, static
 
 
 class MakeStatic(StartAgain):
@@ -38,17 +38,21 @@ _SELECT = {Tensor.select, torch.select, Tensor.narrow, torch.narrow}
 
 
 class PackedDims(TorchFunctionMode):
-    """Raises `MakeStatic` at the first cut of a dim >= 1 of an input at a positive constant, and `MakePositive` where
-    its first or last items are taken, or it is convolved.
+    """Fixes the dims >= 1 of an input, for the rest of a trace, at the first cut of one at a positive constant.
+
+    Raises `MakeStatic` where they are traced with other sizes than the example's, and `MakePositive` where the first or
+    last items of such a dim are taken, or it is convolved.
 
     Args:
-        sources: symbol name to the input dims it stands for.
+        shapes: the sizes that the inputs are traced with.
+        reals: the example.
         positive: dims that are known to be at least 1.
     """
 
-    def __init__(self, sources: dict[str, list[Dim]], positive: set[Dim]):
+    def __init__(self, fakes: FakeInputs, shapes: Shapes, reals: Sequence[Tensor], positive: set[Dim]):
         super().__init__()
-        self._sources = sources
+        self._fakes, self._shapes, self._reals = fakes, shapes, reals
+        self._sources = fakes.sources
         self._positive = positive
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -76,9 +80,12 @@ class PackedDims(TorchFunctionMode):
 
     def _check(self, tensor: Any, dims: Iterable[int]) -> None:
         inputs = {i for i, _ in self._dims_of(tensor, dims)}
-        if inputs:
-            every = (dim for dims in self._sources.values() for dim in dims)
-            raise MakeStatic({(i, axis) for i, axis in every if i in inputs and axis >= 1})
+        every = (dim for dims in self._sources.values() for dim in dims)
+        layout = {(i, axis) for i, axis in every if i in inputs and axis >= 1}
+        if any(self._shapes[i][axis] != self._reals[i].shape[axis] for i, axis in layout):
+            raise MakeStatic(layout)
+        for i, axis in layout:
+            int(self._fakes.tensors[i].shape[axis])  # which is its size from now on
 
     def _demand_items(self, tensor: Any, dims: Iterable[int]) -> None:
         found = self._dims_of(tensor, dims) - self._positive
@@ -113,7 +120,7 @@ def _is_layout(index: Any) -> bool:
     input's. Not `x[arange(B), lengths - 1]`."""
     if isinstance(index, list | tuple):
         return any(map(_positive, index))
-    return isinstance(index, Tensor) and index.dim() > 0 and all(type(size) is int for size in index.shape)
+    return isinstance(index, Tensor) and index.dim() > 0 and all(static(size) is not None for size in index.shape)
 
 
 def _has_end(part: Any) -> bool:

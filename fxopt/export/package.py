@@ -16,7 +16,7 @@ from fxopt.export.errors import ExportError
 from fxopt.kernels.libraries import c_shims
 from fxopt.packages import NOTE, Input, Inputs, Size
 from fxopt.torch_internals.exporting import packaged
-from fxopt.torch_internals.symbols import expression
+from fxopt.torch_internals.symbols import expression, static
 
 
 def package(program: ExportedProgram, path: str | Path) -> str:
@@ -76,8 +76,8 @@ def _leaves(program: ExportedProgram) -> Iterator[Input]:
 
 def _size(size: int | torch.SymInt) -> int | Size:
     """A size that is no multiple of one symbol, with something added, is a symbol of its own."""
-    if isinstance(size, int):
-        return size
+    if (known := static(size)) is not None:
+        return known
     term = expression(size)
     for symbol in term.free_symbols:
         multiplier, added = term.coeff(symbol, 1), term.coeff(symbol, 0)

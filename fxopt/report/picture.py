@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
@@ -15,6 +14,7 @@ from fxopt.findings import Place
 from fxopt.report.data import Block
 from fxopt.report.kinds import COLUMNS, INDEX, name_of, runs
 from fxopt.report.own_time import OwnTimes
+from fxopt.shape.sizes import static
 
 _FEW = 4  # an operator that reads more parts than these collects them, and is a part of its own
 _MOST_STEPS = 60  # that one part shows
@@ -81,10 +81,9 @@ def _name(node: Node) -> str:
 def _tensor(value: Tensor) -> str:
     name = str(value.dtype).removeprefix("torch.")
     letters = name.rstrip("0123456789")
-    sizes = ["B" if not place else "*" for place in range(value.dim())]
-    shape = ", ".join(
-        letter if isinstance(size, torch.SymInt) else str(size) for letter, size in zip(sizes, value.shape, strict=True)
-    )
+    unknown = ["B" if not place else "*" for place in range(value.dim())]
+    known = map(static, value.shape)
+    shape = ", ".join(letter if size is None else str(size) for letter, size in zip(unknown, known, strict=True))
     return f"{_DTYPES.get(letters, letters)}{name.removeprefix(letters)}[{shape}]"
 
 

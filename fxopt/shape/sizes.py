@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch.fx import Node
 
-from fxopt.torch_internals.symbols import expression, statically_known_true
+from fxopt.torch_internals.symbols import expression, static, statically_known_true
 
 Size = int | torch.SymInt
 
@@ -26,14 +26,6 @@ def tensor_of(node: Node) -> torch.Tensor | None:
 def shape_of(node: Node) -> tuple[Size, ...]:
     """The sizes of a tensor node."""
     return tuple(node.meta["val"].shape)
-
-
-def static(size: Size) -> int | None:
-    """The size as an int when it is the same for every input, else None."""
-    if isinstance(size, int):
-        return size
-    expr = expression(size)
-    return int(expr) if expr.is_number else None
 
 
 def inferred(sizes: Iterable[Size]) -> list[int] | None:

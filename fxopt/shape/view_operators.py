@@ -86,7 +86,7 @@ def _cut(source: Node, dim: int, start: Any, to_end: bool, size: Size) -> Slice 
     if known is not None:
         start = min(max(0, start + known) if start < 0 else start, known)
         to_end = start + (static(size) or 0) == known
-    elif start and not (isinstance(size, int) or to_end):
+    elif start and not (static(size) is not None or to_end):
         return None
     return Slice(dim, start, size, to_end)
 

@@ -18,6 +18,8 @@ from torch._prims_common import infer_size, make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._sympy.functions import Max
 
+from fxopt.torch_internals.symbols import static
+
 aten = torch.ops.aten
 
 _IN_CHANNELS_LAST = (4, 5)  # ranks whose results may have the strides of images
@@ -86,16 +88,10 @@ def _view(mode: FakeTensorMode, x: Any, shape: Any) -> FakeTensor | None:
 def _select(mode: FakeTensorMode, x: Any, dim: int, index: Any) -> FakeTensor | None:
     if not _is_plain(mode, x) or not -x.ndim <= dim < x.ndim or type(index) is not int:
         return None
-    size, dim = _fixed(x.shape[dim]), dim % x.ndim
+    size, dim = static(x.shape[dim]), dim % x.ndim
     if size is None or not -size <= index < size:
         return None
     return _part(mode, x, dim, index % size, None)
-
-
-def _fixed(size: Any) -> int | None:
-    """A size that is one number, also where torch keeps it as a term."""
-    (term,) = expressions([size])
-    return int(term) if isinstance(term, int) or term.is_Integer else None
 
 
 def _slice(
@@ -105,7 +101,7 @@ def _slice(
         return None
     if start in (None, 0) and type(end) is int and end == sys.maxsize:
         return _strided(mode, x, x.shape, x.stride())
-    size = _fixed(x.shape[dim])
+    size = static(x.shape[dim])
     if size is None or not all(bound is None or type(bound) is int for bound in (start, end)):
         return None
     first, last, _ = slice(start, end).indices(size)

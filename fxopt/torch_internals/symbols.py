@@ -22,6 +22,14 @@ def expression(size: Any) -> sympy.Expr:
     return sympy.Integer(size) if isinstance(size, int) else size.node.expr
 
 
+def static(size: int | torch.SymInt) -> int | None:
+    """The size as an int when it is the same for every input, else None."""
+    if isinstance(size, int):
+        return size
+    term = expression(size)
+    return int(term) if term.is_number else None
+
+
 def recorded_term(number: Any) -> sympy.Basic:
     """The term of a symbolic number as it was when the number was made: what was learned since is not put in."""
     return number.node._expr

@@ -13,6 +13,7 @@ from torch import Tensor
 from fxopt.capture import Capture
 from fxopt.capture.guards import Guards
 from fxopt.capture.inputs import Dim
+from fxopt.shape.sizes import static
 
 _PRIMES = [n for n in range(5, 200) if all(n % d for d in range(2, int(n**0.5) + 1))]
 _MOST = 2048  # rows that are made up
@@ -31,12 +32,12 @@ class Size:
 
 def sizes_of(captured: Capture, inputs: Sequence[Tensor]) -> list[Size]:
     """The sizes that a caller may choose independently, as far as the guards know; the smallest first."""
-    static = {dim for dim, _ in captured.guards.static}
+    settled = {dim for dim, _ in captured.guards.static}
     named: dict[str, list[Dim]] = {}
     of: dict[Dim, str] = {}
     for number, spec in enumerate(captured.inputs):
         for axis, name in enumerate(spec.dims):
-            if isinstance(name, str) and (number, axis) not in static:
+            if isinstance(name, str) and (number, axis) not in settled:
                 named.setdefault(name, []).append((number, axis))
                 of[number, axis] = name
     for group in captured.guards.equal:
@@ -52,7 +53,8 @@ def sizes_of(captured: Capture, inputs: Sequence[Tensor]) -> list[Size]:
 def constants_of(captured: Capture) -> set[int]:
     """Sizes that the graph has beside those a caller chooses: of layers, fields and heads."""
     values = (node.meta.get("val") for node in captured.graph.graph.nodes if "state" not in node.meta)
-    return {size for value in values if isinstance(value, Tensor) for size in value.shape if type(size) is int}
+    sizes = {static(size) for value in values if isinstance(value, Tensor) for size in value.shape}
+    return {size for size in sizes if size is not None}
 
 
 def ambiguous(sizes: Sequence[Size], constants: set[int]) -> list[Size]:
