@@ -14,7 +14,7 @@ from fxopt.normalize.gradients import BARRIER
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import Aliases, is_handed_out
 from fxopt.shape.fewest_steps import steps_of
-from fxopt.shape.sizes import same_shape, shape_of, tensor_of
+from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
 from fxopt.shape.standing import analysed
 from fxopt.shape.strides import MAY_COPY, Layout, Strides, looks_contiguous, reads_once
 from fxopt.shape.view_operators import COPIES, REGROUPS, SAME, through
@@ -178,8 +178,16 @@ class ViewChains:
         known = Layout.ANY if moved else self.strides.known(source)
         if self.strides.asked(node) > min(self.strides.known(node), known):
             return False
-        copies_itself = bool(steps) and not moved
+        copies_itself = bool(steps) and not moved and not _is_spread(source)
         return copies_itself or (not moved and looks_contiguous(source)) or all(map(reads_once, node.users))
+
+
+def _is_spread(node: Node) -> bool:
+    """Whether one element stands for several. A reshape of it may be a view, where eager had a copy: a product of
+    matrices whose rows are one row takes torch ten times as long."""
+    value = tensor_of(node)
+    sizes_and_strides = zip(value.shape, value.stride(), strict=True) if value is not None else ()
+    return any(static(stride) == 0 and static(size) != 1 for size, stride in sizes_and_strides)
 
 
 def _is_handed_out(node: Node) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.rewrites.chains import random_chain
 from tests.rewrites.shapes import Spelled, assert_alike, operators, optimized
@@ -153,6 +154,58 @@ def test_a_view_that_others_read_costs_nothing_more() -> None:
     model = Spelled(lambda m, x: ((y := x.sin().unsqueeze(1)).transpose(1, 2).cos(), y.exp()))
     fast, changes = optimized(model, X)
     assert not changes and sorted(operators(fast)) == sorted(["sin", "unsqueeze", "transpose", "cos", "exp"])
+
+
+class SpreadOperands(TorchDispatchMode):
+    """How many operands of products have an element that stands for several."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.bmm.default, torch.ops.aten.mm.default):
+            spread = (
+                any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride(), strict=True)) for x in args
+            )
+            self.count += sum(spread)
+        return func(*args, **(kwargs or {}))
+
+
+def spread(x: Tensor) -> Tensor:
+    """[B, 12] -> [B, 3, 4, 4], which repeats rows of 4."""
+    return x.view(-1, 3, 4).unsqueeze(2).expand(-1, -1, 4, -1)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: spread(x).reshape(-1, 12, 4).view(-1, 4, 4) @ torch.ones(len(x) * 3, 4, 2),
+        lambda m, x: (
+            spread(x)
+            .reshape(-1, 12, 4)
+            .reshape(-1, 3, 1, 4, 4)
+            .permute(0, 1, 3, 4, 2)
+            .squeeze(4)
+            .flatten(0, 1)
+            .bmm(torch.ones(len(x) * 3, 4, 2))
+        ),
+        lambda m, x: spread(x).contiguous().flatten(0, 1) @ torch.ones(4, 2),
+        lambda m, x: (
+            spread(x).clone(memory_format=torch.contiguous_format).flatten(0, 1).bmm(torch.ones(len(x) * 3, 4, 2))
+        ),
+        lambda m, x: x.view(-1, 3, 1, 4).repeat(1, 1, 4, 1).flatten(0, 1).bmm(torch.ones(len(x) * 3, 4, 2)),
+        lambda m, x: x.view(-1, 3, 4).repeat_interleave(4, 1).view(-1, 4, 4).bmm(torch.ones(len(x) * 3, 4, 2)),
+        lambda m, x: spread(x).reshape(-1, 48).view(-1, 12, 4).view(-1, 4, 4).mT.bmm(torch.ones(len(x) * 3, 4, 2)),
+    ],
+)
+def test_products_read_no_repeated_rows_where_eager_reads_none(forward: Callable[..., Any]) -> None:
+    """torch computes the product of a matrix whose rows are one row item by item, ten times as long."""
+    model = Spelled(forward)
+    fast, _ = optimized(model, X)
+    graph = torch.fx.Interpreter(fast._fxopt.entries[0].executable.graph)  # type: ignore[union-attr]
+    for run_once in (model, graph.run):
+        with SpreadOperands() as seen:
+            run_once(X)
+        assert seen.count == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
