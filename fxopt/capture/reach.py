@@ -15,6 +15,7 @@ from types import CellType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from fxopt.capture.mirror import BYTES, attributes, is_plain_object, is_unseen
@@ -24,6 +25,8 @@ from fxopt.names import is_users, named_by, names_in, names_stored
 from fxopt.reach import MOST_BYTES, MOST_FUNCTIONS, Code, is_long, too_large, wrapped
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
+# What a call of theirs leaves behind tells nothing: what an autocast, which is a decorator, found as it was entered.
+_TELL_NOTHING = (*_NUMBERS, type, torch.autocast)
 _MISSING = object()
 
 
@@ -97,7 +100,7 @@ class Reach:
             self._names.append((owner, name, value))
         if isinstance(value, ContextVar):
             self._value(value.name, value, _read(value, name))
-        if isinstance(value, (*_NUMBERS, type)) or id(value) in self._seen:
+        if isinstance(value, _TELL_NOTHING) or id(value) in self._seen:
             return
         self._seen.add(id(value))
         if is_unseen(type(value)):

@@ -152,3 +152,38 @@ def test_an_error_inside_leaves_autocast_as_it_was() -> None:
         with pytest.raises(IndexError):
             optimized(ids + 40)
         assert not torch.is_autocast_enabled("cpu")
+
+
+@torch.autocast("cuda", enabled=False)
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+class Decorated(nn.Module):
+    """Regions of autocast that are decorators: of a function, and of a forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            x = doubled(self.first(x))
+        return self.last(x)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_decorators(outside: bool) -> None:
+    """Entering one for the first time leaves attributes on it, which are no state of the model's."""
+    model = Decorated()
+    fast = fxopt.optimize(copy.deepcopy(model))
+    for batch in (5, 1, 3):
+        x = torch.randn(batch, 4)
+        with torch.autocast("cpu", dtype=torch.float16, enabled=outside):
+            ours, eager = fast(x), model(x)
+        torch.testing.assert_close(ours, eager)
+        ours.sum().backward(), eager.sum().backward()
+    assert all(entry.executable is not None for entry in dispatcher_of(fast).entries)
+    for own, other in zip(fast.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad)
