@@ -61,10 +61,8 @@ EDITS = {
     "create_node", "eliminate_dead_code", "erase_node", "inserting_after", "inserting_before", "replace_all_uses_with",
     "replace_input_with", "update_arg", "update_kwarg",
 }  # fmt: skip
-EDITORS = (
-    r"lowering\..*|rewrites\.framework\.(core|editor|direct|forks|results|sources)|normalize(\..*)?|capture(\..*)?"
-)
-EDITORS += r"|runtime\.sharded\.trace"
+EDITORS = r"lowering\..*|rewrites\.framework\.(core|editor|direct|forks|indexing|results|sources)"
+EDITORS += r"|normalize(\..*)?|capture(\..*)?|runtime\.sharded\.trace"
 FACTORIES = {
     "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand",
     "randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros",

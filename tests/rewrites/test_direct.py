@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxopt import optimize
+from fxopt import Config, optimize
 from fxopt.rewrites.framework import direct
 
 
@@ -23,7 +26,19 @@ def test_bindings_take_the_overloads_arguments() -> None:
         picked = torch.nn.functional.embedding(ids, w).transpose(0, 1).flatten(0, 1)
         stacked = torch.stack([part.softmax(1) for part in parts[:2]], 1).mean([1], keepdim=False)
         masked = torch.where(picked > 0, picked, 0.5).clamp(-1, 1).pow(2).amax(-1)
-        return (*parts, *crossed, picked, stacked, masked, y.view(-1).to(torch.float64), torch.add(y, y, alpha=2))
+        edited = torch.zeros_like(x).fill_(1).copy_(x).scatter_(1, ids, 2.0).scatter_(1, ids, x, reduce="add")
+        edited.index_add_(0, ids[:, 0] % 4, x[:3], alpha=2)
+        edited = edited.clone(memory_format=torch.contiguous_format).scatter(1, ids, x).index_add(1, ids[0], x[:, :2])
+        return (
+            *parts,
+            *crossed,
+            edited,
+            picked,
+            stacked,
+            masked,
+            y.view(-1).to(torch.float64),
+            torch.add(y, y, alpha=2),
+        )
 
     tensors = torch.randn(4, 6), torch.randn(5, 6), torch.randint(0, 5, (3, 2))
     module = make_fx(program, pre_dispatch=True)(*tensors)
@@ -35,6 +50,81 @@ def test_bindings_take_the_overloads_arguments() -> None:
     )
     for one, other in zip(module(*tensors), expected, strict=True):
         assert torch.equal(one, other) and one.dtype == other.dtype
+
+
+class Parts(nn.Module):
+    """Parts that are read and written in as many ways as chance has: seven statements by a seed."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        chance = random.Random(self.seed)
+        o = torch.zeros_like(x)
+        for _ in range(7):
+            index = tuple(self.item(chance, size) for size in (1, 6, 8)[: chance.randint(1, 3)])
+            kind = chance.randrange(8)
+            if kind == 0:
+                o[index] = x[index]
+            elif kind == 1:
+                o[index] += x[index] * 2
+            elif kind == 2:
+                o[:, chance.randrange(-6, 6)] = x[:, ids[chance.randrange(3)]].mean(1)
+            elif kind == 3:
+                o = o + x[index].sum()
+            elif kind == 4:
+                o[:, ids[0]] = x[:, ids[1]] + o[:, ids[2]]
+            elif kind == 5:
+                o[o > x] = 0.5
+            elif kind == 6:
+                o[..., chance.randrange(8)] = o[..., ids[0]].sum(-1)
+            else:
+                o = torch.where(o > x[:, ids].amax((1, 2))[:, None], o.clone(), x[:, :1, 1:2])
+        return o
+
+    def item(self, chance: random.Random, size: int) -> Any:
+        ends = [None, 0, 1, -1, 2, size, 2 * size]
+        if size == 1 or chance.random() < 0.7:
+            first, last = (None, None) if size == 1 else (chance.choice(ends), chance.choice(ends))
+            return slice(first, last, chance.choice((None, None, 1, 2)))
+        return chance.randrange(-size, size)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_parts_are_read_and_written_as_in_eager(asks: bool) -> None:
+    merged = 0
+    for seed in range(60):
+        model, ids = Parts(seed), torch.tensor([[1, 5], [0, 2], [-1, 3]])
+        fast = optimize(model, (torch.randn(5, 6, 8).requires_grad_(asks), ids), Config(tune="off"))
+        for batch in (5, 1, 3):
+            values = torch.randn(batch, 6, 8)
+            x, y = values.clone().requires_grad_(asks), values.clone().requires_grad_(asks)
+            found, expected = fast(x, ids), model(y, ids)
+            assert torch.equal(found, expected), f"seed {seed}, batch {batch}"
+            if asks:
+                found.sum().backward(), expected.sum().backward()
+                torch.testing.assert_close(x.grad, y.grad, msg=f"seed {seed}, batch {batch}")
+        merged += sum(node.target is operator.setitem for node in executed(fast))
+    assert merged > 20
+
+
+def test_the_calls_of_indexing() -> None:
+    def program(x: Tensor, ids: Tensor) -> Tensor:
+        o = torch.zeros_like(x)
+        o[:, :-1, 2:] = x[:, 1:, 2:]
+        o[:, 3] = x[:, ids][:, 0]
+        o[:, 1:, 4] += 1
+        return o[:, 2:][:, 1:, 3]
+
+    tensors = torch.randn(4, 6, 8), torch.tensor([1, 2])
+    module = make_fx(program, pre_dispatch=True)(*tensors)
+    expected = module(*tensors)
+    direct.direct(module)
+    names = [node.target.__name__ for node in module.graph.nodes if node.op == "call_function"]
+    read, written, rows = ["getitem", "setitem"], ["getitem", "add_", "setitem"], ["getitem", "select", "setitem"]
+    assert names == ["zeros_like", *read, *rows, *written, "getitem", "getitem"]
+    assert torch.equal(module(*tensors), expected)
 
 
 class Makers(nn.Module):

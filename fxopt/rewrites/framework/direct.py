@@ -20,6 +20,7 @@ from torch.fx.node import map_arg
 from fxopt.kernels.entry import picker
 from fxopt.rewrites.framework.forks import lower_branches
 from fxopt.rewrites.framework.in_place import reuse_memory
+from fxopt.rewrites.framework.indexing import indexed
 from fxopt.shape.aliases import mutates
 from fxopt.torch_internals.labels import WHILE_PROFILED
 from fxopt.torch_internals.operators import nn_bindings
@@ -44,9 +45,11 @@ _HOMES = {
     "log_softmax cat stack select narrow unsqueeze squeeze transpose permute flatten reshape sum mean amax amin cumsum "
     "bmm mm matmul addmm embedding index_select gather batch_norm layer_norm dropout prelu where masked_fill "
     "eq ne lt le gt ge clamp bucketize remainder floor_divide conv1d conv2d "
-    "zeros ones full zeros_like ones_like full_like arange unbind split_with_sizes t topk maximum minimum",
+    "zeros ones full zeros_like ones_like full_like arange unbind split_with_sizes t topk maximum minimum "
+    "clone scatter index_add",
     torch.Tensor: "view expand repeat contiguous new_zeros new_ones new_full "
-    "add_ sub_ mul_ div_ pow_ neg_ exp_ log_ log1p_ sqrt_ relu_ sigmoid_ tanh_ clamp_ masked_fill_",
+    "add_ sub_ mul_ div_ pow_ neg_ exp_ log_ log1p_ sqrt_ relu_ sigmoid_ tanh_ clamp_ masked_fill_ "
+    "copy_ fill_ scatter_ index_add_",
     nn_bindings: "linear gelu silu leaky_relu",
 }
 
@@ -64,8 +67,8 @@ def direct(module: GraphModule, inference: bool = False, states: int = 0) -> Non
         if "bound" in node.meta:
             bound = node.meta["bound"]
             node.target = bound if hasattr(bound, "__name__") else bound.__call__  # generated code calls by names
-        elif node.target is aten.slice.Tensor:
-            _as_indexing(node)
+        elif indexed(node):
+            continue
         elif node.target is aten.sym_size.int:
             _as_attribute(node)
         elif node.target in _METHODS:
@@ -183,17 +186,6 @@ def _read_at_once(unbind: Node) -> None:
     for node in (*unbind.users, unbind):
         if not node.users:
             unbind.graph.erase_node(node)
-
-
-def _as_indexing(node: Node) -> None:
-    """slice(x, dim, start, stop, step) as x[:, start:stop:step]."""
-    arguments: tuple[Any, ...] = (*node.args, *(None, 0, None, None, 1)[len(node.args) :])
-    source, dim, start, stop, step = arguments
-    if dim < 0 or node.kwargs or isinstance(step, Node):
-        return
-    stop = None if isinstance(stop, int) and stop >= 2**62 else stop
-    index = (*(slice(None),) * dim, slice(start, stop, None if step == 1 else step))
-    node.target, node.args = operator.getitem, (source, index)
 
 
 def _as_attribute(node: Node) -> None:
