@@ -94,9 +94,9 @@ class Parts(nn.Module):
 @pytest.mark.parametrize("asks", [False, True])
 def test_parts_are_read_and_written_as_in_eager(asks: bool) -> None:
     merged = 0
-    for seed in range(60):
+    for seed in range(30):
         model, ids = Parts(seed), torch.tensor([[1, 5], [0, 2], [-1, 3]])
-        fast = optimize(model, (torch.randn(5, 6, 8).requires_grad_(asks), ids), Config(tune="off"))
+        fast = optimize(model, (torch.randn(5, 6, 8).requires_grad_(asks), ids), Config(verify="off", tune="off"))
         for batch in (5, 1, 3):
             values = torch.randn(batch, 6, 8)
             x, y = values.clone().requires_grad_(asks), values.clone().requires_grad_(asks)
@@ -106,7 +106,7 @@ def test_parts_are_read_and_written_as_in_eager(asks: bool) -> None:
                 found.sum().backward(), expected.sum().backward()
                 torch.testing.assert_close(x.grad, y.grad, msg=f"seed {seed}, batch {batch}")
         merged += sum(node.target is operator.setitem for node in executed(fast))
-    assert merged > 20
+    assert merged > 10
 
 
 def test_the_calls_of_indexing() -> None:
