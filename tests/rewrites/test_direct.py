@@ -94,7 +94,7 @@ class Parts(nn.Module):
 @pytest.mark.parametrize("asks", [False, True])
 def test_parts_are_read_and_written_as_in_eager(asks: bool) -> None:
     merged = 0
-    for seed in range(30):
+    for seed in range(14):
         model, ids = Parts(seed), torch.tensor([[1, 5], [0, 2], [-1, 3]])
         fast = optimize(model, (torch.randn(5, 6, 8).requires_grad_(asks), ids), Config(verify="off", tune="off"))
         for batch in (5, 1, 3):
@@ -106,7 +106,7 @@ def test_parts_are_read_and_written_as_in_eager(asks: bool) -> None:
                 found.sum().backward(), expected.sum().backward()
                 torch.testing.assert_close(x.grad, y.grad, msg=f"seed {seed}, batch {batch}")
         merged += sum(node.target is operator.setitem for node in executed(fast))
-    assert merged > 10
+    assert merged > 5
 
 
 def test_the_calls_of_indexing() -> None:
