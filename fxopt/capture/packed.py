@@ -80,6 +80,8 @@ class PackedDims(TorchFunctionMode):
 
     def _check(self, tensor: Any, dims: Iterable[int]) -> None:
         inputs = {i for i, _ in self._dims_of(tensor, dims)}
+        if not inputs:
+            return
         every = (dim for dims in self._sources.values() for dim in dims)
         layout = {(i, axis) for i, axis in every if i in inputs and axis >= 1}
         if any(self._shapes[i][axis] != self._reals[i].shape[axis] for i, axis in layout):

@@ -41,7 +41,7 @@ class Geometry:
     """lanes: by phase with a reduction; places: of the kept values, in floats.
 
     held: lanes that share a row in registers, and numbers of each; (0, 0) where a block goes through phases.
-    fits: whether they have room in shared memory, and the parameters where a launch takes them.
+    fits: whether they have room in shared memory.
     """
 
     blocks: int
@@ -86,8 +86,10 @@ def geometry_of(plan: str, sizes: tuple[int, ...]) -> Geometry:
 
 @dataclass(frozen=True)
 class Launch:
-    """Of calls of one plan: the blocks of each, and the most floats that one keeps; `held` and `fits` as in
-    :class:`Geometry`."""
+    """Of calls of one plan: the blocks of each, and the most floats that one keeps.
+
+    held: as in :class:`Geometry`, of all of them. fits: whether one launch takes them.
+    """
 
     blocks: tuple[int, ...]
     kept: int
