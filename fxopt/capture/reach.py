@@ -25,7 +25,7 @@ from fxopt.names import is_users, named_by, names_in, names_stored
 from fxopt.reach import MOST_BYTES, MOST_FUNCTIONS, Code, is_long, too_large, wrapped
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
-# Of these no change is looked for. An autocast that is a decorator keeps what it found when it was entered, for its exit.
+# No change of these is looked for. An autocast that is a decorator keeps, for its exit, what it found at its entry.
 _TELL_NOTHING = (*_NUMBERS, type, torch.autocast)
 _MISSING = object()
 
