@@ -52,7 +52,6 @@ class PackedDims(TorchFunctionMode):
     def __init__(self, fakes: FakeInputs, shapes: Shapes, reals: Sequence[Tensor], positive: set[Dim]):
         super().__init__()
         self._fakes, self._shapes, self._reals = fakes, shapes, reals
-        self._sources = fakes.sources
         self._positive = positive
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -82,7 +81,7 @@ class PackedDims(TorchFunctionMode):
         inputs = {i for i, _ in self._dims_of(tensor, dims)}
         if not inputs:
             return
-        every = (dim for dims in self._sources.values() for dim in dims)
+        every = (dim for dims in self._fakes.sources.values() for dim in dims)
         layout = {(i, axis) for i, axis in every if i in inputs and axis >= 1}
         if any(self._shapes[i][axis] != self._reals[i].shape[axis] for i, axis in layout):
             raise MakeStatic(layout)
@@ -100,7 +99,7 @@ class PackedDims(TorchFunctionMode):
             return set()
         sizes: list[Any] = [tensor.shape[d] for d in dims if -tensor.ndim <= d < tensor.ndim]
         symbols = {s for size in sizes if isinstance(size, torch.SymInt) for s in expression(size).free_symbols}
-        return {dim for s in symbols for dim in self._sources.get(str(s), ()) if dim[1] >= 1}
+        return {dim for s in symbols for dim in self._fakes.sources.get(str(s), ()) if dim[1] >= 1}
 
 
 def _argument(args: tuple, kwargs: dict, position: int, *names: str) -> Any:

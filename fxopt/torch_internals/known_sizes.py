@@ -99,10 +99,11 @@ def _slice(
 ) -> FakeTensor | None:
     if not _is_plain(mode, x) or not -x.ndim <= dim < x.ndim or step != 1:
         return None
-    if start in (None, 0) and type(end) is int and end == sys.maxsize:
+    if not all(bound is None or type(bound) is int for bound in (start, end)):
+        return None
+    if not start and end == sys.maxsize:
         return _strided(mode, x, x.shape, x.stride())
-    size = static(x.shape[dim])
-    if size is None or not all(bound is None or type(bound) is int for bound in (start, end)):
+    if (size := static(x.shape[dim])) is None:
         return None
     first, last, _ = slice(start, end).indices(size)
     return _part(mode, x, dim % x.ndim, first, max(0, last - first))
@@ -226,11 +227,9 @@ def _mean(mode: FakeTensorMode, x: Any, dims: Sequence[int] | None = None, keepd
 
 
 def _all(mode: FakeTensorMode, x: Any) -> FakeTensor | None:
-    return (
-        fresh(mode, [], torch.uint8 if x.dtype is torch.uint8 else torch.bool, x.fake_device)
-        if is_of(mode, x)
-        else None
-    )
+    if not is_of(mode, x):
+        return None
+    return fresh(mode, [], torch.uint8 if x.dtype is torch.uint8 else torch.bool, x.fake_device)
 
 
 def _mm(mode: FakeTensorMode, a: Any, b: Any) -> FakeTensor | None:

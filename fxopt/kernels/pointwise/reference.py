@@ -49,6 +49,11 @@ def calls_of(inputs: Sequence[Tensor], plan: Plan) -> list[Sequence[Tensor]]:
     return [inputs[at : at + n] for at in range(0, len(inputs), n)]
 
 
+def of_calls(inputs: Sequence[Tensor], plan: Plan) -> list[Tensor]:
+    """The outputs of each of those calls, behind each other."""
+    return [output for call in calls_of(inputs, plan) for output in pointwise(call, plan)]
+
+
 def sizes_of(inputs: Sequence[Tensor], plan: Plan) -> list[int]:
     """The size of every axis."""
     sizes: dict[int, int] = {}

@@ -18,8 +18,7 @@ from fxopt.shape.strides import Layout
 aten = torch.ops.aten
 _FEWEST = {"cpu": 3, "cuda": 2}  # operators: on the CPU a call costs as much as one of torch's
 # On CUDA worth a call alone: torch adds up [2048, 325, 16] along the last dim in 75 us on an H200, and reads it in 13.
-# Softmax is not: the kernel that torch has for it is good. A batch norm takes it two, and three where rows
-# lie apart.
+# Softmax is not: the kernel that torch has for it is good. A batch norm takes two, three where rows lie apart.
 _ON_CUDA = {
     aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.linalg_vector_norm.default,
     aten.layer_norm.default, aten.log_softmax.int, aten.batch_norm.default,

@@ -42,7 +42,7 @@ def _cut(node: Node) -> bool:
     if dim < 0 or isinstance(step, Node):
         return False
     stop = None if isinstance(stop, int) and stop >= 2**62 else stop
-    _index(node, source, dim, slice(start, stop, None if step == 1 else step))
+    _index(node, source, dim, slice(start, stop, None if step == 1 else step), _cuts(source, node, dim))
     return True
 
 
@@ -50,27 +50,27 @@ def _picked(node: Node) -> bool:
     """select(x, dim, index) of a part; of a whole tensor it is as short by itself."""
     arguments: tuple[Any, ...] = node.args
     source, dim, index = arguments
-    cuts = _cuts(source, node)
-    if not isinstance(index, int) or cuts is None or len(cuts) > dim:
+    cuts = _cuts(source, node, dim)
+    if not isinstance(index, int) or not cuts:
         return False
-    _index(node, source, dim, index)
+    _index(node, source, dim, index, cuts)
     return True
 
 
-def _index(node: Node, source: Any, dim: int, item: int | slice) -> None:
-    """x[..., item], together with the cuts of earlier dims right in front of it."""
-    cuts = _cuts(source, node)
-    if cuts is None or len(cuts) > dim:
-        node.target, node.args = operator.getitem, (source, (*(_WHOLE,) * dim, item))
-        return
-    node.target, node.args = operator.getitem, (source.args[0], (*cuts, *(_WHOLE,) * (dim - len(cuts)), item))
-    node.graph.erase_node(source)
+def _index(node: Node, source: Any, dim: int, item: int | slice, cuts: tuple[slice, ...]) -> None:
+    """x[..., item], together with the `cuts` that made its source."""
+    base = source.args[0] if cuts else source
+    node.target, node.args = operator.getitem, (base, (*cuts, *(_WHOLE,) * (dim - len(cuts)), item))
+    if cuts:
+        node.graph.erase_node(source)
 
 
-def _cuts(part: Any, reader: Node) -> tuple[slice, ...] | None:
-    """The index of a part of a tensor that is made right in front of its only reader, where it has slices alone."""
+def _cuts(part: Any, reader: Node, dim: int) -> tuple[slice, ...]:
+    """The index of a part of a tensor that is made right in front of its only reader by slices of dims before `dim`
+    alone; () of everything else."""
     index = _place(part, reader) if isinstance(part, Node) and part.target is operator.getitem else None
-    return index if index is not None and all(isinstance(item, slice) for item in index) else None
+    alone = index is not None and len(index) <= dim and all(isinstance(item, slice) for item in index)
+    return index if alone else ()  # type: ignore[return-value]
 
 
 def _gathered(node: Node) -> bool:

@@ -45,7 +45,7 @@ def pointwise_on_cuda(inputs: Sequence[Tensor], plan: str) -> list[Tensor]:
     if launch.fits and _are_served(inputs):
         kernel = cuda_build.loaded(generated(plan, _dtypes(calls[0]), wide, launch.held, len(calls)), device)
     if kernel is None:
-        return [output for call in calls for output in reference.pointwise(call, decoded)]
+        return reference.of_calls(inputs, decoded)
     outputs = [reference.empty_outputs(call, decoded, of_call) for call, of_call in zip(calls, sizes, strict=True)]
     if blocks := sum(launch.blocks):
         words = parameters(calls, outputs, plan, sizes, wide)

@@ -12,8 +12,7 @@ from ..encode import plan_of
 
 
 def _in_pytorch(inputs: list[Tensor], plan: str) -> list[Tensor]:
-    decoded = plan_of(plan)
-    return [output for call in reference.calls_of(inputs, decoded) for output in reference.pointwise(call, decoded)]
+    return reference.of_calls(inputs, plan_of(plan))
 
 
 def _fake(inputs: list[Tensor], plan: str) -> list[Tensor]:
