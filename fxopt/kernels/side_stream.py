@@ -41,7 +41,7 @@ def fork() -> Fork | None:
     if not torch.cuda.is_current_stream_capturing():
         return None
     main = torch.cuda.current_stream()
-    side = _beside(main)
+    side = beside(main)
     if side is None:
         return None
     torch.cuda.set_stream(side)
@@ -78,7 +78,7 @@ def join_all(values: Iterable[object]) -> None:
 _SIDES: dict[torch.cuda.Stream, torch.cuda.Stream] = {}  # by the stream that captures
 
 
-def _beside(main: torch.cuda.Stream) -> torch.cuda.Stream | None:
+def beside(main: torch.cuda.Stream) -> torch.cuda.Stream | None:
     """A stream that takes part in the capture of `main`, from what it was given until now. None: there is none.
 
     It is one of our own: one of torch's might be anybody's, whose work would become part of the graph. And it is for

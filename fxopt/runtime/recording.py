@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fxopt.kernels import reports
-from fxopt.kernels.side_stream import new_stream
+from fxopt.kernels.side_stream import beside, fork, new_stream
 from fxopt.kernels.stage import op as stage
 from fxopt.patterns.row_wise import Rows
 from fxopt.runtime.capturable import clamps, ready
@@ -25,7 +25,7 @@ from fxopt.runtime.executable import Executable
 from fxopt.runtime.graph_memory import GraphMemory
 from fxopt.runtime.padding import Padding
 from fxopt.torch_internals.cuda import current_raw_stream
-from fxopt.tune.cuda_graph import capture
+from fxopt.tune.cuda_graph import capture, keep_workspace
 
 _WARM_UPS = 2
 _AGREES = 0.02  # of the largest value: a padded graph against the same call without; TF32 differs by 1e-3
@@ -78,6 +78,7 @@ class Recorder:
         held = (getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr"))
         self._constants = [constant for constant in held if isinstance(constant, Tensor)]
         self._clamps = clamps(module)
+        self._branches = bool(module.graph.find_nodes(op="call_function", target=fork))
         self._side: torch.cuda.Stream | None = None
         self._stream: int | None = None
         self._done: torch.cuda.Event | None = None
@@ -142,13 +143,14 @@ class Recorder:
     def _captured(self, tensors: list[Tensor], memory: stage.Stage) -> tuple[torch.cuda.CUDAGraph, list[Tensor], bool]:
         """The graph, its outputs, and whether it delivers them."""
         self._kept.clear()
-        side, current = self._own_stream(), torch.cuda.current_stream()
-        side.wait_stream(current)
-        graph = torch.cuda.CUDAGraph()
+        side, graph = self._own_stream(), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()  # replays of the other graphs, on whatever stream: they work in the same memory
+        for stream in (side, beside(side) if self._branches else None):
+            if stream is not None:
+                keep_workspace(stream)
         with torch.cuda.stream(side):
             for _ in range(_WARM_UPS):
                 self._module(*tensors)
-        current.wait_stream(side)
         torch.cuda.synchronize()
         with capture(graph, side, self.memory.begun()):
             outputs = list(self._module(*tensors))

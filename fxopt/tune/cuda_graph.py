@@ -1,4 +1,4 @@
-"""Captures of CUDA graphs that leave nothing behind when they fail."""
+"""Captures of CUDA graphs that leave nothing behind when they fail, and whose matrix products go on having memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,21 @@ from fxopt.torch_internals.cuda import forget_pool
 
 _one_at_a_time = lock()  # two captures of one process disturb each other in torch's allocator
 _failed: list[torch.cuda.CUDAGraph] = []  # torch goes on pointing to them
+_workspaces: dict[torch.cuda.Stream, torch.cuda.MemPool] = {}
+
+
+def keep_workspace(stream: torch.cuda.Stream) -> None:
+    """What cuBLAS works in, on this stream and in this thread, lies in memory that stays mapped and is nobody else's.
+
+    A graph knows its address, and PyTorch frees all of it where torch.compile(mode="reduce-overhead") records a graph
+    (clear_cublas_manager in torch/_inductor/cudagraph_trees.py). Freed, it lies in a pool of this stream's own.
+    """
+    if stream not in _workspaces:
+        _workspaces[stream] = torch.cuda.MemPool()
+    with torch.cuda.stream(stream), torch.cuda.use_mem_pool(_workspaces[stream]):
+        square = torch.zeros(16, 16, device=stream.device)
+        torch.addmm(square[0], square, square)  # cuBLASLt's, which may be another than cuBLAS's
+        torch.cuda.current_blas_handle()
 
 
 @contextlib.contextmanager

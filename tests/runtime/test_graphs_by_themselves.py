@@ -48,7 +48,7 @@ def count(optimized: nn.Module) -> int:
     return sum(map(int, re.findall(r"(\d+) graphs? holds?", told(optimized))))
 
 
-def close(found: Tensor, expected: Tensor) -> None:
+def close(found: Tensor | list[Tensor], expected: Tensor | list[Tensor]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
@@ -135,6 +135,38 @@ def test_no_memory_is_left_behind():
         gc.collect(), torch.cuda.empty_cache()
         reserved.append(torch.cuda.memory_reserved())
     assert reserved[2] <= reserved[0]
+
+
+class Products(nn.Module):
+    """Long sums, which cuBLAS adds up in parts: it keeps them in memory of its own."""
+
+    SIZES = ((64, 1 << 15, 32), (512, 5200, 256), (2048, 5200, 128))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(k, n) / k**0.5 for _, k, n in self.SIZES)
+
+    def forward(self, *x: Tensor) -> list[Tensor]:
+        return [each @ weight for each, weight in zip(x, self.weights, strict=True)]
+
+
+def test_matrix_products_keep_the_memory_they_work_in():
+    """torch.compile(mode="reduce-overhead") frees what cuBLAS works in, and graphs know its address."""
+    model = Products().cuda().eval()
+    x = [torch.randn(m, k, device="cuda") for m, k, _ in Products.SIZES]
+    expected = model(*x)
+    optimized = fxopt.optimize(model, config=fxopt.Config(cuda_graphs=True))
+    for _ in range(4):
+        close(optimized(*x), expected)
+    assert count(optimized) == 1
+    torch._C._cuda_clearCublasWorkspaces()
+    others = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(64)]
+    for _ in range(3):
+        close(optimized(*x), expected)
+    assert all(bool((each == 7).all()) for each in others)
+    del others
+    gc.collect(), torch.cuda.empty_cache()
+    close(optimized(*x), expected)
 
 
 def test_weights_that_moved_or_lie_otherwise(pair):
