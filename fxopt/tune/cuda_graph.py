@@ -22,12 +22,13 @@ def keep_workspace(stream: torch.cuda.Stream) -> None:
     A graph knows its address, and PyTorch frees all of it where torch.compile(mode="reduce-overhead") records a graph
     (clear_cublas_manager in torch/_inductor/cudagraph_trees.py). Freed, it lies in a pool of this stream's own.
     """
-    if stream not in _workspaces:
-        _workspaces[stream] = torch.cuda.MemPool()
-    with torch.cuda.stream(stream), torch.cuda.use_mem_pool(_workspaces[stream]):
-        square = torch.zeros(16, 16, device=stream.device)
-        torch.addmm(square[0], square, square)  # cuBLASLt's, which may be another than cuBLAS's
-        torch.cuda.current_blas_handle()
+    with torch.cuda.stream(stream):  # and on its device
+        if stream not in _workspaces:
+            _workspaces[stream] = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(_workspaces[stream]):
+            square = torch.zeros(16, 16, device=stream.device)
+            torch.addmm(square[0], square, square)  # cuBLASLt's, which may be another than cuBLAS's
+            torch.cuda.current_blas_handle()
 
 
 @contextlib.contextmanager
