@@ -16,7 +16,7 @@ from fxopt.capture.errors import CaptureError
 from fxopt.capture.mirror import Mirror
 from fxopt.findings import Place
 from fxopt.torch_internals.fake_tensors import FakeTensorMode, as_parameter
-from fxopt.torch_internals.hooks import around_every_forward
+from fxopt.torch_internals.hooks import COMPILED, around_every_forward
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ class ModelCopy(Mirror):
         for path, module in model.named_modules():
             self._tensors(path, module)
         for module in model.modules():
-            self.fill(module, self._memo[id(module)])
+            self.fill(module, copy := self._memo[id(module)])
+            vars(copy).pop(COMPILED, None)
         self.root: nn.Module = self._memo[id(model)]
 
     def _tensors(self, path: str, module: nn.Module) -> None:
@@ -120,7 +121,7 @@ class ModelCopy(Mirror):
         """The names of a module's attributes and buffers that are others in its copy."""
         before, after = module.__dict__, self.of(module).__dict__
         names = {name for name in after.keys() | before.keys() if not self._same_item(name, before, after)}
-        names.discard("_written")
+        names -= {"_written", COMPILED}
         if "_buffers" in names:
             old, new = module._buffers, self.of(module)._buffers
             changed_buffers = {name for name in old.keys() | new.keys() if not self._same_item(name, old, new)}

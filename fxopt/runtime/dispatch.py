@@ -53,6 +53,7 @@ class Dispatcher:
         sharded: serves all calls while a submodule communicates with other processes.
         dynamo: what Dynamo has to do with this model.
         quiet: whether nobody is warned where the model stays eager; else the first reason is, once.
+        compiled: what ``Module.compile()`` made of the optimized model.
     """
 
     def __init__(self, original: nn.Module, compile: Compile, config: Config) -> None:
@@ -65,6 +66,7 @@ class Dispatcher:
         self.sharded: ShardedCalls | None = None
         self._silent: list[tuple[int, bool]] = []  # the modules, when none of them communicated
         self.quiet = False
+        self.compiled: Callable[..., Any] | None = None
         self._refused_arrays = False  # by the last miss, so that the next one need not find the reason
         self._lock = lock()
         self._patience, self._looks = _PATIENCE, _LOOKS

@@ -19,6 +19,7 @@ from fxopt.runtime.native import build_ahead
 from fxopt.runtime.traced import passes_by, while_compiling
 from fxopt.runtime.typed import Dispatched, bare_twin, is_known_by_type, is_typed
 from fxopt.torch_internals.dynamo import is_compiled
+from fxopt.torch_internals.hooks import COMPILED
 
 
 class OptimizedMixin:
@@ -121,6 +122,7 @@ def _subclass(cls: type[nn.Module]) -> type:
         "__qualname__": name,
         "__doc__": cls.__doc__,
         "forward": functools.wraps(cls.forward)(forward),
+        COMPILED: _own_compiled(),
         **{slot: _delegate(slot) for slot in slots_of(cls)},
     }
     if issubclass(cls, fx.GraphModule):  # it writes a forward into the class of the instance
@@ -142,6 +144,15 @@ def _delegating(kind: type) -> type:
         delattr(cls.__mro__[2], name)
 
     return types.new_class(kind.__name__, (kind,), exec_body=lambda n: n.update(__setattr__=assign, __delattr__=delete))
+
+
+def _own_compiled() -> property:
+    """What ``compile()`` made of this module is not the original's, and the other way round."""
+
+    def keep(self: Any, compiled: Any) -> None:
+        self._fxopt.compiled = compiled
+
+    return property(lambda self: getattr(getattr(self, "_fxopt", None), "compiled", None), keep)
 
 
 def _delegate(name: str) -> property:

@@ -39,7 +39,9 @@ def slots_in(path: str, module: nn.Module, code: Code) -> Iterator[Slot]:
     yield from (Slot(path, module._buffers, name) for name, buffer in module._buffers.items() if buffer is None)
     attributes = vars(module)
     quiet = type(module) in QUIET and "forward" not in attributes
-    if not quiet or "training" in code.names:
+    if "training" not in attributes:  # a property, as of torch.compile's OptimizedModule
+        yield Slot(path, Fields(module), "training", of=module)
+    elif not quiet or "training" in code.names:
         yield Slot(path, attributes, "training")
     names = attributes.keys() - _BASE_ATTRIBUTES
     for name in names & code.names if quiet else names:

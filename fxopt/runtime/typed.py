@@ -15,6 +15,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from fxopt.runtime.traced import while_compiling
+from fxopt.torch_internals.hooks import COMPILED
 
 if TYPE_CHECKING:
     from fxopt.runtime.dispatch import Dispatcher
@@ -60,4 +61,5 @@ def bare_twin(model: nn.Module) -> nn.Module:
     """Another object of the model's type with the same attributes."""
     twin = object.__new__(type(model))
     twin.__dict__.update(vars(model))
+    twin.__dict__.pop(COMPILED, None)
     return twin

@@ -1,4 +1,4 @@
-"""Where nn.Module keeps the hooks that run around its forward."""
+"""Where nn.Module keeps what runs around its forward or in its place: hooks, and what torch.compile made of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+COMPILED = "_compiled_call_impl"  # Module.compile() puts it there, and a copy of the module has none
 
 GLOBAL_HOOKS: tuple[dict[int, Any], ...] = tuple(
     value for name, value in vars(nn_module).items() if name.startswith("_global_") and name.endswith("_hooks")
