@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from fxopt.names import is_users, named_by, names_asked, names_in, user_classes
+from fxopt.torch_internals.dynamo import as_written
 
 MOST_FUNCTIONS, _MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 2000, 200_000, 1000, 12
 _ATOMS = (str, bytes, int, float, complex, type(None), type, types.ModuleType, types.CodeType)
@@ -103,6 +104,8 @@ def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, _CONTAINERS):
         return itertools.islice(value, _MOST_ITEMS)
     if isinstance(value, types.FunctionType):
+        if (written := as_written(value)) is not value:
+            return (written,)
         named = (where[name] for _, where, name in named_by(value)) if is_users(value.__module__) else ()
         given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *vars(value).values())
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
@@ -245,7 +248,8 @@ class Code:
         return implicit or (name in self.names and name not in MAKING)
 
     def _follow(self, function: types.FunctionType) -> None:
-        if id(function) in self.functions or not is_users(function.__module__):
+        wraps = as_written(function) is not function
+        if wraps or id(function) in self.functions or not is_users(function.__module__):
             return
         self.functions[id(function)] = function
         asked, computed = names_asked(function.__code__)

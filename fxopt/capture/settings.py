@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 import torch
 
 from fxopt.autocast import autocast_state, set_autocast
+from fxopt.capture import uncompiled
 from fxopt.locks import in_child
+from fxopt.torch_internals.dynamo import watch_frames
 from fxopt.torch_internals.modes import Modes, dispatch_keys_kept
 
 T = TypeVar("T")
@@ -26,6 +28,7 @@ def kept(run: Callable[[], T]) -> T:
     before = _Settings()
     with dispatch_keys_kept():
         try:
+            uncompiled.begin()
             return run()
         except BaseException:
             before.restore()
@@ -66,12 +69,16 @@ class _Settings:
         self.random = torch.random.get_rng_state()
         self._modes = Modes()
         self._changes = changed_here()
+        self._looks = uncompiled.depth()
+        self._watcher = watch_frames(None)
         self._autocast, self._autocast_cache = autocast_state(), torch.is_autocast_cache_enabled()
 
     def restore(self) -> None:
         while changed_here() > self._changes:
             _put_back_last(_changes[threading.get_ident()])
         self._modes.restore()
+        uncompiled.end(self._looks)
+        watch_frames(self._watcher)
         set_autocast(self._autocast)
         torch.set_autocast_cache_enabled(self._autocast_cache)
 

@@ -97,7 +97,8 @@ class State:
         self._keys = [s.name for s in slots]
         self._read, self._unchanged = reader(), comparer()
         tensors = self._read(self._wheres, self._keys) or []
-        self._check = tensor_check([TensorForm(t.dtype, t.device, tuple(t.shape)) for t in fakes])
+        self.forms = [TensorForm(t.dtype, t.device, tuple(t.shape)) for t in fakes]
+        self._check = tensor_check(self.forms)
         self._look = self._check.look
         own = set(zip(map(id, self._wheres), self._keys, strict=True))
         aliases = [a for a in _aliases(model, tensors) if (id(a[0]), a[1]) not in own]
@@ -109,6 +110,11 @@ class State:
     def places(self) -> list[tuple[dict[str, Any], str]]:
         """Where each tensor is: ``dict[key]``."""
         return list(zip(self._wheres, self._keys, strict=True))
+
+    @property
+    def aliases(self) -> list[tuple[dict[str, Any], str, int]]:
+        """Where else a tensor is, and which one it is."""
+        return list(zip(self._alias_wheres, self._alias_keys, self._alias_of, strict=True))
 
     def read(self) -> Sequence[Tensor] | None:
         """The state tensors now, or None when one is gone, changed its form, or is no longer tied."""
@@ -171,7 +177,9 @@ class Sizes:
         self._read = reader()
         self._constants = _held(capture)
         tensors = [*(where[key] for where, key in unread), *self._constants]
-        self._check = tensor_check([TensorForm(t.dtype, t.device, tuple(t.shape)) for t in tensors])
+        forms = [TensorForm(t.dtype, t.device, tuple(t.shape)) for t in tensors]
+        self._check = tensor_check(forms)
+        self.places = [(where, key, form) for (where, key), form in zip(unread, forms, strict=False)]
         self.any = bool(tensors)
 
     def hold(self) -> bool:

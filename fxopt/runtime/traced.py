@@ -6,8 +6,9 @@ Inductor look inside of the call and find the graph's operators, ours among them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -16,46 +17,58 @@ from torch import Tensor, fx, nn
 
 from fxopt.reach import OWN
 from fxopt.runtime.checks import TensorForm
+from fxopt.runtime.context import ambient
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.signature import forms_of
-from fxopt.torch_internals.dynamo import is_exporting, traces_alone, tracing
+from fxopt.torch_internals.dynamo import MARK, adds_attributes, is_exporting, traces_alone, tracing
 from fxopt.torch_internals.modes import is_traced, no_dispatch_modes
 
 if TYPE_CHECKING:
     from fxopt.runtime.dispatch import Dispatcher
     from fxopt.runtime.entry import Entry
 
+_UNTOLD = "?"
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
-def while_compiling(dispatcher: Dispatcher, eager: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+def while_compiling(dispatcher: Dispatcher, eager: partial[Any], args: tuple, kwargs: dict) -> Any:
     """One forward of a drop-in under torch.compile or torch.export."""
     if torch.compiler.is_dynamo_compiling() and not is_exporting():
         return traced_forward(dispatcher, eager, args, kwargs)
     return eager(*args, **kwargs)
 
 
-def traced_forward(dispatcher: Dispatcher, eager: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-    """A call while Dynamo traces: the first capture that serves it, or the original forward."""
-    _capture(dispatcher, args, kwargs)
-    for entry in dispatcher.entries:
-        view = entry.traced
-        if view is not None and view.ambient == _ambient():
-            inputs = entry.signature.flatten(args, kwargs)
-            if inputs is not None and view.serves(inputs):
-                return entry.rebuild(view.call(*view.constants, *view.state(), *inputs))
+def traced_forward(dispatcher: Dispatcher, eager: partial[Any], args: tuple, kwargs: dict) -> Any:
+    """A call while Dynamo traces: the capture that serves it, or the original forward."""
+    served = _served(dispatcher.dynamo, args, kwargs)
+    for name in (dispatcher.dynamo.names if served == _UNTOLD else served).split():
+        view = getattr(dispatcher.dynamo, name)
+        if view.ambient == _ambient():
+            inputs = view.flatten(args, kwargs)
+            if inputs is not None and view.serves(eager.args[0], inputs) and (served != _UNTOLD or _are_apart(inputs)):
+                return view.rebuild(view.call(*view.constants, *view.state(), *inputs))
     return eager(*args, **kwargs)
+
+
+def _served(dynamo: UnderDynamo, args: tuple, kwargs: dict) -> str:
+    """The name of the view that serves a call, or that this cannot be told."""
+    return dynamo.served(tuple(kwargs), *args, *kwargs.values()) if _all_leaves(args, kwargs) else dynamo.told()
 
 
 class UnderDynamo:
     """What Dynamo runs of a dispatcher while it traces, and what is known since.
 
+    Each capture that Dynamo may follow is an attribute for good, so that what it traces, and then guards, stays where
+    it is while other captures come and go.
+
     Attributes:
         code: of the drop-in's forward, by which a trace of it alone is known.
         alone: whether Dynamo has traced the model with nothing around it.
         call: the dispatcher, hidden from Dynamo from then on.
-        captured: ``captured(names, *leaves)`` captures what is about to be traced. Dynamo runs it on the real tensors,
-            which lie among the arguments themselves; without a capture it would trace the original forward.
+        names: of the views that a trace may try where nothing tells which one is right.
+        served: ``served(names, *leaves)`` names the view of what is captured for this call, now at the latest; "" where
+            there is none. Dynamo runs it on the real tensors, which lie among the arguments themselves.
+        told: the same for a call that nobody can be asked about: its tensors lie in containers, or are results.
         stands_alone: ``stands_alone()`` tells whether the present trace is of the model alone.
     """
 
@@ -63,11 +76,26 @@ class UnderDynamo:
         self.code: CodeType | None = None
         self.alone = False
         self.call: Callable[..., Any] = dispatcher
+        self.names = ""
+        self._views = 0
 
-        def captured(names: tuple[str, ...], *leaves: Any) -> None:
+        def served(names: tuple[str, ...], *leaves: Any) -> str:
             count = len(leaves) - len(names)
+            args, kwargs = leaves[:count], dict(zip(names, leaves[count:], strict=True))
             with suppress(Exception), tracing(None), no_dispatch_modes():  # what eager raises, it raises itself
-                dispatcher.prepare(leaves[:count], dict(zip(names, leaves[count:], strict=True)))
+                dispatcher.prepare(args, kwargs)
+                found = dispatcher.find(args, kwargs, ambient())
+                if found is None or adds_attributes(dispatcher.original.modules()):
+                    return ""
+                return self._name_of(found[0].traced)
+            return told()
+
+        def told() -> str:
+            if adds_attributes(dispatcher.original.modules()):
+                return ""
+            for entry in dispatcher.entries:
+                self._name_of(entry.traced)
+            return _UNTOLD
 
         def stands_alone() -> bool:
             captured = any(entry.executable is not None for entry in dispatcher.entries)
@@ -76,8 +104,18 @@ class UnderDynamo:
             self.alone, self.call = True, torch.compiler.disable(dispatcher.__call__)
             return True
 
-        self.captured = torch.compiler.assume_constant_result(captured)
+        self.served = torch.compiler.assume_constant_result(served)
+        self.told = torch.compiler.assume_constant_result(told)
         self.stands_alone = torch.compiler.assume_constant_result(stands_alone)
+
+    def _name_of(self, view: Traced | None) -> str:
+        if view is None:
+            return ""
+        if not view.name:
+            view.name, self._views = f"view_{self._views}", self._views + 1
+            setattr(self, view.name, view)
+            self.names = f"{self.names} {view.name}" if view.is_of_any else self.names
+        return view.name
 
 
 def passes_by(dispatcher: Dispatcher, args: tuple, kwargs: dict) -> bool:
@@ -88,18 +126,13 @@ def passes_by(dispatcher: Dispatcher, args: tuple, kwargs: dict) -> bool:
     """
     if not torch.compiler.is_dynamo_compiling() or is_exporting():
         return False
-    _capture(dispatcher, args, kwargs)
     dynamo = dispatcher.dynamo
+    _served(dynamo, args, kwargs)
     return dynamo.stands_alone() and dynamo.alone  # a guard: the trace is for no model that was not looked at
 
 
-def _capture(dispatcher: Dispatcher, args: tuple, kwargs: dict) -> None:
-    if _all_leaves(args) and _all_leaves(kwargs.values()):
-        dispatcher.dynamo.captured(tuple(kwargs), *args, *kwargs.values())
-
-
-def _all_leaves(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, (Tensor, *_PLAIN)) for value in values)
+def _all_leaves(args: tuple, kwargs: dict) -> bool:
+    return all(isinstance(value, (Tensor, *_PLAIN)) for value in (*args, *kwargs.values()))
 
 
 def _ambient() -> tuple:
@@ -110,33 +143,66 @@ class Traced:
     """One entry as Dynamo can follow it: plain lists, no call into C++.
 
     call: ``call(*constants, *state, *inputs)``, the flat outputs; one node of Dynamo's graph.
+    is_of_any: whether its inputs are any tensors, each another one.
     """
 
     def __init__(self, entry: Entry, executable: Executable) -> None:
+        self.name = ""
         grad, dtype, *_ = entry.ambient
         self.ambient = (grad, dtype, False)
         names = _constants_of(executable)
         self.constants = [getattr(executable.graph, name) for name in names]
         self.call = _in_graph(executable, names)
+        self.flatten, self.rebuild = entry.signature.flatten, entry.rebuild
         self.forms = forms_of(executable.capture)
+        self.is_of_any = list(executable.capture.firsts) == list(range(len(self.forms)))
         guards = executable.capture.guards
         self.holds = guards.holds if guards.relations else None
         assert entry.state is not None
-        self.places = entry.state.places
-        slots = entry.watch.slots
-        self.values = [(where, key, value) for where, key, value in slots if isinstance(value, _PLAIN)]
+        self.places, self.aliases = entry.state.places, entry.state.aliases
+        unread = entry.sizes.places if entry.sizes is not None else []
+        self.tensors = [*zip(self.places, entry.state.forms, strict=True)]
+        self.tensors += [((where, key), form) for where, key, form in unread]
+        slots, modules = entry.watch.slots, entry.watch.modules
+        self.root, owners = modules[0], {id(vars(module)): module for module in modules}
+        self.values = [(owners.get(id(w)), w, key, value) for w, key, value in slots if isinstance(value, _PLAIN)]
         self.objects = [(where, key, value) for where, key, value in slots if _is_known_by_itself(key, value)]
+        sized = [(held, length) for held, length in entry.watch.lengths if isinstance(held, dict | list)]
+        self.lengths = [(held, length - (MARK in held)) for held, length in sized]
 
-    def serves(self, inputs: Sequence[Tensor]) -> bool:
+    def serves(self, root: nn.Module, inputs: Sequence[Tensor]) -> bool:
+        """root: the drop-in."""
         return (
             _of_forms(inputs, self.forms)
-            and all(key in where and where[key] == value for where, key, value in self.values)
+            and all(len(held) - (MARK in held) == length for held, length in self.lengths)
+            and all(_holds(root if owner is self.root else owner, *rest) for owner, *rest in self.values)
             and all(key in where and where[key] is value for where, key, value in self.objects)
+            and all(key in where and _of_forms([where[key]], [form]) for (where, key), form in self.tensors)
+            and self._ties_hold()
             and (self.holds is None or self.holds(inputs))
         )
 
+    def _ties_hold(self) -> bool:
+        state = self.state()
+        return all(key in where and where[key] is state[place] for where, key, place in self.aliases)
+
     def state(self) -> list[Tensor]:
         return [where[key] for where, key in self.places]
+
+
+def _holds(owner: nn.Module | None, where: dict[str, Any], key: str, value: Any) -> bool:
+    """Whether it is still this value. A module is asked itself: what the traced code has set is not in its dict yet."""
+    return key in where and (where[key] if owner is None else getattr(owner, key)) == value
+
+
+_MOST_COMPARED = 256  # each with each, which takes Dynamo a second
+
+
+def _are_apart(tensors: Sequence[Tensor]) -> bool:
+    """Whether no two are one object; forward may ask `q is k`."""
+    if len(tensors) > _MOST_COMPARED:
+        return False
+    return all(one is not other for place, one in enumerate(tensors) for other in tensors[:place])
 
 
 def traced_view(entry: Entry) -> Traced | None:
@@ -176,7 +242,12 @@ def _constants_of(executable: Executable) -> list[str]:
 def _of_forms(tensors: Sequence[Tensor], forms: Sequence[TensorForm]) -> bool:
     sizes: dict[str, Any] = {}
     for tensor, form in zip(tensors, forms, strict=True):
-        if tensor.dtype != form.dtype or tensor.device != form.device or tensor.dim() != len(form.dims):
+        if (
+            not isinstance(tensor, Tensor)
+            or tensor.dtype != form.dtype
+            or tensor.device != form.device
+            or tensor.dim() != len(form.dims)
+        ):
             return False
         for size, dim in zip(tensor.shape, form.dims, strict=True):
             if size != (dim if isinstance(dim, int) else sizes.setdefault(dim, size)):

@@ -148,6 +148,16 @@ class Watch:
         return [(slot.where, slot.key, value) for slot, value in zip(self._slots, self._values, strict=True)]
 
     @property
+    def lengths(self) -> list[tuple[Any, int]]:
+        """(container, length) of all whose length is watched."""
+        return list(zip(self._sized, self._sizes, strict=True))
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Whose attributes are watched."""
+        return [each for each in self._objects if isinstance(each, nn.Module)]
+
+    @property
     def size(self) -> int:
         """How much there is to look at."""
         return len(self._slots)

@@ -82,3 +82,59 @@ def test_compile_belongs_to_the_module_that_it_is_called_on() -> None:
     assert copy.deepcopy(fast)._compiled_call_impl is None
     model.compile(backend="eager")
     assert fxopt.optimize(model)._compiled_call_impl is None
+
+
+class Chosen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.top = nn.Embedding(50, 8), nn.Linear(8, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.top(self.table(ids))
+        return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (x,))
+
+
+def test_operators_that_compile_themselves_go_on_working() -> None:
+    torch._dynamo.reset()
+    model, ids = Chosen(), torch.randint(0, 50, (8,))
+    with torch.no_grad():
+        fast = fxopt.optimize(model)
+        for _ in range(2):
+            torch.testing.assert_close(fast(ids), model(ids))
+        Chosen()(ids)
+
+
+class Top(nn.Module):  # Dynamo compiles none of torch's own modules in place
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(48, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.linear(x))
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_a_capture_takes_no_compiled_code_from_others(wraps: bool) -> None:
+    torch._dynamo.reset()
+    runs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:
+        return lambda *values: runs.append(1) or graph.forward(*values)
+
+    def compiled() -> nn.Module:
+        model = Columns().eval()
+        model.top = Top()
+        if wraps:
+            model.top = torch.compile(model.top, backend=backend)
+        else:
+            model.top.compile(backend=backend)
+        return model
+
+    ids = torch.randint(0, 50, (8, 6))
+    with torch.no_grad():
+        model, other = compiled(), compiled()
+        fxopt.optimize(model)(ids)
+        for each in (model, other, other):
+            runs.clear()
+            each(ids)
+            assert runs

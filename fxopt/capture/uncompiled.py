@@ -1,0 +1,50 @@
+"""While a model is looked at, nothing of it is compiled by torch.compile.
+
+Dynamo compiles nothing under a dispatch mode, and what it comes across there it never compiles again, in the whole
+process: torch.compile would lose its effect, and torch.cond and flex_attention, which compile themselves, would raise
+from then on.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from fxopt.locks import in_child, lock
+from fxopt.torch_internals.dynamo import force_eager, set_stance
+
+_lock = lock()
+_looking: list[int] = []  # threads
+_before: list[Any] = []  # the stance ahead of the first one's look
+
+
+def begin() -> None:
+    """Until this thread says `end`, and all that look beside it."""
+    with _lock:
+        stance = force_eager()
+        if not _looking:
+            _before[:] = [stance]
+        _looking.append(threading.get_ident())
+
+
+def depth() -> int:
+    """How many looks this thread has under way."""
+    return _looking.count(threading.get_ident())
+
+
+def end(depth: int) -> None:
+    """Back to so many."""
+    with _lock:
+        for _ in range(_looking.count(threading.get_ident()) - depth):
+            _looking.remove(threading.get_ident())
+        if not _looking and _before:
+            set_stance(_before.pop())
+
+
+def _end_all() -> None:
+    _looking.clear()
+    if _before:
+        set_stance(_before.pop())
+
+
+in_child(_end_all)
