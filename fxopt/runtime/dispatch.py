@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _PATIENCE = 3  # captures in a row that fail for a passing reason, before one that fails is taken at its word
+_REJECTED = 2  # calls in a row, before the model is asked ahead of a capture, which takes 30 to 330 ms
+_UNLOOKED = 63  # misses; to look through 16 captures takes 300 us, a call of a small model 40
 _LOOKS = 3  # graphs of a model whose leaves return other sizes than in their trial run, before such calls stay eager
 
 
@@ -70,6 +72,8 @@ class Dispatcher:
         self._refused_arrays = False  # by the last miss, so that the next one need not find the reason
         self._lock = lock()
         self._patience, self._looks = _PATIENCE, _LOOKS
+        self._rejected = 0  # calls in a row that no capture served and that the model refuses
+        self._unlooked = 0  # misses to come that run eagerly, where there is no room for another capture
         self._skips = self._skipped = 0  # misses that stay eager, since the data of one stopped the graph made from it
 
     @property
@@ -119,6 +123,7 @@ class Dispatcher:
                     self.entries = (entry, *self.entries)
                     return
                 rehearse(self.original, args, kwargs)
+                self._warn(failure)
                 self.entries = (*self.entries, self._eager_entry(args, kwargs, now, failure))
 
     def find(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry, Tensors] | None:
@@ -169,6 +174,13 @@ class Dispatcher:
     def _miss(self, eager: Callable, args: tuple, kwargs: dict, now: tuple) -> Any:
         if self._communication():
             return self(eager, args, kwargs)
+        if self._unlooked and len(self.entries) >= self.config.max_captures:
+            self._unlooked -= 1
+            return eager(*args, **kwargs)
+        if self._rejected >= _REJECTED:
+            result = eager(*args, **kwargs)
+            self._rejected = 0
+            return result
         arrays = holds_array((args, kwargs))
         if arrays and self._refused_arrays:
             return eager(*args, **kwargs)
@@ -189,6 +201,7 @@ class Dispatcher:
                     if len(self.entries) < self.config.max_captures:
                         return self._first_call(eager, args, kwargs, now)
                     refusal = f"one signature more than Config.max_captures = {self.config.max_captures}"
+                    self._unlooked = _UNLOOKED
             finally:
                 self._lock.release()
             if found is not None:
@@ -218,13 +231,15 @@ class Dispatcher:
             self.entries = (entry, *self.entries)
             return self._run(entry, entry.match(args, kwargs, now) or ((), ()), eager, args, kwargs)
         plain = self._eager_entry(args, kwargs, now, failure)  # of the arguments as they are before the call
+        self._rejected += 1
         result = eager(*args, **kwargs)
+        self._rejected = 0
+        self._warn(failure)
         changing = frozenset(map(str, before.changed()))
         self.entries = (*self.entries, replace(plain, watch=Watch(self.original, ignore=changing)))
         return result
 
     def _eager_entry(self, args: tuple, kwargs: dict, now: tuple, reason: str) -> Entry:
-        self._warn(reason)
         findings = Findings(described(self.original, args, kwargs), eager_reason=reason)
         return Entry(Signature.of_call(args, kwargs), now, Watch(self.original), findings)
 
