@@ -2,12 +2,12 @@
 
 With a symbolic dim 1, `X[:, 3:4]` has size Max(0, Min(4, s1) - Min(3, s1)): the trace takes 8 s and later broadcasts
 fail on it. A dim that is cut at positive constants, or indexed by a list, is a layout, not a length. `x[:, 0]`,
-`x[:, -1]` and `x[:, 1:]` leave it dynamic.
+`x[:, -1]` and `x[:, 1:]` leave it dynamic, and so does `x[:, :8]`, where a guard tells whether it has so many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from fxopt.capture.errors import StartAgain
 from fxopt.capture.inputs import Dim, FakeInputs, Shapes
 from fxopt.torch_internals.symbols import expression, static
+from fxopt.trees import leaves
 
 
 class MakeStatic(StartAgain):
@@ -58,11 +59,20 @@ class PackedDims(TorchFunctionMode):
         kwargs = kwargs or {}
         source = _argument(args, kwargs, 0, "input", "tensor")
         if func is Tensor.__getitem__:
-            self._check(source, _cut_by_index(args[1], _is_cut))
-            self._demand_items(source, _cut_by_index(args[1], _has_end))
+            parts = list(_by_dim(args[1]))
+            self._check(source, (dim for dim, part in parts if _is_cut(part)))
+            self._demand_items(source, (dim for dim, part in parts if _has_end(part)))
+            for dim, part in parts:
+                if _is_prefix(part):
+                    self._ask(source, dim, part.stop)
+                elif isinstance(part, slice) and part.stop is None and _positive(part.start):
+                    self._ask(source, dim, part.start)
         elif func in _SELECT:
             dim, index = _argument(args, kwargs, 1, "dim"), _argument(args, kwargs, 2, "index", "start")
-            if isinstance(dim, int) and (_positive(index) or "arrow" in func.__name__):
+            length = _argument(args, kwargs, 3, "length")
+            if isinstance(dim, int) and type(index) is int and index == 0 and _positive(length):
+                self._ask(source, dim, length)
+            elif isinstance(dim, int) and (_positive(index) or length is not None):
                 self._check(source, [dim])
             elif isinstance(dim, int):
                 self._demand_items(source, [dim])
@@ -74,7 +84,8 @@ class PackedDims(TorchFunctionMode):
             self._demand_items(source, range(2, source.dim()))
         elif func in _BY_DIM:
             dim = _argument(args, kwargs, 1 if func in _UNBIND else 2, "dim")
-            self._check(source, [dim or 0])
+            if all(type(size) is int for size in leaves(args[1:2])):
+                self._check(source, [dim or 0])
         return func(*args, **kwargs)
 
     def _check(self, tensor: Any, dims: Iterable[int]) -> None:
@@ -87,6 +98,11 @@ class PackedDims(TorchFunctionMode):
             raise MakeStatic(layout)
         for i, axis in layout:
             int(self._fakes.tensors[i].shape[axis])  # which is its size from now on
+
+    def _ask(self, tensor: Any, dim: int, length: int) -> None:
+        """Whether there are so many items, which is a guard."""
+        if self._dims_of(tensor, [dim]):
+            bool(tensor.shape[dim] >= length)
 
     def _demand_items(self, tensor: Any, dims: Iterable[int]) -> None:
         found = self._dims_of(tensor, dims) - self._positive
@@ -113,7 +129,13 @@ def _positive(value: Any) -> bool:
 
 
 def _is_cut(part: Any) -> bool:
-    return _positive(part) or (isinstance(part, slice) and _positive(part.stop)) or _is_layout(part)
+    if isinstance(part, slice):
+        return _positive(part.stop) and not _is_prefix(part)
+    return _positive(part) or _is_layout(part)
+
+
+def _is_prefix(part: Any) -> bool:
+    return isinstance(part, slice) and not part.start and part.step in (None, 1) and _positive(part.stop)
 
 
 def _is_layout(index: Any) -> bool:
@@ -132,8 +154,8 @@ def _has_end(part: Any) -> bool:
     return type(part) is int
 
 
-def _cut_by_index(index: Any, cuts: Callable[[Any], bool]) -> Iterator[int]:
-    """The dims of a tensor that `tensor[index]` cuts by parts for which `cuts` holds."""
+def _by_dim(index: Any) -> Iterator[tuple[int, Any]]:
+    """The dims of a tensor, each with the part of `tensor[index]` that cuts it."""
     parts = index if isinstance(index, tuple) else (index,)
     dim, after_ellipsis = 0, False
     for number, part in enumerate(parts):
@@ -142,8 +164,7 @@ def _cut_by_index(index: Any, cuts: Callable[[Any], bool]) -> Iterator[int]:
         elif part is None or isinstance(part, bool):
             continue
         else:
-            if cuts(part):
-                yield dim
+            yield dim, part
             dim += part.ndim if isinstance(part, Tensor) and part.dtype == torch.bool else 1
             if after_ellipsis and dim == 0:
                 return

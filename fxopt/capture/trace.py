@@ -62,8 +62,7 @@ from fxopt.torch_internals.tracing import (
     sym_numel,
 )
 
-if torch.__version__ < "2.12":  # a TorchVersion, which compares numbers
-    slices_have_terms()
+slices_have_terms()
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -109,7 +109,21 @@ class TraceShapeEnv(ShapeEnv):
             equal = (isinstance(orig_expr, sympy.Eq) and answer) or (isinstance(orig_expr, sympy.Ne) and not answer)
             if not equal:
                 return answer
+        if self._has_elements(orig_expr):
+            return sympy.true
         return super().evaluate_expr(orig_expr, *args, **kwargs)
+
+    def _has_elements(self, question: Any) -> bool:
+        """Where x.reshape(a, b, -1) asks whether x has elements, or else the other sizes tell how many: whether it has,
+        which is a guard for each size instead of one that is too much for a capture to be told of."""
+        if not isinstance(question, sympy.Or) or free_unbacked_symbols(question):
+            return False
+        counts = [term.lhs for term in question.args if isinstance(term, sympy.Gt) and term.rhs == 0]
+        factors = sympy.Mul.make_args(counts[0]) if counts else ()
+        present = [sympy.Ge(size, 1) for size in factors if size.free_symbols]
+        if not present or not all(one.xreplace(self.backed_var_to_val) == sympy.true for one in present):
+            return False
+        return all(super(TraceShapeEnv, self).evaluate_expr(one) for one in present)
 
     def guard_or_defer_runtime_assert(self, orig_expr: Any, *args: Any, **kwargs: Any) -> bool:  # type: ignore[override]
         """What torch would assert at run time; it believes it from here on."""

@@ -1,4 +1,7 @@
-"""Slices in torch 2.11, whose fake tensors make up an unknown size for `x[2:]`: as in 2.12, a term of the size."""
+"""Slices, whose sizes are terms of the tensor's: torch 2.11 makes up an unknown size for `x[2:]`.
+
+Later versions have terms too, but Min(64, L) for `positions[:L]`, where L <= 64 is all that a capture depends on.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import fake_impls
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from fxopt.torch_internals.shape_env import TraceShapeEnv
 
@@ -41,10 +44,15 @@ def sliced_by_terms(tensor: Any, dim: int = 0, start: Any = None, end: Any = Non
 
 
 def _place(size: Any, index: Any) -> Any:
-    """Where an index lies in a dim, from 0 to its size; None where its sign is not."""
+    """Where an index lies in a dim, from 0 to its size; None where its sign is not known. In a dim of a fixed size a
+    guard tells: of `positions[:length]` nearly always that it has so many."""
     if statically_known_true(index == sys.maxsize):
         return size
     if statically_known_true(index >= 0):
+        if isinstance(size, int) and not free_unbacked_symbols(index):
+            return index if index <= size else size
+        if statically_known_true(index >= size):
+            return size
         return index if statically_known_true(index <= size) else torch.sym_min(index, size)
     if statically_known_true(index < 0):
         return index + size if statically_known_true(index >= -size) else torch.sym_max(index + size, 0)

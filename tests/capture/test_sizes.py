@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import fxopt
 from fxopt.capture import CaptureError, Guards, attempts, capture
 from fxopt.capture.trace import trace
+from fxopt.runtime import dispatcher_of
 
 BATCHES = (0, 1, 2, 7, 4096)
 
@@ -414,3 +416,74 @@ def test_a_size_by_a_float_is_a_guard_or_a_term(check, part):
     for rows in range(12):
         x = torch.randn(rows, 3)
         assert not captured.guards.holds([x]) or captured.graph(x)[0].shape == First()(x).shape
+
+
+class Attention(nn.Module):
+    """Of a sequence, with what `how` cuts from it."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.items, self.projections, self.out = nn.Embedding(100, 16), nn.Linear(16, 48), nn.Linear(16, 1)
+        self.positions = nn.Embedding(40, 16)
+        self.register_buffer("mask", torch.ones(40, 40, dtype=torch.bool).tril())
+        self.how = how
+
+    def heads(self, ids):
+        batch, length = ids.shape
+        x = self.items(ids) + self.positions.weight[:length]
+        q, k, v = (part.reshape(batch, length, 2, -1).transpose(1, 2) for part in self.projections(x).chunk(3, -1))
+        scores = (q @ k.mT).masked_fill(~self.mask[:length, :length], -1e9)
+        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, -1)
+
+    def forward(self, ids):
+        return self.out(self.how(self, ids, self.heads(ids)))
+
+
+CUT = {
+    "all": lambda m, ids, y: y.sum(1),
+    "the first": lambda m, ids, y: y[:, :1].squeeze(1),
+    "the first as a target": lambda m, ids, y: (y * m.items(ids[:, :1])).sum(1),
+    "the first three": lambda m, ids, y: y.narrow(1, 0, 3).flatten(1)[:, :16],
+    "all but the first three": lambda m, ids, y: y[:, 3:].sum(1),
+    "what was joined": lambda m, ids, y: torch.split(torch.cat([y, y[:, :2]], 1), [ids.shape[1], 2], 1)[0].sum(1),
+    "merged": lambda m, ids, y: y.swapaxes(1, 2).reshape(-1, 16, ids.shape[1]).sum(2),
+}
+
+
+@pytest.mark.parametrize("how", CUT)
+def test_one_capture_for_every_length(how):
+    model = Attention(CUT[how]).eval()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    with torch.no_grad():
+        for batch, length in ((8, 9), (3, 12), (1, 20), (5, 4), (2, 40)):
+            ids = torch.randint(0, 100, (batch, length))
+            torch.testing.assert_close(fast(ids), model(ids))
+        assert len(dispatcher_of(fast).entries) == 1
+        for batch, length in ((3, 2), (3, 1), (0, 9), (2, 41)):  # fewer than are cut, and more than there are positions
+            ids = torch.randint(0, 100, (batch, length))
+            try:
+                expected = model(ids)
+            except (RuntimeError, IndexError) as error:
+                with pytest.raises(type(error)):
+                    fast(ids)
+            else:
+                torch.testing.assert_close(fast(ids), expected)
+
+
+def test_a_packed_matrix_cut_in_two():
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tables, self.dense = nn.ModuleList(nn.Embedding(9, 4) for _ in range(5)), nn.Linear(3, 4)
+
+        def forward(self, x):
+            ids = x[:, 3:].long()
+            return torch.cat([self.dense(x[:, :3]), *(table(ids[:, k]) for k, table in enumerate(self.tables))], 1)
+
+    model = Packed()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    for batch in (4, 1, 7):
+        x = torch.cat([torch.randn(batch, 3), torch.randint(0, 9, (batch, 5))], 1)
+        torch.testing.assert_close(fast(x), model(x))
+    assert len(dispatcher_of(fast).entries) == 1
+    assert any(ran.name == "embedding_columns" and ran.changes for ran in dispatcher_of(fast).findings[0].passes)
