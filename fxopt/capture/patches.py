@@ -26,6 +26,7 @@ def patch(shape_env: TraceShapeEnv, regions: Regions, spaces: Iterable[dict[str,
             patches.no_autograd_functions(_loses_backward, regions.reentrant),
             patches.checkpoints(regions.region),
             patches.no_seeds(_sets_seed),
+            patches.no_saving_hooks(_saves_otherwise),
             patches.symbolic_len(shape_env),
             patches.OBLIVIOUS,
             *as_numbers(spaces),
@@ -43,6 +44,10 @@ def _loses_backward(name: str) -> CaptureError:
 
 def _sets_seed() -> CaptureError:
     return CaptureError("sets torch's random state, which a graph would do only once")
+
+
+def _saves_otherwise() -> CaptureError:
+    return CaptureError("has hooks of its own around what backward needs, and a graph saves that as usual")
 
 
 def _quiet(record: logging.LogRecord) -> bool:

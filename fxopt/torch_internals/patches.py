@@ -57,6 +57,20 @@ def overlap_unasked() -> Change:
     return torch, "_debug_has_internal_overlap", overlaps
 
 
+def no_saving_hooks(refused: Callable[[], Exception]) -> Change:
+    """A forward that puts its own hooks around what backward needs (saved_tensors_hooks, save_on_cpu) raises
+    `refused()`. Those of torch.utils.checkpoint are of a class of its own."""
+    hooks, here = torch.autograd.graph.saved_tensors_hooks, threading.get_ident()
+    original = hooks.__enter__
+
+    def enter(self: Any) -> Any:
+        if threading.get_ident() == here and type(self).__module__ == hooks.__module__ and torch.is_grad_enabled():
+            raise refused()
+        return original(self)
+
+    return hooks, "__enter__", enter
+
+
 def _has_strides_of_0(tensor: torch.Tensor) -> bool:
     return any(isinstance(stride, int) and stride == 0 for stride in tensor.stride())
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import fxopt
@@ -417,3 +417,25 @@ def test_recurrent_modules(check):
     found = capture(model, (torch.rand(1, 5, 3),))
     for batch in (1, 2, 7):
         check(found, model, torch.rand(batch, 5, 3))
+
+
+class Saving(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor * 2, lambda tensor: tensor):
+            return torch.sin(x) * x
+
+
+def test_hooks_around_what_is_saved_stay():
+    model = nn.Sequential(nn.Linear(4, 8), Saving(), nn.Linear(8, 2))
+    fast, x = fxopt.optimize(model), torch.randn(5, 4)
+    found, expected = [], []
+    for each, gradients in ((fast, found), (model, expected)):
+        model.zero_grad()
+        each(x).sum().backward()
+        gradients += [parameter.grad.clone() for parameter in model.parameters()]
+    torch.testing.assert_close(found, expected)

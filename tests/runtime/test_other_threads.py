@@ -152,6 +152,7 @@ MEANWHILE: dict[str, tuple[Callable[[], Any], Any]] = {
     "logs": (lambda: refused(logging.getLogger("torch.fx.experimental.symbolic_shapes")), False),
     "levels": (lambda: logging.getLogger("torch._subclasses.fake_tensor").getEffectiveLevel() < 50, True),
     "modes": (without_modes, True),
+    "saved": (lambda: saved_by_hooks(), 2.0),
     "seeds": (lambda: torch.Generator().manual_seed(3).initial_seed(), 3),
     "forward": (lambda: nn.MultiheadAttention.forward.__module__, "torch.nn.modules.activation"),
     "functions": (lambda: torch.overrides.has_torch_function((torch.ones(1),)), False),
@@ -167,6 +168,14 @@ MEANWHILE: dict[str, tuple[Callable[[], Any], Any]] = {
     "gradients": (lambda: torch.ones(2, requires_grad=True).mul(2).sum().backward(), None),
     "pickles": (lambda: pickle.loads(pickle.dumps(torch.ones(2))).sum().item(), 2.0),
 }
+
+
+def saved_by_hooks() -> float:
+    x = torch.full((), 3.0, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor - 2, lambda tensor: tensor):
+        y = x * x
+    y.backward()
+    return x.grad.item()
 
 
 def lengths(x: torch.Tensor) -> int:

@@ -81,6 +81,25 @@ def test_overlaps_are_not_asked(changed: Any, environment: TraceShapeEnv, x: Ten
     assert elsewhere(lambda: torch._debug_has_internal_overlap(theirs)) == 0, "another thread gets fxopt's answer"
 
 
+def test_hooks_around_what_is_saved_are_refused(changed: Any) -> None:
+    changed(patches.no_saving_hooks(Stopped))
+    identity = lambda tensor: tensor  # noqa: E731
+
+    def saved() -> float:
+        x = torch.ones(2, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(identity, identity):
+            return x.sin().sum().item()
+
+    for hooks in (torch.autograd.graph.saved_tensors_hooks(identity, identity), torch.autograd.graph.save_on_cpu()):
+        with pytest.raises(Stopped), hooks:
+            pass
+    with torch.no_grad():
+        saved()
+    assert elsewhere(saved) > 0, "another thread may not save by hooks"
+    x = torch.ones(2, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
+
+
 def test_functions_are_refused(changed: Any) -> None:
     changed(patches.no_autograd_functions(Stopped, reentrant=Twice.apply))
     with pytest.raises(Stopped, match="Twice"):
