@@ -8,10 +8,12 @@ from then on.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fxopt.locks import in_child, lock
-from fxopt.torch_internals.dynamo import force_eager, set_stance
+from fxopt.torch_internals.dynamo import force_eager, set_stance, watch_frames
 
 _lock = lock()
 _looking: list[int] = []  # threads
@@ -39,6 +41,18 @@ def end(depth: int) -> None:
             _looking.remove(threading.get_ident())
         if not _looking and _before:
             set_stance(_before.pop())
+
+
+@contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """For a look by itself; all that belongs to a capture is within `settings.kept`."""
+    before, watcher = depth(), watch_frames(None)
+    begin()
+    try:
+        yield
+    finally:
+        end(before)
+        watch_frames(watcher)
 
 
 def _end_all() -> None:

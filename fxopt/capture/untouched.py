@@ -20,6 +20,7 @@ from fxopt import trees
 from fxopt.capture.prints import printing
 from fxopt.capture.reach import Reach
 from fxopt.capture.state import ModelCopy
+from fxopt.capture.uncompiled import nothing_compiled
 from fxopt.torch_internals.storage import is_borrowed, number_of, set_version, storage_number
 
 LARGE = 1 << 20  # bytes
@@ -205,5 +206,5 @@ def quietly(model: nn.Module) -> Iterator[None]:
 
 def looked(look: Look, copy: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The forward of a copied model, whose writes `look` keeps."""
-    with quietly(copy), look:
+    with quietly(copy), nothing_compiled(), look:
         return look.results(type(copy).forward(copy, *args, **kwargs))
