@@ -135,7 +135,11 @@ def _is_cut(part: Any) -> bool:
 
 
 def _is_prefix(part: Any) -> bool:
-    return isinstance(part, slice) and not part.start and part.step in (None, 1) and _positive(part.stop)
+    return isinstance(part, slice) and _is_first(part.start) and part.step in (None, 1) and _positive(part.stop)
+
+
+def _is_first(start: Any) -> bool:
+    return start is None or (type(start) is int and start == 0)
 
 
 def _is_layout(index: Any) -> bool:
@@ -149,8 +153,7 @@ def _is_layout(index: Any) -> bool:
 def _has_end(part: Any) -> bool:
     """Whether an index counts from an end: 0, -1, `1:` or `:-1`."""
     if isinstance(part, slice):
-        first = part.start is None or (type(part.start) is int and part.start == 0)
-        return not first or (isinstance(part.stop, int) and part.stop < 0)
+        return not _is_first(part.start) or (isinstance(part.stop, int) and part.stop < 0)
     return type(part) is int
 
 

@@ -1,6 +1,7 @@
 """Slices, whose sizes are terms of the tensor's: torch 2.11 makes up an unknown size for `x[2:]`.
 
-Later versions have terms too, but Min(64, L) for `positions[:L]`, where L <= 64 is all that a capture depends on.
+Later versions have terms too, but Min(64, L) for `positions[:L]`, where L <= 64 is all that a capture depends on. They
+are asked where a size depends on data.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ def slices_have_terms() -> None:
     """Once a process; it changes nothing for other fake tensors than those of our captures."""
     theirs = fake_impls.op_implementations_dict[aten.slice.Tensor]
 
+    makes_up = torch.__version__ < "2.12"  # a TorchVersion, which compares numbers
+
     def sliced(mode: Any, function: Any, tensor: Any, *where: Any, **named: Any) -> Any:
-        ours = sliced_by_terms(tensor, *where, **named) if isinstance(mode.shape_env, TraceShapeEnv) else None
+        known = makes_up or not any(map(free_unbacked_symbols, (*tensor.shape, *where, *named.values())))
+        is_ours = isinstance(mode.shape_env, TraceShapeEnv) and known
+        ours = sliced_by_terms(tensor, *where, **named) if is_ours else None
         return theirs(mode, function, tensor, *where, **named) if ours is None else ours
 
     fake_impls.op_implementations_dict[aten.slice.Tensor] = sliced
