@@ -15,7 +15,6 @@ import torch
 from fxopt.autocast import autocast_state, set_autocast
 from fxopt.capture import uncompiled
 from fxopt.locks import in_child
-from fxopt.torch_internals.dynamo import watch_frames
 from fxopt.torch_internals.modes import Modes, dispatch_keys_kept
 
 T = TypeVar("T")
@@ -69,16 +68,14 @@ class _Settings:
         self.random = torch.random.get_rng_state()
         self._modes = Modes()
         self._changes = changed_here()
-        self._looks = uncompiled.depth()
-        self._watcher = watch_frames(None)
+        self._uncompiled = uncompiled.Before()
         self._autocast, self._autocast_cache = autocast_state(), torch.is_autocast_cache_enabled()
 
     def restore(self) -> None:
         while changed_here() > self._changes:
             _put_back_last(_changes[threading.get_ident()])
         self._modes.restore()
-        uncompiled.end(self._looks)
-        watch_frames(self._watcher)
+        self._uncompiled.restore()
         set_autocast(self._autocast)
         torch.set_autocast_cache_enabled(self._autocast_cache)
 

@@ -21,7 +21,7 @@ _before: list[Any] = []  # the stance ahead of the first one's look
 
 
 def begin() -> None:
-    """Until this thread says `end`, and all that look beside it."""
+    """Until `Before.restore`, and that of all that look beside this thread."""
     with _lock:
         stance = force_eager()
         if not _looking:
@@ -29,30 +29,31 @@ def begin() -> None:
         _looking.append(threading.get_ident())
 
 
-def depth() -> int:
-    """How many looks this thread has under way."""
-    return _looking.count(threading.get_ident())
+class Before:
+    """Whether this thread looks at a model, and who is shown its frames: nobody, until that is restored."""
 
+    def __init__(self) -> None:
+        self._depth = _looking.count(threading.get_ident())
+        self._watcher = watch_frames(None)
 
-def end(depth: int) -> None:
-    """Back to so many."""
-    with _lock:
-        for _ in range(_looking.count(threading.get_ident()) - depth):
-            _looking.remove(threading.get_ident())
-        if not _looking and _before:
-            set_stance(_before.pop())
+    def restore(self) -> None:
+        with _lock:
+            for _ in range(_looking.count(threading.get_ident()) - self._depth):
+                _looking.remove(threading.get_ident())
+            if not _looking and _before:
+                set_stance(_before.pop())
+        watch_frames(self._watcher)
 
 
 @contextmanager
 def nothing_compiled() -> Iterator[None]:
     """For a look by itself; all that belongs to a capture is within `settings.kept`."""
-    before, watcher = depth(), watch_frames(None)
-    begin()
+    before = Before()
     try:
+        begin()
         yield
     finally:
-        end(before)
-        watch_frames(watcher)
+        before.restore()
 
 
 def _end_all() -> None:

@@ -167,7 +167,7 @@ class Traced:
         self.root, owners = modules[0], {id(vars(module)): module for module in modules}
         self.values = [(owners.get(id(w)), w, key, value) for w, key, value in slots if isinstance(value, _PLAIN)]
         self.objects = [(where, key, value) for where, key, value in slots if _is_known_by_itself(key, value)]
-        sized = [(held, length) for held, length in entry.watch.lengths if isinstance(held, dict | list)]
+        sized = [(held, length) for held, length in entry.watch.lengths if isinstance(held, dict)]
         self.lengths = [(held, length - (MARK in held)) for held, length in sized]
 
     def serves(self, root: nn.Module, inputs: Sequence[Tensor]) -> bool:

@@ -35,8 +35,8 @@ def traces_alone(code: CodeType) -> bool:
 
 
 def adds_attributes(modules: Iterable[nn.Module]) -> bool:
-    """Whether the code that Dynamo traces in this thread has given one of these modules an attribute that it had not,
-    or has taken one away: Dynamo does so once all of it has run."""
+    """Whether the code that Dynamo traces in this thread has given one of these modules an attribute that it had not:
+    Dynamo does so once all of it has run."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     effects = InstructionTranslator.current_tx().output.side_effects.store_attr_mutations

@@ -25,9 +25,11 @@ def slices_have_terms() -> None:
     makes_up = torch.__version__ < "2.12"  # a TorchVersion, which compares numbers
 
     def sliced(mode: Any, function: Any, tensor: Any, *where: Any, **named: Any) -> Any:
-        known = makes_up or not any(map(free_unbacked_symbols, (*tensor.shape, *where, *named.values())))
-        is_ours = isinstance(mode.shape_env, TraceShapeEnv) and known
-        ours = sliced_by_terms(tensor, *where, **named) if is_ours else None
+        ours = None
+        if isinstance(mode.shape_env, TraceShapeEnv):
+            sizes = (*tensor.shape, *where, *named.values())
+            if makes_up or not any(map(free_unbacked_symbols, sizes)):
+                ours = sliced_by_terms(tensor, *where, **named)
         return theirs(mode, function, tensor, *where, **named) if ours is None else ours
 
     fake_impls.op_implementations_dict[aten.slice.Tensor] = sliced
