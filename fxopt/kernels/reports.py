@@ -6,13 +6,16 @@ A launch waits for nothing, so a kernel leaves a note of what went wrong, and wh
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
 _kernels: list[ctypes.CDLL] = []  # that were ever bound: captured graphs keep theirs
+_NOTHING: Mapping[int, int] = {}
+_counts = ContextVar("counts", default=_NOTHING)
 
 
 def listen(kernel: ctypes.CDLL) -> bool:
@@ -39,21 +42,30 @@ def clamped(device: int = 0) -> int:
 
 
 @contextmanager
-def padded(real_rows: Tensor | None, capacity: int) -> Iterator[None]:
+def padded(real_rows: Tensor | None, capacity: int, counts: Mapping[int, int] = _NOTHING) -> Iterator[None]:
     """Launches of this thread in here, and graphs that capture them, count clamped ids of real rows alone.
 
     Args:
         real_rows: [1], int64, on the device, read at each launch: how many rows of the batch are real. None: all are.
         capacity: rows of the padded batch. What has a multiple of them has the same multiple of real ones.
+        counts: for padded ids, by the address of their memory, where on the device it says how many are real (int64).
     """
     at, kernels = (0, []) if real_rows is None else (real_rows.data_ptr(), list(_kernels))
     for kernel in kernels:
         kernel.fxopt_cuda_real_rows(ctypes.c_void_p(at), ctypes.c_int64(capacity))
+    counted = _counts.set(counts)
     try:
         yield
     finally:
+        _counts.reset(counted)
         for kernel in kernels:
             kernel.fxopt_cuda_real_rows(None, ctypes.c_int64(0))
+
+
+def count_of(ids: Tensor) -> int | None:
+    """Where on the device it says how many of these are real; None: all are, as many as there are rows."""
+    counts = _counts.get()
+    return counts.get(ids.data_ptr()) if counts else None
 
 
 def reported(device: int = 0) -> bool:

@@ -1,6 +1,7 @@
 """Whether a graph computes row b of its outputs from row b of its inputs (shape/rows.py): then a batch may be padded.
 
-Jagged ids count as rows of their bag: ids that only embedding columns read, by offsets that are inputs too.
+Jagged ids count as rows of their bag: ids that only embedding columns read, by offsets that are inputs too. Where the
+offsets tell the end of each bag, ids may be padded also where a batch may not.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Rows:
         offsets: offsets of B entries, and the ids they cut: after B rows come the numbers of all ids.
         last_offsets: offsets of B + 1 entries; the last one repeats.
         ids: jagged inputs.
-        outputs: for each output, how many rows it has for one of the batch; 0: it does not depend on the batch.
+        outputs: for each output, how many rows it has for one of the batch; 0: it does not depend on the batch. Empty
+            where nothing is padded but the ids.
     """
 
     rows: set[int] = field(default_factory=set)
@@ -42,6 +44,11 @@ class Rows:
     last_offsets: set[int] = field(default_factory=set)
     ids: set[int] = field(default_factory=set)
     outputs: list[int] = field(default_factory=list)
+
+    @property
+    def are_padded(self) -> bool:
+        """Whether one graph may serve several batch sizes."""
+        return bool(self.outputs)
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,33 @@ def row_wise(graph: Graph, plan_of: PlanOf) -> Rows:
         NotRowWise: some row of an output may depend on other rows.
     """
     return _Analysis(graph, plan_of).result()
+
+
+def loose_ids(graph: Graph, plan_of: PlanOf) -> set[int]:
+    """Inputs (placeholders by number) that are ids of bags, and nothing else, of which there may be any number."""
+    loose, others = set[Node](), set[Node]()
+    for node in filter(_is_columns, graph.nodes):
+        tensors: Any = node.args[0]
+        for column in plan_of(node).columns:
+            parts = (column.divisor, column.lengths)
+            sources = [part.source for part in parts if part is not None and part.source is not None]
+            ids = [source for source in (column.source, column.weights) if source is not None]
+            ends = column.bag is not None and column.bag.include_last and column.pool != "none"
+            loose |= {tensors[source.tensor] for source in ids if ends and source.lane is None}
+            others |= {tensors[source.tensor] for source in ids if not ends or source.lane is not None}
+            others |= {tensors[source.tensor] for source in sources}
+            others |= {tensors[instr.tensor] for instr in column.program if instr.tensor >= 0}
+            others |= {tensors[column.bag.tensor]} if column.bag is not None else set()
+    return {
+        number
+        for number, node in enumerate(graph.find_nodes(op="placeholder"))
+        if node in loose - others and _is_sized(node) and all(_compares(user, node) for user in node.users)
+    }
+
+
+def _compares(user: Node, ids: Node) -> bool:
+    """Whether it reads ids by bags, or compares their number alone."""
+    return _is_columns(user) or (is_ours(user, "fxopt::jagged_offsets") and ids is not user.args[0])
 
 
 class _Analysis:

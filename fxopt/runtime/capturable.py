@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 from fxopt.facts import facts_of
 from fxopt.normalize import records_nothing
-from fxopt.patterns.row_wise import Rows
 from fxopt.rewrites.framework.direct import copied, direct
 from fxopt.runtime.executable import Executable
 from fxopt.shape.aliases import has_effects, is_random, mutates
@@ -162,7 +161,7 @@ def _plan(node: Node) -> str:
     return str(plan.target)
 
 
-def ready(module: GraphModule, rows: Rows | None) -> tuple[GraphModule, list[Any]]:
+def ready(module: GraphModule, padded_rows: bool) -> tuple[GraphModule, list[Any]]:
     """A twin to capture, and where it puts the tensors that it keeps by size: the graph reads them at each replay."""
     fast, kept = copied(module), list[Any]()
     for node in fast.graph.nodes:
@@ -170,7 +169,7 @@ def ready(module: GraphModule, rows: Rows | None) -> tuple[GraphModule, list[Any
             node.meta["bound"] = lambda tensor, *_, **__: tensor
             continue
         padded = facts_of(node.target).padded
-        if rows is not None and padded is not None:
+        if padded_rows and padded is not None:
             setattr(fast, _plan(node), padded(getattr(module, _plan(node))))
         elif "bound" in node.meta and not any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
             node.meta["bound"] = _keeping(node.meta["bound"], kept)

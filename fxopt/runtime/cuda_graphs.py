@@ -23,7 +23,7 @@ from fxopt.kernels.cache import BuildError
 from fxopt.kernels.columns import errors as columns_errors
 from fxopt.kernels.stage import op as stage
 from fxopt.locks import lock
-from fxopt.patterns.row_wise import NotRowWise, Rows, row_wise
+from fxopt.patterns.row_wise import NotRowWise, Rows, loose_ids, row_wise
 from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.runtime.capturable import NoGraph, draws, is_on_cuda, suited
 from fxopt.runtime.executable import Executable
@@ -248,11 +248,14 @@ class Replays:
         self._findings.graphs = f"no CUDA graphs: {reason}"
 
 
-def _served(module: GraphModule) -> tuple[Rows | None, str]:
-    """Rows that may be padded (None: none), and which calls one graph serves."""
+def _served(module: GraphModule) -> tuple[Rows, str]:
+    """What may be padded, and which calls one graph serves."""
+    graph, plans = module.graph, partial(plan_in, module)
     try:
-        if drawn := draws(module.graph):
+        if drawn := draws(graph):
             raise NotRowWise(drawn, "draws random numbers, and others for another number of rows")
-        return row_wise(module.graph, partial(plan_in, module)), "one CUDA graph for each bucket of batch sizes"
+        return row_wise(graph, plans), "one CUDA graph for each bucket of batch sizes"
     except NotRowWise as reason:
-        return None, f"one CUDA graph for each set of sizes, because rows may not be padded: {reason}"
+        ids = loose_ids(graph, plans)
+        sizes = "set of sizes, whatever the number of ids in bags" if ids else "set of sizes"
+        return Rows(ids=ids), f"one CUDA graph for each {sizes}, because rows may not be padded: {reason}"

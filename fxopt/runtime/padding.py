@@ -22,15 +22,18 @@ def bucket(n: int) -> int:
 class Padding:
     """What a graph's inputs are padded with, and up to where.
 
+    Attributes:
+        ids: numbers of the inputs that have room for more ids than a call brings.
+
     Args:
-        rows: how the placeholders depend on the batch; None where no row may be added.
+        rows: how the placeholders depend on the batch.
         specs: the inputs, whose placeholders come behind `n_state` others.
     """
 
-    def __init__(self, rows: Rows | None, specs: Sequence[TensorSpec], n_state: int) -> None:
+    def __init__(self, rows: Rows, specs: Sequence[TensorSpec], n_state: int) -> None:
         self._rows, self._specs, self._n_state = rows, specs, n_state
         self._fill = [self._filled(n_state + k) for k in range(len(specs))]
-        self._ids = [placeholder - n_state for placeholder in rows.ids] if rows else []
+        self.ids = [placeholder - n_state for placeholder in rows.ids]
         self._sizes = [
             (k, d)
             for k, spec in enumerate(specs)
@@ -41,8 +44,6 @@ class Padding:
     def _filled(self, placeholder: int) -> int | None:
         """What follows the rows of an input (stage.Room); None where it is not padded."""
         rows = self._rows
-        if rows is None:
-            return None
         if placeholder in rows.offsets:
             return rows.offsets[placeholder] - self._n_state
         if placeholder in rows.ids:
@@ -52,7 +53,7 @@ class Padding:
     def batch(self, inputs: stage.Inputs) -> int:
         """The batch size of a call; 1 where rows may not be padded."""
         rows = self._rows
-        if rows is None:
+        if not rows.are_padded:
             return 1
         if rows.rows or rows.offsets:
             return inputs.rows(next(iter(rows.rows or rows.offsets)) - self._n_state)
@@ -60,7 +61,7 @@ class Padding:
 
     def capacity(self, batch: int) -> int:
         """Rows of the padded batch, 0 where there is none."""
-        return bucket(batch) if self._rows else 0
+        return bucket(batch) if self._rows.are_padded else 0
 
     def sizes(self, inputs: Sequence[Tensor]) -> Iterator[int]:
         """Of a call's inputs what may differ and is not padded: each set takes a graph of its own."""
@@ -71,10 +72,10 @@ class Padding:
         rooms = []
         for k, (x, spec, fill) in enumerate(zip(inputs, self._specs, self._fill, strict=True)):
             shape, placeholder = list(x.shape), self._n_state + k
-            if self._rows and placeholder in self._rows.ids:
+            if placeholder in self._rows.ids:
                 wanted = bucket(max(_FEWEST_IDS, shape[0] + shape[0] // 4))
                 shape[0] = max(wanted, before[k]) if before else wanted
-            elif self._rows and fill is not None:
+            elif fill is not None:
                 one_more = placeholder in self._rows.offsets or placeholder in self._rows.last_offsets
                 shape[0] = capacity + one_more
             on_host = spec.device.type == "cpu"
@@ -83,11 +84,11 @@ class Padding:
 
     def has_room(self, inputs: stage.Inputs, capacities: Sequence[int]) -> bool:
         """Whether the ids of a call fit into a graph with these rows of each input; its batch and sizes do."""
-        return all(inputs.rows(k) <= capacities[k] for k in self._ids)
+        return all(inputs.rows(k) <= capacities[k] for k in self.ids)
 
     def rows_of(self, outputs: Sequence[Tensor]) -> Sequence[int]:
         """How many rows of each output a row of the batch has; 0: it is not padded."""
-        return self._rows.outputs if self._rows else [0] * len(outputs)
+        return self._rows.outputs or [0] * len(outputs)
 
     def own_rows(self, outputs: Sequence[Tensor], batch: int) -> Iterator[Tensor]:
         """Views of padded outputs that hold the rows of the batch alone."""

@@ -69,12 +69,12 @@ class Recorder:
         memory: what all graphs together hold.
     """
 
-    def __init__(self, executable: Executable, device: torch.device, rows: Rows | None) -> None:
+    def __init__(self, executable: Executable, device: torch.device, rows: Rows) -> None:
         module, specs = executable.graph, executable.capture.inputs
         assert module is not None
         self.device, self.padding = device, Padding(rows, specs, len(executable.capture.state))
         self.memory = GraphMemory(device)
-        self._module, self._kept = ready(module, rows)
+        self._module, self._kept = ready(module, rows.are_padded)
         held = (getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr"))
         self._constants = [constant for constant in held if isinstance(constant, Tensor)]
         self._clamps = clamps(module)
@@ -93,7 +93,8 @@ class Recorder:
         memory, stream = stage.Stage(rooms, self.device), current_raw_stream(self.device.index)
         memory.fill(inputs, stage.Targets(), stream)
         real_rows = memory.real_rows if self._clamps else None
-        with reports.padded(real_rows, max(1, capacity)):  # no row is real before the replay
+        counts = {memory.tensors[k].data_ptr(): memory.counts[k].data_ptr() for k in self.padding.ids}
+        with reports.padded(real_rows, max(1, capacity), counts):  # no row is real before the replay
             graph, outputs, delivers = self._captured([*state, *memory.tensors], memory)
         targets = stage.Targets(outputs, self.padding.rows_of(outputs)) if delivers else stage.Targets()
         fixed = stage.Fixed(state), stage.Fixed(self._constants)

@@ -15,7 +15,7 @@ from fxopt.facts import facts_of
 from fxopt.shape import row_products as products
 from fxopt.shape.calls import is_pointwise, packet_of
 from fxopt.shape.placements import Rows, Rowwise, Unknown, agreed, times_of
-from fxopt.shape.sizes import expression, shape_of
+from fxopt.shape.sizes import expression, shape_of, static
 from fxopt.shape.view_operators import through
 from fxopt.shape.view_steps import Permute, Unsqueeze
 
@@ -33,9 +33,9 @@ def _pointwise(call: Rowwise) -> Rows:
 
 
 def _first_dims(call: Rowwise) -> Rows:
-    """All that has rows has them in front; row b of a result may be several of its rows, one after the other."""
+    """All that has rows has them in front; a row of a result may be several of its rows, one after the other."""
     found = agreed(place for place in call.placements.values() if isinstance(place, Rows))
-    if found != Rows(0) or not isinstance(call.by_sizes, Rows) or call.by_sizes.dim != 0:
+    if found.dim != 0 or not isinstance(call.by_sizes, Rows) or call.by_sizes.dim != 0:
         raise Unknown
     return call.by_sizes
 
@@ -68,10 +68,20 @@ def _along(call: Rowwise) -> Rows:
 def _without(call: Rowwise) -> Rows:
     """`dim` goes, or becomes 1."""
     source, found = call.only("self")
-    gone = call.dims("dim", call.rank(source))
+    return _left(call, found, call.dims("dim", call.rank(source)))
+
+
+def _squeezed(call: Rowwise) -> Rows:
+    """Of `dim`, or of all dims, those of size 1 go. Rows, of which there may be any number, are none of them."""
+    source, found = call.only("self")
+    shape = shape_of(source)
+    return _left(call, found, [dim for dim in call.dims("dim", len(shape)) if static(shape[dim]) == 1])
+
+
+def _left(call: Rowwise, found: Rows, gone: list[int]) -> Rows:
     if found.dim in gone:
         raise Unknown
-    if len(call.shape) == call.rank(source):
+    if len(call.shape) == call.rank(call.arguments["self"]):  # type: ignore[arg-type]
         return found
     return replace(found, dim=found.dim - sum(dim < found.dim for dim in gone))
 
@@ -93,6 +103,28 @@ def _expand(call: Rowwise) -> Rows:
         return _made(call)
     source, found = call.only("self")
     return replace(found, dim=found.dim + len(call.shape) - call.rank(source))
+
+
+def _repeated(call: Rowwise) -> Rows:
+    """x.repeat(1, 3) of rows, or x.repeat(B, 1) of what all rows share."""
+    if not call.rows(call.arguments["self"]):
+        return _made(call)
+    source, found = call.only("self")
+    repeats: Any = call.arguments["repeats"]
+    more = len(call.shape) - call.rank(source)
+    if repeats[found.dim + more] != 1:
+        raise Unknown
+    return replace(found, dim=found.dim + more)
+
+
+def _repeated_one_by_one(call: Rowwise) -> Rows:
+    """Each index of a dim several times, one after the other."""
+    source, found = call.only("self")
+    dim: Any = call.arguments["dim"]
+    repeats: Any = call.arguments["repeats"]
+    if dim is None or not isinstance(repeats, int):
+        raise Unknown
+    return replace(found, times=found.times * repeats) if dim % call.rank(source) == found.dim else found
 
 
 def _cat(call: Rowwise) -> Rows:
@@ -186,10 +218,13 @@ RULES: dict[Any, Rule] = {
     **_named("softmax _softmax log_softmax _log_softmax cumsum slice narrow sort topk split split_with_sizes chunk "
              "unsafe_split unsafe_chunk", _along),
     **_named("sum mean amax amin max min var std prod logsumexp linalg_vector_norm any all argmax argmin", _without),
-    **_named("select squeeze unbind", _without),
+    **_named("select unbind", _without),
+    **_named("squeeze", _squeezed),
     **_named("unsqueeze permute transpose", _moved),
     **_named("expand", _expand),
     **_named("expand_as", _pointwise),
+    **_named("repeat", _repeated),
+    aten.repeat_interleave.self_int: _repeated_one_by_one,
     **_named("cat stack", _cat),
     **_named("one_hot", _one_hot),
     **_named("index", _indexed),
@@ -209,7 +244,7 @@ RULES: dict[Any, Rule] = {
     **_named("zeros ones full empty new_zeros new_ones new_full zeros_like ones_like full_like", _made),
     **_named("bucketize", _bucketized),
 }  # fmt: skip
-SHAPED = (_reshape, _expand, _made)  # which may read sizes
+SHAPED = (_reshape, _expand, _repeated, _made)  # which may read sizes
 
 # What operators of ours declare (fxopt/facts.py).
 _DECLARED: dict[str, Rule] = {"first": _first_dims, "layers": products.chain, "axes": products.by_axes}
@@ -219,7 +254,9 @@ def rule_of(node: Node) -> Rule | None:
     """None where nothing is known of an operator."""
     found = None
     if isinstance(node.target, OpOverload):
-        found = RULES.get(packet_of(node)) or (_pointwise if is_pointwise(node.target) else None)
+        found = (
+            RULES.get(packet_of(node)) or RULES.get(node.target) or (_pointwise if is_pointwise(node.target) else None)
+        )
     return found or rule_of_ours(node)
 
 

@@ -30,6 +30,7 @@ KERNELS = {
     "columns_kernel": "test_columns_gpu.py::test_kernel_equals_reference",
     "block_columns_kernel": "test_columns_gpu.py::test_bags_of_a_block_equal_the_reference",
     "joins_of_bags_kernel": "test_columns_gpu.py::test_cut_bags_equal_the_reference",
+    "offsets_kernel": "test_offsets_shim.py::test_on_a_gpu",
     "entries_kernel": "test_columns_gpu.py::test_gradients_equal_the_references",
     "sums_kernel": "test_columns_gpu.py::test_gradients_equal_the_references",
     "joins_kernel": "test_columns_gpu.py::test_gradients_equal_the_references",

@@ -14,6 +14,7 @@ from bench.models import E, ManyColumns, make_inputs
 from fxopt.kernels.columns.errors import BadId, check
 from fxopt.runtime import dispatcher_of
 from tests.cuda.compare import Two
+from tests.keyed_bags import KeyedBags, keyed_inputs
 
 pytestmark = pytest.mark.gpu
 
@@ -215,6 +216,29 @@ class Weighted(nn.Module):
         rows = self.table(ids)
         self.weights, self.asked = self.score(rows).softmax(1), ids
         return (self.weights * rows).sum(1)
+
+
+def test_ids_by_lengths_of_several_features():
+    """One graph for any number of ids, and wrong lengths are an error of the next call, as bad ids are."""
+    model = KeyedBags().cuda().eval()
+    with torch.no_grad():
+        optimized = fxopt.optimize(model, to_gpu(keyed_inputs(32)), fxopt.Config(cuda_graphs=True))
+        for most in (6, 6, 6, 5, 0, 6, 1):
+            inputs = to_gpu(keyed_inputs(32, most=most))
+            close(optimized(*inputs), model(*inputs))
+        assert len(replays(optimized)._graphs) == 1
+        assert "whatever the number of ids" in replays(optimized)._findings.graphs
+        for _ in range(2):
+            inputs = to_gpu(keyed_inputs(32, most=30))
+            close(optimized(*inputs), model(*inputs))
+        for batch in (7, 7, 7, 1, 1, 0):
+            inputs = to_gpu(keyed_inputs(batch))
+            close(optimized(*inputs), model(*inputs))
+        dense, ids, lengths = to_gpu(keyed_inputs(32))
+        assert optimized(dense, ids[:-1], lengths).shape == (32, 1)
+        with pytest.raises(RuntimeError, match=f"lengths of {len(ids)} ids in all, found {len(ids) - 1}"):
+            check()
+        close(optimized(dense, ids, lengths), model(dense, ids, lengths))
 
 
 def test_attributes_are_stored_behind_replays():

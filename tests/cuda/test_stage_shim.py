@@ -40,6 +40,7 @@ def staged(library, tensors, rooms, outputs=(), targets=None):
     """The static tensors after one call, as op.Stage makes them on a device; `outputs` go to `targets`."""
     targets = targets or Targets()
     table = torch.full((2 * (1 + len(outputs)) * 8 + 2 * GUARD,), POISON, dtype=torch.uint8)
+    counts = torch.full((len(rooms) * 8 + 2 * GUARD,), POISON, dtype=torch.uint8)
     offsets, size = _places(rooms)
     memory = torch.full((size + 2 * GUARD,), POISON, dtype=torch.uint8)
     base = memory.data_ptr() + GUARD
@@ -54,7 +55,7 @@ def staged(library, tensors, rooms, outputs=(), targets=None):
     address = ctypes.addressof
     stage = _Stage(
         address(slots), address(parts), len(items), len(rooms), address(packed), pinned.data_ptr(), base, packed_bytes,
-        len(there), len(outputs), table.data_ptr() + GUARD,
+        len(there), len(outputs), table.data_ptr() + GUARD, counts.data_ptr() + GUARD,
     )  # fmt: skip
     words = torch.zeros(2 * len(rooms), dtype=torch.int64)
     assert pointers().describe(tensors, words.data_ptr()) == -1
@@ -72,7 +73,9 @@ def staged(library, tensors, rooms, outputs=(), targets=None):
     inside = memory[GUARD:-GUARD]
     given = torch.frombuffer((ctypes.c_int64 * (2 + 2 * len(outputs))).from_address(targets.at), dtype=torch.int64)
     assert torch.equal(table[GUARD:-GUARD].view(torch.int64), given)
-    assert (table[:GUARD] == POISON).all() and (table[-GUARD:] == POISON).all()
+    assert counts[GUARD:-GUARD].view(torch.int64).tolist() == [len(t) if t.dim() else 1 for t in tensors]
+    for written in (table, counts):
+        assert (written[:GUARD] == POISON).all() and (written[-GUARD:] == POISON).all()
     if outputs:
         deliver(library, stage, outputs)
     used = torch.zeros_like(inside, dtype=torch.bool)

@@ -9,16 +9,21 @@ from torch import nn
 from bench.models import E, ManyColumns, make_inputs
 from fxopt import Config, optimize
 from fxopt.kernels.columns.encode import plan_of
-from fxopt.patterns.row_wise import NotRowWise, Rows, row_wise
+from fxopt.patterns.row_wise import NotRowWise, Rows, loose_ids, row_wise
+from tests.keyed_bags import KeyedBags, keyed_inputs
 
 
-def rows_of(model, *inputs, rewrites: int | None = 0) -> Rows:
+def asked(question, model, *inputs, rewrites: int | None = 0):
     """Of the graph after so many rewrites: by default what the model wrote, normalized."""
     with torch.no_grad():
         config = Config(verify="off", tune="off", max_rewrites=rewrites)
         (entry,) = optimize(model.eval(), inputs, config)._fxopt.entries
     module = entry.executable.graph
-    return row_wise(module.graph, lambda call: plan_of(getattr(module, str(call.args[2].target))))
+    return question(module.graph, lambda call: plan_of(getattr(module, str(call.args[2].target))))
+
+
+def rows_of(model, *inputs, rewrites: int | None = 0) -> Rows:
+    return asked(row_wise, model, *inputs, rewrites=rewrites)
 
 
 class Through(nn.Module):
@@ -96,3 +101,12 @@ class Steps(nn.Module):
 def test_a_result_with_as_many_rows_as_a_size_says_is_not_cut():
     with pytest.raises(NotRowWise):
         rows_of(Steps(), torch.randint(0, 9, (5, 3)))
+
+
+def test_ids_of_bags_are_loose_where_rows_are_not():
+    """By lengths of several features: as many ids as there are, while a batch keeps its size."""
+    model, keyed = KeyedBags(), keyed_inputs(9)
+    with pytest.raises(NotRowWise, match="offsets of several features"):
+        rows_of(model, *keyed, rewrites=None)
+    assert len(asked(loose_ids, model, *keyed, rewrites=None)) == 1
+    assert not asked(loose_ids, KeyedBags(mean=True), *keyed, rewrites=None), "their mean is read too"

@@ -17,7 +17,6 @@ from fxopt import Config, optimize
 from fxopt.findings import Place
 from fxopt.kernels.columns.encode import plan_of
 from fxopt.patterns.core import calls_of_ours
-from fxopt.patterns.row_wise import Rows
 from fxopt.runtime.capturable import NoGraph, clamps, draws, is_on_cuda, ready, suited
 
 
@@ -52,9 +51,9 @@ def test_ids_are_counted_where_they_are_clamped(bad_ids: str) -> None:
 
 def test_the_last_bag_of_a_padded_batch_ends_with_the_ids_there_are() -> None:
     module = graph("raise")
-    for rows in (None, Rows()):
-        twin, _ = ready(module, rows)
-        assert last_included(module, twin) is (rows is not None)
+    for padded_rows in (False, True):
+        twin, _ = ready(module, padded_rows)
+        assert last_included(module, twin) is padded_rows
         assert not last_included(module, module), "the graph itself is not padded"
 
 

@@ -40,6 +40,7 @@ class Stage:
     def __init__(self, rooms, device) -> None:
         self.streams, self.real_rows = [], torch.zeros(1, dtype=torch.int64)
         self.tensors = [torch.zeros(room.shape, dtype=room.dtype) for room in rooms]
+        self.counts = torch.zeros(len(rooms), dtype=torch.int64)
 
     def used_on(self, stream) -> None:
         self.streams.append(stream)

@@ -68,17 +68,28 @@ def test_outputs_have_the_rows_of_the_batch(padding):
 
 
 def test_offsets_that_end_with_the_last_have_one_entry_more_than_the_batch():
-    padding = Padding(Rows(last_offsets={2}, ids={3}), [spec("s0"), spec("s1")], len(STATE))
+    padding = Padding(Rows(last_offsets={2}, ids={3}, outputs=[1]), [spec("s0"), spec("s1")], len(STATE))
     inputs = [torch.zeros(6, dtype=torch.int64), torch.zeros(9, dtype=torch.int64)]
     assert padding.batch(read(inputs)) == 5
     assert [room.shape for room in padding.rooms(inputs, 6, None)] == [(7,), (16,)]
 
 
 def test_without_rows_nothing_is_padded():
-    padding = Padding(None, [spec("s0", 5), spec("s1")], len(STATE))
+    padding = Padding(Rows(), [spec("s0", 5), spec("s1")], len(STATE))
     inputs = [torch.zeros(5, 5), torch.zeros(9)]
     assert padding.batch(read(inputs)) == 1 and padding.capacity(1) == 0
     assert list(padding.sizes(inputs)) == [5, 9]
     assert [room.shape for room in padding.rooms(inputs, 0, None)] == [(5, 5), (9,)]
     assert padding.has_room(read(inputs), [1, 1])
     assert [x.shape[0] for x in padding.own_rows(inputs, 1)] == [5, 9]
+
+
+def test_ids_have_room_also_where_rows_are_not_padded():
+    """Lengths of [F * B], dense [B, 5], and ids."""
+    padding = Padding(Rows(ids={4}), [spec("s0"), spec("s1", 5), spec("s2")], len(STATE))
+    inputs = [torch.zeros(6), torch.zeros(3, 5), torch.zeros(40)]
+    assert padding.batch(read(inputs)) == 1 and padding.capacity(1) == 0
+    assert list(padding.sizes(inputs)) == [6, 3]
+    assert [room.shape for room in padding.rooms(inputs, 0, None)] == [(6,), (3, 5), (64,)]
+    assert padding.has_room(read(inputs), [6, 3, 40]) and not padding.has_room(read(inputs), [6, 3, 39])
+    assert [x.shape[0] for x in padding.own_rows(inputs, 1)] == [6, 3, 40]

@@ -49,6 +49,12 @@ KEEP: dict[str, Callable[..., Tensor]] = {
     "einsum": lambda x, i: torch.einsum("nbi,nbj,ik->bnjk", x.transpose(0, 1), x.transpose(0, 1), W),
     "padded": lambda x, i: F.pad(x, (0, 1)),
     "cumulative": lambda x, i: x.cumsum(1),
+    "no dims of size 1": lambda x, i: x.unsqueeze(1).squeeze(),
+    "rows several times each": lambda x, i: x.repeat_interleave(2, 0).reshape(-1, 2, 4, 3).sum(1),
+    "elements several times each": lambda x, i: x.repeat_interleave(2, 1),
+    "repeated beside rows": lambda x, i: x.repeat(1, 2, 1),
+    "repeated for rows": lambda x, i: x[:, :, 0] + torch.arange(4).repeat(x.shape[0], 1),
+    "the largest of several lists a row": lambda x, i: x.reshape(-1, 1, 3).topk(1, 1).values.reshape(-1, 4, 3),
 }
 MIX: dict[str, Callable[..., Tensor]] = {
     "a mean of the batch": lambda x, i: x - x.mean(0),
@@ -69,6 +75,7 @@ MIX: dict[str, Callable[..., Tensor]] = {
     "all pairs of rows, as letters": lambda x, i: torch.einsum("aij,bij->ab", x, x),
     "the diagonal of rows": lambda x, i: torch.einsum("bib->bi", torch.einsum("aij,bij->aib", x, x)),
     "spread": lambda x, i: x[:, :, 0].unsqueeze(0) - x[:, :, 0].unsqueeze(1),
+    "rows behind rows": lambda x, i: x.repeat(2, 1, 1).reshape(-1, 2, 4, 3).sum(1),
 }
 
 

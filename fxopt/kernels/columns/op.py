@@ -17,6 +17,7 @@ from ..cache import BuildError
 from ..operators import Operator, Operators, cpu_library
 from . import autograd, cuda, grouped, jagged, reference
 from .cuda import backward as cuda_backward
+from .cuda import offsets as cuda_offsets
 from .encode import clamps, decides, ending_with_last, plan_of
 from .plan import Plan
 
@@ -54,6 +55,11 @@ def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -
 def offsets_call_of(exact: bool) -> Callable[[Tensor, Sequence[Tensor], bool], Tensor]:
     """:func:`.jagged.offsets`, past the dispatcher where it can be."""
     return jagged.call_of(OPERATORS.past_dispatcher("jagged_offsets"), exact)
+
+
+def _offsets_on_cuda(lengths: Tensor, ids: list[Tensor], exact: bool) -> Tensor:
+    served = cuda_offsets.serves(lengths, ids) and load_cuda(lengths.get_device())
+    return (cuda_offsets if served else jagged).offsets(lengths, ids, exact)
 
 
 def load() -> None:
@@ -120,7 +126,7 @@ OPERATORS = Operators(
             *_FORWARD,
             facts=Facts(looks_up=True, clamps=clamps, decides=decides, padded=ending_with_last),
         ),
-        Operator(jagged.SCHEMA, jagged.offsets, jagged.fake),
+        Operator(jagged.SCHEMA, jagged.offsets, jagged.fake, others={"CUDA": _offsets_on_cuda}),
         Operator(f"columns_in_pytorch({_INPUTS}) -> Tensor[]", *_FORWARD),
         Operator(
             f"columns_backward(Tensor[] grads, {_INPUTS}) -> Tensor[]",

@@ -77,6 +77,7 @@ class _Stage(ctypes.Structure):
         ("n_packed", ctypes.c_int32),
         ("n_outputs", ctypes.c_int32),
         ("targets", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
     ]
 
 
@@ -144,6 +145,7 @@ class Stage:
     Attributes:
         tensors: the padded inputs, all on the device.
         real_rows: [1], int64, how many rows of the batch are real.
+        counts: int64, for each input how many of its rows are.
     """
 
     def __init__(self, rooms: Sequence[Room], device: torch.device) -> None:
@@ -170,6 +172,7 @@ class Stage:
         self._keep: list[object] = [*on_device, *pinned]
         targets = torch.zeros(2 * (1 + _MOST_OUTPUTS), dtype=torch.int64, device=device)
         self.real_rows = targets[:1]  # keeps all of them
+        self.counts = torch.zeros(max(1, len(rooms)), dtype=torch.int64, device=device)
         self._stages = []
         for pinned_at in [memory.data_ptr() for memory in pinned] or [0]:
             table = _slots(rooms, there, offsets, pinned_at)
@@ -179,6 +182,7 @@ class Stage:
                 _Stage(
                     on_device[0].data_ptr(), on_device[1].data_ptr(), len(items), len(rooms), ctypes.addressof(held),
                     pinned_at, self._memory.data_ptr(), packed_bytes, len(there), 0, targets.data_ptr(),
+                    self.counts.data_ptr(),
                 )
             )  # fmt: skip
         self._copied = [torch.cuda.Event() for _ in pinned]
@@ -191,6 +195,7 @@ class Stage:
         """The memory is not given to others before what this stream was told until then is done."""
         self._memory.record_stream(stream)
         self.real_rows.record_stream(stream)
+        self.counts.record_stream(stream)
 
     def fill(self, inputs: Inputs, targets: Targets, stream: int) -> None:
         """Queues the copies of what `inputs` describes on the current stream, given by its number."""

@@ -45,6 +45,7 @@ struct Stage {
   int64_t packed_bytes;
   int32_t n_packed, n_outputs;
   Target* targets;  // of 1 + kMostOutputs, on the device
+  int64_t* counts;  // of each input, on the device: its rows in this call
 };
 
 }  // namespace fxopt::stage

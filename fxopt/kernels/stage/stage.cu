@@ -23,6 +23,8 @@ struct Launch {
   const Item* items;
   int32_t n_items, n_targets;
   Target* targets;
+  int64_t* counts;
+  int32_t n_inputs, unused;
   int64_t words[N];  // of the inputs, from the front, and of the targets, up to the end
 };
 static_assert(sizeof(Launch<kWords>) <= 32764);
@@ -48,7 +50,9 @@ __global__ void __launch_bounds__(kThreads) stage_kernel(const __grid_constant__
   if (number >= launch.n_items) {
     const int64_t* words = launch.words + N - 2 * launch.n_targets;
     auto* to = reinterpret_cast<int64_t*>(launch.targets);
-    if (number == launch.n_items) for (int k = int(threadIdx.x & 31); k < 2 * launch.n_targets; k += 32) to[k] = words[k];
+    if (number > launch.n_items) return;
+    for (int k = int(threadIdx.x & 31); k < 2 * launch.n_targets; k += 32) to[k] = words[k];
+    for (int k = int(threadIdx.x & 31); k < launch.n_inputs; k += 32) launch.counts[k] = shape_of(launch.words[2 * k + 1]).rows;
     return;
   }
   const Item item = launch.items[number];
@@ -107,6 +111,8 @@ static void launch(const Stage& stage, const int64_t* words, const Target* targe
   parameters.n_items = stage.n_items;
   parameters.n_targets = n_targets;
   parameters.targets = stage.targets;
+  parameters.counts = stage.counts;
+  parameters.n_inputs = stage.n_inputs;
   memcpy(parameters.words, words, size_t(stage.n_inputs) * 16);
   memcpy(parameters.words + N - 2 * n_targets, targets, size_t(n_targets) * 16);
   cudaLaunchConfig_t config{};

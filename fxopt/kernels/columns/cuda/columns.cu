@@ -2,6 +2,7 @@
 #include "backward.h"
 #include "backward.cuh"
 #include "host.h"
+#include "offsets.cuh"
 #include "pool.cuh"
 #include "short_bags.cuh"
 #include "tiles.cuh"
@@ -150,6 +151,17 @@ FXOPT_EXPORT bool fxopt_cuda_sums(const fxopt::cuda::Sums* sums, void* stream, c
     config.stream = static_cast<cudaStream_t>(stream);
     check(cudaLaunchKernelEx(&config, sums_kernel, *sums), "launch");
     check(cudaLaunchKernelEx(&config, joins_kernel, *sums), "launch");
+    return true;
+  } catch (const std::exception& error) {
+    snprintf(text, 256, "%s", error.what());
+    return false;
+  }
+}
+
+// Bags from their lengths. False: `text` (256 bytes) says what is wrong.
+FXOPT_EXPORT bool fxopt_cuda_offsets(const fxopt::cuda::Lengths* lengths, void* stream, int device, char* text) {
+  try {
+    fxopt::cuda::offsets(*lengths, static_cast<cudaStream_t>(stream), fxopt::cuda::device_of(device));
     return true;
   } catch (const std::exception& error) {
     snprintf(text, 256, "%s", error.what());

@@ -150,6 +150,10 @@ inline std::string describe(const Failure& f) {
   if (f.kind == kBadId)
     snprintf(text, sizeof text, "fxopt-bad-id column=%d row=%lld lane=%lld value=%lld rows=%lld plan=%lld", f.column, (long long)f.row,
              (long long)f.lane, (long long)f.value, (long long)f.rows, (long long)f.plan);
+  else if (f.kind == kBadLength)
+    snprintf(text, sizeof text, "fxopt-late fxopt.jagged_offsets: expected lengths of at least 0, found %lld at %lld", (long long)f.value, (long long)f.row);
+  else if (f.kind == kBadTotal)
+    snprintf(text, sizeof text, "fxopt-late fxopt.jagged_offsets: lengths of %lld ids in all, found %lld", (long long)f.value, (long long)f.rows);
   else
     snprintf(text, sizeof text, "fxopt-late column %d: offsets of bag %lld are [%lld, %lld), expected them to start at 0, to grow and to stay within the ids",
              f.column, (long long)f.row, (long long)f.value, (long long)f.rows);

@@ -101,7 +101,7 @@ struct Span {
 };
 
 enum Mode : int32_t { kRaise, kClamp, kUnchecked };
-enum FailureKind : int32_t { kNoFailure, kBadId, kBadOffsets };
+enum FailureKind : int32_t { kNoFailure, kBadId, kBadOffsets, kBadLength, kBadTotal };
 
 struct Failure {
   int32_t kind, column;
