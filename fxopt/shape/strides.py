@@ -55,11 +55,12 @@ MAY_COPY = {
 }  # fmt: skip
 _UNTAGGED = {  # pointwise, although their tags do not say so
     aten.__and__.Tensor, aten.__or__.Tensor, aten.__xor__.Tensor, aten.rsub.Tensor, aten.prelu.default,
-    aten.where.ScalarSelf, aten.where.ScalarOther, aten.masked_fill.Tensor,
+    aten.where.ScalarSelf, aten.where.ScalarOther, aten.masked_fill.Tensor, aten.hardswish.default,
+    aten.log_sigmoid.default,
 }  # fmt: skip
 _REDUCTIONS = {
     aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.amax.default, aten.amin.default,
-    aten.linalg_vector_norm.default,
+    aten.linalg_vector_norm.default, aten.var.dim, aten.var.correction, aten.std.dim, aten.std.correction,
 }  # fmt: skip
 # These fail, warn or read other memory where the strides of their argument are not what they were.
 _STRICT = {

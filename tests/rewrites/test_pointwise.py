@@ -132,8 +132,23 @@ def of_expanded(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
     return x * vector.exp() + vector.square()
 
 
+def bent(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    y = F.elu(x, 0.7) + F.celu(x, 1.3) * F.selu(x) - F.mish(x) + F.softplus(x, 2.0) * F.logsigmoid(x)
+    return y + F.gelu(x, approximate="tanh") * x**4
+
+
+def clipped(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    y = F.hardtanh(x, -0.5, 0.3) + F.relu6(x * 4) + F.hardsigmoid(x * 3)
+    return y * F.hardswish(x * 3) + F.threshold(x, 0.1, -2.0) + (x / (lengths > 1)[:, None].float()).nan_to_num(0.5)
+
+
+def standardized(m: Model, x: Tensor, e: Tensor, lengths: Tensor) -> Tensor:
+    y = m.vector * (e - e.mean(-1, keepdim=True)) / (e.std(-1, keepdim=True) + 1e-6) + m.one
+    return y * e.var(-1, unbiased=False)[:, :, None] - e.var(2, correction=2, keepdim=True)
+
+
 FUSED = [dice, masked, attention, second_order, second_order_kept, residual_norm, cross, excited, logit, extrema]
-FUSED += [steep, transposed, of_lengths, stepped, cosines, length_of_rows, of_expanded]
+FUSED += [steep, transposed, of_lengths, stepped, cosines, length_of_rows, of_expanded, bent, clipped, standardized]
 
 
 @pytest.mark.parametrize("function", FUSED)
@@ -297,6 +312,23 @@ def test_a_norm_of_zeros_has_no_gradient() -> None:
     expected, found = (torch.autograd.grad(net(*given).square().sum(), given[:2]) for net in (model, fast))
     assert not found[0].isnan().any()
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("function", [bent, clipped, standardized])
+def test_gradients_of_activations_are_eagers_also_where_their_pieces_meet(function: Callable[..., Tensor]) -> None:
+    model = Model(function)
+    fast = optimize(model, inputs(B), Config(tune="off", disable=ONLY))
+    x, e, lengths = inputs(9)
+    with torch.no_grad():
+        ends = torch.tensor([0.0, -0.5, 0.3, 1.5, 1.0, -1.0, 0.1, 30.0, -40.0])
+        x.copy_(torch.cat([ends[:, None], torch.zeros(9, D - 1)], 1))  # its sums along the columns are these
+        e[:3] = 0
+    given = [x.requires_grad_(), e.requires_grad_(), lengths]
+    expected, found = (torch.autograd.grad(net(*given).sum(), [x, e], allow_unused=True) for net in (model, fast))
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 class Mixture(nn.Module):

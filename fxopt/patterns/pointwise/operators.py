@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from fxopt.patterns.pointwise.activations import ACTIVATIONS, numbers_fit
 from fxopt.patterns.pointwise.products import BATCHED, is_batched
 from fxopt.patterns.pointwise.reductions import (
+    VARIANCES,
     batch_norm,
     channels,
     dot,
@@ -22,6 +24,8 @@ from fxopt.patterns.pointwise.reductions import (
     reduction,
     same,
     softmax,
+    variance,
+    varying_dims,
 )
 from fxopt.patterns.pointwise.rule import Call, Rule, argument, broadcast, tensors
 
@@ -81,11 +85,7 @@ def _numbers_fit(node: Node) -> bool:
             return False
     if node.target is aten.pow.Tensor_Scalar:
         return argument(node, 1) in _EXPONENTS
-    if node.target is aten.gelu.default:
-        return argument(node, 1, "none") == "none"
-    if node.target is aten.softplus.default:
-        return argument(node, 1, 1) == 1 and argument(node, 2, 20) == 20
-    return True
+    return node.target not in ACTIVATIONS or numbers_fit(node)
 
 
 def _elementwise(op: str, count: int = 2) -> Rule:
@@ -108,9 +108,9 @@ def _with_alpha(op: str, flipped: bool = False) -> Rule:
 
 def _power(call: Call) -> int:
     x, exponent = call.values[0], float(argument(call.node, 1))
-    if exponent in (2.0, 3.0):
+    if exponent in (2.0, 3.0, 4.0):
         square = call.do("square", x)
-        return square if exponent == 2 else call.do("mul", square, x)
+        return square if exponent == 2 else call.do("mul", square, x if exponent == 3 else square)
     return call.do({0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal", 1.0: "copy"}[exponent], x)
 
 
@@ -161,7 +161,7 @@ def _addcmul(op: str) -> Rule:
 
 _UNARY = (
     "neg", "abs", "exp", "log", "log1p", "tanh", "sigmoid", "silu", "erf", "relu", "sqrt", "rsqrt", "reciprocal",
-    "square", "gelu", "isnan", "softplus",
+    "square", "isnan",
 )  # fmt: skip
 _BINARY = ("mul", "div")
 _COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -183,9 +183,10 @@ _ROUNDED_ALIKE = {
     aten.clamp_min.default, aten.clamp_max.default, aten.where.ScalarSelf, aten.where.ScalarOther,
     aten.masked_fill.Scalar, aten.masked_fill.Tensor,
 }  # fmt: skip
-_EXPONENTS = (2.0, 3.0, 0.5, -0.5, -1.0, 1.0)
+_EXPONENTS = (2.0, 3.0, 4.0, 0.5, -0.5, -1.0, 1.0)
 
 RULES: dict[Any, Rule] = {
+    **ACTIVATIONS,
     **{getattr(aten, name).default: _elementwise(name, 1) for name in _UNARY},
     aten.logical_not.default: Rule(broadcast, lambda call: call.do("eq", call.values[0], 0.0)),
     aten.add.Tensor: _with_alpha("add"),
@@ -225,6 +226,7 @@ RULES: dict[Any, Rule] = {
     aten.amax.default: reduction("amax"),
     aten.amin.default: reduction("amin"),
     aten.linalg_vector_norm.default: Rule(norm_dims, norm, reduced_dims),
+    **{overload: Rule(varying_dims, variance, reduced_dims) for overload in VARIANCES},
     aten.softmax.int: Rule(same, softmax, reduced_dims),
     aten._softmax.default: Rule(same, softmax, reduced_dims),
     aten.log_softmax.int: Rule(same, log_softmax, reduced_dims),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.fx import Node
 
@@ -10,6 +12,8 @@ from fxopt.patterns.pointwise.rule import Call, Rule, argument, tensors
 from fxopt.shape.sizes import shape_of, static
 
 aten = torch.ops.aten
+ROOTS = {aten.std.dim, aten.std.correction}
+VARIANCES = ROOTS | {aten.var.dim, aten.var.correction}
 
 
 def reduced_dims(node: Node) -> list[int]:
@@ -22,14 +26,19 @@ def reduced_dims(node: Node) -> list[int]:
 
 def _reduced(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:
     over = reduced_dims(node)
-    if node.target is not aten.sum.default and argument(node, _position(node) + 1, False):
+    if node.target is not aten.sum.default and argument(node, _keeps(node), False):
         return tuple(None if dim in over else axis for dim, axis in enumerate(dims[0]))
     return tuple(axis for dim, axis in enumerate(dims[0]) if dim not in over)
 
 
 def _position(node: Node) -> int:
-    """Where its dims stand among the arguments, in front of whether it keeps them."""
+    """Where its dims stand among the arguments."""
     return 2 if node.target is aten.linalg_vector_norm.default else 1
+
+
+def _keeps(node: Node) -> int:
+    """Where it stands whether it keeps them."""
+    return _position(node) + (2 if node.target in VARIANCES else 1)
 
 
 def _over(call: Call) -> list[int]:
@@ -55,9 +64,39 @@ def norm_dims(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:
 def norm(call: Call) -> int:
     """The root of a sum of squares. Of zeros it has no gradient, where that of a root would be NaN."""
     squares, over = call.do("square", call.values[0]), _over(call)
-    total = call.program.reduce("sum", squares, over) if over else squares
+    return _root(call, call.program.reduce("sum", squares, over) if over else squares)
+
+
+def _root(call: Call, total: int) -> int:
     empty = call.do("eq", total, 0.0)
     return call.do("where", empty, 0.0, call.do("sqrt", call.do("where", empty, 1.0, total)))
+
+
+def varying_dims(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:
+    """Of a variance or its root: over a known number of more elements than are taken off."""
+    if _degrees(node) is None:
+        raise Mismatch
+    return _reduced(node, axes, dims)
+
+
+def _degrees(node: Node) -> float | None:
+    """What the sum of squares is divided by."""
+    shape = shape_of(tensors(node)[0])
+    sizes = [static(shape[dim]) for dim in reduced_dims(node)]
+    off = argument(node, 2)
+    left = math.prod(size for size in sizes if size) - (1.0 if off is None else float(off))
+    return left if all(sizes) and left > 0 else None
+
+
+def variance(call: Call) -> int:
+    """Around the mean. The root has no gradient where it is 0, as in torch."""
+    over, divisor = _over(call), _degrees(call.node)
+    if not over or divisor is None:
+        raise Mismatch
+    centered = call.do("sub", call.values[0], call.program.reduce("mean", call.values[0], over))
+    total = call.program.reduce("sum", call.do("square", centered), over)
+    found = call.do("div", total, divisor)
+    return _root(call, found) if call.node.target in ROOTS else found
 
 
 def same(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:

@@ -1,0 +1,122 @@
+"""Activations in the steps that there are, each as torch computes it, with its gradients where the pieces meet."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fxopt.kernels.pointwise.plan import Operand
+from fxopt.patterns.pointwise.rule import Call, Rule, argument, broadcast
+
+aten = torch.ops.aten
+_LARGEST = torch.finfo(torch.float32).max
+_KAPPA = 0.044715  # GELU's cubic term
+
+
+def _elu(call: Call) -> int:
+    """expm1(x) = 2 t / (1 - t) with t = tanh(x / 2) keeps its digits near 0, where exp(x) - 1 has none."""
+    x, (alpha, scale, inner) = call.values[0], _numbers_of_elu(call.node)
+    below = call.do("clamp_max", x, 0.0)  # so that a gradient that is not wanted is a number
+    t = call.do("tanh", call.do("mul", below, inner / 2))
+    negative = call.do("div", call.do("mul", t, 2 * alpha * scale), call.do("sub", 1.0, t))
+    return call.do("where", call.do("gt", x, 0.0), x if scale == 1 else call.do("mul", x, scale), negative)
+
+
+def _numbers_of_elu(node: Node) -> tuple[float, float, float]:
+    if node.target is aten.selu.default:
+        return 1.6732632423543772, 1.0507009873554805, 1.0
+    alpha = float(argument(node, 1, 1))
+    if node.target is aten.celu.default:
+        return alpha, 1.0, 1 / alpha
+    return alpha, float(argument(node, 2, 1)), float(argument(node, 3, 1))
+
+
+def _mish(call: Call) -> int:
+    return call.do("mul", call.values[0], call.do("tanh", call.do("softplus", call.values[0])))
+
+
+def _softplus(call: Call) -> int:
+    beta = float(argument(call.node, 1, 1))
+    if beta == 1:
+        return call.do("softplus", call.values[0])
+    return call.do("div", call.do("softplus", call.do("mul", call.values[0], beta)), beta)
+
+
+def _log_sigmoid(call: Call) -> int:
+    return call.do("neg", call.do("softplus", call.do("neg", call.values[0])))
+
+
+def _between(call: Call, low: float, high: float, ends: tuple[Operand, Operand], inside: int) -> int:
+    """Something else from `low` down and from `high` up: the gradient inside is not there at the ends. NaN stays."""
+    x = call.values[0]
+    upper = call.do("where", call.do("ge", x, high), ends[1], inside)
+    return call.do("where", call.do("le", x, low), ends[0], upper)
+
+
+def _hardtanh(call: Call) -> int:
+    if call.node.target is aten.relu6.default:
+        ends = (0.0, 6.0)
+    else:
+        ends = (float(argument(call.node, 1, -1)), float(argument(call.node, 2, 1)))
+    return _between(call, *ends, ends, call.values[0])
+
+
+def _hardsigmoid(call: Call) -> int:
+    return _between(call, -3.0, 3.0, (0.0, 1.0), call.do("div", call.do("add", call.values[0], 3.0), 6.0))
+
+
+def _hardswish(call: Call) -> int:
+    x = call.values[0]
+    inside = call.do("div", call.do("mul", x, call.do("add", x, 3.0)), 6.0)
+    return _between(call, -3.0, 3.0, (call.do("mul", x, 0.0), x), inside)  # of -inf torch gives NaN, too
+
+
+def _threshold(call: Call) -> int:
+    x, value = call.values[0], float(argument(call.node, 2))
+    return call.do("where", call.do("le", x, float(argument(call.node, 1))), value, x)
+
+
+def _gelu(call: Call) -> int:
+    x = call.values[0]
+    if argument(call.node, 1, "none") == "none":
+        return call.do("gelu", x)
+    cubed = call.do("mul", call.do("mul", call.do("mul", x, x), x), _KAPPA)
+    t = call.do("tanh", call.do("mul", call.do("add", x, cubed), math.sqrt(2 / math.pi)))
+    return call.do("mul", call.do("mul", x, 0.5), call.do("add", t, 1.0))
+
+
+def _nan_to_num(call: Call) -> int:
+    x = call.values[0]
+    finite = call.do("clamp_max", call.do("clamp_min", x, -_LARGEST), _LARGEST)
+    return call.do("where", call.do("isnan", x), float(argument(call.node, 1) or 0.0), finite)
+
+
+ACTIVATIONS: dict[Any, Rule] = {
+    aten.elu.default: Rule(broadcast, _elu),
+    aten.celu.default: Rule(broadcast, _elu),
+    aten.selu.default: Rule(broadcast, _elu),
+    aten.mish.default: Rule(broadcast, _mish),
+    aten.softplus.default: Rule(broadcast, _softplus),
+    aten.log_sigmoid.default: Rule(broadcast, _log_sigmoid),
+    aten.hardtanh.default: Rule(broadcast, _hardtanh),
+    aten.relu6.default: Rule(broadcast, _hardtanh),
+    aten.hardsigmoid.default: Rule(broadcast, _hardsigmoid),
+    aten.hardswish.default: Rule(broadcast, _hardswish),
+    aten.threshold.default: Rule(broadcast, _threshold),
+    aten.gelu.default: Rule(broadcast, _gelu),
+    aten.nan_to_num.default: Rule(broadcast, _nan_to_num),
+}
+
+
+def numbers_fit(node: Node) -> bool:
+    """Whether an activation's numbers are those that its steps are for."""
+    if node.target is aten.softplus.default:
+        return argument(node, 1, 1) > 0 and argument(node, 2, 20) == 20
+    if node.target is aten.nan_to_num.default:
+        return argument(node, 2) is None and argument(node, 3) is None
+    if node.target is aten.hardtanh.default:
+        return argument(node, 1, -1) < argument(node, 2, 1)
+    return True
