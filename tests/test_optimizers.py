@@ -16,6 +16,7 @@ import fxopt
 from fxopt import optimizers
 from fxopt.kernels.columns import row_gradients
 from fxopt.kernels.row_update import op as row_update
+from fxopt.patterns.embedding_columns import columns
 
 R, D = 40, 6
 OPTIONS = {
@@ -330,7 +331,9 @@ def test_what_is_refused(monkeypatch):
     assert table.weight.grad is not None and torch.equal(table.weight[1], before[1] - 0.5)
 
 
-def test_a_second_backward_sees_that_the_tables_changed():
+def test_a_second_backward_sees_that_the_tables_changed(monkeypatch):
+    """Where a gradient reads them, as that of a maximum does."""
+    monkeypatch.setattr(columns, "_without_kernel", lambda column: "")
     model, _ = models()
     fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
     optimizers.SGD(optimizers.split(model)[0], lr=0.1)

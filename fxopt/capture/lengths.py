@@ -17,11 +17,7 @@ def no_lengths(fakes: FakeInputs, tensors: Sequence[Tensor]) -> set[Dim]:
     """Dims that are better static: dim 0 of lengths [F, B], which a model takes for F features with any number of bags,
     or, where there is none, dims >= 1 under anything but plain comparisons.
     """
-    complicated = [
-        expr
-        for expr in conditions(fakes.shape_env)
-        if not (isinstance(expr, Relational) and all(map(_is_plain, expr.args)))
-    ]
+    complicated = [expr for expr in conditions(fakes.shape_env) if not _compares(expr)]
     features = {
         dim
         for expr in complicated
@@ -34,6 +30,17 @@ def no_lengths(fakes: FakeInputs, tensors: Sequence[Tensor]) -> set[Dim]:
 
 def _dims(expr: sympy.Basic, fakes: FakeInputs) -> set[Dim]:
     return {dim for symbol in expr.free_symbols for dim in fakes.sources.get(str(symbol), ())}
+
+
+def _compares(expr: sympy.Basic) -> bool:
+    """A plain comparison; in one that says less than how many there are, a side may be a product, as of what a view
+    merges: B * (L - 1) > 0."""
+    if not isinstance(expr, Relational):
+        return False
+    sides = (
+        expr.args if isinstance(expr, sympy.Eq) else [part for side in expr.args for part in sympy.Mul.make_args(side)]
+    )
+    return all(map(_is_plain, sides))
 
 
 def _is_plain(side: sympy.Expr) -> bool:

@@ -24,6 +24,7 @@ def patch(shape_env: TraceShapeEnv, regions: Regions, spaces: Iterable[dict[str,
             patches.contiguous_unasked(),
             patches.overlap_unasked(),
             patches.no_autograd_functions(_loses_backward, regions.reentrant),
+            patches.scripted_as_written(_traced_before),
             patches.checkpoints(regions.region),
             patches.no_seeds(_sets_seed),
             patches.no_saving_hooks(_saves_otherwise),
@@ -40,6 +41,10 @@ def refuse_to_print(*args: Any, **kwargs: Any) -> None:
 
 def _loses_backward(name: str) -> CaptureError:
     return CaptureError(f"{name}.apply: a graph of the forward does not keep its backward")
+
+
+def _traced_before(name: str) -> CaptureError:
+    return CaptureError(f"calls {name}, a function of torch.jit.trace, whose operators no graph of the forward sees")
 
 
 def _sets_seed() -> CaptureError:

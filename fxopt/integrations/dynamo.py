@@ -24,6 +24,7 @@ from fxopt.runtime.flatten import rebuilder, same_value
 from fxopt.runtime.signature import Signature, State
 from fxopt.torch_internals.dynamo import is_state
 from fxopt.torch_internals.modes import is_traced
+from fxopt.torch_internals.seeds import draws_put_back
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Any:
@@ -171,7 +172,8 @@ class _Compiled:
             self.attempts += 1
             module = GraphWithState(self.gm, self.arguments, args)
             try:
-                executable = compile(self.config, module, tuple(args[i] for i in self.arguments.tensors), {})
+                with draws_put_back():  # those of trials
+                    executable = compile(self.config, module, tuple(args[i] for i in self.arguments.tensors), {})
             except Exception:  # not captured, or the inputs are bad: the graph runs as it is
                 return None
             self.entries = (_Entry(module, executable, args), *self.entries)

@@ -52,7 +52,8 @@ def find(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
         groups = group(graph, find_collectors(graph, columns), aliases)
     for members in groups:
         placed = [column for member in members for column in member.columns]
-        if len(placed) == 1 and placed[0].is_plain and len(members[0].pieces) == 1 and not _on_cuda(placed[0]):
+        alone = len(members[0].pieces) == 1 or not inference  # a backward of ours takes longer than that of a lookup
+        if len(placed) == 1 and placed[0].is_plain and alone and not _on_cuda(placed[0]):
             yield Reject("a single plain lookup is one operator already", members[0].anchor)
             continue
         reads = [read for member in members for read in member.reads]

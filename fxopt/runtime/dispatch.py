@@ -31,6 +31,7 @@ from fxopt.shape.conditions import OtherSizes
 from fxopt.torch_internals.autograd import StopRecomputation, saving_as_usual
 from fxopt.torch_internals.hooks import HOOKS
 from fxopt.torch_internals.modes import is_transformed
+from fxopt.torch_internals.seeds import draws_put_back
 
 if TYPE_CHECKING:
     from fxopt.runtime.sharded.calls import ShardedCalls
@@ -258,7 +259,7 @@ class Dispatcher:
         try:
             from fxopt.capture.generators import undrawn  # the first capture pays for this import
 
-            with undrawn(self.original), torch.random.fork_rng(devices=_cuda_devices()), saving_as_usual():
+            with undrawn(self.original), draws_put_back(), saving_as_usual():
                 executable = self.compile(bare, args, kwargs)
             stored = stored_by(executable.capture, bare, self.original)
             entry = entry_of(self.original, executable, stored, now, before.watch)
@@ -335,10 +336,6 @@ def _serving(entries: Iterable[Entry], args: tuple, kwargs: dict, now: tuple) ->
         if tensors is not None:
             return entry, tensors
     return None
-
-
-def _cuda_devices() -> list[int]:
-    return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
 
 
 def without_hooks(model: nn.Module) -> nn.Module:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 _MODULE = "torch.distributed.optim.apply_optimizer_in_backward"
 
@@ -41,9 +40,3 @@ def _accumulates(node: torch.autograd.graph.Node) -> bool:
         return torch._C._will_engine_execute_node(node)  # type: ignore[attr-defined]
     except RuntimeError:  # a leaf that torch.autograd.grad is asked for
         return False
-
-
-def is_watched(optimizer: Optimizer) -> bool:
-    """Whether hooks of the user's run around its step()."""
-    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # type: ignore[attr-defined]
-    return any((*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))

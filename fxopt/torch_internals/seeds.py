@@ -1,8 +1,15 @@
-"""Seeds of the generators that have started."""
+"""Torch's generators that have started: their seeds, and what is drawn from them."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
+
+
+def draws_put_back() -> AbstractContextManager:
+    """What is drawn in here, on the CPU and on the current CUDA device, is drawn again behind it."""
+    return torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_initialized() else [])
 
 
 def seed_started(seed: int) -> None:

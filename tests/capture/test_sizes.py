@@ -470,6 +470,35 @@ def test_one_capture_for_every_length(how):
                 torch.testing.assert_close(fast(ids), expected)
 
 
+class NextIds(nn.Module):
+    """The loss of a language model, whose first dims are merged in one way or another."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.items, self.how = nn.Embedding(50, 8), how
+
+    def forward(self, ids):
+        scores, targets = self.items(ids[:, :-1]) @ self.items.weight.t(), ids[:, 1:]
+        if self.how == "classes in dim 1":
+            return F.cross_entropy(scores.transpose(1, 2), targets)
+        if self.how == "flatten":
+            return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+        return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), targets.reshape(-1))
+
+
+@pytest.mark.parametrize("how", ["classes in dim 1", "flatten", "reshape"])
+def test_one_capture_for_every_length_of_a_loss(how):
+    model = NextIds(how)
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    for batch, length in ((8, 9), (3, 12), (4, 20), (5, 4)):
+        ids = torch.randint(0, 50, (batch, length))
+        torch.testing.assert_close(fast(ids), model(ids))
+    assert len(dispatcher_of(fast).entries) == 1
+    for batch, length in ((1, 9), (3, 2)):
+        ids = torch.randint(0, 50, (batch, length))
+        torch.testing.assert_close(fast(ids), model(ids))
+
+
 def test_a_packed_matrix_cut_in_two():
     class Packed(nn.Module):
         def __init__(self):

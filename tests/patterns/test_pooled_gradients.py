@@ -10,11 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from fxopt.kernels.columns import autograd
+from fxopt.patterns.embedding_columns import columns
 from tests.patterns import found
 from tests.patterns.found import Spelling
 from tests.patterns.test_masks import IDS, LENGTHS, POOLINGS, B, L, arange, max_, mean_, sum_
 
 Forward = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def whatever_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also columns whose training is left to PyTorch, because it is faster there."""
+    monkeypatch.setattr(columns, "_without_kernel", lambda column: "")
 
 
 def assert_eager_gradients(model: nn.Module, args: tuple[Tensor, ...], scale: float = 1.0) -> None:

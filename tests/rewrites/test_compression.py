@@ -92,6 +92,20 @@ def test_weights_that_change_take_effect(edit: str) -> None:
     assert share(fast(IDS), model(IDS)) < 0.05
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Adagrad])
+def test_steps_of_fused_optimizers_take_effect(kind: type[torch.optim.Optimizer]) -> None:
+    """They edit weights without counting a version up, and Adagrad those rows of a table alone that were looked up."""
+    model = Tower()
+    fast = optimized(model, precision="bf16", max_error=0.02)
+    optimizer = kind(model.parameters(), lr=0.5, fused=True)  # type: ignore[call-arg]
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(IDS).square().sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            assert share(fast(IDS), model(IDS)) < 0.05
+
+
 @torch.no_grad()
 def test_rows_that_int8_cannot_hold() -> None:
     model = Tower()

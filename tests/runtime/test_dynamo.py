@@ -119,3 +119,14 @@ def test_options_reach_the_config(compiled):
     fast = torch.compile(model, backend=backend, options={"verify": "off", "max_captures": 3})
     fast(*tower_inputs())
     assert made[0].config.verify == "off" and made[0].config.max_captures == 3
+
+
+def test_a_capture_draws_nothing(compiled, monkeypatch, tmp_path):
+    """Trials draw random numbers where no timing is remembered."""
+    monkeypatch.setenv("FXOPT_CACHE", str(tmp_path))
+    _, backend = compiled
+    model, inputs = Tower().eval(), tower_inputs(6)
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    torch.compile(model, backend=backend)(*inputs)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from fxopt.torch_internals.in_backward import is_watched, optimizers_in_backward
+from fxopt.torch_internals.in_backward import optimizers_in_backward
 
 USED = "fxopt/kernels/columns/in_backward.py"
 
@@ -39,15 +38,3 @@ def test_optimizers_whose_hook_is_gone_step_elsewhere() -> None:
     for handle in param_to_optim_hook_handle_map[table]:  # as DistributedDataParallel does
         handle.remove()
     assert _seen(table, torch.Tensor.backward) == [], f"a removed hook is overlooked: {USED}"
-
-
-def test_hooks_around_a_step_are_seen() -> None:
-    optimizer = torch.optim.SGD([torch.ones(1)], lr=0.1)
-    assert not is_watched(optimizer)
-    handle = optimizer.register_step_post_hook(lambda *_: None)
-    assert is_watched(optimizer)
-    handle.remove()
-    handle = register_optimizer_step_pre_hook(lambda *_: None)
-    assert is_watched(optimizer)
-    handle.remove()
-    assert not is_watched(optimizer)

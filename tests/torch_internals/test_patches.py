@@ -125,3 +125,25 @@ def test_len_is_a_size(changed: Any, environment: TraceShapeEnv, x: Tensor) -> N
     assert elsewhere(lambda: type(len(theirs))) is int, "another thread's len() of a fake tensor is no int"
     environment.symbolic_len = False
     assert len(torch.ones(3)) == len([1, 2, 3]) == 3 and type(len(x)) is int
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+    return x.sin() * factor if x.dim() == 1 else x
+
+
+def test_scripted_functions_run_as_they_were_written(changed: Any) -> None:
+    traced = torch.jit.trace(lambda x: x * 2, torch.ones(2))
+    changed(patches.scripted_as_written(Stopped))
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scripted, "_torchdynamo_inline", lambda *args, **kwargs: seen.append((args, kwargs)))
+        scripted(torch.ones(2), factor=3.0)
+    assert len(seen) == 1, "torch.jit.ScriptFunction.__call__ is not what a call of a scripted function calls"
+    assert scripted(torch.zeros(2)).tolist() == [0, 0] and elsewhere(lambda: scripted(torch.zeros(2)).tolist()) == [
+        0,
+        0,
+    ]
+    with pytest.raises(Stopped):
+        traced(torch.ones(2))
+    assert elsewhere(lambda: traced(torch.ones(2)).tolist()) == [2, 2]

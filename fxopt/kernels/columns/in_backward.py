@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Optimizer
 
 from fxopt.torch_internals.autograd import hooks_of
-from fxopt.torch_internals.in_backward import hooks_behind, is_watched, optimizers_in_backward
+from fxopt.torch_internals.in_backward import hooks_behind, optimizers_in_backward
+from fxopt.torch_internals.optimizer_steps import is_watched
 
 from .row_gradients import rows_of
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fxopt.torch_internals.optimizer_steps import after_fused_steps
+
 Derived = TypeVar("Derived")
 _SAMPLES = 64
 _NONE = torch.empty(0, device="cpu")
@@ -17,14 +19,15 @@ _NONE = torch.empty(0, device="cpu")
 class Kept(Generic[Derived]):
     """`derive(weight, *options)` for weights that seldom change.
 
-    An optimizer step, load_state_dict and every other recorded edit count the tensor's version up. Edits through
-    `.data` do not: 64 elements, evenly spread, are compared at each call (4 us), which sees any that touches most of
-    the weight. Not on a GPU, which that would wait for.
+    load_state_dict and every other recorded edit count the tensor's version up. Optimizers with fused=True do not, so
+    the end of their step is heard of. Nor do edits through `.data` and NumPy: 64 elements, evenly spread, are compared
+    at each call (4 us), which sees any that touches most of the weight. Not on a GPU, which that would wait for.
     """
 
     def __init__(self, derive: Callable[..., Derived]) -> None:
         self._derive = derive
         self._known: Any = WeakTensorKeyDictionary()
+        after_fused_steps(self._forget)
 
     def of(self, weight: Tensor, *options: Any) -> Derived:
         samples = _samples(weight)
@@ -38,6 +41,10 @@ class Kept(Generic[Derived]):
             torch.cuda.current_stream(weight.device).synchronize()  # calls on other streams read it too
         self._known[weight] = (weight._version, weight.data_ptr(), options), samples.clone(), derived
         return derived
+
+    def _forget(self, weight: Tensor) -> None:
+        if self._known:
+            self._known.pop(weight, None)
 
 
 def _samples(weight: Tensor) -> Tensor:

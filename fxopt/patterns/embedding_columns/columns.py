@@ -16,7 +16,8 @@ from fxopt.patterns.embedding_columns.placed import Column, PerRow, Placed
 from fxopt.patterns.embedding_columns.pooling import Pooled, find_pooled
 from fxopt.patterns.jagged.segments import Segment, Segments
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import Size, product, shape_of, static
+from fxopt.shape.calls import closure
+from fxopt.shape.sizes import Size, product, shape_of, static, tensor_of
 
 
 class Columns:
@@ -86,8 +87,13 @@ class Columns:
         reads += [node for inner in column.interior for node in (inner, *inner.all_input_nodes)]
         edited = [node for node in reads if node is not None and self.aliases.edited(node)]
         edited += [node for value in self._per_row_values(pooled) if (node := self.programs.edited(value)) is not None]
+        slow = "" if self._inference else _without_kernel(column)
         if edited:
             self.rejects.append(Reject(f"'{edited[0].name}' is edited in place", column.anchor))
+        elif slow:
+            self.rejects.append(
+                Reject(f"no kernel has the gradient of {slow}; optimized where gradients are off", column.anchor)
+            )
         else:
             self.found[column.anchor] = column
 
@@ -207,3 +213,27 @@ def _shifted(first: int) -> tuple[Step, ...]:
         return ()
     ops = ((Op.CAST, 0), (Op.CLAMP_MIN, -2 * _FAR), (Op.CLAMP_MAX, 2 * _FAR), (Op.ADD, -first))
     return tuple(Step(Instr(op, "int64", a)) for op, a in ops)
+
+
+def _without_kernel(column: Column) -> str:
+    """What of a column only its definition in PyTorch differentiates, after looking everything up once more; or "".
+
+    Training steps, batch 16 and 256, of two tables of 1000 x 16 to 100,000 x 16: with maxima 0.5x to 0.8x of eager, with
+    a softmax over positions 0.4x to 0.9x, and 0.9x to 1.5x without. Bags of learned weights are 0.6x to 3x: they stay.
+    """
+    pooled = column.pooled
+    factors = [pooled.weights, pooled.divided_by] if pooled else []
+    if column.mode == "max":
+        return "maxima"
+    return "learned weights" if any(map(_is_learned, filter(None, factors))) else ""
+
+
+def _is_learned(factor: Node) -> bool:
+    """Whether floats of the model's state are in it; no gradient flows through masks and ids."""
+
+    def floats(node: Node) -> bool:
+        value = tensor_of(node)
+        return value is not None and value.is_floating_point()
+
+    sources = closure([factor], lambda node: filter(floats, node.all_input_nodes))
+    return any("state" in source.meta for source in sources)
