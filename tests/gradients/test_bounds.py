@@ -25,6 +25,12 @@ ACTIVATIONS: dict[str, Function] = {
     "hardswish": F.hardswish,
     "leaky_relu": lambda x: F.leaky_relu(x, 0.5),
     "elu": F.elu,
+    "celu": lambda x: F.celu(x, 0.5),
+    "selu": F.selu,
+    "mish": F.mish,
+    "logsigmoid": F.logsigmoid,
+    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "nan_to_num": torch.nan_to_num,
     "threshold": lambda x: F.threshold(x, 1, 5),
     "softshrink": lambda x: F.softshrink(x, 1.0),
     "softplus": lambda x: F.softplus(x, 1, 2),
@@ -138,6 +144,13 @@ def test_ties_and_bounds(name: str, make: Callable[[Function], nn.Module]) -> No
     ):  # where infinities meet, the order of a sum decides
         inputs.append(special[:1])
     assert_eagers(with_numbers(make(ACTIVATIONS[name])), *inputs)
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS.keys() - {"normalize", "sort", "topk", "median"}))
+def test_infinities(name: str) -> None:
+    x = whole(2, 4)
+    x[0, 0], x[1, 3] = float("inf"), float("-inf")
+    assert_eagers(Elementwise(ACTIVATIONS[name]), x)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

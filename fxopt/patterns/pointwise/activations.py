@@ -22,7 +22,7 @@ def _elu(call: Call) -> int:
     below = call.do("clamp_max", x, 0.0)  # so that a gradient that is not wanted is a number
     t = call.do("tanh", call.do("mul", below, inner / 2))
     negative = call.do("div", call.do("mul", t, 2 * alpha * scale), call.do("sub", 1.0, t))
-    return call.do("where", call.do("gt", x, 0.0), x if scale == 1 else call.do("mul", x, scale), negative)
+    return call.do("where", call.do("le", x, 0.0), negative, x if scale == 1 else call.do("mul", x, scale))
 
 
 def _numbers_of_elu(node: Node) -> tuple[float, float, float]:
@@ -65,13 +65,16 @@ def _hardtanh(call: Call) -> int:
 
 
 def _hardsigmoid(call: Call) -> int:
-    return _between(call, -3.0, 3.0, (0.0, 1.0), call.do("div", call.do("add", call.values[0], 3.0), 6.0))
+    above = call.do("clamp_min", call.do("add", call.values[0], 3.0), 0.0)  # so that NaN has a gradient of 0
+    return _between(call, -3.0, 3.0, (0.0, 1.0), call.do("div", above, 6.0))
 
 
 def _hardswish(call: Call) -> int:
     x = call.values[0]
-    inside = call.do("div", call.do("mul", x, call.do("add", x, 3.0)), 6.0)
-    return _between(call, -3.0, 3.0, (call.do("mul", x, 0.0), x), inside)  # of -inf torch gives NaN, too
+    near = call.do("clamp_max", call.do("clamp_min", x, -3.0), 3.0)  # so that a gradient that is not wanted is a number
+    inside = call.do("div", call.do("mul", near, call.do("add", near, 3.0)), 6.0)
+    upper = call.do("where", call.do("lt", x, 3.0), inside, x)  # NaN is x, as in torch's scalar loop
+    return call.do("where", call.do("le", x, -3.0), call.do("mul", x, 0.0), upper)  # of -inf torch gives NaN, too
 
 
 def _threshold(call: Call) -> int:
