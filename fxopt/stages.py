@@ -28,6 +28,7 @@ from fxopt.runtime import Executable
 from fxopt.runtime.cuda_graphs import replayable
 from fxopt.runtime.pieces import Pieces
 from fxopt.shape.standing import remembered
+from fxopt.shape.whole_inputs import taken_for_granted
 from fxopt.tune.tuner import Tuner
 from fxopt.verify import Examples, Verdict, bisect
 from fxopt.verify.slower import Race, may_be_raced, slower_passes
@@ -62,6 +63,7 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner, dump: D
         sources.release()
         part_from_backward(module, captured.graph)
     findings.operators_after, findings.rewrites = operators(module.graph), fuel.used
+    captured.guards = replace(captured.guards, whole=taken_for_granted(module.graph))
     module.recompile()
     fast = copied(module)
     direct(fast, inference, len(captured.state))

@@ -24,12 +24,12 @@ class Capture:
     """A model as a graph.
 
     graph: forward(*state, *inputs) -> flat tuple of outputs. meta["val"] on every node; meta["place"] on calls;
-        meta["state"] (StateSlot) or meta["input"] (readable name) on placeholders, and meta["asks"],
-        whether what was given required a gradient.
+        meta["state"] (StateSlot) or meta["input"] (readable name) on placeholders, and of what
+        was given meta["asks"], whether it required a gradient, and meta["contiguous"].
     state: the parameters and buffers it reads; inputs: every tensor leaf of (args, kwargs); constants: the other
         leaves, (index, value), which the graph has baked in; in_spec, out_spec: pytree specs;
     firsts: for each input the place of the first one that was the same object;
-    guards: what must hold of the input sizes; leaves: submodules that stay opaque;
+    guards: what must hold of the inputs' sizes and layouts; leaves: submodules that stay opaque;
     autocast: what it was for the model. The graph says its casts, and runs without it;
     filled: attributes of the arguments that the forward assigns; out_spec is then that of (result, their values);
     read: tensors besides these whose numbers are taken for granted.

@@ -19,17 +19,19 @@ from fxopt.torch_internals.symbols import ShapeEnv
 
 @dataclass(frozen=True)
 class Guards:
-    """Conditions on the sizes of the flat tensor inputs.
+    """Conditions on the sizes of the flat tensor inputs, and on how they lie.
 
     equal: groups of dims (tensor, dim) that have one size; static: dims with the size they must have;
     relations: what remains, as Python text over symbol names (sources: where each symbol's value is read) or over t,
-    the tensors.
+    the tensors;
+    whole: tensors that must be contiguous.
     """
 
     equal: tuple[tuple[Dim, ...], ...] = ()
     static: tuple[tuple[Dim, int], ...] = ()
     relations: tuple[str, ...] = ()
     sources: tuple[tuple[str, Dim], ...] = ()
+    whole: tuple[int, ...] = ()
     holds: Callable[[Sequence[Any]], bool] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -41,7 +43,14 @@ class Guards:
         lines += [f"{_read(dim)} == {size}" for dim, size in self.static]
         where = {name: _read(dim) for name, dim in self.sources}
         lines += [_rename(text, where) for text in self.relations]
+        lines += [f"x{number}.is_contiguous()" for number in self.whole]
         return "\n".join(lines)
+
+    @property
+    def beyond_sizes(self) -> Callable[[Sequence[Any]], bool] | None:
+        """Whether what neither `equal` nor `static` says holds, or None where that is all."""
+        rest = replace(self, equal=(), static=())
+        return rest.holds if rest.relations or rest.whole else None
 
     def narrowed(self, static: Sequence[tuple[Dim, int]], equal: Sequence[tuple[Dim, ...]]) -> Guards:
         """These conditions, and further ones of the same kinds."""
@@ -53,7 +62,7 @@ class Guards:
         return replace(self, equal=tuple(tuple(sorted(group)) for group in groups), static=tuple(fixed.items()))
 
     def __reduce__(self) -> tuple:
-        return Guards, (self.equal, self.static, self.relations, self.sources)
+        return Guards, (self.equal, self.static, self.relations, self.sources, self.whole)
 
     def _compiled(self) -> Callable[[Sequence[Any]], bool]:
         body = [f"    {name} = {_read(dim, 't[{}]')}" for name, dim in self.sources]
@@ -62,6 +71,7 @@ class Guards:
             for dim in group[1:]:
                 body.append(f"    if {_read(dim, 't[{}]')} != e{number}: return False")
         body += [f"    if {_read(dim, 't[{}]')} != {size}: return False" for dim, size in self.static]
+        body += [f"    if not t[{number}].is_contiguous(): return False" for number in self.whole]
         if self.relations:  # a size of 0 that a relation divides by is none that it was made for
             body.append("    try:")
             body += [f"        if not ({text}): return False" for text in self.relations]

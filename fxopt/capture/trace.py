@@ -286,7 +286,8 @@ def trace(
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
             record(tensor, proxy, tracer)
-            proxy.node.meta |= {"memory": tracer.memory.of(real), "asks": real.requires_grad}
+            own = {"memory": tracer.memory.of(real), "asks": real.requires_grad, "contiguous": real.is_contiguous()}
+            proxy.node.meta |= own
             if number < stand_ins:
                 known[id(real)] = proxy.node
         uncached = disable_autocast_cache()

@@ -37,7 +37,12 @@ def sample_sizes(capture: Capture, example: Sequence[Sizes]) -> list[Sizes]:
     """Sizes to trace with: those of the capture's own trace, which are no special ones, where they are allowed."""
     places = capture.graph.graph.find_nodes(op="placeholder")[len(capture.state) :]
     traced = [tuple(traced_sizes(node.meta["val"].shape, unknown=0)) for node in places]
-    return traced if capture.guards.holds([_Sized(sizes) for sizes in traced]) else list(example)
+    return traced if _of_sizes(capture).holds([_Sized(sizes) for sizes in traced]) else list(example)
+
+
+def _of_sizes(capture: Capture) -> Guards:
+    """Kernels read inputs however they lie; a program's results are contiguous where those of the example are."""
+    return replace(capture.guards, whole=())
 
 
 class _Sized:
@@ -53,17 +58,17 @@ def guards_of(model: nn.Module, executable: Executable, inputs: Sequence[Tensor]
     A squeeze of a batch gives another rank at batch 1, so a capture for larger batches excludes it. Where the rewritten
     graph has no such squeeze, and computes what eager does also of one row of the example, it is for batch 1 as well.
     """
-    capture, graph = executable.capture, executable.graph
-    relations = tuple(text for text in capture.guards.relations if not _NOT_ONE.fullmatch(text))
-    wider = replace(capture.guards, relations=relations)
-    if wider == capture.guards or graph is None or any(map(_squeezes_rows, graph.graph.nodes)):
-        return capture.guards
+    capture, graph, guards = executable.capture, executable.graph, _of_sizes(executable.capture)
+    relations = tuple(text for text in guards.relations if not _NOT_ONE.fullmatch(text))
+    wider = replace(guards, relations=relations)
+    if wider == guards or graph is None or any(map(_squeezes_rows, graph.graph.nodes)):
+        return guards
     row = resized(capture.graph.graph, inputs, 1)
     if row is None or not wider.holds(row):
-        return capture.guards
+        return guards
     compared = Comparison("at batch 1: ", capture, model, Setting(capture, row, gradients=False), None)
     alone = Executable(capture, graph.forward)
-    return wider if compared.eager.error is None and compared.verdict(alone).ok else capture.guards
+    return wider if compared.eager.error is None and compared.verdict(alone).ok else guards
 
 
 def _squeezes_rows(node: fx.Node) -> bool:

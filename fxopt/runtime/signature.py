@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,8 +50,7 @@ class Signature:
 
     @classmethod
     def of_capture(cls, capture: Capture) -> Signature:
-        guards = replace(capture.guards, equal=(), static=())  # those are in the forms
-        holds = guards.holds if guards.relations else None
+        holds = capture.guards.beyond_sizes  # those are in the forms
         return cls(capture.in_spec, forms_of(capture), dict(capture.constants), holds, capture.firsts)
 
     @classmethod

@@ -156,8 +156,7 @@ class Traced:
         self.flatten, self.rebuild = entry.signature.flatten, entry.rebuild
         self.forms = forms_of(executable.capture)
         self.is_of_any = list(executable.capture.firsts) == list(range(len(self.forms)))
-        guards = executable.capture.guards
-        self.holds = guards.holds if guards.relations else None
+        self.holds = executable.capture.guards.beyond_sizes
         assert entry.state is not None
         self.places, self.aliases = entry.state.places, entry.state.aliases
         unread = entry.sizes.places if entry.sizes is not None else []

@@ -158,6 +158,8 @@ class Strides:
             return Layout.CONTIGUOUS
         if node.target in CUTS or node.target in EXPANSIONS:  # a stride of 0 decides nothing
             return min(self._known[source], Layout.ORDERED)
+        if node.target is aten.matmul.default:
+            return Layout.CONTIGUOUS if _multiplies_in_order(node) else Layout.ANY
         if node.target in _REDUCTIONS:
             return Layout.CONTIGUOUS if self._known[source] is Layout.CONTIGUOUS else Layout.ANY
         if _is_pointwise(node):
@@ -182,6 +184,12 @@ class Strides:
         if user.target in _ALIKE:
             return self._asked[user]
         return Layout.CONTIGUOUS if self._asked[user] and not _is_scalar(user) else Layout.ANY
+
+
+def _multiplies_in_order(matmul: Node) -> bool:
+    """torch multiplies one matrix by many as the many's transposes by it, and gives a transpose of that."""
+    left, right = (len(shape_of(operand)) for operand in matmul.args)  # type: ignore[arg-type]
+    return right <= 2 or left > 2
 
 
 def is_matrix_product(node: Node) -> bool:

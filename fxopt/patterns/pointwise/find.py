@@ -14,6 +14,7 @@ from fxopt.patterns.pointwise.groups import Search
 from fxopt.patterns.pointwise.operators import PRODUCTS
 from fxopt.shape.sizes import shape_of, static
 from fxopt.shape.strides import Layout
+from fxopt.shape.whole_inputs import needed_for
 
 aten = torch.ops.aten
 _FEWEST = {"cpu": 3, "cuda": 2}  # operators: on the CPU a call costs as much as one of torch's
@@ -51,11 +52,16 @@ def _on(device: str, search: Search) -> Iterator[Match | Reject]:
         if not isinstance(found, Fused):
             yield Reject(found[1], found[0])
             continue
-        strided = _strided(search, found)
-        if strided is not None:
-            yield Reject(f"the strides of '{strided.name}' follow those of its arguments", strided)
-            continue
-        yield Match(found.outputs[0], {"fused": found, "nodes": found.members, "aliases": search.aliases})
+        whole = list[Node]()
+        for node in _strided(search, found):
+            needed = needed_for(node, search.strides)
+            if needed is None:
+                yield Reject(f"the strides of '{node.name}' follow those of its arguments", node)
+                break
+            whole += needed
+        else:
+            bound = {"fused": found, "nodes": found.members, "aliases": search.aliases, "whole": whole}
+            yield Match(found.outputs[0], bound)
 
 
 def _behind_layers(graph: Graph) -> set[Node]:
@@ -71,10 +77,9 @@ def _behind_layers(graph: Graph) -> set[Node]:
 _MATRIX_PRODUCTS = {aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default, aten.bmm.default}
 
 
-def _strided(search: Search, found: Fused) -> Node | None:
-    """An output whose strides could be others than those of a contiguous tensor, and can be seen."""
+def _strided(search: Search, found: Fused) -> Iterator[Node]:
+    """Outputs whose strides could be others than those of a contiguous tensor, and can be seen."""
     strides = search.strides
     for node in found.outputs:
         if strides.asked(node) is not Layout.ANY and strides.known(node) is not Layout.CONTIGUOUS:
-            return node
-    return None
+            yield node
