@@ -245,6 +245,20 @@ def _make_split(
     return _Split(_part(plan, dense), _part(plan, rows), tuple(copies), by_reference)
 
 
+def plan_of_tables(plan: Tensor, tables: Sequence[Tensor], n_tensors: int) -> Tensor | None:
+    """The plan of the kernel that takes the gradients of all outputs and gives those of all tables, on the CPU; None
+    where a gradient needs more than that."""
+    by_kernel = tuple(_kernel_of(table.device, table.dtype) for table in tables)
+    decoded, no, yes = plan_of(plan), (False,), (True,)
+    outputs, n = len(decoded.widths), len(tables)
+    if set(by_kernel) != {"cpu"} or not decoded.columns:
+        return None
+    split = _make_split(decoded, no * n_tensors, yes * n, by_kernel, no * n, yes * outputs)
+    part = split.dense
+    whole = part is not None and part.outputs == tuple(range(outputs)) and part.tables == tuple(range(n))
+    return part.plan if part is not None and whole and not split.rest else None
+
+
 def _part(plan: Plan, columns: list[Column]) -> _Part | None:
     tables = tuple(sorted({c.table for c in columns if c.table is not None}))
     part, outputs = plan.of(columns)

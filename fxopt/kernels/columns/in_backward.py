@@ -21,9 +21,14 @@ from fxopt.torch_internals.optimizer_steps import is_watched
 from .row_gradients import rows_of
 
 
+def is_stepped(table: Tensor) -> bool:
+    """Whether an optimizer may step on it in backward."""
+    return hasattr(table, "_in_backward_optimizers")
+
+
 def take(table: Tensor) -> bool:
     """Whether the gradient of this leaf may now be sparse. If so, a hook for this one backward sees to its step."""
-    if not hasattr(table, "_in_backward_optimizers"):
+    if not is_stepped(table):
         return False
     hooks = hooks_behind(table)
     if any(isinstance(hook, _Hook) for hook in hooks):  # other columns have read it, too

@@ -15,7 +15,7 @@ from fxopt.locks import lock
 from .. import entry
 from ..cache import BuildError
 from ..operators import Operator, Operators, cpu_library
-from . import autograd, cuda, grouped, jagged, reference
+from . import autograd, cuda, grouped, jagged, recorder, reference
 from .cuda import backward as cuda_backward
 from .cuda import offsets as cuda_offsets
 from .encode import clamps, decides, ending_with_last, plan_of
@@ -45,7 +45,8 @@ def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -
         return outputs
     tensors, tables = list(tensors), list(tables)
     if torch.is_grad_enabled():
-        return OPERATORS.recorded("columns", tensors, tables, plan, call=columns)
+        outputs = recorder.record(OPERATORS.past_dispatcher("columns"), tensors, tables, plan)
+        return outputs or OPERATORS.recorded("columns", tensors, tables, plan, call=columns)
     first = (tables or tensors)[0]
     if first.is_cuda and not load_cuda(first.get_device()):
         return torch.ops.fxopt.columns_in_pytorch(tensors, tables, plan)

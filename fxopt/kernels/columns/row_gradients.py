@@ -29,6 +29,10 @@ def wanted(table: Tensor) -> bool:
     return bool(_wanted) and table in _wanted
 
 
+def any_wanted(tables: Sequence[Tensor]) -> bool:
+    return bool(_wanted) and any(map(wanted, tables))
+
+
 def sparse(table: Tensor) -> bool:
     """Whether a backward gives it one. Where the caller has hung hooks on it they see the dense gradient, as ever."""
     return wanted(table) and not hooks_of(table)
