@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "../../torch_internals/python_call.h"
+#include "../operand.h"
 
 namespace {
 
@@ -15,7 +15,10 @@ using torch::autograd::variable_list;
 
 PyObject* by_definition;  // a function of Python, for gradients that PyTorch's own operators must compute
 
-bool is_plain_cpu(const at::Tensor& tensor) { return (tensor.key_set().raw_repr() & ~kPlain) == 0; }
+// Whether it is an ordinary tensor, in the place of this one.
+bool is_like(const at::Tensor& tensor, const at::Tensor& other) {
+  return (tensor.key_set().raw_repr() & ~fxopt::Place::of(other).keys) == 0 && tensor.device() == other.device();
+}
 
 std::vector<at::Tensor> tensors_of(PyObject* list) {
   std::vector<at::Tensor> tensors;
@@ -85,28 +88,32 @@ struct Columns : torch::autograd::Function<Columns> {
     const variable_list saved = context->get_saved_variables();
     const auto n = size_t(context->saved_data["tables"].toInt());
     const at::TensorList all = saved, tables = all.slice(2, n), tensors = all.slice(2 + n);
-    const bool defined = at::GradMode::is_enabled() ||
-                         !std::all_of(grads.begin(), grads.end(), [](const at::Tensor& grad) { return grad.defined() && is_plain_cpu(grad); });
-    variable_list found = defined ? as_defined(grads, tensors, tables, saved[0]) : by_kernel(grads, tensors, tables, saved[1]);
+    const auto is_plain = [&](const at::Tensor& grad) { return grad.defined() && is_like(grad, tables[0]); };
+    const bool once = !at::GradMode::is_enabled() && std::all_of(grads.begin(), grads.end(), is_plain);
+    variable_list found = once ? by_kernel(grads, tensors, tables, saved[1]) : as_defined(grads, tensors, tables, saved[0]);
     found.resize(n + 3);  // the other arguments of forward have no gradients
     return found;
   }
 };
 
-bool holds_plain(PyObject* list, bool requires_grad) {
+bool are_plain(PyObject* list) {
   if (!PyList_Check(list)) return false;
-  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(list); k++) {
-    PyObject* item = PyList_GET_ITEM(list, k);
-    if (!fxopt::is_plain(item)) return false;
-    const at::Tensor& tensor = fxopt::tensor_of(item);
-    if (!is_plain_cpu(tensor) || tensor.requires_grad() != requires_grad) return false;
-  }
+  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(list); k++)
+    if (!fxopt::is_plain(PyList_GET_ITEM(list, k))) return false;
   return true;
+}
+
+bool all_require_grad(const variable_list& tensors, bool required, const at::Tensor& like) {
+  return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    return is_like(tensor, like) && tensor.requires_grad() == required;
+  });
 }
 
 // record(way past the dispatcher, tensors, tables, plan, plan of the backward) -> its outputs, or None: record it otherwise.
 PyObject* record(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
-  if (n_arguments != 5 || !undisturbed() || !holds_plain(arguments[1], false) || !holds_plain(arguments[2], true)) Py_RETURN_NONE;
+  if (n_arguments != 5 || !undisturbed() || !are_plain(arguments[1]) || !are_plain(arguments[2])) Py_RETURN_NONE;
+  const variable_list tensors = tensors_of(arguments[1]), tables = tensors_of(arguments[2]);
+  if (tables.empty() || !all_require_grad(tensors, false, tables[0]) || !all_require_grad(tables, true, tables[0])) Py_RETURN_NONE;
   PyObject* found;
   {
     const at::NoGradGuard nothing_to_record;
@@ -115,7 +122,6 @@ PyObject* record(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) 
   if (!found || found == Py_None) return found;
   variable_list outputs = tensors_of(found);
   Py_DECREF(found);
-  const variable_list tensors = tensors_of(arguments[1]), tables = tensors_of(arguments[2]);
   const std::pair plans(fxopt::tensor_of(arguments[3]), fxopt::tensor_of(arguments[4]));
   try {
     return as_list(Columns::apply(at::TensorList(tables), outputs, tensors, plans));
