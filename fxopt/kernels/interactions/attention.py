@@ -81,6 +81,7 @@ def _fields_first(
     x: Tensor, i: Tensor, j: Tensor, weight: Tensor, bias: Tensor | None, query: Tensor
 ) -> tuple[Tensor, Tensor]:
     """:func:`pair_attention` of x [F, B, D]: its gradient adds up fields. A step of AFM at 256 rows: 21 -> 11 ms."""
+    i, j = i.remainder(len(x)), j.remainder(len(x))  # -1 is the last field
     products = x.index_select(0, i) * x.index_select(0, j)
     scores = F.linear(F.relu(F.linear(products, weight, bias)), query).softmax(0)
     return (scores * products).sum(0), scores.squeeze(2).t()
