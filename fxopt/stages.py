@@ -63,7 +63,8 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner, dump: D
         sources.release()
         part_from_backward(module, captured.graph)
     findings.operators_after, findings.rewrites = operators(module.graph), fuel.used
-    captured.guards = replace(captured.guards, whole=taken_for_granted(module.graph))
+    whole, torn = taken_for_granted(module.graph)
+    captured.guards = replace(captured.guards, whole=whole, torn=torn)
     module.recompile()
     fast = copied(module)
     direct(fast, inference, len(captured.state))

@@ -12,7 +12,7 @@ from torch.fx.node import has_side_effect
 
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.proofs import ITEMS
-from fxopt.shape.conditions import arguments, require
+from fxopt.shape.conditions import arguments, as_number, require
 from fxopt.torch_internals.symbols import recorded_term
 
 aten = torch.ops.aten
@@ -47,9 +47,7 @@ def _sources(graph: Graph) -> dict[sympy.Symbol, Source]:
     found: dict[sympy.Symbol, Source] = {}
     for node in graph.nodes:
         for number, dim in _numbers(node):
-            term = recorded_term(number)
-            if isinstance(term, sympy.Eq) and term.rhs == 1:  # how torch writes an item of a tensor of bools
-                term = term.lhs
+            term = as_number(recorded_term(number))
             if term.is_Symbol:
                 found.setdefault(term, (node, dim))
     return found

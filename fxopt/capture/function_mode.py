@@ -15,7 +15,8 @@ from fxopt.capture.proofs import Proofs
 from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.fused_attention import as_fused, asks_for_hint, leaves_fused
 from fxopt.torch_internals.modes import AUTOCAST
-from fxopt.torch_internals.python_sizes import asked_by_user
+from fxopt.torch_internals.python_sizes import asked_by_user, caller
+from fxopt.torch_internals.raising import harmless_answer
 from fxopt.torch_internals.storage import ASKS_FOR_VIEW
 from fxopt.torch_internals.tracing import PreDispatchTorchFunctionMode, disable_proxy_modes_tracing, proxy_of, record
 
@@ -108,6 +109,8 @@ class FunctionMode(PreDispatchTorchFunctionMode):
             return super().__torch_function__(func, types, args, kwargs).contiguous()  # type: ignore[attr-defined]
         elif func is torch.Tensor.__bool__ and asks_for_hint():
             return False
+        elif func is torch.Tensor.__bool__ and (answer := self._harmless(args[0])) is not None:
+            return answer
         elif func == _GRAD_FN and self.made_leaves and not asked_by_user(through=_ABOUT_TEXTS):
             return None  # a module that forward makes asks its parameters, which have none
         elif func in _REFUSED:
@@ -150,6 +153,18 @@ class FunctionMode(PreDispatchTorchFunctionMode):
             twin = torch.ops.aten.detach.default(tensor)
         record(twin, taken, self.tracer)
         return twin
+
+    def _harmless(self, tensor: torch.Tensor) -> bool | None:
+        """The answer to a check of data that raises nothing. The graph asks again at each call, and where the answer is
+        the other one the call is eager's, which raises."""
+        if not isinstance(tensor, FakeTensor) or self._proofs.is_known(tensor):
+            return None
+        if (answer := harmless_answer(caller(through=_ABOUT_TEXTS))) is None:
+            return None
+        number = tensor.item()
+        holds = number if isinstance(number, bool | torch.SymBool) else number != 0
+        torch._check(holds if answer else torch.sym_not(holds))
+        return answer
 
     def _asserts(self, condition: Any, message: str) -> bool:
         """An assert about data stays in the graph, in its place and with its error; a proved one goes."""

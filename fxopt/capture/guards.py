@@ -24,7 +24,7 @@ class Guards:
     equal: groups of dims (tensor, dim) that have one size; static: dims with the size they must have;
     relations: what remains, as Python text over symbol names (sources: where each symbol's value is read) or over t,
     the tensors;
-    whole: tensors that must be contiguous.
+    whole: tensors that must be contiguous; torn: groups of tensors of which one must not be.
     """
 
     equal: tuple[tuple[Dim, ...], ...] = ()
@@ -32,6 +32,7 @@ class Guards:
     relations: tuple[str, ...] = ()
     sources: tuple[tuple[str, Dim], ...] = ()
     whole: tuple[int, ...] = ()
+    torn: tuple[tuple[int, ...], ...] = ()
     holds: Callable[[Sequence[Any]], bool] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -44,13 +45,14 @@ class Guards:
         where = {name: _read(dim) for name, dim in self.sources}
         lines += [_rename(text, where) for text in self.relations]
         lines += [f"x{number}.is_contiguous()" for number in self.whole]
+        lines += [f"not ({_all_contiguous(group, 'x{}')})" for group in self.torn]
         return "\n".join(lines)
 
     @property
     def beyond_sizes(self) -> Callable[[Sequence[Any]], bool] | None:
         """Whether what neither `equal` nor `static` says holds, or None where that is all."""
         rest = replace(self, equal=(), static=())
-        return rest.holds if rest.relations or rest.whole else None
+        return rest.holds if rest.relations or rest.whole or rest.torn else None
 
     def narrowed(self, static: Sequence[tuple[Dim, int]], equal: Sequence[tuple[Dim, ...]]) -> Guards:
         """These conditions, and further ones of the same kinds."""
@@ -62,7 +64,7 @@ class Guards:
         return replace(self, equal=tuple(tuple(sorted(group)) for group in groups), static=tuple(fixed.items()))
 
     def __reduce__(self) -> tuple:
-        return Guards, (self.equal, self.static, self.relations, self.sources, self.whole)
+        return Guards, (self.equal, self.static, self.relations, self.sources, self.whole, self.torn)
 
     def _compiled(self) -> Callable[[Sequence[Any]], bool]:
         body = [f"    {name} = {_read(dim, 't[{}]')}" for name, dim in self.sources]
@@ -72,6 +74,7 @@ class Guards:
                 body.append(f"    if {_read(dim, 't[{}]')} != e{number}: return False")
         body += [f"    if {_read(dim, 't[{}]')} != {size}: return False" for dim, size in self.static]
         body += [f"    if not t[{number}].is_contiguous(): return False" for number in self.whole]
+        body += [f"    if {_all_contiguous(group, 't[{}]')}: return False" for group in self.torn]
         if self.relations:  # a size of 0 that a relation divides by is none that it was made for
             body.append("    try:")
             body += [f"        if not ({text}): return False" for text in self.relations]
@@ -190,6 +193,10 @@ class _Groups:
 
 def _read(dim: Dim, tensor: str = "x{}") -> str:
     return f"{tensor.format(dim[0])}.shape[{dim[1]}]"
+
+
+def _all_contiguous(tensors: Sequence[int], tensor: str) -> str:
+    return " and ".join(f"{tensor.format(number)}.is_contiguous()" for number in tensors)
 
 
 def _rename(text: str, where: dict[str, str]) -> str:

@@ -12,6 +12,7 @@ from fxopt.capture.settings import change, changed_here
 from fxopt.torch_internals import patches
 from fxopt.torch_internals.fake_tensors import quieten
 from fxopt.torch_internals.python_sizes import as_numbers
+from fxopt.torch_internals.scripted import scripted_as_written
 from fxopt.torch_internals.shape_env import TraceShapeEnv
 
 
@@ -24,12 +25,12 @@ def patch(shape_env: TraceShapeEnv, regions: Regions, spaces: Iterable[dict[str,
             patches.contiguous_unasked(),
             patches.overlap_unasked(),
             patches.no_autograd_functions(_loses_backward, regions.reentrant),
-            patches.scripted_as_written(_traced_before),
             patches.checkpoints(regions.region),
             patches.no_seeds(_sets_seed),
             patches.no_saving_hooks(_saves_otherwise),
             patches.symbolic_len(shape_env),
             patches.OBLIVIOUS,
+            *scripted_as_written(_scripted),
             *as_numbers(spaces),
         ]
     )
@@ -43,8 +44,8 @@ def _loses_backward(name: str) -> CaptureError:
     return CaptureError(f"{name}.apply: a graph of the forward does not keep its backward")
 
 
-def _traced_before(name: str) -> CaptureError:
-    return CaptureError(f"calls {name}, a function of torch.jit.trace, whose operators no graph of the forward sees")
+def _scripted(what: str) -> CaptureError:
+    return CaptureError(f"calls {what}, whose operators no graph of the forward sees")
 
 
 def _sets_seed() -> CaptureError:

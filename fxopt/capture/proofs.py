@@ -47,6 +47,10 @@ class Proofs:
             return number or None  # a float zero may be minus zero
         return bool(number) if tensor.dtype == torch.bool else number
 
+    def is_known(self, tensor: torch.Tensor) -> bool:
+        """Whether Python may ask for its one number."""
+        return self.number(tensor) is not None or self.constant(tensor) is not None
+
     def are_among(self, tensor: torch.Tensor, *numbers: float) -> bool:
         """Whether a tensor holds none but these numbers for every input."""
         values = self._values(tensor)

@@ -42,7 +42,7 @@ def sample_sizes(capture: Capture, example: Sequence[Sizes]) -> list[Sizes]:
 
 def _of_sizes(capture: Capture) -> Guards:
     """Kernels read inputs however they lie; a program's results are contiguous where those of the example are."""
-    return replace(capture.guards, whole=())
+    return replace(capture.guards, whole=(), torn=())
 
 
 class _Sized:

@@ -13,13 +13,16 @@ from fxopt.patterns.core import Match
 from fxopt.patterns.pointwise.find import find_crosses, find_pointwise
 from fxopt.patterns.pointwise.fused import Fused
 from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.rewrites.framework.policy import MEASURED, PROVEN
 from fxopt.shape.whole_inputs import take_for_granted
 
 
 def replace_pointwise(editor: Editor, match: Match) -> Replacement:
     fused: Fused = match.bound["fused"]
+    if not take_for_granted(match.bound["whole"]):
+        names = ", ".join(f"'{node.meta['input']}'" for node in match.bound["whole"])
+        raise Rejected(f"its results lie as {names} do, which are not contiguous in this call")
     editor.hoist_for(fused.inputs, match.bound["aliases"])
     bound, where = call, "over blocks of rows"
     if match.on_cuda:
@@ -27,7 +30,6 @@ def replace_pointwise(editor: Editor, match: Match) -> Replacement:
         editor.needs(kernel_of(text(fused.plan), [node.meta["val"] for node in fused.inputs]))
     node = editor.ours(OPERATORS, "pointwise", bound, list(fused.inputs), text(fused.plan))
     node.meta["axes"] = list(_axes(fused.plan))
-    take_for_granted(match.bound["whole"])
     values = {output: editor.call(operator.getitem, node, at) for at, output in enumerate(fused.outputs)}
     many = f"{len(fused.members)} operators as one, {len(fused.plan.steps)} steps"
     what = many if len(fused.members) > 1 else "one operator"

@@ -66,8 +66,13 @@ def follows(node: Node) -> bool:
     return all(term.xreplace(known) == sympy.true for term in node.meta["terms"])
 
 
-def _term(number: Any) -> sympy.Expr:
-    return expression(number.meta["val"] if isinstance(number, Node) else number)
+def as_number(term: sympy.Basic) -> sympy.Basic:
+    """The symbol of an item of a tensor of bools, which torch writes as u0 == 1, and any other term as it is."""
+    return term.lhs if isinstance(term, sympy.Eq) and term.rhs == 1 else term
+
+
+def _term(number: Any) -> sympy.Basic:
+    return as_number(expression(number.meta["val"] if isinstance(number, Node) else number))
 
 
 def _terms(condition: str) -> list[str]:

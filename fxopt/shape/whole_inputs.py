@@ -8,11 +8,12 @@ from torch.fx import Graph, Node
 
 from fxopt.shape.strides import Layout, Strides
 
-_WHOLE = "whole"
+_WHOLE, _TORN = "whole", "torn"
+_MOST_TORN = 2  # inputs: each way in which they lie is a capture of its own
 
 
 def needed_for(node: Node, strides: Strides) -> list[Node] | None:
-    """The inputs of the model, contiguous in the capture, behind `node`: where they are, so is it.
+    """The inputs of the model behind `node`: where they are contiguous, so is it.
 
     Args:
         strides: what is known whatever the strides of the inputs are.
@@ -20,9 +21,8 @@ def needed_for(node: Node, strides: Strides) -> list[Node] | None:
     Returns:
         None where `node` need not be contiguous even then.
     """
-    inputs = node.graph.find_nodes(op="placeholder")
-    whole = [each for each in inputs if "input" in each.meta and each.meta.get("contiguous", False)]
-    given = [Layout.CONTIGUOUS if each in whole else Layout.ANY for each in inputs]
+    placeholders = node.graph.find_nodes(op="placeholder")
+    given = [Layout.CONTIGUOUS if "input" in each.meta else Layout.ANY for each in placeholders]
     if Strides(node.graph, given).known(node) is not Layout.CONTIGUOUS:
         return None
     reached, pending = dict[Node, None](), [node]
@@ -31,15 +31,25 @@ def needed_for(node: Node, strides: Strides) -> list[Node] | None:
         if each not in reached and strides.known(each) is not Layout.CONTIGUOUS:
             reached[each] = None
             pending += each.all_input_nodes
-    return [each for each in whole if each in reached]
+    return [each for each in placeholders if each in reached and "input" in each.meta]
 
 
-def take_for_granted(inputs: Sequence[Node]) -> None:
-    for node in inputs:
-        node.meta[_WHOLE] = True
+def take_for_granted(inputs: Sequence[Node]) -> bool:
+    """That these are contiguous, which the graph's guards will ask; or, where they were not all so in the capture, that
+    they are not, so that a call with contiguous ones gets a capture of its own. Returns whether they were."""
+    whole = all(node.meta.get("contiguous", False) for node in inputs)
+    if whole:
+        for node in inputs:
+            node.meta[_WHOLE] = True
+    elif len(inputs) <= _MOST_TORN:
+        inputs[0].meta.setdefault(_TORN, set()).add(tuple(inputs))
+    return whole
 
 
-def taken_for_granted(graph: Graph) -> tuple[int, ...]:
-    """Those among the inputs of the model, by number."""
+def taken_for_granted(graph: Graph) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Those among the inputs of the model that are contiguous, by number, and groups of which not all are."""
     inputs = [node for node in graph.find_nodes(op="placeholder") if "input" in node.meta]
-    return tuple(number for number, node in enumerate(inputs) if node.meta.get(_WHOLE))
+    number = {node: place for place, node in enumerate(inputs)}
+    whole = tuple(number[node] for node in inputs if node.meta.get(_WHOLE))
+    torn = {tuple(number[each] for each in group) for node in inputs for group in node.meta.get(_TORN, ())}
+    return whole, tuple(sorted(torn))

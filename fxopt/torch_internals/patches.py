@@ -90,22 +90,6 @@ def no_autograd_functions(error: Callable[[str], Exception], reentrant: Callable
     return torch.autograd.Function, "apply", classmethod(refuse)
 
 
-def scripted_as_written(error: Callable[[str], Exception]) -> Change:
-    """A function of torch.jit.script runs as the Python that it was made from. TorchScript would run a part of it below
-    the trace, without gradients. One of torch.jit.trace raises `error`, which is told its name."""
-    call, here = vars(torch.jit.ScriptFunction)["__call__"], threading.get_ident()
-
-    def written(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != here:
-            return call.__get__(self)(*args, **kwargs)
-        held = vars(self)
-        if "__name__" not in held:  # which torch.jit.script alone gives
-            raise error(self.name)
-        return held["_torchdynamo_inline"](*args, **kwargs)
-
-    return torch.jit.ScriptFunction, "__call__", written
-
-
 def checkpoints(region: Callable[..., AbstractContextManager]) -> Change:
     """checkpoint(use_reentrant=False) runs its function between the steps of this generator: within a `region`."""
     original, here = checkpoint._checkpoint_without_reentrant_generator, threading.get_ident()

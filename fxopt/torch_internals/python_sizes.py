@@ -80,6 +80,14 @@ def asked_by_user(through: Container[str] = ()) -> bool:
     return not _is_message(frame.f_code, frame.f_lasti)
 
 
+def caller(through: Container[str]) -> FrameType:
+    """The frame that has called our caller through these modules."""
+    frame: Any = sys._getframe(2)
+    while _name(frame) in through:
+        frame = frame.f_back
+    return frame
+
+
 def _name(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 

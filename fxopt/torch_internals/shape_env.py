@@ -14,6 +14,7 @@ from typing import Any
 import sympy
 import torch
 from sympy.core.relational import Relational
+from sympy.logic.boolalg import Boolean
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -23,6 +24,8 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
+
+from fxopt.torch_internals.raising import harmless_answer
 
 aten = torch.ops.aten
 
@@ -94,7 +97,11 @@ class TraceShapeEnv(ShapeEnv):
         try:
             return self._evaluated(orig_expr, *args, **kwargs)
         except GuardOnDataDependentSymNode as error:
-            self.raised.append((error, _asking()))
+            frame = _asking()
+            if isinstance(orig_expr, Boolean) and (answer := harmless_answer(frame)) is not None:
+                self.guard_or_defer_runtime_assert(orig_expr if answer else sympy.Not(orig_expr), "")
+                return sympy.true if answer else sympy.false
+            self.raised.append((error, frame.f_globals["__name__"]))
             raise
 
     def _evaluated(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
@@ -176,12 +183,12 @@ class TraceShapeEnv(ShapeEnv):
 _ASK = frozenset({"torch", "torch.fx.experimental.sym_node", "torch.fx.experimental.recording", __name__})
 
 
-def _asking() -> str:
-    """The module that asks for the truth or the number of something symbolic, in front of torch's own methods."""
+def _asking() -> Any:
+    """The frame that asks for the truth or the number of something symbolic, in front of torch's own methods."""
     frame: Any = sys._getframe(1)
     while frame.f_globals["__name__"] in _ASK or frame.f_code.co_name == "evaluate_sym_node":
         frame = frame.f_back
-    return frame.f_globals["__name__"]
+    return frame
 
 
 def _is_about_strides(packet: Any, question: Relational) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fxopt.torch_internals import patches
 from fxopt.torch_internals.fake_tensors import FakeTensorMode
+from fxopt.torch_internals.scripted import scripted_as_written
 from fxopt.torch_internals.shape_env import TraceShapeEnv
 from fxopt.torch_internals.tracing import make_fx
 
@@ -134,7 +135,8 @@ def scripted(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
 
 def test_scripted_functions_run_as_they_were_written(changed: Any) -> None:
     traced = torch.jit.trace(lambda x: x * 2, torch.ones(2))
-    changed(patches.scripted_as_written(Stopped))
+    for change in scripted_as_written(Stopped):
+        changed(change)
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scripted, "_torchdynamo_inline", lambda *args, **kwargs: seen.append((args, kwargs)))

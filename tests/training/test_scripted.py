@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +68,60 @@ def test_traced_functions_stay_eager() -> None:
     torch.testing.assert_close(fast(x), model(x))
     (findings,) = dispatcher_of(fast).findings
     assert "a function of torch.jit.trace" in findings.eager_reason
+
+
+@torch.jit.script
+def times(x: Tensor, n: int) -> Tensor:
+    return x * n
+
+
+@torch.jit.script
+def otherwise(x: Tensor) -> Tensor:
+    return x * 2 if torch.jit.is_scripting() else x + x.detach()
+
+
+@torch.jit.script
+def appended(x: Tensor, rows: list[Tensor]) -> Tensor:
+    rows.append(x)
+    return torch.stack(rows).sum(0)
+
+
+@torch.jit.script
+def divided(x: Tensor, by: float) -> Tensor:
+    return x / by
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x: Tensor, *more: Any) -> Tensor:
+        x, kept = self.linear(x), [x]
+        if self.function is appended:
+            return appended(x, kept) * len(kept)
+        return self.function(x, *more)
+
+
+@pytest.mark.parametrize(
+    ("function", "calls"),
+    [
+        (times, [(torch.tensor(2.0),), (torch.tensor(2.7),)]),
+        (times, [(2,), (3,)]),
+        (otherwise, [(), ()]),
+        (appended, [(), ()]),
+        (divided, [(2,), (0.5,)]),
+        (torch.jit.CompilationUnit("def ff(x):\n    return x * 2 + 1\n").ff, [(), ()]),
+    ],
+    ids=["tensor for int", "int", "is_scripting", "list", "int for float", "unit"],
+)
+def test_what_torchscript_does_otherwise(function: Any, calls: list[tuple]) -> None:
+    model = Calls(function)
+    fast, x = fxopt.optimize(model, config=fxopt.Config(verify="off")), torch.randn(3, 4)
+    for more in calls:
+        expected, found = model(x, *more), fast(x, *more)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(gradients(model, found), gradients(model, expected))
 
 
 class Noisy(nn.Module):

@@ -1,4 +1,4 @@
-"""Activations in the steps that there are, each as torch computes it, with its gradients where the pieces meet."""
+"""Activations in the steps that there are, with torch's values and gradients also where their pieces meet."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ _KAPPA = 0.044715  # GELU's cubic term
 
 
 def _elu(call: Call) -> int:
-    """expm1(x) = 2 t / (1 - t) with t = tanh(x / 2) keeps its digits near 0, where exp(x) - 1 has none."""
+    """expm1(x) = 2 t / (1 - t) with t = tanh(x / 2) keeps its digits near 0, where exp(x) - 1 has none; below -1 it is
+    that, whose gradient keeps its own."""
     x, (alpha, scale, inner) = call.values[0], _numbers_of_elu(call.node)
     below = call.do("clamp_max", x, 0.0)  # so that a gradient that is not wanted is a number
-    t = call.do("tanh", call.do("mul", below, inner / 2))
-    negative = call.do("div", call.do("mul", t, 2 * alpha * scale), call.do("sub", 1.0, t))
+    power = below if inner == 1 else call.do("mul", below, inner)
+    t = call.do("tanh", call.do("mul", power, 0.5))
+    near = call.do("div", call.do("mul", t, 2.0), call.do("sub", 1.0, t))
+    powers = call.do("where", call.do("lt", power, -1.0), call.do("sub", call.do("exp", power), 1.0), near)
+    negative = call.do("mul", powers, alpha * scale)
     return call.do("where", call.do("le", x, 0.0), negative, x if scale == 1 else call.do("mul", x, scale))
 
 
@@ -42,7 +46,9 @@ def _softplus(call: Call) -> int:
     beta = float(argument(call.node, 1, 1))
     if beta == 1:
         return call.do("softplus", call.values[0])
-    return call.do("div", call.do("softplus", call.do("mul", call.values[0], beta)), beta)
+    product = call.do("mul", call.values[0], beta)
+    soft = call.do("div", call.do("softplus", call.do("clamp_max", product, 20.0)), beta)
+    return call.do("where", call.do("gt", product, 20.0), call.values[0], soft)
 
 
 def _log_sigmoid(call: Call) -> int:
@@ -50,7 +56,7 @@ def _log_sigmoid(call: Call) -> int:
 
 
 def _between(call: Call, low: float, high: float, ends: tuple[Operand, Operand], inside: int) -> int:
-    """Something else from `low` down and from `high` up: the gradient inside is not there at the ends. NaN stays."""
+    """`inside` between two bounds, and `ends` from them on, where `inside` has no gradient. NaN is inside."""
     x = call.values[0]
     upper = call.do("where", call.do("ge", x, high), ends[1], inside)
     return call.do("where", call.do("le", x, low), ends[0], upper)
@@ -120,6 +126,8 @@ def numbers_fit(node: Node) -> bool:
         return argument(node, 1, 1) > 0 and argument(node, 2, 20) == 20
     if node.target is aten.nan_to_num.default:
         return argument(node, 2) is None and argument(node, 3) is None
+    if node.target in (aten.elu.default, aten.celu.default):
+        return all(argument(node, position, 1) > 0 for position in range(1, len(node.target._schema.arguments)))  # type: ignore[union-attr]
     if node.target is aten.hardtanh.default:
         return argument(node, 1, -1) < argument(node, 2, 1)
     return True

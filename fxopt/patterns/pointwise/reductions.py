@@ -89,11 +89,14 @@ def _degrees(node: Node) -> float | None:
 
 
 def variance(call: Call) -> int:
-    """Around the mean. The root has no gradient where it is 0, as in torch."""
+    """Around the mean, less what the mean was rounded by: torch sums up in double, and numbers may be far from 0. The
+    root has no gradient where it is 0, as in torch."""
     over, divisor = _over(call), _degrees(call.node)
     if not over or divisor is None:
         raise Mismatch
-    centered = call.do("sub", call.values[0], call.program.reduce("mean", call.values[0], over))
+    centered = call.values[0]
+    for _ in range(2):
+        centered = call.do("sub", centered, call.program.reduce("mean", centered, over))
     total = call.program.reduce("sum", call.do("square", centered), over)
     found = call.do("div", total, divisor)
     return _root(call, found) if call.node.target in ROOTS else found
