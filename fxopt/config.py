@@ -28,8 +28,8 @@ class Config:
             between products, lookups and other large operators (seconds, at each capture; its caches work as under
             torch.compile) and calls the rest. Where that fails the graph runs as with ``"fx"``; the report says why.
         precision: ``"bf16"`` or ``"int8"`` keeps copies of wide linears' weights (on the CPU) and of tables of 4 MiB
-            and more in fewer bits, for inference; where that is faster here, and right within `max_error`. Not seen
-            are edits of a few rows through `.data` or NumPy, and on a GPU any edit through `.data`.
+            and more in fewer bits, for inference; where that is faster here, and right within `max_error`. Edits of
+            a few rows through `.data` or NumPy are not seen, and on a GPU no edit through `.data` is.
         low_rank: replaces a wide linear by two narrow ones, of the least rank that leaves at most this share (0.1) of
             its weight's norm; for inference, where it is faster and right within `max_error`.
         max_error: what `precision` and `low_rank` together may change: the largest difference from eager over the

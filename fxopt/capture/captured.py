@@ -24,8 +24,8 @@ class Capture:
     """A model as a graph.
 
     graph: forward(*state, *inputs) -> flat tuple of outputs. meta["val"] on every node; meta["place"] on calls;
-        meta["state"] (StateSlot) or meta["input"] (readable name) on placeholders, and of what
-        was given meta["asks"], whether it required a gradient, and meta["contiguous"].
+        meta["state"] (StateSlot) or meta["input"] (readable name) on placeholders, and what is true of the tensor that
+        was given: meta["asks"], that it required a gradient, and meta["contiguous"].
     state: the parameters and buffers it reads; inputs: every tensor leaf of (args, kwargs); constants: the other
         leaves, (index, value), which the graph has baked in; in_spec, out_spec: pytree specs;
     firsts: for each input the place of the first one that was the same object;

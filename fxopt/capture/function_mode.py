@@ -121,7 +121,7 @@ class FunctionMode(PreDispatchTorchFunctionMode):
             raise CaptureError("reads a tensor as text, and a graph has none")
         elif func == _DATA and (proxy := proxy_of(args[0], self.tracer)) is not None:
             return self._data(args[0], proxy)
-        elif func is torch.randint_like:  # alone among its kind it takes no gradient from Python, and has none in ATen
+        elif func is torch.randint_like:  # ATen has no gradient for it, and Python takes none through it
             args = (args[0].detach(), *args[1:])
         elif func is torch._assert and self._asserts(*args, **(kwargs or {})):
             return None

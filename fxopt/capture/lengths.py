@@ -33,8 +33,8 @@ def _dims(expr: sympy.Basic, fakes: FakeInputs) -> set[Dim]:
 
 
 def _compares(expr: sympy.Basic) -> bool:
-    """A plain comparison; in one that says less than how many there are, a side may be a product, as of what a view
-    merges: B * (L - 1) > 0."""
+    """A plain comparison. Of an inequality a side may be a product, as of the sizes that a view merges:
+    B * (L - 1) > 0."""
     if not isinstance(expr, Relational):
         return False
     sides = (

@@ -33,7 +33,7 @@ def _pointwise(call: Rowwise) -> Rows:
 
 
 def _first_dims(call: Rowwise) -> Rows:
-    """All that has rows has them in front; a row of a result may be several of its rows, one after the other."""
+    """All that has rows has them in front. A row of the batch may be several rows of the result, behind each other."""
     found = agreed(place for place in call.placements.values() if isinstance(place, Rows))
     if found.dim != 0 or not isinstance(call.by_sizes, Rows) or call.by_sizes.dim != 0:
         raise Unknown

@@ -187,7 +187,7 @@ class Strides:
 
 
 def _multiplies_in_order(matmul: Node) -> bool:
-    """torch multiplies one matrix by many as the many's transposes by it, and gives a transpose of that."""
+    """A matrix by a stack of matrices is computed as (stack.mT @ matrix.mT).mT, whose result is a transpose."""
     left, right = (len(shape_of(operand)) for operand in matmul.args)  # type: ignore[arg-type]
     return right <= 2 or left > 2
 

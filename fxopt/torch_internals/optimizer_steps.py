@@ -24,7 +24,7 @@ def is_watched(optimizer: Optimizer) -> bool:
 
 
 def after_fused_steps(hear: Callable[[Tensor], None]) -> None:
-    """From now on `hear` is told each parameter behind a step with fused=True, which leaves its version as it was."""
+    """From now on `hear` is told of each parameter after a step with fused=True, which leaves its version as it was."""
     if _stepped not in _global_optimizer_post_hooks.values():
         register_optimizer_step_post_hook(_stepped)
     _hear.append(hear)

@@ -8,7 +8,7 @@ import torch
 
 
 def draws_put_back() -> AbstractContextManager:
-    """What is drawn in here, on the CPU and on the current CUDA device, is drawn again behind it."""
+    """What is drawn in here, on the CPU and on the current CUDA device, is drawn again after it."""
     return torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_initialized() else [])
 
 

@@ -331,6 +331,53 @@ def test_gradients_of_activations_are_eagers_also_where_their_pieces_meet(functi
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+class Scaled(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.scale, self.function = nn.Parameter(torch.ones(D)), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.function(x * self.scale) + 1e-8).log()
+
+
+@pytest.mark.parametrize(("middle", "width"), [(0.0, 1.0), (100.0, 1e-3), (1e4, 0.01), (1e5, 0.03), (1 / 3, 0.0)])
+@pytest.mark.parametrize("name", ["std", "var"])
+def test_variances_far_from_zero(name: str, middle: float, width: float) -> None:
+    model = Scaled(lambda x: getattr(x, name)(-1, keepdim=True)).eval()
+    fast = optimize(model, (torch.randn(B, D),), Config(tune="off", disable=ONLY))
+    x = middle + width * torch.randn(9, D)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "value"),
+    [
+        (lambda x: F.celu(x, -1.0), -20.0),
+        (lambda x: F.softplus(x, 2.0), 3e38),
+        (lambda x: F.softplus(x, 1000.0), 1e36),
+        (F.elu, -15.0),
+        (lambda x: F.elu(x, 0.5), -30.0),
+        (F.selu, -17.0),
+    ],
+    ids=["celu", "softplus", "steep softplus", "elu", "half an elu", "selu"],
+)
+def test_large_values_of_activations(function: Callable[[Tensor], Tensor], value: float) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(D))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x * self.scale) * 0.5 + torch.tanh(x * self.scale) * 0.25
+
+    model, x = Both(), torch.full((9, D), value, requires_grad=True)
+    fast = optimize(model, (torch.randn(B, D),), Config(tune="off", disable=ONLY))
+    torch.testing.assert_close(fast(x), model(x))
+    expected, found = (torch.autograd.grad(net(x).sum(), x)[0] for net in (model, fast))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+
+
 class Mixture(nn.Module):
     """Low-rank cross layers of two experts: what has rows at batch 1 is the weights."""
 

@@ -216,7 +216,7 @@ def _shifted(first: int) -> tuple[Step, ...]:
 
 
 def _without_kernel(column: Column) -> str:
-    """What of a column only its definition in PyTorch differentiates, after looking everything up once more; or "".
+    """What of a column no kernel differentiates: its definition in PyTorch looks everything up once more. "": nothing.
 
     Training steps, batch 16 and 256, of two tables of 1000 x 16 to 100,000 x 16: with maxima 0.5x to 0.8x of eager,
     with a softmax over positions 0.4x to 0.9x, without 0.7x to 1.5x. Bags of learned weights are 0.6x to 3x, and stay.
