@@ -227,17 +227,3 @@ def test_torch_functions_and_modes_around(models: tuple[nn.Module, nn.Module]) -
         with around:
             found = gradients(models[1], x)
         torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.gpu
-def test_on_a_gpu() -> None:
-    model = Model().cuda()
-    fast = optimize(copy.deepcopy(model), config=Config(tune="off"))
-    for batch in (5, 64, 1, 5):
-        x = ids(batch).cuda()
-        torch.testing.assert_close(gradients(fast, x), gradients(model, x))
-    assert "Columns" in node_of(fast(ids().cuda())).name()
-    y = fast(ids().cuda()).sum()
-    y.backward()
-    with pytest.raises(RuntimeError, match="second time"):
-        y.backward()

@@ -246,12 +246,12 @@ def _make_split(
 
 
 def plan_of_tables(plan: Tensor, tables: Sequence[Tensor], n_tensors: int) -> Tensor | None:
-    """The plan of the kernel that takes the gradients of all outputs and gives those of all tables; None where a
-    gradient needs more than that."""
+    """The plan of the kernel that takes the gradients of all outputs and gives those of all tables, on the CPU; None
+    where a gradient needs more than that."""
     by_kernel = tuple(_kernel_of(table.device, table.dtype) for table in tables)
     decoded, no, yes = plan_of(plan), (False,), (True,)
     outputs, n = len(decoded.widths), len(tables)
-    if len(set(by_kernel)) != 1 or not by_kernel[0]:
+    if set(by_kernel) != {"cpu"}:
         return None
     split = _make_split(decoded, no * n_tensors, yes * n, by_kernel, no * n, yes * outputs)
     part = split.dense

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "../operand.h"
+#include "../../torch_internals/python_call.h"
 
 namespace {
 
@@ -15,10 +15,7 @@ using torch::autograd::variable_list;
 
 PyObject* by_definition;  // a function of Python, for gradients that PyTorch's own operators must compute
 
-// Whether it is an ordinary tensor, in the place of this one.
-bool is_like(const at::Tensor& tensor, const at::Tensor& other) {
-  return (tensor.key_set().raw_repr() & ~fxopt::Place::of(other).keys) == 0 && tensor.device() == other.device();
-}
+bool is_plain_cpu(const at::Tensor& tensor) { return (tensor.key_set().raw_repr() & ~kPlain) == 0; }
 
 std::vector<at::Tensor> tensors_of(PyObject* list) {
   std::vector<at::Tensor> tensors;
@@ -88,7 +85,7 @@ struct Columns : torch::autograd::Function<Columns> {
     const variable_list saved = context->get_saved_variables();
     const auto n = size_t(context->saved_data["tables"].toInt());
     const at::TensorList all = saved, tables = all.slice(2, n), tensors = all.slice(2 + n);
-    const auto is_plain = [&](const at::Tensor& grad) { return grad.defined() && is_like(grad, tables[0]); };
+    const auto is_plain = [](const at::Tensor& grad) { return grad.defined() && is_plain_cpu(grad); };
     const bool once = !at::GradMode::is_enabled() && std::all_of(grads.begin(), grads.end(), is_plain);
     variable_list found = once ? by_kernel(grads, tensors, tables, saved[1]) : as_defined(grads, tensors, tables, saved[0]);
     found.resize(n + 3);  // the other arguments of forward have no gradients
@@ -103,9 +100,9 @@ bool are_plain(PyObject* list) {
   return true;
 }
 
-bool all_require_grad(const variable_list& tensors, bool required, const at::Tensor& like) {
-  return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-    return is_like(tensor, like) && tensor.requires_grad() == required;
+bool all_require_grad(const variable_list& tensors, bool required) {
+  return std::all_of(tensors.begin(), tensors.end(), [required](const at::Tensor& tensor) {
+    return is_plain_cpu(tensor) && tensor.requires_grad() == required;
   });
 }
 
@@ -113,7 +110,7 @@ bool all_require_grad(const variable_list& tensors, bool required, const at::Ten
 PyObject* record(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   if (n_arguments != 5 || !undisturbed() || !are_plain(arguments[1]) || !are_plain(arguments[2])) Py_RETURN_NONE;
   const variable_list tensors = tensors_of(arguments[1]), tables = tensors_of(arguments[2]);
-  if (tables.empty() || !all_require_grad(tensors, false, tables[0]) || !all_require_grad(tables, true, tables[0])) Py_RETURN_NONE;
+  if (!all_require_grad(tensors, false) || !all_require_grad(tables, true)) Py_RETURN_NONE;
   PyObject* found;
   {
     const at::NoGradGuard nothing_to_record;

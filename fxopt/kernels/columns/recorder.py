@@ -1,4 +1,4 @@
-"""Training calls whose gradients are those of their tables alone, recorded in C++.
+"""Training calls on the CPU whose gradients are those of their tables alone, recorded in C++.
 
 A node of Python takes 70 us of a training step, as much as four lookups of eager's; this one takes 10.
 """
