@@ -45,6 +45,7 @@ ODD: dict[Statement, int] = {
     effects.weight: 2,
     effects.counted: 3,
     effects.asked: 5,
+    effects.checked: 4,
     blocks.block: 4,
     moves.scramble: 3,
     pointwise.scaled: 3,

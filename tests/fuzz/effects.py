@@ -59,6 +59,16 @@ _STATE = (
     "torch.meshgrid({b}, {x}.detach().reshape(-1)[:1], indexing='ij')[0].add_(1)",
     "{b} = torch.maximum({b}, {x}.detach().amax())",
 )
+_CHECKS = (
+    "assert ({x} > -2.5).all()",
+    "assert not {x}.isnan().any(), f'NaN in {{len({x})}}'",
+    "assert torch.isfinite({x}).all() and ({x} < 3).all()",
+    "if ({x} < -1.5).any():\n    raise ValueError('small')",
+    "if not ({x}.abs() < 4).all() or {x}.shape[0] == 9:\n    raise RuntimeError('far')",
+    "if {x}.sum().item() > 5:\n    raise ValueError('much')",
+    "if {x}.amax() > 2.5: raise ValueError('large')",
+    "for row in {x}[:2]:\n    if row.sum() < -4: raise ValueError('little')",
+)
 
 
 def edit(w: Writer) -> Value | None:
@@ -101,6 +111,12 @@ def counted(w: Writer) -> Value | None:
     w.do(w.pick(_STATE).format(b=buffer, x=x))
     if w.chance(60):
         return w.line(w.pick(("{x} - {b}", "{x} * {b}", "{x} / ({b} + 1)")).format(x=x, b=buffer))
+    return None
+
+
+def checked(w: Writer) -> Value | None:
+    """A check of data, which raises for some."""
+    w.do(w.pick(_CHECKS).format(x=w.float()))
     return None
 
 
