@@ -88,7 +88,9 @@ class Attempts:
             for shapes in trace_shapes(self.inputs.tensors):
                 yield filled(shapes), set()
         single = self._single()
-        for static in (*((empty, inner) if inner else (set(),)), *([single] if single else [])):
+        ones = empty | {(i, d) for i, d in inner if self.inputs.tensors[i].shape[d] == 1}  # to be broadcast, perhaps
+        ways = [empty, ones, ones | single, inner, single]
+        for static in (way for place, way in enumerate(ways) if way not in ways[:place]):
             for shapes in trace_shapes(self.inputs.tensors):
                 yield shapes, static
 

@@ -499,6 +499,45 @@ def test_one_capture_for_every_length_of_a_loss(how):
         torch.testing.assert_close(fast(ids), model(ids))
 
 
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+
+    def forward(self, ids, mask):
+        return (self.table(ids) * mask).sum(1)
+
+
+class Scored(nn.Module):
+    def forward(self, user, items):
+        return (user * items).sum(-1) + user.mean()
+
+
+class Broadcast(nn.Module):
+    def forward(self, x, y, z):
+        return (x + y) * z
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (Masked(), lambda b, n: (torch.randint(0, 10, (b, n)), torch.rand(b, n, 1))),
+        (Scored(), lambda b, n: (torch.rand(b, 1, 4), torch.rand(b, n, 4))),
+        (Scored(), lambda b, n: (torch.rand(1, 1, 4), torch.rand(b, n, 4))),
+        (Broadcast(), lambda b, n: (torch.rand(b, n, 1), torch.rand(b, 1, 5), torch.rand(n, 5))),
+        (Broadcast(), lambda b, n: (torch.rand(b, 1), torch.rand(1, n), torch.rand(b, n))),
+    ],
+    ids=["mask", "items of a user", "one user for all", "three tensors", "rows and columns"],
+)
+def test_one_capture_for_every_length_beside_dims_of_one(model, inputs):
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    for batch, length in ((4, 5), (3, 7), (2, 6), (8, 4), (5, 2), (9, 3)):
+        given = inputs(batch, length)
+        torch.testing.assert_close(fast(*given), model(*given))
+    (entry,) = dispatcher_of(fast).entries
+    assert entry.executable is not None
+
+
 def test_a_packed_matrix_cut_in_two():
     class Packed(nn.Module):
         def __init__(self):
