@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     free_unbacked_symbols,
 )
+from torch.utils._sympy.functions import Max
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -118,7 +119,24 @@ class TraceShapeEnv(ShapeEnv):
                 return answer
         if self._has_elements(orig_expr):
             return sympy.true
+        if isinstance(orig_expr, sympy.Eq | sympy.Ne) and self._are_one_unless_empty(orig_expr):
+            return sympy.true if isinstance(orig_expr, sympy.Eq) else sympy.false
         return super().evaluate_expr(orig_expr, *args, **kwargs)
+
+    def _are_one_unless_empty(self, question: sympy.Eq | sympy.Ne) -> bool:
+        """8 * Max(1, s0) == 8 * s0, where strides meet sizes: whether no size is 0, which is a guard for each."""
+        sizes = {largest: size for largest in question.atoms(sympy.Max, Max) if (size := _or_one(largest)) is not None}
+        if not sizes or free_unbacked_symbols(question) or question.lhs.xreplace(sizes) != question.rhs.xreplace(sizes):
+            return False
+        factors = {factor for size in sizes.values() for factor in sympy.Mul.make_args(size) if factor.free_symbols}
+        return self._are_present(sorted(factors, key=str))
+
+    def _are_present(self, sizes: list[sympy.Expr]) -> bool:
+        """Whether these are at least 1, and if so guards say that."""
+        present = [sympy.Ge(size, 1) for size in sizes]
+        if not present or not all(one.xreplace(self.backed_var_to_val) == sympy.true for one in present):
+            return False
+        return all(super(TraceShapeEnv, self).evaluate_expr(one) for one in present)
 
     def _has_elements(self, question: Any) -> bool:
         """Where x.reshape(a, b, -1) asks whether x has elements, or else the other sizes tell how many: whether it has,
@@ -127,10 +145,7 @@ class TraceShapeEnv(ShapeEnv):
             return False
         counts = [term.lhs for term in question.args if isinstance(term, sympy.Gt) and term.rhs == 0]
         factors = sympy.Mul.make_args(counts[0]) if counts else ()
-        present = [sympy.Ge(size, 1) for size in factors if size.free_symbols]
-        if not present or not all(one.xreplace(self.backed_var_to_val) == sympy.true for one in present):
-            return False
-        return all(super(TraceShapeEnv, self).evaluate_expr(one) for one in present)
+        return self._are_present([size for size in factors if size.free_symbols])
 
     def guard_or_defer_runtime_assert(self, orig_expr: Any, *args: Any, **kwargs: Any) -> bool:  # type: ignore[override]
         """What torch would assert at run time; it believes it from here on."""
@@ -189,6 +204,12 @@ def _asking() -> Any:
     while frame.f_globals["__name__"] in _ASK or frame.f_code.co_name == "evaluate_sym_node":
         frame = frame.f_back
     return frame
+
+
+def _or_one(largest: sympy.Expr) -> sympy.Expr | None:
+    """The size of Max(1, size)."""
+    others = [term for term in largest.args if term != 1]
+    return others[0] if len(others) == 1 and len(largest.args) == 2 else None
 
 
 def _is_about_strides(packet: Any, question: Relational) -> bool:
