@@ -23,22 +23,24 @@ OTHERS = (Sizes(0, 2), Sizes(1, 1), Sizes(2, 0), Sizes(7, 6))
 def rewrites(model: nn.Module, program: Program) -> int:
     """Calls of the columns operator in the one capture of an optimized model; none where torch's own fake operators
     refuse what its real ones do (ids of uint8 in an empty bag). There are more captures only where a length L meets a
-    fixed size."""
+    fixed size, or where results lie as the inputs do."""
     entries = model._fxopt.entries  # type: ignore[union-attr]
     if all(one.executable is None and one.findings.eager_reason.startswith("the model's forward: ") for one in entries):
         return 0
     entry, *others = entries
-    assert not others or all(_fixes_length(one, program) for one in entries), [e.findings.signature for e in entries]
+    assert not others or all(_is_special(one, program) for one in entries), [e.findings.signature for e in entries]
     if entry.executable is None and "expected the last offset to be the number of ids" in entry.findings.eager_reason:
         return 0
     assert entry.executable is not None, entry.findings.eager_reason
     return sum(len(ran.changes) for ran in entry.findings.passes if ran.name == "embedding_columns")
 
 
-def _fixes_length(entry: Entry, program: Program) -> bool:
-    """Whether a capture serves one length alone."""
-    fixed = entry.executable.capture.guards.static if entry.executable is not None else ()
-    return any(program.inputs[i].dims[d] == "L" for (i, d), _ in fixed)
+def _is_special(entry: Entry, program: Program) -> bool:
+    """Whether a capture serves one length alone, or inputs that lie in one way."""
+    if entry.executable is None:
+        return False
+    guards = entry.executable.capture.guards
+    return bool(guards.whole or guards.torn) or any(program.inputs[i].dims[d] == "L" for (i, d), _ in guards.static)
 
 
 def check(program: Program, seen: Counter[str]) -> bool:
