@@ -99,6 +99,10 @@ class FunctionMode(PreDispatchTorchFunctionMode):
         if func in _ASKS and not isinstance(args[0], nn.Parameter):
             with_format = func is torch.Tensor.is_contiguous and (kwargs or args[1:])
             self._asks("exact strides" if with_format else _ASKS[func], args[0])
+        elif func is torch.Tensor.requires_grad_ and False in (*args[1:], *(kwargs or {}).values()):
+            if args[0].requires_grad:
+                raise CaptureError("calls requires_grad_(False), which a graph of the forward does not keep")
+            return args[0]
         elif func is torch.Tensor.requires_grad_ and self._is_made(args[0]) and not torch.is_grad_enabled():
             self.made_leaves = True
         elif func in _GRADIENTS:
