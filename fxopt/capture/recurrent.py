@@ -13,12 +13,12 @@ from fxopt.torch_internals.known_sizes import expressions
 from fxopt.torch_internals.tracing import disable_proxy_modes_tracing, proxy_of, record
 
 aten = torch.ops.aten
-_GATES = {aten.gru.input: 3, aten.lstm.input: 4, aten.rnn_tanh.input: 1, aten.rnn_relu.input: 1}
+GATES = {aten.gru.input: 3, aten.lstm.input: 4, aten.rnn_tanh.input: 1, aten.rnn_relu.input: 1}
 
 
 def any_length(func: Any, args: tuple, tracer: Any) -> tuple[torch.Tensor, ...] | None:
-    """The results of such a layer, recorded; None for another call, and where torch would have to check it."""
-    if func not in _GATES or len(args) != 9 or not isinstance(args[0], torch.Tensor) or args[0].ndim != 3:
+    """The results of a call of one of `GATES`, recorded; None where torch would have to check it."""
+    if len(args) != 9 or not isinstance(args[0], torch.Tensor) or args[0].ndim != 3:
         return None
     x, initial, weights, biased, layers, _, _, bidirectional, batch_first = args
     states = initial if isinstance(initial, list | tuple) else [initial]
@@ -29,7 +29,7 @@ def any_length(func: Any, args: tuple, tracer: Any) -> tuple[torch.Tensor, ...] 
         _are_alike([x, *states, *weights])
         and len(weights) == count * (4 if biased else 2)
         and all(expressions(state.shape) == expressions((count, rows, size)) for state in states)
-        and expressions(weights[0].shape) == expressions((_GATES[func] * size, x.shape[2]))
+        and expressions(weights[0].shape) == expressions((GATES[func] * size, x.shape[2]))
     )
     if not fits:
         return None

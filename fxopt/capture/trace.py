@@ -28,7 +28,7 @@ from fxopt.capture.places import Places
 from fxopt.capture.prints import printing
 from fxopt.capture.proofs import ITEMS, Proofs
 from fxopt.capture.recorded import graph_module, refuse_transforms
-from fxopt.capture.recurrent import any_length
+from fxopt.capture.recurrent import GATES, any_length
 from fxopt.capture.repairs import as_question
 from fxopt.capture.settings import kept
 from fxopt.capture.size_guards import guard_sizes
@@ -168,9 +168,10 @@ class _ProxyMode(ProxyTorchDispatchMode):
             args = (args[0], places_of(args[1], args[0], self._proofs))
         if (part := cut_within(func, args, self.tracer)) is not None:
             return part
-        with no_function_modes():
-            if (states := any_length(func, args, self.tracer)) is not None:
-                return states
+        if func in GATES:
+            with no_function_modes():
+                if (states := any_length(func, args, self.tracer)) is not None:
+                    return states
         guard_sizes(func, args)
         if func is torch.ops.aten.contiguous.default:
             args = (self._twin(args[0]), *args[1:])

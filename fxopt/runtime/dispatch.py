@@ -121,7 +121,7 @@ class Dispatcher:
                     self._refuse(str(reason))
                     return
                 if entry is not None:
-                    self._add(entry)
+                    self.entries = (entry, *self.entries)
                     return
                 rehearse(self.original, args, kwargs)
                 self._warn(failure)
@@ -229,7 +229,7 @@ class Dispatcher:
             self._refuse(str(reason))
             return eager(*args, **kwargs)
         if entry is not None:
-            self._add(entry)
+            self.entries = (entry, *self.entries)
             return self._run(entry, entry.match(args, kwargs, now) or ((), ()), eager, args, kwargs)
         plain = self._eager_entry(args, kwargs, now, failure)  # of the arguments as they are before the call
         self._rejected += 1
@@ -239,10 +239,6 @@ class Dispatcher:
         changing = frozenset(map(str, before.changed()))
         self.entries = (*self.entries, replace(plain, watch=Watch(self.original, ignore=changing)))
         return result
-
-    def _add(self, entry: Entry) -> None:
-        """The newest first, among those that take contiguous inputs alone, and among the others behind these."""
-        self.entries = tuple(sorted((entry, *self.entries), key=lambda each: not each.takes_contiguous))
 
     def _eager_entry(self, args: tuple, kwargs: dict, now: tuple, reason: str) -> Entry:
         findings = Findings(described(self.original, args, kwargs), eager_reason=reason)

@@ -59,11 +59,6 @@ class Entry:
         self.traced = traced_view(self)
         self._stood, self._unlooked = False, 0  # what the last look said of a model that stays eager, for so many calls
 
-    @property
-    def takes_contiguous(self) -> bool:
-        """Whether it is for contiguous inputs alone, and faster for them than a capture that is for any."""
-        return self.executable is not None and bool(self.executable.capture.guards.whole)
-
     def result(self, flat: Sequence[Any], args: tuple, kwargs: dict) -> Any:
         """The model's result from the graph's, whose further values go into the arguments."""
         result, values = self.rebuild(flat)

@@ -6,16 +6,15 @@ import operator
 from collections.abc import Sequence
 from enum import IntEnum
 
-import sympy
 import torch
 from torch.fx import Graph, Node
-from torch.utils._sympy.functions import Max as TorchMax
 
 from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import Size, expression, product, same, shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
 from fxopt.shape.view_operators import CUTS, EXPANSIONS, REGROUPS
 from fxopt.torch_internals.storage import shares_storage
+from fxopt.torch_internals.symbols import unless_empty
 
 aten = torch.ops.aten
 
@@ -273,16 +272,7 @@ def _is_fresh(node: Node) -> bool:
 
 def same_stride(left: Size, right: Size) -> bool:
     """Whether two strides are equal but for empty tensors: 676 * Max(1, s0), since torch counts an empty dim as one."""
-    return same(left, right) or _of_any(left) == _of_any(right)
-
-
-def _of_any(stride: Size) -> sympy.Expr:
-    return expression(stride).replace(sympy.Max, _without_one).replace(TorchMax, _without_one)
-
-
-def _without_one(*terms: sympy.Expr) -> sympy.Expr:
-    left = [term for term in terms if term != 1]
-    return left[0] if len(left) == 1 else sympy.Max(*terms)
+    return same(left, right) or unless_empty(expression(left)) == unless_empty(expression(right))
 
 
 def reads_once(node: Node) -> bool:

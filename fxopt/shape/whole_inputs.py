@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from torch.fx import Graph, Node
 
+from fxopt.shape.standing import analysed
 from fxopt.shape.strides import Layout, Strides
 
 _WHOLE, _TORN = "whole", "torn"
-_MOST_TORN = 2  # inputs: each way in which they lie is a capture of its own
 
 
 def needed_for(node: Node, strides: Strides) -> list[Node] | None:
@@ -21,9 +21,7 @@ def needed_for(node: Node, strides: Strides) -> list[Node] | None:
     Returns:
         None where `node` need not be contiguous even then.
     """
-    placeholders = node.graph.find_nodes(op="placeholder")
-    given = [Layout.CONTIGUOUS if "input" in each.meta else Layout.ANY for each in placeholders]
-    if Strides(node.graph, given).known(node) is not Layout.CONTIGUOUS:
+    if analysed(node.graph, _if_whole).known(node) is not Layout.CONTIGUOUS:
         return None
     reached, pending = dict[Node, None](), [node]
     while pending:
@@ -31,7 +29,13 @@ def needed_for(node: Node, strides: Strides) -> list[Node] | None:
         if each not in reached and strides.known(each) is not Layout.CONTIGUOUS:
             reached[each] = None
             pending += each.all_input_nodes
-    return [each for each in placeholders if each in reached and "input" in each.meta]
+    return [each for each in node.graph.find_nodes(op="placeholder") if each in reached and "input" in each.meta]
+
+
+def _if_whole(graph: Graph) -> Strides:
+    """Where all inputs of the model are contiguous."""
+    placeholders = graph.find_nodes(op="placeholder")
+    return Strides(graph, [Layout.CONTIGUOUS if "input" in each.meta else Layout.ANY for each in placeholders])
 
 
 def take_for_granted(inputs: Sequence[Node]) -> bool:
@@ -41,7 +45,7 @@ def take_for_granted(inputs: Sequence[Node]) -> bool:
     if whole:
         for node in inputs:
             node.meta[_WHOLE] = True
-    elif len(inputs) <= _MOST_TORN:
+    else:
         inputs[0].meta.setdefault(_TORN, set()).add(tuple(inputs))
     return whole
 

@@ -27,6 +27,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from fxopt.torch_internals.raising import harmless_answer
+from fxopt.torch_internals.symbols import unless_empty
 
 aten = torch.ops.aten
 
@@ -125,11 +126,11 @@ class TraceShapeEnv(ShapeEnv):
 
     def _are_one_unless_empty(self, question: sympy.Eq | sympy.Ne) -> bool:
         """8 * Max(1, s0) == 8 * s0, where strides meet sizes: whether no size is 0, which is a guard for each."""
-        sizes = {largest: size for largest in question.atoms(sympy.Max, Max) if (size := _or_one(largest)) is not None}
-        if not sizes or free_unbacked_symbols(question) or question.lhs.xreplace(sizes) != question.rhs.xreplace(sizes):
+        maxima = question.atoms(sympy.Max, Max)
+        if not maxima or free_unbacked_symbols(question) or unless_empty(question.lhs) != unless_empty(question.rhs):
             return False
-        factors = {factor for size in sizes.values() for factor in sympy.Mul.make_args(size) if factor.free_symbols}
-        return self._are_present(sorted(factors, key=str))
+        factors = {factor for largest in maxima for factor in sympy.Mul.make_args(unless_empty(largest))}
+        return self._are_present(sorted((factor for factor in factors if factor.free_symbols), key=str))
 
     def _are_present(self, sizes: list[sympy.Expr]) -> bool:
         """Whether these are at least 1, and if so guards say that."""
@@ -204,12 +205,6 @@ def _asking() -> Any:
     while frame.f_globals["__name__"] in _ASK or frame.f_code.co_name == "evaluate_sym_node":
         frame = frame.f_back
     return frame
-
-
-def _or_one(largest: sympy.Expr) -> sympy.Expr | None:
-    """The size of Max(1, size)."""
-    others = [term for term in largest.args if term != 1]
-    return others[0] if len(others) == 1 and len(largest.args) == 2 else None
 
 
 def _is_about_strides(packet: Any, question: Relational) -> bool:

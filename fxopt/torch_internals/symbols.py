@@ -14,12 +14,23 @@ from torch.fx.experimental.symbolic_shapes import (
     is_accessor_node,
     statically_known_true,
 )
+from torch.utils._sympy.functions import Max
 from torch.utils._sympy.value_ranges import ValueRanges
 
 
 def expression(size: Any) -> sympy.Expr:
     """The size as a term over the symbols of the trace; equal terms are equal sizes."""
     return sympy.Integer(size) if isinstance(size, int) else size.node.expr
+
+
+def unless_empty(term: sympy.Expr) -> sympy.Expr:
+    """A stride for tensors that are not empty, of which torch counts a dim of 0 as one: 8 * s0 of 8 * Max(1, s0)."""
+    return term.replace(sympy.Max, _without_one).replace(Max, _without_one)
+
+
+def _without_one(*terms: sympy.Expr) -> sympy.Expr:
+    left = [term for term in terms if term != 1]
+    return left[0] if len(left) == 1 else sympy.Max(*terms)
 
 
 def static(size: int | torch.SymInt) -> int | None:
