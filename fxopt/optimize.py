@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from fxopt.runtime.cuda_graphs import graphed
 from fxopt.runtime.native import build_ahead
 from fxopt.runtime.sharded.communication import inner
 from fxopt.stages import examples_of, lowered, raced, rewrite, take_pieces, verified
+from fxopt.torch_internals.shape_env import forget_answers
 from fxopt.tune.tuner import Tuner
 
 _log = logging.getLogger(__name__)
@@ -74,7 +76,10 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
         CaptureError: the model stays eager for these inputs.
     """
     with progress.on_terminal(config.progress):
-        executable = kept(lambda: _compiled(config, model, args, kwargs))
+        try:
+            executable = kept(lambda: _compiled(config, model, args, kwargs))
+        finally:
+            forget_answers()
         progress.step("compile the checks of a call")
         build_ahead().join()
         return executable
@@ -93,7 +98,7 @@ def _made_of(
     captured: Capture, model: nn.Module, args: tuple, kwargs: dict[str, Any], config: Config, clock: _Clock
 ) -> Executable:
     for node, slot in zip(captured.graph.graph.find_nodes(op="placeholder"), captured.state, strict=False):
-        node.meta["tensor"] = functools.partial(slot.read, model)  # what a rewrite is timed on
+        node.meta["tensor"] = functools.partial(_read, slot.read, weakref.ref(model))  # what a rewrite is timed on
     tuner = Tuner(config.tune)
     executable = rewrite(captured, config, Fuel(config.max_rewrites), tuner, Dump(config.dump))
     clock.lap("rewrite")
@@ -119,6 +124,11 @@ def _made_of(
     operators = f"{found.operators_before} -> {found.operators_after} operators"
     _log.info("%s: %s in %.1f s for %s", type(model).__name__, operators, sum(clock.laps.values()), found.signature)
     return executable
+
+
+def _read(read: Callable[[nn.Module], Any], model: weakref.ref[nn.Module]) -> Any:
+    """Nodes are in cycles, and would keep the weights until these are collected."""
+    return None if (held := model()) is None else read(held)
 
 
 def _piece(model: nn.Module, config: Config, part: nn.Module) -> nn.Module:

@@ -31,6 +31,7 @@ from fxopt.capture.trace import trace
 from fxopt.findings import Place
 from fxopt.reach import OWN
 from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT
+from fxopt.tracebacks import let_go
 
 _FINAL = (*DATA_DEPENDENT, CaptureError)  # no other sizes would help
 
@@ -50,6 +51,7 @@ class Attempts:
 
     Attributes:
         stores: attributes the forward assigns, learned from the first trace (see effects.py).
+        copies: the model's, one for each trace.
         symbolic_len: whether len(tensor) stays symbolic; no longer where that failed (numpy, keys of a dict).
     """
 
@@ -59,6 +61,7 @@ class Attempts:
     trial: Trial
     reach: Reach
     stores: Attributes = field(default_factory=dict)
+    copies: list[ModelCopy] = field(default_factory=list)
     symbolic_len: bool = True
     gave_len: bool = False
 
@@ -74,11 +77,16 @@ class Attempts:
                     break
                 continue
             if found.guards.holds(self.inputs.tensors):
+                let_go(reason)
                 return found
         if self.gave_len and self.symbolic_len:
             self.symbolic_len = False
             return self.first()
         raise reason or CaptureError("no graph found whose size conditions hold for these inputs")
+
+    def end(self) -> None:
+        for copy in self.copies:
+            copy.forget()
 
     def _choices(self) -> Iterator[tuple[Shapes, set[Dim]]]:
         """Sizes to trace with and static dims, most general first."""
@@ -148,6 +156,7 @@ class Attempts:
         places = Places({})
         try:
             copy = ModelCopy(self.model, fake_state(fakes.fake_mode, self.trial.within_leaf))
+            self.copies.append(copy)
             places = Places({key: path for key, path in copy.paths.items() if path not in self.leaves})
             slots, reals, news = zip(*copy.state, strict=True) if copy.state else ((), (), ())
             generators = Generators(self.model)
@@ -171,6 +180,7 @@ class Attempts:
             self.gave_len |= fakes.shape_env.gave_len
             raise _stopped(error, places) from error
         finally:
+            fakes.shape_env.raised.clear()  # whose tracebacks hold the model
             outside = self.reach.changed()
             self.reach.put_back()
         if outside:

@@ -17,6 +17,7 @@ from fxopt.capture.trial import trial as run_trial
 from fxopt.config import Config
 from fxopt.findings import Place
 from fxopt.torch_internals.hooks import has_hooks
+from fxopt.tracebacks import let_go
 
 MAX_ROUNDS = 8
 
@@ -38,14 +39,18 @@ def capture(model: nn.Module, args: tuple = (), kwargs: dict | None = None, conf
         raise CaptureError(f"forward may {reach.once}")
     leaves = _known_leaves(model, config, bool(reach.question))
     for _ in range(MAX_ROUNDS):
+        trial = run_trial(model, _outermost(leaves), args, kwargs) if leaves else Trial()
+        attempts = Attempts(model, inputs, leaves, trial, reach)
         try:
-            trial = run_trial(model, _outermost(leaves), args, kwargs) if leaves else Trial()
-            return Attempts(model, inputs, leaves, trial, reach).first()
+            return attempts.first()
         except Stopped as stop:
             leaves.update(stop.found)
             if "" in leaves:
                 run_trial(model, set(), args, kwargs)  # if the inputs do not fit, the model's own error is better
                 raise CaptureError(leaves[""].reason, leaves[""].place) from stop.__cause__
+            let_go(stop)
+        finally:
+            attempts.end()
     last = list(leaves.values())[-1]
     raise CaptureError(f"more than {MAX_ROUNDS} submodules stop the capture, the last one: {last.reason}", last.place)
 

@@ -112,6 +112,11 @@ class ModelCopy(Mirror):
         """Each copied module, with its path."""
         return ((self.paths[id(copy)], copy) for copy in map(self.of, self.originals.values()))
 
+    def forget(self) -> None:
+        """Empty its modules, whose functions hold it, so that it is in no cycle and is freed."""
+        for _, copy in self.modules():
+            vars(copy).clear()
+
     def changed_attributes(self) -> dict[str, set[str]]:
         """Path of each module whose forward changed attributes or buffers, and their names."""
         changed = {self.paths[copy_id]: self.changes(module) for copy_id, module in self.originals.items()}

@@ -95,8 +95,12 @@ class _Run:
             stubs = {path: _Stub(copy.at(path)) for path in leaves}
             for path, stub in stubs.items():
                 stub.install(self._recording(path, stub))
-            with self._look:
-                type(copy.root).forward(copy.root, *args, **kwargs)
+            try:
+                with self._look:
+                    type(copy.root).forward(copy.root, *args, **kwargs)
+            finally:
+                for stub in stubs.values():
+                    stub.end()
             changed = reach.changed() if reach else ""
             self.outside = self.outside or (within.changed() if within else "")
             self.outside = self.outside or (generators.advanced() if generators else "")
@@ -104,8 +108,6 @@ class _Run:
             raise CaptureError(f"a submodule that stays opaque may change {changed}, which the code around it uses")
         if self._filled:
             raise CaptureError(f"{self._filled} stays opaque, and changes a dict, list or dataclass that it was given")
-        for stub in stubs.values():
-            stub.remove()
         self.assigns = copy.changed_attributes()
         for path, names in self.changes.items():  # tensors that were edited are still the same
             self.assigns[path] = self.assigns.get(path, set()) | names
@@ -181,6 +183,11 @@ class _Stub:
     def remove(self) -> None:
         vars(self._module).pop("forward")
         vars(self._module).update(self._own)
+
+    def end(self) -> None:
+        """Without the function, which holds it, it is in no cycle."""
+        self.remove()
+        self._stub.clear()
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The module itself, with its hooks."""

@@ -32,6 +32,7 @@ from fxopt.torch_internals.autograd import StopRecomputation, saving_as_usual
 from fxopt.torch_internals.hooks import HOOKS
 from fxopt.torch_internals.modes import is_transformed
 from fxopt.torch_internals.seeds import draws_put_back
+from fxopt.tracebacks import let_go
 
 if TYPE_CHECKING:
     from fxopt.runtime.sharded.calls import ShardedCalls
@@ -268,6 +269,7 @@ class Dispatcher:
             raise NotNow(f"not captured: {error}") from error
         except Exception as error:
             executable, failure, passing, busy = None, reason_of(error), is_passing(error), isinstance(error, Busy)
+            let_go(error)
         if entry is not None and entry.match(args, kwargs, now) is None:
             entry, executable, failure = None, None, "the capture does not fit the call that it was made from"
         if not passing and not before.spoiled(executable, stored):

@@ -6,6 +6,7 @@ Inductor look inside of the call and find the graph's operators, ours among them
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -64,7 +65,7 @@ class UnderDynamo:
     Attributes:
         code: of the drop-in's forward, by which a trace of it alone is known.
         alone: whether Dynamo has traced the model with nothing around it.
-        call: the dispatcher, hidden from Dynamo from then on.
+        call: from then on the dispatcher, hidden from Dynamo.
         names: of the views that a trace may try where nothing tells which one is right.
         served: ``served(names, *leaves)`` names the view of what is captured for this call, now at the latest; "" where
             there is none. Dynamo runs it on the real tensors, which lie among the arguments themselves.
@@ -75,13 +76,20 @@ class UnderDynamo:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.code: CodeType | None = None
         self.alone = False
-        self.call: Callable[..., Any] = dispatcher
+        self.call: Callable[..., Any] | None = None
         self.names = ""
         self._views = 0
+        owner = weakref.ref(dispatcher)  # in no cycle, so that a model is freed with the last name for it
+
+        def alive() -> Dispatcher:
+            dispatcher = owner()
+            assert dispatcher is not None  # it is what calls
+            return dispatcher
 
         def served(names: tuple[str, ...], *leaves: Any) -> str:
             count = len(leaves) - len(names)
             args, kwargs = leaves[:count], dict(zip(names, leaves[count:], strict=True))
+            dispatcher = alive()
             with suppress(Exception), tracing(None), no_dispatch_modes():  # what eager raises, it raises itself
                 dispatcher.prepare(args, kwargs)
                 found = dispatcher.find(args, kwargs, ambient())
@@ -91,6 +99,7 @@ class UnderDynamo:
             return told()
 
         def told() -> str:
+            dispatcher = alive()
             if adds_attributes(dispatcher.original.modules()):
                 return ""
             for entry in dispatcher.entries:
@@ -98,6 +107,7 @@ class UnderDynamo:
             return _UNTOLD
 
         def stands_alone() -> bool:
+            dispatcher = alive()
             captured = any(entry.executable is not None for entry in dispatcher.entries)
             if not captured or self.code is None or not traces_alone(self.code):
                 return False

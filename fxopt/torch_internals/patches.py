@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -125,12 +126,16 @@ class _Unseeded:
 
 
 def symbolic_len(shape_env: TraceShapeEnv) -> Change:
-    """len(x) must be an int to Python, which would fix the batch: it is x.shape[0]."""
-    length, here = builtins.len, threading.get_ident()
+    """len(x) must be an int to Python, which would fix the batch: it is x.shape[0].
+
+    A named tuple that is defined meanwhile keeps this function for good, but not the environment.
+    """
+    length, here, asked = builtins.len, threading.get_ident(), weakref.ref(shape_env)
 
     def symbolic_length(x: Any, /) -> Any:
-        if isinstance(x, FakeTensor) and threading.get_ident() == here and shape_env.symbolic_len and x.dim():
-            shape_env.gave_len |= isinstance(x.shape[0], torch.SymInt)
+        env = asked() if isinstance(x, FakeTensor) and threading.get_ident() == here else None
+        if env is not None and env.symbolic_len and x.dim():
+            env.gave_len |= isinstance(x.shape[0], torch.SymInt)
             return x.shape[0]
         return length(x)
 

@@ -6,8 +6,9 @@ where it meets another size) is kept as a condition, and never makes it the othe
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -197,6 +198,17 @@ class TraceShapeEnv(ShapeEnv):
 
 
 _ASK = frozenset({"torch", "torch.fx.experimental.sym_node", "torch.fx.experimental.recording", __name__})
+
+
+@functools.cache
+def _caches() -> list[Callable[[], None]]:
+    return [method.cache_clear for method in vars(ShapeEnv).values() if hasattr(method, "cache_clear")]
+
+
+def forget_answers() -> None:
+    """torch keeps what it answered, and by that each environment that it was asked of, with all that this one holds."""
+    for clear in _caches():
+        clear()
 
 
 def _asking() -> Any:

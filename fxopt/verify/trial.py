@@ -23,6 +23,7 @@ from fxopt.runtime.pieces import Pieces
 from fxopt.runtime.undo import may_change, nothing_left_in
 from fxopt.shape.aliases import Aliases
 from fxopt.torch_internals.seeds import seed_started
+from fxopt.tracebacks import let_go
 
 if TYPE_CHECKING:
     from fxopt.capture import Capture
@@ -135,6 +136,7 @@ class Setting:
         except Exception as error:
             if is_passing(error):
                 raise
+            let_go(error)
             return Trial(error=error)
         flat, structure = trees.flatten(result)
         values = {f"output {i}": leaf for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)}
