@@ -119,7 +119,7 @@ def _made_of(
     executable.run = graphed(executable, config.cuda_graphs)
     if captured.autocast is not None:
         executable.run = _without_autocast(executable.run)
-    executable.findings.seconds = clock.laps
+    executable.findings.seconds, executable.model = clock.laps, model
     found = executable.findings
     operators = f"{found.operators_before} -> {found.operators_after} operators"
     _log.info("%s: %s in %.1f s for %s", type(model).__name__, operators, sum(clock.laps.values()), found.signature)
@@ -127,7 +127,7 @@ def _made_of(
 
 
 def _read(read: Callable[[nn.Module], Any], model: weakref.ref[nn.Module]) -> Any:
-    """Nodes are in cycles, and would keep the weights until these are collected."""
+    """A tensor of the model; None once that is gone. Nodes are in cycles, so they hold the model weakly."""
     return None if (held := model()) is None else read(held)
 
 

@@ -72,6 +72,7 @@ class Attempts:
             try:
                 found = self._settle(shapes, static)
             except Stopped as stop:
+                let_go(reason)
                 reason = stop
                 if stop.__cause__ is None or isinstance(stop.__cause__, _FINAL):
                     break
@@ -81,10 +82,12 @@ class Attempts:
                 return found
         if self.gave_len and self.symbolic_len:
             self.symbolic_len = False
+            let_go(reason)
             return self.first()
         raise reason or CaptureError("no graph found whose size conditions hold for these inputs")
 
     def end(self) -> None:
+        """Leave no copy in a cycle."""
         for copy in self.copies:
             copy.forget()
 
@@ -180,7 +183,7 @@ class Attempts:
             self.gave_len |= fakes.shape_env.gave_len
             raise _stopped(error, places) from error
         finally:
-            fakes.shape_env.raised.clear()  # whose tracebacks hold the model
+            fakes.shape_env.raised.clear()  # their tracebacks hold the model
             outside = self.reach.changed()
             self.reach.put_back()
         if outside:

@@ -113,9 +113,9 @@ class ModelCopy(Mirror):
         return ((self.paths[id(copy)], copy) for copy in map(self.of, self.originals.values()))
 
     def forget(self) -> None:
-        """Empty its modules, whose functions hold it, so that it is in no cycle and is freed."""
+        """Remove the forwards that a capture gave to its modules. They hold this copy, which would stay in a cycle."""
         for _, copy in self.modules():
-            vars(copy).clear()
+            vars(copy).pop("forward", None)
 
     def changed_attributes(self) -> dict[str, set[str]]:
         """Path of each module whose forward changed attributes or buffers, and their names."""

@@ -314,6 +314,7 @@ def trace(
     keep_decisions(tracer.graph, shape_env.decided)
     module = graph_module(tracer)
     regions.cut(module)
+    tracer.root = torch.nn.Module()  # proxies and their tracer are a cycle, which would hold the leaves
     return module, functions.asked, tracer.read
 
 

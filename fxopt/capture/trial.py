@@ -185,7 +185,7 @@ class _Stub:
         vars(self._module).update(self._own)
 
     def end(self) -> None:
-        """Without the function, which holds it, it is in no cycle."""
+        """Remove the stub for good, and drop its function, which holds the stub."""
         self.remove()
         self._stub.clear()
 

@@ -156,22 +156,10 @@ class Dispatcher:
         if not communicating(self.original):
             self._silent = tree
             return ""
-        self.sharded = ShardedCalls(self.original, self._part, self.config)
+        self.sharded = ShardedCalls(self.original, functools.partial(_part, self.compile, self.config), self.config)
         return (
             "a submodule communicates with other processes, so it runs in calls of the user's alone, not ahead of them"
         )
-
-    def _part(self, module: nn.Module) -> nn.Module:
-        """A drop-in for what does not communicate."""
-        from fxopt.runtime.module import optimized
-
-        config = replace(self.config, leaves=())  # the leaves are boundaries
-        compile = (
-            functools.partial(self.compile.func, config)
-            if isinstance(self.compile, functools.partial)
-            else self.compile
-        )
-        return optimized(module, compile, config)
 
     def _miss(self, eager: Callable, args: tuple, kwargs: dict, now: tuple) -> Any:
         if self._communication():
@@ -338,6 +326,16 @@ def _serving(entries: Iterable[Entry], args: tuple, kwargs: dict, now: tuple) ->
         if tensors is not None:
             return entry, tensors
     return None
+
+
+def _part(compile: Compile, config: Config, module: nn.Module) -> nn.Module:
+    """A drop-in for what does not communicate."""
+    from fxopt.runtime.module import optimized
+
+    config = replace(config, leaves=())  # the leaves are boundaries
+    return optimized(
+        module, functools.partial(compile.func, config) if isinstance(compile, functools.partial) else compile, config
+    )
 
 
 def without_hooks(model: nn.Module) -> nn.Module:

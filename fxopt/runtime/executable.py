@@ -24,12 +24,14 @@ class Executable:
         run: ``run(*state, *inputs)`` returns the flat outputs, in the order of ``capture.out_spec``.
         findings: what was done to it.
         graph: the rewritten graph, as the report shows it (`run` calls the same operators by shorter ways).
+        model: what was captured. Nodes of the graphs hold it weakly.
     """
 
     capture: Capture
     run: Callable[..., Sequence[Any]]
     findings: Findings = field(default_factory=Findings)
     graph: fx.GraphModule | None = None
+    model: nn.Module | None = None
 
 
 Compile = Callable[[nn.Module, tuple, dict], Executable]

@@ -65,7 +65,7 @@ class UnderDynamo:
     Attributes:
         code: of the drop-in's forward, by which a trace of it alone is known.
         alone: whether Dynamo has traced the model with nothing around it.
-        call: from then on the dispatcher, hidden from Dynamo.
+        call: calls the dispatcher, and is hidden from Dynamo. None until `alone`.
         names: of the views that a trace may try where nothing tells which one is right.
         served: ``served(names, *leaves)`` names the view of what is captured for this call, now at the latest; "" where
             there is none. Dynamo runs it on the real tensors, which lie among the arguments themselves.
@@ -79,12 +79,15 @@ class UnderDynamo:
         self.call: Callable[..., Any] | None = None
         self.names = ""
         self._views = 0
-        owner = weakref.ref(dispatcher)  # in no cycle, so that a model is freed with the last name for it
+        owner = weakref.ref(dispatcher)  # the functions here are in no cycle, which would keep the model
 
         def alive() -> Dispatcher:
             dispatcher = owner()
-            assert dispatcher is not None  # it is what calls
+            assert dispatcher is not None  # only a call of the model gets here
             return dispatcher
+
+        def call(*args: Any) -> Any:
+            return alive()(*args)
 
         def served(names: tuple[str, ...], *leaves: Any) -> str:
             count = len(leaves) - len(names)
@@ -95,7 +98,7 @@ class UnderDynamo:
                 found = dispatcher.find(args, kwargs, ambient())
                 if found is None or adds_attributes(dispatcher.original.modules()):
                     return ""
-                return self._name_of(found[0].traced)
+                return dispatcher.dynamo._name_of(found[0].traced)
             return told()
 
         def told() -> str:
@@ -103,15 +106,15 @@ class UnderDynamo:
             if adds_attributes(dispatcher.original.modules()):
                 return ""
             for entry in dispatcher.entries:
-                self._name_of(entry.traced)
+                dispatcher.dynamo._name_of(entry.traced)
             return _UNTOLD
 
         def stands_alone() -> bool:
             dispatcher = alive()
-            captured = any(entry.executable is not None for entry in dispatcher.entries)
-            if not captured or self.code is None or not traces_alone(self.code):
+            dynamo, captured = dispatcher.dynamo, any(entry.executable is not None for entry in dispatcher.entries)
+            if not captured or dynamo.code is None or not traces_alone(dynamo.code):
                 return False
-            self.alone, self.call = True, torch.compiler.disable(dispatcher.__call__)
+            dynamo.alone, dynamo.call = True, torch.compiler.disable(call)
             return True
 
         self.served = torch.compiler.assume_constant_result(served)

@@ -128,7 +128,7 @@ class _Unseeded:
 def symbolic_len(shape_env: TraceShapeEnv) -> Change:
     """len(x) must be an int to Python, which would fix the batch: it is x.shape[0].
 
-    A named tuple that is defined meanwhile keeps this function for good, but not the environment.
+    A named tuple that is defined during the trace keeps this function for good, but not the environment.
     """
     length, here, asked = builtins.len, threading.get_ident(), weakref.ref(shape_env)
 

@@ -206,7 +206,7 @@ def _caches() -> list[Callable[[], None]]:
 
 
 def forget_answers() -> None:
-    """torch keeps what it answered, and by that each environment that it was asked of, with all that this one holds."""
+    """Clear torch's caches of answers. Each keeps the environment that was asked, with all that it holds."""
     for clear in _caches():
         clear()
 

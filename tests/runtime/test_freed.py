@@ -38,9 +38,31 @@ class Ranker(nn.Module):
         return self.linear(self.inner(x))
 
 
-class Branching(nn.Module):
+class Branching(nn.Linear):
     def forward(self, x):
-        return x * 2 if x.sum() > 0 else x
+        return super().forward(x) * 2 if x.sum() > 0 else x
+
+
+class Pieces(nn.Module):
+    """Opaque, with a part that is optimized by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.part, self.last = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12)), Branching(12, 12)
+
+    def forward(self, x):
+        return self.last(self.part(x)) if x.sum() > 0 else x
+
+
+class Storing(nn.Linear):
+    def forward(self, x):
+        self.ready, self.seen = True, x
+        return super().forward(x)
+
+
+class Length(nn.Module):
+    def forward(self, x):
+        return x * {len(x): 2}[len(x)]
 
 
 def ids(rows: int = 3) -> torch.Tensor:
@@ -53,15 +75,27 @@ def failing(fast, ids) -> None:
         pytest.fail("no error")
 
 
+def hooked(model: Ranker) -> Ranker:
+    for module in (model, model.inner):
+        module.register_forward_hook(lambda *_: None)
+    return model
+
+
 MODELS = {
     "captured": Ranker,
-    "with an opaque part": lambda: Ranker(inner=Branching()),
+    "with an opaque part": lambda: Ranker(inner=Branching(12, 12)),
+    "with pieces in an opaque part": lambda: Ranker(inner=Pieces()),
+    "that assigns attributes": lambda: Ranker(inner=Storing(12, 12)),
+    "captured at the second try": lambda: Ranker(inner=Length()),
+    "with hooks": lambda: hooked(Ranker(inner=nn.Linear(12, 12))),
     **{f"stopped by a {stop}": lambda stop=stop: Ranker(stop) for stop in ("branch", "array", "print", "caught")},
 }
 USES = {
     "called": lambda fast: [fast(ids(rows)) for rows in (3, 2, 1)],
     "trained": lambda fast: fast.train()(ids()).sum().backward(),
     "failing": lambda fast: [failing(fast, ids() + 50), fast(ids()), failing(fast, ids() + 50)],
+    "refusing at first": lambda fast: [failing(fast, ids().float()), fast(ids())],
+    "compiled": lambda fast: torch.compile(fast, backend="eager")(ids()),
     "copied": lambda fast: fast(ids()) + fxopt.optimize(fast)(ids()),
     "reported": lambda fast: (fast(ids()), str(fxopt.report(fast))),
 }
@@ -95,3 +129,53 @@ def test_nothing_that_torch_keeps_of_a_trace_holds_it(monkeypatch):
         gc.collect()
     assert len(made) >= len(MODELS)
     assert [each() for each in made] == [None] * len(made)
+
+
+def stays_eager() -> None:
+    """A capture that fails, and the call."""
+    fxopt.optimize(Ranker("branch"))(ids())
+
+
+def captured_around_a_leaf() -> None:
+    fxopt.optimize(MODELS["with an opaque part"](), ids())
+
+
+def served_by_batches():
+    """Batches of a source that fails at every second one; the errors come along."""
+    for number in range(4):
+        try:
+            if number % 2:
+                raise KeyError(number)
+            yield number
+        except KeyError as error:
+            yield error
+
+
+@pytest.mark.parametrize("use", [stays_eager, captured_around_a_leaf])
+def test_an_error_that_the_caller_handles_stays_whole(use):
+    def failing_step(batch):
+        raise KeyError(batch)
+
+    with pytest.raises(KeyError) as raised:
+        try:
+            failing_step("a batch")
+        except KeyError:
+            use()
+            raise
+        finally:
+            use()
+    frames = {entry.frame.code.raw.co_name: entry.frame.f_locals for entry in raised.traceback}
+    assert frames["failing_step"]["batch"] == "a batch"
+
+
+@pytest.mark.parametrize("use", [stays_eager, captured_around_a_leaf])
+def test_what_the_caller_has_suspended_goes_on(use):
+    seen = []
+    for item in served_by_batches():
+        try:
+            if isinstance(item, KeyError):
+                raise item
+        except KeyError:
+            use()
+        seen.append(item)
+    assert len(seen) == 4

@@ -22,6 +22,7 @@ from fxopt.rewrites.framework.forks import lower_branches
 from fxopt.rewrites.framework.in_place import reuse_memory
 from fxopt.rewrites.framework.indexing import indexed
 from fxopt.shape.aliases import mutates
+from fxopt.torch_internals.graphs import known_weakly
 from fxopt.torch_internals.labels import WHILE_PROFILED
 from fxopt.torch_internals.operators import nn_bindings
 from fxopt.torch_internals.tracing import LazyGraphModule
@@ -103,7 +104,7 @@ def copied(module: GraphModule, less: Iterable[Node] = (), results: Sequence[Any
     for node in less:
         graph.erase_node(copies[node])
     graph.output(output[0] if results is None else map_arg(tuple(results), copies.__getitem__))
-    return LazyGraphModule(module, graph)
+    return known_weakly(LazyGraphModule(module, graph))
 
 
 def as_function(graph: Graph, inference: bool = False) -> Callable[..., Any]:
