@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from fxopt.verify.drawn import drawn
 from fxopt.verify.reads import Reads, holds_integers
-from fxopt.verify.segments import Segments, Shares
+from fxopt.verify.segments import Roles, Shares
 from fxopt.verify.sizes import Size
 
 _MOVES = frozenset({
@@ -29,7 +29,7 @@ class Made:
         own: Sequence[Tensor],
         sizes: Sequence[Size],
         values: Mapping[str, int],
-        roles: Mapping[int, Segments],
+        roles: Roles,
     ) -> None:
         self.own, self.values, self.roles = own, values, roles
         self.names = {dim: size.name for size in sizes for dim in size.dims}
@@ -37,7 +37,7 @@ class Made:
         self.shares = Shares(generator)
         self.rooms = _rooms(graph, len(own))
         self.counted = _read_as_integers(graph, len(own))
-        totals = {role.total for role in roles.values()}
+        totals = {role.total for each in roles.values() for role in each}
         self.jagged = {k for size in sizes if size.name in totals for k, axis in size.dims if axis == 0}
         self.rows = {
             size.name: torch.randint(0, max(1, size.own), (values[size.name],), generator=generator, device="cpu")
@@ -46,12 +46,14 @@ class Made:
 
     def input(self, number: int, resampled: bool) -> Tensor:
         """Input `number` at random; `resampled`: what is read as integers is rows of the call's own."""
-        like, role = self.own[number], self.roles.get(number)
+        like, roles = self.own[number], self.roles.get(number)
         names = [self.names.get((number, axis)) for axis in range(like.dim())]
         shape = [own if name is None else self.values[name] for own, name in zip(like.shape, names, strict=True)]
         integers = not like.is_floating_point() or number in self.counted
-        if role is not None:
-            made = self.shares.drawn(like, role, shape[0], self.values[role.total])
+        if roles is not None:
+            rows = [self.shares.drawn(like, role, shape[-1], self.values[role.total]) for role in roles]
+            rows += [torch.zeros_like(rows[0])] * (shape[0] - len(rows) if like.dim() > 1 else 0)  # which nothing reads
+            made = rows[0] if like.dim() == 1 else torch.stack(rows)
         elif resampled and integers and like.numel() and number not in self.jagged:
             made = like.detach()
             for axis, name in enumerate(names):

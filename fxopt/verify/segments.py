@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ _COUNTED = (aten.item.default, aten._local_scalar_dense.default)
 
 @dataclass(frozen=True)
 class Segments:
-    """An input that shares `total` values out.
+    """An input, or a row of one, that shares `total` values out.
 
     kind: "lengths", "starts" (offsets without the end), or "bounds" (with it: one more than there are segments).
     """
@@ -29,18 +30,49 @@ class Segments:
     total: str
 
 
-def segments_of(graph: fx.Graph, inputs: Sequence[Tensor], sizes: Sequence[Size]) -> dict[int, Segments]:
+Roles = Mapping[int, Sequence[Segments]]  # by number of an input: one, or of stacked ones one for each row
+
+
+def segments_of(graph: fx.Graph, inputs: Sequence[Tensor], sizes: Sequence[Size]) -> dict[int, list[Segments]]:
     """By number, the inputs that are lengths or offsets in front of a bag, or decide about sizes."""
     reads = Reads(graph, len(inputs))
     name_of = {dim: size.name for size in sizes for dim in size.dims}
     found: dict[int, Segments] = {}
+    rows: dict[int, dict[int, Segments]] = {}
     for ids, offsets in bags(graph):
-        totals = {name_of.get((k, 0), "") for k in reads.behind([ids], sizes=False)}
-        _find(found, inputs, sizes, reads, offsets, totals - {""})
+        totals = {name_of.get((k, 0), "") for k in reads.behind([ids], sizes=False)} - {""}
+        _find(found, inputs, sizes, reads, offsets, totals)
+        number, row = _row_of(offsets, reads)
+        if number is not None and (role := _row_role(inputs[number], row, sizes, totals)):
+            rows.setdefault(number, {})[row] = role
     for node in graph.nodes:
         if node.target in _COUNTED:
             _find(found, inputs, sizes, reads, node, {size.name for size in sizes})
-    return found
+    stacked = {k: _alike(each) for k, each in rows.items() if len(each) == len(inputs[k])}
+    return {k: [role] for k, role in found.items()} | stacked
+
+
+def _alike(rows: Mapping[int, Segments]) -> list[Segments]:
+    """Offsets without the end look as if they had it where the last segment is empty."""
+    kind = "bounds" if all(role.kind == "bounds" for role in rows.values()) else "starts"
+    return [replace(rows[row], kind=kind) for row in sorted(rows)]
+
+
+def _row_of(value: fx.Node, reads: Reads) -> tuple[int | None, int]:
+    """Number and row, where a value is a row of an input as it lies: offsets of all features in one tensor."""
+    source, row = value, None
+    if value.target is aten.select.int and value.args[1] == 0:
+        source, row = value.args[0], value.args[2]  # type: ignore[assignment]
+    elif value.target is operator.getitem and getattr(value.args[0], "target", None) is aten.unbind.int:
+        source, row = value.args[0].args[0], value.args[1]  # type: ignore[union-attr,assignment]
+    number = reads.inputs.get(source)
+    return (None, 0) if type(row) is not int or row < 0 else (number, row)
+
+
+def _row_role(stacked: Tensor, row: int, sizes: Sequence[Size], totals: set[str]) -> Segments | None:
+    own = {size.name: size.own for size in sizes}
+    kinds = {total: _kind(stacked[row], own[total], False) for total in sorted(totals) if stacked.dim() == 2}
+    return next((Segments(kind, total) for total, kind in kinds.items() if kind in ("starts", "bounds")), None)
 
 
 def _find(

@@ -13,7 +13,7 @@ from fxopt.capture.guards import Guards
 from fxopt.verify.lookups import indices_of, is_lookup
 from fxopt.verify.made import Made
 from fxopt.verify.reads import Reads, bags, holds_integers, is_of_others
-from fxopt.verify.segments import Segments, are_sound, segments_of
+from fxopt.verify.segments import Roles, Segments, are_sound, segments_of
 from fxopt.verify.sizes import Size, ambiguous, chosen, constants_of, merged, sizes_of
 
 
@@ -101,16 +101,16 @@ class Witnesses:
                 kept |= of_offsets | reads.behind([ids], sizes=False)
         return kept
 
-    def _roles(self) -> dict[int, Segments]:
+    def _roles(self) -> dict[int, list[Segments]]:
         return segments_of(self.graph, self.inputs, self.sizes)
 
     def _made(
-        self, sizes: Sequence[Size], kept: set[int], fixed: set[str], roles: Mapping[int, Segments], resampled: bool
+        self, sizes: Sequence[Size], kept: set[int], fixed: set[str], roles: Roles, resampled: bool
     ) -> Witness | None:
         name_of = {dim: size.name for size in sizes for dim in size.dims}
         now = {size.name: name_of[size.dims[0]] for size in self.sizes}  # merged ones have the name of the first
-        roles = {k: replace(role, total=now[role.total]) for k, role in roles.items()}
-        like = {role.total: name_of[k, 0] for k, role in roles.items()}
+        roles = {k: [replace(role, total=now[role.total]) for role in each] for k, each in roles.items()}
+        like = {role.total: name_of[k, self.inputs[k].dim() - 1] for k, each in roles.items() for role in each}
         sizes = [replace(size, like=like.get(size.name, "")) for size in sizes]
         own = {size.name: size.own for size in sizes if size.name in fixed}
         values = chosen(self.captured.guards, sizes, own, self.constants)

@@ -163,6 +163,32 @@ class Scores(nn.Module):
         return (user * item).sum(-1) + self.layer(torch.cat([user * item, user - item], 1)).squeeze(1)
 
 
+class StackedOffsets(nn.Module):
+    """As Meta's DLRM is called: a list of ids for each feature, and one tensor with the offsets of all."""
+
+    def __init__(self, offsets: str) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(50 + k, 3, include_last_offset=offsets == "ends") for k in range(8))
+
+    def forward(self, offsets, ids):
+        return torch.cat([table(x, of) for table, x, of in zip(self.tables, ids, offsets, strict=True)], 1)
+
+
+@pytest.mark.parametrize("kind", ["starts", "ends"])
+def test_offsets_of_all_features_in_one_tensor(kind):
+    """The numbers of ids of eight features coincide in each call, otherwise each time."""
+    model = StackedOffsets(kind).eval()
+    fast = fxopt.optimize(model)
+    for batch in (16, 16, 16, 5, 1, 40):
+        lengths = torch.randint(0, 3, (8, batch))
+        ends = F.pad(lengths.cumsum(1), (1, 0))
+        inputs = ends if kind == "ends" else ends[:, :-1], [torch.randint(0, 50, (int(n),)) for n in lengths.sum(1)]
+        with torch.no_grad():
+            torch.testing.assert_close(fast(*inputs), model(*inputs))
+    (found,) = dispatcher_of(fast).findings
+    assert not found.eager_reason and found.witness
+
+
 @pytest.mark.parametrize("first", [(7, 7), (1, 7), (7, 1)])
 def test_one_user_and_many_items(first):
     model = Scores()

@@ -31,7 +31,7 @@ FXOPT_DEVICE Bag bag_of(const Launch& launch, const Record& record, int64_t row,
     Bag bag{row, 0, wanted ? lanes : 0, lanes, false};
     if (record.flags & kHasLengths) {
       const Values& lengths = launch.rares[record.extra].lengths;
-      bag.counted = lanes_below(of_row(launch, lengths, row), lengths.dtype, lanes);
+      bag.counted = lanes_below(evaluate(launch, lengths, row, 0).v, lengths.dtype, lanes);
     }
     return bag;
   }

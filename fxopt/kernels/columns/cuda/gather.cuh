@@ -23,7 +23,7 @@ template <class A>
 FXOPT_DEVICE A divisor(const Launch& launch, const Record& record, int64_t row, int64_t kept) {
   if (!(record.flags & kDivides)) return A(1);
   const Values& values = launch.rares[record.extra].divisor;
-  if (!(record.flags & kCounted)) return as_number<A>(of_row(launch, values, row), values.dtype);
+  if (!(record.flags & kCounted)) return as_number<A>(evaluate(launch, values, row, 0).v, values.dtype);
   return as_number<A>(run_steps(launch.steps + values.steps_at, values.n_steps, number(kept), kInt64, 0).v, values.dtype);
 }
 

@@ -200,20 +200,4 @@ __device__ __noinline__ Outcome evaluate(const Launch& launch, const Values& val
   return run_steps(launch.steps + values.steps_at, values.n_steps, v, values.view.dtype, values.view.inner ? row % values.view.inner : lane);
 }
 
-// A row's length or divisor, as it lies or cast to int64: most are, and evaluate() is so much code that a launch of few
-// rounds waits 4 to 9 us for it.
-FXOPT_DEVICE Value of_row(const Launch& launch, const Values& values, int64_t row) {
-  const View& view = values.view;
-  const bool casts = values.n_steps == 1 && launch.steps[values.steps_at].op == kCast && values.dtype == kInt64;
-  if (view.inner || (values.n_steps > 0 && !casts)) return evaluate(launch, values, row, 0).v;
-  const char* from = reinterpret_cast<const char*>(launch.words[view.word]) + view.offset + row * view.row_stride;
-  Value found = number(0);
-  if (view.dtype == kInt64) found.i = load_as<long long>(from);
-  else if (view.dtype == kInt32) found.i = load_as<int>(from);
-  else if (view.dtype != kFloat) return evaluate(launch, values, row, 0).v;
-  else if (casts) found.i = truncate(load_as<float>(from), kInt64);
-  else found.f = load_as<float>(from);
-  return found;
-}
-
 }  // namespace fxopt::cuda
