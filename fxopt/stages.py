@@ -123,8 +123,9 @@ def raced(
     if not may_be_raced(executable, config, tuner):
         return executable
     before = copied(captured.graph)
-    direct(before, inference=True, states=len(captured.state))
-    race = Race(captured, model, args, kwargs, before.forward, tuner, replayable(executable, config.cuda_graphs))
+    inference, replays = records_nothing(captured.graph.graph), replayable(executable, config.cuda_graphs)
+    direct(before, inference, states=len(captured.state))
+    race = Race(captured, model, args, kwargs, before.forward, tuner, replays, training=not inference)
     slow = slower_passes(executable, race, without)
     if slow:
         names = [ran.name for ran in slow]

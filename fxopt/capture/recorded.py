@@ -9,7 +9,6 @@ import torch
 from fxopt.capture.errors import CaptureError
 from fxopt.shape.conditions import unless_bad
 from fxopt.torch_internals.autograd import set_grad_enabled
-from fxopt.torch_internals.graphs import known_weakly
 from fxopt.torch_internals.symbols import expression, free_unbacked_symbols, is_accessor_node
 from fxopt.torch_internals.tracing import SYMBOLIC, LazyGraphModule
 
@@ -39,7 +38,7 @@ def graph_module(tracer: Tracer) -> torch.fx.GraphModule:
         module._parameters.pop(name, None)
         module._buffers.pop(name, None)
         module.__dict__[name] = tensor
-    return known_weakly(module)
+    return module
 
 
 def _is_size(node: torch.fx.Node) -> bool:

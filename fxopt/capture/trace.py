@@ -38,6 +38,7 @@ from fxopt.locks import WAIT, lock
 from fxopt.names import is_users
 from fxopt.shape.memory import Memory
 from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT, FakeTensor, FakeTensorMode
+from fxopt.torch_internals.graphs import known_weakly
 from fxopt.torch_internals.modes import (
     is_any_autocast_enabled,
     is_functorch_wrapped_tensor,
@@ -315,7 +316,7 @@ def trace(
     module = graph_module(tracer)
     regions.cut(module)
     tracer.root = torch.nn.Module()  # proxies and their tracer are a cycle, which would hold the leaves
-    return module, functions.asked, tracer.read
+    return known_weakly(module), functions.asked, tracer.read
 
 
 def _proxy_of(value: Any, tracer: Tracer) -> Any:

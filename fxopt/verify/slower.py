@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph
 
 from fxopt import rewrites, trees
 from fxopt.capture import Capture
@@ -29,14 +30,25 @@ from fxopt.verify.trial import undisturbed
 
 _SURE = 1.2  # a win in a single look that needs no other
 _MOST_ROWS = 256  # that are made up; an example with more stands for itself
+_SMALL = 64 << 20  # bytes of parameters that are trained: a step of the race makes their dense gradients, as eager does
 
 
 def may_be_raced(executable: Executable, config: Config, tuner: Tuner) -> bool:
-    """Something changed, the user lets us choose, and a call records no gradients and leaves nothing behind."""
+    """Something changed, the user lets us choose, and a call leaves nothing behind.
+
+    Of calls that record gradients those of small models on the CPU: Python may take more of a step than kernels save.
+    """
     captured, graph = executable.capture, executable.graph  # where only edits that can be seen outside are left
     chosen = tuner.effort.seconds == 0 or config.verify == "off" or config.max_rewrites is not None
     effects = captured.leaves or graph is None or any(map(leaves_a_trace, graph.graph.nodes))
-    return not (chosen or effects) and bool(_changed(executable)) and records_nothing(captured.graph.graph)
+    return not (chosen or effects) and bool(_changed(executable)) and _records_little(captured.graph.graph)
+
+
+def _records_little(graph: Graph) -> bool:
+    given = [value for node in graph.find_nodes(op="placeholder") if isinstance(value := node.meta.get("val"), Tensor)]
+    state = [node.meta["val"] for node in graph.find_nodes(op="placeholder") if "state" in node.meta]
+    on_cpu = all(value.device.type == "cpu" for value in given)
+    return records_nothing(graph) or (on_cpu and sum(value.nbytes for value in state) <= _SMALL)
 
 
 def slower_passes(executable: Executable, race: Race, without: Callable[[list[str]], Executable]) -> list[PassFindings]:
@@ -103,6 +115,7 @@ class Race:
     before: Callable[..., object]
     tuner: Tuner
     replayed: bool
+    training: bool = False  # backward is timed as well
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -119,6 +132,10 @@ class Race:
 
     def ratio(self, after: Callable[..., object], inputs: Sequence[Tensor]) -> float:
         tensors = [*(slot.read(self.model) for slot in self.captured.state), *inputs]
+        if self.training:  # on leaves of their own, so that no hook of the user's runs
+            own = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
+            leaves = [tensor for tensor in own if tensor.requires_grad]
+            return self._timed([functools.partial(_step, run, leaves, {}, *own) for run in (self.before, after)])
         runs: list[Callable[[], object]] = [functools.partial(run, *tensors) for run in (self.before, after)]
         with torch.no_grad(), on_device_of(tensors):
             if not any(tensor.is_cuda for tensor in tensors):
@@ -145,3 +162,13 @@ class Race:
             inputs = resized(self.captured.graph.graph, self.inputs, rows)
             if inputs is not None and self.captured.guards.holds(inputs):
                 yield rows, inputs
+
+
+def _step(
+    run: Callable[..., Any], leaves: Sequence[Tensor], grads: dict[torch.Size, Tensor], *tensors: Tensor
+) -> object:
+    """A call and its backward. grads: of its results, by their shapes, as the first call leaves them."""
+    with torch.enable_grad():
+        results = [y for y in run(*tensors) if isinstance(y, Tensor) and y.requires_grad]
+    given = [grads.setdefault(y.shape, y.detach().clone()) for y in results]
+    return torch.autograd.grad(results, leaves, given, allow_unused=True)
