@@ -58,13 +58,13 @@ def _slow_ones_first(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What imports have made stays: collections that go over it again and again are a quarter of the time."""
+    """Objects that imports have made are kept from collections, which are a quarter of the time with them."""
     _keep_what_is_there()
     gc.set_threshold(500_000, 20, 50)
 
 
 def pytest_runtest_logstart() -> None:
-    """Tests import more, and some collect: 0.3 s each, of what is there after 1,000 tests."""
+    """Tests import more, and some of them collect. After 1,000 tests a collection takes 0.3 s without this."""
     if next(_started) % 250 == 249:
         _keep_what_is_there()
 

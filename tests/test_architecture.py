@@ -44,6 +44,7 @@ LAYERS = (
         "packages",
         "progress",
         "reach",
+        "tracebacks",
         "trees",
     },
     {"torch_internals"},
@@ -55,7 +56,7 @@ ONLY = {
     "kernels": r"kernels|autocast|findings|facts|config|locks|progress|torch_internals",
     "tune": r"tune|shape|kernels\.cache|machine|config|locks|torch_internals",
     "shape": r"shape|findings|facts|config|torch_internals",
-    "capture": r"capture|shape|autocast|findings|config|locks|names|reach|trees|torch_internals",
+    "capture": r"capture|shape|autocast|findings|config|locks|names|reach|tracebacks|trees|torch_internals",
 }
 EDITS = {
     "create_node", "eliminate_dead_code", "erase_node", "inserting_after", "inserting_before", "replace_all_uses_with",

@@ -333,9 +333,8 @@ def _part(compile: Compile, config: Config, module: nn.Module) -> nn.Module:
     from fxopt.runtime.module import optimized
 
     config = replace(config, leaves=())  # the leaves are boundaries
-    return optimized(
-        module, functools.partial(compile.func, config) if isinstance(compile, functools.partial) else compile, config
-    )
+    own = functools.partial(compile.func, config) if isinstance(compile, functools.partial) else compile
+    return optimized(module, own, config)
 
 
 def without_hooks(model: nn.Module) -> nn.Module:

@@ -30,7 +30,7 @@ class Segments:
     total: str
 
 
-Roles = Mapping[int, Sequence[Segments]]  # by number of an input: one, or of stacked ones one for each row
+Roles = Mapping[int, Sequence[Segments]]  # by number of an input: one, or one for each row of stacked offsets
 
 
 def segments_of(graph: fx.Graph, inputs: Sequence[Tensor], sizes: Sequence[Size]) -> dict[int, list[Segments]]:

@@ -110,7 +110,8 @@ class Witnesses:
         name_of = {dim: size.name for size in sizes for dim in size.dims}
         now = {size.name: name_of[size.dims[0]] for size in self.sizes}  # merged ones have the name of the first
         roles = {k: [replace(role, total=now[role.total]) for role in each] for k, each in roles.items()}
-        like = {role.total: name_of[k, self.inputs[k].dim() - 1] for k, each in roles.items() for role in each}
+        counts = {k: name_of.get((k, self.inputs[k].dim() - 1), "") for k in roles}
+        like = {role.total: counts[k] for k, each in roles.items() for role in each}
         sizes = [replace(size, like=like.get(size.name, "")) for size in sizes]
         own = {size.name: size.own for size in sizes if size.name in fixed}
         values = chosen(self.captured.guards, sizes, own, self.constants)

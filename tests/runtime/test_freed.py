@@ -103,7 +103,7 @@ USES = {
 
 @pytest.fixture
 def uncollected():
-    fxopt.optimize(Ranker())(ids())  # what is imported by the first optimization keeps the frames of who asked for it
+    fxopt.optimize(Ranker())(ids())  # the first optimization imports modules, whose frames keep its caller's
     gc.disable()
     yield
     gc.enable()

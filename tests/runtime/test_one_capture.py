@@ -166,11 +166,14 @@ class Scores(nn.Module):
 class StackedOffsets(nn.Module):
     """As Meta's DLRM is called: a list of ids for each feature, and one tensor with the offsets of all."""
 
-    def __init__(self, offsets: str) -> None:
+    def __init__(self, offsets: str, batch: int = 0) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.EmbeddingBag(50 + k, 3, include_last_offset=offsets == "ends") for k in range(8))
+        self.batch = batch
 
     def forward(self, offsets, ids):
+        if self.batch and offsets.shape[1] != self.batch:
+            raise ValueError(f"expected {self.batch} rows")
         return torch.cat([table(x, of) for table, x, of in zip(self.tables, ids, offsets, strict=True)], 1)
 
 
@@ -187,6 +190,17 @@ def test_offsets_of_all_features_in_one_tensor(kind):
             torch.testing.assert_close(fast(*inputs), model(*inputs))
     (found,) = dispatcher_of(fast).findings
     assert not found.eager_reason and found.witness
+
+
+def test_offsets_of_a_fixed_batch():
+    model = StackedOffsets("starts", 16).eval()
+    fast = fxopt.optimize(model)
+    for _ in range(4):
+        lengths = torch.randint(0, 3, (8, 16))
+        inputs = lengths.cumsum(1) - lengths, [torch.randint(0, 50, (int(n),)) for n in lengths.sum(1)]
+        with torch.no_grad():
+            torch.testing.assert_close(fast(*inputs), model(*inputs))
+    assert not any(found.eager_reason for found in dispatcher_of(fast).findings)
 
 
 @pytest.mark.parametrize("first", [(7, 7), (1, 7), (7, 1)])
