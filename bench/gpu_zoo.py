@@ -72,12 +72,16 @@ def rows(entry: Any, batches: list[int], compiled: bool) -> Iterator[dict[str, A
         print(f"    {entry.name}: {findings.eager_reason or findings.graphs}")
 
 
+def tell(what: str, error: Exception) -> None:
+    print(f"    {what}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+
+
 def _compiled(entry: Any, model: Any, inputs: Any) -> Call | None:
     """None, and why, where torch.compile raises."""
     try:
         return _checked(entry, torch.compile(model, mode="reduce-overhead", dynamic=False), model, inputs)
     except Exception as error:
-        print(f"    {entry.name}: torch.compile: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+        tell(f"{entry.name}: torch.compile", error)
         return None
 
 
@@ -140,7 +144,7 @@ def main(arguments: list[str]) -> int:
         try:
             found += rows(entries.get(name), options.batch, options.compiled)
         except Exception as error:  # a library that is not there, or a wrong answer: the others are still of use
-            print(f"    {name}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+            tell(name, error)
         about = {"machine": machine, "torch": torch.__version__, "date": str(date.today()), "rows": found}
         target.write_text(json.dumps(about, indent=1) + "\n")
     Console(width=150).print(shown(found))

@@ -119,7 +119,8 @@ def _made_of(
     executable.run = graphed(executable, config.cuda_graphs)
     if captured.autocast is not None:
         executable.run = _without_autocast(executable.run)
-    executable.findings.seconds, executable.model = clock.laps, model
+    executable.findings.seconds = clock.laps
+    executable.model = model
     found = executable.findings
     operators = f"{found.operators_before} -> {found.operators_after} operators"
     _log.info("%s: %s in %.1f s for %s", type(model).__name__, operators, sum(clock.laps.values()), found.signature)

@@ -45,10 +45,12 @@ def may_be_raced(executable: Executable, config: Config, tuner: Tuner) -> bool:
 
 
 def _records_little(graph: Graph) -> bool:
-    given = [value for node in graph.find_nodes(op="placeholder") if isinstance(value := node.meta.get("val"), Tensor)]
-    state = [node.meta["val"] for node in graph.find_nodes(op="placeholder") if "state" in node.meta]
-    on_cpu = all(value.device.type == "cpu" for value in given)
-    return records_nothing(graph) or (on_cpu and sum(value.nbytes for value in state) <= _SMALL)
+    if records_nothing(graph):
+        return True
+    given = {node: node.meta.get("val") for node in graph.find_nodes(op="placeholder")}
+    tensors = {node: value for node, value in given.items() if isinstance(value, Tensor)}
+    on_cpu = all(value.device.type == "cpu" for value in tensors.values())
+    return on_cpu and sum(value.nbytes for node, value in tensors.items() if "state" in node.meta) <= _SMALL
 
 
 def slower_passes(executable: Executable, race: Race, without: Callable[[list[str]], Executable]) -> list[PassFindings]:
