@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import fxopt
-from fxopt.kernels.target_attention.cuda import Attention
+from fxopt.kernels.target_attention.cuda import Attention, encoder
 from fxopt.rewrites import target_attention
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
 from tests.kernels.test_target_attention import eager, inputs, plan_of
 
 
 def din(q, k, first, second):
-    """Attention with ReLU; a position whose first channel is negative is padding."""
+    return attended(torch.relu, q, k, first, second)
+
+
+def attended(activation, q, k, first, second):
+    """A position whose first channel is negative is padding."""
     x = q.unsqueeze(1).expand(-1, k.shape[1], -1)
-    x = torch.relu(F.linear(torch.cat([x, k, x - k, x * k], -1), first))
+    x = activation(F.linear(torch.cat([x, k, x - k, x * k], -1), first))
     scores = F.linear(x, second).squeeze(-1).masked_fill(k.select(2, 0) < 0, -1e9)
     return (scores.softmax(-1).unsqueeze(-1) * k).sum(1)
 
@@ -34,6 +40,19 @@ def test_becomes_one_call(dtype):
     assert "fxopt.target_attention" in names_of(module) and "aten.linear" not in names_of(module)
     (call,) = (node for node in module.graph.nodes if "bound" in node.meta)
     assert isinstance(call.meta["bound"], Attention)
+
+
+@pytest.mark.parametrize("relu", [torch.relu, partial(torch.clamp, min=0)])
+def test_a_relu_stays_in_registers(relu, monkeypatch):
+    """Any other activation goes through shared memory, step by step."""
+    module, found = graph_of(lambda *tensors: attended(relu, *tensors), shapes()), []
+    rewritten(module, target_attention.REWRITE)
+    (plan,) = (node.meta["bound"]._plan for node in module.graph.nodes if "bound" in node.meta)
+    activation_of = encoder._Encoder._activation
+    monkeypatch.setattr(encoder._Encoder, "_activation", lambda *args: found.append(activation_of(*args)) or found[-1])
+    q, k, first, second = map(torch.randn, shapes())
+    assert encoder.encode(([q], [k], [k[..., 0] < 0], [first, second]), plan)
+    assert found == [encoder._RELU, encoder._NONE]
 
 
 @pytest.mark.parametrize("sizes", [{"H": 129}, {"D": 130}, {"T": 1025}])

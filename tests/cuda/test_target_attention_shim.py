@@ -112,7 +112,7 @@ def test_relu_and_a_layer_without_activation(shim):
     """In registers, where Dice and PReLU go through shared memory."""
     q, k, mask, params = inputs(8, 70, 16)
     steps = (
-        *(Step(p.MAXIMUM, 1, 0, CONSTANT), Step(p.LINEAR, 0, 1, 0)),
+        *(Step(p.MAXIMUM, 1, CONSTANT, 0), Step(p.LINEAR, 0, 1, 0)),
         *(Step(p.MAXIMUM, 0, 0, CONSTANT), Step(p.LINEAR, 2, 0, 1)),
     )
     plan = dataclasses.replace(plan_of(16), steps=steps, constants=(0.0,))

@@ -150,7 +150,7 @@ __device__ __forceinline__ void run_groups(const Attention& a, int m, int group,
   __syncwarp();
 }
 
-template <class T, bool EXACT>
+template <class T, bool EXACT, bool STEPS>
 __device__ __forceinline__ void run_layers(const Attention& a, const float* memory, const Team& team) {
   for (int m = 0; m < a.layers; m++) {
     switch (a.layer[m].groups) {
@@ -162,13 +162,14 @@ __device__ __forceinline__ void run_layers(const Attention& a, const float* memo
       default:  // 8 or 16: more in registers spill
         for (int group = 0; group < a.layer[m].groups; group += 8) run_groups<T, EXACT, 8>(a, m, group, memory, team);
     }
+    if constexpr (!STEPS) continue;
     if (a.layer[m].activation != kSteps) continue;
     run_steps<T>(a, a.layer[m], memory, team);
     __syncwarp();
   }
 }
 
-template <class T, bool EXACT>
+template <class T, bool EXACT, bool STEPS>
 __device__ __forceinline__ void attend(const Attention& a, int row, const float* memory, const Team& team) {
   const int lane = team.thread & 31;
   if (team.thread == 0) team.count() = 0;
@@ -181,7 +182,7 @@ __device__ __forceinline__ void attend(const Attention& a, int row, const float*
     const int count = team.count() - first < kRows ? team.count() - first : kRows;
     read_keys<T>(a, row, first, count, team);
     __syncwarp();
-    run_layers<T, EXACT>(a, memory, team);
+    run_layers<T, EXACT, STEPS>(a, memory, team);
     if (lane < count) team.score[team.valid(a)[first + lane]] = team.inputs[lane * a.stride + a.layer[a.layers - 1].to];
     __syncwarp();
   }
@@ -193,21 +194,27 @@ __device__ __forceinline__ void attend(const Attention& a, int row, const float*
   for (int t = team.thread; t < a.positions; t += team.threads()) out[t] = T::rounded(team.score[t]);
 }
 
-template <class T, bool EXACT>
+template <class T, bool EXACT, bool STEPS>
 __global__ void __launch_bounds__(kWarps * 32) attention_kernel(const __grid_constant__ Attention a) {
   wait_for_stream();
   let_next_start();
   float* memory = reinterpret_cast<float*>(dynamic_shared());
-  fold_norms<T>(a, memory);
+  if constexpr (STEPS) fold_norms<T>(a, memory);
   fold<T, EXACT>(a, memory);
   __syncthreads();
   const Team team(a, memory);
   const int teams = int(blockDim.x) / team.threads();
   for (int row = int(blockIdx.x) + team.number() * int(gridDim.x); row < a.rows; row += teams * int(gridDim.x))
-    attend<T, EXACT>(a, row, memory, team);
+    attend<T, EXACT, STEPS>(a, row, memory, team);
 }
 
 static int bytes_of(const Attention& a, int warps) { return 4 * (a.weights + warps / a.team * a.of_team + warps * kRows * a.stride); }
+
+static bool has_steps(const Attention& a) {
+  bool found = false;
+  for (int m = 0; m < a.layers; m++) found |= a.layer[m].activation == kSteps;
+  return found;
+}
 
 // One block a multiprocessor, in teams as small as its rows leave none idle, and as few warps as have positions.
 template <class T, bool EXACT>
@@ -219,7 +226,8 @@ static const char* launch(Attention a, void* stream) {
     while (a.team < warps && bytes_of(a, warps) > a.bytes) a.team *= 2;
     if (bytes_of(a, warps) <= a.bytes || warps == 2) break;  // encode() saw to these
   }
-  return launch_shared(attention_kernel<T, EXACT>, dim3(unsigned(a.rows < count ? a.rows : count)), warps * 32, bytes_of(a, warps), stream, a);
+  const auto kernel = has_steps(a) ? attention_kernel<T, EXACT, true> : attention_kernel<T, EXACT, false>;
+  return launch_shared(kernel, dim3(unsigned(a.rows < count ? a.rows : count)), warps * 32, bytes_of(a, warps), stream, a);
 }
 
 }  // namespace fxopt::target

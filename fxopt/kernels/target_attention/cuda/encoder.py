@@ -168,9 +168,13 @@ class _Encoder:
     def _activation(self, steps: Sequence[Step], out: int, result: int) -> int:
         if not steps:
             return _NONE if result == out else _STEPWISE
-        relu = len(steps) == 1 and steps[0].op == p.MAXIMUM and (steps[0].left, steps[0].out) == (out, result)
-        zero = relu and steps[0].right >= CONSTANT and self.plan.constants[steps[0].right - CONSTANT] == 0
-        return _RELU if zero else _STEPWISE
+        return _RELU if len(steps) == 1 and self._is_relu(steps[0], out, result) else _STEPWISE
+
+    def _is_relu(self, step: Step, x: int, result: int) -> bool:
+        """Or a clamp at 0, which has its bound on the right."""
+        zero = step.left if step.right == x else step.right
+        is_zero = zero >= CONSTANT and self.plan.constants[zero - CONSTANT] == 0
+        return step.op == p.MAXIMUM and is_zero and x in (step.left, step.right) and step.out == result
 
     def _positions(self) -> int:
         B, T = self.positions[0].shape[:2]
