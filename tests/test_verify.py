@@ -89,6 +89,35 @@ def test_reordered_sums_pass(batch, seed):
     assert verdict.max_error < 1e-3
 
 
+@torch.library.custom_op("fxopt_tests::of_floats", mutates_args=())
+def of_floats(x: torch.Tensor) -> torch.Tensor:
+    if x.dtype is torch.float64:
+        raise NotImplementedError("'of_floats' is not implemented for 'Double'")
+    return x * 3
+
+
+of_floats.register_fake(torch.empty_like)
+of_floats.register_autograd(lambda ctx, gradient: 3 * gradient)
+
+
+class OfFloats(Dot):
+    def forward(self, x):
+        return super().forward(torch.ops.fxopt_tests.of_floats(x))
+
+
+@pytest.mark.parametrize(("add", "passes"), [(0.0, True), (1e-2, False)])
+def test_an_operator_without_float64_has_a_reference_of_rounded_values(add, passes):
+    torch.manual_seed(0)
+    order = torch.randperm(2000)
+
+    def reordered(run, w, x):
+        return ((3 * x * w)[:, order].sum(-1) + add,)
+
+    verdict = wrapped(OfFloats().eval(), (torch.randn(50, 2000),), reordered)
+    assert verdict.ok is passes, verdict.message
+    assert passes or "fp64 says" in verdict.message
+
+
 def test_lower_precision_fails():
     torch.manual_seed(0)
 

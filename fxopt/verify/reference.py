@@ -62,6 +62,10 @@ class _Pair:
             self.known = self.widen(self.plain)
         return self.known
 
+    @property
+    def rounded(self) -> Tensor:
+        return self.wide.to(self.plain.dtype)
+
 
 def _is_pair(value: Any) -> bool:
     return isinstance(value, _Pair)
@@ -94,8 +98,19 @@ class _Twice(fx.Interpreter):
             return _Pair(rows, table.widen(rows), table.widen)
         if table is not None and n.target in _BAGS:
             args = _rows_in_use(table, *args[1:])
-        wide = partial(self.call_function, n.target, *_widely(args, kwargs))  # made before `plain` writes to any
+        widely = _widely(args, kwargs)  # made before `plain` writes to any
+        wide = partial(self._in_double, n.target, args, kwargs, *widely)
         return _pairs(*_with_equal_randomness(n, plain, wide), None if _gives_an_alias(n) else self.move)
+
+    def _in_double(self, target: Any, args: Any, kwargs: Any, wide_args: Any, wide_kwargs: Any) -> Any:
+        """Of an operator that has no code for float64, as some of FBGEMM's: what it gives for the values rounded."""
+        try:
+            return self.call_function(target, wide_args, wide_kwargs)
+        except RuntimeError:
+            if getattr(getattr(target, "_schema", None), "is_mutable", True):
+                raise
+            rounded = self.call_function(target, *_take((args, kwargs), "rounded"))
+            return pytree.tree_map_only(Tensor, widened, rounded)
 
 
 def _with_equal_randomness(node: fx.Node, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
