@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fxopt.capture import LeafCall
 
 MOST = 1 << 22  # bytes: 0.2 ms a call
+_LITTLE = 1 << 16  # bytes: what a call pays where no operator was saved
 
 # Operators that raise for no data, of sizes that a capture has checked.
 _CERTAIN_NAMES = """
@@ -80,7 +81,8 @@ class Undo:
         self._random = bool(calls) or any(map(is_random, before))
         self._model = model
         kept = [placeholders[number].meta["val"] for number in self._numbers]
-        if sum(map(_bytes, (*kept, *(slot.read(model) for slot in self._slots)))) > MOST:
+        saved = executable.findings.operators_after < executable.findings.operators_before
+        if sum(map(_bytes, (*kept, *(slot.read(model) for slot in self._slots)))) > (MOST if saved else _LITTLE):
             raise TooMuch(
                 "edits large tensors before something that may fail: what a failed call edits, eager edits again"
             )
