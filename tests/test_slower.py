@@ -76,12 +76,12 @@ def _planted(monkeypatch: pytest.MonkeyPatch) -> None:
 def optimized(
     monkeypatch: pytest.MonkeyPatch, cost: Cost, config: Config = Config(tune="full"), training: bool = False
 ) -> nn.Module:
-    """The model, were these the seconds of its graphs at 64 rows and at others."""
+    """The model, were these the milliseconds of its graphs at 64 rows and at others."""
 
     def once(function: partial[object], repeats: int = 1) -> float:
         function()
         forward = getattr(function.func, "__self__", None) or function.args[0].__self__  # of a step
-        return cost(forward.code, len(function.args[-1]))
+        return 1e-3 * cost(forward.code, len(function.args[-1]))
 
     monkeypatch.setattr(clock, "once", once)
     with torch.set_grad_enabled(training):
@@ -146,6 +146,21 @@ def test_noise_condemns_nothing(monkeypatch: pytest.MonkeyPatch, seed: int) -> N
         return (1.0 if CLAMPS not in code else 0.97) * (1 + noise.random() * (noise.random() < 0.75))
 
     assert kept(optimized(monkeypatch, cost)) == {"clamps", "maxima"}
+
+
+@pytest.mark.parametrize(("times", "left"), [(1.0, {"clamps", "maxima"}), (2.0, set())])
+def test_a_race_ends_with_its_time(monkeypatch: pytest.MonkeyPatch, times: float, left: set[str]) -> None:
+    """Two looks at the example, of two runs each, and none at other sizes."""
+    seen, now = list[int](), [slower.time.perf_counter()]
+
+    def cost(code: str, rows: int) -> float:
+        seen.append(rows)
+        now[0] += 6.0
+        return 1e4 * (times if CLAMPS in code else 1.0)
+
+    monkeypatch.setattr(slower.time, "perf_counter", lambda: now[0])
+    assert kept(optimized(monkeypatch, cost)) == left
+    assert set(seen) == {64} and len(seen) == (8 if times > 1 else 4)
 
 
 def test_a_loss_that_is_not_seen_again_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

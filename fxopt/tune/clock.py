@@ -12,7 +12,7 @@ import torch
 
 from fxopt.tune.cuda_graph import capture
 
-_LONG = 0.05  # seconds; noise is short beside it
+_LONG, _LONGEST = 0.05, 0.25  # seconds; noise is short beside it, and a second run says enough
 _SHORTEST = 50e-6  # one reading of the clock; shorter calls are repeated within it
 # A host takes 3 to 25 us to launch a graph, so of short ones that is all one sees. On an H100, three small kernels
 # against one: 11.4 us and 11.4 us as graphs of one call, 4.9 us and 1.5 us a call as graphs of ten. Longer ones stay
@@ -27,12 +27,14 @@ def fastest(
 
     A shared machine only ever adds time, so the least is what repeats; ratios of interleaved leasts hold within 3%.
     """
-    repeats = []
+    warm = []
     for function in contenders:
         once(function)
-        seconds = once(function)
-        repeats.append(max(1, min(20, int(_SHORTEST / max(seconds, 1e-7)))))
-        fewest = 1 if seconds > _LONG else fewest
+        warm.append(once(function))
+    if min(warm) > _LONGEST:
+        return warm
+    repeats = [max(1, min(20, int(_SHORTEST / max(seconds, 1e-7)))) for seconds in warm]
+    fewest = 1 if max(warm) > _LONG else fewest
     best = [float("inf")] * len(contenders)
     started = time.perf_counter()
     for done in range(most):

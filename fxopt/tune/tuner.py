@@ -36,6 +36,7 @@ EFFORTS = {
     "full": Effort((1, 4, 16, 64, 256, 1024, 4096), math.inf, 0.2),
 }
 _LONGEST = 0.25  # seconds; a size is not timed where one run is expected to take longer
+_RUNS = 6  # of one size at least: each side warms up twice
 _RAN = 0.8  # of a trial this thread had a core; below it the machine was busy, and the next process times again
 _LOSS = 0.96  # ratios below it are losses; between it and 1 is noise
 
@@ -106,6 +107,7 @@ class Tuner:
     def __init__(self, level: str, memory: Memory | None = None) -> None:
         self.effort = EFFORTS[level]
         self.left = self.effort.seconds
+        self._until, self._is_cut = math.inf, False
         self._memory = memory
 
     @property
@@ -128,6 +130,7 @@ class Tuner:
         if self.left <= 0:
             return Verdict({}, "the time for measuring was over (Config(tune='full') takes as long as it needs)")
         started, worked, neighbours = time.perf_counter(), time.thread_time(), Neighbours()
+        self._until, self._is_cut = started + self.left, False
         try:
             ratios = self._timed(site, rows)
         except NoSample as error:
@@ -136,7 +139,8 @@ class Tuner:
             spent = time.perf_counter() - started
             self.left -= spent
         waits = torch.cuda.is_initialized()  # the processor may, for a GPU
-        if key and (waits or (time.thread_time() - worked >= _RAN * spent and not neighbours.crowding())):
+        calm = waits or (time.thread_time() - worked >= _RAN * spent and not neighbours.crowding())
+        if key and calm and not self._is_cut:
             self.memory.put(key, ratios)
         return Verdict(ratios)
 
@@ -175,7 +179,9 @@ class Tuner:
             ratios[rows] = before / after
             if not following or batch_symbol(site.values) is None:
                 break
-            if _expected(max(before, after), rows, following, runs_at) > _LONGEST:
+            expected = _expected(max(before, after), rows, following, runs_at)
+            self._is_cut = time.perf_counter() + _RUNS * expected > self._until
+            if self._is_cut or expected > _LONGEST:
                 break
         return ratios
 

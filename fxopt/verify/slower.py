@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from fxopt.verify.resized import batch_of, resized
 from fxopt.verify.trial import undisturbed
 
 _SURE = 1.2  # a win in a single look that needs no other
+_LONG = 0.5  # seconds; longer runs are not repeated
 _MOST_ROWS = 256  # that are made up; an example with more stands for itself
 _SMALL = 64 << 20  # bytes of parameters that are trained: a step of the race makes their dense gradients, as eager does
 
@@ -94,9 +95,9 @@ def _left_out(name: str, ratios: str) -> PassFindings:
 
 def _one_of(names: Sequence[str], without: Callable[[list[str]], Executable], race: Race) -> tuple[str, float]:
     """The pass without which the rest is as fast as what was captured, and how fast; "" where there is none."""
-    best, until = ("", 1.0), time.perf_counter() + race.tuner.effort.seconds
+    best = ("", 1.0)
     for name in names if len(names) > 1 else ():
-        if time.perf_counter() > until:
+        if race.is_over:
             break
         ratio = race.ratio(without([name]).run, race.inputs)
         best = max(best, (name, ratio), key=lambda found: found[1])
@@ -118,6 +119,12 @@ class Race:
     tuner: Tuner
     replayed: bool
     training: bool = False  # backward is timed as well
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has taken as long as all trials of a capture may take."""
+        return time.perf_counter() > self.started + self.tuner.effort.seconds
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -128,7 +135,7 @@ class Race:
         ratios: dict[int, float] = {}
         for rows, inputs in self._sizes():
             ratios[rows] = self.ratio(after, inputs)
-            if not Verdict(ratios).slower:
+            if self.is_over or not Verdict(ratios).slower:
                 break
         return Verdict(ratios)
 
@@ -150,7 +157,7 @@ class Race:
 
     def _timed(self, runs: Sequence[Callable[[], object]]) -> float:
         old, new = fastest(runs, 0.0, fewest=1, most=1)
-        if old < _SURE * new:
+        if old < min(_SURE * new, _LONG):
             old, new = self.tuner.seconds(runs)
         return old / new
 

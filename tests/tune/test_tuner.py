@@ -184,6 +184,17 @@ def test_the_budget_ends(tmp_path: Path) -> None:
     assert not tuner.verdict(site_of(lambda x: x + 1, lambda x: x + 2, key="b")).ratios
 
 
+def test_a_size_that_would_outlast_the_budget_is_not_timed(tmp_path: Path) -> None:
+    """What the others say is not remembered: another process has time for all."""
+    tuner = Tuner("fast", Memory(tmp_path / "t.json"))
+    tuner.left = 0.9
+    site = site_of(lambda x: sleeping(x, 0.01, 0.04), lambda x: sleeping(x, 0.01, 0.04), key="a")
+    assert set(tuner.verdict(site).ratios) == {1, 16}, "64 rows take 0.04 s, which tell of 0.16 for 256"
+    assert tuner.left > 0
+    tuner.save()
+    assert not (tmp_path / "t.json").exists()
+
+
 def test_what_grows_with_the_square_of_the_batch_is_not_timed_where_it_is_long(tmp_path: Path) -> None:
     tuner = Tuner("fast", Memory(tmp_path / "t.json"))
     tuner.effort = Effort((4, 64), 10.0, 0.0)
