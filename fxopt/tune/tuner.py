@@ -78,6 +78,11 @@ class Verdict:
     def mixed(self) -> bool:
         return not self.slower and any(ratio < _LOSS for ratio in self.ratios.values())
 
+    @property
+    def gains(self) -> bool:
+        """Over all sizes together."""
+        return math.prod(self.ratios.values()) > 1
+
     def split(self) -> tuple[int, bool]:
         """(most, few): `few` tells which one serves up to `most` rows (True: the new one); the other serves more.
 

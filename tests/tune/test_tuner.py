@@ -64,11 +64,13 @@ class FixedTimes(Tuner):
         return Verdict(self.ratios)
 
 
-def rewritten(ratios: dict[int, float], folder: Path) -> tuple[GraphModule, Any, FixedTimes]:
-    module = capture(Norm(), (torch.randn(5, 4), torch.randn(4))).graph
+def rewritten(
+    ratios: dict[int, float], folder: Path, model: nn.Module | None = None, match: Any = relus, replace: Any = as_clamp
+) -> tuple[GraphModule, Any, FixedTimes]:
+    module = capture(model or Norm(), (torch.randn(5, 4), torch.randn(4))).graph
     normalize(module)
     tuner = FixedTimes(ratios, folder / "t.json")
-    findings = apply(Rewrite("clamps", relus, as_clamp, "", policy=MEASURED), module, Fuel(), True, tuner)
+    findings = apply(Rewrite("clamps", match, replace, "", policy=MEASURED), module, Fuel(), True, tuner)
     module.recompile()
     return module, findings, tuner
 
@@ -95,6 +97,49 @@ def test_what_is_faster_at_some_sizes_runs_at_those(tmp_path: Path, batch: int) 
     assert "above 16 rows" in findings.changes[0].why
     x, w = torch.randn(batch, 4), torch.randn(4)
     assert torch.equal(module(x, w)[0], Norm()(x, w))
+
+
+class Twice(nn.Module):
+    """The second relu reads what others read, too, of the first: a view, or something computed."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.between = between
+
+    def forward(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        between = self.between((x * w).relu())
+        return between.relu(), between
+
+
+def both_relus(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+    first, second = module.graph.find_nodes(op="call_function", target=aten.relu.default)
+    yield Match(first, {"second": second})
+
+
+def as_one_clamp(editor: Editor, match: Match) -> Replacement:
+    new = editor.call(aten.clamp_min.default, match.anchor.args[0], 0)
+    viewed = editor.call(aten.unsqueeze.default, new, 1)
+    return Replacement({match.anchor: new, match.bound["second"]: viewed}, "relus as a clamp", "the same values")
+
+
+@pytest.mark.parametrize("batch", [0, 1, 16, 17, 300])
+def test_a_view_between_two_parts_belongs_to_both_ways(tmp_path: Path, batch: int) -> None:
+    model = Twice(lambda x: x.unsqueeze(1))
+    module, findings, _ = rewritten({1: 0.5, 256: 2.1}, tmp_path, model, both_relus, as_one_clamp)
+    assert "above 15 rows" in findings.changes[0].why
+    x, w = torch.randn(batch, 4), torch.randn(4)
+    for found, expected in zip(module(x, w), model(x, w), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("ratios", "changes"), [({1: 0.5, 256: 2.1}, 1), ({1: 0.5, 256: 1.9}, 0)])
+def test_what_cannot_be_picked_by_rows_has_to_gain_more_than_it_loses(
+    tmp_path: Path, ratios: dict[int, float], changes: int
+) -> None:
+    model = Twice(lambda x: (x + 0.0).unsqueeze(1))
+    _, findings, _ = rewritten(ratios, tmp_path, model, both_relus, as_one_clamp)
+    assert len(findings.changes) == changes
+    assert changes or "lose more on this machine than it gains: 0.50x at 1" in findings.misses[0].reason
 
 
 def test_the_regions_are_what_goes_and_what_comes(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 
 from fxopt.patterns.branches import SIDE
 from fxopt.rewrites.framework.direct import as_function
-from fxopt.shape.aliases import has_effects
+from fxopt.shape.aliases import has_effects, is_view
 from fxopt.shape.convolved import placed_as_convolved
 from fxopt.shape.rows import batch_symbol
 from fxopt.shape.sizes import expression
@@ -48,7 +48,7 @@ class Region:
 
 
 def before(values: Sequence[Node]) -> Region:
-    """What nobody needs once `values` are replaced."""
+    """What nobody needs once `values` are replaced, and the views of it that it reads itself, whoever else does."""
     dying, unread = set(values), list(values)
     while unread:
         for node in unread.pop().all_input_nodes:  # asked again whenever one more of its users dies
@@ -56,7 +56,23 @@ def before(values: Sequence[Node]) -> Region:
                 continue
             dying.add(node)
             unread.append(node)
-    return Region(sorted(dying), values)
+    inside = set(dying)
+    for node in sorted(dying):
+        for source in node.all_input_nodes:
+            if source not in dying:
+                inside.update(_views_between(source, dying))
+    return Region(sorted(inside), values)
+
+
+def _views_between(node: Node, region: set[Node]) -> list[Node]:
+    """`node` and what it is a view of, up to something in the region; nothing where it is none of that."""
+    found: list[Node] = []
+    while node not in region:
+        if not is_view(node):
+            return []
+        found.append(node)
+        node = node.all_input_nodes[0]
+    return found
 
 
 def after(added: Sequence[Node], values: Sequence[Node]) -> Region:

@@ -59,6 +59,8 @@ class Trial:
             raise Rejected(f"it would be no faster on this machine: {verdict}")
         if verdict.mixed and (either := _either(editor, values, graphs, inputs, timed, verdict)):
             return either
+        if verdict.mixed and not verdict.gains:
+            raise Rejected(f"it would lose more on this machine than it gains: {verdict}")
         return values, str(verdict)
 
 
