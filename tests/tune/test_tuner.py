@@ -91,6 +91,22 @@ def test_what_is_faster_is_applied_and_says_so(tmp_path: Path) -> None:
     assert "1.50x at 256 rows" in findings.changes[0].why
 
 
+@pytest.mark.parametrize(("ratio", "changes"), [(0.5, 0), (2.0, 2)])
+def test_what_there_is_no_time_for_is_judged_as_the_last(tmp_path: Path, ratio: float, changes: int) -> None:
+    class OutOfTime(FixedTimes):
+        def verdict(self, site: Any) -> Verdict:
+            self.sites.append(site)
+            return Verdict({}, "no time") if len(self.sites) > 1 else Verdict({1: ratio})
+
+    module = capture(Twice(lambda x: x + 1), (torch.randn(5, 4), torch.randn(4))).graph
+    tuner = OutOfTime({}, tmp_path / "t.json")
+    findings = apply(Rewrite("clamps", relus, as_clamp, "", policy=MEASURED), module, Fuel(), True, tuner)
+    assert len(findings.changes) == changes and len(tuner.sites) == 2
+    assert changes or findings.misses[1].reason == (
+        "no time, and the one that was timed last would be slower: 0.50x at 1 rows"
+    )
+
+
 @pytest.mark.parametrize("batch", [0, 1, 16, 17, 300])
 def test_what_is_faster_at_some_sizes_runs_at_those(tmp_path: Path, batch: int) -> None:
     module, findings, _ = rewritten({1: 0.5, 16: 0.8, 17: 2.0, 256: 2.0}, tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.fx import Graph, Node
@@ -27,11 +27,12 @@ class Trial:
     """Times what each replacement takes away against what it adds.
 
     On a GPU both are timed as captured graphs: fewer launches are no reason where graphs are replayed, and help
-    elsewhere anyway.
+    elsewhere anyway. What there is no time for is judged as the last that there was.
     """
 
     tuner: Tuner
     training: bool
+    timed: list[Verdict] = field(default_factory=list)
 
     def judged(self, editor: Editor, values: Values, policy: Policy) -> tuple[Values, str]:
         """The values to put in place of the old ones, and a few words for the report.
@@ -53,6 +54,10 @@ class Trial:
                 verdict = self.tuner.verdict(timed)
         except (Disagreement, Unfit) as error:
             raise Rejected(str(error)) from None
+        if verdict.ratios:
+            self.timed.append(verdict)
+        elif self.timed and not self.timed[-1].gains:
+            raise Rejected(f"{verdict.reason}, and the one that was timed last would be slower: {self.timed[-1]}")
         if verdict.slower or (policy.everywhere and verdict.mixed):
             raise Rejected(f"it would be slower on this machine: {verdict}")
         if (policy.proof or (policy.rows and verdict.ratios)) and not verdict.faster:
