@@ -33,14 +33,13 @@ def _dims(expr: sympy.Basic, fakes: FakeInputs) -> set[Dim]:
 
 
 def _compares(expr: sympy.Basic) -> bool:
-    """A plain comparison. Of an inequality a side may be a product, as of the sizes that a view merges:
+    """A plain comparison. Of an inequality a side may be any sum or product, as of the sizes that a view merges:
     B * (L - 1) > 0."""
     if not isinstance(expr, Relational):
         return False
-    sides = (
-        expr.args if isinstance(expr, sympy.Eq) else [part for side in expr.args for part in sympy.Mul.make_args(side)]
-    )
-    return all(map(_is_plain, sides))
+    if isinstance(expr, sympy.Eq):
+        return all(map(_is_plain, expr.args))
+    return all(side.is_polynomial() for side in expr.args)
 
 
 def _is_plain(side: sympy.Expr) -> bool:

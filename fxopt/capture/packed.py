@@ -62,19 +62,12 @@ class PackedDims(TorchFunctionMode):
             parts = list(_by_dim(args[1]))
             self._check(source, (dim for dim, part in parts if _is_cut(part)))
             self._demand_items(source, (dim for dim, part in parts if _has_end(part)))
-            for dim, part in parts:
-                if _is_prefix(part):
-                    self._ask(source, dim, part.stop)
-                elif isinstance(part, slice) and part.stop is None and _positive(part.start):
-                    self._ask(source, dim, part.start)
         elif func in _SELECT:
             dim, index = _argument(args, kwargs, 1, "dim"), _argument(args, kwargs, 2, "index", "start")
             length = _argument(args, kwargs, 3, "length")
-            if isinstance(dim, int) and type(index) is int and index == 0 and _positive(length):
-                self._ask(source, dim, length)
-            elif isinstance(dim, int) and (_positive(index) or length is not None):
+            if isinstance(dim, int) and _positive(index):
                 self._check(source, [dim])
-            elif isinstance(dim, int):
+            elif isinstance(dim, int) and length is None:
                 self._demand_items(source, [dim])
         elif func in _INDEX:
             dim, index = _argument(args, kwargs, 1, "dim"), _argument(args, kwargs, 2, "index")
@@ -98,11 +91,6 @@ class PackedDims(TorchFunctionMode):
             raise MakeStatic(layout)
         for i, axis in layout:
             int(self._fakes.tensors[i].shape[axis])  # which is its size from now on
-
-    def _ask(self, tensor: Any, dim: int, length: int) -> None:
-        """Whether there are so many items, which is a guard."""
-        if self._dims_of(tensor, [dim]):
-            bool(tensor.shape[dim] >= length)
 
     def _demand_items(self, tensor: Any, dims: Iterable[int]) -> None:
         found = self._dims_of(tensor, dims) - self._positive
