@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import sympy
 from sympy.core.relational import Relational
 from torch import Tensor
 
+from fxopt import trees
+from fxopt.capture.captured import Capture
 from fxopt.capture.guards import conditions
 from fxopt.capture.inputs import Dim, FakeInputs
 from fxopt.shape.floors import divisions_in
 
 
-def no_lengths(fakes: FakeInputs, tensors: Sequence[Tensor]) -> set[Dim]:
+def varied(captures: Iterable[Capture], args: tuple, kwargs: dict) -> frozenset[Dim]:
+    """Dims that earlier captures took for layouts, and that have another size now: they are lengths."""
+    leaves, spec = trees.flatten((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    ranks = [tensor.dim() for tensor in tensors]
+    alike = (each for each in captures if each.in_spec == spec and [known.ndim for known in each.inputs] == ranks)
+    fixed = (dim_and_size for each in alike for dim_and_size in each.guards.static)
+    return frozenset((i, d) for (i, d), size in fixed if size > 1 and tensors[i].shape[d] not in (0, 1, size))
+
+
+def no_lengths(fakes: FakeInputs, tensors: Sequence[Tensor], varied: Collection[Dim]) -> set[Dim]:
     """Dims that are better static: dim 0 of lengths [F, B], which a model takes for F features with any number of bags,
-    or, where there is none, dims >= 1 under anything but plain comparisons.
+    or, where there is none, dims >= 1 under anything but plain comparisons, unless they have `varied`.
     """
     complicated = [expr for expr in conditions(fakes.shape_env) if not _compares(expr)]
     features = {
@@ -25,7 +37,7 @@ def no_lengths(fakes: FakeInputs, tensors: Sequence[Tensor]) -> set[Dim]:
         for dim in _dims(divided, fakes)
         if dim[1] == 0 and tensors[dim[0]].shape[0] == count and len(divided.free_symbols) > 1
     }
-    return features or {dim for expr in complicated for dim in _dims(expr, fakes) if dim[1] >= 1}
+    return features or {dim for expr in complicated for dim in _dims(expr, fakes) if dim[1] >= 1}.difference(varied)
 
 
 def _dims(expr: sympy.Basic, fakes: FakeInputs) -> set[Dim]:

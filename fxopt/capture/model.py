@@ -8,7 +8,7 @@ from torch import nn
 from fxopt.capture.attempts import Attempts, Stopped
 from fxopt.capture.captured import Capture
 from fxopt.capture.errors import CaptureError
-from fxopt.capture.inputs import flatten
+from fxopt.capture.inputs import Dim, flatten
 from fxopt.capture.leaves import Leaf, Trial
 from fxopt.capture.questions import question_of
 from fxopt.capture.reach import Reach
@@ -22,8 +22,16 @@ from fxopt.tracebacks import let_go
 MAX_ROUNDS = 8
 
 
-def capture(model: nn.Module, args: tuple = (), kwargs: dict | None = None, config: Config = Config()) -> Capture:
+def capture(
+    model: nn.Module,
+    args: tuple = (),
+    kwargs: dict | None = None,
+    config: Config = Config(),
+    varied: frozenset[Dim] = frozenset(),
+) -> Capture:
     """Capture `model(*args, **kwargs)` for every batch size and every multi-hot length.
+
+    Sizes that look like layouts are fixed, but for dims that have `varied` (see lengths.py).
 
     Submodules that cannot be captured (config.leaves, hooks, TorchScript, data-dependent Python, attributes that carry
     values from call to call) become leaves.
@@ -40,7 +48,7 @@ def capture(model: nn.Module, args: tuple = (), kwargs: dict | None = None, conf
     leaves = _known_leaves(model, config, bool(reach.question))
     for _ in range(MAX_ROUNDS):
         trial = run_trial(model, _outermost(leaves), args, kwargs) if leaves else Trial()
-        attempts = Attempts(model, inputs, leaves, trial, reach)
+        attempts = Attempts(model, inputs, leaves, trial, reach, varied)
         try:
             return attempts.first()
         except Stopped as stop:

@@ -47,13 +47,15 @@ class PackedDims(TorchFunctionMode):
     Args:
         shapes: the sizes that the inputs are traced with.
         reals: the example.
-        positive: dims that are known to be at least 1.
+        positive: dims that are known to be at least 1. varied: dims that are no layout, as they have had other sizes.
     """
 
-    def __init__(self, fakes: FakeInputs, shapes: Shapes, reals: Sequence[Tensor], positive: set[Dim]):
+    def __init__(
+        self, fakes: FakeInputs, shapes: Shapes, reals: Sequence[Tensor], positive: set[Dim], varied: frozenset[Dim]
+    ):
         super().__init__()
         self._fakes, self._shapes, self._reals = fakes, shapes, reals
-        self._positive = positive
+        self._positive, self._varied = positive, varied
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -82,11 +84,11 @@ class PackedDims(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _check(self, tensor: Any, dims: Iterable[int]) -> None:
-        inputs = {i for i, _ in self._dims_of(tensor, dims)}
+        inputs = {i for i, _ in self._dims_of(tensor, dims) - self._varied}
         if not inputs:
             return
         every = (dim for dims in self._fakes.sources.values() for dim in dims)
-        layout = {(i, axis) for i, axis in every if i in inputs and axis >= 1}
+        layout = {(i, axis) for i, axis in every if i in inputs and axis >= 1} - self._varied
         if any(self._shapes[i][axis] != self._reals[i].shape[axis] for i, axis in layout):
             raise MakeStatic(layout)
         for i, axis in layout:

@@ -1,0 +1,86 @@
+"""A dim that looks like a layout is fixed in the first capture, and a length from its second size on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxopt
+from fxopt.runtime import dispatcher_of
+
+SIZES = ((8, 8), (3, 12), (5, 7), (1, 20), (4, 9), (2, 16), (6, 3), (7, 2), (3, 1), (0, 8), (5, 11))
+
+
+class Sequence(nn.Module):
+    """Lookups of a padded sequence, pooled in some way."""
+
+    def __init__(self, pool):
+        super().__init__()
+        self.items, self.out, self.pool = nn.Embedding(100, 4), nn.Linear(4, 1), pool
+
+    def forward(self, ids, *others):
+        return self.out(self.pool(self.items(ids), *map(self.items, others)))
+
+
+def padded(x, multiple=4):
+    x = F.pad(x, (0, 0, 0, -x.shape[1] % multiple))
+    return x.view(x.shape[0], -1, multiple, 4).mean(2).sum(1)
+
+
+POOLS = {
+    "blocks": lambda x: x.view(-1, 4).view(-1, x.shape[1] // 2, 2, 4).amax(2).sum(1),
+    "padded blocks": padded,
+    "chunks": lambda x: sum(part.sum(1) for part in x.chunk(2, 1)),
+    "tensor_split": lambda x: sum(part.amax(1) for part in x.tensor_split(2, 1)),
+    "the second and the fourth": lambda x: x[:, 1] + x[:, [3]].squeeze(1),
+    "a window": lambda x: x[:, 1:3].sum(1),
+    "an even length": lambda x: x.sum(1) if x.shape[1] % 2 == 0 else x.mean(1),
+}
+
+
+def compare(model, fast, *inputs):
+    try:
+        expected = model(*inputs)
+    except (RuntimeError, IndexError) as error:
+        with pytest.raises(type(error)):
+            fast(*inputs)
+    else:
+        torch.testing.assert_close(fast(*inputs), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_few_captures_for_all_lengths(pool):
+    model = Sequence(POOLS[pool]).eval()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    with torch.no_grad():
+        for batch, length in SIZES:
+            compare(model, fast, torch.randint(0, 100, (batch, length)))
+    assert len(dispatcher_of(fast).entries) <= 4  # one of them for lengths of 0, 1 or less than what is cut
+    assert all(entry.executable is not None for entry in dispatcher_of(fast).entries)
+
+
+def test_few_captures_for_two_sequences_that_are_flattened():
+    model = Sequence(lambda x, y: x.flatten(0, 1) * y.flatten(0, 1)).eval()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    with torch.no_grad():
+        for batch, length in SIZES:
+            compare(model, fast, *(torch.randint(0, 100, (batch, length)) for _ in range(2)))
+        compare(model, fast, torch.randint(0, 100, (6, 4)), torch.randint(0, 100, (3, 8)))
+    assert len(dispatcher_of(fast).entries) <= 3
+
+
+def test_a_layout_that_python_counts_is_fixed_for_each_size():
+    class Counts(nn.Module):
+        def forward(self, x):
+            return x[:, 1] * torch.tensor([*range(x.shape[1])]).sum()
+
+    model = Counts()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    for width in (5, 7, 5):
+        compare(model, fast, torch.rand(3, width))
+    assert [entry.executable.capture.guards.static for entry in dispatcher_of(fast).entries] == [
+        (((0, 1), 7),),
+        (((0, 1), 5),),
+    ]
