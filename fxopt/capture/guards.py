@@ -10,12 +10,11 @@ from typing import Any
 import sympy
 import torch
 from sympy.core.relational import Relational
-from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.solve import try_solve
 
 from fxopt.capture.inputs import Dim
 from fxopt.shape.floors import never_negative
-from fxopt.torch_internals.symbols import ShapeEnv
+from fxopt.torch_internals.symbols import ShapeEnv, as_python
 
 
 @dataclass(frozen=True)
@@ -130,13 +129,12 @@ def guards_of(
             equal.append(dims)
     settled = {dim for dim, _ in static.items()}
     bounds = {name: bound for name, bound in at_least.items() if bound > 0 and sources[name][0] not in settled}
-    printer = PythonPrinter()
     used = sorted({str(s) for expr in others for s in expr.free_symbols} | set(bounds))
     return Guards(
         tuple(equal),
         tuple(sorted(static.items())),
         (
-            *dict.fromkeys(printer.doprint(expr) for expr in others),
+            *dict.fromkeys(as_python(expr) for expr in others),
             *(f"{name} >= {bound}" for name, bound in bounds.items()),
             *answers,
         ),

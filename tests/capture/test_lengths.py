@@ -1,6 +1,11 @@
-"""A dim that looks like a layout is fixed in the first capture, and a length from its second size on."""
+"""Captures that serve all lengths, though code cuts, splits or computes with them.
+
+A dim that looks like a layout is fixed in the first capture, and is a length from its second size on.
+"""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -84,3 +89,48 @@ def test_a_layout_that_python_counts_is_fixed_for_each_size():
         (((0, 1), 7),),
         (((0, 1), 5),),
     ]
+
+
+ROOT = math.sqrt  # under another name
+FUNCTIONS = {
+    "sqrt": lambda x: x.sum(1) / math.sqrt(x.shape[1]),
+    "another name": lambda x: x.sum(1) / ROOT(x.shape[1]),
+    "log": lambda x: x.sum(1) * math.log(x.shape[1] + 1),
+    "log of a base": lambda x: x.sum(1) * math.log(x.shape[1] + 1, 10) * math.log(10, x.shape[1] + 2),
+    "log2": lambda x: x[:, : math.ceil(math.log2(x.shape[1] + 1))].sum(1),
+    "exp": lambda x: x.sum(1) * math.exp(-x.shape[1]),
+    "of one another": lambda x: x.sum(1) * math.log(1 + math.sqrt(x.numel())),
+    "round": lambda x: x[:, : round(math.sqrt(x.shape[1]))].sum(1),
+    "fill": lambda x: x.masked_fill(x > 1, -math.sqrt(x.shape[1])).sum(1),
+    "isinstance": lambda x: x.sum(1) * (2 if isinstance(math.sqrt(x.shape[1]), float) else 3),
+}
+
+
+@pytest.mark.parametrize("pool", FUNCTIONS)
+def test_one_capture_for_functions_of_a_length(pool):
+    model = Sequence(FUNCTIONS[pool]).eval()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    with torch.no_grad():
+        for batch, length in (*SIZES, (3, 0)):
+            compare(model, fast, torch.randint(0, 100, (batch, length)))
+    (entry,) = dispatcher_of(fast).entries
+    assert entry.executable is not None
+    assert math.sqrt(4) == 2.0 and ROOT is math.sqrt and "sqrt" in repr(math.sqrt)
+
+
+def test_a_branch_on_a_function_of_a_length_is_a_guard():
+    model = Sequence(lambda x: x.sum(1) if math.log(x.shape[1] + 1) > 2.4 else x.mean(1)).eval()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    with torch.no_grad():
+        for batch, length in SIZES:
+            compare(model, fast, torch.randint(0, 100, (batch, length)))
+    assert len(dispatcher_of(fast).entries) <= 3
+
+
+def test_what_a_float_of_a_length_decides_is_a_guard():
+    model = Sequence(lambda x: x.sum(1) / float(math.sqrt(x.shape[1]))).eval()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    with torch.no_grad():
+        for batch, length in SIZES:
+            compare(model, fast, torch.randint(0, 100, (batch, length)))
+    assert all(entry.executable is not None for entry in dispatcher_of(fast).entries)
