@@ -134,3 +134,63 @@ def test_what_a_float_of_a_length_decides_is_a_guard():
         for batch, length in SIZES:
             compare(model, fast, torch.randint(0, 100, (batch, length)))
     assert all(entry.executable is not None for entry in dispatcher_of(fast).entries)
+
+
+def image(x):
+    return x.transpose(1, 2)
+
+
+def pairs(x):
+    """The similarities of two views of a batch, as NT-Xent reads them."""
+    views = torch.cat([x.sum(1), x.amax(1)])
+    similar = views @ views.t()
+    return x.sum(1) * torch.cat([torch.diag(similar, len(x)), similar.diagonal(-len(x))]).mean()
+
+
+NUMBERED = {
+    "max_pool1d": lambda x: F.max_pool1d(image(x), 2).sum(2),
+    "max_pool1d in steps": lambda x: nn.MaxPool1d(3, 2, 1)(image(x)).sum(2),
+    "max_pool1d of all": lambda x: F.max_pool1d(image(x), x.shape[1]).squeeze(2),
+    "avg_pool1d of all": lambda x: F.avg_pool1d(image(x), kernel_size=x.shape[1]).squeeze(2),
+    "max_pool2d of all": lambda x: F.max_pool2d(image(x).unsqueeze(1), (1, x.shape[1])).flatten(1),
+    "avg_pool2d of all": lambda x: F.avg_pool2d(image(x).unsqueeze(1), (1, x.shape[1])).flatten(1),
+    "linspace": lambda x: (x * torch.linspace(0, 1, x.shape[1]).unsqueeze(1)).sum(1),
+    "diagonals": pairs,
+    "take_along_dim": lambda x: torch.take_along_dim(x, x.argsort(1), 1)[:, -1],
+}
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["serve", "train"])
+@pytest.mark.parametrize("pool", NUMBERED)
+def test_one_capture_where_torch_takes_a_size_for_a_number(pool, train):
+    model = Sequence(NUMBERED[pool])
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    with torch.set_grad_enabled(train):
+        for batch, length in SIZES:
+            ids = torch.randint(0, 100, (batch, length))
+            compare(model, fast, ids)
+            if train and batch and length > 1:
+                expected, found = (torch.autograd.grad(m(ids).sum(), m.items.weight) for m in (model, fast))
+                torch.testing.assert_close(found, expected)
+    entries = dispatcher_of(fast).entries
+    assert all(entry.executable is not None for entry in entries)
+    assert len(entries) <= 2  # one of them for no rows
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda x: F.max_pool1d(image(x), 3, ceil_mode=True).sum(2),
+        lambda x: F.max_pool1d(image(x), 2, dilation=2).sum(2),
+        lambda x: F.max_pool1d(image(x), 2, return_indices=True)[0].sum(2),
+        lambda x: F.avg_pool1d(image(x), x.shape[1], padding=1, count_include_pad=False).sum(2),
+        lambda x: torch.take_along_dim(x, x.argsort(1)[:, :1, :1], 1).sum(1),
+        lambda x: torch.linspace(0, 1, x.shape[1], dtype=torch.float64).float().sum() * x.sum(1),
+    ],
+)
+def test_other_ways_to_take_a_size_for_a_number_are_eagers(pool):
+    model = Sequence(pool)
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    with torch.no_grad():
+        for batch, length in SIZES:
+            compare(model, fast, torch.randint(0, 100, (batch, length)))
