@@ -10,11 +10,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import sympy
 import torch
 import torch.nn.functional as F
+from torch.fx import Node
 from torch.utils._pytree import tree_any, tree_map
 
 from fxopt.torch_internals.fake_tensors import FakeTensor
+from fxopt.torch_internals.python_math import is_of_numbers
+from fxopt.torch_internals.symbols import expression
 from fxopt.torch_internals.tracing import disable_proxy_modes_tracing, number_proxy, proxy_of, record
 
 aten = torch.ops.aten
@@ -26,9 +30,20 @@ _POOLS = {
     torch.max_pool2d: (aten.max_pool2d.default, 2),
     F.avg_pool2d: (aten.avg_pool2d.default, 2),
 }
+_OPERATORS = {operator for operator, _ in _POOLS.values()} | {aten.linspace.default}
 _USUAL = {
     "dilation": 1, "ceil_mode": False, "return_indices": False, "count_include_pad": True, "divisor_override": None,
 }  # fmt: skip
+
+
+def symbols_as_numbers(node: Node) -> set[sympy.Symbol]:
+    """Those of sizes that a call takes for numbers, in which a trace by torch alone would fix them."""
+    if node.op != "call_function" or not (is_of_numbers(node.target) or node.target in _OPERATORS):
+        return set()
+    values = [value.meta["val"] for value in node.all_input_nodes]
+    sizes: list[Any] = [value for value in values if isinstance(value, torch.SymInt | torch.SymFloat)]
+    sizes += [size for value in values if isinstance(value, torch.Tensor) for size in value.shape[2:]]
+    return {symbol for size in sizes for symbol in expression(size).free_symbols}
 
 
 def numbered(func: Any, args: tuple, kwargs: dict[str, Any], tracer: Any) -> torch.Tensor | None:

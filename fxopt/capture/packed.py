@@ -1,8 +1,9 @@
 """Dims that must be static: a packed matrix X[B, 43] read column by column.
 
 With a symbolic dim 1, `X[:, 3:4]` has size Max(0, Min(4, s1) - Min(3, s1)): the trace takes 8 s and later broadcasts
-fail on it. A dim that is cut at positive constants, or indexed by a list, is a layout, not a length. `x[:, 0]`,
-`x[:, -1]` and `x[:, 1:]` leave it dynamic, and so does `x[:, :8]`, where a guard tells whether it has so many.
+fail on it. A dim that is cut at positive constants, or indexed by a list, is a layout, not a length, unless it has had
+another size. `x[:, 0]`, `x[:, -1]` and `x[:, 1:]` leave it dynamic, and so do `x[:, :8]` and `x[:, -8:]`, where a guard
+tells whether it has so many.
 """
 
 from __future__ import annotations
