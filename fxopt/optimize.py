@@ -17,7 +17,7 @@ from fxopt import progress
 from fxopt.asked import arguments_of, check
 from fxopt.autocast import Autocast
 from fxopt.callable_module import make_callable
-from fxopt.capture import Capture, capture, varied
+from fxopt.capture import Capture, capture
 from fxopt.capture.settings import kept
 from fxopt.config import Config
 from fxopt.dump import Dump
@@ -95,7 +95,7 @@ def _compiled(
 ) -> Executable:
     clock = _Clock()
     progress.step("capture")
-    captured = capture(model, args, kwargs, config, varied(earlier, args, kwargs))
+    captured = capture(model, args, kwargs, config, earlier)
     clock.lap("capture")
     with Autocast(None):
         return _made_of(captured, model, args, kwargs, config, clock)

@@ -8,7 +8,6 @@ from fxopt.capture.errors import Busy, CaptureError, OtherData, is_passing
 from fxopt.capture.guards import Guards
 from fxopt.capture.inputs import TensorSpec
 from fxopt.capture.leaves import Leaf, LeafCall, LeafMismatch
-from fxopt.capture.lengths import varied
 from fxopt.capture.model import capture
 from fxopt.capture.state import StateSlot
 
@@ -25,5 +24,4 @@ __all__ = [
     "TensorSpec",
     "capture",
     "is_passing",
-    "varied",
 ]

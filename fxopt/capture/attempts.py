@@ -53,6 +53,7 @@ class Attempts:
         stores: attributes the forward assigns, learned from the first trace (see effects.py).
         copies: the model's, one for each trace.
         varied: dims that are no layout, as they have had other sizes; none where that failed.
+        asks_cuts: whether a cut asks how many items there are.
         symbolic_len: whether len(tensor) stays symbolic; no longer where that failed (numpy, keys of a dict).
     """
 
@@ -62,6 +63,7 @@ class Attempts:
     trial: Trial
     reach: Reach
     varied: frozenset[Dim] = frozenset()
+    asks_cuts: bool = True
     stores: Attributes = field(default_factory=dict)
     copies: list[ModelCopy] = field(default_factory=list)
     symbolic_len: bool = True
@@ -137,7 +139,7 @@ class Attempts:
 
     def _trace(self, shapes: Shapes, static: set[Dim], positive: set[Dim]) -> Capture:
         fakes = FakeInputs(self.inputs, shapes, static, positive)
-        fakes.shape_env.symbolic_len = self.symbolic_len
+        fakes.shape_env.symbolic_len, fakes.shape_env.asks_cuts = self.symbolic_len, self.asks_cuts
         form: list[tuple[pytree.TreeSpec, tuple[pytree.KeyPath, ...]]] = []
 
         def run(tracer: Any) -> list[Any]:

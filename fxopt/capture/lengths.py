@@ -8,21 +8,22 @@ import sympy
 from sympy.core.relational import Relational
 from torch import Tensor
 
-from fxopt import trees
 from fxopt.capture.captured import Capture
 from fxopt.capture.guards import conditions
-from fxopt.capture.inputs import Dim, FakeInputs
+from fxopt.capture.inputs import Dim, FakeInputs, Inputs
 from fxopt.shape.floors import divisions_in
 
 
-def varied(captures: Iterable[Capture], args: tuple, kwargs: dict) -> frozenset[Dim]:
-    """Dims that earlier captures took for layouts, and that have another size now: they are lengths."""
-    leaves, spec = trees.flatten((args, kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    ranks = [tensor.dim() for tensor in tensors]
-    alike = (each for each in captures if each.in_spec == spec and [known.ndim for known in each.inputs] == ranks)
-    fixed = (dim_and_size for each in alike for dim_and_size in each.guards.static)
-    return frozenset((i, d) for (i, d), size in fixed if size > 1 and tensors[i].shape[d] not in (0, 1, size))
+def alike(captures: Iterable[Capture], inputs: Inputs) -> list[Capture]:
+    """Those of the same arguments, but for sizes."""
+    ranks = [tensor.dim() for tensor in inputs.tensors]
+    return [each for each in captures if each.in_spec == inputs.spec and [t.ndim for t in each.inputs] == ranks]
+
+
+def varied(captures: Iterable[Capture], inputs: Inputs) -> frozenset[Dim]:
+    """Dims that captures `alike` took for layouts, and that have another size now: they are lengths."""
+    fixed = (dim_and_size for each in captures for dim_and_size in each.guards.static)
+    return frozenset((i, d) for (i, d), size in fixed if size > 1 and inputs.tensors[i].shape[d] not in (0, 1, size))
 
 
 def no_lengths(fakes: FakeInputs, tensors: Sequence[Tensor], varied: Collection[Dim]) -> set[Dim]:

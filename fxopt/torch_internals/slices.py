@@ -66,6 +66,8 @@ def _positive(number: Any) -> Any:
     if statically_known_true(number >= 0):
         return number
     term = expression(number)
+    if isinstance(number, torch.SymInt) and not number.node.shape_env.asks_cuts:
+        return torch.sym_max(number, 0)
     if free_unbacked_symbols(number) or (term + 1).is_Symbol or not term.is_polynomial():
         return torch.sym_max(number, 0)
     return number if number >= 0 else 0

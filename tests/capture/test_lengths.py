@@ -5,6 +5,7 @@ A dim that looks like a layout is fixed in the first capture, and is a length fr
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -194,3 +195,20 @@ def test_other_ways_to_take_a_size_for_a_number_are_eagers(pool):
     with torch.no_grad():
         for batch, length in SIZES:
             compare(model, fast, torch.randint(0, 100, (batch, length)))
+
+
+def test_sequences_with_lengths_of_their_own_do_not_need_a_capture_for_each_answer():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.items, self.out = nn.Embedding(100, 4), nn.Linear(4, 1)
+
+        def forward(self, *sequences):
+            return self.out(sum(self.items(ids[:, -6:]).sum(1) for ids in sequences))
+
+    model = Last().eval()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    with torch.no_grad():
+        for lengths in itertools.product((3, 9), (4, 7), (2, 11), (5, 8)):
+            compare(model, fast, *(torch.randint(0, 100, (3, length)) for length in lengths))
+    assert len(dispatcher_of(fast).entries) == 5
