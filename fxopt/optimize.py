@@ -69,15 +69,20 @@ def optimize(
     return result
 
 
-def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Executable:
+def compile(
+    config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any], earlier: Sequence[Capture] = ()
+) -> Executable:
     """One input signature of one model, from capture to something that runs.
+
+    Args:
+        earlier: captures of the model that do not serve these inputs.
 
     Raises:
         CaptureError: the model stays eager for these inputs.
     """
     with progress.on_terminal(config.progress):
         try:
-            executable = kept(lambda: _compiled(config, model, args, kwargs))
+            executable = kept(lambda: _compiled(config, model, args, kwargs, earlier))
         finally:
             forget_answers()
         progress.step("compile the checks of a call")
@@ -85,10 +90,12 @@ def compile(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any
         return executable
 
 
-def _compiled(config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Executable:
+def _compiled(
+    config: Config, model: nn.Module, args: tuple, kwargs: dict[str, Any], earlier: Sequence[Capture]
+) -> Executable:
     clock = _Clock()
     progress.step("capture")
-    captured = capture(model, args, kwargs, config)
+    captured = capture(model, args, kwargs, config, earlier)
     clock.lap("capture")
     with Autocast(None):
         return _made_of(captured, model, args, kwargs, config, clock)

@@ -11,7 +11,12 @@ from fxopt.capture.errors import CaptureError
 from fxopt.shape.aliases import is_view
 from fxopt.shape.strides import MAY_COPY, Layout, Strides, looks_contiguous
 
-_BY_SIZES = {torch.ops.aten.einsum.default, torch.ops.aten.one_hot.default}  # fakes of these lie otherwise, too
+aten = torch.ops.aten
+# Fakes of these lie otherwise, too.
+_BY_SIZES = {
+    aten.einsum.default, aten.one_hot.default, aten.max_pool1d.default, aten.avg_pool1d.default,
+    aten.max_pool2d.default, aten.avg_pool2d.default,
+}  # fmt: skip
 
 
 def refuse_guess(node: Node, exactly: bool) -> None:
@@ -36,7 +41,7 @@ def refuse_guess(node: Node, exactly: bool) -> None:
         if node.target in MAY_COPY and not looks_contiguous(node.all_input_nodes[0]):
             raise CaptureError("asks for strides behind a reshape() that copies at some sizes and not at others")
         if node.target in _BY_SIZES or (exactly and not viewed):
-            raise CaptureError(f"asks for strides behind {node.name}, which lies otherwise where a size is 1")
+            raise CaptureError(f"asks for strides behind {node.name}, which lies otherwise at some sizes")
         left += node.all_input_nodes
 
 

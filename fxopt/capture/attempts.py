@@ -52,6 +52,8 @@ class Attempts:
     Attributes:
         stores: attributes the forward assigns, learned from the first trace (see effects.py).
         copies: the model's, one for each trace.
+        varied: dims that are no layout, as they have had other sizes; none where that failed.
+        asks_cuts: whether a cut asks how many items there are.
         symbolic_len: whether len(tensor) stays symbolic; no longer where that failed (numpy, keys of a dict).
     """
 
@@ -60,6 +62,8 @@ class Attempts:
     leaves: dict[str, Leaf]
     trial: Trial
     reach: Reach
+    varied: frozenset[Dim] = frozenset()
+    asks_cuts: bool = True
     stores: Attributes = field(default_factory=dict)
     copies: list[ModelCopy] = field(default_factory=list)
     symbolic_len: bool = True
@@ -80,8 +84,9 @@ class Attempts:
             if found.guards.holds(self.inputs.tensors):
                 let_go(reason)
                 return found
-        if self.gave_len and self.symbolic_len:
-            self.symbolic_len = False
+        if self.varied or (self.gave_len and self.symbolic_len):
+            self.symbolic_len = bool(self.varied)
+            self.varied = frozenset()
             let_go(reason)
             return self.first()
         raise reason or CaptureError("no graph found whose size conditions hold for these inputs")
@@ -120,7 +125,7 @@ class Attempts:
             try:
                 return self._trace(shapes, static, positive)
             except MakeStatic as found:
-                static = static | (found.dims if traces < PATIENCE else self._alike(found.dims))
+                static = static | (found.dims if traces < PATIENCE else self._alike(found.dims) - self.varied)
             except MakePositive as found:
                 positive = positive | (found.dims if traces < PATIENCE else self._alike(found.dims))
             except _MakeStores as found:
@@ -134,7 +139,7 @@ class Attempts:
 
     def _trace(self, shapes: Shapes, static: set[Dim], positive: set[Dim]) -> Capture:
         fakes = FakeInputs(self.inputs, shapes, static, positive)
-        fakes.shape_env.symbolic_len = self.symbolic_len
+        fakes.shape_env.symbolic_len, fakes.shape_env.asks_cuts = self.symbolic_len, self.asks_cuts
         form: list[tuple[pytree.TreeSpec, tuple[pytree.KeyPath, ...]]] = []
 
         def run(tracer: Any) -> list[Any]:
@@ -172,7 +177,7 @@ class Attempts:
                 len(reals),
                 fakes.fake_mode,
                 places,
-                PackedDims(fakes, shapes, self.inputs.tensors, positive),
+                PackedDims(fakes, shapes, self.inputs.tensors, positive, self.varied),
                 self.reach.spaces,
             )
         except StartAgain:
@@ -196,7 +201,7 @@ class Attempts:
             check_memory(graph, (*news, *fakes.tensors), layouts, slots, self.trial.edits)
         except CaptureError as error:
             raise _stopped(error, places) from error
-        if lengths := no_lengths(fakes, self.inputs.tensors):
+        if lengths := no_lengths(fakes, self.inputs.tensors, self.varied):
             raise MakeStatic(lengths)
         used = label(graph, slots, self.inputs.names)
         share_memory(graph)

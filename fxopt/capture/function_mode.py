@@ -11,6 +11,7 @@ from torch import nn
 
 from fxopt.capture.asked_strides import refuse_guess, requires_by_layout
 from fxopt.capture.errors import CaptureError, notice
+from fxopt.capture.numbered import numbered
 from fxopt.capture.proofs import Proofs
 from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.fused_attention import as_fused, asks_for_hint, leaves_fused
@@ -127,6 +128,8 @@ class FunctionMode(PreDispatchTorchFunctionMode):
             return self._data(args[0], proxy)
         elif func is torch.randint_like:  # ATen has no gradient for it, and Python takes none through it
             args = (args[0].detach(), *args[1:])
+        elif (result := numbered(func, args, kwargs or {}, self.tracer)) is not None:
+            return result
         elif func is torch._assert and self._asserts(*args, **(kwargs or {})):
             return None
         return super().__torch_function__(func, types, args, kwargs)

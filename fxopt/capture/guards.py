@@ -10,11 +10,11 @@ from typing import Any
 import sympy
 import torch
 from sympy.core.relational import Relational
-from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.solve import try_solve
 
 from fxopt.capture.inputs import Dim
-from fxopt.torch_internals.symbols import ShapeEnv
+from fxopt.shape.floors import never_negative
+from fxopt.torch_internals.symbols import ShapeEnv, as_python
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,6 @@ def guards_of(
         names = {str(s) for s in expr.free_symbols}
         if not names or not names <= set(sources):
             continue
-        expr = _solved(expr)
         if isinstance(expr, sympy.Eq) and expr.lhs.is_Symbol and expr.rhs.is_Symbol:
             groups.join(str(expr.lhs), str(expr.rhs))
         elif (
@@ -130,13 +129,12 @@ def guards_of(
             equal.append(dims)
     settled = {dim for dim, _ in static.items()}
     bounds = {name: bound for name, bound in at_least.items() if bound > 0 and sources[name][0] not in settled}
-    printer = PythonPrinter()
     used = sorted({str(s) for expr in others for s in expr.free_symbols} | set(bounds))
     return Guards(
         tuple(equal),
         tuple(sorted(static.items())),
         (
-            *dict.fromkeys(printer.doprint(expr) for expr in others),
+            *dict.fromkeys(as_python(expr) for expr in others),
             *(f"{name} >= {bound}" for name, bound in bounds.items()),
             *answers,
         ),
@@ -145,19 +143,27 @@ def guards_of(
 
 
 def conditions(shape_env: ShapeEnv) -> Iterator[sympy.Basic]:
-    """The environment's guards, one term of a conjunction at a time."""
+    """The environment's guards, one term of a conjunction at a time, but for what holds for all sizes."""
     for guard in shape_env.guards:
-        yield from guard.expr.args if isinstance(guard.expr, sympy.And) else (guard.expr,)
+        terms = guard.expr.args if isinstance(guard.expr, sympy.And) else (guard.expr,)
+        yield from (term for term in map(_solved, terms) if not _always_holds(term))
 
 
 def _solved(expr: sympy.Basic) -> sympy.Basic:
-    """12 + s0 == 15, as a cat in front of a linear layer asks, as s0 == 3."""
-    if isinstance(expr, sympy.Eq) and len(expr.free_symbols) == 1:
+    """12 + s0 == 15, as a cat in front of a linear layer asks, as s0 == 3; s0 - 4 >= 0, as a cut asks, as s0 >= 4."""
+    if isinstance(expr, Relational) and len(expr.free_symbols) == 1:
         (symbol,) = expr.free_symbols
         solved = try_solve(expr, symbol)
         if solved is not None and solved[1].is_Integer:
-            return sympy.Eq(symbol, solved[1])
+            return solved[0]
     return expr
+
+
+def _always_holds(expr: sympy.Basic) -> bool:
+    """L // 2 <= L, as a cut at a share of a length asks."""
+    if isinstance(expr, sympy.Gt | sympy.Lt):
+        return never_negative(expr.gts - expr.lts - 1)
+    return isinstance(expr, sympy.Ge | sympy.Le) and never_negative(expr.gts - expr.lts)
 
 
 def _lower_bound(expr: sympy.Basic) -> tuple[str, int] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -10,6 +12,7 @@ from fxopt.capture.captured import Capture
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import flatten
 from fxopt.capture.leaves import Leaf, Trial
+from fxopt.capture.lengths import alike, varied
 from fxopt.capture.questions import question_of
 from fxopt.capture.reach import Reach
 from fxopt.capture.state import of_other_kinds
@@ -20,10 +23,19 @@ from fxopt.torch_internals.hooks import has_hooks
 from fxopt.tracebacks import let_go
 
 MAX_ROUNDS = 8
+ASKED = 4  # captures for answers to how much there is to cut, before cuts are terms: 8 sequences have 256 answers
 
 
-def capture(model: nn.Module, args: tuple = (), kwargs: dict | None = None, config: Config = Config()) -> Capture:
+def capture(
+    model: nn.Module,
+    args: tuple = (),
+    kwargs: dict | None = None,
+    config: Config = Config(),
+    earlier: Sequence[Capture] = (),
+) -> Capture:
     """Capture `model(*args, **kwargs)` for every batch size and every multi-hot length.
+
+    Sizes that look like layouts are fixed, but for those of which `earlier` captures tell otherwise (see lengths.py).
 
     Submodules that cannot be captured (config.leaves, hooks, TorchScript, data-dependent Python, attributes that carry
     values from call to call) become leaves.
@@ -37,10 +49,11 @@ def capture(model: nn.Module, args: tuple = (), kwargs: dict | None = None, conf
     reach = Reach(model)
     if reach.once:
         raise CaptureError(f"forward may {reach.once}")
+    earlier = alike(earlier, inputs)
     leaves = _known_leaves(model, config, bool(reach.question))
     for _ in range(MAX_ROUNDS):
         trial = run_trial(model, _outermost(leaves), args, kwargs) if leaves else Trial()
-        attempts = Attempts(model, inputs, leaves, trial, reach)
+        attempts = Attempts(model, inputs, leaves, trial, reach, varied(earlier, inputs), len(earlier) < ASKED)
         try:
             return attempts.first()
         except Stopped as stop:

@@ -1,8 +1,9 @@
 """Dims that must be static: a packed matrix X[B, 43] read column by column.
 
 With a symbolic dim 1, `X[:, 3:4]` has size Max(0, Min(4, s1) - Min(3, s1)): the trace takes 8 s and later broadcasts
-fail on it. A dim that is cut at positive constants, or indexed by a list, is a layout, not a length. `x[:, 0]`,
-`x[:, -1]` and `x[:, 1:]` leave it dynamic, and so does `x[:, :8]`, where a guard tells whether it has so many.
+fail on it. A dim that is cut at positive constants, or indexed by a list, is a layout, not a length, unless it has had
+another size. `x[:, 0]`, `x[:, -1]` and `x[:, 1:]` leave it dynamic, and so do `x[:, :8]` and `x[:, -8:]`, where a guard
+tells whether it has so many.
 """
 
 from __future__ import annotations
@@ -47,13 +48,15 @@ class PackedDims(TorchFunctionMode):
     Args:
         shapes: the sizes that the inputs are traced with.
         reals: the example.
-        positive: dims that are known to be at least 1.
+        positive: dims that are known to be at least 1. varied: dims that are no layout, as they have had other sizes.
     """
 
-    def __init__(self, fakes: FakeInputs, shapes: Shapes, reals: Sequence[Tensor], positive: set[Dim]):
+    def __init__(
+        self, fakes: FakeInputs, shapes: Shapes, reals: Sequence[Tensor], positive: set[Dim], varied: frozenset[Dim]
+    ):
         super().__init__()
         self._fakes, self._shapes, self._reals = fakes, shapes, reals
-        self._positive = positive
+        self._positive, self._varied = positive, varied
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -62,19 +65,12 @@ class PackedDims(TorchFunctionMode):
             parts = list(_by_dim(args[1]))
             self._check(source, (dim for dim, part in parts if _is_cut(part)))
             self._demand_items(source, (dim for dim, part in parts if _has_end(part)))
-            for dim, part in parts:
-                if _is_prefix(part):
-                    self._ask(source, dim, part.stop)
-                elif isinstance(part, slice) and part.stop is None and _positive(part.start):
-                    self._ask(source, dim, part.start)
         elif func in _SELECT:
             dim, index = _argument(args, kwargs, 1, "dim"), _argument(args, kwargs, 2, "index", "start")
             length = _argument(args, kwargs, 3, "length")
-            if isinstance(dim, int) and type(index) is int and index == 0 and _positive(length):
-                self._ask(source, dim, length)
-            elif isinstance(dim, int) and (_positive(index) or length is not None):
+            if isinstance(dim, int) and _positive(index):
                 self._check(source, [dim])
-            elif isinstance(dim, int):
+            elif isinstance(dim, int) and length is None:
                 self._demand_items(source, [dim])
         elif func in _INDEX:
             dim, index = _argument(args, kwargs, 1, "dim"), _argument(args, kwargs, 2, "index")
@@ -89,20 +85,15 @@ class PackedDims(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _check(self, tensor: Any, dims: Iterable[int]) -> None:
-        inputs = {i for i, _ in self._dims_of(tensor, dims)}
+        inputs = {i for i, _ in self._dims_of(tensor, dims) - self._varied}
         if not inputs:
             return
         every = (dim for dims in self._fakes.sources.values() for dim in dims)
-        layout = {(i, axis) for i, axis in every if i in inputs and axis >= 1}
+        layout = {(i, axis) for i, axis in every if i in inputs and axis >= 1} - self._varied
         if any(self._shapes[i][axis] != self._reals[i].shape[axis] for i, axis in layout):
             raise MakeStatic(layout)
         for i, axis in layout:
             int(self._fakes.tensors[i].shape[axis])  # which is its size from now on
-
-    def _ask(self, tensor: Any, dim: int, length: int) -> None:
-        """Whether there are so many items, which is a guard."""
-        if self._dims_of(tensor, [dim]):
-            bool(tensor.shape[dim] >= length)
 
     def _demand_items(self, tensor: Any, dims: Iterable[int]) -> None:
         found = self._dims_of(tensor, dims) - self._positive

@@ -11,13 +11,14 @@ from fxopt.capture.errors import CaptureError
 from fxopt.capture.settings import change, changed_here
 from fxopt.torch_internals import patches
 from fxopt.torch_internals.fake_tensors import quieten
+from fxopt.torch_internals.python_math import as_terms
 from fxopt.torch_internals.python_sizes import as_numbers
 from fxopt.torch_internals.scripted import scripted_as_written
 from fxopt.torch_internals.shape_env import TraceShapeEnv
 
 
-def patch(shape_env: TraceShapeEnv, regions: Regions, spaces: Iterable[dict[str, Any]]) -> None:
-    """Make torch as a trace needs it, until the trace ends; and isinstance() in these globals of the user's code."""
+def patch(shape_env: TraceShapeEnv, regions: Regions, spaces: Iterable[dict[str, Any]], tracer: Any) -> None:
+    """Make torch as a trace needs it, until the trace ends; and what these globals of the user's code ask of sizes."""
     quieten(_quiet)
     change(
         [
@@ -32,6 +33,7 @@ def patch(shape_env: TraceShapeEnv, regions: Regions, spaces: Iterable[dict[str,
             patches.OBLIVIOUS,
             *scripted_as_written(_scripted),
             *as_numbers(spaces),
+            *as_terms(spaces, tracer),
         ]
     )
 

@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from types import CellType
+from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from fxopt.capture.questions import first_question
 from fxopt.capture.state import hooks_of
 from fxopt.names import is_users, named_by, names_in, names_stored
 from fxopt.reach import MOST_BYTES, MOST_FUNCTIONS, Code, is_long, too_large, wrapped
+from fxopt.torch_internals.python_math import is_of_numbers
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 # No change of these is looked for. An autocast that is a decorator keeps, for its exit, what it found at its entry.
@@ -39,7 +40,7 @@ class Reach:
     Attributes:
         once: what the code may do that a look would do to the user's own object, "" if there is nothing.
         question: what the code may ask that a call answers otherwise than a trace, "" if there is nothing.
-        spaces: the globals of the functions that ask isinstance().
+        spaces: the globals of the functions that ask isinstance(), or compute with functions of math by their own name.
     """
 
     def __init__(self, model: nn.Module, without: Iterable[nn.Module] = ()):
@@ -47,7 +48,7 @@ class Reach:
         modules = [module for module in model.modules() if module not in apart]
         code = Code.behind([*modules, *hooks_of(modules)], without=apart)
         self.once, self.question = "", first_question(code.functions.values())
-        asking = (f for f in code.functions.values() if "isinstance" in names_in(f.__code__)[0])
+        asking = filter(_asks_of_sizes, code.functions.values())
         self.spaces = list({id(function.__globals__): function.__globals__ for function in asking}.values())
         self._seen = set(map(id, model.modules()))
         self._names: list[tuple[Any, str, Any]] = []  # owner (a dict, a class or a cell), name, value
@@ -118,6 +119,11 @@ class Reach:
 
 
 _CACHED = type(functools.lru_cache(len))
+
+
+def _asks_of_sizes(function: FunctionType) -> bool:
+    names = names_in(function.__code__)[0]
+    return "isinstance" in names or any(is_of_numbers(function.__globals__.get(name)) for name in names)
 
 
 def _read(owner: Any, name: str) -> Any:

@@ -21,7 +21,7 @@ def refuse_transforms(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or isinstance(node.target, torch._ops.OpOverload):
             continue
-        plain = getattr(node.target, "__module__", "") in ("_operator", "math", "torch")
+        plain = getattr(node.target, "__module__", "") in ("_operator", "builtins", "math", "torch")
         if node.target is getattr:  # x.data
             continue
         if not plain and node.target not in (set_grad_enabled, unless_bad):

@@ -276,7 +276,7 @@ def trace(
         reals: per placeholder, the real tensor.
         stand_ins: so many of them, the first ones, stand for their placeholder where Python reaches around the fakes.
         mode: a further function mode that sees the user's calls.
-        spaces: the globals of the user's functions that ask isinstance().
+        spaces: the globals of the user's functions that ask isinstance(), or compute with functions of math.
 
     Returns:
         The graph, what the user's code asked of its tensors ("strides", "requires_grad"), and what it read of others.
@@ -288,7 +288,7 @@ def trace(
     regions = Regions(tracer)
     functions, recording = FunctionMode(tracer, proofs), _ProxyMode(tracer, shape_env, proofs)
     with printing(refuse_to_print):
-        patch(shape_env, regions, spaces)
+        patch(shape_env, regions, spaces, tracer)
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
             record(tensor, proxy, tracer)

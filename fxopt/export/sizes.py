@@ -9,10 +9,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.export import Dim
+from torch.export import Dim as Hint
 
 from fxopt.capture import Capture
 from fxopt.capture.guards import Guards
+from fxopt.capture.inputs import Dim
+from fxopt.capture.numbered import symbols_as_numbers
 from fxopt.runtime import Executable
 from fxopt.torch_internals.symbols import traced_sizes
 from fxopt.verify.check import Comparison
@@ -26,17 +28,33 @@ _SQUEEZES = frozenset(getattr(torch.ops.aten.squeeze, name) for name in ("defaul
 
 def dynamic_dims(capture: Capture) -> list[dict[int, object]]:
     """For each tensor input its dims that may have other sizes; what must hold of them is traced with the graph."""
-    static = {dim for dim, _ in capture.guards.static}
+    static, numbers = {dim for dim, _ in capture.guards.static}, _numbers(capture)
     return [
-        {d: Dim.DYNAMIC for d, size in enumerate(spec.dims) if isinstance(size, str) and (number, d) not in static}
+        {
+            d: Hint.AUTO if (number, d) in numbers else Hint.DYNAMIC
+            for d, size in enumerate(spec.dims)
+            if isinstance(size, str) and (number, d) not in static
+        }
         for number, spec in enumerate(capture.inputs)
     ]
+
+
+def _numbers(capture: Capture) -> set[Dim]:
+    """Dims of which a call takes a number, as `math.sqrt(x.shape[1])` does, and those equal to them: torch.export fixes
+    them, which a capture does not."""
+    names = {str(symbol) for node in capture.graph.graph.nodes for symbol in symbols_as_numbers(node)}
+    found = {(i, d) for i, spec in enumerate(capture.inputs) for d, name in enumerate(spec.dims) if name in names}
+    return found.union(*(group for group in capture.guards.equal if not found.isdisjoint(group)))
 
 
 def sample_sizes(capture: Capture, example: Sequence[Sizes]) -> list[Sizes]:
     """Sizes to trace with: those of the capture's own trace, which are no special ones, where they are allowed."""
     places = capture.graph.graph.find_nodes(op="placeholder")[len(capture.state) :]
-    traced = [tuple(traced_sizes(node.meta["val"].shape, unknown=0)) for node in places]
+    numbers = _numbers(capture)
+    traced = [
+        tuple(example[i][d] if (i, d) in numbers else size for d, size in enumerate(sizes))
+        for i, sizes in enumerate(traced_sizes(node.meta["val"].shape, unknown=0) for node in places)
+    ]
     return traced if _of_sizes(capture).holds([_Sized(sizes) for sizes in traced]) else list(example)
 
 

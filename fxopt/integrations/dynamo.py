@@ -173,7 +173,9 @@ class _Compiled:
             module = GraphWithState(self.gm, self.arguments, args)
             try:
                 with draws_put_back():  # those of trials
-                    executable = compile(self.config, module, tuple(args[i] for i in self.arguments.tensors), {})
+                    tensors = tuple(args[i] for i in self.arguments.tensors)
+                    earlier = [entry.executable.capture for entry in self.entries]
+                    executable = compile(self.config, module, tensors, {}, earlier)
             except Exception:  # not captured, or the inputs are bad: the graph runs as it is
                 return None
             self.entries = (_Entry(module, executable, args), *self.entries)

@@ -16,7 +16,6 @@ import sympy
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
-from torch.utils._sympy.printers import PythonPrinter
 
 from fxopt.capture import Capture
 from fxopt.capture.guards import Guards, conditions
@@ -24,7 +23,7 @@ from fxopt.lowering.inductor import compile_graph
 from fxopt.lowering.islands import computes, islands, obstacle
 from fxopt.rewrites.framework.direct import direct
 from fxopt.runtime.executable import Executable
-from fxopt.torch_internals.symbols import expression, free_symbols
+from fxopt.torch_internals.symbols import as_python, expression, free_symbols
 
 _PREFIX = "island_"
 
@@ -146,7 +145,7 @@ def _guards(capture: Capture, known: int) -> Guards | None:
     used = sorted({str(symbol) for term in new for symbol in term.free_symbols})
     if not set(used) <= names.keys():
         raise NotLowered("it holds only for sizes that depend on data")
-    relations = tuple(dict.fromkeys(map(PythonPrinter().doprint, new)))
+    relations = tuple(dict.fromkeys(map(as_python, new)))
     return Guards(relations=relations, sources=tuple((name, names[name]) for name in used)) if new else None
 
 

@@ -49,7 +49,7 @@ class Dispatcher:
 
     Args:
         original: the module to run eagerly and to compile.
-        compile: ``compile(model, args, kwargs)`` makes an Executable, or raises.
+        compile: ``compile(model, args, kwargs, earlier)`` makes an Executable, or raises. earlier: other captures.
 
     Attributes:
         entries: the signatures seen, replaced as a whole when one is added.
@@ -245,11 +245,12 @@ class Dispatcher:
         before, bare = Moment(self.original), without_hooks(self.original)
         executable, stored, failure, passing, busy = None, dict[nn.Module, set[str]](), "", False, False
         entry: Entry | None = None
+        earlier = [known.executable.capture for known in self.entries if known.executable is not None]
         try:
             from fxopt.capture.generators import undrawn  # the first capture pays for this import
 
             with undrawn(self.original), draws_put_back(), saving_as_usual():
-                executable = self.compile(bare, args, kwargs)
+                executable = self.compile(bare, args, kwargs, earlier)
             stored = stored_by(executable.capture, bare, self.original)
             entry = entry_of(self.original, executable, stored, now, before.watch)
         except OtherData as error:

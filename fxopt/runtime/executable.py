@@ -34,7 +34,7 @@ class Executable:
     model: nn.Module | None = None
 
 
-Compile = Callable[[nn.Module, tuple, dict], Executable]
+Compile = Callable[[nn.Module, tuple, dict, "list[Capture]"], Executable]
 
 
 def run_eagerly(failure: Exception, eager: Callable[..., Any], args: tuple, kwargs: dict) -> Any:

@@ -57,8 +57,8 @@ def optimized(model: nn.Module, compile: Compile, config: Config = _DEFAULT) -> 
 
     Args:
         model: any nn.Module; stays usable, and shares all of its state with the result.
-        compile: ``compile(model, args, kwargs)`` returns an Executable, or raises when the model has to stay eager.
-            A module-level function (or a partial of one) keeps the result picklable.
+        compile: ``compile(model, args, kwargs, earlier)`` returns an Executable, or raises when the model has to stay
+            eager. A module-level function (or a partial of one) keeps the result picklable.
 
     Raises:
         TypeError: not an nn.Module, or a ScriptModule (its graph is not Python's to replace).

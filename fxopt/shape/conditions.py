@@ -15,10 +15,10 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Node
-from torch.utils._sympy.printers import PythonPrinter
 
 from fxopt.shape.sizes import expression
 from fxopt.torch_internals.dynamo import is_exporting
+from fxopt.torch_internals.symbols import as_python
 
 
 class OtherSizes(Exception):
@@ -56,7 +56,7 @@ ASKED = (require, unless_bad)
 
 def arguments(terms: dict[sympy.Basic, None], numbers: dict[sympy.Symbol, Node]) -> tuple[Any, ...]:
     """The arguments of `require` for a conjunction; `numbers` are the nodes that give its symbols."""
-    text = " and ".join(f"({PythonPrinter().doprint(term)})" for term in terms)
+    text = " and ".join(f"({as_python(term)})" for term in terms)
     return text, tuple(map(str, numbers)), *numbers.values()
 
 

@@ -49,10 +49,10 @@ def as_numbers(spaces: Iterable[dict[str, Any]]) -> Iterator[Change]:
             return isinstance(value, kinds)
         return isinstance(number(), kinds)
 
-    yield from ((_Globals(space), "isinstance", is_instance) for space in spaces if "isinstance" not in space)
+    yield from ((Globals(space), "isinstance", is_instance) for space in spaces if "isinstance" not in space)
 
 
-class _Globals:
+class Globals:
     """The globals of a function as attributes, of which one may be absent."""
 
     def __init__(self, space: dict[str, Any]) -> None:

@@ -62,6 +62,7 @@ class TraceShapeEnv(ShapeEnv):
     Attributes:
         operator: the overload whose fake implementation runs now, None in the user's code.
         symbolic_len, gave_len: whether len(tensor) gives a symbolic size as x.shape[0] does, and whether one was given.
+        asks_cuts: whether a slice asks whether there are so many items, or its size is a term.
         raised: errors that answered questions, with the name of the Python module that asked, and may have caught them.
         decided: conditions on numbers that depend on data, as they were taken for granted.
     """
@@ -69,6 +70,7 @@ class TraceShapeEnv(ShapeEnv):
     operator: Any = None
     symbolic_len = True
     gave_len = False
+    asks_cuts = True
     _proven = False
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """Slices, whose sizes are terms of the tensor's: torch 2.11 makes up an unknown size for `x[2:]`.
 
-Later versions have terms too, but Min(64, L) for `positions[:L]`, where L <= 64 is all that a capture depends on. They
-are asked where a size depends on data.
+Later versions have terms too, but Min(64, L) for `positions[:L]`, where L <= 64 is all that a capture depends on. What
+is cut of sizes of inputs becomes a guard here, so that `x[:, -4:]` has 4 items. torch is asked where a size depends on
+data.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch._subclasses import fake_impls
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from fxopt.torch_internals.shape_env import TraceShapeEnv
+from fxopt.torch_internals.symbols import expression
 
 aten = torch.ops.aten
 
@@ -43,7 +45,7 @@ def sliced_by_terms(tensor: Any, dim: int = 0, start: Any = None, end: Any = Non
     first, last = _place(size, 0 if start is None else start), _place(size, sys.maxsize if end is None else end)
     if first is None or last is None:
         return None
-    length = last - first if statically_known_true(last >= first) else torch.sym_max(last - first, 0)
+    length = _positive(last - first)
     sizes, strides = list(tensor.shape), list(tensor.stride())
     offset = tensor.storage_offset() + first * strides[dim]
     sizes[dim], strides[dim] = (length + step - 1) // step, strides[dim] * step
@@ -51,16 +53,21 @@ def sliced_by_terms(tensor: Any, dim: int = 0, start: Any = None, end: Any = Non
 
 
 def _place(size: Any, index: Any) -> Any:
-    """Where an index lies in a dim, from 0 to its size; None where its sign is not known. In a dim of a fixed size a
-    guard tells: of `positions[:length]` nearly always that it has so many."""
+    """Where an index lies in a dim, from 0 to its size; None where its sign is not known."""
     if statically_known_true(index == sys.maxsize):
         return size
     if statically_known_true(index >= 0):
-        if isinstance(size, int) and not free_unbacked_symbols(index):
-            return index if index <= size else size
-        if statically_known_true(index >= size):
-            return size
-        return index if statically_known_true(index <= size) else torch.sym_min(index, size)
-    if statically_known_true(index < 0):
-        return index + size if statically_known_true(index >= -size) else torch.sym_max(index + size, 0)
-    return None
+        return size - _positive(size - index)
+    return _positive(index + size) if statically_known_true(index < 0) else None
+
+
+def _positive(number: Any) -> Any:
+    """It, or 0 where it is negative. A guard tells; a term where data decide, or `x[1:]` differs for no items alone."""
+    if statically_known_true(number >= 0):
+        return number
+    term = expression(number)
+    if isinstance(number, torch.SymInt) and not number.node.shape_env.asks_cuts:
+        return torch.sym_max(number, 0)
+    if free_unbacked_symbols(number) or (term + 1).is_Symbol or not term.is_polynomial():
+        return torch.sym_max(number, 0)
+    return number if number >= 0 else 0

@@ -15,12 +15,28 @@ from torch.fx.experimental.symbolic_shapes import (
     statically_known_true,
 )
 from torch.utils._sympy.functions import Max
+from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
 
 def expression(size: Any) -> sympy.Expr:
     """The size as a term over the symbols of the trace; equal terms are equal sizes."""
     return sympy.Integer(size) if isinstance(size, int) else size.node.expr
+
+
+class _Printer(PythonPrinter):
+    """Knows the functions that torch's does not."""
+
+    def _print_OpaqueUnaryFn_log(self, term: sympy.Expr) -> str:
+        return f"math.log({self._print(term.args[0])})"
+
+    def _print_OpaqueUnaryFn_exp(self, term: sympy.Expr) -> str:
+        return f"math.exp({self._print(term.args[0])})"
+
+
+def as_python(term: sympy.Basic) -> str:
+    """The text of a term, in Python that names `math` and `torch`."""
+    return _Printer().doprint(term)
 
 
 def unless_empty(term: sympy.Expr) -> sympy.Expr:

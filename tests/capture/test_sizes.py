@@ -446,8 +446,18 @@ CUT = {
     "the first three": lambda m, ids, y: y.narrow(1, 0, 3).flatten(1)[:, :16],
     "all but the first three": lambda m, ids, y: y[:, 3:].sum(1),
     "what was joined": lambda m, ids, y: torch.split(torch.cat([y, y[:, :2]], 1), [ids.shape[1], 2], 1)[0].sum(1),
+    "the last three": lambda m, ids, y: y[:, -3:].flatten(1)[:, -16:],
+    "the last three but one": lambda m, ids, y: y[:, -3:-1].flatten(1)[:, :16],
+    "narrow from the end": lambda m, ids, y: y.narrow(1, -3, 3).flatten(1)[:, 8:24],
+    "halves": lambda m, ids, y: torch.stack(halves(y), 0).sum(0),
+    "the largest half": lambda m, ids, y: y.topk(y.shape[1] // 2, 1).values.sum(1),
     "merged": lambda m, ids, y: y.swapaxes(1, 2).reshape(-1, 16, ids.shape[1]).sum(2),
 }
+
+
+def halves(y):
+    half = y.shape[1] // 2
+    return [part.sum(1) for part in y.split([half, y.shape[1] - half], 1)]
 
 
 @pytest.mark.parametrize("how", CUT)
@@ -513,6 +523,14 @@ class Scored(nn.Module):
         return (user * items).sum(-1) + user.mean()
 
 
+class Neighbours(nn.Module):
+    """A session as a graph: the edges in and out lie beside each other."""
+
+    def forward(self, items, edges):
+        nodes = edges.shape[1]
+        return edges[:, :, :nodes] @ items + edges[:, :, nodes : 2 * nodes] @ items
+
+
 class Broadcast(nn.Module):
     def forward(self, x, y, z):
         return (x + y) * z
@@ -524,10 +542,11 @@ class Broadcast(nn.Module):
         (Masked(), lambda b, n: (torch.randint(0, 10, (b, n)), torch.rand(b, n, 1))),
         (Scored(), lambda b, n: (torch.rand(b, 1, 4), torch.rand(b, n, 4))),
         (Scored(), lambda b, n: (torch.rand(1, 1, 4), torch.rand(b, n, 4))),
+        (Neighbours(), lambda b, n: (torch.rand(b, n, 4), torch.rand(b, n, 2 * n))),
         (Broadcast(), lambda b, n: (torch.rand(b, n, 1), torch.rand(b, 1, 5), torch.rand(n, 5))),
         (Broadcast(), lambda b, n: (torch.rand(b, 1), torch.rand(1, n), torch.rand(b, n))),
     ],
-    ids=["mask", "items of a user", "one user for all", "three tensors", "rows and columns"],
+    ids=["mask", "items of a user", "one user for all", "edges of a graph", "three tensors", "rows and columns"],
 )
 def test_one_capture_for_every_length_beside_dims_of_one(model, inputs):
     fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,28 @@ def test_what_the_graph_takes_for_granted_about_sizes_the_program_demands() -> N
     torch.testing.assert_close(program(x), Halves()(x))
     with pytest.raises(Exception, match="assert"):
         program(torch.randn(5, 4))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        pooled = torch.max_pool1d(self.table(ids).transpose(1, 2), ids.shape[1]).squeeze(2)
+        return pooled / math.sqrt(ids.shape[1])
+
+
+@torch.no_grad()
+def test_a_size_that_a_call_takes_for_a_number_is_the_examples_in_a_program() -> None:
+    model = Scaled().eval()
+    program = fxopt.export(model, (torch.randint(0, 20, (5, 6)),)).module()
+    for batch in (1, 5, 8):
+        ids = torch.randint(0, 20, (batch, 6))
+        torch.testing.assert_close(program(ids), model(ids))
+    for length in (5, 7):
+        with pytest.raises(AssertionError, match="Guard failed"):
+            program(torch.randint(0, 20, (5, length)))
 
 
 class Squeezed(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxopt.capture import capture
+from fxopt.capture import Capture, capture
 from fxopt.config import Config
 from fxopt.findings import Findings
 from fxopt.runtime import Executable, optimized
@@ -22,7 +22,7 @@ class Recorder:
         self.captures = 0
         self.runs = 0
 
-    def __call__(self, model: nn.Module, args: tuple, kwargs: dict) -> Executable:
+    def __call__(self, model: nn.Module, args: tuple, kwargs: dict, earlier: list[Capture]) -> Executable:
         self.captures += 1
         captured = capture(model, args, kwargs)
 

@@ -106,8 +106,8 @@ class BadId(IndexError):
 
 
 def test_a_more_special_error_than_eagers_is_raised():
-    def compile(model, args, kwargs):
-        recorded = Recorder()(model, args, kwargs)
+    def compile(model, args, kwargs, earlier):
+        recorded = Recorder()(model, args, kwargs, earlier)
 
         def run(*tensors):
             if (tensors[-1] > 10).any():
@@ -154,11 +154,11 @@ def test_an_error_keeps_nothing_alive():
 
 
 def test_a_graph_that_fails_where_eager_does_not_is_dropped():
-    def compile(model, args, kwargs):
+    def compile(model, args, kwargs, earlier):
         def run(*tensors):
             raise RuntimeError("kernel broke")
 
-        return Executable(Recorder()(model, args, kwargs).capture, run)
+        return Executable(Recorder()(model, args, kwargs, earlier).capture, run)
 
     model = Tower().eval()
     fast = optimized(model, compile)
@@ -214,7 +214,7 @@ def test_leaves_whose_sizes_nothing_tells_stay_eager_in_the_end():
 
 
 def test_a_compile_that_fails_leaves_the_model_eager():
-    def compile(model, args, kwargs):
+    def compile(model, args, kwargs, earlier):
         raise KeyError("a bug")
 
     model = Tower().eval()

@@ -129,7 +129,7 @@ def test_the_models_own_error_is_raised(kind, error):
 
 
 def test_a_capture_that_fails_leaves_the_signature_in_the_findings():
-    def fail(model, args, kwargs):
+    def fail(model, args, kwargs, earlier):
         raise StopIteration
 
     model = Scores().eval()
