@@ -37,6 +37,7 @@ EFFORTS = {
 }
 _LONGEST = 0.25  # seconds; a size is not timed where one run is expected to take longer
 _RUNS = 6  # of one size at least: each side warms up twice
+_FEW = 64  # rows that tell how long many take
 _RAN = 0.8  # of a trial this thread had a core; below it the machine was busy, and the next process times again
 _LOSS = 0.96  # ratios below it are losses; between it and 1 is noise
 
@@ -170,6 +171,8 @@ class Tuner:
 
     def _timed_at(self, site: Site, sizes_to_time: Sequence[int], runs_at: RunsAt) -> Ratios:
         ratios: Ratios = {}
+        if site.rows:
+            self._foresee(site.rows[0], runs_at)
         for rows, following in itertools.zip_longest(sizes_to_time, sizes_to_time[1:], fillvalue=0):
             try:
                 inputs, runs = runs_at(rows)
@@ -185,10 +188,21 @@ class Tuner:
             if not following or batch_symbol(site.values) is None:
                 break
             expected = _expected(max(before, after), rows, following, runs_at)
-            self._is_cut = time.perf_counter() + _RUNS * expected > self._until
+            self._is_cut = self._outlasts(expected)
             if self._is_cut or expected > _LONGEST:
                 break
         return ratios
+
+    def _foresee(self, rows: int, runs_at: RunsAt) -> None:
+        """Raises NoSample where even the first of the sizes, which is no small one, would outlast the time there is."""
+        inputs, (before, _) = runs_at(_FEW)
+        with on_device_of(inputs):
+            expected = min(once(before), once(before)) * rows / _FEW
+        if self._outlasts(expected):
+            raise NoSample(f"a run of {rows} rows takes about {expected:.1f} s")
+
+    def _outlasts(self, seconds_a_run: float) -> bool:
+        return time.perf_counter() + _RUNS * seconds_a_run > self._until
 
 
 RunsAt = Callable[[int], tuple[list[Any], list[Callable[[], object]]]]

@@ -256,6 +256,19 @@ def test_a_size_that_would_outlast_the_budget_is_not_timed(tmp_path: Path) -> No
     assert not (tmp_path / "t.json").exists()
 
 
+def test_a_first_size_that_would_outlast_the_budget_is_not_timed(tmp_path: Path) -> None:
+    tuner, called = Tuner("fast", Memory(tmp_path / "t.json")), set[int]()
+
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        called.add(x.shape[0])
+        time.sleep(1e-3 * x.shape[0])
+        return x
+
+    verdict = tuner.verdict(replace(site_of(slow, slow), rows=(1024, 4096)))
+    assert not verdict.ratios and "a run of 1024 rows takes about 1." in verdict.reason
+    assert called == {64}
+
+
 def test_what_grows_with_the_square_of_the_batch_is_not_timed_where_it_is_long(tmp_path: Path) -> None:
     tuner = Tuner("fast", Memory(tmp_path / "t.json"))
     tuner.effort = Effort((4, 64), 10.0, 0.0)
