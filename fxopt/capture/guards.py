@@ -75,10 +75,10 @@ class Guards:
         body += [f"    if {_read(dim, 't[{}]')} != {size}: return False" for dim, size in self.static]
         body += [f"    if not t[{number}].is_contiguous(): return False" for number in self.whole]
         body += [f"    if {_all_contiguous(group, 't[{}]')}: return False" for group in self.torn]
-        if self.relations:  # a size of 0 that a relation divides by is none that it was made for
+        if self.relations:  # at a size without a quotient or a logarithm it does not hold
             body.append("    try:")
             body += [f"        if not ({text}): return False" for text in self.relations]
-            body.append("    except ZeroDivisionError: return False")
+            body.append("    except (ArithmeticError, ValueError): return False")
         namespace: dict[str, Any] = {"math": math, "torch": torch}
         exec("def holds(t):\n" + "\n".join([*body, "    return True"]), namespace)
         return namespace["holds"]

@@ -92,7 +92,7 @@ def _compiled(condition: str, names: tuple[str, ...]) -> Callable[..., bool]:
     def holds(*values: Any) -> bool:
         try:
             return bool(asked(*values))
-        except ZeroDivisionError:
+        except (ArithmeticError, ValueError):
             return False
 
     return holds

@@ -57,17 +57,20 @@ def _place(size: Any, index: Any) -> Any:
     if statically_known_true(index == sys.maxsize):
         return size
     if statically_known_true(index >= 0):
-        return size - _positive(size - index)
-    return _positive(index + size) if statically_known_true(index < 0) else None
+        return size - _positive(size - index, _is(index, 1))
+    return _positive(index + size, _is(index, -1)) if statically_known_true(index < 0) else None
 
 
-def _positive(number: Any) -> Any:
+def _is(index: Any, number: int) -> bool:
+    return isinstance(index, int) and index == number
+
+
+def _positive(number: Any, of_one: bool = False) -> Any:
     """It, or 0 where it is negative. A guard tells; a term where data decide, or `x[1:]` differs for no items alone."""
     if statically_known_true(number >= 0):
         return number
-    term = expression(number)
     if isinstance(number, torch.SymInt) and not number.node.shape_env.asks_cuts:
         return torch.sym_max(number, 0)
-    if free_unbacked_symbols(number) or (term + 1).is_Symbol or not term.is_polynomial():
+    if of_one or free_unbacked_symbols(number) or not expression(number).is_polynomial():
         return torch.sym_max(number, 0)
     return number if number >= 0 else 0

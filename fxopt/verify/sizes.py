@@ -134,7 +134,7 @@ def _predicate(text: str, names: Mapping[str, str]) -> Callable[[Mapping[str, in
     def holds(sizes: Mapping[str, int]) -> bool:
         try:
             return bool(eval(code, modules, {symbol: sizes[name] for symbol, name in names.items()}))
-        except ZeroDivisionError:
+        except (ArithmeticError, ValueError):
             return False
 
     return holds

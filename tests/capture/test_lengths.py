@@ -119,6 +119,22 @@ def test_one_capture_for_functions_of_a_length(pool):
     assert math.sqrt(4) == 2.0 and ROOT is math.sqrt and "sqrt" in repr(math.sqrt)
 
 
+UNDEFINED = {
+    "no logarithm": lambda x: x.sum(1) * (2 if x.shape[1] > 0 and math.log(x.shape[1]) > 0.5 else 3),
+    "no root": lambda x: x.sum(1) * (2 if x.shape[1] > 3 and math.sqrt(x.shape[1] - 3) > 0.5 else 3),
+    "too large": lambda x: x.sum(1) * (2 if x.shape[1] > 700 or math.exp(x.shape[1]) > 0.5 else 3),
+}
+
+
+@pytest.mark.parametrize("pool", UNDEFINED)
+def test_a_guard_does_not_hold_where_a_function_has_no_value(pool):
+    model = Sequence(UNDEFINED[pool]).eval()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    with torch.no_grad():
+        for length in (8, 9, 0, 2, 800):
+            compare(model, fast, torch.randint(0, 100, (3, length)))
+
+
 def test_a_branch_on_a_function_of_a_length_is_a_guard():
     model = Sequence(lambda x: x.sum(1) if math.log(x.shape[1] + 1) > 2.4 else x.mean(1)).eval()
     fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
