@@ -7,6 +7,7 @@ writes is kept for the time of a call; where that is much, the model stays eager
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ _OF_DATA_NAMES = """
     floor_divide remainder fmod pow bernoulli bernoulli_ __lshift__ __rshift__ floor_divide_ remainder_ fmod_ pow_
     div div_ normal_ binary_cross_entropy"""
 _OF_DATA = frozenset(_OF_DATA_NAMES.split())
+_DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
 _CONSTANTS = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device})
 
 
@@ -246,10 +248,17 @@ def _may_fail(node: fx.Node, module: fx.GraphModule) -> bool:
     if node.op != "call_function":
         return False
     if not isinstance(node.target, torch._ops.OpOverload):
-        return getattr(node.target, "__module__", "") not in ("_operator", "math", "torch._C")
+        return _may_raise(node)
     name = node.target.overloadpacket.__name__
     certain = name in _CERTAIN or (torch.Tag.pointwise in node.target.tags and name not in _OF_DATA)
     return not (certain or (name in ("div", "div_") and "rounding_mode" not in node.kwargs))
+
+
+def _may_raise(node: fx.Node) -> bool:
+    """Of a function of numbers: a division by 0, and whatever of math has no value."""
+    if node.target in _DIVISIONS:
+        return not isinstance(node.args[1], int) or not node.args[1]
+    return getattr(node.target, "__module__", "") not in ("_operator", "torch._C")
 
 
 def _random_states() -> list[tuple[Callable[[Tensor], None], Tensor]]:

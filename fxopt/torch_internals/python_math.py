@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -30,23 +32,34 @@ _TERMS = {
 
 
 def is_of_numbers(value: Any) -> bool:
-    """Whether it is one of the functions that stay terms."""
-    return type(value) is type(math.sqrt) and value in _TERMS
+    """Whether it is one of the functions that stay terms, or their module."""
+    return value is math or (type(value) is type(math.sqrt) and value in _TERMS)
 
 
 def as_terms(spaces: Iterable[dict[str, Any]], tracer: Any) -> Iterator[Change]:
-    """These functions in their module, and in these globals of the user's code under whatever name."""
-    spaces = list(spaces)
-    for original in _TERMS:
-        instead = _recorded(original, weakref.ref(tracer))
-        yield math, original.__name__, instead
-        for space in spaces:
-            yield from ((Globals(space), name, instead) for name, value in space.items() if value is original)
+    """These functions and their module in these globals of the user's code, under whatever name. Other code is not
+    touched, and other threads that run the same code get Python's own functions and numbers.
+    """
+    tracing, here = weakref.ref(tracer), threading.get_ident()
+    recorded = {original: _recorded(original, tracing, here) for original in _TERMS}
+
+    class Math(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            value = getattr(math, name)
+            return recorded.get(value, value) if threading.get_ident() == here and is_of_numbers(value) else value
+
+    instead: dict[int, Any] = {id(original): function for original, function in recorded.items()}
+    instead[id(math)] = Math(math.__name__)
+    for space in spaces:
+        names = [name for name, value in space.items() if id(value) in instead]
+        yield from ((Globals(space), name, instead[id(space[name])]) for name in names)
 
 
-def _recorded(original: Callable[..., float], tracing: weakref.ref) -> Callable[..., Any]:
+def _recorded(original: Callable[..., float], tracing: weakref.ref, here: int) -> Callable[..., Any]:
+    @functools.wraps(original)
     def function(*numbers: Any) -> Any:
-        tracer = tracing() if any(map(_is_of_sizes, numbers)) and asked_by_user() else None
+        known = threading.get_ident() != here or not any(map(_is_of_sizes, numbers))
+        tracer = None if known or not asked_by_user() else tracing()
         if tracer is None:
             return original(*numbers)
         found = [_called(original, each, tracer) if _is_of_sizes(each) else original(each) for each in numbers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,30 @@ class EditsAll(Base):
         x.mul_(2)
         self.last = x.shape[1]
         return self.answer(x * self.total, ids)
+
+
+class CountsAndTakesALogarithm(Base):
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        self.total += 1
+        return x.sum(1) * math.log(x.shape[1]) + self.total[0]
+
+
+class CountsAndDivides(Base):
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        self.total += 1
+        return x.sum(1) * (6 // x.shape[1]) + self.total[0]
+
+
+@pytest.mark.parametrize("kind", [CountsAndTakesALogarithm, CountsAndDivides])
+def test_a_number_that_is_none_is_an_error_of_a_call_that_counts_once(kind: type[Base]) -> None:
+    model = kind().eval()
+    fast = fxopt.optimize(model, config=Config(tune="off"))
+    with torch.no_grad():
+        for length in (8, 9):
+            fast(torch.rand(2, length), None)
+        with pytest.raises((ValueError, ZeroDivisionError)):
+            fast(torch.rand(2, 0), None)
+    assert model.total.tolist() == [3.0] * 3
 
 
 class Statistics(Base):
