@@ -12,6 +12,7 @@ from torch import nn
 from fxopt.capture.asked_strides import refuse_guess, requires_by_layout
 from fxopt.capture.errors import CaptureError, notice
 from fxopt.capture.numbered import numbered
+from fxopt.capture.packed_sequences import PackedSequences
 from fxopt.capture.proofs import Proofs
 from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.fused_attention import as_fused, asks_for_hint, leaves_fused
@@ -81,11 +82,12 @@ class FunctionMode(PreDispatchTorchFunctionMode):
         made_leaves: whether forward made parameters of its own where gradients are off: a layer that it makes anew.
     """
 
-    def __init__(self, tracer: Tracer, proofs: Proofs):
+    def __init__(self, tracer: Tracer, proofs: Proofs, sequences: PackedSequences):
         super().__init__(tracer)  # type: ignore[arg-type]
         self.asked: set[str] = set()
         self.made_leaves = False
         self._proofs = proofs
+        self._sequences = sequences
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -126,6 +128,8 @@ class FunctionMode(PreDispatchTorchFunctionMode):
             raise CaptureError("reads a tensor as text, and a graph has none")
         elif func == _DATA and (proxy := proxy_of(args[0], self.tracer)) is not None:
             return self._data(args[0], proxy)
+        elif not kwargs and (results := self._sequences.called(func, args)) is not None:
+            return results
         elif func is torch.randint_like:  # ATen has no gradient for it, and Python takes none through it
             args = (args[0].detach(), *args[1:])
         elif (result := numbered(func, args, kwargs or {}, self.tracer)) is not None:

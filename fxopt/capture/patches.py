@@ -8,6 +8,7 @@ from typing import Any
 
 from fxopt.capture.checkpointed import Regions
 from fxopt.capture.errors import CaptureError
+from fxopt.capture.packed_sequences import PackedSequences
 from fxopt.capture.settings import change, changed_here
 from fxopt.torch_internals import patches
 from fxopt.torch_internals.fake_tensors import quieten
@@ -17,7 +18,13 @@ from fxopt.torch_internals.scripted import scripted_as_written
 from fxopt.torch_internals.shape_env import TraceShapeEnv
 
 
-def patch(shape_env: TraceShapeEnv, regions: Regions, spaces: Iterable[dict[str, Any]], tracer: Any) -> None:
+def patch(
+    shape_env: TraceShapeEnv,
+    regions: Regions,
+    sequences: PackedSequences,
+    spaces: Iterable[dict[str, Any]],
+    tracer: Any,
+) -> None:
     """Make torch as a trace needs it, until the trace ends; and what these globals of the user's code ask of sizes."""
     quieten(_quiet)
     change(
@@ -30,6 +37,7 @@ def patch(shape_env: TraceShapeEnv, regions: Regions, spaces: Iterable[dict[str,
             patches.no_seeds(_sets_seed),
             patches.no_saving_hooks(_saves_otherwise),
             patches.symbolic_len(shape_env),
+            *patches.symbolic_batches(sequences.rows_of),
             patches.OBLIVIOUS,
             *scripted_as_written(_scripted),
             *as_numbers(spaces),

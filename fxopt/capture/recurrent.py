@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fxopt.torch_internals.fake_tensors import FakeTensor
@@ -13,42 +15,79 @@ from fxopt.torch_internals.known_sizes import expressions
 from fxopt.torch_internals.tracing import disable_proxy_modes_tracing, proxy_of, record
 
 aten = torch.ops.aten
-GATES = {aten.gru.input: 3, aten.lstm.input: 4, aten.rnn_tanh.input: 1, aten.rnn_relu.input: 1}
+_GATES = {aten.gru: 3, aten.lstm: 4, aten.rnn_tanh: 1, aten.rnn_relu: 1}
+PADDED = frozenset(layer.input for layer in _GATES)
 
 
-def any_length(func: Any, args: tuple, tracer: Any) -> tuple[torch.Tensor, ...] | None:
-    """The results of a call of one of `GATES`, recorded; None where torch would have to check it."""
-    if len(args) != 9 or not isinstance(args[0], torch.Tensor) or args[0].ndim != 3:
+def any_length(func: Any, args: tuple, tracer: Any) -> tuple[Tensor, ...] | None:
+    """The results of a call of one of `PADDED`, recorded; None where torch would have to check it."""
+    if len(args) != 9 or not isinstance(args[0], Tensor) or args[0].ndim != 3:
         return None
     x, initial, weights, biased, layers, _, _, bidirectional, batch_first = args
-    states = initial if isinstance(initial, list | tuple) else [initial]
-    count = layers * (2 if bidirectional else 1)
+    called = Layers(func, x, initial, weights, biased, layers, bidirectional)
     time, rows = reversed(x.shape[:2]) if batch_first else x.shape[:2]
-    size = states[0].shape[-1]
-    fits = (
-        _are_alike([x, *states, *weights])
-        and len(weights) == count * (4 if biased else 2)
-        and all(expressions(state.shape) == expressions((count, rows, size)) for state in states)
-        and expressions(weights[0].shape) == expressions((GATES[func] * size, x.shape[2]))
-    )
-    if not fits:
+    if not called.fit(rows):
         return None
 
     def traced(value: Any) -> Any:
-        return proxy_of(value, tracer) if isinstance(value, torch.Tensor) else value
+        return proxy_of(value, tracer) if isinstance(value, Tensor) else value
 
     taken = tree_map(traced, args)
     if any(proxy is None for proxy in tree_leaves(taken)):
         return None
     proxy = tracer.create_proxy("call_function", func, taken, {}, name=func.overloadpacket.__name__)
     with disable_proxy_modes_tracing():
-        differentiated = [tensor.sum() for tensor in (x, *states, *weights) if tensor.requires_grad]
-        found = [x.new_empty((time, rows, size * count // layers)), *(state.new_empty(state.shape) for state in states)]
-        if torch.is_grad_enabled() and differentiated:
-            found = [each + sum(differentiated) for each in found]
-        results = (found[0].transpose(0, 1) if batch_first else found[0], *found[1:])
+        states, *last = called.results((time, rows))
+        results = (states.transpose(0, 1) if batch_first else states, *last)
     record(results, proxy, tracer)
     return results
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What one call of a recurrent operator is given, of padded or of packed sequences."""
+
+    operator: Any
+    x: Tensor
+    initial: Any
+    weights: Sequence[Tensor]
+    biased: bool
+    layers: int
+    bidirectional: bool
+
+    @property
+    def _states(self) -> Sequence[Tensor]:
+        return self.initial if isinstance(self.initial, list | tuple) else [self.initial]
+
+    @property
+    def _count(self) -> int:
+        return self.layers * (2 if self.bidirectional else 1)
+
+    def fit(self, rows: Any) -> bool:
+        """Whether torch would take them: tensors of one dtype and device whose sizes fit as they are spelled."""
+        states, size = self._states, self._states[0].shape[-1]
+        gates = _GATES[self.operator.overloadpacket] * size
+        return (
+            _are_alike([self.x, *states, *self.weights])
+            and len(self.weights) == self._count * (4 if self.biased else 2)
+            and all(expressions(state.shape) == expressions((self._count, rows, size)) for state in states)
+            and expressions(self.weights[0].shape) == expressions((gates, self.x.shape[-1]))
+        )
+
+    def results(self, leading: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """The states of `leading` sizes, contiguous, and the last ones of each kind."""
+        states = self._states
+        width = states[0].shape[-1] * self._count // self.layers
+        found = [self.x.new_empty((*leading, width)), *(state.new_empty(state.shape) for state in states)]
+        return tuple(differentiable(found, [self.x, *states, *self.weights]))
+
+
+def differentiable(results: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+    """The results of an operator, made from nothing, as autograd knows them where it was given these."""
+    asking = [tensor.sum() for tensor in given if tensor.requires_grad]
+    if not (torch.is_grad_enabled() and asking):
+        return list(results)
+    return [result + sum(asking) for result in results]
 
 
 def _are_alike(tensors: Sequence[Any]) -> bool:

@@ -23,12 +23,13 @@ from fxopt.capture.decided import keep_decisions
 from fxopt.capture.errors import Busy, CaptureError, StartAgain, noticing
 from fxopt.capture.forms import Forms
 from fxopt.capture.function_mode import FunctionMode
+from fxopt.capture.packed_sequences import PackedSequences
 from fxopt.capture.patches import patch, refuse_to_print
 from fxopt.capture.places import Places
 from fxopt.capture.prints import printing
 from fxopt.capture.proofs import ITEMS, Proofs
 from fxopt.capture.recorded import graph_module, refuse_transforms
-from fxopt.capture.recurrent import GATES, any_length
+from fxopt.capture.recurrent import PADDED, any_length
 from fxopt.capture.repairs import as_question
 from fxopt.capture.settings import kept
 from fxopt.capture.size_guards import guard_sizes
@@ -169,7 +170,7 @@ class _ProxyMode(ProxyTorchDispatchMode):
             args = (args[0], places_of(args[1], args[0], self._proofs))
         if (part := cut_within(func, args, self.tracer)) is not None:
             return part
-        if func in GATES:
+        if func in PADDED:
             with no_function_modes():
                 if (states := any_length(func, args, self.tracer)) is not None:
                     return states
@@ -285,10 +286,10 @@ def trace(
     tracer = Tracer(places, known, Memory())
     shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
     proofs = Proofs(tracer)
-    regions = Regions(tracer)
-    functions, recording = FunctionMode(tracer, proofs), _ProxyMode(tracer, shape_env, proofs)
+    regions, sequences = Regions(tracer), PackedSequences(tracer)
+    functions, recording = FunctionMode(tracer, proofs, sequences), _ProxyMode(tracer, shape_env, proofs)
     with printing(refuse_to_print):
-        patch(shape_env, regions, spaces, tracer)
+        patch(shape_env, regions, sequences, spaces, tracer)
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
             record(tensor, proxy, tracer)

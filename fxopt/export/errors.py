@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 from fxopt.capture import Capture
 from fxopt.torch_internals.hooks import has_hooks
+
+_PADDED = "give recurrent layers padded sequences instead of packed ones"
 
 
 class ExportError(RuntimeError):
@@ -22,8 +25,10 @@ def obstacles(model: nn.Module, capture: Capture) -> Iterator[str]:
         yield (
             f"{leaf.place}: {leaf.path} stays a module of Python, since it cannot be captured: {leaf.reason}. "
             "A program holds tensor operators alone: where values decide, compute all rows and choose with "
-            "torch.where, and give recurrent layers padded sequences instead of packed ones"
+            f"torch.where, and {_PADDED}"
         )
+    for node in capture.graph.graph.find_nodes(op="call_function", target=torch.ops.aten._pack_padded_sequence.default):
+        yield f"{node.meta['place']}: torch.export has no program for packed sequences; {_PADDED}"
     for spec, place, first in zip(capture.inputs, range(len(capture.firsts)), capture.firsts, strict=True):
         if place != first:
             yield f"{spec.name} is the same object as {capture.inputs[first].name}; pass two tensors"

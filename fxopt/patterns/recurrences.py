@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -18,25 +19,28 @@ aten = torch.ops.aten
 
 
 def find_recurrences(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """gru(x, initial, weights, ...), of one direction: its states, and the last ones."""
+    """gru(x, initial, weights, ...), of one direction: its states, and the last ones. x is padded or packed."""
     aliases = analysed(module.graph, Aliases)
-    for node in module.graph.find_nodes(op="call_function", target=aten.gru.input):
+    for node in module.graph.nodes:
+        if node.target not in (aten.gru.input, aten.gru.data):
+            continue
         found = arguments_of(node)
-        if why := _obstacle(node, found, inference, aliases):
+        x = found["input" if node.target is aten.gru.input else "data"]
+        if why := _obstacle(node, x, found, inference, aliases):
             yield Reject(why, node)
         else:
             params: list[Node] = list(found["params"])  # type: ignore[call-overload]
             each = 4 if found["has_biases"] else 2
             layers = (params[at : at + each] for at in range(0, len(params), each))
             weights = tuple((*layer, None, None)[:4] for layer in layers)
-            bound = {"x": found["input"], "initial": found["hx"], "weights": weights}
-            yield Match(node, {**bound, "batch_first": found["batch_first"]})
+            bound: dict[str, Any] = {"x": x, "initial": found["hx"], "weights": weights}
+            yield Match(node, bound | {key: found[key] for key in ("batch_first", "batch_sizes") if key in found})
 
 
-def _obstacle(node: Node, found: dict, inference: bool, aliases: Aliases) -> str:
-    x = tensor_of(found["input"])
-    if x is None or x.dtype != torch.float32 or x.device.type != "cpu" or x.dim() != 3:
-        return "expected float32 [B, L, I] on the CPU"
+def _obstacle(node: Node, x: Any, found: dict, inference: bool, aliases: Aliases) -> str:
+    value, dims = tensor_of(x), 3 if node.target is aten.gru.input else 2
+    if value is None or value.dtype != torch.float32 or value.device.type != "cpu" or value.dim() != dims:
+        return "expected float32 [B, L, I], or packed sequences of it, on the CPU"
     if not inference:
         return "gradients are on, and the kernel has none"
     if found["bidirectional"] or (found["train"] and found["dropout"]):

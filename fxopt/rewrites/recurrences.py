@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+import operator
 
-from fxopt.kernels.gru.op import OPERATORS, call
+import torch
+from torch.fx import Node
+
+from fxopt.kernels.gru.op import OPERATORS, call, call_packed
 from fxopt.patterns.core import Match
 from fxopt.patterns.recurrences import find_recurrences
 from fxopt.rewrites.contractions import like
@@ -16,6 +19,15 @@ aten = torch.ops.aten
 
 
 def replace_recurrence(editor: Editor, match: Match) -> Replacement:
+    results = (_packed if "batch_sizes" in match.bound else _padded)(editor, match)
+    values = {user: like(editor, user, results[user.args[1]]) for user in match.anchor.users}  # type: ignore[index]
+    count = len(match.bound["weights"])
+    what = f"{count} recurrent {'layers' if count > 1 else 'layer'} into a linear layer and one call each"
+    return Replacement(values, what, "the same operations on each row, step by step")
+
+
+def _padded(editor: Editor, match: Match) -> tuple[Node, Node]:
+    """The states of the last layer, and the last states of all."""
     bound, value, last = match.bound, match.bound["x"], []
     for layer, (w_in, w, b_in, b) in enumerate(bound["weights"]):
         gates = editor.call(aten.linear.default, value, w_in, b_in)
@@ -27,10 +39,19 @@ def replace_recurrence(editor: Editor, match: Match) -> Replacement:
         last.append(editor.call(aten.select.int, value, 0, -1))
     if bound["batch_first"]:
         value = editor.call(aten.transpose.int, value, 0, 1)
-    results = (value, editor.call(aten.stack.default, last))
-    values = {user: like(editor, user, results[user.args[1]]) for user in match.anchor.users}  # type: ignore[index]
-    what = f"{len(last)} recurrent {'layers' if len(last) > 1 else 'layer'} into a linear layer and one call each"
-    return Replacement(values, what, "the same operations on each row, step by step")
+    return value, editor.call(aten.stack.default, last)
+
+
+def _packed(editor: Editor, match: Match) -> tuple[Node, Node]:
+    """The same of packed sequences, whose rows are packed in the results as they are in x."""
+    bound, value, last = match.bound, match.bound["x"], []
+    for layer, (w_in, w, b_in, b) in enumerate(bound["weights"]):
+        gates = editor.call(aten.linear.default, value, w_in, b_in)
+        initial = editor.call(aten.select.int, bound["initial"], 0, layer)
+        states = editor.ours(OPERATORS, "packed_gru", call_packed, gates, bound["batch_sizes"], initial, w, b)
+        value, ends = (editor.call(operator.getitem, states, place) for place in range(2))
+        last.append(ends)
+    return value, editor.call(aten.stack.default, last)
 
 
 REWRITE = Rewrite(

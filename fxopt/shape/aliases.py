@@ -58,7 +58,8 @@ def _reaches_state(node: Node) -> bool:
     return node.op == "call_module" and bool(node.meta.get("memory"))
 
 
-_RECURRENT = {getattr(torch.ops.aten, name).input for name in ("gru", "lstm", "rnn_tanh", "rnn_relu")}
+_LAYERS = (torch.ops.aten.gru, torch.ops.aten.lstm, torch.ops.aten.rnn_tanh, torch.ops.aten.rnn_relu)
+_DROPOUT_AT = {layer.input: 5 for layer in _LAYERS} | {layer.data: 6 for layer in _LAYERS}
 
 
 def is_random(node: Node) -> bool:
@@ -69,8 +70,8 @@ def is_random(node: Node) -> bool:
 
 def _is_certain(node: Node) -> bool:
     """An attention or a recurrent layer without dropout, which torch tags as random all the same."""
-    if node.target in _RECURRENT:
-        dropout, train = node.args[5:7]
+    if (place := _DROPOUT_AT.get(node.target)) is not None:  # type: ignore[call-overload]
+        dropout, train = node.args[place : place + 2]
         return bool(dropout == 0.0 or train is False)
     if node.target is not torch.ops.aten.scaled_dot_product_attention.default:
         return False

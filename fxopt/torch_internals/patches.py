@@ -17,6 +17,7 @@ import torch
 import torch.fx.experimental._config as shape_config
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.utils.checkpoint as checkpoint
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fxopt.torch_internals.shape_env import TraceShapeEnv
@@ -123,6 +124,33 @@ class _Unseeded:
         if name in ("manual_seed", "seed", "set_state") and threading.get_ident() == self._thread:
             raise self._error()
         return getattr(self._generator, name)
+
+
+def symbolic_batches(rows_of: Callable[[Any], Any]) -> Iterator[Change]:
+    """A recurrent layer over a packed sequence takes int(batch_sizes[0]) for the batch, which would fix it: it is
+    `rows_of(batch_sizes)`, where that is known."""
+    for kind, name in ((nn.RNNBase, "get_expected_hidden_size"), (nn.LSTM, "get_expected_cell_size")):
+        yield kind, name, _of_rows(vars(kind)[name], rows_of)
+
+
+def _of_rows(original: Callable[..., Any], rows_of: Callable[[Any], Any]) -> Callable[..., Any]:
+    here = threading.get_ident()
+
+    def expected(self: Any, input: Any, batch_sizes: Any) -> Any:
+        rows = rows_of(batch_sizes) if threading.get_ident() == here else None
+        return original(self, input, batch_sizes) if rows is None else original(self, _Rows(rows), None)
+
+    return expected
+
+
+class _Rows:
+    """As much of a padded input as is asked for its batch."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+
+    def size(self, dim: int) -> Any:
+        return self._rows
 
 
 def symbolic_len(shape_env: TraceShapeEnv) -> Change:

@@ -7,7 +7,6 @@ import random
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import fxopt
 from fxopt.capture import CaptureError, LeafCall, LeafMismatch, capture
@@ -36,16 +35,6 @@ class DataBranch(nn.Module):
 class Numpy(nn.Module):
     def forward(self, x):
         return x * float(x.detach().numpy().mean())
-
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gru = nn.GRU(4, 4, batch_first=True)
-
-    def forward(self, x, lengths):
-        packed = pack_padded_sequence(x.unsqueeze(1).expand(-1, 6, -1), lengths, batch_first=True, enforce_sorted=False)
-        return pad_packed_sequence(self.gru(packed)[0], batch_first=True, total_length=6)[0].sum(1)
 
 
 class Counter(nn.Module):
@@ -85,15 +74,6 @@ def test_what_depends_on_data_becomes_a_leaf(check, inner, example):
     assert sum("linear" in str(n.target) for n in found.graph.graph.nodes) == 2
     for batch in (1, 2, 7):
         check(found, model, torch.randn(batch, 3))
-
-
-@pytest.mark.parametrize("example", [1, 4])
-def test_packed_sequences(check, example):
-    model = Wrapped(Recurrent())
-    found = capture(model, (torch.rand(example, 3), torch.randint(1, 7, (example,))))
-    assert [leaf.path for leaf in found.leaves] == ["inner"]
-    for batch in (1, 4, 6, 9):
-        check(found, model, torch.rand(batch, 3), torch.randint(1, 7, (batch,)))
 
 
 def test_the_root_is_no_leaf():

@@ -113,6 +113,8 @@ def _dense() -> Iterator[Call]:
         )
     yield from _target_attention()
     yield Call(gru, "gru", (_some(4, 2, 9), _some(2, 3), _some(9, 3), _some(9)), gru.gru)
+    packed = _some(5, 9), torch.tensor([2, 2, 1]), _some(2, 3), _some(9, 3), _some(9)
+    yield Call(gru, "packed_gru", packed, gru.packed_gru)
     yield Call(k_largest, "k_largest", (_some(2, 6, 3), 2, True), k_largest.k_largest)
     yield Call(compressed, "compressed_linear", (_some(3, 4), _some(5, 4), _some(5), "bf16", 0), native=False)
     yield Call(compressed, "compressed_table", (_some(6, 4), torch.uint8), native=False)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fxopt import Config, optimize
 from fxopt.findings import PassFindings
@@ -67,6 +68,35 @@ def test_declarations_and_refusals(isa: None) -> None:
             op.call(*arguments)
 
 
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1), (1, 50, 64), (3, 7, 17), (7, 3, 70), (50, 30, 16), (97, 4, 20), (200, 9, 33)]
+)
+def test_packed_sequences(isa: None, sizes: tuple[int, ...], biased: bool) -> None:
+    B, L, H = sizes
+    lengths = torch.randint(1, L + 1, (B,)).sort(descending=True).values
+    batch_sizes = (lengths > torch.arange(int(lengths[0]))[:, None]).sum(1)
+    gates, initial = 3 * torch.randn(int(lengths.sum()), 3 * H + 2)[:, 1:-1], torch.randn(H, 2 * B)[:, ::2].t()
+    weight, bias = torch.randn(3 * H, H + 3)[:, 2:-1] / H**0.5, torch.randn(3 * H) if biased else None
+    wide = [None if tensor is None else tensor.double() for tensor in (gates, initial, weight, bias)]
+    expected = op.packed_gru(wide[0], batch_sizes, *wide[1:])  # type: ignore[arg-type]
+    for call in (op.call_packed, torch.ops.fxopt.packed_gru, op.packed_gru):
+        for found, exactly in zip(call(gates, batch_sizes, initial, weight, bias), expected, strict=True):
+            torch.testing.assert_close(found.double(), exactly, rtol=1e-5, atol=2e-6)
+            assert found.is_contiguous()
+
+
+def test_refusals_of_packed_sequences(isa: None) -> None:
+    gates, initial, weight = torch.randn(5, 12), torch.randn(2, 4), torch.randn(12, 4)
+    torch.library.opcheck(torch.ops.fxopt.packed_gru.default, (gates, torch.tensor([2, 2, 1]), initial, weight, None))
+    for sizes in ([], [2, 2], [2, 2, 2], [1, 2, 2], [2, 3], [3, 2], [2, 2, 1, 0], [3, 3, -1], [2**62, 2**62, 2**62]):
+        with pytest.raises(RuntimeError):
+            op.call_packed(gates, torch.tensor(sizes, dtype=torch.int64), initial, weight, None)
+    for batch_sizes in (torch.tensor([2, 2, 1]).int(), torch.tensor([[2, 2, 1]]), torch.tensor([2, 0, 2, 0, 1])[::2]):
+        with pytest.raises(RuntimeError, match="number of rows"):
+            op.call_packed(gates, batch_sizes, initial, weight, None)
+
+
 class Layers(nn.Module):
     def __init__(self, batch_first: bool, layers: int, bias: bool, reads: str) -> None:
         super().__init__()
@@ -105,6 +135,30 @@ def test_recurrent_layers(batch_first: bool, layers: int, bias: bool, given: boo
         with pytest.raises(RuntimeError, match="sequence length"):
             fast(*inputs(2, 0))
     assert _ran(fast).changes
+
+
+class Packed(nn.Module):
+    def __init__(self, **form: Any) -> None:
+        super().__init__()
+        self.gru = nn.GRU(6, 10, batch_first=True, **form)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        states, last = self.gru(packed)
+        return pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])[0].amax(1), last
+
+
+@pytest.mark.parametrize("form", [{}, {"num_layers": 3}, {"num_layers": 2, "bias": False}])
+def test_recurrent_layers_over_packed_sequences(form: dict[str, Any]) -> None:
+    model = Packed(**form).eval()
+    with torch.no_grad():
+        fast = optimize(model, (torch.randn(5, 7, 6), torch.tensor([3, 7, 1, 1, 4])), Config(tune="off"))
+        for B, L in ((5, 7), (1, 1), (3, 20), (60, 4), (1, 7)):
+            x, lengths = torch.randn(B, L, 6), torch.randint(1, L + 1, (B,))
+            x[torch.arange(L) >= lengths[:, None]] = float("inf")
+            torch.testing.assert_close(fast(x, lengths), model(x, lengths), rtol=1e-5, atol=1e-6)
+    assert _ran(fast).changes
+    assert len(fast._fxopt.findings) == 1
 
 
 def _ran(fast: Any) -> PassFindings:

@@ -10,14 +10,19 @@ namespace fxopt {
 struct Recurrence {
   const float* gates;  // of a step 3 * units, dense: reset, update, new
   int64_t gates_row, gates_step;
-  const float* initial;  // [rows, units], dense
   const float* weight;  // [3 * units, units]
   int64_t weight_row;
   const float* bias;  // null: none
   float* states;  // of a row and a step `units`, dense
   int64_t states_step;
   int64_t rows, steps, units;
-  float* scratch;  // of scratch_of(rows, units) numbers
+  // Of packed sequences, whose steps follow each other without gaps: how many rows each step has, no more than the one
+  // before it, of which these rows begin at `first`. null: every step has all rows.
+  const int64_t* batch_sizes = nullptr;
+  int64_t first = 0;
+  float* last = nullptr;  // of packed sequences [rows, units], dense
+  const float* initial = nullptr;  // [rows, units], dense
+  float* scratch = nullptr;  // of scratch_of(rows, units) numbers
 };
 
 // What the state gives to the gates of all rows, and the weights turned for the kernel.

@@ -6,6 +6,7 @@ and the linear layer in front of it, which is what the input gives to the gates 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,8 +16,11 @@ from fxopt.facts import Facts
 
 from ..operators import NO_PLAN, Operator, Operators, cpu_library
 
-_SCHEMA = "gru(Tensor gates, Tensor initial, Tensor weight, Tensor? bias) -> Tensor"
-KERNEL = cpu_library(Path(__file__).parent, "layout.h", "steps.h", (_SCHEMA,))
+_PADDED = "gru(Tensor gates, Tensor initial, Tensor weight, Tensor? bias) -> Tensor"
+_PACKED = (
+    "packed_gru(Tensor gates, Tensor batch_sizes, Tensor initial, Tensor weight, Tensor? bias) -> (Tensor, Tensor)"
+)
+KERNEL = cpu_library(Path(__file__).parent, "layout.h", "steps.h", (_PADDED, _PACKED))
 
 
 def gru(gates: Tensor, initial: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -36,21 +40,69 @@ def gru(gates: Tensor, initial: Tensor, weight: Tensor, bias: Tensor | None) -> 
         raise RuntimeError("fxopt.gru: expected at least one step")
     state, states = initial, []
     for step in gates.unbind(0):
-        (reset, update, new), (r, u, n) = step.chunk(3, 1), torch.nn.functional.linear(state, weight, bias).chunk(3, 1)
-        new = torch.tanh(new + torch.sigmoid(reset + r) * n)
-        state = (state - new) * torch.sigmoid(update + u) + new
+        state = _next(state, step, weight, bias)
         states.append(state)
     return torch.stack(states)
 
 
+def packed_gru(
+    gates: Tensor, batch_sizes: Tensor, initial: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The states of packed sequences, and the last one of each. The kernel's own definition.
+
+    Args:
+        gates: [N, 3 H], step after step, each with as many rows as batch_sizes says.
+        batch_sizes: int64 [L], at least 1 and never growing, N together.
+        initial, weight, bias: as those of `gru`, for batch_sizes[0] rows.
+
+    Returns:
+        [N, H] and [B, H], contiguous.
+
+    Raises:
+        RuntimeError: batch_sizes are none.
+    """
+    sizes = batch_sizes.tolist()
+    if not sizes or sizes[-1] < 1 or sizes != sorted(sizes, reverse=True) or sizes[0] != len(initial):
+        raise RuntimeError("fxopt.packed_gru: expected the number of rows of each step")
+    state, states, last = initial, [], []
+    for step in gates.split(sizes):
+        last.append(state[len(step) :])
+        state = _next(state[: len(step)], step, weight, bias)
+        states.append(state)
+    return torch.cat(states), torch.cat([state, *reversed(last)])
+
+
+def _next(state: Tensor, step: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    (reset, update, new), (r, u, n) = step.chunk(3, 1), torch.nn.functional.linear(state, weight, bias).chunk(3, 1)
+    new = torch.tanh(new + torch.sigmoid(reset + r) * n)
+    return (state - new) * torch.sigmoid(update + u) + new
+
+
 def call(gates: Tensor, initial: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The operator, past the dispatcher where it can be."""
+    """`gru`, past the dispatcher where it can be."""
     outputs = OPERATORS.past_dispatcher("gru")(gates, initial, weight, bias, NO_PLAN)
     return torch.ops.fxopt.gru(gates, initial, weight, bias) if outputs is None else outputs[0]
+
+
+def call_packed(
+    gates: Tensor, batch_sizes: Tensor, initial: Tensor, weight: Tensor, bias: Tensor | None
+) -> Sequence[Tensor]:
+    """`packed_gru`, past the dispatcher where it can be."""
+    outputs = OPERATORS.past_dispatcher("packed_gru")(gates, batch_sizes, initial, weight, bias, NO_PLAN)
+    return torch.ops.fxopt.packed_gru(gates, batch_sizes, initial, weight, bias) if outputs is None else outputs
 
 
 def _fake(gates: Tensor, initial: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return gates.new_empty((gates.shape[0], gates.shape[1], weight.shape[1]))
 
 
-OPERATORS = Operators((Operator(_SCHEMA, gru, _fake, facts=Facts(rows="axes")),), KERNEL)
+def _fake_packed(
+    gates: Tensor, batch_sizes: Tensor, initial: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    units = weight.shape[1]
+    return gates.new_empty((gates.shape[0], units)), gates.new_empty((initial.shape[0], units))
+
+
+OPERATORS = Operators(
+    (Operator(_PADDED, gru, _fake, facts=Facts(rows="axes")), Operator(_PACKED, packed_gru, _fake_packed)), KERNEL
+)

@@ -1,4 +1,6 @@
 // Step by step: a product of the states with the weights, then the gates.
+#include <cstring>
+
 #include "../gemm/gemm.h"
 #include "../simd/math.h"
 #include "layout.h"
@@ -31,20 +33,41 @@ static inline void gate_row(const float* given, const float* next, const float* 
   }
 }
 
+// How many of the rows a step has.
+static inline int64_t rows_at(const Recurrence& r, int64_t t) {
+  if (!r.batch_sizes) return r.rows;
+  const int64_t left = r.batch_sizes[t] - r.first;
+  return left < r.rows ? left : r.rows;
+}
+
+// The rows from `begin` on have ended: these are their last states.
+static void keep(const Recurrence& r, const float* states, int64_t begin, int64_t end) {
+  if (r.last && begin < end) std::memcpy(r.last + begin * r.units, states + begin * r.units, size_t((end - begin) * r.units) * sizeof(float));
+}
+
 static void recur(const Recurrence& r) {
   const int64_t wide = 3 * r.units;
   float *own = r.scratch, *panels = turns(r) ? own + wide * r.rows : nullptr;
   Gemm g{r.initial, r.units, r.rows, r.units, r.weight, r.weight_row, r.bias, own, wide};
   if (panels) turn_all(g, wide, panels);
+  const float* gates = r.gates;
+  float* after = r.states;
   for (int64_t t = 0; t < r.steps; t++) {
+    const int64_t rows = rows_at(r, t);
+    if (rows <= 0) break;
+    keep(r, g.x, rows, g.M);
+    g.M = rows;
     multiply(g, wide, panels);
-    float* after = r.states + t * r.states_step;
-    for (int64_t m = 0; m < r.rows; m++) {
-      const float* given = r.gates + m * r.gates_row + t * r.gates_step;
-      gate_row(given, given + r.gates_step, own + m * wide, g.x + m * r.units, after + m * r.units, r.units);
+    const int64_t gates_step = r.batch_sizes ? r.batch_sizes[t] * r.gates_row : r.gates_step;
+    for (int64_t m = 0; m < rows; m++) {
+      const float* given = gates + m * r.gates_row;
+      gate_row(given, given + gates_step, own + m * wide, g.x + m * r.units, after + m * r.units, r.units);
     }
     g.x = after;
+    gates += gates_step;
+    after += r.batch_sizes ? r.batch_sizes[t] * r.units : r.states_step;
   }
+  keep(r, g.x, 0, g.M);
 }
 
 const Kernels kernels = {recur};
