@@ -42,6 +42,8 @@ def as_numbers(spaces: Iterable[dict[str, Any]]) -> Iterator[Change]:
     for kind in (torch.SymInt, torch.SymFloat):
         for name in _COMPARISONS:
             yield kind, name, _decided(vars(kind)[name], here)
+        for name in ("__mod__", "__rmod__"):
+            yield kind, name, _remainder(vars(kind)[name], name, here)
 
     def is_instance(value: Any, kinds: Any, /) -> bool:
         number = _NUMBERS.get(type(value))
@@ -123,6 +125,17 @@ def _decided(compare: Callable[[Any, Any], Any], here: int) -> Callable[[Any, An
         return answer if free_unbacked_symbols(answer) else bool(answer)  # data decide: perhaps nobody asks
 
     return decided
+
+
+def _remainder(of_terms: Callable[[Any, Any], Any], name: str, here: int) -> Callable[[Any, Any], Any]:
+    """Of whole numbers a term. torch takes others for whole ones: math.sqrt(L) % 1 would be 0 for all sizes."""
+
+    def remainder(self: Any, other: Any) -> Any:
+        if threading.get_ident() != here or all(isinstance(each, (int, torch.SymInt)) for each in (self, other)):
+            return of_terms(self, other)
+        return getattr(float(self), name)(float(other))
+
+    return remainder
 
 
 def _itself(here: int) -> Callable[[Any, int], Any]:

@@ -135,6 +135,26 @@ def test_a_guard_does_not_hold_where_a_function_has_no_value(pool):
             compare(model, fast, torch.randint(0, 100, (3, length)))
 
 
+REMAINDERS = {
+    "a power of two": lambda L: math.log2(L + 1) % 1 == 0,
+    "of a root": lambda L: math.sqrt(L) % 1 < 0.5,
+    "a half": lambda L: L / 2 % 1 == 0,
+    "by a half": lambda L: L % 1.5 == 0,
+    "of a number": lambda L: 7.5 % L < 1,
+    "of whole ones": lambda L: L % 3 == 0,
+}
+
+
+@pytest.mark.parametrize("pool", REMAINDERS)
+def test_a_remainder_decides_as_in_eager(pool):
+    model = Sequence(lambda x: x.sum(1) if REMAINDERS[pool](x.shape[1]) else x.mean(1)).eval()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    with torch.no_grad():
+        for batch, length in ((5, 13), (5, 1), (3, 9), (5, 7), (3, 8), (2, 10), (2, 3), (1, 6), (2, 7)):
+            compare(model, fast, torch.randint(0, 100, (batch, length)))
+    assert all(entry.executable is not None for entry in dispatcher_of(fast).entries)
+
+
 def test_a_branch_on_a_function_of_a_length_is_a_guard():
     model = Sequence(lambda x: x.sum(1) if math.log(x.shape[1] + 1) > 2.4 else x.mean(1)).eval()
     fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
