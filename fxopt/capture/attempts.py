@@ -125,7 +125,9 @@ class Attempts:
             try:
                 return self._trace(shapes, static, positive)
             except MakeStatic as found:
-                static = static | (found.dims if traces < PATIENCE else self._alike(found.dims) - self.varied)
+                static = static | found.dims
+                if traces >= PATIENCE:
+                    static |= self._alike(found.dims) - self.varied
             except MakePositive as found:
                 positive = positive | (found.dims if traces < PATIENCE else self._alike(found.dims))
             except _MakeStores as found:

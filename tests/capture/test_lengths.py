@@ -135,6 +135,21 @@ def test_a_guard_does_not_hold_where_a_function_has_no_value(pool):
             compare(model, fast, torch.randint(0, 100, (3, length)))
 
 
+class Features(nn.Module):
+    """Each of the others asks for one more trace, and the rows of the first are taken for features."""
+
+    def forward(self, x, *others):
+        k = 3 if x.shape[0] == 3 else 6
+        return x.reshape(k, -1) + x + sum(other[:, -1].sum() for other in others)
+
+
+def test_a_capture_ends_where_features_have_another_number():
+    model = Features()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    for rows in (3, 6):
+        compare(model, fast, torch.rand(rows, 4), *(torch.rand(2, width) for width in range(5, 9)))
+
+
 REMAINDERS = {
     "a power of two": lambda L: math.log2(L + 1) % 1 == 0,
     "of a root": lambda L: math.sqrt(L) % 1 < 0.5,
