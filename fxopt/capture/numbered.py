@@ -108,11 +108,16 @@ def _diagonal(
 
 
 def _taken(func: Any, x: Any, indices: Any, dim: Any = None, *, tracer: Any, **named: Any) -> torch.Tensor | None:
+    """As torch does it, whose indices may count from the end."""
     if named or dim is None or not x.dim() == indices.dim() > 0 or not _holds_sizes([*x.shape, *indices.shape]):
+        return None
+    if indices.dtype is not torch.int64 or not -x.dim() <= dim < x.dim():
         return None
     dim %= x.dim()
     same = all(a == b for axis, (a, b) in enumerate(zip(x.shape, indices.shape, strict=True)) if axis != dim)
-    return torch.gather(x, dim, indices) if same else None  # what is broadcast is no plain gather
+    return (
+        torch.gather(x, dim, indices.remainder(x.shape[dim])) if same else None
+    )  # what is broadcast is no plain gather
 
 
 _MADE: dict[Any, Callable[..., torch.Tensor | None]] = {

@@ -82,7 +82,7 @@ def _terms(condition: str) -> list[str]:
 
 
 def _lambda(condition: str, names: tuple[str, ...]) -> Callable[..., Any]:
-    return eval(f"lambda {', '.join(names)}: {condition}", {"math": math})
+    return eval(f"lambda {', '.join(names)}: {condition}", {"math": math, "torch": torch})
 
 
 @functools.lru_cache(maxsize=4096)

@@ -209,6 +209,7 @@ NUMBERED = {
     "linspace": lambda x: (x * torch.linspace(0, 1, x.shape[1]).unsqueeze(1)).sum(1),
     "diagonals": pairs,
     "take_along_dim": lambda x: torch.take_along_dim(x, x.argsort(1), 1)[:, -1],
+    "take_along_dim from the end": lambda x: torch.take_along_dim(x, -1 - x.argsort(1), 1)[:, -1],
 }
 
 
