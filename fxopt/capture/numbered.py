@@ -114,10 +114,10 @@ def _taken(func: Any, x: Any, indices: Any, dim: Any = None, *, tracer: Any, **n
     if indices.dtype is not torch.int64 or not -x.dim() <= dim < x.dim():
         return None
     dim %= x.dim()
-    same = all(a == b for axis, (a, b) in enumerate(zip(x.shape, indices.shape, strict=True)) if axis != dim)
-    return (
-        torch.gather(x, dim, indices.remainder(x.shape[dim])) if same else None
-    )  # what is broadcast is no plain gather
+    axes = [axis for axis in range(x.dim()) if axis != dim]
+    if not all(x.shape[axis] == indices.shape[axis] for axis in axes):  # what is broadcast is no plain gather
+        return None
+    return torch.gather(x, dim, indices.remainder(x.shape[dim]))
 
 
 _MADE: dict[Any, Callable[..., torch.Tensor | None]] = {
