@@ -18,6 +18,7 @@ from fxopt.capture.errors import CaptureError
 from fxopt.capture.recurrent import Layers, differentiable
 from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.modes import is_any_autocast_enabled, no_function_modes
+from fxopt.torch_internals.operators import pack_padded_sequence, pad_packed_sequence
 from fxopt.torch_internals.python_sizes import caller
 from fxopt.torch_internals.symbols import narrow
 from fxopt.torch_internals.tracing import disable_proxy_modes_tracing, record
@@ -58,9 +59,9 @@ class PackedSequences:
         """The results of a call, recorded; None where it has nothing to do with packed sequences."""
         if func is Tensor.__getitem__:
             return self._batch(args[0]) if _is_first(args[1]) and _asks_a_layer() else None
-        if func is torch._pack_padded_sequence:
+        if func is pack_padded_sequence:
             return self._packed(*args)
-        if func is torch._pad_packed_sequence:
+        if func is pad_packed_sequence:
             return self._padded(*args)
         if func in _LAYERS and self.rows_of(args[1]) is not None:
             return self._ran(_LAYERS[func], *args)

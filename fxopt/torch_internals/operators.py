@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import _addmm_activation as addmm_activation
 from torch import _foreach_zero_ as foreach_zero_
+from torch import _pack_padded_sequence as pack_padded_sequence
+from torch import _pad_packed_sequence as pad_packed_sequence
 from torch import _softmax_backward_data as softmax_backward
 from torch._C import _AutoDispatchBelowAutograd as below_autograd
 from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel  # type: ignore[attr-defined]

@@ -6,6 +6,8 @@ import types
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils import rnn
+from torch.overrides import TorchFunctionMode
 
 from fxopt.torch_internals.operators import (
     addmm_activation,
@@ -14,6 +16,8 @@ from fxopt.torch_internals.operators import (
     foreach_zero_,
     has_kernel,
     nn_bindings,
+    pack_padded_sequence,
+    pad_packed_sequence,
     redispatched,
     softmax_backward,
 )
@@ -23,6 +27,22 @@ def test_nothing_is_recorded_below_autograd() -> None:
     with below_autograd():
         y = torch.ones(2, requires_grad=True) * 2
     assert not y.requires_grad, "_AutoDispatchBelowAutograd: fxopt/kernels/towers/op.py would record its forward twice"
+
+
+def test_sequences_are_packed_by_these_functions() -> None:
+    x, lengths = torch.rand(2, 3, 4), torch.tensor([3, 1])
+    called: list[object] = []
+
+    class Calls(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            called.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Calls():
+        rnn.pad_packed_sequence(rnn.pack_padded_sequence(x, lengths, batch_first=True))
+    assert pack_padded_sequence in called and pad_packed_sequence in called, (
+        "torch.nn.utils.rnn calls other functions: fxopt/capture/packed_sequences.py records these"
+    )
 
 
 def test_kernels_are_known_by_device() -> None:
