@@ -122,9 +122,10 @@ class Twice(nn.Module):
         super().__init__()
         self.between = between
 
-    def forward(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        between = self.between((x * w).relu())
-        return between.relu(), between
+    def forward(self, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        first = (x * w).relu()
+        between = self.between(first)
+        return between.relu(), between, first
 
 
 def both_relus(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
@@ -144,8 +145,10 @@ def test_a_view_between_two_parts_belongs_to_both_ways(tmp_path: Path, batch: in
     module, findings, _ = rewritten({1: 0.5, 256: 2.1}, tmp_path, model, both_relus, as_one_clamp)
     assert "above 15 rows" in findings.changes[0].why
     x, w = torch.randn(batch, 4), torch.randn(4)
-    for found, expected in zip(module(x, w), model(x, w), strict=True):
+    results = module(x, w)
+    for found, expected in zip(results, model(x, w), strict=True):
         assert torch.equal(found, expected)
+    assert results[1].data_ptr() == results[2].data_ptr(), "it stays a view of what others read"
 
 
 @pytest.mark.parametrize(("ratios", "changes"), [({1: 0.5, 256: 2.1}, 1), ({1: 0.5, 256: 1.9}, 0)])

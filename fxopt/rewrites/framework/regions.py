@@ -48,7 +48,7 @@ class Region:
 
 
 def before(values: Sequence[Node]) -> Region:
-    """What nobody needs once `values` are replaced, and the views of it that it reads itself, whoever else does."""
+    """What nobody needs once `values` are replaced."""
     dying, unread = set(values), list(values)
     while unread:
         for node in unread.pop().all_input_nodes:  # asked again whenever one more of its users dies
@@ -56,12 +56,14 @@ def before(values: Sequence[Node]) -> Region:
                 continue
             dying.add(node)
             unread.append(node)
-    inside = set(dying)
-    for node in sorted(dying):
-        for source in node.all_input_nodes:
-            if source not in dying:
-                inside.update(_views_between(source, dying))
-    return Region(sorted(inside), values)
+    return Region(sorted(dying), values)
+
+
+def closed(region: Region) -> Region:
+    """The same with the views of it that it reads itself, and that stay as others read them, too."""
+    members = set(region.inside)
+    between = {view for node in region.reads for view in _views_between(node, members)}
+    return Region(sorted(members | between), region.outputs)
 
 
 def _views_between(node: Node, region: set[Node]) -> list[Node]:

@@ -14,7 +14,17 @@ from fxopt.kernels import reports
 from fxopt.kernels.by_rows.op import up_to
 from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.rewrites.framework.policy import Policy
-from fxopt.rewrites.framework.regions import COMPUTES, after, before, calls_of, inputs_of, module_of, rows_in, site
+from fxopt.rewrites.framework.regions import (
+    COMPUTES,
+    after,
+    before,
+    calls_of,
+    closed,
+    inputs_of,
+    module_of,
+    rows_in,
+    site,
+)
 from fxopt.shape.aliases import makes_results
 from fxopt.shape.rows import keeps_rows
 from fxopt.tune.tuner import Disagreement, Site, Tuner, Unfit, Verdict
@@ -45,7 +55,7 @@ class Trial:
                 raise Rejected("nothing is timed, and it is not known to be faster")
             return values, ""
         news = [new for new in values.values() if new is not None]
-        regions = [before(list(values)), after(editor.added, news)]
+        regions = [closed(before(list(values))), after(editor.added, news)]
         inputs = inputs_of(regions)
         graphs = [region.graph(inputs) for region in regions]
         timed = site(graphs, inputs, self.training, policy.rows)
