@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 from torch.utils._pytree import tree_any, tree_map
 
+from fxopt.capture.recurrent import differentiable
 from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.python_math import is_of_numbers
 from fxopt.torch_internals.symbols import expression
@@ -73,8 +74,7 @@ def _pooled(
     with disable_proxy_modes_tracing():
         result = _image(x, kernel, steps, edges) if count == 1 and not _holds_sizes([kernel, steps, edges]) else None
         if result is None:
-            result = x.new_empty([*x.shape[:-count], *sizes])
-            result = result + x.sum() if x.requires_grad and torch.is_grad_enabled() else result
+            (result,) = differentiable([x.new_empty([*x.shape[:-count], *sizes])], [x])
     return _recorded(operator, (x, kernel, steps, edges), {}, result, tracer)
 
 
