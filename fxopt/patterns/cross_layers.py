@@ -19,14 +19,14 @@ aten = torch.ops.aten
 
 
 def find_cross_layers(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    """Matches bind `vector`, the arguments of fxopt::gpu_cross, or `matrix`, (x0, product, x)."""
+    """Matches bind `layer`, the arguments of fxopt::gpu_cross, or `matrix`, (x0, product, x)."""
     if not inference:
         return
     aliases = analysed(module.graph, Aliases)
     for node in reversed(module.graph.find_nodes(op="call_function", target=aten.add.Tensor)):
         if not _is_plain(node, node) or aliases.edited(node):
             continue
-        bound = _by_vector(node) or _by_matrix(node)
+        bound = _by_layer(node) or _by_matrix(node)
         if bound is not None and not any(aliases.edited(n) for part in bound.values() for n in part if n is not None):
             yield Match(node, bound)
 
@@ -50,19 +50,21 @@ def _terms(node: Any) -> list[Any]:
     return terms
 
 
-def _by_vector(node: Node) -> dict[str, Any] | None:
+def _by_layer(node: Node) -> dict[str, Any] | None:
+    """Of a layer whose weight is a vector, or a matrix in float32, that reads what is added."""
     terms = _terms(node)
     for product in terms:
         others = [term for term in terms if term is not product]
         if len(others) != len(terms) - 1 or not _is_product(product):
             continue
         for x0, scale in (product.args, product.args[::-1]):
-            layer = _vector_layer(scale)
+            layer = _scaling_layer(scale)
             if layer is None or layer.x not in others or not all(_is_plain(x, node) for x in (x0, layer.x)):
                 continue
             others.remove(layer.x)
-            if not others or (len(others) == 1 and _is_vector(others[0], node)):
-                return {"vector": (x0, layer.x, layer.weight, layer.bias, *(others or [None]))}
+            by_vector = static(shape_of(layer.weight)[0]) == 1
+            if not others or (len(others) == 1 and by_vector and _is_vector(others[0], node)):
+                return {"layer": (x0, layer.x, layer.weight, layer.bias, *(others or [None]))}
     return None
 
 
@@ -83,10 +85,14 @@ def _is_product(node: Any) -> bool:
     return alone and all(isinstance(factor, Node) for factor in node.args)
 
 
-def _vector_layer(node: Node) -> Layer | None:
-    """A layer with one output and no activation that nobody else reads."""
+def _scaling_layer(node: Node) -> Layer | None:
+    """A layer without activation that nobody else reads: of one output, or of float32 and as many as inputs."""
     layer = cuda_layer(node) if len(node.users) == 1 else None
-    return layer if layer is not None and not layer.activation and static(shape_of(layer.weight)[0]) == 1 else None
+    if layer is None or layer.activation:
+        return None
+    outputs, inputs = shape_of(layer.weight)
+    square = outputs == inputs and node.meta["val"].dtype is torch.float32
+    return layer if square or static(outputs) == 1 else None
 
 
 def _is_vector(node: Any, like: Node) -> bool:

@@ -68,9 +68,16 @@ def find_layers(module: GraphModule, inference: bool) -> Iterator[Match | Reject
             yield Reject(layer, node)
         elif layer is not None:
             anchor, activation = activated(node)
-            outputs, inputs = map(static, shape_of(layer.weight))
-            if activation or outputs == 1 or (inputs is not None and not SHORT_IN < inputs < LONG_IN):
+            if activation or _gains(layer):
                 yield Match(anchor, {"arguments": (layer.x, layer.weight, layer.bias, activation)})
+
+
+def _gains(layer: Layer) -> bool:
+    """Whether some way is faster than cuBLAS at some number of rows."""
+    outputs, inputs = map(static, shape_of(layer.weight))
+    if layer.anchor.meta["val"].dtype is torch.float32 or outputs == 1:
+        return inputs is not None
+    return inputs is not None and not SHORT_IN < inputs < LONG_IN
 
 
 def find_joined_layers(module: GraphModule, inference: bool) -> Iterator[Match]:

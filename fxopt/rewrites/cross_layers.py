@@ -1,4 +1,4 @@
-"""Layers of cross networks on CUDA: what follows the product in one launch, with a vector as the weight all of it."""
+"""Layers of cross networks on CUDA: all of a layer in one launch, or what follows its product."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def replace_cross(editor: Editor, match: Match) -> Replacement:
         x0, product, x = match.bound["matrix"]
         call = editor.call(aten.addcmul.default, x, x0, product)
         return Replacement({match.anchor: call}, "a product and a sum", "one pass over memory, rounded once")
-    call = editor.ours(OPERATORS, "gpu_cross", gpu_cross, *match.bound["vector"])
+    call = editor.ours(OPERATORS, "gpu_cross", gpu_cross, *match.bound["layer"])
     what = f"a cross layer of {shape_of(match.anchor)[1]} columns as one operator"
-    return Replacement({match.anchor: call}, what, "a warp a row, summed in fp32")
+    return Replacement({match.anchor: call}, what, "one launch for the product and what follows it")
 
 
 REWRITE = Rewrite(

@@ -51,6 +51,7 @@ KERNELS = {
     "gathered_kernel": "test_gathered_dots.py::test_on_a_gpu",
     "few_rows_kernel": "test_few_rows.py::test_equals_fp64",
     "dot_kernel": "test_linear_layers.py::test_equals_fp64",
+    "sliced_kernel": "test_linear_layers.py::test_equals_fp64",
     "short_kernel": "test_linear_layers.py::test_equals_fp64",
     "short_halves_kernel": "test_linear_layers.py::test_halves",
     "pad_kernel": "test_linear_layers.py::test_halves",

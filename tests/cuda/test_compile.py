@@ -32,7 +32,7 @@ MOST_REGISTERS = {  # so that a multiprocessor holds 4 blocks of 256 threads at 
 # Launched without early.cuh, after all that is on the stream.
 LAUNCHED_BEHIND = ("joins_kernel", "sums_kernel", "entries_kernel", "stage_kernel", "deliver_kernel", "few_rows_kernel")
 # Whose blocks the next kernel's would keep out, did they come early.
-LETS_NONE_START = ("columns_kernel", "block_columns_kernel", "joins_of_bags_kernel")
+LETS_NONE_START = ("columns_kernel", "block_columns_kernel", "joins_of_bags_kernel", "sliced_kernel")
 # CPU time for all of an architecture's device code, in that of YARDSTICK: machines differ by a factor of two. It is 59
 # to 66, as others use the cores or not: 45 to 50 s where the yardstick takes 0.76 s. 60 s may be used there.
 MOST_YARDSTICKS = 75

@@ -85,8 +85,14 @@ def matrices(x0, a, b, bias):
     return x0 * F.linear(x, b, bias) + x
 
 
-def test_both_versions_are_found():
-    for function, rows, name in ((vectors, 1, "fxopt.gpu_cross"), (matrices, 8, "aten.addcmul")):
+def low_ranks(x0, a, b, bias):
+    x = x0 * F.linear(F.linear(x0, a), b.t(), bias) + x0
+    return x0 * F.linear(F.linear(x, a), b.t(), bias) + x
+
+
+def test_all_versions_are_found():
+    cases = (vectors, 1, "fxopt.gpu_cross"), (matrices, 8, "fxopt.gpu_cross"), (low_ranks, 3, "aten.addcmul")
+    for function, rows, name in cases:
         module = graph_of(function, [(7, 8), (rows, 8), (rows, 8), (8,)])
         *_, crosses = rewritten(module, linear_layers.REWRITE, cross_layers.REWRITE)
         names = names_of(module)
@@ -124,3 +130,13 @@ def test_on_a_gpu(dtype, M, K):
         given = gpu_cross(*arguments).double()
     rtol = max(1e-5, torch.finfo(dtype).eps)
     torch.testing.assert_close(given, exact(*arguments), rtol=rtol, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("M", "K"), [(256, 429), (3000, 70), (1, 40), (0, 90)])
+def test_by_a_matrix_on_a_gpu(M, K):
+    x0, x, weight, scale = (torch.randn(*size, device="cuda") for size in ((M, K), (M, K), (K, K), (K,)))
+    weight /= K**0.5
+    with torch.no_grad():
+        given = gpu_cross(x0, x, weight, scale, None).double()
+    torch.testing.assert_close(given, exact(x0, x, weight, scale, None), rtol=1e-5, atol=1e-4)

@@ -37,6 +37,9 @@ from tests.cuda.pretended import traced
         (2048, 32, 128),
         (9000, 16, 513),
         (300, 100, 20),
+        (256, 429, 429),
+        (20, 200, 80),
+        (33, 128, 64),
     ],
 )
 def test_equals_fp64(M, K, N, bias, activation):
@@ -48,6 +51,16 @@ def test_equals_fp64(M, K, N, bias, activation):
     assert found.shape == (M, N)
     if M:
         assert (found - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("M", "K", "N"), [(256, 429, 429), (3, 900, 33), (256, 256, 128), (40, 512, 65)])
+def test_inputs_cut_among_warps_in_tf32(M, K, N, monkeypatch):
+    x, weight, b = torch.randn(M, K, device="cuda"), torch.randn(N, K, device="cuda") / K**0.5, torch.randn(N).cuda()
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    with torch.no_grad():
+        found, exact = gpu_linear(x, weight, b, "relu"), reference(x.double(), weight.double(), b.double(), "relu")
+    assert (found - exact).abs().max() <= 4e-3
 
 
 @pytest.mark.gpu

@@ -43,7 +43,7 @@ struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct dim3 {
   unsigned x, y = 1, z = 1;
-  dim3(unsigned x = 1, unsigned y = 1) : x(x), y(y) {}
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
 inline dim3 blockIdx, gridDim, blockDim;

@@ -49,10 +49,10 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   scheduler.body = [&] { kernel(parameters); };
   gridDim = config->gridDim;
   blockDim = config->blockDim;
-  for (unsigned y = 0; y < config->gridDim.y; y++) {
-    for (unsigned x = 0; x < config->gridDim.x && shim::problem.empty(); x++) {
-      scheduler.run({dim3(x, y)}, int(config->blockDim.x), config->dynamicSmemBytes);
-    }
+  const unsigned across = config->gridDim.x, blocks = across * config->gridDim.y * config->gridDim.z;
+  for (unsigned b = 0; b < blocks && shim::problem.empty(); b++) {
+    const dim3 block(b % across, b / across % config->gridDim.y, b / across / config->gridDim.y);
+    scheduler.run({block}, int(config->blockDim.x), config->dynamicSmemBytes);
   }
   return cudaSuccess;
 }

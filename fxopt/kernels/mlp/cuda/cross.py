@@ -1,6 +1,7 @@
 """fxopt::gpu_cross: x0 * (x @ weight.T + scale) + bias + x on CUDA, without gradients.
 
-A layer of the Deep & Cross Network (Wang et al., arXiv:1708.05123): a product with a vector, one by rows, two sums.
+A layer of the Deep & Cross Network (Wang et al., arXiv:1708.05123): a product with a vector, one by rows, two sums; or
+of its second version (Wang et al., arXiv:2008.13535), whose weight is a matrix.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
+from . import linear, sliced
 
 KERNEL = cuda_build.CudaLibrary(
     "fxopt_gpu_cross",
@@ -28,7 +31,9 @@ def reference(x0: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None, bias:
 
 
 def gpu_cross(x0: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x0, x [M, K], weight [1, K], scale [1], bias of K numbers -> [M, K]."""
+    """x0, x [M, K], weight [1, K], scale [1], bias of K numbers -> [M, K]; or weight [K, K], scale [K] and no bias."""
+    if len(weight) != 1 and bias is None:
+        return _by_matrix(x0, x, weight, scale)
     given = [x0, x, weight, *(tensor for tensor in (scale, bias) if tensor is not None)]
     fits = cuda_call.alike(given) and _fits(x0, x, weight, scale, bias)
     kernel = cuda_build.loaded(KERNEL, x.get_device()) if fits else None
@@ -37,6 +42,17 @@ def gpu_cross(x0: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None, bias:
     out = x.new_empty(x.shape)
     cuda_call.launch(kernel.fxopt_cross, parameters(x0, x, weight, scale, bias, out), x)
     return out
+
+
+def _by_matrix(x0: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
+    tensors = [x0, x, weight] if scale is None else [x0, x, weight, scale]
+    shapes = x.dim() == 2 and x0.shape == x.shape and weight.shape == (x.shape[1],) * 2
+    dense = scale is None or (scale.shape == weight.shape[:1] and scale.is_contiguous())
+    fits = shapes and dense and cuda_call.alike(tensors) and sliced.fits(x, weight, x0)
+    kernel = cuda_build.loaded(linear.KERNEL, x.get_device()) if fits else None
+    if kernel is None:
+        return torch.addcmul(x, x0, linear.gpu_linear(x, weight, scale, ""))
+    return sliced.launch(kernel, x, weight, scale, linear.CODES[""], x0, x)
 
 
 def _fits(x0: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> bool:

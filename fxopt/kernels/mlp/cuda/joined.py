@@ -14,14 +14,14 @@ from torch import Tensor
 from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
 from ..serves import LONG_PIECE, SHORT_IN
-from .linear import KERNEL, MOST_COUNTED, PARTS, gpu_linear, in_parts, parts_of, short
-from .linear import reference as linear
+from . import linear
+from .linear import KERNEL, MOST_COUNTED, PARTS, gpu_linear, in_parts, short
 from .ways import FEWEST_ROWS, MOST_ROWS
 
 
 def reference(pieces: Sequence[Tensor], weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """What the model wrote."""
-    return linear(torch.cat(list(pieces), 1), weight, bias, activation)
+    return linear.reference(torch.cat(list(pieces), 1), weight, bias, activation)
 
 
 def gpu_joined_linear(pieces: Sequence[Tensor], weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
@@ -37,8 +37,7 @@ def gpu_joined_linear(pieces: Sequence[Tensor], weight: Tensor, bias: Tensor | N
     for piece, end in zip(pieces, ends, strict=True):
         weights = weight[:, start : start + piece.shape[1]]
         if end:
-            operands = parts_of(piece, _aligned(weights[:, :end]), end, parts)
-            torch.bmm(*operands, out=partial[made : made + parts])
+            linear.sums_of_parts(kernel, piece, _aligned(weights[:, :end]), end, partial[made : made + parts])
             made += parts
         left.append((piece[:, end:], weights[:, end:]))
         start += piece.shape[1]

@@ -1,8 +1,10 @@
 // Linear layers that leave cuBLAS idle: short dot products, what is left of long ones cut in parts, and single outputs or rows.
+#include "../../grid.cuh"
 #include "dots.cuh"
 #include "last.cuh"
 #include "short.cuh"
 #include "short_halves.cuh"
+#include "sliced.cuh"
 
 namespace fxopt::linear {
 
@@ -103,4 +105,9 @@ FXOPT_EXPORT const char* fxopt_linear_pad(const fxopt::linear::Padded* p, int, v
   using namespace fxopt::linear;
   if (p->width % kEight) return "fxopt.gpu_linear: a width of a multiple of 8";
   return fxopt::launch(pad_kernel, dim3(blocks_for(int64_t(p->rows) * (p->width / kEight), kThreads)), kThreads, stream, *p);
+}
+// Floats alone.
+FXOPT_EXPORT const char* fxopt_linear_sliced(const fxopt::linear::Sliced* s, int, void* stream) {
+  using namespace fxopt::linear;
+  return s->tf32 ? launch_sliced<InTf32>(*s, stream) : launch_sliced<InFull>(*s, stream);
 }

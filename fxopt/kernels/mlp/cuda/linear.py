@@ -1,10 +1,11 @@
-"""fxopt::gpu_linear: activation(x @ weight.T + bias) on CUDA, without gradients, by the fastest of four ways.
+"""fxopt::gpu_linear: activation(x @ weight.T + bias) on CUDA, without gradients, by the fastest of five ways.
 
 Few outputs and long dot products keep 16 of 132 multiprocessors busy: cut in 8 parts, a batched product of them and one
 launch for their sum, the rest, bias and activation. Short dot products take a launch of our own, which reads rows as
-they lie. A single output, or a single row, takes a warp or a block a dot product. Else cuBLAS, with ReLU in cuBLASLt's
-epilogue. H200, microseconds with the ReLU, in TF32 for 256 x 8152 by 1024: 44.6 as linear and relu, 23.8 in parts (the
-product alone in 4, 6, 8, 12 and 16 parts: 22.8, 21.5, 19.6, 29.2 and 24.0).
+they lie. A single output, or a single row, takes a warp or a block a dot product. Some hundred inputs of few rows or
+outputs are cut among the warps of a block. Else cuBLAS, with ReLU in cuBLASLt's epilogue. H200, microseconds with the
+ReLU, in TF32 for 256 x 8152 by 1024: 44.6 as linear and relu, 23.8 in parts (the product alone in 4, 6, 8, 12 and 16
+parts: 22.8, 21.5, 19.6, 29.2 and 24.0).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fxopt.torch_internals.operators import addmm_activation
 
 from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
+from . import sliced
 from .ways import ALIGNED, HALVES, is_long, is_odd, is_row, is_short
 
 KERNEL = cuda_build.CudaLibrary(
@@ -34,6 +36,7 @@ KERNEL = cuda_build.CudaLibrary(
         "fxopt_linear_last",
         "fxopt_linear_dots",
         "fxopt_linear_pad",
+        "fxopt_linear_sliced",
     ),
 )
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"": lambda x: x, "relu": torch.relu, "sigmoid": torch.sigmoid}
@@ -62,6 +65,8 @@ def gpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
             return _short(kernel, x, weight, bias, activation)
         if N == 1 or is_row(M, N, K):
             return _dots(kernel, x, weight, bias, activation)
+        if sliced.fits(x, weight):
+            return sliced.launch(kernel, x, weight, bias, CODES[activation])
         if is_long(x.dtype, M, N, K) and x.is_contiguous() and weight.is_contiguous():
             return _in_parts(kernel, x, (weight, bias, activation))
     if is_odd(x.dtype, M, K):
@@ -141,8 +146,8 @@ def _ends_in_one(x: Tensor, layer: _Layer, then: _Layer) -> bool:
 def _in_parts(kernel: ctypes.CDLL, x: Tensor, layer: _Layer, then: _Layer | None = None) -> Tensor:
     weight, bias, activation = layer
     (M, K), N = x.shape, weight.shape[0]
-    done = in_parts(K, PARTS)
-    partial = torch.bmm(*parts_of(x, weight, done, PARTS))
+    done, partial = in_parts(K, PARTS), x.new_empty(PARTS, M, N)
+    sums_of_parts(kernel, x, weight, done, partial)
     out = x.new_empty(M, N if then is None else 1)
     rest = short(x[:, done:], weight[:, done:], bias, out, activation, partial)
     if then is None:
@@ -157,11 +162,14 @@ def in_parts(inputs: int, parts: int) -> int:
     return inputs // parts // STEP * STEP * parts
 
 
-def parts_of(x: Tensor, weight: Tensor, done: int, parts: int) -> tuple[Tensor, Tensor]:
-    """The first `done` inputs of x [M, K] and weight [N, K] in parts, [parts, M, part] and [parts, part, N]: views."""
-    (M, _), N, part = x.shape, len(weight), done // parts
+def sums_of_parts(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, done: int, out: Tensor) -> None:
+    """out[part] = x @ weight.T over that part of the first `done` inputs of x [M, K] and weight [N, K], dense rows."""
+    (parts, M, N), part = out.shape, done // len(out)
+    if sliced.fits_in_parts(M, N, done, parts):
+        sliced.launch_parts(kernel, x[:, :done], weight[:, :done], out)
+        return
     left = x.as_strided((parts, M, part), (part, x.stride(0), 1))
-    return left, weight.as_strided((parts, part, N), (part, 1, weight.stride(0)))
+    torch.bmm(left, weight.as_strided((parts, part, N), (part, 1, weight.stride(0))), out=out)
 
 
 def last(layer: bytes, weight: Tensor, bias: Tensor | None, activation: str, out: Tensor) -> bytes:
