@@ -14,13 +14,13 @@ import sympy
 import torch
 import torch.nn.functional as F
 from torch.fx import Node
-from torch.utils._pytree import tree_any, tree_map
+from torch.utils._pytree import tree_any
 
 from fxopt.capture.recurrent import differentiable
 from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.python_math import is_of_numbers
 from fxopt.torch_internals.symbols import expression
-from fxopt.torch_internals.tracing import disable_proxy_modes_tracing, number_proxy, proxy_of, record
+from fxopt.torch_internals.tracing import disable_proxy_modes_tracing, record_call
 
 aten = torch.ops.aten
 _POOLS = {
@@ -75,7 +75,8 @@ def _pooled(
         result = _image(x, kernel, steps, edges) if count == 1 and not _holds_sizes([kernel, steps, edges]) else None
         if result is None:
             (result,) = differentiable([x.new_empty([*x.shape[:-count], *sizes])], [x])
-    return _recorded(operator, (x, kernel, steps, edges), {}, result, tracer)
+    record_call(operator, (x, kernel, steps, edges), {}, result, tracer)
+    return result
 
 
 def _image(x: torch.Tensor, kernel: list[int], steps: list[int], edges: list[int]) -> torch.Tensor:
@@ -92,7 +93,8 @@ def _linspace(
     kwargs = {"dtype": dtype, "device": torch.empty(0, device=device).device, "pin_memory": False}
     with disable_proxy_modes_tracing():
         result = torch.empty(steps, dtype=dtype, device=device)
-    return _recorded(aten.linspace.default, (start, end, steps), kwargs, result, tracer)
+    record_call(aten.linspace.default, (start, end, steps), kwargs, result, tracer)
+    return result
 
 
 def _diagonal(
@@ -129,18 +131,6 @@ _MADE: dict[Any, Callable[..., torch.Tensor | None]] = {
     torch.take_along_dim: _taken,
     torch.Tensor.take_along_dim: _taken,
 }
-
-
-def _recorded(operator: Any, args: tuple, kwargs: dict[str, Any], result: torch.Tensor, tracer: Any) -> Any:
-    def traced(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return proxy_of(value, tracer)
-        return number_proxy(value, tracer) if isinstance(value, torch.SymInt) else value
-
-    name = operator.overloadpacket.__name__
-    proxy = tracer.create_proxy("call_function", operator, tree_map(traced, args), kwargs, name=name)
-    record(result, proxy, tracer)
-    return result
 
 
 def _holds_sizes(values: Any) -> bool:

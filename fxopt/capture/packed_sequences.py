@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.recurrent import Layers, differentiable
@@ -21,7 +20,7 @@ from fxopt.torch_internals.modes import is_any_autocast_enabled, no_function_mod
 from fxopt.torch_internals.operators import pack_padded_sequence, pad_packed_sequence
 from fxopt.torch_internals.python_sizes import caller
 from fxopt.torch_internals.symbols import narrow
-from fxopt.torch_internals.tracing import disable_proxy_modes_tracing, record
+from fxopt.torch_internals.tracing import disable_proxy_modes_tracing, record_call
 
 if TYPE_CHECKING:
     from fxopt.capture.trace import Tracer
@@ -109,11 +108,8 @@ class PackedSequences:
         return self._recorded(aten._pad_packed_sequence.default, args, results)
 
     def _recorded(self, operator: Any, args: tuple, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        tracer = self._tracer
-        taken = tree_map(tracer.unwrap_proxy, args)
         with no_function_modes():
-            proxy = tracer.create_proxy("call_function", operator, taken, {}, name=operator.overloadpacket.__name__)
-            record(results, proxy, tracer)
+            record_call(operator, args, {}, results, self._tracer)
         return results
 
 

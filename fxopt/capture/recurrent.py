@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.known_sizes import expressions
-from fxopt.torch_internals.tracing import disable_proxy_modes_tracing, proxy_of, record
+from fxopt.torch_internals.tracing import disable_proxy_modes_tracing, proxy_of, record_call
 
 aten = torch.ops.aten
 _GATES = {aten.gru: 3, aten.lstm: 4, aten.rnn_tanh: 1, aten.rnn_relu: 1}
@@ -28,18 +28,12 @@ def any_length(func: Any, args: tuple, tracer: Any) -> tuple[Tensor, ...] | None
     time, rows = reversed(x.shape[:2]) if batch_first else x.shape[:2]
     if not called.fit(rows):
         return None
-
-    def traced(value: Any) -> Any:
-        return proxy_of(value, tracer) if isinstance(value, Tensor) else value
-
-    taken = tree_map(traced, args)
-    if any(proxy is None for proxy in tree_leaves(taken)):
+    if any(isinstance(value, Tensor) and proxy_of(value, tracer) is None for value in tree_leaves(args)):
         return None
-    proxy = tracer.create_proxy("call_function", func, taken, {}, name=func.overloadpacket.__name__)
     with disable_proxy_modes_tracing():
         states, *last = called.results((time, rows))
         results = (states.transpose(0, 1) if batch_first else states, *last)
-    record(results, proxy, tracer)
+    record_call(func, args, {}, results, tracer)
     return results
 
 

@@ -10,14 +10,12 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
 
 from fxopt.patterns.core import Match, Reject
 from fxopt.shape.aliases import has_effects, is_random
+from fxopt.shape.sizes import tensors_in
 from fxopt.torch_internals.storage import shares_storage
 
 SIDE = "side"  # in the meta of a branch's nodes: which branch
@@ -121,10 +119,10 @@ def _may_write(node: Node) -> bool:
 
 def launches(node: Node) -> bool:
     """Whether the device works for it: it gives tensors on CUDA that are no views of what it reads."""
-    tensors = _tensors(node)
+    tensors = tensors_in(node)
     if node.op != "call_function" or not any(tensor.is_cuda for tensor in tensors):
         return False
-    read = [tensor for needed in node.all_input_nodes for tensor in _tensors(needed)]
+    read = [tensor for needed in node.all_input_nodes for tensor in tensors_in(needed)]
     return not all(any(shares_storage(tensor, other) for other in read) for tensor in tensors)
 
 
@@ -133,8 +131,4 @@ def _may_move(node: Node) -> bool:
     if SIDE in node.meta or BESIDE in node.meta or is_random(node):
         return False
     read = [n for n in node.all_input_nodes if n.op != "get_attr"]
-    return all(tensor.is_cuda for each in (node, *read) for tensor in _tensors(each))
-
-
-def _tensors(node: Node) -> list[Any]:
-    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
+    return all(tensor.is_cuda for each in (node, *read) for tensor in tensors_in(each))

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 import torch
 from torch.fx import Graph, Node
-from torch.utils._pytree import tree_leaves
 
 from fxopt.facts import facts_of
 from fxopt.shape.aliases import is_view
+from fxopt.shape.sizes import tensors_in
 
 COLUMNS = "embedding columns"
 INDEX = "index preparation"
@@ -38,14 +38,14 @@ _CASTS = {"to", "_to_copy", "clone", "contiguous", "type_as"}
 
 def is_operator(node: Node) -> bool:
     """A call that computes tensors: what eager launches. Sizes and list items are not."""
-    return isinstance(node.target, torch._ops.OpOverload) and bool(_tensors(node))
+    return isinstance(node.target, torch._ops.OpOverload) and bool(tensors_in(node))
 
 
 def runs(node: Node) -> bool:
     """A call that takes time: an operator, a function that stands for some, an opaque submodule."""
     if node.op == "call_module" or is_operator(node):
         return True
-    return node.op == "call_function" and node.target is not operator.getitem and bool(_tensors(node))
+    return node.op == "call_function" and node.target is not operator.getitem and bool(tensors_in(node))
 
 
 def is_lookup(node: Node) -> bool:
@@ -139,12 +139,8 @@ def name_of(node: Node) -> str:
 
 
 def is_integer(node: Node) -> bool:
-    tensors = _tensors(node)
+    tensors = tensors_in(node)
     return bool(tensors) and not any(t.is_floating_point() or t.is_complex() for t in tensors)
-
-
-def _tensors(node: Node) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
 
 
 def _is_state(node: object) -> bool:

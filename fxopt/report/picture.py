@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch.fx import Graph, Node
-from torch.utils._pytree import tree_leaves
 
 from fxopt.findings import Place
 from fxopt.report.data import Block
 from fxopt.report.kinds import COLUMNS, INDEX, name_of, runs
 from fxopt.report.own_time import OwnTimes
-from fxopt.shape.sizes import static
+from fxopt.shape.sizes import static, tensors_in
 
 _FEW = 4  # an operator that reads more parts than these collects them, and is a part of its own
 _MOST_STEPS = 60  # that one part shows
@@ -67,7 +66,7 @@ def blocks(graph: Graph, kinds: Mapping[Node, str], own: Mapping[int, OwnTimes])
 
 def described(node: Node) -> str:
     """An operator and its results: "linear f32[B, 512]"."""
-    values = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+    values = tensors_in(node)
     shown = ", ".join(map(_tensor, values[:2])) + (f" and {len(values) - 2} more" if len(values) > 2 else "")
     return f"{_name(node)} {shown}".strip()
 

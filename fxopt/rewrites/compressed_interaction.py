@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from fxopt.kernels.compressed_interaction.op import OPERATORS, call, gpu_compressed_interaction
+from fxopt.kernels.compressed_interaction.op import OPERATORS, gpu_compressed_interaction
 from fxopt.patterns.compressed_interaction import find_compressed_interactions
 from fxopt.patterns.contractions.terms import Factor
 from fxopt.patterns.core import Match
@@ -30,7 +30,7 @@ def replace_compressed(editor: Editor, match: Match) -> Replacement:
         arguments = x, y, weight, bound["bias"], bound["relu"]
         value = editor.ours(OPERATORS, "gpu_compressed_interaction", gpu_compressed_interaction, *arguments)
     else:
-        value = editor.ours(OPERATORS, "compressed_interaction", call, x, y, weight)
+        value = editor.ours(OPERATORS, "compressed_interaction", None, x, y, weight)
         if bound["bias"] is not None:
             value = editor.call(aten.add.Tensor, value, editor.call(aten.unsqueeze.default, bound["bias"], 1))
     node = like(editor, match.anchor, arranged(editor, Factor(value, (b, o, d)), bound["term"].dims))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fxopt.kernels.interactions.dot import OPERATORS, call
+from fxopt.kernels.interactions.dot import OPERATORS
 from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.dots import find_dots
 from fxopt.patterns.interactions.parts import find_parts
@@ -25,7 +25,7 @@ def replace_dots(editor: Editor, match: Match) -> Replacement:
     beside = [list(bound[name]) for name in ("before", "after")]
     before, after = beside if bound["inside"] else ([], [])
     vectors = joined(editor, bound["vectors"])
-    dots = editor.ours(OPERATORS, "dot_interaction", call, [vectors], before, after, i, j)
+    dots = editor.ours(OPERATORS, "dot_interaction", None, [vectors], before, after, i, j)
     what = f"{shape_of(i)[0]} dot products of {shape_of(vectors)[1]} vectors"
     if bound["inside"]:
         what += " in one row with what stands beside them"
@@ -59,7 +59,7 @@ def replace_parts(editor: Editor, match: Match) -> Replacement:
     """The same interaction of several tensors."""
     _, before, after, i, j = match.anchor.args
     parts = list(match.bound["parts"])
-    dots = editor.ours(OPERATORS, "dot_interaction", call, parts, before, after, i, j)
+    dots = editor.ours(OPERATORS, "dot_interaction", None, parts, before, after, i, j)
     what = f"{len(parts)} tensors of vectors read where they are"
     return Replacement({match.anchor: dots}, what, "the same vectors in the same order")
 

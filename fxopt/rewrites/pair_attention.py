@@ -7,7 +7,7 @@ import operator
 import torch
 from torch.fx import Node
 
-from fxopt.kernels.interactions.attention import OPERATORS, call
+from fxopt.kernels.interactions.attention import OPERATORS
 from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.attention import Affine, find_attention
 from fxopt.rewrites.dot_interaction import joined
@@ -25,7 +25,7 @@ def replace_attention(editor: Editor, match: Match) -> Replacement:
     i, j = (editor.constant("pairs", bound[name]) for name in "ij")
     hidden, query = bound["hidden"], bound["query"]
     weights = _weight(editor, hidden), hidden.bias, _weight(editor, query), query.bias
-    both = editor.ours(OPERATORS, "pair_attention", call, x, i, j, *weights)
+    both = editor.ours(OPERATORS, "pair_attention", None, x, i, j, *weights)
     pooled, scores = (editor.call(operator.getitem, both, place) for place in range(2))
     values: dict[Node, Node | None] = {node: _like(editor, pooled, node) for node in bound["pooled"]}
     values[match.anchor] = _like(editor, scores, match.anchor)

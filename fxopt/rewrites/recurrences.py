@@ -7,7 +7,7 @@ import operator
 import torch
 from torch.fx import Node
 
-from fxopt.kernels.gru.op import OPERATORS, call, call_packed
+from fxopt.kernels.gru.op import OPERATORS
 from fxopt.patterns.core import Match
 from fxopt.patterns.recurrences import find_recurrences
 from fxopt.rewrites.contractions import like
@@ -34,7 +34,7 @@ def _padded(editor: Editor, match: Match) -> tuple[Node, Node]:
         if layer == 0 and bound["batch_first"]:
             gates = editor.call(aten.transpose.int, gates, 0, 1)
         initial = editor.call(aten.select.int, bound["initial"], 0, layer)
-        value = editor.ours(OPERATORS, "gru", call, gates, initial, w, b)
+        value = editor.ours(OPERATORS, "gru", None, gates, initial, w, b)
         value.meta["axes"] = [([1, 0, *(None for given in (w, b) if given is not None)], [1])]
         last.append(editor.call(aten.select.int, value, 0, -1))
     if bound["batch_first"]:
@@ -48,7 +48,7 @@ def _packed(editor: Editor, match: Match) -> tuple[Node, Node]:
     for layer, (w_in, w, b_in, b) in enumerate(bound["weights"]):
         gates = editor.call(aten.linear.default, value, w_in, b_in)
         initial = editor.call(aten.select.int, bound["initial"], 0, layer)
-        states = editor.ours(OPERATORS, "packed_gru", call_packed, gates, bound["batch_sizes"], initial, w, b)
+        states = editor.ours(OPERATORS, "packed_gru", None, gates, bound["batch_sizes"], initial, w, b)
         value, ends = (editor.call(operator.getitem, states, place) for place in range(2))
         last.append(ends)
     return value, editor.call(aten.stack.default, last)

@@ -107,14 +107,10 @@ def _expand(call: Rowwise) -> Rows:
 
 def _repeated(call: Rowwise) -> Rows:
     """x.repeat(1, 3) of rows, or x.repeat(B, 1) of what all rows share."""
-    if not call.rows(call.arguments["self"]):
-        return _made(call)
-    source, found = call.only("self")
-    repeats: Any = call.arguments["repeats"]
-    more = len(call.shape) - call.rank(source)
-    if repeats[found.dim + more] != 1:
+    found, repeats = _expand(call), call.arguments["repeats"]
+    if call.rows(call.arguments["self"]) and repeats[found.dim] != 1:  # type: ignore[index]
         raise Unknown
-    return replace(found, dim=found.dim + more)
+    return found
 
 
 def _repeated_one_by_one(call: Rowwise) -> Rows:

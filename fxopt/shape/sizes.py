@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import sympy
 import torch
 from torch.fx import Node
+from torch.utils._pytree import tree_leaves
 
 from fxopt.torch_internals.symbols import expression, static, statically_known_true
 
@@ -21,6 +22,11 @@ def tensor_of(node: Node) -> torch.Tensor | None:
     """The FakeTensor a node stands for, None where it is not one tensor."""
     value = node.meta.get("val")
     return value if isinstance(value, torch.Tensor) else None
+
+
+def tensors_in(node: Node) -> list[torch.Tensor]:
+    """The FakeTensors of a node's value, which may be several, or none."""
+    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
 
 
 def shape_of(node: Node) -> tuple[Size, ...]:

@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.fx.experimental.proxy_tensor import py_sym_types as SYMBOLIC
+from torch.utils._pytree import tree_map
 
 
 def proxy_of(tensor: torch.Tensor, tracer: Any) -> Proxy | None:
@@ -39,6 +40,14 @@ def number_proxy(number: Any, tracer: Any) -> Proxy:
 def record(values: Any, proxy: Proxy, tracer: Any) -> None:
     """From now on `values`, a fake tensor or a tree of them, come from this proxy, whose meta["val"] they become."""
     track_tensor_tree(values, proxy, constant=None, tracer=tracer)
+
+
+def record_call(operator: Any, args: tuple, kwargs: dict[str, Any], results: Any, tracer: Any) -> None:
+    """From now on `results` come from a call of an operator, whose arguments may be trees with symbolic numbers."""
+    taken = tree_map(tracer.unwrap_proxy, args)
+    record(
+        results, tracer.create_proxy("call_function", operator, taken, kwargs, operator.overloadpacket.__name__), tracer
+    )
 
 
 def stands_for(twin: torch.Tensor, tensor: torch.Tensor, tracer: Any) -> None:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph
-from torch.utils._pytree import tree_leaves
 
+from fxopt.shape.sizes import tensors_in
 from fxopt.torch_internals.symbols import traced_sizes
 
 _MOST_BYTES = 1 << 28  # in all
@@ -35,6 +35,6 @@ def leave_nothing(graph: Graph) -> None:
 def _made_by_us(graph: Graph) -> Iterator[Tensor]:
     for node in graph.nodes:
         if isinstance(node.target, OpOverload) and node.target.namespace == "fxopt":
-            yield from (value for value in tree_leaves(node.meta.get("val")) if isinstance(value, Tensor))
+            yield from tensors_in(node)
         elif inner := node.meta.get("function"):
             yield from _made_by_us(inner)

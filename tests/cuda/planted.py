@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from fxopt.kernels import cuda_build, cuda_call
 from tests.cuda.shim_library import ShimError, compile_shim
+
+MARGIN = 1 << 16  # floats behind a result, which bugs may write
 
 
 def compiled(
@@ -58,6 +61,28 @@ def awake(library: ctypes.CDLL, mutations: Iterable[str], name: str) -> Iterator
         yield
     finally:
         library.shim_plant(0)
+
+
+def is_noticed(library: ctypes.CDLL, mutations: Iterable[str], name: str, agrees: Callable[[], bool]) -> bool:
+    """Whether with one of its planted bugs the library does what no kernel may, or what it gives no longer agrees."""
+    try:
+        with awake(library, mutations, name):
+            return not agrees()
+    except ShimError:
+        return True
+
+
+@contextlib.contextmanager
+def written_alone(*shapes: Sequence[int]) -> Iterator[list[Tensor]]:
+    """Results for a kernel to write.
+
+    Raises:
+        ShimError: it also wrote behind one of them.
+    """
+    memory = [torch.full((math.prod(shape) + MARGIN,), 7.0) for shape in shapes]
+    yield [each[:-MARGIN].view(*shape) for each, shape in zip(memory, shapes, strict=True)]
+    if not all((each[-MARGIN:] == 7).all() for each in memory):
+        raise ShimError("a write behind the result")
 
 
 def run(library, function, parameters: bytes, tensors: Sequence[Tensor], dtype: torch.dtype, seed: int = 0) -> None:

@@ -15,7 +15,7 @@ from fxopt.kernels.compressed_interaction.cuda import compress
 from fxopt.kernels.compressed_interaction.cuda.compress import KERNEL, parameters, splits_for
 from fxopt.rewrites.compressed_interaction import REWRITE
 from tests.cuda.on_a_gpu import graph_of, names_of, rewritten
-from tests.cuda.planted import awake, compiled, on_the_shim, run
+from tests.cuda.planted import awake, compiled, on_the_shim, run, written_alone
 from tests.cuda.shim_library import ShimError
 
 _FILES = tuple(f"compressed_interaction/cuda/{name}" for name in ("compress.cu", "tile.cuh"))
@@ -74,20 +74,11 @@ def exact(x, y, weight, bias=None):
 def found(library, tensors, splits=1, narrow=True, precise=False, seed=0, relu=False):
     *tensors, bias = [*tensors, None][:4]
     shape = (len(tensors[0]), len(tensors[2]), tensors[0].shape[2])
-    size = math.prod(shape)
-    memory = [torch.full((count * size + 8192,), 7.0) for count in (1, splits)]
-    out, sums = (each[:-8192].view(-1, *shape) for each in memory)
-    packed = parameters(tensors, out[0], sums if splits > 1 else None, narrow, precise, bias, relu)
-    run(
-        library,
-        library.fxopt_compress,
-        packed,
-        [*tensors, *([] if bias is None else [bias]), sums],
-        torch.float32,
-        seed,
-    )
-    assert all((each[-8192:] == 7).all() for each in memory), "a write behind the result"
-    return out[0].double()
+    with written_alone(shape, (splits, *shape)) as (out, sums):
+        packed = parameters(tensors, out, sums if splits > 1 else None, narrow, precise, bias, relu)
+        read = [*tensors, *([] if bias is None else [bias]), sums]
+        run(library, library.fxopt_compress, packed, read, torch.float32, seed)
+    return out.double()
 
 
 def close(given, tensors, precise=False, relu=False):

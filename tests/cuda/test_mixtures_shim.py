@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from fxopt.kernels.mixtures.cuda.mixtures import KERNEL, OPERATORS, gpu_mixtures, parameters, reference
-from tests.cuda.planted import awake, compiled, on_the_shim, run
-from tests.cuda.shim_library import ShimError
+from tests.cuda.planted import compiled, is_noticed, on_the_shim, run, written_alone
 
 # What is wrong, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {
@@ -28,7 +28,6 @@ MUTATIONS = {
     "many weights as few": ("p.weights[k] > kFew", "p.weights[k] > kFew && !{}"),
     "one mixture too few": ("unsigned(p.mixtures)", "unsigned(p.mixtures - {})"),
 }  # fmt: skip
-MARGIN = 1 << 10  # floats behind a result, which bugs may write
 SIZES = [  # B, D, the experts of each mixture
     (33, 64, ([0, 1, 2], [2, 1, 0])),
     (256, 128, ([0, 1], [1, 2], [0, 1, 2])),
@@ -65,14 +64,10 @@ def exact(logits, experts, numbers):
 
 
 def found(library, logits, experts, numbers, seed=0):
-    shape = experts[0].shape
-    memory = [torch.full((shape.numel() + MARGIN,), 7.0) for _ in logits]
-    outputs = [each[: shape.numel()].view(shape) for each in memory]
-    if shape.numel():
-        given = parameters(logits, experts, numbers, outputs)
-        run(library, library.fxopt_mixtures, given, (*logits, *experts), torch.float32, seed)
-    if not all((each[shape.numel() :] == 7).all() for each in memory):
-        raise ShimError("a write behind the result")
+    with written_alone(*[experts[0].shape] * len(logits)) as outputs:
+        if experts[0].numel():
+            given = parameters(logits, experts, numbers, outputs)
+            run(library, library.fxopt_mixtures, given, (*logits, *experts), torch.float32, seed)
     return [out.double() for out in outputs]
 
 
@@ -113,21 +108,17 @@ def test_numbers_that_are_not_finite_and_large_ones_as_in_torch(shim, value):
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_planted_bugs_are_caught(shim, name):
-    for sizes in ((33, 12, ([0, 1, 2], [3, 2], [1, 0])), (7, 20, (list(range(6)), [0, 1]))):
+    def agrees(*sizes):
         logits, experts, numbers = example(*sizes, wide=True)
         pitch = 12 * sizes[1] + ("aligned" in name)
         experts = [torch.randn(sizes[0] * pitch).as_strided((sizes[0], sizes[1]), (pitch, 1)) for _ in experts]
         logits[0][3] += 200 if name == "no maximum" else 0
         logits[0][3, 1] += 200
-        expected = exact(logits, experts, numbers)
-        try:
-            with awake(shim, MUTATIONS, name):
-                given = found(shim, logits, experts, numbers, seed=5)
-        except ShimError:
-            return
-        if not all(torch.allclose(*each, 1e-4, 1e-4, equal_nan=True) for each in zip(given, expected, strict=True)):
-            return
-    pytest.fail("nothing was noticed")
+        given, expected = found(shim, logits, experts, numbers, seed=5), exact(logits, experts, numbers)
+        return all(torch.allclose(*each, 1e-4, 1e-4, equal_nan=True) for each in zip(given, expected, strict=True))
+
+    calls = ((33, 12, ([0, 1, 2], [3, 2], [1, 0])), (7, 20, (list(range(6)), [0, 1])))
+    assert any(is_noticed(shim, MUTATIONS, name, partial(agrees, *sizes)) for sizes in calls)
 
 
 def test_without_a_gpu_it_is_eager_and_with_one_the_kernel(shim, monkeypatch):

@@ -25,15 +25,19 @@ class Defined(torch.autograd.Function):
     backward = staticmethod(op._backward)
 
 
+def in_graph(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    return op.OPERATORS.call_of("compressed_interaction")(x, y, weight)
+
+
 @pytest.mark.parametrize("sizes", SIZES)
 def test_is_einsum(isa: None, sizes: tuple[int, ...]) -> None:
     B, H, M, K, D = sizes
     x, y, weight = torch.randn(B, H, D), torch.randn(B, M, D), torch.randn(K, H * M)
-    for call in (op.call, torch.ops.fxopt.compressed_interaction, op.compressed_interaction):
+    for call in (in_graph, torch.ops.fxopt.compressed_interaction, op.compressed_interaction):
         torch.testing.assert_close(call(x, y, weight).double(), exact(x, y, weight), rtol=1e-5, atol=1e-4)
     strided = torch.randn(D, B, H).permute(1, 2, 0), torch.randn(B, M + 1, 2 * D)[:, 1:, ::2]
     for dense in (weight, torch.randn(H * M, K).t()):
-        torch.testing.assert_close(op.call(*strided, dense).double(), exact(*strided, dense), rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(in_graph(*strided, dense).double(), exact(*strided, dense), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("sizes", [*SIZES, (3, 0, 2, 4, 5), (3, 2, 2, 4, 0)])
@@ -49,7 +53,7 @@ def test_what_runs_on_a_gpu_is_einsum(sizes: tuple[int, ...], monkeypatch: pytes
 @pytest.mark.parametrize("rows", [1, 4, 200])
 def test_a_set_with_itself(isa: None, rows: int) -> None:
     x, weight = torch.randn(rows, 7, 16), torch.randn(20, 49)
-    torch.testing.assert_close(op.call(x, x, weight).double(), exact(x, x, weight), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(in_graph(x, x, weight).double(), exact(x, x, weight), rtol=1e-5, atol=1e-4)
 
 
 def test_gradients_and_declarations() -> None:
@@ -65,7 +69,7 @@ def test_gradients_by_chunks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(op, "_CHUNK", 100)
     leaves = [torch.randn(*shape, requires_grad=True) for shape in ((rows, 4, 5), (rows, 2, 5), (6, 8))]
     seed = torch.randn(rows, 6, 5)
-    found = torch.autograd.grad(op.call(*leaves), leaves, seed)
+    found = torch.autograd.grad(in_graph(*leaves), leaves, seed)
     expected = torch.autograd.grad(exact(*leaves), leaves, seed.double())
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -76,4 +80,4 @@ def test_refuses_what_does_not_fit() -> None:
     x = torch.randn(3, 4, 5)
     for y, weight in ((torch.randn(2, 4, 5), torch.randn(6, 16)), (x, torch.randn(6, 15)), (x[0], torch.randn(6, 16))):
         with pytest.raises(RuntimeError, match="compressed_interaction"):
-            op.call(x, y, weight)
+            in_graph(x, y, weight)

@@ -30,20 +30,24 @@ def exact(gates: Tensor, initial: Tensor, weight: Tensor, bias: Tensor | None) -
     return op.gru(*wide)  # type: ignore[arg-type]
 
 
+def in_graph(*arguments: Any) -> Tensor:
+    return op.OPERATORS.call_of("gru")(*arguments)
+
+
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_is_torch_s(isa: None, sizes: tuple[int, ...], biased: bool) -> None:
     B, L, _, H = sizes
     gates, initial, weight = 3 * torch.randn(L, B, 3 * H), torch.randn(B, H), torch.randn(3 * H, H) / H**0.5
     bias = torch.randn(3 * H) if biased else None
-    for call in (op.call, torch.ops.fxopt.gru, op.gru):
+    for call in (in_graph, torch.ops.fxopt.gru, op.gru):
         torch.testing.assert_close(
             call(gates, initial, weight, bias).double(), exact(gates, initial, weight, bias), rtol=1e-5, atol=2e-6
         )
     strided = torch.randn(B + 1, L, 3 * H + 2)[1:, :, 1:-1].transpose(0, 1), torch.randn(H, 2 * B)[:, ::2].t()
     padded = torch.randn(3 * H, H + 3)[:, 2:-1] / H**0.5
     torch.testing.assert_close(
-        op.call(*strided, padded, bias).double(), exact(*strided, padded, bias), rtol=1e-5, atol=2e-6
+        in_graph(*strided, padded, bias).double(), exact(*strided, padded, bias), rtol=1e-5, atol=2e-6
     )
 
 
@@ -51,7 +55,7 @@ def test_what_is_no_number_stays_in_its_row(isa: None) -> None:
     gates = torch.randn(5, 3, 12)
     gates[2, 1, 3], gates[1, 2, 5], gates[:, 0] = float("nan"), float("inf"), 1e30
     initial, weight = torch.randn(3, 4), torch.randn(12, 4)
-    found, expected = op.call(gates, initial, weight, None), op.gru(gates, initial, weight, None)
+    found, expected = in_graph(gates, initial, weight, None), op.gru(gates, initial, weight, None)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
@@ -65,7 +69,7 @@ def test_declarations_and_refusals(isa: None) -> None:
     ]  # fmt: skip
     for arguments in wrong:
         with pytest.raises(RuntimeError, match="gru"):
-            op.call(*arguments)
+            in_graph(*arguments)
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -80,7 +84,7 @@ def test_packed_sequences(isa: None, sizes: tuple[int, ...], biased: bool) -> No
     weight, bias = torch.randn(3 * H, H + 3)[:, 2:-1] / H**0.5, torch.randn(3 * H) if biased else None
     wide = [None if tensor is None else tensor.double() for tensor in (gates, initial, weight, bias)]
     expected = op.packed_gru(wide[0], batch_sizes, *wide[1:])  # type: ignore[arg-type]
-    for call in (op.call_packed, torch.ops.fxopt.packed_gru, op.packed_gru):
+    for call in (op.OPERATORS.call_of("packed_gru"), torch.ops.fxopt.packed_gru, op.packed_gru):
         for found, exactly in zip(call(gates, batch_sizes, initial, weight, bias), expected, strict=True):
             torch.testing.assert_close(found.double(), exactly, rtol=1e-5, atol=2e-6)
             assert found.is_contiguous()
@@ -91,10 +95,10 @@ def test_refusals_of_packed_sequences(isa: None) -> None:
     torch.library.opcheck(torch.ops.fxopt.packed_gru.default, (gates, torch.tensor([2, 2, 1]), initial, weight, None))
     for sizes in ([], [2, 2], [2, 2, 2], [1, 2, 2], [2, 3], [3, 2], [2, 2, 1, 0], [3, 3, -1], [2**62, 2**62, 2**62]):
         with pytest.raises(RuntimeError):
-            op.call_packed(gates, torch.tensor(sizes, dtype=torch.int64), initial, weight, None)
+            op.OPERATORS.call_of("packed_gru")(gates, torch.tensor(sizes, dtype=torch.int64), initial, weight, None)
     for batch_sizes in (torch.tensor([2, 2, 1]).int(), torch.tensor([[2, 2, 1]]), torch.tensor([2, 0, 2, 0, 1])[::2]):
         with pytest.raises(RuntimeError, match="number of rows"):
-            op.call_packed(gates, batch_sizes, initial, weight, None)
+            op.OPERATORS.call_of("packed_gru")(gates, batch_sizes, initial, weight, None)
 
 
 class Layers(nn.Module):

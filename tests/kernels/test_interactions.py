@@ -58,7 +58,7 @@ def test_dot_interaction(kind: str, split: int) -> None:
         parts.append(torch.randn(D, B, F - len(parts)).permute(1, 2, 0) if split > 1 else torch.randn(B, F, D))
         before, after = [torch.randn(B, 3)], [torch.randn(2, B).t(), torch.randn(B, 1)]
         inputs = [x.requires_grad_() for x in (*parts, *before, *after)]
-        call = dot.call
+        call = dot.OPERATORS.call_of("dot_interaction")
         expected = dot.dot_interaction(parts, before, after, i, j)
         agree(call(parts, before, after, i, j), expected, inputs)
         with torch.no_grad():
@@ -68,7 +68,7 @@ def test_dot_interaction(kind: str, split: int) -> None:
 def test_an_index_outside_of_the_vectors_is_refused() -> None:
     x = torch.randn(3, 4, 5)
     with pytest.raises(RuntimeError, match="index 4 is out of bounds for 4 vectors"):
-        dot.call([x], [], [], torch.tensor([0, 4]), torch.tensor([1, 2]))
+        dot.OPERATORS.call_of("dot_interaction")([x], [], [], torch.tensor([0, 4]), torch.tensor([1, 2]))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -99,9 +99,10 @@ def test_pair_attention(biased: bool) -> None:
         bias, query_bias = (torch.randn(A), torch.randn(1)) if biased else (None, None)
         inputs = [t.requires_grad_() for t in (x, weight, bias, query) if t is not None]
         arguments = (x, i, j, weight, bias, query, query_bias)
-        for found, expected in zip(attention.call(*arguments), attention.pair_attention(*arguments), strict=True):
+        call = attention.OPERATORS.call_of("pair_attention")
+        for found, expected in zip(call(*arguments), attention.pair_attention(*arguments), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-        found, expected = (f(*arguments) for f in (attention.call, attention.pair_attention))
+        found, expected = (f(*arguments) for f in (call, attention.pair_attention))
         agree(torch.cat(list(found), 1), torch.cat(list(expected), 1), inputs)
 
 
@@ -131,10 +132,12 @@ def test_second_derivatives() -> None:
         (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
         return torch.autograd.grad(first.square().sum(), x)
 
+    dots = dot.OPERATORS.call_of("dot_interaction")
+    attended = attention.OPERATORS.call_of("pair_attention")
     pairs = [
-        (dot.call([x], [], [], i, j), dot.dot_interaction([x], [], [], i, j)),
+        (dots([x], [], [], i, j), dot.dot_interaction([x], [], [], i, j)),
         (pair_sum.call_of(0.5, False)(x, w, 0.5, False), pair_sum.pair_sum(x, w, 0.5, False)),
-        (attention.call(x, i, j, hidden, None, query, None)[0],
+        (attended(x, i, j, hidden, None, query, None)[0],
          attention.pair_attention(x, i, j, hidden, None, query, None)[0]),
     ]  # fmt: skip
     for found, expected in pairs:

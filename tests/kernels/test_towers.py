@@ -91,7 +91,7 @@ def test_random_programs(seed: int, isa: str) -> None:
     assert decode(encode(plan)).buffers == plan.buffers
     for rows in ((0,), (1,), (2,), (13,), (49,), (250,), (3, 5)):
         arguments = ([torch.randn(*rows, K), torch.randn(*rows, F, K)], weights, biases)
-        assert_right(run(*arguments, ""), arguments, plan)
+        assert_right(run(*arguments, encode(plan)), arguments, plan)
 
 
 def test_inputs_of_any_layout(isa: str) -> None:
@@ -104,7 +104,7 @@ def test_inputs_of_any_layout(isa: str) -> None:
         (torch.randn(4, 7, K)[:, ::3], torch.randn(3, 4, F, K).transpose(0, 1)),
     ):
         arguments = ([x, z], [w.t().contiguous().t() for w in weights], biases)
-        assert_right(run(*arguments, ""), arguments, plan)
+        assert_right(run(*arguments, encode(plan)), arguments, plan)
 
 
 def test_threads_share_rows_or_columns() -> None:
@@ -116,7 +116,7 @@ def test_threads_share_rows_or_columns() -> None:
         torch.set_num_threads(2)
         for rows in (1, 3, 9, 300):
             arguments = ([torch.randn(rows, 700)], weights, [])
-            assert_right(op.call_of(encode(plan))(*arguments, ""), arguments, plan)
+            assert_right(op.call_of(encode(plan))(*arguments, encode(plan)), arguments, plan)
     finally:
         torch.set_num_threads(threads)
 
@@ -144,7 +144,7 @@ def test_gradients_of_any_order_where_they_are_asked_for() -> None:
     run = op.call_of(encode(plan))
 
     def total(z: Tensor) -> Tensor:
-        return sum(y.sin().sum() for y in run([x, z], weights, biases, ""))  # type: ignore[return-value]
+        return sum(y.sin().sum() for y in run([x, z], weights, biases, encode(plan)))  # type: ignore[return-value]
 
     assert torch.autograd.gradcheck(total, z)
     first = torch.autograd.grad(total(z), z, create_graph=True)[0]
@@ -163,4 +163,4 @@ def test_gradients_of_any_order_where_they_are_asked_for() -> None:
 def test_what_does_not_fit_is_refused(inputs: tuple, weight: tuple, bias: tuple, reason: str) -> None:
     plan = Plan((False,), 1, 1, (Buffer(5),), (Linear(Source(0, -1, 0 if inputs[1] < 4 else 2), 0, 0, 5, 0, 0),))
     with pytest.raises(RuntimeError, match=reason):
-        op.call_of(encode(plan))([torch.randn(inputs)], [torch.randn(weight)], [torch.randn(bias)], "")
+        op.call_of(encode(plan))([torch.randn(inputs)], [torch.randn(weight)], [torch.randn(bias)], encode(plan))

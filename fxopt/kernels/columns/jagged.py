@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -35,17 +35,6 @@ def offsets(lengths: Tensor, ids: Sequence[Tensor], exact: bool) -> Tensor:
 
 def fake(lengths: Tensor, ids: Sequence[Tensor], exact: bool) -> Tensor:
     return lengths.new_empty(lengths.shape[0] + 1, dtype=torch.int64)
-
-
-def call_of(way: Callable, exact: bool) -> Callable[[Tensor, Sequence[Tensor], bool], Tensor]:
-    """The operator past the dispatcher, by `way`, where it can be."""
-    plan = torch.tensor([exact], dtype=torch.int64, device="cpu")
-
-    def fxopt_jagged_offsets(lengths: Tensor, ids: Sequence[Tensor], exact: bool) -> Tensor:
-        found = way(lengths, ids, plan)
-        return torch.ops.fxopt.jagged_offsets(lengths, ids, exact) if found is None else found[0]
-
-    return fxopt_jagged_offsets
 
 
 def segment_of(tensor: Tensor, bag: Offsets, n: int) -> slice:

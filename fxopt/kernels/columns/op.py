@@ -55,7 +55,7 @@ def columns(tensors: Sequence[Tensor], tables: Sequence[Tensor], plan: Tensor) -
 
 def offsets_call_of(exact: bool) -> Callable[[Tensor, Sequence[Tensor], bool], Tensor]:
     """:func:`.jagged.offsets`, past the dispatcher where it can be."""
-    return jagged.call_of(OPERATORS.past_dispatcher("jagged_offsets"), exact)
+    return OPERATORS.call_of("jagged_offsets", torch.tensor([exact], dtype=torch.int64, device="cpu"))
 
 
 def _offsets_on_cuda(lengths: Tensor, ids: list[Tensor], exact: bool) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import cuda_call, gradients
-from ..operators import BY_ROWS, NO_PLAN, Operator, Operators, cpu_library
+from ..operators import BY_ROWS, Operator, Operators, cpu_library
 from .cuda import compress
 
 _SCHEMA = "compressed_interaction(Tensor x, Tensor y, Tensor weight) -> Tensor"
@@ -84,12 +84,6 @@ def _by_cudnn(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         images = products.unsqueeze(1).permute(0, 3, 1, 2)  # [B, C, 1, D]
         value[first : first + rows] = torch.conv2d(images, kernel).squeeze(2)
     return value
-
-
-def call(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """The operator, past the dispatcher where it can be."""
-    outputs = OPERATORS.past_dispatcher("compressed_interaction")(x, y, weight, NO_PLAN)
-    return OPERATORS.recorded("compressed_interaction", x, y, weight) if outputs is None else outputs[0]
 
 
 def _fake(x: Tensor, y: Tensor, weight: Tensor, *_: object) -> Tensor:

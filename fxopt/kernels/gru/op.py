@@ -6,7 +6,6 @@ and the linear layer in front of it, which is what the input gives to the gates 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from fxopt.facts import Facts
 
-from ..operators import NO_PLAN, Operator, Operators, cpu_library
+from ..operators import Operator, Operators, cpu_library
 
 _PADDED = "gru(Tensor gates, Tensor initial, Tensor weight, Tensor? bias) -> Tensor"
 _PACKED = (
@@ -76,20 +75,6 @@ def _next(state: Tensor, step: Tensor, weight: Tensor, bias: Tensor | None) -> T
     (reset, update, new), (r, u, n) = step.chunk(3, 1), torch.nn.functional.linear(state, weight, bias).chunk(3, 1)
     new = torch.tanh(new + torch.sigmoid(reset + r) * n)
     return (state - new) * torch.sigmoid(update + u) + new
-
-
-def call(gates: Tensor, initial: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`gru`, past the dispatcher where it can be."""
-    outputs = OPERATORS.past_dispatcher("gru")(gates, initial, weight, bias, NO_PLAN)
-    return torch.ops.fxopt.gru(gates, initial, weight, bias) if outputs is None else outputs[0]
-
-
-def call_packed(
-    gates: Tensor, batch_sizes: Tensor, initial: Tensor, weight: Tensor, bias: Tensor | None
-) -> Sequence[Tensor]:
-    """`packed_gru`, past the dispatcher where it can be."""
-    outputs = OPERATORS.past_dispatcher("packed_gru")(gates, batch_sizes, initial, weight, bias, NO_PLAN)
-    return torch.ops.fxopt.packed_gru(gates, batch_sizes, initial, weight, bias) if outputs is None else outputs
 
 
 def _fake(gates: Tensor, initial: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import gradients
-from ..operators import BY_ROWS, NO_PLAN, Operator, Operators
+from ..operators import BY_ROWS, Operator, Operators
 from .library import KERNEL, PAIR_ATTENTION
 
 _CHUNK = 1 << 21  # bytes of a chunk's products in the backward: they stay in the cache
@@ -32,14 +32,6 @@ def pair_attention(
     products = x[:, i] * x[:, j]
     scores = F.linear(F.relu(F.linear(products, weight, bias)), query, query_bias).softmax(1)
     return (scores * products).sum(1), scores.squeeze(2)
-
-
-def call(
-    x: Tensor, i: Tensor, j: Tensor, weight: Tensor, bias: Tensor | None, query: Tensor, query_bias: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The operator, past the dispatcher where it can be."""
-    outputs = OPERATORS.past_dispatcher("pair_attention")(x, i, j, weight, bias, query, query_bias, NO_PLAN)
-    return outputs or OPERATORS.recorded("pair_attention", x, i, j, weight, bias, query, query_bias)
 
 
 def _fake(x: Tensor, i: Tensor, *weights: Any) -> tuple[Tensor, Tensor]:

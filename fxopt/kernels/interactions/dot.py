@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import gradients
-from ..operators import BY_ROWS, NO_PLAN, Operator, Operators
+from ..operators import BY_ROWS, Operator, Operators
 from .library import DOTS, KERNEL
 
 
@@ -32,14 +32,6 @@ def dot_interaction(
     """
     z = torch.cat([x if x.dim() == 3 else x.unsqueeze(1) for x in vectors], 1)
     return torch.cat([*before, torch.bmm(z, z.transpose(1, 2))[:, i, j], *after], 1)
-
-
-def call(vectors: list[Tensor], before: list[Tensor], after: list[Tensor], i: Tensor, j: Tensor) -> Tensor:
-    """The operator, past the dispatcher where it can be."""
-    outputs = OPERATORS.past_dispatcher("dot_interaction")(vectors, before, after, i, j, NO_PLAN)
-    if outputs is not None:
-        return outputs[0]
-    return OPERATORS.recorded("dot_interaction", vectors, before, after, i, j)
 
 
 def _fake(vectors: list[Tensor], before: list[Tensor], after: list[Tensor], i: Tensor, j: Tensor) -> Tensor:

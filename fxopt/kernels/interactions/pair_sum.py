@@ -37,13 +37,7 @@ def pair_sum(x: Tensor, weights: Tensor | None, scale: float, total: bool) -> Te
 
 def call_of(scale: float, total: bool) -> Callable[..., Tensor]:
     """The operator with these constants, past the dispatcher where it can be."""
-    plan = torch.tensor([bits_of(scale), int(total)], device="cpu")
-
-    def fxopt_pair_sum(x: Tensor, weights: Tensor | None, scale: float, total: bool) -> Tensor:
-        outputs = OPERATORS.past_dispatcher("pair_sum")(x, weights, plan)
-        return OPERATORS.recorded("pair_sum", x, weights, scale, total) if outputs is None else outputs[0]
-
-    return fxopt_pair_sum
+    return OPERATORS.call_of("pair_sum", torch.tensor([bits_of(scale), int(total)], device="cpu"))
 
 
 def _fake(x: Tensor, weights: Tensor | None, scale: float, total: bool) -> Tensor:

@@ -34,13 +34,7 @@ def _indices(x: Tensor, k: int, placed: bool) -> Tensor:
 
 def call_of(k: int, placed: bool = False) -> Callable[[Tensor, int, bool], Tensor]:
     """The operator for one k, past the dispatcher where it can be."""
-    plan, past_dispatcher = torch.tensor([k, placed], device="cpu"), OPERATORS.past_dispatcher("k_largest")
-
-    def fxopt_k_largest(x: Tensor, k: int, placed: bool) -> Tensor:
-        outputs = past_dispatcher(x, plan)
-        return OPERATORS.recorded("k_largest", x, k, placed) if outputs is None else outputs[0]
-
-    return fxopt_k_largest
+    return OPERATORS.call_of("k_largest", torch.tensor([k, placed], device="cpu"))
 
 
 def _fake(x: Tensor, k: int, placed: bool) -> Tensor:

@@ -51,14 +51,10 @@ def constants(lr: float, eps: float = 0.0, betas: tuple[float, float] = (0.0, 0.
     return torch.tensor([rate, eps, beta1, beta2, root], dtype=torch.float64, device="cpu")
 
 
-def row_update(
-    tables: Sequence[Tensor],
-    state: Sequence[Tensor],
-    rows: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    constants: Tensor,
-    kind: int,
-) -> None:
+Tensors = Sequence[Tensor]  # one or more of each table
+
+
+def row_update(tables: Tensors, state: Tensors, rows: Tensors, grads: Tensors, constants: Tensor, kind: int) -> None:
     """In PyTorch.
 
     Args:
@@ -88,19 +84,12 @@ def row_update(
         table[where] -= step
 
 
-def _by_table(tables: Sequence[Tensor], state: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+def _by_table(tables: Tensors, state: Tensors) -> list[Tensors]:
     each = len(state) // max(1, len(tables))
     return [state[t * each : (t + 1) * each] for t in range(len(tables))]
 
 
-def packed(
-    tables: Sequence[Tensor],
-    state: Sequence[Tensor],
-    rows: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    constants: Tensor,
-    kind: int,
-) -> bytes:
+def packed(tables: Tensors, state: Tensors, rows: Tensors, grads: Tensors, constants: Tensor, kind: int) -> bytes:
     """update.cu's Launch, for at most MOST_TABLES."""
     rate, eps, beta1, beta2, root = constants.tolist()
     numbers = rate, eps, beta1, beta2, 1 - beta1, 1 - beta2, root
@@ -115,14 +104,7 @@ def packed(
 MOST_TABLES, _PART = 48, 72  # of a launch, and the bytes of update.cu's Part
 
 
-def _on_cuda(
-    tables: Sequence[Tensor],
-    state: Sequence[Tensor],
-    rows: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    constants: Tensor,
-    kind: int,
-) -> None:
+def _on_cuda(tables: Tensors, state: Tensors, rows: Tensors, grads: Tensors, constants: Tensor, kind: int) -> None:
     device = tables[0].device
     floats = (*tables, *state, *grads)
     fits = all(t.dtype is torch.float32 and t.is_contiguous() and t.device == device for t in floats)

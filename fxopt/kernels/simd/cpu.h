@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "../abi.h"
+
 namespace fxopt {
 
 enum class Isa { kScalar, kAvx2, kAvx512 };
@@ -41,5 +43,3 @@ inline Isa best_isa(const char* limit) {
 #define FXOPT_CHOSEN(kernels, folder)                                    \
   static const auto* chosen = FXOPT_BEST(kernels, std::getenv("FXOPT_ISA")); \
   FXOPT_EXPORT void fxopt_##folder##_isa(const char* limit) { chosen = FXOPT_BEST(kernels, limit); }
-
-#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))

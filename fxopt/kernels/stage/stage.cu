@@ -4,10 +4,10 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 
+#include "../abi.h"
 #include "slots.h"
 
 namespace fxopt::stage {
@@ -139,28 +139,22 @@ static void pack(const Slot& slot, const int64_t* words) {
 
 }  // namespace fxopt::stage
 
-#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
-
 // `words`: an address and a shape per input. `targets`: of the rows, and of each output. False: `text` (256 bytes) says
 // what is wrong.
 FXOPT_EXPORT bool fxopt_stage(const fxopt::stage::Stage* stage, const int64_t* words, const fxopt::stage::Target* targets, void* stream, char* text) {
   using namespace fxopt::stage;
-  try {
+  return fxopt::done(text, [&] {
     for (int k = 0; k < stage->n_packed; k++) pack(stage->packed[k], words);
     const auto queue = static_cast<cudaStream_t>(stream);
     if (stage->packed_bytes) check(cudaMemcpyAsync(stage->device, stage->pinned, size_t(stage->packed_bytes), cudaMemcpyHostToDevice, queue), "copy");
     ((stage->n_inputs + stage->n_outputs + 1) * 2 > kFewWords ? launch<kWords> : launch<kFewWords>)(*stage, words, targets, queue);
-    return true;
-  } catch (const std::exception& error) {
-    snprintf(text, 256, "%s", error.what());
-    return false;
-  }
+  });
 }
 
 // The launch that copies outputs, which lie at `from` and have `most` bytes at most, to the targets of a later call.
 FXOPT_EXPORT bool fxopt_deliver(const fxopt::stage::Stage* stage, const void* const* from, int64_t most, void* stream, char* text) {
   using namespace fxopt::stage;
-  try {
+  return fxopt::done(text, [&] {
     if (stage->n_outputs > kMostOutputs) throw std::runtime_error("fxopt.stage: more outputs than a launch carries");
     Outputs outputs{};
     for (int k = 0; k < stage->n_outputs; k++) outputs.from[k] = static_cast<const char*>(from[k]);
@@ -171,9 +165,5 @@ FXOPT_EXPORT bool fxopt_deliver(const fxopt::stage::Stage* stage, const void* co
     config.blockDim = dim3(kThreads);
     config.stream = static_cast<cudaStream_t>(stream);
     check(cudaLaunchKernelEx(&config, deliver_kernel, outputs), "launch");
-    return true;
-  } catch (const std::exception& error) {
-    snprintf(text, 256, "%s", error.what());
-    return false;
-  }
+  });
 }

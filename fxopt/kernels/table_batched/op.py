@@ -80,14 +80,7 @@ def _numbers(memory: Tensor, bits: int, rows: int, D: int, alignment: int) -> Te
 
 def call_of(pooling: int, alignment: int, width: int) -> Callable[..., Tensor]:
     """The operator for one plan, past the dispatcher where it can be."""
-    plan = torch.tensor([pooling, alignment, width], device="cpu")
-    past_dispatcher = OPERATORS.past_dispatcher("table_batched")
-
-    def fxopt_table_batched(*given: Tensor) -> Tensor:
-        outputs = past_dispatcher(*given[:8], plan)
-        return torch.ops.fxopt.table_batched(*given) if outputs is None else outputs[0]
-
-    return fxopt_table_batched
+    return OPERATORS.call_of("table_batched", torch.tensor([pooling, alignment, width], device="cpu"))
 
 
 def _fake(

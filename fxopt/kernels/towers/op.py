@@ -22,14 +22,7 @@ KERNEL = cpu_library(Path(__file__).parent, "program.h", "steps.h", (_SCHEMA,))
 
 def call_of(plan: str) -> Callable[..., list[Tensor]]:
     """The operator with its plan, past the dispatcher where nothing is to be recorded."""
-    words, past_dispatcher = tensor_of(plan), OPERATORS.past_dispatcher("towers")
-    operator = torch.ops.fxopt.towers.default
-
-    def towers(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], _: str) -> list[Tensor]:
-        outputs = past_dispatcher(inputs, weights, biases, words)
-        return operator(inputs, weights, biases, plan) if outputs is None else outputs
-
-    return towers
+    return OPERATORS.call_of("towers", tensor_of(plan))
 
 
 def _in_pytorch(

@@ -18,11 +18,11 @@ from fxopt.patterns.dead_checks.proofs import (
     from_integers,
     is_integer,
     told_call,
+    uncast,
 )
 from fxopt.shape.calls import arguments_of
 from fxopt.shape.ranges.values import Values
 from fxopt.shape.sizes import tensor_of
-from fxopt.shape.view_operators import CASTS, through
 
 aten = torch.ops.aten
 _ROUNDINGS = {aten.floor.default, aten.ceil.default, aten.round.default, aten.trunc.default, aten.fix.default}
@@ -99,11 +99,8 @@ def _extremum(is_maximum: bool) -> Handler:
     return handle
 
 
-def _relu(checks: Checks, node: Node) -> Verdict:
-    return _bounded(checks, node, "self", 0, None, strict=True)
-
-
-def _abs(checks: Checks, node: Node) -> Verdict:
+def _positive(checks: Checks, node: Node) -> Verdict:
+    """relu and abs."""
     return _bounded(checks, node, "self", 0, None, strict=True)
 
 
@@ -144,11 +141,9 @@ def _is_whole(node: Node) -> bool:
     while node.meta["val"].is_floating_point():
         if node.target in _ROUNDINGS:
             return True
-        viewed = through(node)
-        if viewed is None and node.target not in CASTS:
+        source = uncast(node)
+        if source is None:
             return False
-        source = viewed[0] if viewed else node.args[0]
-        assert isinstance(source, Node)
         if source.meta["val"].is_floating_point() and source.meta["val"].dtype != node.meta["val"].dtype:
             return False
         node = source
@@ -195,8 +190,7 @@ HANDLERS: dict[object, Handler] = {
     **dict.fromkeys((aten.clamp_max.default, aten.clamp_max.Tensor), _clamp),
     **dict.fromkeys((aten.maximum.default, aten.max.other), _extremum(is_maximum=True)),
     **dict.fromkeys((aten.minimum.default, aten.min.other), _extremum(is_maximum=False)),
-    **dict.fromkeys((aten.relu.default,), _relu),
-    **dict.fromkeys((aten.abs.default, aten.absolute.default), _abs),
+    **dict.fromkeys((aten.relu.default, aten.abs.default, aten.absolute.default), _positive),
     **dict.fromkeys((aten.remainder.Scalar, aten.remainder.Tensor), _remainder),
     **dict.fromkeys((aten.fmod.Scalar, aten.fmod.Tensor), _fmod),
     **dict.fromkeys(_ROUNDINGS, _rounding),

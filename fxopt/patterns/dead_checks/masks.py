@@ -18,13 +18,7 @@ def _where(checks: Checks, node: Node) -> Verdict:
     mask, first, second = (arguments[name] for name in ("condition", "self", "other"))
     assert isinstance(mask, Node)
     what = f"where({told(mask)}, {told(first)}, {told(second)})"
-    always = checks.ranges.condition(mask)
-    if always is None:
-        return _stays(checks, node, mask, what)
-    dropped = second if always else first
-    plain = constant_of(dropped) is not None  # the gradient of the other branch would be zeros, not none
-    name = "self" if always else "other"
-    return checks.pass_on(node, name, checks.proof_of(mask, always), what, float_gradient=plain)
+    return _decided(checks, node, mask, what, {True: ("self", second), False: ("other", first)})
 
 
 def _masked_fill(checks: Checks, node: Node) -> Verdict:
@@ -32,13 +26,19 @@ def _masked_fill(checks: Checks, node: Node) -> Verdict:
     mask, value = arguments["mask"], arguments["value"]
     assert isinstance(mask, Node)
     what = f"masked_fill({told(mask)}, {told(value)})"
+    return _decided(checks, node, mask, what, {False: ("self", value)})
+
+
+def _decided(checks: Checks, node: Node, mask: Node, what: str, ways: dict[bool, tuple[str, object]]) -> Verdict:
+    """ways: by what the mask always is, the argument that the node gives then, and what is dropped."""
     always = checks.ranges.condition(mask)
     if always is None:
         return _stays(checks, node, mask, what)
-    if always:
+    if always not in ways:
         return None
-    plain = constant_of(value) is not None
-    return checks.pass_on(node, "self", checks.proof_of(mask, always), what, float_gradient=plain)
+    name, dropped = ways[always]
+    plain = constant_of(dropped) is not None  # the gradient of the other branch would be zeros, not none
+    return checks.pass_on(node, name, checks.proof_of(mask, always), what, float_gradient=plain)
 
 
 def _stays(checks: Checks, node: Node, mask: Node, what: str) -> Reject | None:

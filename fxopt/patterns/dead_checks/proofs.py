@@ -144,14 +144,19 @@ def is_integer(node: object) -> TypeGuard[Node]:
     return tensor is not None and not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
+def uncast(node: Node) -> Node | None:
+    """What a view or a cast reads."""
+    viewed = through(node)
+    source = viewed[0] if viewed else node.args[0] if node.target in CASTS else None
+    return source if isinstance(source, Node) else None
+
+
 def from_integers(node: Node) -> bool:
     """Floats that are casts of integers: each a whole number, and no minus zero among them."""
     while node.meta["val"].is_floating_point():
-        viewed = through(node)
-        if viewed is None and node.target not in CASTS:
+        source = uncast(node)
+        if source is None:
             return False
-        source = viewed[0] if viewed else node.args[0]
-        assert isinstance(source, Node)
         node = source
     return not node.meta["val"].is_complex()
 

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.kernels.columns.plan import Instr, Op
-from fxopt.patterns.constants import constant_of
+from fxopt.patterns.constants import Number, constant_of
 from fxopt.patterns.embedding_columns.index_combined import combined
 from fxopt.patterns.embedding_columns.index_substitution import masked_fill, where
 from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, itself, name_of, operand
@@ -35,20 +35,25 @@ def _cast(programs: IndexPrograms, node: Node) -> IndexValue | None:
     return programs.then(node, source)
 
 
+def _by_number(programs: IndexPrograms, node: Node, op: Op, source: object, number: Number | None) -> IndexValue | None:
+    """A step with a constant, as the dtype of its result holds it."""
+    dtype = node.meta["val"].dtype
+    a = operand(dtype, number) if number is not None else None
+    if a is None or not isinstance(source, Node):
+        return None
+    if (op in _DIVISIONS and a == 0) or (op in _SHIFTS and not 0 <= a < dtype.itemsize * 8):
+        return None
+    return programs.then(node, source, Step(Instr(op, name_of(dtype), a)))
+
+
 def _scalar(op: Op, integers_only: bool = False, floats_only: bool = False) -> Handler:
     """value op constant, the constant being the second argument."""
 
     def handle(programs: IndexPrograms, node: Node) -> IndexValue | None:
-        source, number = node.args[0], constant_of(node.args[1])
-        dtype = node.meta["val"].dtype
-        if not isinstance(source, Node) or number is None or node.kwargs.get("alpha", 1) != 1 or len(node.args) > 2:
+        is_float = node.meta["val"].dtype.is_floating_point
+        if node.kwargs.get("alpha", 1) != 1 or len(node.args) > 2 or (integers_only if is_float else floats_only):
             return None
-        if (integers_only and dtype.is_floating_point) or (floats_only and not dtype.is_floating_point):
-            return None
-        a = operand(dtype, number)
-        if a is None or (op in _DIVISIONS and a == 0) or (op in _SHIFTS and not 0 <= a < dtype.itemsize * 8):
-            return None
-        return programs.then(node, source, Step(Instr(op, name_of(dtype), a)))
+        return _by_number(programs, node, op, node.args[0], constant_of(node.args[1]))
 
     return handle
 
@@ -88,12 +93,9 @@ def _flipped(op: Op, integers_only: bool = False) -> Handler:
     """constant op value."""
 
     def handle(programs: IndexPrograms, node: Node) -> IndexValue | None:
-        number, source = constant_of(node.args[0]), node.args[1]
-        dtype = node.meta["val"].dtype
-        a = operand(dtype, number) if number is not None else None
-        if a is None or not isinstance(source, Node) or node.kwargs or (integers_only and dtype.is_floating_point):
+        if node.kwargs or (integers_only and node.meta["val"].dtype.is_floating_point):
             return None
-        return programs.then(node, source, Step(Instr(op, name_of(dtype), a)))
+        return _by_number(programs, node, op, node.args[1], constant_of(node.args[0]))
 
     return handle
 
@@ -116,30 +118,22 @@ def _either_way(op: Op, integers_only: bool = False) -> Handler:
 
 def _not(programs: IndexPrograms, node: Node) -> IndexValue | None:
     """~x is -1 - x."""
-    source, dtype = node.args[0], node.meta["val"].dtype
-    a = operand(dtype, -1)
-    if a is None or not isinstance(source, Node):
-        return None
-    return programs.then(node, source, Step(Instr(Op.RSUB, name_of(dtype), a)))
+    return _by_number(programs, node, Op.RSUB, node.args[0], -1)
 
 
 def _sub(programs: IndexPrograms, node: Node) -> IndexValue | None:
-    number, dtype = constant_of(node.args[1]), node.meta["val"].dtype
+    number = constant_of(node.args[1])
     if number is None:
         return _flipped(Op.RSUB)(programs, node) or combined(Op.RSUB)(programs, node)
-    a = operand(dtype, -number)  # x - c is x + (-c), for integers that wrap and for floats alike
-    source = node.args[0]
-    if a is None or node.kwargs.get("alpha", 1) != 1 or len(node.args) > 2 or not isinstance(source, Node):
+    if node.kwargs.get("alpha", 1) != 1 or len(node.args) > 2:
         return None
-    return programs.then(node, source, Step(Instr(Op.ADD, name_of(dtype), a)))
+    return _by_number(programs, node, Op.ADD, node.args[0], -number)  # so for integers that wrap and for floats alike
 
 
 def _rsub(programs: IndexPrograms, node: Node) -> IndexValue | None:
-    number, dtype = constant_of(node.args[1]), node.meta["val"].dtype
-    a = operand(dtype, number) if number is not None else None
-    if a is None or len(node.args) > 2 or node.kwargs or not isinstance(node.args[0], Node):
+    if len(node.args) > 2 or node.kwargs:
         return None
-    return programs.then(node, node.args[0], Step(Instr(Op.RSUB, name_of(dtype), a)))
+    return _by_number(programs, node, Op.RSUB, node.args[0], constant_of(node.args[1]))
 
 
 def _div_mode(programs: IndexPrograms, node: Node) -> IndexValue | None:

@@ -63,13 +63,14 @@ class Editor:
         undeclared_views(node)
         return node
 
-    def ours(self, operators: Operators, name: str, bound: Callable[..., Any], *args: Any) -> Node:
-        """A call of one of our operators, in whose place the finished graph calls `bound`, past the dispatcher."""
+    def ours(self, operators: Operators, name: str, bound: Callable[..., Any] | None, *args: Any) -> Node:
+        """A call of one of our operators, in whose place the finished graph calls `bound`, past the dispatcher; None:
+        its kernel, which is told everything by tensors."""
         operators.load()
         if operators.cuda is not None:
             self.needs(operators.cuda)
         node = self.call(getattr(torch.ops.fxopt, name).default, *args)
-        node.meta["bound"] = bound
+        node.meta["bound"] = bound or operators.call_of(name)
         return node
 
     def shaped(self, node: Node, sizes: Sequence[Size]) -> Node:

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.shape.ranges.algebra import cast
-from fxopt.shape.ranges.conditions import Comparison, decide, same_value
+from fxopt.shape.ranges.conditions import SYMBOLS, Comparison, decide, same_value
 from fxopt.shape.ranges.operation import Known, Operation, Rule
 from fxopt.shape.ranges.values import Values
 
@@ -102,17 +102,7 @@ _INFINITE = Values(((-math.inf, -math.inf), (math.inf, math.inf)))
 _LARGEST = torch.finfo(torch.float64).max
 
 RULES: dict[object, Rule] = {
-    aten.lt: _compare,
-    aten.less: _compare,
-    aten.le: _compare,
-    aten.less_equal: _compare,
-    aten.gt: _compare,
-    aten.greater: _compare,
-    aten.ge: _compare,
-    aten.greater_equal: _compare,
-    aten.eq: _compare,
-    aten.ne: _compare,
-    aten.not_equal: _compare,
+    **dict.fromkeys(SYMBOLS, _compare),
     aten.logical_and: _logic(lambda a, b: a and b, "self", "other"),
     aten.logical_or: _logic(lambda a, b: a or b, "self", "other"),
     aten.logical_xor: _logic(lambda a, b: a != b, "self", "other"),

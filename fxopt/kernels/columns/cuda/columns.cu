@@ -127,44 +127,26 @@ __global__ void __launch_bounds__(kWarps * 32) joins_of_bags_kernel(const __grid
 
 }  // namespace fxopt::cuda
 
-#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
-
 // The entries of a backward, see backward.h. False: `text` (256 bytes) says what is wrong.
 FXOPT_EXPORT bool fxopt_cuda_entries(const fxopt::Request* request, const fxopt::Array* grads, void* stream, int device, char* text) {
-  try {
-    fxopt::cuda::entries(*request, grads, static_cast<cudaStream_t>(stream), device);
-    return true;
-  } catch (const std::exception& error) {
-    snprintf(text, 256, "%s", error.what());
-    return false;
-  }
+  return fxopt::done(text, [&] { fxopt::cuda::entries(*request, grads, static_cast<cudaStream_t>(stream), device); });
 }
 
 // Adds sorted entries to gradients that are zero.
 FXOPT_EXPORT bool fxopt_cuda_sums(const fxopt::cuda::Sums* sums, void* stream, char* text) {
   using namespace fxopt::cuda;
-  try {
-    if (sums->n == 0) return true;
+  return fxopt::done(text, [&] {
+    if (sums->n == 0) return;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(unsigned((((sums->n + kChunk - 1) / kChunk << sums->group_log2) + 255) / 256));
     config.blockDim = dim3(256);
     config.stream = static_cast<cudaStream_t>(stream);
     check(cudaLaunchKernelEx(&config, sums_kernel, *sums), "launch");
     check(cudaLaunchKernelEx(&config, joins_kernel, *sums), "launch");
-    return true;
-  } catch (const std::exception& error) {
-    snprintf(text, 256, "%s", error.what());
-    return false;
-  }
+  });
 }
 
 // Bags from their lengths. False: `text` (256 bytes) says what is wrong.
 FXOPT_EXPORT bool fxopt_cuda_offsets(const fxopt::cuda::Lengths* lengths, void* stream, int device, char* text) {
-  try {
-    fxopt::cuda::offsets(*lengths, static_cast<cudaStream_t>(stream), fxopt::cuda::device_of(device));
-    return true;
-  } catch (const std::exception& error) {
-    snprintf(text, 256, "%s", error.what());
-    return false;
-  }
+  return fxopt::done(text, [&] { fxopt::cuda::offsets(*lengths, static_cast<cudaStream_t>(stream), fxopt::cuda::device_of(device)); });
 }

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "../../abi.h"
 #include "image.h"
 
 namespace fxopt::cuda {
@@ -200,8 +201,6 @@ inline void wait_if_blocking(Device& device, cudaStream_t stream, bool captured)
 }
 
 }  // namespace fxopt::cuda
-
-#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 
 // True when a launch since the last question met a bad id or offset; `text` says which.
 FXOPT_EXPORT bool fxopt_cuda_failure(int device, char* text) {

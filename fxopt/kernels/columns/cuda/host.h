@@ -53,11 +53,5 @@ inline void run(const Request& request, cudaStream_t stream, int index) {
 // Launches a call on `stream` of the current device. False: `text` (256 bytes) says what is wrong. What it allocates
 // after the outputs is scratch, to be freed in stream order.
 FXOPT_EXPORT bool fxopt_cuda_columns(const fxopt::Request* request, void* stream, int device, char* text) {
-  try {
-    fxopt::cuda::run(*request, static_cast<cudaStream_t>(stream), device);
-    return true;
-  } catch (const std::exception& error) {
-    snprintf(text, 256, "%s", error.what());
-    return false;
-  }
+  return fxopt::done(text, [&] { fxopt::cuda::run(*request, static_cast<cudaStream_t>(stream), device); });
 }
