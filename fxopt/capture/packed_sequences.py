@@ -118,7 +118,7 @@ def _is_first(index: Any) -> bool:
 
 
 def _asks_a_layer() -> bool:
-    return caller(through=_BETWEEN).f_globals["__name__"] == nn.RNNBase.__module__
+    return caller(through=_BETWEEN).f_globals.get("__name__") == nn.RNNBase.__module__
 
 
 def _positive(size: torch.SymInt) -> torch.SymInt:

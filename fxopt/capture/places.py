@@ -20,16 +20,16 @@ _ABOVE = os.path.join(_OWN, "attempts.py")  # calls the model: frames further ou
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PACKAGE = os.path.dirname(_OWN) + os.sep
 _PYTHON = os.path.dirname(os.path.abspath(linecache.__file__)) + os.sep
-_is_user: dict[CodeType, bool] = {}
+_is_user: dict[str, bool] = {}  # by file: the hash of a code object takes 2 us
 
 
 def is_user_code(code: CodeType) -> bool:
     """Whether `code` is neither torch's, Python's own, this package's nor generated."""
-    known = _is_user.get(code)
+    name = code.co_filename
+    known = _is_user.get(name)
     if known is None:
-        name = code.co_filename
         python = name.startswith(_PYTHON) and "site-packages" not in name
-        known = _is_user[code] = not python and not name.startswith(("<", _TORCH, _PACKAGE))
+        known = _is_user[name] = not python and not name.startswith(("<", _TORCH, _PACKAGE))
     return known
 
 

@@ -61,6 +61,7 @@ from fxopt.torch_internals.tracing import (
     number_proxy,
     proxy_of,
     record,
+    reset_cached_ops,
     stands_for,
     sym_numel,
 )
@@ -300,6 +301,7 @@ def trace(
         uncached = disable_autocast_cache()
         try:
             with fake_mode, enable_python_dispatcher(), functions, mode, recording, uncached, noticing() as noticed:
+                reset_cached_ops()  # `recording` forgets all that this process has called whenever it is entered again
                 results = run(tracer)
                 outputs = tuple(_proxy_of(value, tracer) for value in results)
         finally:

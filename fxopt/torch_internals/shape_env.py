@@ -106,7 +106,7 @@ class TraceShapeEnv(ShapeEnv):
             if isinstance(orig_expr, Boolean) and (answer := harmless_answer(frame)) is not None:
                 self.guard_or_defer_runtime_assert(orig_expr if answer else sympy.Not(orig_expr), "")
                 return sympy.true if answer else sympy.false
-            self.raised.append((error, frame.f_globals["__name__"]))
+            self.raised.append((error, frame.f_globals.get("__name__", "")))
             raise
 
     def _evaluated(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
@@ -216,7 +216,7 @@ def forget_answers() -> None:
 def _asking() -> Any:
     """The frame that asks for the truth or the number of something symbolic, in front of torch's own methods."""
     frame: Any = sys._getframe(1)
-    while frame.f_globals["__name__"] in _ASK or frame.f_code.co_name == "evaluate_sym_node":
+    while frame.f_globals.get("__name__") in _ASK or frame.f_code.co_name == "evaluate_sym_node":
         frame = frame.f_back
     return frame
 

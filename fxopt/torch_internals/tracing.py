@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._decomp.decompositions import sym_numel
 from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import reset_cached_ops
 from torch.fx import Graph, Node, Proxy
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.proxy_tensor import (

@@ -81,6 +81,14 @@ def test_the_root_is_no_leaf():
         capture(DataBranch(), (torch.rand(4),))
 
 
+def test_code_without_a_module_stops_as_any_other() -> None:
+    space: dict[str, object] = {}
+    exec("def forward(self, x):\n    return x * 2 if x[x > 0].shape[0] > 2 else x", space)
+    del space["__builtins__"]
+    with pytest.raises(CaptureError, match="depends on data"):
+        capture(type("Made", (nn.Module,), space)(), (torch.randn(3),))
+
+
 def test_leaves_named_by_the_user(check):
     model = Wrapped(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     found = capture(model, (torch.rand(4, 3),), config=Config(leaves=("inner",)))

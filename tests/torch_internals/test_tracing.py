@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._ops import get_cached_ops
 
 from fxopt.torch_internals.tracing import (
     SYMBOLIC,
@@ -20,6 +21,7 @@ from fxopt.torch_internals.tracing import (
     number_proxy,
     proxy_of,
     record,
+    reset_cached_ops,
     stands_for,
 )
 
@@ -48,6 +50,17 @@ def test_operators_are_recorded_before_autograd(tracer: Any, x: Tensor) -> None:
     assert len(tracer.graph.nodes) == 2, (
         "disable_proxy_modes_tracing no longer stops the recording: fxopt/capture makes twins and leaf outputs in it"
     )
+
+
+@pytest.mark.usefixtures("recording")
+def test_the_mode_records_what_was_called_before(tracer: Any, x: Tensor) -> None:
+    torch.square(x)
+    reset_cached_ops()
+    assert not get_cached_ops(), "reset_cached_ops keeps some: fxopt/capture/trace.py makes it short to enter the mode"
+    with disable_proxy_modes_tracing():
+        torch.square(x)
+    torch.square(x)
+    assert len(tracer.graph.nodes) == 3
 
 
 def test_sizes_have_proxies(tracer: Any, x: Tensor) -> None:
