@@ -184,6 +184,18 @@ class Padded(Masked):
         return super().forward(ids, (torch.arange(ids.shape[1])[None] < lengths[:, None]).float())
 
 
+class Last(nn.Module):
+    """Of each sequence the row at its last position, which other lengths may not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1000, 4)
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        last = self.table(ids).gather(1, (lengths - 1).view(-1, 1, 1).expand(-1, -1, 4)).squeeze(1)
+        return last + self.table(ids).mean(1)
+
+
 class Packed(nn.Module):
     """Ids as floats beside dense values."""
 
@@ -251,6 +263,7 @@ MADE: dict[str, tuple[nn.Module, tuple]] = {
     "a mask of ones": (Masked(), (ids(1, 5), torch.ones(1, 5))),
     "a mask of bools": (Masked(), (ids(5, 5), torch.rand(5, 5) < 0.5)),
     "padded lengths": (Padded(), (ids(1, 8), torch.tensor([8]))),
+    "last positions": (Last(), (ids(4, 50), torch.tensor([50, 49, 50, 48]))),
     "ids as floats": (Packed(), (torch.tensor([[3.0, 399.0, 0.25, 17.5]]),)),
     "three equal sizes": (Attends(), (torch.randn(4, 4, 2), torch.randn(4, 4, 2), torch.ones(4, 4, 4).bool())),
     "sizes that must coincide": (Choosy(), (torch.randn(1, 3), torch.randn(1, 5))),
