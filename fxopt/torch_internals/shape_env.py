@@ -58,6 +58,7 @@ _STRIDES_BY_ONE = frozenset({aten.embedding_bag, aten._embedding_bag})
 class TraceShapeEnv(ShapeEnv):
     """Answers some questions of fake implementations from the hints, without a guard: inequalities asked inside an
     operator of `_SIZES_BY_EQUALITY`, and whether something is empty, which elsewhere decides about strides and errors.
+    What depends on data is not empty there: `logsumexp` of `x[mask]` asks.
 
     Attributes:
         operator: the overload whose fake implementation runs now, None in the user's code.
@@ -106,6 +107,8 @@ class TraceShapeEnv(ShapeEnv):
             if isinstance(orig_expr, Boolean) and (answer := harmless_answer(frame)) is not None:
                 self.guard_or_defer_runtime_assert(orig_expr if answer else sympy.Not(orig_expr), "")
                 return sympy.true if answer else sympy.false
+            if _is_about_emptiness(getattr(self.operator, "overloadpacket", None), orig_expr):
+                return sympy.false if isinstance(orig_expr, sympy.Eq) else sympy.true
             self.raised.append((error, frame.f_globals["__name__"]))
             raise
 
@@ -125,7 +128,23 @@ class TraceShapeEnv(ShapeEnv):
             return sympy.true
         if isinstance(orig_expr, sympy.Eq | sympy.Ne) and self._are_one_unless_empty(orig_expr):
             return sympy.true if isinstance(orig_expr, sympy.Eq) else sympy.false
+        if isinstance(orig_expr, sympy.Eq | sympy.Ne) and self._have_equal_factors(orig_expr):
+            return sympy.true if isinstance(orig_expr, sympy.Eq) else sympy.false
         return super().evaluate_expr(orig_expr, *args, **kwargs)
+
+    def _have_equal_factors(self, question: sympy.Eq | sympy.Ne) -> bool:
+        """s0 * s1 == s2 * s3, where a loss meets logits and labels of [B, L] that were flattened: whether s0 == s2 and
+        s1 == s3, which is a guard for each. That of the products would say little of either. Of s1 == s2 * s3 one is 1.
+        """
+        sides = [sympy.Mul.make_args(side) for side in question.args]
+        left, right = ([term for term in side if term not in other] for side, other in (sides, sides[::-1]))
+        if len(left) + len(right) < 3 or not all(map(self._is_input_size, left + right)):
+            return False
+        known, others = ({self.backed_var_to_val[term]: term for term in side} for side in (left, right))
+        if len(known) + len(others) < len(left) + len(right) or not known.keys() ^ others.keys() <= {1}:
+            return False
+        sizes = known.keys() | others.keys()
+        return all(super(TraceShapeEnv, self).evaluate_expr(sympy.Eq(known.get(n, 1), others.get(n, 1))) for n in sizes)
 
     def _are_one_unless_empty(self, question: sympy.Eq | sympy.Ne) -> bool:
         """8 * Max(1, s0) == 8 * s0, where strides meet sizes: whether no size is 0, which is a guard for each."""
@@ -224,11 +243,16 @@ def _asking() -> Any:
 def _is_about_strides(packet: Any, question: Relational) -> bool:
     if packet in _SIZES_BY_EQUALITY:
         return True
-    if packet is None or not isinstance(question, (sympy.Eq, sympy.Ne)):
+    if _is_about_emptiness(packet, question):
+        return True
+    return isinstance(question, (sympy.Eq, sympy.Ne)) and 1 in question.args and packet in _STRIDES_BY_ONE
+
+
+def _is_about_emptiness(packet: Any, question: Any) -> bool:
+    """Whether an operator asks if something is empty that gives the same sizes either way."""
+    if packet is None or packet in _SIZES_BY_EMPTINESS or not isinstance(question, (sympy.Eq, sympy.Ne)):
         return False
-    if 0 in question.args:
-        return packet not in _SIZES_BY_EMPTINESS
-    return 1 in question.args and packet in _STRIDES_BY_ONE
+    return 0 in question.args
 
 
 @contextmanager

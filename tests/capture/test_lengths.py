@@ -77,6 +77,17 @@ def test_few_captures_for_two_sequences_that_are_flattened():
     assert len(dispatcher_of(fast).entries) <= 3
 
 
+@pytest.mark.parametrize("train", [False, True], ids=["serve", "train"])
+def test_one_capture_for_a_loss_over_all_positions(train):
+    """A product of sizes that equals another is one pair of equal sizes after the other."""
+    model = Sequence(lambda x, y: x + F.cross_entropy(x.view(-1, 4), (y[..., 0] > 0).view(-1).long()))
+    fast = fxopt.optimize(model.train(train), config=fxopt.Config(tune="off"))
+    with torch.set_grad_enabled(train):
+        for batch, length in [(4, 12), (5, 7), (7, 20)]:
+            compare(model, fast, *(torch.randint(0, 100, (batch, length)) for _ in range(2)))
+    assert len(dispatcher_of(fast).entries) == 1
+
+
 def test_a_layout_that_python_counts_is_fixed_for_each_size():
     class Counts(nn.Module):
         def forward(self, x):
