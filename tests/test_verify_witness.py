@@ -13,6 +13,7 @@ import fxopt
 from fxopt import rewrites
 from fxopt.capture import capture
 from fxopt.config import Config
+from fxopt.findings import Findings
 from fxopt.patterns.core import Match, Reject
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
@@ -118,6 +119,23 @@ def test_what_is_right_for_the_call_alone_is_taken_back_by_name(
         assert by_name["wrong"].rolled_back[0].why.startswith(f"at sizes {found.witness}: output 0: ")
         assert len(by_name["clamps"].changes) == 2
         other = torch.randn(11, x.shape[1])
+        torch.testing.assert_close(fast(other), model(other))
+
+
+def test_a_rewrite_that_is_wrong_in_a_repetition_alone_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that is close may refuse in one of several rewritings what it applied in another."""
+    change, model, x = PLANTED["two sizes coincide"]
+    monkeypatch.setattr(rewrites, "PASSES", (planted(change),))
+    blamed, times = Findings.blame, iter([True])
+
+    def once_unnamed(findings: Findings, number: int) -> list:
+        return [] if next(times, False) else blamed(findings, number)
+
+    monkeypatch.setattr(Findings, "blame", once_unnamed)
+    with torch.no_grad():
+        fast = fxopt.optimize(model, (x,), Config(tune="off"))
+        assert not fast._fxopt.findings[0].eager_reason and fast._fxopt.findings[0].rewrites
+        other = torch.randn(11, 8)
         torch.testing.assert_close(fast(other), model(other))
 
 
