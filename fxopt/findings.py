@@ -84,6 +84,6 @@ class Findings:
     rewrites: int = 0
     graphs: str = ""
 
-    def blame(self, number: int) -> tuple[str, Change]:
-        """(pass, change) of a rewrite by its number."""
-        return next((ran.name, change) for ran in self.passes for change in ran.changes if change.number == number)
+    def blame(self, number: int) -> list[tuple[str, Change]]:
+        """(pass, change) of a rewrite by its number; none where it was not applied."""
+        return [(ran.name, change) for ran in self.passes for change in ran.changes if change.number == number]

@@ -83,16 +83,20 @@ def examples_of(captured: Capture, model: nn.Module, args: tuple, kwargs: dict[s
 def verified(executable: Executable, examples: Examples, config: Config, tuner: Tuner) -> Executable:
     """`executable`, less the rewrites that change an answer beyond the error budget; each is named in the findings."""
     captured, skip, wrong = executable.capture, frozenset[int](), list[tuple[str, Change]]()
+    tried = dict[int, Findings]()
 
     def verdict_with(limit: int) -> Verdict:
-        return examples.verdict(rewrite(captured, config, Fuel(limit, skip), tuner))
+        limited = rewrite(captured, config, Fuel(limit, skip), tuner)
+        tried[limit] = limited.findings
+        return examples.verdict(limited)
 
     while not (verdict := examples.verdict(executable)).ok:
         if not verdict.capture_ok or not verdict_with(0).ok:
             raise (CaptureError if examples.served else OtherData)(verdict.message)  # no rewrite is to blame
+        tried[executable.findings.rewrites] = executable.findings
         number = bisect(verdict_with, executable.findings.rewrites)
-        name, change = executable.findings.blame(number)
-        wrong.append((name, replace(change, why=verdict.message)))
+        # A trial that is close may end otherwise each time: the rewrite is named where it was seen to be wrong.
+        wrong += [(name, replace(change, why=verdict.message)) for name, change in tried[number + 1].blame(number)]
         skip |= {number}
         executable = rewrite(captured, config, Fuel(config.max_rewrites, skip), tuner)
     for ran in executable.findings.passes:

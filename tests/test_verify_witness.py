@@ -13,6 +13,7 @@ import fxopt
 from fxopt import rewrites
 from fxopt.capture import capture
 from fxopt.config import Config
+from fxopt.findings import Findings
 from fxopt.patterns.core import Match, Reject
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
@@ -121,6 +122,23 @@ def test_what_is_right_for_the_call_alone_is_taken_back_by_name(
         torch.testing.assert_close(fast(other), model(other))
 
 
+def test_a_rewrite_that_is_wrong_in_a_repetition_alone_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that is close may refuse in one of several rewritings what it applied in another."""
+    change, model, x = PLANTED["two sizes coincide"]
+    monkeypatch.setattr(rewrites, "PASSES", (planted(change),))
+    blamed, times = Findings.blame, iter([True])
+
+    def once_unnamed(findings: Findings, number: int) -> list:
+        return [] if next(times, False) else blamed(findings, number)
+
+    monkeypatch.setattr(Findings, "blame", once_unnamed)
+    with torch.no_grad():
+        fast = fxopt.optimize(model, (x,), Config(tune="off"))
+        assert not fast._fxopt.findings[0].eager_reason and fast._fxopt.findings[0].rewrites
+        other = torch.randn(11, 8)
+        torch.testing.assert_close(fast(other), model(other))
+
+
 def test_a_call_that_can_tell_is_not_compared_twice() -> None:
     model, x = Layers(), torch.randn(7, 4)
     captured = capture(model, (x,))
@@ -182,6 +200,18 @@ class Padded(Masked):
 
     def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
         return super().forward(ids, (torch.arange(ids.shape[1])[None] < lengths[:, None]).float())
+
+
+class Last(nn.Module):
+    """Of each sequence the row at its last position, which other lengths may not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1000, 4)
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        last = self.table(ids).gather(1, (lengths - 1).view(-1, 1, 1).expand(-1, -1, 4)).squeeze(1)
+        return last + self.table(ids).mean(1)
 
 
 class Packed(nn.Module):
@@ -251,6 +281,7 @@ MADE: dict[str, tuple[nn.Module, tuple]] = {
     "a mask of ones": (Masked(), (ids(1, 5), torch.ones(1, 5))),
     "a mask of bools": (Masked(), (ids(5, 5), torch.rand(5, 5) < 0.5)),
     "padded lengths": (Padded(), (ids(1, 8), torch.tensor([8]))),
+    "last positions": (Last(), (ids(4, 50), torch.tensor([50, 49, 50, 48]))),
     "ids as floats": (Packed(), (torch.tensor([[3.0, 399.0, 0.25, 17.5]]),)),
     "three equal sizes": (Attends(), (torch.randn(4, 4, 2), torch.randn(4, 4, 2), torch.ones(4, 4, 4).bool())),
     "sizes that must coincide": (Choosy(), (torch.randn(1, 3), torch.randn(1, 5))),

@@ -9,6 +9,7 @@ from enum import IntEnum
 import torch
 from torch.fx import Graph, Node
 
+from fxopt.shape.aliases import DROPOUTS, is_random
 from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import Size, expression, product, same, shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
@@ -168,7 +169,7 @@ class Strides:
         return Layout.ANY
 
     def _asked_by(self, user: Node) -> Layout:
-        if user.op != "call_function" or user.target in _STRICT:
+        if user.op != "call_function" or user.target in _STRICT or _draws_for_each(user):
             return Layout.CONTIGUOUS
         if not isinstance(user.target, torch._ops.OpOverload):
             return self._asked[user]
@@ -183,6 +184,12 @@ class Strides:
         if user.target in _ALIKE:
             return self._asked[user]
         return Layout.CONTIGUOUS if self._asked[user] and not _is_scalar(user) else Layout.ANY
+
+
+def _draws_for_each(node: Node) -> bool:
+    """Whether it draws a number for each element, in the order in which they lie: a dropout in training."""
+    kept = node.target in DROPOUTS and (node.args[1] == 0.0 or not node.args[2])
+    return is_random(node) and not kept
 
 
 def _multiplies_in_order(matmul: Node) -> bool:

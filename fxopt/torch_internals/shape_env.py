@@ -7,6 +7,7 @@ where it meets another size) is kept as a condition, and never makes it the othe
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -58,6 +59,7 @@ _STRIDES_BY_ONE = frozenset({aten.embedding_bag, aten._embedding_bag})
 class TraceShapeEnv(ShapeEnv):
     """Answers some questions of fake implementations from the hints, without a guard: inequalities asked inside an
     operator of `_SIZES_BY_EQUALITY`, and whether something is empty, which elsewhere decides about strides and errors.
+    What depends on data is not empty there: `logsumexp` of `x[mask]` asks.
 
     Attributes:
         operator: the overload whose fake implementation runs now, None in the user's code.
@@ -106,6 +108,8 @@ class TraceShapeEnv(ShapeEnv):
             if isinstance(orig_expr, Boolean) and (answer := harmless_answer(frame)) is not None:
                 self.guard_or_defer_runtime_assert(orig_expr if answer else sympy.Not(orig_expr), "")
                 return sympy.true if answer else sympy.false
+            if _is_about_emptiness(getattr(self.operator, "overloadpacket", None), orig_expr):
+                return sympy.false if isinstance(orig_expr, sympy.Eq) else sympy.true
             self.raised.append((error, frame.f_globals.get("__name__", "")))
             raise
 
@@ -121,11 +125,29 @@ class TraceShapeEnv(ShapeEnv):
             equal = (isinstance(orig_expr, sympy.Eq) and answer) or (isinstance(orig_expr, sympy.Ne) and not answer)
             if not equal:
                 return answer
-        if self._has_elements(orig_expr):
+        if self._has_elements(orig_expr) or self._has_room(orig_expr):
             return sympy.true
         if isinstance(orig_expr, sympy.Eq | sympy.Ne) and self._are_one_unless_empty(orig_expr):
             return sympy.true if isinstance(orig_expr, sympy.Eq) else sympy.false
+        if isinstance(orig_expr, sympy.Eq | sympy.Ne) and self._have_equal_factors(orig_expr):
+            return sympy.true if isinstance(orig_expr, sympy.Eq) else sympy.false
         return super().evaluate_expr(orig_expr, *args, **kwargs)
+
+    def _have_equal_factors(self, question: sympy.Eq | sympy.Ne) -> bool:
+        """s0 * s1 == s2 * s3, where a loss meets logits and labels of [B, L] that were flattened: whether s0 == s2 and
+        s1 == s3, which is a guard for each. That of the products would say little of either. Of s1 == s2 * s3 one is 1.
+        """
+        factors = [sympy.Mul.make_args(side) for side in question.args]
+        one, other = ([term for term in side if term not in rest] for side, rest in (factors, factors[::-1]))
+        if len(factors[0]) + len(factors[1]) < 3 or not all(map(self._is_input_size, one + other)):
+            return False
+        known = {**self.backed_var_to_val, sympy.S.One: sympy.S.One}
+        place = {term: number for number, term in enumerate(self.backed_var_to_val)}  # of equal ones, outer first
+        sides = (sorted(side, key=lambda term: (-known[term], place[term])) for side in (one, other))
+        pairs = [*itertools.zip_longest(*sides, fillvalue=sympy.S.One)]
+        if not pairs or any(known[a] != known[b] for a, b in pairs):
+            return False
+        return all(super(TraceShapeEnv, self).evaluate_expr(sympy.Eq(a, b)) for a, b in pairs)
 
     def _are_one_unless_empty(self, question: sympy.Eq | sympy.Ne) -> bool:
         """8 * Max(1, s0) == 8 * s0, where strides meet sizes: whether no size is 0, which is a guard for each."""
@@ -150,6 +172,16 @@ class TraceShapeEnv(ShapeEnv):
         counts = [term.lhs for term in question.args if isinstance(term, sympy.Gt) and term.rhs == 0]
         factors = sympy.Mul.make_args(counts[0]) if counts else ()
         return self._are_present([size for size in factors if size.free_symbols])
+
+    def _has_room(self, question: Any) -> bool:
+        """Where an fft asks whether memory has room for a tensor whose elements it counts in another way: whether no
+        size is 0, if that makes both counts one."""
+        terms = question.args if isinstance(question, sympy.Or) and not free_unbacked_symbols(question) else ()
+        for term in terms:
+            if isinstance(term, sympy.Le) and sympy.expand(unless_empty(term.rhs) - unless_empty(term.lhs)) == 0:
+                sizes = {size for largest in term.atoms(sympy.Max, Max) for size in largest.free_symbols}
+                return not sizes or self._are_present(sorted(sizes, key=str))
+        return False
 
     def guard_or_defer_runtime_assert(self, orig_expr: Any, *args: Any, **kwargs: Any) -> bool:  # type: ignore[override]
         """What torch would assert at run time; it believes it from here on."""
@@ -224,11 +256,16 @@ def _asking() -> Any:
 def _is_about_strides(packet: Any, question: Relational) -> bool:
     if packet in _SIZES_BY_EQUALITY:
         return True
-    if packet is None or not isinstance(question, (sympy.Eq, sympy.Ne)):
+    if _is_about_emptiness(packet, question):
+        return True
+    return isinstance(question, (sympy.Eq, sympy.Ne)) and 1 in question.args and packet in _STRIDES_BY_ONE
+
+
+def _is_about_emptiness(packet: Any, question: Any) -> bool:
+    """Whether an operator asks if something is empty that gives the same sizes either way."""
+    if packet is None or packet in _SIZES_BY_EMPTINESS or not isinstance(question, (sympy.Eq, sympy.Ne)):
         return False
-    if 0 in question.args:
-        return packet not in _SIZES_BY_EMPTINESS
-    return 1 in question.args and packet in _STRIDES_BY_ONE
+    return 0 in question.args
 
 
 @contextmanager

@@ -43,7 +43,9 @@ class Witnesses:
         self.reason = ""
 
     def tries(self) -> Iterator[Witness]:
-        """Inputs that eager may still refuse: values at random; rows of the call's own; sizes that coincide kept so."""
+        """Inputs that eager may still refuse: values at random; rows of the call's own; only sizes that cannot tell
+        changed, since values such as a row's last position may point into another; sizes that coincide kept so.
+        """
         kept = self._kept()
         roles = {k: role for k, role in self._roles().items() if k not in kept}
         fixed = {size.name for size in self.sizes if any(k in kept for k, _ in size.dims)}
@@ -52,13 +54,15 @@ class Witnesses:
             self.reason = f"an operator of others, or one that trusts its integers, reads inputs of size {stuck.name}"
             return
         self.reason = "no other sizes were found that fulfil the guards"
-        together = merged(self.sizes)
-        for sizes, resampled in ((self.sizes, False), (self.sizes, True), (together, True)):
-            if (resampled or not self._on_cuda) and not (sizes is together and len(together) == len(self.sizes)):
-                witness = self._made(sizes, kept, fixed, roles, resampled)
-                if witness is not None:
-                    self.reason = "eager raises on inputs that are made up"
-                    yield witness
+        together, telling = merged(self.sizes), {size.name for size in self.sizes if size not in self.ambiguous}
+        tries = [(self.sizes, fixed, False)] * (not self._on_cuda) + [(self.sizes, fixed, True)]
+        tries += [(self.sizes, fixed | telling, True)] * bool(self.ambiguous and telling - fixed)
+        tries += [(together, fixed, True)] * (len(together) < len(self.sizes))
+        for sizes, unchanged, resampled in tries:
+            witness = self._made(sizes, kept, unchanged, roles, resampled)
+            if witness is not None:
+                self.reason = "eager raises on inputs that are made up"
+                yield witness
 
     def narrowed(self) -> tuple[Guards, str]:
         """The guards for what the call's own sizes can vouch for, and what they add, in words: sizes that are 0, 1 or

@@ -101,6 +101,7 @@ BY_MASK: dict[str, Callable[..., Any]] = {
     "added": lambda m, x, mask: x.clone().add_(x[mask]),
     "nonzero": lambda m, x, mask: x + mask.nonzero(),
     "largest": lambda m, x, mask: x[mask].amax(0) + x.sum(0),
+    "logsumexp": lambda m, x, mask: x[mask].logsumexp(0) + x[mask].logsumexp(1, keepdim=True),
     "repeated": lambda m, x, mask: x[mask].repeat(2, 1)[: x.shape[0]] + x,
     "put back": lambda m, x, mask: torch.zeros_like(x).index_put((mask,), m.first(x[mask])),
 }

@@ -77,6 +77,31 @@ def test_few_captures_for_two_sequences_that_are_flattened():
     assert len(dispatcher_of(fast).entries) <= 3
 
 
+def over_positions(x, y):
+    return x + F.cross_entropy(x.view(-1, 4), (y[..., 0] > 0).view(-1).long())
+
+
+def by_frequency(x, y):
+    return torch.fft.irfft(torch.fft.rfft(x, dim=1) * 0.5, n=x.shape[1], dim=1) + y
+
+
+def by_cell(x, y):
+    rows = x.reshape(-1, 4)
+    return torch.gru_cell(rows, rows, *(torch.ones(12, 4) for _ in range(2))).view(x.shape) * y
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["serve", "train"])
+@pytest.mark.parametrize("pool", [over_positions, by_frequency, by_cell])
+def test_one_capture_for_all_positions(pool, train):
+    """A product of sizes that equals another is one pair of equal sizes after the other."""
+    model = Sequence(pool)
+    fast = fxopt.optimize(model.train(train), config=fxopt.Config(tune="off"))
+    with torch.set_grad_enabled(train):
+        for batch, length in [(12, 12), (5, 7), (7, 20)]:
+            compare(model, fast, *(torch.randint(0, 100, (batch, length)) for _ in range(2)))
+    assert len(dispatcher_of(fast).entries) == 1
+
+
 def test_a_layout_that_python_counts_is_fixed_for_each_size():
     class Counts(nn.Module):
         def forward(self, x):

@@ -97,6 +97,23 @@ def test_questions_about_strides_make_no_guard(environment: TraceShapeEnv) -> No
     assert size > 3 and len(environment.guards) == 1, "a question of the user's code made no guard"
 
 
+def test_equal_products_are_equal_sizes(environment: TraceShapeEnv) -> None:
+    a, b, c, d = (environment.size(name, hint, positive=False) for name, hint in zip("abcd", (5, 7, 5, 7), strict=True))
+    assert a * b == d * c
+    assert expression(a) == expression(c) and expression(b) == expression(d), (
+        "evaluate_expr: a loss over [B, L] would have a capture for each length"
+    )
+
+
+def test_an_operator_that_asks_if_unknown_data_is_empty_goes_on(environment: TraceShapeEnv) -> None:
+    number = item(environment)
+    environment.operator = torch.ops.aten.logsumexp.default
+    assert number != 0 and not environment.decided, "evaluate_expr: logsumexp(x[mask]) would keep a model eager"
+    environment.operator = torch.ops.aten.amax.default
+    with pytest.raises(symbolic_shapes.GuardOnDataDependentSymNode):
+        bool(number == 0)
+
+
 def test_what_is_asked_meanwhile_is_told(environment: TraceShapeEnv) -> None:
     size = environment.size("x", 5, positive=False)
     with questions(environment) as asked:
