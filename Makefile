@@ -28,8 +28,10 @@ help:
 demo: $(BASE)
 	@$(RUN) examples/dlrm/demo.py
 
+# Beside the linters, kernels are built, and the tests' byte code is made, which each process of pytest would make for itself.
 test: $(FULL)
-	@$(RUN) -m fxopt build >.venv/build.log 2>&1 & $(RUN) -m ruff check . && $(RUN) -m mypy; checked=$$?; wait; exit $$checked
+	@$(RUN) -m fxopt build >.venv/build.log 2>&1 & $(RUN) -m pytest --collect-only >.venv/collect.log 2>&1 & \
+	$(RUN) -m ruff check . && $(RUN) -m mypy; checked=$$?; wait; exit $$checked
 	@$(RUN) -m pytest -n $(PROCESSES) --dist worksteal
 
 bench: $(BASE)
