@@ -88,6 +88,8 @@ def _image(x: torch.Tensor, kernel: list[int], steps: list[int], edges: list[int
 def _linspace(
     func: Any, start: Any, end: Any, steps: Any, *, tracer: Any, dtype: Any = None, device: Any = None, **named: Any
 ) -> torch.Tensor | None:
+    if FakeTensor in (type(start), type(end)):
+        return _without_gradients(func, start, end, steps, tracer=tracer, dtype=dtype, device=device, **named)
     if named or not isinstance(steps, torch.SymInt) or not {type(start), type(end)} <= {int, float}:
         return None
     kwargs = {"dtype": dtype, "device": torch.empty(0, device=device).device, "pin_memory": False}
@@ -95,6 +97,12 @@ def _linspace(
         result = torch.empty(steps, dtype=dtype, device=device)
     record_call(aten.linspace.default, (start, end, steps), kwargs, result, tracer)
     return result
+
+
+def _without_gradients(func: Any, start: Any, end: Any, *rest: Any, tracer: Any, **named: Any) -> torch.Tensor | None:
+    """Between ends that record gradients: torch's function drops these, where its operator's backward is an error."""
+    ends = [value.detach() if isinstance(value, torch.Tensor) else value for value in (start, end)]
+    return func(*ends, *rest, **named) if FakeTensor in map(type, ends) and torch.is_grad_enabled() else None
 
 
 def _diagonal(
@@ -124,6 +132,7 @@ def _taken(func: Any, x: Any, indices: Any, dim: Any = None, *, tracer: Any, **n
 
 _MADE: dict[Any, Callable[..., torch.Tensor | None]] = {
     torch.linspace: _linspace,
+    torch.logspace: _without_gradients,
     torch.diag: _diagonal,
     torch.Tensor.diag: _diagonal,
     torch.diagonal: _diagonal,

@@ -289,3 +289,14 @@ def test_sequences_with_lengths_of_their_own_do_not_need_a_capture_for_each_answ
         for lengths in itertools.product((3, 9), (4, 7), (2, 11), (5, 8)):
             compare(model, fast, *(torch.randint(0, 100, (3, length)) for length in lengths))
     assert len(dispatcher_of(fast).entries) == 5
+
+
+@pytest.mark.parametrize("spaced", [torch.linspace, torch.logspace])
+def test_ends_that_record_gradients_get_none(spaced):
+    class Spaced(nn.Module):
+        def forward(self, x):
+            return (x * spaced(x.mean(), 1, 5)).sum(1)
+
+    x = torch.randn(6, 5, requires_grad=True)
+    given, expected = (torch.autograd.grad(model(x).sum(), x) for model in (fxopt.optimize(Spaced()), Spaced()))
+    torch.testing.assert_close(given, expected)

@@ -55,6 +55,15 @@ def test_parts_of_the_inputs(library, in_tf32):
     assert memory[3].isnan().all()
 
 
+@pytest.mark.parametrize(("inputs", "launches"), [(2**20, 1), (2**28, 0)])
+def test_parts_of_lines_too_long_to_count_are_a_batched_product(inputs, launches, monkeypatch):
+    taken = []
+    monkeypatch.setattr(sliced, "launch_parts", lambda *arguments: taken.append(arguments))
+    x, weight, out = (torch.empty(*sizes, device="meta") for sizes in ((2, inputs), (4, inputs), (8, 2, 4)))
+    linear.sums_of_parts(None, x, weight, inputs, out)
+    assert len(taken) == launches
+
+
 def tolerance(in_tf32, K):
     return 5e-3 * K**0.5 if in_tf32 else 1e-4
 

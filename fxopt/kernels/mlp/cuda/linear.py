@@ -165,7 +165,7 @@ def in_parts(inputs: int, parts: int) -> int:
 def sums_of_parts(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, done: int, out: Tensor) -> None:
     """out[part] = x @ weight.T over that part of the first `done` inputs of x [M, K] and weight [N, K], dense rows."""
     (parts, M, N), part = out.shape, done // len(out)
-    if sliced.fits_in_parts(M, N, done, parts):
+    if sliced.fits_in_parts(x, weight, done, parts):
         sliced.launch_parts(kernel, x[:, :done], weight[:, :done], out)
         return
     left = x.as_strided((parts, M, part), (part, x.stride(0), 1))

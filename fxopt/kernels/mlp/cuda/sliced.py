@@ -18,8 +18,12 @@ def fits(x: Tensor, weight: Tensor, *others: Tensor | None) -> bool:
     """Whether the kernel serves x [M, K] by weight [N, K], and others of [M, N], and wins."""
     (M, K), N = x.shape, weight.shape[0]
     lines = [tensor for tensor in (x, weight, *others) if tensor is not None]
-    readable = all(tensor.stride(1) == 1 and tensor.stride(0) < _MOST_STRIDE for tensor in lines)
+    readable = all(tensor.stride(1) == 1 and _in_32_bits(tensor) for tensor in lines)
     return x.dtype is torch.float32 and readable and is_sliced(M, N, K, _aligned(x) and _aligned(weight))
+
+
+def _in_32_bits(lines: Tensor) -> bool:
+    return lines.stride(0) < _MOST_STRIDE
 
 
 def _aligned(lines: Tensor) -> bool:
@@ -43,16 +47,18 @@ def launch(
     return out
 
 
-def fits_in_parts(M: int, N: int, K: int, parts: int) -> bool:
-    """Whether the kernel wins over a batched product of so many parts of K inputs in all, in float32.
+def fits_in_parts(x: Tensor, weight: Tensor, K: int, parts: int) -> bool:
+    """Whether the kernel serves x by weight in so many parts of K inputs in all, in float32 and of dense rows, and wins
+    over a batched product.
 
     H200, microseconds, of 8 parts and so many blocks: in TF32 256 x 1024 by 128 (256) 3.2 and 3.7, 64 x 1024 by 256
     (128) 2.6 and 3.7, 32 x 2048 by 512 (128) 3.1 and 4.7, 256 x 1024 by 256 (512) 5.6 and 4.0, 64 x 10400 by 128 (64)
     7.2 and 9.0, 256 x 10400 by 128 (256) 12.5 and 10.3; in full fp32 3.2 to 13.8 where the product takes 4.6 to 24.9,
     and 256 x 10400 by 128 25.1 and 32.7.
     """
-    blocks = blocks_of(M, N) * parts
-    return blocks <= MOST_BLOCKS and (not tf32() or K <= 2048 or blocks <= MOST_BLOCKS // 2)
+    blocks = blocks_of(len(x), len(weight)) * parts
+    few = blocks <= MOST_BLOCKS and (not tf32() or K <= 2048 or blocks <= MOST_BLOCKS // 2)
+    return few and _in_32_bits(x) and _in_32_bits(weight)
 
 
 def launch_parts(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, out: Tensor) -> None:
