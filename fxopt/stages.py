@@ -95,6 +95,8 @@ def verified(executable: Executable, examples: Examples, config: Config, tuner: 
             raise (CaptureError if examples.served else OtherData)(verdict.message)  # no rewrite is to blame
         tried[executable.findings.rewrites] = executable.findings
         number = bisect(verdict_with, executable.findings.rewrites)
+        if number < 0 or number in skip:
+            raise CaptureError(verdict.message)  # the same graph is right at one time and wrong at another
         # A trial that is close may end otherwise each time: the rewrite is named where it was seen to be wrong.
         wrong += [(name, replace(change, why=verdict.message)) for name, change in tried[number + 1].blame(number)]
         skip |= {number}

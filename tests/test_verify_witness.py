@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import fxopt
-from fxopt import rewrites
+from fxopt import rewrites, stages
 from fxopt.capture import capture
 from fxopt.config import Config
 from fxopt.findings import Findings
@@ -137,6 +137,17 @@ def test_a_rewrite_that_is_wrong_in_a_repetition_alone_is_left_out(monkeypatch: 
         assert not fast._fxopt.findings[0].eager_reason and fast._fxopt.findings[0].rewrites
         other = torch.randn(11, 8)
         torch.testing.assert_close(fast(other), model(other))
+
+
+def test_a_graph_that_is_wrong_only_at_times_ends_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then no rewrite can be named, however often one is looked for."""
+    change, model, x = PLANTED["two sizes coincide"]
+    monkeypatch.setattr(rewrites, "PASSES", (planted(change),))
+    monkeypatch.setattr(stages, "bisect", lambda verdict_with, rewrites: -1)
+    with torch.no_grad():
+        fast = fxopt.optimize(model, (x,), Config(tune="off"))
+        assert "differ" in fast._fxopt.findings[0].eager_reason
+        torch.testing.assert_close(fast(x), model(x))
 
 
 def test_a_call_that_can_tell_is_not_compared_twice() -> None:

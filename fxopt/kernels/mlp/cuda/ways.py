@@ -67,7 +67,7 @@ def is_sliced(M: int, N: int, K: int, aligned: bool) -> bool:
     7.5, 512 x 429 by 429 8.9 and 10.8, 1024 x 645 by 200 12.1 and 14.6, 512 x 429 by 896 16.4 and 13.5. In full fp32:
     20 x 128 by 64 2.9 and 12.1, 256 x 256 by 128 4.2 and 7.6 (in parts 4.8), 1024 x 512 by 256 11.5 and 15.3, 256 x 384
     by 64 5.5 and in parts 4.7; at any address 256 x 429 by 429 7.7 and 9.9, 256 x 100 by 33 3.2 and 15.2, 512 x 429 by
-    429 13.3 and 12.4. 8 rows in full fp32 lose: 256 by 128 3.9 and 2.8.
+    429 13.3 and 12.4. Up to 16 rows, cuBLAS is faster in full fp32: 8 x 256 by 128 3.9 and 2.8.
     """
     blocks = blocks_of(M, N)
     if min(M, N) < 2 or K <= SHORT_IN or blocks > MOST_BLOCKS:
