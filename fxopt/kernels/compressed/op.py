@@ -7,6 +7,7 @@ bf16 138 / 1244, int8 91 / 784.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -92,7 +93,7 @@ _WIDEST = 1e30  # of rows in int8: beyond it a sum of codes times the scale may 
 
 @dataclass(frozen=True)
 class _Int8:
-    """Symmetric int8 weights, a scale each output; rows as uint8 with one scale and zero point a call."""
+    """Symmetric int8 weights, a scale each output; rows as uint8 or 7 bits with one scale and zero point a call."""
 
     packed: Tensor
     scales: Tensor
@@ -104,13 +105,25 @@ class _Int8:
         low, high = (float(end) for end in torch.aminmax(rows))
         if not high - low < _WIDEST:
             raise NotFinite
-        scale = (max(high, 0.0) - min(low, 0.0)) / 255 or 1.0
+        most = _most_code()
+        scale = (max(high, 0.0) - min(low, 0.0)) / most or 1.0
         zero = round(-min(low, 0.0) / scale)
-        quantized = (rows * (1 / scale)).round_().add_(zero).clamp_(0, 255).to(torch.uint8)
+        return self.product((rows * (1 / scale)).round_().add_(zero).clamp_(0, most).to(torch.uint8), scale, zero)
+
+    def product(self, codes: Tensor, scale: float, zero: int) -> Tensor:
+        """float32 [M, N] of uint8 [M, K]."""
         return torch.ops.onednn.qlinear_pointwise.default(
-            *(quantized, scale, zero, self.packed, self.scales, self.zeros),
+            *(codes, scale, zero, self.packed, self.scales, self.zeros),
             *(None, 1.0, 0, torch.float32, "none", [], ""),
         )
+
+
+@functools.cache
+def _most_code() -> int:
+    """Of rows. CPUs without VNNI add pairs of products in 16 bits, which two of 255 x 127 do not fit."""
+    packed = _in_int8(torch.full((16, 64), 127.0, device="cpu"))
+    found = packed.product(torch.full((16, 64), 255, dtype=torch.uint8, device="cpu"), 1.0, 0)
+    return 255 if bool((found == 64 * 255 * 127).all()) else 127
 
 
 def _compressed(weight: Tensor, format: str, rank: int) -> tuple[Callable[[Tensor], Tensor], ...]:
@@ -127,6 +140,10 @@ def _in_format(matrix: Tensor, format: str) -> Callable[[Tensor], Tensor]:
         return _Half(matrix.bfloat16())
     if format == "fp32":
         return _Plain(matrix.contiguous())
+    return _in_int8(matrix)
+
+
+def _in_int8(matrix: Tensor) -> _Int8:
     scales = matrix.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
     packed = torch.ops.onednn.qlinear_prepack((matrix / scales[:, None]).round().to(torch.int8), None)
     return _Int8(packed, scales, torch.zeros(len(scales), dtype=torch.int32, device="cpu"))
