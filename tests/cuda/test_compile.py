@@ -33,9 +33,9 @@ MOST_REGISTERS = {  # so that a multiprocessor holds 4 blocks of 256 threads at 
 LAUNCHED_BEHIND = ("joins_kernel", "sums_kernel", "entries_kernel", "stage_kernel", "deliver_kernel", "few_rows_kernel")
 # Whose blocks the next kernel's would keep out, did they come early.
 LETS_NONE_START = ("columns_kernel", "block_columns_kernel", "joins_of_bags_kernel", "sliced_kernel")
-# CPU time for all of an architecture's device code, in that of YARDSTICK: machines differ by a factor of three. It is 60
-# to 67, as others use the cores or not: 46 to 51 s where the yardstick takes 0.76 s; and 76 where that takes 2.5 s. 60 s
-# may be used where it takes 0.76 s.
+# CPU time for all of an architecture's device code, in that of YARDSTICK: machines differ by a factor of three. It is
+# 60 to 67, as others use the cores or not: 46 to 51 s where the yardstick takes 0.76 s; and 76 where that takes 2.5 s.
+# 60 s may be used where it takes 0.76 s.
 MOST_YARDSTICKS = 79
 YARDSTICK = """
 template <int N> struct Fold { static __device__ float of(const float* x) { return Fold<N - 1>::of(x) * x[N] + N; } };
