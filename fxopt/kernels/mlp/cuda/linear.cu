@@ -1,4 +1,5 @@
 // Linear layers that leave cuBLAS idle: short dot products, what is left of long ones cut in parts, and single outputs or rows.
+#include "../../abi.h"
 #include "../../grid.cuh"
 #include "dots.cuh"
 #include "last.cuh"
@@ -73,8 +74,6 @@ static const char* launch_halves(const Short& s, void* stream) {
 }
 
 }  // namespace fxopt::linear
-
-#define FXOPT_EXPORT extern "C" __attribute__((visibility("default")))
 
 // All: nullptr, or what went wrong. dtype: 0 float, 1 half, 2 bfloat16.
 FXOPT_EXPORT const char* fxopt_linear_short(const fxopt::linear::Short* s, int dtype, void* stream) {

@@ -14,11 +14,10 @@ from .ways import ALIGNED_FLOATS, MOST_BLOCKS, blocks_of, is_sliced, tf32
 _MOST_STRIDE = 2**27  # floats: the kernel counts several rows in 32 bits
 
 
-def fits(x: Tensor, weight: Tensor, *others: Tensor | None) -> bool:
+def fits(x: Tensor, weight: Tensor, *others: Tensor) -> bool:
     """Whether the kernel serves x [M, K] by weight [N, K], and others of [M, N], and wins."""
     (M, K), N = x.shape, weight.shape[0]
-    lines = [tensor for tensor in (x, weight, *others) if tensor is not None]
-    readable = all(tensor.stride(1) == 1 and _in_32_bits(tensor) for tensor in lines)
+    readable = all(lines.stride(1) == 1 and _in_32_bits(lines) for lines in (x, weight, *others))
     return x.dtype is torch.float32 and readable and is_sliced(M, N, K, _aligned(x) and _aligned(weight))
 
 
