@@ -12,8 +12,6 @@ from torch.fx import Graph
 
 from fxopt import progress
 from fxopt.capture import Capture, CaptureError, LeafCall, OtherData
-from fxopt.capture.checkpointed import REASON as CHECKPOINTED
-from fxopt.capture.checkpointed import regions_of
 from fxopt.config import Config
 from fxopt.dump import Dump
 from fxopt.findings import Change, Findings, Miss, PassFindings, Place
@@ -41,9 +39,10 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner, dump: D
     """Normalize a copy of the captured graph and run the passes over it; `dump` gets each graph on the way."""
     module = copied(captured.graph)
     inference = records_nothing(module.graph)
-    kept = [(region.place.module, CHECKPOINTED, region.place) for region in regions_of(captured.graph)]
-    leaves = [*((leaf.path, leaf.reason, leaf.place) for leaf in captured.leaves), *kept]
-    findings = Findings(signature_of(captured), leaves=[Miss(*leaf) for leaf in leaves])
+    own: list[Any] = [child for child in captured.graph.children() if hasattr(child, "own_backward")]
+    kept = [Miss(call.place.module, call.reason, call.place) for call in own]
+    leaves = [Miss(leaf.path, leaf.reason, leaf.place) for leaf in captured.leaves]
+    findings = Findings(signature_of(captured), leaves=leaves + kept)
     findings.operators_before = operators(module.graph)
     dump.graph("captured", module.graph)
     findings.passes.append(normalize(module, inference))

@@ -26,19 +26,20 @@ from fxopt.torch_internals.tracing import SYMBOLIC
 if TYPE_CHECKING:
     from fxopt.capture.trace import Tracer
 
-REASON = "runs under torch.utils.checkpoint: it stays as it is, so that nothing inside is kept for backward"
+_REASON = "runs under torch.utils.checkpoint: it stays as it is, so that nothing inside is kept for backward"
 
 
 class Checkpointed(nn.Module):
     """One region. Flat tensors and sizes in, flat tuple out.
 
     Attributes:
-        checkpointed: tells those who do not import this module.
-        place: where the checkpoint was asked for.
+        own_backward: tells those who do not import this module that backward is not the graph's.
+        place: where the checkpoint was asked for; reason: for the report.
         options: what else it was asked for.
     """
 
-    checkpointed = True
+    own_backward = True
+    reason = _REASON
 
     def __init__(self, graph: GraphModule, place: Place, options: dict[str, Any]) -> None:
         super().__init__()
@@ -50,11 +51,6 @@ class Checkpointed(nn.Module):
         if not torch.is_grad_enabled():
             return self.graph(*flat)
         return checkpoint(self.graph, *flat, use_reentrant=False, **self.options)
-
-
-def regions_of(graph: nn.Module) -> Iterator[Checkpointed]:
-    """Those of a captured graph."""
-    return (child for child in graph.children() if isinstance(child, Checkpointed))
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,12 @@ def share_memory(graph: torch.fx.GraphModule) -> None:
         node.meta["memory"] = tuple(read.intersection(node.meta.get("memory", ())))
 
 
+def record_outputs(values: Sequence[Any], proxy: Any, tracer: Any) -> None:
+    """Of a call that stays as it is: tensors come from it from now on. Constants are Python's, names among them."""
+    with no_function_modes():
+        record(tuple(value if isinstance(value, torch.Tensor) else None for value in values), proxy, tracer)
+
+
 def _stub(copy: ModelCopy, model: nn.Module, path: str, signatures: Any, tracer: Any, mode: FakeTensorMode) -> Callable:
     module, tree = model.get_submodule(path), set(copy.originals.values())
     within = list(module.modules())
@@ -182,8 +188,7 @@ def _stub(copy: ModelCopy, model: nn.Module, path: str, signatures: Any, tracer:
                 o.constant if o.dtype is None else torch.empty(o.sizes(flat, own), dtype=o.dtype, device=o.device)
                 for o in signature.outputs
             ]
-        with no_function_modes():
-            record(tuple(outputs), proxy, tracer)
+        record_outputs(outputs, proxy, tracer)
         return trees.unflatten(outputs, signature.out_spec)
 
     return call

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
+from fxopt.capture.autograd_functions import recorded
 from fxopt.capture.checkpointed import Regions
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.packed_sequences import PackedSequences
 from fxopt.capture.settings import change, changed_here
 from fxopt.torch_internals import patches
-from fxopt.torch_internals.fake_tensors import quieten
+from fxopt.torch_internals.fake_tensors import FakeTensorMode, quieten
 from fxopt.torch_internals.python_math import as_terms
 from fxopt.torch_internals.python_sizes import as_numbers
 from fxopt.torch_internals.scripted import scripted_as_written
@@ -19,7 +21,7 @@ from fxopt.torch_internals.shape_env import TraceShapeEnv
 
 
 def patch(
-    shape_env: TraceShapeEnv,
+    mode: FakeTensorMode,
     regions: Regions,
     sequences: PackedSequences,
     spaces: Iterable[dict[str, Any]],
@@ -27,12 +29,13 @@ def patch(
 ) -> None:
     """Make torch as a trace needs it, until the trace ends; and what these globals of the user's code ask of sizes."""
     quieten(_quiet)
+    shape_env: TraceShapeEnv = mode.shape_env  # type: ignore[assignment]
     change(
         [
             patches.no_tensor_meta(),
             patches.contiguous_unasked(),
             patches.overlap_unasked(),
-            patches.no_autograd_functions(_loses_backward, regions.reentrant),
+            patches.autograd_functions(partial(recorded, tracer, mode), regions.reentrant),
             patches.checkpoints(regions.region),
             patches.no_seeds(_sets_seed),
             patches.no_saving_hooks(_saves_otherwise),
@@ -48,10 +51,6 @@ def patch(
 
 def refuse_to_print(*args: Any, **kwargs: Any) -> None:
     raise CaptureError("prints or logs, which a graph would not do again")
-
-
-def _loses_backward(name: str) -> CaptureError:
-    return CaptureError(f"{name}.apply: a graph of the forward does not keep its backward")
 
 
 def _scripted(what: str) -> CaptureError:

@@ -290,7 +290,7 @@ def trace(
     regions, sequences = Regions(tracer), PackedSequences(tracer)
     functions, recording = FunctionMode(tracer, proofs, sequences), _ProxyMode(tracer, shape_env, proofs)
     with printing(refuse_to_print):
-        patch(shape_env, regions, sequences, spaces, tracer)
+        patch(fake_mode, regions, sequences, spaces, tracer)
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
             proxy = tracer.create_proxy("placeholder", f"p{number}", (), {})
             record(tensor, proxy, tracer)

@@ -8,7 +8,7 @@ serves the model meanwhile sees a write, and a look at gigabytes of tables copie
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -163,22 +163,24 @@ class _Valued(torch.autograd.Function):
         return grad, None
 
 
-def written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors whose memory an operator writes to (not those whose sizes it edits)."""
+def has_memory(value: Any) -> bool:
+    """Whether it is a plain tensor whose memory a look can follow."""
+    return trees.is_dense(value)
+
+
+def written(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], which: Callable[[Any], bool] = has_memory
+) -> Iterator[torch.Tensor]:
+    """The tensors, of these, whose memory an operator writes to (not those whose sizes it edits)."""
     if torch.Tag.inplace_view in func.tags:
         return
     if func._schema.is_mutable:
         for place, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[place] if place < len(args) else kwargs.get(argument.name)
-                yield from filter(has_memory, pytree.tree_leaves(value))
+                yield from filter(which, pytree.tree_leaves(value))
     elif func.overloadpacket.__name__ in _STATISTICS and args[5]:
-        yield from filter(has_memory, args[3:5])
-
-
-def has_memory(value: Any) -> bool:
-    """Whether it is a plain tensor whose memory a look can follow."""
-    return trees.is_dense(value)
+        yield from filter(which, args[3:5])
 
 
 def _mark(storage: torch.UntypedStorage) -> None:

@@ -219,11 +219,11 @@ def _are_apart(tensors: Sequence[Tensor]) -> bool:
 
 def traced_view(entry: Entry) -> Traced | None:
     """None for what Dynamo would not see change: settings in objects and containers, other devices' autocast; and for
-    checkpointed regions, which Dynamo knows from the original forward."""
+    checkpointed regions and autograd.Functions, which Dynamo knows from the original forward."""
     executable = entry.executable
     if executable is None or executable.graph is None or entry.ambient[2:] != (None, None):
         return None
-    if any(hasattr(child, "checkpointed") for child in executable.graph.children()):
+    if any(hasattr(child, "own_backward") for child in executable.graph.children()):
         return None
     if (
         executable.capture.leaves

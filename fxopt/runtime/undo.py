@@ -244,7 +244,7 @@ def _edited(graph: fx.Graph, nodes: Sequence[fx.Node]) -> set[fx.Node]:
 def _may_fail(node: fx.Node, module: fx.GraphModule) -> bool:
     """Whether a call may raise because of its data: an id, a condition, a size that data decide."""
     if node.op == "call_module":
-        return _leaf(node, module) is not None or hasattr(module.get_submodule(str(node.target)), "checkpointed")
+        return _leaf(node, module) is not None or hasattr(module.get_submodule(str(node.target)), "own_backward")
     if node.op != "call_function":
         return False
     if not isinstance(node.target, torch._ops.OpOverload):

@@ -77,19 +77,20 @@ def _has_strides_of_0(tensor: torch.Tensor) -> bool:
     return any(isinstance(stride, int) and stride == 0 for stride in tensor.stride())
 
 
-def no_autograd_functions(error: Callable[[str], Exception], reentrant: Callable[..., Any]) -> Change:
-    """An autograd.Function would be inlined, and its backward lost: it raises `error`, which is told its name. That of
-    checkpoint(use_reentrant=True) is `reentrant(function, preserve_rng_state, *args)` instead."""
+def autograd_functions(called: Callable[..., Any], reentrant: Callable[..., Any]) -> Change:
+    """An autograd.Function would be inlined, and its backward lost: `called(cls, apply, *args, **kwargs)` gives its
+    results instead. That of checkpoint(use_reentrant=True) is `reentrant(function, preserve_rng_state, *args)`."""
     apply, here = torch.autograd.Function.__dict__["apply"], threading.get_ident()
 
-    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == here and torch.is_grad_enabled():
-            if cls is checkpoint.CheckpointFunction:
-                return reentrant(*args, **kwargs)
-            raise error(cls.__name__)
-        return apply.__get__(None, cls)(*args, **kwargs)
+    def instead(cls: type, *args: Any, **kwargs: Any) -> Any:
+        own = apply.__get__(None, cls)
+        if threading.get_ident() != here or not torch.is_grad_enabled():
+            return own(*args, **kwargs)
+        if cls is checkpoint.CheckpointFunction:
+            return reentrant(*args, **kwargs)
+        return called(cls, own, *args, **kwargs)
 
-    return torch.autograd.Function, "apply", classmethod(refuse)
+    return torch.autograd.Function, "apply", classmethod(instead)
 
 
 def checkpoints(region: Callable[..., AbstractContextManager]) -> Change:

@@ -248,7 +248,6 @@ class Reversal(nn.Module):
 def test_an_autograd_function_keeps_its_backward():
     model = Wrapped(Reversal())
     found = capture(model, (torch.rand(4, 3),))
-    assert [leaf.path for leaf in found.leaves] == ["inner"]
     x = torch.rand(5, 3)
     model(x).sum().backward()
     want = model.before.weight.grad.clone()
