@@ -162,7 +162,8 @@ def user_classes(kind: type) -> list[type]:
 
 
 _LIBRARIES = """torch fxopt numpy scipy pandas sklearn pytest _pytest builtins sympy mpmath networkx jinja2 functorch
-    torchgen triton tensordict pyvers tqdm typing_extensions filelock fsspec iopath einops"""
+    torchgen triton tensordict pyvers tqdm typing_extensions filelock fsspec iopath einops einx beartype jaxtyping
+    typeguard frozendict packaging attr attrs loguru"""
 _OF_LIBRARIES = frozenset(_LIBRARIES.split())
 
 

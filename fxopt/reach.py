@@ -24,7 +24,8 @@ from fxopt.names import is_users, named_by, names_asked, names_in, user_classes
 from fxopt.torch_internals.dynamo import as_written
 
 MOST_FUNCTIONS, _MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 2000, 200_000, 1000, 12
-_ATOMS = (str, bytes, int, float, complex, type(None), type, types.ModuleType, types.CodeType)
+HINTS = (types.GenericAlias, types.UnionType)  # list[int], whose attributes are those of list
+_ATOMS = (str, bytes, int, float, complex, type(None), type, types.ModuleType, types.CodeType, *HINTS)
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None), torch.dtype, torch.device})
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 

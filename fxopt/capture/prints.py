@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,12 +14,21 @@ from fxopt.names import is_users
 
 _instead: dict[int, Callable[..., None]] = {}  # by thread
 _lock = threading.Lock()
-_print: Callable[..., None] = builtins.print
-_handle: Callable[..., None] = logging.Logger.handle
+_original: dict[tuple[Any, str], Callable[..., Any]] = {}
 
 
-def _dispatched(*args: Any, **kwargs: Any) -> None:
-    _instead.get(threading.get_ident(), _print)(*args, **kwargs)
+def _places() -> dict[tuple[Any, str], Callable[..., Any]]:
+    """What prints and logs, by owner and name, and what takes its place."""
+    places: dict[tuple[Any, str], Callable[..., Any]] = {}
+    places[builtins, "print"] = _printed
+    places[logging.Logger, "handle"] = _handled
+    if (loguru := sys.modules.get("loguru")) is not None:
+        places[type(loguru.logger), "_log"] = _logged
+    return places
+
+
+def _printed(*args: Any, **kwargs: Any) -> None:
+    _instead.get(threading.get_ident(), _original[builtins, "print"])(*args, **kwargs)
 
 
 def _handled(logger: logging.Logger, record: logging.LogRecord) -> None:
@@ -26,18 +36,29 @@ def _handled(logger: logging.Logger, record: logging.LogRecord) -> None:
     if instead is not None and is_users(logger.name):
         instead(record.getMessage())
     else:
-        _handle(logger, record)
+        _original[logging.Logger, "handle"](logger, record)
+
+
+def _logged(logger: Any, level: Any, from_decorator: bool, options: Any, message: Any, *rest: Any) -> None:
+    """Of loguru, which looks for its caller so many frames above."""
+    instead = _instead.get(threading.get_ident())
+    if instead is not None:
+        instead(message)
+        return
+    exception, depth, *others = options
+    options = (exception, depth + 1, *others)
+    _original[type(logger), "_log"](logger, level, from_decorator, options, message, *rest)
 
 
 @contextlib.contextmanager
 def printing(instead: Callable[..., None]) -> Iterator[None]:
     """What this thread prints or gives to loggers of users goes to `instead`."""
-    global _print, _handle
     here = threading.get_ident()
     with _lock:
         if not _instead:
-            _print, builtins.print = builtins.print, _dispatched
-            _handle, logging.Logger.handle = logging.Logger.handle, _handled  # type: ignore[method-assign,assignment]
+            for (owner, name), function in _places().items():
+                _original[owner, name] = getattr(owner, name)
+                setattr(owner, name, function)
         before = _instead.get(here)
         _instead[here] = instead
     try:
@@ -49,5 +70,5 @@ def printing(instead: Callable[..., None]) -> Iterator[None]:
             else:
                 del _instead[here]
             if not _instead:
-                builtins.print = _print
-                logging.Logger.handle = _handle  # type: ignore[method-assign]
+                for (owner, name), function in _original.items():
+                    setattr(owner, name, function)

@@ -20,6 +20,7 @@ from torch import nn
 
 from fxopt.names import is_users
 from fxopt.reach import (
+    HINTS,
     MEMORY,
     MOST_BYTES,
     Code,
@@ -36,7 +37,7 @@ from fxopt.reach import (
 )
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_OPAQUE = (*_PLAIN, type, torch.Tensor, nn.Module, ModuleType, FunctionType, BuiltinFunctionType)
+_OPAQUE = (*_PLAIN, type, torch.Tensor, nn.Module, ModuleType, FunctionType, BuiltinFunctionType, *HINTS)
 _MAPPINGS = (dict, MappingProxyType)
 _CONTAINERS = (list, set, deque, *_MAPPINGS)
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)

@@ -122,6 +122,22 @@ def test_what_globals_hold_is_seen_too():
     assert_same(fast(x), x * 3 + 1)
 
 
+IDS = list[list[int]]
+
+
+def test_hints_hold_nothing(caplog):
+    class Hinted(nn.Module):
+        def forward(self, x):
+            rows: IDS = []
+            rows.append(x)
+            return rows[0] * 2 if IDS else list.__init__(rows)
+
+    fast, recorder = optimize(Hinted())
+    for x in torch.randn(8, 3), torch.randn(5, 3):
+        assert_same(fast(x), x * 2)
+    assert recorder.captures == 1 and "stays eager" not in caplog.text
+
+
 BACKENDS = """
 _backends = {}
 
