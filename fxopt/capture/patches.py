@@ -32,6 +32,7 @@ def patch(
             patches.no_tensor_meta(),
             patches.contiguous_unasked(),
             patches.overlap_unasked(),
+            patches.exact_quotients(),
             patches.no_autograd_functions(_loses_backward, regions.reentrant),
             patches.checkpoints(regions.region),
             patches.no_seeds(_sets_seed),

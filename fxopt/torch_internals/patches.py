@@ -13,14 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import sympy
 import torch
 import torch.fx.experimental._config as shape_config
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.utils.checkpoint as checkpoint
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._sympy.functions import FloorDiv
 
 from fxopt.torch_internals.shape_env import TraceShapeEnv
+from fxopt.torch_internals.symbols import exact_quotient
 
 Change = tuple[Any, str, Any]
 OBLIVIOUS: Change = (shape_config, "backed_size_oblivious", True)  # sizes are not 0 or 1 by accident
@@ -57,6 +60,19 @@ def overlap_unasked() -> Change:
         return 2 if too_hard else original(tensor)
 
     return torch, "_debug_has_internal_overlap", overlaps
+
+
+def exact_quotients() -> Change:
+    """Of a product and some of its factors, as in x.view(rows, -1, heads, width), torch works a // b out by
+    sympy.simplify. That takes 0.3 s where a size is a nest of Max and //, and may spell it in another way."""
+    original, here = FloorDiv.__dict__["eval"], threading.get_ident()
+
+    def evaluated(cls: Any, base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
+        if threading.get_ident() == here and (quotient := exact_quotient(base, divisor)) is not None:
+            return quotient
+        return original.__get__(None, cls)(base, divisor)
+
+    return FloorDiv, "eval", classmethod(evaluated)
 
 
 def no_saving_hooks(refused: Callable[[], Exception]) -> Change:
