@@ -34,6 +34,7 @@ def patch(
             patches.overlap_unasked(),
             patches.exact_quotients(),
             patches.no_autograd_functions(_loses_backward, regions.reentrant),
+            patches.no_kept_autograd_functions(_loses_backward),
             patches.checkpoints(regions.region),
             patches.no_seeds(_sets_seed),
             patches.no_saving_hooks(_saves_otherwise),

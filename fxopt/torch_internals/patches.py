@@ -7,6 +7,7 @@ Other threads see no difference: each function asks whether the thread that made
 from __future__ import annotations
 
 import builtins
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import sympy
 import torch
+import torch.autograd.function as autograd_function
 import torch.fx.experimental._config as shape_config
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.utils.checkpoint as checkpoint
@@ -106,6 +108,18 @@ def no_autograd_functions(error: Callable[[str], Exception], reentrant: Callable
         return apply.__get__(None, cls)(*args, **kwargs)
 
     return torch.autograd.Function, "apply", classmethod(refuse)
+
+
+def no_kept_autograd_functions(error: Callable[[str], Exception]) -> Change:
+    """Nor where `scan = Scan.apply` was written before the trace: what such an apply asks first raises `error`."""
+    original, here = autograd_function._is_setup_context_defined, threading.get_ident()
+
+    def refuse(setup_context: Any) -> bool:
+        if threading.get_ident() == here and torch.is_grad_enabled():
+            raise error(sys._getframe(1).f_locals["cls"].__name__)
+        return original(setup_context)
+
+    return autograd_function, "_is_setup_context_defined", refuse
 
 
 def checkpoints(region: Callable[..., AbstractContextManager]) -> Change:

@@ -138,6 +138,16 @@ def test_functions_are_refused(changed: Any) -> None:
     assert elsewhere(lambda: Twice.apply(torch.ones(2)).tolist()) == [2, 2]
 
 
+def test_an_apply_that_was_kept_is_refused(changed: Any) -> None:
+    twice = Twice.apply  # as models write it beside the class
+    changed(patches.no_kept_autograd_functions(Stopped))
+    with pytest.raises(Stopped, match="Twice"):
+        twice(torch.ones(2))
+    with torch.no_grad():
+        assert twice(torch.ones(2)).tolist() == [2, 2]
+    assert elsewhere(lambda: twice(torch.ones(2)).tolist()) == [2, 2]
+
+
 def test_seeds_are_refused(changed: Any) -> None:
     changed(patches.no_seeds(Stopped))
     for seed in (lambda: torch.manual_seed(3), torch.seed, lambda: torch.set_rng_state(torch.get_rng_state())):
