@@ -195,6 +195,24 @@ class Counting(Model):
         return super().forward(ids, x)
 
 
+class Noisy(Model):
+    """It fills memory of its own with numbers by chance, for which there is no other spelling."""
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        return super().forward(ids, x + torch.zeros_like(x).normal_())
+
+
+def test_what_draws_numbers_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    raced = list[int]()
+    monkeypatch.setattr(clock, "once", lambda *call: 1.0)
+    verdict = slower.Race.verdict
+    monkeypatch.setattr(slower.Race, "verdict", lambda *asked: raced.append(0) or verdict(*asked))
+    model, given = Noisy(), inputs(64)
+    state = torch.get_rng_state()
+    fxopt.optimize(model, given, Config(tune="full"))
+    assert raced and torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize("gradients", [True, False])
 def test_a_race_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, gradients: bool) -> None:
     timed = list[int]()

@@ -35,6 +35,7 @@ def patch(
             patches.no_tensor_meta(),
             patches.contiguous_unasked(),
             patches.overlap_unasked(),
+            patches.exact_quotients(),
             patches.autograd_functions(partial(recorded, tracer, mode), regions.reentrant),
             patches.checkpoints(regions.region),
             patches.no_seeds(_sets_seed),

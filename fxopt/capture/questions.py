@@ -46,10 +46,15 @@ def _compares_types(code: types.CodeType) -> bool:
     if inner or _TRACED.isdisjoint(code.co_names):
         return inner
     steps = list(dis.get_instructions(code))
-    named = [number for number, step in enumerate(steps) if step.argval in _TRACED]
+    named = [number for number, step in enumerate(steps) if step.argval in _TRACED and not _is_dtype(step)]
     asked = {(steps[number].argval, step.opname) for number in named for step in steps[number + 1 : number + 4]}
     compares = any(operator in _COMPARED for _, operator in asked) and not _TYPE.isdisjoint(code.co_names)
     return compares or any(operator == "MATCH_CLASS" and name in _NUMBERS for name, operator in asked)
+
+
+def _is_dtype(step: dis.Instruction) -> bool:
+    """Whether it reads torch.bool or the like."""
+    return step.opname == "LOAD_ATTR" and step.argval in _NUMBERS
 
 
 def _clock_in(function: types.FunctionType) -> str:

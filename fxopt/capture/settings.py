@@ -40,8 +40,10 @@ def kept(run: Callable[[], T]) -> T:
 def change(changes: Sequence[tuple[Any, str, Any]]) -> None:
     """Set attributes of torch, each an object, a name and a value, until the `kept` around this ends."""
     targets, names, values = zip(*changes, strict=True)
-    olds = [vars(target).get(name) or getattr(target, name) for target, name, _ in changes]
-    _changes[threading.get_ident()].append((targets, names, olds))
+    before = [(target, name, vars(target).get(name) or getattr(target, name)) for target, name, _ in changes]
+    inherited = [(target, name) for target, name, _ in changes if isinstance(target, type) and name not in vars(target)]
+    own = zip(*(each for each in before if each[:2] not in inherited), strict=True)
+    _changes[threading.get_ident()].append((*own, inherited))
     _set(targets, names, values)
 
 
@@ -86,7 +88,11 @@ def _set(targets: Sequence[Any], names: Sequence[str], values: Sequence[Any]) ->
 
 
 def _put_back_last(changes: list[tuple]) -> None:
-    _set(*changes[-1])
+    *own, inherited = changes[-1]
+    _set(*own)
+    for target, name in inherited:
+        if name in vars(target):  # an interrupt may have come in between
+            delattr(target, name)
     del changes[-1]
 
 

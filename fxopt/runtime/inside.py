@@ -35,9 +35,10 @@ from fxopt.reach import (
     slots_of,
     too_large,
 )
+from fxopt.torch_internals.operators import OPERATORS
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_OPAQUE = (*_PLAIN, type, torch.Tensor, nn.Module, ModuleType, FunctionType, BuiltinFunctionType, *HINTS)
+_OPAQUE = (*_PLAIN, *HINTS, *OPERATORS, type, torch.Tensor, nn.Module, ModuleType, FunctionType, BuiltinFunctionType)
 _MAPPINGS = (dict, MappingProxyType)
 _CONTAINERS = (list, set, deque, *_MAPPINGS)
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)

@@ -16,8 +16,10 @@ from torch._C import _AutoDispatchBelowAutograd as below_autograd
 from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel  # type: ignore[attr-defined]
 from torch._C import _nn as nn_bindings  # where F.linear, F.gelu and their kin live
 from torch._C import parse_schema
+from torch._ops import OperatorBase, OpOverloadPacket
 from torch.library import Library
 
+OPERATORS = (OperatorBase, OpOverloadPacket)  # what they hold are torch's caches, which each use fills
 destroy = Library._destroy  # takes back all that a library has defined
 
 

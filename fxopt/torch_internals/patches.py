@@ -13,14 +13,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import sympy
 import torch
 import torch.fx.experimental._config as shape_config
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.utils.checkpoint as checkpoint
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import _SingleLevelFunction
+from torch.utils._sympy.functions import FloorDiv
 
 from fxopt.torch_internals.shape_env import TraceShapeEnv
+from fxopt.torch_internals.symbols import exact_quotient
 
 Change = tuple[Any, str, Any]
 OBLIVIOUS: Change = (shape_config, "backed_size_oblivious", True)  # sizes are not 0 or 1 by accident
@@ -59,6 +63,19 @@ def overlap_unasked() -> Change:
     return torch, "_debug_has_internal_overlap", overlaps
 
 
+def exact_quotients() -> Change:
+    """Of a product and some of its factors, as in x.view(rows, -1, heads, width), torch works a // b out by
+    sympy.simplify. That takes 0.3 s where a size is a nest of Max and //, and may spell it in another way."""
+    original, here = FloorDiv.__dict__["eval"], threading.get_ident()
+
+    def evaluated(cls: Any, base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
+        if threading.get_ident() == here and (quotient := exact_quotient(base, divisor)) is not None:
+            return quotient
+        return original.__get__(None, cls)(base, divisor)
+
+    return FloorDiv, "eval", classmethod(evaluated)
+
+
 def no_saving_hooks(refused: Callable[[], Exception]) -> Change:
     """A forward that puts its own hooks around what backward needs (saved_tensors_hooks, save_on_cpu) raises
     `refused()`. Those of torch.utils.checkpoint are of a class of its own."""
@@ -79,8 +96,11 @@ def _has_strides_of_0(tensor: torch.Tensor) -> bool:
 
 def autograd_functions(called: Callable[..., Any], reentrant: Callable[..., Any]) -> Change:
     """An autograd.Function would be inlined, and its backward lost: `called(cls, apply, *args, **kwargs)` gives its
-    results instead. That of checkpoint(use_reentrant=True) is `reentrant(function, preserve_rng_state, *args)`."""
-    apply, here = torch.autograd.Function.__dict__["apply"], threading.get_ident()
+    results instead. That of checkpoint(use_reentrant=True) is `reentrant(function, preserve_rng_state, *args)`.
+
+    Function.apply asks its base class, so an apply that was kept before (scan = Scan.apply) comes here, too.
+    """
+    apply, here = torch._C._FunctionBase.__dict__["apply"], threading.get_ident()
 
     def instead(cls: type, *args: Any, **kwargs: Any) -> Any:
         own = apply.__get__(None, cls)
@@ -90,7 +110,7 @@ def autograd_functions(called: Callable[..., Any], reentrant: Callable[..., Any]
             return reentrant(*args, **kwargs)
         return called(cls, own, *args, **kwargs)
 
-    return torch.autograd.Function, "apply", classmethod(instead)
+    return _SingleLevelFunction, "apply", classmethod(instead)
 
 
 def checkpoints(region: Callable[..., AbstractContextManager]) -> Change:

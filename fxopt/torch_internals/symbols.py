@@ -49,6 +49,29 @@ def _without_one(*terms: sympy.Expr) -> sympy.Expr:
     return left[0] if len(left) == 1 else sympy.Max(*terms)
 
 
+def exact_quotient(product: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
+    """The quotient of two products of sizes if all factors of the divisor are among those of the other; else None."""
+    if not divisor.free_symbols:
+        return None
+    (number, factors), (other, others) = _factors(product), _factors(divisor)
+    for factor in others:
+        if factor not in factors:
+            return None
+        factors.remove(factor)
+    return None if not other or number % other else sympy.Mul(number // other, *factors)
+
+
+def _factors(term: sympy.Expr) -> tuple[sympy.Integer, list[sympy.Expr]]:
+    """The number and the terms whose product is this one."""
+    number, terms = sympy.S.One, []
+    for factor in sympy.Mul.make_args(term):
+        content, rest = factor.primitive()
+        number *= content
+        base, power = rest.as_base_exp()
+        terms += [base] * int(power) if power.is_Integer and power > 0 else [rest]
+    return number, [each for each in terms if each != 1]
+
+
 def static(size: int | torch.SymInt) -> int | None:
     """The size as an int when it is the same for every input, else None."""
     if isinstance(size, int):

@@ -22,7 +22,7 @@ from fxopt.config import Config
 from fxopt.findings import Miss, PassFindings, Place
 from fxopt.normalize import records_nothing
 from fxopt.runtime.executable import Executable
-from fxopt.shape.aliases import leaves_a_trace
+from fxopt.shape.aliases import Aliases, leaves_a_trace, written_arguments
 from fxopt.tune.clock import all_captured, fastest, on_device_of
 from fxopt.tune.tuner import Tuner, Verdict
 from fxopt.verify.resized import batch_of, resized
@@ -39,10 +39,20 @@ def may_be_raced(executable: Executable, config: Config, tuner: Tuner) -> bool:
 
     Of calls that record gradients those of small models on the CPU: Python may take more of a step than kernels save.
     """
-    captured, graph = executable.capture, executable.graph  # where only edits that can be seen outside are left
+    captured, graph = executable.capture, executable.graph
     chosen = tuner.effort.seconds == 0 or config.verify == "off" or config.max_rewrites is not None
-    effects = captured.leaves or graph is None or any(map(leaves_a_trace, graph.graph.nodes))
+    effects = captured.leaves or graph is None or _can_be_seen(graph.graph)
     return not (chosen or effects) and bool(_changed(executable)) and _records_little(captured.graph.graph)
+
+
+def _can_be_seen(graph: Graph) -> bool:
+    """Whether a call leaves a trace outside: one in memory of its own, as `zeros_like(x).normal_()`, is none."""
+    traces = [node for node in graph.nodes if leaves_a_trace(node)]
+    aliases = Aliases(graph if traces else None)
+    for written in map(written_arguments, traces):
+        if not written or any(other.op != "call_function" for each in written for other in aliases.sharing(each)):
+            return True
+    return False
 
 
 def _records_little(graph: Graph) -> bool:

@@ -89,6 +89,9 @@ class Positive(torch.autograd.Function):
         return 7 * grad
 
 
+KEPT = Reverse.apply
+
+
 def made() -> type[torch.autograd.Function]:
     class Made(Reverse):
         pass
@@ -108,6 +111,7 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "several results": several,
     "one behind another": lambda h: Round.apply(Reverse.apply(h, 2.0), 0.01),
     "a size": lambda h: Reverse.apply(h, h.shape[0]),
+    "an apply that was kept": lambda h: KEPT(h, 3.0),
 }
 REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "edits what it is given": (lambda h: Doubled.apply(h * 1), "edits memory"),

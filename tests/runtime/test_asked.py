@@ -246,6 +246,24 @@ def test_what_only_the_object_knows_stays_eager(ask):
         same(fast(x), Asks()(x))
 
 
+def test_a_dtype_is_no_type():
+    """torch.bool has the name of a type of Python's, and an error may name the type of anything."""
+
+    class Selects(nn.Module):
+        def forward(self, x, rows):
+            if rows.dtype == torch.bool:
+                return x * rows.unsqueeze(1)
+            if not isinstance(rows, Tensor):
+                raise ValueError(f"expected rows, found {type(rows)}")
+            return x.index_select(0, rows)
+
+    model, x = Selects(), torch.randn(3, 4)
+    fast = fxopt.optimize(model)
+    for rows in (torch.tensor([2, 0]), torch.tensor([True, False, True])):
+        same(fast(x, rows), model(x, rows))
+    assert all(entry.executable is not None for entry in dispatcher_of(fast).entries)
+
+
 def test_what_init_asks_is_not_what_a_call_asks():
     """A method that calls super() holds its class, and makes nothing of it."""
 

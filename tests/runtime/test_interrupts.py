@@ -53,7 +53,7 @@ def settings() -> dict[str, Any]:
         "generator": torch.random.default_generator,
         "overlap": torch._debug_has_internal_overlap,
         "metadata": proxy_tensor._extract_tensor_metadata,
-        "apply": torch.autograd.Function.__dict__["apply"],
+        "apply": vars(torch.autograd.function._SingleLevelFunction).get("apply"),
         "contiguous": FakeTensor.contiguous,
         "attention": nn.MultiheadAttention.forward,
         "overrides": torch.overrides.has_torch_function,

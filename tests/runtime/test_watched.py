@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fxopt.names import names_asked
+from fxopt.runtime import dispatcher_of
 from tests.runtime.models import assert_same, optimize
 
 WHERE = "config"
@@ -234,3 +235,25 @@ def test_a_layer_that_becomes_another_class(place, kind):
     model[place].__class__ = kind
     assert_same(fast(x), nn.Sequential.forward(model, x))
     assert recorder.captures == 2
+
+
+FACTORS = {torch.ops.aten.relu.default: 2, torch.ops.aten.relu: 3}
+
+
+def test_what_torch_keeps_in_its_operators_is_not_watched():
+    """A trace fills their caches, so that no capture would ever fit the call that it was made from."""
+
+    class Reads(nn.Module):
+        def forward(self, x):
+            factors = [FACTORS[operator] for operator in (torch.ops.aten.relu.default, torch.ops.aten.relu)]
+            for name in ("relu", "neg"):
+                x = getattr(x, name)()
+            return x * factors[0] + factors[1]
+
+    model, x = Reads(), torch.randn(3)
+    fast, recorder = optimize(model)
+    assert_same(fast(x), model(x))
+    assert recorder.captures == 1 and dispatcher_of(fast).entries[0].executable is not None
+    FACTORS[torch.ops.aten.relu] = 5
+    assert_same(fast(x), model(x))
+    FACTORS[torch.ops.aten.relu] = 3

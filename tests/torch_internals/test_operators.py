@@ -10,6 +10,7 @@ from torch.nn.utils import rnn
 from torch.overrides import TorchFunctionMode
 
 from fxopt.torch_internals.operators import (
+    OPERATORS,
     addmm_activation,
     below_autograd,
     destroy,
@@ -27,6 +28,13 @@ def test_nothing_is_recorded_below_autograd() -> None:
     with below_autograd():
         y = torch.ones(2, requires_grad=True) * 2
     assert not y.requires_grad, "_AutoDispatchBelowAutograd: fxopt/kernels/towers/op.py would record its forward twice"
+
+
+def test_operators_are_known_by_their_class() -> None:
+    for operator in (torch.ops.aten.relu, torch.ops.aten.relu.default, torch.ops.higher_order.cond):
+        assert isinstance(operator, OPERATORS), (
+            "torch._ops: fxopt/runtime/inside.py would watch what torch caches there"
+        )
 
 
 def test_sequences_are_packed_by_these_functions() -> None:

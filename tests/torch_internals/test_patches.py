@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from fxopt.torch_internals import patches
 from fxopt.torch_internals.fake_tensors import FakeTensorMode
 from fxopt.torch_internals.scripted import scripted_as_written
 from fxopt.torch_internals.shape_env import TraceShapeEnv
+from fxopt.torch_internals.symbols import expression
 from fxopt.torch_internals.tracing import make_fx
 
 
@@ -82,6 +84,32 @@ def test_overlaps_are_not_asked(changed: Any, environment: TraceShapeEnv, x: Ten
     assert elsewhere(lambda: torch._debug_has_internal_overlap(theirs)) == 0, "another thread gets fxopt's answer"
 
 
+def test_exact_quotients_are_not_simplified(
+    changed: Any, environment: TraceShapeEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def simplify(term: Any) -> Any:
+        raise Stopped
+
+    monkeypatch.setattr(sympy, "simplify", simplify)
+    rows, length = (environment.size(name, 6, positive=False) for name in "xy")
+    kept = torch.sym_max(0, (length - 4) // 2) + 4
+    with pytest.raises(Stopped):
+        rows * kept * 32 // (rows * 8)
+    changed(patches.exact_quotients())
+    for product in (rows * kept * 32, kept * 32 * rows):
+        quotient: Any = product // (rows * 8)
+        assert expression(quotient) == expression(kept * 4), "FloorDiv.eval: each such quotient takes 0.3 s"
+    with pytest.raises(Stopped):
+        rows * kept * 32 // (rows * 64)
+
+    def theirs() -> bool:
+        with pytest.raises(Stopped):
+            rows * kept * 96 // (rows * 8)
+        return True
+
+    assert elsewhere(theirs), "another thread gets fxopt's answer"
+
+
 def test_hooks_around_what_is_saved_are_refused(changed: Any) -> None:
     changed(patches.no_saving_hooks(Stopped))
     identity = lambda tensor: tensor  # noqa: E731
@@ -101,15 +129,17 @@ def test_hooks_around_what_is_saved_are_refused(changed: Any) -> None:
     torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
 
 
-def test_functions_are_called_otherwise(changed: Any) -> None:
-    changed(patches.autograd_functions(lambda kind, apply, x: (kind, apply(x)), reentrant=Twice.apply))
-    kind, (one, other) = Twice.apply(torch.ones(2))
-    assert kind is Twice and one == other == 2, (
-        "apply() of a Function no longer goes through Function.__dict__['apply']"
-    )
+KEPT = Twice.apply  # as models write it beside the class
+
+
+@pytest.mark.parametrize("apply", [lambda x: Twice.apply(x), KEPT], ids=["looked up", "kept"])
+def test_functions_are_called_otherwise(apply: Callable, changed: Any) -> None:
+    changed(patches.autograd_functions(lambda kind, own, x: (kind, own(x)), reentrant=apply))
+    kind, twice = apply(torch.ones(2))
+    assert kind is Twice and twice.tolist() == [2, 2], "Function.apply no longer asks its base class for apply"
     with torch.no_grad():
-        assert Twice.apply(torch.ones(2)).tolist() == [2, 2]
-    assert elsewhere(lambda: Twice.apply(torch.ones(2)).tolist()) == [2, 2]
+        assert apply(torch.ones(2)).tolist() == [2, 2]
+    assert elsewhere(lambda: apply(torch.ones(2)).tolist()) == [2, 2]
 
 
 def test_seeds_are_refused(changed: Any) -> None:
