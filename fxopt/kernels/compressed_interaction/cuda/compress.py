@@ -10,18 +10,13 @@ import ctypes
 import functools
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ... import cuda_build, cuda_call
 
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_compress",
-    source=Path(__file__).with_name("compress.cu"),
-    functions=("fxopt_compress",),
-)
+KERNEL = cuda_build.beside(__file__, "fxopt_gpu_compress", "fxopt_compress")
 _ROWS, _PIECE, _PITCH = 128, 28, 132  # tile.cuh's kRows, kPiece and kRowPitch
 _WIDE, _NARROW = 128, 64  # outputs of a block
 _STATIC = 1024  # bytes of shared memory that a block has beside the dynamic ones, or the driver keeps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +12,7 @@ from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
 from ..serves import fits
 
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_dots", source=Path(__file__).with_name("dot_rows.cu"), functions=("fxopt_dots",)
-)
+KERNEL = cuda_build.beside(__file__, "fxopt_gpu_dots", "fxopt_dots")
 
 
 def reference(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> Tensor:

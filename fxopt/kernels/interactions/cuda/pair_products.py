@@ -7,7 +7,6 @@ arXiv:1708.04617). By PyTorch the vectors of either side are written out first.
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,9 +15,7 @@ from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
 from ..serves import MOST_PAIRS, multiplies
 
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_pairs", source=Path(__file__).with_name("pair_products.cu"), functions=("fxopt_pairs",)
-)
+KERNEL = cuda_build.beside(__file__, "fxopt_gpu_pairs", "fxopt_pairs")
 
 
 def reference(z: Tensor, i: Tensor, j: Tensor, dots: bool) -> Tensor:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,11 +21,7 @@ from ...operators import BY_ROWS, Operator, Operators
 from ..serves import MOST_LAYERS, MOST_ROWS, VECTOR
 from . import linear
 
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_few_rows",
-    source=Path(__file__).with_name("few_rows.cu"),
-    functions=("fxopt_few_rows",),
-)
+KERNEL = cuda_build.beside(__file__, "fxopt_gpu_few_rows", "fxopt_few_rows")
 _NAMES = list(linear.CODES)
 _HEAD, _LAYER = struct.Struct("<3q4i"), struct.Struct("<2q4i")  # few_rows.cu's Request, up to its layers, and Layer
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -27,17 +26,15 @@ from ...operators import BY_ROWS, Operator, Operators
 from . import sliced
 from .ways import ALIGNED, HALVES, is_long, is_odd, is_row, is_short
 
-KERNEL = cuda_build.CudaLibrary(
+KERNEL = cuda_build.beside(
+    __file__,
     "fxopt_gpu_linear",
-    source=Path(__file__).with_name("linear.cu"),
-    functions=(
-        "fxopt_linear_short",
-        "fxopt_linear_finish",
-        "fxopt_linear_last",
-        "fxopt_linear_dots",
-        "fxopt_linear_pad",
-        "fxopt_linear_sliced",
-    ),
+    "fxopt_linear_short",
+    "fxopt_linear_finish",
+    "fxopt_linear_last",
+    "fxopt_linear_dots",
+    "fxopt_linear_pad",
+    "fxopt_linear_sliced",
 )
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"": lambda x: x, "relu": torch.relu, "sigmoid": torch.sigmoid}
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
