@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 from fxopt.patterns.cats import find_cats
-from fxopt.patterns.core import Match
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
 from fxopt.rewrites.views import made, name_of
 
 aten = torch.ops.aten

@@ -17,11 +17,8 @@ from fxopt.kernels.by_rows.op import in_chunks
 from fxopt.patterns.contractions.find import find_contractions, find_disguised_linears
 from fxopt.patterns.contractions.pairs import Axes, Roles
 from fxopt.patterns.contractions.terms import Axis, Dim, Factor
-from fxopt.patterns.core import Match
-from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework import MEASURED, Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.rewrites.framework.direct import as_function
-from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.framework.policy import MEASURED
 from fxopt.rewrites.framework.regions import COMPUTES, calls_of
 from fxopt.rewrites.packed import bytes_of_row, calling
 from fxopt.rewrites.views import made, with_ones, without_ones

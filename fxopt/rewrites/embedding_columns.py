@@ -16,7 +16,7 @@ from fxopt.kernels.columns.errors import call_of
 from fxopt.kernels.columns.op import OPERATORS, load
 from fxopt.kernels.columns.plan import Column, Plan, Source
 from fxopt.normalize import switches_gradients
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Reject
 from fxopt.patterns.embedding_columns.collectors import (
     REORDER_NOTHING,
     Collector,
@@ -29,8 +29,8 @@ from fxopt.patterns.embedding_columns.index_program import left_in_front
 from fxopt.patterns.embedding_columns.placed import Placed
 from fxopt.patterns.groups import group
 from fxopt.rewrites.columns_plan import PlanBuilder
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected, fake_mode_of
+from fxopt.rewrites.framework import Editor, Match, Rejected, Replacement, Rewrite
+from fxopt.rewrites.framework.editor import fake_mode_of
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import Size, inferred, same, shape_of, static
 from fxopt.shape.standing import analysed

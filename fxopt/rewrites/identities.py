@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from fxopt.patterns.core import Match
 from fxopt.patterns.identities import find_identities
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
 from fxopt.rewrites.views import name_of
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from fxopt.kernels.k_largest.cuda.largest import k_largest_on_cuda
 from fxopt.kernels.k_largest.op import OPERATORS, call_of
-from fxopt.patterns.core import Match
 from fxopt.patterns.k_largest import find_k_largest
 from fxopt.rewrites.contractions import like
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import MEASURED, PROVEN
+from fxopt.rewrites.framework import MEASURED, PROVEN, Editor, Match, Replacement, Rewrite
 from fxopt.rewrites.views import made
 from fxopt.shape.sizes import product, shape_of
 from fxopt.shape.view_steps import Reshape

@@ -9,13 +9,10 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from fxopt.patterns.core import Match
 from fxopt.patterns.repeated.search import Collector, Run, find_lookups_on_cuda, find_repeated, freed
 from fxopt.patterns.repeated.trees import leaves_of
 from fxopt.rewrites.batched import moved
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.framework.policy import PROVEN
+from fxopt.rewrites.framework import PROVEN, Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.rewrites.packed import Packer
 from fxopt.shape.strides import is_guess, surely_lies_alike
 

@@ -10,12 +10,9 @@ from torch.fx import Node
 from fxopt.kernels.towers.op import OPERATORS, call_of
 from fxopt.kernels.towers.plan import Buffer, Copy, Linear, Mixture, Plan, Product, Source, encode, leveled
 from fxopt.kernels.towers.plan import Step as PlanStep
-from fxopt.patterns.core import Match
 from fxopt.patterns.towers.regions import Region, find_towers
 from fxopt.patterns.towers.steps import InputStep, LinearStep, MixtureStep, ProductStep, Run, Steps
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.framework.policy import MEASURED
+from fxopt.rewrites.framework import MEASURED, Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.shape.sizes import shape_of, static
 from fxopt.shape.strides import lies_alike
 

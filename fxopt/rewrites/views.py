@@ -8,10 +8,8 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
-from fxopt.patterns.core import Match
 from fxopt.patterns.view_chains import find_views
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework import Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.shape.sizes import Size, product, same, shape_of, static
 from fxopt.shape.view_steps import Contiguous, Expand, Permute, Reshape, Select, Slice, Step
 
