@@ -104,7 +104,7 @@ def parameters(
     """tile.cuh's Compress. tensors: x, y and weight, whose rows lie side by side. partial: [splits, B, N, D]."""
     x, y, weight = tensors
     (B, H, D), M, N = x.shape, y.shape[1], weight.shape[0]
-    words = [0 if tensor is None else tensor.data_ptr() for tensor in (*tensors, bias, out, partial)]
+    words = cuda_call.addresses(*tensors, bias, out, partial)
     sizes = (B * D, D, H, M, N, 1 if partial is None else len(partial))
     chunks = (*_chunks(H, M), _unit(weight, M))
     numbers = (*x.stride(), *y.stride(), weight.stride(0), *sizes, *chunks, narrow, exact, relu)

@@ -40,8 +40,7 @@ def _fake(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> Tensor
 
 def parameters(z: Tensor, before: Tensor, i: Tensor, j: Tensor, out: Tensor) -> bytes:
     """dot_rows.cu's Dots."""
-    pointers = (tensor.data_ptr() for tensor in (before, i, j, out))
-    width = before.shape[1]
+    pointers, width = cuda_call.addresses(before, i, j, out), before.shape[1]
     return struct.pack("<5q6iq16x", *pointers, width, *z.shape, width, i.shape[0], out.shape[1], z.data_ptr())
 
 

@@ -45,8 +45,8 @@ def _fake(z: Tensor, i: Tensor, j: Tensor, dots: bool) -> Tensor:
 
 def parameters(z: Tensor, i: Tensor, j: Tensor, dots: bool, out: Tensor) -> bytes:
     """pair_products.cu's Pairs."""
-    addresses = (each.data_ptr() for each in (i, j, out))
-    return cuda_call.operands((z,), 1) + struct.pack("<3q5i16x", *addresses, *z.shape, i.shape[0], dots)
+    sizes = *z.shape, i.shape[0], dots
+    return cuda_call.operands((z,), 1) + struct.pack("<3q5i16x", *cuda_call.addresses(i, j, out), *sizes)
 
 
 def _fits(z: Tensor, i: Tensor, j: Tensor) -> bool:

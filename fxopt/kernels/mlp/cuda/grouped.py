@@ -78,10 +78,9 @@ def _fits(x: Tensor, weight: Tensor, y: Tensor | None, places: _Places) -> bool:
 
 def parameters(x: Tensor, weight: Tensor, y: Tensor | None, places: _Places, out: Tensor) -> bytes:
     """grouped.cu's Grouped."""
-    addresses = (0 if each is None else each.data_ptr() for each in places)
     counts = x.shape[1], weight.shape[0], 0 if y is None else y.shape[1]
     sizes = *counts, *out.shape[:2], *weight.shape[1:], _SET_BY_THE_LIBRARY
-    return cuda_call.operands((x, weight, y, out), 4) + struct.pack("<3q8i", *addresses, *sizes)
+    return cuda_call.operands((x, weight, y, out), 4) + struct.pack("<3q8i", *cuda_call.addresses(*places), *sizes)
 
 
 def _fake(

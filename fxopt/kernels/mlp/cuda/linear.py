@@ -92,7 +92,7 @@ def short(
     tall: bool = False,
 ) -> bytes:
     """short.cuh's Short."""
-    words = *_addresses(x, weight, bias, partial, out), x.stride(0), weight.stride(0)
+    words = *cuda_call.addresses(x, weight, bias, partial, out), x.stride(0), weight.stride(0)
     parts = 0 if partial is None else len(partial)
     return struct.pack("<7q6i", *words, x.shape[0], weight.shape[0], x.shape[1], CODES[activation], parts, tall)
 
@@ -106,12 +106,8 @@ def _dots(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, a
 
 def dots(rows: Tensor, vector: Tensor, bias: Tensor | None, out: Tensor, activation: str) -> bytes:
     """dots.cuh's Dots."""
-    strides = rows.stride(0), bias is not None and len(bias) > 1
-    return struct.pack("<6q3i4x", *_addresses(rows, vector, bias, out), *strides, *rows.shape, CODES[activation])
-
-
-def _addresses(*tensors: Tensor | None) -> tuple[int, ...]:
-    return tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+    words = *cuda_call.addresses(rows, vector, bias, out), rows.stride(0), bias is not None and len(bias) > 1
+    return struct.pack("<6q3i4x", *words, *rows.shape, CODES[activation])
 
 
 def gpu_linears(
@@ -171,7 +167,7 @@ def sums_of_parts(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, done: int, out
 
 def last(layer: bytes, weight: Tensor, bias: Tensor | None, activation: str, out: Tensor) -> bytes:
     """last.cuh's Last, of a Short."""
-    return layer + struct.pack("<4q", *_addresses(weight, bias, out), CODES[activation])
+    return layer + struct.pack("<4q", *cuda_call.addresses(weight, bias, out), CODES[activation])
 
 
 def gpu_padded(x: Tensor, width: int) -> Tensor:
