@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from fxopt.findings import Miss, Place
+from fxopt.normalize import switches_gradients
+from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import tensor_of
+from fxopt.shape.standing import analysed
+from fxopt.shape.strides import Strides
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,31 @@ class Match:
     def on_cuda(self) -> bool:
         value = tensor_of(self.anchor)
         return value is not None and value.is_cuda
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a pattern looks through: a graph that nobody edits meanwhile. inference: whether gradients are off."""
+
+    graph: Graph
+    inference: bool
+
+    @functools.cached_property
+    def aliases(self) -> Aliases:
+        return analysed(self.graph, Aliases)
+
+    @functools.cached_property
+    def strides(self) -> Strides:
+        return analysed(self.graph, Strides)
+
+    @property
+    def changes_modes(self) -> bool:
+        """Whether gradients are recorded in some of its parts and not in others."""
+        return not self.inference and switches_gradients(self.graph)
+
+    def calls(self, target: Any) -> list[Node]:
+        """The calls of an operator, in graph order."""
+        return self.graph.find_nodes(op="call_function", target=target)
 
 
 def devices(inference: bool) -> tuple[str, ...]:

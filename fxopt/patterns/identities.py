@@ -7,17 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.normalize import switches_gradients
 from fxopt.patterns.constants import constant_of
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.freshness import Freshness
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.signed_zeros import SignedZeros
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
-from fxopt.shape.strides import Strides
 
 aten = torch.ops.aten
 
@@ -31,15 +27,14 @@ class Kept:
     plus_zero: bool = False
 
 
-def find_identities(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_identities(search: Search) -> Iterator[Match | Reject]:
     """Operators whose result is one of their arguments, to the bit or as far as anything can tell."""
-    graph = module.graph
-    if switches_gradients(graph) and not inference:
+    if search.changes_modes:
         return
-    found = [(node, kept) for node in graph.nodes if (kept := kept_by(node)) is not None]
+    found = [(node, kept) for node in search.graph.nodes if (kept := kept_by(node)) is not None]
     if not found:
         return
-    aliases, strides, zeros = analysed(graph, Aliases), analysed(graph, Strides), SignedZeros(graph)
+    aliases, strides, zeros = search.aliases, search.strides, SignedZeros(search.graph)
     fresh = Freshness(aliases)
     for node, kept in found:
         source = kept.source

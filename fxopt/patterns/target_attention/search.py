@@ -6,18 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxopt.kernels.target_attention.plan import MOST_POSITIONS_ON_CUDA, MOST_WIDTH_ON_CUDA, Plan
 from fxopt.normalize import switches_gradients
-from fxopt.patterns.core import Match, Reject, devices
+from fxopt.patterns.core import Match, Reject, Search, devices
 from fxopt.patterns.target_attention.layers import Layers, Value, allocated
 from fxopt.patterns.target_attention.layout import Layout, Sizes, viewed
 from fxopt.patterns.target_attention.tail import Tail
 from fxopt.patterns.target_attention.terms import Source, Terms
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # in float64, folding a weight costs more than it saves
@@ -45,16 +44,15 @@ class Found:
     width: int
 
 
-def find_target_attention(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_target_attention(search: Search) -> Iterator[Match | Reject]:
     """Matches bind `found` and what it reads."""
-    if switches_gradients(module.graph):
+    if switches_gradients(search.graph):
         return
-    aliases = analysed(module.graph, Aliases)
-    for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
+    for node in search.calls(aten.linear.default):
         cat = _concatenation(node)
-        if cat is None or cat.meta["val"].device.type not in devices(inference):
+        if cat is None or cat.meta["val"].device.type not in devices(search.inference):
             continue
-        found = _Search(node, cat, aliases).run()
+        found = _Search(node, cat, search.aliases).run()
         if isinstance(found, Match) and found.on_cuda and (why := _too_large(found.bound["found"])):
             found = Reject(why, found.anchor)
         if found is not None:
