@@ -6,8 +6,7 @@ import operator
 
 from torch.fx import Node
 
-from fxopt.kernels.pointwise.cuda import kernel_of, pointwise_on_cuda
-from fxopt.kernels.pointwise.cuda.grouped import OPERATORS
+from fxopt.kernels.pointwise.cuda import OPERATORS, kernel_of, pointwise_on_cuda
 from fxopt.patterns.grouped_pointwise import Call, find_grouped_pointwise
 from fxopt.rewrites.framework import PROVEN, Editor, Match, Replacement, Rewrite
 
