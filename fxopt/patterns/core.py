@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,11 @@ class Search:
     def changes_modes(self) -> bool:
         """Whether gradients are recorded in some of its parts and not in others."""
         return not self.inference and switches_gradients(self.graph)
+
+    def unedited(self, found: Match, nodes: Iterable[Node], node: Node, reason: str = "") -> Match | Reject:
+        """What was found at `node`; why it is none where one of these nodes is edited in place."""
+        edited = next(filter(self.aliases.edited, nodes), None)
+        return found if edited is None else Reject(reason or f"'{edited.name}' is edited in place", node)
 
     def calls(self, target: Any) -> list[Node]:
         """The calls of an operator, in graph order."""

@@ -23,17 +23,17 @@ def find_pairs(search: Search) -> Iterator[Match | Reject]:
         sizes = _sizes(first, second)
         if sizes is None:
             continue
+        K, H, N = sizes
         if len(first.users) > 1:
             yield Reject("something else reads what the first of the two gives", first)
-            continue
-        K, H, N = sizes
-        if K * N >= H * (K + N):
+        elif K * N >= H * (K + N):
             yield Reject(f"their product [{N}, {K}] is more work than [{H}, {K}] and [{N}, {H}]", second)
-            continue
-        if any(map(search.aliases.edited, (*first.all_input_nodes, *second.all_input_nodes))):
-            yield Reject("something that they read is edited in place", second)
-            continue
-        yield Match(second, {"first": first, "sizes": sizes})
+        else:
+            match, read = (
+                Match(second, {"first": first, "sizes": sizes}),
+                [*first.all_input_nodes, *second.all_input_nodes],
+            )
+            yield search.unedited(match, read, second, "something that they read is edited in place")
 
 
 def _sizes(first: Node, second: Node) -> tuple[int, int, int] | None:

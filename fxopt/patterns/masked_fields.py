@@ -50,11 +50,9 @@ def find_masked_fields(search: Search) -> Iterator[Match | Reject]:
         content = constant_tensor(selected.mask, held)
         if content is None:
             continue
-        if search.aliases.edited(selected.mask) or search.aliases.edited(selected.x):
-            yield Reject("its mask, or what it selects from, is edited in place", node)
-            continue
-        count = int(content.reshape(selected.own).broadcast_to(selected.over).sum())
-        yield Match(node, {"selected": selected, "reads": (selected.x, selected.mask), "count": count})
+        count, reads = int(content.reshape(selected.own).broadcast_to(selected.over).sum()), (selected.x, selected.mask)
+        match = Match(node, {"selected": selected, "reads": reads, "count": count})
+        yield search.unedited(match, reads, node, "its mask, or what it selects from, is edited in place")
 
 
 def _held(node: Node) -> Tensor | None:

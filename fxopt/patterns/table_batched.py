@@ -26,10 +26,9 @@ def find_table_batched(search: Search) -> Iterator[Match | Reject]:
         check = None if reason else _check_of(given["indices"], given["offsets"])
         if reason or check is None:
             yield Reject(reason or "no check of its ids stands before it", node)
-        elif any(map(search.aliases.edited, node.all_input_nodes)):
-            yield Reject("what it reads is edited in place", node)
         else:
-            yield Match(node, {**given, "check": check, "rows": check.args[1], "offsets": _uncast(given["offsets"])})
+            bound = {**given, "check": check, "rows": check.args[1], "offsets": _uncast(given["offsets"])}
+            yield search.unedited(Match(node, bound), node.all_input_nodes, node, "what it reads is edited in place")
 
 
 def _not_served(given: dict[str, Any]) -> str:

@@ -54,11 +54,9 @@ def find_attention(search: Search) -> Iterator[Match | Reject]:
         i, j = numbered(value.terms, vectors, terms)
         reads = [*vectors, *(node for part in (hidden, query) for node in (part.weight, part.bias) if node is not None)]
         inner = [hidden.x, query.x, softmax, *softmax.all_input_nodes, *pooled]
-        if any(map(search.aliases.edited, [*reads, *inner])):
-            yield Reject("a tensor it reads is edited in place", softmax)
-            continue
         bound = {"vectors": vectors, "i": i, "j": j, "hidden": hidden, "query": query, "pooled": tuple(pooled)}
-        yield Match(softmax, bound | {"reads": tuple(reads)})
+        match = Match(softmax, bound | {"reads": tuple(reads)})
+        yield search.unedited(match, [*reads, *inner], softmax, "a tensor it reads is edited in place")
 
 
 def _scores(softmax: Node) -> Affine | None:

@@ -56,12 +56,9 @@ def find_gathered(search: Search) -> Iterator[Match | Reject]:
     for node in calls_of_ours(search.graph, "fxopt::gpu_dots") if search.inference else ():
         z, *rest = node.args
         columns = _columns_of(z)
-        if columns is None:
-            continue
-        if edited := next(filter(search.aliases.edited, columns.all_input_nodes), None):
-            yield Reject(f"'{edited.name}' is edited in place", node)
-        else:
-            yield Match(node, {"z": z, "columns": columns, "rest": rest})
+        if columns is not None:
+            match = Match(node, {"z": z, "columns": columns, "rest": rest})
+            yield search.unedited(match, columns.all_input_nodes, node)
 
 
 def _columns_of(z: Any) -> Node | None:

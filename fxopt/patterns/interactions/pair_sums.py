@@ -45,10 +45,8 @@ def find_pair_sums(search: Search) -> Iterator[Match | Reject]:
             continue
         found = _with_tail(_with_weights(found))
         reads = [*found.vectors, *([found.weights] if found.weights is not None else [])]
-        if any(map(search.aliases.edited, [*reads, found.anchor, node])):
-            yield Reject("a tensor it reads is edited in place", node)
-            continue
-        yield Match(found.anchor, {"pair_sum": found, "reads": tuple(reads)})
+        match = Match(found.anchor, {"pair_sum": found, "reads": tuple(reads)})
+        yield search.unedited(match, [*reads, found.anchor, node], node, "a tensor it reads is edited in place")
 
 
 def _of_squares(node: Node) -> PairSum | None:

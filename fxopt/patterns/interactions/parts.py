@@ -25,10 +25,8 @@ def find_parts(search: Search) -> Iterator[Match | Reject]:
         if join is None or join.dim != 1 or len(join.node.users) > 1 or len(join.inputs) > _MOST_PARTS:
             continue
         parts = tuple(map(_without_unsqueeze, join.inputs))
-        if any(map(search.aliases.edited, (join.node, *join.inputs, *parts))):
-            yield Reject("its vectors are edited in place", node)
-            continue
-        yield Match(node, {"parts": parts})
+        read = (join.node, *join.inputs, *parts)
+        yield search.unedited(Match(node, {"parts": parts}), read, node, "its vectors are edited in place")
 
 
 def _without_unsqueeze(part: Node) -> Node:
