@@ -148,19 +148,13 @@ def _repeat(node: Node) -> Kept | None:
 
 
 _RULES: dict[object, Callable[[Node], Kept | None]] = {
-    aten.add.Tensor: _add,
-    aten.add.Scalar: _add,
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _add),
     aten.sub.Tensor: _neutral(0, "right"),
     aten.mul.Tensor: _neutral(1, "both"),
-    aten.div.Tensor: _neutral(1, "right"),
-    aten.pow.Tensor_Scalar: _neutral(1, "right"),
-    aten.neg.default: _twice,
-    aten.logical_not.default: _twice,
-    aten.bitwise_not.default: _twice,
+    **dict.fromkeys((aten.div.Tensor, aten.pow.Tensor_Scalar), _neutral(1, "right")),
+    **dict.fromkeys((aten.neg.default, aten.logical_not.default, aten.bitwise_not.default), _twice),
     aten.to.dtype: _cast,
-    aten.sum.dim_IntList: _over_one(plus_zero=True),
-    aten.mean.dim: _over_one(plus_zero=True),
-    aten.amax.default: _over_one(plus_zero=False),
-    aten.amin.default: _over_one(plus_zero=False),
+    **dict.fromkeys((aten.sum.dim_IntList, aten.mean.dim), _over_one(plus_zero=True)),
+    **dict.fromkeys((aten.amax.default, aten.amin.default), _over_one(plus_zero=False)),
     aten.repeat.default: _repeat,
 }

@@ -133,11 +133,8 @@ def _slice(node: Node) -> Arguments:
 
 
 _SPELLINGS: dict[Any, Callable[[Node], Arguments]] = {
-    aten.view.default: _view,
-    aten.reshape.default: _view,
-    aten._unsafe_view.default: _view,
+    **dict.fromkeys((aten.view.default, aten.reshape.default, aten._unsafe_view.default), _view),
     aten.unflatten.int: _unflatten,
-    aten.expand.default: _expand,
-    aten.broadcast_to.default: _expand,
+    **dict.fromkeys((aten.expand.default, aten.broadcast_to.default), _expand),
     aten.slice.Tensor: _slice,
 }

@@ -10,6 +10,9 @@ import torch
 from torch.fx import Node
 
 T = TypeVar("T")
+# The overloads that say one thing.
+WHERES = (torch.ops.aten.where.self, torch.ops.aten.where.ScalarSelf, torch.ops.aten.where.ScalarOther)
+FILLS = (torch.ops.aten.masked_fill.Scalar, torch.ops.aten.masked_fill.Tensor)
 _SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 
 

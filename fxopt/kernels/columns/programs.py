@@ -12,10 +12,7 @@ from torch import Tensor
 from .plan import REGISTERS, Compare, Instr, Op, PerRow, Source
 
 Bucketize = Callable[[Tensor, int, Instr], Tensor]  # (values, step of the program, its instruction)
-_COMPARE: dict[Compare, Callable] = {
-    Compare.EQ: operator.eq, Compare.NE: operator.ne, Compare.LT: operator.lt,
-    Compare.LE: operator.le, Compare.GT: operator.gt, Compare.GE: operator.ge,
-}  # fmt: skip
+_COMPARE: dict[Compare, Callable] = {compare: getattr(operator, compare.name.lower()) for compare in Compare}
 _STEPS: dict[Op, Callable[[Tensor, Instr], Tensor]] = {
     Op.CAST: lambda v, i: v,
     Op.ADD: lambda v, i: v + i.a,

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from fxopt.patterns.constants import Number, constant_of
 from fxopt.patterns.core import Reject, Search
-from fxopt.shape.calls import arguments_of
+from fxopt.shape.calls import FILLS, arguments_of
 from fxopt.shape.ranges.analysis import Ranges
 from fxopt.shape.ranges.values import Values
 from fxopt.shape.sizes import Size, same, same_shape, shape_of, static, tensor_of
@@ -42,7 +42,6 @@ class Dead:
 
 
 Verdict = Dead | Reject | None
-_CONTIGUOUS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor}  # is what they give, whatever they read
 
 
 class Checks(Search):
@@ -109,7 +108,8 @@ class Checks(Search):
             return None
         assert isinstance(kept, Node)
         copied = torch.preserve_format if self._must_copy(node, kept) else None
-        if node.target in _CONTIGUOUS and self.strides.asked(node) > self.strides.known(kept):
+        # what they give is contiguous, whatever they read
+        if node.target in FILLS and self.strides.asked(node) > self.strides.known(kept):
             copied = torch.contiguous_format
         return Dead(f"{what or told_call(node)} removed", why, name, copied)
 

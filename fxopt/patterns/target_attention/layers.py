@@ -24,16 +24,12 @@ _UNARY = {
     aten.silu.default: p.SILU,
 }
 _BINARY = {
-    aten.add.Tensor: p.ADD,
-    aten.sub.Tensor: p.SUB,
-    aten.mul.Tensor: p.MUL,
-    aten.div.Tensor: p.DIV,
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), p.ADD),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), p.SUB),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), p.MUL),
+    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), p.DIV),
     aten.maximum.default: p.MAXIMUM,
     aten.minimum.default: p.MINIMUM,
-    aten.add.Scalar: p.ADD,
-    aten.sub.Scalar: p.SUB,
-    aten.mul.Scalar: p.MUL,
-    aten.div.Scalar: p.DIV,
 }
 
 

@@ -120,17 +120,14 @@ def _nan_to_num(op: Operation) -> Known | None:
 
 
 ELEMENTWISE: dict[object, Rule] = {
-    aten.clamp: _clamp("min", "max"),
-    aten.clip: _clamp("min", "max"),
+    **dict.fromkeys((aten.clamp, aten.clip), _clamp("min", "max")),
     aten.clamp_min: _clamp("min", None),
     aten.clamp_max: _clamp(None, "max"),
     aten.hardtanh: _clamp("min_val", "max_val"),
     aten.relu: _constants(0, None),
     aten.relu6: _constants(0, 6),
-    aten.minimum: _extreme(below=True, step="minimum with"),
-    aten.maximum: _extreme(below=False, step="maximum with"),
-    aten.min.other: _extreme(below=True, step="minimum with"),
-    aten.max.other: _extreme(below=False, step="maximum with"),
+    **dict.fromkeys((aten.minimum, aten.min.other), _extreme(below=True, step="minimum with")),
+    **dict.fromkeys((aten.maximum, aten.max.other), _extreme(below=False, step="maximum with")),
     aten.fmin: _ignoring_nan(below=True, step="minimum with"),
     aten.fmax: _ignoring_nan(below=False, step="maximum with"),
     aten.nan_to_num: _nan_to_num,

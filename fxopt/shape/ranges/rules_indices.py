@@ -111,19 +111,10 @@ _BY_DIM = (_element, _position("position"))
 _TYPICAL = (_typical, _position("position"))
 
 PARTS: dict[object, Sequence[Part]] = {
-    aten.max: _BY_DIM,
-    aten.min: _BY_DIM,
-    aten.sort: _BY_DIM,
-    aten.topk: _BY_DIM,
-    aten.kthvalue: _TYPICAL,
-    aten.median: _TYPICAL,
-    aten.mode: _TYPICAL,
-    aten.cummax: _BY_DIM,
-    aten.cummin: _BY_DIM,
+    **dict.fromkeys((aten.max, aten.min, aten.sort, aten.topk, aten.cummax, aten.cummin), _BY_DIM),
+    **dict.fromkeys((aten.kthvalue, aten.median, aten.mode), _TYPICAL),
     aten.aminmax: (_element, _element),
-    aten._unique2: _UNIQUE,
-    aten.unique_consecutive: _UNIQUE,
-    aten.unique_dim: _UNIQUE,
+    **dict.fromkeys((aten._unique2, aten.unique_consecutive, aten.unique_dim), _UNIQUE),
     aten.where: [_where_position(position) for position in range(8)],
     aten.nonzero_numpy: [_any_position] * 8,
 }
@@ -135,8 +126,7 @@ RULES: dict[object, Rule] = {
     aten.argmax: _position("argmax"),
     aten.argmin: _position("argmin"),
     aten.argsort: _position("argsort"),
-    aten.nonzero: _any_position,
-    aten.argwhere: _any_position,
+    **dict.fromkeys((aten.nonzero, aten.argwhere), _any_position),
     aten.repeat_interleave.Tensor: _bag,
     aten.multinomial: _position("multinomial", None),
     aten.arange: _arange,
@@ -145,9 +135,6 @@ RULES: dict[object, Rule] = {
     aten.bincount: lambda op: _count(op) if op["weights"] is None else None,
     aten.count_nonzero: _count,
     aten.randint: _randint,
-    aten.max.default: _element,
-    aten.min.default: _element,
+    **dict.fromkeys((aten.max.default, aten.min.default, aten.amax, aten.amin), _element),
     aten.median.default: _typical,
-    aten.amax: _element,
-    aten.amin: _element,
 }
