@@ -12,6 +12,7 @@ from torch.fx import Node
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.freshness import Freshness
+from fxopt.shape.calls import name_of
 from fxopt.shape.signed_zeros import SignedZeros
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
 
@@ -89,13 +90,13 @@ def _neutral(number: int, sides: str) -> Callable[[Node], Kept | None]:
 
 
 def _symbol(node: Node) -> str:
-    return {"sub": "-", "mul": "*", "div": "/", "pow": "**"}[str(node.target).split(".")[1]]
+    return {"sub": "-", "mul": "*", "div": "/", "pow": "**"}[name_of(node)]
 
 
 def _twice(node: Node) -> Kept | None:
     inner = node.args[0]
     if isinstance(inner, Node) and inner.target is node.target and isinstance(inner.args[0], Node):
-        return Kept(inner.args[0], f"{str(node.target).split('.')[1]} of itself")
+        return Kept(inner.args[0], f"{name_of(node)} of itself")
     return None
 
 

@@ -6,7 +6,8 @@ import torch
 
 from fxopt.patterns.cats import find_cats
 from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
-from fxopt.rewrites.views import made, name_of
+from fxopt.rewrites.views import made
+from fxopt.shape.calls import name_of
 
 aten = torch.ops.aten
 

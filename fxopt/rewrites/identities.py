@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fxopt.patterns.identities import find_identities
 from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
-from fxopt.rewrites.views import name_of
+from fxopt.shape.calls import name_of
 
 
 def replace_identity(editor: Editor, match: Match) -> Replacement:

@@ -7,7 +7,8 @@ from torch.fx.node import map_arg
 
 from fxopt.patterns.ones import find_ones, ones_of
 from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
-from fxopt.rewrites.views import name_of, with_ones, without_ones
+from fxopt.rewrites.views import with_ones, without_ones
+from fxopt.shape.calls import name_of
 from fxopt.shape.sizes import shape_of
 
 

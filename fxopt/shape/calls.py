@@ -39,6 +39,11 @@ def packet_of(node: Node) -> Any:
     return getattr(node.target, "overloadpacket", None)
 
 
+def name_of(node: Node) -> str:
+    """Of the operator that a node calls, without its overload: "add"."""
+    return str(packet_of(node) or node.target).split(".")[-1]
+
+
 def ancestors(values: Sequence[object], sizes: bool = True) -> set[Node]:
     """What values are computed from, themselves included; without `sizes` not what only tells its size."""
     nodes = (value for value in values if isinstance(value, Node))

@@ -16,6 +16,7 @@ from fxopt.patterns.target_attention.layout import Layout, Sizes, viewed
 from fxopt.patterns.target_attention.tail import Tail
 from fxopt.patterns.target_attention.terms import Source, Terms
 from fxopt.shape.aliases import Aliases
+from fxopt.shape.calls import name_of
 from fxopt.shape.sizes import shape_of, static
 
 aten = torch.ops.aten
@@ -163,7 +164,7 @@ class _Search:
                 done = scores is not None and all(
                     layers.values[operand].channels == 1 for operand in node.all_input_nodes if operand in layers.values
                 )
-                value = layers.add(node) if not done or _is_activation(node) else None
+                value = layers.add(node) if not done or node.target in _ACTIVATIONS else None
                 if value is None:
                     if not done and outside is None:
                         outside = node
@@ -177,7 +178,7 @@ class _Search:
         return scores
 
     def _why_not(self, outside: Node | None) -> Reject:
-        name = "nothing" if outside is None else str(outside.target).removeprefix("aten.").split(".")[0]
+        name = "nothing" if outside is None else name_of(outside)
         if outside is not None and (name == "dropout" or (name == "batch_norm" and outside.args[5])):
             return Reject(f"its {name} is in training mode", outside)
         return Reject(f"its layers do not end in one score per position: '{name}' follows", outside or self.linear)
@@ -187,8 +188,3 @@ def _is_wide(outside: Node, layers: Layers) -> bool:
     """Whether it reads more than scores."""
     known = [layers.values[operand] for operand in outside.all_input_nodes if operand in layers.values]
     return any(value.channels > 1 for value in known)
-
-
-def _is_activation(node: Node) -> bool:
-    """Of the scores themselves; all else is the tail's."""
-    return node.target in _ACTIVATIONS
