@@ -117,7 +117,7 @@ def again(
     def mlp(*tensors: Any) -> list[Tensor]:
         return [reference.mlp(tensors[: len(inputs)], tensors[len(inputs) :], steps)]
 
-    return gradients.again(mlp, (*inputs, *state), needs, [grad])
+    return gradients.again(mlp, (*inputs, *state), [grad], needs)
 
 
 class _Backward:
