@@ -16,13 +16,7 @@ from fxopt.patterns.target_attention.layout import Layout, Sizes, has, viewed
 from fxopt.shape.sizes import shape_of, static, tensor_of
 
 aten = torch.ops.aten
-_UNARY = {
-    aten.neg.default: p.NEG,
-    aten.exp.default: p.EXP,
-    aten.sigmoid.default: p.SIGMOID,
-    aten.tanh.default: p.TANH,
-    aten.silu.default: p.SILU,
-}
+_UNARY = {getattr(aten, name).default: getattr(p, name.upper()) for name in ("neg", "exp", "sigmoid", "tanh", "silu")}
 _BINARY = {
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), p.ADD),
     **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), p.SUB),

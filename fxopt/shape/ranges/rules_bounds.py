@@ -7,6 +7,7 @@ import math
 import torch
 from torch.fx import Node
 
+from fxopt.shape.calls import WHERES
 from fxopt.shape.ranges.algebra import cast
 from fxopt.shape.ranges.conditions import describe, restricted
 from fxopt.shape.ranges.operation import Known, Operation, Rule, either
@@ -134,9 +135,6 @@ ELEMENTWISE: dict[object, Rule] = {
 }
 
 SUBSTITUTIONS: dict[object, Rule] = {
-    aten.where.self: _where("condition", "self", "other"),
-    aten.where.ScalarOther: _where("condition", "self", "other"),
-    aten.where.ScalarSelf: _where("condition", "self", "other"),
-    aten.where.Scalar: _where("condition", "self", "other"),
+    **dict.fromkeys((*WHERES, aten.where.Scalar), _where("condition", "self", "other")),
     aten.masked_fill: _where("mask", "value", "self"),
 }

@@ -101,11 +101,7 @@ MOVES = (
     aten.take, aten.take_along_dim, aten.masked_select, aten.msort, aten.expand_copy, aten.view_copy, aten.slice_copy,
 )  # fmt: skip
 
-CASTS: dict[object, Rule] = {
-    aten.to: _cast,
-    aten._to_copy: _cast,
-    aten.type_as: _cast,
-}
+CASTS: dict[object, Rule] = dict.fromkeys((aten.to, aten._to_copy, aten.type_as), _cast)
 
 RULES: dict[object, Rule] = {
     **dict.fromkeys(MOVES, _same),
