@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
-from torch.fx import GraphModule
 
 import fxopt
 from fxopt.config import Config
 from fxopt.findings import Findings
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.rewrites import embedding_columns, views
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor
@@ -41,8 +40,8 @@ class Model(nn.Module):
         return torch.relu_(self.table(ids) - x) + torch.abs(x)
 
 
-def found(target: object, module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    for node in module.graph.find_nodes(op="call_function", target=target):
+def found(target: object, search: Search) -> Iterator[Match | Reject]:
+    for node in search.calls(target):
         yield Match(node, {})
 
 

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 import fxopt
 from fxopt import rewrites, stages
 from fxopt.capture import capture
 from fxopt.config import Config
 from fxopt.findings import Findings
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.rewrites.framework.core import Replacement, Rewrite
 from fxopt.rewrites.framework.editor import Editor, Rejected
 from fxopt.verify import Examples
@@ -41,9 +40,9 @@ class Averages(nn.Module):
         return (y / x.shape[1]).relu()
 
 
-def relus(second: bool) -> Callable[[GraphModule, bool], Iterator[Match | Reject]]:
-    def find(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-        found = [node for node in module.graph.nodes if node.target is aten.relu.default and "made" not in node.meta]
+def relus(second: bool) -> Callable[[Search], Iterator[Match | Reject]]:
+    def find(search: Search) -> Iterator[Match | Reject]:
+        found = [node for node in search.graph.nodes if node.target is aten.relu.default and "made" not in node.meta]
         for node in found:
             if (node.name == "relu_1") == second:
                 yield Match(node, {"reads": (node.args[0],)})

@@ -133,12 +133,8 @@ def _taken(func: Any, x: Any, indices: Any, dim: Any = None, *, tracer: Any, **n
 _MADE: dict[Any, Callable[..., torch.Tensor | None]] = {
     torch.linspace: _linspace,
     torch.logspace: _without_gradients,
-    torch.diag: _diagonal,
-    torch.Tensor.diag: _diagonal,
-    torch.diagonal: _diagonal,
-    torch.Tensor.diagonal: _diagonal,
-    torch.take_along_dim: _taken,
-    torch.Tensor.take_along_dim: _taken,
+    **dict.fromkeys((torch.diag, torch.Tensor.diag, torch.diagonal, torch.Tensor.diagonal), _diagonal),
+    **dict.fromkeys((torch.take_along_dim, torch.Tensor.take_along_dim), _taken),
 }
 
 

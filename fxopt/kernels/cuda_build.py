@@ -63,6 +63,11 @@ class CudaLibrary:
         return declared(self, build(self, arch))
 
 
+def beside(module: str, name: str, *functions: str) -> CudaLibrary:
+    """The library of the .cu file that stands beside a module and has its name. functions: as of a CudaLibrary."""
+    return CudaLibrary(name, Path(module).with_suffix(".cu"), functions=functions)
+
+
 class Kernels(Protocol):
     """What a GPU of an architecture needs: a library of nvcc's, or a kernel of NVRTC's."""
 

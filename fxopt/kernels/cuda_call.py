@@ -30,6 +30,11 @@ def operands(tensors: Sequence[Tensor | None], most: int) -> bytes:
     return struct.pack(f"<{4 * most}q", *words, *(0,) * (4 * most - len(words)))
 
 
+def addresses(*tensors: Tensor | None) -> tuple[int, ...]:
+    """Where tensors lie; None is a null pointer."""
+    return tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+
+
 @functools.cache
 def most_shared(device: torch.device) -> int:
     """Bytes of shared memory that a block may have; of any device where nothing is known of this one."""

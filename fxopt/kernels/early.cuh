@@ -32,12 +32,12 @@ __device__ __forceinline__ void let_next_start() {
 struct Early {
   cudaLaunchAttribute attribute{};
 
-  explicit Early(cudaLaunchConfig_t& config) {
+  Early(cudaLaunchConfig_t& config, bool wanted) {
     static const bool known = [] {
       int driver = 0;
       return cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030;
     }();
-    if (!known) return;
+    if (!known || !wanted) return;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
@@ -47,8 +47,23 @@ struct Early {
 };
 #else
 struct Early {
-  explicit Early(cudaLaunchConfig_t&) {}
+  Early(cudaLaunchConfig_t&, bool) {}
 };
 #endif
+
+// nullptr, or what went wrong. early: of a kernel that begins with wait_for_stream(). shared: bytes of dynamic shared memory.
+template <class Parameters>
+static const char* launch_kernel(bool early, void (*kernel)(Parameters), dim3 blocks, int threads, int shared, void* stream, const Parameters& parameters) {
+  if (blocks.x == 0) return nullptr;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = size_t(shared);
+  config.stream = static_cast<cudaStream_t>(stream);
+  const Early attributes(config, early);
+  cudaError_t error = shared ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) : cudaSuccess;
+  if (error == cudaSuccess) error = cudaLaunchKernelEx(&config, kernel, parameters);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
 
 }  // namespace fxopt

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "abi.h"
 #include "early.cuh"
 
 namespace fxopt {
@@ -56,19 +57,10 @@ __device__ __forceinline__ float summed(float x) {
   return x;
 }
 
-// Of a kernel that begins with wait_for_stream(). nullptr, or what went wrong. shared: bytes of dynamic shared memory.
+// Of kernels that begin with wait_for_stream(). nullptr, or what went wrong. shared: bytes of dynamic shared memory.
 template <class Parameters>
 static const char* launch_shared(void (*kernel)(Parameters), dim3 blocks, int threads, int shared, void* stream, const Parameters& parameters) {
-  if (blocks.x == 0) return nullptr;
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
-  config.blockDim = dim3(unsigned(threads));
-  config.dynamicSmemBytes = size_t(shared);
-  config.stream = static_cast<cudaStream_t>(stream);
-  const Early early(config);
-  cudaError_t error = shared ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) : cudaSuccess;
-  if (error == cudaSuccess) error = cudaLaunchKernelEx(&config, kernel, parameters);
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return launch_kernel(true, kernel, blocks, threads, shared, stream, parameters);
 }
 
 template <class Parameters>

@@ -43,6 +43,11 @@ def where_they_flow(backward: Callable[..., tuple]) -> Callable[..., tuple]:
     return flowing
 
 
+def save_inputs(ctx: Any, inputs: tuple, output: Any) -> None:
+    """A setup_context for a backward that reads its arguments, tensors all of them, and nothing else."""
+    ctx.save_for_backward(*inputs)
+
+
 def by_definition(grads: Sequence[Tensor | None]) -> bool:
     """Whether a backward must keep to PyTorch's own operators: it may be differentiated itself (create_graph), or it
     gets many gradients at once (is_grads_batched)."""
@@ -52,15 +57,17 @@ def by_definition(grads: Sequence[Tensor | None]) -> bool:
 def again(
     function: Callable[..., Sequence[Tensor]],
     tensors: Sequence[Tensor | None],
-    needs: Sequence[bool],
     grads: Sequence[Tensor | None],
+    needs: Sequence[bool] | None = None,
 ) -> list[Tensor | None]:
     """The gradients of ``function(*tensors)``, one a tensor; None where none is needed, or none flows.
+    Without `needs` those are needed of which a tensor asks for one.
 
     Where gradients are on they are differentiable, also in tensors that need none now: a penalty on the gradient of the
     input is one on the weights.
     """
     create = torch.is_grad_enabled()
+    needs = [tensor is not None and tensor.requires_grad for tensor in tensors] if needs is None else needs
     with torch.enable_grad():
         given = [_given(tensor, need, create) for tensor, need in zip(tensors, needs, strict=True)]
         outputs = function(*given)

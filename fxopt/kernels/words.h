@@ -1,6 +1,7 @@
 // The words of a plan, one after the other.
 #pragma once
 #include <cstring>
+#include <utility>
 
 #include "entry.h"
 
@@ -14,9 +15,18 @@ class Words {
     if (next() != version) refused("fxopt.%s: expected a plan made by words()", name_);
   }
   int64_t next() {
-    if (at_ >= end_) refused("fxopt.%s: expected a whole plan", name_);
-    return *at_++;
+    return *take(1);
   }
+  const int64_t* take(int64_t count) {
+    if (count < 0 || count > end_ - at_) refused("fxopt.%s: expected a whole plan", name_);
+    return std::exchange(at_, at_ + count);
+  }
+  // A struct of int64 that lies in the words.
+  template <class Record>
+  const Record& record() {
+    return reinterpret_cast<const Record&>(*take(sizeof(Record) / sizeof(int64_t)));
+  }
+  bool are_read() const { return at_ == end_; }
   double number() {
     const int64_t bits = next();
     double value;

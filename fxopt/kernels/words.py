@@ -10,7 +10,8 @@ import dataclasses
 import functools
 import struct
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -49,10 +50,12 @@ def tensor_of(text: str) -> torch.Tensor:
 
 
 class Worded:
-    """A dataclass that can be written as words: of ints, bools, floats, such dataclasses, tuples and None beside them.
+    """A dataclass that can be written as words: of ints, bools, floats, literals, such dataclasses, one of several such
+    dataclasses, tuples, and None beside them.
 
-    A float is its bits. In front of a tuple of any length stands its length, and in front of what may be None whether
-    it is there.
+    A float is its bits, and a literal its place among those that there may be. In front of a tuple of any length stands
+    its length, in front of one of several dataclasses its place among them, and in front of what may be None whether it
+    is there.
     """
 
     KIND: ClassVar[int]  # the first word, which the kernel checks: a number of this plan and of its version
@@ -73,7 +76,7 @@ class Worded:
         left = iter(words)
         try:
             found = _read(left, cls) if next(left) == cls.KIND else None
-        except StopIteration:
+        except (StopIteration, IndexError):
             found = None
         if found is None or next(left, None) is not None:
             raise ValueError(f"fxopt.{cls.OPERATOR}: expected a plan made by words()")
@@ -99,10 +102,15 @@ def _write(words: list[int], kind: Any, value: Any) -> None:
             kinds = kinds[:1] * len(value)
         for inner, item in zip(kinds, value, strict=True):
             _write(words, inner, item)
-    else:  # or None
+    elif get_origin(kind) is Literal:
+        words.append(get_args(kind).index(value))
+    elif NoneType in get_args(kind):
         words.append(value is not None)
         if value is not None:
             _write(words, get_args(kind)[0], value)
+    else:
+        words.append(get_args(kind).index(type(value)))
+        _write(words, type(value), value)
 
 
 def _read(words: Iterator[int], kind: Any) -> Any:
@@ -112,8 +120,11 @@ def _read(words: Iterator[int], kind: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         return kind(*[_read(words, inner) for _, inner in _fields(kind)])  # type: ignore[arg-type, operator]
     kinds = get_args(kind)
-    if get_origin(kind) is not tuple:  # or None
-        return _read(words, kinds[0]) if next(words) else None
+    if get_origin(kind) is Literal:
+        return kinds[next(words)]
+    if get_origin(kind) is not tuple:
+        at = next(words)
+        return _read(words, kinds[at]) if NoneType not in kinds else _read(words, kinds[0]) if at else None
     if kinds[-1] is ...:
         return tuple([_read(words, kinds[0]) for _ in range(next(words))])
     return tuple([_read(words, inner) for inner in kinds])

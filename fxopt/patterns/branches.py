@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.shape.aliases import has_effects, is_random
 from fxopt.shape.sizes import tensors_in
 from fxopt.torch_internals.storage import shares_storage
@@ -31,10 +31,10 @@ class Branch:
     main: list[Node]
 
 
-def find_branches(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_branches(search: Search) -> Iterator[Match | Reject]:
     """Matches bind `side` and `main`, anchored where both are needed; those that save most waiting come first."""
-    nodes = list(module.graph.nodes)
-    if not inference or not any(map(launches, nodes)):
+    nodes = list(search.graph.nodes)
+    if not search.inference or not any(map(launches, nodes)):
         return
     if writer := next(filter(_may_write, nodes), None):
         yield Reject(f"'{writer.name}' may write to memory, so the graph runs in the order of its calls", writer)

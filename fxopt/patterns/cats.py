@@ -7,17 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.normalize import switches_gradients
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.freshness import Freshness
 from fxopt.patterns.pieces import Run, merged, pieces_of, whole_split
 from fxopt.patterns.view_chains import ViewChains
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.fewest_steps import steps_of
 from fxopt.shape.sizes import same_shape, same_sizes, shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
 from fxopt.shape.strides import Layout, reads_once
 from fxopt.shape.view_operators import RESHAPES
 from fxopt.shape.view_steps import Permute, Reshape, Select, Slice, Step
@@ -53,13 +51,13 @@ class Join:
         return cls(node, tuple(inputs), dim % len(shape_of(node)))  # type: ignore[arg-type]
 
 
-def find_cats(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_cats(search: Search) -> Iterator[Match | Reject]:
     """Every cat or stack that fewer operators can give."""
-    if switches_gradients(module.graph) and not inference:
+    if search.changes_modes:
         return
-    aliases = analysed(module.graph, Aliases)
-    cats = _Cats(aliases, ViewChains(module.graph, aliases, inference))
-    for node in module.graph.nodes:
+    aliases = search.aliases
+    cats = _Cats(aliases, ViewChains(search))
+    for node in search.graph.nodes:
         if aliases.edited(node):
             continue
         join = Join.of(node)

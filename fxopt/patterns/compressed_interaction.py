@@ -7,26 +7,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxopt.patterns.contractions.convolutions import CONVOLUTIONS
 from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.terms import Dim, Factor, Term
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.linear_layers import activated
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import static
 from fxopt.shape.spelled import SPELLED, spelled
-from fxopt.shape.standing import analysed
 
 
-def find_compressed_interactions(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_compressed_interactions(search: Search) -> Iterator[Match | Reject]:
     """einsum("bhd,bmd,ohm->bod"): an outer product, a reshape and conv1d of kernel 1, or a linear over the products."""
-    reader = Reader(analysed(module.graph, Aliases))
-    for node in module.graph.nodes:
+    reader = Reader(search.aliases)
+    for node in search.graph.nodes:
         if node.target not in SPELLED or node.target is torch.ops.aten.mul.Tensor or not _is_plain(node):
             continue
-        ended = inference and node.meta["val"].is_cuda
+        ended = search.inference and node.meta["val"].is_cuda
         found = (_match(node, term, ended) for term in reader.terms(node, deepest=3) if len(term.factors) == 3)
         yield from itertools.islice(filter(None, found), 1)
 

@@ -9,12 +9,8 @@ aten = torch.ops.aten
 Number = int | float
 
 _FILLED = {
-    aten.zeros_like.default: 0,
-    aten.ones_like.default: 1,
-    aten.zeros.default: 0,
-    aten.ones.default: 1,
-    aten.new_zeros.default: 0,
-    aten.new_ones.default: 1,
+    **dict.fromkeys((aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default), 0),
+    **dict.fromkeys((aten.ones_like.default, aten.ones.default, aten.new_ones.default), 1),
 }
 _FILLED_WITH = {  # operator: position of its fill value
     aten.full_like.default: 1,

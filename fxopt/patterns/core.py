@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Graph, Node
 
 from fxopt.findings import Miss, Place
+from fxopt.normalize import switches_gradients
+from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import tensor_of
+from fxopt.shape.standing import analysed
+from fxopt.shape.strides import Strides
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,36 @@ class Match:
     def on_cuda(self) -> bool:
         value = tensor_of(self.anchor)
         return value is not None and value.is_cuda
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a pattern looks through: a graph that nobody edits meanwhile. inference: whether gradients are off."""
+
+    graph: Graph
+    inference: bool
+
+    @functools.cached_property
+    def aliases(self) -> Aliases:
+        return analysed(self.graph, Aliases)
+
+    @functools.cached_property
+    def strides(self) -> Strides:
+        return analysed(self.graph, Strides)
+
+    @property
+    def changes_modes(self) -> bool:
+        """Whether gradients are recorded in some of its parts and not in others."""
+        return not self.inference and switches_gradients(self.graph)
+
+    def unedited(self, found: Match, nodes: Iterable[Node], node: Node, reason: str = "") -> Match | Reject:
+        """What was found at `node`; why it is none where one of these nodes is edited in place."""
+        edited = next(filter(self.aliases.edited, nodes), None)
+        return found if edited is None else Reject(reason or f"'{edited.name}' is edited in place", node)
+
+    def calls(self, target: Any) -> list[Node]:
+        """The calls of an operator, in graph order."""
+        return self.graph.find_nodes(op="call_function", target=target)
 
 
 def devices(inference: bool) -> tuple[str, ...]:

@@ -6,28 +6,27 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxopt.kernels.mlp.serves import FLOATS
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.linear_layers import Layer, cuda_layer
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 
 
-def find_cross_layers(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_cross_layers(search: Search) -> Iterator[Match | Reject]:
     """Matches bind `layer`, the arguments of fxopt::gpu_cross, or `matrix`, (x0, product, x)."""
-    if not inference:
+    if not search.inference:
         return
-    aliases = analysed(module.graph, Aliases)
-    for node in reversed(module.graph.find_nodes(op="call_function", target=aten.add.Tensor)):
-        if not _is_plain(node, node) or aliases.edited(node):
+    for node in reversed(search.calls(aten.add.Tensor)):
+        if not _is_plain(node, node) or search.aliases.edited(node):
             continue
         bound = _by_layer(node) or _by_matrix(node)
-        if bound is not None and not any(aliases.edited(n) for part in bound.values() for n in part if n is not None):
+        if bound is not None and not any(
+            search.aliases.edited(n) for part in bound.values() for n in part if n is not None
+        ):
             yield Match(node, bound)
 
 

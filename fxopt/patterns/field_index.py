@@ -6,14 +6,12 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.traced import Traced
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static
-from fxopt.shape.standing import analysed
-from fxopt.shape.strides import Layout, Strides
+from fxopt.shape.strides import Layout
 
 
 def fields(x: Tensor, i: Tensor) -> Tensor:
@@ -31,13 +29,13 @@ FIELDS = Traced(fields, torch.zeros(2, 2, 2, device="cpu"), _INDEX)
 PAIRS = Traced(pairs, torch.zeros(2, 2, 2, device="cpu"), _INDEX, _INDEX)
 
 
-def find_field_index(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_field_index(search: Search) -> Iterator[Match | Reject]:
     """Both forms with constants that lie inside the dims they index; pairs also with tensors (triu_indices).
 
     follows: whether something could tell that the fields of a tensor lie in memory as the tensor does.
     """
-    aliases, strides = analysed(module.graph, Aliases), analysed(module.graph, Strides)
-    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.index.Tensor):
+    aliases, strides = search.aliases, search.strides
+    for node in search.calls(torch.ops.aten.index.Tensor):
         bound = FIELDS.match(node, aliases) or PAIRS.match(node, aliases)
         if bound is None or "bound" in node.meta:
             continue

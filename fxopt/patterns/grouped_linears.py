@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxopt.kernels.mlp.serves import MOST_GROUPED
 from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.terms import Axis, Dim, Factor, Term
-from fxopt.patterns.core import Match
+from fxopt.patterns.core import Match, Search
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static, tensor_of
 from fxopt.shape.spelled import SPELLED, spelled
-from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import through
 from fxopt.shape.view_steps import Contiguous, Permute, moved
 
@@ -36,19 +35,18 @@ class Taken:
     places: Node | None
 
 
-def find_grouped_linears(module: GraphModule, inference: bool) -> Iterator[Match]:
+def find_grouped_linears(search: Search) -> Iterator[Match]:
     """einsum("blk,lkn->bln"), times [B, L, N] or not, where vectors and matrices may be entries of larger tensors.
 
     Matches bind the term, its axes b, l, k and n, a Taken each for x, weight and y (None where there is no y), and the
     axes of each dim of the anchor.
     """
-    aliases = analysed(module.graph, Aliases)
-    reader, inside = Reader(aliases), set[Node]()
-    for node in reversed(module.graph.nodes) if inference else ():
+    reader, inside = Reader(search.aliases), set[Node]()
+    for node in reversed(search.graph.nodes) if search.inference else ():
         if node.target not in SPELLED or node in inside or not _is_plain(node):
             continue
         for term in reader.terms(node, _DEEPEST):
-            match = _match(node, term, aliases)
+            match = _match(node, term, search.aliases)
             if match is not None:
                 inside.update(term.inside)
                 yield match

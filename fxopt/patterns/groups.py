@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from torch.fx import Graph, Node
 
+from fxopt.patterns.core import Search
 from fxopt.shape.aliases import Aliases, is_pure
 
 
@@ -21,6 +22,15 @@ class Member(Protocol):
 
 
 M = TypeVar("M", bound=Member)
+
+
+def alike(search: Search, members: Iterable[M], key: Callable[[M], object]) -> Iterator[list[M]]:
+    """The groups of those that have one key."""
+    by_key: dict[object, list[M]] = {}
+    for member in members:
+        by_key.setdefault(key(member), []).append(member)
+    for same in by_key.values():
+        yield from group(search.graph, same, search.aliases)
 
 
 def group(graph: Graph, members: Sequence[M], aliases: Aliases) -> list[list[M]]:

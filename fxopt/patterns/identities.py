@@ -7,17 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.normalize import switches_gradients
 from fxopt.patterns.constants import constant_of
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.freshness import Freshness
-from fxopt.shape.aliases import Aliases
+from fxopt.shape.calls import name_of
 from fxopt.shape.signed_zeros import SignedZeros
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
-from fxopt.shape.strides import Strides
 
 aten = torch.ops.aten
 
@@ -31,15 +28,14 @@ class Kept:
     plus_zero: bool = False
 
 
-def find_identities(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_identities(search: Search) -> Iterator[Match | Reject]:
     """Operators whose result is one of their arguments, to the bit or as far as anything can tell."""
-    graph = module.graph
-    if switches_gradients(graph) and not inference:
+    if search.changes_modes:
         return
-    found = [(node, kept) for node in graph.nodes if (kept := kept_by(node)) is not None]
+    found = [(node, kept) for node in search.graph.nodes if (kept := kept_by(node)) is not None]
     if not found:
         return
-    aliases, strides, zeros = analysed(graph, Aliases), analysed(graph, Strides), SignedZeros(graph)
+    aliases, strides, zeros = search.aliases, search.strides, SignedZeros(search.graph)
     fresh = Freshness(aliases)
     for node, kept in found:
         source = kept.source
@@ -94,13 +90,13 @@ def _neutral(number: int, sides: str) -> Callable[[Node], Kept | None]:
 
 
 def _symbol(node: Node) -> str:
-    return {"sub": "-", "mul": "*", "div": "/", "pow": "**"}[str(node.target).split(".")[1]]
+    return {"sub": "-", "mul": "*", "div": "/", "pow": "**"}[name_of(node)]
 
 
 def _twice(node: Node) -> Kept | None:
     inner = node.args[0]
     if isinstance(inner, Node) and inner.target is node.target and isinstance(inner.args[0], Node):
-        return Kept(inner.args[0], f"{str(node.target).split('.')[1]} of itself")
+        return Kept(inner.args[0], f"{name_of(node)} of itself")
     return None
 
 
@@ -153,19 +149,13 @@ def _repeat(node: Node) -> Kept | None:
 
 
 _RULES: dict[object, Callable[[Node], Kept | None]] = {
-    aten.add.Tensor: _add,
-    aten.add.Scalar: _add,
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _add),
     aten.sub.Tensor: _neutral(0, "right"),
     aten.mul.Tensor: _neutral(1, "both"),
-    aten.div.Tensor: _neutral(1, "right"),
-    aten.pow.Tensor_Scalar: _neutral(1, "right"),
-    aten.neg.default: _twice,
-    aten.logical_not.default: _twice,
-    aten.bitwise_not.default: _twice,
+    **dict.fromkeys((aten.div.Tensor, aten.pow.Tensor_Scalar), _neutral(1, "right")),
+    **dict.fromkeys((aten.neg.default, aten.logical_not.default, aten.bitwise_not.default), _twice),
     aten.to.dtype: _cast,
-    aten.sum.dim_IntList: _over_one(plus_zero=True),
-    aten.mean.dim: _over_one(plus_zero=True),
-    aten.amax.default: _over_one(plus_zero=False),
-    aten.amin.default: _over_one(plus_zero=False),
+    **dict.fromkeys((aten.sum.dim_IntList, aten.mean.dim), _over_one(plus_zero=True)),
+    **dict.fromkeys((aten.amax.default, aten.amin.default), _over_one(plus_zero=False)),
     aten.repeat.default: _repeat,
 }

@@ -6,24 +6,23 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxopt.kernels.k_largest.serves import LONGEST_ON_CUDA, MOST
-from fxopt.patterns.core import Match, Reject, devices
+from fxopt.patterns.core import Match, Reject, Search, devices
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.calls import arguments_of
 from fxopt.shape.sizes import shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _RISING = {aten.tanh.default, aten.sigmoid.default, aten.relu.default}
 
 
-def find_k_largest(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_k_largest(search: Search) -> Iterator[Match | Reject]:
     """topk(x, k, dim)[0], of which a rising function in front may as well be taken of the k values alone, and
     x.gather(dim, topk(x, k, dim)[1].sort(dim)[0])."""
-    aliases = analysed(module.graph, Aliases)
-    for node in module.graph.find_nodes(op="call_function", target=aten.topk.default):
+    aliases = search.aliases
+    for node in search.calls(aten.topk.default):
         x, k, dim, largest, ordered = arguments_of(node).values()
         if not (isinstance(x, Node) and isinstance(k, int) and isinstance(dim, int) and largest):
             continue
@@ -34,7 +33,7 @@ def find_k_largest(module: GraphModule, inference: bool) -> Iterator[Match | Rej
             continue
         if values is None or (gathered is None and any(_takes(user) != 0 for user in node.users)):
             yield Reject("someone reads the indices of its topk", node)
-        elif why := _why_not(x, k, dim, inference, placed=gathered is not None):
+        elif why := _why_not(x, k, dim, search.inference, placed=gathered is not None):
             yield Reject(why, node)
         elif gathered is None and len(node.users) > 1:
             yield Reject("its values are taken out of its result more than once", node)

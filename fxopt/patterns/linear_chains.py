@@ -8,17 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Node
 
 from fxopt.kernels.mlp.plan import Op, Step
 from fxopt.kernels.mlp.serves import LONGEST, Cut
-from fxopt.patterns.core import Match, Reject, is_ours
-from fxopt.patterns.groups import group
+from fxopt.patterns.core import Match, Reject, Search, is_ours
+from fxopt.patterns.groups import alike
 from fxopt.patterns.linear_layers import layers_at
 from fxopt.patterns.linear_steps import Found, step_at
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _MOST_INPUTS = 16  # of a cat that is read part by part
@@ -54,42 +52,46 @@ class Chain:
         self.inside += found.nodes
 
 
-def find_chains(module: GraphModule, inference: bool, cut: Cut = LONGEST) -> Iterator[Match | Reject]:
+def find_chains(search: Search, cut: Cut = LONGEST) -> Iterator[Match | Reject]:
     """The longest chains that `cut` takes. Matches bind the `chains` of one call, and all their `nodes`."""
-    if not inference and not cut.gradients:
+    if not search.inference and not cut.gradients:
         return
-    aliases = analysed(module.graph, Aliases)
-    alike: dict[object, list[Chain]] = {}
-    for found in _chains(module.graph, inference, cut, aliases):
+    chains = list[Chain]()
+    for found in _chains(search, cut):
         if isinstance(found, Reject):
             yield found
         elif cut.together == 1:
             yield _match([found])
         else:
-            value = found.inside[0].meta["val"]
-            alike.setdefault((expression(value.shape[0]), value.dtype, value.device), []).append(found)
-    for chains in alike.values():
-        for together in group(module.graph, chains, aliases):
-            yield from _matches(together, cut)
+            chains.append(found)
+    for together in alike(search, chains, _key):
+        yield from _matches(together, cut)
 
 
-def _chains(graph: Graph, inference: bool, cut: Cut, aliases: Aliases) -> Iterator[Chain | Reject]:
+def _key(chain: Chain) -> object:
+    value = chain.inside[0].meta["val"]
+    return expression(value.shape[0]), value.dtype, value.device
+
+
+def _chains(search: Search, cut: Cut) -> Iterator[Chain | Reject]:
     taken = set[Node]()
-    for node in graph.nodes:
+    for node in search.graph.nodes:
         layers = None if node in taken else layers_at(node, cut)
         if isinstance(layers, str):
             yield Reject(layers, node)
             continue
         if layers is None or cut.most_in < (static(shape_of(layers.weight)[1]) or math.inf):
             continue
-        before = _steps_before(node) if cut.in_front and inference else []  # a gradient goes back to a layer's input
+        before = (
+            _steps_before(node) if cut.in_front and search.inference else []
+        )  # a gradient goes back to a layer's input
         source: Any = before[0].nodes[0].args[0] if before else layers.x
         chain = _chain(_inputs(source) if cut.in_front else [source], [*before, *layers.steps], cut)
         taken.update(chain.inside)
         if cut.together == 1 and len(set(chain.inside)) < cut.fewest:
             continue
         inside = chain.inside if cut.device == "cuda" else chain.inside[:-1]  # launches are moved, edits are not
-        if edited := next(filter(aliases.edited, [*chain.reads, *inside]), None):
+        if edited := next(filter(search.aliases.edited, [*chain.reads, *inside]), None):
             yield Reject(f"'{edited.name}' is edited in place", node)
         else:
             yield chain

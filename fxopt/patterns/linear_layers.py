@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxopt.kernels.mlp.plan import Op, split
 from fxopt.kernels.mlp.serves import FLOATS, LONG_IN, LONG_PIECE, SHORT_IN, Cut
-from fxopt.patterns.core import Match, Reject, calls_of_ours, is_ours
+from fxopt.patterns.core import Match, Reject, Search, calls_of_ours, is_ours
 from fxopt.patterns.linear_steps import Found
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, same_shape, same_sizes, shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
 from fxopt.shape.strides import Layout, Strides, reads_once
 from fxopt.shape.view_operators import through
 from fxopt.shape.view_steps import Permute
@@ -58,11 +56,11 @@ class Launched:
     steps: list[Found]
 
 
-def find_layers(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_layers(search: Search) -> Iterator[Match | Reject]:
     """2-D linears on CUDA that record no gradients, with their activations; what gains nothing is passed over."""
-    for node in _linears(module):
+    for node in search.calls(aten.linear.default):
         layer = _cuda_layer(node)
-        if layer is not None and not inference:
+        if layer is not None and not search.inference:
             yield Reject("gradients are on", node)
         elif isinstance(layer, str):
             yield Reject(layer, node)
@@ -80,10 +78,9 @@ def _gains(layer: Layer) -> bool:
     return inputs is not None and not SHORT_IN < inputs < LONG_IN
 
 
-def find_joined_layers(module: GraphModule, inference: bool) -> Iterator[Match]:
+def find_joined_layers(search: Search) -> Iterator[Match]:
     """fxopt::gpu_linear of a cat with a long piece that nobody else reads. Matches bind the layer's arguments."""
-    aliases = analysed(module.graph, Aliases)
-    for node in calls_of_ours(module.graph, "fxopt::gpu_linear") if inference else ():
+    for node in calls_of_ours(search.graph, "fxopt::gpu_linear") if search.inference else ():
         cat, *rest = node.args
         if not isinstance(cat, Node) or cat.target is not aten.cat.default or len(cat.users) > 1:
             continue
@@ -93,18 +90,18 @@ def find_joined_layers(module: GraphModule, inference: bool) -> Iterator[Match]:
             continue  # torch takes one of shape [0] for any rank, and joins dtypes
         widths = [static(shape_of(piece)[1]) or 0 for piece in pieces]
         few = sum(width for width in widths if width < LONG_PIECE) <= SHORT_IN and max(widths) >= LONG_PIECE
-        if dim in (1, -1) and few and not any(map(aliases.edited, pieces)):
+        if dim in (1, -1) and few and not any(map(search.aliases.edited, pieces)):
             yield Match(node, {"arguments": (pieces, *rest)})
 
 
-def find_turned_layers(module: GraphModule, inference: bool) -> Iterator[Match]:
+def find_turned_layers(search: Search) -> Iterator[Match]:
     """Layers with a bias on CUDA of contiguous rows in another order, where nothing can tell how the result lies; torch
     adds a bias within the product of contiguous tensors alone. Matches bind the `turn` and its `source`.
     """
-    found = list(filter(None, map(_turned, _linears(module)))) if inference else []
+    found = list(filter(None, map(_turned, search.calls(aten.linear.default)))) if search.inference else []
     if not found:
         return
-    aliases, strides = analysed(module.graph, Aliases), Strides.as_captured(module.graph)
+    aliases, strides = search.aliases, Strides.as_captured(search.graph)
     for layer, source, order in found:
         node = layer.anchor
         if strides.known(source) is not Layout.CONTIGUOUS or any(map(aliases.edited, (source, node))):
@@ -135,10 +132,6 @@ def _reads_turned(user: Node, node: Node, order: tuple[int, ...], strides: Strid
     first = user.all_input_nodes[0]
     follows = first is not node and reads_once(user) and same_shape(first, user)
     return is_ours(user, "fxopt::attention") or (follows and strides.known(first) is Layout.CONTIGUOUS)
-
-
-def _linears(module: GraphModule) -> Iterable[Node]:
-    return module.graph.find_nodes(op="call_function", target=aten.linear.default)
 
 
 def activated(node: Node) -> tuple[Node, str]:

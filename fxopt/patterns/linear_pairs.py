@@ -5,38 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.linear_layers import sizes_fit
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 
 
-def find_pairs(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_pairs(search: Search) -> Iterator[Match | Reject]:
     """linear(linear(x, [H, K]), [N, H]) with K N < H (K + N), where nobody else reads what the first one gives."""
-    aliases = analysed(module.graph, Aliases)
-    for second in module.graph.find_nodes(op="call_function", target=aten.linear.default):
+    for second in search.calls(aten.linear.default):
         first = second.args[0]
         if not isinstance(first, Node) or first.target is not aten.linear.default:
             continue
         sizes = _sizes(first, second)
         if sizes is None:
             continue
+        K, H, N = sizes
         if len(first.users) > 1:
             yield Reject("something else reads what the first of the two gives", first)
-            continue
-        K, H, N = sizes
-        if K * N >= H * (K + N):
+        elif K * N >= H * (K + N):
             yield Reject(f"their product [{N}, {K}] is more work than [{H}, {K}] and [{N}, {H}]", second)
-            continue
-        if any(map(aliases.edited, (*first.all_input_nodes, *second.all_input_nodes))):
-            yield Reject("something that they read is edited in place", second)
-            continue
-        yield Match(second, {"first": first, "sizes": sizes})
+        else:
+            match, read = (
+                Match(second, {"first": first, "sizes": sizes}),
+                [*first.all_input_nodes, *second.all_input_nodes],
+            )
+            yield search.unedited(match, read, second, "something that they read is edited in place")
 
 
 def _sizes(first: Node, second: Node) -> tuple[int, int, int] | None:

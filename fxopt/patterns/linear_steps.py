@@ -37,17 +37,13 @@ def step_at(source: Node) -> Found | None:
     match_user = _STEPS.get(user.target)
     if match_user is None or user.args[0] is not source:
         return None
-    value, result = tensor_of(source), tensor_of(user)
-    if value is None or result is None or value.dtype != torch.float32 or result.dtype != torch.float32:
-        return None
-    return match_user(user)
+    return match_user(user) if _are_floats(source, user) else None
 
 
 def _gated(source: Node) -> Found | None:
     """x * sigmoid(x), or Dice."""
     gate = gate_at(source)
-    value, result = tensor_of(source), tensor_of(gate.nodes[-1]) if gate else None
-    if gate is None or value is None or result is None or value.dtype != torch.float32 or result.dtype != torch.float32:
+    if gate is None or not _are_floats(source, gate.nodes[-1]):
         return None
     if not gate.is_dice:
         return Found(Op.SILU, (), (), gate.nodes)
@@ -55,6 +51,10 @@ def _gated(source: Node) -> Found | None:
     if norm is None or gate.slopes is None or not _vectors([gate.slopes], source, or_one=True):
         return None
     return Found(Op.DICE, (*norm.tensors, gate.slopes), norm.constants, gate.nodes)
+
+
+def _are_floats(*nodes: Node) -> bool:
+    return all(value is not None and value.dtype == torch.float32 for value in map(tensor_of, nodes))
 
 
 def _arguments(node: Node) -> list[Any]:
@@ -102,10 +102,6 @@ def _hardtanh(node: Node) -> Found | None:
     return Found(Op.HARDTANH, (), (float(low), float(high)), [node]) if low < high else None
 
 
-def _relu6(node: Node) -> Found:
-    return Found(Op.HARDTANH, (), (0.0, 6.0), [node])
-
-
 def _prelu(node: Node) -> Found | None:
     """A slope for all, or one for each column; in more than two dims torch's channels are not the last one."""
     slope: Any = node.args[1]
@@ -149,20 +145,15 @@ def _vectors(tensors: Any, node: Node, or_one: bool = False) -> bool:
 
 
 _STEPS: dict[Any, Callable[[Node], Found | None]] = {
-    aten.relu.default: _plain(Op.RELU),
-    aten.sigmoid.default: _plain(Op.SIGMOID),
-    aten.tanh.default: _plain(Op.TANH),
-    aten.silu.default: _plain(Op.SILU),
+    **{getattr(aten, op.name.lower()).default: _plain(op) for op in (Op.RELU, Op.SIGMOID, Op.TANH, Op.SILU)},
     aten.gelu.default: _gelu,
     aten.leaky_relu.default: _leaky_relu,
     aten.prelu.default: _prelu,
     aten.elu.default: _elu,
     aten.softplus.default: _softplus,
-    aten.relu6.default: _relu6,
+    aten.relu6.default: lambda node: Found(Op.HARDTANH, (), (0.0, 6.0), [node]),
     aten.hardtanh.default: _hardtanh,
-    aten.clamp.default: _clamp,
-    aten.clamp_min.default: _clamp,
-    aten.clamp_max.default: _clamp,
+    **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), _clamp),
     aten.batch_norm.default: _batch_norm,
     aten.layer_norm.default: _layer_norm,
 }

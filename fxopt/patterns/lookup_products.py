@@ -8,12 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
-from fxopt.patterns.core import Match, Reject, calls_of_ours
-from fxopt.shape.aliases import Aliases
+from fxopt.patterns.core import Match, Reject, Search, calls_of_ours
 from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import REGROUPS
 
 aten = torch.ops.aten
@@ -50,13 +48,13 @@ class _Other(Exception):
     """Something else than a product of looked-up rows."""
 
 
-def find_lookup_products(module: GraphModule, inference: bool, device: str = "cpu") -> Iterator[Match | Reject]:
+def find_lookup_products(search: Search, device: str = "cpu") -> Iterator[Match | Reject]:
     """Matches bind the `columns` call, its arguments (`reads`), the `products`, and the call's `others` outputs."""
-    for columns in calls_of_ours(module.graph, "fxopt::columns") if inference else ():
+    for columns in calls_of_ours(search.graph, "fxopt::columns") if search.inference else ():
         found = list(_products(columns)) if columns.all_input_nodes[0].meta["val"].device.type == device else []
         if not found:
             continue
-        aliases = analysed(module.graph, Aliases)
+        aliases = search.aliases
         outputs = {int(user.args[1]): user for user in columns.users}  # type: ignore[arg-type]
         whole = ((anchor, each) for anchor, each in found if _read_rows_alone(anchor, each, outputs))
         anchor, products = next(whole, found[0])

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.interactions.constants import constant_tensor
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 
@@ -42,22 +40,19 @@ class Selected:
         return [int(size) for size in sizes[end - len(self.over) : end]]
 
 
-def find_masked_fields(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_masked_fields(search: Search) -> Iterator[Match | Reject]:
     """Those whose mask depends on buffers and constants alone: how much it selects is known, and asked at each call."""
-    aliases = analysed(module.graph, Aliases)
-    held = {node: tensor for node in module.graph.find_nodes(op="placeholder") if (tensor := _held(node)) is not None}
-    for node in module.graph.nodes:
+    held = {node: tensor for node in search.graph.find_nodes(op="placeholder") if (tensor := _held(node)) is not None}
+    for node in search.graph.nodes:
         selected = _READERS[node.target](node) if node.target in _READERS else None
         if selected is None or selected.mask.meta["val"].dtype != torch.bool:
             continue
         content = constant_tensor(selected.mask, held)
         if content is None:
             continue
-        if aliases.edited(selected.mask) or aliases.edited(selected.x):
-            yield Reject("its mask, or what it selects from, is edited in place", node)
-            continue
-        count = int(content.reshape(selected.own).broadcast_to(selected.over).sum())
-        yield Match(node, {"selected": selected, "reads": (selected.x, selected.mask), "count": count})
+        count, reads = int(content.reshape(selected.own).broadcast_to(selected.over).sum()), (selected.x, selected.mask)
+        match = Match(node, {"selected": selected, "reads": reads, "count": count})
+        yield search.unedited(match, reads, node, "its mask, or what it selects from, is edited in place")
 
 
 def _held(node: Node) -> Tensor | None:

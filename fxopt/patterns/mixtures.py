@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxopt.kernels.mixtures.serves import MOST_WEIGHTS, mixes
 from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.terms import Axis, Dim, Factor, Term
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.grouped_linears import in_order
-from fxopt.patterns.groups import group
+from fxopt.patterns.groups import alike
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of, static, tensor_of
 from fxopt.shape.spelled import SPELLED
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _DEEPEST = 1  # a sum, and the product by elements in it
@@ -42,25 +41,26 @@ class Mixture:
         return [self.logits.node, *(expert.node for expert in self.experts)]
 
 
-def find_mixtures(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_mixtures(search: Search) -> Iterator[Match | Reject]:
     """einsum("bk,bkd->bd") of a softmax over k and a stack or a cat of K experts, however it is spelled.
 
     Matches bind the `mixtures` of one call, and all `nodes` that it reads.
     """
-    aliases = analysed(module.graph, Aliases)
-    alike: dict[object, list[Mixture]] = {}
-    for node in module.graph.nodes if inference else ():
-        if (found := _mixture(node, aliases)) is None:
+    mixtures = list[Mixture]()
+    for node in search.graph.nodes if search.inference else ():
+        if (found := _mixture(node, search.aliases)) is None:
             continue
-        if edited := next(filter(aliases.edited, found.reads), None):
+        if edited := next(filter(search.aliases.edited, found.reads), None):
             yield Reject(f"'{edited.name}' is edited in place", node)
         else:
-            rows, channels = found.term.axes
-            key = expression(rows.size), channels.size, node.meta["val"].device
-            alike.setdefault(key, []).append(found)
-    for mixtures in alike.values():
-        for together in group(module.graph, mixtures, aliases):
-            yield from map(_match, _launches(together))
+            mixtures.append(found)
+    for together in alike(search, mixtures, _key):
+        yield from map(_match, _launches(together))
+
+
+def _key(mixture: Mixture) -> object:
+    rows, channels = mixture.term.axes
+    return expression(rows.size), channels.size, mixture.anchor.meta["val"].device
 
 
 def _match(mixtures: list[Mixture]) -> Match:

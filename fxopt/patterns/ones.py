@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.normalize import switches_gradients
-from fxopt.patterns.core import Match, Reject
-from fxopt.shape.aliases import Aliases
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import Size, same_sizes, shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import REGROUPS
 
 aten = torch.ops.aten
 
 
-def find_ones(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_ones(search: Search) -> Iterator[Match | Reject]:
     """Pointwise operators on [B, D, 1] that can as well be computed on [B, D], and views there and back."""
-    if switches_gradients(module.graph) and not inference:
+    if search.changes_modes:
         return
-    aliases = analysed(module.graph, Aliases)
-    for node in module.graph.nodes:
+    aliases = search.aliases
+    for node in search.graph.nodes:
         if node.op != "call_function" or tensor_of(node) is None or aliases.edited(node):
             continue
         source = _there_and_back(node)

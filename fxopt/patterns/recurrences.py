@@ -7,26 +7,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.calls import arguments_of
 from fxopt.shape.sizes import tensor_of
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 
 
-def find_recurrences(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_recurrences(search: Search) -> Iterator[Match | Reject]:
     """gru(x, initial, weights, ...), of one direction: its states, and the last ones. x is padded or packed."""
-    aliases = analysed(module.graph, Aliases)
-    for node in module.graph.nodes:
+    for node in search.graph.nodes:
         if node.target not in (aten.gru.input, aten.gru.data):
             continue
         found = arguments_of(node)
         x = found["input" if node.target is aten.gru.input else "data"]
-        if why := _obstacle(node, x, found, inference, aliases):
+        if why := _obstacle(node, x, found, search.inference, search.aliases):
             yield Reject(why, node)
         else:
             params: list[Node] = list(found["params"])  # type: ignore[call-overload]

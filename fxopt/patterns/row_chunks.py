@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import sympy
 import torch
 from torch._ops import OpOverload
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.shape.aliases import Aliases, has_effects, is_random
 from fxopt.shape.calls import ancestors, closure
 from fxopt.shape.placements import Count, Fixed, Placement, Placements, Rows
@@ -31,12 +31,12 @@ class RowRegion:
     outputs: Sequence[tuple[Node, Rows]]
 
 
-def find_row_chunks(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_row_chunks(search: Search) -> Iterator[Match | Reject]:
     """One match a graph, at its output."""
-    graph = module.graph
+    graph = search.graph
     (output,) = graph.find_nodes(op="output")
     batch = batch_symbol([node.meta.get("val") for node in graph.find_nodes(op="placeholder") if "input" in node.meta])
-    if not inference or batch is None:
+    if not search.inference or batch is None:
         return
     if any(
         isinstance(value := node.meta.get("val"), torch.Tensor) and value.device.type != "cpu" for node in graph.nodes

@@ -8,22 +8,21 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.recipes import Recipe, Writer, is_filled
-from fxopt.shape.aliases import Aliases, is_pure
+from fxopt.shape.aliases import is_pure
 from fxopt.shape.expressions import Sources, is_size
 from fxopt.shape.sizes import expression, static, tensor_of
-from fxopt.shape.standing import analysed
 
 KEPT_BYTES = 1 << 22  # of one constant, all its sizes together: 4 MiB of zeros take 0.2 ms to make, a look-up 50 ns
 
 
-def find_sized_constants(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_sized_constants(search: Search) -> Iterator[Match | Reject]:
     """One match per constant that something else uses. Bound: its recipe ("recipe"), the nodes that hold just this
     ("nodes"), and where to read its sizes ("sources")."""
-    found = _Constants(module)
+    found = _Constants(search)
     twins: dict[Any, tuple[Recipe, list[Node]]] = {}
     for node in found.needed():
         recipe = found.recipe(node)
@@ -42,10 +41,10 @@ def find_sized_constants(module: GraphModule, inference: bool) -> Iterator[Match
 class _Constants:
     """Which nodes of a graph depend on sizes alone, may be shared between calls, and can be made from the inputs."""
 
-    def __init__(self, module: GraphModule) -> None:
-        self.aliases, self.sources = analysed(module.graph, Aliases), Sources(module.graph)
+    def __init__(self, search: Search) -> None:
+        self.aliases, self.sources = search.aliases, Sources(search.graph)
         self._nodes: dict[Node, int] = {}  # in graph order
-        for node in module.graph.nodes:
+        for node in search.graph.nodes:
             if self._is_constant(node):
                 self._nodes[node] = len(self._nodes)
 

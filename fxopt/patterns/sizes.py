@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.shape.aliases import mutates
 from fxopt.shape.calls import closure
 from fxopt.shape.expressions import Computed, Sources, is_size, sizes_in
@@ -19,14 +19,14 @@ aten = torch.ops.aten
 Arguments = tuple[Any, ...]
 
 
-def find_sizes(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_sizes(search: Search) -> Iterator[Match | Reject]:
     """At most two matches: calls that need fewer sizes when they are spelled otherwise ("spelled": node to its new
     arguments), and sizes to compute anew ("sizes": nodes; "counts": before and after; "sources")."""
-    spelled = {node: arguments for node in module.graph.nodes if (arguments := respelled(node)) is not None}
+    spelled = {node: arguments for node in search.graph.nodes if (arguments := respelled(node)) is not None}
     if spelled:
         yield Match(next(iter(spelled)), {"spelled": tuple(spelled.items())})
-    sources = Sources(module.graph)
-    needed = [node for node in sizes_in(module.graph) if _is_needed(node, spelled, sources)]
+    sources = Sources(search.graph)
+    needed = [node for node in sizes_in(search.graph) if _is_needed(node, spelled, sources)]
     before, after = _computation(needed), count(needed, sources)
     if after < len(before) or any(_asks_a_value(node) for node in before):
         yield Match(needed[0], {"sizes": tuple(needed), "counts": (len(before), after), "sources": sources})
@@ -133,11 +133,8 @@ def _slice(node: Node) -> Arguments:
 
 
 _SPELLINGS: dict[Any, Callable[[Node], Arguments]] = {
-    aten.view.default: _view,
-    aten.reshape.default: _view,
-    aten._unsafe_view.default: _view,
+    **dict.fromkeys((aten.view.default, aten.reshape.default, aten._unsafe_view.default), _view),
     aten.unflatten.int: _unflatten,
-    aten.expand.default: _expand,
-    aten.broadcast_to.default: _expand,
+    **dict.fromkeys((aten.expand.default, aten.broadcast_to.default), _expand),
     aten.slice.Tensor: _slice,
 }

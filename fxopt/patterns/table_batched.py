@@ -6,33 +6,29 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.patterns.core import Match, Reject, calls_of_ours
-from fxopt.shape.aliases import Aliases
+from fxopt.patterns.core import Match, Reject, Search, calls_of_ours
 from fxopt.shape.calls import arguments_of
 from fxopt.shape.conditions import unless_bad
 from fxopt.shape.sizes import tensor_of
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _LOOKUP = "fbgemm::int_nbit_split_embedding_codegen_lookup_function"
 _INTEGERS = (torch.int32, torch.int64)
 
 
-def find_table_batched(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_table_batched(search: Search) -> Iterator[Match | Reject]:
     """Every lookup in tables of 2 to 32 bits on the CPU, with the check of its ids; the anchor is the lookup."""
-    aliases = analysed(module.graph, Aliases)
-    for node in calls_of_ours(module.graph, _LOOKUP):
+    for node in calls_of_ours(search.graph, _LOOKUP):
         given: dict[str, Any] = arguments_of(node)
         reason = _not_served(given)
         check = None if reason else _check_of(given["indices"], given["offsets"])
         if reason or check is None:
             yield Reject(reason or "no check of its ids stands before it", node)
-        elif any(map(aliases.edited, node.all_input_nodes)):
-            yield Reject("what it reads is edited in place", node)
         else:
-            yield Match(node, {**given, "check": check, "rows": check.args[1], "offsets": _uncast(given["offsets"])})
+            bound = {**given, "check": check, "rows": check.args[1], "offsets": _uncast(given["offsets"])}
+            yield search.unedited(Match(node, bound), node.all_input_nodes, node, "what it reads is edited in place")
 
 
 def _not_served(given: dict[str, Any]) -> str:

@@ -7,16 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Node
 
-from fxopt.normalize import switches_gradients
 from fxopt.normalize.gradients import BARRIER
-from fxopt.patterns.core import Match, Reject
-from fxopt.shape.aliases import Aliases, is_handed_out
+from fxopt.patterns.core import Match, Reject, Search
+from fxopt.shape.aliases import is_handed_out
 from fxopt.shape.fewest_steps import steps_of
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
-from fxopt.shape.strides import MAY_COPY, Layout, Strides, looks_contiguous, reads_once
+from fxopt.shape.strides import MAY_COPY, Layout, looks_contiguous, reads_once
 from fxopt.shape.view_operators import COPIES, REGROUPS, SAME, through
 from fxopt.shape.view_steps import Contiguous, Reshape, Step
 from fxopt.shape.views import View
@@ -43,14 +41,13 @@ class Seen:
 class ViewChains:
     """Every tensor of a graph as a view of another one."""
 
-    def __init__(self, graph: Graph, aliases: Aliases, inference: bool) -> None:
-        self.aliases = aliases
-        self.strides = analysed(graph, Strides)
-        self._inference = inference
-        self._opaque = bool(graph.find_nodes(op="call_module"))
+    def __init__(self, search: Search) -> None:
+        self.aliases, self.strides = search.aliases, search.strides
+        self._inference = search.inference
+        self._opaque = bool(search.graph.find_nodes(op="call_module"))
         self._seen: dict[Node, Seen] = {}
         self._sources: dict[Node, Node] = {}
-        for node in graph.nodes:
+        for node in search.graph.nodes:
             self._add(node)
 
     def of(self, node: Node) -> Seen:
@@ -194,8 +191,8 @@ def _is_handed_out(node: Node) -> bool:
     return is_handed_out(node, BARRIER)
 
 
-def find_views(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_views(search: Search) -> Iterator[Match | Reject]:
     """Chains that become shorter, in graphs whose gradients are not switched on their way."""
-    if switches_gradients(module.graph) and not inference:
+    if search.changes_modes:
         return
-    yield from ViewChains(module.graph, analysed(module.graph, Aliases), inference).matches()
+    yield from ViewChains(search).matches()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
+import fxopt
 from fxopt.findings import Change, Findings, Miss, PassFindings, Place
+from fxopt.machine import processor
 from fxopt.report.census import census
-from fxopt.report.data import Advice, Note, Pass, Report, SignatureReport
+from fxopt.report.data import Advice, Machine, Note, Pass, Report, SignatureReport
 from fxopt.report.graphs import Graphs
-from fxopt.report.machine import machine
 from fxopt.report.sources import Sources
 from fxopt.runtime import dispatcher_of
 from fxopt.runtime.sharded.communication import inner
@@ -79,7 +82,7 @@ def report(
         for findings in every
     ]
     signatures.sort(key=lambda found: min((m.batch for m in found.measurements), default=sys.maxsize))
-    here = machine(dispatcher.original, measuring=bool(measured))
+    here = _machine(dispatcher.original, measuring=bool(measured))
     name = type(dispatcher.original).__name__
     return Report(name, here, tuple(signatures), training, command, sources.lines())
 
@@ -182,3 +185,17 @@ def _words(item: Change | Miss) -> tuple[str, str]:
 def _shape(text: str) -> str:
     """`text` without its names in quotes and its numbers."""
     return re.sub(r"'[^']*'|\d+", "#", text)
+
+
+def _machine(model: nn.Module, measuring: bool) -> Machine:
+    """The machine that times were measured on, of the model's device; what that reaches is measured where times are."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    bandwidth = arithmetic = None
+    if measuring:
+        from fxopt.report.own_time import rates
+
+        bandwidth, arithmetic = rates(device)
+    threads = torch.get_num_threads()
+    return Machine(processor(), threads, torch.__version__, name, fxopt.__version__, bandwidth, arithmetic)

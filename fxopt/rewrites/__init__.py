@@ -46,7 +46,7 @@ from fxopt.rewrites import (
     towers,
     views,
 )
-from fxopt.rewrites.framework.core import Rewrite
+from fxopt.rewrites.framework import Rewrite
 
 PASSES: tuple[Rewrite, ...] = (
     # What is dead, or only moves memory.

@@ -14,11 +14,8 @@ from fxopt.kernels.attention.op import OPERATORS, call_of
 from fxopt.kernels.attention.plan import Operand, Plan
 from fxopt.kernels.pointwise.cuda import generated
 from fxopt.patterns.attention import Found, find_attention
-from fxopt.patterns.core import Match
 from fxopt.rewrites.attention_program import program_of
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.framework.policy import MEASURED, PROVEN
+from fxopt.rewrites.framework import MEASURED, PROVEN, Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.shape.sizes import same_shape
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.patterns.repeated.trees import Call
-from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework import Editor, Rejected
 from fxopt.shape.sizes import shape_of, static
 from fxopt.shape.view_operators import through
 from fxopt.shape.view_steps import Permute, Unsqueeze

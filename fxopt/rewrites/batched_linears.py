@@ -12,11 +12,8 @@ from torch.fx import Node
 
 from fxopt.kernels.mlp.cuda.linear import OPERATORS, gpu_linear
 from fxopt.patterns.batched_linears import find_batched_linears, find_wide_linears
-from fxopt.patterns.core import Match
 from fxopt.patterns.linear_layers import Layer
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import PROVEN
+from fxopt.rewrites.framework import PROVEN, Editor, Match, Replacement, Rewrite
 from fxopt.shape.sizes import shape_of, static
 
 aten = torch.ops.aten

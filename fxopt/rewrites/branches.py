@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from torch.fx import Node
 
 from fxopt.patterns.branches import BESIDE, SIDE, find_branches, launches
-from fxopt.patterns.core import Match
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import Policy
+from fxopt.rewrites.framework import Editor, Match, Policy, Replacement, Rewrite
 from fxopt.rewrites.framework.regions import Region
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from fxopt.patterns.cats import find_cats
-from fxopt.patterns.core import Match
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.views import made, name_of
+from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
+from fxopt.rewrites.views import made
+from fxopt.shape.calls import name_of
 
 aten = torch.ops.aten
 

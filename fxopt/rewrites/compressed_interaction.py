@@ -12,11 +12,8 @@ import torch
 from fxopt.kernels.compressed_interaction.op import OPERATORS, gpu_compressed_interaction
 from fxopt.patterns.compressed_interaction import find_compressed_interactions
 from fxopt.patterns.contractions.terms import Factor
-from fxopt.patterns.core import Match
 from fxopt.rewrites.contractions import arranged, like
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import MEASURED, PROVEN
+from fxopt.rewrites.framework import MEASURED, PROVEN, Editor, Match, Replacement, Rewrite
 
 aten = torch.ops.aten
 

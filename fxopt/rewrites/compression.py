@@ -12,11 +12,8 @@ from torch.fx import Node
 
 from fxopt.kernels.compressed.op import OPERATORS, linear, rank_for, table_in
 from fxopt.patterns.compression import find_large_tables, find_wide_linears
-from fxopt.patterns.core import Match
 from fxopt.rewrites.embedding_columns import plan_in
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.framework.policy import MEASURED
+from fxopt.rewrites.framework import MEASURED, Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.rewrites.row_formats import Rows, Use, rows_of, told
 
 _WHY = "asked for by Config; its error is checked against eager"

@@ -17,15 +17,13 @@ from fxopt.kernels.by_rows.op import in_chunks
 from fxopt.patterns.contractions.find import find_contractions, find_disguised_linears
 from fxopt.patterns.contractions.pairs import Axes, Roles
 from fxopt.patterns.contractions.terms import Axis, Dim, Factor
-from fxopt.patterns.core import Match
-from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework import MEASURED, Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.rewrites.framework.direct import as_function
-from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.framework.policy import MEASURED
 from fxopt.rewrites.framework.regions import COMPUTES, calls_of
 from fxopt.rewrites.packed import bytes_of_row, calling
 from fxopt.rewrites.views import made, with_ones, without_ones
 from fxopt.shape.aliases import makes_results
+from fxopt.shape.calls import name_of
 from fxopt.shape.sizes import product, same_sizes, shape_of
 from fxopt.shape.strides import MAY_COPY, Layout, Strides, is_matrix_product, surely_lies_alike
 from fxopt.shape.view_operators import through
@@ -50,7 +48,7 @@ def replace_disguised_linear(editor: Editor, match: Match) -> Replacement:
     product = bound["term"].inside[0]
     if product.target is aten.linear.default:
         return Replacement({match.anchor: value}, "a bias into its linear", "added by the GEMM")
-    return Replacement({match.anchor: value}, f"{_name(product)} into linear", "one GEMM over all rows")
+    return Replacement({match.anchor: value}, f"{name_of(product)} into linear", "one GEMM over all rows")
 
 
 def replace_contraction(editor: Editor, match: Match) -> Replacement:
@@ -62,7 +60,7 @@ def replace_contraction(editor: Editor, match: Match) -> Replacement:
     for factor in rest:
         value = contracted(editor, value, factor, term.axes)
     node = like(editor, match.anchor, arranged(editor, value, term.dims), term.inside)
-    what = f"{' + '.join(_name(inner) for inner in reversed(term.inside))} into {_name(value.node)}"
+    what = f"{' + '.join(name_of(inner) for inner in reversed(term.inside))} into {name_of(value.node)}"
     return Replacement({match.anchor: node}, what, "the broadcast product is never written out")
 
 
@@ -86,7 +84,7 @@ def _replace_spread(editor: Editor, match: Match) -> Replacement:
     call.meta["calls"] = sum(map(calls_of, function.graph.nodes))
     call.meta[COMPUTES] = (function.graph,)
     call.meta["bound"] = in_chunks(as_function(function.graph), split, bytes_of_row(spread.node, batch.size))
-    what = f"{' + '.join(_name(inner) for inner in reversed(term.inside))} into bmm, some rows at a time"
+    what = f"{' + '.join(name_of(inner) for inner in reversed(term.inside))} into bmm, some rows at a time"
     node = like(editor, match.anchor, call, term.inside)
     return Replacement({match.anchor: node}, what, "the product of all rows is never written out")
 
@@ -189,10 +187,6 @@ def _reads_a_copy(node: Node) -> bool:
         if (seen := through(read)) is not None:
             left.append(seen[0])
     return False
-
-
-def _name(node: Node) -> str:
-    return str(node.target).removeprefix("aten.").split(".")[0]
 
 
 LINEARS = Rewrite(

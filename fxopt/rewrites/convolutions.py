@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 
 from fxopt.patterns.contractions.convolutions import CONVOLUTIONS, find_convolutions
-from fxopt.patterns.core import Match
 from fxopt.rewrites.contractions import like
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.framework.policy import MEASURED
+from fxopt.rewrites.framework import MEASURED, Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.shape.sizes import shape_of
 from fxopt.shape.strides import Layout, Strides
 

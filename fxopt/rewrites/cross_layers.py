@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 
 from fxopt.kernels.mlp.cuda.cross import OPERATORS, gpu_cross
-from fxopt.patterns.core import Match
 from fxopt.patterns.cross_layers import find_cross_layers
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import PROVEN
+from fxopt.rewrites.framework import PROVEN, Editor, Match, Replacement, Rewrite
 from fxopt.shape.sizes import shape_of
 
 aten = torch.ops.aten

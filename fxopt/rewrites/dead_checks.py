@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from fxopt.patterns.core import Match
 from fxopt.patterns.dead_checks.proofs import Dead
 from fxopt.patterns.dead_checks.search import find_dead_checks
 from fxopt.patterns.dead_checks.unique import Deduplicated
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
 from fxopt.shape.calls import arguments_of
 
 aten = torch.ops.aten

@@ -9,11 +9,9 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxopt.kernels.interactions.dot import OPERATORS
-from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.dots import find_dots
 from fxopt.patterns.interactions.parts import find_parts
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
 from fxopt.shape.sizes import shape_of
 
 aten = torch.ops.aten

@@ -10,12 +10,9 @@ from torch.fx import Node
 from fxopt.kernels.columns.plan import Plan
 from fxopt.kernels.interactions.cuda import dot_rows, gathered
 from fxopt.kernels.interactions.serves import MOST_DIM, MOST_VECTORS, STEPS, fits, vectors
-from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.dot_rows import find_gathered, find_rows
 from fxopt.rewrites.embedding_columns import plan_in
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.framework.policy import PROVEN
+from fxopt.rewrites.framework import PROVEN, Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.shape.sizes import shape_of, static
 
 

@@ -8,15 +8,14 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxopt.kernels.columns.cuda import KERNEL
 from fxopt.kernels.columns.encode import encode, plan_of
 from fxopt.kernels.columns.errors import call_of
 from fxopt.kernels.columns.op import OPERATORS, load
 from fxopt.kernels.columns.plan import Column, Plan, Source
-from fxopt.normalize import switches_gradients
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Reject, Search
 from fxopt.patterns.embedding_columns.collectors import (
     REORDER_NOTHING,
     Collector,
@@ -29,30 +28,29 @@ from fxopt.patterns.embedding_columns.index_program import left_in_front
 from fxopt.patterns.embedding_columns.placed import Placed
 from fxopt.patterns.groups import group
 from fxopt.rewrites.columns_plan import PlanBuilder
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected, fake_mode_of
+from fxopt.rewrites.framework import Editor, Match, Rejected, Replacement, Rewrite
+from fxopt.rewrites.framework.editor import fake_mode_of
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import Size, inferred, same, shape_of, static
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 
 
-def find(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find(search: Search) -> Iterator[Match | Reject]:
     """One match per group of collectors."""
-    graph = module.graph
-    if switches_gradients(graph) and not inference:
+    graph, aliases = search.graph, search.aliases
+    if search.changes_modes:
         yield Reject("forward switches gradients on and off; optimized where they are off", next(iter(graph.nodes)))
         return
-    aliases = analysed(graph, Aliases)
-    columns = Columns(graph, aliases, inference)
+    columns = Columns(search)
     groups = group(graph, find_collectors(graph, columns), aliases)
-    if not inference and (again := looked_up_again(groups)):
+    if not search.inference and (again := looked_up_again(groups)):
         columns.copied = again
         groups = group(graph, find_collectors(graph, columns), aliases)
     for members in groups:
         placed = [column for member in members for column in member.columns]
-        alone = len(members[0].pieces) == 1 or not inference  # a backward of ours takes longer than that of a lookup
+        # a backward of ours takes longer than that of a lookup
+        alone = len(members[0].pieces) == 1 or not search.inference
         if len(placed) == 1 and placed[0].is_plain and alone and not _on_cuda(placed[0]):
             yield Reject("a single plain lookup is one operator already", members[0].anchor)
             continue

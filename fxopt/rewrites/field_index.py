@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from fxopt.kernels.field_index.op import OPERATORS, call_of
-from fxopt.patterns.core import Match
 from fxopt.patterns.field_index import find_field_index
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
 
 aten = torch.ops.aten
 _WHAT = "advanced indexing into index_select"

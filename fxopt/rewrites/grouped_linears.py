@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from fxopt.kernels.mlp.cuda.grouped import OPERATORS, gpu_grouped
 from fxopt.patterns.contractions.terms import Factor
-from fxopt.patterns.core import Match
 from fxopt.patterns.grouped_linears import Taken, find_grouped_linears
 from fxopt.rewrites.contractions import arranged, like
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import PROVEN
+from fxopt.rewrites.framework import PROVEN, Editor, Match, Replacement, Rewrite
 
 
 def replace_grouped(editor: Editor, match: Match) -> Replacement:

@@ -6,13 +6,9 @@ import operator
 
 from torch.fx import Node
 
-from fxopt.kernels.pointwise.cuda import kernel_of, pointwise_on_cuda
-from fxopt.kernels.pointwise.cuda.grouped import OPERATORS
-from fxopt.patterns.core import Match
+from fxopt.kernels.pointwise.cuda import OPERATORS, kernel_of, pointwise_on_cuda
 from fxopt.patterns.grouped_pointwise import Call, find_grouped_pointwise
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import PROVEN
+from fxopt.rewrites.framework import PROVEN, Editor, Match, Replacement, Rewrite
 
 
 def replace_calls(editor: Editor, match: Match) -> Replacement:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from fxopt.patterns.core import Match
 from fxopt.patterns.identities import find_identities
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.views import name_of
+from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
+from fxopt.shape.calls import name_of
 
 
 def replace_identity(editor: Editor, match: Match) -> Replacement:

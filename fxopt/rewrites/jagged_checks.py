@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from fxopt.patterns.core import Match
 from fxopt.patterns.jagged.checks import find_jagged_checks
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
 
 
 def replace_check(editor: Editor, match: Match) -> Replacement:

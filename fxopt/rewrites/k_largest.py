@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from fxopt.kernels.k_largest.cuda.largest import k_largest_on_cuda
 from fxopt.kernels.k_largest.op import OPERATORS, call_of
-from fxopt.patterns.core import Match
 from fxopt.patterns.k_largest import find_k_largest
 from fxopt.rewrites.contractions import like
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import MEASURED, PROVEN
+from fxopt.rewrites.framework import MEASURED, PROVEN, Editor, Match, Replacement, Rewrite
 from fxopt.rewrites.views import made
+from fxopt.shape.calls import name_of
 from fxopt.shape.sizes import product, shape_of
 from fxopt.shape.view_steps import Reshape
 
@@ -24,7 +22,7 @@ def replace_k_largest(editor: Editor, match: Match) -> Replacement:
     if source is not None:
         value = editor.call(x.target, value)
     value = like(editor, match.anchor, made(editor, value, [Reshape(shape_of(match.anchor))]))
-    after = f", then {str(x.target).split('.')[1]} of these alone" if source is not None else ""
+    after = f", then {name_of(x)} of these alone" if source is not None else ""
     how = "in their places" if placed else "without their indices"
     what = f"the {k} largest of {shape[dim]} {how}{after}"
     return Replacement({match.anchor: value}, what, "the same numbers in the same order")

@@ -15,11 +15,8 @@ from fxopt.kernels.mlp.layers import is_wide
 from fxopt.kernels.mlp.op import OPERATORS, call_of
 from fxopt.kernels.mlp.plan import Op, encode, joined
 from fxopt.kernels.mlp.serves import FEW_ROWS, MOST_ROWS, NARROW
-from fxopt.patterns.core import Match
 from fxopt.patterns.linear_chains import Chain, find_chains
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import MEASURED, PROVEN
+from fxopt.rewrites.framework import MEASURED, PROVEN, Editor, Match, Replacement, Rewrite
 from fxopt.shape.sizes import shape_of
 
 

@@ -8,11 +8,9 @@ from torch.fx import Node
 from fxopt.kernels.mlp.cuda import joined
 from fxopt.kernels.mlp.cuda.linear import OPERATORS, gpu_linear, gpu_padded
 from fxopt.kernels.mlp.cuda.ways import ALIGNED
-from fxopt.patterns.core import Match, is_ours
+from fxopt.patterns.core import is_ours
 from fxopt.patterns.linear_layers import find_joined_layers, find_layers, find_turned_layers
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import PROVEN
+from fxopt.rewrites.framework import PROVEN, Editor, Match, Replacement, Rewrite
 from fxopt.shape.sizes import shape_of, static
 
 aten = torch.ops.aten

@@ -6,11 +6,8 @@ from typing import Any
 
 import torch
 
-from fxopt.patterns.core import Match
 from fxopt.patterns.linear_pairs import find_pairs
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import MEASURED
+from fxopt.rewrites.framework import MEASURED, Editor, Match, Replacement, Rewrite
 
 aten = torch.ops.aten
 

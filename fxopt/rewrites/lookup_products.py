@@ -16,12 +16,9 @@ from fxopt.kernels.columns import errors
 from fxopt.kernels.columns.encode import encode
 from fxopt.kernels.columns.plan import Column, Plan
 from fxopt.kernels.lookup_products.op import call_of, load, setting_of
-from fxopt.patterns.core import Match
 from fxopt.patterns.lookup_products import Products, find_lookup_products
 from fxopt.rewrites.embedding_columns import plan_in
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.framework.policy import MEASURED
+from fxopt.rewrites.framework import MEASURED, Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.shape.sizes import shape_of
 
 aten = torch.ops.aten

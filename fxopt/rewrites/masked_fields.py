@@ -11,10 +11,8 @@ import torch
 from torch.fx import Node
 
 from fxopt.kernels.field_index.op import OPERATORS, places_of
-from fxopt.patterns.core import Match
 from fxopt.patterns.masked_fields import Selected, find_masked_fields
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
 from fxopt.shape.sizes import Size, product, shape_of
 
 aten = torch.ops.aten

@@ -8,12 +8,9 @@ from torch.fx import Node
 
 from fxopt.kernels.mixtures.cuda.mixtures import OPERATORS, gpu_mixtures
 from fxopt.patterns.contractions.terms import Factor
-from fxopt.patterns.core import Match
 from fxopt.patterns.mixtures import Mixture, find_mixtures
 from fxopt.rewrites.contractions import arranged, like
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import PROVEN
+from fxopt.rewrites.framework import PROVEN, Editor, Match, Replacement, Rewrite
 
 
 def replace_mixtures(editor: Editor, match: Match) -> Replacement:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from fxopt.patterns.core import Match
 from fxopt.patterns.ones import find_ones, ones_of
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.views import name_of, with_ones, without_ones
+from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
+from fxopt.rewrites.views import with_ones, without_ones
+from fxopt.shape.calls import name_of
 from fxopt.shape.sizes import shape_of
 
 

@@ -8,12 +8,9 @@ import torch
 from torch.fx import Node
 
 from fxopt.kernels.interactions.attention import OPERATORS
-from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.attention import Affine, find_attention
 from fxopt.rewrites.dot_interaction import joined
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import MEASURED
+from fxopt.rewrites.framework import MEASURED, Editor, Match, Replacement, Rewrite
 from fxopt.shape.sizes import shape_of, static
 
 aten = torch.ops.aten

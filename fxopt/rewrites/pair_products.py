@@ -12,12 +12,10 @@ from torch.fx import Node
 from fxopt.kernels.columns.plan import Column, Plan
 from fxopt.kernels.interactions.cuda.pair_products import OPERATORS, gpu_pairs
 from fxopt.kernels.interactions.serves import MOST_FLOATS, MOST_MULTIPLIED, multiplies
-from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.pair_products import find_pair_products
 from fxopt.patterns.lookup_products import Products, find_lookup_products
 from fxopt.rewrites.embedding_columns import plan_in
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework import Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.rewrites.lookup_products import side, written
 from fxopt.shape.sizes import Size, shape_of
 

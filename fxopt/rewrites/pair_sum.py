@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from fxopt.kernels.interactions.pair_sum import OPERATORS, call_of
-from fxopt.patterns.core import Match
 from fxopt.patterns.interactions.pair_sums import PairSum, find_pair_sums
 from fxopt.rewrites.dot_interaction import joined
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
 from fxopt.shape.sizes import shape_of, static
 
 

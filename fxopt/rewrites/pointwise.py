@@ -9,12 +9,9 @@ from fxopt.kernels.pointwise.cuda import kernel_of, pointwise_on_cuda
 from fxopt.kernels.pointwise.encode import text
 from fxopt.kernels.pointwise.op import OPERATORS, call
 from fxopt.kernels.pointwise.plan import Plan
-from fxopt.patterns.core import Match
 from fxopt.patterns.pointwise.find import find_crosses, find_pointwise
 from fxopt.patterns.pointwise.fused import Fused
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.framework.policy import MEASURED, PROVEN
+from fxopt.rewrites.framework import MEASURED, PROVEN, Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.shape.whole_inputs import take_for_granted
 
 

@@ -8,12 +8,9 @@ import torch
 from torch.fx import Node
 
 from fxopt.kernels.gru.op import OPERATORS
-from fxopt.patterns.core import Match
 from fxopt.patterns.recurrences import find_recurrences
 from fxopt.rewrites.contractions import like
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import MEASURED
+from fxopt.rewrites.framework import MEASURED, Editor, Match, Replacement, Rewrite
 
 aten = torch.ops.aten
 

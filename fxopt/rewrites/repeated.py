@@ -9,14 +9,12 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from fxopt.patterns.core import Match
 from fxopt.patterns.repeated.search import Collector, Run, find_lookups_on_cuda, find_repeated, freed
 from fxopt.patterns.repeated.trees import leaves_of
 from fxopt.rewrites.batched import moved
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.framework.policy import PROVEN
+from fxopt.rewrites.framework import PROVEN, Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.rewrites.packed import Packer
+from fxopt.shape.calls import name_of
 from fxopt.shape.strides import is_guess, surely_lies_alike
 
 aten = torch.ops.aten
@@ -48,7 +46,7 @@ def _packed(editor: Editor, match: Match) -> tuple[Packer, Node, int, str]:
     if 2 * before < 3 * after:
         raise Rejected(f"{after} operators would take the place of {before}, whose results nobody else needs")
     lanes = sum(len(run.lanes) for run in runs)
-    what = f"{lanes} times {_name(runs[0])}: {before} operators -> {after}"
+    what = f"{lanes} times {name_of(runs[0].lanes[0])}: {before} operators -> {after}"
     return packer, value, before, what
 
 
@@ -73,10 +71,6 @@ def _like(packer: Packer, old: Node, new: Node) -> Node:
     if not surely_lies_alike(old, new):
         raise Rejected("its strides would differ")
     return new
-
-
-def _name(run: Run) -> str:
-    return str(run.lanes[0].target).removeprefix("aten.").split(".")[0]
 
 
 REWRITE = Rewrite(

@@ -9,13 +9,10 @@ from __future__ import annotations
 import operator
 
 from fxopt.kernels.by_rows.op import some_rows_at_a_time
-from fxopt.patterns.core import Match
 from fxopt.patterns.groups import behind
 from fxopt.patterns.row_chunks import RowRegion, find_row_chunks
-from fxopt.rewrites.framework.core import Replacement, Rewrite
+from fxopt.rewrites.framework import Editor, Match, Policy, Replacement, Rewrite
 from fxopt.rewrites.framework.direct import as_function
-from fxopt.rewrites.framework.editor import Editor
-from fxopt.rewrites.framework.policy import Policy
 from fxopt.rewrites.framework.regions import COMPUTES, Region, calls_of, module_of
 
 ROWS = 256

@@ -13,11 +13,9 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxopt.locks import lock
-from fxopt.patterns.core import Match
 from fxopt.patterns.recipes import Recipe
 from fxopt.patterns.sized_constants import KEPT_BYTES, find_sized_constants
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework import Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.rewrites.sizes import computed
 from fxopt.shape.sizes import Size
 

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fxopt.patterns.core import Match
 from fxopt.patterns.sizes import find_sizes
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor
+from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
 from fxopt.shape.expressions import Computed, Sources, header
 from fxopt.shape.sizes import expression
 

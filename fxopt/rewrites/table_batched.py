@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from fxopt.kernels.table_batched.op import OPERATORS, call_of
-from fxopt.patterns.core import Match
 from fxopt.patterns.table_batched import find_table_batched
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework import Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.shape.conditions import unless_bad
 
 _GIVEN = ["dev_weights", "weights_tys", "weights_offsets", "rows", "D_offsets", "indices", "offsets", "indice_weights"]

@@ -11,11 +11,8 @@ from torch.fx import Node
 
 from fxopt.kernels.target_attention.cuda import Attention
 from fxopt.kernels.target_attention.op import OPERATORS, call_of
-from fxopt.patterns.core import Match
 from fxopt.patterns.target_attention import Found, Source, find_target_attention
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.framework.policy import MEASURED, PROVEN
+from fxopt.rewrites.framework import MEASURED, PROVEN, Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.shape.sizes import same, same_shape, shape_of
 
 aten = torch.ops.aten

@@ -8,14 +8,11 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxopt.kernels.towers.op import OPERATORS, call_of
-from fxopt.kernels.towers.plan import Buffer, Copy, Linear, Mixture, Plan, Product, Source, encode
+from fxopt.kernels.towers.plan import Buffer, Copy, Linear, Mixture, Plan, Product, Source, encode, leveled
 from fxopt.kernels.towers.plan import Step as PlanStep
-from fxopt.patterns.core import Match
 from fxopt.patterns.towers.regions import Region, find_towers
 from fxopt.patterns.towers.steps import InputStep, LinearStep, MixtureStep, ProductStep, Run, Steps
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
-from fxopt.rewrites.framework.policy import MEASURED
+from fxopt.rewrites.framework import MEASURED, Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.shape.sizes import shape_of, static
 from fxopt.shape.strides import lies_alike
 
@@ -33,8 +30,8 @@ def replace_towers(editor: Editor, match: Match) -> Replacement:
     values: dict[Node, Node | None] = {}
     for index, node in enumerate(region.outputs):
         values[node] = _shaped(editor, editor.call(operator.getitem, call, index), node)
-    linears = sum(isinstance(step, Linear) for step in plan.steps)
-    mixtures = sum(isinstance(step, Mixture) for step in plan.steps)
+    linears = sum(isinstance(step, Linear) for _, step in plan.steps)
+    mixtures = sum(isinstance(step, Mixture) for _, step in plan.steps)
     what = f"{linears} linears{f' and {mixtures} mixtures' if mixtures else ''} into {len(values)} tensors, one call"
     return Replacement(values, what, "each weight is read where it is, results are written where they are needed")
 
@@ -106,14 +103,14 @@ class _Builder:
             steps.append(self._written(index))
         for buffer in list(self._into):
             steps += self._copied(buffer)
-        return Plan(tuple(self._inner), len(self.weights), len(self.biases), tuple(self._buffers), tuple(steps))
+        return Plan(tuple(self._inner), len(self.weights), len(self.biases), tuple(self._buffers), leveled(steps))
 
     def _needed(self) -> list[int]:
         unread = [*self._placed, *(run.step for into in self._into.values() for _, run in into)]
         return [index for index in self._steps.needed(unread) if not isinstance(self._steps[index], InputStep)]
 
     def _copied(self, buffer: int) -> list[PlanStep]:
-        return [Copy(self._source((run,)), run.width, buffer, column) for column, run in self._into.pop(buffer, [])]
+        return [Copy(buffer, column, run.width, self._source((run,))) for column, run in self._into.pop(buffer, [])]
 
     def _side_by_side(self, index: int) -> tuple[Run, ...]:
         """What a step reads as one row."""
@@ -121,16 +118,16 @@ class _Builder:
         return step.gate if isinstance(step, MixtureStep) else step.x if isinstance(step, LinearStep) else ()
 
     def _written(self, index: int) -> PlanStep:
-        step, (buffer, column) = self._steps[index], self._placed[index]
+        step, place = self._steps[index], self._placed[index]
         if isinstance(step, MixtureStep):
             experts = tuple(self._source((run,)) for run in step.experts)
-            return Mixture(self._source(step.gate), experts, step.width, step.softmax, buffer, column)
+            return Mixture(*place, step.width, self._source(step.gate), step.softmax, experts)
         if isinstance(step, ProductStep):
-            return Product(self._source((step.left,)), self._source((step.right,)), step.width, buffer, column)
+            return Product(*place, step.width, self._source((step.left,)), self._source((step.right,)))
         assert isinstance(step, LinearStep)
         weight = self.weights.setdefault(step.weight, len(self.weights))
         bias = -1 if step.bias is None else self.biases.setdefault(step.bias, len(self.biases))
-        return Linear(self._source(step.x), weight, bias, step.width, buffer, column, step.activation)
+        return Linear(*place, step.width, self._source(step.x), weight, bias, step.activation)
 
     def _source(self, runs: tuple[Run, ...]) -> Source:
         if runs in self._joined:

@@ -8,10 +8,9 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
-from fxopt.patterns.core import Match
 from fxopt.patterns.view_chains import find_views
-from fxopt.rewrites.framework.core import Replacement, Rewrite
-from fxopt.rewrites.framework.editor import Editor, Rejected
+from fxopt.rewrites.framework import Editor, Match, Rejected, Replacement, Rewrite
+from fxopt.shape.calls import name_of
 from fxopt.shape.sizes import Size, product, same, shape_of, static
 from fxopt.shape.view_steps import Contiguous, Expand, Permute, Reshape, Select, Slice, Step
 
@@ -48,10 +47,6 @@ def with_ones(editor: Editor, node: Node, dims: Sequence[int]) -> Node:
     for dim in sorted(dims):
         node = editor.call(aten.unsqueeze.default, node, dim)
     return node
-
-
-def name_of(node: Node) -> str:
-    return str(node.target).split(".")[-2]
 
 
 def _applied(editor: Editor, value: Node, step: Step) -> Node:

@@ -72,6 +72,15 @@ PyObject* lookup(PyObject* where, PyObject* key, Held& hold) {
   return hold.object;
 }
 
+// The answer where a lookup found nothing; nullptr where it raised another error than that.
+PyObject* unless_raised(PyObject* answer) {
+  if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_LookupError)) {
+    return nullptr;
+  }
+  PyErr_Clear();
+  return Py_NewRef(answer);
+}
+
 // The number of a dict's last change (PEP 509), which no other dict ever had; 0 where Python does not number them (from
 // 3.13 on), or `where` is no dict.
 uint64_t version_of(PyObject* where) {
@@ -168,11 +177,7 @@ PyObject* read(PyObject*, PyObject* const* args, Py_ssize_t given) {
     }
     if (value == nullptr) {
       Py_DECREF(values);
-      if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_LookupError)) {
-        return nullptr;
-      }
-      PyErr_Clear();
-      Py_RETURN_NONE;
+      return unless_raised(Py_None);
     }
     Py_INCREF(value);
     PyList_SET_ITEM(values, i, value);
@@ -193,11 +198,7 @@ PyObject* unchanged(PyObject*, PyObject* const* args, Py_ssize_t given) {
     Held hold;
     PyObject* value = lookup(PyList_GET_ITEM(wheres, i), PyList_GET_ITEM(keys, i), hold);
     if (value != PyList_GET_ITEM(values, i)) {
-      if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_LookupError)) {
-        return nullptr;
-      }
-      PyErr_Clear();
-      Py_RETURN_FALSE;
+      return unless_raised(Py_False);
     }
   }
   Py_RETURN_TRUE;

@@ -10,6 +10,9 @@ import torch
 from torch.fx import Node
 
 T = TypeVar("T")
+# The overloads that say one thing.
+WHERES = (torch.ops.aten.where.self, torch.ops.aten.where.ScalarSelf, torch.ops.aten.where.ScalarOther)
+FILLS = (torch.ops.aten.masked_fill.Scalar, torch.ops.aten.masked_fill.Tensor)
 _SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 
 
@@ -34,6 +37,11 @@ def is_pointwise(target: torch._ops.OpOverload) -> bool:
 def packet_of(node: Node) -> Any:
     """The operator that a node calls, whichever overload; None where it calls none."""
     return getattr(node.target, "overloadpacket", None)
+
+
+def name_of(node: Node) -> str:
+    """Of the operator that a node calls, without its overload: "add"."""
+    return str(packet_of(node) or node.target).split(".")[-1]
 
 
 def ancestors(values: Sequence[object], sizes: bool = True) -> set[Node]:

@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from fxopt.facts import facts_of
 from fxopt.shape.calls import arguments_of, is_pointwise
-from fxopt.shape.sizes import tensor_of
+from fxopt.shape.sizes import tensor_of, tensors_in
 from fxopt.shape.view_operators import CASTS, CUTS, EXPANSIONS, REGROUPS, SAME
 
 aten = torch.ops.aten
@@ -58,6 +58,4 @@ def _is_elementwise(node: Node) -> bool:
 
 
 def _is_float(node: Node) -> bool:
-    value = node.meta.get("val")
-    values = value if isinstance(value, list | tuple) else [value]
-    return any(isinstance(each, torch.Tensor) and each.is_floating_point() for each in values)
+    return any(value.is_floating_point() for value in tensors_in(node))

@@ -149,18 +149,13 @@ def _sum(x: Node, dims: list[int], keepdim: bool = False) -> Spelled:
 
 
 SPELLED: dict[Any, Callable[..., Spelled]] = {
-    aten.matmul.default: _matmul,
-    aten.mm.default: _matmul,
-    aten.bmm.default: _matmul,
-    aten.mv.default: _matmul,
-    aten.addmm.default: _addmm,
-    aten.baddbmm.default: _addmm,
+    **dict.fromkeys((aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default), _matmul),
+    **dict.fromkeys((aten.addmm.default, aten.baddbmm.default), _addmm),
     aten.linear.default: _linear,
     aten.inner.default: _inner,
     aten.einsum.default: _einsum,
     aten.tensordot.default: _tensordot,
-    aten.conv1d.default: _convolution,
-    aten.conv2d.default: _convolution,
+    **dict.fromkeys((aten.conv1d.default, aten.conv2d.default), _convolution),
     aten.bilinear.default: _bilinear,
     aten.mul.Tensor: _mul,
     aten.sum.dim_IntList: _sum,

@@ -32,8 +32,8 @@ def staged_mutant(tmp_path_factory) -> Shim:
 def divides_as_cuda(monkeypatch):
     """The reference divides by a number as torch does on CUDA: by the product with its reciprocal."""
 
-    def divide(v, instr):
+    def divide(v, a):
         wide = v.double() if v.dtype == torch.float64 else v.float()
-        return (wide * (1 / torch.tensor(instr.a, dtype=torch.float64)).to(wide.dtype)).to(v.dtype)
+        return (wide * (1 / torch.tensor(a, dtype=torch.float64)).to(wide.dtype)).to(v.dtype)
 
-    monkeypatch.setitem(programs._STEPS, Op.DIV, divide)
+    monkeypatch.setitem(programs._BINARY, Op.DIV, divide)

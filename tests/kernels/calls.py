@@ -86,10 +86,14 @@ def _dense() -> Iterator[Call]:
         2,
         1,
         (tw.Buffer(9, is_output=False), tw.Buffer(10, 2), tw.Buffer(5)),
-        (
-            *(tw.Linear(tw.Source(0), 0, 0, 5, 0, 0, "relu"), tw.Linear(tw.Source(1, 1), 1, -1, 4, 0, 5, "tanh")),
-            *(tw.Copy(tw.Source(0, -1, 0, False), 5, 1, 0), tw.Product(tw.Source(0), tw.Source(0, -1, 2), 5, 1, 5)),
-            tw.Mixture(tw.Source(0, -1, 5, False), (tw.Source(0, -1, 1), tw.Source(0, -1, 0, False)), 5, True, 2, 0),
+        tw.leveled(
+            [
+                *(tw.Linear(0, 0, 5, tw.Source(0), 0, 0, "relu"), tw.Linear(0, 5, 4, tw.Source(1, 1), 1, -1, "tanh")),
+                *(tw.Copy(1, 0, 5, tw.Source(0, -1, 0, False)), tw.Product(1, 5, 5, tw.Source(0), tw.Source(0, -1, 2))),
+                tw.Mixture(
+                    *(2, 0, 5, tw.Source(0, -1, 5, False), True), (tw.Source(0, -1, 1), tw.Source(0, -1, 0, False))
+                ),
+            ]
         ),
     )
     tensors = [_some(3, 7), _some(3, 2, 4)], [_some(5, 7), _some(4, 4)], [_some(5)]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fxopt.kernels import gradients
 from fxopt.kernels.compressed_interaction import op
 
 SIZES = [(0, 3, 3, 4, 5), (1, 1, 1, 1, 1), (5, 4, 3, 9, 10), (33, 6, 6, 17, 7), (2, 3, 4, 5, 200), (70, 13, 20, 8, 16)]
@@ -21,7 +22,7 @@ class Defined(torch.autograd.Function):
     """The definition in PyTorch, which has any dtype, with the operator's gradients."""
 
     forward = staticmethod(op.compressed_interaction)
-    setup_context = staticmethod(op._setup_context)
+    setup_context = staticmethod(gradients.save_inputs)
     backward = staticmethod(op._backward)
 
 

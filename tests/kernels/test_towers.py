@@ -13,7 +13,7 @@ from torch import Tensor
 from fxopt.kernels.build import build
 from fxopt.kernels.cache import BuildError
 from fxopt.kernels.towers import op, reference
-from fxopt.kernels.towers.plan import Buffer, Copy, Linear, Mixture, Plan, Product, Source, decode, encode
+from fxopt.kernels.towers.plan import Buffer, Copy, Linear, Mixture, Plan, Product, Source, decode, encode, leveled
 from fxopt.torch_internals.seeds import seed_started
 
 Arguments = tuple[list[Tensor], list[Tensor], list[Tensor]]
@@ -53,7 +53,7 @@ def program(seed: int) -> tuple[Plan, Arguments, list[int]]:
         if bias:
             biases.append(torch.randn(N))
         activation = r.choice(("none", "relu", "sigmoid", "tanh"))
-        steps.append(Linear(source, len(weights) - 1, len(biases) - 1 if bias else -1, N, buffer, column, activation))
+        steps.append(Linear(buffer, column, N, source, len(weights) - 1, len(biases) - 1 if bias else -1, activation))
 
     for _ in range(r.randint(2, 4)):
         E, D = r.randint(2, 5), r.choice((1, 5, 16, 48, 70))
@@ -64,13 +64,13 @@ def program(seed: int) -> tuple[Plan, Arguments, list[int]]:
         linear(E, gate, 0)
         places = [Source(experts, -1, e * D, is_input=False) for e in range(E)]
         chosen = r.sample(places, E)
-        steps.append(Mixture(Source(gate, is_input=False), tuple(chosen), D, r.random() < 0.7, mixed, 0))
+        steps.append(Mixture(mixed, 0, D, Source(gate, is_input=False), r.random() < 0.7, tuple(chosen)))
         linear(3, mixed, D)
-        steps.append(Product(places[0], Source(mixed, is_input=False), D, product, 0))
+        steps.append(Product(product, 0, D, places[0], Source(mixed, is_input=False)))
         readable += [(places[-1], D), (Source(mixed, is_input=False), D + 3), (Source(product, is_input=False), D)]
     buffers.append(Buffer(K))
-    steps.append(Copy(Source(1, F - 1), K, len(buffers) - 1, 0))
-    return Plan((False, True), len(weights), len(biases), tuple(buffers), tuple(steps)), ([], weights, biases), [K, F]
+    steps.append(Copy(len(buffers) - 1, 0, K, Source(1, F - 1)))
+    return Plan((False, True), len(weights), len(biases), tuple(buffers), leveled(steps)), ([], weights, biases), [K, F]
 
 
 def assert_right(found: list[Tensor], arguments: Arguments, plan: Plan) -> None:
@@ -88,7 +88,7 @@ def test_random_programs(seed: int, isa: str) -> None:
     seed_started(seed)
     plan, (_, weights, biases), (K, F) = program(seed)
     run = op.call_of(encode(plan))
-    assert decode(encode(plan)).buffers == plan.buffers
+    assert decode(encode(plan)) == plan
     for rows in ((0,), (1,), (2,), (13,), (49,), (250,), (3, 5)):
         arguments = ([torch.randn(*rows, K), torch.randn(*rows, F, K)], weights, biases)
         assert_right(run(*arguments, encode(plan)), arguments, plan)
@@ -111,7 +111,7 @@ def test_threads_share_rows_or_columns() -> None:
     threads = torch.get_num_threads()
     weights = [torch.randn(600, 700) / 26 for _ in range(6)]
     buffers = tuple(Buffer(600) for _ in weights)
-    plan = Plan((False,), 6, 0, buffers, tuple(Linear(Source(0), i, -1, 600, i, 0) for i in range(6)))
+    plan = Plan((False,), 6, 0, buffers, leveled([Linear(i, 0, 600, Source(0), i, -1) for i in range(6)]))
     try:
         torch.set_num_threads(2)
         for rows in (1, 3, 9, 300):
@@ -122,8 +122,8 @@ def test_threads_share_rows_or_columns() -> None:
 
 
 def test_passes_opcheck() -> None:
-    steps = (Linear(Source(0, 1), 0, 0, 4, 0, 0, "relu"), Product(Source(0, 0), Source(0, is_input=False), 3, 1, 0))
-    plan = Plan((True,), 1, 1, (Buffer(4, 2), Buffer(3)), steps)
+    steps = [Linear(0, 0, 4, Source(0, 1), 0, 0, "relu"), Product(1, 0, 3, Source(0, 0), Source(0, is_input=False))]
+    plan = Plan((True,), 1, 1, (Buffer(4, 2), Buffer(3)), leveled(steps))
     weights, biases = [torch.randn(4, 3, requires_grad=True)], [torch.randn(4)]
     torch.library.opcheck(torch.ops.fxopt.towers.default, ([torch.randn(5, 2, 3)], weights, biases, encode(plan)))
 
@@ -161,6 +161,7 @@ def test_gradients_of_any_order_where_they_are_asked_for() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(inputs: tuple, weight: tuple, bias: tuple, reason: str) -> None:
-    plan = Plan((False,), 1, 1, (Buffer(5),), (Linear(Source(0, -1, 0 if inputs[1] < 4 else 2), 0, 0, 5, 0, 0),))
+    source = Source(0, -1, 0 if inputs[1] < 4 else 2)
+    plan = Plan((False,), 1, 1, (Buffer(5),), leveled([Linear(0, 0, 5, source, 0, 0)]))
     with pytest.raises(RuntimeError, match=reason):
         op.call_of(encode(plan))([torch.randn(inputs)], [torch.randn(weight)], [torch.randn(bias)], encode(plan))

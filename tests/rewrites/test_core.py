@@ -16,7 +16,7 @@ from fxopt.capture import capture
 from fxopt.config import Config
 from fxopt.findings import PassFindings
 from fxopt.normalize import normalize
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.rewrites.framework.core import Fuel, Replacement, Rewrite, apply
 from fxopt.rewrites.framework.editor import Editor, Rejected
 
@@ -41,8 +41,8 @@ def graph() -> GraphModule:
     return module
 
 
-def relus(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    for node in module.graph.nodes:
+def relus(search: Search) -> Iterator[Match | Reject]:
+    for node in search.graph.nodes:
         if node.target is aten.relu.default:
             yield Match(node, {"reads": (node.args[0],)})
 
@@ -173,8 +173,8 @@ def test_skipped_rewrites_keep_their_numbers() -> None:
 
 
 def test_a_match_on_a_replaced_node_is_dropped() -> None:
-    def twice(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-        for match in relus(module, inference):
+    def twice(search: Search) -> Iterator[Match | Reject]:
+        for match in relus(search):
             yield match
             yield match  # type: ignore[misc]
 
@@ -219,8 +219,8 @@ def scaled(editor: Editor, match: Match) -> Replacement:
     return Replacement({match.anchor: new}, "a wrong relu", "")
 
 
-def only_the_second(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    yield from list(relus(module, inference))[1:2]
+def only_the_second(search: Search) -> Iterator[Match | Reject]:
+    yield from list(relus(search))[1:2]
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -243,8 +243,8 @@ def test_a_wrong_rewrite_is_rolled_back_and_named(monkeypatch: pytest.MonkeyPatc
 def right_but_second() -> Rewrite:
     """Leaves a ReLU for the wrong rewrite to find."""
 
-    def first(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-        yield from (match for match in relus(module, inference) if match.anchor.name == "relu")  # type: ignore[union-attr]
+    def first(search: Search) -> Iterator[Match | Reject]:
+        yield from (match for match in relus(search) if match.anchor.name == "relu")  # type: ignore[union-attr]
 
     return Rewrite("clamps", first, as_clamp, "")
 

@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 import fxopt
 from fxopt.capture import capture
 from fxopt.normalize import normalize
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.rewrites.framework.core import Fuel, Replacement, Rewrite, apply
 from fxopt.rewrites.framework.editor import Editor
 from fxopt.rewrites.framework.policy import MEASURED
@@ -41,8 +41,8 @@ def sleeping(x: Tensor, few: float, many: float) -> Tensor:
     return x + 1.0
 
 
-def relus(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    for node in module.graph.find_nodes(op="call_function", target=aten.relu.default):
+def relus(search: Search) -> Iterator[Match | Reject]:
+    for node in search.calls(aten.relu.default):
         yield Match(node, {})
 
 
@@ -128,8 +128,8 @@ class Twice(nn.Module):
         return between.relu(), between, first
 
 
-def both_relus(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
-    first, second = module.graph.find_nodes(op="call_function", target=aten.relu.default)
+def both_relus(search: Search) -> Iterator[Match | Reject]:
+    first, second = search.calls(aten.relu.default)
     yield Match(first, {"second": second})
 
 

@@ -84,7 +84,7 @@ def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple:
     plan, saved = Plan.of(ctx.plan), ctx.saved_tensors
     bases, kept = saved[: 3 + ctx.masks], saved[3 + ctx.masks :]
     if gradients.by_definition(grads):
-        again = gradients.again(partial(_defined, plan), bases, [x.is_floating_point() for x in bases], grads)
+        again = gradients.again(partial(_defined, plan), bases, grads, [x.is_floating_point() for x in bases])
         return *again[:3], again[3:], None
     leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in bases]
     with torch.enable_grad():

@@ -204,7 +204,7 @@ def _by_reference(
         return reference.columns(given[: len(tensors)], given[len(tensors) :], plan, rows=rows, check=False)
 
     needs = [*map(bool, needs_tensors), *map(bool, needs_tables)]
-    return gradients.again(columns, (*tensors, *tables), needs, grads)
+    return gradients.again(columns, (*tensors, *tables), grads, needs)
 
 
 def _split(plan_tensor: Tensor, *key: tuple) -> _Split:

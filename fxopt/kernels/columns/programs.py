@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,31 +11,19 @@ from torch import Tensor
 from .plan import REGISTERS, Compare, Instr, Op, PerRow, Source
 
 Bucketize = Callable[[Tensor, int, Instr], Tensor]  # (values, step of the program, its instruction)
-_COMPARE: dict[Compare, Callable] = {
-    Compare.EQ: operator.eq, Compare.NE: operator.ne, Compare.LT: operator.lt,
-    Compare.LE: operator.le, Compare.GT: operator.gt, Compare.GE: operator.ge,
-}  # fmt: skip
-_STEPS: dict[Op, Callable[[Tensor, Instr], Tensor]] = {
-    Op.CAST: lambda v, i: v,
-    Op.ADD: lambda v, i: v + i.a,
-    Op.MUL: lambda v, i: v * i.a,
-    Op.RSUB: lambda v, i: i.a - v,
-    Op.DIV: lambda v, i: v / i.a,
-    Op.REMAINDER: lambda v, i: torch.remainder(v, i.a),
-    Op.FMOD: lambda v, i: torch.fmod(v, i.a),
-    Op.FLOOR_DIVIDE: lambda v, i: torch.floor_divide(v, i.a),
-    Op.CLAMP_MIN: lambda v, i: torch.clamp(v, min=i.a),
-    Op.CLAMP_MAX: lambda v, i: torch.clamp(v, max=i.a),
-    Op.AND: lambda v, i: v & i.a,
-    Op.OR: lambda v, i: v | i.a,
-    Op.XOR: lambda v, i: v ^ i.a,
-    Op.LSHIFT: lambda v, i: v << i.a,
-    Op.RSHIFT: lambda v, i: v >> i.a,
-    Op.ABS: lambda v, i: v.abs(),
-    Op.FLOOR: lambda v, i: v.floor(),
-    Op.CEIL: lambda v, i: v.ceil(),
-    Op.TRUNC: lambda v, i: v.trunc(),
-    Op.SQRT: lambda v, i: v.sqrt(),
+_COMPARE: dict[Compare, Callable] = {compare: getattr(operator, compare.name.lower()) for compare in Compare}
+_UNARY: dict[Op, Callable] = {
+    op: getattr(torch, op.name.lower()) for op in (Op.ABS, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.SQRT)
+}
+_BINARY: dict[Op, Callable] = {
+    op: getattr(torch, op.name.lower())
+    for op in (Op.ADD, Op.MUL, Op.RSUB, Op.DIV, Op.REMAINDER, Op.FMOD, Op.FLOOR_DIVIDE, Op.CLAMP_MIN, Op.CLAMP_MAX)
+} | {
+    Op.AND: operator.and_,
+    Op.OR: operator.or_,
+    Op.XOR: operator.xor,
+    Op.LSHIFT: operator.lshift,
+    Op.RSHIFT: operator.rshift,
 }
 
 
@@ -89,11 +76,13 @@ def evaluate(
             if instr.op == Op.WHERE:
                 v = v.masked_fill(_COMPARE[instr.compare](saved[0], instr.a), instr.b)
             elif instr.op == Op.COMBINE:
-                v = _STEPS[Op(instr.a)](v, replace(instr, a=saved[int(instr.b)].to(v.dtype)))  # type: ignore[arg-type]
+                v = _BINARY[Op(instr.a)](v, saved[int(instr.b)].to(v.dtype))  # type: ignore[arg-type]
             elif instr.op == Op.ADD_TENSOR:
                 v = v + _per_lane(tensors, instr.tensor, source).to(v.dtype)
-            else:
-                v = _STEPS[instr.op](v, instr)
+            elif instr.op in _UNARY:
+                v = _UNARY[instr.op](v)
+            elif instr.op != Op.CAST:
+                v = _BINARY[instr.op](v, instr.a)
             v = v.to(getattr(torch, instr.dtype))
     return v, kept
 

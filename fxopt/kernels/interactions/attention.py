@@ -38,18 +38,12 @@ def _fake(x: Tensor, i: Tensor, *weights: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty((x.shape[0], x.shape[2])), x.new_empty((x.shape[0], i.shape[0]))
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _backward(ctx: Any, grad: Tensor | None, grad_scores: Tensor | None) -> tuple[Tensor | None, ...]:
     """The definition's gradients, some rows at a time."""
     x, i, j, *weights, query_bias = ctx.saved_tensors
     of_query_bias = None if query_bias is None else torch.zeros_like(query_bias)  # it moves all scores alike
     if gradients.by_definition([grad, grad_scores]):
-        wanted = [t is not None and t.requires_grad for t in (x, i, j, *weights, query_bias)]
-        tensors = (x, i, j, *weights, query_bias)
-        return tuple(gradients.again(pair_attention, tensors, wanted, [grad, grad_scores]))
+        return tuple(gradients.again(pair_attention, ctx.saved_tensors, [grad, grad_scores]))
     grad = x.new_zeros(x.shape[0], x.shape[2]) if grad is None else grad
     grad_scores = x.new_zeros(x.shape[0], i.shape[0]) if grad_scores is None else grad_scores
     rows = max(16, _CHUNK // max(1, 4 * i.shape[0] * x.shape[2]))
@@ -80,5 +74,5 @@ def _fields_first(
 
 
 OPERATORS = Operators(
-    (Operator(PAIR_ATTENTION, pair_attention, _fake, _backward, _setup_context, facts=BY_ROWS),), KERNEL
+    (Operator(PAIR_ATTENTION, pair_attention, _fake, _backward, gradients.save_inputs, facts=BY_ROWS),), KERNEL
 )

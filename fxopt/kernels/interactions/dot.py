@@ -66,8 +66,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     of_dots, before, after = pieces[len(ctx.before)], pieces[: len(ctx.before)], pieces[len(ctx.before) + 1 :]
     found: list[Tensor | None] = [None] * len(vectors)
     if needs_vectors and (gradients.by_definition([grad]) or not (grad.is_cpu and OPERATORS.compiled())):
-        needs = [x.requires_grad for x in vectors]
-        found = gradients.again(lambda *z: [dot_interaction(z, [], [], i, j)], vectors, needs, [of_dots])
+        found = gradients.again(lambda *z: [dot_interaction(z, [], [], i, j)], vectors, [of_dots])
     elif needs_vectors:
         grad = grad if grad.stride(1) == 1 else grad.contiguous()
         found = _call_backward(grad, i, j, vectors, sum(ctx.before))

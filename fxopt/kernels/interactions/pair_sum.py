@@ -64,9 +64,8 @@ def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple:
     if gradients.by_definition([grad]) or not (grad.is_cpu and OPERATORS.compiled()):
-        given = ctx.saved_tensors
-        needs = [tensor is not None and tensor.requires_grad for tensor in given]
-        return *gradients.again(lambda x, w: [pair_sum(x, w, ctx.scale, ctx.total)], given, needs, [grad]), None, None
+        again = gradients.again(lambda x, w: [pair_sum(x, w, ctx.scale, ctx.total)], ctx.saved_tensors, [grad])
+        return *again, None, None
     found = torch.ops.fxopt.pair_sum_backward(grad, *ctx.saved_tensors, ctx.scale, ctx.total)
     return found[0], found[1] if len(found) == 2 else None, None, None
 

@@ -101,10 +101,10 @@ def kept_by_torch(inputs: Sequence[Tensor], state: Sequence[Tensor | None], laye
     x = torch.cat(list(inputs), -1) if len(inputs) > 1 else inputs[0]
     kept = [_matrix(x)]
     for layer in layers:
-        x = by_torch.apply(x, state, layer.linear)
+        x = reference.apply(x, state, layer.linear, by_torch.linear)
         kept += [_matrix(x)] if layer.own else []
         for step in layer.behind:
-            x = by_torch.apply(x, state, step)
+            x = reference.apply(x, state, step)
         kept.append(_matrix(x))
     return [x, *kept[:-1]]
 
@@ -117,7 +117,7 @@ def again(
     def mlp(*tensors: Any) -> list[Tensor]:
         return [reference.mlp(tensors[: len(inputs)], tensors[len(inputs) :], steps)]
 
-    return gradients.again(mlp, (*inputs, *state), needs, [grad])
+    return gradients.again(mlp, (*inputs, *state), [grad], needs)
 
 
 class _Backward:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import reference
 from .plan import Op, Step
 
 _ONEDNN_FROM = 2e6  # multiply-adds: its call costs 12 us more than torch's, which at 50 a ns are 1e6
@@ -42,19 +41,3 @@ def pays(inputs: Sequence[Tensor], state: Sequence[Tensor | None], steps: Sequen
         return False
     weights = (state[step.tensors[0]] for step in steps if step.op == Op.LINEAR)  # type: ignore[index]
     return any(weight is not None and is_wide(*weight.shape) for weight in weights)
-
-
-def run(inputs: Sequence[Tensor], state: Sequence[Tensor | None], steps: Sequence[Step]) -> Tensor:
-    """What :func:`.reference.mlp` gives."""
-    x = torch.cat(list(inputs), -1) if len(inputs) > 1 else inputs[0]
-    for step in steps:
-        x = apply(x, state, step)
-    return x.contiguous()
-
-
-def apply(x: Tensor, state: Sequence[Tensor | None], step: Step) -> Tensor:
-    if step.op != Op.LINEAR:
-        return reference.apply(x, state, step)
-    weight, bias = (None if index is None else state[index] for index in step.tensors[:2])
-    assert weight is not None
-    return linear(x, weight, bias)

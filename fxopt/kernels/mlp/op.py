@@ -40,7 +40,7 @@ def call_of(plan: Sequence[int], is_wide: bool = True) -> Call:
 
     def mlp(inputs: Sequence[Tensor], state: Sequence[Tensor | None], plan: Sequence[int]) -> Tensor:
         if not torch.is_grad_enabled() and (not is_compiled or (is_wide and layers.pays(inputs, state, steps))):
-            return layers.run(inputs, state, steps)
+            return reference.mlp(inputs, state, steps, layers.linear).contiguous()
         outputs = past_dispatcher(inputs, state, words)
         if outputs is not None:
             return outputs[0]

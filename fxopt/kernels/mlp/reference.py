@@ -12,19 +12,22 @@ from torch import Tensor
 from .plan import Op, Step
 
 Tensors = Sequence[Tensor | None]
+Linear = Callable[..., Tensor]  # of x, weight and bias
 
 
-def mlp(inputs: Sequence[Tensor], state: Tensors, steps: Sequence[Step]) -> Tensor:
+def mlp(inputs: Sequence[Tensor], state: Tensors, steps: Sequence[Step], linear: Linear = F.linear) -> Tensor:
     """The steps, one after the other, on the inputs side by side. inputs [..., K_i], result [..., N]."""
     x = torch.cat(list(inputs), -1) if len(inputs) > 1 else inputs[0]
     for step in steps:
-        x = apply(x, state, step)
+        x = apply(x, state, step, linear)
     return x
 
 
-def apply(x: Tensor, state: Tensors, step: Step) -> Tensor:
+def apply(x: Tensor, state: Tensors, step: Step, linear: Linear = F.linear) -> Tensor:
     """One step."""
     tensors = [None if index is None else state[index] for index in step.tensors]
+    if step.op == Op.LINEAR:
+        return linear(x, *tensors[:2])
     return _STEPS[step.op](x, tensors, step.constants)
 
 
@@ -40,7 +43,6 @@ def _dice(x: Tensor, tensors: Tensors, constants: Sequence[float]) -> Tensor:
 
 
 _STEPS: dict[Op, Callable[[Tensor, Any, Sequence[float]], Tensor]] = {
-    Op.LINEAR: lambda x, t, c: F.linear(x, t[0], t[1]),
     Op.BATCH_NORM: _batch_norm,
     Op.RELU: lambda x, t, c: x.relu(),
     Op.SIGMOID: lambda x, t, c: x.sigmoid(),

@@ -55,7 +55,7 @@ def _backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], None]
     def pointwise(*tensors: Any) -> list[Tensor]:
         return reference.pointwise(tensors, plan_of(ctx.plan))
 
-    return gradients.again(pointwise, ctx.saved_tensors, list(map(bool, ctx.needs_input_grad[0])), grads), None
+    return gradients.again(pointwise, ctx.saved_tensors, grads, list(map(bool, ctx.needs_input_grad[0]))), None
 
 
 OPERATORS = Operators(

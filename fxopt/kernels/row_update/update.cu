@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
 }  // namespace fxopt::row_update
 
 // nullptr, or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* fxopt_row_update(const fxopt::row_update::Launch* parameters, int, void* stream) {
+FXOPT_EXPORT const char* fxopt_row_update(const fxopt::row_update::Launch* parameters, int, void* stream) {
   using namespace fxopt;
   using namespace fxopt::row_update;
   Launch launch = *parameters;

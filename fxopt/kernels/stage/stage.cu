@@ -5,9 +5,10 @@
 
 #include <cstdint>
 #include <cstring>
-#include <stdexcept>
 
 #include "../abi.h"
+#include "../early.cuh"
+#include "../refused.h"
 #include "slots.h"
 
 namespace fxopt::stage {
@@ -97,14 +98,14 @@ __global__ void __launch_bounds__(kThreads) deliver_kernel(const __grid_constant
   copy<unsigned char>(from, to, whole, target.bytes);
 }
 
-static void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) throw std::runtime_error(std::string("fxopt.stage: ") + what + ": " + cudaGetErrorString(error));
+static void check(const char* wrong) {
+  if (wrong) refused("fxopt.stage: %s", wrong);
 }
 
 template <int N>
 static void launch(const Stage& stage, const int64_t* words, const Target* targets, cudaStream_t stream) {
   const int n_targets = 1 + stage.n_outputs;
-  if ((stage.n_inputs + n_targets) * 2 > N) throw std::runtime_error("fxopt.stage: more inputs and outputs than a launch carries");
+  if ((stage.n_inputs + n_targets) * 2 > N) refused("fxopt.stage: more inputs and outputs than a launch carries");
   thread_local Launch<N> parameters;
   parameters.slots = stage.slots;
   parameters.items = stage.items;
@@ -115,11 +116,8 @@ static void launch(const Stage& stage, const int64_t* words, const Target* targe
   parameters.n_inputs = stage.n_inputs;
   memcpy(parameters.words, words, size_t(stage.n_inputs) * 16);
   memcpy(parameters.words + N - 2 * n_targets, targets, size_t(n_targets) * 16);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned((stage.n_items + 1 + kThreads / 32 - 1) / (kThreads / 32)));
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  check(cudaLaunchKernelEx(&config, stage_kernel<N>, parameters), "launch");
+  const dim3 blocks(unsigned((stage.n_items + 1 + kThreads / 32 - 1) / (kThreads / 32)));
+  check(launch_kernel(false, stage_kernel<N>, blocks, kThreads, 0, stream, parameters));
 }
 
 // The same for a tensor on the host, into pinned memory.
@@ -146,7 +144,9 @@ FXOPT_EXPORT bool fxopt_stage(const fxopt::stage::Stage* stage, const int64_t* w
   return fxopt::done(text, [&] {
     for (int k = 0; k < stage->n_packed; k++) pack(stage->packed[k], words);
     const auto queue = static_cast<cudaStream_t>(stream);
-    if (stage->packed_bytes) check(cudaMemcpyAsync(stage->device, stage->pinned, size_t(stage->packed_bytes), cudaMemcpyHostToDevice, queue), "copy");
+    const size_t bytes = size_t(stage->packed_bytes);
+    const cudaError_t error = bytes ? cudaMemcpyAsync(stage->device, stage->pinned, bytes, cudaMemcpyHostToDevice, queue) : cudaSuccess;
+    check(error == cudaSuccess ? nullptr : cudaGetErrorString(error));
     ((stage->n_inputs + stage->n_outputs + 1) * 2 > kFewWords ? launch<kWords> : launch<kFewWords>)(*stage, words, targets, queue);
   });
 }
@@ -155,15 +155,12 @@ FXOPT_EXPORT bool fxopt_stage(const fxopt::stage::Stage* stage, const int64_t* w
 FXOPT_EXPORT bool fxopt_deliver(const fxopt::stage::Stage* stage, const void* const* from, int64_t most, void* stream, char* text) {
   using namespace fxopt::stage;
   return fxopt::done(text, [&] {
-    if (stage->n_outputs > kMostOutputs) throw std::runtime_error("fxopt.stage: more outputs than a launch carries");
+    if (stage->n_outputs > kMostOutputs) fxopt::refused("fxopt.stage: more outputs than a launch carries");
     Outputs outputs{};
     for (int k = 0; k < stage->n_outputs; k++) outputs.from[k] = static_cast<const char*>(from[k]);
     outputs.targets = stage->targets + 1;
-    cudaLaunchConfig_t config{};
     const int64_t blocks = (most + 64 * kThreads - 1) / (64 * kThreads);
-    config.gridDim = dim3(unsigned(blocks < 1 ? 1 : blocks > kMostBlocks ? kMostBlocks : blocks), unsigned(stage->n_outputs));
-    config.blockDim = dim3(kThreads);
-    config.stream = static_cast<cudaStream_t>(stream);
-    check(cudaLaunchKernelEx(&config, deliver_kernel, outputs), "launch");
+    const dim3 grid(unsigned(blocks < 1 ? 1 : blocks > kMostBlocks ? kMostBlocks : blocks), unsigned(stage->n_outputs));
+    check(fxopt::launch_kernel(false, deliver_kernel, grid, kThreads, 0, stream, outputs));
   });
 }

@@ -115,7 +115,7 @@ def _again(grad: Tensor, parts: Sequence[list[Tensor]], plan: Plan) -> list[list
         rows, positions, masks, params = (given[where] for where in slices)
         return [reference.target_attention(rows, positions, masks, params, plan)]
 
-    found = gradients.again(defined, tensors, [x.is_floating_point() for x in tensors], [grad])
+    found = gradients.again(defined, tensors, [grad], [x.is_floating_point() for x in tensors])
     return [found[where] for where in slices]
 
 

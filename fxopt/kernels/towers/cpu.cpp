@@ -7,6 +7,7 @@
 
 #include "../entry.h"
 #include "../scratch.h"
+#include "../words.h"
 #include "program.h"
 
 namespace fxopt::towers {
@@ -44,18 +45,15 @@ static bool has_rows_of(const Array& operand, bool inner, const Array& first, bo
 }
 
 static void expect_plan(bool holds, const char* what) {
-  if (!holds) refused("fxopt.towers: expected a plan made by encode(), found %s", what);
+  if (!holds) refused("fxopt.towers: expected a plan made by words(), found %s", what);
 }
 
 static bool within(int64_t start, int64_t width, int64_t n) { return start >= 0 && width >= 0 && width <= n && start <= n - width; }
 
 static void check_source(const Call& call, const Source& source, int64_t width) {
-  if (source.tensor < 0) {
-    const int64_t index = -1 - source.tensor;
-    expect_plan(index < call.header.n_buffers && within(source.start, width, call.buffers[index].width), "columns that no buffer has");
-    return;
-  }
-  if (source.tensor >= call.header.n_inputs) refused("fxopt.towers: input %lld of %lld", (long long)source.tensor, (long long)call.header.n_inputs);
+  const int64_t n = source.is_input ? int64_t(call.inputs.size()) : int64_t(call.buffers.size());
+  if (!within(source.tensor, 1, n)) refused("fxopt.towers: %s %lld of %lld", source.is_input ? "input" : "buffer", (long long)source.tensor, (long long)n);
+  if (!source.is_input) return expect_plan(within(source.start, width, call.buffers[source.tensor].width), "columns that no buffer has");
   const Input& input = call.inputs[source.tensor];
   const Array& x = *input.operand;
   if (!within(source.start, width, x.sizes[x.dim - 1]) || input.inner != (source.place >= 0) || (input.inner && source.place >= x.sizes[x.dim - 2]))
@@ -64,7 +62,7 @@ static void check_source(const Call& call, const Source& source, int64_t width) 
 }
 
 static double check_linear(const Call& call, const LinearStep& linear) {
-  expect_plan(within(linear.weight, 1, call.header.n_weights) && linear.bias >= -1 && linear.bias < call.header.n_biases, "another weight");
+  expect_plan(within(linear.weight, 1, call.n_weights) && linear.bias >= -1 && linear.bias < call.n_biases, "another weight");
   const Array& weight = call.weight(linear.weight);
   if (weight.dim != 2 || weight.dtype != kDtypeFloat) refused("fxopt.towers: weight %lld must be a float32 matrix", (long long)linear.weight);
   const int64_t N = weight.sizes[0], K = weight.sizes[1];
@@ -79,47 +77,36 @@ static double check_linear(const Call& call, const LinearStep& linear) {
   return double(N * K) * std::max(0.1, double(call.rows) * 0.01);
 }
 
-static int64_t width_of(const Step& step) {
-  switch (step.op) {
-    case kLinear: return reinterpret_cast<const LinearStep&>(step).width;
-    case kMixture: return reinterpret_cast<const MixtureStep&>(step).width;
-    case kCopy: return reinterpret_cast<const CopyStep&>(step).width;
-    default: return reinterpret_cast<const ProductStep&>(step).width;
-  }
-}
-
-// Words of a step that lies in the last n of a plan.
-static int64_t length_of(const Step& step, int64_t n) {
+// The next step of a plan.
+static const Step& step_in(Words& words) {
   constexpr size_t kSizes[] = {sizeof(LinearStep), sizeof(MixtureStep), sizeof(CopyStep), sizeof(ProductStep)};
-  expect_plan(n >= int64_t(sizeof(Step) / sizeof(int64_t)) && step.op >= kLinear && step.op <= kProduct, "a step");
-  int64_t length = int64_t(kSizes[step.op] / sizeof(int64_t));
-  expect_plan(length <= n, "one that was cut off");
-  if (step.op == kMixture) {
-    const int64_t count = reinterpret_cast<const MixtureStep&>(step).count;
-    expect_plan(count > 0 && count <= n, "a mixture of no experts");
-    length += count * int64_t(sizeof(Source) / sizeof(int64_t));
-  }
-  expect_plan(step.length == length && length <= n, "a step of another length");
-  return length;
+  const Step& step = words.record<Step>();
+  expect_plan(step.op >= kLinear && step.op <= kProduct, "a step");
+  words.take(int64_t((kSizes[step.op] - sizeof(Step)) / sizeof(int64_t)));
+  if (step.op != kMixture) return step;
+  const int64_t count = static_cast<const MixtureStep&>(step).count;
+  expect_plan(count > 0 && count <= kMost, "a mixture of no experts");
+  words.take(count * int64_t(sizeof(Source) / sizeof(int64_t)));
+  return step;
 }
 
 // Returns the nanoseconds that the step may take on one thread.
 static double check_step(const Call& call, const Step& step) {
-  expect_plan(within(step.buffer, 1, call.header.n_buffers) && within(step.column, width_of(step), call.buffers[step.buffer].width),
+  expect_plan(within(step.buffer, 1, int64_t(call.buffers.size())) && within(step.column, step.width, call.buffers[step.buffer].width),
               "a step that writes beside its buffer");
-  if (step.op == kLinear) return check_linear(call, reinterpret_cast<const LinearStep&>(step));
+  if (step.op == kLinear) return check_linear(call, static_cast<const LinearStep&>(step));
   if (step.op == kCopy) {
-    const auto& copy = reinterpret_cast<const CopyStep&>(step);
+    const auto& copy = static_cast<const CopyStep&>(step);
     check_source(call, copy.x, copy.width);
     return double(call.rows * copy.width) * 0.1;
   }
   if (step.op == kProduct) {
-    const auto& product = reinterpret_cast<const ProductStep&>(step);
+    const auto& product = static_cast<const ProductStep&>(step);
     check_source(call, product.left, product.width);
     check_source(call, product.right, product.width);
     return double(call.rows * product.width) * 0.1;
   }
-  const auto& mixture = reinterpret_cast<const MixtureStep&>(step);
+  const auto& mixture = static_cast<const MixtureStep&>(step);
   check_source(call, mixture.gate, mixture.count);
   for (int64_t i = 0; i < mixture.count; i++) check_source(call, experts_of(mixture)[i], mixture.width);
   return double(call.rows * mixture.count) * double(mixture.width + 16) * 0.1;
@@ -127,34 +114,30 @@ static double check_step(const Call& call, const Step& step) {
 
 // Fills the call from the request, allocates its outputs. Returns the nanoseconds that it may take on one thread.
 static double prepare(const Request& request, Call& call) {
-  constexpr int64_t kHeader = sizeof(Header) / sizeof(int64_t);
-  expect_plan(request.n_words >= kHeader && request.words[0] == kVersion, "another text");
-  call.header = reinterpret_cast<const Header&>(*request.words);
-  const Header& header = call.header;
-  for (int64_t k = 1; k < kHeader; k++) expect_plan(request.words[k] >= 0 && request.words[k] <= kMost, "a number of records");
-  int64_t left = request.n_words - kHeader - header.n_inputs - header.n_buffers * int64_t(sizeof(BufferPlan) / sizeof(int64_t));
-  expect_plan(header.n_inputs > 0 && left >= 0, "one that was cut off");
-  if (request.n_operands != header.n_inputs + header.n_weights + header.n_biases)
+  Words words(request, kVersion, "towers");
+  const int64_t n_inputs = words.next(), *inner = words.take(n_inputs);
+  call.n_weights = words.next(), call.n_biases = words.next();
+  for (int64_t n : {n_inputs, call.n_weights, call.n_biases}) expect_plan(n >= 0 && n <= kMost, "a number of tensors");
+  expect_plan(n_inputs > 0, "no inputs");
+  if (request.n_operands != n_inputs + call.n_weights + call.n_biases)
     refused("fxopt.towers: %lld tensors for a plan of %lld inputs, %lld weights and %lld biases", (long long)request.n_operands,
-            (long long)header.n_inputs, (long long)header.n_weights, (long long)header.n_biases);
+            (long long)n_inputs, (long long)call.n_weights, (long long)call.n_biases);
   call.operands = request.operands;
   const Array& first = request.operands[0];
-  const bool first_inner = request.words[kHeader];
+  const bool first_inner = inner[0];
   if (first.dtype != kDtypeFloat) refused("fxopt.towers: expected float32 inputs");
   call.rows = rows_of(first, first_inner);
-  const int64_t* words = request.words + kHeader;
   call.inputs.clear();
-  for (int64_t i = 0; i < header.n_inputs; i++) {
-    const bool inner = *words++;
-    call.inputs.push_back(input_of(request.operands[i], inner));
-    if (!has_rows_of(request.operands[i], inner, first, first_inner) || request.operands[i].dtype != kDtypeFloat)
+  for (int64_t i = 0; i < n_inputs; i++) {
+    call.inputs.push_back(input_of(request.operands[i], inner[i]));
+    if (!has_rows_of(request.operands[i], inner[i], first, first_inner) || request.operands[i].dtype != kDtypeFloat)
       refused("fxopt.towers: input %lld has other rows than the first, or another dtype", (long long)i);
   }
   call.buffers.clear();
   call.scratch_width = 0;
   const int32_t leading = first.dim - 1 - int32_t(first_inner);
-  for (int64_t b = 0; b < header.n_buffers; b++, words += sizeof(BufferPlan) / sizeof(int64_t)) {
-    const auto& plan = reinterpret_cast<const BufferPlan&>(*words);
+  for (int64_t n = words.next(); n > 0; n--) {
+    const auto& plan = words.record<BufferPlan>();
     expect_plan(within(0, plan.width, kMost) && within(0, plan.inner, kMost) && (!plan.inner || plan.width % plan.inner == 0), "a buffer");
     Buffer buffer{nullptr, plan.width, call.scratch_width};
     if (plan.is_output) {
@@ -171,19 +154,16 @@ static double prepare(const Request& request, Call& call) {
   }
   call.steps.clear();
   double nanoseconds = 0;
-  for (int64_t s = 0; s < header.n_steps; s++) {
-    const auto& step = reinterpret_cast<const Step&>(*words);
-    const int64_t length = length_of(step, left);
-    nanoseconds += check_step(call, step);
-    call.steps.push_back(&step);
-    words += length, left -= length;
+  for (int64_t n = words.next(); n > 0; n--) {
+    call.steps.push_back(&step_in(words));
+    nanoseconds += check_step(call, *call.steps.back());
   }
-  expect_plan(left == 0, "more than its steps");
+  expect_plan(words.are_read(), "more than its steps");
   return nanoseconds;
 }
 
 // Columns that may be shared among threads.
-static int64_t columns_of(const Step& step) { return step.op == kLinear ? width_of(step) : 1; }
+static int64_t columns_of(const Step& step) { return step.op == kLinear ? step.width : 1; }
 
 static char* scratch_of(const Call& call, int64_t rows) {
   return scratch(size_t(call.scratch_width * rows) * sizeof(float));

@@ -10,19 +10,18 @@ namespace fxopt::towers {
 enum Op : int64_t { kLinear = 0, kMixture = 1, kCopy = 2, kProduct = 3 };
 enum Activation : int64_t { kNoActivation = 0, kRelu = 1, kSigmoid = 2, kTanh = 3 };
 
-struct Header { int64_t version, n_inputs, n_weights, n_biases, n_buffers, n_steps; };
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 0x4658544F0002;
 
-struct BufferPlan { int64_t is_output, width, inner; };  // inner > 0: the output is [rows, inner, width / inner]
+struct BufferPlan { int64_t width, inner, is_output; };  // inner > 0: the output is [rows, inner, width / inner]
 
-// Columns of an input (tensor >= 0; place >= 0: of that index of its second last dim) or of buffer -1 - tensor.
-struct Source { int64_t tensor, place, start; };
+// Columns of an input (place >= 0: of that index of its second last dim) or of a buffer.
+struct Source { int64_t tensor, place, start, is_input; };
 
-struct Step { int64_t op, length, level, buffer, column; };  // what it writes, and how many words it has
-struct LinearStep { Step step; Source x; int64_t weight, bias, width, activation; };
-struct CopyStep { Step step; Source x; int64_t width; };
-struct ProductStep { Step step; Source left, right; int64_t width; };
-struct MixtureStep { Step step; Source gate; int64_t count, width, softmax; };  // and a Source for each expert
+struct Step { int64_t level, op, buffer, column, width; };
+struct LinearStep : Step { Source x; int64_t weight, bias, activation; };
+struct MixtureStep : Step { Source gate; int64_t softmax, count; };  // and a Source for each expert
+struct CopyStep : Step { Source x; };
+struct ProductStep : Step { Source left, right; };
 
 inline const Source* experts_of(const MixtureStep& mixture) { return reinterpret_cast<const Source*>(&mixture + 1); }
 
@@ -42,14 +41,14 @@ struct Input {
 
 struct Call {
   const Array* operands;
-  Header header;
   std::vector<Input> inputs;
   std::vector<Buffer> buffers;
   std::vector<const Step*> steps;
+  int64_t n_weights, n_biases;
   int64_t rows;
   int64_t scratch_width;  // of all scratch buffers
-  const Array& weight(int64_t index) const { return operands[header.n_inputs + index]; }
-  const Array& bias(int64_t index) const { return operands[header.n_inputs + header.n_weights + index]; }
+  const Array& weight(int64_t index) const { return operands[int64_t(inputs.size()) + index]; }
+  const Array& bias(int64_t index) const { return weight(n_weights + index); }
 };
 
 // Rows [row0, row1), whose scratch buffers lie at `scratch`, each [row1 - row0, width].

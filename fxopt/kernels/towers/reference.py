@@ -40,7 +40,7 @@ def towers(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence
             case Copy():
                 return read(step.x, step.width)
 
-    for step in plan.steps:
+    for _, step in plan.steps:
         written[step.buffer][step.column] = value(step)
     results = []
     for buffer, pieces in zip(plan.buffers, written, strict=True):

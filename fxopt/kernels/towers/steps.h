@@ -38,8 +38,8 @@ inline int64_t offset_of_row(const Input& input, int64_t row) {
 
 // Columns [start, start + width) of the block's rows; copied side by side where they do not lie so.
 inline Rows<const float> source_rows(const Call& call, const Block& block, const Source& source, int64_t width, std::vector<float>& copy) {
-  if (source.tensor < 0) {
-    const Rows<float> rows = buffer_rows(call, block, -1 - source.tensor, source.start);
+  if (!source.is_input) {
+    const Rows<float> rows = buffer_rows(call, block, source.tensor, source.start);
     return {rows.data, rows.stride};
   }
   const Input& input = call.inputs[source.tensor];
@@ -80,7 +80,7 @@ inline void run_linear(const Call& call, const LinearStep& linear, const Block& 
   const Array& weight = call.weight(linear.weight);
   const int64_t K = weight.sizes[1], N = weight.sizes[0];
   const Rows<const float> x = source_rows(call, block, linear.x, K, copied_x);
-  const Rows<float> y = buffer_rows(call, block, linear.step.buffer, linear.step.column);
+  const Rows<float> y = buffer_rows(call, block, linear.buffer, linear.column);
   Rows<const float> w{reinterpret_cast<const float*>(weight.data), weight.strides[0]};
   if (weight.strides[1] != 1 && K > 1) {
     copied_w.resize(size_t(N * K));
@@ -97,7 +97,7 @@ inline void run_linear(const Call& call, const LinearStep& linear, const Block& 
 inline void run_copy(const Call& call, const CopyStep& copy, const Block& block) {
   thread_local std::vector<float> copied;
   const Rows<const float> x = source_rows(call, block, copy.x, copy.width, copied);
-  const Rows<float> y = buffer_rows(call, block, copy.step.buffer, copy.step.column);
+  const Rows<float> y = buffer_rows(call, block, copy.buffer, copy.column);
   for (int64_t row = 0; row < block.row1 - block.row0; row++) memcpy(y[row], x[row], size_t(copy.width) * sizeof(float));
 }
 
@@ -105,7 +105,7 @@ inline void run_product(const Call& call, const ProductStep& product, const Bloc
   thread_local std::vector<float> copied_left, copied_right;
   const Rows<const float> left = source_rows(call, block, product.left, product.width, copied_left);
   const Rows<const float> right = source_rows(call, block, product.right, product.width, copied_right);
-  const Rows<float> y = buffer_rows(call, block, product.step.buffer, product.step.column);
+  const Rows<float> y = buffer_rows(call, block, product.buffer, product.column);
   for (int64_t row = 0; row < block.row1 - block.row0; row++) {
     const float *a = left[row], *b = right[row];
     float* to = y[row];
@@ -136,7 +136,7 @@ inline void run_mixture(const Call& call, const MixtureStep& mixture, const Bloc
   experts.clear();
   for (int64_t i = 0; i < n; i++) experts.push_back(source_rows(call, block, experts_of(mixture)[i], width, copied[i]));
   const Rows<const float> gate = source_rows(call, block, mixture.gate, n, copied[n]);
-  const Rows<float> y = buffer_rows(call, block, mixture.step.buffer, mixture.step.column);
+  const Rows<float> y = buffer_rows(call, block, mixture.buffer, mixture.column);
   for (int64_t row = 0; row < block.row1 - block.row0; row++) {
     for (int64_t i = 0; i < n; i++) weights[i] = gate[row][i];
     if (mixture.softmax) softmax(weights.data(), n);
@@ -155,10 +155,10 @@ inline void run_mixture(const Call& call, const MixtureStep& mixture, const Bloc
 
 static void run(const Call& call, const Step& step, const Block& block, int64_t n0, int64_t n1) {
   switch (step.op) {
-    case kLinear: return run_linear(call, reinterpret_cast<const LinearStep&>(step), block, n0, n1);
-    case kMixture: return run_mixture(call, reinterpret_cast<const MixtureStep&>(step), block);
-    case kProduct: return run_product(call, reinterpret_cast<const ProductStep&>(step), block);
-    default: return run_copy(call, reinterpret_cast<const CopyStep&>(step), block);
+    case kLinear: return run_linear(call, static_cast<const LinearStep&>(step), block, n0, n1);
+    case kMixture: return run_mixture(call, static_cast<const MixtureStep&>(step), block);
+    case kProduct: return run_product(call, static_cast<const ProductStep&>(step), block);
+    default: return run_copy(call, static_cast<const CopyStep&>(step), block);
   }
 }
 

@@ -12,6 +12,7 @@ from torch.fx import Node
 from fxopt.kernels.attention.plan import ADDED, FILL_SET, FILL_UNSET, NO_MASK
 from fxopt.patterns.attention.strided import Strided, strided
 from fxopt.patterns.constants import constant_of
+from fxopt.shape.calls import FILLS, WHERES
 from fxopt.shape.sizes import same_shape, tensor_of
 from fxopt.shape.spelled import Letters, spelled
 
@@ -50,14 +51,11 @@ def scores_of(node: Node) -> Product | None:
     return _masked(node)
 
 
-_WHERES = {aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf}
-
-
 def _masked(node: Node) -> Product | None:
-    if node.target in _WHERES:
+    if node.target in WHERES:
         mask, one, two = node.args
         kept, other, masking = (one, two, FILL_UNSET) if constant_of(two) is not None else (two, one, FILL_SET)
-    elif node.target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
+    elif node.target in FILLS:
         kept, mask, other = node.args
         masking = FILL_SET
     elif node.target is aten.add.Tensor and not node.kwargs:

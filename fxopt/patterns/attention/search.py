@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxopt.kernels.attention.plan import ADDED, CAUSAL, FILL_UNSET, MOST_FACTORS, SILU, SOFTMAX, Axis, Operand, Plan
 from fxopt.normalize import switches_gradients
@@ -15,12 +15,10 @@ from fxopt.patterns.attention.merged import Groups, Merged, merged_of, readers, 
 from fxopt.patterns.attention.scores import PRODUCTS, SCALINGS, Product, ordered, scores_of
 from fxopt.patterns.attention.strided import Factor, Strided, strided
 from fxopt.patterns.constants import constant_of
-from fxopt.patterns.core import Match, Reject, devices
-from fxopt.shape.aliases import Aliases
+from fxopt.patterns.core import Match, Reject, Search, devices
 from fxopt.shape.calls import ancestors, closure, is_of_data
 from fxopt.shape.sizes import same, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _FLOATS = {"cpu": (torch.float32, torch.bfloat16, torch.float16), "cuda": (torch.float32,)}
@@ -49,20 +47,19 @@ class _NotFound(Exception):
     """Why not; the text is the reason."""
 
 
-def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_attention(search: Search) -> Iterator[Match | Reject]:
     """Matches bind `found` and what it reads."""
-    if switches_gradients(module.graph):
+    if switches_gradients(search.graph):
         return
-    aliases = analysed(module.graph, Aliases)
-    served = {device: _FLOATS[device] for device in devices(inference)}
-    for node in module.graph.nodes:
+    served = {device: _FLOATS[device] for device in devices(search.inference)}
+    for node in search.graph.nodes:
         if node.target not in _WAYS:
             continue
         value = tensor_of(node)
         if value is None or value.device.type not in served or value.dtype not in served[value.device.type]:
             continue
         try:
-            found = _WAYS[node.target](node, inference)
+            found = _WAYS[node.target](node, search.inference)
         except _NotFound as reason:
             yield Reject(str(reason), node)
             continue
@@ -71,7 +68,7 @@ def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Rej
         read = [found.query, found.key, found.value, *found.masks]
         if found.weights is not None and node in ancestors(read):
             yield Reject("its values are computed from its weights", node)
-        elif any(map(aliases.edited, (*read, *_between(found.merged.node, read)))):
+        elif any(map(search.aliases.edited, (*read, *_between(found.merged.node, read)))):
             yield Reject("something that it reads or gives is edited in place", node)
         else:
             yield Match(found.merged.node, {"found": found, "reads": read})

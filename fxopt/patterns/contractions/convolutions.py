@@ -6,28 +6,26 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static
 from fxopt.shape.spelled import spelled
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 CONVOLUTIONS = {aten.conv1d.default, aten.conv2d.default}
 _BETWEEN = {aten.relu.default, aten.gelu.default, aten.sigmoid.default, aten.tanh.default, aten.silu.default}
 
 
-def find_convolutions(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_convolutions(search: Search) -> Iterator[Match | Reject]:
     """Chains of conv1d or conv2d of kernel 1 and of activations, as in SASRec: each one read by the next one only."""
-    aliases = analysed(module.graph, Aliases)
     taken: set[Node] = set()
-    for node in module.graph.nodes:
-        if node in taken or not _is_linear(node, aliases):
+    for node in search.graph.nodes:
+        if node in taken or not _is_linear(node, search.aliases):
             continue
         chain = [node]
-        while (following := _following(chain[-1], aliases)) is not None:
+        while (following := _following(chain[-1], search.aliases)) is not None:
             chain.append(following)
         taken.update(chain)
         x: Any = node.args[0]

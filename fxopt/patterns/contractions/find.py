@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxopt.patterns.contractions.pairs import Axes, Roles, elements, is_full, linear_order, orders, spread_order
 from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.terms import Factor, Term
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.calls import is_of_data
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
 from fxopt.shape.spelled import SPELLED, spelled
-from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import CASTS
 
 aten = torch.ops.aten
@@ -24,11 +23,10 @@ _ELEMENTWISE = {aten.mul.Tensor, aten.sum.dim_IntList}
 _WRITTEN_OUT = {*_ELEMENTWISE, aten.einsum.default}
 
 
-def find_disguised_linears(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_disguised_linears(search: Search) -> Iterator[Match | Reject]:
     """matmul(W, x[B, D, 1]), tensordot, einsum, addmm, conv1d of one position, (x * w).sum(-1), linear(x, W) + b."""
-    aliases = analysed(module.graph, Aliases)
-    reader = Reader(aliases)
-    for node in module.graph.nodes:
+    reader = Reader(search.aliases)
+    for node in search.graph.nodes:
         if node.target not in SPELLED or node.target is aten.mul.Tensor or _looks_up(node):
             continue
         for term in reader.terms(node, deepest=1):
@@ -36,7 +34,7 @@ def find_disguised_linears(module: GraphModule, inference: bool) -> Iterator[Mat
             if found is not None and not _biased_elsewhere(node, term, found[2]):
                 x, weight, roles = found
                 bound = {"term": term, "x": x, "weight": weight, "roles": roles, "tensors": (x.node, weight.node)}
-                match = _with_bias(node, bound, aliases)
+                match = _with_bias(node, bound, search.aliases)
                 if node.target is not aten.linear.default or match.anchor is not node:
                     yield match
                 break
@@ -84,17 +82,17 @@ def _is_bias(bias: object, node: Node, bound: dict) -> bool:
     return True
 
 
-def find_contractions(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_contractions(search: Search) -> Iterator[Match | Reject]:
     """Products of two or three tensors, summed: a batched GEMM where a broadcast product was written out."""
-    reader = Reader(analysed(module.graph, Aliases))
+    reader = Reader(search.aliases)
     seen: set[Node] = set()
-    for node in reversed(module.graph.nodes):
+    for node in reversed(search.graph.nodes):
         if node in seen or node.target not in SPELLED or node.target is aten.mul.Tensor or _has_bias(node):
             continue
         for term in reader.terms(node, deepest=3):
             if not is_full(term) or linear_order(term) is not None:
                 continue
-            best = _best(node, term, inference)
+            best = _best(node, term, search.inference)
             spread = spread_order(term) if best is None and _is_written_out(term) else None
             if order := best or (spread and spread[:3]):
                 seen.update(term.inside)

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.dead_checks.proofs import Checks, Dead
-from fxopt.shape.calls import arguments_of, closure
+from fxopt.shape.calls import FILLS, arguments_of, closure
 from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
 from fxopt.shape.view_operators import CASTS
 
@@ -28,7 +28,7 @@ def find_repair(checks: Checks, node: Node) -> Dead | None:
             if _is_bag(arguments[kept]) and isinstance(mask, Node):
                 return _repaired(checks, node, kept, _uncast(mask), full=True)
         return None
-    if node.target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
+    if node.target in FILLS:
         kept, mask, filled, full = "self", arguments["mask"], arguments["value"], False
     else:
         full = _is_bag(arguments["self"])

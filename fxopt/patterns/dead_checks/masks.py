@@ -8,7 +8,7 @@ from torch.fx import Node
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.core import Reject
 from fxopt.patterns.dead_checks.proofs import Checks, Handler, Verdict, is_integer, tested_by, told
-from fxopt.shape.calls import arguments_of
+from fxopt.shape.calls import FILLS, WHERES, arguments_of
 
 aten = torch.ops.aten
 
@@ -86,11 +86,8 @@ def _times_one(checks: Checks, node: Node) -> Verdict:
 
 
 HANDLERS: dict[object, Handler] = {
-    aten.where.self: _where,
-    aten.where.ScalarSelf: _where,
-    aten.where.ScalarOther: _where,
-    aten.masked_fill.Scalar: _masked_fill,
-    aten.masked_fill.Tensor: _masked_fill,
+    **dict.fromkeys(WHERES, _where),
+    **dict.fromkeys(FILLS, _masked_fill),
     aten.logical_and.default: _neutral(True),
     aten.logical_or.default: _neutral(False),
     aten.mul.Tensor: _times_one,

@@ -8,17 +8,14 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from fxopt.patterns.constants import Number, constant_of
-from fxopt.patterns.core import Reject
-from fxopt.shape.aliases import Aliases
-from fxopt.shape.calls import arguments_of
+from fxopt.patterns.core import Reject, Search
+from fxopt.shape.calls import FILLS, arguments_of
 from fxopt.shape.ranges.analysis import Ranges
 from fxopt.shape.ranges.values import Values
 from fxopt.shape.sizes import Size, same, same_shape, shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
-from fxopt.shape.strides import Strides
 from fxopt.shape.view_operators import CASTS, through
 
 aten = torch.ops.aten
@@ -45,21 +42,14 @@ class Dead:
 
 
 Verdict = Dead | Reject | None
-_CONTIGUOUS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor}  # is what they give, whatever they read
 
 
-class Checks:
+class Checks(Search):
     """Facts about one graph, as the handlers of checks ask for them."""
 
-    def __init__(self, graph: Graph, inference: bool) -> None:
-        self.aliases = analysed(graph, Aliases)
-        self.ranges = Ranges(graph, self.aliases)
-        self.inference = inference
-        self._graph = graph
-
     @functools.cached_property
-    def strides(self) -> Strides:
-        return analysed(self._graph, Strides)
+    def ranges(self) -> Ranges:
+        return Ranges(self.graph, self.aliases)
 
     def values(self, value: object) -> Values:
         return self.ranges.of_value(value).values
@@ -118,7 +108,8 @@ class Checks:
             return None
         assert isinstance(kept, Node)
         copied = torch.preserve_format if self._must_copy(node, kept) else None
-        if node.target in _CONTIGUOUS and self.strides.asked(node) > self.strides.known(kept):
+        # what they give is contiguous, whatever they read
+        if node.target in FILLS and self.strides.asked(node) > self.strides.known(kept):
             copied = torch.contiguous_format
         return Dead(f"{what or told_call(node)} removed", why, name, copied)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.dead_checks import arithmetic, asserts, filters, masks
 from fxopt.patterns.dead_checks.bags import find_repair
 from fxopt.patterns.dead_checks.proofs import Checks, Dead, Handler, Verdict
@@ -25,10 +25,10 @@ for _table in (*_TABLES, masks.BITWISE, dict.fromkeys(masks.REPAIRS, find_repair
 _GATHERS = (aten.index.Tensor, aten.index_select.default, aten.embedding.default)
 
 
-def find_dead_checks(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_dead_checks(search: Search) -> Iterator[Match | Reject]:
     """Every dead check, and why the others stay."""
-    checks = Checks(module.graph, inference)
-    for node in module.graph.nodes:
+    checks = Checks(search.graph, search.inference)
+    for node in search.graph.nodes:
         if node.target in _GATHERS and (unique := find_deduplicated(checks, node)) is not None:
             yield Match(node, {"unique": unique})
             continue

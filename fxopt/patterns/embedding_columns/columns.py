@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch.fx import Graph, Node
 
 from fxopt.kernels.columns.plan import Instr, Op
-from fxopt.patterns.core import Reject
+from fxopt.patterns.core import Reject, Search
 from fxopt.patterns.embedding_columns.index_program import IndexPrograms
 from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, itself, name_of
 from fxopt.patterns.embedding_columns.layout import Layout, laid_out, layout_of, split_rows
@@ -15,7 +15,6 @@ from fxopt.patterns.embedding_columns.lookups import Lookup, find_lookup
 from fxopt.patterns.embedding_columns.placed import Column, PerRow, Placed
 from fxopt.patterns.embedding_columns.pooling import Pooled, find_pooled
 from fxopt.patterns.jagged.segments import Segment, Segments
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.calls import closure
 from fxopt.shape.sizes import Size, product, shape_of, static, tensor_of
 
@@ -23,16 +22,16 @@ from fxopt.shape.sizes import Size, product, shape_of, static, tensor_of
 class Columns:
     """All columns of one graph, by anchor, and what nearly was one."""
 
-    def __init__(self, graph: Graph, aliases: Aliases, inference: bool) -> None:
-        self.segments = Segments(graph, aliases)
-        self.programs = IndexPrograms(aliases, self.segments)
-        self.aliases = aliases
+    def __init__(self, search: Search) -> None:
+        self.aliases = search.aliases
+        self.segments = Segments(search.graph, self.aliases)
+        self.programs = IndexPrograms(self.aliases, self.segments)
         self.rejects: list[Reject] = []
         self.found: dict[Node, Column] = {}
         self.copied: set[tuple[Node, Node]] = set()  # a collector's anchor, and that of a column which it copies
-        self._inference = inference
-        lookups = dict(self._lookups(graph))
-        for node in graph.nodes:
+        self._inference = search.inference
+        lookups = dict(self._lookups(search.graph))
+        for node in search.graph.nodes:
             if node in lookups:
                 self._add(Column(node, lookups[node], None))
             elif (pooled := find_pooled(node, lookups, self.programs.describe)) is not None:

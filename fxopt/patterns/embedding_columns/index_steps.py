@@ -14,7 +14,9 @@ from fxopt.patterns.constants import Number, constant_of
 from fxopt.patterns.embedding_columns.index_combined import combined
 from fxopt.patterns.embedding_columns.index_substitution import masked_fill, where
 from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, itself, name_of, operand
+from fxopt.shape.calls import FILLS, WHERES
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
+from fxopt.shape.view_operators import CASTS
 
 if TYPE_CHECKING:
     from fxopt.patterns.embedding_columns.index_program import IndexPrograms
@@ -194,46 +196,29 @@ def _search(programs: IndexPrograms, node: Node, source, boundaries, options) ->
 
 
 HANDLERS: dict[object, Handler] = {
-    aten.to.dtype: _cast,
-    aten.to.dtype_layout: _cast,
-    aten.to.device: _cast,
-    aten.to.other: _cast,
-    aten._to_copy.default: _cast,
-    aten.type_as.default: _cast,
+    **dict.fromkeys(CASTS, _cast),
     aten.add.Tensor: _add,
     aten.add.Scalar: _scalar(Op.ADD),
-    aten.sub.Tensor: _sub,
-    aten.sub.Scalar: _sub,
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), _sub),
     aten.rsub.Scalar: _rsub,
-    aten.mul.Tensor: _either_way(Op.MUL),
-    aten.mul.Scalar: _either_way(Op.MUL),
-    aten.div.Tensor: _scalar(Op.DIV, floats_only=True),
-    aten.div.Scalar: _scalar(Op.DIV, floats_only=True),
-    aten.true_divide.Tensor: _scalar(Op.DIV, floats_only=True),
-    aten.div.Tensor_mode: _div_mode,
-    aten.div.Scalar_mode: _div_mode,
-    aten.floor_divide.default: _scalar(Op.FLOOR_DIVIDE, integers_only=True),
-    aten.floor_divide.Scalar: _scalar(Op.FLOOR_DIVIDE, integers_only=True),
-    aten.remainder.Scalar: _scalar(Op.REMAINDER, integers_only=True),
-    aten.remainder.Tensor: _scalar(Op.REMAINDER, integers_only=True),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _either_way(Op.MUL)),
+    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor), _scalar(Op.DIV, floats_only=True)),
+    **dict.fromkeys((aten.div.Tensor_mode, aten.div.Scalar_mode), _div_mode),
+    **dict.fromkeys(
+        (aten.floor_divide.default, aten.floor_divide.Scalar), _scalar(Op.FLOOR_DIVIDE, integers_only=True)
+    ),
+    **dict.fromkeys((aten.remainder.Scalar, aten.remainder.Tensor), _scalar(Op.REMAINDER, integers_only=True)),
     aten.fmod.Scalar: _scalar(Op.FMOD, integers_only=True),
-    aten.clamp.default: _clamp,
-    aten.clip.default: _clamp,
+    **dict.fromkeys((aten.clamp.default, aten.clip.default), _clamp),
     aten.clamp_min.default: _scalar(Op.CLAMP_MIN),
     aten.clamp_max.default: _scalar(Op.CLAMP_MAX),
     aten.bitwise_not.default: _not,
-    aten.abs.default: _unary(Op.ABS),
-    aten.floor.default: _unary(Op.FLOOR),
-    aten.ceil.default: _unary(Op.CEIL),
-    aten.trunc.default: _unary(Op.TRUNC),
+    **{getattr(aten, op.name.lower()).default: _unary(op) for op in (Op.ABS, Op.FLOOR, Op.CEIL, Op.TRUNC)},
     aten.sqrt.default: _sqrt,
     aten.bucketize.Tensor: _bucketize,
     aten.searchsorted.Tensor: _searchsorted,
-    aten.where.self: where,
-    aten.where.ScalarSelf: where,
-    aten.where.ScalarOther: where,
-    aten.masked_fill.Scalar: masked_fill,
-    aten.masked_fill.Tensor: masked_fill,
+    **dict.fromkeys(WHERES, where),
+    **dict.fromkeys(FILLS, masked_fill),
 }
 for _name, _op in {"and": Op.AND, "or": Op.OR, "xor": Op.XOR}.items():
     for _packet in (getattr(aten, f"bitwise_{_name}"), getattr(aten, f"__{_name}__")):

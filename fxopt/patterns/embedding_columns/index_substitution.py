@@ -18,23 +18,9 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-COMPARES = {
-    aten.eq.Scalar: Compare.EQ,
-    aten.ne.Scalar: Compare.NE,
-    aten.lt.Scalar: Compare.LT,
-    aten.le.Scalar: Compare.LE,
-    aten.gt.Scalar: Compare.GT,
-    aten.ge.Scalar: Compare.GE,
-}
-INVERSE = {
-    Compare.EQ: Compare.NE,
-    Compare.NE: Compare.EQ,
-    Compare.LT: Compare.GE,
-    Compare.GE: Compare.LT,
-    Compare.GT: Compare.LE,
-    Compare.LE: Compare.GT,
-}
-
+COMPARES = {getattr(aten, compare.name.lower()).Scalar: compare for compare in Compare}
+_OPPOSITES = ((Compare.EQ, Compare.NE), (Compare.LT, Compare.GE), (Compare.GT, Compare.LE))
+INVERSE = dict([*_OPPOSITES, *((b, a) for a, b in _OPPOSITES)])
 
 Comparison = tuple[Compare, Number]
 _NOT = (aten.logical_not.default, aten.bitwise_not.default)

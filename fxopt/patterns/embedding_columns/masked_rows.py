@@ -15,6 +15,7 @@ from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, name_
 from fxopt.patterns.embedding_columns.lookups import Lookup
 from fxopt.patterns.embedding_columns.mask_axes import VIEWS, moved_axes
 from fxopt.patterns.embedding_columns.masks import Atom, Mask, Prefix, Test, counting, mask_of
+from fxopt.shape.calls import FILLS, WHERES
 from fxopt.shape.sizes import same_shape, shape_of
 
 aten = torch.ops.aten
@@ -173,13 +174,9 @@ def _as(number: Number, node: Node) -> Number:
 
 _CHOICES: dict[object, Callable[[Node, dict[Node, Lookup]], _Choice | None]] = {
     aten.mul.Tensor: _multiplied,
-    aten.masked_fill.Scalar: _filled,
-    aten.masked_fill.Tensor: _filled,
-    aten.where.self: _where,
-    aten.where.ScalarSelf: _where,
-    aten.where.ScalarOther: _where,
-    aten.sub.Tensor: _lowered,
-    aten.add.Tensor: _lowered,
+    **dict.fromkeys(FILLS, _filled),
+    **dict.fromkeys(WHERES, _where),
+    **dict.fromkeys((aten.sub.Tensor, aten.add.Tensor), _lowered),
 }
 
 

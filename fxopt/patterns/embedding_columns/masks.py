@@ -265,10 +265,5 @@ _AND = (aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor, 
 _OR = (aten.logical_or.default, aten.bitwise_or.Tensor, aten.__or__.Tensor)
 _SAYS_ZERO = ((None, 1), (Compare.EQ, 0), (Compare.NE, 1), (Compare.LT, 1), (Compare.LE, 0))  # None: constant - mask
 _SAYS_ONE = ((Compare.EQ, 1), (Compare.NE, 0), (Compare.GT, 0), (Compare.GE, 1))
-_ORDERS = {
-    aten.lt.Tensor: Compare.LT,
-    aten.le.Tensor: Compare.LE,
-    aten.gt.Tensor: Compare.GT,
-    aten.ge.Tensor: Compare.GE,
-}
 _FLIPPED = {Compare.LT: Compare.GT, Compare.GT: Compare.LT, Compare.LE: Compare.GE, Compare.GE: Compare.LE}
+_ORDERS = {getattr(aten, order.name.lower()).Tensor: order for order in _FLIPPED}

@@ -6,17 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.normalize import switches_gradients
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.interactions import movement, products
 from fxopt.patterns.interactions.dots import joint_vectors, numbered
 from fxopt.patterns.interactions.terms import Terms
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
-from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import viewed
 
 aten = torch.ops.aten
@@ -33,13 +30,12 @@ class Affine:
     bias: Node | None = None
 
 
-def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_attention(search: Search) -> Iterator[Match | Reject]:
     """softmax(query(relu(hidden(p))), pairs), and the sum of p that it weighs; p are the products of pairs."""
-    if switches_gradients(module.graph) and not inference:
+    if search.changes_modes:
         return
-    aliases = analysed(module.graph, Aliases)
-    terms = Terms(aliases, movement.RULES | products.RULES)
-    for softmax in module.graph.find_nodes(op="call_function", target=aten.softmax.int):
+    terms = Terms(search.aliases, movement.RULES | products.RULES)
+    for softmax in search.calls(aten.softmax.int):
         query = _scores(softmax)
         hidden = _affine(_relu(query.x)) if query is not None else None
         if query is None or hidden is None or static(shape_of(query.x)[2]) is None:
@@ -58,11 +54,9 @@ def find_attention(module: GraphModule, inference: bool) -> Iterator[Match | Rej
         i, j = numbered(value.terms, vectors, terms)
         reads = [*vectors, *(node for part in (hidden, query) for node in (part.weight, part.bias) if node is not None)]
         inner = [hidden.x, query.x, softmax, *softmax.all_input_nodes, *pooled]
-        if any(map(aliases.edited, [*reads, *inner])):
-            yield Reject("a tensor it reads is edited in place", softmax)
-            continue
         bound = {"vectors": vectors, "i": i, "j": j, "hidden": hidden, "query": query, "pooled": tuple(pooled)}
-        yield Match(softmax, bound | {"reads": tuple(reads)})
+        match = Match(softmax, bound | {"reads": tuple(reads)})
+        yield search.unedited(match, [*reads, *inner], softmax, "a tensor it reads is edited in place")
 
 
 def _scores(softmax: Node) -> Affine | None:

@@ -7,23 +7,21 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxopt.kernels.interactions.serves import HALVES
-from fxopt.patterns.core import Match, Reject, calls_of_ours, is_ours
-from fxopt.shape.aliases import Aliases
+from fxopt.patterns.core import Match, Reject, Search, calls_of_ours, is_ours
 from fxopt.shape.sizes import shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten.reshape.default)
 
 
-def find_rows(module: GraphModule, inference: bool, dtypes: Sequence[torch.dtype] = HALVES) -> Iterator[Match | Reject]:
+def find_rows(search: Search, dtypes: Sequence[torch.dtype] = HALVES) -> Iterator[Match | Reject]:
     """Matches bind what stands `before` the dots, the vectors `z`, and the indices `i` and `j` of the pairs."""
-    for cat in module.graph.find_nodes(op="call_function", target=aten.cat.default):
+    for cat in search.calls(aten.cat.default):
         value = tensor_of(cat)
-        if value is None or not value.is_cuda or value.dtype not in dtypes or not inference:
+        if value is None or not value.is_cuda or value.dtype not in dtypes or not search.inference:
             continue
         parts: Any = cat.args[0]
         if value.dim() != 2 or len(parts) != 2 or (cat.args[1:] or (0,))[0] not in (1, -1):
@@ -50,21 +48,17 @@ def _pairs(node: Node) -> dict[str, Node] | None:
     return {"z": z, "i": i, "j": j}  # type: ignore[dict-item]
 
 
-def find_gathered(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_gathered(search: Search) -> Iterator[Match | Reject]:
     """Such rows of vectors that one call of fxopt::columns writes for them alone.
 
     Matches bind `z`, the vectors, the `columns` that write them, and the arguments of the dots behind z (`rest`).
     """
-    aliases = analysed(module.graph, Aliases)
-    for node in calls_of_ours(module.graph, "fxopt::gpu_dots") if inference else ():
+    for node in calls_of_ours(search.graph, "fxopt::gpu_dots") if search.inference else ():
         z, *rest = node.args
         columns = _columns_of(z)
-        if columns is None:
-            continue
-        if edited := next(filter(aliases.edited, columns.all_input_nodes), None):
-            yield Reject(f"'{edited.name}' is edited in place", node)
-        else:
-            yield Match(node, {"z": z, "columns": columns, "rest": rest})
+        if columns is not None:
+            match = Match(node, {"z": z, "columns": columns, "rest": rest})
+            yield search.unedited(match, columns.all_input_nodes, node)
 
 
 def _columns_of(z: Any) -> Node | None:

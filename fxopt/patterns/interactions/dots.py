@@ -7,16 +7,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
-from fxopt.normalize import switches_gradients
 from fxopt.patterns.cats import Join
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.interactions import movement, products
 from fxopt.patterns.interactions.terms import MOST_FIELDS, NOTHING, Terms, Value
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape, shape_of, tensor_of
-from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import SPLITS, through
 
 aten = torch.ops.aten
@@ -39,13 +37,13 @@ class Dots:
     j: Tensor | Node
 
 
-def find_dots(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_dots(search: Search) -> Iterator[Match | Reject]:
     """Every interaction, with the cat behind it if nothing else reads it."""
-    if switches_gradients(module.graph) and not inference:
+    if search.changes_modes:
         return
-    aliases = analysed(module.graph, Aliases)
+    aliases = search.aliases
     terms = Terms(aliases, movement.RULES | products.RULES)
-    path, ends = _followed(module, terms)
+    path, ends = _followed(search.graph, terms)
     for join, run in _cats(ends, aliases):
         yield from _match(run, join, path, aliases, terms)
         for end in run:
@@ -54,11 +52,11 @@ def find_dots(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
         yield from _match([end], None, path, aliases, terms)
 
 
-def _followed(module: GraphModule, terms: Terms) -> tuple[set[Node], dict[Node, None]]:
+def _followed(graph: Graph, terms: Terms) -> tuple[set[Node], dict[Node, None]]:
     """(all dot products, those of them that are not just moved about further)."""
     path: set[Node] = set()
     ends: dict[Node, None] = {}
-    for node in module.graph.nodes:
+    for node in graph.nodes:
         if _live_pairs(node, terms) is not None or _is_dots(node, terms, path):
             path.add(node)
             if not any(_continues(user, node, terms) for user in node.users):

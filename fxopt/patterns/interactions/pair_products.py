@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxopt.kernels.interactions.serves import multiplies
-from fxopt.patterns.core import Match, Reject, is_ours
+from fxopt.patterns.core import Match, Reject, Search, is_ours
 from fxopt.patterns.lookup_products import sums_vectors
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
@@ -18,17 +18,17 @@ from fxopt.shape.standing import analysed
 aten = torch.ops.aten
 
 
-def find_pair_products(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_pair_products(search: Search) -> Iterator[Match | Reject]:
     """z[:, i] * z[:, j] of z [B, F, D], and its sum over D: alone where nobody else reads the product, else beside it.
 
     Matches bind `z`, the indices `i` and `j`, and whether the anchor is that sum (`dots`).
     """
-    for product in module.graph.find_nodes(op="call_function", target=aten.mul.Tensor) if inference else ():
+    for product in search.calls(aten.mul.Tensor) if search.inference else ():
         if (found := _pairs(product)) is not None:
             (reader, *others) = product.users
             dots = not others and sums_vectors(reader)
             yield _judged(reader if dots else product, dots, found)
-    for total in module.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList) if inference else ():
+    for total in search.calls(aten.sum.dim_IntList) if search.inference else ():
         product = total.args[0]  # type: ignore[assignment]
         if is_ours(product, "fxopt::gpu_pairs") and sums_vectors(total) and not product.args[3]:
             z, i, j, _ = product.args

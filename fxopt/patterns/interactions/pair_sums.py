@@ -6,17 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.normalize import switches_gradients
 from fxopt.patterns.constants import constant_of
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.interactions import movement, products
 from fxopt.patterns.interactions.dots import joint_vectors
 from fxopt.patterns.interactions.terms import Terms
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import same, shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import viewed
 
 aten = torch.ops.aten
@@ -37,22 +34,19 @@ class PairSum:
     total: bool = False
 
 
-def find_pair_sums(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_pair_sums(search: Search) -> Iterator[Match | Reject]:
     """(sum x)^2 - sum x^2, and the pairs' products summed."""
-    if switches_gradients(module.graph) and not inference:
+    if search.changes_modes:
         return
-    aliases = analysed(module.graph, Aliases)
-    terms = Terms(aliases, movement.RULES | products.RULES)
-    for node in module.graph.nodes:
+    terms = Terms(search.aliases, movement.RULES | products.RULES)
+    for node in search.graph.nodes:
         found = _of_squares(node) if node.target is aten.sub.Tensor else _of_products(node, terms)
         if found is None:
             continue
         found = _with_tail(_with_weights(found))
         reads = [*found.vectors, *([found.weights] if found.weights is not None else [])]
-        if any(map(aliases.edited, [*reads, found.anchor, node])):
-            yield Reject("a tensor it reads is edited in place", node)
-            continue
-        yield Match(found.anchor, {"pair_sum": found, "reads": tuple(reads)})
+        match = Match(found.anchor, {"pair_sum": found, "reads": tuple(reads)})
+        yield search.unedited(match, [*reads, found.anchor, node], node, "a tensor it reads is edited in place")
 
 
 def _of_squares(node: Node) -> PairSum | None:

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxopt.patterns.cats import Join
-from fxopt.patterns.core import Match, Reject, calls_of_ours
-from fxopt.shape.aliases import Aliases
+from fxopt.patterns.core import Match, Reject, Search, calls_of_ours
 from fxopt.shape.sizes import shape_of
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _MOST_PARTS = 64  # each costs a call as much as an argument does
 
 
-def find_parts(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_parts(search: Search) -> Iterator[Match | Reject]:
     """Dot interactions of a cat or stack of [B, F, D] on F that nothing else reads."""
-    aliases = analysed(module.graph, Aliases)
-    for node in calls_of_ours(module.graph, "fxopt::dot_interaction"):
+    for node in calls_of_ours(search.graph, "fxopt::dot_interaction"):
         vectors = node.args[0]
         if not isinstance(vectors, list | tuple) or len(vectors) != 1 or not isinstance(vectors[0], Node):
             continue
@@ -28,10 +25,8 @@ def find_parts(module: GraphModule, inference: bool) -> Iterator[Match | Reject]
         if join is None or join.dim != 1 or len(join.node.users) > 1 or len(join.inputs) > _MOST_PARTS:
             continue
         parts = tuple(map(_without_unsqueeze, join.inputs))
-        if any(map(aliases.edited, (join.node, *join.inputs, *parts))):
-            yield Reject("its vectors are edited in place", node)
-            continue
-        yield Match(node, {"parts": parts})
+        read = (join.node, *join.inputs, *parts)
+        yield search.unedited(Match(node, {"parts": parts}), read, node, "its vectors are edited in place")
 
 
 def _without_unsqueeze(part: Node) -> Node:

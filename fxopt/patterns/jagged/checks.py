@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import sympy
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxopt.patterns.core import Match, Reject, calls_of_ours
+from fxopt.patterns.core import Match, Reject, Search, calls_of_ours
 from fxopt.patterns.jagged.sums import Before, Sums
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.conditions import require
 from fxopt.shape.sizes import expression, shape_of
-from fxopt.shape.standing import analysed
 
 
 @dataclass(frozen=True)
@@ -26,14 +24,14 @@ class _Checked:
     exact: bool
 
 
-def find_jagged_checks(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_jagged_checks(search: Search) -> Iterator[Match | Reject]:
     """Every condition that a call of fxopt::jagged_offsets asks too."""
-    calls = list(calls_of_ours(module.graph, "fxopt::jagged_offsets"))
+    calls = list(calls_of_ours(search.graph, "fxopt::jagged_offsets"))
     if not calls:
         return
-    sums = Sums(module.graph, analysed(module.graph, Aliases))
+    sums = Sums(search.graph, search.aliases)
     checked = [found for call in calls for found in _checked(call, sums)]
-    for node in module.graph.find_nodes(op="call_function", target=require):
+    for node in search.calls(require):
         if all(_follows(term, sums, checked) for term in node.meta["terms"]):
             yield Match(node, {})
 

@@ -104,14 +104,11 @@ def _nan_to_num(call: Call) -> int:
 
 
 ACTIVATIONS: dict[Any, Rule] = {
-    aten.elu.default: Rule(broadcast, _elu),
-    aten.celu.default: Rule(broadcast, _elu),
-    aten.selu.default: Rule(broadcast, _elu),
+    **dict.fromkeys((aten.elu.default, aten.celu.default, aten.selu.default), Rule(broadcast, _elu)),
     aten.mish.default: Rule(broadcast, _mish),
     aten.softplus.default: Rule(broadcast, _softplus),
     aten.log_sigmoid.default: Rule(broadcast, _log_sigmoid),
-    aten.hardtanh.default: Rule(broadcast, _hardtanh),
-    aten.relu6.default: Rule(broadcast, _hardtanh),
+    **dict.fromkeys((aten.hardtanh.default, aten.relu6.default), Rule(broadcast, _hardtanh)),
     aten.hardsigmoid.default: Rule(broadcast, _hardsigmoid),
     aten.hardswish.default: Rule(broadcast, _hardswish),
     aten.threshold.default: Rule(broadcast, _threshold),

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
-from fxopt.normalize import switches_gradients
-from fxopt.patterns.core import Match, Reject, devices
+from fxopt.patterns.core import Match, Reject, Search, devices
 from fxopt.patterns.pointwise.fused import Fused
-from fxopt.patterns.pointwise.groups import Search
+from fxopt.patterns.pointwise.groups import Grouping
 from fxopt.patterns.pointwise.operators import PRODUCTS
 from fxopt.shape.sizes import shape_of, static
 from fxopt.shape.strides import Layout
@@ -27,40 +26,41 @@ _ON_CUDA = {
 _ALONE = {"cpu": set(), "cuda": _ON_CUDA}
 
 
-def find_crosses(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_crosses(search: Search) -> Iterator[Match | Reject]:
     """Groups with products of a single column among them, such as a whole cross network, in front of the layers."""
-    for found in _groups(module.graph, _behind_layers(module.graph), inference):
+    for found in _groups(search, _behind_layers(search.graph)):
         if isinstance(found, Match) and any(node.target in PRODUCTS for node in found.bound["nodes"]):
             yield found
 
 
-def find_pointwise(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_pointwise(search: Search) -> Iterator[Match | Reject]:
     """All groups."""
-    yield from _groups(module.graph, set(), inference)
+    yield from _groups(search, set())
 
 
-def _groups(graph: Graph, without: set[Node], inference: bool) -> Iterator[Match | Reject]:
-    if switches_gradients(graph) and not inference:
-        yield Reject("forward switches gradients on and off; optimized where they are off", next(iter(graph.nodes)))
+def _groups(search: Search, without: set[Node]) -> Iterator[Match | Reject]:
+    if search.changes_modes:
+        first = next(iter(search.graph.nodes))
+        yield Reject("forward switches gradients on and off; optimized where they are off", first)
         return
-    for device in devices(inference):
-        yield from _on(device, Search(graph, without, device))
+    for device in devices(search.inference):
+        yield from _on(device, Grouping(search.graph, without, device))
 
 
-def _on(device: str, search: Search) -> Iterator[Match | Reject]:
-    for found in search.groups(_FEWEST[device], _ALONE[device]):
+def _on(device: str, grouping: Grouping) -> Iterator[Match | Reject]:
+    for found in grouping.groups(_FEWEST[device], _ALONE[device]):
         if not isinstance(found, Fused):
             yield Reject(found[1], found[0])
             continue
         whole = list[Node]()
-        for node in _strided(search, found):
-            needed = needed_for(node, search.strides)
+        for node in _strided(grouping, found):
+            needed = needed_for(node, grouping.strides)
             if needed is None:
                 yield Reject(f"the strides of '{node.name}' follow those of its arguments", node)
                 break
             whole += needed
         else:
-            bound = {"fused": found, "nodes": found.members, "aliases": search.aliases, "whole": whole}
+            bound = {"fused": found, "nodes": found.members, "aliases": grouping.aliases, "whole": whole}
             yield Match(found.outputs[0], bound)
 
 
@@ -77,9 +77,9 @@ def _behind_layers(graph: Graph) -> set[Node]:
 _MATRIX_PRODUCTS = {aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default, aten.bmm.default}
 
 
-def _strided(search: Search, found: Fused) -> Iterator[Node]:
+def _strided(grouping: Grouping, found: Fused) -> Iterator[Node]:
     """Outputs whose strides could be others than those of a contiguous tensor, and can be seen."""
-    strides = search.strides
+    strides = grouping.strides
     for node in found.outputs:
         if strides.asked(node) is not Layout.ANY and strides.known(node) is not Layout.CONTIGUOUS:
             yield node

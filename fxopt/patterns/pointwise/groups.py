@@ -24,7 +24,7 @@ from fxopt.shape.strides import Strides
 _MOST_MEMBERS = 120  # a plan's values share 32 KB
 
 
-class Search:
+class Grouping:
     """All groups of one graph on one kind of device."""
 
     def __init__(self, graph: Graph, without: set[Node], device: str) -> None:

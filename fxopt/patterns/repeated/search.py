@@ -13,16 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from fxopt.normalize import switches_gradients
-from fxopt.patterns.core import Match, Reject, devices
+from fxopt.patterns.core import Match, Reject, Search, devices
 from fxopt.patterns.repeated.lanes import FEWEST, NotPacked, Packing
 from fxopt.patterns.repeated.rowwise import is_rowwise, rows_of
 from fxopt.patterns.repeated.trees import Call, Lanes, Leaf, Tree, leaves_of, operands_of, reads_of
-from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import product, shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 # Bytes a row. malloc keeps 32 MB, 4096 rows; the kernel zeroes more at each call. ONN, 41 KB a row: 0.92 to 1.1x.
@@ -46,19 +44,19 @@ class Collector:
     operands: tuple[Node, ...]
 
 
-def find_repeated(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_repeated(search: Search) -> Iterator[Match | Reject]:
     """Matches bind the collector, its parts (a Run, or an operand that stays), and what will be read.
 
     Those of :func:`find_lookups_on_cuda` are left out.
     """
-    for found in _find(module, devices(inference)):
+    for found in _find(search, devices(search.inference)):
         if isinstance(found, Reject) or not (found.on_cuda and _looks_up_pieces(found)):
             yield found
 
 
-def find_lookups_on_cuda(module: GraphModule, inference: bool) -> Iterator[Match]:
+def find_lookups_on_cuda(search: Search) -> Iterator[Match]:
     """Those on GPUs whose lanes are cut from lookups, which becomes lookups of ids that are cut out."""
-    for found in _find(module, ("cuda",)) if inference else ():
+    for found in _find(search, ("cuda",)) if search.inference else ():
         if isinstance(found, Match) and _looks_up_pieces(found):
             yield found
 
@@ -68,11 +66,11 @@ def _looks_up_pieces(match: Match) -> bool:
     return any(isinstance(leaf, Leaf) and leaf.pool.kind == "looked up" for leaf in leaves)
 
 
-def _find(module: GraphModule, devices: tuple[str, ...]) -> Iterator[Match | Reject]:
-    if switches_gradients(module.graph):
+def _find(search: Search, devices: tuple[str, ...]) -> Iterator[Match | Reject]:
+    if switches_gradients(search.graph):
         return
-    packing = Packing(analysed(module.graph, Aliases))
-    for node in module.graph.nodes:
+    packing = Packing(search.aliases)
+    for node in search.graph.nodes:
         collector = _collector(node)
         if collector is None or node.meta["val"].device.type not in devices:
             continue

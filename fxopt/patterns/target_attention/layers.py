@@ -16,24 +16,14 @@ from fxopt.patterns.target_attention.layout import Layout, Sizes, has, viewed
 from fxopt.shape.sizes import shape_of, static, tensor_of
 
 aten = torch.ops.aten
-_UNARY = {
-    aten.neg.default: p.NEG,
-    aten.exp.default: p.EXP,
-    aten.sigmoid.default: p.SIGMOID,
-    aten.tanh.default: p.TANH,
-    aten.silu.default: p.SILU,
-}
+_UNARY = {getattr(aten, name).default: getattr(p, name.upper()) for name in ("neg", "exp", "sigmoid", "tanh", "silu")}
 _BINARY = {
-    aten.add.Tensor: p.ADD,
-    aten.sub.Tensor: p.SUB,
-    aten.mul.Tensor: p.MUL,
-    aten.div.Tensor: p.DIV,
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), p.ADD),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), p.SUB),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), p.MUL),
+    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), p.DIV),
     aten.maximum.default: p.MAXIMUM,
     aten.minimum.default: p.MINIMUM,
-    aten.add.Scalar: p.ADD,
-    aten.sub.Scalar: p.SUB,
-    aten.mul.Scalar: p.MUL,
-    aten.div.Scalar: p.DIV,
 }
 
 

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxopt.kernels.target_attention.plan import MOST_POSITIONS_ON_CUDA, MOST_WIDTH_ON_CUDA, Plan
 from fxopt.normalize import switches_gradients
-from fxopt.patterns.core import Match, Reject, devices
+from fxopt.patterns.core import Match, Reject, Search, devices
 from fxopt.patterns.target_attention.layers import Layers, Value, allocated
 from fxopt.patterns.target_attention.layout import Layout, Sizes, viewed
 from fxopt.patterns.target_attention.tail import Tail
 from fxopt.patterns.target_attention.terms import Source, Terms
 from fxopt.shape.aliases import Aliases
+from fxopt.shape.calls import name_of
 from fxopt.shape.sizes import shape_of, static
-from fxopt.shape.standing import analysed
 
 aten = torch.ops.aten
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # in float64, folding a weight costs more than it saves
@@ -45,16 +45,15 @@ class Found:
     width: int
 
 
-def find_target_attention(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_target_attention(search: Search) -> Iterator[Match | Reject]:
     """Matches bind `found` and what it reads."""
-    if switches_gradients(module.graph):
+    if switches_gradients(search.graph):
         return
-    aliases = analysed(module.graph, Aliases)
-    for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
+    for node in search.calls(aten.linear.default):
         cat = _concatenation(node)
-        if cat is None or cat.meta["val"].device.type not in devices(inference):
+        if cat is None or cat.meta["val"].device.type not in devices(search.inference):
             continue
-        found = _Search(node, cat, aliases).run()
+        found = _Search(node, cat, search.aliases).run()
         if isinstance(found, Match) and found.on_cuda and (why := _too_large(found.bound["found"])):
             found = Reject(why, found.anchor)
         if found is not None:
@@ -165,7 +164,7 @@ class _Search:
                 done = scores is not None and all(
                     layers.values[operand].channels == 1 for operand in node.all_input_nodes if operand in layers.values
                 )
-                value = layers.add(node) if not done or _is_activation(node) else None
+                value = layers.add(node) if not done or node.target in _ACTIVATIONS else None
                 if value is None:
                     if not done and outside is None:
                         outside = node
@@ -179,7 +178,7 @@ class _Search:
         return scores
 
     def _why_not(self, outside: Node | None) -> Reject:
-        name = "nothing" if outside is None else str(outside.target).removeprefix("aten.").split(".")[0]
+        name = "nothing" if outside is None else name_of(outside)
         if outside is not None and (name == "dropout" or (name == "batch_norm" and outside.args[5])):
             return Reject(f"its {name} is in training mode", outside)
         return Reject(f"its layers do not end in one score per position: '{name}' follows", outside or self.linear)
@@ -189,8 +188,3 @@ def _is_wide(outside: Node, layers: Layers) -> bool:
     """Whether it reads more than scores."""
     known = [layers.values[operand] for operand in outside.all_input_nodes if operand in layers.values]
     return any(value.channels > 1 for value in known)
-
-
-def _is_activation(node: Node) -> bool:
-    """Of the scores themselves; all else is the tail's."""
-    return node.target in _ACTIVATIONS

@@ -14,20 +14,17 @@ from fxopt.kernels.target_attention.plan import TailStep
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.target_attention.layout import Layout, Sizes, has, to_rows, viewed
 from fxopt.patterns.target_attention.terms import Source
-from fxopt.shape.calls import ancestors
+from fxopt.shape.calls import FILLS, ancestors
 from fxopt.shape.sizes import same, shape_of, static, tensor_of
 from fxopt.shape.view_operators import REGROUPS
 
 aten = torch.ops.aten
 _SCALARS = {
-    aten.mul.Tensor: lambda number: TailStep(p.SCALE, -1, number),
-    aten.mul.Scalar: lambda number: TailStep(p.SCALE, -1, number),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), lambda number: TailStep(p.SCALE, -1, number)),
     aten.div.Tensor: lambda number: TailStep(p.SCALE, -1, 1 / number) if number else None,
     aten.div.Scalar: lambda number: TailStep(p.SCALE, -1, 1 / number) if number else None,
-    aten.add.Tensor: lambda number: TailStep(p.SHIFT, -1, number),
-    aten.add.Scalar: lambda number: TailStep(p.SHIFT, -1, number),
-    aten.sub.Tensor: lambda number: TailStep(p.SHIFT, -1, -number),
-    aten.sub.Scalar: lambda number: TailStep(p.SHIFT, -1, -number),
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), lambda number: TailStep(p.SHIFT, -1, number)),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), lambda number: TailStep(p.SHIFT, -1, -number)),
 }
 
 
@@ -88,7 +85,7 @@ class Tail:
             if one is self.node:
                 return self._filled(p.FILL, mask, two)
             return two is self.node and self._filled(p.FILL_WHERE, mask, one)
-        if user.target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
+        if user.target in FILLS:
             return arguments[0] is self.node and self._filled(p.FILL_WHERE, arguments[1], arguments[2])
         if user.kwargs or len(arguments) != 2 or user.target not in _SCALARS:
             return False

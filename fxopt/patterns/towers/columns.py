@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from fxopt.kernels.towers.plan import Activation
 from fxopt.patterns.linear_layers import sizes_fit
 from fxopt.patterns.towers import products
 from fxopt.patterns.towers.moved import has_shape, moved
@@ -26,7 +27,9 @@ from fxopt.shape.sizes import expression, shape_of, static, tensor_of
 from fxopt.shape.view_operators import VIEWS
 
 aten = torch.ops.aten
-ACTIVATIONS = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid", aten.tanh.default: "tanh"}
+ACTIVATIONS: dict[Any, Activation] = {
+    aten.relu.default: "relu", aten.sigmoid.default: "sigmoid", aten.tanh.default: "tanh",
+}  # fmt: skip
 JOINS = {aten.cat.default, aten.stack.default}
 _MOST_ROWS = 8  # linears that stand for one on [B, F, K]
 _MOST_COLUMNS = 1 << 15
@@ -199,7 +202,7 @@ class Columns:
             step = self.steps[run.step]
             if not isinstance(step, LinearStep) or step.activation != "none":
                 return None
-            active = LinearStep(step.x, step.weight, step.bias, step.width, ACTIVATIONS[node.target])  # type: ignore[index]
+            active = LinearStep(step.x, step.weight, step.bias, step.width, ACTIVATIONS[node.target])
             made[at : at + run.width] = self.steps.numbers(active)[run.column : run.column + run.width]
             at += run.width
         return made.reshape(numbers.shape)

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 import sympy
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
-from fxopt.patterns.core import Match, Reject
+from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.groups import hoisted
 from fxopt.patterns.towers.columns import JOINS, Columns
 from fxopt.patterns.towers.steps import InputStep, LinearStep, Step, Steps
 from fxopt.patterns.towers.terms import Terms
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.sizes import expression, shape_of, static
-from fxopt.shape.standing import analysed
 from fxopt.shape.view_operators import VIEWS
 
 aten = torch.ops.aten
@@ -34,27 +33,25 @@ class Region:
     outputs: dict[Node, Tensor]
 
 
-def find_towers(module: GraphModule, inference: bool) -> Iterator[Match | Reject]:
+def find_towers(search: Search) -> Iterator[Match | Reject]:
     """Connected steps of which at least two linears do not wait for each other.
 
     late: what has to move in front of the call, unless another rewrite has moved it already.
     """
-    graph = module.graph
-    linears = graph.find_nodes(op="call_function", target=aten.linear.default)
+    linears = search.calls(aten.linear.default)
     if len(linears) < 2:
         return
-    if not inference:  # what it computed would be computed once more, operator by operator, to be differentiated
+    if not search.inference:  # what it computed would be computed once more, operator by operator, to be differentiated
         yield Reject("gradients are recorded: parallel linears and experts stay as they are", linears[0])
         return
-    aliases = analysed(graph, Aliases)
     batches: dict[sympy.Expr, None] = {}
     for node in linears:
         batches.update((expression(size), None) for size in shape_of(node)[:1] if static(size) is None)
     for batch in batches:
-        columns = Columns(graph, aliases, batch)
+        columns = Columns(search.graph, search.aliases, batch)
         steps_of = {node: _steps_of(columns, node) for node in columns.values}
         for component in _components(columns, steps_of):
-            found = _region(module, columns, steps_of, component, aliases)
+            found = _region(search, columns, steps_of, component)
             if found is not None:
                 yield found
 
@@ -95,20 +92,18 @@ def _components(columns: Columns, steps_of: StepsOf) -> list[frozenset[int]]:
     return [frozenset(component) for component in together.values() if len(component) > 1]
 
 
-def _region(
-    module: GraphModule, columns: Columns, steps_of: StepsOf, component: frozenset[int], aliases: Aliases
-) -> Match | Reject | None:
+def _region(search: Search, columns: Columns, steps_of: StepsOf, component: frozenset[int]) -> Match | Reject | None:
     steps = columns.steps
     inside = [node for node, of in steps_of.items() if of & component]
-    later = _later(module, steps, component, set(inside))
+    later = _later(search.graph, steps, component, set(inside))
     held = component - later | {index for index, step in enumerate(steps.steps) if isinstance(step, InputStep)} - later
-    outputs = _outputs(columns, [node for node in inside if steps_of[node] <= held], aliases)
+    outputs = _outputs(columns, [node for node in inside if steps_of[node] <= held], search.aliases)
     needed = steps.needed(run.step for numbers in outputs.values() for run in steps.runs(numbers))
     if not outputs or not _in_parallel(steps, needed):
         return None
     anchor = min(outputs)
     reads = list(dict.fromkeys(node for index in needed for node in _read_by(steps[index])))
-    late = hoisted(anchor, reads, aliases)
+    late = hoisted(anchor, reads, search.aliases)
     if late is None:
         return Reject("what it reads is computed too late: something in between may not move", anchor)
     region = Region(steps, dict(sorted(outputs.items())))
@@ -123,12 +118,12 @@ def _steps_of(columns: Columns, node: Node) -> set[int]:
     return {run.step for part in parts for run in columns.steps.runs(part)}
 
 
-def _later(module: GraphModule, steps: Steps, component: frozenset[int], inside: set[Node]) -> set[int]:
+def _later(graph: Graph, steps: Steps, component: frozenset[int], inside: set[Node]) -> set[int]:
     """The inputs that depend, through other operators, on what the component computes, and the steps that read them:
     another round's.
     """
     behind: set[Node] = set()
-    for node in module.graph.nodes:
+    for node in graph.nodes:
         if any(n in behind or (n in inside and node not in inside) for n in node.all_input_nodes):
             behind.add(node)
     behind |= inside

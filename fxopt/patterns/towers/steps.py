@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from fxopt.kernels.towers.plan import Activation
 from fxopt.shape.calls import closure
 from fxopt.shape.sizes import shape_of, static
 
@@ -56,7 +57,7 @@ class LinearStep:
     weight: Node
     bias: Node | None
     width: int
-    activation: str = "none"
+    activation: Activation = "none"
 
     @property
     def reads(self) -> tuple[Run, ...]:

@@ -19,7 +19,7 @@ from fxopt.capture.errors import is_passing
 from fxopt.config import Config
 from fxopt.findings import Change, Miss, PassFindings, Place
 from fxopt.normalize import remove_dead_code
-from fxopt.patterns.core import Match, Reject, place_of
+from fxopt.patterns.core import Match, Reject, Search, place_of
 from fxopt.rewrites.framework.editor import Editor, Rejected, as_captured, learn, no_new_guards
 from fxopt.rewrites.framework.edits import Edits
 from fxopt.rewrites.framework.gradient_modes import stay_on_one_side
@@ -60,7 +60,7 @@ class Replacement:
 class Rewrite:
     """A named pass: find matches (or reasons why not), and replace each.
 
-    find: yields Match and Reject for a graph module; `inference` tells whether gradients are off.
+    find: yields Match and Reject for what it searches.
     replace: builds the replacement of one match through an Editor; raises Rejected where it does not hold.
     why: the reason for its place in the order of passes.
     policy: what has to be known of its speed.
@@ -71,7 +71,7 @@ class Rewrite:
     """
 
     name: str
-    find: Callable[[GraphModule, bool], Iterator[Match | Reject]]
+    find: Callable[[Search], Iterator[Match | Reject]]
     replace: Callable[[Editor, Match], Replacement]
     why: str
     policy: Policy = ALWAYS
@@ -154,7 +154,7 @@ def _found(rewrite: Rewrite, module: GraphModule, inference: bool, findings: Pas
     """All matches; a pattern that fails costs its own pass and nothing else."""
     try:
         with no_new_guards(module), as_captured(), reading(module.graph):
-            return list(rewrite.find(module, inference))
+            return list(rewrite.find(Search(module.graph, inference)))
     except Exception as error:
         if is_passing(error):
             raise

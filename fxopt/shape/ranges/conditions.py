@@ -27,17 +27,12 @@ _NAN = Values((), nan=True)
 _DEEPEST = 4  # elementwise steps between a tested value and where it is kept
 
 SYMBOLS = {
-    aten.lt: "<",
-    aten.less: "<",
-    aten.le: "<=",
-    aten.less_equal: "<=",
-    aten.gt: ">",
-    aten.greater: ">",
-    aten.ge: ">=",
-    aten.greater_equal: ">=",
+    **dict.fromkeys((aten.lt, aten.less), "<"),
+    **dict.fromkeys((aten.le, aten.less_equal), "<="),
+    **dict.fromkeys((aten.gt, aten.greater), ">"),
+    **dict.fromkeys((aten.ge, aten.greater_equal), ">="),
     aten.eq: "==",
-    aten.ne: "!=",
-    aten.not_equal: "!=",
+    **dict.fromkeys((aten.ne, aten.not_equal), "!="),
 }
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 _NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}

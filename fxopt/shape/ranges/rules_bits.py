@@ -92,20 +92,11 @@ def _not(op: Operation) -> Known | None:
     return source.then(mapped(lambda n: n - 1, flipped, op.dtype), "not")
 
 
-_AND = _mask(_and, operator.and_, "and")
-_OR = _mask(_or, operator.or_, "or")
-_XOR = _mask(_xor, operator.xor, "xor")
-
 RULES: dict[object, Rule] = {
-    aten.bitwise_and: _AND,
-    aten.__and__: _AND,
-    aten.bitwise_or: _OR,
-    aten.__or__: _OR,
-    aten.bitwise_xor: _XOR,
-    aten.__xor__: _XOR,
-    aten.bitwise_left_shift: _shift(left=True),
-    aten.__lshift__: _shift(left=True),
-    aten.bitwise_right_shift: _shift(left=False),
-    aten.__rshift__: _shift(left=False),
+    **dict.fromkeys((aten.bitwise_and, aten.__and__), _mask(_and, operator.and_, "and")),
+    **dict.fromkeys((aten.bitwise_or, aten.__or__), _mask(_or, operator.or_, "or")),
+    **dict.fromkeys((aten.bitwise_xor, aten.__xor__), _mask(_xor, operator.xor, "xor")),
+    **dict.fromkeys((aten.bitwise_left_shift, aten.__lshift__), _shift(left=True)),
+    **dict.fromkeys((aten.bitwise_right_shift, aten.__rshift__), _shift(left=False)),
     aten.bitwise_not: _not,
 }

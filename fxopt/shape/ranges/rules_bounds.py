@@ -7,6 +7,7 @@ import math
 import torch
 from torch.fx import Node
 
+from fxopt.shape.calls import WHERES
 from fxopt.shape.ranges.algebra import cast
 from fxopt.shape.ranges.conditions import describe, restricted
 from fxopt.shape.ranges.operation import Known, Operation, Rule, either
@@ -120,26 +121,20 @@ def _nan_to_num(op: Operation) -> Known | None:
 
 
 ELEMENTWISE: dict[object, Rule] = {
-    aten.clamp: _clamp("min", "max"),
-    aten.clip: _clamp("min", "max"),
+    **dict.fromkeys((aten.clamp, aten.clip), _clamp("min", "max")),
     aten.clamp_min: _clamp("min", None),
     aten.clamp_max: _clamp(None, "max"),
     aten.hardtanh: _clamp("min_val", "max_val"),
     aten.relu: _constants(0, None),
     aten.relu6: _constants(0, 6),
-    aten.minimum: _extreme(below=True, step="minimum with"),
-    aten.maximum: _extreme(below=False, step="maximum with"),
-    aten.min.other: _extreme(below=True, step="minimum with"),
-    aten.max.other: _extreme(below=False, step="maximum with"),
+    **dict.fromkeys((aten.minimum, aten.min.other), _extreme(below=True, step="minimum with")),
+    **dict.fromkeys((aten.maximum, aten.max.other), _extreme(below=False, step="maximum with")),
     aten.fmin: _ignoring_nan(below=True, step="minimum with"),
     aten.fmax: _ignoring_nan(below=False, step="maximum with"),
     aten.nan_to_num: _nan_to_num,
 }
 
 SUBSTITUTIONS: dict[object, Rule] = {
-    aten.where.self: _where("condition", "self", "other"),
-    aten.where.ScalarOther: _where("condition", "self", "other"),
-    aten.where.ScalarSelf: _where("condition", "self", "other"),
-    aten.where.Scalar: _where("condition", "self", "other"),
+    **dict.fromkeys((*WHERES, aten.where.Scalar), _where("condition", "self", "other")),
     aten.masked_fill: _where("mask", "value", "self"),
 }

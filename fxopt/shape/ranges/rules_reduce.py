@@ -79,7 +79,6 @@ RULES: dict[object, Rule] = {
     aten.mean: _mean,
     aten.sigmoid: _range(0.0, 1.0, "sigmoid"),
     aten.exp: _range(0.0, math.inf, "exp"),
-    aten.softmax: _softmax,
-    aten._softmax: _softmax,
+    **dict.fromkeys((aten.softmax, aten._softmax), _softmax),
     aten.sqrt: _root,
 }

@@ -175,7 +175,7 @@ const char* run(const Heads& h, void* stream) {
 }  // namespace fxopt::heads
 
 // Of floats; how the work is divided is found here. nullptr, or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* fxopt_heads(const fxopt::heads::Heads* given, int, void* stream) {
+FXOPT_EXPORT const char* fxopt_heads(const fxopt::heads::Heads* given, int, void* stream) {
   using namespace fxopt::heads;
   Heads h = *given;
   const int widest = h.channels > h.of_values ? h.channels : h.of_values;

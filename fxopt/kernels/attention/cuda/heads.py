@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,11 +17,7 @@ from .. import plan as p
 from ..op import views_of
 from ..plan import MOST_FACTORS, Plan
 
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_heads",
-    source=Path(__file__).with_name("heads.cu"),
-    functions=("fxopt_heads",),
-)
+KERNEL = cuda_build.beside(__file__, "fxopt_gpu_heads", "fxopt_heads")
 MOST_CHANNELS = 64  # 8 threads of 8 channels
 _MOST_COUNTED = (1 << 31) - (1 << 20)
 _APART = 1 << 26  # elements from one key of a mask to the next: fewer, as tile.cuh says

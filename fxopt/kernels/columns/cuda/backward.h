@@ -21,7 +21,7 @@ struct Spans : Columns {
       const bool bag = column.has(kHasBag);
       const int64_t rows = outputs[column.output].rows, count = bag ? resolver.words.values[image.rares[r.extra].bounds_word] : rows * ids_a_row(column);
       const int64_t frozen = column.has(kHasFrozen) ? plan.extras[column.extra].frozen : -1;
-      if (count >= INT32_MAX) fail("column %d: more than 2^31 ids", column.index);
+      if (count >= INT32_MAX) refused("column %d: more than 2^31 ids", column.index);
       image.records.push_back(r);
       image.spans.push_back({total, count, rows, frozen, int32_t(column.table), 0});
       longest = std::max(longest, count);
@@ -49,15 +49,13 @@ struct Spans : Columns {
 inline void entries(const Request& request, const Array* grads, cudaStream_t stream, int index) {
   const Plan plan = checked_plan(request);
   Device& device = device_of(index);
-  cudaStreamCaptureStatus status;
-  check(cudaStreamIsCapturing(stream, &status), "stream");
-  const bool capturing = status != cudaStreamCaptureStatusNone;
+  const bool capturing = is_captured(stream);
   std::vector<OutputData> outputs;
   for (int64_t o = 0; o < plan.header->n_outputs; o++) {
     const Array& grad = grads[o];
     // As torch says it: the strides of dims of one element, and of nothing at all, are any.
     const bool dense = grad.dim == 2 && (grad.sizes[0] * grad.sizes[1] == 0 || ((grad.sizes[1] == 1 || grad.strides[1] == 1) && (grad.sizes[0] == 1 || grad.strides[0] == grad.sizes[1])));
-    if (!dense || grad.dtype != kFloat) fail("fxopt.columns: gradients must be contiguous [rows, width] in float32");
+    if (!dense || grad.dtype != kFloat) refused("fxopt.columns: gradients must be contiguous [rows, width] in float32");
     outputs.push_back({grad.data, grad.sizes[0], grad.sizes[1]});
   }
   std::vector<std::unique_ptr<Spans>> parts;
@@ -74,11 +72,8 @@ inline void entries(const Request& request, const Array* grads, cudaStream_t str
     if (parts[k]->longest == 0) continue;
     parts[k]->add_entries(images[k], keys, from, scales);
     const int64_t blocks = std::min<int64_t>((parts[k]->longest + 255) / 256, 1024);
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(unsigned(blocks), unsigned(images[k].records.size()));
-    config.blockDim = dim3(256);
-    config.stream = stream;
-    check(cudaLaunchKernelEx(&config, entries_kernel, parameters_of(device, request, images[k], stream, capturing)), "launch");
+    const Launch& parameters = parameters_of(device, request, images[k], stream, capturing);
+    check_launched(launch_kernel(false, entries_kernel, dim3(unsigned(blocks), unsigned(images[k].records.size())), 256, 0, stream, parameters));
   }
 }
 

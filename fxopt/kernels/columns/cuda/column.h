@@ -52,9 +52,9 @@ struct Columns {
     r.out_word = resolver.words.output(column.output, output.data);
     r.out_offset = column.offset * out_size;
     r.out_stride = output.width * out_size;
-    if (column.has(kHasBag) && column.pool == kNone) fail("column %d: expected features that are pooled", column.index);
+    if (column.has(kHasBag) && column.pool == kNone) refused("column %d: expected features that are pooled", column.index);
     if (!column.has(kHasBag) && ids.rows != output.rows)
-      fail("column %d has %lld rows, the output %lld", column.index, (long long)ids.rows, (long long)output.rows);
+      refused("column %d has %lld rows, the output %lld", column.index, (long long)ids.rows, (long long)output.rows);
     bool wide = out_dtype == kDouble;
     if (column.extra >= 0) wide |= rare(column, ids, output.rows, r);
     if (column.table >= 0) wide |= table(column, r);
@@ -63,7 +63,7 @@ struct Columns {
     if (column.pool == kNone) choose_way(column, r, output.rows, alone);
     const int64_t width = (column.pool == kNone ? ids.lanes : 1) * r.dim;
     if (column.offset < 0 || column.offset + width > output.width)
-      fail("column %d writes [%lld, %lld) of an output %lld wide", column.index, (long long)column.offset, (long long)(column.offset + width), (long long)output.width);
+      refused("column %d writes [%lld, %lld) of an output %lld wide", column.index, (long long)column.offset, (long long)(column.offset + width), (long long)output.width);
     return r;
   }
 
@@ -114,13 +114,13 @@ struct Columns {
   }
 
   bool table(const Column& column, Record& r) {
-    if (is_floating(r.ids.dtype)) fail("column %d: ids must be integers after the program", column.index);
-    if (column.table >= resolver.request.counts[1]) fail("column %d: no such table", column.index);
+    if (is_floating(r.ids.dtype)) refused("column %d: ids must be integers after the program", column.index);
+    if (column.table >= resolver.request.counts[1]) refused("column %d: no such table", column.index);
     const Array& array = resolver.request.argument(1)[column.table];
     const bool quantized = array.dtype == kUInt8;
     if (array.dim != 2 || !(quantized || is_floating(array.dtype)))
-      fail("column %d: a table must be 2-D of float16, bfloat16, float32 or float64, or of rows in 8 bits", column.index);
-    if (quantized && (row_dim(array) < 0 || array.strides[1] != 1)) fail("column %d: expected rows of codes, a scale and an offset", column.index);
+      refused("column %d: a table must be 2-D of float16, bfloat16, float32 or float64, or of rows in 8 bits", column.index);
+    if (quantized && (row_dim(array) < 0 || array.strides[1] != 1)) refused("column %d: expected rows of codes, a scale and an offset", column.index);
     const int size = element_size(array.dtype);
     r.table = array.data;
     r.table_rows = array.sizes[0];
@@ -137,7 +137,7 @@ struct Columns {
     Rare e{};
     auto factor = [&](const Source& source, int64_t n, int64_t lanes) {
       const Resolved found = resolver.source(column, source, n);
-      if (found.rows != n || found.lanes != lanes) fail("column %d: weights, lengths or divisor do not have the shape of the ids or rows", column.index);
+      if (found.rows != n || found.lanes != lanes) refused("column %d: weights, lengths or divisor do not have the shape of the ids or rows", column.index);
       return found.view;
     };
     auto per_row = [&](const Source& source, int at, int size, bool counted) {
@@ -164,12 +164,12 @@ struct Columns {
 
   void offsets(const Column& column, const Extra& extra, int64_t n_ids, int64_t rows, Rare& e) {
     const Array& array = resolver.tensor(column, extra.bag);
-    if (array.dim != 1 || (array.dtype != kInt64 && array.dtype != kInt32)) fail("column %d: offsets must be a 1-D tensor of int32 or int64", column.index);
-    if (array.sizes[0] - extra.include_last != rows * extra.segments) fail("column %d: its offsets have another number of bags than the output has rows", column.index);
+    if (array.dim != 1 || (array.dtype != kInt64 && array.dtype != kInt32)) refused("column %d: offsets must be a 1-D tensor of int32 or int64", column.index);
+    if (array.sizes[0] - extra.include_last != rows * extra.segments) refused("column %d: its offsets have another number of bags than the output has rows", column.index);
     e.offsets_word = resolver.words.tensor(resolver.request, extra.bag);
     e.offsets_dtype = array.dtype;
     e.offsets_stride = array.strides[0] * element_size(array.dtype);
-    if (n_ids > INT32_MAX) fail("column %d: more than 2^31 ids", column.index);
+    if (n_ids > INT32_MAX) refused("column %d: more than 2^31 ids", column.index);
     e.segment = extra.segment;
     e.bounds_word = resolver.words.add(n_ids);
     resolver.words.add(array.sizes[0]);
@@ -295,10 +295,10 @@ struct Columns {
     const int size = column.table < 0 ? element_size(r.out_dtype) : element_size(r.table_dtype);
     const bool contiguous = r.column_stride == size || r.dim == 1, bags = column.pool != kNone;
     const bool plain = r.table_dtype == r.out_dtype && !(r.flags & (kAdd | kDivides));
-    if (bags && (r.table_rows > INT32_MAX || r.lanes > INT32_MAX)) fail("column %d: more than 2^31 rows or ids a bag", column.index);
+    if (bags && (r.table_rows > INT32_MAX || r.lanes > INT32_MAX)) refused("column %d: more than 2^31 rows or ids a bag", column.index);
     if (bags && !column.has(kHasBag)) {
       r.flags |= kDense;
-      if (column.pool == kMax && r.lanes == 0) fail("column %d: max over no ids", column.index);
+      if (column.pool == kMax && r.lanes == 0) refused("column %d: max over no ids", column.index);
     }
     auto fits = [&](int64_t bytes) {
       return r.dim * size % bytes == 0 && reinterpret_cast<int64_t>(r.table) % bytes == 0 && r.table_stride % bytes == 0;

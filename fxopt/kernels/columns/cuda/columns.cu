@@ -136,13 +136,9 @@ FXOPT_EXPORT bool fxopt_cuda_entries(const fxopt::Request* request, const fxopt:
 FXOPT_EXPORT bool fxopt_cuda_sums(const fxopt::cuda::Sums* sums, void* stream, char* text) {
   using namespace fxopt::cuda;
   return fxopt::done(text, [&] {
-    if (sums->n == 0) return;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(unsigned((((sums->n + kChunk - 1) / kChunk << sums->group_log2) + 255) / 256));
-    config.blockDim = dim3(256);
-    config.stream = static_cast<cudaStream_t>(stream);
-    check(cudaLaunchKernelEx(&config, sums_kernel, *sums), "launch");
-    check(cudaLaunchKernelEx(&config, joins_kernel, *sums), "launch");
+    const dim3 blocks(unsigned((((sums->n + kChunk - 1) / kChunk << sums->group_log2) + 255) / 256));
+    check_launched(fxopt::launch_kernel(false, sums_kernel, blocks, 256, 0, stream, *sums));
+    check_launched(fxopt::launch_kernel(false, joins_kernel, blocks, 256, 0, stream, *sums));
   });
 }
 

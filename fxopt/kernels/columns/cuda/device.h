@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "../../abi.h"
+#include "../../early.cuh"
 #include "image.h"
 
 namespace fxopt::cuda {
@@ -15,7 +16,11 @@ namespace fxopt::cuda {
 constexpr size_t kKeptBytes = 64 << 20;  // of images; more of them are uploaded for one call at a time
 
 inline void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) fail("fxopt.columns: %s: %s", what, cudaGetErrorString(error));
+  if (error != cudaSuccess) refused("fxopt.columns: %s: %s", what, cudaGetErrorString(error));
+}
+
+inline void check_launched(const char* wrong) {
+  if (wrong) refused("fxopt.columns: launch: %s", wrong);
 }
 
 // Allows what a capture in this thread forbids by default: allocation, and waiting for a stream of our own.
@@ -179,16 +184,20 @@ inline void raise(Device& device) {
 
 inline Plan checked_plan(const Request& request) {
   const Plan plan(request.words);
-  if (request.n_words < int64_t(sizeof(Header) / 8) || plan.header->version != kVersion) fail("fxopt.columns: expected a plan tensor made by encode()");
-  if (reinterpret_cast<const int64_t*>(plan.tiles + plan.header->n_tiles) - request.words > request.n_words) fail("fxopt.columns: the plan tensor was cut off");
+  if (request.n_words < int64_t(sizeof(Header) / 8) || plan.header->version != kVersion) refused("fxopt.columns: expected a plan tensor made by encode()");
+  if (reinterpret_cast<const int64_t*>(plan.tiles + plan.header->n_tiles) - request.words > request.n_words) refused("fxopt.columns: the plan tensor was cut off");
   return plan;
+}
+
+inline bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status;
+  check(cudaStreamIsCapturing(stream, &status), "stream");
+  return status != cudaStreamCaptureStatusNone;
 }
 
 // Whether `stream` is being captured; if not, what an earlier call reported is raised.
 inline bool captures(Device& device, cudaStream_t stream) {
-  cudaStreamCaptureStatus status;
-  check(cudaStreamIsCapturing(stream, &status), "stream");
-  if (status != cudaStreamCaptureStatusNone) return true;
+  if (is_captured(stream)) return true;
   raise(device);
   return false;
 }

@@ -1,6 +1,5 @@
 // The host side of a launch of columns.
 #pragma once
-#include "../../early.cuh"
 #include "device.h"
 
 namespace fxopt::cuda {
@@ -13,11 +12,6 @@ inline void launch(Device& device, const Request& request, const Image& image, c
   if (image.items + image.tiles == 0) return;
   // As many blocks as run at once, so that warps move through a table together.
   const int64_t most = int64_t(device.processors) * kBlocks, blocks = (image.items + kWarps - 1) / kWarps;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(image.tiles ? blocks + image.tiles : std::min(most, blocks)));
-  config.blockDim = dim3(kWarps * 32);
-  config.stream = stream;
-  const Early early(config);
   Launch& parameters = parameters_of(device, request, image, stream, capturing);
   int64_t cut = 0;  // bags
   for (int s = 0; s < parameters.n_segments; s++) {
@@ -28,10 +22,10 @@ inline void launch(Device& device, const Request& request, const Image& image, c
     cut += bags;
   }
   const auto kernel = image.in_blocks ? block_columns_kernel : columns_kernel;
-  check(cudaLaunchKernelEx(&config, kernel, parameters), "launch");
-  if (cut == 0) return;
-  config.gridDim = dim3(unsigned(std::min(most, (cut + kWarps - 1) / kWarps)));
-  check(cudaLaunchKernelEx(&config, joins_of_bags_kernel, parameters), "launch");
+  const dim3 all(unsigned(image.tiles ? blocks + image.tiles : std::min(most, blocks)));
+  check_launched(launch_kernel(true, kernel, all, kWarps * 32, 0, stream, parameters));
+  const dim3 of_cut(unsigned(std::min(most, (cut + kWarps - 1) / kWarps)));
+  check_launched(launch_kernel(true, joins_of_bags_kernel, of_cut, kWarps * 32, 0, stream, parameters));
 }
 
 inline void run(const Request& request, cudaStream_t stream, int index) {

@@ -28,14 +28,14 @@ inline OutputShape measure(const Request& request, const Plan& plan, const Outpu
   const Column& column = plan.columns[output.measured];
   auto size = [&](int64_t tensor, int64_t dim) {
     if (tensor < 0 || tensor >= request.counts[0] || dim < 0 || dim >= request.operands[tensor].dim)
-      fail("column %d: no dim %lld of tensor %lld", column.index, (long long)dim, (long long)tensor);
+      refused("column %d: no dim %lld of tensor %lld", column.index, (long long)dim, (long long)tensor);
     return request.operands[tensor].sizes[dim];
   };
   OutputShape shape{0, output.width};
   if (column.has(kHasBag)) {
     const Extra& extra = plan.extras[column.extra];
     shape.rows = (size(extra.bag, 0) - extra.include_last) / extra.segments;
-    if (shape.rows < 0) fail("column %d: an empty offsets tensor", column.index);
+    if (shape.rows < 0) refused("column %d: an empty offsets tensor", column.index);
   } else {
     shape.rows = size(column.source.tensor, column.source.row0);
     if (column.source.row1 >= 0) shape.rows *= size(column.source.tensor, column.source.row1);
@@ -44,7 +44,7 @@ inline OutputShape measure(const Request& request, const Plan& plan, const Outpu
   int64_t lanes = 1;
   if (column.pool == kNone && column.source.lane >= 0)
     lanes = column.source.length >= 0 ? column.source.length : size(column.source.tensor, column.source.lane) - column.source.start;
-  if (column.table >= request.counts[1]) fail("column %d: no such table", column.index);
+  if (column.table >= request.counts[1]) refused("column %d: no such table", column.index);
   shape.width = lanes * (column.table < 0 ? 1 : row_dim(request.argument(1)[column.table]));
   return shape;
 }
@@ -67,7 +67,7 @@ struct Builder : Columns {
       size_t words = resolver.words.values.size();
       for (int c = next; c < end; c++) words += 8;
       if (words > kWords) {
-        if (classes.empty()) fail("column %d: its slot needs more tensors than a launch carries", plan.columns[next].index);
+        if (classes.empty()) refused("column %d: its slot needs more tensors than a launch carries", plan.columns[next].index);
         break;
       }
       std::vector<Record> chain;
@@ -219,14 +219,14 @@ struct Builder : Columns {
       if (no_block && parts > 1)
         for (const auto& chain : units) segment.part_stride = std::max(segment.part_stride, part_stride(chain[0]));
     } else {
-      if (positions > UINT32_MAX - 256) fail("fxopt.columns: more than 2^32 positions in a column");
+      if (positions > UINT32_MAX - 256) refused("fxopt.columns: more than 2^32 positions in a column");
       segment.span = span;
       per_unit = (positions + span - 1) / span;
     }
     if (chunks) image.tiles += per_unit * ((int64_t(units.size()) + kWarps - 1) / kWarps);
     else image.items += per_unit * int64_t(units.size());
     if (!no_block) image.in_blocks = image.items;
-    if (image.items + image.tiles > INT32_MAX) fail("fxopt.columns: a call of more than 2^31 work items");
+    if (image.items + image.tiles > INT32_MAX) refused("fxopt.columns: a call of more than 2^31 work items");
     image.segments.push_back(segment);
     const size_t heads = image.records.size();
     for (auto& chain : units) image.records.push_back(chain[0]);

@@ -96,12 +96,8 @@ __global__ void __launch_bounds__(kScanThreads) offsets_kernel(const __grid_cons
 inline void offsets(Lengths lengths, cudaStream_t stream, Device& device) {
   lengths.errors = device.errors;
   const int64_t tiles = (lengths.n + kScanTile - 1) / kScanTile;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(tiles < 1 ? 1 : tiles > kMostScans ? kMostScans : tiles));
-  config.blockDim = dim3(kScanThreads);
-  config.stream = stream;
-  const Early early(config);
-  check(cudaLaunchKernelEx(&config, offsets_kernel, lengths), "launch");
+  const dim3 blocks(unsigned(tiles < 1 ? 1 : tiles > kMostScans ? kMostScans : tiles));
+  check_launched(launch_kernel(true, offsets_kernel, blocks, kScanThreads, 0, stream, lengths));
 }
 
 }  // namespace fxopt::cuda

@@ -1,20 +1,12 @@
 // Host side of a call: checks a plan against its tensors and writes what the device reads. No CUDA, no torch.
 #pragma once
 #include <cstring>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "record.h"
 
 namespace fxopt::cuda {
-
-template <class... T>
-[[noreturn]] inline void fail(const char* format, T... values) {
-  char text[256];
-  snprintf(text, sizeof text, format, values...);
-  throw std::runtime_error(text);
-}
 
 template <class To, class From>
 inline To bits_as(From from) {
@@ -63,9 +55,9 @@ struct Resolver {
   Resolver(const Request& request) : request(request), plan(request.words), words(request, plan.header->n_outputs) {}
 
   const Array& tensor(const Column& column, int64_t index) const {
-    if (index < 0 || index >= request.counts[0]) fail("column %d: tensor %lld of %lld", column.index, (long long)index, (long long)request.counts[0]);
+    if (index < 0 || index >= request.counts[0]) refused("column %d: tensor %lld of %lld", column.index, (long long)index, (long long)request.counts[0]);
     const Array& array = request.operands[index];
-    if (!element_size(array.dtype)) fail("column %d: tensor %lld has an unknown dtype", column.index, (long long)index);
+    if (!element_size(array.dtype)) refused("column %d: tensor %lld has an unknown dtype", column.index, (long long)index);
     return array;
   }
 
@@ -74,13 +66,13 @@ struct Resolver {
     const Array& array = tensor(column, source.tensor);
     const int size = element_size(array.dtype);
     if (source.row0 >= array.dim || source.row1 >= array.dim || source.lane >= array.dim)
-      fail("column %d: tensor %d has %d dims, which its source does not fit", column.index, source.tensor, array.dim);
+      refused("column %d: tensor %d has %d dims, which its source does not fit", column.index, source.tensor, array.dim);
     Resolved found{{words.tensor(request, source.tensor), array.dtype, 0, 0, 0, 0, 0}, rows, 1};
     View& view = found.view;
     for (int k = 0; k < source.n_fixed; k++) {
       const Fixed& fixed = plan.fixed[source.fixed_at + k];
       if (fixed.dim >= array.dim || fixed.index < 0 || fixed.index >= array.sizes[fixed.dim])
-        fail("column %d: index %lld of dim %lld is outside tensor %d", column.index, (long long)fixed.index, (long long)fixed.dim, source.tensor);
+        refused("column %d: index %lld of dim %lld is outside tensor %d", column.index, (long long)fixed.index, (long long)fixed.dim, source.tensor);
       view.offset += fixed.index * array.strides[fixed.dim] * size;
     }
     if (source.row0 >= 0) {
@@ -100,7 +92,7 @@ struct Resolver {
       const int64_t available = array.sizes[source.lane] - source.start;
       found.lanes = source.length < 0 ? available : source.length;
       if (source.start < 0 || found.lanes < 0 || found.lanes > available)
-        fail("column %d: lanes [%lld, %lld) are outside dim %d of tensor %d", column.index, (long long)source.start,
+        refused("column %d: lanes [%lld, %lld) are outside dim %d of tensor %d", column.index, (long long)source.start,
              (long long)(source.start + found.lanes), source.lane, source.tensor);
       view.lane_stride = array.strides[source.lane] * size;
       view.offset += source.start * view.lane_stride;
@@ -134,9 +126,9 @@ struct Resolver {
         step.b = operand(instr.b, instr.kinds & 2, instr.dtype);
       } else if (instr.op == kBucketize) {
         const Array& edges = vector(column, instr.tensor, step);
-        if (edges.dtype != found.dtype) fail("column %d: values and boundaries must have one dtype", column.index);
+        if (edges.dtype != found.dtype) refused("column %d: values and boundaries must have one dtype", column.index);
       } else if (instr.op == kAddTensor) {
-        if (vector(column, instr.tensor, step).sizes[0] != inner) fail("column %d: the added tensor must have one value per lane", column.index);
+        if (vector(column, instr.tensor, step).sizes[0] != inner) refused("column %d: the added tensor must have one value per lane", column.index);
       } else if (instr.op == kDiv) {
         step.a = reciprocal(instr.a, instr.kinds & 1, step.dtype);
       } else if (instr.op == kRemainder || instr.op == kFmod || instr.op == kFloorDivide) {
@@ -151,7 +143,7 @@ struct Resolver {
  private:
   const Array& vector(const Column& column, int64_t index, Step& step) const {
     const Array& array = tensor(column, index);
-    if (array.dim != 1 || array.sizes[0] > INT32_MAX) fail("column %d: tensor %lld must be 1-D", column.index, (long long)index);
+    if (array.dim != 1 || array.sizes[0] > INT32_MAX) refused("column %d: tensor %lld must be 1-D", column.index, (long long)index);
     step.tensor = array.data;
     step.tensor_dtype = uint8_t(array.dtype);
     step.n = int32_t(array.sizes[0]);
@@ -161,7 +153,7 @@ struct Resolver {
 
   static uint64_t magic(const Column& column, int64_t signed_a) {
     const uint64_t a = signed_a < 0 ? 0 - uint64_t(signed_a) : uint64_t(signed_a);
-    if (a == 0) fail("column %d: division by zero", column.index);
+    if (a == 0) refused("column %d: division by zero", column.index);
     return a == 1 ? ~uint64_t(0) : uint64_t((static_cast<unsigned __int128>(1) << 64) / a);
   }
 

@@ -106,20 +106,13 @@ FXOPT_DEVICE A as_number(Value v, int dtype) {
   else return as_float(v, dtype);
 }
 
-FXOPT_DEVICE void store_value(char* to, int dtype, double x) {
+template <class A>
+FXOPT_DEVICE void store_value(char* to, int dtype, A x) {
   switch (dtype) {
     case kFloat: *reinterpret_cast<float*>(to) = float(x); break;
     case kDouble: *reinterpret_cast<double*>(to) = x; break;
     case kHalf: *reinterpret_cast<uint16_t*>(to) = float_to_half(float(x)); break;
     default: *reinterpret_cast<uint16_t*>(to) = float_to_bfloat16(float(x));
-  }
-}
-FXOPT_DEVICE void store_value(char* to, int dtype, float x) {
-  switch (dtype) {
-    case kFloat: *reinterpret_cast<float*>(to) = x; break;
-    case kDouble: *reinterpret_cast<double*>(to) = x; break;
-    case kHalf: *reinterpret_cast<uint16_t*>(to) = float_to_half(x); break;
-    default: *reinterpret_cast<uint16_t*>(to) = float_to_bfloat16(x);
   }
 }
 

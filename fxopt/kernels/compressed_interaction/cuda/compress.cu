@@ -219,7 +219,7 @@ static const char* multiply(const Compress& c, void* stream) {
 }  // namespace fxopt::compress
 
 // Of floats. nullptr, or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* fxopt_compress(const fxopt::compress::Compress* c, int, void* stream) {
+FXOPT_EXPORT const char* fxopt_compress(const fxopt::compress::Compress* c, int, void* stream) {
   using namespace fxopt::compress;
   const char* text = c->narrow ? multiply<8>(*c, stream) : multiply<16>(*c, stream);
   if (text || c->splits == 1) return text;

@@ -10,18 +10,13 @@ import ctypes
 import functools
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ... import cuda_build, cuda_call
 
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_compress",
-    source=Path(__file__).with_name("compress.cu"),
-    functions=("fxopt_compress",),
-)
+KERNEL = cuda_build.beside(__file__, "fxopt_gpu_compress", "fxopt_compress")
 _ROWS, _PIECE, _PITCH = 128, 28, 132  # tile.cuh's kRows, kPiece and kRowPitch
 _WIDE, _NARROW = 128, 64  # outputs of a block
 _STATIC = 1024  # bytes of shared memory that a block has beside the dynamic ones, or the driver keeps
@@ -109,7 +104,7 @@ def parameters(
     """tile.cuh's Compress. tensors: x, y and weight, whose rows lie side by side. partial: [splits, B, N, D]."""
     x, y, weight = tensors
     (B, H, D), M, N = x.shape, y.shape[1], weight.shape[0]
-    words = [0 if tensor is None else tensor.data_ptr() for tensor in (*tensors, bias, out, partial)]
+    words = cuda_call.addresses(*tensors, bias, out, partial)
     sizes = (B * D, D, H, M, N, 1 if partial is None else len(partial))
     chunks = (*_chunks(H, M), _unit(weight, M))
     numbers = (*x.stride(), *y.stride(), weight.stride(0), *sizes, *chunks, narrow, exact, relu)

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(K::kWarps * 32) dots_kernel(const Dots d) {
 }  // namespace fxopt::dots
 
 // dtype: 0 float, 1 half, 2 bfloat16. nullptr, or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* fxopt_dots(const fxopt::dots::Dots* d, int dtype, void* stream) {
+FXOPT_EXPORT const char* fxopt_dots(const fxopt::dots::Dots* d, int dtype, void* stream) {
   using namespace fxopt::dots;
   if (const char* why = unfit(d->row, dtype)) return why;
   return of_dtype(dtype, d->row.dim, [&](auto kind) {

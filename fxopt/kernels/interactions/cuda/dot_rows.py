@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +12,7 @@ from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
 from ..serves import fits
 
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_dots", source=Path(__file__).with_name("dot_rows.cu"), functions=("fxopt_dots",)
-)
+KERNEL = cuda_build.beside(__file__, "fxopt_gpu_dots", "fxopt_dots")
 
 
 def reference(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> Tensor:
@@ -43,8 +40,7 @@ def _fake(z: Tensor, before: Tensor, i: Tensor, j: Tensor, width: int) -> Tensor
 
 def parameters(z: Tensor, before: Tensor, i: Tensor, j: Tensor, out: Tensor) -> bytes:
     """dot_rows.cu's Dots."""
-    pointers = (tensor.data_ptr() for tensor in (before, i, j, out))
-    width = before.shape[1]
+    pointers, width = cuda_call.addresses(before, i, j, out), before.shape[1]
     return struct.pack("<5q6iq16x", *pointers, width, *z.shape, width, i.shape[0], out.shape[1], z.data_ptr())
 
 

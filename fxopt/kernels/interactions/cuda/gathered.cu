@@ -83,16 +83,16 @@ struct Vectors : Columns {
     const int64_t n = plan.header->n_columns, bytes = dim * element_size(dtype);
     image.records.resize(n);
     std::vector<bool> known(n);
-    if (n > dots::kFields) fail("%s: %lld vectors", kUnfit, (long long)n);
+    if (n > dots::kFields) refused("%s: %lld vectors", kUnfit, (long long)n);
     for (int64_t c = 0; c < n; c++) {
       const Record r = record(plan.columns[c]);
       const int64_t at = r.out_offset / bytes;
-      if (r.out_offset % bytes || at >= n || known[at] || !fits(r, bytes)) fail("%s: column %d", kUnfit, r.index);
+      if (r.out_offset % bytes || at >= n || known[at] || !fits(r, bytes)) refused("%s: column %d", kUnfit, r.index);
       image.records[at] = r;
       known[at] = true;
     }
     image.segments.push_back({shape.rows, shape.rows, 0, 0, int32_t(n), 32, 1, 0, nullptr});
-    if (int(resolver.words.values.size()) > kWords) fail("%s: too many tensors", kUnfit);
+    if (int(resolver.words.values.size()) > kWords) refused("%s: too many tensors", kUnfit);
     image.words = std::move(resolver.words.values);
     return std::move(image);
   }
@@ -100,7 +100,7 @@ struct Vectors : Columns {
   static Vector vector_of(const Record& r) {
     const View& view = r.ids.view;
     const bool plain = r.ids.n_steps == 0 && view.inner == 0 && (view.dtype == kInt64 || view.dtype == kInt32);
-    if (std::max({view.offset, view.row_stride, r.table_rows, r.table_stride}) > INT32_MAX) fail("%s: column %d", kUnfit, r.index);
+    if (std::max({view.offset, view.row_stride, r.table_rows, r.table_stride}) > INT32_MAX) refused("%s: column %d", kUnfit, r.index);
     return {r.table, int32_t(r.table_rows), int32_t(r.table_stride), int32_t(view.offset), int32_t(view.row_stride), int16_t(view.word), uint8_t(view.dtype),
             r.kind == kCopy ? kCopied : plain ? kPlainId : kByProgram};
   }
@@ -118,18 +118,18 @@ static void gathered_dots(const Request& request, const Array* rest, int64_t str
   const Array &before = rest[0], &i = rest[1], &j = rest[2];
   Device& device = device_of(index);
   const bool captured = captures(device, stream);
-  if (plan.header->n_outputs != 1 || request.counts[1] < 1 || before.dim != 2 || i.dim != 1 || j.dim != 1) fail("%s: its tensors", Vectors::kUnfit);
+  if (plan.header->n_outputs != 1 || request.counts[1] < 1 || before.dim != 2 || i.dim != 1 || j.dim != 1) refused("%s: its tensors", Vectors::kUnfit);
   const OutputShape shape = measure(request, plan, plan.outputs[0]);
   const int dtype = plan.outputs[0].dtype, known = dtype == kFloat ? 0 : dtype == kHalf ? 1 : 2;
   const int64_t dim = row_dim(*request.argument(1)), fields = plan.header->n_columns;
   const bool numbers = before.dtype == dtype && (dtype == kFloat || dtype == kHalf || dtype == kBFloat16) && i.dtype == kInt64 && j.dtype == kInt64;
   const bool close = (before.strides[1] == 1 || before.sizes[1] == 1) && i.strides[0] == 1 && j.strides[0] == 1;
   const bool sizes = shape.width == fields * dim && before.sizes[0] == shape.rows && shape.rows <= INT32_MAX && i.sizes[0] == j.sizes[0] && stride >= before.sizes[1] + i.sizes[0] && stride <= INT32_MAX;
-  if (!numbers || !close || !sizes) fail("%s: dtypes, strides or sizes", Vectors::kUnfit);
+  if (!numbers || !close || !sizes) refused("%s: dtypes, strides or sizes", Vectors::kUnfit);
   Gathered g;
   g.row = {before.data, reinterpret_cast<const int64_t*>(i.data), reinterpret_cast<const int64_t*>(j.data), nullptr, before.strides[0],
            int32_t(shape.rows), int32_t(fields), int32_t(dim), int32_t(before.sizes[1]), int32_t(i.sizes[0]), int32_t(stride)};
-  if (const char* why = dots::unfit(g.row, known)) fail("%s: %s", Vectors::kUnfit, why);
+  if (const char* why = dots::unfit(g.row, known)) refused("%s: %s", Vectors::kUnfit, why);
   const OutputData vectors{nullptr, shape.rows, shape.width};  // that nobody writes
   const Image image = Vectors(request, &vectors).image_of(shape, dim, dtype);
   g.row.out = request.output({shape.rows, stride}, dtype);
@@ -140,14 +140,14 @@ static void gathered_dots(const Request& request, const Array* rest, int64_t str
   std::string bytes;
   append(bytes, of_threads);
   g.vectors = reinterpret_cast<const Vector*>(device.keep(request.words + 1, bytes, captured));  // the plan's own address is the records'
-  if (!g.vectors) fail("%s: no room for its records", Vectors::kUnfit);
+  if (!g.vectors) refused("%s: no room for its records", Vectors::kUnfit);
   g.copying = dots::Copying::of(dim * element_size(dtype));
   const char* wrong = dots::of_dtype(known, int(dim), [&](auto kind) {
     using K = decltype(kind);
     const dim3 blocks(unsigned((shape.rows + K::kWarps - 1) / K::kWarps));
     return fxopt::launch(gathered_kernel<K>, blocks, K::kWarps * 32, stream, g);
   });
-  if (wrong) fail("fxopt.gathered_dots: %s", wrong);
+  if (wrong) refused("fxopt.gathered_dots: %s", wrong);
   wait_if_blocking(device, stream, captured);
 }
 
@@ -155,11 +155,5 @@ static void gathered_dots(const Request& request, const Array* rest, int64_t str
 
 // A row of dots for each of the plan's: `rest` are what stands before them, and the pairs. False: `text` (256 bytes) says why.
 FXOPT_EXPORT bool fxopt_cuda_dots(const fxopt::Request* request, const fxopt::Array* rest, int64_t width, void* stream, int device, char* text) {
-  try {
-    fxopt::cuda::gathered_dots(*request, rest, width, static_cast<cudaStream_t>(stream), device);
-    return true;
-  } catch (const std::exception& error) {
-    snprintf(text, 256, "%s", error.what());
-    return false;
-  }
+  return fxopt::done(text, [&] { fxopt::cuda::gathered_dots(*request, rest, width, static_cast<cudaStream_t>(stream), device); });
 }

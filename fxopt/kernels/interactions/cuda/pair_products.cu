@@ -132,7 +132,7 @@ static int unit_of(const Pairs& p) {
 }  // namespace fxopt::pairs
 
 // Of floats. nullptr, or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* fxopt_pairs(const fxopt::pairs::Pairs* given, int, void* stream) {
+FXOPT_EXPORT const char* fxopt_pairs(const fxopt::pairs::Pairs* given, int, void* stream) {
   using namespace fxopt::pairs;
   Pairs p = *given;
   const int unit = unit_of(p);

@@ -7,7 +7,6 @@ arXiv:1708.04617). By PyTorch the vectors of either side are written out first.
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,9 +15,7 @@ from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
 from ..serves import MOST_PAIRS, multiplies
 
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_pairs", source=Path(__file__).with_name("pair_products.cu"), functions=("fxopt_pairs",)
-)
+KERNEL = cuda_build.beside(__file__, "fxopt_gpu_pairs", "fxopt_pairs")
 
 
 def reference(z: Tensor, i: Tensor, j: Tensor, dots: bool) -> Tensor:
@@ -48,8 +45,8 @@ def _fake(z: Tensor, i: Tensor, j: Tensor, dots: bool) -> Tensor:
 
 def parameters(z: Tensor, i: Tensor, j: Tensor, dots: bool, out: Tensor) -> bytes:
     """pair_products.cu's Pairs."""
-    addresses = (each.data_ptr() for each in (i, j, out))
-    return cuda_call.operands((z,), 1) + struct.pack("<3q5i16x", *addresses, *z.shape, i.shape[0], dots)
+    sizes = *z.shape, i.shape[0], dots
+    return cuda_call.operands((z,), 1) + struct.pack("<3q5i16x", *cuda_call.addresses(i, j, out), *sizes)
 
 
 def _fits(z: Tensor, i: Tensor, j: Tensor) -> bool:

@@ -104,6 +104,6 @@ static const char* run(Largest p, void* stream) {
 }  // namespace fxopt::largest
 
 // Of floats. nullptr, or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* fxopt_k_largest(const fxopt::largest::Largest* given, int, void* stream) {
+FXOPT_EXPORT const char* fxopt_k_largest(const fxopt::largest::Largest* given, int, void* stream) {
   return fxopt::largest::run(*given, stream);
 }

@@ -6,7 +6,6 @@ torch.topk takes a launch for the k largest numbers of each list with their indi
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,9 +13,7 @@ from torch import Tensor
 from ... import cuda_build, cuda_call
 from ..serves import LONGEST_ON_CUDA, MOST
 
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_k_largest", source=Path(__file__).with_name("largest.cu"), functions=("fxopt_k_largest",)
-)
+KERNEL = cuda_build.beside(__file__, "fxopt_gpu_k_largest", "fxopt_k_largest")
 _MOST_INNER = (1 << 31) - 1
 
 

@@ -99,7 +99,7 @@ static bool are_few(const Mixtures& p) {
 }  // namespace fxopt::mixtures
 
 // Of floats. nullptr, or what went wrong. Of many experts a thread has two numbers each: four would need over 128 registers.
-extern "C" __attribute__((visibility("default"))) const char* fxopt_mixtures(const fxopt::mixtures::Mixtures* given, int, void* stream) {
+FXOPT_EXPORT const char* fxopt_mixtures(const fxopt::mixtures::Mixtures* given, int, void* stream) {
   using namespace fxopt::mixtures;
   if (are_few(*given)) return is_aligned(*given) ? run<4, kFew>(*given, stream) : run<1, kFew>(*given, stream);
   return is_aligned(*given) ? run<2, kMostWeights>(*given, stream) : run<1, kMostWeights>(*given, stream);

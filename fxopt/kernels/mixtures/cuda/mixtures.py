@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,9 +17,7 @@ from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
 from ..serves import MOST_EXPERTS, MOST_MIXTURES, MOST_WEIGHTS, mixes
 
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_mixtures", source=Path(__file__).with_name("mixtures.cu"), functions=("fxopt_mixtures",)
-)
+KERNEL = cuda_build.beside(__file__, "fxopt_gpu_mixtures", "fxopt_mixtures")
 
 
 def reference(logits: Sequence[Tensor], experts: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:

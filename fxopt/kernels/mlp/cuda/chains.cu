@@ -241,7 +241,7 @@ static const char* run(const Request& request, void* stream) {
 }  // namespace fxopt::mlp
 
 // All chains have the same number of rows. dtype: 0 float, 1 half, 2 bfloat16. nullptr, or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* fxopt_mlp(const fxopt::mlp::Request* request, int dtype, void* stream) {
+FXOPT_EXPORT const char* fxopt_mlp(const fxopt::mlp::Request* request, int dtype, void* stream) {
   using namespace fxopt;
   if (request->chains < 1 || request->chains > mlp::kMostChains) return "fxopt.mlp: expected 1 to 12 chains";
   return dtype == 0 ? mlp::run<Float>(*request, stream) : dtype == 1 ? mlp::run<Half>(*request, stream) : mlp::run<BFloat16>(*request, stream);

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,9 +19,7 @@ from .. import reference
 from ..plan import TENSORS, Op, Step, split
 from ..serves import MOST_OUT
 
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_cuda_mlp", source=Path(__file__).with_name("chains.cu"), functions=("fxopt_mlp",)
-)
+KERNEL = cuda_build.beside(__file__, "fxopt_cuda_mlp", "fxopt_mlp")
 MOST_STEPS, MOST_OPERANDS = 24, 48  # chains.cu's
 _STEP = f"<3i{TENSORS}i2f"
 

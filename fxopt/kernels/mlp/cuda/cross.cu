@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) cross_kernel(const __grid_constant__
 }  // namespace fxopt::cross
 
 // dtype: 0 float, 1 half, 2 bfloat16. nullptr, or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* fxopt_cross(const fxopt::cross::Cross* c, int dtype, void* stream) {
+FXOPT_EXPORT const char* fxopt_cross(const fxopt::cross::Cross* c, int dtype, void* stream) {
   using namespace fxopt::cross;
   auto* kernel = dtype == 0 ? cross_kernel<fxopt::Float> : dtype == 1 ? cross_kernel<fxopt::Half> : cross_kernel<fxopt::BFloat16>;
   return fxopt::launch(kernel, dim3(unsigned((c->rows + kThreads / 32 - 1) / (kThreads / 32))), kThreads, stream, *c);

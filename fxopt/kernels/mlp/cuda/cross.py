@@ -7,7 +7,6 @@ of its second version (Wang et al., arXiv:2008.13535), whose weight is a matrix.
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +16,7 @@ from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
 from . import linear, sliced
 
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_cross",
-    source=Path(__file__).with_name("cross.cu"),
-    functions=("fxopt_cross",),
-)
+KERNEL = cuda_build.beside(__file__, "fxopt_gpu_cross", "fxopt_cross")
 
 
 def reference(x0: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -186,7 +186,7 @@ static const char* run(const Request& request, void* stream) {
 }  // namespace fxopt::few_rows
 
 // Floats alone, every k a multiple of 4, every row of x, weights and results at 16 bytes. nullptr, or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* fxopt_few_rows(const fxopt::few_rows::Request* request, int, void* stream) {
+FXOPT_EXPORT const char* fxopt_few_rows(const fxopt::few_rows::Request* request, int, void* stream) {
   using namespace fxopt::few_rows;
   if (request->rows < 1 || request->rows > kMostRows || request->layers < 1 || request->layers > kMostLayers) return "fxopt.gpu_few_rows: expected 1 to 16 rows and layers";
   for (int at = 0; at < request->layers; at++)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,11 +21,7 @@ from ...operators import BY_ROWS, Operator, Operators
 from ..serves import MOST_LAYERS, MOST_ROWS, VECTOR
 from . import linear
 
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_few_rows",
-    source=Path(__file__).with_name("few_rows.cu"),
-    functions=("fxopt_few_rows",),
-)
+KERNEL = cuda_build.beside(__file__, "fxopt_gpu_few_rows", "fxopt_few_rows")
 _NAMES = list(linear.CODES)
 _HEAD, _LAYER = struct.Struct("<3q4i"), struct.Struct("<2q4i")  # few_rows.cu's Request, up to its layers, and Layer
 
@@ -54,12 +49,11 @@ def gpu_few_rows(
     M, widest = x.shape[0], max(map(len, weights))
     widest += -widest % VECTOR
     out, between = x.new_empty(M, len(weights[-1])), x.new_empty(2, M, widest)
-    pointers = x.data_ptr(), out.data_ptr(), between.data_ptr()
     layers = [
-        _LAYER.pack(weight.data_ptr(), 0 if bias is None else bias.data_ptr(), *weight.shape, code, 0)
+        _LAYER.pack(*cuda_call.addresses(weight, bias), *weight.shape, code, 0)
         for weight, bias, code in zip(weights, biases, activations, strict=True)
     ]
-    request = _HEAD.pack(*pointers, M, len(layers), widest, 0) + b"".join(layers)
+    request = _HEAD.pack(*cuda_call.addresses(x, out, between), M, len(layers), widest, 0) + b"".join(layers)
     whole = request.ljust(_HEAD.size + MOST_LAYERS * _LAYER.size, b"\0")
     cuda_call.launch(kernel.fxopt_few_rows, whole, x)
     return out

@@ -140,7 +140,7 @@ static bool is_close(const Operand& t) {
 }  // namespace fxopt::grouped
 
 // nullptr, or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* fxopt_grouped(const fxopt::grouped::Grouped* given, int, void* stream) {
+FXOPT_EXPORT const char* fxopt_grouped(const fxopt::grouped::Grouped* given, int, void* stream) {
   using namespace fxopt::grouped;
   Grouped g = *given;
   const int groups = (g.N + kOutputs - 1) / kOutputs, pitch = pitch_of(g.K, groups);

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -18,9 +17,7 @@ from ... import cuda_build, cuda_call
 from ...operators import BY_ROWS, Operator, Operators
 from ..serves import MOST_GROUPED
 
-KERNEL = cuda_build.CudaLibrary(
-    "fxopt_gpu_grouped", source=Path(__file__).with_name("grouped.cu"), functions=("fxopt_grouped",)
-)
+KERNEL = cuda_build.beside(__file__, "fxopt_gpu_grouped", "fxopt_grouped")
 _MOST_BLOCKS = 2**30  # each computes four rows of a lane or more
 _SET_BY_THE_LIBRARY = 0
 _Places: TypeAlias = "Sequence[Tensor | None]"  # of_x, of_weight, of_y
@@ -81,10 +78,9 @@ def _fits(x: Tensor, weight: Tensor, y: Tensor | None, places: _Places) -> bool:
 
 def parameters(x: Tensor, weight: Tensor, y: Tensor | None, places: _Places, out: Tensor) -> bytes:
     """grouped.cu's Grouped."""
-    addresses = (0 if each is None else each.data_ptr() for each in places)
     counts = x.shape[1], weight.shape[0], 0 if y is None else y.shape[1]
     sizes = *counts, *out.shape[:2], *weight.shape[1:], _SET_BY_THE_LIBRARY
-    return cuda_call.operands((x, weight, y, out), 4) + struct.pack("<3q8i", *addresses, *sizes)
+    return cuda_call.operands((x, weight, y, out), 4) + struct.pack("<3q8i", *cuda_call.addresses(*places), *sizes)
 
 
 def _fake(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -27,17 +26,15 @@ from ...operators import BY_ROWS, Operator, Operators
 from . import sliced
 from .ways import ALIGNED, HALVES, is_long, is_odd, is_row, is_short
 
-KERNEL = cuda_build.CudaLibrary(
+KERNEL = cuda_build.beside(
+    __file__,
     "fxopt_gpu_linear",
-    source=Path(__file__).with_name("linear.cu"),
-    functions=(
-        "fxopt_linear_short",
-        "fxopt_linear_finish",
-        "fxopt_linear_last",
-        "fxopt_linear_dots",
-        "fxopt_linear_pad",
-        "fxopt_linear_sliced",
-    ),
+    "fxopt_linear_short",
+    "fxopt_linear_finish",
+    "fxopt_linear_last",
+    "fxopt_linear_dots",
+    "fxopt_linear_pad",
+    "fxopt_linear_sliced",
 )
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"": lambda x: x, "relu": torch.relu, "sigmoid": torch.sigmoid}
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
@@ -95,7 +92,7 @@ def short(
     tall: bool = False,
 ) -> bytes:
     """short.cuh's Short."""
-    words = *_addresses(x, weight, bias, partial, out), x.stride(0), weight.stride(0)
+    words = *cuda_call.addresses(x, weight, bias, partial, out), x.stride(0), weight.stride(0)
     parts = 0 if partial is None else len(partial)
     return struct.pack("<7q6i", *words, x.shape[0], weight.shape[0], x.shape[1], CODES[activation], parts, tall)
 
@@ -109,12 +106,8 @@ def _dots(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, a
 
 def dots(rows: Tensor, vector: Tensor, bias: Tensor | None, out: Tensor, activation: str) -> bytes:
     """dots.cuh's Dots."""
-    strides = rows.stride(0), bias is not None and len(bias) > 1
-    return struct.pack("<6q3i4x", *_addresses(rows, vector, bias, out), *strides, *rows.shape, CODES[activation])
-
-
-def _addresses(*tensors: Tensor | None) -> tuple[int, ...]:
-    return tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+    words = *cuda_call.addresses(rows, vector, bias, out), rows.stride(0), bias is not None and len(bias) > 1
+    return struct.pack("<6q3i4x", *words, *rows.shape, CODES[activation])
 
 
 def gpu_linears(
@@ -174,7 +167,7 @@ def sums_of_parts(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, done: int, out
 
 def last(layer: bytes, weight: Tensor, bias: Tensor | None, activation: str, out: Tensor) -> bytes:
     """last.cuh's Last, of a Short."""
-    return layer + struct.pack("<4q", *_addresses(weight, bias, out), CODES[activation])
+    return layer + struct.pack("<4q", *cuda_call.addresses(weight, bias, out), CODES[activation])
 
 
 def gpu_padded(x: Tensor, width: int) -> Tensor:

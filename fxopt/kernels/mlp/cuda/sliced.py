@@ -79,7 +79,7 @@ def parameters(
     parts: int = 1,
 ) -> bytes:
     """sliced.cuh's Sliced; of several parts of the inputs, out is [parts, M, N]."""
-    addresses = (0 if tensor is None else tensor.data_ptr() for tensor in (x, weight, bias, factor, addend, out))
+    addresses = cuda_call.addresses(x, weight, bias, factor, addend, out)
     strides = (0 if tensor is None else tensor.stride(0) for tensor in (x, weight, factor, addend))
     sizes = x.shape[0], weight.shape[0], x.shape[1] // parts
     return struct.pack("<6q10i", *addresses, *strides, *sizes, activation, in_tf32, parts)

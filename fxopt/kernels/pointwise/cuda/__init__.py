@@ -1,4 +1,7 @@
-"""fxopt::pointwise on CUDA: a kernel for each plan, generated when it is first asked for, without gradients."""
+"""fxopt::pointwise on CUDA: a kernel for each plan, generated when it is first asked for, without gradients.
+
+fxopt::gpu_grouped_pointwise is calls of one plan, which need not wait for each other, as one launch.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fxopt.facts import Facts
 from fxopt.torch_internals.symbols import traced_sizes
 
 from ... import cuda_build, cuda_call
 from ...cuda_generated import GeneratedKernel
+from ...operators import Operator, Operators
 from .. import reference
 from ..encode import plan_of
 from . import source
@@ -125,3 +130,18 @@ def kernel_of(plan: str, traced: Sequence[Tensor]) -> GeneratedKernel:
                 sizes[axis] = size
     held = held_by_lanes(scheduled(plan), sizes)
     return generated(plan, _dtypes(calls[0]), held=held, calls=len(calls))
+
+
+def _in_pytorch(inputs: list[Tensor], plan: str) -> list[Tensor]:
+    return reference.of_calls(inputs, plan_of(plan))
+
+
+def _fake(inputs: list[Tensor], plan: str) -> list[Tensor]:
+    decoded = plan_of(plan)
+    calls = reference.calls_of(inputs, decoded)
+    made = [reference.empty_outputs(call, decoded, reference.sizes_of(call, decoded)) for call in calls]
+    return [output for outputs in made for output in outputs]
+
+
+_SCHEMA = "gpu_grouped_pointwise(Tensor[] inputs, str plan) -> Tensor[]"
+OPERATORS = Operators((Operator(_SCHEMA, _in_pytorch, _fake, facts=Facts(rows="axes")),))

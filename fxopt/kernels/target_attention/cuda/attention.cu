@@ -233,7 +233,7 @@ static const char* launch(Attention a, void* stream) {
 }  // namespace fxopt::target
 
 // dtype: 0 float, 1 half, 2 bfloat16. nullptr, or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* fxopt_attention(const fxopt::target::Attention* a, int dtype, void* stream) {
+FXOPT_EXPORT const char* fxopt_attention(const fxopt::target::Attention* a, int dtype, void* stream) {
   using namespace fxopt::target;
   if (dtype == 1) return launch<fxopt::Half, false>(*a, stream);
   if (dtype == 2) return launch<fxopt::BFloat16, false>(*a, stream);
