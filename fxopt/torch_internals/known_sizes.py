@@ -1,4 +1,4 @@
-"""Fake results of views, joins, lookups, sums and matrix products whose sizes fit as they are spelled.
+"""Fake results of parts, joins, lookups, sums and matrix products whose sizes fit as they are spelled.
 
 torch's own fake implementations prove with sympy that sizes are not negative, that numbers of elements are the same and
 that tensors are contiguous, which takes 2 to 13 ms an operator. Where equal sizes are the same terms, nothing has to be
@@ -8,13 +8,11 @@ proved. Each function here gives what torch's would give, and None where it does
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._prims_common import infer_size, make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._sympy.functions import Max
 
@@ -74,17 +72,6 @@ def constructed(mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: di
     return FakeTensor(mode, meta, device)
 
 
-def _view(mode: FakeTensorMode, x: Any, shape: Any) -> FakeTensor | None:
-    if not is_of(mode, x) or not x.ndim or not len(shape) or not is_contiguous(x):
-        return None
-    if any(isinstance(size, int) and size < 0 for size in shape):
-        shape = infer_size(shape, x.numel())
-    old, new = expressions(x.shape), expressions(shape)
-    if math.prod(old) != math.prod(new) or not all(_is_size(size, mode.shape_env) for size in new):
-        return None
-    return strided(mode, x, shape, x.stride() if old == new else make_contiguous_strides_for(shape))
-
-
 def _select(mode: FakeTensorMode, x: Any, dim: int, index: Any) -> FakeTensor | None:
     if not is_plain(mode, x) or not -x.ndim <= dim < x.ndim or type(index) is not int:
         return None
@@ -138,15 +125,6 @@ def strided(mode: FakeTensorMode, x: Any, sizes: Any, strides: Any, offset: Any 
 
 def is_plain(mode: FakeTensorMode, x: Any) -> bool:
     return is_of(mode, x) and not (x.is_neg() or x.is_conj())
-
-
-def _is_size(term: Any, environment: Any) -> bool:
-    """Whether a term is not negative, because none of its parts is."""
-    if isinstance(term, int) or term.is_Number:
-        return bool(term >= 0)
-    if term.is_Symbol:
-        return bool(environment.var_to_range[term].lower >= 0)
-    return (term.is_Mul or term.is_Add) and all(_is_size(part, environment) for part in term.args)
 
 
 _MISMATCH = (  # as torch says it
@@ -258,8 +236,6 @@ def _addmm(mode: FakeTensorMode, bias: Any, a: Any, b: Any) -> FakeTensor | None
 CONSTRUCTORS = frozenset({aten.empty.memory_format, aten.empty_strided.default})
 
 SHORT: dict[Any, Callable[..., FakeTensor | None]] = {
-    aten.view.default: _view,
-    aten._unsafe_view.default: _view,
     aten.select.int: _select,
     aten.slice.Tensor: _slice,
     aten.detach.default: _detach,

@@ -1,4 +1,4 @@
-"""Fake results of transposed and expanded tensors, running sums and norms, by short ways like those of known_sizes.py.
+"""Fake results of views, transposes, expands, running sums and norms, by short ways like those of known_sizes.py.
 
 Each function here gives what torch's own fake implementation would give, or None where it does not know that. Torch
 takes 1-3 ms to transpose, 2-9 to expand, and 20-70 for a running sum or a norm, which it computes in many steps.
@@ -6,16 +6,54 @@ takes 1-3 ms to transpose, 2-9 to expand, and 20-70 for a running sum or a norm,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._prims_common import infer_size, make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
 
 from fxopt.torch_internals.known_sizes import expressions, fresh, is_contiguous, is_of, is_plain, strided
 
 aten = torch.ops.aten
+
+
+def _view(mode: FakeTensorMode, x: Any, shape: Any) -> FakeTensor | None:
+    if not is_of(mode, x) or not x.ndim or not len(shape):
+        return None
+    if not is_contiguous(x):
+        return _split_rows(mode, x, shape)
+    if any(isinstance(size, int) and size < 0 for size in shape):
+        shape = infer_size(shape, x.numel())
+    old, new = expressions(x.shape), expressions(shape)
+    if math.prod(old) != math.prod(new) or not all(_is_size(size, mode.shape_env) for size in new):
+        return None
+    return strided(mode, x, shape, x.stride() if old == new else make_contiguous_strides_for(shape))
+
+
+def _split_rows(mode: FakeTensorMode, x: Any, shape: Any) -> FakeTensor | None:
+    """A part of each wider row, as one product gives queries, keys and values, seen as heads."""
+    rows, inner = x.ndim - 1, shape[x.ndim - 1 :]
+    if not is_plain(mode, x) or not inner or expressions(x.shape[:rows]) != expressions(shape[:rows]):
+        return None
+    if any(type(size) is int and size == 1 for size in x.shape[:rows]):  # whose stride torch makes up
+        return None
+    if not all(type(size) is int and size > 0 for size in (x.shape[-1], *inner)) or expressions(x.stride())[-1] != 1:
+        return None
+    if math.prod(inner) != x.shape[-1] or not guard_or_false(x.numel() != 0):
+        return None
+    return strided(mode, x, shape, [*x.stride()[:rows], *make_contiguous_strides_for(inner)])
+
+
+def _is_size(term: Any, environment: Any) -> bool:
+    """Whether a term is not negative, because none of its parts is."""
+    if isinstance(term, int) or term.is_Number:
+        return bool(term >= 0)
+    if term.is_Symbol:
+        return bool(environment.var_to_range[term].lower >= 0)
+    return (term.is_Mul or term.is_Add) and all(_is_size(part, environment) for part in term.args)
 
 
 def _permute(mode: FakeTensorMode, x: Any, dims: Sequence[int]) -> FakeTensor | None:
@@ -99,6 +137,8 @@ def _batch_norm(
 
 
 SHORT_VIEWS: dict[Any, Callable[..., FakeTensor | tuple[FakeTensor, ...] | None]] = {
+    aten.view.default: _view,
+    aten._unsafe_view.default: _view,
     aten.t.default: _t,
     aten.transpose.int: _transpose,
     aten.permute.default: _permute,

@@ -58,6 +58,12 @@ class Maker:
             new.insert(self.chance.randint(0, len(new)), 1)
         return aten.view.default(x, new)
 
+    def heads(self) -> Tensor:
+        shape = [*self.shape(self.chance.randint(0, 2)), self.chance.choice((8, 8, 8, 3))]
+        wide = self.given.new_empty([*shape[:-1], 24], dtype=self.dtype)
+        x = wide[..., 8 : 8 + shape[-1]] if self.chance.random() < 0.8 else self.tensor(shape)
+        return aten.view.default(x, [*shape[:-1], *self.chance.choice(([2, 4], [4, 2, 1], [8], [2, -1], [1, 3]))])
+
     def part(self) -> Tensor:
         x = self.tensor(self.shape(self.chance.randint(1, 4)))
         dim = self.chance.randint(-x.ndim, x.ndim - 1)
@@ -177,8 +183,8 @@ class Maker:
 
 
 KINDS = (
-    Maker.view, Maker.part, Maker.cat, Maker.embedding, Maker.index, Maker.stack, Maker.clone, Maker.sum, Maker.mm,
-    Maker.addmm, Maker.elementwise, Maker.same, Maker.turned, Maker.expand, Maker.cumsum, Maker.norm,
+    Maker.view, Maker.heads, Maker.part, Maker.cat, Maker.embedding, Maker.index, Maker.stack, Maker.clone, Maker.sum,
+    Maker.mm, Maker.addmm, Maker.elementwise, Maker.same, Maker.turned, Maker.expand, Maker.cumsum, Maker.norm,
 )  # fmt: skip
 
 
