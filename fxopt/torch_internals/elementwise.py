@@ -14,9 +14,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fxopt.torch_internals.known_sizes import CONSTRUCTORS, SHORT, constructed, expressions, fresh, is_contiguous, is_of
+from fxopt.torch_internals import known_sizes
+from fxopt.torch_internals.known_sizes import CONSTRUCTORS, constructed, expressions, fresh, is_contiguous, is_of
+from fxopt.torch_internals.known_views import SHORT_VIEWS
 
 aten = torch.ops.aten
+SHORT = {**known_sizes.SHORT, **SHORT_VIEWS}
 
 # One result, whose dtype does not depend on the values of numbers.
 _PACKETS = (
@@ -62,11 +65,11 @@ class CaptureFakeMode(FakeTensorMode):
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _ELEMENTWISE:
-            out = self._elementwise(func, args, kwargs or {})
+            out: Any = self._elementwise(func, args, kwargs or {})
             if out is not None:
                 return out
-        if func in SHORT and not kwargs:
-            out = SHORT[func](self, *args)
+        if func in SHORT and (not kwargs or func is aten.clone.default):
+            out = SHORT[func](self, *args, **(kwargs or {}))
             if out is not None:
                 return out
         if func in CONSTRUCTORS:

@@ -1,4 +1,4 @@
-"""Fake results of views, joins, lookups, sums and matrix products whose sizes fit as they are spelled.
+"""Fake results of parts, joins, lookups, sums and matrix products whose sizes fit as they are spelled.
 
 torch's own fake implementations prove with sympy that sizes are not negative, that numbers of elements are the same and
 that tensors are contiguous, which takes 2 to 13 ms an operator. Where equal sizes are the same terms, nothing has to be
@@ -8,13 +8,11 @@ proved. Each function here gives what torch's would give, and None where it does
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._prims_common import infer_size, make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._sympy.functions import Max
 
@@ -74,19 +72,8 @@ def constructed(mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: di
     return FakeTensor(mode, meta, device)
 
 
-def _view(mode: FakeTensorMode, x: Any, shape: Any) -> FakeTensor | None:
-    if not is_of(mode, x) or not x.ndim or not len(shape) or not is_contiguous(x):
-        return None
-    if any(isinstance(size, int) and size < 0 for size in shape):
-        shape = infer_size(shape, x.numel())
-    old, new = expressions(x.shape), expressions(shape)
-    if math.prod(old) != math.prod(new) or not all(_is_size(size, mode.shape_env) for size in new):
-        return None
-    return _strided(mode, x, shape, x.stride() if old == new else make_contiguous_strides_for(shape))
-
-
 def _select(mode: FakeTensorMode, x: Any, dim: int, index: Any) -> FakeTensor | None:
-    if not _is_plain(mode, x) or not -x.ndim <= dim < x.ndim or type(index) is not int:
+    if not is_plain(mode, x) or not -x.ndim <= dim < x.ndim or type(index) is not int:
         return None
     size, dim = static(x.shape[dim]), dim % x.ndim
     if size is None or not -size <= index < size:
@@ -97,12 +84,12 @@ def _select(mode: FakeTensorMode, x: Any, dim: int, index: Any) -> FakeTensor | 
 def _slice(
     mode: FakeTensorMode, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> FakeTensor | None:
-    if not _is_plain(mode, x) or not -x.ndim <= dim < x.ndim or step != 1:
+    if not is_plain(mode, x) or not -x.ndim <= dim < x.ndim or step != 1:
         return None
     if not all(bound is None or type(bound) is int for bound in (start, end)):
         return None
     if not start and end == sys.maxsize:
-        return _strided(mode, x, x.shape, x.stride())
+        return strided(mode, x, x.shape, x.stride())
     if (size := static(x.shape[dim])) is None:
         return None
     first, last, _ = slice(start, end).indices(size)
@@ -110,16 +97,16 @@ def _slice(
 
 
 def _detach(mode: FakeTensorMode, x: Any) -> FakeTensor | None:
-    return _strided(mode, x, x.shape, x.stride()) if _is_plain(mode, x) else None
+    return strided(mode, x, x.shape, x.stride()) if is_plain(mode, x) else None
 
 
 def _unsqueeze(mode: FakeTensorMode, x: Any, dim: int) -> FakeTensor | None:
-    if not _is_plain(mode, x) or not -x.ndim - 1 <= dim <= x.ndim:
+    if not is_plain(mode, x) or not -x.ndim - 1 <= dim <= x.ndim:
         return None
     dim %= x.ndim + 1
     sizes, strides = list(x.shape), list(x.stride())
     stride = sizes[dim] * strides[dim] if dim < x.ndim else 1
-    return _strided(mode, x, [*sizes[:dim], 1, *sizes[dim:]], [*strides[:dim], stride, *strides[dim:]])
+    return strided(mode, x, [*sizes[:dim], 1, *sizes[dim:]], [*strides[:dim], stride, *strides[dim:]])
 
 
 def _part(mode: FakeTensorMode, x: Any, dim: int, first: int, length: int | None) -> FakeTensor:
@@ -127,26 +114,17 @@ def _part(mode: FakeTensorMode, x: Any, dim: int, first: int, length: int | None
     sizes, strides, kept = list(x.shape), list(x.stride()), [] if length is None else [length]
     offset = x.storage_offset() + first * strides[dim] if first else x.storage_offset()
     sizes[dim : dim + 1], strides[dim : dim + 1] = kept, strides[dim : dim + len(kept)]
-    return _strided(mode, x, sizes, strides, offset)
+    return strided(mode, x, sizes, strides, offset)
 
 
-def _strided(mode: FakeTensorMode, x: Any, sizes: Any, strides: Any, offset: Any = None) -> FakeTensor:
+def strided(mode: FakeTensorMode, x: Any, sizes: Any, strides: Any, offset: Any = None) -> FakeTensor:
     with in_kernel_invocation_manager(mode):
         meta = x.as_strided(sizes, strides, offset)
     return FakeTensor(mode, meta, x.fake_device)
 
 
-def _is_plain(mode: FakeTensorMode, x: Any) -> bool:
+def is_plain(mode: FakeTensorMode, x: Any) -> bool:
     return is_of(mode, x) and not (x.is_neg() or x.is_conj())
-
-
-def _is_size(term: Any, environment: Any) -> bool:
-    """Whether a term is not negative, because none of its parts is."""
-    if isinstance(term, int) or term.is_Number:
-        return bool(term >= 0)
-    if term.is_Symbol:
-        return bool(environment.var_to_range[term].lower >= 0)
-    return (term.is_Mul or term.is_Add) and all(_is_size(part, environment) for part in term.args)
 
 
 _MISMATCH = (  # as torch says it
@@ -205,8 +183,9 @@ def _form(tensor: Any) -> tuple[Any, ...]:
     return tensor.dtype, tensor.fake_device, expressions(tensor.shape)
 
 
-def _clone(mode: FakeTensorMode, x: Any) -> FakeTensor | None:
-    if not is_of(mode, x) or not is_contiguous(x):
+def _clone(mode: FakeTensorMode, x: Any, memory_format: Any = torch.preserve_format) -> FakeTensor | None:
+    kept = memory_format is torch.preserve_format
+    if not is_of(mode, x) or not (is_contiguous(x) if kept else memory_format is torch.contiguous_format):
         return None
     return fresh(mode, x.shape, x.dtype, x.fake_device)
 
@@ -232,13 +211,16 @@ def _all(mode: FakeTensorMode, x: Any) -> FakeTensor | None:
     return fresh(mode, [], torch.uint8 if x.dtype is torch.uint8 else torch.bool, x.fake_device)
 
 
+_UNLIKE = "a and b must have same reduction dim, but got [{}, {}] X [{}, {}]."
+
+
 def _mm(mode: FakeTensorMode, a: Any, b: Any) -> FakeTensor | None:
     if not is_of(mode, a, b) or (a.ndim, b.ndim) != (2, 2):
         return None
     if (a.dtype, a.fake_device) != (b.dtype, b.fake_device):
         return None
-    if expressions(a.shape)[1] != expressions(b.shape)[0]:
-        return None
+    if expressions(a.shape)[1] != expressions(b.shape)[0]:  # where an input meets a weight: torch asks no more either
+        torch._check(a.shape[1] == b.shape[0], functools.partial(_UNLIKE.format, *a.shape, *b.shape))
     return fresh(mode, [a.shape[0], b.shape[1]], a.dtype, a.fake_device)
 
 
@@ -254,8 +236,6 @@ def _addmm(mode: FakeTensorMode, bias: Any, a: Any, b: Any) -> FakeTensor | None
 CONSTRUCTORS = frozenset({aten.empty.memory_format, aten.empty_strided.default})
 
 SHORT: dict[Any, Callable[..., FakeTensor | None]] = {
-    aten.view.default: _view,
-    aten._unsafe_view.default: _view,
     aten.select.int: _select,
     aten.slice.Tensor: _slice,
     aten.detach.default: _detach,

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shape_config
 
 from fxopt.capture.inputs import FakeInputs, flatten
-from fxopt.torch_internals import elementwise, known_sizes
+from fxopt.torch_internals import elementwise
 
 aten = torch.ops.aten
 CASES = 100
@@ -57,6 +57,12 @@ class Maker:
         if self.chance.random() < 0.3:
             new.insert(self.chance.randint(0, len(new)), 1)
         return aten.view.default(x, new)
+
+    def heads(self) -> Tensor:
+        shape = [*self.shape(self.chance.randint(0, 2)), self.chance.choice((8, 8, 8, 3))]
+        wide = self.given.new_empty([*shape[:-1], 24], dtype=self.dtype)
+        x = wide[..., 8 : 8 + shape[-1]] if self.chance.random() < 0.8 else self.tensor(shape)
+        return aten.view.default(x, [*shape[:-1], *self.chance.choice(([2, 4], [4, 2, 1], [8], [2, -1], [1, 3]))])
 
     def part(self) -> Tensor:
         x = self.tensor(self.shape(self.chance.randint(1, 4)))
@@ -104,7 +110,8 @@ class Maker:
         return aten.stack.default(parts, self.chance.randint(-len(shape) - 1, len(shape)))
 
     def clone(self) -> Tensor:
-        return aten.clone.default(self.tensor(self.shape(self.chance.randint(0, 5))))
+        formats = [{}, {"memory_format": torch.contiguous_format}, {"memory_format": torch.preserve_format}]
+        return aten.clone.default(self.tensor(self.shape(self.chance.randint(0, 5))), **self.chance.choice(formats))
 
     def sum(self) -> Tensor:
         x = self.tensor(self.shape(self.chance.randint(0, 5)), self.chance.choice((self.dtype, torch.bool)))
@@ -122,10 +129,44 @@ class Maker:
             return aten.empty.memory_format(shape, **chosen)
         return aten.empty_strided.default(shape, [self.chance.choice(self.sizes) for _ in shape], **chosen)
 
+    def turned(self) -> Tensor:
+        x = self.tensor(self.shape(self.chance.randint(0, 4)))
+        one, other = (self.chance.randint(-x.ndim - 1, x.ndim) for _ in range(2))
+        if self.chance.random() < 0.3:
+            return aten.t.default(x)
+        if self.chance.random() < 0.6:
+            return aten.transpose.int(x, one, other)
+        dims = [self.chance.choice((dim, dim, dim - x.ndim)) for dim in range(x.ndim)]
+        self.chance.shuffle(dims)
+        return aten.permute.default(x, [*dims, *[one][: self.chance.random() < 0.1]])
+
+    def expand(self) -> Tensor:
+        shape = self.shape(self.chance.randint(0, 4))
+        asked = [self.chance.choice((-1, size, size, size, self.chance.choice(self.sizes))) for size in shape]
+        more = [self.chance.choice([*self.sizes, -1, 0]) for _ in range(self.chance.choice((0, 0, 1, 2)))]
+        return aten.expand.default(self.tensor(shape), more + asked)
+
+    def cumsum(self) -> Tensor:
+        x = self.tensor(self.shape(self.chance.randint(1, 4)), self.chance.choice((self.dtype, torch.bool)))
+        return aten.cumsum.default(x, self.chance.randint(-x.ndim - 1, x.ndim))
+
+    def norm(self) -> Tensor:
+        shape = [*self.shape(self.chance.randint(1, 3)), self.chance.choice((3, 8))]
+        x, kept = self.tensor(shape), [self.chance.random() < 0.7 for _ in range(2)]
+        if self.chance.random() < 0.5:
+            dims = shape[self.chance.randrange(len(shape)) :] if self.chance.random() < 0.3 else shape[-1:]
+            weight, bias = (self.tensor(dims) if keep else None for keep in kept)
+            return self.chance.choice(aten.native_layer_norm.default(x, dims, weight, bias, 1e-5))
+        weight, bias, mean, variance = (self.tensor(shape[1:2]) if keep else None for keep in (*kept, True, True))
+        norm = aten._native_batch_norm_legit_no_training.default
+        x = self.given.new_empty(shape, dtype=self.dtype)  # whose norm lies row by row in torch, too
+        return self.chance.choice(norm(x, weight, bias, mean, variance, 0.1, 1e-5))
+
     def mm(self) -> Tensor:
         a, b = self.shape(2), self.shape(2)
         inner = [a[1], self.chance.choice(b)]
-        return aten.mm.default(self.tensor(a), self.tensor([inner[self.chance.random() < 0.2], b[1]]))
+        dtype = self.chance.choice([self.dtype] * 8 + [torch.float64])
+        return aten.mm.default(self.tensor(a), self.tensor([inner[self.chance.random() < 0.2], b[1]], dtype))
 
     def addmm(self) -> Tensor:
         a, b = self.shape(2), self.shape(2)
@@ -142,8 +183,8 @@ class Maker:
 
 
 KINDS = (
-    Maker.view, Maker.part, Maker.cat, Maker.embedding, Maker.index, Maker.stack, Maker.clone, Maker.sum, Maker.mm,
-    Maker.addmm, Maker.elementwise, Maker.same,
+    Maker.view, Maker.heads, Maker.part, Maker.cat, Maker.embedding, Maker.index, Maker.stack, Maker.clone, Maker.sum,
+    Maker.mm, Maker.addmm, Maker.elementwise, Maker.same, Maker.turned, Maker.expand, Maker.cumsum, Maker.norm,
 )  # fmt: skip
 
 
@@ -168,14 +209,14 @@ def test_as_torch(kind: Callable[[Maker], Tensor], monkeypatch: pytest.MonkeyPat
     taken: Counter[bool] = Counter()
 
     def watched(short: Callable[..., Any]) -> Callable[..., Any]:
-        def way(*args: Any) -> Any:
-            found = short(*args)
+        def way(*args: Any, **kwargs: Any) -> Any:
+            found = short(*args, **kwargs)
             taken[found is not None] += 1
             return found
 
         return way
 
-    monkeypatch.setattr(elementwise, "SHORT", {op: watched(short) for op, short in known_sizes.SHORT.items()})
+    monkeypatch.setattr(elementwise, "SHORT", {op: watched(short) for op, short in elementwise.SHORT.items()})
     monkeypatch.setattr(elementwise.CaptureFakeMode, "_elementwise", watched(elementwise.CaptureFakeMode._elementwise))
     found = [traced(kind, seed) for seed in range(CASES)]
     assert min(taken[True], taken[False]) > CASES // 20, taken
