@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -201,12 +202,28 @@ class Noisy(Model):
         return super().forward(ids, x + torch.zeros_like(x).normal_())
 
 
-def test_what_draws_numbers_races(monkeypatch: pytest.MonkeyPatch) -> None:
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Rounded(Model):
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        return Straight.apply(super().forward(ids, x))
+
+
+@pytest.mark.parametrize("kind", [Noisy, Rounded])
+def test_what_leaves_nothing_behind_races(kind: type[Model], monkeypatch: pytest.MonkeyPatch) -> None:
     raced = list[int]()
     monkeypatch.setattr(clock, "once", lambda *call: 1.0)
     verdict = slower.Race.verdict
     monkeypatch.setattr(slower.Race, "verdict", lambda *asked: raced.append(0) or verdict(*asked))
-    model, given = Noisy(), inputs(64)
+    model, given = kind(), inputs(64)
     state = torch.get_rng_state()
     fxopt.optimize(model, given, Config(tune="full"))
     assert raced and torch.equal(torch.get_rng_state(), state)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule, Node
 
 from fxopt import rewrites, trees
 from fxopt.capture import Capture
@@ -41,18 +41,23 @@ def may_be_raced(executable: Executable, config: Config, tuner: Tuner) -> bool:
     """
     captured, graph = executable.capture, executable.graph
     chosen = tuner.effort.seconds == 0 or config.verify == "off" or config.max_rewrites is not None
-    effects = captured.leaves or graph is None or _can_be_seen(graph.graph)
+    effects = captured.leaves or graph is None or _can_be_seen(graph)
     return not (chosen or effects) and bool(_changed(executable)) and _records_little(captured.graph.graph)
 
 
-def _can_be_seen(graph: Graph) -> bool:
-    """Whether a call leaves a trace outside: one in memory of its own, as `zeros_like(x).normal_()`, is none."""
-    traces = [node for node in graph.nodes if leaves_a_trace(node)]
-    aliases = Aliases(graph if traces else None)
+def _can_be_seen(module: GraphModule) -> bool:
+    """Whether a call leaves a trace outside: one in memory of its own, as `zeros_like(x).normal_()`, is none, and what
+    is called for the sake of its backward edits nothing."""
+    traces = [node for node in module.graph.nodes if leaves_a_trace(node) and not _is_for_backward(node, module)]
+    aliases = Aliases(module.graph if traces else None)
     for written in map(written_arguments, traces):
         if not written or any(other.op != "call_function" for each in written for other in aliases.sharing(each)):
             return True
     return False
+
+
+def _is_for_backward(node: Node, module: GraphModule) -> bool:
+    return node.op == "call_module" and hasattr(module.get_submodule(str(node.target)), "own_backward")
 
 
 def _records_little(graph: Graph) -> bool:
