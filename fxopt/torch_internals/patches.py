@@ -98,17 +98,23 @@ def autograd_functions(called: Callable[..., Any], reentrant: Callable[..., Any]
     """An autograd.Function would be inlined, and its backward lost: `called(cls, apply, *args, **kwargs)` gives its
     results instead. That of checkpoint(use_reentrant=True) is `reentrant(function, preserve_rng_state, *args)`.
 
-    Function.apply asks its base class, so an apply that was kept before (scan = Scan.apply) comes here, too.
+    Function.apply asks its base class, so an apply that was kept before (scan = Scan.apply) comes here, too. What a
+    function calls itself is a part of it.
     """
-    apply, here = torch._C._FunctionBase.__dict__["apply"], threading.get_ident()
+    apply, here, within = torch._C._FunctionBase.__dict__["apply"], threading.get_ident(), False
 
     def instead(cls: type, *args: Any, **kwargs: Any) -> Any:
+        nonlocal within
         own = apply.__get__(None, cls)
-        if threading.get_ident() != here or not torch.is_grad_enabled():
+        if threading.get_ident() != here or within or not torch.is_grad_enabled():
             return own(*args, **kwargs)
         if cls is checkpoint.CheckpointFunction:
             return reentrant(*args, **kwargs)
-        return called(cls, own, *args, **kwargs)
+        within = True
+        try:
+            return called(cls, own, *args, **kwargs)
+        finally:
+            within = False
 
     return _SingleLevelFunction, "apply", classmethod(instead)
 

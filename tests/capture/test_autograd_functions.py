@@ -89,6 +89,21 @@ class Positive(torch.autograd.Function):
         return 7 * grad
 
 
+class Inner(torch.autograd.Function):
+    """Keeps a graph of its own for backward, with another function in it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_()
+            ctx.y = Reverse.apply(ctx.x.sin(), 0.5)
+        return ctx.y.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return torch.autograd.grad(ctx.y, ctx.x, grad)
+
+
 KEPT = Reverse.apply
 
 
@@ -111,6 +126,7 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "several results": several,
     "one behind another": lambda h: Round.apply(Reverse.apply(h, 2.0), 0.01),
     "a size": lambda h: Reverse.apply(h, h.shape[0]),
+    "one within another": lambda h: Inner.apply(h),
     "an apply that was kept": lambda h: KEPT(h, 3.0),
 }
 REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
