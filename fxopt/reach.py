@@ -89,6 +89,15 @@ def is_of_objects(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind == "O"
 
 
+_BUILT_IN = (OrderedDict, dict, types.MappingProxyType, list, tuple, deque, set, frozenset)
+
+
+def built_in(container: Any) -> Any:
+    """The class of Python's that holds the entries of a container, to be read and written by that one's methods: those
+    of a subclass may do anything. The dict of transformers' activations makes a new module at each read."""
+    return next(kind for kind in _BUILT_IN if isinstance(container, kind))
+
+
 def _is_empty(value: Any) -> bool:
     return type(value) in (dict, OrderedDict, list, tuple, set) and not value
 
@@ -101,9 +110,11 @@ def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, torch.Tensor):
         return vars(value).values()
     if isinstance(value, (dict, types.MappingProxyType)):
-        return itertools.chain(*(itertools.islice(part, _MOST_ITEMS) for part in (value.values(), value)))
+        base = built_in(value)
+        parts = base.values(value), base.__iter__(value)
+        return itertools.chain(*(itertools.islice(part, _MOST_ITEMS) for part in parts))
     if isinstance(value, _CONTAINERS):
-        return itertools.islice(value, _MOST_ITEMS)
+        return itertools.islice(built_in(value).__iter__(value), _MOST_ITEMS)
     if isinstance(value, types.FunctionType):
         if (written := as_written(value)) is not value:
             return (written,)
@@ -272,7 +283,14 @@ MISSING = object()
 
 
 def item(where: Any, key: Any) -> Any:
-    """``where[key]``; of a function its attribute, and of a cell what it holds, None where nothing is assigned yet."""
+    """What stands at ``where[key]``, whatever a subclass of dict or list gives for it; of a function its attribute, and
+    of a cell what it holds, None where nothing is assigned yet."""
+    if isinstance(where, dict):
+        if (value := dict.get(where, key, MISSING)) is MISSING:
+            raise KeyError(key)
+        return value
+    if isinstance(where, list):
+        return list.__getitem__(where, key)
     if isinstance(where, types.FunctionType):
         return getattr(where, key)
     if isinstance(where, types.CellType):

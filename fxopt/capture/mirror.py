@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from fxopt.capture.errors import CaptureError
-from fxopt.reach import MOST_BYTES, behind_proxy, is_of_objects, slots_of, wrapped
+from fxopt.reach import MOST_BYTES, behind_proxy, built_in, is_of_objects, slots_of, wrapped
 
 ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, type}
 BYTES = (bytearray, array.array)
@@ -171,12 +171,14 @@ class Mirror:
         if kind is not type(after):
             return False
         if isinstance(before, (dict, types.MappingProxyType)):
-            return len(before) == len(after) and all(
-                self.same(k, other, seen) and self.same(before[k], after[other], seen)
-                for k, other in zip(before, after, strict=True)
+            base = built_in(before)
+            old, new = list(base.items(before)), list(base.items(after))
+            return len(old) == len(new) and all(
+                self.same(k, other, seen) and self.same(v, w, seen) for (k, v), (other, w) in zip(old, new, strict=True)
             )
         if isinstance(before, (list, tuple, deque)):
-            return len(before) == len(after) and all(self.same(a, b, seen) for a, b in zip(before, after, strict=True))
+            old, new = (list(built_in(before).__iter__(each)) for each in (before, after))
+            return len(old) == len(new) and all(self.same(a, b, seen) for a, b in zip(old, new, strict=True))
         if isinstance(before, set):
             return {id(self._memo.get(id(v), v)) for v in before} == set(map(id, after)) or before == after
         if isinstance(before, np.ndarray) and known is after and not after.flags.writeable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from types import CellType, FunctionType
@@ -22,7 +23,7 @@ from fxopt.capture.mirror import BYTES, attributes, is_plain_object, is_unseen
 from fxopt.capture.questions import first_question
 from fxopt.capture.state import hooks_of
 from fxopt.names import is_users, named_by, names_in, names_stored
-from fxopt.reach import MOST_BYTES, MOST_FUNCTIONS, Code, is_long, too_large, wrapped
+from fxopt.reach import MOST_BYTES, MOST_FUNCTIONS, Code, built_in, is_long, too_large, wrapped
 from fxopt.torch_internals.python_math import is_of_numbers
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
@@ -167,10 +168,11 @@ def content(value: Any) -> Any:
         return value[:]
     if value is os.environ:
         return frozenset(value.items())
-    if isinstance(value, (dict, set)):
-        return dict(value) if isinstance(value, dict) else set(value)
-    if isinstance(value, list) or type(value).__name__ == "deque":
-        return list(value)
+    if isinstance(value, dict):
+        return dict(built_in(value).items(value))
+    if isinstance(value, (set, list, deque)):
+        base = built_in(value)
+        return (set if base is set else list)(base.__iter__(value))
     if is_plain_object(type(value)) and not isinstance(value, nn.Module):
         return attributes(value)
     return None
@@ -191,12 +193,18 @@ def refill(value: Any, held: Any) -> None:
         value[...] = held
     elif isinstance(value, BYTES):
         value[:] = held
-    elif isinstance(value, (dict, set)) or value is os.environ:
+    elif value is os.environ:
         value.clear()
         value.update(held)
-    elif isinstance(held, list):
-        value.clear()
-        value.extend(held)
+    elif isinstance(value, dict):
+        base = built_in(value)
+        base.clear(value)
+        for key, item in held.items():
+            base.__setitem__(value, key, item)
+    elif isinstance(value, (set, list, deque)):
+        base = built_in(value)
+        base.clear(value)
+        getattr(base, "update" if base is set else "extend")(value, held)
     else:
         for name in attributes(value).keys() - held.keys():
             object.__delattr__(value, name)

@@ -27,6 +27,7 @@ from fxopt.reach import (
     Fields,
     Variable,
     behind_proxy,
+    built_in,
     bytes_of,
     is_long,
     is_of_objects,
@@ -145,9 +146,11 @@ class Inside:
             self.sized.append(value)
             return []
         (self.sized if isinstance(value, (list, deque)) else self.ordered).append(value)
+        base = built_in(value)
+        entries = list(base.__iter__(value))
         if isinstance(value, _MAPPINGS):
-            return [*((path, key) for key in value), *self._items_at(path, value, list(value), value.values())]
-        return self._items_at(path, value, () if isinstance(value, set) else range(len(value)), value)
+            return [*((path, key) for key in entries), *self._items_at(path, value, entries, base.values(value))]
+        return self._items_at(path, value, () if isinstance(value, set) else range(len(entries)), entries)
 
     def _items_at(self, path: str, value: Any, keys: Sequence[Any], items: Iterable[Any]) -> list[tuple[str, Any]]:
         self._add(Slot(path, value, key, "item") for key in keys)

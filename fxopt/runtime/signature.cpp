@@ -59,7 +59,7 @@ PyObject* lookup(PyObject* where, PyObject* key, Held& hold) {
     PyObject* content = PyCell_GET(where);
     return content ? content : Py_None;
   }
-  if (PyList_CheckExact(where) && PyLong_CheckExact(key)) {
+  if (PyList_Check(where) && PyLong_CheckExact(key)) {
     const Py_ssize_t at = PyLong_AsSsize_t(key);
     if (at >= 0 && at < PyList_GET_SIZE(where)) {
       return PyList_GET_ITEM(where, at);

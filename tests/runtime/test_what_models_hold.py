@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import itertools
 import types
-from collections import deque
+from collections import OrderedDict, deque
 
 import numpy as np
 import pytest
@@ -136,6 +136,53 @@ def test_hints_hold_nothing(caplog):
     for x in torch.randn(8, 3), torch.randn(5, 3):
         assert_same(fast(x), x * 2)
     assert recorder.captures == 1 and "stays eager" not in caplog.text
+
+
+class Making:
+    """As of transformers: whoever reads an entry gets a new object, made of what stands there."""
+
+    def __getitem__(self, key):
+        return super().__getitem__(key)()
+
+
+class MakingDict(Making, dict):
+    pass
+
+
+class MakingOrderedDict(Making, OrderedDict):
+    pass
+
+
+class MakingList(Making, list):
+    pass
+
+
+MADE = {
+    "dict": MakingDict(relu=nn.ReLU, tanh=nn.Tanh),
+    "OrderedDict": MakingOrderedDict(relu=nn.ReLU, tanh=nn.Tanh),
+    "list": MakingList([nn.ReLU, nn.Tanh]),
+}
+ACTIVATIONS = None
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_containers_that_make_what_they_are_asked_for_stay_as_they_are(kind, caplog, monkeypatch):
+    class Active(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = ACTIVATIONS["relu" if isinstance(ACTIVATIONS, dict) else 0]
+
+        def forward(self, x):
+            return self.first(x) * len(ACTIVATIONS)
+
+    held = MADE[kind]
+    before = list(held.values()) if isinstance(held, dict) else list.copy(held)
+    monkeypatch.setitem(globals(), "ACTIVATIONS", held)
+    fast, recorder = optimize(Active())
+    for x in torch.randn(8, 3), torch.randn(5, 3):
+        assert_same(fast(x), x.relu() * 2)
+    assert recorder.captures == 1 and "stays eager" not in caplog.text
+    assert (list(held.values()) if isinstance(held, dict) else list.copy(held)) == before
 
 
 BACKENDS = """
