@@ -163,7 +163,7 @@ def user_classes(kind: type) -> list[type]:
 
 _LIBRARIES = """torch fxopt numpy scipy pandas sklearn pytest _pytest builtins sympy mpmath networkx jinja2 functorch
     torchgen triton tensordict pyvers tqdm typing_extensions filelock fsspec iopath einops einx beartype jaxtyping
-    typeguard frozendict packaging attr attrs loguru"""
+    typeguard frozendict packaging attr attrs loguru psutil yaml requests huggingface_hub safetensors tokenizers"""
 _OF_LIBRARIES = frozenset(_LIBRARIES.split())
 
 
