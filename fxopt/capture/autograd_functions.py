@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxopt import trees
-from fxopt.autocast import Autocast, autocast_state
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
-from fxopt.capture.leaves import LeafMismatch, Output, record_outputs
+from fxopt.capture.leaves import OpaqueCall, Output, Signature, record_outputs
 from fxopt.capture.untouched import written
 from fxopt.findings import Place
 from fxopt.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
@@ -32,42 +31,25 @@ if TYPE_CHECKING:
     from fxopt.capture.trace import Tracer
 
 
-class FunctionCall(nn.Module):
-    """One call. Flat tensors, sizes and constants in, flat tuple out.
+class FunctionCall(OpaqueCall):
+    """One call of a function.
 
     Attributes:
         own_backward: tells those who do not import this module that backward is not the graph's.
         place: where it is called; reason: for the report.
     """
 
-    _is_impure = True  # never dead code: it may count its calls
     own_backward = True
 
-    def __init__(
-        self,
-        function: type[torch.autograd.Function],
-        in_spec: pytree.TreeSpec,
-        out_spec: pytree.TreeSpec,
-        outputs: Sequence[Output],
-        place: Place,
-    ) -> None:
-        super().__init__()
+    def __init__(self, function: type[torch.autograd.Function], signature: Signature, place: Place) -> None:
+        name = f"{function.__name__}.apply"
+        super().__init__(name, signature)
         self.function = function
         self.place = place
-        self.reason = f"{function.__name__}.apply runs as it is, so that its backward is kept"
-        self._arguments = trees.arguments_from(in_spec)
-        self._out_spec = out_spec
-        self._outputs = outputs
-        self._autocast = Autocast(autocast_state())
+        self.reason = f"{name} runs as it is, so that its backward is kept"
 
     def forward(self, *flat: Any) -> tuple:
-        args, kwargs = self._arguments(flat)
-        with self._autocast:
-            values, spec = trees.flatten(self.function.apply(*args, **kwargs))
-        if spec != self._out_spec or not all(o.fits(v, flat) for o, v in zip(self._outputs, values, strict=True)):
-            found = [getattr(value, "shape", value) for value in values]
-            raise LeafMismatch(f"{self.function.__name__}.apply: expected {self._outputs}, found {found}")
-        return tuple(values)
+        return self._called(self.function.apply, flat)
 
 
 def recorded(tracer: Tracer, mode: FakeTensorMode, function: Any, apply: Callable[..., Any], *args: Any, **kwargs: Any):
@@ -91,9 +73,9 @@ def recorded(tracer: Tracer, mode: FakeTensorMode, function: Any, apply: Callabl
     for value in values:
         if not isinstance(value, (Tensor, *CONSTANTS)):
             raise CaptureError(f"{name} returns a {type(value).__qualname__}, which is no tree of tensors")
-    call = FunctionCall(function, in_spec, out_spec, [_output(value, flat) for value in values], tracer.here())
+    signature = Signature(in_spec, out_spec, tuple(_output(value, flat) for value in values))
     child = f"function{len(list(tracer.root.children()))}"
-    tracer.root.add_module(child, call)
+    tracer.root.add_module(child, FunctionCall(function, signature, tracer.here()))
     proxy = tracer.create_proxy("call_module", child, tuple(map(tracer.unwrap_proxy, flat)), {})
     record_outputs(values, proxy, tracer)
     return trees.unflatten(values, out_spec)

@@ -26,8 +26,6 @@ from fxopt.torch_internals.tracing import SYMBOLIC
 if TYPE_CHECKING:
     from fxopt.capture.trace import Tracer
 
-_REASON = "runs under torch.utils.checkpoint: it stays as it is, so that nothing inside is kept for backward"
-
 
 class Checkpointed(nn.Module):
     """One region. Flat tensors and sizes in, flat tuple out.
@@ -39,7 +37,7 @@ class Checkpointed(nn.Module):
     """
 
     own_backward = True
-    reason = _REASON
+    reason = "runs under torch.utils.checkpoint: it stays as it is, so that nothing inside is kept for backward"
 
     def __init__(self, graph: GraphModule, place: Place, options: dict[str, Any]) -> None:
         super().__init__()

@@ -89,37 +89,53 @@ class Signature:
     outside: str = ""
 
 
-class LeafCall(nn.Module):
-    """One call of a leaf in a graph: flat leaves in, flat tuple out. `module` is the model's own object.
+class OpaqueCall(nn.Module):
+    """One call in a graph of what runs as it is: flat leaves in, flat tuple out.
 
     Attributes:
         _autocast: as it is where the call is recorded.
-        pieces: does the same with parts of the module optimized, None where it runs as it is.
     """
 
-    _is_impure = True  # never dead code: the module may count, print, or update its buffers
-    stand_in: Callable[..., Any] | None = None  # what runs instead for the time of a look
+    _is_impure = True  # never dead code: it may count, print, or update buffers
 
-    def __init__(self, module: nn.Module, path: str, signature: Signature):
+    def __init__(self, name: str, signature: Signature) -> None:
         super().__init__()
         self._autocast = Autocast(autocast_state())
-        self.module = module
-        self.path = path
-        self.signature = signature
+        self._name, self._expected = name, signature
         self._arguments, self._gives_one = trees.arguments_from(signature.in_spec), signature.out_spec.is_leaf()
-        self.pieces: Callable[..., Any] | None = None
 
-    def forward(self, *flat: Any) -> tuple:
+    def _called(self, run: Callable[..., Any], flat: Sequence[Any]) -> tuple:
+        """What `run` gives; raises LeafMismatch where that is not as expected."""
         args, kwargs = self._arguments(flat)
-        run = self.stand_in if self.stand_in is not None else self.pieces or self.module  # one of no parts is false
         with self._autocast:
             result = run(*args, **kwargs)
         one = self._gives_one and isinstance(result, torch.Tensor)
-        values, spec = ([result], self.signature.out_spec) if one else trees.flatten(result)
-        expected = self.signature.outputs
-        if spec != self.signature.out_spec or not all(o.fits(v, flat) for o, v in zip(expected, values, strict=True)):
-            raise LeafMismatch(f"{self.path}: expected {expected}, found {[getattr(v, 'shape', v) for v in values]}")
+        values, spec = ([result], self._expected.out_spec) if one else trees.flatten(result)
+        expected = self._expected.outputs
+        if spec != self._expected.out_spec or not all(o.fits(v, flat) for o, v in zip(expected, values, strict=True)):
+            raise LeafMismatch(f"{self._name}: expected {expected}, found {[getattr(v, 'shape', v) for v in values]}")
         return tuple(values)
+
+
+class LeafCall(OpaqueCall):
+    """That of a leaf. `module` is the model's own object.
+
+    Attributes:
+        pieces: does the same with parts of the module optimized, None where it runs as it is.
+    """
+
+    stand_in: Callable[..., Any] | None = None  # what runs instead for the time of a look
+
+    def __init__(self, module: nn.Module, path: str, signature: Signature):
+        super().__init__(path, signature)
+        self.module = module
+        self.path = path
+        self.signature = signature
+        self.pieces: Callable[..., Any] | None = None
+
+    def forward(self, *flat: Any) -> tuple:
+        run = self.stand_in if self.stand_in is not None else self.pieces or self.module  # one of no parts is false
+        return self._called(run, flat)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import Any, TypeVar
 
 import torch
@@ -39,12 +40,14 @@ def kept(run: Callable[[], T]) -> T:
 
 def change(changes: Sequence[tuple[Any, str, Any]]) -> None:
     """Set attributes of torch, each an object, a name and a value, until the `kept` around this ends."""
-    targets, names, values = zip(*changes, strict=True)
-    before = [(target, name, vars(target).get(name) or getattr(target, name)) for target, name, _ in changes]
-    inherited = [(target, name) for target, name, _ in changes if isinstance(target, type) and name not in vars(target)]
-    own = zip(*(each for each in before if each[:2] not in inherited), strict=True)
-    _changes[threading.get_ident()].append((*own, inherited))
-    _set(targets, names, values)
+    own, inherited = list[tuple[Any, str, Any]](), list[tuple[Any, str]]()
+    for target, name, _ in changes:
+        if isinstance(target, type) and name not in vars(target):
+            inherited.append((target, name))
+        else:
+            own.append((target, name, vars(target).get(name) or getattr(target, name)))
+    _changes[threading.get_ident()].append((own, inherited))
+    _set(changes)
 
 
 class Changed:
@@ -82,14 +85,14 @@ class _Settings:
         torch.set_autocast_cache_enabled(self._autocast_cache)
 
 
-def _set(targets: Sequence[Any], names: Sequence[str], values: Sequence[Any]) -> None:
+def _set(changes: Sequence[tuple[Any, str, Any]]) -> None:
     """All of them, by no Python in between that an interrupt could stop."""
-    deque(map(setattr, targets, names, values), maxlen=0)
+    deque(starmap(setattr, changes), maxlen=0)
 
 
 def _put_back_last(changes: list[tuple]) -> None:
-    *own, inherited = changes[-1]
-    _set(*own)
+    own, inherited = changes[-1]
+    _set(own)
     for target, name in inherited:
         if name in vars(target):  # an interrupt may have come in between
             delattr(target, name)

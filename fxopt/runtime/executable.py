@@ -34,6 +34,11 @@ class Executable:
     model: nn.Module | None = None
 
 
+def has_own_backward(node: fx.Node, module: fx.GraphModule) -> bool:
+    """Whether it is a call whose backward is not the graph's: a checkpointed region, or a user's autograd.Function."""
+    return node.op == "call_module" and hasattr(module.get_submodule(str(node.target)), "own_backward")
+
+
 Compile = Callable[[nn.Module, tuple, dict, "list[Capture]"], Executable]
 
 

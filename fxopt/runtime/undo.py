@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from fxopt.names import is_users, names_in, names_stored
 from fxopt.reach import MAKING, Code, is_long, too_large
-from fxopt.runtime.executable import Executable
+from fxopt.runtime.executable import Executable, has_own_backward
 from fxopt.runtime.refusals import Refusals
 from fxopt.shape.aliases import Aliases, is_random, written_arguments
 from fxopt.torch_internals.autograd import StopRecomputation
@@ -244,7 +244,7 @@ def _edited(graph: fx.Graph, nodes: Sequence[fx.Node]) -> set[fx.Node]:
 def _may_fail(node: fx.Node, module: fx.GraphModule) -> bool:
     """Whether a call may raise because of its data: an id, a condition, a size that data decide."""
     if node.op == "call_module":
-        return _leaf(node, module) is not None or hasattr(module.get_submodule(str(node.target)), "own_backward")
+        return _leaf(node, module) is not None or has_own_backward(node, module)
     if node.op != "call_function":
         return False
     if not isinstance(node.target, torch._ops.OpOverload):

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule
 
 from fxopt import rewrites, trees
 from fxopt.capture import Capture
 from fxopt.config import Config
 from fxopt.findings import Miss, PassFindings, Place
 from fxopt.normalize import records_nothing
-from fxopt.runtime.executable import Executable
+from fxopt.runtime.executable import Executable, has_own_backward
 from fxopt.shape.aliases import Aliases, leaves_a_trace, written_arguments
 from fxopt.tune.clock import all_captured, fastest, on_device_of
 from fxopt.tune.tuner import Tuner, Verdict
@@ -48,16 +48,12 @@ def may_be_raced(executable: Executable, config: Config, tuner: Tuner) -> bool:
 def _can_be_seen(module: GraphModule) -> bool:
     """Whether a call leaves a trace outside: one in memory of its own, as `zeros_like(x).normal_()`, is none, and what
     is called for the sake of its backward edits nothing."""
-    traces = [node for node in module.graph.nodes if leaves_a_trace(node) and not _is_for_backward(node, module)]
+    traces = [node for node in module.graph.nodes if leaves_a_trace(node) and not has_own_backward(node, module)]
     aliases = Aliases(module.graph if traces else None)
     for written in map(written_arguments, traces):
         if not written or any(other.op != "call_function" for each in written for other in aliases.sharing(each)):
             return True
     return False
-
-
-def _is_for_backward(node: Node, module: GraphModule) -> bool:
-    return node.op == "call_module" and hasattr(module.get_submodule(str(node.target)), "own_backward")
 
 
 def _records_little(graph: Graph) -> bool:
