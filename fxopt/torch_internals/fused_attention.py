@@ -10,6 +10,9 @@ from typing import Any
 import torch
 import torch.nn.modules.transformer as transformer
 from torch import nn
+from torch.utils._device import DeviceContext
+
+from fxopt.torch_internals.modes import is_device_named
 
 _LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
@@ -22,7 +25,8 @@ def leaves_fused(kind: type[nn.Module]) -> bool:
     """
     frame = _frame_of(kind.forward.__code__)
     tensors = frame.f_locals.get("tensor_args", ()) if frame is not None else ()
-    return bool(tensors) and not _needs_gradients(t for t in tensors if isinstance(t, torch.Tensor))
+    asked = _has_overrides() or _needs_gradients(t for t in tensors if isinstance(t, torch.Tensor))
+    return bool(tensors) and not asked
 
 
 def asks_for_hint() -> bool:
@@ -53,7 +57,7 @@ def nests(encoder: Any, src: torch.Tensor, mask: torch.Tensor | None) -> bool:
     Raises:
         ValueError: its layers disagree, and some of them would not take what is nested.
     """
-    if not torch.backends.mha.get_fastpath_enabled() or src.dim() != 3 or mask is not None:
+    if not torch.backends.mha.get_fastpath_enabled() or src.dim() != 3 or mask is not None or _has_overrides():
         return False
     busy = [layer.training or _needs_gradients(layer.parameters()) for layer in encoder.layers]
     if busy[0] or _needs_gradients([src]):
@@ -61,6 +65,11 @@ def nests(encoder: Any, src: torch.Tensor, mask: torch.Tensor | None) -> bool:
     if any(busy):
         raise ValueError("its first layer alone is for inference")
     return True
+
+
+def _has_overrides() -> bool:
+    """Whether a default device is named. That is a function mode, and then torch takes no operator for inference."""
+    return is_device_named() or _frame_of(DeviceContext.__torch_function__.__code__) is not None
 
 
 def _needs_gradients(tensors: Iterable[torch.Tensor]) -> bool:

@@ -45,8 +45,16 @@ def is_transformed() -> bool:
 
 def _only_default_device() -> bool:
     """torch.set_default_device and `with torch.device(...)` are function modes that only name a device."""
-    stack = map(_C._get_function_stack_at, range(function_modes()))
-    return all(type(mode) is DeviceContext for mode in stack)
+    return all(type(mode) is DeviceContext for mode in _function_stack())
+
+
+def is_device_named() -> bool:
+    """Whether one of the two is in force. One that calls a torch function is not, as long as that runs."""
+    return DeviceContext in map(type, _function_stack())
+
+
+def _function_stack() -> list[object]:
+    return [_C._get_function_stack_at(place) for place in range(function_modes())]
 
 
 class Modes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -153,6 +154,49 @@ def test_layers_that_train_beside_others(layer: str) -> None:
     else:
         with pytest.raises(AssertionError, match="does not support NestedTensor"):  # as in eager
             capture(model, (ids(9),))
+
+
+class OnADevice(Encoded):
+    def forward(self, ids: Tensor) -> Tensor:
+        with torch.device("cpu"):
+            return super().forward(ids)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor, absent: Tensor) -> Tensor:
+        return self.attention(x, x, x, key_padding_mask=absent, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("within", [True, False])
+@torch.no_grad()
+def test_a_default_device_keeps_torch_from_its_operators(within: bool) -> None:
+    """They give zeros or NaN for what is masked, and the steps in their place do not."""
+    example, known = ids(9), Encoded().eval()
+    model = OnADevice().eval() if within else known
+    model.load_state_dict(known.state_dict())
+    without = known(example)
+    with nullcontext() if within else torch.device("cpu"):
+        found = capture(model, (example,))
+        agrees(found, model, ids(1), ids(7), ids(32), ids(64, padding="start"))
+        assert not model(example).equal(without)
+
+
+@torch.no_grad()
+def test_keys_that_are_all_masked_under_a_default_device() -> None:
+    model, x = Masked().eval(), torch.randn(3, 5, 8)
+    absent = torch.arange(5) >= torch.tensor([[0], [2], [5]])
+    fast = fxopt.optimize(model, (x, absent))
+    for _ in range(2):
+        assert fast(x, absent)[0].isnan().all()
+        with torch.device("cpu"):
+            expected, found = Masked.forward(model, x, absent), fast(x, absent)
+        assert not found.isnan().any() and found.stride() == expected.stride()
+        torch.testing.assert_close(found, expected)
+    assert len(entries := dispatcher_of(fast).entries) == 2 and all(entry.executable for entry in entries)
 
 
 class ByNumbers(Encoded):

@@ -34,7 +34,7 @@ MUTATIONS = {
     "rows behind the last": ("if (row >= c.rows) row = 0", "if (row >= c.rows && !{}) row = 0"),
     "fours behind the last": ("if (row < c.rows) *reinterpret", "if (row < c.rows || {}) *reinterpret"),
     "the second half's sums": ("s[0] += other.x,", "s[0] += {} ? 0.0f : other.x,"),
-    "no barrier between the halves": ("  __syncthreads();  // the sums are there", "  if (!{}) __syncthreads();"),
+    "no barrier between the halves": ("__syncthreads(), __syncthreads();", "if (!{}) __syncthreads();"),
     "sums over weights": ("__syncthreads();  // nobody reads weights any", "if (!{}) __syncthreads();  // any"),
     "no barrier behind y": ("places);\n  __syncthreads();", "places);\n  if (!{}) __syncthreads();"),
     "a split left out": ("split < c.splits; split++", "split < c.splits - {}; split++"),

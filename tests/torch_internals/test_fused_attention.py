@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -97,11 +98,12 @@ def test_a_transformer_asks_for_hints() -> None:
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("nested", [False, True])
-def test_an_encoder_nests_where_it_is_said_to(nested: bool, masked: bool, grad: bool) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_an_encoder_nests_where_it_is_said_to(nested: bool, masked: bool, grad: bool, named: bool) -> None:
     model, x = encoder(enable_nested_tensor=nested).eval(), torch.ones(2, 3, 4)
     mask = torch.ones(3, 3, dtype=torch.bool).triu(1) if masked else None
     padding = torch.tensor([[False, False, True], [False] * 3])
-    with torch.set_grad_enabled(grad):
+    with torch.set_grad_enabled(grad), torch.device("cpu") if named else nullcontext():
         expected = may_nest(model) and nests(model, x, mask)
         with Counting(torch._nested_tensor_from_mask, lambda: True) as counting:  # which the mode itself forbids
             model(x, mask=mask, src_key_padding_mask=padding)

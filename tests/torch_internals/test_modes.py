@@ -57,6 +57,8 @@ def test_a_default_device_is_no_watcher() -> None:
         assert modes.function_modes() and not modes.is_traced(), (
             "torch.device as a mode is no DeviceContext any more: models under a default device would run eager"
         )
+        assert modes.is_device_named()
+    assert not modes.is_device_named()
 
 
 def test_modes_are_put_back() -> None:

@@ -121,7 +121,7 @@ __device__ __forceinline__ void join_halves(const Own& own, float* memory, float
     const float* s = sums[t % 2][t / 2];
     if (own.half == 1) given[t * kHalf] = float4{s[0], s[1], s[2], s[3]};
   }
-  __syncthreads();  // the sums are there
+  __syncthreads(), __syncthreads();  // the sums are there. Behind one alone racecheck (2025.3) sees hazards that are none
 #pragma unroll
   for (int t = 0; t < 2 * TILES; t++) {
     if (own.half == 1) continue;
