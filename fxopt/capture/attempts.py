@@ -29,7 +29,7 @@ from fxopt.capture.reach import Reach
 from fxopt.capture.state import ModelCopy, fake_state, label
 from fxopt.capture.trace import trace
 from fxopt.findings import Place
-from fxopt.reach import OWN
+from fxopt.reach.held import OWN
 from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT
 from fxopt.tracebacks import let_go
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fxopt.reach import Code, held_by
+from fxopt.reach.code import Code
+from fxopt.reach.held import held_by
 
 _KINDS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
 

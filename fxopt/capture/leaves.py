@@ -22,7 +22,8 @@ from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
 from fxopt.capture.state import ModelCopy, StateSlot, hooks_of
 from fxopt.findings import Place
-from fxopt.reach import Code, held_by
+from fxopt.reach.code import Code
+from fxopt.reach.held import held_by
 from fxopt.shape.conditions import OtherSizes
 from fxopt.torch_internals.fake_tensors import FakeTensorMode
 from fxopt.torch_internals.hooks import HOOKS

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from fxopt.capture.errors import CaptureError
-from fxopt.reach import MOST_BYTES, behind_proxy, built_in, is_of_objects, slots_of, wrapped
+from fxopt.reach.containers import MOST_BYTES, built_in, is_of_objects
+from fxopt.reach.held import behind_proxy, slots_of, wrapped
 
 ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, type}
 BYTES = (bytearray, array.array)

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from fxopt.names import names_in, pairs_in
-from fxopt.reach import Code
+from fxopt.reach.code import Code
 
 _ALWAYS_NEW = {"time", "uuid", "secrets"}  # modules; sleep gives no answer
 _TYPE, _NUMBERS = {"type", "__class__"}, {"int", "float", "bool"}

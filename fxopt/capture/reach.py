@@ -23,7 +23,9 @@ from fxopt.capture.mirror import BYTES, attributes, is_plain_object, is_unseen
 from fxopt.capture.questions import first_question
 from fxopt.capture.state import hooks_of
 from fxopt.names import is_users, named_by, names_in, names_stored
-from fxopt.reach import MOST_BYTES, MOST_FUNCTIONS, Code, built_in, is_long, too_large, wrapped
+from fxopt.reach.code import MOST_FUNCTIONS, Code
+from fxopt.reach.containers import MOST_BYTES, built_in, is_long, too_large
+from fxopt.reach.held import wrapped
 from fxopt.torch_internals.python_math import is_of_numbers
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))

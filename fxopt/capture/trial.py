@@ -28,7 +28,7 @@ from fxopt.capture.prints import printing
 from fxopt.capture.reach import Reach
 from fxopt.capture.state import ModelCopy, StateSlot
 from fxopt.capture.untouched import LARGE, Look, has_memory, quietly
-from fxopt.reach import held_by
+from fxopt.reach.held import held_by
 from fxopt.torch_internals.hooks import HOOKS
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fxopt.reach import item
+from fxopt.reach.entries import item
 from fxopt.runtime.native import native
 from fxopt.shape.memory import Memory
 

@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import logging
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fxopt import trees
 from fxopt.config import Config
 from fxopt.findings import Findings
 from fxopt.locks import WAIT, lock
+from fxopt.runtime.attempts import Attempts
 from fxopt.runtime.context import ambient
-from fxopt.runtime.entry import Entry, Tensors, entry_of, stored_by
+from fxopt.runtime.entry import Entry, Tensors
 from fxopt.runtime.executable import Compile, run_eagerly
-from fxopt.runtime.moment import Moment, NotNow
-from fxopt.runtime.signature import Signature, holds_array, unsupported
+from fxopt.runtime.moment import NotNow
+from fxopt.runtime.rehearsal import rehearse
+from fxopt.runtime.signature import unsupported
 from fxopt.runtime.traced import UnderDynamo
-from fxopt.runtime.undo import TooMuch
 from fxopt.runtime.watch import Watch
 from fxopt.shape.conditions import OtherSizes
-from fxopt.torch_internals.autograd import StopRecomputation, saving_as_usual
-from fxopt.torch_internals.hooks import HOOKS
+from fxopt.torch_internals.autograd import StopRecomputation
 from fxopt.torch_internals.modes import is_transformed
-from fxopt.torch_internals.seeds import draws_put_back
-from fxopt.tracebacks import let_go
 
 if TYPE_CHECKING:
     from fxopt.runtime.sharded.calls import ShardedCalls
 
 _log = logging.getLogger(__name__)
-_PATIENCE = 3  # captures in a row that fail for a passing reason, before one that fails is taken at its word
-_REJECTED = 2  # calls in a row, before the model is asked ahead of a capture, which takes 30 to 330 ms
-_UNLOOKED = 63  # misses; to look through 16 captures takes 300 us, a call of a small model 40
-_LOOKS = 3  # graphs of a model whose leaves return other sizes than in their trial run, before such calls stay eager
 
 
 class Dispatcher:
@@ -71,12 +62,8 @@ class Dispatcher:
         self._silent: list[tuple[int, bool]] = []  # the modules, when none of them communicated
         self.quiet = False
         self.compiled: Callable[..., Any] | None = None
-        self._refused_arrays = False  # by the last miss, so that the next one need not find the reason
         self._lock = lock()
-        self._patience, self._looks = _PATIENCE, _LOOKS
-        self._rejected = 0  # calls in a row that no capture served and that the model refuses
-        self._unlooked = 0  # misses to come that run eagerly, where there is no room for another capture
-        self._skips = self._skipped = 0  # misses that stay eager, since the data of one stopped the graph made from it
+        self._attempts = Attempts(original, compile)
 
     @property
     def findings(self) -> list[Findings]:
@@ -117,7 +104,7 @@ class Dispatcher:
         with self._lock:
             if self.find(args, kwargs, now) is None:
                 try:
-                    entry, failure = self._compiled(args, kwargs, now)
+                    entry, failure = self._attempts.entry(args, kwargs, now, self.entries)
                 except NotNow as reason:
                     self._refuse(str(reason))
                     return
@@ -126,19 +113,11 @@ class Dispatcher:
                     return
                 rehearse(self.original, args, kwargs)
                 self._warn(failure)
-                self.entries = (*self.entries, self._eager_entry(args, kwargs, now, failure))
+                self.entries = (*self.entries, self._attempts.eager_entry(args, kwargs, now, failure))
 
     def find(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry, Tensors] | None:
         """The entry that serves a call, and what it runs on."""
         return _serving((*self.entries, *self._other_forms()), args, kwargs, now)
-
-    def _of_one_batch(self, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        """What a call is captured as, where its features have batch sizes of their own."""
-        if not trees.features_in((args, kwargs)):
-            return None
-        from fxopt.runtime.keyed.forms import of_one_batch
-
-        return of_one_batch(self.original, args, kwargs)
 
     def _other_forms(self) -> list[Entry]:
         return [entry.other_forms for entry in self.entries if entry.other_forms is not None]
@@ -164,17 +143,11 @@ class Dispatcher:
     def _miss(self, eager: Callable, args: tuple, kwargs: dict, now: tuple) -> Any:
         if self._communication():
             return self(eager, args, kwargs)
-        if self._unlooked and len(self.entries) >= self.config.max_captures:
-            self._unlooked -= 1
+        if self._attempts.passes_by(args, kwargs, full=len(self.entries) >= self.config.max_captures):
             return eager(*args, **kwargs)
-        if self._rejected >= _REJECTED:
-            result = eager(*args, **kwargs)
-            self._rejected = 0
-            return result
-        arrays = holds_array((args, kwargs))
-        if arrays and self._refused_arrays:
-            return eager(*args, **kwargs)
-        refusal, self._refused_arrays = unsupported(args, kwargs), arrays
+        if self._attempts.asks_first():
+            return self._attempts.ask(eager, args, kwargs)
+        refusal = self._attempts.refusal(args, kwargs)
         if not refusal:
             if not self._lock.acquire(timeout=WAIT):
                 self._refuse(f"another thread's capture took more than {WAIT} s")
@@ -185,13 +158,12 @@ class Dispatcher:
                 found = self.find(args, kwargs, now)  # another thread may have been first
                 if found is None:
                     self.entries = tuple(entry for entry in self.entries if entry.watch.same_tree())
-                    if self._skipped < self._skips:
-                        self._skipped += 1
+                    if self._attempts.skips():
                         return eager(*args, **kwargs)
                     if len(self.entries) < self.config.max_captures:
                         return self._first_call(eager, args, kwargs, now)
                     refusal = f"one signature more than Config.max_captures = {self.config.max_captures}"
-                    self._unlooked = _UNLOOKED
+                    self._attempts.are_full()
             finally:
                 self._lock.release()
             if found is not None:
@@ -212,63 +184,20 @@ class Dispatcher:
         """Compile, remember, run. Inputs that the eager model rejects leave no trace."""
         before = Watch(self.original)
         try:
-            args, kwargs = self._of_one_batch(args, kwargs) or (args, kwargs)
-            entry, failure = self._compiled(args, kwargs, now)
+            args, kwargs = _of_one_batch(self.original, args, kwargs) or (args, kwargs)
+            entry, failure = self._attempts.entry(args, kwargs, now, self.entries)
         except NotNow as reason:
             self._refuse(str(reason))
             return eager(*args, **kwargs)
         if entry is not None:
             self.entries = (entry, *self.entries)
             return self._run(entry, entry.match(args, kwargs, now) or ((), ()), eager, args, kwargs)
-        plain = self._eager_entry(args, kwargs, now, failure)  # of the arguments as they are before the call
-        self._rejected += 1
-        result = eager(*args, **kwargs)
-        self._rejected = 0
+        plain = self._attempts.eager_entry(args, kwargs, now, failure)  # of the arguments as they are before the call
+        result = self._attempts.ask(eager, args, kwargs)
         self._warn(failure)
         changing = frozenset(map(str, before.changed()))
         self.entries = (*self.entries, replace(plain, watch=Watch(self.original, ignore=changing)))
         return result
-
-    def _eager_entry(self, args: tuple, kwargs: dict, now: tuple, reason: str) -> Entry:
-        findings = Findings(described(self.original, args, kwargs), eager_reason=reason)
-        return Entry(Signature.of_call(args, kwargs), now, Watch(self.original), findings)
-
-    def _compiled(self, args: tuple, kwargs: dict, now: tuple) -> tuple[Entry | None, str]:
-        """An entry that serves this call, or None and the reason.
-
-        Raises:
-            NotNow: it failed, or the model was changed meanwhile, and the next call may do better; where the data of
-                calls stops the graph, after twice as many calls each time.
-        """
-        from fxopt.capture import Busy, OtherData, is_passing  # what compiles has paid for this import
-
-        before, bare = Moment(self.original), without_hooks(self.original)
-        executable, stored, failure, passing, busy = None, dict[nn.Module, set[str]](), "", False, False
-        entry: Entry | None = None
-        earlier = [known.executable.capture for known in self.entries if known.executable is not None]
-        try:
-            from fxopt.capture.generators import undrawn  # the first capture pays for this import
-
-            with undrawn(self.original), draws_put_back(), saving_as_usual():
-                executable = self.compile(bare, args, kwargs, earlier)
-            stored = stored_by(executable.capture, bare, self.original)
-            entry = entry_of(self.original, executable, stored, now, before.watch)
-        except OtherData as error:
-            self._skips, self._skipped = 2 * self._skips + 1, 0
-            raise NotNow(f"not captured: {error}") from error
-        except Exception as error:
-            executable, failure, passing, busy = None, reason_of(error), is_passing(error), isinstance(error, Busy)
-            let_go(error)
-        if entry is not None and entry.match(args, kwargs, now) is None:
-            entry, executable, failure = None, None, "the capture does not fit the call that it was made from"
-        if not passing and not before.spoiled(executable, stored):
-            self._patience = _PATIENCE
-            return entry, failure
-        failure = failure or "another thread changed the model meanwhile"
-        if busy or self._patience:
-            self._patience -= not busy
-            raise NotNow(f"not captured: {failure}")
-        return None, failure
 
     def _run(self, entry: Entry, tensors: Tensors, eager: Callable, args: tuple, kwargs: dict) -> Any:
         if entry.executable is None:
@@ -297,8 +226,7 @@ class Dispatcher:
             raise
         if type(error) is OtherSizes:
             return result
-        if isinstance(error, OtherSizes) and self._looks:
-            self._looks -= 1
+        if isinstance(error, OtherSizes) and self._attempts.looks_again():
             self._replace(entry, None)
             return result
         reason = f"the optimized graph raised {type(error).__name__} where eager does not: {error}"
@@ -329,6 +257,15 @@ def _serving(entries: Iterable[Entry], args: tuple, kwargs: dict, now: tuple) ->
     return None
 
 
+def _of_one_batch(model: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """What a call is captured as, where its features have batch sizes of their own."""
+    if not trees.features_in((args, kwargs)):
+        return None
+    from fxopt.runtime.keyed.forms import of_one_batch
+
+    return of_one_batch(model, args, kwargs)
+
+
 def _part(compile: Compile, config: Config, module: nn.Module) -> nn.Module:
     """A drop-in for what does not communicate."""
     from fxopt.runtime.module import optimized
@@ -336,52 +273,3 @@ def _part(compile: Compile, config: Config, module: nn.Module) -> nn.Module:
     config = replace(config, leaves=())  # the leaves are boundaries
     own = functools.partial(compile.func, config) if isinstance(compile, functools.partial) else compile
     return optimized(module, own, config)
-
-
-def without_hooks(model: nn.Module) -> nn.Module:
-    """`model`, or where hooks hang on it a stand-in that shares all but them: they run around the forward."""
-    hooks = {name: type(vars(model)[name])() for name in HOOKS if vars(model)[name]}
-    if not hooks:
-        return model
-    bare = object.__new__(type(model))
-    bare.__dict__.update(vars(model), **hooks)
-    return bare
-
-
-def reason_of(error: Exception) -> str:
-    """A failed compile for the report: a CaptureError says where by itself, any other error gets its last line."""
-    from fxopt.capture import CaptureError
-
-    if isinstance(error, CaptureError | TooMuch):
-        return str(error)
-    *_, last = traceback.extract_tb(error.__traceback__)
-    message = f"{type(error).__name__}: {error}".rstrip(": ")
-    return f"the capture failed in {last.name} at {'/'.join(Path(last.filename).parts[-2:])}:{last.lineno}: {message}"
-
-
-def described(model: nn.Module, args: tuple, kwargs: dict) -> str:
-    """The inputs of one call as a person writes them: "float32[64, 13], int64[64, 26]; eval"."""
-    tensors = [leaf for leaf in trees.leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    inputs = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{_sizes(t)}" for t in tensors)
-    return f"{inputs}; {'train' if model.training else 'eval'}"
-
-
-def _sizes(tensor: Tensor) -> str:
-    return "[nested]" if tensor.is_nested else str(list(tensor.shape))
-
-
-def rehearse(model: nn.Module, args: tuple, kwargs: dict) -> None:
-    """Run the model once and leave nothing behind, if that can be. Raises what it raises."""
-    from fxopt.capture import CaptureError
-    from fxopt.capture.generators import undrawn  # the first capture has paid for these imports
-    from fxopt.capture.reach import Reach
-    from fxopt.capture.untouched import Look, looked
-
-    if Reach(model).once:
-        return
-    look = Look()
-    with torch.inference_mode(False), torch.no_grad(), undrawn(model):
-        root = look.copy(model).root
-        inputs, keywords = look.own_inputs((args, kwargs))
-        with contextlib.suppress(CaptureError):
-            looked(look, root, *inputs, **keywords)

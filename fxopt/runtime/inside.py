@@ -19,23 +19,10 @@ import torch
 from torch import nn
 
 from fxopt.names import is_users
-from fxopt.reach import (
-    HINTS,
-    MEMORY,
-    MOST_BYTES,
-    Code,
-    Fields,
-    Variable,
-    behind_proxy,
-    built_in,
-    bytes_of,
-    is_long,
-    is_of_objects,
-    is_ours,
-    item,
-    slots_of,
-    too_large,
-)
+from fxopt.reach.code import Code
+from fxopt.reach.containers import MEMORY, MOST_BYTES, built_in, bytes_of, is_long, is_of_objects, too_large
+from fxopt.reach.entries import Fields, Variable, item
+from fxopt.reach.held import HINTS, behind_proxy, is_ours, slots_of
 from fxopt.torch_internals.operators import OPERATORS
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fxopt.reach import slots_of
+from fxopt.reach.held import slots_of
 
 
 def attributes_of(kind: type, context: Any, count: int) -> dict[str, int | tuple[Any]] | None:

@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.compiler import is_compiling
 
 from fxopt.config import Config
-from fxopt.reach import slots_of
+from fxopt.reach.held import slots_of
 from fxopt.runtime.dispatch import Dispatcher
 from fxopt.runtime.executable import Compile
 from fxopt.runtime.native import build_ahead

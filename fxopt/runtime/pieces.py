@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxopt.reach import slots_of
+from fxopt.reach.held import slots_of
 from fxopt.runtime.module import dispatcher_of
 from fxopt.torch_internals.hooks import HOOKS
 

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from fxopt.names import is_setting, missing_of, named_by
-from fxopt.reach import OWN, Absent, Code, Fields, slots_of
+from fxopt.reach.code import Code
+from fxopt.reach.entries import Absent, Fields
+from fxopt.reach.held import OWN, slots_of
 from fxopt.runtime.inside import Slot
 
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxopt.reach import OWN
+from fxopt.reach.held import OWN
 from fxopt.runtime.checks import TensorForm
 from fxopt.runtime.context import ambient
 from fxopt.runtime.executable import Executable

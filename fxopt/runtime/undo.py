@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxopt.names import is_users, names_in, names_stored
-from fxopt.reach import MAKING, Code, is_long, too_large
+from fxopt.reach.code import MAKING, Code
+from fxopt.reach.containers import is_long, too_large
 from fxopt.runtime.executable import Executable, has_own_backward
 from fxopt.runtime.refusals import Refusals
 from fxopt.shape.aliases import Aliases, is_random, written_arguments

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from fxopt.reach import MISSING, Code
+from fxopt.reach.code import Code
+from fxopt.reach.entries import MISSING
 from fxopt.runtime.flatten import same_value
 from fxopt.runtime.inside import Inside, Slot
 from fxopt.runtime.slots import (

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fxopt
-from fxopt import reach
+from fxopt.reach import code as reachable
 from fxopt.runtime import dispatcher_of
 from fxopt.runtime.watch import Watch
 
@@ -79,7 +79,7 @@ class Deep(nn.Module):
 
 @pytest.mark.parametrize("most", [2, 500])
 def test_what_nobody_follows_is_no_graph(most, monkeypatch):
-    monkeypatch.setattr(reach, "MOST_FUNCTIONS", most)
+    monkeypatch.setattr(reachable, "MOST_FUNCTIONS", most)
     eager = Deep().eval()
     model, x = fxopt.optimize(eager), torch.randn(3, 4)
     with torch.no_grad():

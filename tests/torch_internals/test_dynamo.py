@@ -107,7 +107,7 @@ def test_functions_are_told_as_they_are_written() -> None:
         return x
 
     for wrap in (torch.compile, torch.compiler.disable):
-        assert as_written(wrap(function)) is function, "torch wraps a function under another name: fxopt/reach.py"
+        assert as_written(wrap(function)) is function, "torch wraps a function under another name: fxopt/reach/"
     assert as_written(function) is function
 
 

@@ -19,10 +19,10 @@ from fxopt.config import Config
 from fxopt.findings import Findings, Miss, Place
 from fxopt.locks import lock
 from fxopt.runtime.context import ambient
-from fxopt.runtime.dispatch import reason_of
 from fxopt.runtime.flatten import same_value
 from fxopt.runtime.module import dispatcher_of
 from fxopt.runtime.pieces import is_single
+from fxopt.runtime.reasons import reason_of
 from fxopt.runtime.sharded.cut import Cut, arrived, live_reads
 from fxopt.runtime.sharded.division import Division, StandIn, divide
 from fxopt.runtime.sharded.replay import Call, check

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 from fxopt.names import named_by, names_in
-from fxopt.reach import Code, functions_in, held_by
+from fxopt.reach.code import Code
+from fxopt.reach.held import functions_in, held_by
 from fxopt.runtime.typed import is_typed
 
 _PACKAGES = ("torch.distributed", "torch.nn.parallel", "torchrec.distributed")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from fxopt.config import Config
-from fxopt.reach import slots_of
+from fxopt.reach.held import slots_of
 from fxopt.runtime.pieces import CONTAINERS, give_back
 from fxopt.runtime.sharded.communication import communicating
 from fxopt.torch_internals.hooks import HOOKS
