@@ -15,7 +15,7 @@ from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.terms import Axis, Dim, Factor, Term
 from fxopt.patterns.core import Match, Search
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import shape_of, static, tensor_of
+from fxopt.shape.sizes import is_float32, shape_of, static
 from fxopt.shape.spelled import SPELLED, spelled
 from fxopt.shape.view_operators import through
 from fxopt.shape.view_steps import Contiguous, Permute, moved
@@ -54,10 +54,7 @@ def find_grouped_linears(search: Search) -> Iterator[Match]:
 
 
 def _is_plain(node: Node) -> bool:
-    value = tensor_of(node)
-    if value is None or not value.is_cuda or value.dtype != torch.float32:
-        return False
-    call = spelled(node)
+    call = spelled(node) if is_float32(node, "cuda") else None
     return call is not None and call.bias is None
 
 
