@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from fxopt.kernels.mlp.serves import MOST_GROUPED
+from fxopt.patterns.contractions.pairs import Roles
 from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.terms import Axis, Dim, Factor, Term
 from fxopt.patterns.core import Match, Search
@@ -21,8 +22,6 @@ from fxopt.shape.view_operators import through
 from fxopt.shape.view_steps import Contiguous, Permute, moved
 
 aten = torch.ops.aten
-# The axes by whether x, the weight and the result have them.
-_ROLES = {(True, False, True): "b", (True, True, True): "l", (True, True, False): "k", (False, True, True): "n"}
 _DEEPEST = 2  # a product by elements, and the batched product in it
 
 
@@ -97,19 +96,15 @@ def in_order(
 
 def _axes(term: Term, x: Factor, weight: Factor, y: Factor | None) -> tuple[Axis, ...] | None:
     """b, l, k and n, where the factors have no others."""
-    found: dict[str, Axis] = {}
-    for axis in dict.fromkeys((*term.axes, *x.axes, *weight.axes)):
-        role = _ROLES.get((axis in x.axes, axis in weight.axes, axis in term.axes))
-        if role is None or role in found:
-            return None
-        found[role] = axis
-    if len(found) < len(_ROLES) or any(
-        (static(found[letter].size) or MOST_GROUPED + 1) > MOST_GROUPED for letter in "kn"
-    ):
+    roles = Roles.of(x.axes, weight.axes, term.axes)
+    if any(len(axes) != 1 for axes in (roles.left, roles.batch, roles.inner, roles.right)):
         return None
-    if static(found["l"].size) is None or (y is not None and set(y.axes) != {found[letter] for letter in "bln"}):
+    (b,), (lane,), (k,), (n,) = roles.left, roles.batch, roles.inner, roles.right
+    if any({*each.axes} != {b, lane, n} for each in (term, y) if each is not None):
         return None
-    return tuple(found[letter] for letter in "blkn")
+    if static(lane.size) is None or any((static(axis.size) or MOST_GROUPED + 1) > MOST_GROUPED for axis in (k, n)):
+        return None
+    return b, lane, k, n
 
 
 def _taken(factor: Factor, lanes: Axis) -> Taken:
