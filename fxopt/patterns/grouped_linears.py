@@ -16,6 +16,7 @@ from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.terms import Axis, Dim, Factor, Term
 from fxopt.patterns.core import Match, Search
 from fxopt.shape.aliases import Aliases
+from fxopt.shape.calls import only_user
 from fxopt.shape.sizes import is_float32, shape_of, static
 from fxopt.shape.spelled import SPELLED, spelled
 from fxopt.shape.view_operators import through
@@ -82,13 +83,12 @@ def in_order(
     Each view is all that reads the one before. To replace the last one leaves no copy that only changes strides.
     """
     found: tuple[Node, tuple[Dim, ...]] = node, dims
-    while len(node.users) == 1:
-        (node,) = node.users
-        seen = through(node)
-        behind = moved(dims, seen[1]) if seen is not None and not aliases.edited(node) else None
+    while (user := only_user(node)) is not None:
+        seen = through(user)
+        behind = moved(dims, seen[1]) if seen is not None and not aliases.edited(user) else None
         if behind is None:
             break
-        dims = behind
+        node, dims = user, behind
         if tuple(axis for dim in dims for axis in dim) == axes:
             found = node, dims
     return found

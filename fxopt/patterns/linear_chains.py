@@ -16,6 +16,7 @@ from fxopt.patterns.core import Match, Reject, Search, is_ours
 from fxopt.patterns.groups import alike
 from fxopt.patterns.linear_layers import layers_at
 from fxopt.patterns.linear_steps import Found, step_at
+from fxopt.shape.calls import only_user
 from fxopt.shape.sizes import expression, is_float32, shape_of, static
 from fxopt.shape.view_operators import joined_dim
 
@@ -131,18 +132,13 @@ def _behind(node: Node, cut: Cut) -> list[Found]:
     step = step_at(node)
     if step is not None:
         return [step] if step.op in cut.between else []
-    user = _only_user(node)
+    user = only_user(node)
     if user is not None and is_ours(user, "fxopt::mlp_chains"):
-        user = _only_user(user)
+        user = only_user(user)
     layers = layers_at(user, cut) if user is not None else None
     if layers is None or isinstance(layers, str) or layers.x is not node or node in layers.steps[0].tensors:
         return []
     return layers.steps
-
-
-def _only_user(node: Node) -> Node | None:
-    (user, *others) = node.users or (None,)
-    return None if others else user
 
 
 def _steps_before(linear: Node) -> list[Found]:

@@ -15,7 +15,7 @@ from fxopt.patterns.attention.scores import PRODUCTS, SCALINGS, Product, ordered
 from fxopt.patterns.attention.strided import Factor, Strided, strided
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.core import Match, Reject, Search, devices
-from fxopt.shape.calls import ancestors, arguments_of, closure, is_of_data
+from fxopt.shape.calls import ancestors, arguments_of, closure, is_of_data, only_user
 from fxopt.shape.sizes import same, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
 
@@ -96,8 +96,7 @@ def _of_softmax(node: Node, inference: bool) -> Found | None:
 def _of_gate(node: Node, inference: bool) -> Found | None:
     """silu(scores) / n, with values that it is multiplied by."""
     scores, weights, divisor = scores_of(node.args[0]), node, 1.0  # type: ignore[arg-type]
-    while scores is not None and len(weights.users) == 1:
-        (user,) = weights.users
+    while scores is not None and (user := only_user(weights)) is not None:
         number = constant_of(user.args[1]) if user.target in SCALINGS and user.args[0] is weights else None
         if not number or not 1e-9 < abs(number) < 1e9:  # a product of steps that fp32 would not round alike
             break

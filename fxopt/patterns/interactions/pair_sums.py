@@ -13,6 +13,7 @@ from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.interactions import movement, products
 from fxopt.patterns.interactions.dots import joint_vectors
 from fxopt.patterns.interactions.terms import Terms
+from fxopt.shape.calls import only_user
 from fxopt.shape.sizes import is_float32, same, shape_of, static
 from fxopt.shape.view_operators import viewed
 
@@ -129,13 +130,9 @@ def _with_weights(found: PairSum) -> PairSum:
 
 def _with_tail(found: PairSum) -> PairSum:
     """What follows: a factor, the sum over lanes, and views that only change axes of size 1."""
-    while len(found.anchor.users) == 1:
-        (user,) = found.anchor.users
-        longer = _scaled(found, user) or _totalled(found, user) or _reshaped(found, user)
-        if longer is None:
-            break
-        found = longer
-    return found
+    user = only_user(found.anchor)
+    longer = user and (_scaled(found, user) or _totalled(found, user) or _reshaped(found, user))
+    return _with_tail(longer) if longer else found
 
 
 def _scaled(found: PairSum, user: Node) -> PairSum | None:
