@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -111,6 +111,14 @@ def unflatten(values: Sequence[Any], spec: pytree.TreeSpec) -> Any:
     left = iter(values)
     children = [unflatten(list(itertools.islice(left, child.num_leaves)), child) for child in spec.children()]
     return pytree.SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)
+
+
+def with_constants(values: Sequence[Any], constants: Iterable[tuple[int, Any]], spec: pytree.TreeSpec) -> Any:
+    """Of the values and, each at its place among all leaves, the constants in order."""
+    leaves = list(values)
+    for place, constant in constants:
+        leaves.insert(place, constant)
+    return unflatten(leaves, spec)
 
 
 def arguments_from(spec: pytree.TreeSpec) -> Callable[[Sequence[Any]], tuple[tuple, dict]]:

@@ -74,9 +74,7 @@ def recorded(tracer: Tracer, mode: FakeTensorMode, function: Any, apply: Callabl
         if not isinstance(value, (Tensor, *CONSTANTS)):
             raise CaptureError(f"{name} returns a {type(value).__qualname__}, which is no tree of tensors")
     signature = Signature(in_spec, out_spec, tuple(_output(value, flat) for value in values))
-    child = f"function{len(list(tracer.root.children()))}"
-    tracer.root.add_module(child, FunctionCall(function, signature, tracer.here()))
-    proxy = tracer.create_proxy("call_module", child, tuple(map(tracer.unwrap_proxy, flat)), {})
+    proxy = tracer.opaque_call("function", FunctionCall(function, signature, tracer.here()), flat)
     record_outputs(values, proxy, tracer)
     return trees.unflatten(values, out_spec)
 

@@ -146,9 +146,7 @@ def record(copy: nn.Module, module: nn.Module, path: str, name: str, tracer: Any
     for value in flat:
         if not isinstance(value, (torch.Tensor, *CONSTANTS, *SYMBOLIC)):
             raise CaptureError(f"forward assigns a {type(value).__qualname__} to its attribute {name!r}", Place(path))
-    child = f"store{sum(isinstance(m, StoreAttribute) for m in tracer.root.children())}"
-    tracer.root.add_module(child, StoreAttribute(module, name, spec, name in buffers.asked))
-    proxy = tracer.create_proxy("call_module", child, tuple(map(tracer.unwrap_proxy, flat)), {})
+    proxy = tracer.opaque_call("store", StoreAttribute(module, name, spec, name in buffers.asked), flat)
     proxy.node.meta["val"] = None
 
 

@@ -64,9 +64,7 @@ def _of(value: Any) -> _Generator:
     name = f"a {type(value).__name__} of its own"
     if isinstance(value, random.Random):
         return _Generator(name, value.getstate, value.setstate)
-    if isinstance(value, np.random.RandomState):
-        return _Generator(name, value.get_state, value.set_state)
-    if isinstance(value, torch.Generator):
+    if isinstance(value, (np.random.RandomState, torch.Generator)):
         return _Generator(name, value.get_state, value.set_state)
     bits = value.bit_generator if isinstance(value, np.random.Generator) else value
     return _Generator(name, lambda: bits.state, lambda state: setattr(bits, "state", state))

@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 import torch
 from sympy.core.relational import Relational
+from sympy.utilities.iterables import connected_components
 from torch.utils._sympy.solve import try_solve
 
 from fxopt.capture.inputs import Dim
@@ -98,7 +99,7 @@ def guards_of(
         positive: dims that were taken to be at least 1.
         answers: further conditions over t, the tensors, because the traced code asked for more than sizes.
     """
-    groups = _Groups(list(sources))
+    equalities: list[tuple[str, str]] = []
     fixed: dict[str, int] = {}
     others: list[sympy.Basic] = []
     at_least = {name: int(dims[0] in positive) for name, dims in sources.items()}
@@ -107,7 +108,7 @@ def guards_of(
         if not names or not names <= set(sources):
             continue
         if isinstance(expr, sympy.Eq) and expr.lhs.is_Symbol and expr.rhs.is_Symbol:
-            groups.join(str(expr.lhs), str(expr.rhs))
+            equalities.append((str(expr.lhs), str(expr.rhs)))
         elif (
             isinstance(expr, sympy.Eq)
             and {expr.lhs.is_Symbol, expr.rhs.is_Symbol} == {True, False}
@@ -120,8 +121,9 @@ def guards_of(
         else:
             others.append(expr)
     equal: list[tuple[Dim, ...]] = []
-    for members in groups.all():
-        dims = tuple(dim for name in members for dim in sources[name])
+    place = {name: number for number, name in enumerate(sources)}
+    for members in connected_components((place, equalities)):
+        dims = tuple(dim for name in sorted(members, key=place.__getitem__) for dim in sources[name])
         size = next((fixed[name] for name in members if name in fixed), None)
         if size is not None:
             static = {**static, **dict.fromkeys(dims, size)}
@@ -174,27 +176,6 @@ def _lower_bound(expr: sympy.Basic) -> tuple[str, int] | None:
     if isinstance(expr, sympy.StrictGreaterThan) or (isinstance(expr, sympy.Ne) and number <= 0):
         return symbol, number + 1
     return (symbol, number) if isinstance(expr, sympy.GreaterThan) else None
-
-
-class _Groups:
-    """Union-find over names, in order of first appearance."""
-
-    def __init__(self, names: list[str]):
-        self._parent = {name: name for name in names}
-
-    def _root(self, name: str) -> str:
-        while self._parent[name] != name:
-            self._parent[name] = name = self._parent[self._parent[name]]
-        return name
-
-    def join(self, a: str, b: str) -> None:
-        self._parent[self._root(b)] = self._root(a)
-
-    def all(self) -> list[list[str]]:
-        groups: dict[str, list[str]] = {}
-        for name in self._parent:
-            groups.setdefault(self._root(name), []).append(name)
-        return list(groups.values())
 
 
 def _read(dim: Dim, tensor: str = "x{}") -> str:

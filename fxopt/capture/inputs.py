@@ -48,14 +48,13 @@ class Inputs:
 
     tensors: the tensor leaves in order; names: readable ("args[0]['C3']"); firsts: of each one the place of the first
     that is the same object;
-    constants: (leaf index, value) of every other leaf; total: number of leaves.
+    constants: (leaf index, value) of every other leaf.
     """
 
     tensors: tuple[torch.Tensor, ...]
     names: tuple[str, ...]
     constants: tuple[tuple[int, Any], ...]
     spec: pytree.TreeSpec
-    total: int
 
     @functools.cached_property
     def firsts(self) -> tuple[int, ...]:
@@ -63,15 +62,7 @@ class Inputs:
         return tuple(places.setdefault(id(tensor), place) for place, tensor in enumerate(self.tensors))
 
     def unflatten(self, tensors: Sequence[Any]) -> tuple[tuple, dict]:
-        leaves: list[Any] = [None] * self.total
-        for index, value in self.constants:
-            leaves[index] = value
-        fixed = {index for index, _ in self.constants}
-        rest = iter(tensors)
-        for index in range(self.total):
-            if index not in fixed:
-                leaves[index] = next(rest)
-        return trees.unflatten(leaves, self.spec)
+        return trees.with_constants(tensors, self.constants, self.spec)
 
 
 def flatten(args: tuple, kwargs: dict) -> Inputs:
@@ -96,7 +87,7 @@ def flatten(args: tuple, kwargs: dict) -> Inputs:
                 f"{name}: expected tensors, constants or registered pytrees, found {type(leaf).__qualname__} "
                 "(torch.utils._pytree.register_dataclass makes a dataclass one)"
             )
-    return Inputs(tuple(tensors), tuple(names), tuple(constants), spec, len(with_paths))
+    return Inputs(tuple(tensors), tuple(names), tuple(constants), spec)
 
 
 class FakeInputs:

@@ -193,10 +193,7 @@ def _stub(copy: ModelCopy, model: nn.Module, path: str, signatures: Any, tracer:
             if not isinstance(value, (torch.Tensor, *CONSTANTS, *SYMBOLIC)):
                 raise CaptureError(f"{path} takes a {type(value).__qualname__}, which is no pytree of tensors")
         demand_unchanged(copy, path, read)
-        name = f"leaf{len(list(tracer.root.children()))}"
-        tracer.root.add_module(name, LeafCall(module, path, signature))
-        arguments = tuple(tracer.unwrap_proxy(value) for value in flat)
-        proxy = tracer.create_proxy("call_module", name, arguments, {})
+        proxy = tracer.opaque_call("leaf", LeafCall(module, path, signature), flat)
         proxy.node.meta["edits"] = signature.edits
         proxy.node.meta["memory"] = tuple(number for tensor in held for number in tracer.memory.of(tensor))
         own: Any = mode.shape_env.create_unbacked_symint  # type: ignore[union-attr]

@@ -35,7 +35,7 @@ _OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _BARE = (dict, OrderedDict, list, set)
 _DICTS = (OrderedDict, defaultdict, dict)
 _CONTAINERS = (*_DICTS, list, set, deque)
-_MISSING = object()
+MISSING = object()
 _OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__deepcopy__")
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made in Python, whose instances are their attributes
 
@@ -146,7 +146,7 @@ class Mirror:
         self._remember(function, copy)
         copy.__dict__.update({name: self.mirror(value) for name, value in vars(function).items()})
         for cell, new in zip(cells, made, strict=True):
-            if (content := _content(cell)) is not _MISSING:
+            if (content := content_of(cell)) is not MISSING:
                 new.cell_contents = self.mirror(content)
         return copy
 
@@ -163,8 +163,8 @@ class Mirror:
 
     def same(self, before: Any, after: Any, seen: frozenset[int] = frozenset()) -> bool:
         """Whether `after` is still what `before` was mirrored to, or equal to it."""
-        kind, known = type(before), self._memo.get(id(before), _MISSING)
-        if (before is after and known is _MISSING) or id(before) in seen:
+        kind, known = type(before), self._memo.get(id(before), MISSING)
+        if (before is after and known is MISSING) or id(before) in seen:
             return True
         seen = seen | {id(before)}
         if isinstance(before, torch.Tensor) or is_unseen(kind) or id(before) in self._parts:
@@ -192,14 +192,14 @@ class Mirror:
             return bool(before.shape == after.shape and before.tobytes() == after.tobytes())
         if kind in BYTES:
             return bool(before == after)
-        if known is not _MISSING:
+        if known is not MISSING:
             return known is after and self._same_inside(before, after, seen)
         return _equal(before, after)
 
     def _same_inside(self, before: Any, after: Any, seen: frozenset[int]) -> bool:
         if isinstance(before, types.FunctionType):
             cells = zip(before.__closure__ or (), after.__closure__ or (), strict=True)
-            inside = all(self.same(_content(a), _content(b), seen) for a, b in cells)
+            inside = all(self.same(content_of(a), content_of(b), seen) for a, b in cells)
             return inside and self.same(vars(before), vars(after), seen)
         if wraps := wrapped(before):
             return all(self.same(a, b, seen) for a, b in zip(wraps, wrapped(after), strict=True))
@@ -301,11 +301,12 @@ def attributes(value: Any) -> dict[str, Any]:
     return {**getattr(value, "__dict__", {}), **slots}
 
 
-def _content(cell: Any) -> Any:
+def content_of(cell: types.CellType) -> Any:
+    """What a variable of a closure holds; MISSING where it is not assigned yet."""
     try:
         return cell.cell_contents
-    except ValueError:  # empty
-        return _MISSING
+    except ValueError:
+        return MISSING
 
 
 def _equal(before: Any, after: Any) -> bool:

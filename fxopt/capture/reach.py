@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fxopt.capture.mirror import BYTES, attributes, is_plain_object, is_unseen
+from fxopt.capture.mirror import BYTES, MISSING, attributes, content_of, is_plain_object, is_unseen
 from fxopt.capture.questions import first_question
 from fxopt.capture.state import hooks_of
 from fxopt.names import is_users, named_by, names_in, names_stored
@@ -31,7 +31,6 @@ from fxopt.torch_internals.python_math import is_of_numbers
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 # No change of these is looked for. An autocast that is a decorator keeps, for its exit, what it found at its entry.
 _TELL_NOTHING = (*_NUMBERS, type, torch.autocast)
-_MISSING = object()
 
 
 class Reach:
@@ -60,7 +59,7 @@ class Reach:
             for _, where, name in named_by(function):
                 self._value(name, where, where[name])
             for name in names_stored(function.__code__):
-                self._value(name, function.__globals__, function.__globals__.get(name, _MISSING))
+                self._value(name, function.__globals__, function.__globals__.get(name, MISSING))
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 self._value(name, cell, _read(cell, name))
             for given in (function.__defaults__, function.__kwdefaults__, vars(function)):
@@ -131,25 +130,22 @@ def _asks_of_sizes(function: FunctionType) -> bool:
 
 def _read(owner: Any, name: str) -> Any:
     if isinstance(owner, CellType):
-        try:
-            return owner.cell_contents
-        except ValueError:  # not assigned yet
-            return _MISSING
+        return content_of(owner)
     if isinstance(owner, ContextVar):
         try:
             return owner.get()
         except LookupError:
-            return _MISSING
-    return (owner if isinstance(owner, dict) else vars(owner)).get(name, _MISSING)
+            return MISSING
+    return (owner if isinstance(owner, dict) else vars(owner)).get(name, MISSING)
 
 
 def _write(owner: Any, name: str, value: Any) -> None:
     if isinstance(owner, CellType):
         owner.cell_contents = value
     elif isinstance(owner, ContextVar):
-        owner.set(None if value is _MISSING else value)
+        owner.set(None if value is MISSING else value)
     elif isinstance(owner, dict):
-        owner.pop(name) if value is _MISSING else owner.__setitem__(name, value)
+        owner.pop(name) if value is MISSING else owner.__setitem__(name, value)
     else:
         setattr(owner, name, value)
 

@@ -115,6 +115,12 @@ class Tracer(PythonKeyTracer):
             node.meta["place"] = self._places.here()
         return node
 
+    def opaque_call(self, kind: str, module: nn.Module, flat: Sequence[Any]) -> torch.fx.Proxy:
+        """A call of a module that runs as it is, which becomes a part of the graph under a name of this kind."""
+        name = f"{kind}{len(list(self.root.children()))}"
+        self.root.add_module(name, module)
+        return self.create_proxy("call_module", name, tuple(map(self.unwrap_proxy, flat)), {})
+
     def reads(self, tensor: torch.Tensor) -> None:
         if tensor.is_inference():
             raise CaptureError("reads the numbers of an inference tensor, whose edits nobody counts")

@@ -18,7 +18,7 @@ from fxopt.normalize.changes import change
 from fxopt.shape.aliases import Aliases, is_pure
 from fxopt.shape.calls import closure, is_pointwise
 from fxopt.shape.expressions import is_size
-from fxopt.shape.sizes import tensor_of
+from fxopt.shape.sizes import is_tensor, tensor_of
 from fxopt.shape.view_operators import CASTS, VIEWS
 from fxopt.torch_internals.fake_tensors import mode_of
 
@@ -50,7 +50,7 @@ def _moved(node: Node) -> Iterator[Node]:
         return
     read = node.args[:1] if node.target in CASTS else node.args[1] if node.target is aten.index.Tensor else ()
     for source in read:  # type: ignore[union-attr]
-        if isinstance(source, Node) and tensor_of(source) is not None and not source.meta["val"].is_cuda:
+        if is_tensor(source) and not source.meta["val"].is_cuda:
             yield source
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 from torch.fx import Node
@@ -23,16 +22,11 @@ BESIDE = "beside"  # in the meta of those that it was found to run beside
 _MOST_BESIDE = 2  # operators for each of the branch: more of them wait for nothing and would only be timed
 
 
-@dataclass(frozen=True)
-class Branch:
-    """side: what may run beside `main`. Both in graph order, and closed: who stands between two of them is one."""
-
-    side: list[Node]
-    main: list[Node]
-
-
 def find_branches(search: Search) -> Iterator[Match | Reject]:
-    """Matches bind `side` and `main`, anchored where both are needed; those that save most waiting come first."""
+    """Matches bind `side` and the `main` that it may run beside, anchored where both are needed.
+
+    Both in graph order, and closed: who stands between two of them is one. Those that save most waiting come first.
+    """
     nodes = list(search.graph.nodes)
     if not search.inference or not any(map(launches, nodes)):
         return
@@ -41,8 +35,8 @@ def find_branches(search: Search) -> Iterator[Match | Reject]:
         return
     cones = _Cones(nodes)
     found = [(node, branch) for node in nodes if (branch := cones.branch_at(node)) is not None]
-    for node, branch in sorted(found, key=lambda each: -sum(map(launches, each[1].side))):
-        yield Match(node, {"side": branch.side, "main": branch.main})
+    for node, branch in sorted(found, key=lambda each: -sum(map(launches, each[1]["side"]))):
+        yield Match(node, branch)
 
 
 class _Cones:
@@ -59,7 +53,7 @@ class _Cones:
             self.launches |= bit if launches(node) else 0
             self.fixed |= bit if not _may_move(node) else 0
 
-    def branch_at(self, node: Node) -> Branch | None:
+    def branch_at(self, node: Node) -> dict[str, list[Node]] | None:
         """What the operands of a node need, less what several of them do, as two sides of about as many launches."""
         cones = [cone for n in node.all_input_nodes if (cone := self.needs[self.place[n]]) & self.launches]
         if len(cones) < 2:
@@ -74,7 +68,8 @@ class _Cones:
         side, main = sorted((self._movable(left & ~right), self._movable(right & ~left)), key=self._count)
         if not self._count(side):
             return None
-        return Branch(self._with_items(side), self._with_items(self._last(main, _MOST_BESIDE * self._count(side))))
+        main = self._last(main, _MOST_BESIDE * self._count(side))
+        return {"side": self._with_items(side), "main": self._with_items(main)}
 
     def _movable(self, bits: int) -> int:
         """Less what has to stay, and what that needs."""

@@ -15,9 +15,9 @@ from fxopt.patterns.pieces import Run, merged, pieces_of, whole_split
 from fxopt.patterns.view_chains import ViewChains
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.fewest_steps import steps_of
-from fxopt.shape.sizes import same_shape, same_sizes, shape_of, static, tensor_of
+from fxopt.shape.sizes import is_tensor, same_shape, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.strides import Layout, reads_once
-from fxopt.shape.view_operators import RESHAPES
+from fxopt.shape.view_operators import RESHAPES, joined_dim
 from fxopt.shape.view_steps import Permute, Reshape, Select, Slice, Step
 from fxopt.shape.views import View
 
@@ -43,12 +43,11 @@ class Join:
         inputs = node.args[0]
         if not isinstance(inputs, list | tuple) or not inputs or tensor_of(node) is None:
             return None
-        if not all(isinstance(item, Node) and tensor_of(item) is not None for item in inputs):
+        if not all(is_tensor(item) for item in inputs):
             return None
         if any(item.meta["val"].dtype != node.meta["val"].dtype for item in inputs):  # type: ignore[union-attr]
             return None
-        dim = int(node.args[1]) if len(node.args) > 1 else 0  # type: ignore[arg-type]
-        return cls(node, tuple(inputs), dim % len(shape_of(node)))  # type: ignore[arg-type]
+        return cls(node, tuple(inputs), joined_dim(node))  # type: ignore[arg-type]
 
 
 def find_cats(search: Search) -> Iterator[Match | Reject]:

@@ -32,7 +32,7 @@ def find_cross_layers(search: Search) -> Iterator[Match | Reject]:
 
 def _is_plain(node: Any, like: Node) -> bool:
     """A 2-D tensor on CUDA of the dtype and sizes of `like`."""
-    value = tensor_of(node) if isinstance(node, Node) else None
+    value = tensor_of(node)
     if value is None or value.dim() != 2 or not value.is_cuda or value.dtype not in FLOATS:
         return False
     return value.dtype == like.meta["val"].dtype and same_shape(node, like)
@@ -96,7 +96,7 @@ def _scaling_layer(node: Node) -> Layer | None:
 
 def _is_vector(node: Any, like: Node) -> bool:
     """A number for each column of `like`, of its dtype."""
-    value = tensor_of(node) if isinstance(node, Node) else None
+    value = tensor_of(node)
     if value is None or value.dtype != like.meta["val"].dtype or not value.is_cuda or value.dim() not in (1, 2):
         return False
     one = value.dim() == 1 or static(value.shape[0]) == 1

@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
 from fxopt.patterns.core import Match, Reject, Search
-from fxopt.patterns.traced import Traced
 from fxopt.shape.sizes import shape_of, static
 from fxopt.shape.strides import Layout
 
 
-def fields(x: Tensor, i: Tensor) -> Tensor:
-    """x [B, F, ...], i [K]: the K fields that i lists."""
-    return x[:, i]
-
-
-def pairs(z: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """z [B, F, G], i and j [K]: the triangle of a dot interaction."""
-    return z[:, i, j]
-
-
-_INDEX = torch.tensor([0, 1], device="cpu")
-FIELDS = Traced(fields, torch.zeros(2, 2, 2, device="cpu"), _INDEX)
-PAIRS = Traced(pairs, torch.zeros(2, 2, 2, device="cpu"), _INDEX, _INDEX)
-
-
 def find_field_index(search: Search) -> Iterator[Match | Reject]:
-    """Both forms with constants that lie inside the dims they index; pairs also with tensors (triu_indices).
+    """x[:, i] of x [B, F, ...], and z[:, i, j] of z [B, F, G] (the triangle of a dot interaction), with constants that
+    lie inside the dims they index; pairs also with tensors (triu_indices).
 
     follows: whether something could tell that the fields of a tensor lie in memory as the tensor does.
     """
     aliases, strides = search.aliases, search.strides
     for node in search.calls(torch.ops.aten.index.Tensor):
-        bound = FIELDS.match(node, aliases) or PAIRS.match(node, aliases)
-        if bound is None or "bound" in node.meta:
+        source, (rows, *indices) = cast(Any, node.args)
+        listed = rows is None and len(indices) in (1, 2) and None not in indices
+        if not listed or "bound" in node.meta or any(map(aliases.edited, (source, *indices))):
             continue
-        source, *indices = bound.values()
         seen = strides.asked(node) is not Layout.ANY and strides.known(source) is not Layout.CONTIGUOUS
         sizes = [static(size) for size in shape_of(source)[1 : 1 + len(indices)]]
         if all(index.meta.get("literal") for index in indices):

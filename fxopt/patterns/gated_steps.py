@@ -6,21 +6,30 @@ x * (p + alpha - alpha * p) are the same one.
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import Node
 
 from fxopt.shape.sizes import tensor_of
 
 aten = torch.ops.aten
-Polynomial = dict[tuple[str, ...], float]  # the factor of each product, by its sorted letters
-
-_SILU: Polynomial = {("p", "x"): 1}
-_DICE: Polynomial = {("a", "x"): 1, ("a", "p", "x"): -1, ("p", "x"): 1}
+_X, _P, _A, _Z = sympy.symbols("x p a z")
+_SILU = _X * _P
+_DICE = sympy.expand(_A * (1 - _P) * _X + _P * _X)
 _MOST_NODES = 12
+_ARITHMETIC: dict[Any, Callable[..., sympy.Expr]] = {
+    aten.neg.default: operator.neg,
+    aten.mul.Tensor: operator.mul,
+    aten.add.Tensor: operator.add,
+    aten.sub.Tensor: operator.sub,
+    **dict.fromkeys((aten.rsub.Scalar, aten.rsub.Tensor), lambda left, right: right - left),
+}
 
 
 @dataclass
@@ -35,7 +44,7 @@ class Gate:
 
 def gate_at(source: Node) -> Gate | None:
     """The gate that all users of `source` belong to, if nothing inside it is read elsewhere."""
-    reading = _Reading({source: {("x",): 1}})
+    reading = _Reading({source: _X})
     pending = set(source.users)
     while pending and len(reading.values) <= _MOST_NODES:
         node = min(pending)
@@ -52,68 +61,43 @@ def gate_at(source: Node) -> Gate | None:
 
 @dataclass
 class _Reading:
-    values: dict[Node, Polynomial]
-    letters: dict[str, Node] = field(default_factory=dict)
+    values: dict[Node, sympy.Expr]
+    letters: dict[sympy.Symbol, Node] = field(default_factory=dict)
 
-    def gate(self, polynomial: Polynomial) -> Gate | None:
+    def gate(self, polynomial: sympy.Expr) -> Gate | None:
         nodes = list(self.values)[1:]
-        norm, slopes = self.letters.get("z"), self.letters.get("a")
+        norm, slopes = self.letters.get(_Z), self.letters.get(_A)
         if polynomial == _SILU and norm is None:
             return Gate(nodes, False, None, None)
         return Gate(nodes, True, norm, slopes) if polynomial == _DICE and norm is not None else None
 
-    def polynomial(self, node: Node) -> Polynomial | None:
+    def polynomial(self, node: Node) -> sympy.Expr | None:
         if node.op != "call_function" or tensor_of(node) is None:
             return None
         if node.target is aten.batch_norm.default:
-            return self._letter("z", node) if self._operand(node.args[0]) == {("x",): 1} else None
+            return self._letter(_Z, node) if self._operand(node.args[0]) == _X else None
         if node.target is aten.sigmoid.default:
             argument = self._operand(node.args[0])
-            is_gate = argument == {("z",): 1} or (argument == {("x",): 1} and "z" not in self.letters)
-            return self._letter("p", node) if is_gate else None
+            is_gate = argument == _Z or (argument == _X and _Z not in self.letters)
+            return self._letter(_P, node) if is_gate else None
         operands = [self._operand(argument) for argument in node.args]
         if None in operands or node.kwargs:
             return None
         return _combined(node.target, operands)  # type: ignore[arg-type]
 
-    def _operand(self, argument: Any) -> Polynomial | None:
+    def _operand(self, argument: Any) -> sympy.Expr | None:
         if isinstance(argument, int | float):
-            return {(): float(argument)}
+            return sympy.Rational(float(argument)) if math.isfinite(argument) else None
         if argument in self.values:
             return self.values[argument]
-        return self._letter("a", argument) if isinstance(argument, Node) else None
+        return self._letter(_A, argument) if isinstance(argument, Node) else None
 
-    def _letter(self, letter: str, node: Node) -> Polynomial | None:
+    def _letter(self, letter: sympy.Symbol, node: Node) -> sympy.Symbol | None:
         """One node for each letter."""
-        return {(letter,): 1} if self.letters.setdefault(letter, node) is node else None
+        return letter if self.letters.setdefault(letter, node) is node else None
 
 
-def _combined(target: Any, operands: list[Polynomial]) -> Polynomial | None:
-    if target is aten.neg.default:
-        return _product({(): -1}, operands[0])
-    if len(operands) > 2 and operands[2] != {(): 1}:  # alpha
+def _combined(target: Any, operands: list[sympy.Expr]) -> sympy.Expr | None:
+    if target not in _ARITHMETIC or operands[2:] not in ([], [1]):  # alpha
         return None
-    if target is aten.mul.Tensor:
-        return _product(operands[0], operands[1])
-    if target is aten.add.Tensor:
-        return _sum(operands[0], operands[1])
-    if target is aten.sub.Tensor:
-        return _sum(operands[0], _product({(): -1}, operands[1]))
-    if target in (aten.rsub.Scalar, aten.rsub.Tensor):
-        return _sum(operands[1], _product({(): -1}, operands[0]))
-    return None
-
-
-def _sum(left: Polynomial, right: Polynomial) -> Polynomial:
-    total = Counter(left)
-    for letters, factor in right.items():
-        total[letters] += factor  # type: ignore[assignment]
-    return {letters: factor for letters, factor in total.items() if factor}
-
-
-def _product(left: Polynomial, right: Polynomial) -> Polynomial:
-    products: Polynomial = {}
-    for letters, factor in left.items():
-        for others, other in right.items():
-            products = _sum(products, {tuple(sorted(letters + others)): factor * other})
-    return products
+    return sympy.expand(_ARITHMETIC[target](*operands[:2]))

@@ -11,18 +11,18 @@ import torch
 from torch.fx import Node
 
 from fxopt.kernels.mlp.serves import MOST_GROUPED
+from fxopt.patterns.contractions.pairs import Roles
 from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.terms import Axis, Dim, Factor, Term
 from fxopt.patterns.core import Match, Search
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import shape_of, static, tensor_of
+from fxopt.shape.calls import only_user
+from fxopt.shape.sizes import is_float32, shape_of, static
 from fxopt.shape.spelled import SPELLED, spelled
 from fxopt.shape.view_operators import through
 from fxopt.shape.view_steps import Contiguous, Permute, moved
 
 aten = torch.ops.aten
-# The axes by whether x, the weight and the result have them.
-_ROLES = {(True, False, True): "b", (True, True, True): "l", (True, True, False): "k", (False, True, True): "n"}
 _DEEPEST = 2  # a product by elements, and the batched product in it
 
 
@@ -54,10 +54,7 @@ def find_grouped_linears(search: Search) -> Iterator[Match]:
 
 
 def _is_plain(node: Node) -> bool:
-    value = tensor_of(node)
-    if value is None or not value.is_cuda or value.dtype != torch.float32:
-        return False
-    call = spelled(node)
+    call = spelled(node) if is_float32(node, "cuda") else None
     return call is not None and call.bias is None
 
 
@@ -86,13 +83,12 @@ def in_order(
     Each view is all that reads the one before. To replace the last one leaves no copy that only changes strides.
     """
     found: tuple[Node, tuple[Dim, ...]] = node, dims
-    while len(node.users) == 1:
-        (node,) = node.users
-        seen = through(node)
-        behind = moved(dims, seen[1]) if seen is not None and not aliases.edited(node) else None
+    while (user := only_user(node)) is not None:
+        seen = through(user)
+        behind = moved(dims, seen[1]) if seen is not None and not aliases.edited(user) else None
         if behind is None:
             break
-        dims = behind
+        node, dims = user, behind
         if tuple(axis for dim in dims for axis in dim) == axes:
             found = node, dims
     return found
@@ -100,19 +96,15 @@ def in_order(
 
 def _axes(term: Term, x: Factor, weight: Factor, y: Factor | None) -> tuple[Axis, ...] | None:
     """b, l, k and n, where the factors have no others."""
-    found: dict[str, Axis] = {}
-    for axis in dict.fromkeys((*term.axes, *x.axes, *weight.axes)):
-        role = _ROLES.get((axis in x.axes, axis in weight.axes, axis in term.axes))
-        if role is None or role in found:
-            return None
-        found[role] = axis
-    if len(found) < len(_ROLES) or any(
-        (static(found[letter].size) or MOST_GROUPED + 1) > MOST_GROUPED for letter in "kn"
-    ):
+    roles = Roles.of(x.axes, weight.axes, term.axes)
+    if any(len(axes) != 1 for axes in (roles.left, roles.batch, roles.inner, roles.right)):
         return None
-    if static(found["l"].size) is None or (y is not None and set(y.axes) != {found[letter] for letter in "bln"}):
+    (b,), (lane,), (k,), (n,) = roles.left, roles.batch, roles.inner, roles.right
+    if any({*each.axes} != {b, lane, n} for each in (term, y) if each is not None):
         return None
-    return tuple(found[letter] for letter in "blkn")
+    if static(lane.size) is None or any((static(axis.size) or MOST_GROUPED + 1) > MOST_GROUPED for axis in (k, n)):
+        return None
+    return b, lane, k, n
 
 
 def _taken(factor: Factor, lanes: Axis) -> Taken:

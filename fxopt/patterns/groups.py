@@ -9,6 +9,7 @@ from torch.fx import Graph, Node
 
 from fxopt.patterns.core import Search
 from fxopt.shape.aliases import Aliases, is_pure
+from fxopt.shape.calls import closure
 
 
 class Member(Protocol):
@@ -64,20 +65,17 @@ def _levels(graph: Graph, members: Sequence[M]) -> list[list[M]]:
 
 def hoisted(point: Node, reads: Sequence[Node], aliases: Aliases) -> list[Node] | None:
     """The nodes that must move before `point` for a call there to read `reads`; None where one may not move."""
-    late = []
-    for node in behind(point, reads):
-        if node is point or not is_pure(node) or any(map(aliases.edited, [node, *node.all_input_nodes])):
-            return None
-        late.append(node)
-    return sorted(late)
+    late = behind(point, reads)
+    if point in late or not all(map(is_pure, late)):
+        return None
+    touched = (each for node in late for each in (node, *node.all_input_nodes))
+    return None if any(map(aliases.edited, touched)) else sorted(late)
 
 
-def behind(point: Node, reads: Sequence[Node]) -> Iterator[Node]:
-    """Of `reads` and all that they need, what does not stand before `point`; in no order."""
-    seen, unread = set[Node](), list(reads)
-    while unread:
-        node = unread.pop()
-        if node not in seen and not node < point:
-            seen.add(node)
-            yield node
-            unread.extend(node.all_input_nodes)
+def behind(point: Node, reads: Iterable[Node]) -> set[Node]:
+    """Of `reads` and all that they need, what does not stand before `point`."""
+
+    def late(nodes: Iterable[Node]) -> Iterator[Node]:
+        return (node for node in nodes if not node < point)
+
+    return closure(late(reads), lambda node: late(node.all_input_nodes))

@@ -12,7 +12,7 @@ from fxopt.kernels.k_largest.serves import LONGEST_ON_CUDA, MOST
 from fxopt.patterns.core import Match, Reject, Search, devices
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.calls import arguments_of
-from fxopt.shape.sizes import shape_of, static, tensor_of
+from fxopt.shape.sizes import is_float32, shape_of, static, tensor_of
 
 aten = torch.ops.aten
 _RISING = {aten.tanh.default, aten.sigmoid.default, aten.relu.default}
@@ -92,6 +92,4 @@ def _rising(x: Node, aliases: Aliases) -> Node | None:
     if x.target not in _RISING or len(x.users) > 1:
         return None
     source = x.args[0]
-    if not isinstance(source, Node) or source.meta["val"].dtype != torch.float32 or aliases.edited(source):
-        return None
-    return source
+    return source if is_float32(source) and not aliases.edited(source) else None

@@ -16,7 +16,9 @@ from fxopt.patterns.core import Match, Reject, Search, is_ours
 from fxopt.patterns.groups import alike
 from fxopt.patterns.linear_layers import layers_at
 from fxopt.patterns.linear_steps import Found, step_at
-from fxopt.shape.sizes import expression, shape_of, static, tensor_of
+from fxopt.shape.calls import only_user
+from fxopt.shape.sizes import expression, is_float32, shape_of, static
+from fxopt.shape.view_operators import joined_dim
 
 aten = torch.ops.aten
 _MOST_INPUTS = 16  # of a cat that is read part by part
@@ -130,18 +132,13 @@ def _behind(node: Node, cut: Cut) -> list[Found]:
     step = step_at(node)
     if step is not None:
         return [step] if step.op in cut.between else []
-    user = _only_user(node)
+    user = only_user(node)
     if user is not None and is_ours(user, "fxopt::mlp_chains"):
-        user = _only_user(user)
+        user = only_user(user)
     layers = layers_at(user, cut) if user is not None else None
     if layers is None or isinstance(layers, str) or layers.x is not node or node in layers.steps[0].tensors:
         return []
     return layers.steps
-
-
-def _only_user(node: Node) -> Node | None:
-    (user, *others) = node.users or (None,)
-    return None if others else user
 
 
 def _steps_before(linear: Node) -> list[Found]:
@@ -163,10 +160,7 @@ def _inputs(source: Node) -> list[Node]:
     if source.target is not aten.cat.default or len(source.users) != 1:
         return [source]
     parts: Any = source.args[0]
-    dim = source.args[1] if len(source.args) > 1 else 0
-    values = [tensor_of(part) for part in parts]
     rank = len(shape_of(source))
-    if dim not in (-1, rank - 1) or not 1 < len(parts) <= _MOST_INPUTS:
+    if joined_dim(source) != rank - 1 or not 1 < len(parts) <= _MOST_INPUTS:
         return [source]
-    fits = all(value is not None and value.dtype == torch.float32 and value.dim() == rank for value in values)
-    return list(parts) if fits else [source]
+    return list(parts) if all(is_float32(part, rank=rank) for part in parts) else [source]

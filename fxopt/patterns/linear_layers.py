@@ -17,7 +17,7 @@ from fxopt.patterns.core import Match, Reject, Search, calls_of_ours, is_ours
 from fxopt.patterns.linear_steps import Found
 from fxopt.shape.sizes import same, same_shape, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.strides import Layout, Strides, reads_once
-from fxopt.shape.view_operators import through
+from fxopt.shape.view_operators import joined_dim, through
 from fxopt.shape.view_steps import Permute
 
 aten = torch.ops.aten
@@ -84,13 +84,12 @@ def find_joined_layers(search: Search) -> Iterator[Match]:
         cat, *rest = node.args
         if not isinstance(cat, Node) or cat.target is not aten.cat.default or len(cat.users) > 1:
             continue
-        arguments: Any = cat.args
-        pieces, dim = (*arguments, 0)[:2]
+        pieces: Any = cat.args[0]
         if any(len(shape_of(piece)) != 2 or piece.meta["val"].dtype != torch.float32 for piece in pieces):
             continue  # torch takes one of shape [0] for any rank, and joins dtypes
         widths = [static(shape_of(piece)[1]) or 0 for piece in pieces]
         few = sum(width for width in widths if width < LONG_PIECE) <= SHORT_IN and max(widths) >= LONG_PIECE
-        if dim in (1, -1) and few and not any(map(search.aliases.edited, pieces)):
+        if joined_dim(cat) == 1 and few and not any(map(search.aliases.edited, pieces)):
             yield Match(node, {"arguments": (pieces, *rest)})
 
 

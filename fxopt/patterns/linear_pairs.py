@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.linear_layers import sizes_fit
-from fxopt.shape.sizes import shape_of, static, tensor_of
+from fxopt.shape.sizes import is_float32, shape_of, static
 
 aten = torch.ops.aten
 
@@ -29,19 +29,14 @@ def find_pairs(search: Search) -> Iterator[Match | Reject]:
         elif K * N >= H * (K + N):
             yield Reject(f"their product [{N}, {K}] is more work than [{H}, {K}] and [{N}, {H}]", second)
         else:
-            match, read = (
-                Match(second, {"first": first, "sizes": sizes}),
-                [*first.all_input_nodes, *second.all_input_nodes],
-            )
+            match = Match(second, {"first": first, "sizes": sizes})
+            read = [*first.all_input_nodes, *second.all_input_nodes]
             yield search.unedited(match, read, second, "something that they read is edited in place")
 
 
 def _sizes(first: Node, second: Node) -> tuple[int, int, int] | None:
     """K, H, N of two float32 matrices; in bfloat16 their product would round once more."""
-    weights = [tensor_of(node.args[1]) for node in (first, second)]  # type: ignore[arg-type]
-    if any(weight is None or weight.dtype != torch.float32 for weight in weights):
-        return None
-    if not (sizes_fit(first) and sizes_fit(second)):
+    if not all(is_float32(node.args[1]) and sizes_fit(node) for node in (first, second)):
         return None
     (H, K), (N, _) = ([static(size) for size in shape_of(node.args[1])] for node in (first, second))  # type: ignore[arg-type]
     return (K, H, N) if K and H and N else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch.fx import Node
 from fxopt.kernels.mlp.plan import Op
 from fxopt.patterns.gated_steps import gate_at
 from fxopt.shape.calls import arguments_of
-from fxopt.shape.sizes import same, shape_of, static, tensor_of
+from fxopt.shape.sizes import is_float32, same, shape_of, static
 
 aten = torch.ops.aten
 
@@ -37,13 +38,13 @@ def step_at(source: Node) -> Found | None:
     match_user = _STEPS.get(user.target)
     if match_user is None or user.args[0] is not source:
         return None
-    return match_user(user) if _are_floats(source, user) else None
+    return match_user(user) if is_float32(source) and is_float32(user) else None
 
 
 def _gated(source: Node) -> Found | None:
     """x * sigmoid(x), or Dice."""
     gate = gate_at(source)
-    if gate is None or not _are_floats(source, gate.nodes[-1]):
+    if gate is None or not (is_float32(source) and is_float32(gate.nodes[-1])):
         return None
     if not gate.is_dice:
         return Found(Op.SILU, (), (), gate.nodes)
@@ -51,10 +52,6 @@ def _gated(source: Node) -> Found | None:
     if norm is None or gate.slopes is None or not _vectors([gate.slopes], source, or_one=True):
         return None
     return Found(Op.DICE, (*norm.tensors, gate.slopes), norm.constants, gate.nodes)
-
-
-def _are_floats(*nodes: Node) -> bool:
-    return all(value is not None and value.dtype == torch.float32 for value in map(tensor_of, nodes))
 
 
 def _arguments(node: Node) -> list[Any]:
@@ -87,13 +84,10 @@ def _softplus(node: Node) -> Found | None:
 
 
 def _clamp(node: Node) -> Found | None:
-    low, high = (*_arguments(node)[1:], None)[:2]
-    if node.target is aten.clamp_max.default:
-        low, high = None, low
+    low, high = (arguments_of(node).get(name) for name in ("min", "max"))
     if not all(isinstance(bound, int | float | None) for bound in (low, high)):
         return None
-    infinity = float("inf")
-    bounds = (-infinity if low is None else float(low), infinity if high is None else float(high))
+    bounds = (-math.inf if low is None else float(low), math.inf if high is None else float(high))  # type: ignore[arg-type]
     return Found(Op.CLAMP, (), bounds, [node]) if bounds[0] <= bounds[1] else None
 
 
@@ -132,14 +126,12 @@ def _vectors(tensors: Any, node: Node, or_one: bool = False) -> bool:
     """Whether these are absent, or dense fp32 vectors with a value for each column of `node`."""
     columns = shape_of(node)[-1]
     for tensor in tensors:
-        value = tensor_of(tensor) if isinstance(tensor, Node) else None
         if tensor is None:
             continue
-        if value is None or value.dtype != torch.float32 or value.dim() != 1:
+        if not is_float32(tensor, rank=1) or not tensor.meta["val"].is_contiguous():
             return False
-        if not (same(value.shape[0], columns) or (or_one and static(value.shape[0]) == 1)):
-            return False
-        if not value.is_contiguous():
+        (size,) = shape_of(tensor)
+        if not (same(size, columns) or (or_one and static(size) == 1)):
             return False
     return True
 

@@ -11,8 +11,9 @@ import torch
 from torch.fx import Graph, Node
 
 from fxopt.patterns.core import Match, Reject, Search, calls_of_ours
-from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
-from fxopt.shape.view_operators import REGROUPS
+from fxopt.shape.calls import closure
+from fxopt.shape.sizes import is_float32, same, same_shape, shape_of, static
+from fxopt.shape.view_operators import REGROUPS, joined_dim
 
 aten = torch.ops.aten
 FEWEST = 4  # pairs; fewer fit in the cache
@@ -139,7 +140,7 @@ def _in_function(function: Graph, call: Node, columns: Node, outer: Outer) -> It
 
 
 def _product(node: Node, columns: Node, outer: Outer) -> Product:
-    if node.target is not aten.mul.Tensor or not _is_float(node) or len(shape_of(node)) < 3:
+    if node.target is not aten.mul.Tensor or not is_float32(node) or len(shape_of(node)) < 3:
         raise _Other
     *sizes, dim = (static(size) for size in shape_of(node)[1:])
     left, right = (_output(operand, node, columns, outer) for operand in node.args)
@@ -150,17 +151,12 @@ def _product(node: Node, columns: Node, outer: Outer) -> Product:
 
 def _output(operand: object, product: Node, columns: Node, outer: Outer) -> int:
     """The number of the columns' output that an operand of the product's own sizes and dtype is."""
-    if not isinstance(operand, Node) or not same_shape(operand, product) or not _is_float(operand):
+    if not is_float32(operand) or not same_shape(operand, product):
         raise _Other
     operand = _regrouped(outer.get(operand, operand))
     if operand.target is not operator.getitem or operand.args[0] is not columns:
         raise _Other
     return int(operand.args[1])  # type: ignore[arg-type]
-
-
-def _is_float(node: Node) -> bool:
-    value = tensor_of(node)
-    return value is not None and value.dtype == torch.float32
 
 
 def _regrouped(node: Node) -> Node:
@@ -184,8 +180,7 @@ def _keeps_order(node: Node) -> bool:
 
 def _joins_rows(cat: Node) -> bool:
     """Whether it puts rows of its operands one behind the other."""
-    rank = len(shape_of(cat))
-    dim = int(cat.args[1]) % rank if len(cat.args) > 1 else 0  # type: ignore[arg-type]
+    dim = joined_dim(cat)
     return dim > 0 and all(static(size) == 1 for size in shape_of(cat)[1:dim])
 
 
@@ -195,11 +190,5 @@ def _read_rows_alone(anchor: Node, products: Products, outputs: Mapping[int, Nod
 
 def _ends_in(node: Node, anchor: Node) -> bool:
     """Whether nobody but the anchor needs a node."""
-    found, unread = {node}, [node]
-    while unread:
-        users = set(unread.pop().users) - found - {anchor}
-        if any(user.op == "output" for user in users):
-            return False
-        found |= users
-        unread.extend(users)
-    return True
+    readers = closure([node], lambda read: read.users.keys() - {anchor})
+    return all(reader.op != "output" for reader in readers)

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.interactions.constants import constant_tensor
-from fxopt.shape.sizes import same, shape_of, static, tensor_of
+from fxopt.shape.sizes import is_tensor, same, shape_of, static
 
 aten = torch.ops.aten
 
@@ -77,7 +77,7 @@ def _index(node: Node) -> Selected | None:
     if not isinstance(x, Node) or not isinstance(indices, list | tuple) or len(indices) == 0:
         return None
     *before, mask = indices
-    if any(index is not None for index in before) or not isinstance(mask, Node) or tensor_of(mask) is None:
+    if any(index is not None for index in before) or not is_tensor(mask):
         return None
     first, sizes = len(before), shape_of(mask)
     last = first + len(sizes) - 1

@@ -16,8 +16,9 @@ from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.grouped_linears import in_order
 from fxopt.patterns.groups import alike
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import expression, shape_of, static, tensor_of
+from fxopt.shape.sizes import expression, is_float32, shape_of, static
 from fxopt.shape.spelled import SPELLED
+from fxopt.shape.view_operators import joined_dim
 
 aten = torch.ops.aten
 _DEEPEST = 1  # a sum, and the product by elements in it
@@ -80,7 +81,7 @@ def _launches(together: Sequence[Mixture]) -> Iterator[list[Mixture]]:
 
 
 def _mixture(node: Node, aliases: Aliases) -> Mixture | None:
-    if node.target not in SPELLED or not _is_plain(node):
+    if node.target not in SPELLED or not is_float32(node, "cuda"):
         return None
     for term in Reader(aliases).terms(node, _DEEPEST):
         if len(term.factors) != 2:
@@ -92,11 +93,6 @@ def _mixture(node: Node, aliases: Aliases) -> Mixture | None:
             if logits is not None and len(experts) == axes[1].size:
                 return Mixture(*in_order(node, term.dims, term.axes, aliases), term, logits, experts)
     return None
-
-
-def _is_plain(node: Node) -> bool:
-    value = tensor_of(node)
-    return value is not None and value.is_cuda and value.dtype == torch.float32
 
 
 def _axes(term: Term, weights: Factor, stacked: Factor) -> tuple[Axis, Axis, Axis] | None:
@@ -115,7 +111,7 @@ def _logits(weights: Factor, k: Axis) -> Factor | None:
     if node.target is not aten.softmax.int or node.kwargs or any(arguments[2:]):
         return None
     logits, dim = arguments[:2]
-    return Factor(logits, weights.dims) if weights.dims[dim] == (k,) and _is_plain(logits) else None
+    return Factor(logits, weights.dims) if weights.dims[dim] == (k,) and is_float32(logits, "cuda") else None
 
 
 def _experts(stacked: Factor, axes: tuple[Axis, Axis, Axis]) -> tuple[Factor, ...]:
@@ -123,14 +119,14 @@ def _experts(stacked: Factor, axes: tuple[Axis, Axis, Axis]) -> tuple[Factor, ..
     if stacked.node.target not in (aten.stack.default, aten.cat.default):
         return ()
     b, k, d = axes
-    pieces, dim = (*tuple[Any, ...](stacked.node.args), 0)[:2]
-    dim %= len(stacked.dims)
+    pieces: Any = stacked.node.args[0]
+    dim = joined_dim(stacked.node)
     before, joined, behind = stacked.dims[:dim], stacked.dims[dim], stacked.dims[dim + 1 :]
     if joined[:1] != (k,):
         return ()
     own = () if stacked.node.target is aten.stack.default else (joined[1:],)
     dims = (*before, *own, *behind)
     experts = tuple(Factor(piece, dims) for piece in pieces)
-    fits = all(_is_plain(piece) and len(shape_of(piece)) == len(dims) for piece in pieces)
+    fits = all(is_float32(piece, "cuda", len(dims)) for piece in pieces)
     sizes = not own or all(static(shape_of(piece)[dim]) == (d.size if joined[1:] else 1) for piece in pieces)
     return experts if fits and sizes and experts[0].axes == (b, d) else ()

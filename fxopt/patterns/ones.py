@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from fxopt.patterns.core import Match, Reject, Search
 from fxopt.shape.calls import is_pointwise
-from fxopt.shape.sizes import Size, same_sizes, shape_of, static, tensor_of
+from fxopt.shape.sizes import Size, same_shape, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.view_operators import REGROUPS
 
 aten = torch.ops.aten
@@ -41,27 +41,26 @@ def ones_of(shape: Sequence[Size], whole: Sequence[Size]) -> list[int]:
 
 def _without(operand: Node, node: Node) -> Node | None:
     """What `operand` is a view of, if that has its shape without the dims where `node` has size 1."""
-    source, ones = operand, ones_of(shape_of(operand), shape_of(node))
+    ones = ones_of(shape_of(operand), shape_of(node))
     wanted = [size for dim, size in enumerate(shape_of(operand)) if dim not in ones]
-    while source.target in REGROUPS and isinstance(source.args[0], Node):
-        source = source.args[0]
-        if same_sizes(shape_of(source), wanted):
-            return source
-    return None
+    return next((source for source in _behind(operand) if same_sizes(shape_of(source), wanted)), None)
+
+
+def _behind(node: Node) -> Iterator[Node]:
+    """What it is a view of, that is a view of, and so on."""
+    while node.target in REGROUPS and isinstance(node.args[0], Node):
+        node = node.args[0]
+        yield node
 
 
 def _there_and_back(node: Node) -> Node | None:
     """The source of a view of a view that has the shape of its source again, and only lost and won dims of size 1."""
-    if node.target not in REGROUPS:
-        return None
-    source, shape = node.args[0], shape_of(node)
-    plain = [size for size in shape if static(size) != 1]
-    while isinstance(source, Node) and source.target in REGROUPS and isinstance(source.args[0], Node):
-        if not same_sizes([size for size in shape_of(source) if static(size) != 1], plain):
-            return None
-        source = source.args[0]
-        if same_sizes(shape_of(source), shape):
+    plain = [size for size in shape_of(node) if static(size) != 1]
+    for source in _behind(node):
+        if source is not node.args[0] and same_shape(source, node):
             return source
+        if not same_sizes([size for size in shape_of(source) if static(size) != 1], plain):
+            break
     return None
 
 

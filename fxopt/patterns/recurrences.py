@@ -12,7 +12,7 @@ from torch.fx import Node
 from fxopt.patterns.core import Match, Reject, Search
 from fxopt.shape.aliases import Aliases
 from fxopt.shape.calls import arguments_of
-from fxopt.shape.sizes import tensor_of
+from fxopt.shape.sizes import is_float32
 
 aten = torch.ops.aten
 
@@ -36,8 +36,7 @@ def find_recurrences(search: Search) -> Iterator[Match | Reject]:
 
 
 def _obstacle(node: Node, x: Any, found: dict, inference: bool, aliases: Aliases) -> str:
-    value, dims = tensor_of(x), 3 if node.target is aten.gru.input else 2
-    if value is None or value.dtype != torch.float32 or value.device.type != "cpu" or value.dim() != dims:
+    if not is_float32(x, "cpu", rank=3 if node.target is aten.gru.input else 2):
         return "expected float32 [B, L, I], or packed sequences of it, on the CPU"
     if not inference:
         return "gradients are on, and the kernel has none"

@@ -13,6 +13,7 @@ from torch.fx import Node
 from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.recipes import Recipe, Writer, is_filled
 from fxopt.shape.aliases import is_pure
+from fxopt.shape.calls import closure
 from fxopt.shape.expressions import Sources, is_size
 from fxopt.shape.sizes import expression, static, tensor_of
 
@@ -62,16 +63,9 @@ class _Constants:
 
     def recipe(self, node: Node) -> Recipe:
         """How `node` is made, from the constants behind it and the size expressions that they start from."""
-        behind: set[Node] = set()
-        sizes: dict[sympy.Expr, None] = {}
-        left = [node]
-        while left:
-            call = left.pop()
-            if call not in behind:
-                behind.add(call)
-                sizes.update(dict.fromkeys(_sizes(call)))
-                left.extend(argument for argument in _operands(call) if not is_size(argument))
-        return Writer(sizes).write(sorted(behind, key=self._nodes.__getitem__))
+        behind = closure([node], lambda call: (read for read in _operands(call) if not is_size(read)))
+        calls = sorted(behind, key=self._nodes.__getitem__)
+        return Writer(dict.fromkeys(size for call in reversed(calls) for size in _sizes(call))).write(calls)
 
     def _is_constant(self, node: Node) -> bool:
         if node.op == "get_attr":

@@ -19,11 +19,9 @@ from fxopt.patterns.contractions.pairs import Axes, Roles
 from fxopt.patterns.contractions.terms import Axis, Dim, Factor
 from fxopt.rewrites.framework import MEASURED, Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.rewrites.framework.direct import as_function
-from fxopt.rewrites.framework.regions import COMPUTES, calls_of
-from fxopt.rewrites.packed import bytes_of_row, calling
+from fxopt.rewrites.packed import bytes_of_row, call_of
 from fxopt.rewrites.views import made, with_ones, without_ones
-from fxopt.shape.aliases import makes_results
-from fxopt.shape.calls import name_of
+from fxopt.shape.calls import closure, name_of
 from fxopt.shape.sizes import product, same_sizes, shape_of
 from fxopt.shape.strides import MAY_COPY, Layout, Strides, is_matrix_product, surely_lies_alike
 from fxopt.shape.view_operators import through
@@ -79,11 +77,8 @@ def _replace_spread(editor: Editor, match: Match) -> Replacement:
     function.recompile()
     inputs, batch = [factor.node for factor in reversed(factors)], term.axes[0]
     split = [batch in factor.axes for factor in reversed(factors)]
-    call = editor.known(inner.added[-1].meta["val"], calling(function), *inputs)
-    call.meta["rowwise"], call.meta["fresh"] = True, makes_results(function.graph)
-    call.meta["calls"] = sum(map(calls_of, function.graph.nodes))
-    call.meta[COMPUTES] = (function.graph,)
-    call.meta["bound"] = in_chunks(as_function(function.graph), split, bytes_of_row(spread.node, batch.size))
+    run = in_chunks(as_function(function.graph), split, bytes_of_row(spread.node, batch.size))
+    call = call_of(editor, function, inner.added[-1].meta["val"], inputs, run, rowwise=True)
     what = f"{' + '.join(name_of(inner) for inner in reversed(term.inside))} into bmm, some rows at a time"
     node = like(editor, match.anchor, call, term.inside)
     return Replacement({match.anchor: node}, what, "the product of all rows is never written out")
@@ -179,14 +174,8 @@ def like(editor: Editor, old: Node, new: Node, inside: Sequence[Node] = ()) -> N
 
 def _reads_a_copy(node: Node) -> bool:
     """Whether a view that it reads is a copy for some strides, as x.contiguous() is: eager's result follows those."""
-    left = list(node.all_input_nodes)
-    while left:
-        read = left.pop()
-        if read.target in MAY_COPY:
-            return True
-        if (seen := through(read)) is not None:
-            left.append(seen[0])
-    return False
+    read = closure(node.all_input_nodes, lambda view: [seen[0]] if (seen := through(view)) is not None else ())
+    return any(view.target in MAY_COPY for view in read)
 
 
 LINEARS = Rewrite(

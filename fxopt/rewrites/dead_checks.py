@@ -7,7 +7,6 @@ from torch.fx import Node
 
 from fxopt.patterns.dead_checks.proofs import Dead
 from fxopt.patterns.dead_checks.search import find_dead_checks
-from fxopt.patterns.dead_checks.unique import Deduplicated
 from fxopt.rewrites.framework import Editor, Match, Replacement, Rewrite
 from fxopt.shape.calls import arguments_of
 
@@ -16,8 +15,8 @@ aten = torch.ops.aten
 
 def replace_check(editor: Editor, match: Match) -> Replacement:
     anchor = match.anchor
-    if "unique" in match.bound:
-        return _all_rows(editor, anchor, match.bound["unique"])
+    if "lookup" in match.bound:
+        return _all_rows(editor, match)
     dead: Dead = match.bound["dead"]
     return Replacement({anchor: _kept(editor, anchor, dead)}, dead.what, dead.why, dead.equal)
 
@@ -32,11 +31,14 @@ def _kept(editor: Editor, anchor: Node, dead: Dead) -> Node | None:
     return kept if dead.copied is None else editor.call(aten.clone.default, kept, memory_format=dead.copied)
 
 
-def _all_rows(editor: Editor, anchor: Node, found: Deduplicated) -> Replacement:
-    given = list(found.lookup.args)
-    given[2 if found.lookup.target is aten.index_select.default else 1] = found.ids
-    rows = editor.call(found.lookup.target, *given, **found.lookup.kwargs)  # type: ignore[arg-type]
-    return Replacement({anchor: rows}, "unique around a lookup removed", "the inverse gives every id its own row again")
+def _all_rows(editor: Editor, match: Match) -> Replacement:
+    lookup: Node = match.bound["lookup"]
+    given = list(lookup.args)
+    given[2 if lookup.target is aten.index_select.default else 1] = match.bound["ids"]
+    rows = editor.call(lookup.target, *given, **lookup.kwargs)  # type: ignore[arg-type]
+    return Replacement(
+        {match.anchor: rows}, "unique around a lookup removed", "the inverse gives every id its own row again"
+    )
 
 
 REWRITE = Rewrite(

@@ -30,7 +30,7 @@ def replace_dots(editor: Editor, match: Match) -> Replacement:
     elif any(beside):
         dots = editor.call(aten.cat.default, [*beside[0], dots, *beside[1]], 1)
     equal = tuple(zip(shape_of(anchor), shape_of(dots), strict=True)) if len(shape_of(anchor)) == 2 else ()
-    return Replacement({anchor: _shaped(editor, dots, anchor)}, what, "fp32 with another order of additions", equal)
+    return Replacement({anchor: editor.in_shape_of(anchor, dots)}, what, "fp32 with another order of additions", equal)
 
 
 def _index(editor: Editor, index: Tensor | Node) -> Node:
@@ -45,12 +45,6 @@ def joined(editor: Editor, vectors: Sequence[Node]) -> Node:
         return editor.call(aten.stack.default, list(vectors), 1)
     blocks = [node if len(shape_of(node)) == 3 else editor.call(aten.unsqueeze.default, node, 1) for node in vectors]
     return editor.call(aten.cat.default, blocks, 1)
-
-
-def _shaped(editor: Editor, call: Node, like: Node) -> Node:
-    """[B, P] in the shape of what it replaces."""
-    shape = shape_of(like)
-    return call if len(shape) == 2 else editor.shaped(call, shape)
 
 
 def replace_parts(editor: Editor, match: Match) -> Replacement:

@@ -31,7 +31,7 @@ from fxopt.rewrites.columns_plan import PlanBuilder
 from fxopt.rewrites.framework import Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.rewrites.framework.editor import fake_mode_of
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import Size, inferred, same, shape_of, static
+from fxopt.shape.sizes import Size, dim_of_size, inferred, static
 
 aten = torch.ops.aten
 
@@ -146,18 +146,12 @@ def _of_shape(editor: Editor, output: Output) -> torch.Tensor:
 
 
 def _size(editor: Editor, output: Output, size: Size) -> int | Node:
-    known = static(size)
-    return known if known is not None else editor.call(aten.sym_size.int, *_carrier(output, size))
-
-
-def _carrier(output: Output, size: Size) -> tuple[Node, int]:
-    """An input of the call, and its dim, that has this size."""
-    for piece in output.pieces:
-        for node in piece.placed.reads:
-            for dim, candidate in enumerate(shape_of(node)):
-                if same(candidate, size):
-                    return node, dim
-    raise Rejected(f"no input of the call has the size {size}")
+    if (known := static(size)) is not None:
+        return known
+    found = dim_of_size((node for piece in output.pieces for node in piece.placed.reads), size)
+    if found is None:
+        raise Rejected(f"no input of the call has the size {size}")
+    return editor.call(aten.sym_size.int, *found)
 
 
 REWRITE = Rewrite(

@@ -19,7 +19,6 @@ from fxopt.kernels.lookup_products.op import call_of, load, setting_of
 from fxopt.patterns.lookup_products import Products, find_lookup_products
 from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.rewrites.framework import MEASURED, Editor, Match, Rejected, Replacement, Rewrite
-from fxopt.shape.sizes import shape_of
 
 aten = torch.ops.aten
 
@@ -46,12 +45,9 @@ def replace_products(editor: Editor, match: Match) -> Replacement:
     arguments = tensors, tables, editor.constant("plan", words), setting
     call = editor.call(torch.ops.fxopt.lookup_products.default, *arguments)
     call.meta["bound"], call.meta["rowwise"] = call_of(pairs, setting), columns.meta["rowwise"]
-    value, shape = call, shape_of(match.anchor)
-    if products.total:
-        value = editor.call(aten.sum.dim_IntList, call, [1], True)
-    if len(shape) != 2:
-        value = editor.shaped(value, shape)
-    values = {match.anchor: value} | _others(editor, columns, plan, match.bound["others"])
+    value = editor.call(aten.sum.dim_IntList, call, [1], True) if products.total else call
+    values = _others(editor, columns, plan, match.bound["others"])
+    values[match.anchor] = editor.in_shape_of(match.anchor, value)
     kind = "dot products" if products.dots else "products"
     what = f"{len(sides) // 2} {kind} of two lookups, one call"
     return Replacement(values, what, "the rows are multiplied where they lie, and never written out")

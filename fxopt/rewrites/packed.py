@@ -94,11 +94,8 @@ class Packer:
             run = unless_many(run, as_function(loop), split, calls, sum(sizes))
         elif rowwise and len(made) > 1:  # one alone is the result
             run = in_chunks(run, split, max(sizes))
-        call = self.outer.known(result.meta["val"], calling(self.function), *self.inputs)
-        call.meta["rowwise"], call.meta["fresh"] = rowwise, makes_results(self.function.graph)
-        call.meta[COMPUTES] = (self.function.graph,)
+        call = call_of(self.outer, self.function, result.meta["val"], self.inputs, run, rowwise)
         call.meta["function"] = self.function.graph
-        call.meta["bound"], call.meta["calls"] = run, sum(map(calls_of, self.function.graph.nodes))
         return call
 
     def inlined(self, result: Node) -> Node:
@@ -207,13 +204,18 @@ class Packer:
         return Packed(self.editor.call(aten.contiguous.default, turned.node), 1, packed.rank)
 
 
-def calling(module: GraphModule) -> Callable[..., Any]:
-    """What stands in the graph: any compiler can look inside."""
+def call_of(
+    editor: Editor, function: GraphModule, value: Any, inputs: Sequence[Node], run: Callable[..., Any], rowwise: bool
+) -> Node:
+    """A call of a function, whose place `run` takes in the finished graph; until then any compiler can look inside."""
 
     def packed(*inputs: Any) -> Any:
-        return module(*inputs)
+        return function(*inputs)
 
-    return packed
+    graph, call = function.graph, editor.known(value, packed, *inputs)
+    call.meta |= {"rowwise": rowwise, "fresh": makes_results(graph), "bound": run, COMPUTES: (graph,)}
+    call.meta["calls"] = sum(map(calls_of, graph.nodes))
+    return call
 
 
 def _is_view(node: Node) -> bool:

@@ -11,7 +11,7 @@ from fxopt.kernels.interactions.attention import OPERATORS
 from fxopt.patterns.interactions.attention import Affine, find_attention
 from fxopt.rewrites.dot_interaction import joined
 from fxopt.rewrites.framework import MEASURED, Editor, Match, Replacement, Rewrite
-from fxopt.shape.sizes import shape_of, static
+from fxopt.shape.sizes import shape_of
 
 aten = torch.ops.aten
 
@@ -24,8 +24,8 @@ def replace_attention(editor: Editor, match: Match) -> Replacement:
     weights = _weight(editor, hidden), hidden.bias, _weight(editor, query), query.bias
     both = editor.ours(OPERATORS, "pair_attention", None, x, i, j, *weights)
     pooled, scores = (editor.call(operator.getitem, both, place) for place in range(2))
-    values: dict[Node, Node | None] = {node: _like(editor, pooled, node) for node in bound["pooled"]}
-    values[match.anchor] = _like(editor, scores, match.anchor)
+    values: dict[Node, Node | None] = {node: editor.in_shape_of(node, pooled) for node in bound["pooled"]}
+    values[match.anchor] = editor.in_shape_of(match.anchor, scores)
     what = f"attention over {shape_of(i)[0]} products of {shape_of(x)[1]} vectors"
     return Replacement(values, what, "fp32 with another order of additions")
 
@@ -33,12 +33,6 @@ def replace_attention(editor: Editor, match: Match) -> Replacement:
 def _weight(editor: Editor, affine: Affine) -> Node:
     """[outputs, inputs]."""
     return editor.call(aten.permute.default, affine.weight, [1, 0]) if affine.turned else affine.weight
-
-
-def _like(editor: Editor, node: Node, old: Node) -> Node:
-    """`node` with the axes of size 1 that `old` has."""
-    shape = shape_of(old)
-    return node if len(shape) == 2 else editor.call(aten.view.default, node, [-1, *map(static, shape[1:])])
 
 
 REWRITE = Rewrite(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch.fx import Node
 
 from fxopt.kernels.columns.plan import Column, Plan
 from fxopt.kernels.interactions.cuda.pair_products import OPERATORS, gpu_pairs
@@ -17,7 +16,7 @@ from fxopt.patterns.lookup_products import Products, find_lookup_products
 from fxopt.rewrites.embedding_columns import plan_in
 from fxopt.rewrites.framework import Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.rewrites.lookup_products import side, written
-from fxopt.shape.sizes import Size, shape_of
+from fxopt.shape.sizes import shape_of
 
 aten = torch.ops.aten
 
@@ -25,7 +24,7 @@ aten = torch.ops.aten
 def replace_pairs(editor: Editor, match: Match) -> Replacement:
     z, i, j, dots = (match.bound[name] for name in ("z", "i", "j", "dots"))
     value = editor.ours(OPERATORS, "gpu_pairs", gpu_pairs, z, i, j, dots)
-    value = _shaped(editor, value, shape_of(match.anchor))
+    value = editor.in_shape_of(match.anchor, value)
     what = f"{_kind(dots)} of pairs of {shape_of(z)[1]} vectors in one launch"
     return Replacement({match.anchor: value}, what, "a sample's vectors are read once, and multiplied where they lie")
 
@@ -51,7 +50,7 @@ def replace_lookups(editor: Editor, match: Match) -> Replacement:
     if products.total:
         value = editor.call(aten.sum.dim_IntList, value, [1], True)
     values = {others[output]: node for output, node in zip(sorted(others), same, strict=True)}
-    values[match.anchor] = _shaped(editor, value, shape_of(match.anchor))
+    values[match.anchor] = editor.in_shape_of(match.anchor, value)
     what = f"{_kind(products.dots)} of {len(left)} pairs of {n} lookups in one launch"
     return Replacement(values, what, "each row is looked up once, and multiplied where it lies")
 
@@ -72,10 +71,6 @@ def _once(plan: Plan, products: Products, others: Sequence[int]) -> tuple[Plan, 
     widths = (*(plan.widths[output] for output in others), len(numbers) * dim)
     dtypes = (*(plan.dtypes[output] for output in others), "float32")
     return Plan(tuple(columns), widths, dtypes, plan.bad_ids), numbers
-
-
-def _shaped(editor: Editor, value: Node, shape: tuple[Size, ...]) -> Node:
-    return value if len(shape_of(value)) == len(shape) else editor.shaped(value, shape)
 
 
 def _kind(dots: bool) -> str:

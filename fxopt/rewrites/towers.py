@@ -38,9 +38,7 @@ def replace_towers(editor: Editor, match: Match) -> Replacement:
 
 def _shaped(editor: Editor, made: Node, node: Node) -> Node:
     """[B, W] or [B, E, W] in the shape of the node, whose memory must be laid out alike."""
-    value = node.meta["val"]
-    if len(made.meta["val"].shape) != len(value.shape):
-        made = editor.shaped(made, value.shape)
+    made = editor.in_shape_of(node, made)
     if not lies_alike(node, made):
         raise Rejected("its memory would be laid out otherwise")
     return made

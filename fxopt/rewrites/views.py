@@ -11,7 +11,7 @@ from torch.fx import Node
 from fxopt.patterns.view_chains import find_views
 from fxopt.rewrites.framework import Editor, Match, Rejected, Replacement, Rewrite
 from fxopt.shape.calls import name_of
-from fxopt.shape.sizes import Size, product, same, shape_of, static
+from fxopt.shape.sizes import Size, dim_of_size, inferred, is_tensor, same, shape_of, static
 from fxopt.shape.view_steps import Contiguous, Expand, Permute, Reshape, Select, Slice, Step
 
 aten = torch.ops.aten
@@ -70,10 +70,7 @@ def _applied(editor: Editor, value: Node, step: Step) -> Node:
 
 def _written(editor: Editor, value: Node, shape: Sequence[Size]) -> list[int | Node]:
     """A shape as arguments: one size may be -1, the others are ints or sizes of `value`."""
-    unknown = [index for index, size in enumerate(shape) if static(size) is None]
-    if len(unknown) == 1 and static(product(size for size in shape if static(size) is not None)) != 0:
-        return [-1 if index in unknown else _known(size) for index, size in enumerate(shape)]
-    return [_size(editor, value, size) for size in shape]
+    return [*(inferred(shape) or (_size(editor, value, size) for size in shape))]
 
 
 def _spread(editor: Editor, value: Node, shape: Sequence[Size], kept: Sequence[bool]) -> list[int | Node]:
@@ -83,13 +80,11 @@ def _spread(editor: Editor, value: Node, shape: Sequence[Size], kept: Sequence[b
 def _size(editor: Editor, value: Node, size: Size) -> int | Node:
     if static(size) is not None:
         return _known(size)
-    for tensor in (value, *editor.point.all_input_nodes):
-        if isinstance(tensor.meta["val"], torch.SymInt) and same(tensor.meta["val"], size):
-            return tensor
-        if isinstance(tensor.meta["val"], torch.Tensor):
-            for dim, own in enumerate(shape_of(tensor)):
-                if same(own, size):
-                    return editor.call(aten.sym_size.int, tensor, dim)
+    for node in (value, *editor.point.all_input_nodes):
+        if isinstance(node.meta["val"], torch.SymInt) and same(node.meta["val"], size):
+            return node
+        if is_tensor(node) and (found := dim_of_size([node], size)):
+            return editor.call(aten.sym_size.int, *found)
     raise Rejected(f"no tensor at hand has the size {size}")
 
 

@@ -41,29 +41,16 @@ def reader() -> Callable[[list, list], list | None]:
     return functools.partial(module.read, module.Seen()) if module else python_read
 
 
-def comparer() -> Callable[[list, list, list], bool]:
-    """``unchanged(wheres, keys, values)``: whether every ``item(where, key)`` still is that very value."""
-    module = native()
-    return module.unchanged if module else python_unchanged
-
-
 def generation_reader() -> Callable[[list], int | None]:
     """``generation(dicts)``: another number once one of them, or the dict behind a view, has changed; or None."""
     module = native()
     return module.generation if module else lambda dicts: None
 
 
-def length_check() -> Callable[[list, list], bool]:
-    """``lengths(values, expected)``: whether every container still has as many entries as expected, and every object
-    the type that is expected of it."""
+def fast(python: Callable[..., bool]) -> Callable[..., bool]:
+    """The C++ function that says the same as a ``python_...`` of this file, where it was built."""
     module = native()
-    return module.lengths if module else python_lengths
-
-
-def apart_check() -> Callable[[list, list], bool]:
-    """``apart(tensors, groups)``: whether no tensor overlaps memory of another group; groups below 0 are none."""
-    module = native()
-    return module.apart if module else python_apart
+    return getattr(module, python.__name__.removeprefix("python_")) if module else python
 
 
 class Check(Protocol):
@@ -89,6 +76,7 @@ def tensor_check(forms: Sequence[TensorForm], firsts: Sequence[int] = ()) -> Che
 
 
 def python_apart(tensors: list, groups: list[int]) -> bool:
+    """Whether no tensor overlaps memory of another group; groups below 0 are none."""
     memory, owners = Memory(), dict[int, int]()
     for tensor, group in sorted(zip(tensors, groups, strict=True), key=lambda pair: -pair[1]):
         for piece in memory.of(tensor):
@@ -98,6 +86,7 @@ def python_apart(tensors: list, groups: list[int]) -> bool:
 
 
 def python_lengths(values: list, expected: list[int | type]) -> bool:
+    """Whether every container still has as many entries as expected, and every object the type expected of it."""
     return all(
         type(value) is wanted if isinstance(wanted, type) else len(value) == wanted
         for value, wanted in zip(values, expected, strict=True)
@@ -112,6 +101,7 @@ def python_read(wheres: list, keys: list) -> list | None:
 
 
 def python_unchanged(wheres: list, keys: list, values: list) -> bool:
+    """Whether every ``item(where, key)`` still is that very value."""
     now = python_read(wheres, keys)
     return now is not None and all(map(is_, now, values))
 

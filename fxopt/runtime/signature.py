@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxopt import trees
-from fxopt.runtime.checks import PLAIN, TensorForm, apart_check, comparer, reader, tensor_check
+from fxopt.runtime.checks import PLAIN, TensorForm, fast, python_apart, python_unchanged, reader, tensor_check
 from fxopt.runtime.flatten import Flatten, flattener, is_constant
 from fxopt.shape.aliases import Aliases
 
@@ -93,7 +93,7 @@ class State:
         modules = dict(model.named_modules(remove_duplicate=False))
         self._wheres = [getattr(modules[s.module], f"_{s.kind}s") for s in slots]
         self._keys = [s.name for s in slots]
-        self._read, self._unchanged = reader(), comparer()
+        self._read, self._unchanged = reader(), fast(python_unchanged)
         tensors = self._read(self._wheres, self._keys) or []
         self.forms = [TensorForm(t.dtype, t.device, tuple(t.shape)) for t in fakes]
         self._check = tensor_check(self.forms)
@@ -149,7 +149,7 @@ class Sharing:
         groups = {node: min(place.get(other, len(place)) for other in aliases.sharing(node)) for node in edited}
         self._groups = [groups.get(node, -1) for node in placeholders]
         self._edited = [place[node] for node in edited if node in place]
-        self._apart = apart_check()
+        self._apart = fast(python_apart)
         self.any = bool(edited)
 
     def holds(self, tensors: list[Tensor]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fxopt.runtime.checks import comparer, generation_reader, length_check, python_read
+from fxopt.runtime.checks import fast, generation_reader, python_lengths, python_read, python_unchanged
 from fxopt.runtime.flatten import same_value
 
 _IN_ORDER = (dict, MappingProxyType)
@@ -61,7 +61,7 @@ class _Part:
         self._wheres, self._keys, self._values = _columns(values, 3)
         self._shaped, self._shapes = _columns(shapes, 2)
         self._ordered, self._orders = _columns(orders, 2)
-        self._unchanged, self._lengths = comparer(), length_check()
+        self._unchanged, self._lengths = fast(python_unchanged), fast(python_lengths)
 
     def holds(self) -> bool:
         return (

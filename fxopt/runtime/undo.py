@@ -98,7 +98,7 @@ class Undo:
         def undoing(*tensors: Any) -> Sequence[Any]:
             kept = _Kept([*(tensors[number] for number in self._numbers), *(s.read(self._model) for s in self._slots)])
             attributes = [(module, _Attributes(module, names)) for module, names in self._touched.items()]
-            random = _random_states() if self._random else []
+            random = random_states() if self._random else []
             try:
                 return run(*tensors)
             except StopRecomputation:
@@ -262,7 +262,8 @@ def _may_raise(node: fx.Node) -> bool:
     return getattr(node.target, "__module__", "") not in ("_operator", "torch._C")
 
 
-def _random_states() -> list[tuple[Callable[[Tensor], None], Tensor]]:
+def random_states() -> list[tuple[Callable[[Tensor], None], Tensor]]:
+    """Of torch's generators, of the CPU and of this thread's GPU, and what sets each of them."""
     states: list[tuple[Callable[[Tensor], None], Tensor]] = [(torch.set_rng_state, torch.get_rng_state())]
     if torch.cuda.is_initialized():
         states.append((torch.cuda.set_rng_state, torch.cuda.get_rng_state()))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import getitem
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from fxopt.shape.calls import arguments_of, closure
 from fxopt.shape.sizes import same_sizes, tensor_of
 from fxopt.torch_internals.storage import shares_storage
 
@@ -75,8 +77,7 @@ def _is_certain(node: Node) -> bool:
         return bool(dropout == 0.0 or train is False)
     if node.target is not torch.ops.aten.scaled_dot_product_attention.default:
         return False
-    dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-    return bool(dropout == 0.0)
+    return arguments_of(node)["dropout_p"] == 0.0
 
 
 def has_effects(node: Node) -> bool:
@@ -216,14 +217,9 @@ def _is_new(cast: Node, source: Node) -> bool:
     return isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.dtype != after.dtype
 
 
-def views_behind(node: Node) -> Iterator[Node]:
+def views_behind(node: Node) -> set[Node]:
     """`node` and all that it may be a view of, and those a view of."""
-    left, found = [node], {node}
-    while left:
-        yield (view := left.pop())
-        fresh = set(_aliased_arguments(view)) - found
-        found |= fresh
-        left += fresh
+    return closure([node], _aliased_arguments)
 
 
 def find_views(graph: Graph) -> None:
@@ -320,21 +316,21 @@ def written_arguments(node: Node) -> list[Node]:
 
 
 @functools.cache
-def _aliased(operator: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
-    """Position and name of the arguments that the result may share memory with, by the schema."""
-    arguments = enumerate(operator._schema.arguments)
-    return tuple((at, argument.name) for at, argument in arguments if argument.alias_info is not None)
+def _aliased(operator: torch._ops.OpOverload) -> tuple[str, ...]:
+    """The arguments that the result may share memory with, by the schema."""
+    return tuple(argument.name for argument in operator._schema.arguments if argument.alias_info is not None)
 
 
 @functools.cache
-def _written(operator: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
-    """Position and name of the arguments that are edited."""
-    aliases = [argument.alias_info for argument in operator._schema.arguments]
-    return tuple((at, name) for at, name in _aliased(operator) if aliases[at].is_write)  # type: ignore[union-attr]
+def _written(operator: torch._ops.OpOverload) -> tuple[str, ...]:
+    """The arguments that are edited."""
+    arguments = ((argument.name, argument.alias_info) for argument in operator._schema.arguments)
+    return tuple(name for name, alias in arguments if alias is not None and alias.is_write)
 
 
-def _nodes_at(node: Node, arguments: tuple[tuple[int, str], ...]) -> list[Node]:
+def _nodes_at(node: Node, names: tuple[str, ...]) -> list[Node]:
     found: list[Node] = []
-    for position, name in arguments:
-        map_arg(node.args[position] if position < len(node.args) else node.kwargs.get(name), found.append)
+    if names:
+        given: Any = arguments_of(node)
+        map_arg([given[name] for name in names], found.append)
     return found

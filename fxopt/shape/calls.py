@@ -44,6 +44,12 @@ def name_of(node: Node) -> str:
     return str(packet_of(node) or node.target).split(".")[-1]
 
 
+def only_user(node: Node) -> Node | None:
+    """Where one node alone reads another: it."""
+    (user, *others) = node.users or (None,)
+    return None if others else user
+
+
 def ancestors(values: Sequence[object], sizes: bool = True) -> set[Node]:
     """What values are computed from, themselves included; without `sizes` not what only tells its size."""
     nodes = (value for value in values if isinstance(value, Node))

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from fxopt.shape.calls import is_pointwise
+from fxopt.shape.calls import closure, is_pointwise
 from fxopt.shape.sizes import expression, tensor_of
 from fxopt.torch_internals.fake_tensors import mode_of
 from fxopt.torch_internals.symbols import hints_of
@@ -40,15 +40,8 @@ def placed_as_convolved(node: Node) -> Any:
 
 def _is_convolved(node: Node) -> bool:
     """Whether a convolution's strides reach it, through views and elementwise operators."""
-    waiting, seen = [node], set[Node]()
-    while waiting:
-        last = waiting.pop()
-        if last.target in _CONVOLUTIONS:
-            return True
-        if last not in seen and _carries(last):
-            waiting += last.all_input_nodes
-        seen.add(last)
-    return False
+    behind = closure([node], lambda each: each.all_input_nodes if _carries(each) else ())
+    return any(each.target in _CONVOLUTIONS for each in behind)
 
 
 def _carries(node: Node) -> bool:

@@ -81,6 +81,14 @@ class Rowwise:
             raise Unknown
         return source, found
 
+    def beside(self, name: str, mixed: Iterable[int]) -> Rows:
+        """The rows of that argument, where they are in none of the dims that the call mixes."""
+        source, found = self.only(name)
+        rank = self.rank(source)
+        if found.dim in [dim % rank for dim in mixed]:
+            raise Unknown
+        return found
+
     def dims(self, name: str, rank: int) -> list[int]:
         named: Any = self.arguments.get(name)
         if named is None or named == []:

@@ -14,25 +14,16 @@ from fxopt.shape.spelled import spelled
 
 
 def linear(call: Rowwise) -> Rows:
-    source, found = call.only("input")
-    if found.dim == call.rank(source) - 1:
-        raise Unknown
-    return found
+    return call.beside("input", [-1])
 
 
 def addmm(call: Rowwise) -> Rows:
-    _, found = call.only("mat1")
-    if found.dim != 0:
-        raise Unknown
-    return found
+    return call.beside("mat1", [-1])
 
 
 def baddbmm(call: Rowwise) -> Rows:
     """[E, M, K] x [E, K, N], rows in M."""
-    _, found = call.only("batch1")
-    if found.dim != 1:
-        raise Unknown
-    return found
+    return call.beside("batch1", [0, -1])
 
 
 def by_letters(call: Rowwise) -> Rows:
@@ -76,19 +67,14 @@ def images(call: Rowwise) -> Rows:
 
 
 def batch_norm(call: Rowwise) -> Rows:
-    source, found = call.only("input")
-    training: Any = call.arguments["training"]
-    if training or found.dim == 1 or call.rank(source) < 2:
+    if call.arguments["training"] or call.rank(call.only("input")[0]) < 2:
         raise Unknown
-    return found
+    return call.beside("input", [1])
 
 
 def layer_norm(call: Rowwise) -> Rows:
-    source, found = call.only("input")
     normalized: Any = call.arguments["normalized_shape"]
-    if found.dim >= call.rank(source) - len(normalized):
-        raise Unknown
-    return found
+    return call.beside("input", range(-len(normalized), 0))
 
 
 def chain(call: Rowwise) -> Rows:

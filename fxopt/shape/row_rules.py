@@ -59,10 +59,7 @@ def _same(call: Rowwise) -> Rows:
 
 def _along(call: Rowwise) -> Rows:
     """Works along `dim`, which stays."""
-    source, found = call.only("self")
-    if found.dim in call.dims("dim", call.rank(source)):
-        raise Unknown
-    return found
+    return call.beside("self", call.dims("dim", call.rank(call.only("self")[0])))
 
 
 def _without(call: Rowwise) -> Rows:
@@ -126,16 +123,13 @@ def _repeated_one_by_one(call: Rowwise) -> Rows:
 def _cat(call: Rowwise) -> Rows:
     found = agreed(place for place in call.placements.values() if isinstance(place, Rows))
     tensors: Any = call.arguments["tensors"]
-    if call.node.target is aten.stack.default:
-        dim = call.dims("dim", len(call.shape))[0]
-        parts, found = [call.rows(tensor) for tensor in tensors], replace(found, dim=found.dim + (dim <= found.dim))
-    else:
-        parts = [call.rows(tensor) for tensor in tensors]
-        if found.dim in call.dims("dim", len(call.shape)):
-            raise Unknown
-    if None in parts:  # a part that all rows share has as many of them as there were
+    (dim,) = call.dims("dim", len(call.shape))
+    stacks = call.node.target is aten.stack.default
+    if None in map(call.rows, tensors):  # a part that all rows share has as many of them as there were
         raise Unknown
-    return found
+    if found.dim == dim and not stacks:
+        raise Unknown
+    return replace(found, dim=found.dim + (stacks and dim <= found.dim))
 
 
 def _looked_up(call: Rowwise) -> Rows:
@@ -163,11 +157,8 @@ def _indexed(call: Rowwise) -> Rows:
 
 
 def _padded(call: Rowwise) -> Rows:
-    source, found = call.only("self")
     amounts: Any = call.arguments["pad"]
-    if found.dim >= call.rank(source) - len(amounts) // 2:
-        raise Unknown
-    return found
+    return call.beside("self", range(-len(amounts) // 2, 0))
 
 
 def _one_hot(call: Rowwise) -> Rows:
@@ -187,10 +178,7 @@ def _gathered(call: Rowwise) -> Rows:
 
 
 def _triangle(call: Rowwise) -> Rows:
-    source, found = call.only("self")
-    if found.dim >= call.rank(source) - 2:
-        raise Unknown
-    return found
+    return call.beside("self", [-2, -1])
 
 
 def _made(call: Rowwise) -> Rows:
@@ -200,17 +188,13 @@ def _made(call: Rowwise) -> Rows:
     return call.by_sizes
 
 
-def _bucketized(call: Rowwise) -> Rows:
-    return call.only("self")[1]
-
-
 def _named(names: str, rule: Rule) -> dict[Any, Rule]:
     return {getattr(aten, name): rule for name in names.split()}
 
 
 RULES: dict[Any, Rule] = {
     **_named("reshape view _unsafe_view flatten unflatten", _reshape),
-    **_named("contiguous clone alias detach to _to_copy lift_fresh lift_fresh_copy", _same),
+    **_named("contiguous clone alias detach to _to_copy lift_fresh lift_fresh_copy bucketize", _same),
     **_named("softmax _softmax log_softmax _log_softmax cumsum slice narrow sort topk split split_with_sizes chunk "
              "unsafe_split unsafe_chunk", _along),
     **_named("sum mean amax amin max min var std prod logsumexp linalg_vector_norm any all argmax argmin", _without),
@@ -238,7 +222,6 @@ RULES: dict[Any, Rule] = {
     **_named("conv1d conv2d max_pool1d max_pool2d avg_pool1d avg_pool2d", products.images),
     **_named("scaled_dot_product_attention", products.attention),
     **_named("zeros ones full empty new_zeros new_ones new_full zeros_like ones_like full_like", _made),
-    **_named("bucketize", _bucketized),
 }  # fmt: skip
 SHAPED = (_reshape, _expand, _repeated, _made)  # which may read sizes
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TypeGuard
 
 import sympy
 import torch
@@ -18,10 +19,23 @@ from fxopt.torch_internals.symbols import expression, static, statically_known_t
 Size = int | torch.SymInt
 
 
-def tensor_of(node: Node) -> torch.Tensor | None:
-    """The FakeTensor a node stands for, None where it is not one tensor."""
-    value = node.meta.get("val")
-    return value if isinstance(value, torch.Tensor) else None
+def tensor_of(value: object) -> torch.Tensor | None:
+    """The FakeTensor that a node stands for; None where it is not one tensor, and for what is no node."""
+    found = value.meta.get("val") if isinstance(value, Node) else None
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def is_tensor(value: object) -> TypeGuard[Node]:
+    """Whether an argument is a node that stands for one tensor."""
+    return tensor_of(value) is not None
+
+
+def is_float32(value: object, device: str = "", rank: int | None = None) -> TypeGuard[Node]:
+    """Whether it is a tensor of float32, on this kind of device and with so many dims where that is asked."""
+    found = tensor_of(value)
+    if found is None or found.dtype != torch.float32:
+        return False
+    return device in ("", found.device.type) and rank in (None, found.dim())
 
 
 def tensors_in(node: Node) -> list[torch.Tensor]:
@@ -32,6 +46,12 @@ def tensors_in(node: Node) -> list[torch.Tensor]:
 def shape_of(node: Node) -> tuple[Size, ...]:
     """The sizes of a tensor node."""
     return tuple(node.meta["val"].shape)
+
+
+def dim_of_size(tensors: Iterable[Node], size: Size) -> tuple[Node, int] | None:
+    """The first of these tensors that has this size, and where."""
+    dims = ((node, dim) for node in tensors for dim, own in enumerate(shape_of(node)) if same(own, size))
+    return next(dims, None)
 
 
 def inferred(sizes: Iterable[Size]) -> list[int] | None:

@@ -35,6 +35,15 @@ def spelled(node: Node) -> Spelled | None:
         return None
 
 
+def aligned(tensor: torch.Tensor, letters: Letters, order: Letters) -> torch.Tensor:
+    """A tensor whose dims have these letters, with its dims in this order; those that it lacks have size 1."""
+    moved = tensor.permute([letters.index(letter) for letter in order if letter in letters])
+    for at, letter in enumerate(order):
+        if letter not in letters:
+            moved = moved.unsqueeze(at)
+    return moved
+
+
 def _matmul(left: Node, right: Node) -> Spelled:
     a, b = len(shape_of(left)), len(shape_of(right))
     batch = tuple(("batch", place) for place in range(max(a, b) - 2, 0, -1))

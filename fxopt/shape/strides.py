@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fxopt.shape.aliases import DROPOUTS, is_random
-from fxopt.shape.calls import is_pointwise
+from fxopt.shape.calls import closure, is_pointwise
 from fxopt.shape.sizes import Size, expression, product, same, shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
 from fxopt.shape.view_operators import CUTS, EXPANSIONS, REGROUPS
@@ -253,16 +253,8 @@ def is_guess(node: Node) -> bool:
     """Whether the real strides may be others than the fake ones: a fake reshape copies wherever torch cannot prove that
     a view will do, as where a stride is Max(1, F) and the size F.
     """
-    reached, pending = set[Node](), [node]
-    while pending:
-        made = pending.pop()
-        if made in reached or made.op != "call_function" or _is_fresh(made):
-            continue
-        reached.add(made)
-        if made.target in MAY_COPY and not _is_sure(made):
-            return True
-        pending += made.all_input_nodes
-    return False
+    calls = closure([node], lambda made: () if made.op != "call_function" or _is_fresh(made) else made.all_input_nodes)
+    return any(made.target in MAY_COPY and not (_is_fresh(made) or _is_sure(made)) for made in calls)
 
 
 def _is_sure(reshape: Node) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fxopt.shape.sizes import Size, shape_of, static, tensor_of
+from fxopt.shape.sizes import Size, is_tensor, shape_of, static
 from fxopt.shape.view_steps import Contiguous, Expand, Permute, Reshape, Select, Slice, Step, Unsqueeze
 from fxopt.shape.views import View
 
@@ -44,7 +44,7 @@ def through(node: Node, spreads: Collection[Any] = ()) -> tuple[Node, Step | Non
     if node.target is operator.getitem:
         return _piece(node)
     source = node.args[0] if node.args else None
-    if not isinstance(source, Node) or tensor_of(source) is None:
+    if not is_tensor(source):
         return None
     if node.target in SAME:
         return source, Contiguous()
@@ -136,7 +136,7 @@ def _piece(node: Node) -> tuple[Node, Step | None] | None:
     if not isinstance(many, Node) or not isinstance(index, int) or many.op != "call_function" or not many.args:
         return None
     source: Any = many.args[0]
-    if not isinstance(source, Node) or tensor_of(source) is None:
+    if not is_tensor(source):
         return None
     if many.target is aten.unbind.int:
         dim: Any = many.args[1] if len(many.args) > 1 else 0
@@ -149,6 +149,12 @@ def _piece(node: Node) -> tuple[Node, Step | None] | None:
         return None
     size = pieces[index].shape[dim]
     return source, _cut(source, dim, sum(before), index == len(pieces) - 1, size)  # type: ignore[arg-type]
+
+
+def joined_dim(join: Node) -> int:
+    """The dim along which a cat or a stack joins."""
+    dim: Any = join.args[1] if len(join.args) > 1 else 0
+    return dim % len(shape_of(join))
 
 
 def split_dim(many: Node) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch.fx import Graph, Node
 
+from fxopt.shape.calls import closure
 from fxopt.shape.standing import analysed
 from fxopt.shape.strides import Layout, Strides
 
@@ -23,12 +24,7 @@ def needed_for(node: Node, strides: Strides) -> list[Node] | None:
     """
     if analysed(node.graph, _if_whole).known(node) is not Layout.CONTIGUOUS:
         return None
-    reached, pending = dict[Node, None](), [node]
-    while pending:
-        each = pending.pop()
-        if each not in reached and strides.known(each) is not Layout.CONTIGUOUS:
-            reached[each] = None
-            pending += each.all_input_nodes
+    reached = closure([node], lambda each: each.all_input_nodes if strides.known(each) is not Layout.CONTIGUOUS else ())
     return [each for each in node.graph.find_nodes(op="placeholder") if each in reached and "input" in each.meta]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxopt.shape.calls import name_of
 from fxopt.verify.drawn import drawn
 from fxopt.verify.reads import Reads, holds_integers
 from fxopt.verify.segments import Roles, Shares
@@ -81,13 +82,9 @@ def _rooms(graph: fx.Graph, count: int) -> dict[int, int]:
 
 def _moved(node: Any) -> Any:
     """What has the same integers, elsewhere or cut."""
-    while isinstance(node, fx.Node) and (node.target is operator.getitem or _name(node) in _MOVES):
+    while getattr(node, "op", "") == "call_function" and (node.target is operator.getitem or name_of(node) in _MOVES):
         node = node.args[0]
     return node
-
-
-def _name(node: fx.Node) -> str:
-    return str(getattr(node.target, "overloadpacket", "")).removeprefix("aten.")
 
 
 def _read_as_integers(graph: fx.Graph, count: int) -> set[int]:

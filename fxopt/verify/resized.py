@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from fxopt.shape.calls import ancestors
+from fxopt.verify.lookups import is_lookup
 from fxopt.verify.reads import Reads, is_of_others
-
-_BY_INDEX = ("index", "gather", "take", "scatter", "embedding")
 
 
 def resized(graph: fx.Graph, inputs: Sequence[Tensor], size: int) -> list[Tensor] | None:
@@ -59,7 +58,7 @@ class _Calls:
         if is_of_others(node):
             read = self.behind(node.all_input_nodes)
             return not read & self.integers or not read & self.changes
-        if self.on_cuda and size < batch and any(word in name for word in _BY_INDEX):
+        if self.on_cuda and size < batch and is_lookup(node):
             source, *index = node.all_input_nodes
             cut = self.behind([source]) & self.changes
             return not cut or not self.behind(index, sizes=False) & self.integers

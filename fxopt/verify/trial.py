@@ -75,7 +75,7 @@ class Setting:
         owners = {(slot.module, slot.name): new for slot, _, new in copy.state}
         state = [owners[slot.module, slot.name] for slot in self.capture.state]
         inputs = self._leaves(map(look.own, self.inputs))
-        args, kwargs = _unflatten(self.capture, inputs)
+        args, kwargs = trees.with_constants(inputs, self.capture.constants, self.capture.in_spec)
 
         def after(tensor: Tensor, number: int) -> Tensor | None:
             if number not in self.written and (not look.writes(tensor) or torch.equal(look.value(tensor), tensor)):
@@ -218,10 +218,3 @@ def _stand_in(
             return module(*args, **kwargs)
 
     return watched
-
-
-def _unflatten(capture: Capture, tensors: Sequence[Tensor]) -> tuple[tuple, dict]:
-    constants, rest = dict(capture.constants), iter(tensors)
-    count = len(tensors) + len(constants)
-    leaves = [constants[i] if i in constants else next(rest) for i in range(count)]
-    return trees.unflatten(leaves, capture.in_spec)

@@ -13,7 +13,7 @@ from fxopt.kernels.attention.plan import ADDED, FILL_SET, FILL_UNSET, NO_MASK
 from fxopt.patterns.attention.strided import Strided, strided
 from fxopt.patterns.constants import constant_of
 from fxopt.shape.calls import FILLS, WHERES
-from fxopt.shape.sizes import same_shape, tensor_of
+from fxopt.shape.sizes import is_tensor, same_shape, tensor_of
 from fxopt.shape.spelled import Letters, spelled
 
 aten = torch.ops.aten
@@ -66,7 +66,7 @@ def _masked(node: Node) -> Product | None:
     else:
         return None
     fill = constant_of(other)
-    if fill is None or not isinstance(kept, Node) or not isinstance(mask, Node) or tensor_of(mask) is None:
+    if fill is None or not isinstance(kept, Node) or not is_tensor(mask):
         return None
     inner = scores_of(kept)
     dtype = torch.bool if masking != ADDED else node.meta["val"].dtype

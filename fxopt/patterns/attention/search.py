@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -16,7 +15,7 @@ from fxopt.patterns.attention.scores import PRODUCTS, SCALINGS, Product, ordered
 from fxopt.patterns.attention.strided import Factor, Strided, strided
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.core import Match, Reject, Search, devices
-from fxopt.shape.calls import ancestors, closure, is_of_data
+from fxopt.shape.calls import ancestors, arguments_of, closure, is_of_data, only_user
 from fxopt.shape.sizes import same, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.spelled import spelled
 
@@ -97,8 +96,7 @@ def _of_softmax(node: Node, inference: bool) -> Found | None:
 def _of_gate(node: Node, inference: bool) -> Found | None:
     """silu(scores) / n, with values that it is multiplied by."""
     scores, weights, divisor = scores_of(node.args[0]), node, 1.0  # type: ignore[arg-type]
-    while scores is not None and len(weights.users) == 1:
-        (user,) = weights.users
+    while scores is not None and (user := only_user(weights)) is not None:
         number = constant_of(user.args[1]) if user.target in SCALINGS and user.args[0] is weights else None
         if not number or not 1e-9 < abs(number) < 1e9:  # a product of steps that fp32 would not round alike
             break
@@ -115,19 +113,14 @@ def _of_gate(node: Node, inference: bool) -> Found | None:
 
 def _of_operator(node: Node, inference: bool) -> Found | None:
     """torch's own operator."""
-    arguments: tuple[Any, ...] = (*node.args, *(None, 0.0, False)[len(node.args) - 3 :])
-    query, key, value, mask, dropout, causal = arguments[:6]
-    mask = node.kwargs.get("attn_mask", mask)
-    if dropout or node.kwargs.get("dropout_p"):
-        return None
-    if node.kwargs.get("enable_gqa") or not all(isinstance(side, Node) for side in (query, key, value)):
+    query, key, value, mask, dropout, causal, scale, grouped = arguments_of(node).values()
+    if dropout or grouped or not all(isinstance(side, Node) for side in (query, key, value)):
         return None
     d = static(shape_of(query)[-1])  # type: ignore[arg-type]
-    scale = node.kwargs.get("scale")
     if d is None:
         return None
     scores = Product(strided(query), strided(key), float(scale) if scale is not None else d**-0.5)  # type: ignore[arg-type]
-    if causal or node.kwargs.get("is_causal"):
+    if causal:
         scores.masking, scores.fill = CAUSAL, float("-inf")
     if isinstance(mask, Node):
         is_bool = mask.meta["val"].dtype == torch.bool

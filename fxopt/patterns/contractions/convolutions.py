@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from fxopt.patterns.core import Match, Reject, Search
 from fxopt.shape.aliases import Aliases
+from fxopt.shape.calls import only_user
 from fxopt.shape.sizes import shape_of, static
 from fxopt.shape.spelled import spelled
 
@@ -42,7 +43,7 @@ def _is_linear(node: Node, aliases: Aliases) -> bool:
 
 
 def _following(node: Node, aliases: Aliases) -> Node | None:
-    user = next(iter(node.users)) if len(node.users) == 1 else None
+    user = only_user(node)
     if user is None or user.all_input_nodes.count(node) != 1 or user.args[0] is not node:
         return None
     return user if _is_linear(user, aliases) or (user.target in _BETWEEN and not aliases.edited(user)) else None

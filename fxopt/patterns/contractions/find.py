@@ -12,8 +12,8 @@ from fxopt.patterns.contractions.reading import Reader
 from fxopt.patterns.contractions.terms import Factor, Term
 from fxopt.patterns.core import Match, Reject, Search
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.calls import is_of_data
-from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
+from fxopt.shape.calls import is_of_data, only_user
+from fxopt.shape.sizes import is_tensor, same_shape, shape_of, static
 from fxopt.shape.spelled import SPELLED, spelled
 from fxopt.shape.view_operators import CASTS
 
@@ -60,7 +60,7 @@ def _with_bias(node: Node, bound: dict, aliases: Aliases) -> Match:
     if call.bias is not None:
         own = node.target in _BIASED or _is_bias(call.bias[0], node, bound)
         return Match(node, {**bound, "bias": call.bias[0], "adds": not own})
-    user = next(iter(node.users)) if len(node.users) == 1 else None
+    user = only_user(node)
     if user is not None and user.target is aten.add.Tensor and not user.kwargs and not aliases.edited(node):
         others = [argument for argument in user.args if argument is not node]
         if len(others) == 1 and _is_bias(others[0], node, bound) and same_shape(user, node):
@@ -70,7 +70,7 @@ def _with_bias(node: Node, bound: dict, aliases: Aliases) -> Match:
 
 def _is_bias(bias: object, node: Node, bound: dict) -> bool:
     """Whether it has one number for each output feature, and nothing for each row."""
-    if not isinstance(bias, Node) or tensor_of(bias) is None or bias.meta["val"].dtype != node.meta["val"].dtype:
+    if not is_tensor(bias) or bias.meta["val"].dtype != node.meta["val"].dtype:
         return False
     dims, shape = bound["term"].dims, shape_of(bias)
     if len(shape) > len(dims):

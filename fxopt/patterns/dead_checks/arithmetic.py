@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -15,6 +16,7 @@ from fxopt.patterns.dead_checks.proofs import (
     Dead,
     Handler,
     Verdict,
+    either_side,
     from_integers,
     is_integer,
     told_call,
@@ -22,7 +24,7 @@ from fxopt.patterns.dead_checks.proofs import (
 )
 from fxopt.shape.calls import arguments_of
 from fxopt.shape.ranges.values import Values
-from fxopt.shape.sizes import tensor_of
+from fxopt.shape.sizes import is_tensor, tensor_of
 
 aten = torch.ops.aten
 _ROUNDINGS = {aten.floor.default, aten.ceil.default, aten.round.default, aten.trunc.default, aten.fix.default}
@@ -53,7 +55,7 @@ def _bounded(checks: Checks, node: Node, kept: str, low: object, high: object, s
     """
     arguments = arguments_of(node)
     x = arguments[kept]
-    if not isinstance(x, Node) or tensor_of(x) is None:
+    if not is_tensor(x):
         return None
     values, dtype = checks.values(x), x.meta["val"].dtype
     if values.nan or not values.intervals:
@@ -85,18 +87,14 @@ def _clamp(checks: Checks, node: Node) -> Verdict:
     return Reject(f"{told_call(node)} stays: {checks.proof(x)}{edited}", node)
 
 
-def _extremum(is_maximum: bool) -> Handler:
-    def handle(checks: Checks, node: Node) -> Verdict:
-        arguments = arguments_of(node)
-        for kept, bound in (("self", "other"), ("other", "self")):
-            limit = arguments[bound]
-            low, high = (limit, None) if is_maximum else (None, limit)
-            dead = _bounded(checks, node, kept, low, high, strict=True)
-            if dead is not None:
-                return dead
-        return None
+@either_side
+def _maximum(checks: Checks, node: Node, kept: str, limit: object) -> Dead | None:
+    return _bounded(checks, node, kept, limit, None, strict=True)
 
-    return handle
+
+@either_side
+def _minimum(checks: Checks, node: Node, kept: str, limit: object) -> Dead | None:
+    return _bounded(checks, node, kept, None, limit, strict=True)
 
 
 def _positive(checks: Checks, node: Node) -> Verdict:
@@ -104,32 +102,29 @@ def _positive(checks: Checks, node: Node) -> Verdict:
     return _bounded(checks, node, "self", 0, None, strict=True)
 
 
-def _remainder(checks: Checks, node: Node) -> Verdict:
-    """Of integers that are reduced already; the result of remainder has the divisor's sign."""
-    x, d = node.args[0], checks.constant(arguments_of(node)["other"])
-    if not is_integer(x) or not isinstance(d, int) or d == 0 or not _holds(node.meta["val"].dtype, d):
-        return None
-    values = checks.values(x)
-    if not values.intervals or not (
-        values.min >= 0 and values.max < d if d > 0 else d < values.min and values.max <= 0
-    ):
-        return None
-    return checks.pass_on(node, "self", checks.proof(x))
+def _reduced(to: Callable[[int], Values]) -> Handler:
+    """Of integers that are reduced already. to: what a divisor leaves of them."""
+
+    def handle(checks: Checks, node: Node) -> Verdict:
+        x, d = node.args[0], checks.constant(arguments_of(node)["other"])
+        if not is_integer(x) or not isinstance(d, int) or d == 0 or not _holds(node.meta["val"].dtype, d):
+            return None
+        return checks.pass_on(node, "self", checks.proof(x)) if checks.values(x).within(to(d)) else None
+
+    return handle
 
 
-def _fmod(checks: Checks, node: Node) -> Verdict:
-    """The result of fmod has the sign of its operand."""
-    x, d = node.args[0], checks.constant(arguments_of(node)["other"])
-    if not is_integer(x) or not isinstance(d, int) or not _holds(node.meta["val"].dtype, d):
-        return None
-    if not checks.values(x).within(Values.between(1 - abs(d), abs(d) - 1)):
-        return None
-    return checks.pass_on(node, "self", checks.proof(x))
+def _signed_as_divisor(d: int) -> Values:
+    return Values.between(min(0, d + 1), max(0, d - 1))
+
+
+def _signed_as_before(d: int) -> Values:
+    return Values.between(1 - abs(d), abs(d) - 1)
 
 
 def _rounding(checks: Checks, node: Node) -> Verdict:
     x = node.args[0]
-    if not isinstance(x, Node) or tensor_of(x) is None:
+    if not is_tensor(x):
         return None
     if not node.meta["val"].is_floating_point():
         return checks.pass_on(node, "self", "integers are whole numbers")
@@ -150,33 +145,28 @@ def _is_whole(node: Node) -> bool:
     return True
 
 
-def _and(checks: Checks, node: Node) -> Verdict:
+@either_side
+def _and(checks: Checks, node: Node, kept: str, mask: object) -> Dead | None:
     """A bit mask that keeps every bit that its operand can have."""
-    arguments = arguments_of(node)
-    for kept, other in (("self", "other"), ("other", "self")):
-        x, bits = arguments[kept], checks.constant(arguments[other])
-        if not is_integer(x) or not isinstance(bits, int):
-            continue
-        values = checks.values(x)
-        if not values.intervals:
-            continue
-        needed = -1 if values.min < 0 else (1 << int(values.max).bit_length()) - 1
-        if bits & needed == needed:
-            return checks.pass_on(node, kept, checks.proof(x))
-    return None
+    x, bits = arguments_of(node)[kept], checks.constant(mask)
+    if not is_integer(x) or not isinstance(bits, int):
+        return None
+    values = checks.values(x)
+    if not values.intervals:
+        return None
+    needed = -1 if values.min < 0 else (1 << int(values.max).bit_length()) - 1
+    return checks.pass_on(node, kept, checks.proof(x)) if bits & needed == needed else None
 
 
-def _or(checks: Checks, node: Node) -> Verdict:
-    arguments = arguments_of(node)
-    for kept, other in (("self", "other"), ("other", "self")):
-        if is_integer(arguments[kept]) and checks.constant(arguments[other]) == 0:
-            return checks.pass_on(node, kept, "no bit is set")
-    return None
+@either_side
+def _or(checks: Checks, node: Node, kept: str, mask: object) -> Dead | None:
+    sets_no_bit = is_integer(arguments_of(node)[kept]) and checks.constant(mask) == 0
+    return checks.pass_on(node, kept, "no bit is set") if sets_no_bit else None
 
 
 def _nan_to_num(checks: Checks, node: Node) -> Verdict:
     x = node.args[0]
-    if not isinstance(x, Node) or tensor_of(x) is None:
+    if not is_tensor(x):
         return None
     values = checks.values(x)
     if values.nan or not values.intervals or not (-math.inf < values.min and values.max < math.inf):
@@ -188,11 +178,11 @@ HANDLERS: dict[object, Handler] = {
     **dict.fromkeys((aten.clamp.default, aten.clip.default, aten.clamp.Tensor, aten.clip.Tensor), _clamp),
     **dict.fromkeys((aten.clamp_min.default, aten.clamp_min.Tensor), _clamp),
     **dict.fromkeys((aten.clamp_max.default, aten.clamp_max.Tensor), _clamp),
-    **dict.fromkeys((aten.maximum.default, aten.max.other), _extremum(is_maximum=True)),
-    **dict.fromkeys((aten.minimum.default, aten.min.other), _extremum(is_maximum=False)),
+    **dict.fromkeys((aten.maximum.default, aten.max.other), _maximum),
+    **dict.fromkeys((aten.minimum.default, aten.min.other), _minimum),
     **dict.fromkeys((aten.relu.default, aten.abs.default, aten.absolute.default), _positive),
-    **dict.fromkeys((aten.remainder.Scalar, aten.remainder.Tensor), _remainder),
-    **dict.fromkeys((aten.fmod.Scalar, aten.fmod.Tensor), _fmod),
+    **dict.fromkeys((aten.remainder.Scalar, aten.remainder.Tensor), _reduced(_signed_as_divisor)),
+    **dict.fromkeys((aten.fmod.Scalar, aten.fmod.Tensor), _reduced(_signed_as_before)),
     **dict.fromkeys(_ROUNDINGS, _rounding),
     **dict.fromkeys((aten.bitwise_and.Scalar, aten.bitwise_and.Tensor, aten.__and__.Scalar, aten.__and__.Tensor), _and),
     **dict.fromkeys((aten.bitwise_or.Scalar, aten.bitwise_or.Tensor, aten.__or__.Scalar, aten.__or__.Tensor), _or),

@@ -11,7 +11,7 @@ from torch.fx import Node
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.dead_checks.proofs import Checks, Dead
 from fxopt.shape.calls import FILLS, arguments_of, closure
-from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
+from fxopt.shape.sizes import Size, is_tensor, same, shape_of, static, tensor_of
 from fxopt.shape.view_operators import CASTS
 
 aten = torch.ops.aten
@@ -150,7 +150,7 @@ def _counts_bags(count: Node, bag: dict[str, object]) -> bool:
 def _is_number_of(ids: Node, tensor: object) -> bool:
     """A tensor of one element: how many ids there are."""
     total = shape_of(ids)[0]
-    if not isinstance(tensor, Node) or tensor_of(tensor) is None or static(shape_of(tensor)[0]) != 1:
+    if not is_tensor(tensor) or static(shape_of(tensor)[0]) != 1:
         return False
     number = constant_of(tensor)
     if number is not None:

@@ -7,7 +7,7 @@ from torch.fx import Node
 
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.core import Reject
-from fxopt.patterns.dead_checks.proofs import Checks, Handler, Verdict, is_integer, tested_by, told
+from fxopt.patterns.dead_checks.proofs import Checks, Dead, Handler, Verdict, either_side, is_integer, tested_by, told
 from fxopt.shape.calls import FILLS, WHERES, arguments_of
 
 aten = torch.ops.aten
@@ -52,37 +52,27 @@ def _stays(checks: Checks, node: Node, mask: Node, what: str) -> Reject | None:
 def _neutral(keeping: bool) -> Handler:
     """mask and True, mask or False."""
 
-    def handle(checks: Checks, node: Node) -> Verdict:
-        arguments = arguments_of(node)
+    @either_side
+    def handle(checks: Checks, node: Node, kept: str, mask: object) -> Dead | None:
         if node.meta["val"].dtype != torch.bool or checks.ranges.condition(node) is not None:
             return None  # what is constant itself goes with those who read it
-        for kept, other in (("self", "other"), ("other", "self")):
-            mask = arguments[other]
-            if not isinstance(mask, Node):
-                continue
-            if checks.ranges.condition(mask) is keeping and mask.meta["val"].dtype == torch.bool:
-                what = f"{'and' if keeping else 'or'} {told(mask)}"
-                dead = checks.pass_on(node, kept, checks.proof_of(mask, keeping), what)
-                if dead is not None:
-                    return dead
-        return None
+        if not isinstance(mask, Node) or checks.ranges.condition(mask) is not keeping:
+            return None
+        what = f"{'and' if keeping else 'or'} {told(mask)}"
+        return checks.pass_on(node, kept, checks.proof_of(mask, keeping), what)
 
     return handle
 
 
-def _times_one(checks: Checks, node: Node) -> Verdict:
+@either_side
+def _times_one(checks: Checks, node: Node, kept: str, mask: object) -> Dead | None:
     """rows * (ids >= 0).float(): exact where the mask is 1 everywhere."""
-    arguments = arguments_of(node)
-    for kept, other in (("self", "other"), ("other", "self")):
-        mask = arguments[other]
-        if not isinstance(mask, Node) or node.meta["val"].is_complex():
-            continue
-        if mask.op == "call_function" and checks.constant(mask) == 1:
-            why = f"the mask is 1 everywhere: {checks.ranges.of(mask).because}"
-            dead = checks.pass_on(node, kept, why, "multiplication by a mask", float_gradient=True)
-            if dead is not None:
-                return dead
-    return None
+    if not isinstance(mask, Node) or mask.op != "call_function" or checks.constant(mask) != 1:
+        return None
+    if node.meta["val"].is_complex():
+        return None
+    why = f"the mask is 1 everywhere: {checks.ranges.of(mask).because}"
+    return checks.pass_on(node, kept, why, "multiplication by a mask", float_gradient=True)
 
 
 HANDLERS: dict[object, Handler] = {

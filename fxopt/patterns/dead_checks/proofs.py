@@ -15,7 +15,7 @@ from fxopt.patterns.core import Reject, Search
 from fxopt.shape.calls import FILLS, arguments_of
 from fxopt.shape.ranges.analysis import Ranges
 from fxopt.shape.ranges.values import Values
-from fxopt.shape.sizes import Size, same, same_shape, shape_of, static, tensor_of
+from fxopt.shape.sizes import Size, is_tensor, same, same_shape, shape_of, static, tensor_of
 from fxopt.shape.view_operators import CASTS, through
 
 aten = torch.ops.aten
@@ -76,7 +76,7 @@ class Checks(Search):
         return self.same_kind(node, kept) and same_shape(kept, node)  # type: ignore[arg-type]
 
     def same_kind(self, node: Node, kept: object) -> bool:
-        if not isinstance(kept, Node) or tensor_of(kept) is None or tensor_of(node) is None:
+        if not is_tensor(kept) or tensor_of(node) is None:
             return False
         before, after = node.meta["val"], kept.meta["val"]
         if (before.dtype, before.device, before.layout) != (after.dtype, after.device, after.layout):
@@ -117,6 +117,17 @@ class Checks(Search):
 Handler = Callable[[Checks, Node], Verdict]
 
 
+def either_side(gives: Callable[[Checks, Node, str, object], Dead | None]) -> Handler:
+    """For an operator of two: the first operand that it gives unchanged, by its name and the other one."""
+
+    def handle(checks: Checks, node: Node) -> Verdict:
+        given = arguments_of(node)
+        found = (gives(checks, node, kept, given[other]) for kept, other in (("self", "other"), ("other", "self")))
+        return next(filter(None, found), None)
+
+    return handle
+
+
 def _is_fresh(node: Node) -> bool:
     """Whether its memory is made in this graph: the strides of inputs are not known."""
     while (viewed := through(node)) is not None:
@@ -131,7 +142,7 @@ def is_line(node: Node) -> bool:
 
 def is_integer(node: object) -> TypeGuard[Node]:
     """A tensor of ids, or of something like them."""
-    tensor = tensor_of(node) if isinstance(node, Node) else None
+    tensor = tensor_of(node)
     return tensor is not None and not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 

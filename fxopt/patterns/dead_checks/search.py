@@ -30,7 +30,7 @@ def find_dead_checks(search: Search) -> Iterator[Match | Reject]:
     checks = Checks(search.graph, search.inference)
     for node in search.graph.nodes:
         if node.target in _GATHERS and (unique := find_deduplicated(checks, node)) is not None:
-            yield Match(node, {"unique": unique})
+            yield Match(node, unique)
             continue
         verdict = _verdict(checks, node)
         if isinstance(verdict, Dead):

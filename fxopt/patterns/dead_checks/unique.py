@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
@@ -22,15 +21,8 @@ _UNIQUES = {
 }
 
 
-@dataclass(frozen=True)
-class Deduplicated:
-    """anchor = embedding(table, unique(ids))[inverse]. lookup: the inner embedding or index_select."""
-
-    lookup: Node
-    ids: Node
-
-
-def find_deduplicated(checks: Checks, node: Node) -> Deduplicated | None:
+def find_deduplicated(checks: Checks, node: Node) -> dict[str, Node] | None:
+    """node = embedding(table, unique(ids))[inverse]: the `ids`, and the `lookup`, an embedding or index_select."""
     rows, inverse = _gathered(node)
     if rows is None or inverse is None or rows.target not in (aten.embedding.default, aten.index_select.default):
         return None
@@ -52,7 +44,7 @@ def find_deduplicated(checks: Checks, node: Node) -> Deduplicated | None:
     if any(checks.aliases.edited(one) for one in (node, rows, distinct, inverse, ids)):  # type: ignore[arg-type]
         return None
     table = arguments["weight" if is_embedding else "self"]
-    return None if checks.aliases.edited(table) else Deduplicated(rows, ids)  # type: ignore[arg-type]
+    return None if checks.aliases.edited(table) else {"lookup": rows, "ids": ids}  # type: ignore[arg-type]
 
 
 def _gathered(node: Node) -> tuple[Node | None, Node | None]:

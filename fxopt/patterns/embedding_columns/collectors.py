@@ -18,8 +18,8 @@ from fxopt.patterns.embedding_columns.columns import Columns
 from fxopt.patterns.embedding_columns.layout import Layout
 from fxopt.patterns.embedding_columns.placed import Column, Placed
 from fxopt.shape.aliases import is_pure
-from fxopt.shape.sizes import Size, product, same, same_shape, shape_of, static, tensor_of
-from fxopt.shape.view_operators import REGROUPS
+from fxopt.shape.sizes import Size, is_tensor, product, same, same_shape, shape_of, static, tensor_of
+from fxopt.shape.view_operators import REGROUPS, joined_dim
 
 aten = torch.ops.aten
 REORDER_NOTHING = REGROUPS | {aten.contiguous.default}
@@ -148,14 +148,13 @@ def _cat(node: Node, columns: Columns) -> Collector | None:
     inputs = node.args[0]
     if not isinstance(inputs, list | tuple) or not all(isinstance(item, Node) for item in inputs):
         return None
-    rank = len(shape_of(node))
-    dim = int(node.args[1]) % rank if len(node.args) > 1 else 0  # type: ignore[arg-type]
+    dim = joined_dim(node)
     if dim == 0:
         return None
-    rows = shape_of(node)[:dim]
+    rows, last = shape_of(node)[:dim], len(shape_of(node)) - 1
     found: list[tuple[Any, Item]] = []
     for item in inputs:
-        written = _written_out(item, rows, node, columns) if dim == rank - 1 else None
+        written = _written_out(item, rows, node, columns) if dim == last else None
         found += written or [(item, _item(item, rows, 1 if stacked else None, node, columns))]  # type: ignore[arg-type]
     inputs, items = [item for item, _ in found], [placed for _, placed in found]
     if not any(isinstance(placed, Placed) for placed, _ in items):
@@ -201,8 +200,7 @@ def _written_out(item: Any, rows: tuple[Size, ...], node: Node, columns: Columns
     if item.target is not aten.cat.default or len(item.users) > 1 or columns.aliases.edited(item):
         return None
     shape, ahead = shape_of(item), len(rows)
-    inputs, dim = (*item.args, 0)[:2]
-    dim %= len(shape)
+    inputs, dim = item.args[0], joined_dim(item)
     in_order = dim >= ahead and all(static(size) == 1 for size in shape[ahead:dim])
     if not in_order or not all(map(same, shape[:ahead], rows)):
         return None
@@ -283,7 +281,7 @@ def _terms(node: Node) -> Iterator[Node]:
         if right == 0 and not isinstance(right, Node):
             node = left
             continue
-        if not isinstance(right, Node) or tensor_of(right) is None:
+        if not is_tensor(right):
             break
         chain.append(right)
         node = left

@@ -71,8 +71,7 @@ class IndexPrograms:
 
     def edited(self, value: IndexValue) -> Node | None:
         """A tensor that the program reads and that the model edits in place, if there is one."""
-        reads = [value.base, *(step.operand for step in value.program if step.operand is not None)]
-        return next((node for node in reads if self._aliases.edited(node)), None)
+        return next(filter(self._aliases.edited, value.reads), None)
 
     def is_edited(self, node: Node) -> bool:
         """Whether a node, or what it reads, is edited in place: its value is then not what the graph says."""

@@ -14,7 +14,7 @@ from fxopt.patterns.constants import Number, constant_of
 from fxopt.patterns.embedding_columns.index_combined import combined
 from fxopt.patterns.embedding_columns.index_substitution import masked_fill, where
 from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, itself, name_of, operand
-from fxopt.shape.calls import FILLS, WHERES
+from fxopt.shape.calls import FILLS, WHERES, arguments_of
 from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
 from fxopt.shape.view_operators import CASTS
 
@@ -145,7 +145,7 @@ def _div_mode(programs: IndexPrograms, node: Node) -> IndexValue | None:
 
 
 def _clamp(programs: IndexPrograms, node: Node) -> IndexValue | None:
-    arguments = dict(zip(("self", "min", "max"), node.args, strict=False)) | dict(node.kwargs)
+    arguments = arguments_of(node)
     source, dtype = arguments["self"], node.meta["val"].dtype
     steps = []
     for key, op in (("min", Op.CLAMP_MIN), ("max", Op.CLAMP_MAX)):

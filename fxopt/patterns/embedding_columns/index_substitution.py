@@ -11,7 +11,7 @@ from torch.fx import Node
 from fxopt.kernels.columns.plan import Compare, Instr, Op
 from fxopt.patterns.constants import Number, constant_of
 from fxopt.patterns.embedding_columns.index_value import IndexValue, Step, name_of, operand
-from fxopt.shape.sizes import same_shape, tensor_of
+from fxopt.shape.sizes import is_tensor, same_shape
 
 if TYPE_CHECKING:
     from fxopt.patterns.embedding_columns.index_program import IndexPrograms
@@ -63,7 +63,7 @@ def _substitute(programs: IndexPrograms, node: Node, mask, kept, constant, inver
     """Where the mask holds (or not, `inverted`): the constant, else `kept`."""
     conditions, number = _conditions(programs, mask, inverted), constant_of(constant)
     dtype = node.meta["val"].dtype
-    if conditions is None or number is None or not isinstance(kept, Node) or tensor_of(kept) is None:
+    if conditions is None or number is None or not is_tensor(kept):
         return None
     tested, comparisons = conditions
     substitute = operand(dtype, number)

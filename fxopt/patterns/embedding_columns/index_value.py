@@ -30,6 +30,10 @@ class IndexValue:
     program: tuple[Step, ...] = ()
 
     @property
+    def reads(self) -> list[Node]:
+        return [self.base, *(step.operand for step in self.program if step.operand is not None)]
+
+    @property
     def per_lane(self) -> bool:
         """Whether a step depends on the position along the last axis, which must then stay as it is."""
         return any(step.instr.op is Op.ADD_TENSOR for step in self.program)

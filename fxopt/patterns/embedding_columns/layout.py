@@ -22,7 +22,7 @@ class Layout:
 
     @property
     def reads(self) -> list[Node]:
-        return [self.value.base, *(step.operand for step in self.value.program if step.operand is not None)]
+        return self.value.reads
 
 
 def layout_of(value: IndexValue, rows: int) -> Layout | None:

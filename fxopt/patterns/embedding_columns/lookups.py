@@ -13,7 +13,7 @@ from torch.fx import Node
 from fxopt.patterns.core import Reject
 from fxopt.patterns.jagged.segments import Segment
 from fxopt.shape.calls import arguments_of
-from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
+from fxopt.shape.sizes import Size, is_tensor, same, shape_of, static, tensor_of
 
 aten = torch.ops.aten
 TABLE_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -77,11 +77,11 @@ def _checked(lookup: Lookup) -> Lookup | Reject:
 
 
 def _is_table(node: object) -> TypeGuard[Node]:
-    return isinstance(node, Node) and tensor_of(node) is not None and len(shape_of(node)) == 2
+    return is_tensor(node) and len(shape_of(node)) == 2
 
 
 def _is_ids(node: object) -> TypeGuard[Node]:
-    tensor = tensor_of(node) if isinstance(node, Node) else None
+    tensor = tensor_of(node)
     return tensor is not None and not tensor.is_floating_point() and tensor.dtype not in (torch.bool, torch.uint8)
 
 

@@ -23,7 +23,7 @@ from fxopt.patterns.embedding_columns.index_substitution import COMPARES, INVERS
 from fxopt.patterns.embedding_columns.index_value import operand
 from fxopt.patterns.embedding_columns.mask_axes import CASTS, LANE, VIEWS, Axes, moved_axes, numbered, unrepeated
 from fxopt.shape.ranges.conditions import same_call
-from fxopt.shape.sizes import same, same_shape, shape_of, static, tensor_of
+from fxopt.shape.sizes import is_tensor, same, same_shape, shape_of, static, tensor_of
 
 aten = torch.ops.aten
 
@@ -52,9 +52,6 @@ class Prefix:
     first: int
     axes: Axes
 
-    def inverse(self) -> None:
-        return None
-
 
 Atom = Test | Prefix
 
@@ -71,7 +68,8 @@ class Mask:
         """The same mask, said as `inverted` asks; only one atom may be able to."""
         if self.inverted is inverted:
             return self
-        inverse = self.atoms[0].inverse() if len(self.atoms) == 1 else None
+        (only, *others) = self.atoms
+        inverse = only.inverse() if isinstance(only, Test) and not others else None
         return None if inverse is None else Mask((inverse,), inverted, self.nodes)
 
     def invert(self) -> Mask:
@@ -198,7 +196,7 @@ def _compared(node: Node) -> Mask | None:
         if found is not None:
             return found
     compare, number = COMPARES.get(node.target), constant_of(right)  # type: ignore[call-overload]
-    if compare is None or not isinstance(left, Node) or tensor_of(left) is None:
+    if compare is None or not is_tensor(left):
         return None
     constant = operand(left.meta["val"].dtype, number) if number is not None else None
     if constant is None or len(shape_of(left)) != len(shape_of(node)):
@@ -209,7 +207,7 @@ def _compared(node: Node) -> Mask | None:
 def _nonzero(node: Node) -> Mask | None:
     """ids.bool()"""
     ids = node.args[0]
-    if node.target not in CASTS or not _is_bool(node) or not isinstance(ids, Node) or tensor_of(ids) is None:
+    if node.target not in CASTS or not _is_bool(node) or not is_tensor(ids):
         return None
     zero = operand(ids.meta["val"].dtype, 0)
     return None if zero is None else Mask((Test(ids, Compare.NE, zero, numbered(ids)),), False, frozenset((node, ids)))
@@ -217,7 +215,7 @@ def _nonzero(node: Node) -> Mask | None:
 
 def _prefix(node: Node, positions: object, lengths: object, compare: Compare) -> Mask | None:
     """positions `compare` lengths: an arange against one value a row."""
-    if not isinstance(positions, Node) or not isinstance(lengths, Node) or tensor_of(lengths) is None:
+    if not isinstance(positions, Node) or not is_tensor(lengths):
         return None
     counted, dtype = _positions(positions), lengths.meta["val"].dtype
     if counted is None or dtype in (torch.bool, torch.float16, torch.bfloat16) or dtype.is_complex:
@@ -245,7 +243,7 @@ def _positions(node: Node) -> tuple[int, Axes, frozenset[Node]] | None:
         whole = isinstance(start, int) and step == 1 and isinstance(step, int)
         return (start, (LANE,), frozenset((node,))) if whole else None  # type: ignore[return-value]
     source = node.args[0] if node.op == "call_function" and node.args else None
-    if not isinstance(source, Node) or tensor_of(source) is None or node.target not in (*VIEWS, *CASTS):
+    if not is_tensor(source) or node.target not in (*VIEWS, *CASTS):
         return None
     if node.meta["val"].dtype not in (torch.int64, torch.int32, torch.float32, torch.float64):
         return None

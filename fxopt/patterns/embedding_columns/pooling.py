@@ -25,7 +25,7 @@ from fxopt.patterns.embedding_columns.index_value import IndexValue
 from fxopt.patterns.embedding_columns.lookups import Lookup
 from fxopt.patterns.embedding_columns.masked_rows import Describe, Masking, counted_by, masked_rows, masking_of
 from fxopt.patterns.embedding_columns.masks import mask_of
-from fxopt.shape.sizes import same, same_sizes, shape_of, static, tensor_of
+from fxopt.shape.sizes import is_tensor, same, same_sizes, shape_of, static, tensor_of
 from fxopt.shape.view_operators import REPEATS
 
 aten = torch.ops.aten
@@ -75,7 +75,7 @@ def find_pooled(node: Node, lookups: dict[Node, Lookup], describe: Describe) -> 
 
 def _reduced(anchor: Node, call: Node, mode: str, lookups: dict[Node, Lookup], describe: Describe) -> Pooled | None:
     rows, dims = call.args[0], call.args[1] if len(call.args) > 1 else None
-    if not isinstance(rows, Node) or tensor_of(rows) is None or call.kwargs.get("dtype") is not None:
+    if not is_tensor(rows) or call.kwargs.get("dtype") is not None:
         return None
     rank = len(shape_of(rows))
     dim = dims[0] if isinstance(dims, list | tuple) and len(dims) == 1 else dims
@@ -121,7 +121,7 @@ def _converts_exactly(mask: Node, rows: Node) -> bool:
 
 def _repeats_last_axis(mask: Node) -> bool:
     source = mask.args[0] if mask.args else None
-    if not isinstance(source, Node) or tensor_of(source) is None or tensor_of(mask) is None:
+    if not is_tensor(source) or tensor_of(mask) is None:
         return False
     casts = (aten.to.dtype, aten._to_copy.default)
     if mask.target in casts and source.meta["val"].dtype == mask.meta["val"].dtype:
@@ -149,7 +149,7 @@ def _weighted_product(node: Node, lookups: dict[Node, Lookup], describe: Describ
 def _divided(node: Node, lookups: dict[Node, Lookup], describe: Describe) -> Pooled | None:
     """pooled / divisor, the divisor being one value per row."""
     pooled, divisor = node.args[:2]
-    if not isinstance(pooled, Node) or not isinstance(divisor, Node) or tensor_of(divisor) is None:
+    if not isinstance(pooled, Node) or not is_tensor(divisor):
         return None
     found = find_pooled(pooled, lookups, describe)
     if found is None or found.divisor is not None or len(pooled.users) > 1:

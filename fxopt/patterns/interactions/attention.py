@@ -12,7 +12,7 @@ from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.interactions import movement, products
 from fxopt.patterns.interactions.dots import joint_vectors, numbered
 from fxopt.patterns.interactions.terms import Terms
-from fxopt.shape.sizes import shape_of, static, tensor_of
+from fxopt.shape.sizes import is_float32, shape_of, static
 from fxopt.shape.spelled import spelled
 from fxopt.shape.view_operators import viewed
 
@@ -92,7 +92,7 @@ def _affine(node: Node | None) -> Affine | None:
     if call is None or len(call.operands) != 2:
         return None
     (x, own), (weight, letters) = call.operands
-    if not _is_float(x, 3) or not _is_float(weight, 2) or own[2] not in letters:
+    if not is_float32(x, "cpu", 3) or not is_float32(weight, "cpu", 2) or own[2] not in letters:
         return None
     outputs = tuple(letter for letter in letters if letter != own[2])
     bias = None if call.bias is None else call.bias[0]
@@ -100,7 +100,7 @@ def _affine(node: Node | None) -> Affine | None:
 
 
 def _with_bias(product: object, bias: object) -> Affine | None:
-    if not isinstance(product, Node) or not isinstance(bias, Node) or not _is_float(bias, 1):
+    if not isinstance(product, Node) or not is_float32(bias, "cpu", 1):
         return None
     found = _affine(product) if product.target is not aten.add.Tensor else None
     if found is None or found.bias is not None or static(shape_of(bias)[0]) != _outputs(found):
@@ -110,11 +110,6 @@ def _with_bias(product: object, bias: object) -> Affine | None:
 
 def _outputs(affine: Affine) -> int | None:
     return static(shape_of(affine.weight)[1 if affine.turned else 0])
-
-
-def _is_float(node: Node, rank: int) -> bool:
-    value = tensor_of(node)
-    return value is not None and value.dtype == torch.float32 and value.device.type == "cpu" and value.dim() == rank
 
 
 def _pooled(user: Node, softmax: Node, products: Node) -> Node | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from typing import Any
@@ -64,8 +65,5 @@ def _is_large(value: Any) -> bool:
         return any(map(_is_large, value))
     if not isinstance(value, Tensor):
         return True
-    sizes = [static(size) for size in value.shape]
-    count = 1
-    for size in sizes:
-        count *= 1 if size is None else size  # a size that depends on data (nonzero) is at most its input's
-    return count > _MOST_ELEMENTS
+    sizes = map(static, value.shape)  # one that depends on data (nonzero) is at most its input's
+    return math.prod(1 if size is None else size for size in sizes) > _MOST_ELEMENTS

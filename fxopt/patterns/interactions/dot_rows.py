@@ -12,6 +12,7 @@ from torch.fx import Node
 from fxopt.kernels.interactions.serves import HALVES
 from fxopt.patterns.core import Match, Reject, Search, calls_of_ours, is_ours
 from fxopt.shape.sizes import shape_of, static, tensor_of
+from fxopt.shape.view_operators import joined_dim
 
 aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten.reshape.default)
@@ -24,7 +25,7 @@ def find_rows(search: Search, dtypes: Sequence[torch.dtype] = HALVES) -> Iterato
         if value is None or not value.is_cuda or value.dtype not in dtypes or not search.inference:
             continue
         parts: Any = cat.args[0]
-        if value.dim() != 2 or len(parts) != 2 or (cat.args[1:] or (0,))[0] not in (1, -1):
+        if value.dim() != 2 or len(parts) != 2 or joined_dim(cat) != 1:
             continue
         before, pairs = parts
         found = _pairs(pairs)

@@ -11,9 +11,7 @@ from torch.fx import Node
 from fxopt.kernels.interactions.serves import multiplies
 from fxopt.patterns.core import Match, Reject, Search, is_ours
 from fxopt.patterns.lookup_products import sums_vectors
-from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import same_shape, shape_of, static, tensor_of
-from fxopt.shape.standing import analysed
+from fxopt.shape.sizes import is_float32, same_shape, shape_of, static
 
 aten = torch.ops.aten
 
@@ -27,25 +25,21 @@ def find_pair_products(search: Search) -> Iterator[Match | Reject]:
         if (found := _pairs(product)) is not None:
             (reader, *others) = product.users
             dots = not others and sums_vectors(reader)
-            yield _judged(reader if dots else product, dots, found)
+            yield _judged(search, reader if dots else product, dots, found)
     for total in search.calls(aten.sum.dim_IntList) if search.inference else ():
         product = total.args[0]  # type: ignore[assignment]
         if is_ours(product, "fxopt::gpu_pairs") and sums_vectors(total) and not product.args[3]:
             z, i, j, _ = product.args
-            yield _judged(total, True, {"z": z, "i": i, "j": j, "product": product})  # type: ignore[dict-item]
+            yield _judged(search, total, True, {"z": z, "i": i, "j": j, "product": product})  # type: ignore[dict-item]
 
 
-def _judged(anchor: Node, dots: bool, reads: dict[str, Node]) -> Match | Reject:
-    aliases = analysed(anchor.graph, Aliases)
-    if edited := next(filter(aliases.edited, reads.values()), None):
-        return Reject(f"'{edited.name}' is edited in place", anchor)
-    return Match(anchor, {**reads, "dots": dots})
+def _judged(search: Search, anchor: Node, dots: bool, reads: dict[str, Node]) -> Match | Reject:
+    return search.unedited(Match(anchor, {**reads, "dots": dots}), reads.values(), anchor)
 
 
 def _pairs(product: Node) -> dict[str, Node] | None:
     """The fields and the indices of a product that the kernel serves."""
-    value = tensor_of(product)
-    if value is None or not value.is_cuda or value.dtype != torch.float32 or value.dim() != 3 or not product.users:
+    if not is_float32(product, "cuda", rank=3) or not product.users:
         return None
     left, right = (_taken(operand) for operand in product.args)
     if left is None or right is None or left[0] is not right[0] or not same_shape(left[1], right[1]):
@@ -69,4 +63,4 @@ def _taken(node: Any) -> tuple[Node, Node] | None:
         return None
     index, source = i.meta["val"], z.meta["val"]
     listed = index.dim() == 1 and index.dtype == torch.int64 and index.device == source.device
-    return (z, i) if listed and source.dim() == 3 and dim % 3 == 1 and source.dtype == torch.float32 else None
+    return (z, i) if listed and is_float32(z, rank=3) and dim % 3 == 1 else None

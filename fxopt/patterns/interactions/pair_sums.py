@@ -13,7 +13,8 @@ from fxopt.patterns.core import Match, Reject, Search
 from fxopt.patterns.interactions import movement, products
 from fxopt.patterns.interactions.dots import joint_vectors
 from fxopt.patterns.interactions.terms import Terms
-from fxopt.shape.sizes import same, shape_of, static, tensor_of
+from fxopt.shape.calls import only_user
+from fxopt.shape.sizes import is_float32, same, shape_of, static
 from fxopt.shape.view_operators import viewed
 
 aten = torch.ops.aten
@@ -80,10 +81,7 @@ def _field_sum(node: object) -> Node | None:
 
 
 def _is_fields(x: Node) -> bool:
-    value = tensor_of(x)
-    if value is None or value.dtype != torch.float32 or value.device.type != "cpu" or value.dim() != 3:
-        return False
-    return static(value.shape[2]) is not None
+    return is_float32(x, "cpu", rank=3) and static(shape_of(x)[2]) is not None
 
 
 def _of_products(node: Node, terms: Terms) -> PairSum | None:
@@ -122,14 +120,7 @@ def _with_weights(found: PairSum) -> PairSum:
     for vectors, weights in (x.args[:2], x.args[1::-1]):
         if not isinstance(vectors, Node) or not isinstance(weights, Node) or own != set(x.users):
             continue
-        wide, narrow = tensor_of(vectors), tensor_of(weights)
-        if (
-            wide is None
-            or narrow is None
-            or narrow.dtype != torch.float32
-            or narrow.dim() != 3
-            or not _is_fields(vectors)
-        ):
+        if not is_float32(weights, rank=3) or not _is_fields(vectors):
             continue
         sizes = shape_of(vectors)
         if all(map(same, shape_of(x), sizes)) and all(map(same, shape_of(weights), (*sizes[:2], 1))):
@@ -139,13 +130,9 @@ def _with_weights(found: PairSum) -> PairSum:
 
 def _with_tail(found: PairSum) -> PairSum:
     """What follows: a factor, the sum over lanes, and views that only change axes of size 1."""
-    while len(found.anchor.users) == 1:
-        (user,) = found.anchor.users
-        longer = _scaled(found, user) or _totalled(found, user) or _reshaped(found, user)
-        if longer is None:
-            break
-        found = longer
-    return found
+    user = only_user(found.anchor)
+    longer = user and (_scaled(found, user) or _totalled(found, user) or _reshaped(found, user))
+    return _with_tail(longer) if longer else found
 
 
 def _scaled(found: PairSum, user: Node) -> PairSum | None:

@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from fxopt.patterns.interactions.terms import BATCH, FIELD, LANE, MOST_TERMS, Rule, Terms, Value
-from fxopt.shape.spelled import Letters, spelled
+from fxopt.shape.spelled import Letters, aligned, spelled
 
 aten = torch.ops.aten
 _MATRIX_PRODUCTS = (aten.bmm.default, aten.matmul.default)
@@ -25,25 +26,29 @@ def _product(terms: Terms, node: Node) -> Value | None:
     kinds = _kinds(words, values)
     if kinds is None or any(kinds[letter] != LANE for letter in set(kinds) - set(call.out)):
         return None
-    fields = [letter for letter in call.out if kinds[letter] == FIELD]
-    left, right = (_aligned(value, word, fields) for word, value in zip(words, values, strict=True))
+    order = [letter for letter in call.out if kinds[letter] == FIELD]
+    fields = ([letter for letter in word if kinds[letter] == FIELD] for word in words)
+    left, right = (
+        aligned(value.terms, (*own, None), (*order, None)) for own, value in zip(fields, values, strict=True)
+    )
     most = math.inf if node.target in _MATRIX_PRODUCTS else MOST_TERMS
-    return _paired("".join(kinds[letter] for letter in call.out), left, right, most)
+    return _paired("".join(kinds[letter] for letter in call.out), left, right, values[0], most)
 
 
-def _paired(axes: str, left: Value, right: Value, most: float = MOST_TERMS) -> Value | None:
+def _paired(axes: str, left: Tensor, right: Tensor, like: Value, most: float = MOST_TERMS) -> Value | None:
     try:
-        pairs = torch.broadcast_tensors(left.terms, right.terms)
+        pairs = torch.broadcast_tensors(left, right)
     except RuntimeError:
         return None
-    return Value(axes, torch.cat(pairs, -1), left.B, left.D) if pairs[0].numel() <= most else None
+    return Value(axes, torch.cat(pairs, -1), like.B, like.D) if pairs[0].numel() <= most else None
 
 
 def _squared(terms: Terms, node: Node) -> Value | None:
     values = terms.operands(node.args[:1])
     if values is None or not values[0].is_vectors or (node.target is not aten.square.default and node.args[1] != 2):
         return None
-    return _paired(values[0].axes, values[0], values[0])
+    (value,) = values
+    return _paired(value.axes, value.terms, value.terms, value)
 
 
 def _summed(terms: Terms, node: Node) -> Value | None:
@@ -75,16 +80,6 @@ def _kinds(words: list[Letters], values: list[Value]) -> dict[Any, str] | None:
                 return None
     found = list(kinds.values())
     return kinds if found.count(BATCH) == found.count(LANE) == 1 else None
-
-
-def _aligned(value: Value, word: Letters, fields: list[Any]) -> Value:
-    """The value with its field dims in the order of `fields`, those it lacks of size 1."""
-    own = [letter for letter, kind in zip(word, value.axes, strict=True) if kind == FIELD]
-    terms = value.terms.permute([own.index(letter) for letter in fields if letter in own] + [len(own)])
-    for at, letter in enumerate(fields):
-        if letter not in own:
-            terms = terms.unsqueeze(at)
-    return Value(value.axes, terms, value.B, value.D)
 
 
 RULES: dict[object, Rule] = {

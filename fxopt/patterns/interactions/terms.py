@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import Size, same, shape_of, static, tensor_of
+from fxopt.shape.sizes import Size, is_float32, same, shape_of, static
 from fxopt.shape.view_operators import viewed
 from fxopt.shape.views import View
 
@@ -67,8 +67,7 @@ class Terms:
         """None where a node is neither made of vectors nor may be one: only float32 on the CPU is."""
         if node not in self._values:
             self._values[node] = None  # for a cycle there is none
-            value = tensor_of(node)
-            if value is not None and value.dtype == torch.float32 and value.device.type == "cpu":
+            if is_float32(node, "cpu"):
                 self._values[node] = self._followed(node) or self._base(node)
         return self._values[node]
 

@@ -32,10 +32,10 @@ def _elu(call: Call) -> int:
 def _numbers_of_elu(node: Node) -> tuple[float, float, float]:
     if node.target is aten.selu.default:
         return 1.6732632423543772, 1.0507009873554805, 1.0
-    alpha = float(argument(node, 1, 1))
+    alpha = float(argument(node, 1))
     if node.target is aten.celu.default:
         return alpha, 1.0, 1 / alpha
-    return alpha, float(argument(node, 2, 1)), float(argument(node, 3, 1))
+    return alpha, float(argument(node, 2)), float(argument(node, 3))
 
 
 def _mish(call: Call) -> int:
@@ -43,7 +43,7 @@ def _mish(call: Call) -> int:
 
 
 def _softplus(call: Call) -> int:
-    beta = float(argument(call.node, 1, 1))
+    beta = float(argument(call.node, 1))
     if beta == 1:
         return call.do("softplus", call.values[0])
     product = call.do("mul", call.values[0], beta)
@@ -66,7 +66,7 @@ def _hardtanh(call: Call) -> int:
     if call.node.target is aten.relu6.default:
         ends = (0.0, 6.0)
     else:
-        ends = (float(argument(call.node, 1, -1)), float(argument(call.node, 2, 1)))
+        ends = (float(argument(call.node, 1)), float(argument(call.node, 2)))
     return _between(call, *ends, ends, call.values[0])
 
 
@@ -90,7 +90,7 @@ def _threshold(call: Call) -> int:
 
 def _gelu(call: Call) -> int:
     x = call.values[0]
-    if argument(call.node, 1, "none") == "none":
+    if argument(call.node, 1) == "none":
         return call.do("gelu", x)
     cubed = call.do("mul", call.do("mul", call.do("mul", x, x), x), _KAPPA)
     t = call.do("tanh", call.do("mul", call.do("add", x, cubed), math.sqrt(2 / math.pi)))
@@ -120,11 +120,11 @@ ACTIVATIONS: dict[Any, Rule] = {
 def numbers_fit(node: Node) -> bool:
     """Whether an activation's numbers are those that its steps are for."""
     if node.target is aten.softplus.default:
-        return argument(node, 1, 1) > 0 and argument(node, 2, 20) == 20
+        return argument(node, 1) > 0 and argument(node, 2) == 20
     if node.target is aten.nan_to_num.default:
         return argument(node, 2) is None and argument(node, 3) is None
     if node.target in (aten.elu.default, aten.celu.default):
-        return all(argument(node, position, 1) > 0 for position in range(1, len(node.target._schema.arguments)))  # type: ignore[union-attr]
+        return all(argument(node, position) > 0 for position in range(1, len(node.target._schema.arguments)))  # type: ignore[union-attr]
     if node.target is aten.hardtanh.default:
-        return argument(node, 1, -1) < argument(node, 2, 1)
+        return argument(node, 1) < argument(node, 2)
     return True

@@ -51,7 +51,7 @@ def is_exact(node: Node) -> bool:
     """Whether a step rounds as eager does. A product that is added to something rounds once (`fma`), a quotient is a
     product on GPUs, and torch's roots, exponentials and sums may differ in the last bit."""
     if node.target in _SCALED:
-        return argument(node, 2, 1) == 1
+        return argument(node, 2) == 1
     if node.target is aten.pow.Tensor_Scalar:
         return argument(node, 1) in (1.0, 2.0)
     return node.target in _ROUNDED_ALIKE
@@ -99,7 +99,7 @@ def _with_alpha(op: str, flipped: bool = False) -> Rule:
     def steps(call: Call) -> int:
         a, b = call.operand(0), call.operand(1)
         first, second = (b, a) if flipped else (a, b)
-        alpha = float(argument(call.node, 2, 1))
+        alpha = float(argument(call.node, 2))
         if alpha != 1:
             second = call.do("mul", second, alpha) if isinstance(second, int) else second * alpha
         return call.do(op, first, second)
@@ -124,7 +124,7 @@ def _clamp(call: Call) -> int:
 
 
 def _leaky_relu(call: Call) -> int:
-    return call.do("leaky_relu", call.values[0], call.operand(1, 0.01))
+    return call.do("leaky_relu", call.values[0], call.operand(1))
 
 
 def _masked_fill(call: Call) -> int:
@@ -154,7 +154,7 @@ def _lerp(call: Call) -> int:
 def _addcmul(op: str) -> Rule:
     def steps(call: Call) -> int:
         product = call.do(op, call.values[1], call.values[2])
-        factor = float(argument(call.node, 3, 1))
+        factor = float(argument(call.node, 3))
         return call.do("add", call.values[0], product if factor == 1 else call.do("mul", product, factor))
 
     return Rule(broadcast, steps)

@@ -26,7 +26,7 @@ def reduced_dims(node: Node) -> list[int]:
 
 def _reduced(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:
     over = reduced_dims(node)
-    if node.target is not aten.sum.default and argument(node, _keeps(node), False):
+    if node.target is not aten.sum.default and argument(node, _keeps(node)):
         return tuple(None if dim in over else axis for dim, axis in enumerate(dims[0]))
     return tuple(axis for dim, axis in enumerate(dims[0]) if dim not in over)
 
@@ -56,7 +56,7 @@ def reduction(op: str) -> Rule:
 
 
 def norm_dims(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:
-    if argument(node, 1, 2) != 2 or argument(node, 4) is not None:
+    if argument(node, 1) != 2 or argument(node, 4) is not None:
         raise Mismatch  # another norm than the root of squares, or in another dtype
     return _reduced(node, axes, dims)
 
@@ -159,7 +159,7 @@ def layer_norm(call: Call) -> int:
         raise Mismatch
     centered = call.do("sub", call.values[0], call.program.reduce("mean", call.values[0], over))
     variance = call.program.reduce("mean", call.do("square", centered), over)
-    scale = call.do("rsqrt", call.do("add", variance, float(argument(call.node, 4, 1e-5))))
+    scale = call.do("rsqrt", call.do("add", variance, float(argument(call.node, 4))))
     result = call.do("mul", centered, scale)
     if 2 in call.values:
         result = call.do("mul", result, call.values[2])

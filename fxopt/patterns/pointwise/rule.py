@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from fxopt.kernels.pointwise.plan import Operand
 from fxopt.patterns.pointwise.axes import Axes, Dims
 from fxopt.patterns.pointwise.program import Program
-from fxopt.shape.sizes import shape_of
+from fxopt.shape.calls import arguments_of
+from fxopt.shape.sizes import is_tensor, shape_of
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,8 @@ class Call:
     dims: dict[int, Dims]
     result: Dims
 
-    def operand(self, position: int, default: float = 0.0) -> Operand:
-        if position in self.values:
-            return self.values[position]
-        return float(argument(self.node, position, default))
+    def operand(self, position: int) -> Operand:
+        return self.values[position] if position in self.values else float(argument(self.node, position))
 
     def do(self, op: str, *operands: Operand) -> int:
         return self.program.elementwise(op, *operands)
@@ -54,23 +52,14 @@ class Rule:
         return self.over is not None and dims.isdisjoint(self.over(node))
 
 
-def argument(node: Node, position: int, default: Any = None) -> Any:
-    """An argument by position, given by keyword or not at all."""
-    if position < len(node.args):
-        return node.args[position]
-    name = node.target._schema.arguments[position].name  # type: ignore[union-attr]
-    return node.kwargs.get(name, default)
+def argument(node: Node, position: int) -> Any:
+    """An argument by position, given by keyword or by default."""
+    return list(arguments_of(node).values())[position]
 
 
 def tensors(node: Node) -> dict[int, Node]:
     """The tensor arguments by position; lists of tensors and unknown keywords count as none."""
-    count = len(node.target._schema.arguments)  # type: ignore[union-attr]
-    found = {position: argument(node, position) for position in range(count)}
-    return {
-        position: value
-        for position, value in found.items()
-        if isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor)
-    }
+    return {position: value for position, value in enumerate(arguments_of(node).values()) if is_tensor(value)}
 
 
 def broadcast(node: Node, axes: Axes, dims: dict[int, Dims]) -> Dims:

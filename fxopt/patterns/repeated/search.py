@@ -21,6 +21,7 @@ from fxopt.patterns.repeated.lanes import FEWEST, NotPacked, Packing
 from fxopt.patterns.repeated.rowwise import is_rowwise, rows_of
 from fxopt.patterns.repeated.trees import Call, Lanes, Leaf, Tree, leaves_of, operands_of, reads_of
 from fxopt.shape.sizes import product, shape_of, static, tensor_of
+from fxopt.shape.view_operators import joined_dim
 
 aten = torch.ops.aten
 # Bytes a row. malloc keeps 32 MB, 4096 rows; the kernel zeroes more at each call. ONN, 41 KB a row: 0.92 to 1.1x.
@@ -102,9 +103,7 @@ def _collector(node: Node) -> Collector | None:
         return None
     if node.target in (aten.cat.default, aten.stack.default):
         operands: Any = node.args[0]
-        dim = int(node.args[1]) if len(node.args) > 1 else 0  # type: ignore[arg-type]
-        kind = "cat" if node.target is aten.cat.default else "stack"
-        dim %= len(shape_of(node))
+        kind, dim = "cat" if node.target is aten.cat.default else "stack", joined_dim(node)
     elif node.target is aten.add.Tensor and not any(_is_sum(user) for user in node.users):
         operands, kind, dim = list(_terms(node)), "sum", 0
     else:

@@ -13,6 +13,7 @@ from fxopt.kernels.target_attention import plan as p
 from fxopt.kernels.target_attention.plan import CONSTANT, PARAMETER, Norm, Step
 from fxopt.patterns.constants import constant_of
 from fxopt.patterns.target_attention.layout import Layout, Sizes, has, viewed
+from fxopt.shape.calls import arguments_of
 from fxopt.shape.sizes import shape_of, static, tensor_of
 
 aten = torch.ops.aten
@@ -118,11 +119,8 @@ class Layers:
         return None if None in numbers else self._step(operation, known[0], *numbers)
 
     def _clamped(self, node: Node, value: Value) -> Value | None:
-        low: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("min")
-        high: Any = node.args[2] if len(node.args) > 2 else node.kwargs.get("max")
-        if node.target is aten.clamp_max.default:
-            low, high = None, low
-        for bound, operation in ((low, p.MAXIMUM), (high, p.MINIMUM)):
+        for name, operation in (("min", p.MAXIMUM), ("max", p.MINIMUM)):
+            bound: Any = arguments_of(node).get(name)
             if isinstance(bound, Node):
                 return None
             if bound is not None:

@@ -15,7 +15,7 @@ from fxopt.patterns.constants import constant_of
 from fxopt.patterns.target_attention.layout import Layout, Sizes, has, to_rows, viewed
 from fxopt.patterns.target_attention.terms import Source
 from fxopt.shape.calls import FILLS, ancestors
-from fxopt.shape.sizes import same, shape_of, static, tensor_of
+from fxopt.shape.sizes import is_tensor, same, shape_of, static, tensor_of
 from fxopt.shape.view_operators import REGROUPS
 
 aten = torch.ops.aten
@@ -112,7 +112,7 @@ class Tail:
         return self._masked(operation, mask, float(number))
 
     def _masked(self, operation: int, mask: Any, value: float = 0.0) -> bool:
-        if not isinstance(mask, Node) or tensor_of(mask) is None or self.edited(mask) or self.node in ancestors([mask]):
+        if not is_tensor(mask) or self.edited(mask) or self.node in ancestors([mask]):
             return False
         dtype = mask.meta["val"].dtype
         if dtype.is_complex or (dtype.is_floating_point and dtype != self.dtype):
@@ -158,7 +158,7 @@ class Tail:
         return self._taken(total, other, (), ("B", "1", "C") if keeps else ("B", "C"))
 
     def _taken(self, end: Node, values: Any, views: tuple, layout: Layout) -> bool:
-        if not isinstance(values, Node) or tensor_of(values) is None or self.edited(values):
+        if not is_tensor(values) or self.edited(values):
             return False
         shape = shape_of(values)
         if len(shape) != 3 or values.meta["val"].dtype != self.dtype:

@@ -23,7 +23,7 @@ from fxopt.patterns.towers.moved import has_shape, moved
 from fxopt.patterns.towers.steps import InputStep, LinearStep, SoftmaxStep, Steps
 from fxopt.patterns.towers.terms import Terms, computed
 from fxopt.shape.aliases import Aliases
-from fxopt.shape.sizes import expression, shape_of, static, tensor_of
+from fxopt.shape.sizes import expression, is_float32, shape_of, static, tensor_of
 from fxopt.shape.view_operators import VIEWS
 
 aten = torch.ops.aten
@@ -71,8 +71,7 @@ class Columns:
 
     def _input(self, node: Node) -> Tensor | None:
         """Columns of a tensor from outside, through views of it."""
-        value = tensor_of(node)
-        if value is None or self._aliases.edited(node) or value.device.type != "cpu" or value.dtype != torch.float32:
+        if not is_float32(node, "cpu") or self._aliases.edited(node):
             return None
         moved = self._view(node)
         if isinstance(moved, Tensor) and self._lies_in_one_row(moved):
@@ -127,8 +126,7 @@ class Columns:
         if node.target in VIEWS or node.target in JOINS:
             return self._moved(node, {n: self.values.get(n, self.read(n)) for n in node.all_input_nodes})
         handler = _HANDLERS.get(node.target)
-        value = tensor_of(node)
-        if handler is None or value is None or value.dtype != torch.float32 or self.batch_dim(node) is None:
+        if handler is None or not is_float32(node) or self.batch_dim(node) is None:
             return None
         return handler(self, node)
 
@@ -172,7 +170,7 @@ class Columns:
         if bias is not None and (not isinstance(bias, Node) or not sizes_fit(node) or not self._is_plain(bias, 1)):
             return None
         batch, rank = self.batch_dim(node), len(shape_of(node))
-        if batch is None or batch == rank - 1 or tensor_of(node).dtype != torch.float32:  # type: ignore[union-attr]
+        if batch is None or batch == rank - 1 or not is_float32(node):
             return None
         numbers = self.numbers(x)
         N, K = (static(size) or 0 for size in shape_of(weight))
@@ -185,8 +183,7 @@ class Columns:
         return self._is_plain(weight, 2) and weight.meta["val"].stride()[-1] == 1
 
     def _is_plain(self, node: Node, rank: int) -> bool:
-        value = tensor_of(node)
-        if value is None or value.dim() != rank or value.dtype != torch.float32 or value.device.type != "cpu":
+        if not is_float32(node, "cpu", rank):
             return False
         sizes = [static(size) for size in shape_of(node)]
         return None not in sizes and 0 not in sizes and not self._aliases.edited(node)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import sympy
 import torch
+from sympy.utilities.iterables import connected_components
 from torch import Tensor
 from torch.fx import Graph, Node
 
@@ -61,35 +62,22 @@ def _components(columns: Columns, steps_of: StepsOf) -> list[frozenset[int]]:
     without its activation.
     """
     steps = columns.steps.steps
-    parent = list(range(len(steps)))
-
-    def root(index: int) -> int:
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
-        return index
-
+    together: list[tuple[int, int]] = []
     for node, of in steps_of.items():
         computed = [index for index in of if not isinstance(steps[index], InputStep)]
         if node.target in JOINS:
-            for index in computed:
-                parent[root(index)] = root(computed[0])
+            together += [(index, computed[0]) for index in computed]
     alike: dict[object, int] = {}
     for index, step in enumerate(steps):
-        for run in step.reads:
-            if not isinstance(steps[run.step], InputStep):
-                parent[root(index)] = root(run.step)
+        together += [(index, run.step) for run in step.reads if not isinstance(steps[run.step], InputStep)]
         if isinstance(step, LinearStep):
             for key in (
                 (step.x, step.weight),
                 (step.x, tuple(map(expression, shape_of(step.weight))), step.activation),
             ):
-                parent[root(index)] = root(alike.setdefault(key, index))
-    together = defaultdict(set)
-    for index, step in enumerate(steps):
-        if not isinstance(step, InputStep):
-            together[root(index)].add(index)
-    return [frozenset(component) for component in together.values() if len(component) > 1]
+                together.append((index, alike.setdefault(key, index)))
+    components = connected_components((range(len(steps)), together))
+    return [frozenset(component) for component in components if len(component) > 1]
 
 
 def _region(search: Search, columns: Columns, steps_of: StepsOf, component: frozenset[int]) -> Match | Reject | None:

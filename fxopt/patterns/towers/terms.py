@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fxopt.patterns.towers.steps import MixtureStep, ProductStep, Run, SoftmaxStep, Steps
-from fxopt.shape.spelled import Letters
+from fxopt.shape.spelled import Letters, aligned
 
 _MOST = 1 << 17  # products of one tensor; 8 experts of 1024 columns are 2**13
 
@@ -36,19 +36,10 @@ def contracted(left: Tensor, left_dims: Letters, right: Tensor, right_dims: Lett
     order = dims + summed
     if not set(dims) <= set(sizes) or math.prod(sizes[letter] for letter in order) > _MOST:
         return None
-    aligned = [_aligned(t, own, order) for t, own in ((left, left_dims), (right, right_dims))]
     shape = [sizes[letter] for letter in order]
-    both = [t.expand(shape).reshape(*shape[: len(dims)], -1) for t in aligned]
+    sides = (aligned(t, own, order) for t, own in ((left, left_dims), (right, right_dims)))
+    both = [t.expand(shape).reshape(*shape[: len(dims)], -1) for t in sides]
     return Terms(*both)
-
-
-def _aligned(numbers: Tensor, dims: Letters, order: Letters) -> Tensor:
-    present = [letter for letter in order if letter in dims]
-    moved = numbers.permute([dims.index(letter) for letter in present])
-    for at, letter in enumerate(order):
-        if letter not in dims:
-            moved = moved.unsqueeze(at)
-    return moved
 
 
 def added(left: Terms, right: Terms) -> Terms:

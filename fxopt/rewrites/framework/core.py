@@ -256,7 +256,7 @@ def _checked(rewrite: Rewrite, editor: Editor, match: Match, edits: Edits) -> Re
             continue
         if new is not None and is_size(old) and is_size(new) and same(old.meta["val"], new.meta["val"]):
             continue
-        before, after = tensor_of(old), tensor_of(new) if new is not None else None
+        before, after = tensor_of(old), tensor_of(new)
         if before is None or after is None:
             raise Rejected(f"'{old.name}' is not a tensor")
         if before.dtype != after.dtype or not same_shape(old, new):  # type: ignore[arg-type]

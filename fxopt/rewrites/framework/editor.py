@@ -19,7 +19,7 @@ from fxopt.kernels.operators import Operators
 from fxopt.patterns.core import place_of
 from fxopt.patterns.groups import behind, hoisted
 from fxopt.shape.aliases import Aliases, undeclared_views
-from fxopt.shape.sizes import Size, inferred, same
+from fxopt.shape.sizes import Size, inferred, same, shape_of
 from fxopt.torch_internals.fake_tensors import FakeTensorMode, mode_of
 from fxopt.torch_internals.patches import OBLIVIOUS
 from fxopt.torch_internals.shape_env import TraceShapeEnv, questions
@@ -82,6 +82,11 @@ class Editor:
         if (shape := inferred(sizes)) is None:
             raise Rejected(f"a view in the sizes {list(sizes)} needs more than one size of the inputs")
         return self.call(torch.ops.aten.view.default, node, shape)
+
+    def in_shape_of(self, old: Node, node: Node) -> Node:
+        """A value for `old`, in its shape where that has another number of dims. Raises Rejected as `shaped` does."""
+        shape = shape_of(old)
+        return node if len(shape_of(node)) == len(shape) else self.shaped(node, shape)
 
     def known(self, value: Any, target: Callable[..., Any], *args: Any) -> Node:
         """A call whose value is known already."""

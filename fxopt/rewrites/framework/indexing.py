@@ -87,7 +87,7 @@ def _gathered(node: Node) -> bool:
 def _written(node: Node) -> bool:
     """copy_(part, values) whose result nobody reads."""
     part, values = node.args if len(node.args) == 2 else (None, None)
-    value = tensor_of(values) if isinstance(values, Node) else None
+    value = tensor_of(values)
     if node.users or value is None or not value.dim() or not isinstance(part, Node) or values is part:
         return False
     if (index := _place(part, node)) is None:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_aggregate, map_arg
+from torch.fx.node import map_arg
 
 from fxopt.facts import facts_of
 from fxopt.rewrites.framework.editor import Editor, as_captured, decomposed, fake_mode_of, no_new_guards
 from fxopt.rewrites.framework.gradient_paths import GradientPaths, may_ask_later
+from fxopt.rewrites.framework.sources import results_of
 from fxopt.shape.aliases import Aliases, has_effects, is_random
 from fxopt.shape.sizes import tensor_of
 from fxopt.torch_internals.storage import shares_storage
@@ -43,7 +44,7 @@ def part_from_backward(module: GraphModule, captured: GraphModule) -> None:
 def _part(module: GraphModule, captured: GraphModule, surely: bool, found: Found) -> None:
     now, before = Kept(module, surely, found), Kept(captured, surely, found)
     readers, makers = dict[Node, set[Node]](), dict[Node, set[Node]]()
-    for result, was in zip(_results(module), _results(captured), strict=True):
+    for result, was in zip(results_of(module), results_of(captured), strict=True):
         if not isinstance(result, Node) or not isinstance(was, Node) or now.edited(result):
             continue
         made, *views = now.path(result)
@@ -74,12 +75,6 @@ def _lie_together(left: Node, right: Node) -> bool:
     """Whether both surely share memory; of a reshape, its schema says only that it may."""
     one, other = tensor_of(left), tensor_of(right)
     return one is not None and other is not None and shares_storage(one, other)
-
-
-def _results(module: GraphModule) -> list[Any]:
-    results: list[Any] = []
-    map_aggregate(module.graph.output_node().args, results.append)
-    return results
 
 
 # By a call, what it reads, and which of that has gradients: what its backward needs of what it reads and gives.

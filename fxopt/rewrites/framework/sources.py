@@ -54,7 +54,7 @@ class Sources:
     def hold(cls, module: GraphModule) -> Sources:
         """Puts the barriers."""
         paths, aliases = GradientPaths(module.graph), Aliases(module.graph)
-        sources, results = cls(module, [], []), _results(module)
+        sources, results = cls(module, [], []), results_of(module)
         for result in list(dict.fromkeys(_themselves(module.graph.output_node().all_input_nodes))):
             if not result.op.startswith("call") or not paths.reach(result) or aliases.edited(result):
                 continue
@@ -87,7 +87,7 @@ class Sources:
                 self.module.graph.erase_node(barrier)
             else:
                 barrier.target = aten.alias.default
-        output, results = self.module.graph.output_node(), _results(self.module)
+        output, results = self.module.graph.output_node(), results_of(self.module)
         for places, shared in self.alone:
             result = results[places[0]]
             if results.count(result) > len(places) or not _is_apart(result, shared):
@@ -129,6 +129,7 @@ def _is_apart(result: Node, shared: bool) -> bool:
     return len(result.users) == 1
 
 
-def _results(module: GraphModule) -> list[Any]:
+def results_of(module: GraphModule) -> list[Any]:
+    """What a graph returns."""
     (results,) = module.graph.output_node().args
     return list(results)  # type: ignore[arg-type]

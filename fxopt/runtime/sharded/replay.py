@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from fxopt.runtime.flatten import is_constant
 from fxopt.runtime.sharded.cut import Cut, live_reads
 from fxopt.runtime.sharded.division import Division
 from fxopt.runtime.sharded.trace import Hosts, NotTraced
+from fxopt.runtime.undo import random_states
 
 _NEAR = 1e-4  # the same operators on the same values: another branch of the model differs by more
 
@@ -34,13 +35,11 @@ class Call:
         self.values = [value for name, value in self._named.items() if name not in self.constants]
         self.results: dict[str, list[Any]] = {}
         self.returned: Any = None
-        self.random: list[Tensor] = []
+        self.random: list[tuple[Callable[[Tensor], None], Tensor]] = []
 
     def begin(self) -> None:
-        """Keeps the states of torch's generators, of the CPU and of this thread's GPU."""
-        self.random = [torch.get_rng_state()]
-        if torch.cuda.is_initialized():
-            self.random.append(torch.cuda.get_rng_state())
+        """Keeps the random states."""
+        self.random = random_states()
 
     def read(self, origin: Sequence[int | str]) -> Any:
         """An argument, or what its attributes lead to."""
@@ -62,9 +61,8 @@ def check(hosts: Hosts, division: Division, call: Call) -> None:
     root = look.copy(cut.module(cut.segments)).root
     try:
         with torch.random.fork_rng(), torch.inference_mode(False), torch.set_grad_enabled(recorded):
-            torch.set_rng_state(call.random[0])
-            for state in call.random[1:]:
-                torch.cuda.set_rng_state(state)
+            for put_back, state in call.random:
+                put_back(state)
             found = looked(look, root, *look.own_inputs(call.values))
     except Exception as error:
         raise NotTraced(f"its trace raises {type(error).__name__}: {error}") from error

@@ -38,8 +38,7 @@ def cast(values: Values, dtype: torch.dtype) -> Values:
         return Values(tuple((rounded(a, dtype), rounded(b, dtype)) for a, b in values.intervals), values.nan)
     if values.nan or any(math.isinf(end) for interval in values.intervals for end in interval):
         return everything
-    whole = Values(tuple((math.trunc(low), math.trunc(high)) for low, high in values.intervals))
-    return whole if whole.within(everything) else everything
+    return Values(tuple((math.trunc(low), math.trunc(high)) for low, high in values.intervals)).wrapped(dtype)
 
 
 def rounded(number: Number, dtype: torch.dtype) -> float:
@@ -56,9 +55,7 @@ def rounded(number: Number, dtype: torch.dtype) -> float:
 
 def integers(name: str, left: Values, right: Values, dtype: torch.dtype) -> Values:
     """SymPyValueRangeAnalysis.<name> (add, mul, floordiv...) of each two intervals, in an integer dtype."""
-    found = Values(tuple(_integers(name, a, b) for a, b in _pairs(left, right)))
-    everything = Values.of_dtype(dtype)
-    return found if found.within(everything) else everything
+    return Values(tuple(_integers(name, a, b) for a, b in _pairs(left, right))).wrapped(dtype)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -99,9 +96,7 @@ def mapped(function: Callable[[Any], Any], values: Values, dtype: torch.dtype) -
     """An increasing function, exact on both ends and without NaN of its own; it wraps where it leaves the dtype."""
     number = float if dtype.is_floating_point else int  # numpy's functions give numpy's numbers
     ends = tuple((number(function(low)), number(function(high))) for low, high in values.intervals)
-    found = Values(ends, values.nan)
-    everything = Values.of_dtype(dtype)
-    return found if found.within(everything) else everything
+    return Values(ends, values.nan).wrapped(dtype)
 
 
 def _pairs(left: Values, right: Values) -> Iterable[tuple[Interval, Interval]]:

@@ -15,7 +15,7 @@ from fxopt.shape.calls import packet_of
 from fxopt.shape.ranges.algebra import cast
 from fxopt.shape.ranges.operation import Known, Operation
 from fxopt.shape.ranges.values import Values, after, before
-from fxopt.shape.sizes import same_shape, tensor_of
+from fxopt.shape.sizes import is_tensor, same_shape, tensor_of
 
 if TYPE_CHECKING:
     from fxopt.shape.ranges.analysis import Ranges
@@ -102,7 +102,7 @@ class _Restricted:
 
     def of_value(self, value: object) -> Known:
         known = self._ranges.of_value(value)
-        if not isinstance(value, Node) or tensor_of(value) is None or self._ranges.aliases.edited(value):
+        if not is_tensor(value) or self._ranges.aliases.edited(value):
             return known
         rule = self._ranges.elementwise(value) if self._depth < _DEEPEST else None
         if rule is not None:
@@ -116,7 +116,7 @@ class _Restricted:
 
 def holding(ranges: Ranges, condition: object, truth: bool, subject: Node) -> Values:
     """What `subject` can be where `condition`, of which it is a part, is `truth`."""
-    if not isinstance(condition, Node) or tensor_of(condition) is None or ranges.aliases.edited(condition):
+    if not is_tensor(condition) or ranges.aliases.edited(condition):
         return ANYTHING
     packet = packet_of(condition)
     is_bool = condition.meta["val"].dtype == torch.bool

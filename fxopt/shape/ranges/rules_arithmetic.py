@@ -84,9 +84,7 @@ def _truncated(left: Values, right: Values, dtype: torch.dtype) -> Values:
         found = [abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) for x in a for y in b]
         return int(min(found)), int(max(found))
 
-    found = Values(tuple(ends(a, b) for a in left.intervals for b in right.intervals))
-    everything = Values.of_dtype(dtype)
-    return found if found.within(everything) else everything
+    return Values(tuple(ends(a, b) for a in left.intervals for b in right.intervals)).wrapped(dtype)
 
 
 def _floor_divide(op: Operation, left: Values, right: Values) -> Values | None:
@@ -154,8 +152,7 @@ def _absolute(op: Operation, values: Values) -> Values | None:
     assert op.dtype is not None
     found = [(low, high) if low >= 0 else (-high, -low) for low, high in values.intervals if low >= 0 or high <= 0]
     found += [(0, max(-low, high)) for low, high in values.intervals if low < 0 < high]
-    folded, everything = Values(tuple(found), values.nan), Values.of_dtype(op.dtype)
-    return folded if folded.within(everything) else everything
+    return Values(tuple(found), values.nan).wrapped(op.dtype)
 
 
 def _negative(op: Operation, values: Values) -> Values | None:

@@ -27,42 +27,32 @@ def _bounded(source: Values, bound: Values, below: bool) -> Values:
     return Values(kept.intervals + taken.intervals, nan)
 
 
-def _clamp(low: str | None, high: str | None) -> Rule:
-    """max with the lower bound, then min with the upper one."""
+def _clamp(low: str | Number | None, high: str | Number | None, step: str = "") -> Rule:
+    """max with the lower bound, then min with the upper one: arguments, or numbers that the operator itself has."""
 
     def rule(op: Operation) -> Known | None:
         source = op.operand("self")
-        values = source.values
-        for name, below in ((low, False), (high, True)):
-            if name is not None and op[name] is not None:
-                values = _bounded(values, op.operand(name).values, below)
+        values, limits = source.values, (_limit(op, low), _limit(op, high))
+        for limit, below in zip(limits, (False, True), strict=True):
+            values = values if limit is None else _bounded(values, limit, below)
         if values == source.values:
             return source
-        return Known(values, f"clamped to [{_end(op, low, '-inf')}, {_end(op, high, 'inf')}]")
+        return Known(values, step or f"clamped to [{_end(limits[0], '-inf')}, {_end(limits[1], 'inf')}]")
 
     return rule
 
 
-def _end(op: Operation, name: str | None, unbounded: str) -> str:
-    if name is None or op[name] is None:
+def _limit(op: Operation, bound: str | Number | None) -> Values | None:
+    if isinstance(bound, str):
+        return None if op[bound] is None else op.operand(bound).values
+    assert op.dtype is not None
+    return None if bound is None else cast(Values.only(bound), op.dtype)
+
+
+def _end(limit: Values | None, unbounded: str) -> str:
+    if limit is None:
         return unbounded
-    number = op.operand(name).values.number
-    return "a tensor" if number is None else f"{number:.9g}"
-
-
-def _constants(low: Number | None, high: Number | None) -> Rule:
-    """Bounds that the operator itself has: relu, relu6."""
-
-    def rule(op: Operation) -> Known | None:
-        source = op.operand("self")
-        values = source.values
-        assert op.dtype is not None
-        for bound, below in ((low, False), (high, True)):
-            if bound is not None:
-                values = _bounded(values, cast(Values.only(bound), op.dtype), below)
-        return source if values == source.values else Known(values, "relu" if high is None else f"relu{high}")
-
-    return rule
+    return "a tensor" if limit.number is None else f"{limit.number:.9g}"
 
 
 def _extreme(below: bool, step: str) -> Rule:
@@ -125,8 +115,8 @@ ELEMENTWISE: dict[object, Rule] = {
     aten.clamp_min: _clamp("min", None),
     aten.clamp_max: _clamp(None, "max"),
     aten.hardtanh: _clamp("min_val", "max_val"),
-    aten.relu: _constants(0, None),
-    aten.relu6: _constants(0, 6),
+    aten.relu: _clamp(0, None, "relu"),
+    aten.relu6: _clamp(0, 6, "relu6"),
     **dict.fromkeys((aten.minimum, aten.min.other), _extreme(below=True, step="minimum with")),
     **dict.fromkeys((aten.maximum, aten.max.other), _extreme(below=False, step="maximum with")),
     aten.fmin: _ignoring_nan(below=True, step="minimum with"),

@@ -47,13 +47,10 @@ def _padded(op: Operation) -> Known | None:
     """Reflections and the like pad with the source's own elements."""
     if op["mode"] not in (None, "constant"):
         return op.operand("self")
-    value = "value" if op["value"] is not None else None
-    if value is None:
-        return either(op.operand("self"), Known(cast(ZERO.values, _dtype(op)), ""))
-    return either(op.operand("self"), op.operand(value))
+    return _with_zeros(op) if op["value"] is None else either(op.operand("self"), op.operand("value"))
 
 
-def _masked_triangle(op: Operation) -> Known | None:
+def _with_zeros(op: Operation) -> Known | None:
     return either(op.operand("self"), Known(cast(ZERO.values, _dtype(op)), ""))
 
 
@@ -75,10 +72,6 @@ def _filled_with(name: str) -> Rule:
         return Known(known.values, known.because or f"filled with {known.values}")
 
     return rule
-
-
-def _item(op: Operation) -> Known | None:
-    return op.known("self")
 
 
 def _put(op: Operation) -> Known | None:
@@ -112,7 +105,7 @@ RULES: dict[object, Rule] = {
     aten.embedding: lambda op: op.known("weight"),
     **dict.fromkeys((aten.repeat_interleave.self_Tensor, aten.repeat_interleave.self_int), _same),
     **dict.fromkeys((aten.pad, aten.constant_pad_nd), _padded),
-    **dict.fromkeys((aten.tril, aten.triu), _masked_triangle),
+    **dict.fromkeys((aten.tril, aten.triu), _with_zeros),
     **dict.fromkeys((aten.select_scatter, aten.slice_scatter, aten.scatter.src), _with("self", "src")),
     **dict.fromkeys((aten.scatter.value, aten.index_fill), _with("self", "value")),
     aten.index_put: _put,
@@ -122,5 +115,5 @@ RULES: dict[object, Rule] = {
     **dict.fromkeys((aten.full, aten.full_like, aten.new_full), _filled_with("fill_value")),
     aten.fill: _filled_with("value"),
     aten.scalar_tensor: _filled_with("s"),
-    **dict.fromkeys((aten.item, aten._local_scalar_dense), _item),
+    **dict.fromkeys((aten.item, aten._local_scalar_dense), lambda op: op.known("self")),
 }

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from fxopt.shape.ranges.algebra import MOST, integers
+from fxopt.shape.ranges.algebra import integers
 from fxopt.shape.ranges.operation import Known, Operation, Rule
 from fxopt.shape.ranges.values import Values
 
@@ -16,28 +16,23 @@ NON_NEGATIVE = Values.between(0.0, math.inf)
 
 
 def _sum(op: Operation) -> Known | None:
+    count = op.size("self", op["dim"])
+    return _added(op, count, f"sum of at most {count.max}")
+
+
+def _cumulative(op: Operation) -> Known | None:
+    """Sums of one to n elements."""
+    return _added(op, Values.between(1, max(1, op.size("self", op["dim"]).max)), "cumulative sum")
+
+
+def _added(op: Operation, count: Values, step: str) -> Known | None:
     """n elements between n * low and n * high. Floats round on the way: only their sign is kept."""
     source = op.operand("self")
     if op.dtype is None or not source.values.intervals:
         return None
     if op.dtype.is_floating_point:
         return source.then(NON_NEGATIVE, "summed") if source.values.within(NON_NEGATIVE) else None
-    count = op.size("self", op["dim"])
-    if count.max == MOST and not source.values.within(Values.between(-1, 1)):
-        return None
-    return source.then(integers("mul", source.values.hull, count, op.dtype), f"sum of at most {count.max}")
-
-
-def _cumulative(op: Operation) -> Known | None:
-    """Sums of one to n elements."""
-    source = op.operand("self")
-    if op.dtype is None or not source.values.intervals:
-        return None
-    if op.dtype.is_floating_point:
-        return source.then(NON_NEGATIVE, "summed") if source.values.within(NON_NEGATIVE) else None
-    most = op.size("self", op["dim"]).max
-    counts = Values.between(1, max(1, most))
-    return source.then(integers("mul", source.values.hull, counts, op.dtype), "cumulative sum")
+    return source.then(integers("mul", source.values.hull, count, op.dtype), step)
 
 
 def _mean(op: Operation) -> Known | None:

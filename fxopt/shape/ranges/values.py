@@ -87,6 +87,10 @@ class Values:
             any(c <= a and b <= d for c, d in other.intervals) for a, b in self.intervals
         )
 
+    def wrapped(self, dtype: torch.dtype) -> Values:
+        """These, or everything that `dtype` can hold where it cannot hold them all."""
+        return self if self.within(everything := Values.of_dtype(dtype)) else everything
+
     def __str__(self) -> str:
         parts = [f"{{{_text(a)}}}" if a == b else f"[{_text(a)}, {_text(b)}]" for a, b in self.intervals]
         return " or ".join(parts + ["NaN"] * self.nan) or "nothing"
