@@ -73,7 +73,7 @@ inline void entries(const Request& request, const Array* grads, cudaStream_t str
     parts[k]->add_entries(images[k], keys, from, scales);
     const int64_t blocks = std::min<int64_t>((parts[k]->longest + 255) / 256, 1024);
     const Launch& parameters = parameters_of(device, request, images[k], stream, capturing);
-    check_launched(launch_kernel(false, entries_kernel, dim3(unsigned(blocks), unsigned(images[k].records.size())), 256, 0, stream, parameters));
+    check_launched(launch_with(nullptr, entries_kernel, dim3(unsigned(blocks), unsigned(images[k].records.size())), 256, 0, stream, parameters));
   }
 }
 

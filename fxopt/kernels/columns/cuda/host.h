@@ -23,9 +23,9 @@ inline void launch(Device& device, const Request& request, const Image& image, c
   }
   const auto kernel = image.in_blocks ? block_columns_kernel : columns_kernel;
   const dim3 all(unsigned(image.tiles ? blocks + image.tiles : std::min(most, blocks)));
-  check_launched(launch_kernel(true, kernel, all, kWarps * 32, 0, stream, parameters));
+  check_launched(fxopt::launch(kernel, all, kWarps * 32, stream, parameters));
   const dim3 of_cut(unsigned(std::min(most, (cut + kWarps - 1) / kWarps)));
-  check_launched(launch_kernel(true, joins_of_bags_kernel, of_cut, kWarps * 32, 0, stream, parameters));
+  check_launched(fxopt::launch(joins_of_bags_kernel, of_cut, kWarps * 32, stream, parameters));
 }
 
 inline void run(const Request& request, cudaStream_t stream, int index) {

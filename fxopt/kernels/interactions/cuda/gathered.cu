@@ -53,8 +53,7 @@ __device__ __noinline__ void fetch_slowly(uint16_t* to, uint64_t from, uint32_t 
 
 template <class K>
 __global__ void __launch_bounds__(K::kWarps * 32) gathered_kernel(const __grid_constant__ Gathered g) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   __shared__ dots::Block<K> shared;
   const int warp = int(threadIdx.x) >> 5, thread = int(threadIdx.x) & 31, sample = int(blockIdx.x) * K::kWarps + warp;
   if (sample < g.row.samples) {
