@@ -64,7 +64,7 @@ def _serves(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
         return False
     inputs = (x.shape[1], *map(len, weights))  # of each layer, and what the last one gives
     return (
-        cuda_call.alike((x, *weights, *(bias for bias in biases if bias is not None)))
+        cuda_call.alike((x, *weights, *biases))
         and all(t.is_contiguous() and t.data_ptr() % 16 == 0 and t.numel() for t in (x, *weights))
         and all(width % VECTOR == 0 for width in inputs[:-1])
         and all(w.shape == (N, K) for w, (K, N) in zip(weights, itertools.pairwise(inputs), strict=True))

@@ -48,9 +48,8 @@ def gpu_grouped(
     Returns:
         [B, L, N], contiguous.
     """
-    given = [x, weight] if y is None else [x, weight, y]
     places = [None if each is None else each.contiguous() for each in (of_x, of_weight, of_y)]
-    fits = cuda_call.alike(given) and _fits(x, weight, y, places)
+    fits = cuda_call.alike((x, weight, y)) and _fits(x, weight, y, places)
     kernel = cuda_build.loaded(KERNEL, x.get_device()) if fits else None
     if kernel is None:
         return reference(x, weight, y, *places)
