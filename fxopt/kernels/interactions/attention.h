@@ -21,18 +21,13 @@ struct AttentionRow {
   Floats score(int64_t j) const {
     Floats total{};
     for (int64_t a = 0; a < job.units; a += kUnits) {
-      Floats units[kUnits];
+      Floats units[kUnits][1];
 #pragma GCC unroll 8
-      for (int r = 0; r < kUnits; r++) units[r] = splat(job.bias[a + r]);
-      for (int64_t d = 0; d < job.x.D; d++) {
-        const Floats right = load(columns + d * width + j);
-        const float* line = weighted + d * job.units + a;
-#pragma GCC unroll 8
-        for (int r = 0; r < kUnits; r++) units[r] = fma(splat(line[r]), right, units[r]);
-      }
+      for (int r = 0; r < kUnits; r++) units[r][0] = splat(job.bias[a + r]);
+      add_products(weighted + a, 1, job.units, columns + j, width, job.x.D, units);
 #pragma GCC unroll 8  // a unit that a variable numbers lives in memory
       for (int r = 0; r < kUnits; r++)
-        if (a + r < job.A) total = fma(splat(job.query[a + r]), maximum(units[r], Floats{}), total);
+        if (a + r < job.A) total = fma(splat(job.query[a + r]), maximum(units[r][0], Floats{}), total);
     }
     return total;
   }
