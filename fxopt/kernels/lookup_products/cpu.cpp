@@ -81,7 +81,7 @@ static void run(const Request& request) {
     refused("fxopt.lookup_products: expected a plan of one output, and the group of each column");
   thread_local std::vector<int64_t> firsts;
   read_groups(request.words + 1, request.n_words - 1, firsts);
-  Products all{{plan, request.operands, request.argument(1), request.counts[0], request.counts[1], nullptr, nullptr}, firsts.data(), request.words + 1};
+  Products all{{{plan, request.operands, request.argument(1), request.counts[0], request.counts[1]}, nullptr, nullptr}, firsts.data(), request.words + 1};
   all.pairs = plan.header->n_columns / 2, all.dots = request.words[0], all.row0 = 0;
   OutputData output = measure(all.call, plan.outputs[0]);
   all.rows = output.rows, all.dim = dim_of(all.call, plan.columns[0]);

@@ -34,8 +34,8 @@ inline void run(const Request& request, cudaStream_t stream, int index) {
   const bool captured = captures(device, stream);
   std::vector<OutputData> outputs;
   for (int64_t o = 0; o < plan.header->n_outputs; o++) {
-    const OutputShape shape = measure(request, plan, plan.outputs[o]);
-    outputs.push_back({request.output({shape.rows, shape.width}, plan.outputs[o].dtype), shape.rows, shape.width});
+    outputs.push_back(measure(given_of(request), plan.outputs[o]));
+    outputs[o].data = request.output({outputs[o].rows, outputs[o].width}, plan.outputs[o].dtype);
   }
   for (int next = 0; next < plan.header->n_columns;)
     launch(device, request, Builder(request, outputs.data(), device.processors * 32).build(next), stream, captured);
