@@ -1,12 +1,9 @@
 // The work items of a call over torch's intra-op threads.
 #pragma once
-#include <torch/csrc/stable/ops.h>
-
-#include <algorithm>
-#include <atomic>
 #include <mutex>
 #include <vector>
 
+#include "../threads.h"
 #include "call.h"
 #include "sizes.h"
 
@@ -79,8 +76,7 @@ inline void run_all(const Call& call, const Kernels& kernels, Error& error) {
   thread_local Work work;  // keeps its memory between calls
   plan_work(call, work);
   const int64_t n_items = work.first_item.back();
-  int64_t threads = std::min(int64_t(work.nanoseconds / kParallelNs) + 1, n_items);
-  if (threads > 1) threads = std::min<int64_t>(threads, torch::stable::get_num_threads());
+  const int64_t threads = threads_for(work.nanoseconds, kParallelNs, n_items);
   if (threads <= 1) {
     for (int64_t item = 0; item < n_items; item++) run_item(call, kernels, work, item, error);
     return;
