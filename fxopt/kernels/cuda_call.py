@@ -63,6 +63,13 @@ def launch(function: Callable[..., bytes | None], parameters: bytes, like: Tenso
         raise RuntimeError(text.decode())
 
 
+def filled(function: Callable[..., bytes | None], parameters: bytes, out: Tensor) -> Tensor:
+    """`out` with what a function, called as by :func:`launch`, writes there; nothing where there is no room."""
+    if out.numel():
+        launch(function, parameters, out)
+    return out
+
+
 def on_stream(function: Callable[[int], T], device: int) -> T:
     """A function of the current stream of a GPU, called with that GPU as the current one."""
     with contextlib.nullcontext() if device == torch.cuda.current_device() else torch.cuda.device(device):

@@ -34,8 +34,7 @@ def gpu_cross(x0: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None, bias:
     if kernel is None:
         return reference(x0, x, weight, scale, bias)
     out = x.new_empty(x.shape)
-    cuda_call.launch(kernel.fxopt_cross, parameters(x0, x, weight, scale, bias, out), x)
-    return out
+    return cuda_call.filled(kernel.fxopt_cross, parameters(x0, x, weight, scale, bias, out), out)
 
 
 def _by_matrix(x0: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:

@@ -55,8 +55,7 @@ def gpu_few_rows(
     ]
     request = _HEAD.pack(*cuda_call.addresses(x, out, between), M, len(layers), widest, 0) + b"".join(layers)
     whole = request.ljust(_HEAD.size + MOST_LAYERS * _LAYER.size, b"\0")
-    cuda_call.launch(kernel.fxopt_few_rows, whole, x)
-    return out
+    return cuda_call.filled(kernel.fxopt_few_rows, whole, out)
 
 
 def _serves(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:

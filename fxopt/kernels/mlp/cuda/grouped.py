@@ -54,9 +54,7 @@ def gpu_grouped(
     if kernel is None:
         return reference(x, weight, y, *places)
     out = _fake(x, weight, y, *places)
-    if out.numel():
-        cuda_call.launch(kernel.fxopt_grouped, parameters(x, weight, y, places, out), x)
-    return out
+    return cuda_call.filled(kernel.fxopt_grouped, parameters(x, weight, y, places, out), out)
 
 
 def _fits(x: Tensor, weight: Tensor, y: Tensor | None, places: _Places) -> bool:

@@ -42,8 +42,7 @@ def gpu_joined_linear(pieces: Sequence[Tensor], weight: Tensor, bias: Tensor | N
         left.append((piece[:, end:], weights[:, end:]))
         start += piece.shape[1]
     x, weights = (torch.cat(tensors, 1) for tensors in zip(*left, strict=True))
-    cuda_call.launch(kernel.fxopt_linear_finish, short(x, weights, bias, out, activation, partial), out)
-    return out
+    return cuda_call.filled(kernel.fxopt_linear_finish, short(x, weights, bias, out, activation, partial), out)
 
 
 def _is_long(piece: Tensor) -> bool:
