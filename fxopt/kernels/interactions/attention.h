@@ -1,6 +1,6 @@
 // Attention over the products of pairs: a row's products are never stored. Lanes are neighbouring pairs.
 #pragma once
-#include "../simd/math.h"
+#include "../simd/softmax.h"
 #include "fields.h"
 
 namespace fxopt::FXOPT_ISA {
@@ -41,25 +41,6 @@ struct AttentionRow {
     }
   }
 
-  void softmax(float* out) {
-    store(scores + job.n, splat(-__builtin_inff()));
-    Floats most = splat(-__builtin_inff());
-    for (int64_t k = 0; k < job.n; k += kLanes) most = maximum(load(scores + k), most);
-    const Floats highest = splat(largest(most));
-    Floats total{};
-    for (int64_t k = 0; k < job.n; k += kLanes) {
-      const Floats e = exp(load(scores + k) - highest);
-      store(scores + k, e);
-      total += e;
-    }
-    const Floats norm = splat(sum(total));
-    for (int64_t k = 0; k < job.n; k += kLanes) {
-      const Floats e = load(scores + k) / norm;
-      store(scores + k, e);
-      store_part(out + k, e, job.n - k);
-    }
-  }
-
   void pool(float* out) const {
     for (int64_t d = 0; d < job.x.D; d += kLanes) {
       Floats pooled{};
@@ -85,7 +66,9 @@ static void attention(const Attention& job, int64_t row0, int64_t row1, float* (
     load_columns(x, b, width, row.columns);
     load_rows(x, b, depth, row.rows);
     row.score_all();
-    row.softmax(job.scores + b * job.n);
+    pad_for_softmax(row.scores, job.n);
+    softmax(row.scores, job.n);
+    copy(job.scores + b * job.n, row.scores, job.n);
     row.pool(job.pooled + b * x.D);
   }
 }

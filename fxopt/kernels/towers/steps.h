@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "../gemm/gemm.h"
-#include "../simd/math.h"
+#include "../simd/softmax.h"
 #include "program.h"
 
 namespace fxopt::towers::FXOPT_ISA {
@@ -106,22 +106,12 @@ inline void run_product(const Call& call, const ProductStep& product, const Bloc
   }
 }
 
-// weights[0, n) become their softmax.
-inline void softmax(float* weights, int64_t n) {
-  float most = weights[0], total = 0;
-  for (int64_t i = 1; i < n; i++) most = weights[i] > most || weights[i] != weights[i] ? weights[i] : most;
-  for (int64_t i = 0; i < n; i++) weights[i] -= most;
-  map(weights, n, [](Floats x) { return exp(x); });
-  for (int64_t i = 0; i < n; i++) total += weights[i];
-  for (int64_t i = 0; i < n; i++) weights[i] /= total;
-}
-
 inline void run_mixture(const Call& call, const MixtureStep& mixture, const Block& block) {
   thread_local std::vector<float> weights, sum;
   thread_local std::vector<std::vector<float>> copied;
   thread_local std::vector<Rows<const float>> experts;
   const int64_t n = mixture.count, width = mixture.width;
-  weights.resize(size_t(n));
+  weights.resize(size_t(n + kLanes));
   sum.resize(size_t(width));
   if (int64_t(copied.size()) <= n) copied.resize(size_t(n) + 1);
   experts.clear();
@@ -130,7 +120,7 @@ inline void run_mixture(const Call& call, const MixtureStep& mixture, const Bloc
   const Rows<float> y = buffer_rows(call, block, mixture.buffer, mixture.column);
   for (int64_t row = 0; row < block.row1 - block.row0; row++) {
     for (int64_t i = 0; i < n; i++) weights[i] = gate[row][i];
-    if (mixture.softmax) softmax(weights.data(), n);
+    if (mixture.softmax) pad_for_softmax(weights.data(), n), softmax(weights.data(), n);
     float* total = sum.data();
     for (int64_t i = 0; i < n; i++) {
       const float* expert = experts[i][row];
