@@ -43,11 +43,12 @@ def most_shared(device: torch.device) -> int:
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", _MOST_SHARED)
 
 
-def alike(tensors: Sequence[Tensor]) -> bool:
-    """Whether these are on one GPU, of one dtype that the kernels know, and record no gradients."""
-    first = tensors[0]
-    same = all(tensor.dtype is first.dtype and tensor.device == first.device for tensor in tensors)
-    recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+def alike(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether these, but for None, are on one GPU, of one dtype that the kernels know, and record no gradients."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    first = given[0]
+    same = all(tensor.dtype is first.dtype and tensor.device == first.device for tensor in given)
+    recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
     return same and first.is_cuda and first.dtype in DTYPES and not recorded
 
 
@@ -60,6 +61,13 @@ def launch(function: Callable[..., bytes | None], parameters: bytes, like: Tenso
     text = on_stream(lambda stream: function(parameters, DTYPES[like.dtype], stream), like.get_device())
     if text:
         raise RuntimeError(text.decode())
+
+
+def filled(function: Callable[..., bytes | None], parameters: bytes, out: Tensor) -> Tensor:
+    """`out` with what a function, called as by :func:`launch`, writes there; nothing where there is no room."""
+    if out.numel():
+        launch(function, parameters, out)
+    return out
 
 
 def on_stream(function: Callable[[int], T], device: int) -> T:

@@ -27,43 +27,48 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-#if FXOPT_EARLY
-// For the launches of one configuration.
-struct Early {
-  cudaLaunchAttribute attribute{};
+// How most kernels begin.
+__device__ __forceinline__ void in_turn() {
+  wait_for_stream();
+  let_next_start();
+}
 
-  Early(cudaLaunchConfig_t& config, bool wanted) {
-    static const bool known = [] {
-      int driver = 0;
-      return cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030;
-    }();
-    if (!known || !wanted) return;
+// What a launch that comes early says; null where that is not known.
+inline cudaLaunchAttribute* early_attribute() {
+#if FXOPT_EARLY
+  static cudaLaunchAttribute attribute{};
+  static const bool known = [] {
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-  }
-  Early(const Early&) = delete;
-};
+    int driver = 0;
+    return cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030;
+  }();
+  return known ? &attribute : nullptr;
 #else
-struct Early {
-  Early(cudaLaunchConfig_t&, bool) {}
-};
+  return nullptr;
 #endif
+}
 
-// nullptr, or what went wrong. early: of a kernel that begins with wait_for_stream(). shared: bytes of dynamic shared memory.
+// nullptr, or what went wrong. attribute: null for none. shared: bytes of dynamic shared memory.
 template <class Parameters>
-static const char* launch_kernel(bool early, void (*kernel)(Parameters), dim3 blocks, int threads, int shared, void* stream, const Parameters& parameters) {
+static const char* launch_with(cudaLaunchAttribute* attribute, void (*kernel)(Parameters), dim3 blocks, int threads, int shared, void* stream, const Parameters& parameters) {
   if (blocks.x == 0) return nullptr;
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = dim3(unsigned(threads));
   config.dynamicSmemBytes = size_t(shared);
   config.stream = static_cast<cudaStream_t>(stream);
-  const Early attributes(config, early);
+  config.attrs = attribute;
+  config.numAttrs = attribute != nullptr;
   cudaError_t error = shared ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) : cudaSuccess;
   if (error == cudaSuccess) error = cudaLaunchKernelEx(&config, kernel, parameters);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+// The same of a kernel that begins with wait_for_stream().
+template <class Parameters>
+static const char* launch(void (*kernel)(Parameters), dim3 blocks, int threads, void* stream, const Parameters& parameters, int shared = 0) {
+  return launch_with(early_attribute(), kernel, blocks, threads, shared, stream, parameters);
 }
 
 }  // namespace fxopt

@@ -57,15 +57,4 @@ __device__ __forceinline__ float summed(float x) {
   return x;
 }
 
-// Of kernels that begin with wait_for_stream(). nullptr, or what went wrong. shared: bytes of dynamic shared memory.
-template <class Parameters>
-static const char* launch_shared(void (*kernel)(Parameters), dim3 blocks, int threads, int shared, void* stream, const Parameters& parameters) {
-  return launch_kernel(true, kernel, blocks, threads, shared, stream, parameters);
-}
-
-template <class Parameters>
-static const char* launch(void (*kernel)(Parameters), dim3 blocks, int threads, void* stream, const Parameters& parameters) {
-  return launch_shared(kernel, blocks, threads, 0, stream, parameters);
-}
-
 }  // namespace fxopt

@@ -5,6 +5,8 @@
 #ifdef __CUDACC__
 #include <cooperative_groups.h>
 
+#include "early.cuh"
+
 namespace fxopt {
 
 // Every thread of the grid; what they wrote before it is seen behind it, past L1. Its counter is the driver's, one a launch.
@@ -29,16 +31,7 @@ static const char* launch_together(void (*kernel)(Parameters), int blocks, int t
   cudaLaunchAttribute together{};
   together.id = cudaLaunchAttributeCooperative;
   together.val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(blocks));
-  config.blockDim = dim3(unsigned(threads));
-  config.dynamicSmemBytes = size_t(shared);
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &together;
-  config.numAttrs = 1;
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  if (error == cudaSuccess) error = cudaLaunchKernelEx(&config, kernel, parameters);
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return launch_with(&together, kernel, dim3(unsigned(blocks)), threads, shared, stream, parameters);
 }
 
 }  // namespace fxopt

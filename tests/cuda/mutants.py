@@ -8,8 +8,8 @@ from fxopt.kernels.columns.cuda import KERNEL
 from tests.cuda.planted import planted
 from tests.cuda.shim_library import Shim, compile_shim
 
-LAUNCH = "check_launched(launch_kernel(true, kernel, all, kWarps * 32, 0, stream, parameters));"
-JOINS = "check_launched(launch_kernel(true, joins_of_bags_kernel, of_cut, kWarps * 32, 0, stream, parameters));"
+LAUNCH = "check_launched(fxopt::launch(kernel, all, kWarps * 32, stream, parameters));"
+JOINS = "check_launched(fxopt::launch(joins_of_bags_kernel, of_cut, kWarps * 32, stream, parameters));"
 AT_BAG = "  Bag bag = bag_of(launch, record, row, rows, wanted);"
 # What is wrong, where, and what the source says instead where shim::planted is the bug's number.
 MUTATIONS = {

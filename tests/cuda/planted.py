@@ -115,7 +115,7 @@ def on_the_shim(
     monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, tensors: Sequence[Tensor], seed: int = 0
 ) -> None:
     """From here on, what would launch a kernel on a GPU runs `library` instead, on `tensors`."""
-    monkeypatch.setattr(cuda_call, "alike", lambda given: len({t.dtype for t in given}) == 1)
+    monkeypatch.setattr(cuda_call, "alike", lambda given: len({t.dtype for t in given if t is not None}) == 1)
     monkeypatch.setattr(cuda_build, "loaded", lambda kernel, device: library)
     monkeypatch.setattr(cuda_call, "launch", functools.partial(_launched, library, tensors, seed))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fxopt.kernels.columns.cuda.backward import Entries, Sums, room_for, zeros_of
+from fxopt.kernels.columns.cuda.backward import Entries, room_for, zeros_of
 from fxopt.kernels.columns.encode import DTYPES, encode, plan_of
 from fxopt.kernels.columns.plan import Plan
 
@@ -109,10 +109,10 @@ class Shim:
         )
         return Entries(*torch.sort(keys.view(-1), stable=True), places, scales)
 
-    def _add_up(self, grads: Sequence[Tensor], sums: Sums, memory: list[Tensor]) -> None:
+    def _add_up(self, grads: Sequence[Tensor], sums: bytes, memory: list[Tensor]) -> None:
         memory[5].fill_(float("nan"))  # sums of chunks
         named, text = [self._name(t) for t in (*grads, memory[5])], ctypes.create_string_buffer(256)
-        assert self.library.fxopt_cuda_sums(ctypes.byref(sums), None, text), text.value
+        assert self.library.fxopt_cuda_sums(sums, None, text), text.value
         self._finish(named)
 
     def _call(self, tensors, tables, words, seed, call, more=()) -> list[Tensor]:  # type: ignore[no-untyped-def]

@@ -54,7 +54,7 @@ for device in (1, 0, 1):
     x0, x, weight = (torch.randn(n, 8, device=device) for n in (5, 5, 1))
     found = cross.gpu_cross(x0, x, weight, None, None)
     torch.testing.assert_close(found, cross.reference(x0, x, weight, None, None), rtol=1e-4, atol=1e-4)
-for first, second in ((cuda.current_kernel(0), cuda.current_kernel(1)),
+for first, second in ((cuda._current[0], cuda._current[1]),
                       (cuda_build.loaded(cross.KERNEL, 0), cuda_build.loaded(cross.KERNEL, 1))):
     assert "-sm_90a-" in first._name and "-sm_90-" in second._name
 """

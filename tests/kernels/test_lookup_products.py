@@ -103,6 +103,7 @@ def test_programs_and_large_tables(isa: None) -> None:
 
 @pytest.mark.parametrize(("column", "bad"), [(0, ROWS), (5, -1), (2, 2**40)])
 def test_bad_ids_name_their_column(isa: None, column: int, bad: int) -> None:
+    op.load()  # also the columns, which name the id
     tables, plan = [torch.randn(ROWS, 8) for _ in range(6)], plan_of_pairs(3, 8, 9, 6)
     ids = torch.randint(0, ROWS, (300, 9))
     ids[270, plan.columns[column].source.fixed[0][1]] = bad

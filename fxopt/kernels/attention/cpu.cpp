@@ -1,13 +1,10 @@
 // fxopt::attention on the CPU: torch's stable ABI around the kernels of heads.h.
-#include <torch/csrc/stable/ops.h>
-
-#include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <vector>
 
 #include "../entry.h"
 #include "../scratch.h"
+#include "../threads.h"
 #include "../words.h"
 #include "job.h"
 
@@ -144,13 +141,8 @@ void attention(const Request& request) {
     return;
   }
   const double flops = 2.0 * double(heads) * double(job.queries) * double(job.keys) * double(job.channels + job.value_channels + 8);
-  const int64_t threads = std::min<int64_t>({int64_t(flops / kParallelFlops) + 1, heads, int64_t(torch::stable::get_num_threads())});
-  if (threads <= 1) return (*chosen)(job, 0, heads);
-  std::atomic<int64_t> next{0};
-  const int64_t some = std::max<int64_t>(1, heads / (8 * threads));
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t head; (head = next.fetch_add(some)) < heads;) (*chosen)(job, head, std::min(head + some, heads));
-  });
+  const int64_t threads = threads_for(flops, kParallelFlops, heads), some = threads > 1 ? std::max<int64_t>(1, heads / (8 * threads)) : heads;
+  as_they_come(heads, threads, some, [&](int64_t first, int64_t last) { (*chosen)(job, first, last); });
 }
 
 }  // namespace fxopt::attention

@@ -6,7 +6,7 @@
 namespace fxopt::attention::FXOPT_ISA {
 
 using namespace fxopt::FXOPT_ISA;
-using target::padded, target::Packed, target::FXOPT_ISA::kSlack, target::FXOPT_ISA::exp_below, target::FXOPT_ISA::multiply;
+using target::padded, target::Packed, target::FXOPT_ISA::kSlack, target::FXOPT_ISA::multiply;
 
 constexpr int64_t kQueries = 48;  // at once
 
@@ -73,38 +73,6 @@ static void add_mask(const Job& job, float* scores, const int64_t* index, int64_
     if ((mask[s * job.mask.column] != 0) == (job.masking == kFillSet)) scores[s] = job.fill;
 }
 
-inline float most_of(Floats v) {
-#if FXOPT_VECTOR_BYTES == 64
-  return _mm512_reduce_max_ps((__m512)v);
-#else
-  float most = v[0];
-  for (int lane = 1; lane < kLanes; lane++) most = v[lane] > most ? v[lane] : most;
-  return most;
-#endif
-}
-
-// In place, over whole vectors: what is behind the last key is minus infinity, and becomes 0. A NaN makes its row NaN.
-static void softmax(float* x, int64_t n, bool safe) {
-  Floats most = load(x);
-  for (int64_t s = kLanes; s < n; s += kLanes) {
-    const Floats next = load(x + s);
-    most = next > most ? next : most;
-  }
-  const Floats top = splat(most_of(most));
-  if (safe && top[0] == -INFINITY) {
-    std::memset(x, 0, n * 4);
-    return;
-  }
-  Floats total{};
-  for (int64_t s = 0; s < n; s += kLanes) {
-    const Floats e = exp_below(load(x + s) - top);
-    total += e;
-    store(x + s, e);
-  }
-  const Floats scale = splat(1.0f / sum(total));
-  for (int64_t s = 0; s < n; s += kLanes) store(x + s, load(x + s) * scale);
-}
-
 // In place, over whole vectors; nobody reads what is behind the last key.
 static void gate(float* x, int64_t n, float divisor) {
   const Floats by = splat(divisor);
@@ -125,9 +93,8 @@ static void run_queries(const Job& job, Memory& memory, const int64_t* index, in
   for (int64_t r = 0; r < rows; r++) {
     float* scores = memory.scores + r * memory.ld;
     add_mask(job, scores, index, first + r);
-    const int64_t whole = (job.keys + kLanes - 1) / kLanes * kLanes;
-    if (job.gated) gate(scores, whole, job.divisor);
-    else softmax(scores, whole, job.safe);
+    if (job.gated) gate(scores, job.keys, job.divisor);
+    else softmax(scores, job.keys, job.safe);  // padded
     if (job.weights.data) {
       float* weights = const_cast<float*>(at(job.weights, index, job.n_factors)) + (first + r) * job.weights.row;
       copy(weights, scores, job.keys);

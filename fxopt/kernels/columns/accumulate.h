@@ -1,8 +1,6 @@
 // Adds table rows into an accumulator, in vectors that stay in registers over a whole bag.
 #pragma once
-#if FXOPT_VECTOR_BYTES > 16
-#include <immintrin.h>
-#endif
+#include "../simd/lanes.h"
 #include "quantized.h"
 
 namespace fxopt::FXOPT_ISA {
@@ -81,13 +79,6 @@ struct Bag {
 
 inline int64_t id_ahead(const int64_t* ids, int64_t k, int64_t n) { return ids[k < n ? k : n - 1]; }
 
-template <class V>
-inline V load_vector(const void* from) {
-  V v;
-  memcpy(&v, from, sizeof v);
-  return v;
-}
-
 // `acc` holds one vector of BYTES for each I, from column `at` of the table. Indices are constants (I, not a loop), so
 // that the sums are registers: GCC keeps a looped-over array of vectors in memory, at twice the time.
 template <class A, int BYTES, bool WEIGHTED, int... I>
@@ -95,7 +86,7 @@ inline void add_block(const Bag<A>& bag, int64_t at, A* acc, std::integer_sequen
   using V = typename Vector<A, BYTES>::type;
   constexpr int kLanes = BYTES / sizeof(A), kLine = BYTES < 64 ? 64 / BYTES : 1;  // vectors in a cache line
   const char* table = bag.table + at * sizeof(A);
-  V sum[sizeof...(I)] = {load_vector<V>(acc + I * kLanes)...};
+  V sum[sizeof...(I)] = {load_as<V>(acc + I * kLanes)...};
   for (int64_t k = 0; k < bag.n; k++) {
     if (bag.fetched) {
       const char* far = table + id_ahead(bag.ids, k + kFarAhead, bag.fetched) * bag.row_stride;
@@ -105,9 +96,9 @@ inline void add_block(const Bag<A>& bag, int64_t at, A* acc, std::integer_sequen
     const char* row = table + bag.ids[k] * bag.row_stride;
     if constexpr (WEIGHTED) {
       const A weight = bag.weights[k];
-      ((sum[I] = add_weighted<V, A>(sum[I], load_vector<V>(row + I * BYTES), weight, bag.fused)), ...);
+      ((sum[I] = add_weighted<V, A>(sum[I], load_as<V>(row + I * BYTES), weight, bag.fused)), ...);
     } else {
-      ((sum[I] += load_vector<V>(row + I * BYTES)), ...);
+      ((sum[I] += load_as<V>(row + I * BYTES)), ...);
     }
   }
   (memcpy(acc + I * kLanes, &sum[I], sizeof(V)), ...);

@@ -3,7 +3,6 @@
 // checked bag by bag 7.5, as Pooling does it 8.5, F.embedding_bag 9.2. Ids that a program makes, or that do not lie one
 // behind the other, are made first.
 #pragma once
-#include "../simd/lanes.h"
 #include "accumulate.h"
 
 namespace fxopt::FXOPT_ISA {
@@ -69,7 +68,7 @@ struct FloatRow {
 
   FloatRow(const char* data, int64_t) : data(data) {}
   template <class V>
-  V at(int i) const { return load_vector<V>(data + i * sizeof(V)); }
+  V at(int i) const { return load_as<V>(data + i * sizeof(V)); }
   Floats first(int i, int n) const { return load(reinterpret_cast<const float*>(data) + i * kLanes, n); }
 };
 

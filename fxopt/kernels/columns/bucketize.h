@@ -12,13 +12,12 @@ inline bool stops(T boundary, T value) {
 }
 
 // torch's own loop: also right, element for element, when the boundaries are not sorted.
-template <class T, bool RIGHT>
-inline int64_t search(const char* boundaries, int64_t stride, int64_t n, T value) {
+template <bool RIGHT, class T, class Load>
+inline int64_t search(int64_t n, T value, Load load) {
   int64_t start = 0, end = n;
   while (start < end) {
     const int64_t middle = start + ((end - start) >> 1);
-    const T boundary = *reinterpret_cast<const T*>(boundaries + middle * stride);
-    if (stops<T, RIGHT>(boundary, value)) end = middle;
+    if (stops<T, RIGHT>(load(middle), value)) end = middle;
     else start = middle + 1;
   }
   return start;
@@ -157,7 +156,8 @@ inline void bucketize(const char* boundaries, int64_t stride, int64_t n_boundari
     if (n == 1 && stride == 4 && n_boundaries <= kCountLimit && count_one<RIGHT>(sorted, n_boundaries, values[0], out[0])) return;
 #endif
   if (stride != int64_t(sizeof(T)) || !is_sorted(sorted, n_boundaries)) {
-    for (int k = 0; k < n; k++) out[k] = search<T, RIGHT>(boundaries, stride, n_boundaries, values[k]);
+    for (int k = 0; k < n; k++)
+      out[k] = search<RIGHT>(n_boundaries, values[k], [=](int64_t at) { return *reinterpret_cast<const T*>(boundaries + at * stride); });
   } else if (n_boundaries > kCountLimit) {
     for (int k = 0; k < n; k++) out[k] = search_sorted<T, RIGHT>(sorted, n_boundaries, values[k]);
   } else {

@@ -41,11 +41,7 @@ inline bool outgrow_cache(const Array* tables, int64_t n) {
   return bytes > kCached;
 }
 
-struct Call {
-  Plan plan;
-  const Array* tensors;
-  const Array* tables;
-  int64_t n_tensors, n_tables;
+struct Call : Given {
   const OutputData* outputs;
   char* (*scratch)(size_t bytes);  // per thread, grows, valid until the next request
   bool fetches_ahead;

@@ -2,23 +2,9 @@
 // dispatcher a plan may come from anywhere: the numbers that kernels take on trust are checked here, those that depend
 // on the tensors of a call where they are used.
 #pragma once
-#include "call.h"
+#include "sizes.h"
 
 namespace fxopt {
-
-inline void expect_plan(bool holds, const char* what) {
-  if (!holds) refused("fxopt.columns: expected a plan made by encode(), found %s", what);
-}
-
-inline bool within(int64_t at, int64_t size, int64_t n) { return at >= 0 && size >= 0 && at <= n - size; }
-
-// The records lie inside of the n words.
-inline void check_counts(const int64_t* words, int64_t n) {
-  expect_plan(n >= int64_t(sizeof(Header) / sizeof(int64_t)) && words[0] == kVersion, "another tensor");
-  for (int k = 1; k < 7; k++) expect_plan(words[k] >= 0 && words[k] <= n, "a number of records");
-  const Plan plan(words);
-  expect_plan(reinterpret_cast<const int64_t*>(plan.tiles + plan.header->n_tiles) - words <= n, "one that was cut off");
-}
 
 inline void check_source(const Plan& plan, const Source& source) {
   expect_plan(source.row0 >= -1 && source.row1 >= -1 && source.lane >= -1 && (source.row1 < 0 || source.row0 >= 0), "a source's dims");

@@ -20,9 +20,8 @@ FXOPT_CHOSEN(kernels, columns)
 
 static Call call_of(const Request& request) {
   if (request.n_arguments != 2) refused("fxopt.columns: expected tensors and tables");
-  const Array* tables = request.argument(1);
-  const bool fetches_ahead = outgrow_cache(tables, request.counts[1]);
-  return {Plan(request.words), request.operands, tables, request.counts[0], request.counts[1], nullptr, scratch, fetches_ahead};
+  const Given given = given_of(request);
+  return {given, nullptr, scratch, outgrow_cache(given.tables, given.n_tables)};
 }
 
 static void run(const Request& request) {

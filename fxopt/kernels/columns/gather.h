@@ -98,7 +98,7 @@ inline void add_row(const T* row, T* to, int64_t dim) {
     using V = typename Vector<T, FXOPT_VECTOR_BYTES>::type;
     constexpr int64_t kLanes = sizeof(V) / sizeof(T);
     for (; d + kLanes <= dim; d += kLanes) {
-      const V sum = load_vector<V>(to + d) + load_vector<V>(row + d);
+      const V sum = load_as<V>(to + d) + load_as<V>(row + d);
       memcpy(to + d, &sum, sizeof sum);
     }
   }

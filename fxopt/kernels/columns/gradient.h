@@ -1,12 +1,10 @@
 // The backward's work items: a range of rows of one table's gradient, and every column that reads the table.
 #pragma once
-#include <torch/csrc/stable/ops.h>
-
-#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <vector>
 
+#include "../threads.h"
 #include "call.h"
 #include "zeros.h"
 
@@ -40,15 +38,12 @@ inline int64_t shards_of(const Call& call) {
 // run(item, error) for each item, on all threads; the error of the first column.
 template <class F>
 inline void for_items(int64_t n, Error& error, F run) {
-  std::atomic<int64_t> next{0};
   std::mutex mutex;
-  torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1, [&](int64_t, int64_t) {
-    for (int64_t item; (item = next.fetch_add(1)) < n;) {
-      Error here;
-      run(item, here);
-      std::lock_guard<std::mutex> lock(mutex);
-      if (here.failed() && here.before(error)) error = here;
-    }
+  as_they_come(n, torch::stable::get_num_threads(), 1, [&](int64_t item, int64_t) {
+    Error here;
+    run(item, here);
+    std::lock_guard<std::mutex> lock(mutex);
+    if (here.failed() && here.before(error)) error = here;
   });
 }
 

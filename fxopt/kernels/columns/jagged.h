@@ -2,7 +2,7 @@
 #pragma once
 #include <cstring>
 
-#include "call.h"
+#include "layout.h"
 
 namespace fxopt {
 

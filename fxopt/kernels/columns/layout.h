@@ -145,4 +145,15 @@ struct OutputData {
   int64_t rows, width;
 };
 
+// A plan, and the tensors of a call.
+struct Given {
+  Plan plan;
+  const Array *tensors, *tables;
+  int64_t n_tensors, n_tables;
+};
+
+inline Given given_of(const Request& request) {
+  return {Plan(request.words), request.operands, request.argument(1), request.counts[0], request.counts[1]};
+}
+
 }  // namespace fxopt

@@ -27,7 +27,7 @@ struct Program {
       case kFloat: right ? bucketize<float, true>(b.data, stride, m, v.f, n, out) : bucketize<float, false>(b.data, stride, m, v.f, n, out); break;
       case kDouble: right ? bucketize<double, true>(b.data, stride, m, v.d, n, out) : bucketize<double, false>(b.data, stride, m, v.d, n, out); break;
       case kInt64: right ? bucketize<int64_t, true>(b.data, stride, m, v.i, n, out) : bucketize<int64_t, false>(b.data, stride, m, v.i, n, out); break;
-      default: if (!bucketize_any(b, stride, right, v, n, out)) return fail("boundaries have an unknown dtype", instr.tensor, error);
+      default: right ? bucketize_any<true>(b, stride, v, n, out) : bucketize_any<false>(b, stride, v, n, out);
     }
     memcpy(v.i, out, n * sizeof(int64_t));
     v.dtype = instr.dtype;
@@ -35,22 +35,16 @@ struct Program {
   }
 
   // Narrow boundary types: widened one at a time, in torch's own search.
-  static bool bucketize_any(const Array& b, int64_t stride, bool right, const Value& v, int n, int64_t* out) {
-    for (int k = 0; k < n; k++) {
-      int64_t start = 0, end = b.sizes[0];
-      while (start < end) {
-        const int64_t middle = start + ((end - start) >> 1);
-        Value one;
-        one.dtype = b.dtype;
-        load_run(b.dtype, b.data + middle * stride, stride, 1, one, 0);
-        const bool stop = v.is_int() ? (right ? one.i[0] > v.i[k] : one.i[0] >= v.i[k])
-                                     : (right ? one.f[0] > v.f[k] : one.f[0] >= v.f[k]);
-        if (stop) end = middle;
-        else start = middle + 1;
-      }
-      out[k] = start;
-    }
-    return true;
+  template <bool RIGHT>
+  static void bucketize_any(const Array& b, int64_t stride, const Value& v, int n, int64_t* out) {
+    Value one;
+    const auto boundary = [&](int64_t at) {
+      load_run(b.dtype, b.data + at * stride, stride, 1, one, 0);
+      return &one;
+    };
+    for (int k = 0; k < n; k++)
+      out[k] = v.is_int() ? search<RIGHT>(b.sizes[0], v.i[k], [&](int64_t at) { return boundary(at)->i[0]; })
+                          : search<RIGHT>(b.sizes[0], v.f[k], [&](int64_t at) { return boundary(at)->f[0]; });
   }
 
   bool add_tensor(const Instr& instr, Value& v, int64_t position, int n, Error& error) const {

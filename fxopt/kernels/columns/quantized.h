@@ -1,8 +1,5 @@
 // Rows in 8 bits, as quantized.py lays them out, and in bfloat16, made floats in registers.
 #pragma once
-#if FXOPT_VECTOR_BYTES > 16
-#include <immintrin.h>
-#endif
 #include "../simd/codes.h"
 #include "job.h"
 

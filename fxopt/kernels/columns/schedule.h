@@ -1,13 +1,11 @@
-// Sizes of the outputs, and the work items of a call over torch's intra-op threads.
+// The work items of a call over torch's intra-op threads.
 #pragma once
-#include <torch/csrc/stable/ops.h>
-
-#include <algorithm>
-#include <atomic>
 #include <mutex>
 #include <vector>
 
-#include "jagged.h"
+#include "../threads.h"
+#include "call.h"
+#include "sizes.h"
 
 namespace fxopt {
 
@@ -21,54 +19,6 @@ struct Work {
   std::vector<int64_t> first_item, rows;  // per tile, and one past the end
   double nanoseconds = 0;
 };
-
-inline const Array& tensor_at(const Call& call, int64_t index) {
-  if (index < 0 || index >= call.n_tensors)
-    refused("fxopt.columns: the plan reads tensor %lld of %lld", (long long)index, (long long)call.n_tensors);
-  return call.tensors[index];
-}
-
-inline int64_t size_of(const Array& array, int64_t dim) {
-  if (dim >= array.dim) refused("fxopt.columns: the plan reads dim %lld of a tensor with %lld dims", (long long)dim, (long long)array.dim);
-  return array.sizes[dim];
-}
-
-inline int64_t lanes_of(const Call& call, const Source& source) {
-  if (source.lane < 0) return 1;
-  return source.length >= 0 ? source.length : size_of(tensor_at(call, source.tensor), source.lane) - source.start;
-}
-
-inline int64_t dim_of(const Call& call, const Column& column) {
-  if (column.table < 0) return 1;
-  if (column.table >= call.n_tables)
-    refused("fxopt.columns: the plan reads table %lld of %lld", (long long)column.table, (long long)call.n_tables);
-  const Array& table = call.tables[column.table];
-  if (table.dim != 2) refused("fxopt.columns: table %lld has %d dims, expected 2", (long long)column.table, table.dim);
-  return std::max<int64_t>(0, row_dim(table));
-}
-
-inline OutputData measure(const Call& call, const Output& output) {
-  const Column& column = call.plan.columns[output.measured];
-  const Array& array = tensor_at(call, column.source.tensor);
-  OutputData result{nullptr, 0, output.width};
-  if (column.has(kHasBag) && column.pool == kNone) {
-    const Extra& extra = call.plan.extras[column.extra];
-    int64_t begin = 0, end = 0;
-    if (!segment_of(tensor_at(call, extra.bag), extra, size_of(array, 0), begin, end)) refused("fxopt.columns: offsets must grow and stay within the ids");
-    result.rows = end - begin;
-  } else if (column.has(kHasBag)) {
-    const Extra& extra = call.plan.extras[column.extra];
-    const int64_t rows = size_of(tensor_at(call, extra.bag), 0) - extra.include_last;
-    if (rows < 0 || rows % extra.segments)
-      refused("fxopt.columns: %lld offsets for %lld features", (long long)rows, (long long)extra.segments);
-    result.rows = rows / extra.segments;
-  } else {
-    result.rows = size_of(array, column.source.row0) * (column.source.row1 < 0 ? 1 : size_of(array, column.source.row1));
-  }
-  if (output.width < 0) result.width = product(column.pool == kNone ? lanes_of(call, column.source) : 1, dim_of(call, column));
-  if (result.width < 0) refused("fxopt.columns: negative number of lanes");
-  return result;
-}
 
 // Average floats read per row of a pooled or many-lane column.
 inline double row_cost(const Call& call, const Column& column, int64_t rows) {
@@ -126,8 +76,7 @@ inline void run_all(const Call& call, const Kernels& kernels, Error& error) {
   thread_local Work work;  // keeps its memory between calls
   plan_work(call, work);
   const int64_t n_items = work.first_item.back();
-  int64_t threads = std::min(int64_t(work.nanoseconds / kParallelNs) + 1, n_items);
-  if (threads > 1) threads = std::min<int64_t>(threads, torch::stable::get_num_threads());
+  const int64_t threads = threads_for(work.nanoseconds, kParallelNs, n_items);
   if (threads <= 1) {
     for (int64_t item = 0; item < n_items; item++) run_item(call, kernels, work, item, error);
     return;

@@ -1,6 +1,6 @@
 // The products x_h * y_m live in the first cache only, a few of them at a time: what a GEMM would read as its input
 // [B * D, H * M] is never written. Vectors run over (batch row, d), so any D fills them.
-#include "../simd/vector.h"
+#include "../simd/products.h"
 #include "layout.h"
 
 namespace fxopt::FXOPT_ISA {
@@ -13,17 +13,7 @@ constexpr int64_t kProducts = 128;  // at a time: 24 KB of products and 4 KB of 
 template <int NO, int NV>
 [[gnu::always_inline]] inline void tile(const float* weight, int64_t stride, const float* products, int64_t count, float* sums, int64_t width) {
   Floats sum[NO][NV] = {};
-  for (int64_t k = 0; k < count; k++, products += NV * kLanes) {
-    Floats z[NV];
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; v++) z[v] = load(products + v * kLanes);
-#pragma GCC unroll 8
-    for (int o = 0; o < NO; o++) {
-      const Floats w = splat(weight[o * stride + k]);
-#pragma GCC unroll 4
-      for (int v = 0; v < NV; v++) sum[o][v] = fma(w, z[v], sum[o][v]);
-    }
-  }
+  add_products(weight, stride, 1, products, NV * kLanes, count, sum);
 #pragma GCC unroll 8
   for (int o = 0; o < NO; o++)
 #pragma GCC unroll 4

@@ -1,11 +1,10 @@
 // The operator on the CPU: tensors into Vectors, then the kernel of compress.h over torch's threads.
-#include <torch/csrc/stable/ops.h>
-
 #include <cstring>
 #include <vector>
 
 #include "../entry.h"
 #include "../scratch.h"
+#include "../threads.h"
 #include "layout.h"
 
 namespace fxopt {
@@ -73,9 +72,7 @@ static void run(const Request& request) {
     }
   };
   const double flops = 2.0 * double(rows < B ? rows : B) * double(c.D * c.K * outputs);
-  const int64_t grain = int64_t(kTaskFlops / (flops + 1)) + 1;
-  if (threads == 1 || chunks * parts <= grain) tasks(0, chunks * parts);
-  else torch::stable::parallel_for(0, chunks * parts, grain, tasks);
+  in_parts(chunks * parts, int64_t(kTaskFlops / (flops + 1)) + 1, tasks);
 }
 
 }  // namespace fxopt

@@ -6,7 +6,7 @@
 // Single core, AVX-512 AMD, GFlop/s: [1, 512] x [512, 256] 77 (MKL 36, oneDNN 17), [13, ..] 208 (77, 99), [256, ..]
 // 238 (111, 239), [4096, ..] 224 (106, 241); [256, 64] x [64, 64] 213 (98, 108); [4096, 16] x [16, 16] 137 (79, 93).
 #pragma once
-#include "../simd/vector.h"
+#include "../simd/products.h"
 
 namespace fxopt::FXOPT_ISA {
 
@@ -53,33 +53,27 @@ template <int N>
 // 1.15x, from K = 512 on nothing. Broadcasts add a whole row of K in one order, with 2-4x torch's error at K = 1024.
 constexpr int64_t kTurnedRows = 48, kTurnedK = 128;
 
+// sum[i][j] += x[i] * w[j], lane by lane, of all lanes or the first few.
+template <bool ALL, int MR, int NR>
+[[gnu::always_inline]] inline void add_lanes(const float* x, int64_t x_stride, const float* w, int64_t w_stride, int few, Floats (&sum)[MR][NR]) {
+  Floats b[NR];
+#pragma GCC unroll 8
+  for (int j = 0; j < NR; j++) b[j] = ALL ? load(w + j * w_stride) : load(w + j * w_stride, few);
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; i++) {
+    const Floats a = ALL ? load(x + i * x_stride) : load(x + i * x_stride, few);
+#pragma GCC unroll 8
+    for (int j = 0; j < NR; j++) sum[i][j] = fma(a, b[j], sum[i][j]);
+  }
+}
+
 template <int MR, int NR>
 [[gnu::always_inline]] inline void dot_tile(const Gemm& g, int64_t m, int64_t n) {
   const float *x = g.x + m * g.x_stride, *w = g.w + n * g.w_stride;
   Floats sum[MR][NR] = {};
   int64_t k = 0;
-  for (; k + kLanes <= g.K; k += kLanes) {
-    Floats b[NR];
-#pragma GCC unroll 8
-    for (int j = 0; j < NR; j++) b[j] = load(w + j * g.w_stride + k);
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; i++) {
-      const Floats a = load(x + i * g.x_stride + k);
-#pragma GCC unroll 8
-      for (int j = 0; j < NR; j++) sum[i][j] = fma(a, b[j], sum[i][j]);
-    }
-  }
-  if (const int rest = int(g.K - k)) {
-    Floats b[NR];
-#pragma GCC unroll 8
-    for (int j = 0; j < NR; j++) b[j] = load(w + j * g.w_stride + k, rest);
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; i++) {
-      const Floats a = load(x + i * g.x_stride + k, rest);
-#pragma GCC unroll 8
-      for (int j = 0; j < NR; j++) sum[i][j] = fma(a, b[j], sum[i][j]);
-    }
-  }
+  for (; k + kLanes <= g.K; k += kLanes) add_lanes<true>(x + k, g.x_stride, w + k, g.w_stride, kLanes, sum);
+  if (k < g.K) add_lanes<false>(x + k, g.x_stride, w + k, g.w_stride, int(g.K - k), sum);
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++) {
     float total[NR];
@@ -118,19 +112,8 @@ inline void gemm_by_dots(const Gemm& g, int64_t n0, int64_t n1) {
 
 template <int MR, int NV>
 [[gnu::always_inline]] inline void panel_tile(const Gemm& g, const float* panel, int64_t m, int64_t n, int columns) {
-  const float* x = g.x + m * g.x_stride;
   Floats sum[MR][NV] = {};
-  for (int64_t k = 0; k < g.K; k++, panel += NV * kLanes) {
-    Floats b[NV];
-#pragma GCC unroll 2
-    for (int j = 0; j < NV; j++) b[j] = load(panel + j * kLanes);
-#pragma GCC unroll 16
-    for (int i = 0; i < MR; i++) {
-      const Floats a = splat(x[i * g.x_stride + k]);
-#pragma GCC unroll 2
-      for (int j = 0; j < NV; j++) sum[i][j] = fma(a, b[j], sum[i][j]);
-    }
-  }
+  add_products(g.x + m * g.x_stride, g.x_stride, 1, panel, NV * kLanes, g.K, sum);
   float bias[NV * kLanes] = {};
   if (g.bias)
     for (int j = 0; j < columns; j++) bias[j] = g.bias[n + j];

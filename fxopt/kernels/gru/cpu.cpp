@@ -1,8 +1,7 @@
 // The operator on the CPU: rows over torch's threads.
-#include <torch/csrc/stable/ops.h>
-
 #include "../entry.h"
 #include "../scratch.h"
+#include "../threads.h"
 #include "layout.h"
 
 namespace fxopt {
@@ -46,9 +45,7 @@ static void recur_all(int64_t rows, int64_t steps, int64_t units, const Array& i
       chosen->recur(r);
     }
   };
-  const int64_t grain = 1 + int64_t(kGrain / (double(steps) * 3 * double(units) * double(units)));
-  if (rows <= grain || torch::stable::get_num_threads() == 1) blocks(0, rows);
-  else torch::stable::parallel_for(0, rows, grain, blocks);
+  in_parts(rows, 1 + int64_t(kGrain / (double(steps) * 3 * double(units) * double(units))), blocks);
 }
 
 // Operands: gates [L, B, 3 H], initial [B, H], weight [3 H, H], bias [3 H] or None.

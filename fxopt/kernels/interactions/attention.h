@@ -1,6 +1,6 @@
 // Attention over the products of pairs: a row's products are never stored. Lanes are neighbouring pairs.
 #pragma once
-#include "../simd/math.h"
+#include "../simd/softmax.h"
 #include "fields.h"
 
 namespace fxopt::FXOPT_ISA {
@@ -21,18 +21,13 @@ struct AttentionRow {
   Floats score(int64_t j) const {
     Floats total{};
     for (int64_t a = 0; a < job.units; a += kUnits) {
-      Floats units[kUnits];
+      Floats units[kUnits][1];
 #pragma GCC unroll 8
-      for (int r = 0; r < kUnits; r++) units[r] = splat(job.bias[a + r]);
-      for (int64_t d = 0; d < job.x.D; d++) {
-        const Floats right = load(columns + d * width + j);
-        const float* line = weighted + d * job.units + a;
-#pragma GCC unroll 8
-        for (int r = 0; r < kUnits; r++) units[r] = fma(splat(line[r]), right, units[r]);
-      }
+      for (int r = 0; r < kUnits; r++) units[r][0] = splat(job.bias[a + r]);
+      add_products(weighted + a, 1, job.units, columns + j, width, job.x.D, units);
 #pragma GCC unroll 8  // a unit that a variable numbers lives in memory
       for (int r = 0; r < kUnits; r++)
-        if (a + r < job.A) total = fma(splat(job.query[a + r]), maximum(units[r], Floats{}), total);
+        if (a + r < job.A) total = fma(splat(job.query[a + r]), maximum(units[r][0], Floats{}), total);
     }
     return total;
   }
@@ -43,25 +38,6 @@ struct AttentionRow {
       const Run& run = job.runs[r];
       if (run.i != weighed) weigh(weighed = run.i);
       for (int64_t k = 0; k < run.count; k += kLanes) store(scores + run.at + k, score(run.j + k));  // the next run overwrites what is too much
-    }
-  }
-
-  void softmax(float* out) {
-    store(scores + job.n, splat(-__builtin_inff()));
-    Floats most = splat(-__builtin_inff());
-    for (int64_t k = 0; k < job.n; k += kLanes) most = maximum(load(scores + k), most);
-    const Floats highest = splat(largest(most));
-    Floats total{};
-    for (int64_t k = 0; k < job.n; k += kLanes) {
-      const Floats e = exp(load(scores + k) - highest);
-      store(scores + k, e);
-      total += e;
-    }
-    const Floats norm = splat(sum(total));
-    for (int64_t k = 0; k < job.n; k += kLanes) {
-      const Floats e = load(scores + k) / norm;
-      store(scores + k, e);
-      store_part(out + k, e, job.n - k);
     }
   }
 
@@ -90,7 +66,9 @@ static void attention(const Attention& job, int64_t row0, int64_t row1, float* (
     load_columns(x, b, width, row.columns);
     load_rows(x, b, depth, row.rows);
     row.score_all();
-    row.softmax(job.scores + b * job.n);
+    pad_for_softmax(row.scores, job.n);
+    softmax(row.scores, job.n);
+    copy(job.scores + b * job.n, row.scores, job.n);
     row.pool(job.pooled + b * x.D);
   }
 }

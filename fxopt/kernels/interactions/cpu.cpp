@@ -1,11 +1,10 @@
 // The operators on the CPU: tensors into Fields and Runs, then the kernels over torch's threads.
-#include <torch/csrc/stable/ops.h>
-
 #include <cstring>
 #include <vector>
 
 #include "../entry.h"
 #include "../scratch.h"
+#include "../threads.h"
 #include "layout.h"
 
 namespace fxopt {
@@ -19,9 +18,7 @@ constexpr double kTaskNs = 10000;  // less work than this is not worth another t
 
 template <class Rows>
 static void over_rows(int64_t B, double ns_a_row, const Rows& rows) {
-  const int64_t grain = int64_t(kTaskNs / ns_a_row) + 1;
-  if (B <= grain || torch::stable::get_num_threads() == 1) return rows(0, B);
-  torch::stable::parallel_for(0, B, grain, rows);
+  in_parts(B, int64_t(kTaskNs / ns_a_row) + 1, rows);
 }
 
 // The tensors [B, F, D] or [B, D] of a list, one after the other on F.

@@ -11,15 +11,10 @@ constexpr int64_t kWide = kLanes > kTall ? kLanes : kTall;
 
 // gram[i + r, j + l] over columns [D, width], for kTall rows and a vector of lanes.
 inline void gram_block(const float* columns, int64_t D, int64_t width, int64_t i, int64_t j, float* gram) {
-  Floats sums[kTall] = {};
-  for (int64_t d = 0; d < D; d++) {
-    const float* line = columns + d * width;
-    const Floats right = load(line + j);
-#pragma GCC unroll 8
-    for (int r = 0; r < kTall; r++) sums[r] = fma(splat(line[i + r]), right, sums[r]);
-  }
+  Floats sums[kTall][1] = {};
+  add_products(columns + i, 1, width, columns + j, width, D, sums);
 #pragma GCC unroll 8  // a sum that a variable numbers may live in memory: 27 vectors of 16 took 1.3 times as long
-  for (int r = 0; r < kTall; r++) store(gram + (i + r) * width + j, sums[r]);
+  for (int r = 0; r < kTall; r++) store(gram + (i + r) * width + j, sums[r][0]);
 }
 
 // The blocks of the Gram matrix that some run reads.
@@ -99,16 +94,11 @@ inline void load_weights(const DotBackward& job, const float* grad, int64_t widt
 
 // grad_x[f, d..] = sum over g of weights[g, f] x[g, d..], for kTall vectors f and a vector of lanes.
 inline void gradient_block(const DotBackward& job, int64_t b, const float* rows, int64_t depth, const float* weights, int64_t width, int64_t f, int64_t d) {
-  Floats sums[kTall] = {};
-  for (int64_t g = 0; g < job.x.F; g++) {
-    const Floats right = load(rows + g * depth + d);
-    const float* line = weights + g * width + f;
-#pragma GCC unroll 8
-    for (int r = 0; r < kTall; r++) sums[r] = fma(splat(line[r]), right, sums[r]);
-  }
+  Floats sums[kTall][1] = {};
+  add_products(weights + f, 1, width, rows + d, depth, job.x.F, sums);
 #pragma GCC unroll 8  // as in gram_block
   for (int r = 0; r < kTall; r++)
-    if (f + r < job.x.F) store_part(job.grad_x.data[f + r] + b * job.grad_x.row[f + r] + d, sums[r], job.x.D - d);
+    if (f + r < job.x.F) store_part(job.grad_x.data[f + r] + b * job.grad_x.row[f + r] + d, sums[r][0], job.x.D - d);
 }
 
 static void dot_backward(const DotBackward& job, int64_t row0, int64_t row1, float* (*scratch)(int64_t)) {

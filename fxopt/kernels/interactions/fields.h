@@ -1,5 +1,6 @@
 // The vectors of a batch row, side by side in memory.
 #pragma once
+#include "../simd/products.h"
 #include "../simd/transpose.h"
 #include "layout.h"
 

@@ -1,8 +1,6 @@
 // The operator on the CPU: a tensor into lists, then the kernel of select.h over torch's threads.
-#include <torch/csrc/stable/ops.h>
-
-
 #include "../entry.h"
+#include "../threads.h"
 #include "layout.h"
 
 namespace fxopt {
@@ -20,7 +18,6 @@ static void run(const Request& request) {
   float* out = request.floats({outer, k, inner});
   const float* data = reinterpret_cast<const float*>(x.data);
   if (outer == 0 || inner == 0) return;
-  const int64_t grain = 1 + 20000 / (k * x.sizes[1] * inner);
   const Largest all{data, x.sizes[1], k, 0, x.strides[1], 0, out, inner, 0, request.words[1] != 0};
   const auto rows = [&](int64_t first, int64_t last) {
     Largest job = all;
@@ -38,8 +35,7 @@ static void run(const Request& request) {
       chosen->largest(job);
     }
   };
-  if (outer <= grain || torch::stable::get_num_threads() == 1) rows(0, outer);
-  else torch::stable::parallel_for(0, outer, grain, rows);
+  in_parts(outer, 1 + 20000 / (k * x.sizes[1] * inner), rows);
 }
 
 }  // namespace fxopt

@@ -1,15 +1,14 @@
 // fxopt::lookup_products on the CPU: pairs of columns over torch's threads.
 #include <dlfcn.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
-#include <atomic>
 #include <vector>
 
 #include "../columns/checked.h"
 #include "../columns/schedule.h"
 #include "../scratch.h"
 #include "../shims.h"
+#include "../threads.h"
 #include "layout.h"
 
 namespace fxopt {
@@ -22,22 +21,17 @@ constexpr int64_t kBlock = 8192;  // rows whose ids are made together; for each 
 // work(item) of all items over torch's threads; whether all of them went well.
 template <class Work>
 static bool each(int64_t items, int64_t threads, const Work& work) {
-  std::atomic<int64_t> next{0};
   std::atomic<bool> fine{true};
-  const auto run = [&](int64_t, int64_t) {
-    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;)
-      if (!work(item)) fine = false;
-  };
-  threads = std::min(threads, items);
-  if (threads <= 1) run(0, 1);
-  else torch::stable::parallel_for(0, threads, 1, run);
+  as_they_come(items, std::min(threads, items), 1, [&](int64_t item, int64_t) {
+    if (!work(item)) fine = false;
+  });
   return fine;
 }
 
 static bool run_block(const Products& all, int64_t n_groups) {
   // D = 8: 1.0 to 1.4 ns a pair, at batch 1 15 to 35.
   const double nanoseconds = double(all.pairs) * (30 + double(all.stride) * (0.8 + 0.05 * double(all.dim)));
-  const int64_t threads = std::min<int64_t>(int64_t(nanoseconds / kParallelNs) + 1, torch::stable::get_num_threads());
+  const int64_t threads = threads_for(nanoseconds, kParallelNs, INT64_MAX);
   if (!each(n_groups, threads, [&](int64_t group) { return chosen->find(all, group); })) return false;
   const int64_t tiles = (all.pairs + kPairs - 1) / kPairs, parts = (all.stride + kRows - 1) / kRows;
   return each(tiles * parts, threads, [&](int64_t item) {
@@ -81,7 +75,7 @@ static void run(const Request& request) {
     refused("fxopt.lookup_products: expected a plan of one output, and the group of each column");
   thread_local std::vector<int64_t> firsts;
   read_groups(request.words + 1, request.n_words - 1, firsts);
-  Products all{{plan, request.operands, request.argument(1), request.counts[0], request.counts[1], nullptr, nullptr}, firsts.data(), request.words + 1};
+  Products all{{{plan, request.operands, request.argument(1), request.counts[0], request.counts[1]}, nullptr, nullptr}, firsts.data(), request.words + 1};
   all.pairs = plan.header->n_columns / 2, all.dots = request.words[0], all.row0 = 0;
   OutputData output = measure(all.call, plan.outputs[0]);
   all.rows = output.rows, all.dim = dim_of(all.call, plan.columns[0]);

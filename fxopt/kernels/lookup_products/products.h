@@ -1,6 +1,7 @@
 // Pairs of table rows, multiplied where they lie. Compiled once per instruction set.
 #pragma once
 #include "../columns/job.h"
+#include "../simd/lanes.h"
 #include "layout.h"
 
 namespace fxopt::FXOPT_ISA {
@@ -10,13 +11,6 @@ constexpr int64_t kFewRows = 16;
 
 typedef float Quad __attribute__((vector_size(16)));
 typedef int32_t Ints4 __attribute__((vector_size(16)));
-
-template <class V>
-inline V load_as(const float* from) {
-  V v;
-  memcpy(&v, from, sizeof v);
-  return v;
-}
 
 // Four partial sums of a dot product.
 inline Quad partial_sums(const float* a, const float* b, int64_t n) {

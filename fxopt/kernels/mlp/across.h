@@ -12,22 +12,10 @@ constexpr int64_t kSummed = 64;
 template <int MR, int NV>
 [[gnu::always_inline]] inline void across_tile(const Gemm& g, int64_t m, int64_t n, int rest) {
   const auto part = [&](const float* from, int j) { return load_part(from + j * kLanes, j + 1 < NV ? kLanes : rest); };
-  const float* x = g.x + m * g.x_stride;
   for (int64_t k = 0; k < g.K || k == 0; k += kSummed) {
     const int64_t end = k + kSummed < g.K ? k + kSummed : g.K;
     Floats sum[MR][NV] = {};
-    const float* w = g.w + k * g.w_stride + n;
-    for (int64_t i = k; i < end; i++, w += g.w_stride) {
-      Floats b[NV];
-#pragma GCC unroll 4
-      for (int j = 0; j < NV; j++) b[j] = part(w, j);
-#pragma GCC unroll 8
-      for (int r = 0; r < MR; r++) {
-        const Floats a = splat(x[r * g.x_stride + i]);
-#pragma GCC unroll 4
-        for (int j = 0; j < NV; j++) sum[r][j] = fma(a, b[j], sum[r][j]);
-      }
-    }
+    add_products(g.x + m * g.x_stride + k, g.x_stride, 1, g.w + k * g.w_stride + n, g.w_stride, end - k, sum, rest);
 #pragma GCC unroll 8
     for (int r = 0; r < MR; r++) {
       float* y = g.y + (m + r) * g.y_stride + n;

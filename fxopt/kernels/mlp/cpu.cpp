@@ -1,11 +1,9 @@
 // fxopt::mlp on the CPU: rows go through all layers in blocks that stay in a core's cache.
-#include <torch/csrc/stable/ops.h>
-
-#include <algorithm>
 #include <cstring>
 
 #include "../entry.h"
 #include "../scratch.h"
+#include "../threads.h"
 #include "resolve.h"
 
 namespace fxopt {
@@ -143,8 +141,7 @@ static void run_all(const Chain& chain, float* out) {
     for (int64_t b = first; b < last; b++)
       run_rows(chain, out, b * tiles / blocks * kTile, std::min(chain.rows, (b + 1) * tiles / blocks * kTile), true);
   };
-  if (parallel) torch::stable::parallel_for(0, blocks, 1, run);
-  else run(0, blocks);
+  in_parts(blocks, parallel ? 1 : blocks, run);
 }
 
 // More outputs, for a gradient: the input where its rows are copied, and of every linear layer what it gave and what
@@ -192,8 +189,7 @@ static void run_gradient(const Request& request) {
   g.sums = request.floats({g.N});
   const int64_t group = 2 * kVector, groups = (g.N + group - 1) / group;
   const auto columns = [&](int64_t first, int64_t last) { chosen->gradient(g, first * group, std::min(g.N, last * group)); };
-  if (double(g.M) * double(g.N) * kPassNs < kParallelNs || torch::stable::get_num_threads() == 1) columns(0, groups);
-  else torch::stable::parallel_for(0, groups, 1, columns);
+  in_parts(groups, double(g.M) * double(g.N) * kPassNs < kParallelNs ? groups : 1, columns);
 }
 
 }  // namespace fxopt

@@ -1,9 +1,6 @@
 // The blocks of a call over torch's intra-op threads.
 #pragma once
-#include <torch/csrc/stable/ops.h>
-
-#include <atomic>
-
+#include "../threads.h"
 #include "block.h"
 
 namespace fxopt {
@@ -12,9 +9,7 @@ constexpr double kParallelNs = 30000;  // less estimated work than this runs on 
 
 inline void run_all(const Job& job) {
   const int64_t n_blocks = (job.rows + job.block - 1) / job.block;
-  int64_t threads = int64_t(job.nanoseconds / kParallelNs) + 1;
-  if (threads > n_blocks) threads = n_blocks;
-  if (threads > 1) threads = std::min<int64_t>(threads, torch::stable::get_num_threads());
+  const int64_t threads = threads_for(job.nanoseconds, kParallelNs, n_blocks);
   std::atomic<int64_t> next{0};
   constexpr int64_t kTogether = 4;  // neighbouring blocks, so that threads do not share pages
   const auto work = [&] {

@@ -1,12 +1,12 @@
 // Rows on torch's threads, each updated where it lies. One source for every CPU: what limits is memory.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <cmath>
 
 #include "../dispatched.h"
 #include "../refused.h"
 #include "../simd/cpu.h"
+#include "../threads.h"
 #include "layout.h"
 
 namespace fxopt {
@@ -77,9 +77,7 @@ static void update(const Rates<A>& by, const Rows<A>& u) {
       if (!is_zero(grad, u.dim)) STEP(by, u, u.table + u.rows[k] * u.dim, grad, u.rows[k]);
     }
   };
-  const int64_t grain = 1 + 32768 / (u.dim + 1);
-  if (u.n <= grain || torch::stable::get_num_threads() == 1) some(0, u.n);
-  else torch::stable::parallel_for(0, u.n, grain, some);
+  in_parts(u.n, 1 + 32768 / (u.dim + 1), some);
 }
 
 static Array checked(const Tensor& tensor, int dtype, std::initializer_list<int64_t> sizes, const char* what) {

@@ -23,8 +23,7 @@ static_assert(sizeof(Launch) <= 4096, "the parameters of a launch");
 
 template <int KIND>
 __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ Launch launch) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   int p = 0;
   while (int(blockIdx.x) >= launch.parts[p].end_block) p++;
   const Rates<float>& by = launch.by;

@@ -23,11 +23,14 @@ inline Ints lane_numbers() {
   return v;
 }
 
-inline Floats load(const float* from) {
-  Floats v;
+template <class V>
+inline V load_as(const void* from) {
+  V v;
   memcpy(&v, from, sizeof v);
   return v;
 }
+
+inline Floats load(const float* from) { return load_as<Floats>(from); }
 
 inline void store(float* to, Floats v) { memcpy(to, &v, sizeof v); }
 

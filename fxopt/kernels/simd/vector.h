@@ -7,7 +7,6 @@ namespace fxopt::FXOPT_ISA {
 
 inline Ints bits(Floats x) { return (Ints)x; }
 inline Floats from_bits(Ints x) { return (Floats)x; }
-inline Ints to_ints(Floats x) { return __builtin_convertvector(x, Ints); }  // truncates
 inline Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
 
 inline Floats fma(Floats a, Floats b, Floats c) {

@@ -117,7 +117,7 @@ static void launch(const Stage& stage, const int64_t* words, const Target* targe
   memcpy(parameters.words, words, size_t(stage.n_inputs) * 16);
   memcpy(parameters.words + N - 2 * n_targets, targets, size_t(n_targets) * 16);
   const dim3 blocks(unsigned((stage.n_items + 1 + kThreads / 32 - 1) / (kThreads / 32)));
-  check(launch_kernel(false, stage_kernel<N>, blocks, kThreads, 0, stream, parameters));
+  check(launch_with(nullptr, stage_kernel<N>, blocks, kThreads, 0, stream, parameters));
 }
 
 // The same for a tensor on the host, into pinned memory.
@@ -161,6 +161,6 @@ FXOPT_EXPORT bool fxopt_deliver(const fxopt::stage::Stage* stage, const void* co
     outputs.targets = stage->targets + 1;
     const int64_t blocks = (most + 64 * kThreads - 1) / (64 * kThreads);
     const dim3 grid(unsigned(blocks < 1 ? 1 : blocks > kMostBlocks ? kMostBlocks : blocks), unsigned(stage->n_outputs));
-    check(fxopt::launch_kernel(false, deliver_kernel, grid, kThreads, 0, stream, outputs));
+    check(fxopt::launch_with(nullptr, deliver_kernel, grid, kThreads, 0, stream, outputs));
   });
 }

@@ -1,15 +1,13 @@
 // The operator on the CPU: the description of the tables is read and checked, then bags go over torch's threads.
-#include <torch/csrc/stable/ops.h>
-
-#include <atomic>
-
 #include "../entry.h"
+#include "../threads.h"
 #include "layout.h"
 
 namespace fxopt {
 
 FXOPT_CHOSEN(kernels, table_batched)
 
+constexpr int64_t kGrain = 256;  // bags
 constexpr int32_t kDtypeUInt8 = 0, kDtypeInt32 = 3;
 constexpr int kBits[] = {32, 16, 8, 4, 2};  // of FBGEMM's SparseTypes FP32, FP16, INT8, INT4, INT2
 
@@ -75,9 +73,7 @@ static void run(const Request& request) {
       at = end;
     }
   };
-  const int64_t grain = 256;  // bags
-  if (n_bags <= grain || torch::stable::get_num_threads() == 1) some(0, n_bags);
-  else torch::stable::parallel_for(0, n_bags, grain, some);
+  in_parts(n_bags, kGrain, some);
   if (!good) refused("fxopt.table_batched: an id outside of its table, or offsets that do not grow");
 }
 

@@ -1,8 +1,4 @@
 // fxopt::target_attention on the CPU: torch's stable ABI around the kernels of tile.h.
-#include <torch/csrc/stable/ops.h>
-
-#include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -11,6 +7,7 @@
 
 #include "../entry.h"
 #include "../scratch.h"
+#include "../threads.h"
 #include "../words.h"
 #include "job.h"
 
@@ -292,13 +289,9 @@ void target_attention(const Request& request) {
   Job& job = p.job;
   job.out = request.floats({job.B, job.values >= 0 ? p.positions[job.values].width : job.T});
   if (job.values < 0 && job.T == 0) return;  // no scores, and no memory for them
-  const int64_t threads = std::min<int64_t>({int64_t(flops(job) / kParallelFlops) + 1, job.B, int64_t(torch::stable::get_num_threads())});
-  if (threads <= 1) return (*chosen)(job, 0, job.B);
-  std::atomic<int64_t> next{0};
-  const int64_t some = std::max<int64_t>(1, job.B / (8 * threads));  // rows differ in their valid positions
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t row; (row = next.fetch_add(some)) < job.B;) (*chosen)(job, row, std::min(row + some, job.B));
-  });
+  const int64_t threads = threads_for(flops(job), kParallelFlops, job.B);
+  const int64_t some = threads > 1 ? std::max<int64_t>(1, job.B / (8 * threads)) : job.B;  // rows differ in their valid positions
+  as_they_come(job.B, threads, some, [&](int64_t first, int64_t last) { (*chosen)(job, first, last); });
 }
 
 }  // namespace fxopt::target

@@ -1,6 +1,6 @@
 // Products of a few rows, found by their pointers, with a packed matrix that is in the cache.
 #pragma once
-#include "../simd/math.h"
+#include "../simd/softmax.h"
 #include "job.h"
 
 namespace fxopt::target::FXOPT_ISA {
@@ -12,13 +12,6 @@ constexpr bool kWide = FXOPT_VECTOR_BYTES == 64;
 constexpr int kMostVectors = kWide ? 4 : 2;
 template <int NV> constexpr int kRows = kWide ? (NV == 4 ? 6 : NV == 3 ? 8 : 12) : (NV == 2 ? 5 : 10);
 constexpr int64_t kSlack = 12;  // rows that rounding up to kRows may write behind the last
-
-// exp of what is at most 0, as a softmax needs it: 0 below 2^-126, where masked keys and padding are. To make denormals
-// of those costs more than the softmax: a head of 26 keys, dim 8, takes 1.38 us with them and 0.82 us without.
-inline Floats exp_below(Floats x) {
-  const Floats lowest = splat(-87.3f);
-  return x < lowest ? Floats{} : exp(maximum(x, lowest));
-}
 
 // c[r] = start + a[r] B for R rows and NV vectors of outputs; start == nullptr adds to what c holds.
 template <int R, int NV>

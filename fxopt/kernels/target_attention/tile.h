@@ -149,24 +149,6 @@ static void score(const Job& job, Memory& memory, int64_t b, const int64_t* at, 
   for (int64_t r = 0; r < rows; r++) memory.scores[at[r]] = memory.registers[job.score][r * memory.ld];
 }
 
-static void softmax(float* x, int64_t n) {
-  float most = -INFINITY;
-  for (int64_t t = 0; t < n; t++) most = x[t] > most || x[t] != x[t] ? x[t] : most;
-  const Floats top = splat(most);
-  Floats total{};
-  int64_t t = 0;
-  for (; t + kLanes <= n; t += kLanes) {
-    const Floats e = exp_below(load(x + t) - top);
-    total += e;
-    store(x + t, e);
-  }
-  float rest = 0;
-  if (t < n) store(x + t, exp_below(load(x + t, int(n - t)) - top), int(n - t));
-  for (; t < n; t++) rest += x[t];
-  const float scale = sum(total) + rest;
-  for (t = 0; t < n; t++) x[t] /= scale;
-}
-
 static void run_tail(const Job& job, float* scores, int64_t b) {
   for (const TailStep& step : job.tail) {
     const Mask* mask = step.mask >= 0 ? &job.masks[step.mask] : nullptr;
@@ -178,7 +160,7 @@ static void run_tail(const Job& job, float* scores, int64_t b) {
       case kTimesMask: scores[t] *= value_of(*mask, b, t); break;
       case kPlusMask: scores[t] += value_of(*mask, b, t); break;
     }
-    if (step.op == kSoftmax) softmax(scores, job.T);
+    if (step.op == kSoftmax && job.T) pad_for_softmax(scores, job.T), softmax(scores, job.T);
   }
 }
 

@@ -1,12 +1,9 @@
 // fxopt::towers on the CPU: checks a program and its tensors, and shares rows or columns among torch's threads.
-#include <torch/csrc/stable/ops.h>
-
-#include <algorithm>
-#include <atomic>
 #include <vector>
 
 #include "../entry.h"
 #include "../scratch.h"
+#include "../threads.h"
 #include "../words.h"
 #include "program.h"
 
@@ -169,11 +166,11 @@ static char* scratch_of(const Call& call, int64_t rows) {
   return scratch(size_t(call.scratch_width * rows) * sizeof(float));
 }
 
-static void run_blocks(const Call& call, int64_t block_rows, std::atomic<int64_t>& next) {
-  for (int64_t row; (row = next.fetch_add(block_rows, std::memory_order_relaxed)) < call.rows;) {
-    const Block block{row, std::min(row + block_rows, call.rows), scratch_of(call, block_rows)};
+static void run_blocks(const Call& call, int64_t threads, int64_t block_rows) {
+  as_they_come(call.rows, threads, block_rows, [&](int64_t row0, int64_t row1) {
+    const Block block{row0, row1, scratch_of(call, block_rows)};
     for (const Step* step : call.steps) chosen->run(call, *step, block, 0, columns_of(*step));
-  }
+  });
 }
 
 // Steps of one level do not depend on each other: their columns are shared among the threads.
@@ -190,14 +187,8 @@ static void run_levels(const Call& call, int64_t threads) {
     const int64_t share = std::max(kFewColumns, (columns / (2 * threads) + 7) / 8 * 8);
     for (; s < end; s++)
       for (int64_t n = 0, N = columns_of(*call.steps[s]); n < N; n += share) items.push_back({call.steps[s], n, std::min(n + share, N)});
-    const auto run_item = [&](const Item& item) { chosen->run(call, *item.step, block, item.n0, item.n1); };
-    if (items.size() == 1) {
-      run_item(items[0]);
-      continue;
-    }
-    std::atomic<size_t> next{0};
-    torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-      for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items.size();) run_item(items[i]);
+    as_they_come(int64_t(items.size()), items.size() == 1 ? 1 : threads, 1, [&](int64_t i, int64_t) {
+      chosen->run(call, *items[size_t(i)].step, block, items[size_t(i)].n0, items[size_t(i)].n1);
     });
   }
 }
@@ -207,18 +198,16 @@ static void run(const Request& request) {
   Call& call = memory;
   const double nanoseconds = prepare(request, call);
   if (call.rows == 0) return;
-  int64_t threads = int64_t(nanoseconds / kParallelNs) + 1;
-  if (threads > 1) threads = std::min<int64_t>(threads, torch::stable::get_num_threads());
-  std::atomic<int64_t> next{0};
-  if (threads <= 1) return run_blocks(call, std::min(call.rows, kBlockRows), next);
+  const int64_t threads = threads_for(nanoseconds, kParallelNs, INT64_MAX);
+  if (threads <= 1) return run_blocks(call, 1, std::min(call.rows, kBlockRows));
   const int64_t share = (call.rows + threads - 1) / threads;
   if (share < 4) {
     const bool worth = nanoseconds > kLevelNs * double(call.steps.back()->level + 1);
-    return worth ? run_levels(call, threads) : run_blocks(call, call.rows, next);
+    return worth ? run_levels(call, threads) : run_blocks(call, 1, call.rows);
   }
   const int64_t blocks = (share + kBlockRows - 1) / kBlockRows, even = (share + blocks - 1) / blocks;
   const int64_t block_rows = even < 12 ? even : (even + 5) / 6 * 6;  // as many for each thread
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) { run_blocks(call, block_rows, next); });
+  run_blocks(call, threads, block_rows);
 }
 
 }  // namespace fxopt::towers

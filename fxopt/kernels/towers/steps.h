@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "../gemm/gemm.h"
-#include "../simd/math.h"
+#include "../simd/softmax.h"
 #include "program.h"
 
 namespace fxopt::towers::FXOPT_ISA {
@@ -54,23 +54,16 @@ inline Rows<const float> source_rows(const Call& call, const Block& block, const
   return {copy.data(), width};
 }
 
-// Functions of a vector. No lambdas: GCC compiles those in templates without the target's registers.
-struct Relu { static Floats of(Floats x) { return x < 0.0f ? Floats{} : x; } };
-struct Sigmoid { static Floats of(Floats x) { return sigmoid(x); } };
-struct Tanh { static Floats of(Floats x) { return tanh(x); } };
-struct Exp { static Floats of(Floats x) { return exp(x); } };
-
-template <class Function>
-inline void map(float* y, int64_t n) {
-  for (; n >= kLanes; n -= kLanes, y += kLanes) store(y, Function::of(load(y)));
-  if (n > 0) store(y, Function::of(load(y, int(n))), int(n));
+template <class F>
+inline void map(float* y, int64_t n, F f) {
+  for (; n > 0; n -= kLanes, y += kLanes) store_part(y, f(load_part(y, n)), n);
 }
 
 inline void activate(int64_t activation, float* y, int64_t n) {
   switch (activation) {
-    case kRelu: return map<Relu>(y, n);
-    case kSigmoid: return map<Sigmoid>(y, n);
-    case kTanh: return map<Tanh>(y, n);
+    case kRelu: return map(y, n, [](Floats x) { return x < 0.0f ? Floats{} : x; });
+    case kSigmoid: return map(y, n, [](Floats x) { return sigmoid(x); });
+    case kTanh: return map(y, n, [](Floats x) { return tanh(x); });
     default: return;
   }
 }
@@ -108,21 +101,9 @@ inline void run_product(const Call& call, const ProductStep& product, const Bloc
   const Rows<float> y = buffer_rows(call, block, product.buffer, product.column);
   for (int64_t row = 0; row < block.row1 - block.row0; row++) {
     const float *a = left[row], *b = right[row];
-    float* to = y[row];
-    int64_t k = 0;
-    for (; k + kLanes <= product.width; k += kLanes) store(to + k, load(a + k) * load(b + k));
-    if (const int rest = int(product.width - k)) store(to + k, load(a + k, rest) * load(b + k, rest), rest);
+    for (int64_t k = 0, left = product.width; left > 0; k += kLanes, left -= kLanes)
+      store_part(y[row] + k, load_part(a + k, left) * load_part(b + k, left), left);
   }
-}
-
-// weights[0, n) become their softmax.
-inline void softmax(float* weights, int64_t n) {
-  float most = weights[0], total = 0;
-  for (int64_t i = 1; i < n; i++) most = weights[i] > most || weights[i] != weights[i] ? weights[i] : most;
-  for (int64_t i = 0; i < n; i++) weights[i] -= most;
-  map<Exp>(weights, n);
-  for (int64_t i = 0; i < n; i++) total += weights[i];
-  for (int64_t i = 0; i < n; i++) weights[i] /= total;
 }
 
 inline void run_mixture(const Call& call, const MixtureStep& mixture, const Block& block) {
@@ -130,7 +111,7 @@ inline void run_mixture(const Call& call, const MixtureStep& mixture, const Bloc
   thread_local std::vector<std::vector<float>> copied;
   thread_local std::vector<Rows<const float>> experts;
   const int64_t n = mixture.count, width = mixture.width;
-  weights.resize(size_t(n));
+  weights.resize(size_t(n + kLanes));
   sum.resize(size_t(width));
   if (int64_t(copied.size()) <= n) copied.resize(size_t(n) + 1);
   experts.clear();
@@ -139,7 +120,7 @@ inline void run_mixture(const Call& call, const MixtureStep& mixture, const Bloc
   const Rows<float> y = buffer_rows(call, block, mixture.buffer, mixture.column);
   for (int64_t row = 0; row < block.row1 - block.row0; row++) {
     for (int64_t i = 0; i < n; i++) weights[i] = gate[row][i];
-    if (mixture.softmax) softmax(weights.data(), n);
+    if (mixture.softmax) pad_for_softmax(weights.data(), n), softmax(weights.data(), n);
     float* total = sum.data();
     for (int64_t i = 0; i < n; i++) {
       const float* expert = experts[i][row];

@@ -97,8 +97,7 @@ __device__ __forceinline__ void write_values(const Heads& h, const Mixed<S>& mix
 
 template <class S>
 __global__ void __launch_bounds__(kWarps * 32, S::kWidth < 64 ? 4 : 2) heads_kernel(const __grid_constant__ Heads h) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   const int warp = int(threadIdx.x) / 32, half = int(threadIdx.x) % 32 / S::kLanes, share = warp % h.shares;
   const int item = int(blockIdx.x) * (kWarps / h.shares) + warp / h.shares, group = item / h.parts;
   if (group * S::kHeads >= h.heads) return;  // the whole warp; where warps wait for others, all of the block have work
@@ -161,7 +160,7 @@ const char* run(Heads h, void* stream) {
   const int64_t items = (int64_t(h.heads) + S::kHeads - 1) / S::kHeads * h.parts;
   h.shares = items < kBusy && h.keys > S::kTileKeys ? kWarps : 1;
   const dim3 blocks(unsigned(h.shares > 1 ? items : (items + kWarps - 1) / kWarps));
-  return fxopt::launch_shared(heads_kernel<S>, blocks, kWarps * 32, kWarps * S::kHeads * S::kFloats * int(sizeof(float)), stream, h);
+  return launch(heads_kernel<S>, blocks, kWarps * 32, stream, h, kWarps * S::kHeads * S::kFloats * int(sizeof(float)));
 }
 
 // For vectors of so many channels. One or two queries of 8 channels, and two heads of 64 a warp, have no kernel of their own.

@@ -18,7 +18,7 @@ import torch
 
 from fxopt.torch_internals.cuda import torch_cuda
 
-from ... import cuda_build, entry, reports
+from ... import cuda_build, cuda_call, entry, reports
 from ...build import Library
 from ...build import build as build_cpp
 from ...cache import BuildError
@@ -83,9 +83,15 @@ def _variant(flags: tuple[str, ...]) -> CudaLibrary:
     return replace(KERNEL, flags=(*KERNEL.flags, *flags))
 
 
-def current_kernel(device: int) -> ctypes.CDLL:
-    """The one that calls on a device use now; :func:`load` comes before."""
-    return _current[device]
+def call(name: str, device: int, parameters: bytes, *more: object) -> None:
+    """A function (parameters, stream, *more, text) of the kernel that calls on a device use now, on the current stream.
+
+    Raises:
+        RuntimeError: the kernel refuses; :func:`load` comes before.
+    """
+    text, function = ctypes.create_string_buffer(256), getattr(_current[device], name)
+    if not cuda_call.on_stream(lambda stream: function(parameters, ctypes.c_void_p(stream), *more, text), device):
+        raise RuntimeError(text.value.decode())
 
 
 def bind_dots(library: CudaLibrary, device: int) -> None:

@@ -19,7 +19,7 @@ struct Spans : Columns {
       const Column& column = plan.columns[next];
       const Record r = record(column);
       const bool bag = column.has(kHasBag);
-      const int64_t rows = outputs[column.output].rows, count = bag ? resolver.words.values[image.rares[r.extra].bounds_word] : rows * ids_a_row(column);
+      const int64_t rows = outputs[column.output].rows, count = bag ? resolver.words.values[image.rares[r.extra].bounds_word] : rows * fxopt::lanes_of(resolver, column.source);
       const int64_t frozen = column.has(kHasFrozen) ? plan.extras[column.extra].frozen : -1;
       if (count >= INT32_MAX) refused("column %d: more than 2^31 ids", column.index);
       image.records.push_back(r);
@@ -35,13 +35,6 @@ struct Spans : Columns {
     to.entries_word = int32_t(resolver.words.values.size());
     for (const char* pointer : {keys, from, scales}) resolver.words.add(reinterpret_cast<int64_t>(pointer));
     to.words = std::move(resolver.words.values);
-  }
-
- private:
-  int64_t ids_a_row(const Column& column) const {
-    const Source& source = column.source;
-    if (source.lane < 0) return 1;
-    return source.length >= 0 ? source.length : resolver.request.operands[source.tensor].sizes[source.lane] - source.start;
   }
 };
 
@@ -73,7 +66,7 @@ inline void entries(const Request& request, const Array* grads, cudaStream_t str
     parts[k]->add_entries(images[k], keys, from, scales);
     const int64_t blocks = std::min<int64_t>((parts[k]->longest + 255) / 256, 1024);
     const Launch& parameters = parameters_of(device, request, images[k], stream, capturing);
-    check_launched(launch_kernel(false, entries_kernel, dim3(unsigned(blocks), unsigned(images[k].records.size())), 256, 0, stream, parameters));
+    check_launched(launch_with(nullptr, entries_kernel, dim3(unsigned(blocks), unsigned(images[k].records.size())), 256, 0, stream, parameters));
   }
 }
 

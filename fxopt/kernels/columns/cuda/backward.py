@@ -5,8 +5,8 @@ The order of additions is that of the ids, so the same call gives the same bits.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,24 +15,14 @@ from torch import Tensor
 
 from fxopt.torch_internals.operators import foreach_zero_
 
+from ... import cuda_call
 from ..encode import plan_of
 from ..plan import Column, Plan
-from . import current_kernel
+from . import call
 
 _CHUNK, _TABLE_SHIFT = 32, 40  # backward.cuh's
 _NO_ROW = (1 << _TABLE_SHIFT) - 1
 _captured: list[Tensor] = []  # pinned memory that graphs read
-
-
-class Sums(ctypes.Structure):
-    """backward.cuh's Sums."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("sorted", "order", "from", "scales", "targets", "head", "tail")),
-        *((name, ctypes.c_int64) for name in ("n", "max_dim")),
-        *((name, ctypes.c_int32) for name in ("group_log2", "unused")),
-        ("slots", ctypes.c_void_p),
-    ]
 
 
 @dataclass(frozen=True)
@@ -49,15 +39,15 @@ class Entries:
         keys, addresses, scales = torch.ops.fxopt.columns_entries(grads, tensors, tables, plan)
         return cls(*torch.sort(keys.view(-1), stable=True), addresses, scales)
 
-    def sums(self, targets: list[Tensor], slots: Tensor | None = None) -> tuple[Sums, list[Tensor]]:
-        """What the kernel takes, and the memory it points into."""
+    def sums(self, targets: list[Tensor], slots: Tensor | None = None) -> tuple[bytes, list[Tensor]]:
+        """backward.cuh's Sums, and the memory it points into."""
         n, max_dim = self.keys.numel(), max(target.shape[1] for target in targets)
         known = _uploaded([(target.data_ptr(), target.shape[1]) for target in targets], self.keys.device)
         edges = self.scales.new_empty(2, -(-n // _CHUNK) * max(1, max_dim))
         group_log2 = min(5, max(0, -(-max_dim // 4) - 1).bit_length())
         memory = [self.keys, self.order, self.addresses, self.scales, known, edges]
         pointers = (t.data_ptr() for t in (*memory[:-1], edges[0], edges[1]))
-        sums = Sums(*pointers, n, max_dim, group_log2, 0, None if slots is None else slots.data_ptr())
+        sums = struct.pack("<9q2iq", *pointers, n, max_dim, group_log2, 0, *cuda_call.addresses(slots))
         return sums, memory if slots is None else [*memory, slots]
 
     def slots(self, n_tables: int, room: Sequence[int] | None) -> tuple[list[Tensor], Tensor]:
@@ -147,13 +137,8 @@ def zeros_of(shapes: Sequence[tuple[int, int]], like: Tensor) -> list[Tensor]:
     return [memory.as_strided(shape, (shape[1], 1), begin) for shape, begin in zip(shapes, begins, strict=True)]
 
 
-def _add_up(sums: Sums, memory: list[Tensor]) -> None:
-    text = ctypes.create_string_buffer(256)
-    device = memory[0].get_device()
-    with torch.cuda.device(device):
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        if not current_kernel(device).fxopt_cuda_sums(ctypes.byref(sums), stream, text):
-            raise RuntimeError(text.value.decode())
+def _add_up(sums: bytes, memory: list[Tensor]) -> None:
+    call("fxopt_cuda_sums", memory[0].get_device(), sums)
 
 
 def differentiates(column: Column, dtype: str) -> bool:

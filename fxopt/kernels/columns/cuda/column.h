@@ -36,7 +36,7 @@ struct Columns {
     const int out_dtype = plan.outputs[column.output].dtype, out_size = element_size(out_dtype);
     const Resolved ids = resolver.source(column, column.source, output.rows);
     if (is_bag_of_one(column, ids)) column.pool = kNone;
-    const Array& array = resolver.request.operands[column.source.tensor];
+    const Array& array = resolver.tensors[column.source.tensor];
     const int64_t inner = column.source.lane >= 0 ? ids.lanes : column.source.row1 >= 0 ? array.sizes[column.source.row1] : 1;
     Record r{};
     r.ids = resolver.values(column, ids.view, column.program_at, column.program_size, inner, false, image.steps);
@@ -52,7 +52,6 @@ struct Columns {
     r.out_word = resolver.words.output(column.output, output.data);
     r.out_offset = column.offset * out_size;
     r.out_stride = output.width * out_size;
-    if (column.has(kHasBag) && column.pool == kNone) refused("column %d: expected features that are pooled", column.index);
     if (!column.has(kHasBag) && ids.rows != output.rows)
       refused("column %d has %lld rows, the output %lld", column.index, (long long)ids.rows, (long long)output.rows);
     bool wide = out_dtype == kDouble;
@@ -115,8 +114,8 @@ struct Columns {
 
   bool table(const Column& column, Record& r) {
     if (is_floating(r.ids.dtype)) refused("column %d: ids must be integers after the program", column.index);
-    if (column.table >= resolver.request.counts[1]) refused("column %d: no such table", column.index);
-    const Array& array = resolver.request.argument(1)[column.table];
+    if (column.table >= resolver.n_tables) refused("column %d: no such table", column.index);
+    const Array& array = resolver.tables[column.table];
     const bool quantized = array.dtype == kUInt8;
     if (array.dim != 2 || !(quantized || is_floating(array.dtype)))
       refused("column %d: a table must be 2-D of float16, bfloat16, float32 or float64, or of rows in 8 bits", column.index);
@@ -166,7 +165,7 @@ struct Columns {
     const Array& array = resolver.tensor(column, extra.bag);
     if (array.dim != 1 || (array.dtype != kInt64 && array.dtype != kInt32)) refused("column %d: offsets must be a 1-D tensor of int32 or int64", column.index);
     if (array.sizes[0] - extra.include_last != rows * extra.segments) refused("column %d: its offsets have another number of bags than the output has rows", column.index);
-    e.offsets_word = resolver.words.tensor(resolver.request, extra.bag);
+    e.offsets_word = resolver.words.tensor(resolver.tensors, extra.bag);
     e.offsets_dtype = array.dtype;
     e.offsets_stride = array.strides[0] * element_size(array.dtype);
     if (n_ids > INT32_MAX) refused("column %d: more than 2^31 ids", column.index);

@@ -137,8 +137,8 @@ FXOPT_EXPORT bool fxopt_cuda_sums(const fxopt::cuda::Sums* sums, void* stream, c
   using namespace fxopt::cuda;
   return fxopt::done(text, [&] {
     const dim3 blocks(unsigned((((sums->n + kChunk - 1) / kChunk << sums->group_log2) + 255) / 256));
-    check_launched(fxopt::launch_kernel(false, sums_kernel, blocks, 256, 0, stream, *sums));
-    check_launched(fxopt::launch_kernel(false, joins_kernel, blocks, 256, 0, stream, *sums));
+    check_launched(fxopt::launch_with(nullptr, sums_kernel, blocks, 256, 0, stream, *sums));
+    check_launched(fxopt::launch_with(nullptr, joins_kernel, blocks, 256, 0, stream, *sums));
   });
 }
 

@@ -183,9 +183,10 @@ inline void raise(Device& device) {
 }
 
 inline Plan checked_plan(const Request& request) {
+  check_counts(request.words, request.n_words);
   const Plan plan(request.words);
-  if (request.n_words < int64_t(sizeof(Header) / 8) || plan.header->version != kVersion) refused("fxopt.columns: expected a plan tensor made by encode()");
-  if (reinterpret_cast<const int64_t*>(plan.tiles + plan.header->n_tiles) - request.words > request.n_words) refused("fxopt.columns: the plan tensor was cut off");
+  for (int64_t c = 0; c < plan.header->n_columns; c++)
+    if (plan.columns[c].has(kHasBag) && plan.columns[c].pool == kNone) refused("column %d: expected features that are pooled", plan.columns[c].index);
   return plan;
 }
 

@@ -23,9 +23,9 @@ inline void launch(Device& device, const Request& request, const Image& image, c
   }
   const auto kernel = image.in_blocks ? block_columns_kernel : columns_kernel;
   const dim3 all(unsigned(image.tiles ? blocks + image.tiles : std::min(most, blocks)));
-  check_launched(launch_kernel(true, kernel, all, kWarps * 32, 0, stream, parameters));
+  check_launched(fxopt::launch(kernel, all, kWarps * 32, stream, parameters));
   const dim3 of_cut(unsigned(std::min(most, (cut + kWarps - 1) / kWarps)));
-  check_launched(launch_kernel(true, joins_of_bags_kernel, of_cut, kWarps * 32, 0, stream, parameters));
+  check_launched(fxopt::launch(joins_of_bags_kernel, of_cut, kWarps * 32, stream, parameters));
 }
 
 inline void run(const Request& request, cudaStream_t stream, int index) {
@@ -34,8 +34,8 @@ inline void run(const Request& request, cudaStream_t stream, int index) {
   const bool captured = captures(device, stream);
   std::vector<OutputData> outputs;
   for (int64_t o = 0; o < plan.header->n_outputs; o++) {
-    const OutputShape shape = measure(request, plan, plan.outputs[o]);
-    outputs.push_back({request.output({shape.rows, shape.width}, plan.outputs[o].dtype), shape.rows, shape.width});
+    outputs.push_back(measure(given_of(request), plan.outputs[o]));
+    outputs[o].data = request.output({outputs[o].rows, outputs[o].width}, plan.outputs[o].dtype);
   }
   for (int next = 0; next < plan.header->n_columns;)
     launch(device, request, Builder(request, outputs.data(), device.processors * 32).build(next), stream, captured);

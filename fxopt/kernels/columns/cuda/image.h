@@ -19,36 +19,6 @@ constexpr ptrdiff_t kLeastTiledColumns = 200;
 constexpr int64_t kMostShort = 8;
 constexpr int64_t kLeastInBlock = 32;  // ids of a bag, on average, for which a block's warps come together
 
-struct OutputShape {
-  int64_t rows, width;
-};
-
-// As cpu.cpp's measure(): rows and width of an output, from the column that the plan names.
-inline OutputShape measure(const Request& request, const Plan& plan, const Output& output) {
-  const Column& column = plan.columns[output.measured];
-  auto size = [&](int64_t tensor, int64_t dim) {
-    if (tensor < 0 || tensor >= request.counts[0] || dim < 0 || dim >= request.operands[tensor].dim)
-      refused("column %d: no dim %lld of tensor %lld", column.index, (long long)dim, (long long)tensor);
-    return request.operands[tensor].sizes[dim];
-  };
-  OutputShape shape{0, output.width};
-  if (column.has(kHasBag)) {
-    const Extra& extra = plan.extras[column.extra];
-    shape.rows = (size(extra.bag, 0) - extra.include_last) / extra.segments;
-    if (shape.rows < 0) refused("column %d: an empty offsets tensor", column.index);
-  } else {
-    shape.rows = size(column.source.tensor, column.source.row0);
-    if (column.source.row1 >= 0) shape.rows *= size(column.source.tensor, column.source.row1);
-  }
-  if (shape.width >= 0) return shape;
-  int64_t lanes = 1;
-  if (column.pool == kNone && column.source.lane >= 0)
-    lanes = column.source.length >= 0 ? column.source.length : size(column.source.tensor, column.source.lane) - column.source.start;
-  if (column.table >= request.counts[1]) refused("column %d: no such table", column.index);
-  shape.width = lanes * (column.table < 0 ? 1 : row_dim(request.argument(1)[column.table]));
-  return shape;
-}
-
 // Writes columns from `next` on into one image, as many as a launch has room for.
 struct Builder : Columns {
   int warps;     // that the device runs at once

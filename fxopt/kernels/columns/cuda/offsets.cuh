@@ -57,8 +57,7 @@ FXOPT_DEVICE void check_total(const Lengths& l, int64_t total) {
 }
 
 __global__ void __launch_bounds__(kScanThreads) offsets_kernel(const __grid_constant__ Lengths l) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   __shared__ int64_t of_warps[kScanThreads / 32];
   const int64_t tiles = (l.n + kScanTile - 1) / kScanTile, share = (tiles + gridDim.x - 1) / gridDim.x * kScanTile;
   const int64_t first = blockIdx.x * share, last = first + share < l.n ? first + share : l.n;
@@ -97,7 +96,7 @@ inline void offsets(Lengths lengths, cudaStream_t stream, Device& device) {
   lengths.errors = device.errors;
   const int64_t tiles = (lengths.n + kScanTile - 1) / kScanTile;
   const dim3 blocks(unsigned(tiles < 1 ? 1 : tiles > kMostScans ? kMostScans : tiles));
-  check_launched(launch_kernel(true, offsets_kernel, blocks, kScanThreads, 0, stream, lengths));
+  check_launched(fxopt::launch(offsets_kernel, blocks, kScanThreads, stream, lengths));
 }
 
 }  // namespace fxopt::cuda

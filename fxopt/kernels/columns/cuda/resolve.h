@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "../sizes.h"
 #include "record.h"
 
 namespace fxopt::cuda {
@@ -27,13 +28,13 @@ struct Words {
   std::vector<int64_t> values;
   std::vector<int32_t> of_tensor, of_output;
 
-  Words(const Request& request, int64_t n_outputs) : of_tensor(request.counts[0], -1), of_output(n_outputs, -1) {}
+  Words(int64_t n_tensors, int64_t n_outputs) : of_tensor(n_tensors, -1), of_output(n_outputs, -1) {}
   int32_t add(int64_t value) {
     values.push_back(value);
     return int32_t(values.size() - 1);
   }
-  int32_t tensor(const Request& request, int64_t index) {
-    if (of_tensor[index] < 0) of_tensor[index] = add(reinterpret_cast<int64_t>(request.operands[index].data));
+  int32_t tensor(const Array* tensors, int64_t index) {
+    if (of_tensor[index] < 0) of_tensor[index] = add(reinterpret_cast<int64_t>(tensors[index].data));
     return of_tensor[index];
   }
   int32_t output(int64_t index, const char* data) {
@@ -47,16 +48,14 @@ struct Resolved {
   int64_t rows, lanes;
 };
 
-struct Resolver {
-  const Request& request;
-  Plan plan;
+struct Resolver : Given {
   Words words;
 
-  Resolver(const Request& request) : request(request), plan(request.words), words(request, plan.header->n_outputs) {}
+  Resolver(const Request& request) : Given(given_of(request)), words(n_tensors, plan.header->n_outputs) {}
 
   const Array& tensor(const Column& column, int64_t index) const {
-    if (index < 0 || index >= request.counts[0]) refused("column %d: tensor %lld of %lld", column.index, (long long)index, (long long)request.counts[0]);
-    const Array& array = request.operands[index];
+    if (index < 0 || index >= n_tensors) refused("column %d: tensor %lld of %lld", column.index, (long long)index, (long long)n_tensors);
+    const Array& array = tensors[index];
     if (!element_size(array.dtype)) refused("column %d: tensor %lld has an unknown dtype", column.index, (long long)index);
     return array;
   }
@@ -67,7 +66,7 @@ struct Resolver {
     const int size = element_size(array.dtype);
     if (source.row0 >= array.dim || source.row1 >= array.dim || source.lane >= array.dim)
       refused("column %d: tensor %d has %d dims, which its source does not fit", column.index, source.tensor, array.dim);
-    Resolved found{{words.tensor(request, source.tensor), array.dtype, 0, 0, 0, 0, 0}, rows, 1};
+    Resolved found{{words.tensor(tensors, source.tensor), array.dtype, 0, 0, 0, 0, 0}, rows, 1};
     View& view = found.view;
     for (int k = 0; k < source.n_fixed; k++) {
       const Fixed& fixed = plan.fixed[source.fixed_at + k];

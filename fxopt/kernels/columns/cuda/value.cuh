@@ -151,13 +151,6 @@ FXOPT_DEVICE float code_value(const Record& record, const char* row, int64_t d) 
   return dequantized(load_as<unsigned char>(row + d), quantization_anywhere(row + record.dim));
 }
 
-// Element d of a table's row, whatever its format.
-template <class A>
-FXOPT_DEVICE A row_value(const Record& record, const char* row, int64_t d) {
-  if (record.table_dtype == kUInt8) return A(code_value(record, row, d));
-  return as_number<A>(load_value(row + d * record.column_stride, record.table_dtype), record.table_dtype);
-}
-
 // The value of a source at (row, lane), whatever its strides and dtype.
 __device__ __noinline__ Value load(const Launch& launch, const View& view, int64_t row, int64_t lane) {
   const char* data = reinterpret_cast<const char*>(launch.words[view.word]) + view.offset + lane * view.lane_stride;

@@ -159,8 +159,7 @@ __device__ __forceinline__ void write(const Compress& c, const Own& own, int fir
 
 template <bool EXACT, int TILES>
 __global__ void __launch_bounds__(2 * kHalf, 1) compress_kernel(const __grid_constant__ Compress c) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   __shared__ __align__(16) int places[kRows];
   float* const memory = reinterpret_cast<float*>(dynamic_shared());
   const Own own;
@@ -186,8 +185,7 @@ constexpr int kSumThreads = 256;
 // The splits one after another: SIZE numbers a thread.
 template <int SIZE>
 __global__ void __launch_bounds__(kSumThreads) splits_kernel(const __grid_constant__ Compress c) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   const int64_t size = int64_t(c.rows) * c.outputs, at = (int64_t(blockIdx.x) * kSumThreads + int(threadIdx.x)) * SIZE;
   if (at >= size) return;
   Vector<float, SIZE> sum = *reinterpret_cast<const Vector<float, SIZE>*>(c.partial + at);
@@ -213,7 +211,7 @@ static const char* multiply(const Compress& c, void* stream) {
   constexpr int kColumns = TILES * 8;
   const dim3 blocks(unsigned((c.rows + kRows - 1) / kRows), unsigned((c.outputs + kColumns - 1) / kColumns * c.splits));
   const int shared = 4 * (buffers_of(kColumns) + (c.m + kBehind) * kRowPitch);
-  return launch_shared(c.exact ? compress_kernel<true, TILES> : compress_kernel<false, TILES>, blocks, 2 * kHalf, shared, stream, c);
+  return launch(c.exact ? compress_kernel<true, TILES> : compress_kernel<false, TILES>, blocks, 2 * kHalf, stream, c, shared);
 }
 
 }  // namespace fxopt::compress

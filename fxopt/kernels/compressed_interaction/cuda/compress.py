@@ -69,8 +69,8 @@ def compressed(
     splits = splits_for(tiles, _chunks(H, M)[0], _processors(x.device))
     out = x.new_empty(B, N, D)
     partial = x.new_empty(splits, B, N, D) if splits > 1 else None
-    cuda_call.launch(kernel.fxopt_compress, parameters((x, y, weight), out, partial, narrow, exact, bias, relu), x)
-    return out
+    words = parameters((x, y, weight), out, partial, narrow, exact, bias, relu)
+    return cuda_call.filled(kernel.fxopt_compress, words, out)
 
 
 def _chunks(H: int, M: int) -> tuple[int, int, int]:

@@ -11,8 +11,7 @@ struct Dots {
 
 template <class K>
 __global__ void __launch_bounds__(K::kWarps * 32) dots_kernel(const Dots d) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   __shared__ Block<K> shared;
   const int warp = int(threadIdx.x) >> 5, sample = int(blockIdx.x) * K::kWarps + warp;
   if (sample < d.row.samples) {

@@ -53,8 +53,7 @@ __device__ __noinline__ void fetch_slowly(uint16_t* to, uint64_t from, uint32_t 
 
 template <class K>
 __global__ void __launch_bounds__(K::kWarps * 32) gathered_kernel(const __grid_constant__ Gathered g) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   __shared__ dots::Block<K> shared;
   const int warp = int(threadIdx.x) >> 5, thread = int(threadIdx.x) & 31, sample = int(blockIdx.x) * K::kWarps + warp;
   if (sample < g.row.samples) {
@@ -78,7 +77,7 @@ struct Vectors : Columns {
 
   using Columns::Columns;
 
-  Image image_of(const OutputShape& shape, int64_t dim, int dtype) {
+  Image image_of(const OutputData& shape, int64_t dim, int dtype) {
     const Plan& plan = resolver.plan;
     const int64_t n = plan.header->n_columns, bytes = dim * element_size(dtype);
     image.records.resize(n);
@@ -119,7 +118,7 @@ static void gathered_dots(const Request& request, const Array* rest, int64_t str
   Device& device = device_of(index);
   const bool captured = captures(device, stream);
   if (plan.header->n_outputs != 1 || request.counts[1] < 1 || before.dim != 2 || i.dim != 1 || j.dim != 1) refused("%s: its tensors", Vectors::kUnfit);
-  const OutputShape shape = measure(request, plan, plan.outputs[0]);
+  const OutputData shape = measure(given_of(request), plan.outputs[0]);  // that nobody writes
   const int dtype = plan.outputs[0].dtype, known = dtype == kFloat ? 0 : dtype == kHalf ? 1 : 2;
   const int64_t dim = row_dim(*request.argument(1)), fields = plan.header->n_columns;
   const bool numbers = before.dtype == dtype && (dtype == kFloat || dtype == kHalf || dtype == kBFloat16) && i.dtype == kInt64 && j.dtype == kInt64;
@@ -130,8 +129,7 @@ static void gathered_dots(const Request& request, const Array* rest, int64_t str
   g.row = {before.data, reinterpret_cast<const int64_t*>(i.data), reinterpret_cast<const int64_t*>(j.data), nullptr, before.strides[0],
            int32_t(shape.rows), int32_t(fields), int32_t(dim), int32_t(before.sizes[1]), int32_t(i.sizes[0]), int32_t(stride)};
   if (const char* why = dots::unfit(g.row, known)) refused("%s: %s", Vectors::kUnfit, why);
-  const OutputData vectors{nullptr, shape.rows, shape.width};  // that nobody writes
-  const Image image = Vectors(request, &vectors).image_of(shape, dim, dtype);
+  const Image image = Vectors(request, &shape).image_of(shape, dim, dtype);
   g.row.out = request.output({shape.rows, stride}, dtype);
   if (shape.rows == 0) return;
   g.columns = parameters_of(device, request, image, stream, captured);

@@ -67,8 +67,7 @@ __device__ __forceinline__ float dot(const Vector<float, UNIT>* x, const Vector<
 
 template <int UNIT, bool DOTS>
 __global__ void __launch_bounds__(kThreads) pairs_kernel(const __grid_constant__ Pairs p) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   auto* const vectors = reinterpret_cast<Vector<float, UNIT>*>(dynamic_shared());
   const int first = int(blockIdx.x) / p.parts * p.block_samples, begin = int(blockIdx.x) % p.parts * p.piece;
   const int samples = p.samples - first < p.block_samples ? p.samples - first : p.block_samples;
@@ -120,7 +119,7 @@ static const char* run(Pairs& p, void* stream) {
   if (const char* why = divide(p, UNIT)) return why;
   const int64_t blocks = (int64_t(p.samples) + p.block_samples - 1) / p.block_samples * p.parts;
   const int shared = p.block_samples * p.fields * p.pitch * UNIT * 4;
-  return launch_shared(p.dots ? pairs_kernel<UNIT, true> : pairs_kernel<UNIT, false>, dim3(unsigned(blocks)), kThreads, shared, stream, p);
+  return launch(p.dots ? pairs_kernel<UNIT, true> : pairs_kernel<UNIT, false>, dim3(unsigned(blocks)), kThreads, stream, p, shared);
 }
 
 // How many numbers of a vector can be read and written at once.

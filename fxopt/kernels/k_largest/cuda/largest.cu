@@ -56,8 +56,7 @@ __device__ __forceinline__ void find_ranks(const Keys* keys, int pitch, int grou
 }
 
 __global__ void __launch_bounds__(kThreads) k_largest_kernel(const __grid_constant__ Largest p) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   __shared__ Keys keys[kThreads + kMostGroups];
   __shared__ unsigned sorted[(kThreads + kMostGroups) * kOwn];
   const unsigned thread = threadIdx.x, groups = unsigned(p.groups), lists = 1u << p.bits;

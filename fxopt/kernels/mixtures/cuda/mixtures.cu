@@ -47,8 +47,7 @@ __device__ __forceinline__ void softmax(float (&x)[MOST], int count) {
 // All that a thread reads is on its way before it computes.
 template <int UNIT, int MOST>
 __global__ void __launch_bounds__(kThreads) mixtures_kernel(const __grid_constant__ Mixtures p) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   const int chunks = p.dim / UNIT, at = int(blockIdx.x) * kThreads + int(threadIdx.x);
   const int row = at / chunks, chunk = at - row * chunks, mixture = int(blockIdx.y), count = p.weights[mixture];
   if (row >= p.rows) return;

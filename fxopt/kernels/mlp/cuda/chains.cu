@@ -140,8 +140,7 @@ struct Pieces {
 
 template <class T, int kWords>
 __global__ void __launch_bounds__(kThreads, kBlocks) chain_kernel(const __grid_constant__ Chains<kWords> chains) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   using Bits = typename T::Bits;
   Memory& memory = *reinterpret_cast<Memory*>(dynamic_shared());
   const Chain c = chains[int(blockIdx.y)];
@@ -227,7 +226,7 @@ static const char* run(const Request& request, void* stream) {
     chains.step_at[k] = put(chain.step, size_t(chain.steps) * sizeof(Step));
   }
   const dim3 blocks(unsigned((chains.rows + kRows - 1) / kRows), unsigned(request.chains));
-  return launch_shared(chain_kernel<T, kWords>, blocks, kThreads, int(sizeof(Memory)), stream, chains);
+  return launch(chain_kernel<T, kWords>, blocks, kThreads, stream, chains, int(sizeof(Memory)));
 }
 
 template <class T>

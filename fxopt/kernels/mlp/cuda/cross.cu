@@ -13,8 +13,7 @@ static_assert(sizeof(Cross) == 6 * 32 + 8);
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) cross_kernel(const __grid_constant__ Cross c) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   const int64_t row = int64_t(blockIdx.x) * (kThreads / 32) + int(threadIdx.x >> 5);
   const int lane = int(threadIdx.x) & 31;
   if (row >= c.rows) return;  // the whole warp

@@ -29,21 +29,18 @@ def gpu_cross(x0: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None, bias:
     """x0, x [M, K], weight [1, K], scale [1], bias of K numbers -> [M, K]; or weight [K, K], scale [K] and no bias."""
     if len(weight) != 1 and bias is None:
         return _by_matrix(x0, x, weight, scale)
-    given = [x0, x, weight, *(tensor for tensor in (scale, bias) if tensor is not None)]
-    fits = cuda_call.alike(given) and _fits(x0, x, weight, scale, bias)
+    fits = cuda_call.alike((x0, x, weight, scale, bias)) and _fits(x0, x, weight, scale, bias)
     kernel = cuda_build.loaded(KERNEL, x.get_device()) if fits else None
     if kernel is None:
         return reference(x0, x, weight, scale, bias)
     out = x.new_empty(x.shape)
-    cuda_call.launch(kernel.fxopt_cross, parameters(x0, x, weight, scale, bias, out), x)
-    return out
+    return cuda_call.filled(kernel.fxopt_cross, parameters(x0, x, weight, scale, bias, out), out)
 
 
 def _by_matrix(x0: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
-    tensors = [x0, x, weight] if scale is None else [x0, x, weight, scale]
     shapes = x.dim() == 2 and x0.shape == x.shape and weight.shape == (x.shape[1],) * 2
     dense = scale is None or (scale.shape == weight.shape[:1] and scale.is_contiguous())
-    fits = shapes and dense and cuda_call.alike(tensors) and sliced.fits(x, weight, x0)
+    fits = shapes and dense and cuda_call.alike((x0, x, weight, scale)) and sliced.fits(x, weight, x0)
     kernel = cuda_build.loaded(linear.KERNEL, x.get_device()) if fits else None
     if kernel is None:
         return torch.addcmul(x, x0, linear.gpu_linear(x, weight, scale, ""))

@@ -30,8 +30,7 @@ __device__ __forceinline__ Vector<Bits, SIZE> fetched(const Bits* from) {
 // a row on their way, which the compiler only keeps for few blocks a multiprocessor.
 template <class T, int SIZE, int WARPS, int ROWS, int AHEAD>
 __global__ void __launch_bounds__(kDotThreads, AHEAD == 1 ? 5 : 2) dot_kernel(const Dots d) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   using Bits = typename T::Bits;
   constexpr int kTogether = WARPS * 32;
   __shared__ float by_warp[kDotWarps][ROWS];

@@ -55,8 +55,7 @@ def gpu_few_rows(
     ]
     request = _HEAD.pack(*cuda_call.addresses(x, out, between), M, len(layers), widest, 0) + b"".join(layers)
     whole = request.ljust(_HEAD.size + MOST_LAYERS * _LAYER.size, b"\0")
-    cuda_call.launch(kernel.fxopt_few_rows, whole, x)
-    return out
+    return cuda_call.filled(kernel.fxopt_few_rows, whole, out)
 
 
 def _serves(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
@@ -64,7 +63,7 @@ def _serves(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
         return False
     inputs = (x.shape[1], *map(len, weights))  # of each layer, and what the last one gives
     return (
-        cuda_call.alike((x, *weights, *(bias for bias in biases if bias is not None)))
+        cuda_call.alike((x, *weights, *biases))
         and all(t.is_contiguous() and t.data_ptr() % 16 == 0 and t.numel() for t in (x, *weights))
         and all(width % VECTOR == 0 for width in inputs[:-1])
         and all(w.shape == (N, K) for w, (K, N) in zip(weights, itertools.pairwise(inputs), strict=True))

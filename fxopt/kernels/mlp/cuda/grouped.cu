@@ -87,8 +87,7 @@ __device__ __forceinline__ const float* vector_of(const Operand& t, int64_t row,
 // CLOSE: rows of x, y and out are read and written 16 bytes at a time.
 template <bool CLOSE>
 __global__ void __launch_bounds__(kThreads, CLOSE ? 3 : 2) grouped_kernel(const __grid_constant__ Grouped g) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   auto* matrices = reinterpret_cast<float*>(dynamic_shared());
   const int groups = (g.N + kOutputs - 1) / kOutputs, tiles = (g.lanes + g.block_lanes - 1) / g.block_lanes;
   const int first = int(blockIdx.x) % tiles * g.block_lanes, left = g.lanes - first, live = left < g.block_lanes ? left : g.block_lanes;
@@ -149,5 +148,5 @@ FXOPT_EXPORT const char* fxopt_grouped(const fxopt::grouped::Grouped* given, int
   const int64_t rows = kThreads / (groups * g.block_lanes) * kRows;
   const int64_t blocks = (g.lanes + g.block_lanes - 1) / g.block_lanes * ((g.rows + rows - 1) / rows);
   const int bytes = g.block_lanes * pitch * int(sizeof(float));
-  return fxopt::launch_shared(close ? grouped_kernel<true> : grouped_kernel<false>, dim3(unsigned(blocks)), kThreads, bytes, stream, g);
+  return fxopt::launch(close ? grouped_kernel<true> : grouped_kernel<false>, dim3(unsigned(blocks)), kThreads, stream, g, bytes);
 }

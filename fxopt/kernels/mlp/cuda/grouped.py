@@ -48,16 +48,13 @@ def gpu_grouped(
     Returns:
         [B, L, N], contiguous.
     """
-    given = [x, weight] if y is None else [x, weight, y]
     places = [None if each is None else each.contiguous() for each in (of_x, of_weight, of_y)]
-    fits = cuda_call.alike(given) and _fits(x, weight, y, places)
+    fits = cuda_call.alike((x, weight, y)) and _fits(x, weight, y, places)
     kernel = cuda_build.loaded(KERNEL, x.get_device()) if fits else None
     if kernel is None:
         return reference(x, weight, y, *places)
     out = _fake(x, weight, y, *places)
-    if out.numel():
-        cuda_call.launch(kernel.fxopt_grouped, parameters(x, weight, y, places, out), x)
-    return out
+    return cuda_call.filled(kernel.fxopt_grouped, parameters(x, weight, y, places, out), out)
 
 
 def _fits(x: Tensor, weight: Tensor, y: Tensor | None, places: _Places) -> bool:

@@ -42,8 +42,7 @@ def gpu_joined_linear(pieces: Sequence[Tensor], weight: Tensor, bias: Tensor | N
         left.append((piece[:, end:], weights[:, end:]))
         start += piece.shape[1]
     x, weights = (torch.cat(tensors, 1) for tensors in zip(*left, strict=True))
-    cuda_call.launch(kernel.fxopt_linear_finish, short(x, weights, bias, out, activation, partial), out)
-    return out
+    return cuda_call.filled(kernel.fxopt_linear_finish, short(x, weights, bias, out, activation, partial), out)
 
 
 def _is_long(piece: Tensor) -> bool:
@@ -56,9 +55,9 @@ def _parts(pieces: Sequence[Tensor]) -> int:
 
 
 def _fits(pieces: Sequence[Tensor], ends: Sequence[int], weight: Tensor, bias: Tensor | None) -> bool:
-    tensors = [*pieces, weight] if bias is None else [*pieces, weight, bias]
     whole = [weight, *(piece for piece in pieces if _is_long(piece)), *([] if bias is None else [bias])]
-    alike = cuda_call.alike(tensors) and weight.dtype is torch.float32 and all(t.is_contiguous() for t in whole)
+    close = weight.dtype is torch.float32 and all(t.is_contiguous() for t in whole)
+    alike = cuda_call.alike((*pieces, weight, bias)) and close
     (M, _), (N, K) = pieces[0].shape, weight.shape
     sizes = all(len(piece) == M for piece in pieces) and sum(piece.shape[1] for piece in pieces) == K
     few = 0 < sum(map(bool, ends)) <= PARTS and K - sum(ends) <= SHORT_IN and FEWEST_ROWS <= M < MOST_COUNTED

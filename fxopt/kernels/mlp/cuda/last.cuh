@@ -13,8 +13,7 @@ struct Last {
 
 // A warp a row, four columns a thread at a time.
 __global__ void __launch_bounds__(kThreads) last_kernel(const __grid_constant__ Last last) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   const Short& s = last.layer;
   const int thread = int(threadIdx.x) & 31, row = int(blockIdx.x) * (kThreads / 32) + (int(threadIdx.x) >> 5);
   if (row >= s.m) return;

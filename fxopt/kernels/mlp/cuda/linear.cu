@@ -18,8 +18,7 @@ struct Padded {
 
 // Rows of halves with zeros behind them: a thread 16 bytes.
 __global__ void __launch_bounds__(kThreads) pad_kernel(const Padded p) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   const int64_t thread = int64_t(blockIdx.x) * kThreads + int(threadIdx.x);
   const int eights = p.width / kEight;
   const int64_t row = thread / eights;

@@ -78,8 +78,7 @@ def _short(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, 
     out = x.new_empty(x.shape[0], weight.shape[0])
     # fp32 2048 x 13 by 128 2.6 us, tall 2.4, by 32 2.0 and 2.2; bf16 16384 x 13 by 128 4.5 and 4.0, by 32 2.4 and 2.9
     tall = out.numel() >= (2**20 if x.dtype in HALVES else 3 * 2**16)
-    cuda_call.launch(kernel.fxopt_linear_short, short(x, weight, bias, out, activation, tall=tall), x)
-    return out
+    return cuda_call.filled(kernel.fxopt_linear_short, short(x, weight, bias, out, activation, tall=tall), out)
 
 
 def short(
@@ -100,8 +99,7 @@ def short(
 def _dots(kernel: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     out = x.new_empty(x.shape[0], weight.shape[0])
     rows, vector = (x, weight) if weight.shape[0] == 1 else (weight, x)
-    cuda_call.launch(kernel.fxopt_linear_dots, dots(rows, vector, bias, out, activation), x)
-    return out
+    return cuda_call.filled(kernel.fxopt_linear_dots, dots(rows, vector, bias, out, activation), out)
 
 
 def dots(rows: Tensor, vector: Tensor, bias: Tensor | None, out: Tensor, activation: str) -> bytes:
@@ -144,10 +142,8 @@ def _in_parts(kernel: ctypes.CDLL, x: Tensor, layer: _Layer, then: _Layer | None
     out = x.new_empty(M, N if then is None else 1)
     rest = short(x[:, done:], weight[:, done:], bias, out, activation, partial)
     if then is None:
-        cuda_call.launch(kernel.fxopt_linear_finish, rest, x)
-    else:
-        cuda_call.launch(kernel.fxopt_linear_last, last(rest, *then, out), x)
-    return out
+        return cuda_call.filled(kernel.fxopt_linear_finish, rest, out)
+    return cuda_call.filled(kernel.fxopt_linear_last, last(rest, *then, out), out)
 
 
 def in_parts(inputs: int, parts: int) -> int:
@@ -180,8 +176,7 @@ def gpu_padded(x: Tensor, width: int) -> Tensor:
     if kernel is None:
         return _padded(x, width)
     out = x.new_empty(x.shape[0], width)
-    cuda_call.launch(kernel.fxopt_linear_pad, pad(x, out), x)
-    return out
+    return cuda_call.filled(kernel.fxopt_linear_pad, pad(x, out), out)
 
 
 def pad(x: Tensor, out: Tensor) -> bytes:

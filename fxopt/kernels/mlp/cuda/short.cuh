@@ -96,8 +96,7 @@ __device__ __forceinline__ void write(float* to, int left, bool aligned, const f
 
 template <int ROWS, int PARTS>
 __global__ void __launch_bounds__(kThreads, 4) short_kernel(const __grid_constant__ Short s) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   using Block = Tile<ROWS>;
   __shared__ __align__(16) Block tile;
   const int thread = int(threadIdx.x), first_row = int(blockIdx.x) * Block::kRows, first_column = int(blockIdx.y) * Block::kColumns;

@@ -55,8 +55,7 @@ __device__ __forceinline__ void write(uint16_t* to, int left, bool aligned, cons
 // The tensor core's columns are dealt so that a thread ends up with 2 * COLUMNS that stand side by side.
 template <class T, int ROWS, int COLUMNS>
 __global__ void __launch_bounds__(kThreads, 4) short_halves_kernel(const __grid_constant__ Short s) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   constexpr int kOwn = 2 * COLUMNS;
   const int thread = int(threadIdx.x) & 31, group = thread / 4, pair = thread % 4;
   const int first_row = (int(blockIdx.x) * (kThreads / 32) + (int(threadIdx.x) >> 5)) * ROWS * 16 + group;

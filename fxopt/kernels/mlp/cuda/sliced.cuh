@@ -162,7 +162,7 @@ static const char* launch_sliced(const Sliced& s, void* stream) {
   const dim3 blocks(unsigned((s.m + kTile - 1) / kTile), unsigned((s.n + kTile - 1) / kTile), unsigned(s.parts));
   constexpr int kBytes = kSlices * kStages * kStage * int(sizeof(float));
   static_assert(kBytes <= 99 * 1024);  // sm_86's and sm_89's
-  return launch_shared(sliced_kernel<Math>, blocks, kSliceThreads, kBytes, stream, s);
+  return launch(sliced_kernel<Math>, blocks, kSliceThreads, stream, s, kBytes);
 }
 
 }  // namespace fxopt::linear

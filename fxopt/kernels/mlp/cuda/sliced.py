@@ -42,8 +42,7 @@ def launch(
     """activation(x @ weight.T + bias), with a factor addend + factor * that: [M, N]."""
     out = x.new_empty(x.shape[0], weight.shape[0])
     words = parameters(x, weight, bias, out, activation, factor, addend, in_tf32=tf32())
-    cuda_call.launch(kernel.fxopt_linear_sliced, words, x)
-    return out
+    return cuda_call.filled(kernel.fxopt_linear_sliced, words, out)
 
 
 def fits_in_parts(x: Tensor, weight: Tensor, K: int, parts: int) -> bool:

@@ -43,8 +43,7 @@ class Attention:
         if encoded is None or kernel is None:
             return reference.target_attention(rows, positions, masks, params, self._plan)
         out = positions[0].new_empty(positions[0].shape[0], width_of(positions, self._plan))
-        cuda_call.launch(kernel.fxopt_attention, parameters(lists, out, self._plan, encoded), out)
-        return out
+        return cuda_call.filled(kernel.fxopt_attention, parameters(lists, out, self._plan, encoded), out)
 
     def _encoded(self, lists: Lists) -> bytes | None:
         if len({len(x) for tensors in lists[:3] for x in tensors}) != 1:

@@ -196,8 +196,7 @@ __device__ __forceinline__ void attend(const Attention& a, int row, const float*
 
 template <class T, bool EXACT, bool STEPS>
 __global__ void __launch_bounds__(kWarps * 32) attention_kernel(const __grid_constant__ Attention a) {
-  wait_for_stream();
-  let_next_start();
+  in_turn();
   float* memory = reinterpret_cast<float*>(dynamic_shared());
   if constexpr (STEPS) fold_norms<T>(a, memory);
   fold<T, EXACT>(a, memory);
@@ -227,7 +226,7 @@ static const char* launch(Attention a, void* stream) {
     if (bytes_of(a, warps) <= a.bytes || warps == 2) break;  // encode() saw to these
   }
   const auto kernel = has_steps(a) ? attention_kernel<T, EXACT, true> : attention_kernel<T, EXACT, false>;
-  return launch_shared(kernel, dim3(unsigned(a.rows < count ? a.rows : count)), warps * 32, bytes_of(a, warps), stream, a);
+  return fxopt::launch(kernel, dim3(unsigned(a.rows < count ? a.rows : count)), warps * 32, stream, a, bytes_of(a, warps));
 }
 
 }  // namespace fxopt::target
