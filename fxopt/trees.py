@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -22,6 +23,13 @@ _DEPTH = 8  # of dataclasses within dataclasses; one that holds itself has no en
 def is_dense(leaf: object) -> bool:
     """Whether it is a tensor of torch's own classes whose numbers lie by sizes and strides."""
     return type(leaf) in _DENSE and leaf.layout is torch.strided  # type: ignore[attr-defined]
+
+
+def unread(leaf: object) -> str:
+    """The class of an argument that nobody can look into, and what to do about it."""
+    array = isinstance(leaf, np.ndarray)
+    hint = "from_numpy makes it a tensor" if array else "utils._pytree.register_pytree_node says what it consists of"
+    return f"{type(leaf).__qualname__} (torch.{hint})"
 
 
 class Record:

@@ -383,6 +383,29 @@ def test_sparse_constants_have_a_reference_too():
     assert judge(Propagated(), (torch.randn(3, 1),), reorder, FIRST).ok
 
 
+def test_products_with_sparse_constants_are_captured():
+    """LightGCN writes ``self.edges @ items``, and how its result lies cannot be told from a value."""
+
+    class Propagated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.items = nn.Embedding(40, 8)
+            self.edges = torch.rand(40, 40).sub(0.5).relu().to_sparse()
+
+        def forward(self, ids):
+            return (self.items.weight + self.edges @ self.items.weight)[ids]
+
+    model = Propagated()
+    fast = fxopt.optimize(model)
+    with torch.no_grad():
+        for rows in (5, 1):
+            ids = torch.randint(0, 40, (rows,))
+            torch.testing.assert_close(fast(ids), model(ids))
+        assert [entry.executable is not None for entry in fast._fxopt.entries] == [True]
+        model.edges = torch.rand(40, 40).to_sparse()
+        torch.testing.assert_close(fast(ids), model(ids))
+
+
 def test_text_of_a_size_is_that_of_the_call():
     """A trace would write the name of a symbol there."""
 

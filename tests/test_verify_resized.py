@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxopt.capture import capture
 from fxopt.verify.resized import resized
+from fxopt.verify.segments import are_sound
 
 
 @pytest.mark.parametrize(("rows", "sizes"), [(5, [1, 3]), (2, [1]), (0, [])])
@@ -25,10 +26,27 @@ def test_bags_of_other_sizes_are_bags(rows, sizes):
             return torch.cat([self.table(x), self.bag(ids, lengths.cumsum(0) - lengths)], 1)
 
     x, ids, lengths = torch.randint(0, 9, (rows,)), torch.randint(0, 9, (11,)), torch.full((rows,), 11 // max(1, rows))
-    graph = capture(Bags(), (x, ids, lengths), {}).graph.graph
-    assert [size for size in (0, 1, 3) if resized(graph, [x, ids, lengths], size)] == sizes
+    model = Bags()
+    graph, state = capture(model, (x, ids, lengths), {}).graph, list(model.parameters())
+    assert [size for size in (0, 1, 3) if resized(graph, state, [x, ids, lengths], size)] == sizes
     if rows:  # 11 ids beside 11 rows are no rows
-        assert resized(graph, [torch.zeros(11, dtype=torch.int64), ids, lengths], 1) is None
+        assert resized(graph, state, [torch.zeros(11, dtype=torch.int64), ids, lengths], 1) is None
+
+
+@pytest.mark.parametrize(("ends", "sizes"), [(True, []), (False, [3])])
+def test_no_id_is_left_without_a_bag(ends, sizes):
+    """torch's embedding_bag crashes on it in the backward: behind the last offset where that is the end of all."""
+
+    class Bags(nn.Module):
+        def forward(self, offsets, ids):
+            starts = offsets if ends else offsets[:-1]
+            return nn.functional.embedding_bag(ids, torch.ones(9, 4), starts, mode="sum", include_last_offset=ends)
+
+    offsets, ids = torch.tensor([0, 2, 2, 7, 11]), torch.randint(0, 9, (11,))
+    traced = capture(Bags(), (offsets, ids), {}).graph
+    assert [size for size in (0, 1, 3, 7) if resized(traced, [], [offsets, ids], size)] == sizes
+    assert are_sound(traced, [], [offsets, ids])
+    assert are_sound(traced, [], [offsets[:-1], ids]) != ends
 
 
 def test_bags_as_long_as_each_other_are_resized_with_their_ids():
@@ -43,10 +61,13 @@ def test_bags_as_long_as_each_other_are_resized_with_their_ids():
 
     x, ids = torch.randn(5, 3), torch.randint(0, 9, (5, 2))
     sizes = (0, 1, 3, 7)
-    graph = capture(Bags(), (x, ids), {}).graph.graph
-    assert [len(resized(graph, [x, ids], size)[1]) for size in sizes] == list(sizes)
-    graph = capture(Bags(), (x, ids.flatten()), {}).graph.graph
-    assert not any(resized(graph, [x, ids.flatten()], size) for size in sizes), "ids that are not as many any more"
+    model = Bags()
+    graph, state = capture(model, (x, ids), {}).graph, list(model.parameters())
+    assert [len(resized(graph, state, [x, ids], size)[1]) for size in sizes] == list(sizes)
+    graph = capture(model, (x, ids.flatten()), {}).graph
+    assert not any(resized(graph, state, [x, ids.flatten()], size) for size in sizes), (
+        "ids that are not as many any more"
+    )
 
 
 @torch.library.custom_op("fxopt_tests::sums_of_bags", mutates_args=())
@@ -66,8 +87,8 @@ def test_operators_of_others_keep_their_integers():
         return x + sums_of_bags(values, lengths).unsqueeze(1)
 
     inputs = torch.randn(4, 3), torch.randint(0, 9, (6,)), torch.tensor([2, 1, 0, 3])
-    graph = make_fx(bags)(*inputs).graph
-    assert not any(resized(graph, inputs, size) for size in (0, 1, 8))
+    graph = make_fx(bags)(*inputs)
+    assert not any(resized(graph, [], inputs, size) for size in (0, 1, 8))
 
 
 def test_no_row_is_cut_that_an_index_may_name_on_cuda():
@@ -81,8 +102,8 @@ def test_no_row_is_cut_that_an_index_may_name_on_cuda():
 
     for function, cut in ((picked, False), (looked_up, True)):
         inputs = torch.randn(4, 3), torch.randint(0, 4, (4,))
-        graph = make_fx(function)(*inputs).graph
+        graph = make_fx(function)(*inputs)
         with FakeTensorMode():
             on_cuda = [torch.empty(t.shape, dtype=t.dtype, device="cuda") for t in inputs]
-            assert bool(resized(graph, on_cuda, 1)) == cut and resized(graph, on_cuda, 8)
-        assert resized(graph, inputs, 1)
+            assert bool(resized(graph, [], on_cuda, 1)) == cut and resized(graph, [], on_cuda, 8)
+        assert resized(graph, [], inputs, 1)

@@ -83,10 +83,7 @@ def flatten(args: tuple, kwargs: dict) -> Inputs:
         elif isinstance(leaf, (*CONSTANTS, type)):
             constants.append((index, leaf))
         else:
-            raise CaptureError(
-                f"{name}: expected tensors, constants or registered pytrees, found {type(leaf).__qualname__} "
-                "(torch.utils._pytree.register_dataclass makes a dataclass one)"
-            )
+            raise CaptureError(f"{name}: expected tensors, constants or registered pytrees, found {trees.unread(leaf)}")
     return Inputs(tuple(tensors), tuple(names), tuple(constants), spec)
 
 

@@ -244,7 +244,7 @@ def unsupported(args: tuple, kwargs: dict) -> str:
             if type(leaf) not in PLAIN or leaf.layout is not torch.strided:
                 return f"argument {where}: expected a plain strided tensor, found {type(leaf).__name__} ({leaf.layout})"
         elif not is_constant(leaf):
-            return f"argument {where}: expected a tensor or an immutable value, found {type(leaf).__name__}"
+            return f"argument {where}: expected a tensor or an immutable value, found {trees.unread(leaf)}"
     for features in trees.features_in((args, kwargs)):
         if not trees.inverts_in_order(features):
             found = f"{list(features.inverse_indices()[0])}, not {features.keys()}"

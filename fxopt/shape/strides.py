@@ -193,9 +193,11 @@ def _draws_for_each(node: Node) -> bool:
 
 
 def _multiplies_in_order(matmul: Node) -> bool:
-    """A matrix by a stack of matrices is computed as (stack.mT @ matrix.mT).mT, whose result is a transpose."""
-    left, right = (len(shape_of(operand)) for operand in matmul.args)  # type: ignore[arg-type]
-    return right <= 2 or left > 2
+    """A matrix by a stack of matrices is computed as (stack.mT @ matrix.mT).mT, whose result is a transpose; how one by
+    a sparse constant lies, which has no fake value, is not known.
+    """
+    left, right = (tensor_of(operand) for operand in matmul.args)  # type: ignore[arg-type]
+    return left is not None and right is not None and (right.dim() <= 2 or left.dim() > 2)
 
 
 def is_matrix_product(node: Node) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-from fxopt.shape.calls import ancestors
+from fxopt.shape.calls import ancestors, arguments_of
 
 
 class Reads:
@@ -29,10 +30,22 @@ def is_of_others(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims")
 
 
-def bags(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
-    """(ids, offsets) of torch's calls for jagged bags. They read behind their ids where the offsets are wrong."""
+class Bags(NamedTuple):
+    """One of torch's calls for jagged bags, which reads behind its ids where the offsets are wrong.
+
+    ends: whether the last offset is the end of the ids. Ids behind it are in no bag, and the backward crashes on them.
+    """
+
+    ids: fx.Node
+    offsets: fx.Node
+    ends: bool
+
+
+def bags(graph: fx.Graph) -> list[Bags]:
+    """All of a graph."""
     calls = [node for node in graph.nodes if node.op == "call_function" and "embedding_bag" in str(node.target)]
-    return [(node.args[1], node.args[2]) for node in calls if len(node.args) > 2 and isinstance(node.args[2], fx.Node)]
+    jagged = [node for node in calls if len(node.args) > 2 and isinstance(node.args[2], fx.Node)]
+    return [Bags(node.args[1], node.args[2], bool(arguments_of(node).get("include_last_offset"))) for node in jagged]
 
 
 def holds_integers(node: fx.Node) -> bool:

@@ -10,28 +10,32 @@ from torch import Tensor, fx
 
 from fxopt.shape.calls import ancestors
 from fxopt.verify.lookups import is_lookup
-from fxopt.verify.reads import Reads, is_of_others
+from fxopt.verify.reads import Reads, bags, is_of_others
+from fxopt.verify.segments import are_sound
 
 
-def resized(graph: fx.Graph, inputs: Sequence[Tensor], size: int) -> list[Tensor] | None:
+def resized(
+    traced: fx.GraphModule, state: Sequence[Tensor], inputs: Sequence[Tensor], size: int
+) -> list[Tensor] | None:
     """The inputs with `size` rows: those whose first dim is the most common one are cut, or their rows repeated.
 
     What trusts its integers crashes where they are wrong: torch's embedding_bag its offsets, also where there are ids
     and no bags; operators of others theirs; on CUDA, whatever looks up rows by index ends the process.
 
     Args:
-        graph: the captured graph; the last placeholders are the inputs.
+        traced: the captured graph, ``forward(*state, *inputs)``.
 
     Returns:
         None where there are no such inputs, or a call might crash on them.
     """
     batch = batch_of(inputs)
     changes = {k for k, t in enumerate(inputs) if t.dim() and t.shape[0] == batch}
-    calls = _Calls(graph, inputs, changes)
-    if batch == 0 or not all(calls.hold(node, size, batch) for node in graph.nodes):
+    calls = _Calls(traced.graph, inputs, changes)
+    if batch == 0 or not all(calls.hold(node, size, batch) for node in traced.graph.nodes):
         return None
     rows = [torch.arange(size, device=t.device) % batch if k in changes else None for k, t in enumerate(inputs)]
-    return [t if row is None else t.index_select(0, row) for t, row in zip(inputs, rows, strict=True)]
+    made = [t if row is None else t.index_select(0, row) for t, row in zip(inputs, rows, strict=True)]
+    return made if not bags(traced.graph) or are_sound(traced, state, made) else None
 
 
 def batch_of(inputs: Sequence[Tensor]) -> int:

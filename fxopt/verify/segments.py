@@ -39,7 +39,7 @@ def segments_of(graph: fx.Graph, inputs: Sequence[Tensor], sizes: Sequence[Size]
     name_of = {dim: size.name for size in sizes for dim in size.dims}
     found: dict[int, Segments] = {}
     rows: dict[int, dict[int, Segments]] = {}
-    for ids, offsets in bags(graph):
+    for ids, offsets, _ in bags(graph):
         totals = {name_of.get((k, 0), "") for k in reads.behind([ids], sizes=False)} - {""}
         _find(found, inputs, sizes, reads, offsets, totals)
         number, row = _row_of(offsets, reads)
@@ -135,7 +135,7 @@ def are_sound(
     """
     calls, indices = bags(graph.graph), {node: indices_of(node) or [] for node in lookups}
     read = [integers for found in indices.values() for _, _, integers in found]
-    needed = ancestors([*read, *(each for pair in calls for each in pair)])
+    needed = ancestors([*read, *(each for call in calls for each in (call.ids, call.offsets))])
     placeholders = graph.graph.find_nodes(op="placeholder")
     known: dict[fx.Node, Any] = dict(zip(placeholders, (*state, *inputs), strict=True))
     try:
@@ -145,7 +145,7 @@ def are_sound(
                 return False
             if node in needed and node not in known:
                 known[node] = _computed(graph, node, known)
-        return all(_are_offsets(known[offsets], known[ids]) for ids, offsets in calls)
+        return all(_are_offsets(known[call.offsets], known[call.ids], call.ends) for call in calls)
     except Exception:  # what cannot be computed is not known to be sound
         return False
 
@@ -160,8 +160,10 @@ def _computed(graph: fx.GraphModule, node: fx.Node, known: Mapping[fx.Node, Any]
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _are_offsets(offsets: Tensor, ids: Tensor) -> bool:
+def _are_offsets(offsets: Tensor, ids: Tensor, ends: bool) -> bool:
     """They begin at 0, never fall, and none is behind the ids. Ids that are in no bag are a crash, too."""
     if not offsets.numel():
         return not ids.numel()
-    return int(offsets[0]) == 0 and int(offsets[-1]) <= ids.numel() and bool((offsets.diff() >= 0).all())
+    first, last = int(offsets[0]), int(offsets[-1])
+    fits = last == ids.numel() if ends else last <= ids.numel()
+    return first == 0 and fits and bool((offsets.diff() >= 0).all())

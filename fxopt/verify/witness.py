@@ -99,7 +99,7 @@ class Witnesses:
             if is_of_others(node) and any(map(holds_integers, node.all_input_nodes)):
                 kept |= reads.behind(node.all_input_nodes)
         roles = self._roles()
-        for ids, offsets in bags(self.graph):
+        for ids, offsets, _ in bags(self.graph):
             of_offsets = reads.behind([offsets], sizes=False)
             if of_offsets and not of_offsets & roles.keys():
                 kept |= of_offsets | reads.behind([ids], sizes=False)

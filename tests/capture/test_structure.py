@@ -92,7 +92,7 @@ def test_an_unregistered_class_is_refused():
     class Holder:
         x = torch.rand(3)
 
-    with pytest.raises(CaptureError, match=r"args\[0\].*Holder.*register_dataclass"):
+    with pytest.raises(CaptureError, match=r"args\[0\].*Holder.*register_pytree_node"):
         capture(nn.Identity(), (Holder(),))
 
 
