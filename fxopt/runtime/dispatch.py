@@ -28,7 +28,7 @@ from fxopt.runtime.traced import UnderDynamo
 from fxopt.runtime.undo import TooMuch
 from fxopt.runtime.watch import Watch
 from fxopt.shape.conditions import OtherSizes
-from fxopt.torch_internals.autograd import StopRecomputation, saving_as_usual
+from fxopt.torch_internals.autograd import StopRecomputation, hooks_on_saved_tensors, saving_as_usual
 from fxopt.torch_internals.hooks import HOOKS
 from fxopt.torch_internals.modes import is_transformed
 from fxopt.torch_internals.seeds import draws_put_back
@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 _PATIENCE = 3  # captures in a row that fail for a passing reason, before one that fails is taken at its word
 _REJECTED = 2  # calls in a row, before the model is asked ahead of a capture, which takes 30 to 330 ms
 _UNLOOKED = 63  # misses; to look through 16 captures takes 300 us, a call of a small model 40
+_MANY, _UNASKED = 64, 15  # a look at a call takes 20 us, as much as two layers
 _LOOKS = 3  # graphs of a model whose leaves return other sizes than in their trial run, before such calls stay eager
 
 
@@ -74,6 +75,7 @@ class Dispatcher:
         self._refused_arrays = False  # by the last miss, so that the next one need not find the reason
         self._lock = lock()
         self._patience, self._looks = _PATIENCE, _LOOKS
+        self._by_eager = self._unasked = 0  # calls so far that were eager's; calls to come that are not looked at
         self._rejected = 0  # calls in a row that no capture served and that the model refuses
         self._unlooked = 0  # misses to come that run eagerly, where there is no room for another capture
         self._skips = self._skipped = 0  # misses that stay eager, since the data of one stopped the graph made from it
@@ -94,6 +96,9 @@ class Dispatcher:
 
         The caller has asked is_compiling().
         """
+        if self._unasked > 0 and not hooks_on_saved_tensors():
+            self._unasked -= 1
+            return eager(*args, **kwargs)
         if is_transformed():
             return eager(*args, **kwargs)
         if self.sharded is not None and not self.sharded.over:
@@ -114,6 +119,7 @@ class Dispatcher:
         if refusal:
             self._refuse(refusal)
             return
+        self._unasked = 0
         with self._lock:
             if self.find(args, kwargs, now) is None:
                 try:
@@ -271,8 +277,25 @@ class Dispatcher:
         return None, failure
 
     def _run(self, entry: Entry, tensors: Tensors, eager: Callable, args: tuple, kwargs: dict) -> Any:
-        if entry.executable is None:
+        if entry.executable is None or entry.executable.turns is not None:
+            return self._run_either(entry, tensors, eager, args, kwargs)
+        return self._run_graph(entry, tensors, eager, args, kwargs)
+
+    def _run_either(self, entry: Entry, tensors: Tensors, eager: Callable, args: tuple, kwargs: dict) -> Any:
+        if entry.stays_eager:
+            self._rest()
+        if entry.executable is None or entry.executable.turns is None:
             return eager(*args, **kwargs)
+        graph = functools.partial(self._run_graph, entry, tensors, eager, args, kwargs)
+        return entry.executable.turns.run(tensors[1], graph, functools.partial(eager, *args, **kwargs))
+
+    def _rest(self) -> None:
+        """Some calls to come run without a look, where many have been eager's, and none would be a graph's."""
+        self._by_eager += 1
+        if self._by_eager > _MANY and all(entry.stays_eager for entry in self.entries):
+            self._unasked = _UNASKED
+
+    def _run_graph(self, entry: Entry, tensors: Tensors, eager: Callable, args: tuple, kwargs: dict) -> Any:
         try:
             flat = entry.serve(*tensors) if entry.serve else entry.run(*tensors[0], *tensors[1])
         except StopRecomputation:  # checkpointing's own: it has what it wanted, in the middle of the graph
