@@ -15,7 +15,7 @@ from torch import Tensor
 from fxopt.findings import Findings, Miss, PassFindings, Place
 from fxopt.torch_internals.autograd import hooks_on_saved_tensors
 
-TURNS = 8  # of each side; the least of so many calls is hardly the worse for what else a machine does
+TURNS = 16  # of each side; on a machine with 6 times as much to do as cores, the least of 8 was often wrong
 
 
 class Turns:

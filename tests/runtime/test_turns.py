@@ -158,7 +158,7 @@ def test_a_checkpoint_runs_both_forwards_on_one_side(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(dispatch, "_MANY", 3)
     fast, twin = fxopt.optimize(Model()), Model()
     monkeypatch.setattr(Turns, "_decide", lambda self, size, *seconds: self._by_eager.setdefault(size, True))
-    for number in range(60):
+    for number in range(120):
         x = torch.rand(2, 3)
         for net in (fast, twin):
             y: Any = checkpoint(net, x, use_reentrant=False) if number % 3 else net(x)
