@@ -26,7 +26,7 @@ from fxopt.runtime import Executable, dispatcher_of, optimized
 from fxopt.runtime.cuda_graphs import graphed
 from fxopt.runtime.native import build_ahead
 from fxopt.runtime.sharded.communication import inner
-from fxopt.stages import examples_of, lowered, raced, rewrite, take_pieces, verified
+from fxopt.stages import examples_of, lowered, raced, rewrite, take_pieces, take_turns, verified
 from fxopt.torch_internals.shape_env import forget_answers
 from fxopt.tune.tuner import Tuner
 
@@ -124,6 +124,7 @@ def _made_of(
         executable = lowered(executable, examples)
         clock.lap("lower")
     executable.run = graphed(executable, config.cuda_graphs)
+    take_turns(executable, config, tuner)
     if captured.autocast is not None:
         executable.run = _without_autocast(executable.run)
     executable.findings.seconds = clock.laps

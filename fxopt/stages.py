@@ -25,11 +25,12 @@ from fxopt.rewrites.framework.sources import Sources
 from fxopt.runtime import Executable
 from fxopt.runtime.cuda_graphs import replayable
 from fxopt.runtime.pieces import Pieces
+from fxopt.runtime.turns import Turns
 from fxopt.shape.standing import remembered
 from fxopt.shape.whole_inputs import taken_for_granted
 from fxopt.tune.tuner import Tuner
 from fxopt.verify import Examples, Verdict, bisect
-from fxopt.verify.slower import Race, may_be_raced, slower_passes
+from fxopt.verify.slower import Race, may_be_raced, slower_passes, takes_turns
 
 _log = logging.getLogger(__name__)
 _NOWHERE = Dump(None)
@@ -137,6 +138,12 @@ def raced(
         executable = verified(without(names), examples, less(names), tuner)
         executable.findings.passes += slow
     return executable
+
+
+def take_turns(executable: Executable, config: Config, tuner: Tuner) -> None:
+    """Calls themselves tell whether a graph around opaque submodules pays."""
+    if takes_turns(executable, config, tuner):
+        executable.turns = Turns(executable.findings)
 
 
 def take_pieces(

@@ -26,13 +26,14 @@ from fxopt.runtime.signature import unsupported
 from fxopt.runtime.traced import UnderDynamo
 from fxopt.runtime.watch import Watch
 from fxopt.shape.conditions import OtherSizes
-from fxopt.torch_internals.autograd import StopRecomputation
+from fxopt.torch_internals.autograd import StopRecomputation, hooks_on_saved_tensors
 from fxopt.torch_internals.modes import is_transformed
 
 if TYPE_CHECKING:
     from fxopt.runtime.sharded.calls import ShardedCalls
 
 _log = logging.getLogger(__name__)
+_MANY, _UNASKED = 64, 15  # a look at a call takes 20 us, as much as two layers
 
 
 class Dispatcher:
@@ -64,6 +65,7 @@ class Dispatcher:
         self.compiled: Callable[..., Any] | None = None
         self._lock = lock()
         self._attempts = Attempts(original, compile)
+        self._by_eager = self._unasked = 0  # calls so far that were eager's; calls to come that are not looked at
 
     @property
     def findings(self) -> list[Findings]:
@@ -81,6 +83,9 @@ class Dispatcher:
 
         The caller has asked is_compiling().
         """
+        if self._unasked > 0 and not hooks_on_saved_tensors():
+            self._unasked -= 1
+            return eager(*args, **kwargs)
         if is_transformed():
             return eager(*args, **kwargs)
         if self.sharded is not None and not self.sharded.over:
@@ -101,6 +106,7 @@ class Dispatcher:
         if refusal:
             self._refuse(refusal)
             return
+        self._unasked = 0
         with self._lock:
             if self.find(args, kwargs, now) is None:
                 try:
@@ -200,8 +206,25 @@ class Dispatcher:
         return result
 
     def _run(self, entry: Entry, tensors: Tensors, eager: Callable, args: tuple, kwargs: dict) -> Any:
-        if entry.executable is None:
+        if entry.executable is None or entry.executable.turns is not None:
+            return self._run_either(entry, tensors, eager, args, kwargs)
+        return self._run_graph(entry, tensors, eager, args, kwargs)
+
+    def _run_either(self, entry: Entry, tensors: Tensors, eager: Callable, args: tuple, kwargs: dict) -> Any:
+        if entry.stays_eager:
+            self._rest()
+        if entry.executable is None or entry.executable.turns is None:
             return eager(*args, **kwargs)
+        graph = functools.partial(self._run_graph, entry, tensors, eager, args, kwargs)
+        return entry.executable.turns.run(tensors[1], graph, functools.partial(eager, *args, **kwargs))
+
+    def _rest(self) -> None:
+        """Some calls to come run without a look, where many have been eager's, and none would be a graph's."""
+        self._by_eager += 1
+        if self._by_eager > _MANY and all(entry.stays_eager for entry in self.entries):
+            self._unasked = _UNASKED
+
+    def _run_graph(self, entry: Entry, tensors: Tensors, eager: Callable, args: tuple, kwargs: dict) -> Any:
         try:
             flat = entry.serve(*tensors) if entry.serve else entry.run(*tensors[0], *tensors[1])
         except StopRecomputation:  # checkpointing's own: it has what it wanted, in the middle of the graph

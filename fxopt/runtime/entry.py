@@ -59,6 +59,13 @@ class Entry:
         self.traced = traced_view(self)
         self._stood, self._unlooked = False, 0  # what the last look said of a model that stays eager, for so many calls
 
+    @property
+    def stays_eager(self) -> bool:
+        """Whether no call of the sizes that came so far is the graph's."""
+        if self.executable is None:
+            return True
+        return self.executable.turns is not None and self.executable.turns.all_by_eager
+
     def result(self, flat: Sequence[Any], args: tuple, kwargs: dict) -> Any:
         """The model's result from the graph's, whose further values go into the arguments."""
         result, values = self.rebuild(flat)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx, nn
 
 from fxopt.findings import Findings
+from fxopt.runtime.turns import Turns
 from fxopt.shape.conditions import OtherSizes
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Executable:
         findings: what was done to it.
         graph: the rewritten graph, as the report shows it (`run` calls the same operators by shorter ways).
         model: what was captured. Nodes of the graphs hold it weakly.
+        turns: decides which calls are the graph's; None: all.
     """
 
     capture: Capture
@@ -32,6 +34,7 @@ class Executable:
     findings: Findings = field(default_factory=Findings)
     graph: fx.GraphModule | None = None
     model: nn.Module | None = None
+    turns: Turns | None = None
 
 
 def has_own_backward(node: fx.Node, module: fx.GraphModule) -> bool:

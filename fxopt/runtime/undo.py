@@ -6,9 +6,8 @@ writes is kept for the time of a call; where that is much, the model stays eager
 
 from __future__ import annotations
 
-import contextlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,17 +15,14 @@ from torch import Tensor, fx, nn
 
 from fxopt.names import is_users, names_in, names_stored
 from fxopt.reach.code import MAKING, Code
-from fxopt.reach.containers import is_long, too_large
 from fxopt.runtime.executable import Executable, has_own_backward
+from fxopt.runtime.held import CONSTANTS, MOST, Attributes, Kept, bytes_of
 from fxopt.runtime.refusals import Refusals
 from fxopt.shape.aliases import Aliases, is_random, written_arguments
 from fxopt.torch_internals.autograd import StopRecomputation
-from fxopt.torch_internals.storage import set_version
 
 if TYPE_CHECKING:
     from fxopt.capture import LeafCall
-
-MOST = 1 << 22  # bytes: 0.2 ms a call
 
 # Operators that raise for no data, of sizes that a capture has checked.
 _CERTAIN_NAMES = """
@@ -43,7 +39,6 @@ _OF_DATA_NAMES = """
     div div_ normal_ binary_cross_entropy"""
 _OF_DATA = frozenset(_OF_DATA_NAMES.split())
 _DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
-_CONSTANTS = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device})
 
 
 class TooMuch(Exception):
@@ -81,9 +76,10 @@ class Undo:
             for module, names in may_change(call.module).items():
                 self._touched.setdefault(module, set()).update(names)
         self._random = bool(calls) or any(map(is_random, before))
+        self._attributes = Attributes(self._touched)
         self._model = model
         kept = [placeholders[number].meta["val"] for number in self._numbers]
-        if sum(map(_bytes, (*kept, *(slot.read(model) for slot in self._slots)))) > MOST:
+        if sum(map(bytes_of, (*kept, *(slot.read(model) for slot in self._slots)))) > MOST:
             raise TooMuch(
                 "edits large tensors before something that may fail: what a failed call edits, eager edits again"
             )
@@ -96,8 +92,8 @@ class Undo:
         """`run`, of which nothing is left where it raises."""
 
         def undoing(*tensors: Any) -> Sequence[Any]:
-            kept = _Kept([*(tensors[number] for number in self._numbers), *(s.read(self._model) for s in self._slots)])
-            attributes = [(module, _Attributes(module, names)) for module, names in self._touched.items()]
+            kept = Kept([*(tensors[number] for number in self._numbers), *(s.read(self._model) for s in self._slots)])
+            attributes = self._attributes.now()
             random = random_states() if self._random else []
             try:
                 return run(*tensors)
@@ -105,77 +101,12 @@ class Undo:
                 raise
             except Exception:
                 kept.put_back()
-                for module, held in attributes:
-                    held.put_back(module)
+                attributes.put_back()
                 for put_back, state in random:
                     put_back(state)
                 raise
 
         return undoing
-
-
-@contextlib.contextmanager
-def nothing_left_in(touched: Mapping[nn.Module, set[str]]) -> Iterator[None]:
-    """What is changed of these attributes meanwhile is put back."""
-    held = [(module, _Attributes(module, names)) for module, names in touched.items()]
-    try:
-        yield
-    finally:
-        for module, attributes in held:
-            attributes.put_back(module)
-
-
-class _Kept:
-    """Tensors, and their values and versions as they are now."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = tensors
-        self._values = [(tensor.detach() if tensor.requires_grad else tensor).clone() for tensor in tensors]
-        self._versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
-
-    def put_back(self) -> None:
-        for tensor, value, version in zip(self._tensors, self._values, self._versions, strict=True):
-            with torch.inference_mode(version is None), torch.no_grad():
-                tensor.data.copy_(value)
-            if version is not None:
-                set_version(tensor, version)
-
-
-class _Attributes:
-    """What a module holds now, its tensors by value; at these names, down to what containers and objects hold."""
-
-    def __init__(self, module: nn.Module, names: set[str]) -> None:
-        self._attributes = attributes = dict(vars(module))
-        self._contents: list[tuple[Any, Any]] = []
-        tensors: dict[int, Tensor] = {id(held): held for held in attributes.values() if isinstance(held, Tensor)}
-        left = [attributes[name] for name in names if name in attributes]
-        while left:
-            value = left.pop()
-            if isinstance(value, Tensor):
-                tensors[id(value)] = value
-            elif value is not None and all(value is not known for known, _ in self._contents):
-                left += self._inside(value)
-        self._tensors = _Kept([tensor for tensor in tensors.values() if _is_kept(tensor)])
-
-    def _inside(self, value: Any) -> Iterable[Any]:
-        from fxopt.capture.reach import content  # the capture has paid for this import
-
-        if is_long(value) or too_large(value) or (held := content(value)) is None:
-            return ()
-        self._contents.append((value, held))
-        return held.values() if isinstance(held, dict) else held if isinstance(held, (list, set)) else ()
-
-    def put_back(self, module: nn.Module) -> None:
-        from fxopt.capture.reach import refill
-
-        for value, held in self._contents:
-            refill(value, held)
-        refill(vars(module), self._attributes)
-        self._tensors.put_back()
-
-
-def _is_kept(tensor: Tensor) -> bool:
-    return not isinstance(tensor, nn.Parameter) and _bytes(tensor) <= MOST
 
 
 def _leaf(node: fx.Node, module: fx.GraphModule) -> LeafCall | None:
@@ -196,7 +127,7 @@ def may_change(leaf: nn.Module) -> dict[nn.Module, set[str]]:
     for module in leaf.modules():
         if is_users(type(module).__module__):
             own = vars(module)
-            found[module] = {n for n in code.names & own.keys() if n in assigned or type(own[n]) not in _CONSTANTS}
+            found[module] = {n for n in code.names & own.keys() if n in assigned or type(own[n]) not in CONSTANTS}
             if code.names & module._buffers.keys():
                 found[module].add("_buffers")
     return {module: names for module, names in found.items() if names}
@@ -268,8 +199,3 @@ def random_states() -> list[tuple[Callable[[Tensor], None], Tensor]]:
     if torch.cuda.is_initialized():
         states.append((torch.cuda.set_rng_state, torch.cuda.get_rng_state()))
     return states
-
-
-def _bytes(tensor: Tensor) -> int:
-    size = tensor.numel() * tensor.element_size()
-    return size if isinstance(size, int) else 0

@@ -34,15 +34,24 @@ _MOST_ROWS = 256  # that are made up; an example with more stands for itself
 _SMALL = 64 << 20  # bytes of parameters that are trained: a step of the race makes their dense gradients, as eager does
 
 
+def takes_turns(executable: Executable, config: Config, tuner: Tuner) -> bool:
+    """Whether calls themselves have to tell if it pays, and nobody waits for a device at the end of one."""
+    return bool(executable.capture.leaves) and _we_choose(config, tuner) and not _on_cuda(executable)
+
+
 def may_be_raced(executable: Executable, config: Config, tuner: Tuner) -> bool:
     """Something changed, the user lets us choose, and a call leaves nothing behind.
 
     Of calls that record gradients those of small models on the CPU: Python may take more of a step than kernels save.
     """
     captured, graph = executable.capture, executable.graph
-    chosen = tuner.effort.seconds == 0 or config.verify == "off" or config.max_rewrites is not None
     effects = captured.leaves or graph is None or _can_be_seen(graph)
-    return not (chosen or effects) and bool(_changed(executable)) and _records_little(captured.graph.graph)
+    raced = _we_choose(config, tuner) and not effects
+    return raced and bool(_changed(executable)) and _records_little(captured.graph.graph)
+
+
+def _we_choose(config: Config, tuner: Tuner) -> bool:
+    return tuner.effort.seconds > 0 and config.verify != "off" and config.max_rewrites is None
 
 
 def _can_be_seen(module: GraphModule) -> bool:
@@ -90,10 +99,14 @@ def slower_passes(executable: Executable, race: Race, without: Callable[[list[st
 
 def _changed(executable: Executable) -> list[str]:
     """The passes that may be left out."""
-    values = (node.meta.get("val") for node in executable.capture.graph.graph.nodes)
-    on_cuda = any(isinstance(value, Tensor) and value.is_cuda for value in values)
+    on_cuda = _on_cuda(executable)
     stay = {"normalize"}.union(each.name for each in rewrites.PASSES if on_cuda and each.safer_on_cuda)
     return [ran.name for ran in executable.findings.passes if ran.changes and ran.name not in stay]
+
+
+def _on_cuda(executable: Executable) -> bool:
+    values = (node.meta.get("val") for node in executable.capture.graph.graph.nodes)
+    return any(isinstance(value, Tensor) and value.is_cuda for value in values)
 
 
 def _left_out(name: str, ratios: str) -> PassFindings:

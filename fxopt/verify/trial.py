@@ -19,8 +19,9 @@ from fxopt.capture.effects import stores_of
 from fxopt.capture.errors import is_passing
 from fxopt.capture.state import ModelCopy
 from fxopt.capture.untouched import LARGE, Look, quietly
+from fxopt.runtime.held import nothing_left_in
 from fxopt.runtime.pieces import Pieces
-from fxopt.runtime.undo import may_change, nothing_left_in
+from fxopt.runtime.undo import may_change
 from fxopt.shape.aliases import Aliases
 from fxopt.torch_internals.seeds import seed_started
 from fxopt.tracebacks import let_go
