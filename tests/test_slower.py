@@ -258,7 +258,8 @@ def test_on_a_gpu_graphs_race(
     monkeypatch.setattr(slower, "on_device_of", lambda tensors: nullcontext())
     with FakeTensorMode():
         x = torch.empty(3, device=device)
-        race = slower.Race(SimpleNamespace(state=()), nn.Module(), (x,), {}, old, tuner.Tuner("full"), ours)  # type: ignore[arg-type]
+        captured: Any = SimpleNamespace(state_of=lambda model: [])
+        race = slower.Race(captured, nn.Module(), (x,), {}, old, tuner.Tuner("full"), ours)
         assert race.ratio(new, [x]) == ratio
 
 

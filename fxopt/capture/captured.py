@@ -49,3 +49,7 @@ class Capture:
     autocast: State | None = None
     filled: tuple[pytree.KeyPath, ...] = ()
     read: tuple[Read, ...] = ()
+
+    def state_of(self, model: torch.nn.Module) -> list[torch.Tensor]:
+        """The parameters and buffers that it reads, as they are now."""
+        return [slot.read(model) for slot in self.state]

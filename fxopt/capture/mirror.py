@@ -21,6 +21,7 @@ from torch import nn
 
 from fxopt.capture.errors import CaptureError
 from fxopt.reach.containers import MOST_BYTES, built_in, is_of_objects
+from fxopt.reach.entries import MISSING, content_of
 from fxopt.reach.held import behind_proxy, slots_of, wrapped
 
 ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, type}
@@ -35,7 +36,6 @@ _OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _BARE = (dict, OrderedDict, list, set)
 _DICTS = (OrderedDict, defaultdict, dict)
 _CONTAINERS = (*_DICTS, list, set, deque)
-MISSING = object()
 _OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__deepcopy__")
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made in Python, whose instances are their attributes
 
@@ -299,14 +299,6 @@ def attributes(value: Any) -> dict[str, Any]:
     """An object's attributes, those in slots too."""
     slots = {name: getattr(value, name) for name in slots_of(type(value)) if hasattr(value, name)}
     return {**getattr(value, "__dict__", {}), **slots}
-
-
-def content_of(cell: types.CellType) -> Any:
-    """What a variable of a closure holds; MISSING where it is not assigned yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return MISSING
 
 
 def _equal(before: Any, after: Any) -> bool:

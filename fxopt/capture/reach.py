@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from fxopt.capture.mirror import BYTES, MISSING, attributes, content_of, is_plain_object, is_unseen
+from fxopt.capture.mirror import BYTES, attributes, is_plain_object, is_unseen
 from fxopt.capture.questions import first_question
 from fxopt.capture.state import hooks_of
 from fxopt.names import is_users, named_by, names_in, names_stored
 from fxopt.reach.code import MOST_FUNCTIONS, Code
 from fxopt.reach.containers import MOST_BYTES, built_in, is_long, too_large
+from fxopt.reach.entries import MISSING, content_of
 from fxopt.reach.held import wrapped
 from fxopt.torch_internals.python_math import is_of_numbers
 

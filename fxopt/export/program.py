@@ -123,8 +123,8 @@ def _forward(program: nn.Module, executable: Executable, guards: Guards) -> Call
         with demanding():
             if not guards.holds(tensors):
                 raise ExportError(f"expected sizes with {guards.describe()}")
-        state = [slot.read(program) for slot in capture.state]
-        return trees.unflatten(list(_WithoutStores(graph).run(*state, *tensors)), capture.out_spec)
+        results = _WithoutStores(graph).run(*capture.state_of(program), *tensors)
+        return trees.unflatten(list(results), capture.out_spec)
 
     return forward
 

@@ -81,7 +81,7 @@ def guards_of(model: nn.Module, executable: Executable, inputs: Sequence[Tensor]
     wider = replace(guards, relations=relations)
     if wider == guards or graph is None or any(map(_squeezes_rows, graph.graph.nodes)):
         return guards
-    row = resized(capture.graph, [slot.read(model) for slot in capture.state], inputs, 1)
+    row = resized(capture.graph, capture.state_of(model), inputs, 1)
     if row is None or not wider.holds(row):
         return guards
     compared = Comparison("at batch 1: ", capture, model, Setting(capture, row, gradients=False), None)

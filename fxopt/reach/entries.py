@@ -9,6 +9,14 @@ from typing import Any
 MISSING = object()
 
 
+def content_of(cell: types.CellType) -> Any:
+    """What a variable of a closure holds; MISSING where nothing is assigned yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
 def item(where: Any, key: Any) -> Any:
     """What stands at ``where[key]``, whatever a subclass of dict or list gives for it; of a function its attribute, and
     of a cell what it holds, None where nothing is assigned yet."""
@@ -21,10 +29,7 @@ def item(where: Any, key: Any) -> Any:
     if isinstance(where, types.FunctionType):
         return getattr(where, key)
     if isinstance(where, types.CellType):
-        try:
-            return where.cell_contents
-        except ValueError:
-            return None
+        return None if (value := content_of(where)) is MISSING else value
     return where[key]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch.fx import Graph, Node
 
@@ -24,7 +24,11 @@ def needed_for(node: Node, strides: Strides) -> list[Node] | None:
     """
     if analysed(node.graph, _if_whole).known(node) is not Layout.CONTIGUOUS:
         return None
-    reached = closure([node], lambda each: each.all_input_nodes if strides.known(each) is not Layout.CONTIGUOUS else ())
+
+    def loose(nodes: Iterable[Node]) -> Iterator[Node]:
+        return (each for each in nodes if strides.known(each) is not Layout.CONTIGUOUS)
+
+    reached = closure(loose([node]), lambda each: loose(each.all_input_nodes))
     return [each for each in node.graph.find_nodes(op="placeholder") if each in reached and "input" in each.meta]
 
 

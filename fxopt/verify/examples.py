@@ -90,11 +90,8 @@ class Examples:
         setting = Setting(self.captured, inputs, self.gradients)
         return Comparison(where, self.captured, self.model, setting, self.share)
 
-    def _state(self) -> list[Tensor]:
-        return [slot.read(self.model) for slot in self.captured.state]
-
     def _add_witness(self, inputs: Sequence[Tensor]) -> None:
-        witnesses = Witnesses(self.captured, inputs, self._state)
+        witnesses = Witnesses(self.captured, inputs, lambda: self.captured.state_of(self.model))
         if not witnesses.needed:
             return
         for made in witnesses.tries():
@@ -108,7 +105,7 @@ class Examples:
         self.untold += f"; so the graph serves calls with {served} alone" if served else ""
 
     def _add_batch(self, size: int, inputs: Sequence[Tensor]) -> None:
-        others = resized(self.captured.graph, self._state(), inputs, size)
+        others = resized(self.captured.graph, self.captured.state_of(self.model), inputs, size)
         if others is not None and self.captured.guards.holds(others):
             comparison = self._compared(f"at batch size {size}: ", others)
             if comparison.eager.error is None and comparison.served:

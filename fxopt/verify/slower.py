@@ -163,12 +163,8 @@ class Race:
                 break
         return Verdict(ratios)
 
-    @property
-    def state(self) -> list[Tensor]:
-        return [slot.read(self.model) for slot in self.captured.state]
-
     def ratio(self, after: Callable[..., object], inputs: Sequence[Tensor]) -> float:
-        tensors = [*self.state, *inputs]
+        tensors = [*self.captured.state_of(self.model), *inputs]
         if self.training:  # on leaves of their own, so that no hook of the user's runs
             own = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
             leaves = [tensor for tensor in own if tensor.requires_grad]
@@ -196,7 +192,7 @@ class Race:
         for rows in self.tuner.effort.rows:
             if rows == own or rows > max(own, _MOST_ROWS):
                 continue
-            inputs = resized(self.captured.graph, self.state, self.inputs, rows)
+            inputs = resized(self.captured.graph, self.captured.state_of(self.model), self.inputs, rows)
             if inputs is not None and self.captured.guards.holds(inputs):
                 yield rows, inputs
 

@@ -112,7 +112,7 @@ class Setting:
     @contextlib.contextmanager
     def tensors(self, model: nn.Module) -> Iterator[list[Tensor]]:
         """State and inputs for a graph, with copies of what it writes; opaque modules are copies meanwhile."""
-        given = [*(slot.read(model) for slot in self.capture.state), *self.inputs]
+        given = [*self.capture.state_of(model), *self.inputs]
         look = Look(large=0)
         for number in self.written:
             look.clone(given[number])
