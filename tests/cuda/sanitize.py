@@ -193,16 +193,15 @@ def main(argv: Sequence[str]) -> int:
             return 1
         tests = sorted(test for test in {*KERNELS.values(), *MORE} if args.k in test)
         calls = [(run, (tool, test)) for tool in tools if tool != PROFILER for test in tests]
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        results = list(pool.map(lambda call: call[0](*call[1]), calls))
     wrong = 0
-    for told in results:
-        right = told.reported if args.planted else told.clean
-        wrong += not right
-        print(f"{'ok' if right else 'WRONG'}  {told.tool}  {told.test}  {told.seconds:.0f} s")
-        if not right:
-            print(told.text[-4000:])
-    print(f"{len(results)} runs, {wrong} wrong")
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        for told in pool.map(lambda call: call[0](*call[1]), calls):
+            right = told.reported if args.planted else told.clean
+            wrong += not right
+            print(f"{'ok' if right else 'WRONG'}  {told.tool}  {told.test}  {told.seconds:.0f} s", flush=True)
+            if not right:
+                print(told.text[-4000:])
+    print(f"{len(calls)} runs, {wrong} wrong")
     return 1 if wrong else 0
 
 
