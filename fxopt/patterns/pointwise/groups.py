@@ -34,9 +34,10 @@ class Grouping:
         self.deciding = analysed(graph, Deciding)
         self.order = {node: number for number, node in enumerate(graph.nodes)}
         self.rules = {node: rule for node in graph.nodes if (rule := self._rule(node)) is not None}
+        self.bases = {node: [behind(argument)[0] for argument in tensors(node).values()] for node in self.rules}
         self.readers: dict[Node, list[Node]] = {}
-        for node in self.rules:
-            for base in self._bases(node):
+        for node, bases in self.bases.items():
+            for base in bases:
                 self.readers.setdefault(base, []).append(node)
         self.before: dict[Node, int] = {}
         self.after: dict[Node, int] = {}
@@ -74,27 +75,21 @@ class Grouping:
         rule = rule_of(node, self.device)
         return rule if rule and not any(map(self.aliases.edited, node.all_input_nodes)) else None
 
-    def _bases(self, node: Node) -> list[Node]:
-        return [behind(argument)[0] for argument in tensors(node).values()]
-
-    def _inputs(self, node: Node) -> list[Node]:
-        return self._bases(node) if node in self.rules else node.all_input_nodes
-
     def _relate(self) -> None:
         """Masks of all nodes before and after each, where a group that was taken is one node."""
+        sources = {node: self.bases.get(node, node.all_input_nodes) for node in self.graph.nodes}
         for related, nodes, following in (
-            (self.before, list(self.graph.nodes), False),
-            (self.after, list(reversed(self.graph.nodes)), True),
+            (self.before, list(sources), False),
+            (self.after, [*reversed(sources)], True),
         ):
             related.clear()
             masks = dict.fromkeys(nodes, 0)
             for _ in range(2 if self.taken else 1):  # a group relates its first members to what its last ones read
                 for node in nodes:
-                    if following:
-                        for source in self._inputs(node):
+                    for source in sources[node]:
+                        if following:
                             masks[source] |= masks[node] | 1 << self.order[node]
-                    else:
-                        for source in self._inputs(node):
+                        else:
                             masks[node] |= masks[source] | 1 << self.order[source]
                 groups: dict[int, int] = {}
                 for node, mask in self.taken.items():
@@ -113,7 +108,7 @@ class Grouping:
         queue = [seed]
         while queue:
             node = queue.pop(0)
-            for near in sorted({*self._bases(node), *self.readers.get(node, ())}, key=self.order.__getitem__):
+            for near in sorted({*self.bases[node], *self.readers.get(node, ())}, key=self.order.__getitem__):
                 if near not in self.rules or near in group.dims or near in self.taken or near in refused:
                     continue
                 grown = self._with(group, near)
