@@ -33,11 +33,12 @@ MOST_REGISTERS = {  # so that a multiprocessor holds 4 blocks of 256 threads at 
 LAUNCHED_BEHIND = ("joins_kernel", "sums_kernel", "entries_kernel", "stage_kernel", "deliver_kernel", "few_rows_kernel")
 # Whose blocks the next kernel's would keep out, did they come early.
 LETS_NONE_START = ("columns_kernel", "block_columns_kernel", "joins_of_bags_kernel", "sliced_kernel")
-# nvcc may use 60 s of CPU time for an architecture's device code, where YARDSTICK takes 0.76 s. It used 46 to 51 s for
-# the 295,000 lines of PTX that there are (13.0). A number of lines, unlike a time, is the same on every machine.
+# All of an architecture's device code has 295,000 lines of PTX by nvcc 13.0: unlike a time, alike on every machine.
 MOST_LINES = 310_000
-# The time in yardsticks is 60 to 67 on a quiet machine, and was above 79 on one whose speed changed within minutes.
-MOST_YARDSTICKS = 100
+# CPU time for all of an architecture's device code, in that of YARDSTICK: machines differ by a factor of three. It is
+# 60 to 67, as others use the cores or not: 46 to 51 s where the yardstick takes 0.76 s; and 76 where that takes 2.5 s.
+# 60 s may be used where it takes 0.76 s.
+MOST_YARDSTICKS = 79
 YARDSTICK = """
 template <int N> struct Fold { static __device__ float of(const float* x) { return Fold<N - 1>::of(x) * x[N] + N; } };
 template <> struct Fold<0> { static __device__ float of(const float* x) { return *x; } };
@@ -121,6 +122,8 @@ def test_every_kernel_keeps_its_limits(tmp_path, arch):
     wrong += [f"{name}: {line}" for name, text in ptx.items() for line in touched_too_soon(text, arch)]
     assert not wrong, "\n".join(wrong)
     assert sum(text.count("\n") for text in ptx.values()) < MOST_LINES
+    if yardsticks >= MOST_YARDSTICKS:  # a yardstick took 1.5 to 2.4 s within minutes on a machine that others use, too
+        _, yardsticks = all_compiled(arch, tmp_path)
     assert yardsticks < MOST_YARDSTICKS
 
 

@@ -34,11 +34,11 @@ class Grouping:
         self.deciding = analysed(graph, Deciding)
         self.order = {node: number for number, node in enumerate(graph.nodes)}
         self.rules = {node: rule for node in graph.nodes if (rule := self._rule(node)) is not None}
-        self.bases = {node: [behind(argument)[0] for argument in tensors(node).values()] for node in self.rules}
+        self.sources = {node: self._sources(node) for node in graph.nodes}
         self.readers: dict[Node, list[Node]] = {}
-        for node, bases in self.bases.items():
-            for base in bases:
-                self.readers.setdefault(base, []).append(node)
+        for node in self.rules:
+            for source in self.sources[node]:
+                self.readers.setdefault(source, []).append(node)
         self.before: dict[Node, int] = {}
         self.after: dict[Node, int] = {}
         self.taken: dict[Node, int] = {}  # member -> the mask of its group
@@ -75,18 +75,23 @@ class Grouping:
         rule = rule_of(node, self.device)
         return rule if rule and not any(map(self.aliases.edited, node.all_input_nodes)) else None
 
+    def _sources(self, node: Node) -> list[Node]:
+        """What a node reads; an operator of a chain past the views of it."""
+        if node not in self.rules:
+            return node.all_input_nodes
+        return [behind(argument)[0] for argument in tensors(node).values()]
+
     def _relate(self) -> None:
         """Masks of all nodes before and after each, where a group that was taken is one node."""
-        sources = {node: self.bases.get(node, node.all_input_nodes) for node in self.graph.nodes}
         for related, nodes, following in (
-            (self.before, list(sources), False),
-            (self.after, [*reversed(sources)], True),
+            (self.before, list(self.sources), False),
+            (self.after, list(reversed(self.sources)), True),
         ):
             related.clear()
             masks = dict.fromkeys(nodes, 0)
             for _ in range(2 if self.taken else 1):  # a group relates its first members to what its last ones read
                 for node in nodes:
-                    for source in sources[node]:
+                    for source in self.sources[node]:
                         if following:
                             masks[source] |= masks[node] | 1 << self.order[node]
                         else:
@@ -108,7 +113,7 @@ class Grouping:
         queue = [seed]
         while queue:
             node = queue.pop(0)
-            for near in sorted({*self.bases[node], *self.readers.get(node, ())}, key=self.order.__getitem__):
+            for near in sorted({*self.sources[node], *self.readers.get(node, ())}, key=self.order.__getitem__):
                 if near not in self.rules or near in group.dims or near in self.taken or near in refused:
                     continue
                 grown = self._with(group, near)
