@@ -24,13 +24,15 @@ _REJECTED = 2  # calls in a row, before the model is asked ahead of a capture, w
 _UNLOOKED = 63  # misses; to look through 16 captures takes 300 us, a call of a small model 40
 _LOOKS = 3  # graphs of a model whose leaves return other sizes than in their trial run, before such calls stay eager
 
+_FILLS = 2  # times that a model is captured anew because a call has filled a cache; some are emptied again and again
+
 
 class Attempts:
     """Captures of one model, and what those and the calls between them have told about the next one."""
 
     def __init__(self, original: nn.Module, compile: Compile) -> None:
         self._original, self._compile = original, compile
-        self._patience, self._looks = _PATIENCE, _LOOKS
+        self._patience, self._looks, self._fills = _PATIENCE, _LOOKS, _FILLS
         self._rejected = 0  # calls in a row that no capture served and that the model refuses
         self._arrays_refused = False  # by the last miss, so that the next one need not find the reason
         self._unlooked = 0  # misses to come that run eagerly, where there is no room for another capture
@@ -70,6 +72,11 @@ class Attempts:
     def looks_again(self) -> bool:
         """Whether a model whose leaves returned other sizes than in their trial run is captured once more."""
         self._looks -= (again := self._looks > 0)
+        return again
+
+    def fills(self) -> bool:
+        """Whether a model that has filled a cache is captured anew."""
+        self._fills -= (again := self._fills > 0)
         return again
 
     def entry(self, args: tuple, kwargs: dict, now: tuple, known: Iterable[Entry]) -> tuple[Entry | None, str]:

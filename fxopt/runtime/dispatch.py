@@ -200,9 +200,11 @@ class Dispatcher:
             return self._run(entry, entry.match(args, kwargs, now) or ((), ()), eager, args, kwargs)
         plain = self._attempts.eager_entry(args, kwargs, now, failure)  # of the arguments as they are before the call
         result = self._attempts.ask(eager, args, kwargs)
-        self._warn(failure)
         changing = frozenset(map(str, before.changed()))
-        self.entries = (*self.entries, replace(plain, watch=Watch(self.original, ignore=changing)))
+        if not changing:
+            self._warn(failure)
+        watch, left = Watch(self.original, ignore=changing), Watch(self.original) if changing else None
+        self.entries = (*self.entries, replace(plain, watch=watch, left=left))
         return result
 
     def _run(self, entry: Entry, tensors: Tensors, eager: Callable, args: tuple, kwargs: dict) -> Any:
@@ -213,10 +215,24 @@ class Dispatcher:
     def _run_either(self, entry: Entry, tensors: Tensors, eager: Callable, args: tuple, kwargs: dict) -> Any:
         if entry.stays_eager:
             self._rest()
+        if entry.left is not None:
+            return self._second_call(entry, entry.left, eager, args, kwargs)
         if entry.executable is None or entry.executable.turns is None:
             return eager(*args, **kwargs)
         graph = functools.partial(self._run_graph, entry, tensors, eager, args, kwargs)
         return entry.executable.turns.run(tensors[1], graph, functools.partial(eager, *args, **kwargs))
+
+    def _second_call(self, entry: Entry, left: Watch, eager: Callable, args: tuple, kwargs: dict) -> Any:
+        """Eager's, behind one that changed the model. If this one changes nothing, the first has filled a cache (a
+        mask, the angles of positions), and the next one is captured. Else it counts its calls, and all of them are so.
+        """
+        entry.left = None
+        result = eager(*args, **kwargs)
+        if left.holds() and self._attempts.fills():
+            self._replace(entry, None)
+        else:
+            self._warn(entry.findings.eager_reason)
+        return result
 
     def _rest(self) -> None:
         """Some calls to come run without a look, where many have been eager's, and none would be a graph's."""

@@ -33,6 +33,7 @@ Serve = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Any]]
 class Entry:
     """One signature: compiled, or (executable None) known to stay eager.
 
+    left: the model as a first call left it that changed it, until a second one that stays eager, too, has come.
     fills: whether attributes of the arguments that the forward assigns get their values from the graph.
     other_forms: serves calls whose features have another form (keyed/), once there was a call to learn it from.
     """
@@ -45,6 +46,7 @@ class Entry:
     state: State | None = None
     sizes: Sizes | None = None
     sharing: Sharing | None = None
+    left: Watch | None = None
     fills: bool = True
     other_forms: Entry | None = None
 
