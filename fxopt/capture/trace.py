@@ -165,6 +165,9 @@ class _ProxyMode(ProxyTorchDispatchMode):
         if func is torch.ops.aten.sym_numel.default:  # as a product of sizes
             with self:
                 return sym_numel(*args)
+        if func is torch.ops.aten.ravel.default:  # unlike a reshape, it copies where a view would do
+            with self:
+                return torch.ops.aten.contiguous.default(*args).view(-1)
         if func in ITEMS and not isinstance(args[0], FakeTensor):
             with no_function_modes():
                 self.tracer.reads(args[0])  # type: ignore[union-attr]

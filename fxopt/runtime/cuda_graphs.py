@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from fxopt.kernels import reports
 from fxopt.kernels.cache import BuildError
@@ -30,6 +30,7 @@ from fxopt.runtime.executable import Executable
 from fxopt.runtime.recording import Recorder, Recording, agree
 from fxopt.runtime.stores import Stores
 from fxopt.runtime.tail import Tail, is_large
+from fxopt.shape.strides import Layout, Strides
 from fxopt.tune.clock import fastest
 
 MOST_GRAPHS = 16
@@ -85,6 +86,7 @@ class Replays:
         assert executable.graph is not None
         rows, self._kind = _served(executable.graph)
         self._random = draws(executable.graph.graph) is not None
+        self._may_lie_alike = _may_lie_as_inputs(executable.graph.graph)
         self._findings.graphs = self._kind
         self._inputs, self._whole = stage.Inputs(count), Recorder(executable, self._device, rows)
         self._tail, self._cut = Tail(executable), self._whole
@@ -119,6 +121,9 @@ class Replays:
         tame, padding = self._inputs.read(inputs), self._whole.padding
         batch = padding.batch(self._inputs)
         if tame is None or batch == 0:
+            return None
+        if tame is not inputs and self._may_lie_alike:  # of copies, which are contiguous
+            self._tell("calls with transposed inputs run as they are: a result may lie as they do")
             return None
         key = (padding.capacity(batch), *padding.sizes(tame))
         known = self._graphs.get(key)
@@ -246,6 +251,12 @@ class Replays:
         self._graphs.clear()
         self._count()
         self._findings.graphs = f"no CUDA graphs: {reason}"
+
+
+def _may_lie_as_inputs(graph: Graph) -> bool:
+    """Whether strides of results may depend on those of the inputs."""
+    strides, (output,) = Strides(graph), graph.find_nodes(op="output")
+    return any(strides.known(result) is not Layout.CONTIGUOUS for result in output.all_input_nodes)
 
 
 def _served(module: GraphModule) -> tuple[Rows, str]:

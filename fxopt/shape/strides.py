@@ -50,8 +50,7 @@ _IMAGES = 4  # axes, or 5: channels may come last
 _ALIKE = REGROUPS | {aten.alias.default, aten.lift_fresh.default}
 # Views where the strides of their argument allow it, and copies elsewhere.
 MAY_COPY = {
-    aten.reshape.default, aten.flatten.using_ints, aten.reshape_as.default, aten.ravel.default,
-    aten.contiguous.default,
+    aten.reshape.default, aten.flatten.using_ints, aten.reshape_as.default, aten.contiguous.default,
 }  # fmt: skip
 _UNTAGGED = {  # pointwise, although their tags do not say so
     aten.__and__.Tensor, aten.__or__.Tensor, aten.__xor__.Tensor, aten.rsub.Tensor, aten.prelu.default,

@@ -18,7 +18,6 @@ aten = torch.ops.aten
 RESHAPES = {
     aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int, aten.squeeze.default,
     aten.squeeze.dim, aten.squeeze.dims, aten.view_as.default, aten.reshape_as.default, aten._unsafe_view.default,
-    aten.ravel.default,
 }  # fmt: skip
 REGROUPS = RESHAPES | {aten.unsqueeze.default}  # dims of the same elements in the same order
 CASTS = {

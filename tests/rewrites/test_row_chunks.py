@@ -128,6 +128,26 @@ def test_chunks_hold_what_is_picked_by_the_number_of_rows(monkeypatch: pytest.Mo
             torch.testing.assert_close(fast(*arguments), model(*arguments), equal_nan=True)
 
 
+class Squeezed(nn.Module):
+    """One row would lose its dim, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [x.sin().cumsum(-1).squeeze(), x.cos().cumsum(-1).squeeze()]
+        return torch.stack(parts, 1).softmax(1).erf().reshape(-1, 2 * x.shape[2]).cumsum(-1)
+
+
+@pytest.mark.parametrize("captured", [2, 3, 6])
+def test_no_chunk_is_a_single_row(captured: int) -> None:
+    model = Squeezed()
+    with torch.no_grad():
+        fast = fxopt.optimize(model, (torch.randn(captured, 1, 16),), CONFIG)
+        for batch in (2 * ROWS, 2 * ROWS + 1, 3 * ROWS + 1, 4 * ROWS + 2, 2, 3):
+            x = torch.randn(batch, 1, 16)
+            torch.testing.assert_close(fast(x), model(x))
+        (findings,) = fast._fxopt.findings
+        assert any(ran.name == "row_chunks" and ran.changes for ran in findings.passes)
+
+
 def test_rows_that_mix_stay_together() -> None:
     with torch.no_grad():
         fast = fxopt.optimize(AllRows().eval(), inputs(6), CONFIG)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fxopt import Config, optimize
+from fxopt.capture import capture
 from fxopt.capture.inputs import TensorSpec
 from fxopt.findings import Findings
 from fxopt.kernels.stage import op as stage
@@ -364,3 +365,21 @@ def test_who_asks_for_graphs_is_told_and_a_model_on_the_cpu_is_silent_by_default
         with torch.no_grad():
             (entry,) = optimize(torch.nn.ReLU(), torch.zeros(3), Config(cuda_graphs=mode, tune="off"))._fxopt.entries
         assert entry.findings.graphs == told
+
+
+@pytest.mark.parametrize(
+    ("function", "may"),
+    [
+        (lambda x: torch.nn.functional.linear(x.t(), torch.ones(2, 5)), False),
+        (lambda x: x.t().contiguous().relu(), False),
+        (lambda x: x.t().relu(), True),
+        (lambda x: (x.sum(1).unsqueeze(1) * 2, x.t() + 1), True),
+    ],
+)
+def test_whose_results_may_lie_as_its_inputs(function, may):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    graph = capture(Model(), (torch.randn(5, 5),), {}).graph
+    assert cuda_graphs._may_lie_as_inputs(graph.graph) is may

@@ -94,6 +94,30 @@ def test_outputs_are_the_callers_own(pair):
     close(optimized(*first), model(*first))
 
 
+class Turned(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1).relu().clone()
+
+
+def test_results_of_transposed_inputs_lie_as_eagers():
+    model = Turned().cuda()
+    optimized = fxopt.optimize(model)
+    for call in range(5):
+        x = torch.randn(4, 4, device="cuda")
+        assert optimized(x.t()).stride() == model(x.t()).stride() == (4, 1), call
+        close(optimized(x), model(x))
+    assert count(optimized) == 1 and "transposed inputs" in told(optimized)
+
+
+def test_results_that_always_lie_alike_are_replayed_for_transposed_inputs_too(pair):
+    model, optimized = pair
+    for _ in range(4):
+        dense, ids = inputs(32)
+        call = dense.t().contiguous().t(), ids
+        close(optimized(*call), model(*call))
+    assert count(optimized) == 1 and "transposed inputs" not in told(optimized)
+
+
 class Wide(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x[:, 0] * 2

@@ -38,7 +38,7 @@ def are_many(rows: int, most: int) -> bool:
 
 def at_a_time(rows: int, most: int) -> int:
     """How many of `rows` to compute at a time, where it may be `most`."""
-    return max(1, rows // _PIECES) if rows <= most and _stand_for_more(rows) else most
+    return max(2, rows // _PIECES) if rows <= most and _stand_for_more(rows) else most
 
 
 def _stand_for_more(rows: int) -> bool:

@@ -58,19 +58,28 @@ def some_rows_at_a_time(
         size = inputs[first].shape[dim] // times
         if _in_program(size) or not are_many(size, most):  # a program has no loops over sizes
             return function(*inputs)
-        step = at_a_time(size, rows)
-        count = -(-size // step)
+        counts = _chunks(size, at_a_time(size, rows))
 
         def pieces(value: Any, cut: Cut | None) -> Sequence[Any]:
             if cut is None or not value.shape[cut[0]]:
-                return (value,) * count
-            return value.split(step * (cut[1] or value.shape[cut[0]] // size), cut[0])
+                return (value,) * len(counts)
+            each = cut[1] or value.shape[cut[0]] // size
+            return value.split([count * each for count in counts], cut[0])
 
         columns = map(pieces, inputs, cuts)
         results = [function(*chunk) for chunk in zip(*columns, strict=True)]
         return [torch.cat(parts, join) for parts, join in zip(zip(*results, strict=True), joins, strict=True)]
 
     return chunked
+
+
+def _chunks(size: int, step: int) -> list[int]:
+    """Rows of each chunk, never a single one: `squeeze()` would drop that dim, and sizes of 1 are broadcast."""
+    counts = [step] * (size // step)
+    rest = size - sum(counts)
+    if rest == 1:
+        counts[-1] += 1
+    return [*counts, rest] if rest > 1 else counts
 
 
 def unless_many(

@@ -73,7 +73,10 @@ class Grouping:
         if node in self.deciding and not is_exact(node):
             return None
         rule = rule_of(node, self.device)
-        return rule if rule and not any(map(self.aliases.edited, node.all_input_nodes)) else None
+        if rule is None:
+            return None
+        behind_copies = (behind(argument)[0] for argument in tensors(node).values())
+        return None if any(map(self.aliases.edited, (*node.all_input_nodes, *behind_copies))) else rule
 
     def _sources(self, node: Node) -> list[Node]:
         """What a node reads; an operator of a chain past the views of it."""

@@ -85,7 +85,7 @@ SPLITS = {
 LISTS = {aten.broadcast_tensors, aten.meshgrid}
 
 MOVES = (
-    aten.view, aten.reshape, aten._unsafe_view, aten.flatten, aten.unflatten, aten.ravel, aten.unsqueeze, aten.squeeze,
+    aten.view, aten.reshape, aten._unsafe_view, aten.flatten, aten.unflatten, aten.unsqueeze, aten.squeeze,
     aten.expand, aten.expand_as, aten.broadcast_to, aten.view_as, aten.reshape_as, aten._reshape_alias, aten.permute,
     aten.transpose, aten.t, aten.numpy_T, aten.adjoint, aten.mT, aten.movedim, aten.moveaxis, aten.swapaxes,
     aten.swapdims, aten.contiguous, aten.clone, aten.detach, aten.alias, aten.lift_fresh, aten.lift_fresh_copy,
