@@ -17,9 +17,12 @@ from fxopt.torch_internals.operators import has_kernel, redispatched
 aten = torch.ops.aten
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 # They have no autocast kernel, and call products that have one.
-_PRODUCTS = frozenset(
-    {aten.einsum.default, aten.tensordot.default, aten.inner.default, aten.bilinear.default, aten.chain_matmul.default}
-)
+_COMPOSED = frozenset({
+    aten.einsum.default, aten.tensordot.default, aten.inner.default, aten.bilinear.default, aten.chain_matmul.default,
+    aten.linalg_matmul.default, aten.linalg_multi_dot.default, aten.linalg_matrix_power.default,
+    aten.linalg_vecdot.default, aten.gru_cell.default, aten.lstm_cell.default, aten.rnn_tanh_cell.default,
+    aten.rnn_relu_cell.default,
+})  # fmt: skip
 
 
 def casts_of(func: Any, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
@@ -30,6 +33,6 @@ def casts_of(func: Any, args: tuple, kwargs: dict[str, Any]) -> Callable[..., An
             continue
         if has_kernel(func.name(), _KEYS[device]):
             return redispatched(func, _KEYS[device])
-        if func in _PRODUCTS:
+        if func in _COMPOSED:
             return func.decompose
     return None

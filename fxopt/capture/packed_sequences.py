@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from fxopt.capture.errors import CaptureError
-from fxopt.capture.recurrent import Layers, differentiable
+from fxopt.capture.recurrent import Layers, differentiable, refuse_autocast
 from fxopt.torch_internals.fake_tensors import FakeTensor
-from fxopt.torch_internals.modes import is_any_autocast_enabled, no_function_modes
+from fxopt.torch_internals.modes import no_function_modes
 from fxopt.torch_internals.operators import pack_padded_sequence, pad_packed_sequence
 from fxopt.torch_internals.python_sizes import caller
 from fxopt.torch_internals.symbols import narrow
@@ -91,8 +91,7 @@ class PackedSequences:
         biased, layers, _, _, bidirectional = how
         torch._check(x.shape[-1] == weights[0].shape[1])  # an LSTM leaves that to its operator
         called = Layers(operator, x, initial, weights, biased, layers, bidirectional)
-        if is_any_autocast_enabled():
-            raise CaptureError("runs a recurrent layer over packed sequences under autocast")
+        refuse_autocast()
         if not called.fit(self.rows_of(batch_sizes)):
             raise CaptureError("runs packed sequences through a recurrent layer with a projection or mixed dtypes")
         with no_function_modes(), disable_proxy_modes_tracing():

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from fxopt.capture.errors import CaptureError
 from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.known_sizes import expressions
+from fxopt.torch_internals.modes import is_any_autocast_enabled
 from fxopt.torch_internals.tracing import disable_proxy_modes_tracing, proxy_of, record_call
 
 aten = torch.ops.aten
@@ -20,7 +22,12 @@ PADDED = frozenset(layer.input for layer in _GATES)
 
 
 def any_length(func: Any, args: tuple, tracer: Any) -> tuple[Tensor, ...] | None:
-    """The results of a call of one of `PADDED`, recorded; None where torch would have to check it."""
+    """The results of a call of one of `PADDED`, recorded; None where torch would have to check it.
+
+    Raises:
+        CaptureError: autocast would cast within the operator, where no graph says so.
+    """
+    refuse_autocast()
     if len(args) != 9 or not isinstance(args[0], Tensor) or args[0].ndim != 3:
         return None
     x, initial, weights, biased, layers, _, _, bidirectional, batch_first = args
@@ -35,6 +42,11 @@ def any_length(func: Any, args: tuple, tracer: Any) -> tuple[Tensor, ...] | None
         results = (states.transpose(0, 1) if batch_first else states, *last)
     record_call(func, args, {}, results, tracer)
     return results
+
+
+def refuse_autocast() -> None:
+    if is_any_autocast_enabled():
+        raise CaptureError("runs a recurrent layer under autocast")
 
 
 @dataclass(frozen=True)

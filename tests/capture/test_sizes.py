@@ -574,3 +574,20 @@ def test_a_packed_matrix_cut_in_two():
         torch.testing.assert_close(fast(x), model(x))
     assert len(dispatcher_of(fast).entries) == 1
     assert any(ran.name == "embedding_columns" and ran.changes for ran in dispatcher_of(fast).findings[0].passes)
+
+
+def test_whether_a_size_divides_is_a_condition():
+    class PadsToFour(nn.Module):
+        def forward(self, x):
+            fours = x.shape[1] / 4
+            if not fours.is_integer():
+                x = F.pad(x, (0, 0, 0, math.ceil(fours) * 4 - x.shape[1]))
+            return x.reshape(x.shape[0], -1, 4, 3).mean(2)
+
+    model = PadsToFour()
+    fast = fxopt.optimize(model, config=fxopt.Config(tune="off"))
+    for length in (7, 8, 9, 16, 12, 20):
+        x = torch.randn(3, length, 3)
+        torch.testing.assert_close(fast(x), model(x))
+    assert all(entry.executable is not None for entry in dispatcher_of(fast).entries)
+    assert len(dispatcher_of(fast).entries) <= 3

@@ -68,6 +68,21 @@ class Branch(nn.Module):
         return self.layer(x) if float(x.float().sum()) > -1e9 else x
 
 
+class Composed(nn.Module):
+    """Operators that autocast casts in the middle of, and a recurrent layer, which stays opaque."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.cells = nn.Embedding(40, 8), nn.ModuleList([nn.GRUCell(8, 8), nn.RNNCell(8, 8)])
+        self.lstm, self.recurrent, self.square = nn.LSTMCell(8, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 8)
+
+    def forward(self, ids: Tensor) -> list[Tensor]:
+        x, weight = self.table(ids[:, 0]), self.square.weight
+        products = [torch.linalg.multi_dot([x, weight, weight]), x @ torch.linalg.matrix_power(weight, 3)]
+        states, _ = self.recurrent(self.table(ids))
+        return [*(cell(x) for cell in self.cells), self.lstm(x)[0], *products, self.square(states[:, -1]).relu()]
+
+
 def two(kind: type[nn.Module]) -> tuple[nn.Module, nn.Module, nn.Module]:
     torch.manual_seed(0)
     eager = kind()
@@ -91,7 +106,7 @@ def captured(model: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", [Net, Regions, Halves])
+@pytest.mark.parametrize("kind", [Net, Regions, Halves, Composed])
 def test_outputs_and_gradients_are_eagers(kind: type[nn.Module], dtype: torch.dtype) -> None:
     eager, model, optimized = two(kind)
     for rows in (6, 1, 0, 33):
