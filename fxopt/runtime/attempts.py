@@ -23,7 +23,6 @@ _PATIENCE = 3  # captures in a row that fail for a passing reason, before one th
 _REJECTED = 2  # calls in a row, before the model is asked ahead of a capture, which takes 30 to 330 ms
 _UNLOOKED = 63  # misses; to look through 16 captures takes 300 us, a call of a small model 40
 _LOOKS = 3  # graphs of a model whose leaves return other sizes than in their trial run, before such calls stay eager
-
 _FILLS = 2  # times that a model is captured anew because a call has filled a cache; some are emptied again and again
 
 
