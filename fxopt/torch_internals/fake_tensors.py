@@ -20,6 +20,12 @@ DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, Dyn
 _NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")  # they log what we handle
 
 
+def depends_on_data(error: Exception) -> bool:
+    """Whether code has asked for a number that only data tells: for its value, or for its place in a dict."""
+    unhashable = isinstance(error, TypeError) and str(error).startswith("unhashable type: non-nested Sym")
+    return unhashable or isinstance(error, DATA_DEPENDENT)
+
+
 def mode_of(value: object) -> Any:
     """The mode that a fake tensor lives in; None for any other value."""
     return getattr(value, "fake_mode", None)

@@ -13,6 +13,7 @@ from fxopt.torch_internals.fake_tensors import (
     FakeTensor,
     FakeTensorMode,
     as_parameter,
+    depends_on_data,
     mode_of,
     quieten,
 )
@@ -33,6 +34,15 @@ def test_what_depends_on_data_raises(fake_mode: FakeTensorMode) -> None:
     assert mode is not fake_mode
     with fake_mode, pytest.raises(DATA_DEPENDENT):
         bool(torch.ones(3).sum() > 0)
+
+
+def test_a_number_that_data_tells_has_no_place_in_a_dict(fake_mode: FakeTensorMode) -> None:
+    with fake_mode:
+        number = torch.ones(3).sum().long().item()
+    with pytest.raises(TypeError) as raised:
+        hash(number)
+    assert depends_on_data(raised.value), f"SymInt.__hash__ says {raised.value}: the report would, too"
+    assert not depends_on_data(TypeError("unhashable type: 'list'"))
 
 
 def test_a_fake_can_be_a_parameter(x: Tensor) -> None:
