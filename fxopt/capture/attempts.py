@@ -30,7 +30,7 @@ from fxopt.capture.state import ModelCopy, fake_state, label
 from fxopt.capture.trace import trace
 from fxopt.findings import Place
 from fxopt.reach.held import OWN
-from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT, depends_on_data
+from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT, is_of_a_key
 from fxopt.tracebacks import let_go
 
 _FINAL = (*DATA_DEPENDENT, CaptureError)  # no other sizes would help
@@ -270,5 +270,6 @@ def _stopped(error: Exception, places: Places) -> Stopped:
         path = error.place.module or path
         return Stopped({path: Leaf(path, error.reason, error.place if error.place.module else place)})
     what = str(error).strip().split("\n")[0] or type(error).__name__
-    why = "depends on data" if depends_on_data(error) else what
+    why = "depends on data" if isinstance(error, DATA_DEPENDENT) else what
+    why = "a size, or a number that data tells, is the key of a dict or set" if is_of_a_key(error) else why
     return Stopped({path: Leaf(path, f"`{source}`: {why}" if source else why, place)})

@@ -216,21 +216,27 @@ class Dispatcher:
         if entry.stays_eager:
             self._rest()
         if entry.left is not None:
-            return self._second_call(entry, entry.left, eager, args, kwargs)
+            return self._later_call(entry, entry.left, eager, args, kwargs)
         if entry.executable is None or entry.executable.turns is None:
             return eager(*args, **kwargs)
         graph = functools.partial(self._run_graph, entry, tensors, eager, args, kwargs)
         return entry.executable.turns.run(tensors[1], graph, functools.partial(eager, *args, **kwargs))
 
-    def _second_call(self, entry: Entry, left: Watch, eager: Callable, args: tuple, kwargs: dict) -> Any:
-        """Eager's, behind one that changed the model. If this one changes nothing, the first has filled a cache (a
-        mask, the angles of positions), and the next one is captured. Else it counts its calls, and all of them are so.
+    def _later_call(self, entry: Entry, left: Watch, eager: Callable, args: tuple, kwargs: dict) -> Any:
+        """The call after one that changed the model, run eagerly. If it changes nothing, a cache stands (a mask, the
+        angles of positions), and the next call is captured. After some that do, the model is taken for one that counts.
         """
-        entry.left = None
         result = eager(*args, **kwargs)
-        if left.holds() and self._attempts.fills():
-            self._replace(entry, None)
+        if left.holds():
+            entry.left = None
+            with self._lock:
+                if entry in self.entries and self._attempts.fills():
+                    self.entries = tuple(other for other in self.entries if other is not entry)
+                    return result
         else:
+            entry.unsettled -= 1
+            entry.left = Watch(self.original) if entry.unsettled > 0 else None
+        if entry.left is None:
             self._warn(entry.findings.eager_reason)
         return result
 

@@ -33,7 +33,8 @@ Serve = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Any]]
 class Entry:
     """One signature: compiled, or (executable None) known to stay eager.
 
-    left: the model as a first call left it that changed it, until a second one that stays eager, too, has come.
+    left: the model as the last eager call left it, while it is not known whether calls change it each time.
+    unsettled: how many more calls may change it, before all are taken to.
     fills: whether attributes of the arguments that the forward assigns get their values from the graph.
     other_forms: serves calls whose features have another form (keyed/), once there was a call to learn it from.
     """
@@ -47,6 +48,7 @@ class Entry:
     sizes: Sizes | None = None
     sharing: Sharing | None = None
     left: Watch | None = None
+    unsettled: int = 3
     fills: bool = True
     other_forms: Entry | None = None
 

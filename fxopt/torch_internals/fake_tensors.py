@@ -20,10 +20,9 @@ DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, Dyn
 _NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")  # they log what we handle
 
 
-def depends_on_data(error: Exception) -> bool:
-    """Whether code has asked for a number that only data tells: for its value, or for its place in a dict."""
-    unhashable = isinstance(error, TypeError) and str(error).startswith("unhashable type: non-nested Sym")
-    return unhashable or isinstance(error, DATA_DEPENDENT)
+def is_of_a_key(error: Exception) -> bool:
+    """Whether code has asked a dict or a set for a size, or for a number that data tells."""
+    return isinstance(error, TypeError) and str(error).startswith("unhashable type: non-nested Sym")
 
 
 def mode_of(value: object) -> Any:

@@ -100,6 +100,21 @@ def test_a_cache_that_grows_is_captured_again():
     assert recorder.runs == 3
 
 
+def test_a_cache_that_grows_at_the_second_call_is_captured():
+    model, (fast, recorder) = Rotary(), optimize(Rotary())
+    _same_calls(model, fast, (4, 9, 9, 9, 6, 4))
+    assert recorder.runs == 3
+
+
+def test_a_second_call_that_raises_tells_nothing():
+    fast, recorder = optimize(Masked())
+    fast(torch.randn(3, 8))
+    with pytest.raises(RuntimeError):
+        fast(torch.randn(3, 17))
+    _same_calls(Masked(), fast, (8, 8, 8))
+    assert recorder.runs == 2
+
+
 def test_a_cache_that_is_emptied_again_and_again_stays_eager():
     model = Users()
     fast, recorder = optimize(Users())

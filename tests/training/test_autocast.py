@@ -79,6 +79,7 @@ class Composed(nn.Module):
     def forward(self, ids: Tensor) -> list[Tensor]:
         x, weight = self.table(ids[:, 0]), self.square.weight
         products = [torch.linalg.multi_dot([x, weight, weight]), x @ torch.linalg.matrix_power(weight, 3)]
+        products.append(torch.matrix_power(weight, 2))
         states, _ = self.recurrent(self.table(ids))
         return [*(cell(x) for cell in self.cells), self.lstm(x)[0], *products, self.square(states[:, -1]).relu()]
 
@@ -120,6 +121,21 @@ def test_outputs_and_gradients_are_eagers(kind: type[nn.Module], dtype: torch.dt
         size = theirs.grad.abs().max().clamp(min=1e-9)  # what a sum rounds off depends on its largest part
         torch.testing.assert_close(mine.grad / size, theirs.grad / size, rtol=0, atol=3e-2)
     assert captured(optimized) and not torch.is_autocast_enabled("cpu")
+
+
+def test_an_inverse_that_casts_within_keeps_its_module_opaque() -> None:
+    class Inverse(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.pinv(x.float())
+
+    model = nn.Sequential(nn.Linear(4, 4), Inverse(), nn.Linear(5, 4))
+    optimized = fxopt.optimize(model)
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        with torch.no_grad():
+            compare(outputs(optimized, x, torch.bfloat16), outputs(model, x, torch.bfloat16), 0.2)
+    (findings,) = dispatcher_of(optimized).findings
+    assert "casts within it" in str(findings.leaves)
 
 
 def test_each_setting_has_a_capture_of_its_own() -> None:
