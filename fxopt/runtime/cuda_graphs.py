@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 
 from fxopt.kernels import reports
 from fxopt.kernels.cache import BuildError
@@ -86,7 +86,7 @@ class Replays:
         assert executable.graph is not None
         rows, self._kind = _served(executable.graph)
         self._random = draws(executable.graph.graph) is not None
-        self._may_lie_alike = _may_lie_as_inputs(executable.graph.graph)
+        self._may_lie_as_inputs = Strides(executable.graph.graph).known_of_outputs() is not Layout.CONTIGUOUS
         self._findings.graphs = self._kind
         self._inputs, self._whole = stage.Inputs(count), Recorder(executable, self._device, rows)
         self._tail, self._cut = Tail(executable), self._whole
@@ -122,7 +122,7 @@ class Replays:
         batch = padding.batch(self._inputs)
         if tame is None or batch == 0:
             return None
-        if tame is not inputs and self._may_lie_alike:  # of copies, which are contiguous
+        if tame is not inputs and self._may_lie_as_inputs:  # of copies, which are contiguous
             self._tell("calls with transposed inputs run as they are: a result may lie as they do")
             return None
         key = (padding.capacity(batch), *padding.sizes(tame))
@@ -251,12 +251,6 @@ class Replays:
         self._graphs.clear()
         self._count()
         self._findings.graphs = f"no CUDA graphs: {reason}"
-
-
-def _may_lie_as_inputs(graph: Graph) -> bool:
-    """Whether strides of results may depend on those of the inputs."""
-    strides, (output,) = Strides(graph), graph.find_nodes(op="output")
-    return any(strides.known(result) is not Layout.CONTIGUOUS for result in output.all_input_nodes)
 
 
 def _served(module: GraphModule) -> tuple[Rows, str]:

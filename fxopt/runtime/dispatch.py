@@ -231,7 +231,7 @@ class Dispatcher:
             entry.left = None
             with self._lock:
                 if entry in self.entries and self._attempts.fills():
-                    self.entries = tuple(other for other in self.entries if other is not entry)
+                    self._replace(entry, None)
                     return result
         else:
             entry.unsettled -= 1

@@ -131,9 +131,10 @@ class Strides:
         """Of a function whose graphs are known: of the one that runs, whichever that is."""
         graphs = [part for part in node.meta.get("computes", ()) if isinstance(part, Graph)]
         given = [self._known[argument] if isinstance(argument, Node) else Layout.ANY for argument in node.args]
-        return min((Strides(graph, given)._known_of_outputs() for graph in graphs), default=Layout.ANY)
+        return min((Strides(graph, given).known_of_outputs() for graph in graphs), default=Layout.ANY)
 
-    def _known_of_outputs(self) -> Layout:
+    def known_of_outputs(self) -> Layout:
+        """The least that holds of the graph's results, as :meth:`known`."""
         (output,) = (node for node in self._known if node.op == "output")
         return min((self._known[node] for node in output.all_input_nodes), default=Layout.ANY)
 

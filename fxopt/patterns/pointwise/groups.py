@@ -73,16 +73,13 @@ class Grouping:
         if node in self.deciding and not is_exact(node):
             return None
         rule = rule_of(node, self.device)
-        if rule is None:
+        if rule is None or any(map(self.aliases.edited, (*node.all_input_nodes, *_bases(node)))):
             return None
-        behind_copies = (behind(argument)[0] for argument in tensors(node).values())
-        return None if any(map(self.aliases.edited, (*node.all_input_nodes, *behind_copies))) else rule
+        return rule
 
     def _sources(self, node: Node) -> list[Node]:
         """What a node reads; an operator of a chain past the views of it."""
-        if node not in self.rules:
-            return node.all_input_nodes
-        return [behind(argument)[0] for argument in tensors(node).values()]
+        return _bases(node) if node in self.rules else node.all_input_nodes
 
     def _relate(self) -> None:
         """Masks of all nodes before and after each, where a group that was taken is one node."""
@@ -200,6 +197,11 @@ class Grouping:
             if self._is_read_outside(user, members):
                 return True
         return False
+
+
+def _bases(node: Node) -> list[Node]:
+    """What an operator of a chain reads, past views and copies of it."""
+    return [behind(argument)[0] for argument in tensors(node).values()]
 
 
 def _are_apart(plan: Plan) -> bool:
