@@ -72,6 +72,14 @@ def constructed(mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: di
     return FakeTensor(mode, meta, device)
 
 
+def _gru_cell(mode: FakeTensorMode, input_gates: Any, hidden_gates: Any, hidden: Any, *biases: Any) -> Any:
+    """nn.GRUCell on a GPU: the hidden state, and what its backward reads. Torch itself has no fake results for it."""
+    rows, columns = hidden.shape
+    return tuple(
+        fresh(mode, sizes, hidden.dtype, hidden.fake_device) for sizes in ((rows, columns), (rows, 5 * columns))
+    )
+
+
 def _select(mode: FakeTensorMode, x: Any, dim: int, index: Any) -> FakeTensor | None:
     if not is_plain(mode, x) or not -x.ndim <= dim < x.ndim or type(index) is not int:
         return None
@@ -235,7 +243,7 @@ def _addmm(mode: FakeTensorMode, bias: Any, a: Any, b: Any) -> FakeTensor | None
 # How torch's own fake implementations make their results.
 CONSTRUCTORS = frozenset({aten.empty.memory_format, aten.empty_strided.default})
 
-SHORT: dict[Any, Callable[..., FakeTensor | None]] = {
+SHORT: dict[Any, Callable[..., Any]] = {
     aten.select.int: _select,
     aten.slice.Tensor: _slice,
     aten.detach.default: _detach,
@@ -250,4 +258,5 @@ SHORT: dict[Any, Callable[..., FakeTensor | None]] = {
     aten.all.default: _all,
     aten.mm.default: _mm,
     aten.addmm.default: _addmm,
+    aten._thnn_fused_gru_cell.default: _gru_cell,
 }

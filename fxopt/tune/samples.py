@@ -53,11 +53,11 @@ def _sizes(values: Sequence[Any]) -> list[torch.SymInt]:
     return found
 
 
-def sample(values: Sequence[Any], sizes: Sizes) -> list[Any]:
+def sample(values: Sequence[Any], sizes: Sizes, least: int = 0) -> list[Any]:
     """Random tensors and ints in place of fake ones; a real tensor, a constant of the graph, is itself.
 
-    Floats in [0.1, 1.1): neither NaN after sqrt and log nor slow as denormals. Integers are 0 or 1: tables have both.
-    In one dim they start at 0 and grow, as the offsets of bags do.
+    Floats in [0.1, 1.1): neither NaN after sqrt and log nor slow as denormals. Integers are `least` or one more: tables
+    have 0 and 1. In one dim they grow, and start at 0 where that is the least, as the offsets of bags do.
     """
     needed = sum(
         _number(value.numel(), sizes) * value.element_size()
@@ -66,10 +66,10 @@ def sample(values: Sequence[Any], sizes: Sizes) -> list[Any]:
     )
     if needed > _MOST_BYTES:
         raise NoSample(f"its inputs take {needed >> 20} MiB")
-    return [pytree.tree_map(lambda leaf: _made(leaf, sizes), value) for value in values]
+    return [pytree.tree_map(lambda leaf: _made(leaf, sizes, least), value) for value in values]
 
 
-def _made(value: Any, sizes: Sizes) -> Any:
+def _made(value: Any, sizes: Sizes, least: int) -> Any:
     if isinstance(value, torch.SymInt):
         return _number(value, sizes)
     if not isinstance(value, FakeTensor):
@@ -82,15 +82,15 @@ def _made(value: Any, sizes: Sizes) -> Any:
     if value.dtype.is_floating_point or value.dtype.is_complex:
         made.copy_(torch.rand(made.shape, dtype=torch.float32, device="cpu") + 0.1)
     else:
-        made.copy_(_integers(made.shape))
+        made.copy_(_integers(made.shape, least))
     return made.expand(shape)
 
 
-def _integers(shape: Sequence[int]) -> torch.Tensor:
-    made = torch.randint(0, 2, shape, device="cpu")
+def _integers(shape: Sequence[int], least: int) -> torch.Tensor:
+    made = torch.randint(least, least + 2, shape, device="cpu")
     if made.dim() == 1:
         made = made.sort().values
-        made[:1] = 0
+        made[:1] = least
     return made
 
 

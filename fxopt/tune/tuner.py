@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fxopt.shape.lookups import CheckedLookups
 from fxopt.shape.rows import batch_symbol
 from fxopt.tune.clock import all_captured, fastest, on_device_of, once
 from fxopt.tune.memory import Memory, Ratios
@@ -39,6 +40,7 @@ _LONGEST = 0.25  # seconds; a size is not timed where one run is expected to tak
 _RUNS = 6  # of one size at least: each side warms up twice
 _FEW = 64  # rows that tell how long many take
 _RAN = 0.8  # of a trial this thread had a core; below it the machine was busy, and the next process times again
+_LEAST = (0, 1)  # of integers that are made up: ids are ids, but a length of 0 has no last position
 _LOSS = 0.96  # ratios below it are losses; between it and 1 is noise
 
 
@@ -160,14 +162,16 @@ class Tuner:
 
     def _timed(self, site: Site, sizes_to_time: Sequence[int]) -> Ratios:
         site = replace(site, before=_asked(site.before))
-        runs_at = _runs_at(site)
-        try:
-            return self._timed_at(site, sizes_to_time, runs_at)
-        except Unfit:
-            batch = batch_symbol(site.values)
-            if site.rows or batch is None:
-                raise
-            return self._timed_at(site, [sizes_of(site.values)[batch]], runs_at)
+        batch = batch_symbol(site.values)
+        captured = [] if site.rows or batch is None else [[sizes_of(site.values)[batch]]]
+        refused: Unfit | None = None
+        for sizes, least in itertools.product((sizes_to_time, *captured), _LEAST):
+            try:
+                return self._timed_at(site, sizes, _runs_at(site, least))
+            except Unfit as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
 
     def _timed_at(self, site: Site, sizes_to_time: Sequence[int], runs_at: RunsAt) -> Ratios:
         ratios: Ratios = {}
@@ -208,15 +212,18 @@ class Tuner:
 RunsAt = Callable[[int], tuple[list[Any], list[Callable[[], object]]]]
 
 
-def _runs_at(site: Site) -> RunsAt:
-    """What makes inputs of so many rows, and the calls of both functions with them."""
+def _runs_at(site: Site, least: int) -> RunsAt:
+    """What makes inputs of so many rows, their integers from `least` on, and the calls of both functions with them."""
     sizes = sizes_of(site.values)
     batches = batches_of(site.values, sizes)
     values = [site.state.get(number, value) for number, value in enumerate(site.values)]
     frozen = {number for number, tensor in site.state.items() if not tensor.requires_grad}
 
     def runs_at(rows: int) -> tuple[list[Any], list[Callable[[], object]]]:
-        inputs = sample(values, sizes | dict.fromkeys(batches, rows))
+        inputs = sample(values, sizes | dict.fromkeys(batches, rows), least)
+        if any(isinstance(value, torch.Tensor) and value.is_cuda for value in inputs):
+            with on_device_of(inputs), torch.no_grad(), CheckedLookups():
+                site.before(*inputs)
         return inputs, [
             functools.partial(_run, each, inputs, site.training, frozen) for each in (site.before, site.after)
         ]

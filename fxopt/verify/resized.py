@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from fxopt.shape.calls import ancestors
-from fxopt.verify.lookups import is_lookup
+from fxopt.shape.lookups import is_lookup
 from fxopt.verify.reads import Reads, bags, is_of_others
 from fxopt.verify.segments import are_sound
 

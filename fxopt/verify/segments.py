@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from fxopt.shape.calls import ancestors
-from fxopt.verify.lookups import indices_of, is_in_range
+from fxopt.shape.lookups import indices_of, is_in_range
 from fxopt.verify.reads import Reads, bags, is_of_others
 from fxopt.verify.sizes import Size
 
@@ -140,8 +140,7 @@ def are_sound(
     known: dict[fx.Node, Any] = dict(zip(placeholders, (*state, *inputs), strict=True))
     try:
         for node in graph.graph.nodes:
-            from_end = node.target is aten.index.Tensor
-            if not all(is_in_range(index, known, from_end) for index in indices.get(node, ())):
+            if not all(is_in_range(node, index, known) for index in indices.get(node, ())):
                 return False
             if node in needed and node not in known:
                 known[node] = _computed(graph, node, known)

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from fxopt.capture import Capture
 from fxopt.capture.guards import Guards
-from fxopt.verify.lookups import indices_of, is_lookup
+from fxopt.shape.lookups import indices_of, is_lookup
 from fxopt.verify.made import Made
 from fxopt.verify.reads import Reads, bags, holds_integers, is_of_others
 from fxopt.verify.segments import Roles, Segments, are_sound, segments_of

@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxopt.capture.inputs import FakeInputs, flatten
 from fxopt.torch_internals import elementwise
+from fxopt.torch_internals.known_sizes import fresh
 
 Operator = Callable[[Tensor], Tensor]
 
@@ -114,3 +115,15 @@ def test_strides_as_the_cpu_has_them(name: str, form: str, grad: bool) -> None:
     with mode, torch.set_grad_enabled(grad):
         fake = _ROW_BY_ROW[name](mode.from_tensor(x).requires_grad_(grad))
     assert tuple(map(int, fake.stride())) == _ROW_BY_ROW[name](x).stride()
+
+
+def test_gru_cells_of_a_gpu_have_fake_results() -> None:
+    mode, device = elementwise.CaptureFakeMode(ShapeEnv(), cached=True), torch.device("cuda", 0)
+
+    def fake(*sizes: int) -> Tensor:
+        return fresh(mode, sizes, torch.float32, device)
+
+    with mode:
+        hidden = torch.gru_cell(fake(3, 6), fake(3, 5), fake(15, 6), fake(15, 5), fake(15), fake(15))
+    assert hidden.shape == (3, 5), "torch's aten._thnn_fused_gru_cell has other arguments than it had"
+    assert hidden.device == device

@@ -305,6 +305,20 @@ def test_sizes_that_the_captured_operators_refuse_are_no_error_of_the_new_ones(t
         tuner.verdict(site_of(lambda x: x.view(4, -1, x.shape[1]), torch.relu, "never", rows=35))
 
 
+def test_lengths_are_no_zeros_where_a_length_has_a_last_position(tmp_path: Path) -> None:
+    """Lengths that are made up are 0 or 1 first, and a GPU's `gather` at -1 ends the process (RecBole's STAMP)."""
+
+    def last(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return x.gather(1, (lengths - 1)[:, None, None].expand(-1, -1, x.shape[2]))
+
+    tuner = Tuner("fast", Memory(tmp_path / "t.json"))
+    site = site_of(torch.relu, torch.relu, "last")
+    batch = site.values[0].shape[0]
+    with site.values[0].fake_mode:
+        values = [torch.empty(batch, 5, 4), torch.empty(batch, dtype=torch.int64)]
+    assert set(tuner.verdict(replace(site, before=last, after=last, values=values)).ratios) == {1, 16, 256, 4096}
+
+
 def test_sizes_whose_inputs_would_not_fit_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "_MOST_BYTES", 4 * 4 * 20)
     tuner = Tuner("fast", Memory(tmp_path / "t.json"))
