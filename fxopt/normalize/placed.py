@@ -25,7 +25,11 @@ from fxopt.torch_internals.fake_tensors import mode_of
 aten = torch.ops.aten
 _FILLS = {aten.zeros.default, aten.ones.default, aten.full.default}
 _RANGES = {aten.arange.default, aten.arange.start, aten.arange.start_step}
-_ARRANGE = {aten.triu.default, aten.tril.default, aten.cat.default, aten.stack.default, aten.repeat.default}
+_ARRANGE = {
+    aten.triu.default, aten.tril.default, aten.cat.default, aten.stack.default, aten.repeat.default,
+    aten.repeat_interleave.self_int, aten.clone.default, aten.contiguous.default,
+}  # fmt: skip
+_INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 _ROUNDED_ALIKE = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.rsub.Scalar, aten.neg.default}
 
 
@@ -48,7 +52,7 @@ def _moved(node: Node) -> Iterator[Node]:
     value = tensor_of(node)
     if node.op != "call_function" or value is None or not value.is_cuda or not node.args:
         return
-    read = node.args[:1] if node.target in CASTS else node.args[1] if node.target is aten.index.Tensor else ()
+    read = node.args[:1] if node.target in CASTS else node.args[1] if node.target in _INDEXED else ()
     for source in read:  # type: ignore[union-attr]
         if is_tensor(source) and not source.meta["val"].is_cuda:
             yield source

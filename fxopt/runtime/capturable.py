@@ -94,6 +94,8 @@ def _obstacle(node: Node) -> str:
         return f"{node.name} has an effect beyond its result"
     if facts_of(node.target).keeps:
         return f"{node.name} keeps copies of weights, which no replay would renew"
+    if any(isinstance(v := n.meta.get("val"), Tensor) and v.layout is not torch.strided for n in node.all_input_nodes):
+        return f"{node.name} reads a sparse tensor, whose kernels wait for the device"
     if _waits(node):
         return f"{node.name} waits for the device, because the host needs the values of a tensor"
     value = node.meta.get("val")

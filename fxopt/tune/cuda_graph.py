@@ -34,10 +34,11 @@ def keep_workspace(stream: torch.cuda.Stream) -> None:
 @contextlib.contextmanager
 def capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
     """torch.cuda.graph for what this thread does. Where the capture ends in an error (something waited for the device),
-    the current stream and the allocator are as they were.
+    the current stream, the allocator and the generator of random numbers are as they were.
 
-    torch 2.11 to 2.13 put back neither: the capture's stream stays the current one, and an allocator that believes in a
-    capture may assert when its cache is emptied, as every capture begins by doing.
+    torch 2.11 to 2.13 put back none: the capture's stream stays the current one, an allocator that believes in a
+    capture may assert when its cache is emptied, as every capture begins by doing, and a generator that does raises at
+    each call that draws.
     """
     current, pool = torch.cuda.current_stream(), pool or torch.cuda.graph_pool_handle()
     try:
@@ -48,4 +49,16 @@ def capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = 
         with contextlib.suppress(RuntimeError):  # of an allocator that was told
             forget_pool(current.device_index, pool)
             _failed.append(graph)
+        with contextlib.suppress(RuntimeError), _one_at_a_time:
+            _capture_well(stream)
         raise
+
+
+def _capture_well(stream: torch.cuda.Stream) -> None:
+    """Begin and end a capture of one operator, after which the generator knows that none is going on."""
+    graph, number = torch.cuda.CUDAGraph(), torch.zeros((), device=stream.device)
+    torch.cuda.synchronize(stream.device)
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        number.add_(1)
+        graph.capture_end()

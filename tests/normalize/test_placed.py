@@ -23,6 +23,11 @@ def causal(x: Tensor) -> Tensor:
 MADE_THERE: dict[str, Function] = {
     "a mask": causal,
     "an index": lambda x: aten.index.Tensor(x, [torch.arange(len(x)), 2 * torch.arange(len(x)) % 3]),
+    "an index that is written to": lambda x: aten.index_put.default(
+        x, [torch.arange(len(x)).repeat_interleave(2), torch.arange(2).repeat(len(x))], x.narrow(1, 0, 2).reshape(-1)
+    ),
+    "repeated": lambda x: aten.index.Tensor(x, [torch.arange(len(x)).repeat_interleave(2)]),
+    "a clone": lambda x: x + torch.arange(x.shape[1]).expand(2, -1).clone().select(0, 1).contiguous().to(x.device),
     "moved": lambda x: x + (torch.arange(x.shape[1]).to(x.device) * 2.5),
     "moved and cast": lambda x: x + torch.zeros(1, 1).expand(1, x.shape[1]).to(x.device, torch.float64),
 }

@@ -328,6 +328,26 @@ def test_what_waits_for_the_device_runs_as_it_is_and_is_named(how, why):
     assert "test_graphs_by_themselves.py:" in told(optimized)
 
 
+class Spread(nn.Module):
+    """Of one node of a graph to its neighbours, as LightGCN does; then some are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph, self.layer = torch.eye(6).to_sparse_coo().cuda(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(self.graph, self.layer(x))
+
+
+def test_sparse_products_run_as_they_are_and_leave_the_generator_alone():
+    model = Spread().cuda()
+    optimized = fxopt.optimize(model)
+    for _ in range(4):
+        x = torch.randn(6, 4, device="cuda")
+        close(optimized(x), model(x))
+    assert count(optimized) == 0 and "reads a sparse tensor" in told(optimized)
+
+
 def test_gradients_run_as_they_are(pair):
     model, optimized = pair
     with torch.enable_grad():

@@ -83,6 +83,7 @@ def test_what_waits_for_the_device_is_not_captured() -> None:
 
     assert captured(waits) is waits and torch.cuda.current_stream() == before
     torch.cuda.empty_cache()
+    torch.rand(3, device="cuda")  # the generator has not lost its way in the capture
 
     def adds() -> object:
         return x.add_(1)
