@@ -94,7 +94,7 @@ def _obstacle(node: Node) -> str:
         return f"{node.name} has an effect beyond its result"
     if facts_of(node.target).keeps:
         return f"{node.name} keeps copies of weights, which no replay would renew"
-    if any(isinstance(v := n.meta.get("val"), Tensor) and v.layout is not torch.strided for n in node.all_input_nodes):
+    if any(map(_is_sparse, node.all_input_nodes)):
         return f"{node.name} reads a sparse tensor, whose kernels wait for the device"
     if _waits(node):
         return f"{node.name} waits for the device, because the host needs the values of a tensor"
@@ -104,6 +104,11 @@ def _obstacle(node: Node) -> str:
     if node.target in _MOVES and any(_is_made_on_cpu(source) for source in node.all_input_nodes):
         return f"{node.name} moves what was computed on the CPU"  # from memory that is gone at the replay
     return ""
+
+
+def _is_sparse(node: Node) -> bool:
+    value = getattr(node.graph.owning_module, str(node.target)) if node.op == "get_attr" else node.meta.get("val")
+    return isinstance(value, Tensor) and value.layout is not torch.strided
 
 
 def _writes(node: Node) -> bool:

@@ -47,6 +47,7 @@ _NORMS = {
 _ROW_BY_ROW = _NORMS | {
     aten.log_sigmoid_forward.default, aten.rrelu_with_noise.default, aten.nll_loss2d_forward.default,
 }  # fmt: skip
+_OF_KEYWORDS = frozenset({aten.clone.default, aten._sparse_addmm.default})  # the others read none
 _SQUEEZES = frozenset({aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims})
 _IMAGES = (4, 5)  # ranks whose norms keep channels last
 _found: dict[tuple[Any, ...], torch.dtype | None] = {}  # by operator and what of the arguments decides
@@ -68,7 +69,7 @@ class CaptureFakeMode(FakeTensorMode):
             out: Any = self._elementwise(func, args, kwargs or {})
             if out is not None:
                 return out
-        if func in SHORT and (not kwargs or func is aten.clone.default):
+        if func in SHORT and (not kwargs or func in _OF_KEYWORDS):
             out = SHORT[func](self, *args, **(kwargs or {}))
             if out is not None:
                 return out

@@ -72,6 +72,11 @@ def constructed(mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: di
     return FakeTensor(mode, meta, device)
 
 
+def _sparse_addmm(mode: FakeTensorMode, dense: Any, *factors: Any, **scales: Any) -> FakeTensor | None:
+    """What torch.sparse.mm adds products to. Torch itself has fake results for sizes that are numbers only."""
+    return fresh(mode, dense.shape, dense.dtype, dense.fake_device) if is_of(mode, dense) else None
+
+
 def _gru_cell(mode: FakeTensorMode, input_gates: Any, hidden_gates: Any, hidden: Any, *biases: Any) -> Any:
     """nn.GRUCell on a GPU: the hidden state, and what its backward reads. Torch itself has no fake results for it."""
     rows, columns = hidden.shape
@@ -259,4 +264,5 @@ SHORT: dict[Any, Callable[..., Any]] = {
     aten.mm.default: _mm,
     aten.addmm.default: _addmm,
     aten._thnn_fused_gru_cell.default: _gru_cell,
+    aten._sparse_addmm.default: _sparse_addmm,
 }

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from fxopt.capture import capture
 from fxopt.capture.inputs import FakeInputs, flatten
 from fxopt.torch_internals import elementwise
 from fxopt.torch_internals.known_sizes import fresh
@@ -127,3 +128,17 @@ def test_gru_cells_of_a_gpu_have_fake_results() -> None:
         hidden = torch.gru_cell(fake(3, 6), fake(3, 5), fake(15, 6), fake(15, 5), fake(15), fake(15))
     assert hidden.shape == (3, 5), "torch's aten._thnn_fused_gru_cell has other arguments than it had"
     assert hidden.device == device
+
+
+def test_products_with_a_sparse_matrix_have_fake_results_of_any_size() -> None:
+    class Spread(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.edges = torch.eye(6).to_sparse_coo()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(self.edges, x)
+
+    x = torch.randn(6, 4)
+    (found,) = capture(Spread(), (x,)).graph(x)
+    assert torch.equal(found, x), "torch's aten._sparse_addmm has other arguments than it had"
