@@ -383,14 +383,21 @@ def test_sparse_constants_have_a_reference_too():
     assert judge(Propagated(), (torch.randn(3, 1),), reorder, FIRST).ok
 
 
-def test_products_with_sparse_constants_are_captured():
+@pytest.mark.parametrize("is_buffer", [False, True])
+def test_products_with_sparse_constants_are_captured(is_buffer):
     """LightGCN writes ``self.edges @ items``, and how its result lies cannot be told from a value."""
+
+    def edges():
+        return torch.rand(40, 40).sub(0.5).relu().to_sparse()
 
     class Propagated(nn.Module):
         def __init__(self):
             super().__init__()
             self.items = nn.Embedding(40, 8)
-            self.edges = torch.rand(40, 40).sub(0.5).relu().to_sparse()
+            if is_buffer:
+                self.register_buffer("edges", edges())
+            else:
+                self.edges = edges()
 
         def forward(self, ids):
             return (self.items.weight + self.edges @ self.items.weight)[ids]
@@ -402,8 +409,14 @@ def test_products_with_sparse_constants_are_captured():
             ids = torch.randint(0, 40, (rows,))
             torch.testing.assert_close(fast(ids), model(ids))
         assert [entry.executable is not None for entry in fast._fxopt.entries] == [True]
-        model.edges = torch.rand(40, 40).to_sparse()
+        model.edges.mul_(2)
         torch.testing.assert_close(fast(ids), model(ids))
+        model.edges = edges()
+        torch.testing.assert_close(fast(ids), model(ids))
+        model.load_state_dict({**model.state_dict(), "items.weight": torch.randn(40, 8)})
+        torch.testing.assert_close(fast(ids), model(ids))
+        if is_buffer:
+            torch.testing.assert_close(copy.deepcopy(fast).double()(ids), copy.deepcopy(model).double()(ids))
 
 
 def test_text_of_a_size_is_that_of_the_call():

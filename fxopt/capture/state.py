@@ -36,11 +36,17 @@ class StateSlot:
 
 
 def of_other_kinds(path: str, module: nn.Module) -> str:
-    """What the module itself holds that no graph can read: sparse tensors, and subclasses of a library's own."""
-    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-        if tensor is not None and not trees.is_dense(tensor):
-            return _refusal(StateSlot(path, name, ""), tensor)
+    """What the module itself holds that no graph can read: subclasses of a library's own, and sparse parameters."""
+    for kind, store in (("parameter", module._parameters), ("buffer", module._buffers)):
+        for name, tensor in store.items():
+            if tensor is not None and not trees.is_dense(tensor) and not _is_constant(kind, tensor):
+                return _refusal(StateSlot(path, name, kind), tensor)
     return ""
+
+
+def _is_constant(kind: str, tensor: torch.Tensor) -> bool:
+    """A sparse buffer, such as the edges of a graph of users and items: a graph reads it as it is now."""
+    return kind == "buffer" and type(tensor) is torch.Tensor and tensor.layout is torch.sparse_coo
 
 
 def _refusal(slot: StateSlot, tensor: torch.Tensor) -> str:
@@ -144,7 +150,7 @@ def fake_state(
 
     def fake(real: torch.Tensor, slot: StateSlot) -> torch.Tensor:
         if not trees.is_dense(real):
-            if within_leaf(slot.module):
+            if within_leaf(slot.module) or _is_constant(slot.kind, real):
                 return real
             raise CaptureError(_refusal(slot, real), Place(slot.module))
         with fake_mode:

@@ -14,6 +14,7 @@ from fxopt.reach.code import Code
 from fxopt.reach.entries import Absent, Fields
 from fxopt.reach.held import OWN, slots_of
 from fxopt.runtime.inside import Slot
+from fxopt.trees import is_dense
 
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
 
@@ -38,7 +39,8 @@ def slots_in(path: str, module: nn.Module, code: Code) -> Iterator[Slot]:
         elif "requires_grad" in code.names:
             yield Slot(path, module._parameters, name)
             yield Slot(path, Fields(value), "requires_grad", of=value)
-    yield from (Slot(path, module._buffers, name) for name, buffer in module._buffers.items() if buffer is None)
+    others = (name for name, buffer in module._buffers.items() if buffer is None or not is_dense(buffer))
+    yield from (Slot(path, module._buffers, name) for name in others)
     attributes = vars(module)
     quiet = type(module) in QUIET and "forward" not in attributes
     if "training" not in attributes:  # a property, as of torch.compile's OptimizedModule
