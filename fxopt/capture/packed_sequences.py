@@ -47,12 +47,14 @@ class PackedSequences:
     def rows_of(self, batch_sizes: Any) -> Any:
         """How many sequences begin, which is `batch_sizes[0]`; None for any other value."""
         with no_function_modes():
-            found = (rows for known, version, rows in self._known if known is batch_sizes and known._version == version)
+            found = (
+                rows for known, version, rows in self._known if known is batch_sizes and _version(known) == version
+            )
             return next(found, None)
 
     def _learn(self, batch_sizes: Tensor, rows: Any) -> None:
         with no_function_modes():
-            self._known.append((batch_sizes, batch_sizes._version, rows))
+            self._known.append((batch_sizes, _version(batch_sizes), rows))
 
     def called(self, func: Any, args: Sequence[Any]) -> Any:
         """The results of a call, recorded; None where it has nothing to do with packed sequences."""
@@ -110,6 +112,11 @@ class PackedSequences:
         with no_function_modes():
             record_call(operator, args, {}, results, self._tracer)
         return results
+
+
+def _version(tensor: Tensor) -> int:
+    """Of one that was made in inference mode nobody counts the edits; there, packed batch sizes are not edited."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _is_first(index: Any) -> bool:

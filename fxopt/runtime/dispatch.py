@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fxopt.runtime.sharded.calls import ShardedCalls
 
 _log = logging.getLogger(__name__)
+_REFUSED = 16  # one bad request is not to make a server slow
 _MANY, _UNASKED = 64, 15  # a look at a call takes 20 us, as much as two layers
 
 
@@ -175,6 +176,7 @@ class Dispatcher:
             if found is not None:
                 return self._run(*found, eager, args, kwargs)
         self._refuse(refusal)
+        self._rest()
         return eager(*args, **kwargs)
 
     def _refuse(self, reason: str) -> None:
@@ -254,6 +256,8 @@ class Dispatcher:
         except Exception as error:
             failure = error
         else:
+            if entry.refused:
+                entry.refused = 0
             return entry.result(flat, args, kwargs) if entry.filled else entry.rebuild(flat)
         try:
             return self._recover(entry, failure, eager, args, kwargs)
@@ -262,19 +266,23 @@ class Dispatcher:
 
     def _recover(self, entry: Entry, error: Exception, eager: Callable, args: tuple, kwargs: dict) -> Any:
         """An error of the call stays an error; where eager has none, the graph is wrong and goes. Sizes that data gave
-        and that it is not for are no error: it waits for the next call. Other sizes of a leaf's results tell more than
-        its trial run did, so that the next call is captured once more."""
+        and that it is not for are no error: it waits for the next call. So it does after a bad id, which the model may
+        catch, unless many come in a row. Other sizes of a leaf's results tell more than its trial run did, so that the
+        next call is captured once more."""
         try:
             result = run_eagerly(error, eager, args, kwargs)
         except BaseException:
             del error
             raise
-        if type(error) is OtherSizes:
+        of_data = getattr(error, "of_data", False)
+        entry.refused += of_data
+        if type(error) is OtherSizes or (of_data and entry.refused < _REFUSED):
             return result
         if isinstance(error, OtherSizes) and self._attempts.looks_again():
             self._replace(entry, None)
             return result
-        reason = f"the optimized graph raised {type(error).__name__} where eager does not: {error}"
+        often = f" in {_REFUSED} calls in a row (does the model catch it?)" if of_data else ""
+        reason = f"the optimized graph raised {type(error).__name__} where eager does not{often}: {error}"
         self._warn(reason)
         plain = replace(
             entry,

@@ -35,6 +35,7 @@ class Entry:
 
     left: the model as the last eager call left it, while it is not known whether calls change it each time.
     unsettled: how many more calls may change it, before all are taken to.
+    refused: calls in a row whose data the graph refuses and the model does not.
     fills: whether attributes of the arguments that the forward assigns get their values from the graph.
     other_forms: serves calls whose features have another form (keyed/), once there was a call to learn it from.
     """
@@ -49,6 +50,7 @@ class Entry:
     sharing: Sharing | None = None
     left: Watch | None = None
     unsettled: int = 3
+    refused: int = 0
     fills: bool = True
     other_forms: Entry | None = None
 

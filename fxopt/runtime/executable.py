@@ -49,10 +49,11 @@ def run_eagerly(failure: Exception, eager: Callable[..., Any], args: tuple, kwar
     """What to do after a graph raised `failure`: eager decides whether the call is an error, and of which kind.
 
     Returns eager's result. Raises eager's own error, from the user's own line; or `failure` where that is a more
-    special kind of the same error (an id outside its table, by the name of its column), or about an earlier call.
+    special kind of the same error (an id outside its table, by the name of its column), about an earlier call, or about
+    inputs by which eager would read outside of memory.
     """
     try:
-        if getattr(failure, "late", False):
+        if getattr(failure, "late", False) or getattr(failure, "unsafe", False):
             raise failure
         return eager(*args, **kwargs)
     except Exception as own:

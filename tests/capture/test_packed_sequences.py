@@ -122,6 +122,17 @@ def test_training(kind: type[nn.RNNBase]) -> None:
     assert captures(fast) == 1
 
 
+def test_inference_mode() -> None:
+    """Nobody counts the edits of a tensor that was made there."""
+    model = Model()
+    fast = optimize(model, config=CONFIG)
+    with torch.inference_mode():
+        for rows, steps in SIZES[:3]:
+            call = inputs(model, rows, steps)
+            torch.testing.assert_close(tensors(fast(*call)), tensors(model(*call)))
+    assert captures(fast) == 1
+
+
 def test_lengths_in_a_list_and_all_alike() -> None:
     model = Model(batch_first=True).eval()
     fast = optimize(copy.deepcopy(model), config=CONFIG)

@@ -14,6 +14,8 @@ from torch import nn
 import fxopt
 from fxopt.config import Config
 from fxopt.runtime import Executable, dispatcher_of, optimized
+from fxopt.runtime.attempts import Attempts
+from fxopt.runtime.dispatch import _MANY, _REFUSED
 from tests.runtime.models import Recorder, Tower, assert_same, optimize, tower_inputs
 
 
@@ -245,3 +247,69 @@ def test_a_nested_tensor_stays_eager():
     with torch.no_grad():
         for given, wanted in zip(fast(rows).unbind(), layer(rows).unbind(), strict=True):
             torch.testing.assert_close(given, wanted)
+
+
+class Tolerant(nn.Module):
+    """Has an answer for ids that nobody knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(20, 4) for _ in range(20))
+
+    def forward(self, ids):
+        try:
+            return torch.cat([table(ids[:, k]) for k, table in enumerate(self.tables)], 1)
+        except IndexError:
+            return torch.zeros(len(ids), 80)
+
+
+def test_the_graph_stays_where_the_model_catches_a_bad_id():
+    model = Tolerant()
+    fast = fxopt.optimize(model, config=Config(tune="off"))
+    good, bad = torch.randint(0, 20, (5, 20)), torch.full((5, 20), 99)
+    for inputs in (good, *(bad, bad, good) * _REFUSED):
+        assert_same(fast(inputs), model(inputs))
+    assert dispatcher_of(fast).entries[0].executable is not None
+    for _ in range(_REFUSED):
+        assert_same(fast(bad), model(bad))
+    assert f"in {_REFUSED} calls in a row" in dispatcher_of(fast).findings[0].eager_reason
+
+
+@pytest.mark.parametrize("offsets", [[0, 4, 3, 5], [0, 2, 30, 5]])
+def test_offsets_by_which_eager_would_read_outside_raise_and_the_graph_stays(offsets):
+    class Bags(nn.ModuleList):
+        def forward(self, ids, starts):
+            return torch.cat([bag(ids, starts) for bag in self], 1)
+
+    model = Bags(nn.EmbeddingBag(30, 4, mode="sum") for _ in range(20))
+    fast, ids = fxopt.optimize(model, config=Config(tune="off")), torch.randint(0, 30, (8,))
+    good = ids, torch.tensor([0, 2, 3, 5])
+    assert_same(fast(*good), model(*good))
+    with pytest.raises(RuntimeError, match=r"offsets of bag 1 are .* within 8 ids"):
+        fast(ids, torch.tensor(offsets))
+    with pytest.raises(RuntimeError, match=r"offsets\[0\] has to be 0"):  # eager's own
+        fast(ids, torch.tensor([1, 2, 3, 5]))
+    assert_same(fast(*good), model(*good))
+    assert dispatcher_of(fast).entries[0].executable is not None
+
+
+def test_arguments_of_unknown_classes_are_looked_at_now_and_then(monkeypatch):
+    """A look takes 300 us (RecBole's Interaction)."""
+    looks, refusal = [], Attempts.refusal
+    monkeypatch.setattr(Attempts, "refusal", lambda *args: looks.append(args) or refusal(*args))
+
+    class Rows:
+        def __init__(self, x):
+            self.x = x
+
+    class Model(nn.Module):
+        def forward(self, rows):
+            return rows.x * 2
+
+    model = Model()
+    fast, rows = fxopt.optimize(model), Rows(torch.randn(3))
+    for _ in range(2 * _MANY):
+        assert_same(fast(rows), model(rows))
+    assert _MANY < len(looks) < _MANY + 8
+    (findings,) = dispatcher_of(fast).findings
+    assert "Rows (torch.utils._pytree.register_pytree_node" in findings.eager_reason

@@ -14,6 +14,7 @@ from .op import columns
 from .plan import Plan
 
 _BAD_ID = re.compile(r"fxopt-bad-id column=(\d+) row=(\d+) lane=(\d+) value=(-?\d+) rows=(\d+)(?: plan=(\d+))?")
+_OFFSETS = re.compile(r"column (\d+): (offsets of bag (\d+) are \[(-?\d+), .*? ids)")
 _LATE = "fxopt-late "
 _NO_PLAN = Plan((), (), ())
 
@@ -22,9 +23,10 @@ class BadId(IndexError):
     """An id outside its table; the text names column, table, rows, value and position.
 
     late: an earlier call on a GPU met it, and the call that raises this may be as it should.
+    of_data: the call has bad inputs, and the graph may be as it should.
     """
 
-    late = False
+    late, of_data = False, True
 
 
 class LateError(RuntimeError):
@@ -37,11 +39,22 @@ class BadBagId(BadId, RuntimeError):
     """The same where torch raises RuntimeError (embedding_bag, one_hot), so that either `except` still works."""
 
 
-def explain(error: BaseException, plan: Plan) -> BadId | LateError | None:
-    """What to raise for the kernel's `error`; None for an error of this call that is not about an id."""
+class BadOffsets(RuntimeError):
+    """Offsets of bags that fall or leave the ids. Torch's embedding_bag looks at the ends alone, and reads by the rest.
+    """
+
+    unsafe = True
+
+
+def explain(error: BaseException, plan: Plan) -> BadId | BadOffsets | LateError | None:
+    """What to raise for the kernel's `error`; None for an error of this call that torch raises as well."""
     text = str(error)
     if text.startswith(_LATE):
         return LateError(text.removeprefix(_LATE))
+    offsets = _OFFSETS.search(text)
+    if offsets is not None and (offsets[3] != "0" or offsets[4] == "0"):
+        name = plan.columns[int(offsets[1])].name or f"column {offsets[1]}"
+        return BadOffsets(f"{name}: {offsets[2]}")
     found = _BAD_ID.search(text)
     if found is None:
         return None
