@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -11,13 +11,15 @@ from unittest import mock
 import sympy
 import torch
 from sympy.core.relational import Relational
-from torch import nn
+from torch import SymBool, SymFloat, SymInt, Tensor, nn
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx.experimental import _config as symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fxopt.torch_internals.storage import storage_number
+from fxopt.torch_internals.symbols import never_negative
 
 _demanding = ContextVar("demanding", default=False)
 
@@ -38,17 +40,44 @@ class ProgramShapeEnv(ShapeEnv):
 
 
 def either_of(condition: Any, true: Callable[..., Any], false: Callable[..., Any], inputs: tuple) -> Any:
-    """torch.cond, which gives its branches sizes of 1 as those that they are. It is `true` alone within another branch,
-    which Dynamo traces, and where inputs share memory, which torch.cond refuses."""
-    if torch.compiler.is_dynamo_compiling() or _share_memory(inputs):
+    """torch.cond, which gives its branches sizes of 1 as those that they are, on tensors, sizes and constants. It is
+    `true` alone within another branch, which Dynamo traces, and for inputs that torch.cond cannot take: tensors that
+    share memory, and numbers that are no size of a tensor at some call."""
+    if torch.compiler.is_dynamo_compiling():
         return true(*inputs)
+    values, spec = tree_flatten(inputs)
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if _share_memory(tensors) or any(map(_is_no_size, values)):
+        return true(*inputs)
+    # torch.cond takes tensors alone, and Dynamo no number from around a branch: a size comes as that of an empty tensor
+    given = [value for value in values if isinstance(value, (Tensor, SymInt))]
+    operands = [tensors[0].new_empty((value, 0)) if isinstance(value, SymInt) else value for value in given]
+    if_true, if_false = [_of_operands(function, values, spec) for function in (true, false)]
     with symbolic_shapes.patch(backed_size_oblivious=False):  # type: ignore[attr-defined]
-        return torch.cond(condition, true, false, inputs)
+        return torch.cond(condition, if_true, if_false, tuple(operands))
 
 
-def _share_memory(inputs: tuple) -> bool:
-    numbers = [storage_number(value) for value in inputs if isinstance(value, torch.Tensor)]
-    return len(set(numbers)) < len(numbers)
+def _of_operands(function: Callable[..., Any], values: Sequence[Any], spec: TreeSpec) -> Callable[..., Any]:
+    """The function of tensors and of those that stand for sizes; all other values are the constants that they are."""
+    constants = [None if isinstance(value, (Tensor, SymInt)) else value for value in values]
+    places = [place for place, value in enumerate(values) if isinstance(value, (Tensor, SymInt))]
+    sizes = {place for place, value in enumerate(values) if isinstance(value, SymInt)}
+
+    def branch(*operands: Tensor) -> Any:
+        found = list(constants)
+        for place, operand in zip(places, operands, strict=True):
+            found[place] = operand.shape[0] if place in sizes else operand
+        return function(*tree_unflatten(found, spec))
+
+    return branch
+
+
+def _is_no_size(value: Any) -> bool:
+    return isinstance(value, (SymBool, SymFloat)) or (isinstance(value, SymInt) and not never_negative(value))
+
+
+def _share_memory(tensors: Sequence[Tensor]) -> bool:
+    return len(set(map(storage_number, tensors))) < len(tensors)
 
 
 @contextmanager

@@ -106,6 +106,14 @@ def range_of(size: torch.SymInt) -> ValueRanges:
     return size.node.shape_env.bound_sympy(size.node.expr)
 
 
+def never_negative(size: torch.SymInt) -> bool:
+    """Whether this is known of it at sizes of 0 and 1, too, which torch.export leaves out of its ranges."""
+    bounds, term = size.node.shape_env.bound_sympy, expression(size)
+    # torch says of its own symbols that they are positive
+    known = {s: sympy.Dummy(integer=True, nonnegative=bool(bounds(s).lower >= 0) or None) for s in term.free_symbols}
+    return term.xreplace(known).is_nonnegative is True
+
+
 def narrow(number: torch.SymInt, least: int, most: int) -> None:
     """Tell the symbol table the range of a number that is a symbol itself."""
     environment, symbol = number.node.shape_env, number.node.expr

@@ -43,6 +43,11 @@ def inputs(batch: int, features: int = 4) -> tuple[Tensor, Tensor]:
     return torch.randn(batch, 3), torch.randint(0, ROWS, (batch, features))
 
 
+def called(program: torch.export.ExportedProgram) -> set[str]:
+    graphs = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    return {str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"}
+
+
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle")

@@ -14,8 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import fxopt
 from fxopt.export import ExportError
-from fxopt.tune.tuner import Tuner, Verdict
-from tests.export.conftest import ROWS, Small, inputs, run_elsewhere
+from tests.export.conftest import ROWS, Small, called, inputs, run_elsewhere
 
 _ELSEWHERE = """
 import sys, torch
@@ -26,11 +25,6 @@ with torch.no_grad():
     torch.save([run(*call) for call in torch.load(calls)], answers)
 assert not any(name.startswith("fxopt") for name in sys.modules)
 """
-
-
-def called(program: torch.export.ExportedProgram) -> set[str]:
-    graphs = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
-    return {str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"}
 
 
 @torch.no_grad()
@@ -79,19 +73,6 @@ def test_operators_with_a_plan_stay_calls(library: Path, tmp_path: Path) -> None
     calls[2][1][1, 2] = ROWS
     with pytest.raises(RuntimeError, match=r"row=1 .*value=50 rows=50 .*table='tables\.\d+\.weight'"):
         program.module()(*calls[2])
-
-
-@pytest.mark.timed
-@torch.no_grad()
-def test_choices_by_size_are_in_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them reads two buffers that share memory."""
-    monkeypatch.setattr(Tuner, "verdict", lambda self, site: Verdict({1: 4.0, 16: 2.0, 4096: 0.25}))
-    model = Small().eval()
-    program = fxopt.export(model, inputs(5))
-    assert "cond" in called(program)
-    for batch in (1, 3, 200, 3000):
-        call = inputs(batch)
-        torch.testing.assert_close(program.module()(*call), model(*call))
 
 
 @torch.no_grad()

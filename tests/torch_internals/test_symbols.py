@@ -21,6 +21,7 @@ from fxopt.torch_internals.symbols import (
     hints_of,
     is_accessor_node,
     narrow,
+    never_negative,
     range_of,
     recorded_term,
     statically_known_true,
@@ -53,6 +54,19 @@ def test_a_size_is_a_term(environment: TraceShapeEnv) -> None:
         "a size of a capture is not known to be from 0 on: fxopt/shape/sizes.py proves with it"
     )
     assert not environment.guards, "asking about a size made a guard: the graph would serve fewer sizes"
+
+
+def test_what_is_never_negative(environment: TraceShapeEnv) -> None:
+    """torch.export says of a size that it is 2 or more, and takes 0 and 1 all the same."""
+    size: Any = environment.size("x", 5, positive=True)
+    found: Any = item(environment)
+    assert all(map(never_negative, [size, 3 * size + 1, size // 2, (size + 3) // 4])), (
+        "bound_sympy, or sympy's is_nonnegative of torch's terms: fxopt/torch_internals/exporting.py makes tensors of "
+        "such sizes"
+    )
+    assert not any(map(never_negative, [size - 1, 3 - size, found, found + size]))
+    narrow(found, 0, 100)
+    assert never_negative(found) and not never_negative(found - size)
 
 
 def test_the_range_of_a_size(environment: TraceShapeEnv) -> None:
